@@ -13,8 +13,8 @@ pub mod cri;
 pub mod kube;
 pub mod transport;
 // layer 2
-pub mod observe;
-pub mod probes;
+pub(crate) mod observe;
+pub(crate) mod probes;
 pub(crate) mod resources;
 pub mod runtime;
 pub(crate) mod sources;
@@ -25,7 +25,7 @@ pub mod node;
 pub mod pods;
 // layer 4
 pub(crate) mod server;
-pub mod sync;
+pub(crate) mod sync;
 // layer 5
 pub mod agent;
 pub mod cli;

@@ -17,3 +17,10 @@ pub enum Verdict {
     /// Enough failures in a row.
     Failure,
 }
+
+impl Verdict {
+    /// Whether a startup probe with this verdict lets the other probes run.
+    pub(crate) fn passes(self) -> bool {
+        matches!(self, Verdict::NoProbe | Verdict::Success)
+    }
+}

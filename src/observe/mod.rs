@@ -30,7 +30,7 @@ use crate::util::mailbox::Post;
 use crate::util::threads::{Died, OnDeath, Running};
 
 pub use diff::Change;
-pub use handle::{Busy, Mode, Observe, Subject, View, new};
+pub use handle::{Observe, Subject, new};
 pub use health::RuntimeHealth;
 use stream_state::StreamState;
 

@@ -3,89 +3,101 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
-use super::table::Job;
+use super::container::ContainerIndex;
+use super::state::Kind;
 use crate::config::GoDuration;
 use crate::cri::RuntimeClient;
 use crate::model::api::{Container, EnvVar, GRPCAction, HTTPGetAction, Probe, TCPSocketAction};
 use crate::model::expand::{Budget, TooLarge};
+use crate::model::ids::ContainerId;
+use crate::model::pod::Pod;
 use crate::transport::dial::{self, HttpGet, MAX_BODY_BYTES, Scheme, join_host_port};
 use crate::transport::grpc::Kind as CallKind;
 use crate::transport::health::{self, Health, HealthError};
 use crate::util::stop::StopToken;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-/// How probes call themselves.
+/// The User-Agent of probes.
 const USER_AGENT: &str = "kube-probe/1.36";
 /// A check that only met errors is repeated at once, this often in all.
 const ATTEMPTS: u32 = 3;
 
-/// What a check found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Found {
-    /// It passed.
-    Success,
-    /// It passed, and users should know this.
-    Warning(String),
-    /// It did not pass; why.
-    Failure(String),
-    /// It could not be made; what upstream calls the result then, and why.
-    Error(&'static str, String),
-    /// It was broken off.
-    Stopped,
+/// One run of a probe.
+#[derive(Debug, Clone)]
+pub(super) struct Check {
+    pub(super) kind: Kind,
+    pub(super) container: ContainerIndex,
+    /// The instance that it is about.
+    pub(super) id: ContainerId,
+    pub(super) pod: Pod,
+    /// The pod's address; `None` for a pod on the node's network whose status has none.
+    pub(super) ip: Option<IpAddr>,
+    /// Ends with the instance or its pod.
+    pub(super) stop: StopToken,
 }
 
-/// What a check needs beside the job.
-pub(super) struct Tools {
-    pub(super) cri: RuntimeClient,
+/// The result of a check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum CheckResult {
+    Success,
+    /// Success with a message for users.
+    Warning(String),
+    /// The reason.
+    Failure(String),
+    /// The check could not be made: upstream's name of the result, and the reason.
+    Error(&'static str, String),
+    /// The check's token stopped.
+    Aborted,
 }
 
 /// Runs a check; one that cannot be made is tried again at once.
-pub(super) fn run(job: &Job, tools: &Tools) -> Found {
-    let mut found = Found::Stopped;
+pub(super) fn run(check: &Check, cri: &RuntimeClient) -> CheckResult {
+    let mut result = CheckResult::Aborted;
     for _ in 0..ATTEMPTS {
-        if job.stop.is_stopped() {
-            return Found::Stopped;
+        if check.stop.is_stopped() {
+            return CheckResult::Aborted;
         }
-        found = once(job, tools);
-        if !matches!(found, Found::Error(..)) {
+        result = once(check, cri);
+        if !matches!(result, CheckResult::Error(..)) {
             break;
         }
     }
-    found
+    result
 }
 
-fn once(job: &Job, tools: &Tools) -> Found {
-    let container = job.key.place.of(&job.pod);
+fn once(check: &Check, cri: &RuntimeClient) -> CheckResult {
+    let container = check.container.of(&check.pod);
     let Some((container, probe)) =
-        container.and_then(|container| Some((container, job.key.kind.of(container)?)))
+        container.and_then(|container| Some((container, check.kind.of(container)?)))
     else {
-        return Found::Error("unknown", "the probe is gone".to_owned());
+        return CheckResult::Error("unknown", "the probe is gone".to_owned());
     };
     let timeout = timeout_of(probe);
     if let Some(action) = &probe.exec {
         return match command(action.command.as_deref().unwrap_or_default(), container) {
-            Ok(command) => exec(job, tools, command, timeout),
-            Err(error) => Found::Error("unknown", format!("the command with its variables is {error}")),
+            Ok(command) => exec(check, cri, command, timeout),
+            Err(error) => CheckResult::Error("unknown", format!("the command with its variables is {error}")),
         };
     }
-    let ip = job.ip.map(|ip| ip.to_string()).unwrap_or_default();
+    let ip = check.ip.map(|ip| ip.to_string()).unwrap_or_default();
     let named = |host: &Option<String>| host.clone().filter(|host| !host.is_empty());
     let asked = probe.http_get.as_ref().map(|action| named(&action.host));
     let asked = asked.or_else(|| probe.tcp_socket.as_ref().map(|action| named(&action.host))).flatten();
     // DIFFERS: upstream takes an unknown address of a pod for this machine.
-    if asked.is_none() && ip.is_empty() && !job.pod.host_network() {
-        return Found::Error("unknown", "the pod has no IP address".to_owned());
+    if asked.is_none() && ip.is_empty() && !check.pod.host_network() {
+        return CheckResult::Error("unknown", "the pod has no IP address".to_owned());
     }
     let host = asked.unwrap_or(ip.clone());
     match (&probe.http_get, &probe.tcp_socket, &probe.grpc) {
-        (Some(action), ..) => http(action, container, &host, timeout, &job.stop),
-        (_, Some(action), _) => tcp(action, container, &host, timeout, &job.stop),
-        (.., Some(action)) => grpc(action, &ip, timeout, &job.stop),
+        (Some(action), ..) => http(action, container, &host, timeout, &check.stop),
+        (_, Some(action), _) => tcp(action, container, &host, timeout, &check.stop),
+        (.., Some(action)) => grpc(action, &ip, timeout, &check.stop),
         _ => {
-            let of = format!("{}_{}:{}", job.pod.name(), job.pod.namespace(), container.name);
-            Found::Error("unknown", format!("missing probe handler for {of}"))
+            let of = format!("{}_{}:{}", check.pod.name(), check.pod.namespace(), container.name);
+            CheckResult::Error("unknown", format!("missing probe handler for {of}"))
         }
     }
 }
@@ -111,23 +123,23 @@ fn command(words: &[String], container: &Container) -> Result<Vec<String>, TooLa
     words.iter().map(|word| budget.expand(word, value)).collect()
 }
 
-fn exec(job: &Job, tools: &Tools, command: Vec<String>, timeout: Duration) -> Found {
+fn exec(check: &Check, cri: &RuntimeClient, command: Vec<String>, timeout: Duration) -> CheckResult {
     let text = command.join(" ");
-    match tools.cri.exec_sync(&job.id, command, timeout, &job.stop) {
-        Ok(done) if done.exit_code == 0 => Found::Success,
+    match cri.exec_sync(&check.id, command, timeout, &check.stop) {
+        Ok(done) if done.exit_code == 0 => CheckResult::Success,
         Ok(done) => {
             let mut output = done.stdout;
             output.truncate(MAX_BODY_BYTES);
             let room = MAX_BODY_BYTES - output.len();
             output.extend(done.stderr.into_iter().take(room));
-            Found::Failure(String::from_utf8_lossy(&output).into_owned())
+            CheckResult::Failure(String::from_utf8_lossy(&output).into_owned())
         }
-        Err(_) if job.stop.is_stopped() => Found::Stopped,
+        Err(_) if check.stop.is_stopped() => CheckResult::Aborted,
         Err(error) if error.kind() == Some(CallKind::DeadlineExceeded) => {
             let timeout = GoDuration::from(timeout);
-            Found::Failure(format!("command timed out: {text:?} timed out after {timeout}"))
+            CheckResult::Failure(format!("command timed out: {text:?} timed out after {timeout}"))
         }
-        Err(error) => Found::Error("unknown", error.to_string()),
+        Err(error) => CheckResult::Error("unknown", error.to_string()),
     }
 }
 
@@ -137,10 +149,10 @@ fn http(
     host: &str,
     timeout: Duration,
     stop: &StopToken,
-) -> Found {
+) -> CheckResult {
     let port = match port(&action.port, container) {
         Ok(port) => port,
-        Err(why) => return Found::Error("unknown", why),
+        Err(why) => return CheckResult::Error("unknown", why),
     };
     let headers: Vec<(String, String)> = action
         .http_headers
@@ -160,16 +172,16 @@ fn http(
     };
     match dial::http_get(&get, stop) {
         Ok(answer) => match answer.status {
-            200..300 => Found::Success,
+            200..300 => CheckResult::Success,
             300..400 => {
                 let body = String::from_utf8_lossy(&answer.body);
-                Found::Warning(format!("Probe terminated redirects, Response body: {body}"))
+                CheckResult::Warning(format!("Probe terminated redirects, Response body: {body}"))
             }
-            status => Found::Failure(format!("HTTP probe failed with statuscode: {status}")),
+            status => CheckResult::Failure(format!("HTTP probe failed with statuscode: {status}")),
         },
-        Err(error) if error.is_stopped() => Found::Stopped,
-        Err(error) if error.is_body() => Found::Error("failure", error.to_string()),
-        Err(error) => Found::Failure(error.to_string()),
+        Err(error) if error.is_stopped() => CheckResult::Aborted,
+        Err(error) if error.is_body() => CheckResult::Error("failure", error.to_string()),
+        Err(error) => CheckResult::Failure(error.to_string()),
     }
 }
 
@@ -179,27 +191,27 @@ fn tcp(
     host: &str,
     timeout: Duration,
     stop: &StopToken,
-) -> Found {
+) -> CheckResult {
     match port(&action.port, container) {
         Ok(port) => match dial::tcp_connect(host, port, timeout, stop) {
-            Ok(()) => Found::Success,
-            Err(error) if error.is_stopped() => Found::Stopped,
-            Err(error) => Found::Failure(error.to_string()),
+            Ok(()) => CheckResult::Success,
+            Err(error) if error.is_stopped() => CheckResult::Aborted,
+            Err(error) => CheckResult::Failure(error.to_string()),
         },
-        Err(why) => Found::Error("unknown", why),
+        Err(why) => CheckResult::Error("unknown", why),
     }
 }
 
-fn grpc(action: &GRPCAction, host: &str, timeout: Duration, stop: &StopToken) -> Found {
+fn grpc(action: &GRPCAction, host: &str, timeout: Duration, stop: &StopToken) -> CheckResult {
     let Ok(port) = u16::try_from(action.port) else {
-        return Found::Error("unknown", format!("invalid port number: {}", action.port));
+        return CheckResult::Error("unknown", format!("invalid port number: {}", action.port));
     };
     let service = action.service.as_deref().unwrap_or_default();
     let outcome = health::check(host, port, service, USER_AGENT, timeout, stop);
     let within = GoDuration::from(timeout);
-    Found::Failure(match outcome {
-        Ok(Health::Serving) => return Found::Success,
-        Err(HealthError::Stopped) => return Found::Stopped,
+    CheckResult::Failure(match outcome {
+        Ok(Health::Serving) => return CheckResult::Success,
+        Err(HealthError::Stopped) => return CheckResult::Aborted,
         Ok(Health::Other(status)) => format!("service unhealthy (responded with {status:?})"),
         Err(HealthError::ConnectTimeout) => {
             let address = join_host_port(host, port);

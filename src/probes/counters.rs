@@ -1,5 +1,6 @@
 //! What probes count for `/metrics/probes`: results, and how long successes took.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::state::{Kind, Outcome};
@@ -34,42 +35,43 @@ pub struct ProbeCounters {
     pub seconds: f64,
 }
 
-/// The same without names; kept per probe, so small.
+/// The same without names. The probe's thread counts, any thread reads.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    successful: u32,
-    failed: u32,
-    buckets: [u32; BUCKETS.len()],
-    seconds: f64,
+    successful: AtomicU64,
+    failed: AtomicU64,
+    buckets: [AtomicU64; BUCKETS.len()],
+    micros: AtomicU64,
 }
 
 impl Tally {
     /// Counts a run. Those that only met an error count nowhere, as upstream.
-    pub(super) fn count(&mut self, outcome: Outcome, took: Duration) {
+    pub(super) fn count(&self, outcome: Outcome, took: Duration) {
+        let add = |to: &AtomicU64, number| to.fetch_add(number, Ordering::Relaxed);
         if outcome == Outcome::Failure {
-            self.failed = self.failed.saturating_add(1);
+            add(&self.failed, 1);
             return;
         }
-        let seconds = took.as_secs_f64();
-        self.successful = self.successful.saturating_add(1);
-        self.seconds += seconds;
-        let bucket = BUCKETS.iter().zip(&mut self.buckets).find(|(bound, _)| seconds <= **bound);
-        if let Some((_, count)) = bucket {
-            *count = count.saturating_add(1);
+        add(&self.micros, u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+        add(&self.successful, 1);
+        let mut buckets = BUCKETS.iter().zip(&self.buckets);
+        if let Some((_, count)) = buckets.find(|(bound, _)| took.as_secs_f64() <= **bound) {
+            add(count, 1);
         }
     }
 
-    pub(super) fn told(&self, kind: Kind, container: &Container, pod: &Pod) -> ProbeCounters {
+    pub(super) fn counters(&self, kind: Kind, container: &Container, pod: &Pod) -> ProbeCounters {
+        let read = |from: &AtomicU64| from.load(Ordering::Relaxed);
         ProbeCounters {
             kind,
             container: container.name.clone(),
             pod: pod.name().to_owned(),
             namespace: pod.namespace().to_owned(),
             uid: pod.uid().clone(),
-            successful: self.successful.into(),
-            failed: self.failed.into(),
-            buckets: self.buckets.map(u64::from),
-            seconds: self.seconds,
+            successful: read(&self.successful),
+            failed: read(&self.failed),
+            buckets: self.buckets.each_ref().map(read),
+            seconds: Duration::from_micros(read(&self.micros)).as_secs_f64(),
         }
     }
 }
@@ -80,13 +82,18 @@ mod tests {
 
     #[test]
     fn durations_fall_into_buckets() {
-        let mut tally = Tally::default();
+        let tally = Tally::default();
         for millis in [1, 5, 6, 900, 60_000] {
             tally.count(Outcome::Success, Duration::from_millis(millis));
         }
         tally.count(Outcome::Failure, Duration::from_secs(1));
-        assert_eq!((tally.successful, tally.failed), (5, 1));
-        assert_eq!(tally.buckets, [2, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
-        assert!((tally.seconds - 60.912).abs() < 1e-6);
+        let counted = tally.counters(
+            Kind::Liveness,
+            &Container::default(),
+            &Pod::from(crate::model::api::Pod::default()),
+        );
+        assert_eq!((counted.successful, counted.failed), (5, 1));
+        assert_eq!(counted.buckets, [2, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
+        assert!((counted.seconds - 60.912).abs() < 1e-6);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! When it runs, what a result means, and what it is held back by. Times come in as
 //! arguments. The tick of a probe starts when the probe is made and keeps its rhythm through
-//! restarts of the container; a trigger starts it anew.
+//! restarts of the container; a trigger restarts it.
 
 use std::time::{Duration, Instant};
 
@@ -60,7 +60,7 @@ pub enum Outcome {
     Failure,
 }
 
-/// The numbers of a probe.
+/// The settings of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Timing {
     pub(super) initial_delay: Duration,
@@ -84,7 +84,7 @@ impl Timing {
     }
 }
 
-/// How a container instance came to the probe's notice.
+/// How a container instance became known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
     /// This agent saw it start.
@@ -95,7 +95,18 @@ pub(super) enum Origin {
     AdoptedStarted,
 }
 
-/// What holds for the whole container when a probe is looked at.
+impl Origin {
+    /// The verdict before the first result.
+    pub(super) fn first_verdict(self, kind: Kind) -> Verdict {
+        match (self, kind) {
+            (Origin::Fresh, _) => Verdict::Pending,
+            (Origin::AdoptedStarted, Kind::Startup) => Verdict::Success,
+            (Origin::Adopted | Origin::AdoptedStarted, _) => Verdict::Kept,
+        }
+    }
+}
+
+/// The state of the whole container.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Conditions {
     /// When the newest instance started, if it runs.
@@ -154,27 +165,18 @@ impl State {
         self.due
     }
 
-    /// Whether a running container counts as started for the others.
-    pub(super) fn lets_others_run(&self) -> bool {
-        self.verdict == Verdict::Success
-    }
-
-    /// A new instance: what was found out about the older one is over. The count of equal
+    /// A new instance: the verdict on the earlier one is void. The count of equal
     /// results goes on, as upstream's does. A check of the older one that is still under way
     /// does not count any more.
     pub(super) fn instance(&mut self, origin: Origin) {
-        self.verdict = match (origin, self.kind) {
-            (Origin::Fresh, _) => Verdict::Pending,
-            (Origin::AdoptedStarted, Kind::Startup) => Verdict::Success,
-            (Origin::Adopted | Origin::AdoptedStarted, _) => Verdict::Kept,
-        };
+        self.verdict = origin.first_verdict(self.kind);
         self.held = self.verdict == Verdict::Success;
         self.checking = false;
         self.again = false;
         self.due = None;
     }
 
-    /// Ends it for good. The verdict stays, since what it was about may still be shown.
+    /// No further checks. The verdict stays, since the status may still show the container.
     pub(super) fn end(&mut self) {
         self.ended = true;
         self.due = None;
@@ -197,7 +199,7 @@ impl State {
     /// Asks for a run as soon as possible, if it may run at all.
     ///
     /// DIFFERS: during the initial delay it runs at the delay's end. Upstream skips such a
-    /// run and starts the period anew.
+    /// run and restarts the period.
     pub(super) fn trigger(&mut self, at: Conditions, now: Instant) {
         // What is kept in service until its first tick gets it then, spread on purpose.
         let spread = self.verdict == Verdict::Kept && self.last_start.is_none() && self.tick > now;
@@ -225,14 +227,6 @@ impl State {
         // The last tick that has passed: those that a long check missed do not pile up.
         let next = self.tick_from(now);
         self.tick = if next > now { next.checked_sub(self.timing.period).unwrap_or(now) } else { next };
-    }
-
-    /// A run could not begin; it is tried again at `then`.
-    pub(super) fn postpone(&mut self, then: Instant) {
-        self.checking = false;
-        if !self.ended {
-            self.due = Some(then);
-        }
     }
 
     /// A run on the present instance ended; without an `outcome` it says nothing. Returns

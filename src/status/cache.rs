@@ -98,18 +98,6 @@ impl StatusCache {
         })
     }
 
-    /// Notes a startup verdict on the container `id` (with the runtime's prefix).
-    pub fn set_started(&self, pod: &Pod, id: &str, started: bool, now: Timestamp) -> Stored {
-        self.amend(pod, now, |status| {
-            let container = find_by_id(status, id)?;
-            if container.started == Some(started) {
-                return None;
-            }
-            container.started = Some(started);
-            Some(())
-        })
-    }
-
     /// Notes that the pod's sandbox is there: its containers can be started, though their
     /// images may still be on the way.
     pub fn set_sandbox_ready(&self, pod: &Pod, now: Timestamp) -> Stored {
@@ -153,19 +141,6 @@ impl StatusCache {
             inner.version += 1;
             ring(&mut inner);
         }
-    }
-
-    /// All statuses at this moment, in no order.
-    #[must_use]
-    pub fn snapshot(&self) -> Vec<(PodUid, Arc<PodStatus>)> {
-        let inner = self.lock();
-        inner.entries.iter().map(|(uid, entry)| (uid.clone(), Arc::clone(&entry.status))).collect()
-    }
-
-    /// All entries at this moment, in no order.
-    #[must_use]
-    pub fn entries(&self) -> Vec<(PodUid, Entry)> {
-        self.lock().entries.iter().map(|(uid, entry)| (uid.clone(), entry.clone())).collect()
     }
 
     /// The pods whose statuses were stored after `version`, with the versions of these.
@@ -439,7 +414,6 @@ mod tests {
             let stored = cache.set(&deleting, status(running(), "True"), at(15));
             assert_eq!(stored, Stored { changed: true, version });
         }
-        assert_eq!(cache.snapshot().len(), 1);
         cache.forget(pod.uid());
         assert!(cache.get(pod.uid()).is_none());
         assert_eq!(cache.version(), 6);
@@ -516,8 +490,6 @@ mod tests {
         let stored = cache.get(pod.uid()).unwrap();
         let ready = &stored.conditions.as_ref().unwrap()[0];
         assert_eq!((ready.status.as_str(), ready.last_transition_time.clone().unwrap().0), ("True", at(3)));
-        assert!(cache.set_started(&pod, "containerd://1", true, at(4)).changed);
-        assert!(!cache.set_started(&pod, "containerd://1", true, at(5)).changed);
     }
 
     #[test]

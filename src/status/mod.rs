@@ -29,12 +29,10 @@ mod strategic;
 mod tests;
 mod transitions;
 
-pub use cache::{Entry, StatusCache, Stored};
+pub use cache::StatusCache;
 pub use compose::{Deadline, active_deadline, compose, pod_ips};
-pub use condition_types::{DISRUPTION_TARGET, OWNED_CONDITIONS};
 pub use conditions::{disrupt, gates_differ};
 pub use inputs::{Inputs, NodeAddresses, StartReason};
 pub use merge::Activity;
 pub use phase::is_terminal;
 pub use strategic::patch as status_patch;
-pub use transitions::IllegalTransition;

@@ -691,7 +691,11 @@ fn what_is_foreign_in_the_api_servers_conditions_stays() {
     disrupt(&pod, &mut status, "why", at(7));
     let next = compose(&Inputs { old: Some(&status), ..Inputs::new(&pod, &runtime, &node, at(8)) });
     assert_eq!(kinds(&next), [&["x/y=Unknown", "DisruptionTarget=True"], ours.as_slice()].concat());
-    let told = serde_json::to_value(conditions::find(next.conditions.as_deref(), DISRUPTION_TARGET)).unwrap();
+    let told = serde_json::to_value(conditions::find(
+        next.conditions.as_deref(),
+        condition_types::DISRUPTION_TARGET,
+    ))
+    .unwrap();
     assert_eq!(
         told,
         json!({"type": "DisruptionTarget", "status": "True", "message": "why",

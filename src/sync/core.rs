@@ -192,13 +192,6 @@ impl Core {
         &self.mirrors
     }
 
-    /// The mirror of a static pod: it has the same name, and a UID of its own.
-    #[must_use]
-    pub fn mirror_of(&self, pod: &Pod) -> Option<&Pod> {
-        let name = pod.full_name();
-        self.mirrors.values().find(|mirror| mirror.full_name() == name)
-    }
-
     /// A source delivered its complete current set.
     pub fn apply_set(
         &mut self,

@@ -32,7 +32,7 @@ pub(super) struct Decision {
     pub(super) admit: Option<SourceSet>,
     /// Begin a read of the Node object; [`Deferred::read_ended`] is called at its end.
     pub(super) read_node: bool,
-    /// So many pods have waited for [`LIMIT`] in vain.
+    /// The number of pods that waited for [`LIMIT`] without success.
     pub(super) timed_out: usize,
 }
 

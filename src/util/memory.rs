@@ -32,47 +32,43 @@ pub fn give_back_code() -> usize {
     given
 }
 
-/// How far below the caller a thread's stack is given back: what a step of a pod touches,
-/// and less than the smallest stack has.
-const STACK_SPAN: usize = 64 * 1024;
-/// Room below the caller that stays: this call's own frames, the kernel's red zone, and the
-/// frame of a signal handler.
-const STACK_ROOM: usize = 16 * 1024;
-/// At most what a page of the machines that we run on has.
-const PAGE: usize = 16 * 1024;
+/// Room below the caller that stays: this call's own frames. Code that is not optimized keeps
+/// every intermediate value in its frame. A signal's frame is gone before its thread goes on.
+const STACK_ROOM: usize = if cfg!(debug_assertions) { 16 * 1024 } else { 1024 };
+/// The size of a page, or the largest one where the kernel chooses.
+const PAGE: usize = if cfg!(target_arch = "x86_64") { 4 * 1024 } else { 64 * 1024 };
 
 thread_local! {
-    /// The lowest address of this thread's stack that is surely its own.
+    /// The lowest address of this thread's stack that is given back.
     static LOW: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Notes where this thread's stack of `bytes` ends. To be called first in a thread.
 pub(super) fn note_stack(bytes: usize) {
     let here = 0_u8;
-    // The few frames above are missing at the other end.
-    LOW.set((std::ptr::from_ref(&here).expose_provenance() + STACK_ROOM).saturating_sub(bytes));
+    // The frames above and the thread's static data may be part of the size: the last quarter stays.
+    let low = std::ptr::from_ref(&here).expose_provenance().saturating_sub(bytes / 4 * 3);
+    LOW.set(low.next_multiple_of(PAGE));
 }
 
-/// Gives back the stack that deeper calls of this thread have touched. To be called where a
+/// Gives back the pages that deeper calls of this thread have touched. To be called where a
 /// thread is about to wait for long, near the bottom of its stack: a step of a pod goes tens
 /// of KiB deep, and then its thread waits for a minute.
 ///
-/// Does nothing where the stack does not reach that far down, or was not noted.
+/// Does nothing in a thread that did not note its stack.
 #[inline(never)]
 pub fn give_back_stack() {
     let low = LOW.get();
     let here = 0_u8;
     let top = (std::ptr::from_ref(&here).expose_provenance() - STACK_ROOM) & !(PAGE - 1);
-    let start = top - STACK_SPAN;
-    if low == 0 || start < low {
+    if low == 0 || low >= top {
         return;
     }
     // SAFETY: the range lies on this thread's own stack, as noted at its start, and below
     // every frame that is in use. Nothing below the stack pointer is read before it is
-    // written, so zeros are as good as what was there.
+    // written, so zeros are as good as what was there. Both ends are aligned to pages.
     #[expect(unsafe_code, reason = "madvise takes a pointer")]
-    let _ =
-        unsafe { madvise(std::ptr::with_exposed_provenance_mut(start), STACK_SPAN, Advice::LinuxDontNeed) };
+    let _ = unsafe { madvise(std::ptr::with_exposed_provenance_mut(low), top - low, Advice::LinuxDontNeed) };
 }
 
 /// The start and length of each mapping of `program` that is code and cannot be written.
@@ -139,5 +135,45 @@ mod tests {
         .unwrap();
         let sum = (0..=12).map(|level| level * 512).sum();
         assert_eq!(told.recv_timeout(std::time::Duration::from_secs(10)), Ok((sum, sum, 7 * 64)));
+    }
+
+    /// Resident KiB of the mapping with an address.
+    fn resident_kib(address: usize) -> usize {
+        let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut inside = false;
+        for line in maps.lines() {
+            if let Some((start, end)) = line.split(' ').next().and_then(|range| range.split_once('-')) {
+                let number = |text| usize::from_str_radix(text, 16).unwrap();
+                inside = (number(start)..number(end)).contains(&address);
+            } else if let Some(size) = line.strip_prefix("Rss:").filter(|_| inside) {
+                return size.trim().trim_end_matches(" kB").parse().unwrap();
+            }
+        }
+        panic!("no mapping has the address");
+    }
+
+    #[test]
+    fn all_touched_stack_is_given_back() {
+        let long = std::time::Duration::from_secs(10);
+        let (address_tx, address) = crossbeam_channel::bounded(0);
+        let (next_tx, next) = crossbeam_channel::bounded::<()>(0);
+        let body = move |_| {
+            let here = 0_u8;
+            let here = std::ptr::from_ref(&here).addr();
+            for release in [false, true] {
+                std::hint::black_box(deep(32));
+                if release {
+                    give_back_stack();
+                }
+                let _ = (address_tx.send(here), next.recv());
+            }
+        };
+        use crate::util::threads::{OnDeath, Stack, spawn};
+        let _running = spawn("t/stack", Stack::Small, OnDeath::Nobody, body).unwrap();
+        let before = resident_kib(address.recv_timeout(long).unwrap());
+        next_tx.send(()).unwrap();
+        let after = resident_kib(address.recv_timeout(long).unwrap());
+        drop(next_tx);
+        assert!(before >= 128 && after <= before - 96, "{before} KiB, then {after} KiB");
     }
 }

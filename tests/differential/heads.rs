@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use crate::random::Random;
+use coracle::transport::http1::body::Chunks;
 use coracle::transport::http1::request::head_length;
-use coracle::transport::http1::{Chunks, Framing, RequestHead};
+use coracle::transport::http1::{Framing, RequestHead};
 
 use crate::peer::{Peer, decode, encode};
 use crate::{Cases, mutate, pick, rarely};

@@ -1,7 +1,9 @@
-//! Very many pods of two containers with two probes each: memory and threads of the agent grow
-//! linearly with the pods. `tests/bench/scale` runs it with a release build and 1,000 pods.
+//! Very many pods of two containers with two probes each (`SCALE_CONTAINERS=1`: of one): the
+//! agent's memory and threads grow with the pods, and no faster. `tests/bench/scale` runs it with a
+//! release build and 1,000 pods.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -19,11 +21,14 @@ const PATIENCE: Duration = Duration::from_secs(240);
 /// Pods in the usual run of the tests.
 const PODS: usize = 240;
 
-/// One worker thread per pod; the rest comes and goes with connections and checks.
+/// One thread per pod and per probe; the rest comes and goes with connections.
 const SPARE_THREADS: usize = 12;
 
-/// How many checks of probes may be under way at one time.
-const CHECKS: usize = 512;
+/// Probes of a container.
+const PROBES: usize = 2;
+
+/// Containers of a pod in the usual run.
+const CONTAINERS: usize = 2;
 
 /// Probes and full lists are periodic: their cost shows only over several periods.
 const STEADY: Duration = Duration::from_secs(20);
@@ -48,9 +53,13 @@ struct Measurement {
     cpu_percent: f64,
 }
 
-/// What so many pods with four probes each may use.
+fn containers_per_pod() -> usize {
+    number("SCALE_CONTAINERS").unwrap_or(CONTAINERS)
+}
+
+/// What so many pods with probes may add.
 fn most_threads(pods: usize) -> usize {
-    pods + SPARE_THREADS + (pods * 4).min(CHECKS)
+    pods + SPARE_THREADS + pods * containers_per_pod() * PROBES
 }
 
 fn number(name: &str) -> Option<usize> {
@@ -94,7 +103,24 @@ fn hold_calm(node: &FakeNode, threads: usize) -> u64 {
     least
 }
 
-/// Whether both probes of so many containers have run.
+/// Anonymous resident KiB.
+fn anonymous_kib(pid: u32) -> u64 {
+    field(&fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default(), "RssAnon:")
+}
+
+/// How often each thread has waited so far.
+fn waits(pid: u32) -> BTreeMap<OsString, u64> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let waits = |task: &fs::DirEntry| fs::read_to_string(task.path().join("status")).unwrap_or_default();
+    tasks.map(|task| (task.file_name(), field(&waits(&task), "voluntary_ctxt_switches:"))).collect()
+}
+
+fn field(status: &str, name: &str) -> u64 {
+    let value = status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next());
+    value.and_then(|value| value.parse().ok()).unwrap_or_default()
+}
+
+/// Whether both probes of so many containers have been at work.
 fn are_checked(node: &FakeNode, containers: usize) -> bool {
     let mut checks: BTreeMap<String, usize> = BTreeMap::new();
     for entry in node.fake.journal().iter().filter(|entry| entry.method == "ExecSync") {
@@ -103,23 +129,33 @@ fn are_checked(node: &FakeNode, containers: usize) -> bool {
     checks.len() == containers && checks.values().all(|count| *count >= 2)
 }
 
-/// Measures what the agent uses, and prints all measurements.
+/// Looks what the agent spends, and tells of all that was measured.
 fn mark(node: &FakeNode, pods: usize, holding: ProcessUsage, calm_kib: u64, span: Duration) -> Measurement {
     let (pid, begun) = (node.pid(), Instant::now());
     let (before, execs) = (cpu_time(pid), node.fake.count("ExecSync"));
-    pause(span);
+    // Threads that end meanwhile count up to the last sample that has them.
+    let (first, mut last) = (waits(pid), waits(pid));
+    while begun.elapsed() < span {
+        pause(Duration::from_millis(250));
+        last.extend(waits(pid));
+    }
+    let woken: u64 =
+        last.iter().map(|(task, now)| now.saturating_sub(first.get(task).copied().unwrap_or(0))).sum();
     let spent = cpu_time(pid).saturating_sub(before);
     let seconds = begun.elapsed().as_secs_f64();
     let cpu_percent = spent.as_secs_f64() / seconds * 100.0;
     print_line(&format!(
         "scale: {pods:>4} pods, {:>4} containers, {:>4} probes: {:>5.1} MiB resident ({:>5.1} when calm), \
-         {:>4} threads, {:>3} descriptors, {cpu_percent:>5.2} % of a core, {:>5.1} checks a second",
-        pods * 2,
-        pods * 4,
+         {:>5.1} anonymous now, {:>4} threads, {:>3} descriptors, {cpu_percent:>5.2} % of a core, \
+         {:>6.1} wake-ups and {:>5.1} checks a second",
+        pods * containers_per_pod(),
+        pods * containers_per_pod() * PROBES,
         holding.resident_kib as f64 / 1024.0,
         calm_kib as f64 / 1024.0,
+        anonymous_kib(pid) as f64 / 1024.0,
         holding.threads,
         holding.descriptors,
+        woken as f64 / seconds,
         (node.fake.count("ExecSync") - execs) as f64 / seconds,
     ));
     Measurement { pods, holding, calm_kib, cpu_percent }
@@ -128,28 +164,30 @@ fn mark(node: &FakeNode, pods: usize, holding: ProcessUsage, calm_kib: u64, span
 #[test]
 fn memory_grows_linearly_with_probed_pods() {
     let most = number("SCALE_PODS").unwrap_or(PODS);
+    let each = containers_per_pod();
     let span = Duration::from_secs(number("SCALE_SECONDS").unwrap_or(3) as u64);
     let node = FakeNode::start_with(json!({"maxPods": most + 10}));
     let none = hold(&node, LOOK);
     let calm_kib = hold_calm(&node, none.threads + SPARE_THREADS);
-    let mut marks = vec![mark(&node, 0, none, calm_kib, span)];
+    let mut measurements = vec![mark(&node, 0, none, calm_kib, span)];
     let mut made = 0;
     for pods in [most / 4, most / 2, most] {
         for number in made..pods {
-            node.apply(&pod(&format!("pod{number:04}"), json!([probed("one"), probed("two")])));
+            let containers: Vec<Value> = (0..each).map(|n| probed(&format!("c{n}"))).collect();
+            node.apply(&pod(&format!("pod{number:04}"), Value::from(containers)));
         }
         made = pods;
         let running =
             || node.fake.with_state(|state| state.containers.values().filter(|one| one.is_running()).count());
-        wait_until(&format!("{} containers to run", pods * 2), PATIENCE, || running() == pods * 2);
-        // Before a client requests all pods: a response of megabytes has its own cost.
-        let threads = marks[0].holding.threads + most_threads(pods);
+        wait_until(&format!("{} containers to run", pods * each), PATIENCE, || running() == pods * each);
+        // Measured before a list of all pods is requested: a response of megabytes needs memory, too.
+        let threads = measurements[0].holding.threads + most_threads(pods);
         wait_until(&format!("at most {threads} threads"), PATIENCE, || {
             node.usage().unwrap().threads <= threads
         });
         let holding = hold(&node, LOOK);
-        wait_until("each container to be checked", PATIENCE, || are_checked(&node, pods * 2));
-        let calm_kib = hold_calm(&node, none.threads + pods + SPARE_THREADS);
+        wait_until("each container to be checked", PATIENCE, || are_checked(&node, pods * each));
+        let calm_kib = hold_calm(&node, none.threads + most_threads(pods));
         wait_until(&format!("{pods} pods to be ready"), PATIENCE, || {
             pause(Duration::from_millis(200));
             node.try_pods().is_some_and(|all| all.len() == pods && all.iter().all(is_ready))
@@ -159,21 +197,21 @@ fn memory_grows_linearly_with_probed_pods() {
         wait_until("the agent to be healthy", PATIENCE, || node.health("/healthz").0 == 200);
         // The work of the start is done, and only probes run.
         pause(span / 3);
-        marks.push(mark(&node, pods, holding, calm_kib, span));
+        measurements.push(mark(&node, pods, holding, calm_kib, span));
     }
-    check_growth(&marks);
+    check_growth(&measurements);
     if span >= STEADY {
-        check_cpu(&marks);
+        check_cpu(&measurements);
     }
     if let Some(bar) = number("SCALE_MAX_MIB") {
-        let resident = marks[3].holding.resident_kib / 1024;
+        let resident = measurements[3].holding.resident_kib / 1024;
         assert!(resident <= bar as u64, "{resident} MiB with {most} pods, at most {bar} promised");
     }
 
     // Each container was started once, and none was restarted.
     let calls = node.fake.counts();
     for (method, count) in
-        [("RunPodSandbox", most), ("CreateContainer", most * 2), ("StartContainer", most * 2)]
+        [("RunPodSandbox", most), ("CreateContainer", most * each), ("StartContainer", most * each)]
     {
         assert_eq!(calls.get(method), Some(&count), "{method}");
     }
@@ -186,7 +224,7 @@ fn memory_grows_linearly_with_probed_pods() {
         node.fake.with_state(|state| state.containers.values().all(|one| !one.is_running()))
             && node.try_pods().is_some_and(|pods| pods.is_empty())
     });
-    let left = marks[0].holding.threads + SPARE_THREADS;
+    let left = measurements[0].holding.threads + SPARE_THREADS;
     wait_until("the threads of the pods to be gone", PATIENCE, || node.usage().unwrap().threads <= left);
     wait_until("all records to be gone", PATIENCE, || {
         node.fake.with_state(|state| state.containers.is_empty() && state.sandboxes.is_empty())
@@ -198,12 +236,12 @@ fn memory_grows_linearly_with_probed_pods() {
         cpu_time(pid).as_secs_f64()
     ));
     // Lists of all pods as text, many megabytes each, were requested since.
-    node.finish_below(marks[3].holding.resident_kib * 3 / 2);
+    node.finish_below(measurements[3].holding.resident_kib * 3 / 2);
 }
 
 /// The second half of the pods uses as much memory as the first half.
-fn check_growth(marks: &[Measurement]) {
-    let [none, _, half, all] = marks else { panic!("four marks") };
+fn check_growth(measurements: &[Measurement]) {
+    let [none, _, half, all] = measurements else { panic!("four measurements") };
     let kib = |mark: &Measurement| mark.calm_kib as f64;
     let (first, second) = (kib(half) - kib(none), kib(all) - kib(half));
     assert!(
@@ -212,17 +250,17 @@ fn check_growth(marks: &[Measurement]) {
         half.pods,
         all.pods - half.pods
     );
-    for mark in marks {
+    for mark in measurements {
         let most = none.holding.descriptors + 64;
         assert!(mark.holding.descriptors <= most, "descriptors grow with the pods: {mark:?}");
         let most = none.holding.threads + most_threads(mark.pods);
-        assert!(mark.holding.threads <= most, "more than a thread per pod and check: {mark:?}");
+        assert!(mark.holding.threads <= most, "more than a thread per pod and probe: {mark:?}");
     }
 }
 
 /// Nor does it use more processor time.
-fn check_cpu(marks: &[Measurement]) {
-    let [none, _, half, all] = marks else { panic!("four marks") };
+fn check_cpu(measurements: &[Measurement]) {
+    let [none, _, half, all] = measurements else { panic!("four measurements") };
     let (first, second) = (half.cpu_percent - none.cpu_percent, all.cpu_percent - half.cpu_percent);
     assert!(
         second <= first.max(0.5) * SLACK,

@@ -64,20 +64,12 @@ fn the_runbook_explains_each_metric_of_the_dashboard_and_the_alerts() {
 
 /// Statements of documents with what they depend on: document, its words, source file, its code.
 /// Both must be there. When the code changes, change the document and this row.
-const FACTS: &[(&str, &str, &str, &str)] = &[
-    (
-        "docs/architecture.md",
-        "at most 512; waits 1 s for the next check",
-        "src/probes/thread.rs",
-        "const MAX_RUNNING: usize = 512;",
-    ),
-    (
-        "docs/architecture.md",
-        "at most 512; waits 1 s for the next check",
-        "src/probes/thread.rs",
-        "const IDLE_LIMIT: Duration = Duration::from_secs(1);",
-    ),
-];
+const FACTS: &[(&str, &str, &str, &str)] = &[(
+    "docs/architecture.md",
+    "one per probe of a container that has run, at most 4,096",
+    "src/probes/thread.rs",
+    "const MAX_THREADS: usize = 4096;",
+)];
 
 #[test]
 fn numbers_in_documents_are_those_of_the_sources() {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::model::pod::Pod;
+use crate::probes::container::ContainerIndex;
 use crate::probes::state::Kind;
-use crate::probes::table::{Key, Place};
 use crate::util::testing::{refusing, unblocked};
 use crate::util::threads::{OnDeath, Running, Stack, spawn};
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ fn serve(answer: &'static [u8]) -> (u16, Running) {
     (port, running)
 }
 
-fn check(probe: Value, ip: Option<&str>) -> Found {
+fn check(probe: Value, ip: Option<&str>) -> CheckResult {
     let pod: crate::model::api::Pod = serde_json::from_value(json!({
         "metadata": {"name": "p", "namespace": "n", "uid": "u"},
         "spec": {"containers": [{"name": "c", "livenessProbe": probe,
@@ -32,35 +32,39 @@ fn check(probe: Value, ip: Option<&str>) -> Found {
         image_endpoint: None,
         request_timeout: Duration::from_secs(5),
     };
-    let job = Job {
-        key: Key { uid: "u".into(), place: Place::Regular(0), kind: Kind::Liveness },
+    let check = Check {
+        kind: Kind::Liveness,
+        container: ContainerIndex::Regular(0),
         id: "c1".into(),
         pod: Pod::from(pod),
         ip: ip.map(|ip| ip.parse().unwrap()),
         stop: StopToken::never(),
     };
-    run(&job, &Tools { cri: crate::cri::connect(settings).unwrap().0 })
+    run(&check, &crate::cri::connect(settings).unwrap().0)
 }
 
 #[test]
 fn http_answers() {
     let redirected = "Probe terminated redirects, Response body: moved";
     for (answer, expected) in [
-        (b"HTTP/1.1 200 OK\r\n\r\n".as_slice(), Found::Success),
-        (b"HTTP/1.1 204 No\r\n\r\n", Found::Success),
+        (b"HTTP/1.1 200 OK\r\n\r\n".as_slice(), CheckResult::Success),
+        (b"HTTP/1.1 204 No\r\n\r\n", CheckResult::Success),
         (
             b"HTTP/1.1 302 F\r\nLocation: http://other.example/\r\n\r\nmoved",
-            Found::Warning(redirected.to_owned()),
+            CheckResult::Warning(redirected.to_owned()),
         ),
         (
             b"HTTP/1.1 304 Same\r\n\r\n",
-            Found::Warning("Probe terminated redirects, Response body: ".to_owned()),
+            CheckResult::Warning("Probe terminated redirects, Response body: ".to_owned()),
         ),
         (
             b"HTTP/1.1 500 No\r\n\r\nsecret",
-            Found::Failure("HTTP probe failed with statuscode: 500".to_owned()),
+            CheckResult::Failure("HTTP probe failed with statuscode: 500".to_owned()),
         ),
-        (b"HTTP/1.1 404 No\r\n\r\n", Found::Failure("HTTP probe failed with statuscode: 404".to_owned())),
+        (
+            b"HTTP/1.1 404 No\r\n\r\n",
+            CheckResult::Failure("HTTP probe failed with statuscode: 404".to_owned()),
+        ),
     ] {
         let (port, _server) = serve(answer);
         let probe = json!({"httpGet": {"port": port, "path": "/x"}, "timeoutSeconds": 20});
@@ -69,35 +73,35 @@ fn http_answers() {
 }
 
 #[test]
-fn tcp_and_the_hosts_that_are_asked() {
+fn tcp_checks_connect_to_probe_host_or_pod_address() {
     let probe =
         |port: u16, host: Value| json!({"tcpSocket": {"port": port, "host": host}, "timeoutSeconds": 20});
     for (host, ip) in [(json!(null), "127.0.0.1"), (json!("127.0.0.1"), "192.0.2.1")] {
         let (port, _server) = serve(b"");
-        assert_eq!(check(probe(port, host), Some(ip)), Found::Success);
+        assert_eq!(check(probe(port, host), Some(ip)), CheckResult::Success);
     }
     assert_eq!(
         check(probe(1, json!("")), None),
-        Found::Error("unknown", "the pod has no IP address".to_owned())
+        CheckResult::Error("unknown", "the pod has no IP address".to_owned())
     );
-    let (_nobody, free) = refusing();
+    let (_socket, free) = refusing();
     let refused = format!("dial tcp 127.0.0.1:{free}: connect: connection refused");
     let probe = json!({"tcpSocket": {"port": free}, "timeoutSeconds": 20});
-    assert_eq!(check(probe, Some("127.0.0.1")), Found::Failure(refused));
+    assert_eq!(check(probe, Some("127.0.0.1")), CheckResult::Failure(refused));
 }
 
 #[test]
 fn grpc_without_a_server() {
-    let (_nobody, free) = refusing();
+    let (_socket, free) = refusing();
     let late = format!(
         "timeout: failed to connect service \"127.0.0.1:{free}\" within 1s: context deadline exceeded"
     );
-    assert_eq!(check(json!({"grpc": {"port": free}}), Some("127.0.0.1")), Found::Failure(late));
+    assert_eq!(check(json!({"grpc": {"port": free}}), Some("127.0.0.1")), CheckResult::Failure(late));
 }
 
 #[test]
-fn what_cannot_be_tried_is_an_error() {
-    let unknown = |why: &str| Found::Error("unknown", why.to_owned());
+fn check_that_cannot_be_made_is_an_error() {
+    let unknown = |why: &str| CheckResult::Error("unknown", why.to_owned());
     let here = Some("127.0.0.1");
     assert_eq!(
         check(json!({"httpGet": {"port": "nope", "path": "/"}}), here),
@@ -105,7 +109,7 @@ fn what_cannot_be_tried_is_an_error() {
     );
     assert_eq!(check(json!({"tcpSocket": {"port": "99999"}}), here), unknown("invalid port number: 99999"));
     assert_eq!(check(json!({}), here), unknown("missing probe handler for p_n:c"));
-    let Found::Error("unknown", why) = check(json!({"exec": {"command": ["true"]}}), None) else {
+    let CheckResult::Error("unknown", why) = check(json!({"exec": {"command": ["true"]}}), None) else {
         panic!("no runtime is there")
     };
     assert!(why.starts_with("rpc error: code = Unavailable desc = "), "{why}");

@@ -115,8 +115,8 @@ fn results_count_up_to_thresholds() {
     for (kind, timing, origin, steps) in cases {
         let mut script = Script::new(*kind, *timing, 0, *origin);
         for (index, (outcome, verdict, changed)) in steps.iter().enumerate() {
-            let told = script.check(index as f64 * 10.0, 0.1, *outcome);
-            assert_eq!((script.state.verdict(), told), (*verdict, *changed), "{kind:?} step {index}");
+            let changes = script.check(index as f64 * 10.0, 0.1, *outcome);
+            assert_eq!((script.state.verdict(), changes), (*verdict, *changed), "{kind:?} step {index}");
         }
     }
 }
@@ -151,7 +151,7 @@ fn the_initial_delay_counts_from_the_start_of_the_instance() {
 }
 
 #[test]
-fn triggers_run_soon_and_start_the_period_anew() {
+fn triggers_run_soon_and_restart_the_period() {
     let mut script = Script::new(Kind::Readiness, timing(0, 30, 1, 3), 3, Origin::Fresh);
     assert_eq!(script.due(), Some(30.0));
     script.trigger(3.2);
@@ -213,7 +213,7 @@ fn holds_last_until_the_next_instance() {
     script.state.instance(Origin::Fresh);
     script.arrange(12.0);
     assert_eq!((script.due(), script.state.verdict()), (Some(20.0), Verdict::Pending));
-    // The row began anew with the hold: it takes two again.
+    // The hold reset the count: it takes two again.
     script.check(20.0, 0.1, Failure);
     assert_eq!(script.state.verdict(), Verdict::Pending);
     script.check(30.0, 0.1, Failure);
@@ -221,11 +221,11 @@ fn holds_last_until_the_next_instance() {
 
     let mut script = Script::new(Kind::Startup, timing(0, 10, 1, 2), 0, Origin::Fresh);
     script.check(0.0, 0.1, Success);
-    assert!(script.due().is_none() && script.state.lets_others_run());
+    assert!(script.due().is_none() && script.state.verdict() == Verdict::Success);
 }
 
 #[test]
-fn a_row_goes_on_through_a_crash() {
+fn failures_are_counted_across_a_restart() {
     let mut script = Script::new(Kind::Liveness, timing(0, 10, 1, 3), 0, Origin::Fresh);
     script.check(0.0, 0.1, Failure);
     script.check(10.0, 0.1, Failure);
@@ -236,7 +236,7 @@ fn a_row_goes_on_through_a_crash() {
 }
 
 #[test]
-fn who_waits_has_no_due_time() {
+fn held_probe_has_no_due_time() {
     let mut script = Script::new(Kind::Liveness, timing(0, 10, 1, 3), 0, Origin::Fresh);
     script.at.started = false;
     script.arrange(1.0);
@@ -260,11 +260,11 @@ fn who_waits_has_no_due_time() {
     assert_eq!(script.due(), Some(10.0));
     script.state.instance(Origin::AdoptedStarted);
     script.arrange(1.0);
-    assert!(script.due().is_none() && script.state.lets_others_run());
+    assert!(script.due().is_none() && script.state.verdict() == Verdict::Success);
 }
 
 #[test]
-fn numbers_of_a_probe() {
+fn absent_settings_have_defaults() {
     let probe = |json: serde_json::Value| Timing::of(&serde_json::from_value(json).unwrap());
     assert_eq!(probe(serde_json::json!({})), timing(0, 10, 1, 3));
     assert_eq!(

@@ -1,4 +1,4 @@
-//! The course of one shutdown (pure): told, group after group, statuses, done.
+//! The course of one shutdown (pure): `sync` is notified, groups are stopped one after the other, statuses are sent.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use crate::model::pod::Pod;
 use crate::pods::plan::shutdown::{Step, groups};
 
 /// `sync` answers within a turn. If it does not, the pods that were known before count.
-const TOLD_LIMIT: Duration = Duration::from_secs(2);
+const BEGIN_LIMIT: Duration = Duration::from_secs(2);
 /// After a start of the agent pods run that their source has not named yet. So long after the
 /// signal it still may.
 const SOURCES_LIMIT: Duration = Duration::from_secs(10);
@@ -50,9 +50,9 @@ pub(super) enum Action {
 enum Stage {
     /// No shutdown.
     Watching,
-    /// `sync` has been told, but has not answered.
+    /// `sync` was notified, but has not responded.
     Telling { until: Instant },
-    /// A group is being stopped. Of nobody: those who come late are waited for.
+    /// A group is being stopped. If it has no pods: late pods are waited for.
     Stopping { now: Vec<PodUid>, until: Instant },
     /// All had their time; the statuses are on their way.
     Writing { look: Instant, until: Instant },
@@ -65,7 +65,7 @@ pub(super) struct Core {
     steps: Vec<Step>,
     stage: Stage,
     begun: Instant,
-    /// Those that were told to end.
+    /// Pods that were ordered to end.
     ordered: BTreeSet<PodUid>,
 }
 
@@ -85,11 +85,11 @@ impl Core {
             (Stage::Watching, true) => {
                 self.begun = now;
                 self.ordered.clear();
-                self.stage = Stage::Telling { until: now + TOLD_LIMIT };
+                self.stage = Stage::Telling { until: now + BEGIN_LIMIT };
                 Some(Action::Begin)
             }
             (Stage::Watching, false) | (_, true) => None,
-            // DIFFERS: the Go kubelet hears of it when it has stopped every pod.
+            // DIFFERS: the Go kubelet notices it when it has stopped every pod.
             (_, false) => {
                 self.stage = Stage::Watching;
                 Some(Action::Undo)

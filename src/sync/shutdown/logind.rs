@@ -63,8 +63,8 @@ pub(super) enum State {
 /// A connection to logind.
 pub(super) struct Logind {
     bus: Bus,
-    /// The name on the bus of the process that is logind: whoever else sends its signals has
-    /// made them up.
+    /// The name on the bus of the process that is logind. Its signals from other processes are
+    /// forged.
     owner: String,
 }
 
@@ -240,14 +240,14 @@ mod tests {
     /// What came of setting up with a logind that says whether the machine shuts down, each time
     /// that it is asked, and refuses locks or does not; and what it was asked.
     fn set_up(preparing: &'static [bool], refuses: bool) -> (Result<State, LogindError>, Vec<String>) {
-        let (told, asked) = crossbeam_channel::bounded(16);
+        let (sender, requests) = crossbeam_channel::bounded(16);
         let (dir, address, _bus) = played::bus(move |mut stream| {
             played::greet(&mut stream);
             let mut preparing = preparing.iter().copied();
             loop {
                 let call = played::read_message(&mut stream);
                 let of = call.text(1).unwrap_or_default().to_owned();
-                told.send(if call.member == "Get" { of.clone() } else { call.member.clone() }).unwrap();
+                sender.send(if call.member == "Get" { of.clone() } else { call.member.clone() }).unwrap();
                 let value = match (call.member.as_str(), of.as_str()) {
                     ("Get", "PreparingForShutdown") => {
                         Value::Variant(Box::new(Value::Bool(preparing.next().unwrap())))
@@ -278,7 +278,7 @@ mod tests {
         let state = logind.set_up(Duration::from_secs(30), dir.path());
         assert_eq!(logind.owner, ":1.3");
         let _ = logind.bus.call(of_bus("End"), Vec::new());
-        (state, asked.try_iter().filter(|member| member != "AddMatch" && member != "End").collect())
+        (state, requests.try_iter().filter(|member| member != "AddMatch" && member != "End").collect())
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub struct Settings {
     pub logind_conf_dir: PathBuf,
     /// Where the times of the last shutdown are kept.
     pub state_file: PathBuf,
-    /// Whether they are kept and told (the gate `GracefulNodeShutdownBasedOnPodPriority`).
+    /// Whether they are stored and reported (the gate `GracefulNodeShutdownBasedOnPodPriority`).
     pub keep_times: bool,
 }
 
@@ -68,7 +68,7 @@ pub struct Deps {
     pub publishes: bool,
 }
 
-/// Whether the node is shutting down, for everyone to read.
+/// Whether the node is shutting down, readable by all threads.
 #[derive(Debug, Clone, Default)]
 pub struct Flag(Arc<AtomicBool>);
 
@@ -108,7 +108,7 @@ impl Orders {
 pub struct Link {
     /// What it shall do.
     pub orders: Inbox<(), Orders>,
-    /// Rung when it has done something, while the node shuts down. `None`: nobody listens.
+    /// Rung when it has done something, while the node shuts down. `None`: no thread listens.
     pub wake: Option<Wake>,
 }
 

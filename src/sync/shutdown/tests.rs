@@ -14,7 +14,7 @@ use crate::pods::plan::shutdown::two_steps;
 
 #[derive(Default)]
 struct Fake {
-    told: Cell<bool>,
+    notified: Cell<bool>,
     /// A source is silent.
     silent: Cell<bool>,
     written: Cell<bool>,
@@ -24,7 +24,7 @@ struct Fake {
 
 impl World for Fake {
     fn is_acknowledged(&self) -> bool {
-        self.told.get()
+        self.notified.get()
     }
 
     fn is_complete(&self) -> bool {
@@ -97,15 +97,15 @@ fn group_after_group_and_then_the_lock() {
     assert_eq!(bench.core.total(), Duration::from_secs(30));
     assert_eq!((bench.turn(0.0), bench.due()), (vec![], None));
     assert_eq!(bench.prepare(true, 1.0), Some(Action::Begin));
-    // The signal comes once more: nothing begins anew.
+    // The signal comes once more: nothing begins again.
     assert_eq!(bench.prepare(true, 1.0), None);
     assert_eq!((bench.turn(1.0), bench.due()), (vec![], Some(3.0)));
-    bench.fake.told.set(true);
+    bench.fake.notified.set(true);
     assert_eq!(bench.turn(1.1), [kill(&[("n", 20), ("m", 5)])]);
     assert_eq!(bench.due(), Some(21.1));
     bench.end("m");
     assert_eq!(bench.turn(2.0), []);
-    // The next group does not wait for time that nobody needs.
+    // The next group does not wait for time that no pod needs.
     bench.end("n");
     assert_eq!((bench.turn(3.0), bench.due()), (vec![kill(&[("c", 10)])], Some(13.0)));
     assert_eq!(bench.turn(3.1), []);
@@ -119,7 +119,7 @@ fn group_after_group_and_then_the_lock() {
 }
 
 #[test]
-fn nobody_is_waited_for_longer_than_agreed() {
+fn no_wait_is_longer_than_agreed() {
     let mut bench = Bench::new();
     bench.prepare(true, 0.0);
     // `sync` hangs: what was known before counts.
@@ -128,7 +128,7 @@ fn nobody_is_waited_for_longer_than_agreed() {
     bench.end("n");
     assert_eq!(bench.turn(21.9), []);
     assert_eq!(bench.turn(22.0), [Action::Overdue(vec!["m".into()]), kill(&[("c", 10)])]);
-    // No time is left for the API server, which was not heard of.
+    // No time is left for the API server, which was not reached.
     assert_eq!(bench.turn(32.0), [Action::Overdue(vec!["c".into()]), Action::Release]);
 }
 
@@ -136,7 +136,7 @@ fn nobody_is_waited_for_longer_than_agreed() {
 fn pods_that_a_source_names_late_get_their_time_too() {
     let mut bench = Bench::new();
     let all = bench.fake.pods.replace(vec![pod("s", 2_000_000_000, 30)]);
-    bench.fake.told.set(true);
+    bench.fake.notified.set(true);
     bench.fake.silent.set(true);
     bench.prepare(true, 0.0);
     // The other source may speak any moment.
@@ -159,7 +159,7 @@ fn pods_that_a_source_names_late_get_their_time_too() {
 fn a_source_that_stays_silent_does_not_hold_the_machine_up() {
     let mut bench = Bench::new();
     bench.fake.pods.replace(Vec::new());
-    bench.fake.told.set(true);
+    bench.fake.notified.set(true);
     bench.fake.written.set(true);
     bench.fake.silent.set(true);
     bench.prepare(true, 0.0);
@@ -171,7 +171,7 @@ fn a_source_that_stays_silent_does_not_hold_the_machine_up() {
 #[test]
 fn statuses_get_the_time_that_is_left() {
     let mut bench = Bench::new();
-    bench.fake.told.set(true);
+    bench.fake.notified.set(true);
     bench.fake.pods.replace(Vec::new());
     bench.prepare(true, 0.0);
     assert_eq!(bench.turn(0.0), []);
@@ -180,10 +180,10 @@ fn statuses_get_the_time_that_is_left() {
 }
 
 #[test]
-fn a_cancelled_shutdown_kills_nobody_else() {
+fn cancelled_shutdown_kills_no_other_pod() {
     let mut bench = Bench::new();
     assert_eq!(bench.prepare(false, 0.0), None);
-    bench.fake.told.set(true);
+    bench.fake.notified.set(true);
     bench.prepare(true, 0.0);
     assert_eq!(bench.turn(0.0).len(), 1);
     assert_eq!(bench.prepare(false, 1.0), Some(Action::Undo));

@@ -18,9 +18,9 @@ use crate::util::stop::StopToken;
 use crate::util::threads;
 use crate::util::wake::Wake;
 
-/// Wait before a bus that was lost is looked for again; the machine waits for us meanwhile.
+/// Wait before the next connection to a bus that was lost; the machine waits for us meanwhile.
 const AGAIN: Duration = Duration::from_secs(1);
-/// One that was never there is looked for ever more rarely, at last after this.
+/// Longest wait before the next attempt to find a bus that was never there. It doubles up to this.
 const RARELY: Duration = Duration::from_secs(300);
 
 /// Everything that the thread knows.
@@ -139,7 +139,7 @@ impl Manager {
             return;
         }
         let held = self.lock.is_some();
-        // Told once, and again when it is another problem.
+        // Logged once per problem.
         let text = error.to_string();
         if self.problem.as_ref() != Some(&text) {
             if held {

@@ -1,4 +1,7 @@
 use super::*;
+use crate::probes::check::Check;
+use crate::probes::probe::Effect;
+use crate::probes::state::Outcome;
 use serde_json::{Value, json};
 
 fn pod(spec: Value, status: Value) -> Pod {
@@ -28,18 +31,27 @@ fn instance(name: &str, id: &str, state: ContainerState, started_second: i64) ->
     }
 }
 
-/// A table of an agent that started at second 1000, and a clock that is set by hand.
+/// Stands for a thread: the probe, its mailbox, and its tally.
+struct Worker(Start);
+
+/// A registry of an agent that started at second 1000, a clock that is set by hand, and probes
+/// that the test runs in place of their threads.
 struct Bench {
-    table: Table,
+    registry: Registry<usize>,
+    workers: Vec<Worker>,
     zero: Instant,
     pod: Pod,
 }
 
 impl Bench {
     fn new(pod: Pod) -> Bench {
+        Bench::with_limit(pod, usize::MAX)
+    }
+
+    fn with_limit(pod: Pod, max_threads: usize) -> Bench {
         let zero = Instant::now();
         let start = Clock { now: zero, wall: Timestamp::from_second(1000).unwrap() };
-        Bench { table: Table::new(start), zero, pod }
+        Bench { registry: Registry::new(start, max_threads), workers: Vec::new(), zero, pod }
     }
 
     fn clock(&self, second: u64) -> Clock {
@@ -48,34 +60,66 @@ impl Bench {
     }
 
     fn sync(&mut self, second: u64, instances: Vec<ContainerStatus>, terminating: bool) {
-        let runtime = PodRuntime {
-            containers: instances,
-            ips: vec!["10.0.0.9".parse().unwrap()],
-            ..PodRuntime::default()
-        };
+        let ips = vec!["10.0.0.9".parse().unwrap()];
+        self.sync_with(
+            second,
+            PodRuntime { containers: instances, ips, ..PodRuntime::default() },
+            terminating,
+        );
+    }
+
+    fn sync_with(&mut self, second: u64, runtime: PodRuntime, terminating: bool) {
         let (pod, clock) = (self.pod.clone(), self.clock(second));
-        self.table.sync(&pod, &runtime, terminating, clock);
+        let workers = &mut self.workers;
+        self.registry.sync(&pod, &runtime, terminating, clock, |start| {
+            workers.push(Worker(start));
+            Ok(workers.len())
+        });
+        self.receive(second);
     }
 
-    /// The runs that are due up to `second`, as `Kind:id`, not ended.
-    fn due(&mut self, second: u64) -> Vec<Job> {
+    fn receive(&mut self, second: u64) {
         let now = self.clock(second).now;
-        self.table.take_due(now)
+        for Worker(start) in &mut self.workers {
+            for (_, update) in start.inbox.take() {
+                start.probe.update(update, now);
+            }
+        }
     }
 
-    fn finish(&mut self, second: u64, job: &Job, outcome: Outcome) -> Taken {
+    /// Begins the checks that are due up to `second`.
+    fn due(&mut self, second: u64) -> Vec<Check> {
         let now = self.clock(second).now;
-        self.table.finish(job, Some(outcome), Duration::from_millis(3), now)
+        self.workers.iter_mut().filter_map(|Worker(start)| start.probe.begin(now)).collect()
+    }
+
+    fn next(&self) -> Option<Instant> {
+        self.workers.iter().filter_map(|Worker(start)| start.probe.due()).min()
+    }
+
+    fn finish(&mut self, second: u64, check: &Check, outcome: impl Into<Option<Outcome>>) -> Effect {
+        self.receive(second);
+        let (now, outcome) = (self.clock(second).now, outcome.into());
+        let owns =
+            |one: &&mut Worker| (one.0.probe.kind, one.0.probe.container) == (check.kind, check.container);
+        let Worker(start) = self.workers.iter_mut().find(owns).unwrap();
+        let effect = start.probe.finish(&check.id, outcome, now);
+        if let (Some(outcome), true) = (outcome, effect != Effect::Stale) {
+            start.tally.count(outcome, Duration::from_millis(3));
+        }
+        start.siblings.iter().for_each(|sibling| sibling.put((), Update::default()));
+        self.receive(second);
+        effect
     }
 
     fn verdict(&self, kind: Kind, id: &str) -> Verdict {
-        self.table.verdict(kind, &id.into())
+        self.registry.verdict(kind, &id.into())
     }
 }
 
-fn names(jobs: &[Job]) -> Vec<String> {
+fn names(checks: &[Check]) -> Vec<String> {
     let mut names: Vec<String> =
-        jobs.iter().map(|job| format!("{}:{}", job.key.kind.as_str(), job.id)).collect();
+        checks.iter().map(|check| format!("{}:{}", check.kind.as_str(), check.id)).collect();
     names.sort();
     names
 }
@@ -83,23 +127,23 @@ fn names(jobs: &[Job]) -> Vec<String> {
 const RUNNING: ContainerState = ContainerState::Running;
 
 #[test]
-fn the_startup_probe_goes_first() {
+fn other_probes_wait_for_the_startup_probe() {
     let all = json!({"startupProbe": exec(json!({})), "livenessProbe": exec(json!({})),
         "readinessProbe": exec(json!({"periodSeconds": 30}))});
     let mut bench = Bench::new(pod(json!({"containers": [container("c", all)]}), json!({})));
     bench.sync(100, vec![], false);
-    assert_eq!(bench.table.len(), 3);
-    assert!(bench.table.next().is_none(), "nothing runs yet");
+    assert_eq!(bench.registry.probes().count(), 3);
+    assert!(bench.workers.is_empty(), "no thread before the container runs");
     assert_eq!(bench.verdict(Kind::Liveness, "c1"), Verdict::NoProbe);
     bench.sync(101, vec![instance("c", "c1", RUNNING, 1101)], false);
     assert_eq!(bench.verdict(Kind::Startup, "c1"), Verdict::Pending);
     assert!(bench.due(109).is_empty());
-    let jobs = bench.due(110);
-    assert_eq!(names(&jobs), ["Startup:c1"]);
-    assert_eq!(jobs[0].ip, Some("10.0.0.9".parse().unwrap()));
+    let checks = bench.due(110);
+    assert_eq!(names(&checks), ["Startup:c1"]);
+    assert_eq!(checks[0].ip, Some("10.0.0.9".parse().unwrap()));
     assert!(bench.due(130).is_empty(), "one run at a time");
-    assert_eq!(bench.finish(111, &jobs[0], Outcome::Success), Taken::Changed);
-    // The worker looks at the pod, which triggers readiness at once.
+    assert_eq!(bench.finish(111, &checks[0], Outcome::Success), Effect::Changed(Verdict::Success));
+    // The worker syncs the pod, which triggers readiness at once.
     bench.sync(111, vec![instance("c", "c1", RUNNING, 1101)], false);
     assert_eq!(names(&bench.due(111)), ["Readiness:c1"]);
     assert_eq!(names(&bench.due(120)), ["Liveness:c1"]);
@@ -107,47 +151,48 @@ fn the_startup_probe_goes_first() {
 }
 
 #[test]
-fn a_failed_startup_holds_everything_until_the_next_instance() {
+fn failed_startup_stops_probes_until_next_instance() {
     let both = json!({"startupProbe": exec(json!({})), "livenessProbe": exec(json!({}))});
     let mut bench = Bench::new(pod(json!({"containers": [container("c", both)]}), json!({})));
     bench.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
-    let jobs = bench.due(100);
-    assert_eq!(bench.finish(101, &jobs[0], Outcome::Failure), Taken::Changed);
+    let checks = bench.due(100);
+    assert_eq!(bench.finish(101, &checks[0], Outcome::Failure), Effect::Changed(Verdict::Failure));
     assert_eq!(bench.verdict(Kind::Startup, "c1"), Verdict::Failure);
     bench.sync(102, vec![instance("c", "c1", RUNNING, 1100)], false);
-    assert!(bench.table.next().is_none());
+    assert!(bench.next().is_none());
     bench.sync(103, vec![instance("c", "c1", ContainerState::Exited, 1100)], false);
-    assert!(bench.table.next().is_none());
+    assert!(bench.next().is_none());
     bench.sync(
         104,
         vec![instance("c", "c2", RUNNING, 1104), instance("c", "c1", ContainerState::Exited, 1100)],
         false,
     );
-    assert_eq!(bench.verdict(Kind::Startup, "c1"), Verdict::NoProbe, "the older one is nobody's concern");
+    assert_eq!(bench.verdict(Kind::Startup, "c1"), Verdict::NoProbe, "the earlier instance has no entry");
     assert_eq!(bench.verdict(Kind::Startup, "c2"), Verdict::Pending);
     assert_eq!(names(&bench.due(110)), ["Startup:c2"]);
 }
 
 #[test]
-fn results_of_the_past_do_not_count() {
+fn results_of_earlier_instances_do_not_count() {
     let probes = json!({"livenessProbe": exec(json!({}))});
     let mut bench = Bench::new(pod(json!({"containers": [container("c", probes)]}), json!({})));
     bench.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
     let old = bench.due(100);
     bench.sync(101, vec![instance("c", "c2", RUNNING, 1101)], false);
-    assert_eq!(bench.finish(102, &old[0], Outcome::Failure), Taken::Stale);
+    assert!(old[0].stop.is_stopped(), "a check of an earlier instance is aborted");
+    assert_eq!(bench.finish(102, &old[0], Outcome::Failure), Effect::Stale);
     assert_eq!(bench.verdict(Kind::Liveness, "c2"), Verdict::Pending);
-    let jobs = bench.due(110);
-    assert_eq!(names(&jobs), ["Liveness:c2"]);
-    bench.table.forget(&"u".into());
-    assert!(jobs[0].stop.is_stopped());
-    assert_eq!(bench.finish(111, &jobs[0], Outcome::Failure), Taken::Stale);
-    assert_eq!((bench.table.len(), bench.table.next()), (0, None));
+    let checks = bench.due(110);
+    assert_eq!(names(&checks), ["Liveness:c2"]);
+    assert!(!checks[0].stop.is_stopped());
+    assert_eq!(bench.registry.forget(&"u".into()), [1]);
+    assert!(checks[0].stop.is_stopped());
+    assert_eq!(bench.registry.probes().count(), 0);
     assert_eq!(bench.verdict(Kind::Liveness, "c2"), Verdict::NoProbe);
 }
 
 #[test]
-fn a_terminating_pod_keeps_readiness_and_sidecars() {
+fn terminating_pod_keeps_readiness_and_sidecar_probes() {
     let both = json!({"livenessProbe": exec(json!({})), "readinessProbe": exec(json!({}))});
     let mut sidecar = container("s", both.clone());
     sidecar["restartPolicy"] = json!("Always");
@@ -161,7 +206,7 @@ fn a_terminating_pod_keeps_readiness_and_sidecars() {
 }
 
 #[test]
-fn what_ran_before_the_agent_stays_in_service() {
+fn running_containers_stay_in_service_after_agent_restart() {
     let all = || json!({"startupProbe": exec(json!({})), "readinessProbe": exec(json!({}))});
     let shown = json!({"containerStatuses": [{"name": "b", "containerID": "containerd://b1", "started": true,
         "image": "", "imageID": "", "ready": true, "restartCount": 0}]});
@@ -182,7 +227,7 @@ fn what_ran_before_the_agent_stays_in_service() {
 }
 
 #[test]
-fn addresses_are_those_of_the_status() {
+fn checks_use_address_of_pod_status() {
     let probes = || container("c", json!({"livenessProbe": exec(json!({}))}));
     let ip = |text: &str| text.parse::<IpAddr>().unwrap();
     for host_network in [false, true] {
@@ -199,11 +244,10 @@ fn addresses_are_those_of_the_status() {
                 ips: ips.into_iter().map(ip).collect(),
                 ..PodRuntime::default()
             };
-            let clock = bench.clock(second);
-            bench.table.sync(&pod, &runtime, false, clock);
-            let jobs = bench.due(second);
-            assert_eq!(jobs[0].ip, expected.map(ip), "{host_network} {second}");
-            bench.finish(second, &jobs[0], Outcome::Success);
+            bench.sync_with(second, runtime, false);
+            let checks = bench.due(second);
+            assert_eq!(checks[0].ip, expected.map(ip), "{host_network} {second}");
+            bench.finish(second, &checks[0], Outcome::Success);
         }
     }
 }
@@ -214,23 +258,71 @@ fn results_are_counted_by_probe() {
     let mut bench = Bench::new(pod(json!({"containers": [container("c", probes)]}), json!({})));
     bench.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
     for (second, outcome) in [(100, Outcome::Success), (110, Outcome::Failure), (120, Outcome::Success)] {
-        let jobs = bench.due(second);
-        assert_eq!(bench.finish(second, &jobs[0], outcome), Taken::Counted);
+        let checks = bench.due(second);
+        assert_eq!(bench.finish(second, &checks[0], outcome), Effect::Counted);
     }
-    let jobs = bench.due(130);
-    bench.table.postpone(&jobs[0], bench.clock(131).now);
-    let jobs = bench.due(131);
-    let now = bench.clock(131).now;
-    assert_eq!(bench.table.finish(&jobs[0], None, Duration::ZERO, now), Taken::Counted);
-    let counted = bench.table.counters();
+    let checks = bench.due(130);
+    assert_eq!(bench.finish(131, &checks[0], None), Effect::Counted);
+    let counted = bench.registry.counters();
     let [one] = counted.as_slice() else { panic!("{counted:?}") };
     assert_eq!((one.kind, one.successful, one.failed, one.buckets[0]), (Kind::Liveness, 2, 1, 2));
     assert_eq!((one.container.as_str(), one.pod.as_str(), one.namespace.as_str()), ("c", "p", "n"));
 }
 
 #[test]
-fn a_pod_without_probes_leaves_no_trace() {
+fn pod_without_probes_has_no_entry() {
     let mut bench = Bench::new(pod(json!({"containers": [container("c", json!({}))]}), json!({})));
     bench.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
-    assert!(bench.table.pods.is_empty() && bench.table.by_id.is_empty());
+    assert!(bench.registry.pods.is_empty() && bench.registry.verdicts.is_empty() && bench.workers.is_empty());
+}
+
+#[test]
+fn check_of_replaced_instance_does_not_delay_the_next_one() {
+    let probes = json!({"readinessProbe": exec(json!({}))});
+    let mut bench = Bench::new(pod(json!({"containers": [container("c", probes)]}), json!({})));
+    bench.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
+    let hanging = bench.due(100);
+    bench.sync(105, vec![instance("c", "c2", RUNNING, 1105)], false);
+    assert!(hanging[0].stop.is_stopped());
+    assert_eq!(bench.finish(105, &hanging[0], None), Effect::Stale);
+    assert_eq!(names(&bench.due(106)), ["Readiness:c2"]);
+}
+
+#[test]
+fn unchanged_pod_wakes_no_thread() {
+    let both = json!({"livenessProbe": exec(json!({})), "readinessProbe": exec(json!({}))});
+    let mut bench = Bench::new(pod(json!({"containers": [container("c", both)]}), json!({})));
+    let instances = || vec![instance("c", "c1", RUNNING, 1100)];
+    bench.sync(100, instances(), false);
+    for check in bench.due(100) {
+        bench.finish(100, &check, Outcome::Success);
+    }
+    let rings = |bench: &Bench| -> usize {
+        bench.workers.iter().filter(|Worker(start)| start.inbox.bell().try_recv().is_ok()).count()
+    };
+    rings(&bench);
+    bench.sync(101, instances(), false);
+    assert_eq!(rings(&bench), 0);
+    bench.sync(102, vec![instance("c", "c1", ContainerState::Exited, 1100)], false);
+    assert_eq!((rings(&bench), bench.next()), (2, None));
+}
+
+#[test]
+fn probe_above_thread_limit_runs_after_another_pod_ends() {
+    let both = json!({"livenessProbe": exec(json!({})), "readinessProbe": exec(json!({}))});
+    let mut bench = Bench::with_limit(pod(json!({"containers": [container("c", both)]}), json!({})), 2);
+    let instances = || vec![instance("c", "c1", RUNNING, 1100)];
+    bench.sync(100, instances(), false);
+    assert_eq!((bench.workers.len(), bench.registry.threads), (2, 2));
+    let first = bench.pod.clone();
+    let mut object = first.object().clone();
+    object.metadata.uid = Some("second".to_owned());
+    bench.pod = Pod::from(object);
+    let others = || vec![instance("c", "d1", RUNNING, 1100)];
+    bench.sync(101, others(), false);
+    assert_eq!((bench.workers.len(), bench.verdict(Kind::Readiness, "d1")), (2, Verdict::Pending));
+    assert_eq!(bench.registry.forget(first.uid()).len(), 2);
+    bench.workers.clear();
+    bench.sync(102, others(), false);
+    assert_eq!(names(&bench.due(111)), ["Liveness:d1", "Readiness:d1"]);
 }

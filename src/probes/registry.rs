@@ -1,0 +1,343 @@
+//! Which probes each pod has, and what their threads receive. Pure: times come in as arguments,
+//! and the caller starts the threads, whose handles are `T`.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+
+use super::container::{ContainerIndex, containers};
+use super::counters::{ProbeCounters, Tally};
+use super::probe::{Instance, Probe, Target, Update};
+use super::state::{Kind, Origin, Timing};
+use super::verdicts::Verdicts;
+use crate::model::api::ContainerStatus as ReportedStatus;
+use crate::model::ids::{ContainerId, PodUid};
+use crate::model::pod::Pod;
+use crate::model::runtime::{ContainerState, ContainerStatus, PodRuntime};
+use crate::model::verdict::Verdict;
+use crate::util::backoff::random_unit;
+use crate::util::mailbox::{Inbox, Post, mailbox};
+use crate::util::stop::{self, StopSource};
+
+/// An instance that started so much earlier than the agent was in service before it.
+const ADOPTED_AGE: Duration = Duration::from_secs(10);
+
+/// The present, by both clocks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Clock {
+    pub(super) now: Instant,
+    pub(super) wall: Timestamp,
+}
+
+impl Clock {
+    pub(super) fn read() -> Clock {
+        Clock { now: Instant::now(), wall: Timestamp::now() }
+    }
+}
+
+/// What the thread of a probe begins with.
+pub(super) struct Start {
+    pub(super) probe: Box<Probe>,
+    pub(super) inbox: Arc<Inbox<(), Update>>,
+    /// Those of the same container that wait for this probe.
+    pub(super) siblings: Vec<Post<(), Update>>,
+    pub(super) tally: Arc<Tally>,
+}
+
+struct ProbeHandle<T> {
+    kind: Kind,
+    timing: Timing,
+    first_tick: Instant,
+    post: Post<(), Update>,
+    inbox: Arc<Inbox<(), Update>>,
+    tally: Arc<Tally>,
+    posted: Target,
+    ended: bool,
+    /// Started when the container first runs.
+    thread: Option<T>,
+}
+
+struct CurrentInstance {
+    instance: Instance,
+    /// Dropped with the instance: aborts its check.
+    _end: StopSource,
+}
+
+struct ProbedContainer<T> {
+    index: ContainerIndex,
+    current: Option<CurrentInstance>,
+    probes: Vec<ProbeHandle<T>>,
+}
+
+struct ProbedPod<T> {
+    pod: Pod,
+    ip: Option<IpAddr>,
+    containers: Vec<ProbedContainer<T>>,
+}
+
+/// The probes of all pods.
+pub(super) struct Registry<T> {
+    started: Clock,
+    pods: HashMap<PodUid, ProbedPod<T>>,
+    verdicts: HashMap<ContainerId, Arc<Verdicts>>,
+    threads: usize,
+    max_threads: usize,
+    /// How often a probe got no thread.
+    refused: u64,
+}
+
+impl<T> Registry<T> {
+    /// The agent counts as started at `start`.
+    pub(super) fn new(start: Clock, max_threads: usize) -> Registry<T> {
+        Registry {
+            started: start,
+            pods: HashMap::new(),
+            verdicts: HashMap::new(),
+            threads: 0,
+            max_threads,
+            refused: 0,
+        }
+    }
+
+    pub(super) fn verdict(&self, kind: Kind, id: &ContainerId) -> Verdict {
+        self.verdicts.get(id).map_or(Verdict::NoProbe, |verdicts| verdicts.get(kind))
+    }
+
+    /// Passes the state of a pod to the threads of its probes. Starts those of containers that run
+    /// for the first time; without a thread the verdict stays as it is, and the next call tries
+    /// again.
+    pub(super) fn sync(
+        &mut self,
+        pod: &Pod,
+        runtime: &PodRuntime,
+        terminating: bool,
+        clock: Clock,
+        mut start: impl FnMut(Start) -> io::Result<T>,
+    ) {
+        let is_new = !self.pods.contains_key(pod.uid());
+        if is_new {
+            let spread = runtime.running().next().is_some();
+            let containers = self.probed(pod, spread, clock.now);
+            if containers.is_empty() {
+                return;
+            }
+            self.pods.insert(pod.uid().clone(), ProbedPod { pod: pod.clone(), ip: None, containers });
+        }
+        let Some(probed) = self.pods.get_mut(pod.uid()) else { return };
+        // A pod whose sandbox is being removed keeps its address.
+        probed.ip = runtime.ips.first().copied().or(probed.ip);
+        for container in &mut probed.containers {
+            let Some(spec) = container.index.of(&probed.pod) else { continue };
+            let newest = runtime.newest(&spec.name);
+            if container.id() != newest.map(|newest| &newest.id) {
+                if let Some(old) = container.current.take() {
+                    self.verdicts.remove(&old.instance.id);
+                }
+                if let Some(newest) = newest {
+                    // Later instances were started by this agent, whatever the clock says.
+                    let origin = match is_new {
+                        true => origin(newest, reported(pod, &newest.id), self.started.wall),
+                        false => Origin::Fresh,
+                    };
+                    let current = container.begin(newest.id.clone(), origin);
+                    self.verdicts.insert(newest.id.clone(), current);
+                }
+            }
+            if let (Some(current), Some(newest)) = (&mut container.current, newest) {
+                let since = current.instance.running_since;
+                current.instance.running_since = running_since(newest, since, clock);
+            }
+            let is_regular = matches!(container.index, ContainerIndex::Regular(_));
+            for at in 0..container.probes.len() {
+                let ends = terminating && is_regular;
+                let Some(start_with) = container.update(at, probed.ip, ends, &probed.pod) else { continue };
+                let thread = match self.threads < self.max_threads {
+                    true => start(start_with),
+                    false => Err(io::Error::other(format!("there are {} already", self.max_threads))),
+                };
+                match (thread, container.probes.get_mut(at)) {
+                    (Ok(thread), Some(handle)) => {
+                        self.threads += 1;
+                        handle.thread = Some(thread);
+                    }
+                    (Err(error), _) => {
+                        self.refused += 1;
+                        if self.refused.is_power_of_two() {
+                            log::warn!("no thread for a probe ({} times): {error}", self.refused);
+                        }
+                    }
+                    (Ok(_), None) => {}
+                }
+            }
+        }
+    }
+
+    /// The containers of `pod` that have probes.
+    fn probed(&self, pod: &Pod, spread: bool, now: Instant) -> Vec<ProbedContainer<T>> {
+        let all = containers(pod).map(|(index, container)| ProbedContainer {
+            index,
+            current: None,
+            probes: Kind::ALL
+                .into_iter()
+                .filter_map(|kind| {
+                    let timing = Timing::of(kind.of(container)?);
+                    let (post, inbox) = mailbox(Update::merge);
+                    Some(ProbeHandle {
+                        kind,
+                        timing,
+                        first_tick: self.first_tick(timing.period, spread, now),
+                        post,
+                        inbox: Arc::new(inbox),
+                        tally: Arc::default(),
+                        posted: Target::default(),
+                        ended: false,
+                        thread: None,
+                    })
+                })
+                .collect(),
+        });
+        all.filter(|container| !container.probes.is_empty()).collect()
+    }
+
+    /// After the agent's start the first ticks of containers that run already are spread over a
+    /// period, so that the pods of a whole node are not probed at one moment.
+    ///
+    /// DIFFERS: upstream spreads also the first ticks of containers that it starts itself.
+    fn first_tick(&self, period: Duration, spread: bool, now: Instant) -> Instant {
+        if spread && now.saturating_duration_since(self.started.now) < period {
+            now + period.mul_f64(random_unit())
+        } else {
+            now
+        }
+    }
+
+    /// Removes a pod, which aborts its checks. Returns the threads, which the caller stops.
+    pub(super) fn forget(&mut self, uid: &PodUid) -> Vec<T> {
+        let Some(probed) = self.pods.remove(uid) else { return Vec::new() };
+        for container in &probed.containers {
+            if let Some(id) = container.id() {
+                self.verdicts.remove(id);
+            }
+        }
+        let handles = probed.containers.into_iter().flat_map(|container| container.probes);
+        let threads: Vec<T> = handles.filter_map(|handle| handle.thread).collect();
+        self.threads = self.threads.saturating_sub(threads.len());
+        threads
+    }
+
+    /// As [`Registry::forget`], for all pods.
+    pub(super) fn clear(&mut self) -> Vec<T> {
+        let uids: Vec<PodUid> = self.pods.keys().cloned().collect();
+        uids.iter().flat_map(|uid| self.forget(uid)).collect()
+    }
+
+    fn probes(&self) -> impl Iterator<Item = (&ProbedPod<T>, ContainerIndex, &ProbeHandle<T>)> {
+        self.pods.values().flat_map(|pod| {
+            pod.containers.iter().flat_map(move |container| {
+                container.probes.iter().map(move |handle| (pod, container.index, handle))
+            })
+        })
+    }
+
+    pub(super) fn counters(&self) -> Vec<ProbeCounters> {
+        self.probes()
+            .filter_map(|(pod, index, handle)| {
+                Some(handle.tally.counters(handle.kind, index.of(&pod.pod)?, &pod.pod))
+            })
+            .collect()
+    }
+}
+
+impl<T> ProbedContainer<T> {
+    fn id(&self) -> Option<&ContainerId> {
+        self.current.as_ref().map(|current| &current.instance.id)
+    }
+
+    /// Makes a new instance the current one.
+    fn begin(&mut self, id: ContainerId, origin: Origin) -> Arc<Verdicts> {
+        let has = |kind| self.probes.iter().any(|handle| handle.kind == kind);
+        let first = |kind| if has(kind) { origin.first_verdict(kind) } else { Verdict::NoProbe };
+        let verdicts = Arc::new(Verdicts::new(first));
+        let (end, stop) = stop::pair();
+        let instance = Instance { id, origin, running_since: None, verdicts: Arc::clone(&verdicts), stop };
+        self.current = Some(CurrentInstance { instance, _end: end });
+        verdicts
+    }
+
+    /// Posts to one probe what it has to know. Returns what its thread begins with if it needs one.
+    fn update(&mut self, at: usize, ip: Option<IpAddr>, ends: bool, pod: &Pod) -> Option<Start> {
+        let instance = self.current.as_ref().map(|current| current.instance.clone());
+        let handle = self.probes.get_mut(at)?;
+        handle.ended |= ends && handle.kind != Kind::Readiness;
+        let running = instance.as_ref().filter(|instance| instance.running_since.is_some());
+        let trigger = handle.kind == Kind::Readiness
+            && running.is_some_and(|instance| {
+                instance.verdicts.has_started() && instance.verdicts.get(handle.kind) != Verdict::Success
+            });
+        let needs_thread = handle.thread.is_none();
+        if needs_thread && (running.is_none() || handle.ended) {
+            return None;
+        }
+        let target = Target { instance, ip, ended: handle.ended };
+        let changed = needs_thread || !target.is_same(&handle.posted);
+        if changed || trigger {
+            handle.posted = target.clone();
+            handle.post.put((), Update { target: changed.then_some(target), trigger });
+        }
+        let handle = self.probes.get(at).filter(|_| needs_thread)?;
+        let waits = |one: &&ProbeHandle<T>| handle.kind == Kind::Startup && one.kind != Kind::Startup;
+        Some(Start {
+            probe: Box::new(Probe::new(
+                handle.kind,
+                self.index,
+                pod.clone(),
+                handle.timing,
+                handle.first_tick,
+            )),
+            inbox: Arc::clone(&handle.inbox),
+            siblings: self.probes.iter().filter(waits).map(|one| one.post.clone()).collect(),
+            tally: Arc::clone(&handle.tally),
+        })
+    }
+}
+
+/// The status of an instance in the pod's object.
+fn reported<'a>(pod: &'a Pod, id: &ContainerId) -> Option<&'a ReportedStatus> {
+    let status = pod.object().status.as_ref()?;
+    let lists = [&status.container_statuses, &status.init_container_statuses];
+    lists.into_iter().flatten().flatten().find(|status| {
+        status.container_id.as_deref().and_then(|full| full.split_once("://")).map(|(_, id)| id)
+            == Some(id.as_str())
+    })
+}
+
+fn origin(newest: &ContainerStatus, reported: Option<&ReportedStatus>, agent_started: Timestamp) -> Origin {
+    let older = newest.started_at.is_some_and(|started| {
+        Duration::try_from(agent_started.duration_since(started)).is_ok_and(|age| age > ADOPTED_AGE)
+    });
+    match (older, reported.and_then(|status| status.started)) {
+        (false, _) => Origin::Fresh,
+        (true, Some(true)) => Origin::AdoptedStarted,
+        (true, _) => Origin::Adopted,
+    }
+}
+
+/// When a running instance started, by the monotonic clock; `known` is the value of the same
+/// instance from before.
+fn running_since(newest: &ContainerStatus, known: Option<Instant>, clock: Clock) -> Option<Instant> {
+    if newest.state != ContainerState::Running {
+        return None;
+    }
+    let age = || {
+        let started = newest.started_at?;
+        Duration::try_from(clock.wall.duration_since(started)).ok()
+    };
+    known.or_else(|| Some(clock.now.checked_sub(age().unwrap_or_default()).unwrap_or(clock.now)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,57 @@
+//! The verdicts on one container instance, one per kind of probe. The thread of a probe writes
+//! its own; any thread reads them.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use super::state::Kind;
+use crate::model::verdict::Verdict;
+
+/// In the order of their numbers.
+const VERDICTS: [Verdict; 5] =
+    [Verdict::NoProbe, Verdict::Pending, Verdict::Kept, Verdict::Success, Verdict::Failure];
+
+/// By [`Kind`].
+#[derive(Debug)]
+pub(super) struct Verdicts([AtomicU8; 3]);
+
+impl Verdicts {
+    pub(super) fn new(first: impl Fn(Kind) -> Verdict) -> Verdicts {
+        Verdicts(Kind::ALL.map(|kind| AtomicU8::new(first(kind) as u8)))
+    }
+
+    pub(super) fn get(&self, kind: Kind) -> Verdict {
+        let number = self.0.get(kind as usize).map_or(0, |cell| cell.load(Ordering::Acquire));
+        VERDICTS.get(usize::from(number)).copied().unwrap_or_default()
+    }
+
+    pub(super) fn set(&self, kind: Kind, verdict: Verdict) {
+        if let Some(cell) = self.0.get(kind as usize) {
+            cell.store(verdict as u8, Ordering::Release);
+        }
+    }
+
+    /// Whether the startup probe, if there is one, lets the other two run.
+    pub(super) fn has_started(&self) -> bool {
+        self.get(Kind::Startup).passes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdicts_keep_their_kind_and_value() {
+        for (number, verdict) in VERDICTS.into_iter().enumerate() {
+            assert_eq!(verdict as usize, number);
+            for kind in Kind::ALL {
+                let verdicts = Verdicts::new(|_| Verdict::NoProbe);
+                verdicts.set(kind, verdict);
+                let expected = Kind::ALL.map(|one| if one == kind { verdict } else { Verdict::NoProbe });
+                assert_eq!(Kind::ALL.map(|one| verdicts.get(one)), expected);
+                let blocks = kind == Kind::Startup && !verdict.passes();
+                assert_eq!(verdicts.has_started(), !blocks);
+            }
+        }
+    }
+}
