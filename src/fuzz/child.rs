@@ -32,7 +32,7 @@ fn runs_one_target() {
     let mut report = File::create(report).unwrap();
     let (tell, done) = crossbeam_channel::bounded(1);
     let stack = target.stack;
-    let thread = spawn("fuzz", stack, OnDeath::Nobody, move |_| {
+    let thread = spawn("fuzz", stack, OnDeath::Unsupervised, move |_| {
         let _ = tell.send(run_all(&target, &mut report));
     })
     .unwrap();

@@ -25,9 +25,10 @@ fn event(name: &str, second: i64) -> Event {
 }
 
 fn recorded(event: Event, times: usize) -> Arc<RecordedEvent> {
-    let log = crate::kube::events::spawn("node1", crate::model::event::EventSink::new().1, OnDeath::Nobody)
-        .unwrap()
-        .1;
+    let log =
+        crate::kube::events::spawn("node1", crate::model::event::EventSink::new().1, OnDeath::Unsupervised)
+            .unwrap()
+            .1;
     for _ in 0..times {
         log.record(event.clone());
     }
@@ -246,7 +247,7 @@ fn zero_is_the_default_of_the_library() {
 #[test]
 fn the_thread_sends_old_and_new_events_and_survives_rejections() {
     let (sink, inbox) = crate::model::event::EventSink::new();
-    let (_recorder, log) = crate::kube::events::spawn("node1", inbox, OnDeath::Nobody).unwrap();
+    let (_recorder, log) = crate::kube::events::spawn("node1", inbox, OnDeath::Unsupervised).unwrap();
     drop(sink);
     log.record(event("early", 0));
     log.record(event("early", 1));
@@ -254,7 +255,7 @@ fn the_thread_sends_old_and_new_events_and_survives_rejections() {
     let (told, requests) = bounded(16);
     let client =
         FakeApi { told: Some(told), ..FakeApi::answering([Outcome::Done, Outcome::Refused("no".into())]) };
-    let running = start(&log, client, OnDeath::Nobody).unwrap();
+    let running = start(&log, client, OnDeath::Unsupervised).unwrap();
     let next = || requests.recv_timeout(Duration::from_secs(30)).unwrap();
     assert_eq!(next(), "POST default/early 2");
     log.record(event("refused", 2));
@@ -280,11 +281,11 @@ fn the_thread_sends_old_and_new_events_and_survives_rejections() {
 #[test]
 fn a_stop_does_not_wait_for_an_api_server_that_is_away() {
     let (sink, inbox) = crate::model::event::EventSink::new();
-    let (_recorder, log) = crate::kube::events::spawn("node1", inbox, OnDeath::Nobody).unwrap();
+    let (_recorder, log) = crate::kube::events::spawn("node1", inbox, OnDeath::Unsupervised).unwrap();
     drop(sink);
     let (told, requests) = bounded(16);
     let client = FakeApi { told: Some(told), ..FakeApi::answering(vec![Outcome::Away; 100]) };
-    let running = start(&log, client, OnDeath::Nobody).unwrap();
+    let running = start(&log, client, OnDeath::Unsupervised).unwrap();
     log.record(event("web", 0));
     requests.recv_timeout(Duration::from_secs(30)).unwrap();
     assert_eq!(running.stop(Duration::from_secs(5)), threads::Stopped::Joined);

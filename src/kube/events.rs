@@ -535,7 +535,7 @@ mod tests {
     #[test]
     fn a_waiter_is_woken_by_an_event_and_by_the_stop() {
         let (sink, inbox) = EventSink::new();
-        let (running, log) = spawn("node", inbox, OnDeath::Nobody).unwrap();
+        let (running, log) = spawn("node", inbox, OnDeath::Unsupervised).unwrap();
         sink.raise(Regarding::Node, EventType::Normal, "Starting", "here");
         assert!(log.wait_newer(0, &StopToken::never(), Duration::from_secs(30)));
         assert_eq!(log.recent(0)[0].reason, "Starting");

@@ -40,7 +40,7 @@ impl NodeReader {
                 Err(error) => log::warn!("{error}; it is taken as last seen"),
             }
         };
-        match threads::spawn("node-read", Stack::Large, OnDeath::Nobody, body) {
+        match threads::spawn("node-read", Stack::Large, OnDeath::Unsupervised, body) {
             // Its request has a limit.
             Ok(running) => running.leave(),
             Err(error) => log::warn!("cannot start the thread node-read: {error}"),

@@ -44,7 +44,7 @@ fn serve(status: u16) -> (u16, Arc<AtomicU16>, Running) {
     let port = listener.local_addr().unwrap().port();
     let set = Arc::new(AtomicU16::new(status));
     let shown = Arc::clone(&set);
-    let running = spawn("t/server", Stack::Small, OnDeath::Nobody, move |stop| {
+    let running = spawn("t/server", Stack::Small, OnDeath::Unsupervised, move |stop| {
         let mut kept = Vec::new();
         while let Ok((mut stream, _)) = listener.accept() {
             if stop.is_stopped() {

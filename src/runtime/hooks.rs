@@ -177,7 +177,7 @@ impl Runtime {
         let (ended, end) = bounded(0);
         let (runtime, kill, agent_stop) = (self.clone(), kill.clone(), stop.clone());
         let name = format!("hook/{}", hook.pod.uid().short());
-        let spawned = threads::spawn(&name, Stack::Small, OnDeath::Nobody, move |stop| {
+        let spawned = threads::spawn(&name, Stack::Small, OnDeath::Unsupervised, move |stop| {
             let _ended = ended;
             let Some(hook) = kill.pre_stop() else { return };
             if runtime.run_pre_stop(hook, limit, &stop).is_err() && !agent_stop.is_stopped() {

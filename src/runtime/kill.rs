@@ -279,7 +279,7 @@ impl Runtime {
             let (spare_kill, spare_stop, spare_tx) = (Arc::clone(&kill), stop.clone(), tx.clone());
             let name = format!("kill/{}", uid.short());
             let own_order = order.map(Arc::clone);
-            match threads::spawn(&name, Stack::Small, OnDeath::Nobody, move |_| {
+            match threads::spawn(&name, Stack::Small, OnDeath::Unsupervised, move |_| {
                 runtime.stop_and_report(&kill, own_order.as_deref(), &stop, &tx);
             }) {
                 Ok(running) => threads.push(running),

@@ -196,7 +196,7 @@ mod tests {
     fn waiter(quota: &Arc<Quota>, limits: Limits, limit: Duration) -> (Running, Receiver<Option<Permit>>) {
         let quota = Arc::clone(quota);
         let (send, result) = bounded(1);
-        let thread = threads::spawn("waiter", Stack::Small, OnDeath::Nobody, move |stop| {
+        let thread = threads::spawn("waiter", Stack::Small, OnDeath::Unsupervised, move |stop| {
             let _ = send.send(quota.wait(limits, limit, "a permit", &stop));
         });
         (thread.unwrap(), result)

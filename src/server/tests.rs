@@ -82,7 +82,7 @@ impl Fixture {
         let newest = Arc::clone(&version);
         let pods_version = Arc::clone(&version);
         let (sink, inbox) = EventSink::new();
-        let (running, events) = crate::kube::events::spawn("node1", inbox, OnDeath::Nobody).unwrap();
+        let (running, events) = crate::kube::events::spawn("node1", inbox, OnDeath::Unsupervised).unwrap();
         let mut deps = Deps {
             pods: Arc::new(move |each| {
                 let all = pods_version.load(Ordering::SeqCst);
@@ -133,7 +133,7 @@ impl Fixture {
         };
         let ports = bind(&settings).unwrap();
         let tcp: Vec<SocketAddr> = ports.iter().filter_map(Port::address).collect();
-        let server = start(ports, settings, deps, OnDeath::Nobody).unwrap();
+        let server = start(ports, settings, deps, OnDeath::Unsupervised).unwrap();
         let [read_only, healthz] = tcp[..] else { panic!("{tcp:?}") };
         Fixture { server: Some(server), read_only, healthz, _events: running, socket, version, sink, dir }
     }

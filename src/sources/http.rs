@@ -391,7 +391,7 @@ mod tests {
         let (asked, asking) = crossbeam_channel::bounded(4);
         let (seen, go_on) = crossbeam_channel::bounded::<()>(2);
         let body = list(&[pod("a")]);
-        let server = threads::spawn("t/server", Stack::Small, OnDeath::Nobody, move |_| {
+        let server = threads::spawn("t/server", Stack::Small, OnDeath::Unsupervised, move |_| {
             let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
             for answer in [answer.as_str(), "HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n", ""] {
                 let (mut stream, _) = listener.accept().unwrap();

@@ -233,7 +233,7 @@ spec:
         let texts =
             [rich().to_string(), pod.to_string(), format!("a: {}1{}", "[".repeat(9000), "]".repeat(9000))];
         let (tx, rx) = crossbeam_channel::bounded(1);
-        let _running = spawn("t/stack", Stack::Large, OnDeath::Nobody, move |_| {
+        let _running = spawn("t/stack", Stack::Large, OnDeath::Unsupervised, move |_| {
             let flaws: Vec<usize> =
                 texts.iter().map(|text| read(text.as_bytes(), "node", &file()).flaws.len()).collect();
             let _ = tx.send(flaws);

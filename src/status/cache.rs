@@ -529,10 +529,11 @@ mod tests {
         let bell = cache.changes();
         let other = cache.clone();
         let (tx, rx) = bounded(1);
-        let waiter = threads::spawn("t/wait", threads::Stack::Small, threads::OnDeath::Nobody, move |stop| {
-            let _ = tx.send(other.wait_newer(0, &stop, Duration::from_secs(60)));
-        })
-        .unwrap();
+        let waiter =
+            threads::spawn("t/wait", threads::Stack::Small, threads::OnDeath::Unsupervised, move |stop| {
+                let _ = tx.send(other.wait_newer(0, &stop, Duration::from_secs(60)));
+            })
+            .unwrap();
         cache.set(&pod, status(running(), "True"), at(1));
         assert_eq!(rx.recv_timeout(Duration::from_secs(10)), Ok(1));
         assert_eq!(bell.try_recv(), Ok(()));

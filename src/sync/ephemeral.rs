@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn request_waits_for_the_response() {
         let (requester, requests) = requests();
-        let _sync = threads::spawn("t/sync", Stack::Small, OnDeath::Nobody, move |_| {
+        let _sync = threads::spawn("t/sync", Stack::Small, OnDeath::Unsupervised, move |_| {
             for (request, response) in requests.queue.iter().zip([Ok(()), Err("no".to_owned())]) {
                 assert_eq!(request.container.name, "a");
                 let _ = request.response.send(response);

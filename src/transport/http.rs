@@ -369,7 +369,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (tx, rx) = crossbeam_channel::bounded(answers.len());
-        let running = spawn("t/server", Stack::Large, OnDeath::Nobody, move |stop| {
+        let running = spawn("t/server", Stack::Large, OnDeath::Unsupervised, move |stop| {
             for answer in answers {
                 let (socket, _) = listener.accept().unwrap();
                 if stop.is_stopped() {
@@ -447,7 +447,7 @@ mod tests {
         let getter = getter(&url);
         let breaker = getter.clone();
         let (tx, rx) = crossbeam_channel::bounded(1);
-        let _asking = spawn("t/get", Stack::Large, OnDeath::Nobody, move |_| {
+        let _asking = spawn("t/get", Stack::Large, OnDeath::Unsupervised, move |_| {
             let _ = tx.send(getter.get().is_err());
         })
         .unwrap();

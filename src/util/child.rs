@@ -122,7 +122,7 @@ pub fn stream(
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let limited = Limited(Arc::new(Mutex::new(Some(child.map_err(start)?))));
     let watched = limited.clone();
-    let watch = threads::spawn("child-limit", Stack::Small, OnDeath::Nobody, move |stop| {
+    let watch = threads::spawn("child-limit", Stack::Small, OnDeath::Unsupervised, move |stop| {
         if stop.wait(limit) == Waited::TimedOut {
             watched.end();
         }

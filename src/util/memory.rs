@@ -129,7 +129,7 @@ mod tests {
         let _running = crate::util::threads::spawn(
             "t/stack",
             crate::util::threads::Stack::Small,
-            crate::util::threads::OnDeath::Nobody,
+            crate::util::threads::OnDeath::Unsupervised,
             body,
         )
         .unwrap();
@@ -169,7 +169,7 @@ mod tests {
             }
         };
         use crate::util::threads::{OnDeath, Stack, spawn};
-        let _running = spawn("t/stack", Stack::Small, OnDeath::Nobody, body).unwrap();
+        let _running = spawn("t/stack", Stack::Small, OnDeath::Unsupervised, body).unwrap();
         let before = resident_kib(address.recv_timeout(long).unwrap());
         next_tx.send(()).unwrap();
         let after = resident_kib(address.recv_timeout(long).unwrap());

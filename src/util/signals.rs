@@ -43,7 +43,7 @@ impl Listener {
         let handle = incoming.handle();
         let (sender, signals) = bounded(QUEUE);
         // Closing the handle is this thread's waker: it blocks in a read of a pipe.
-        let thread = threads::spawn("signals", Stack::Small, OnDeath::Nobody, move |_| {
+        let thread = threads::spawn("signals", Stack::Small, OnDeath::Unsupervised, move |_| {
             let _waiting = threads::waiting("signal");
             for number in incoming.forever() {
                 let signal = if number == SIGQUIT { Signal::DumpThreads } else { Signal::Stop };

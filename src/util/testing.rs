@@ -32,7 +32,7 @@ pub(crate) fn fifo(path: &Path) {
 /// Runs `body` on a thread of its own: what blocks fails the test instead of hanging it.
 pub(crate) fn unblocked<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
     let (send, done) = crossbeam_channel::bounded(1);
-    let _running = spawn("t/unblocked", Stack::Large, OnDeath::Nobody, move |_| {
+    let _running = spawn("t/unblocked", Stack::Large, OnDeath::Unsupervised, move |_| {
         let _ = send.send(body());
     });
     done.recv_timeout(Duration::from_secs(60)).expect("the call ends")

@@ -55,7 +55,7 @@ pub enum OnDeath {
     /// when the body returned by itself (then `panic` is `None`).
     Unit(Box<dyn FnOnce(Died) + Send>),
     /// Nothing: a return of the body is its normal end, and a panic is only logged.
-    Nobody,
+    Unsupervised,
 }
 
 struct Slot {
@@ -257,7 +257,7 @@ where
                     let _ = tell.send(Died { thread: thread_name, panic });
                 }
                 OnDeath::Unit(tell) => tell(Died { thread: thread_name, panic }),
-                OnDeath::Nobody => {}
+                OnDeath::Unsupervised => {}
             }
         })?;
     Ok(Running { name, stop: Some(source), waker: None, done, handle: Some(handle) })
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn stops_and_joins_on_drop() {
         let (tx, rx) = bounded(1);
-        let running = spawn("t/join", Stack::Small, OnDeath::Nobody, move |stop| {
+        let running = spawn("t/join", Stack::Small, OnDeath::Unsupervised, move |stop| {
             let _ = stop.wait(Duration::from_secs(60));
             let _ = tx.send(());
         })
@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn a_waker_ends_what_the_token_cannot() {
         let (wake, woken) = bounded::<()>(1);
-        let running = spawn("t/waker", Stack::Small, OnDeath::Nobody, move |_| {
+        let running = spawn("t/waker", Stack::Small, OnDeath::Unsupervised, move |_| {
             let _ = woken.recv();
         })
         .unwrap()
@@ -324,7 +324,7 @@ mod tests {
     #[test]
     fn an_overdue_thread_is_named_and_left() {
         let (tx, rx) = bounded::<()>(0);
-        let running = spawn("t/slow", Stack::Small, OnDeath::Nobody, move |_| {
+        let running = spawn("t/slow", Stack::Small, OnDeath::Unsupervised, move |_| {
             let _ = rx.recv();
         })
         .unwrap();
@@ -335,7 +335,7 @@ mod tests {
     #[test]
     fn the_table_shows_what_a_thread_waits_for() {
         let (tx, rx) = bounded(0);
-        let running = spawn("t/table", Stack::Small, OnDeath::Nobody, move |stop| {
+        let running = spawn("t/table", Stack::Small, OnDeath::Unsupervised, move |stop| {
             let _waiting = waiting("a test");
             let _ = tx.send(());
             let _ = stop.wait(Duration::from_secs(60));

@@ -126,7 +126,7 @@ impl Operations {
         let entry = self.enter(uid, volume)?;
         let short: String = uid.as_str().chars().take(8).collect();
         let running =
-            threads::spawn(&format!("vol/{short}"), Stack::Small, OnDeath::Nobody, move |own_stop| {
+            threads::spawn(&format!("vol/{short}"), Stack::Small, OnDeath::Unsupervised, move |own_stop| {
                 let mut report = Report { to: Some(report), result: None };
                 let _entry = entry;
                 let _waiting = threads::waiting("volume operation");

@@ -103,7 +103,7 @@ impl<'a> JoinedNode<'a> {
             }
         };
         let watch =
-            spawn_reflector("bench", admin.clone(), watched, OnDeath::Nobody, sink).expect("a thread");
+            spawn_reflector("bench", admin.clone(), watched, OnDeath::Unsupervised, sink).expect("a thread");
         let begun = agent.launch();
         wait_until("the node to be ready", LONG, || {
             admin.get::<Node>(&Target::node(subject)).is_ok_and(|node| node_is_ready(&node))

@@ -302,7 +302,7 @@ impl Endless {
         let port = listener.local_addr().expect("it has an address").port();
         let connections = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&connections);
-        let running = spawn("t/endless", Stack::Small, OnDeath::Nobody, move |stop| {
+        let running = spawn("t/endless", Stack::Small, OnDeath::Unsupervised, move |stop| {
             let mut open: Vec<Running> = Vec::new();
             for stream in listener.incoming().flatten() {
                 if stop.is_stopped() {
@@ -310,7 +310,7 @@ impl Endless {
                 }
                 counter.fetch_add(1, Ordering::Relaxed);
                 open.retain(|one| !one.is_finished());
-                open.extend(spawn("t/drip", Stack::Small, OnDeath::Nobody, move |stop| {
+                open.extend(spawn("t/drip", Stack::Small, OnDeath::Unsupervised, move |stop| {
                     drip(stream, between, &stop);
                 }));
             }

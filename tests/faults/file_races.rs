@@ -110,7 +110,7 @@ struct WorkerThread {
 impl WorkerThread {
     fn new() -> WorkerThread {
         let (work, todo) = bounded::<Box<dyn FnOnce() + Send>>(1);
-        let running = spawn("t/worker", Stack::Large, OnDeath::Nobody, move |_| {
+        let running = spawn("t/worker", Stack::Large, OnDeath::Unsupervised, move |_| {
             todo.iter().for_each(|one| one());
         })
         .unwrap();

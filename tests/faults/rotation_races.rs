@@ -173,7 +173,7 @@ impl RepeatingThread {
         let (send, ended) = bounded(1);
         let times = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&times);
-        let running = spawn(name, Stack::Large, OnDeath::Nobody, move |stop| {
+        let running = spawn(name, Stack::Large, OnDeath::Unsupervised, move |stop| {
             while !stop.is_stopped() {
                 step(counted.fetch_add(1, Ordering::SeqCst));
             }

@@ -54,7 +54,7 @@ impl Web {
         let answer = Arc::new(Mutex::new((status, body.to_owned())));
         let asked = Arc::new(Mutex::new(Vec::new()));
         let (serves, notes) = (Arc::clone(&answer), Arc::clone(&asked));
-        let running = spawn("t/web", Stack::Small, OnDeath::Nobody, move |stop| {
+        let running = spawn("t/web", Stack::Small, OnDeath::Unsupervised, move |stop| {
             for stream in listener.incoming() {
                 if stop.is_stopped() {
                     return;

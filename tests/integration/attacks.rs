@@ -39,7 +39,7 @@ impl RegularClient {
         let (tell, results) = bounded(1);
         let admin = admin.at(Ipv4Addr::new(127, 0, 0, 2));
         let mut kept = admin.connect().unwrap();
-        let running = spawn("regular", Stack::Large, OnDeath::Nobody, move |stop| {
+        let running = spawn("regular", Stack::Large, OnDeath::Unsupervised, move |stop| {
             let (mut count, mut slowest) = (0, Duration::ZERO);
             while !stop.is_stopped() {
                 let begun = Instant::now();
@@ -227,7 +227,7 @@ fn no_request_path_escapes_the_log_directory() {
 /// Runs on a thread with another user id and no capabilities.
 fn as_other_user<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (tell, results) = bounded(1);
-    let running = spawn("other-user", Stack::Small, OnDeath::Nobody, move |_| {
+    let running = spawn("other-user", Stack::Small, OnDeath::Unsupervised, move |_| {
         let (user, group) = (Uid::from_raw(65534), Gid::from_raw(65534));
         set_thread_res_gid(group, group, group).unwrap();
         set_thread_res_uid(user, user, user).unwrap();

@@ -336,7 +336,7 @@ fn stop_cancels_a_hanging_call() {
         let gate = fake.hang(method);
         let (source, token) = stop::pair();
         let (tx, rx) = mpsc::channel();
-        let _running = spawn("t/hang", Stack::Small, OnDeath::Nobody, move |_| {
+        let _running = spawn("t/hang", Stack::Small, OnDeath::Unsupervised, move |_| {
             let _ = tx.send(verb(&token));
         })
         .unwrap();
@@ -380,7 +380,7 @@ fn connection_recovers_after_a_runtime_restart() {
     let gate = fake.hang("ExecSync");
     let (tx, rx) = mpsc::channel();
     let caller = client.clone();
-    let _running = spawn("t/open", Stack::Small, OnDeath::Nobody, move |_| {
+    let _running = spawn("t/open", Stack::Small, OnDeath::Unsupervised, move |_| {
         let _ = tx.send(caller.exec_sync(&container, vec!["true".into()], LONG, &StopToken::never()));
     })
     .unwrap();
@@ -470,7 +470,7 @@ fn events_arrive_as_they_happen_until_the_stream_ends() {
     fake.wait_until("the stream is open", |fake| fake.listeners() == 1);
     let (source, token) = stop::pair();
     let (tx, rx) = mpsc::channel();
-    let _running = spawn("t/events", Stack::Small, OnDeath::Nobody, move |_| {
+    let _running = spawn("t/events", Stack::Small, OnDeath::Unsupervised, move |_| {
         let _ = tx.send(events.next(&token));
     })
     .unwrap();

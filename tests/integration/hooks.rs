@@ -298,7 +298,7 @@ impl Web {
         let port = listener.local_addr().unwrap().port();
         let asked = Arc::new(Mutex::new(Vec::new()));
         let notes = Arc::clone(&asked);
-        let running = spawn("t/web", Stack::Small, OnDeath::Nobody, move |stop| {
+        let running = spawn("t/web", Stack::Small, OnDeath::Unsupervised, move |stop| {
             for stream in listener.incoming() {
                 if stop.is_stopped() {
                     return;

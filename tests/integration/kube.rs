@@ -62,7 +62,7 @@ fn reflect(client: &Client) -> (Running, Receiver<String>) {
 
 fn reflect_as(name: &'static str, client: &Client) -> (Running, Receiver<String>) {
     let (tell, changes) = bounded(1000);
-    let running = spawn_reflector(name, client.clone(), watched(), OnDeath::Nobody, move |change| {
+    let running = spawn_reflector(name, client.clone(), watched(), OnDeath::Unsupervised, move |change| {
         let _ = tell.send(describe(change));
     })
     .unwrap();
@@ -165,7 +165,7 @@ fn wait_for_a_busy_server_ends_with_the_client() {
     api.fault(Fault::always("GET", "/nodes/", FaultResponse::Status(429, "TooManyRequests", Some(30))));
     let asking = client.clone();
     let (tell, outcome) = bounded(1);
-    let _asking = spawn("t/ask", Stack::Large, OnDeath::Nobody, move |_| {
+    let _asking = spawn("t/ask", Stack::Large, OnDeath::Unsupervised, move |_| {
         let _ = tell.send(asking.get::<Value>(&Target::node("n1")).unwrap_err().is_stopping());
     })
     .unwrap();
@@ -268,9 +268,9 @@ fn events_wait_for_credentials() {
     let api = FakeApi::start();
     let (client, plugin) = with_plugin(&api, false);
     let (sink, inbox) = EventSink::new();
-    let (_recorder, log) = events::spawn("n1", inbox, OnDeath::Nobody).unwrap();
+    let (_recorder, log) = events::spawn("n1", inbox, OnDeath::Unsupervised).unwrap();
     drop(sink);
-    let _delivery = event_sink::spawn(&log, &client, (50.0, 100), OnDeath::Nobody).unwrap();
+    let _delivery = event_sink::spawn(&log, &client, (50.0, 100), OnDeath::Unsupervised).unwrap();
     log.record(Event {
         at: jiff::Timestamp::now(),
         regarding: Regarding::Node,
@@ -309,7 +309,7 @@ fn largest_and_deepest_responses_fit_a_small_stack() {
     endpoint.roots = Roots::Pem(front.authority().into_bytes());
     let client = Client::new(Credentials { endpoint, ..api.credentials() }, None).unwrap();
     let (tell, sizes) = bounded(1);
-    let _small = spawn("t/small", Stack::Small, OnDeath::Nobody, move |_| {
+    let _small = spawn("t/small", Stack::Small, OnDeath::Unsupervised, move |_| {
         let pod: Pod = client.get(&Target::pod("ns", "deep")).unwrap();
         let map: ConfigMap = client.get(&Target::config_map("ns", "wide")).unwrap();
         let secret: SecretObject = client.get(&Target::secret("ns", "long")).unwrap();

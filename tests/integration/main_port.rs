@@ -420,7 +420,7 @@ fn reviews_are_retried_at_a_limited_rate() {
         let askers: Vec<_> = (0..100)
             .map(|n| {
                 let (reviewer, tell) = (reviewer.clone(), tell.clone());
-                spawn("asker", Stack::Small, OnDeath::Nobody, move |_| {
+                spawn("asker", Stack::Small, OnDeath::Unsupervised, move |_| {
                     let _ = tell.send(reviewer.token(&format!("good-{n}")).is_ok());
                 })
                 .unwrap()

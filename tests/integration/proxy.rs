@@ -201,7 +201,7 @@ fn silent_proxy_times_out_or_stops() {
     let breaker = Breaker::default();
     let (child, endpoint) = (breaker.child(), behind.endpoint(&behind.url()));
     let (tell, results) = bounded(1);
-    let _asking = spawn("t/ask", Stack::Large, OnDeath::Nobody, move |_| {
+    let _asking = spawn("t/ask", Stack::Large, OnDeath::Unsupervised, move |_| {
         let deadline = std::time::Instant::now() + LONG;
         let request =
             Request { method: "GET", path: "/", headers: &[], body: None, deadline, kind: Use::Stream };

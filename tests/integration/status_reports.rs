@@ -28,7 +28,7 @@ fn object(value: Value) -> Pod {
 /// Passes changes of the API server to the thread, as `sync` does.
 fn reflect(client: &Client, post: ApiPods) -> Running {
     let watched = Watched { target: Target::pods(), field_selector: None, label_selector: None };
-    spawn_reflector("pods", client.clone(), watched, OnDeath::Nobody, move |change| {
+    spawn_reflector("pods", client.clone(), watched, OnDeath::Unsupervised, move |change| {
         let put = |pod: api::Pod, removed: bool| {
             let pod = Pod::from(pod);
             post.put(pod.uid().clone(), ApiPod { pod, removed });
@@ -66,7 +66,7 @@ impl StatusFixture {
             api: Box::new(client.clone()),
             activity: Box::new(|_| Activity::Stopped),
         };
-        let threads = [reflect(&client, post), publish::spawn(deps, OnDeath::Nobody).unwrap()];
+        let threads = [reflect(&client, post), publish::spawn(deps, OnDeath::Unsupervised).unwrap()];
         StatusFixture { api, pod, cache, _threads: threads }
     }
 
@@ -164,7 +164,7 @@ fn mirror_pod_is_created_and_deleted_with_its_static_pod() {
     let node = Arc::new(node);
     let deps =
         mirror::Deps { views, api: Box::new(api.client()), node: Box::new(move || Some(Arc::clone(&node))) };
-    let thread = mirror::spawn(deps, OnDeath::Nobody).unwrap();
+    let thread = mirror::spawn(deps, OnDeath::Unsupervised).unwrap();
     let desired = vec![object(json!({"metadata": {"name": "p", "namespace": "ns", "uid": "hash",
         "annotations": {"kubernetes.io/config.source": "file", "kubernetes.io/config.hash": "hash"}},
         "spec": {"nodeName": "n1", "containers": [{"name": "c"}]}}))];

@@ -94,7 +94,7 @@ fn answer(mut stream: UnixStream) -> (u16, String) {
 /// Writes so many bytes, and ends that direction, on a thread of its own.
 fn push(stream: &UnixStream, count: usize) -> Running {
     let mut writer = stream.try_clone().unwrap();
-    spawn("t/push", Stack::Small, OnDeath::Nobody, move |_| {
+    spawn("t/push", Stack::Small, OnDeath::Unsupervised, move |_| {
         writer.write_all(&vec![7; count]).unwrap();
         writer.shutdown(Shutdown::Write).unwrap();
     })

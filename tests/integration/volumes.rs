@@ -300,7 +300,7 @@ fn racing_links_never_mount_outside_directories() {
     let forbidden = inode(&secret.join("sub/deep"));
     let done = Arc::new(AtomicBool::new(false));
     let (until, at) = (Arc::clone(&done), dir.clone());
-    let swapper = threads::spawn("t/swapper", Stack::Small, OnDeath::Nobody, move |_| {
+    let swapper = threads::spawn("t/swapper", Stack::Small, OnDeath::Unsupervised, move |_| {
         let flags = rustix::fs::RenameFlags::EXCHANGE;
         let cwd = rustix::fs::CWD;
         let exchange = |other: &str| {

@@ -21,7 +21,7 @@ impl FakeStreams {
         let port = listener.local_addr().expect("its address").port();
         let heads = Arc::new(Mutex::new(Vec::new()));
         let notes = Arc::clone(&heads);
-        let running = spawn("t/streams", Stack::Small, OnDeath::Nobody, move |stop| {
+        let running = spawn("t/streams", Stack::Small, OnDeath::Unsupervised, move |stop| {
             let mut open = Vec::new();
             for stream in listener.incoming() {
                 if stop.is_stopped() {
@@ -29,7 +29,7 @@ impl FakeStreams {
                 }
                 let (Ok(stream), notes) = (stream, Arc::clone(&notes)) else { continue };
                 let second = stream.try_clone().expect("a second handle");
-                let serving = spawn("t/stream", Stack::Small, OnDeath::Nobody, move |_| {
+                let serving = spawn("t/stream", Stack::Small, OnDeath::Unsupervised, move |_| {
                     serve(stream, &notes);
                 });
                 // Closing it wakes the thread that waits in a read.
@@ -107,15 +107,9 @@ fn act(stream: &mut TcpStream, words: &[&str], notes: &Mutex<Vec<String>>) -> st
         "chat" => {
             stream.write_all(SWITCHED.as_bytes())?;
             let mut mouth = stream.try_clone()?;
-            let talking =
-                spawn(
-                    "t/talk",
-                    Stack::Small,
-                    OnDeath::Nobody,
-                    move |_| {
-                        while mouth.write_all(&[0; 4096]).is_ok() {}
-                    },
-                );
+            let talking = spawn("t/talk", Stack::Small, OnDeath::Unsupervised, move |_| {
+                while mouth.write_all(&[0; 4096]).is_ok() {}
+            });
             if stream.read(&mut chunk)? > 0 {
                 notes.lock().expect("no thread panics while it holds the lock").push("heard".to_owned());
             }

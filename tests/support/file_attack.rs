@@ -48,7 +48,7 @@ impl RunningAttack {
         let threads = (0..attack.threads)
             .map(|number| {
                 let (attack, moves) = (Arc::clone(&attack), Arc::clone(&moves));
-                spawn("t/attack", Stack::Large, OnDeath::Nobody, move |stop| {
+                spawn("t/attack", Stack::Large, OnDeath::Unsupervised, move |stop| {
                     let mut random = Random::new(attack.seed + number);
                     while !stop.is_stopped() {
                         if attack.step(&mut random).is_ok() {

@@ -118,7 +118,7 @@ impl Machine {
             ask_bus(&mut stream, "RequestName", args);
         }
         let (mut own, state) = (stream.try_clone().expect("a second handle"), Arc::clone(&self.state));
-        let thread = threads::spawn("t/logind", Stack::Small, OnDeath::Nobody, move |_| {
+        let thread = threads::spawn("t/logind", Stack::Small, OnDeath::Unsupervised, move |_| {
             while let Some(call) = read_message(&mut own) {
                 if call.kind == Kind::Call {
                     let delay = state.lock().expect("no thread panicked with it").delay;
@@ -183,7 +183,7 @@ impl Machine {
             next.flat_map(|number| prepare_signal(&format!(":1.{number}"), true).repeat(BURST)).collect();
         let sent = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&sent);
-        let running = threads::spawn("t/flood", Stack::Small, OnDeath::Nobody, move |_| {
+        let running = threads::spawn("t/flood", Stack::Small, OnDeath::Unsupervised, move |_| {
             stream.set_read_timeout(Some(Duration::from_millis(1))).expect("a socket");
             while stream.write_all(&some).is_ok() {
                 counted.fetch_add(FLOODED * BURST as u64, Ordering::SeqCst);

@@ -34,7 +34,7 @@ impl PortForward {
             .and_then(|port| port.parse().ok())
             .unwrap_or_else(|| panic!("not where it listens: {line:?}"));
         // What it says of each connection has to go somewhere.
-        let drain = spawn("t/drain", Stack::Small, OnDeath::Nobody, move |_| {
+        let drain = spawn("t/drain", Stack::Small, OnDeath::Unsupervised, move |_| {
             lines.lines().map_while(Result::ok).for_each(drop);
         });
         PortForward { port, child, _drain: drain.expect("a thread") }

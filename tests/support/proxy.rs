@@ -61,7 +61,7 @@ impl Proxy {
         };
         let shared = Arc::new(Shared(Mutex::new(state)));
         let own = Arc::clone(&shared);
-        let running = spawn("proxy", Stack::Large, OnDeath::Nobody, move |stop| {
+        let running = spawn("proxy", Stack::Large, OnDeath::Unsupervised, move |stop| {
             while let Ok((client, _)) = listener.accept() {
                 if stop.is_stopped() {
                     break;
@@ -69,7 +69,7 @@ impl Proxy {
                 let shared = Arc::clone(&own);
                 let mut state = own.lock();
                 state.sockets.extend(client.try_clone());
-                let serving = spawn("proxy/conn", Stack::Large, OnDeath::Nobody, move |_| {
+                let serving = spawn("proxy/conn", Stack::Large, OnDeath::Unsupervised, move |_| {
                     let _ = serve(&client, &shared);
                     let _ = client.shutdown(Shutdown::Both);
                 });
@@ -179,7 +179,7 @@ fn serve(mut client: &TcpStream, shared: &Shared) -> io::Result<()> {
         server.write_all(own.as_bytes())?;
     }
     let (mut from, mut to) = (client.try_clone()?, server.try_clone()?);
-    let up = spawn("proxy/up", Stack::Large, OnDeath::Nobody, move |_| {
+    let up = spawn("proxy/up", Stack::Large, OnDeath::Unsupervised, move |_| {
         let _ = io::copy(&mut from, &mut to);
         let _ = to.shutdown(Shutdown::Write);
     })?;

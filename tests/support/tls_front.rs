@@ -103,7 +103,7 @@ impl TlsFront {
         };
         let shared = Arc::new(Shared(Mutex::new(state)));
         let own = Arc::clone(&shared);
-        let running = spawn("front", Stack::Large, OnDeath::Nobody, move |stop| {
+        let running = spawn("front", Stack::Large, OnDeath::Unsupervised, move |stop| {
             while let Ok((client, _)) = listener.accept() {
                 if stop.is_stopped() {
                     break;
@@ -111,7 +111,7 @@ impl TlsFront {
                 let mut state = own.lock();
                 state.sockets.push(client.try_clone().unwrap());
                 let (config, shared) = (Arc::clone(&state.config), Arc::clone(&own));
-                let relay = spawn("front/conn", Stack::Large, OnDeath::Nobody, move |_| {
+                let relay = spawn("front/conn", Stack::Large, OnDeath::Unsupervised, move |_| {
                     let _ = relay(client, server, config, &shared);
                 });
                 state.threads.retain(|thread| !thread.is_finished());

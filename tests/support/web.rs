@@ -61,7 +61,7 @@ impl Server {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port on loopback");
         let port = listener.local_addr().expect("a bound socket has an address").port();
         let answer: Arc<dyn Fn(&Request) -> Reply + Send + Sync> = Arc::new(answer);
-        let running = spawn("t/web", Stack::Small, OnDeath::Nobody, move |stop| {
+        let running = spawn("t/web", Stack::Small, OnDeath::Unsupervised, move |stop| {
             let mut open: Vec<Running> = Vec::new();
             for stream in listener.incoming() {
                 if stop.is_stopped() {
@@ -70,7 +70,7 @@ impl Server {
                 open.retain(|one| !one.is_finished());
                 let Ok(stream) = stream else { continue };
                 let answer = Arc::clone(&answer);
-                let serving = spawn("t/web/conn", Stack::Large, OnDeath::Nobody, move |_| {
+                let serving = spawn("t/web/conn", Stack::Large, OnDeath::Unsupervised, move |_| {
                     // A client may disconnect at any time, which is no error.
                     let _ = serve(stream, answer.as_ref());
                 });

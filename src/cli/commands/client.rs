@@ -226,7 +226,7 @@ mod tests {
         let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let check = |response: &str, expected: &str| {
             let (text, listener) = (response.to_owned(), listener.try_clone().unwrap());
-            let agent = threads::spawn("t/agent", Stack::Small, OnDeath::Nobody, move |_| {
+            let agent = threads::spawn("t/agent", Stack::Small, OnDeath::Unsupervised, move |_| {
                 let (mut stream, _) = listener.accept().unwrap();
                 // Read before the response, or the close would reset the connection.
                 let mut byte = [0];

@@ -39,7 +39,7 @@ impl Agent {
         let version = Arc::new(AtomicU64::new(1));
         let (for_pods, for_wait) = (Arc::clone(&version), Arc::clone(&version));
         let (sink, inbox) = EventSink::new();
-        let (events, log) = crate::kube::events::spawn("node1", inbox, OnDeath::Nobody).unwrap();
+        let (events, log) = crate::kube::events::spawn("node1", inbox, OnDeath::Unsupervised).unwrap();
         let deps = Deps {
             pods: Arc::new(move |each| {
                 let version = for_pods.load(Ordering::SeqCst);
@@ -91,7 +91,7 @@ impl Agent {
             local_socket: dir.path().join(SOCKET),
             any_namespace: false,
         };
-        let server = server::spawn(settings, deps, OnDeath::Nobody).unwrap();
+        let server = server::spawn(settings, deps, OnDeath::Unsupervised).unwrap();
         Agent { dir, sink, version, server: Some(server), _events: events }
     }
 
@@ -215,7 +215,7 @@ fn watch_prints_rows_that_change() {
     let (result, end) = crossbeam_channel::bounded(1);
     let version = Arc::clone(&agent.version);
     let server = agent.server.take().unwrap();
-    let command = threads::spawn("t/watch", Stack::Large, OnDeath::Nobody, move |_| {
+    let command = threads::spawn("t/watch", Stack::Large, OnDeath::Unsupervised, move |_| {
         let _ = result.send(agent.run_into(list(Output::Table, true), &mut Lines(give)));
     })
     .unwrap();

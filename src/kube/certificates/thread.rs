@@ -310,7 +310,7 @@ mod tests {
             }),
             serving: Some((serving.clone(), signer.boxed())),
         };
-        let (running, certificates) = start(parts, OnDeath::Nobody).unwrap();
+        let (running, certificates) = start(parts, OnDeath::Unsupervised).unwrap();
         assert_eq!(news.recv_timeout(limit).unwrap(), "system:node:node1");
         assert!(serving.current().is_none(), "no address is known");
         let address = |ip: &str| api::NodeAddress { type_: "InternalIP".into(), address: ip.into() };

@@ -27,7 +27,7 @@ impl ObjectApi for Server {
         self.sinks.lock().unwrap().insert(key.clone(), sink);
         let running = Arc::clone(&self.running);
         running.fetch_add(1, Ordering::SeqCst);
-        spawn("t/watch", Stack::Small, OnDeath::Nobody, move |stop| {
+        spawn("t/watch", Stack::Small, OnDeath::Unsupervised, move |stop| {
             let _ = stop.wait(Duration::from_secs(60));
             running.fetch_sub(1, Ordering::SeqCst);
         })
@@ -147,7 +147,7 @@ fn waiting_readers_get_the_first_response_at_once() {
     objects.register(&pod("1", &["a"]));
     let reader = objects.clone();
     let (tell, answer) = bounded(1);
-    let running = spawn("t/reader", Stack::Small, OnDeath::Nobody, move |stop| {
+    let running = spawn("t/reader", Stack::Small, OnDeath::Unsupervised, move |stop| {
         let _ =
             tell.send(reader.get(&key("a"), Duration::from_secs(60), &stop).map(|found| found.uid.clone()));
     })

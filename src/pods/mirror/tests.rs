@@ -335,7 +335,7 @@ fn the_thread_follows_the_views() {
         api: Box::new(Recorded(Mutex::default(), tx)),
         node: Box::new(|| Some(Arc::new(node()))),
     };
-    let thread = spawn(deps, OnDeath::Nobody).unwrap();
+    let thread = spawn(deps, OnDeath::Unsupervised).unwrap();
     let view = View { mirrors: Some(vec![]), sources_ready: true, ..View::default() };
     post.put((), View { desired: vec![pod("st", "h1")], ..view.clone() });
     let limit = Duration::from_secs(20);

@@ -11,7 +11,7 @@ use std::net::TcpListener;
 fn serve(answer: &'static [u8]) -> (u16, Running) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let running = spawn("t/server", Stack::Small, OnDeath::Nobody, move |_| {
+    let running = spawn("t/server", Stack::Small, OnDeath::Unsupervised, move |_| {
         let (mut stream, _) = listener.accept().unwrap();
         let mut some = [0; 1024];
         let _ = stream.read(&mut some);

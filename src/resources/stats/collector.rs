@@ -231,7 +231,7 @@ impl Collector {
     fn ask(&self, need: Query) -> std::io::Result<Receiver<Responses>> {
         let (answer, responses) = bounded(1);
         let shared = Arc::clone(&self.shared);
-        let thread = threads::spawn("stats", Stack::Small, OnDeath::Nobody, move |_| {
+        let thread = threads::spawn("stats", Stack::Small, OnDeath::Unsupervised, move |_| {
             // The caller may have failed meanwhile.
             let _ = answer.send(shared.queries.ask(&need));
         })?;

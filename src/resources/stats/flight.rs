@@ -149,7 +149,7 @@ mod tests {
             .map(|_| {
                 let (flight, calls) = (Arc::clone(&flight), Arc::clone(&calls));
                 let (answers, landing) = (answers.clone(), landing.clone());
-                threads::spawn("asks", Stack::Small, OnDeath::Nobody, move |_| {
+                threads::spawn("asks", Stack::Small, OnDeath::Unsupervised, move |_| {
                     let answer = flight.ask("X", soon(), |_| {
                         landing.recv().unwrap();
                         Ok(calls.fetch_add(1, Ordering::Relaxed))
@@ -198,7 +198,7 @@ mod tests {
         let (land, landing) = crossbeam_channel::bounded::<()>(1);
         let _first = {
             let flight = Arc::clone(&flight);
-            threads::spawn("asks", Stack::Small, OnDeath::Nobody, move |_| {
+            threads::spawn("asks", Stack::Small, OnDeath::Unsupervised, move |_| {
                 let _ = flight.ask("X", soon(), |_| {
                     began.send(()).unwrap();
                     // Ends with the test.

@@ -462,7 +462,7 @@ fn who_asks_within_a_second_shares_a_collection() {
     let asking: Vec<_> = (0..8)
         .map(|_| {
             let (collector, answers) = (machine.collector.clone(), answers.clone());
-            threads::spawn("asks", Stack::Small, OnDeath::Nobody, move |_| {
+            threads::spawn("asks", Stack::Small, OnDeath::Unsupervised, move |_| {
                 answers.send(collector.snapshot(Wanted::SUMMARY).unwrap()).unwrap();
             })
             .unwrap()
@@ -485,7 +485,7 @@ fn a_runtime_that_hangs_keeps_only_those_waiting_who_need_it() {
     let (answers, answered) = bounded(2);
     let ask = |wanted| {
         let (collector, answers) = (machine.collector.clone(), answers.clone());
-        threads::spawn("asks", Stack::Small, OnDeath::Nobody, move |_| {
+        threads::spawn("asks", Stack::Small, OnDeath::Unsupervised, move |_| {
             answers.send(collector.snapshot(wanted).unwrap()).unwrap();
         })
         .unwrap()

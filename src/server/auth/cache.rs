@@ -259,7 +259,7 @@ mod tests {
         let threads: Vec<_> = (0..20)
             .map(|_| {
                 let (cache, requests, gate) = (Arc::clone(&cache), Arc::clone(&requests), gate.clone());
-                threads::spawn("reviewer", threads::Stack::Small, threads::OnDeath::Nobody, move |_| {
+                threads::spawn("reviewer", threads::Stack::Small, threads::OnDeath::Unsupervised, move |_| {
                     let result = cache.get_or(key(1), &Caller::default(), || {
                         requests.fetch_add(1, Ordering::SeqCst);
                         let _ = gate.recv();
@@ -279,7 +279,7 @@ mod tests {
     fn panic_during_a_review_ends_the_wait_of_others() {
         let cache: Arc<Cache<u32>> = Arc::new(Cache::new(8, Instant::now));
         let shared = Arc::clone(&cache);
-        drop(threads::spawn("reviewer", threads::Stack::Small, threads::OnDeath::Nobody, move |_| {
+        drop(threads::spawn("reviewer", threads::Stack::Small, threads::OnDeath::Unsupervised, move |_| {
             let _ = shared.get_or(key(1), &Caller::default(), || panic!("of the test"));
         }));
         assert_eq!(cache.get_or(key(1), &Caller::default(), || Ok((1, Duration::from_secs(1)))), Ok(1));
@@ -293,7 +293,7 @@ mod tests {
         let from = |ip: &str| Caller::at(ip, None);
         let review = |n: usize, caller: Caller| {
             let (cache, gate, begins) = (Arc::clone(&cache), gate.clone(), begins.clone());
-            threads::spawn("reviewer", threads::Stack::Small, threads::OnDeath::Nobody, move |_| {
+            threads::spawn("reviewer", threads::Stack::Small, threads::OnDeath::Unsupervised, move |_| {
                 let result = cache.get_or(key(n), &caller, || {
                     let _ = begins.send(n);
                     let _ = gate.recv();

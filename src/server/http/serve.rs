@@ -83,7 +83,7 @@ pub fn spawn(
 ) -> io::Result<Running> {
     let name = format!("conn/{}", context.number());
     let context = Arc::clone(context);
-    threads::spawn(&name, Stack::Large, OnDeath::Nobody, move |_| {
+    threads::spawn(&name, Stack::Large, OnDeath::Unsupervised, move |_| {
         let connection = Connection::new(socket, Arc::clone(&context.shutdown));
         match (&context.main, &admission) {
             (Some(main), Some(admission)) => serve_main(connection, main, admission, &context),

@@ -45,7 +45,7 @@ impl ClientResponse {
 impl Served {
     pub fn new(change: impl FnOnce(&mut Endpoints)) -> Self {
         let (_, inbox) = EventSink::new();
-        let (running, events) = crate::kube::events::spawn("node1", inbox, OnDeath::Nobody).unwrap();
+        let (running, events) = crate::kube::events::spawn("node1", inbox, OnDeath::Unsupervised).unwrap();
         let mut endpoints = endpoints();
         change(&mut endpoints);
         let pods: Arc<EachPod> = Arc::new(|each| each(PodView::default()));

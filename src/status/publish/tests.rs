@@ -498,7 +498,7 @@ fn the_thread_hears_of_both_sides() {
         api: Box::new(Recorded(Mutex::new(server), tx)),
         activity: Box::new(|_| Activity::Stopped),
     };
-    let thread = spawn(deps, OnDeath::Nobody).unwrap();
+    let thread = spawn(deps, OnDeath::Unsupervised).unwrap();
     post.put(pod.uid().clone(), ApiPod { pod: pod.clone(), removed: false });
     let store = |status: &StatusCache, text: Value| {
         status.set(&pod, serde_json::from_value(text).unwrap(), Timestamp::UNIX_EPOCH);

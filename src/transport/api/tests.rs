@@ -93,7 +93,7 @@ fn serve(connections: Vec<Vec<Vec<u8>>>) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let (tell, requests) = bounded(100);
-    let running = spawn("t/server", Stack::Small, OnDeath::Nobody, move |stop| {
+    let running = spawn("t/server", Stack::Small, OnDeath::Unsupervised, move |stop| {
         for (number, answers) in connections.into_iter().enumerate() {
             let (mut stream, _) = listener.accept().unwrap();
             if stop.is_stopped() {
@@ -175,7 +175,7 @@ fn broken_off(server: &Server, kind: Use, answers: bool, streams: bool) -> (Dial
     let child = breaker.child();
     let (tell, told) = bounded(1);
     let (begin, begun) = bounded(1);
-    let _asking = spawn("t/ask", Stack::Large, OnDeath::Nobody, move |_| {
+    let _asking = spawn("t/ask", Stack::Large, OnDeath::Unsupervised, move |_| {
         let request = Request { kind, ..get("/") };
         let outcome = connections.send(&request, &child).and_then(|mut response| {
             let _ = begin.send(());
@@ -234,7 +234,7 @@ fn a_connect_is_broken_off_too() {
     let breaker = Breaker::default();
     let child = breaker.child();
     let (tell, told) = bounded(1);
-    let _asking = spawn("t/ask", Stack::Large, OnDeath::Nobody, move |_| {
+    let _asking = spawn("t/ask", Stack::Large, OnDeath::Unsupervised, move |_| {
         let outcome = Connections::new(&plain(address.port())).unwrap().send(&get("/"), &child);
         let _ = tell.send(outcome.map(|response| response.status));
     })
@@ -339,7 +339,7 @@ fn serve_tls(connections: usize) -> Server {
         .with_single_cert(chain, key)
         .unwrap();
     let config = Arc::new(config);
-    let running = spawn("t/server", Stack::Large, OnDeath::Nobody, move |stop| {
+    let running = spawn("t/server", Stack::Large, OnDeath::Unsupervised, move |stop| {
         for number in 0..connections {
             let (socket, _) = listener.accept().unwrap();
             if stop.is_stopped() {
@@ -386,7 +386,7 @@ fn client_and_server_certificates_are_verified() {
     // TLS where none is spoken.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let _clear = spawn("t/clear", Stack::Small, OnDeath::Nobody, move |_| {
+    let _clear = spawn("t/clear", Stack::Small, OnDeath::Unsupervised, move |_| {
         let (mut stream, _) = listener.accept().unwrap();
         let _ = stream.read(&mut [0; 5]);
         let _ = stream.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n");
@@ -407,7 +407,7 @@ fn a_blocked_tls_read_is_broken_off() {
     text(connections.send(&get("/"), &breaker).unwrap());
     let child = breaker.child();
     let (tell, told) = bounded(1);
-    let _asking = spawn("t/ask", Stack::Large, OnDeath::Nobody, move |_| {
+    let _asking = spawn("t/ask", Stack::Large, OnDeath::Unsupervised, move |_| {
         let _ = tell.send(connections.send(&get("/"), &child).map(|response| response.status));
     })
     .unwrap();

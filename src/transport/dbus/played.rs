@@ -16,7 +16,7 @@ pub(crate) fn bus(play: impl FnOnce(UnixStream) + Send + 'static) -> (tempfile::
     let path = dir.path().join("the bus");
     let listener = UnixListener::bind(&path).unwrap();
     let address = format!("unix:path={}", path.display().to_string().replace(' ', "%20"));
-    let running = threads::spawn("t/bus", Stack::Small, OnDeath::Nobody, move |_| {
+    let running = threads::spawn("t/bus", Stack::Small, OnDeath::Unsupervised, move |_| {
         play(listener.accept().unwrap().0);
     });
     (dir, address, running.unwrap())

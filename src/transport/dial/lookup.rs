@@ -48,7 +48,7 @@ pub(in crate::transport) fn lookup(
     let place = Slot::take(&UNDER_WAY).ok_or_else(|| failed("too many look-ups are under way".to_owned()))?;
     let (tell, told) = bounded(1);
     let name = host.to_owned();
-    let running = threads::spawn("lookup", Stack::Small, OnDeath::Nobody, move |_| {
+    let running = threads::spawn("lookup", Stack::Small, OnDeath::Unsupervised, move |_| {
         let _place = place;
         let found = (name.as_str(), port).to_socket_addrs().map(|found| found.collect::<Vec<_>>());
         // After the deadline there is no reader.

@@ -11,7 +11,7 @@ fn serve(answers: Vec<Vec<u8>>) -> (u16, crossbeam_channel::Receiver<String>, Ru
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let (tx, rx) = crossbeam_channel::bounded(answers.len());
-    let running = spawn("t/server", Stack::Small, OnDeath::Nobody, move |_| {
+    let running = spawn("t/server", Stack::Small, OnDeath::Unsupervised, move |_| {
         for answer in answers {
             let (mut stream, _) = listener.accept().unwrap();
             let (mut request, mut byte) = (Vec::new(), [0]);
@@ -180,7 +180,7 @@ fn a_stop_ends_a_call_soon() {
     let (port, requests, _server) = serve(vec![Vec::new()]);
     let (source, token) = stop::pair();
     let (tx, rx) = crossbeam_channel::bounded(1);
-    let _asking = spawn("t/get", Stack::Small, OnDeath::Nobody, move |_| {
+    let _asking = spawn("t/get", Stack::Small, OnDeath::Unsupervised, move |_| {
         let forever = HttpGet { timeout: None, ..get(port, "/", &[]) };
         let _ = tx.send(http_get(&forever, &token));
     })
@@ -196,7 +196,7 @@ fn a_stop_ends_a_call_soon() {
 fn https_meets_http() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let _server = spawn("t/plain", Stack::Small, OnDeath::Nobody, move |_| {
+    let _server = spawn("t/plain", Stack::Small, OnDeath::Unsupervised, move |_| {
         let (mut stream, _) = listener.accept().unwrap();
         let mut some = [0; 512];
         let _ = stream.read(&mut some);
@@ -208,7 +208,7 @@ fn https_meets_http() {
     .unwrap();
     let (tx, rx) = crossbeam_channel::bounded(1);
     // In a stack as small as that of the threads that make such calls.
-    let _asking = spawn("t/get", Stack::Small, OnDeath::Nobody, move |_| {
+    let _asking = spawn("t/get", Stack::Small, OnDeath::Unsupervised, move |_| {
         let _ =
             tx.send(http_get(&HttpGet { scheme: Scheme::Https, ..get(port, "/", &[]) }, &StopToken::never()));
     })

@@ -113,7 +113,7 @@ fn no_race_leads_outside() {
     symlink("../outside", volume.join("link")).unwrap();
     let done = Arc::new(AtomicBool::new(false));
     let (swapper_done, place) = (Arc::clone(&done), volume.clone());
-    let swapper = threads::spawn("t/swapper", Stack::Small, OnDeath::Nobody, move |_| {
+    let swapper = threads::spawn("t/swapper", Stack::Small, OnDeath::Unsupervised, move |_| {
         let at = |name: &str| place.join(name);
         while !swapper_done.load(Ordering::Relaxed) {
             let exchange = |other: &str| {

@@ -144,14 +144,14 @@ impl FakeApi {
 
     fn serve(&self, listener: TcpListener) {
         let (address, port, own) = (self.address, self.port, Arc::clone(&self.shared));
-        let running = spawn("fake-api", Stack::Large, OnDeath::Nobody, move |stop| {
+        let running = spawn("fake-api", Stack::Large, OnDeath::Unsupervised, move |stop| {
             while let Ok((socket, _)) = listener.accept() {
                 if stop.is_stopped() {
                     break;
                 }
                 own.lock().sockets.push(socket.try_clone().unwrap());
                 let shared = Arc::clone(&own);
-                let thread = spawn("fake-api/conn", Stack::Large, OnDeath::Nobody, move |_| {
+                let thread = spawn("fake-api/conn", Stack::Large, OnDeath::Unsupervised, move |_| {
                     http::serve(socket, |request, socket| shared.answer(request, socket));
                 });
                 let mut threads = own.threads.lock().unwrap_or_else(PoisonError::into_inner);

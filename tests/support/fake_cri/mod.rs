@@ -69,7 +69,7 @@ impl FakeCri {
             delayed: Mutex::default(),
         });
         let ticking = Arc::clone(&shared);
-        let clock = spawn("fake-clock", Stack::Small, OnDeath::Nobody, move |stop| {
+        let clock = spawn("fake-clock", Stack::Small, OnDeath::Unsupervised, move |stop| {
             while stop.wait(TICK) == Waited::TimedOut {
                 ticking.tick();
             }

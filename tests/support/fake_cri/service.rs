@@ -197,7 +197,7 @@ impl Shared {
     fn open_after(&self, gate: Gate, delay: std::time::Duration) -> Gate {
         use coracle::util::threads::{OnDeath, Stack, spawn};
         let opened = gate.clone();
-        let running = spawn("fake-delay", Stack::Small, OnDeath::Nobody, move |stop| {
+        let running = spawn("fake-delay", Stack::Small, OnDeath::Unsupervised, move |stop| {
             let _ = stop.wait(delay);
             opened.open();
         });

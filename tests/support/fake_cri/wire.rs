@@ -31,7 +31,7 @@ impl Wire {
         let listener = UnixListener::bind(&path).unwrap();
         let open = Arc::new(Mutex::new(Vec::new()));
         let (list, target) = (Arc::clone(&open), target.to_owned());
-        let accepting = spawn("t/wire", Stack::Small, OnDeath::Nobody, move |stop| {
+        let accepting = spawn("t/wire", Stack::Small, OnDeath::Unsupervised, move |stop| {
             let mut copying: Vec<Running> = Vec::new();
             for agent in listener.incoming() {
                 if stop.is_stopped() {
@@ -42,7 +42,8 @@ impl Wire {
                 let (Ok(agent), Ok(runtime)) = (agent, UnixStream::connect(&target)) else { continue };
                 for (from, to) in [(&agent, &runtime), (&runtime, &agent)] {
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    let copy = spawn("t/wire/copy", Stack::Small, OnDeath::Nobody, move |_| copy(from, to));
+                    let copy =
+                        spawn("t/wire/copy", Stack::Small, OnDeath::Unsupervised, move |_| copy(from, to));
                     copying.push(copy.unwrap());
                 }
                 list.lock().unwrap().push(Connection { agent, runtime });

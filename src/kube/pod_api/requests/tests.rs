@@ -152,14 +152,15 @@ impl Server {
         let port = listener.local_addr().unwrap().port();
         let state = Arc::new(Mutex::new(State { version: 1, ..State::default() }));
         let shared = Arc::clone(&state);
-        let accepts = threads::spawn("t/api", Stack::Small, OnDeath::Nobody, move |stop| {
+        let accepts = threads::spawn("t/api", Stack::Small, OnDeath::Unsupervised, move |stop| {
             for stream in listener.incoming().map_while(Result::ok) {
                 if stop.is_stopped() {
                     return;
                 }
                 let state = Arc::clone(&shared);
-                let serves =
-                    threads::spawn("t/conn", Stack::Small, OnDeath::Nobody, move |_| serve(&state, stream));
+                let serves = threads::spawn("t/conn", Stack::Small, OnDeath::Unsupervised, move |_| {
+                    serve(&state, stream)
+                });
                 lock(&shared).connections.push(serves.unwrap());
             }
         })

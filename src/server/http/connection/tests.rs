@@ -12,7 +12,7 @@ fn pair() -> (Connection, UnixStream, UnixStream) {
 /// Writes without end, and sends the error that ends it.
 fn endless(mut connection: Connection) -> (Running, crossbeam_channel::Receiver<io::ErrorKind>) {
     let (ends, ended) = crossbeam_channel::bounded(1);
-    let running = spawn("t/writer", Stack::Small, OnDeath::Nobody, move |_| {
+    let running = spawn("t/writer", Stack::Small, OnDeath::Unsupervised, move |_| {
         let error = loop {
             if let Err(error) = connection.write_all(&[b'x'; 4096]) {
                 break error;
@@ -95,7 +95,7 @@ fn client_that_has_ended_its_direction_gets_the_whole_response() {
     let (connection, mut client, _end) = pair();
     client.write_all(b"the next request").unwrap();
     client.shutdown(Shutdown::Write).unwrap();
-    let writer = spawn("t/writer", Stack::Small, OnDeath::Nobody, move |_| {
+    let writer = spawn("t/writer", Stack::Small, OnDeath::Unsupervised, move |_| {
         let mut connection = connection;
         connection.write_all(&vec![b'x'; 1 << 20]).unwrap();
         // The writes have read it if they had to wait.
@@ -133,7 +133,7 @@ fn close_leaves_the_response_to_a_client_that_still_sends() {
     // Unread: a close now would reset the connection.
     client.write_all(&[b'x'; 8192]).unwrap();
     connection.write_all(b"rejected").unwrap();
-    let closer = spawn("t/closer", Stack::Small, OnDeath::Nobody, move |_| connection.close(true));
+    let closer = spawn("t/closer", Stack::Small, OnDeath::Unsupervised, move |_| connection.close(true));
     let mut text = String::new();
     client.read_to_string(&mut text).unwrap();
     assert_eq!(text, "rejected");

@@ -71,7 +71,7 @@ fn client_that_leaves_stops_its_request() {
     let listen = crate::util::threads::spawn(
         "t/listen",
         crate::util::threads::Stack::Small,
-        crate::util::threads::OnDeath::Nobody,
+        crate::util::threads::OnDeath::Unsupervised,
         move |stop| {
             while !stop.is_stopped() {
                 handled.hangups.turn();
