@@ -24,9 +24,9 @@ use crate::resources::system::SystemFacts;
 const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 /// Tells the cloud controller which address was asked for.
 const PROVIDED_NODE_IP: &str = "alpha.kubernetes.io/provided-node-ip";
-/// Keeps pods away until the cloud controller has looked at the node.
+/// Keeps pods away until the cloud controller has initialised the node.
 const CLOUD_TAINT: &str = "node.cloudprovider.kubernetes.io/uninitialized";
-/// Names of one image that are told.
+/// Limit of the names that are reported for one image.
 const MAX_NAMES: usize = 5;
 
 /// Labels of which the agent's own values count on a node that exists already.
@@ -69,7 +69,7 @@ pub struct Image {
     pub size_bytes: i64,
 }
 
-/// Everything that is found out anew for each status.
+/// The facts that are read again for each status.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Facts {
     /// Whether the runtime has been looked at once: before that it is not ready only because

@@ -9,7 +9,7 @@ use super::watch::NodeWatch;
 use crate::kube::client::Client;
 use crate::util::threads::{self, OnDeath, Stack};
 
-/// How long a request may take. Nobody waits longer for it.
+/// The deadline of a request.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Reads the object on a thread of its own, so that who asks is not held up, nor a heartbeat.

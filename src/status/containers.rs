@@ -26,7 +26,7 @@ pub(super) enum Kind {
     Ephemeral,
 }
 
-/// Exit code where nobody saw the real one: the code of SIGKILL.
+/// The exit code if the real one is unknown: that of SIGKILL.
 pub(super) const UNKNOWN_EXIT: i32 = 137;
 /// Message of a container that vanished while the pod was going.
 pub(super) const LOST_WHEN_TERMINATED: &str =
@@ -69,7 +69,7 @@ pub(super) fn ephemeral(pod: &Pod) -> Vec<Container> {
         .collect()
 }
 
-/// A terminated state for a container whose end nobody saw.
+/// A terminated state for a container whose real exit code is unknown.
 pub(super) fn vanished(message: &str) -> ContainerStateTerminated {
     ContainerStateTerminated {
         exit_code: UNKNOWN_EXIT,

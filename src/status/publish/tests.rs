@@ -153,7 +153,7 @@ fn a_status_is_told_once() {
     assert_eq!(bench.after(60), ["web get"]);
     assert_eq!(bench.after(60), NOTHING);
     assert_eq!(bench.core.next_due(), None, "nothing wakes an idle node");
-    // Only the newest of several is told.
+    // Only the newest of several is reported.
     bench.store(&pod, json!({"phase": "Pending"}));
     bench.store(&pod, json!({"phase": "Running", "hostIP": "192.0.2.1"}));
     assert_eq!(bench.run(), [r#"web patch {"phase":"Running"}"#]);
