@@ -167,11 +167,11 @@ fn sensors(
         observe: rooms.observe.clone(),
         images: rooms.images.clone(),
         cri: rooms.cri.clone(),
-        told: node::Told {
+        others: node::OtherRooms {
             problems: Some(Arc::new(move || {
                 shutting_down.is_on().then(|| shutdown::NOT_READY.to_owned()).into_iter().collect()
             })),
-            ..node::Told::default()
+            ..node::OtherRooms::default()
         },
         listed: node::Listed::default(),
         certificates,

@@ -72,8 +72,8 @@ pub struct Image {
 /// The facts that are read again for each status.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Facts {
-    /// Whether the runtime has been looked at once: before that it is not ready only because
-    /// nobody knows better.
+    /// Whether the runtime's status was read once: before that it counts as not ready only because
+    /// it is unknown.
     pub settled: bool,
     /// All that the machine has, and what of it pods may use; `None` while it is not known.
     pub capacity: Option<Allocatable>,
@@ -97,7 +97,7 @@ pub struct Facts {
     pub volumes_in_use: Option<Vec<String>>,
     /// More reasons for not being ready, such as `node is shutting down`.
     pub problems: Vec<String>,
-    /// Told with the Ready condition whatever its status.
+    /// OtherRooms with the Ready condition whatever its status.
     pub warnings: Vec<String>,
 }
 
@@ -213,7 +213,7 @@ fn repair(node: &mut Node, keys: &[&str], wanted: &BTreeMap<String, String>) {
     }
 }
 
-/// `base` with a status of now, and with what people should hear of it.
+/// `base` with the current status, and the events and log lines about it.
 pub(super) fn refreshed(
     settings: &Settings,
     facts: &Facts,

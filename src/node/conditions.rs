@@ -19,7 +19,7 @@ pub struct Pressures {
     pub pid: bool,
 }
 
-/// Something about the node that people should hear of.
+/// A change of the node that is reported to users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct News {
     /// What it is about: a later one of the same topic takes its place.

@@ -124,7 +124,7 @@ impl Keeper {
                 Ok(None) => return Outcome::NoNode,
                 Err(stopping) if stopping.kind == Kind::Stopping => return Outcome::Failed(stopping),
                 Err(other) => {
-                    // Somebody changed, removed or made it: the next attempt reads it first.
+                    // Another client changed, removed or created it: the next attempt reads it first.
                     if matches!(other.kind, Kind::Conflict | Kind::NotFound | Kind::AlreadyExists) {
                         self.lease = None;
                     }
@@ -170,7 +170,7 @@ impl Keeper {
         if let Some(uid) = owner {
             let owners = lease.metadata.owner_references.get_or_insert_default();
             match owners.iter_mut().find(|owner| self.is_node(owner)) {
-                // A node that was registered anew: else the lease would go with the old one.
+                // The node was registered again: without this the lease would be removed with the old one.
                 Some(owner) => owner.uid = uid.to_owned(),
                 None => owners.push(OwnerReference {
                     api_version: "v1".to_owned(),
@@ -273,11 +273,11 @@ mod tests {
         let mut early = Keeper::new("n".to_owned(), 40, Box::new(Script::default()));
         check(&mut early, vec![Ok(lease("2", "u")), Ok(lease("3", "u"))], None, &["get", "update"]);
         assert_eq!(early.owner(), Some("u"));
-        // Somebody else wrote it.
+        // Another client wrote it.
         let answers = vec![Err(Kind::Conflict), Ok(lease("7", "u")), Ok(lease("8", "u"))];
         let (_, sent) = check(&mut keeper, answers, Some("u"), &["update", "get", "update"]);
         assert_eq!(sent[1].metadata.resource_version.as_deref(), Some("7"));
-        // The node was deleted and its lease with it, and is there anew.
+        // The node and its lease were deleted, and the node was registered again.
         let answers = vec![Err(Kind::NotFound), Err(Kind::NotFound), Ok(lease("9", "v"))];
         let (_, sent) = check(&mut keeper, answers, Some("v"), &["update", "get", "create"]);
         assert_eq!(sent[1].metadata.owner_references.as_ref().unwrap()[0].uid, "v");

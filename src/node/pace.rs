@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::util::backoff::jitter;
 
-/// How often a node that is not ready yet is looked at after the start.
+/// How often a node that is not ready yet is checked after the start.
 const FAST: Duration = Duration::from_millis(100);
 /// For how long after the start.
 const FAST_LIMIT: Duration = Duration::from_secs(120);
@@ -54,8 +54,8 @@ impl Pace {
         now >= self.next
     }
 
-    /// Whether to wait a little longer before anything is told: a node that was ready before
-    /// a restart must not be shown as not ready because nobody has looked yet.
+    /// Whether to wait before the first report: a node that was ready before a restart must not be
+    /// reported as not ready because its state is not read yet.
     pub(super) fn hold(&mut self, settled: bool, now: Instant) -> bool {
         if settled || self.settle_until.is_some_and(|until| now >= until) {
             self.settle_until = None;
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_before_the_first_look() {
+    fn nothing_is_reported_before_the_first_check() {
         let start = Instant::now();
         let mut late = pace(start);
         assert!(late.hold(false, start) && late.hold(false, start + SECOND * 4));

@@ -11,7 +11,7 @@ use crate::model::api::{Node, NodeStatus};
 
 type Object = Map<String, Value>;
 
-/// The key by which the elements of a list are told apart.
+/// The key that identifies the elements of a list.
 const MERGE_KEY: &str = "type";
 
 /// What has to be sent to make `old` into `new`; `None` if nothing.

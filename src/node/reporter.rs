@@ -38,10 +38,10 @@ pub(super) struct Reporter {
     registered: bool,
     /// What only a start sets right has not been written yet.
     reconcile: bool,
-    /// The object that was written last: another one is reconciled anew.
+    /// The object that was written last: another one is reconciled again.
     uid: Option<String>,
     /// The last message of each topic.
-    told: HashMap<&'static str, String>,
+    logged: HashMap<&'static str, String>,
     /// A change that the server took and did not keep: it is older than we are, say.
     ignored: Option<Value>,
     /// Why there were no addresses the last time.
@@ -72,7 +72,7 @@ impl Reporter {
             registered: false,
             reconcile: true,
             uid: None,
-            told: HashMap::new(),
+            logged: HashMap::new(),
             ignored: None,
             no_addresses: None,
             pod_cidrs: String::new(),
@@ -136,7 +136,7 @@ impl Reporter {
         self.look_at_object(facts.health.is_usable());
     }
 
-    /// DIFFERS: a node that somebody deleted is registered again; the Go kubelet's stays
+    /// DIFFERS: a node that was deleted is registered again; the Go kubelet's stays
     /// away until it is restarted, and with it all pods of a node that still works.
     fn lost(&mut self, now: Instant, unit: f64) {
         log::warn!("the node {} is not there any more", self.settings.name);
@@ -158,7 +158,7 @@ impl Reporter {
             return true;
         }
         if !self.settings.register {
-            // Whoever makes it, the watch rings.
+            // The watch reports when it is created.
             self.pace.computed(None, now, unit);
             return false;
         }
@@ -270,7 +270,7 @@ impl Reporter {
         Ok(ready)
     }
 
-    /// `None`: not to be told now, the object keeps its own.
+    /// `None`: not to be logged now, the object keeps its own.
     fn addresses(&mut self, old: Option<&Node>) -> Option<Vec<NodeAddress>> {
         let known = old.and_then(|node| node.status.as_ref()?.addresses.as_deref()).unwrap_or_default();
         match self.sensors.addresses(&self.settings, known) {
@@ -315,8 +315,8 @@ impl Reporter {
     /// Raises what was not the last thing raised about its topic.
     fn tell(&mut self, news: Vec<News>) {
         for news in news {
-            if self.told.get(news.topic) != Some(&news.message) {
-                self.told.insert(news.topic, news.message.clone());
+            if self.logged.get(news.topic) != Some(&news.message) {
+                self.logged.insert(news.topic, news.message.clone());
                 if news.kind == EventType::Warning {
                     log::warn!("{}", news.message);
                 } else {
@@ -329,7 +329,7 @@ impl Reporter {
 
     fn succeeded(&mut self) {
         if self.failures.end() {
-            log::info!("the status of node {} is told again", self.settings.name);
+            log::info!("the status of node {} is reported again", self.settings.name);
         }
     }
 

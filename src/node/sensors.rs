@@ -40,13 +40,13 @@ pub trait Sensors {
     /// The cluster gave this node address ranges for its pods.
     ///
     /// # Errors
-    /// Why the runtime does not know them now; they are told again later.
+    /// Why the runtime did not get them; they are sent again later.
     fn set_pod_cidrs(&self, cidrs: &str) -> Result<(), String>;
 }
 
 /// What other rooms may add to a status; nothing unless they do.
 #[derive(Clone, Default)]
-pub struct Told {
+pub struct OtherRooms {
     /// What the node is short of.
     pub pressures: Option<Arc<dyn Fn() -> Pressures + Send + Sync>>,
     /// More reasons for not being ready.
@@ -63,7 +63,7 @@ pub struct Host {
     pub machine: Machine,
     /// Read once at the start.
     pub system: SystemFacts,
-    /// On the file system whose size is told; `None`: local storage is not accounted for.
+    /// On the file system whose size is reported; `None`: local storage is not accounted for.
     pub disk: Option<PathBuf>,
     /// `maxPods`.
     pub max_pods: i32,
@@ -75,15 +75,15 @@ pub struct Host {
     pub max_images: Option<usize>,
     /// The runtime's health, version and abilities.
     pub observe: Observe,
-    /// Tells the images.
+    /// Lists the images.
     pub images: ImageClient,
-    /// Is told the pod address ranges.
+    /// Gets the pod address ranges.
     pub cri: RuntimeClient,
     /// From other rooms.
-    pub told: Told,
-    /// The images that were told last, and when they are asked for again.
+    pub others: OtherRooms,
+    /// The images that were reported last, and when they are listed again.
     pub listed: Listed,
-    /// Told the node's addresses, for which its serving certificate has to be.
+    /// Gets the node's addresses, which its serving certificate must contain.
     pub certificates: Option<Certificates>,
 }
 
@@ -121,10 +121,10 @@ impl Sensors for Host {
             features: self.observe.runtime_features(),
             health: self.observe.runtime_health(),
             images: self.images(Instant::now()),
-            pressures: self.told.pressures.as_ref().map(|told| told()).unwrap_or_default(),
-            volumes_in_use: self.told.volumes_in_use.as_ref().and_then(|told| told()),
-            problems: self.told.problems.as_ref().map(|told| told()).unwrap_or_default(),
-            warnings: self.told.warnings.clone(),
+            pressures: self.others.pressures.as_ref().map(|read| read()).unwrap_or_default(),
+            volumes_in_use: self.others.volumes_in_use.as_ref().and_then(|read| read()),
+            problems: self.others.problems.as_ref().map(|read| read()).unwrap_or_default(),
+            warnings: self.others.warnings.clone(),
         }
     }
 

@@ -11,7 +11,7 @@ use crate::model::api::Taint;
 pub struct Settings {
     /// The node's name.
     pub name: String,
-    /// Whether to register; else somebody else makes the object.
+    /// Whether to register; otherwise another client creates the object.
     pub register: bool,
     /// `--node-labels`.
     pub labels: BTreeMap<String, String>,

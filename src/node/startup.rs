@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_start_is_told_once_and_whole() {
+    fn startup_times_are_reported_once_and_together() {
         let at = |second| Timestamp::from_second(second).unwrap();
         let values = [
             &metrics::STARTUP_BEFORE,
@@ -83,7 +83,7 @@ mod tests {
             found.ready(at(190));
             values.map(Gauge::get)
         };
-        // The gauges are the process's: of the nodes of other tests each is told there once.
+        // The gauges belong to the process: the nodes of other tests report there once each.
         let expected = [30.0, 1.0, 5.0, 14.0, 50.0].map(Some);
         assert!((0..1000).any(|_| tell() == expected), "{:?}", tell());
     }

@@ -190,16 +190,16 @@ fn images_the_largest_first() {
     };
     let nameless = Image { tags: Vec::new(), ..image("none", 9) };
     let list = vec![image("small", 1), many, image("also5", 5), nameless];
-    let told = |most| serde_json::to_value(largest_images(list.clone(), most)).unwrap();
+    let sent = |most| serde_json::to_value(largest_images(list.clone(), most)).unwrap();
     assert_eq!(
-        told(Some(3)),
+        sent(Some(3)),
         json!([
             {"sizeBytes": 9},
             {"names": ["a@0", "a@1", "a@2", "a@3", "a:0"], "sizeBytes": 5},
             {"names": ["also5"], "sizeBytes": 5},
         ])
     );
-    assert_eq!(told(None).as_array().unwrap().len(), 4);
+    assert_eq!(sent(None).as_array().unwrap().len(), 4);
 }
 
 #[test]
@@ -392,13 +392,13 @@ impl NodeApi for Handle {
 }
 
 #[derive(Default)]
-struct Told {
+struct Sent {
     facts: Facts,
     cidrs: Vec<String>,
     cidr_fails: bool,
 }
 
-struct Fixed(Arc<Mutex<Told>>);
+struct Fixed(Arc<Mutex<Sent>>);
 
 impl Sensors for Fixed {
     fn end_with(&mut self, _: &StopToken) {}
@@ -412,16 +412,16 @@ impl Sensors for Fixed {
     }
 
     fn set_pod_cidrs(&self, cidrs: &str) -> Result<(), String> {
-        let mut told = self.0.lock().unwrap();
-        told.cidrs.push(cidrs.to_owned());
-        if told.cidr_fails { Err("scripted".to_owned()) } else { Ok(()) }
+        let mut sent = self.0.lock().unwrap();
+        sent.cidrs.push(cidrs.to_owned());
+        if sent.cidr_fails { Err("scripted".to_owned()) } else { Ok(()) }
     }
 }
 
 /// A reporter with everything around it, and a clock that is moved by hand.
 struct World {
     server: Handle,
-    told: Arc<Mutex<Told>>,
+    sent: Arc<Mutex<Sent>>,
     watch: NodeWatch,
     events: Receiver<Box<Event>>,
     reporter: Reporter,
@@ -433,17 +433,17 @@ impl World {
     fn new(settings: Settings) -> World {
         let (server, watch, start) = (Handle::default(), NodeWatch::new(), Instant::now());
         watch.replaced(Vec::new());
-        let told = Arc::new(Mutex::new(Told { facts: facts(), ..Told::default() }));
+        let sent = Arc::new(Mutex::new(Sent { facts: facts(), ..Sent::default() }));
         let (sink, events) = EventSink::new();
         let reporter = Reporter::new(
             settings,
             Box::new(server.clone()),
-            Box::new(Fixed(Arc::clone(&told))),
+            Box::new(Fixed(Arc::clone(&sent))),
             sink,
             watch.clone(),
             start,
         );
-        World { server, told, watch, events, reporter, start, second: 0 }
+        World { server, sent, watch, events, reporter, start, second: 0 }
     }
 
     /// One turn `seconds` later; the requests that it made.
@@ -455,7 +455,7 @@ impl World {
     }
 
     fn facts(&self, change: impl FnOnce(&mut Facts)) {
-        change(&mut self.told.lock().unwrap().facts);
+        change(&mut self.sent.lock().unwrap().facts);
     }
 
     fn events(&self) -> Vec<&'static str> {
@@ -491,7 +491,7 @@ fn one_request_registers_a_ready_node_and_then_silence() {
 }
 
 #[test]
-fn what_changes_is_told_at_once() {
+fn change_is_reported_at_once() {
     let mut world = World::new(settings());
     world.turn(0);
     world.events();
@@ -558,7 +558,7 @@ fn a_restart_does_not_show_a_ready_node_as_not_ready() {
     });
     assert_eq!(world.turn(0), ["patch"]);
     assert!(world.events().is_empty());
-    // One that does not answer for so long is told of.
+    // A runtime that does not respond for this long is reported.
     let mut world = World::new(settings());
     world.facts(|facts| {
         facts.settled = false;
@@ -603,7 +603,7 @@ fn an_existing_node_is_taken_over() {
 
 #[test]
 fn a_deleted_node_is_registered_again() {
-    // Told by the watch.
+    // Sent by the watch.
     let mut world = World::new(settings());
     world.turn(0);
     assert_eq!(world.watch.uid().as_deref(), Some("uid1"));
@@ -617,7 +617,7 @@ fn a_deleted_node_is_registered_again() {
     assert_eq!(world.turn(1), ["patch"]);
     assert_eq!(world.turn(0), ["create"]);
     assert_eq!(world.watch.uid().as_deref(), Some("uid3"));
-    // Not where somebody else registers nodes.
+    // Not if another client registers nodes.
     let mut world = World::new(Settings { register: false, ..settings() });
     assert_eq!(world.turn(0), NOTHING);
     let mut node = serde_json::to_value(compose::initial(&settings(), &facts(), None, at(1)).0).unwrap();
@@ -658,7 +658,7 @@ fn a_failed_write_is_repeated_from_what_the_server_has() {
     world.events();
     assert_eq!(world.turn(10), ["patch", "get", "drop", "get", "drop", "get", "drop", "get"]);
     assert_eq!(world.turn(10), ["patch"]);
-    // Computed twice, told once.
+    // Computed twice, sent once.
     assert_eq!(world.events(), ["NodeHasSufficientMemory"]);
     world.server.0.lock().unwrap().failures = vec![Kind::Stopping];
     world.facts(|facts| facts.pressures.memory = true);
@@ -666,7 +666,7 @@ fn a_failed_write_is_repeated_from_what_the_server_has() {
 }
 
 #[test]
-fn a_server_that_drops_a_field_is_not_asked_to_keep_it_for_ever() {
+fn field_that_the_server_drops_is_not_sent_again_and_again() {
     let mut world = World::new(settings());
     world.server.0.lock().unwrap().drops = Some("declaredFeatures");
     assert_eq!(world.turn(0), ["create", "patch"]);
@@ -688,14 +688,14 @@ fn decisions_of_others_are_passed_on() {
         });
         world.watch.offer(node);
     };
-    world.told.lock().unwrap().cidr_fails = true;
+    world.sent.lock().unwrap().cidr_fails = true;
     cordon(&world, true);
     assert_eq!(world.turn(1), NOTHING);
     assert_eq!(world.events(), ["NodeNotSchedulable"]);
-    world.told.lock().unwrap().cidr_fails = false;
+    world.sent.lock().unwrap().cidr_fails = false;
     world.turn(10);
     cordon(&world, false);
     world.turn(10);
     assert_eq!(world.events(), ["NodeSchedulable"]);
-    assert_eq!(world.told.lock().unwrap().cidrs, ["10.1.0.0/24,fd00::/64", "10.1.0.0/24,fd00::/64"]);
+    assert_eq!(world.sent.lock().unwrap().cidrs, ["10.1.0.0/24,fd00::/64", "10.1.0.0/24,fd00::/64"]);
 }

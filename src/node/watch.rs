@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absent_object_is_told_once_the_watch_has_spoken() {
+    fn missing_object_is_reported_after_the_first_list() {
         let watch = NodeWatch::new();
         let ring = watch.subscribe();
         watch.replaced(Vec::new());

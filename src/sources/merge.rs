@@ -70,7 +70,7 @@ struct Delivered {
     pods: BTreeMap<PodUid, Pod>,
     incarnations: Incarnations,
     /// Rejections already reported, so that a lasting duplicate is one event.
-    told: HashSet<(FullName, PodUid)>,
+    reported: HashSet<(FullName, PodUid)>,
 }
 
 impl Default for Merge {
@@ -150,7 +150,7 @@ fn distinct(
 ) -> Vec<Pod> {
     let mut names: HashSet<FullName> = HashSet::new();
     let mut uids: HashSet<PodUid> = HashSet::new();
-    let mut told = HashSet::new();
+    let mut reported = HashSet::new();
     let mut kept = Vec::with_capacity(pods.len());
     for pod in pods {
         let name = pod.full_name();
@@ -166,15 +166,15 @@ fn distinct(
             continue;
         };
         let key = (name, pod.uid().clone());
-        if !known.told.contains(&key) && !told.contains(&key) {
+        if !known.reported.contains(&key) && !reported.contains(&key) {
             let described = format!("{}_{}({})", pod.name(), pod.namespace(), pod.uid());
             let message =
                 format!("Error validating pod {described} from {} due to {why}, ignoring", source.as_str());
             rejected.push(Rejected { pod, message });
         }
-        told.insert(key);
+        reported.insert(key);
     }
-    known.told = told;
+    known.reported = reported;
     kept
 }
 
@@ -320,7 +320,7 @@ mod tests {
         updates.iter().map(|update| (update.op, uids(update))).collect()
     }
 
-    fn told(op: Op, uids: &[&str]) -> (Op, Vec<String>) {
+    fn change(op: Op, uids: &[&str]) -> (Op, Vec<String>) {
         (op, uids.iter().map(|uid| (*uid).to_owned()).collect())
     }
 
@@ -335,7 +335,7 @@ mod tests {
         let second = marked_files(&first, vec![plain("a"), edited], at(3));
         assert!(std::ptr::eq(second[0].object(), first[0].object()), "read again, not changed");
         let updates = merge.apply(FILE, second, at(3));
-        assert_eq!(brief(&updates), [told(Op::Update, &["b"])]);
+        assert_eq!(brief(&updates), [change(Op::Update, &["b"])]);
         let seen = |pod: &Pod| pod.annotation(CONFIG_SEEN).unwrap().to_owned();
         assert_eq!(seen(&updates[0].pods[0]), seen(&first[1]), "seen first when it was added");
         // What claims to be marked is believed of files alone, which are marked on the way.
@@ -370,11 +370,11 @@ mod tests {
         assert_eq!(
             brief(&updates),
             [
-                told(Op::Remove, &["gone"]),
-                told(Op::Add, &["new"]),
-                told(Op::Update, &["edited"]),
-                told(Op::Delete, &["dying"]),
-                told(Op::Reconcile, &["ran"]),
+                change(Op::Remove, &["gone"]),
+                change(Op::Add, &["new"]),
+                change(Op::Update, &["edited"]),
+                change(Op::Delete, &["dying"]),
+                change(Op::Reconcile, &["ran"]),
             ]
         );
         assert_eq!(merge.apply(FILE, next, at(3)), []);
@@ -390,22 +390,22 @@ mod tests {
         merge.apply(FILE, set([1, 2]), at(1));
         assert_eq!(merge.apply(FILE, set([1, 2]), at(2)), []);
         let updates = merge.apply(FILE, set([1, 3]), at(3));
-        assert_eq!(brief(&updates), [told(Op::Remove, &["b"]), told(Op::Add, &["b"])]);
+        assert_eq!(brief(&updates), [change(Op::Remove, &["b"]), change(Op::Add, &["b"])]);
         assert!(updates[1].pods[0].annotation(CONFIG_SEEN).unwrap().ends_with(":03.000000000Z"), "a new pod");
         assert_eq!(merge.apply(FILE, set([1, 3]), at(4)), []);
         // The set without it came through, too: it is not restarted twice.
-        assert_eq!(brief(&merge.apply(FILE, vec![], at(5))), [told(Op::Remove, &["a", "b"])]);
-        assert_eq!(brief(&merge.apply(FILE, set([4, 5]), at(6))), [told(Op::Add, &["a", "b"])]);
+        assert_eq!(brief(&merge.apply(FILE, vec![], at(5))), [change(Op::Remove, &["a", "b"])]);
+        assert_eq!(brief(&merge.apply(FILE, set([4, 5]), at(6))), [change(Op::Add, &["a", "b"])]);
     }
 
     #[test]
     fn a_first_set_always_speaks() {
         let mut merge = utc();
-        assert_eq!(brief(&merge.apply(FILE, vec![], at(1))), [told(Op::Add, &[])]);
+        assert_eq!(brief(&merge.apply(FILE, vec![], at(1))), [change(Op::Add, &[])]);
         assert_eq!(merge.apply(FILE, vec![], at(2)), []);
-        assert_eq!(brief(&merge.apply(API, vec![plain("a")], at(3))), [told(Op::Add, &["a"])]);
+        assert_eq!(brief(&merge.apply(API, vec![plain("a")], at(3))), [change(Op::Add, &["a"])]);
         // The sources do not know of each other.
-        assert_eq!(brief(&merge.apply(FILE, vec![plain("a")], at(4))), [told(Op::Add, &["a"])]);
+        assert_eq!(brief(&merge.apply(FILE, vec![plain("a")], at(4))), [change(Op::Add, &["a"])]);
         assert_eq!(merge.apply(API, vec![plain("a")], at(5)), []);
     }
 
@@ -420,7 +420,7 @@ mod tests {
         assert_eq!(added.annotation(CONFIG_SEEN), Some("1970-01-01T00:00:01.000000000Z"));
         let edit = json!({"metadata": {"annotations": {"a": "b"}, "resourceVersion": "9"}});
         let updates = merge.apply(API, vec![pod("a", "a", edit)], at(2));
-        assert_eq!(brief(&updates), [told(Op::Update, &["a"])]);
+        assert_eq!(brief(&updates), [change(Op::Update, &["a"])]);
         let edited = &updates[0].pods[0];
         assert_eq!(edited.annotation(CONFIG_SEEN), added.annotation(CONFIG_SEEN));
         assert_eq!(edited.annotation(CONFIG_MIRROR), Some("h"));
@@ -448,18 +448,18 @@ mod tests {
             )
         };
         merge.apply(API, vec![plain("a")], at(1));
-        assert_eq!(brief(&merge.apply(API, vec![dying(30)], at(2))), [told(Op::Delete, &["a"])]);
-        assert_eq!(brief(&merge.apply(API, vec![dying(1)], at(3))), [told(Op::Delete, &["a"])]);
+        assert_eq!(brief(&merge.apply(API, vec![dying(30)], at(2))), [change(Op::Delete, &["a"])]);
+        assert_eq!(brief(&merge.apply(API, vec![dying(1)], at(3))), [change(Op::Delete, &["a"])]);
         assert_eq!(merge.apply(API, vec![dying(1)], at(4)), []);
         // A pod that is first seen while it is deleted is an addition.
-        assert_eq!(brief(&utc().apply(API, vec![dying(1)], at(1))), [told(Op::Add, &["a"])]);
+        assert_eq!(brief(&utc().apply(API, vec![dying(1)], at(1))), [change(Op::Add, &["a"])]);
     }
 
     #[test]
     fn the_first_of_two_equal_names_wins_and_is_reported_once() {
         let mut merge = utc();
         let set = vec![pod("a", "web", json!({})), pod("b", "web", json!({})), pod("a", "other", json!({}))];
-        assert_eq!(brief(&merge.apply(FILE, set.clone(), at(1))), [told(Op::Add, &["a"])]);
+        assert_eq!(brief(&merge.apply(FILE, set.clone(), at(1))), [change(Op::Add, &["a"])]);
         let messages: Vec<String> =
             merge.take_rejected().into_iter().map(|rejected| rejected.message).collect();
         assert_eq!(

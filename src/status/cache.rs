@@ -69,15 +69,15 @@ impl StatusCache {
         StatusCache::default()
     }
 
-    /// Stores a composed status. An impossible change is dropped and logged. A pod that is
-    /// being deleted is always stored anew, so that its end is told once more.
+    /// Stores a composed status. An impossible change is dropped and logged. The status
+    /// of a pod that is being deleted is always stored, so that its end is reported again.
     pub fn set(&self, pod: &Pod, status: PodStatus, now: Timestamp) -> Stored {
         let force = if pod.is_deleting() { Force::Yes } else { Force::No };
         self.change(pod, now, force, |_| Some(status.clone()))
     }
 
     /// Stores the status of a pod that this node refused: nothing of it is here, so the API
-    /// object may go as soon as somebody deletes it.
+    /// object may be removed as soon as a client deletes it.
     pub fn set_rejected(&self, pod: &Pod, status: PodStatus, now: Timestamp) -> Stored {
         self.change(pod, now, Force::Final, |_| Some(status.clone()))
     }
@@ -402,7 +402,7 @@ mod tests {
         let stored = cache.get(pod.uid()).unwrap();
         let first = stored.conditions.as_ref().unwrap()[0].last_transition_time.clone();
         assert_eq!((first.unwrap().0, stored.observed_generation), (at(13), Some(1)));
-        // A pod that is being deleted is told about every time.
+        // A status of a pod that is being deleted is reported every time.
         let deleting = Pod::from(crate::model::api::Pod {
             metadata: crate::model::meta::ObjectMeta {
                 deletion_timestamp: Some(crate::model::meta::Time(at(15))),
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_is_told_before_its_containers() {
+    fn sandbox_is_reported_before_its_containers() {
         let cache = StatusCache::new();
         let pod = pod("Always", json!({}));
         assert!(!cache.set_sandbox_ready(&pod, at(1)).changed, "nothing is known of the pod yet");

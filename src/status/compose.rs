@@ -100,8 +100,8 @@ fn statuses_of_containers(inputs: &Inputs, status: &mut PodStatus) {
 ///
 /// DIFFERS: a stored terminal phase also never turns into the other terminal phase, and a
 /// pod that ended by itself is not failed by its deadline afterwards. Upstream composes
-/// both anew until the API server has the phase, which a standalone node never sees. And
-/// where the API server's phase is forced upon the pod, its reason and message stay.
+/// both again until the API server has the phase, which never happens on a standalone node.
+/// If the API server's phase is taken over, its reason and message stay.
 fn set_phase(inputs: &Inputs, status: &mut PodStatus) {
     let pod = inputs.pod;
     let source = pod.object().status.as_ref();
@@ -112,13 +112,13 @@ fn set_phase(inputs: &Inputs, status: &mut PodStatus) {
         .filter_map(|status| status.phase.as_deref())
         .find(|phase| is_terminal(Some(phase)));
     let phase = settled.unwrap_or(computed).to_owned();
-    // Whoever gave the phase also said why; somebody else may have ended the pod at the API
-    // server.
-    let told = [inputs.old, source].into_iter().flatten();
-    let told = told.filter(|status| status.phase.as_deref() == Some(&phase));
+    // Reason and message come from the status that has this phase: another client may have ended
+    // the pod at the API server.
+    let sources = [inputs.old, source].into_iter().flatten();
+    let sources = sources.filter(|status| status.phase.as_deref() == Some(&phase));
     let full = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-    status.reason = told.clone().find_map(|status| full(&status.reason));
-    status.message = told.clone().find_map(|status| full(&status.message));
+    status.reason = sources.clone().find_map(|status| full(&status.reason));
+    status.message = sources.clone().find_map(|status| full(&status.message));
     status.phase = Some(phase);
     let exceeded = status
         .start_time

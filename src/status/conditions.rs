@@ -74,7 +74,7 @@ pub(super) fn compose(inputs: &Inputs, status: &PodStatus) -> Vec<PodCondition> 
 }
 
 /// Adds to `status` that the pod had to go, for `message`, by this node's decision. The API
-/// server is told together with the pod's end.
+/// server receives it together with the pod's end.
 pub fn disrupt(pod: &Pod, status: &mut PodStatus, message: &str, now: Timestamp) {
     let before = find(status.conditions.as_deref(), DISRUPTION_TARGET)
         .filter(|before| before.status == "True")
@@ -111,7 +111,7 @@ pub fn gates_differ(pod: &Pod, stored: &PodStatus) -> bool {
     })
 }
 
-/// Computes `ContainersReady` and `Ready` anew after a container's readiness changed.
+/// Computes `ContainersReady` and `Ready` again after a container's readiness changed.
 pub(super) fn refresh_ready(pod: &Pod, status: &mut PodStatus) {
     let containers_ready = containers_ready(pod, status);
     let ready = ready(pod, &containers_ready, status.conditions.as_deref().unwrap_or_default());

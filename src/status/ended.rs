@@ -6,7 +6,7 @@ use crate::util::metrics::Value;
 
 /// Counts the ends that `new` tells and `old` did not.
 ///
-/// DIFFERS: the Go kubelet leaves out containers that it ended itself to start them anew.
+/// DIFFERS: the Go kubelet leaves out containers that it ended itself to restart them.
 pub(super) fn count(old: &PodStatus, new: &PodStatus) {
     for (kind, old, new) in [
         ("init_container", &old.init_container_statuses, &new.init_container_statuses),
@@ -67,7 +67,7 @@ mod tests {
                 (at(&first, &none), 1),
                 (at(&first, &none), 1),
                 (at(&end("r://1", "BetterWords"), &none), 1),
-                // Started anew, and the next instance has ended unseen.
+                // Restarted, and the next instance ended before it was inspected.
                 (at(&running, &first), 1),
                 (at(&json!({"waiting": {}}), &second), 2),
                 (at(&json!({"waiting": {}}), &second), 2),

@@ -59,7 +59,7 @@ pub fn merge(shown: &PodStatus, ours: &PodStatus, activity: Activity, now: Times
 }
 
 /// Leaves the times of conditions whose status the server shows already: those of a static pod
-/// begin anew with the agent, for nothing on the node remembers them.
+/// begin at the start of the agent, because the node does not store them.
 ///
 /// DIFFERS: the Go kubelet starts from the mirror's status when it composes one.
 pub(super) fn keep_times(shown: &PodStatus, status: &mut PodStatus) {
@@ -100,7 +100,7 @@ fn end_readiness(list: &mut [PodCondition], shown: &PodStatus, phase: Option<&st
         condition.status = "False".to_owned();
         condition.reason = Some(reason.to_owned());
         condition.message = None;
-        // Told once already: the time of that stays.
+        // OtherRooms once already: the time of that stays.
         condition.last_transition_time = conditions::find(shown.conditions.as_deref(), kind)
             .filter(|before| before.status == "False")
             .and_then(|before| before.last_transition_time.clone())
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_told_when_nothing_runs() {
+    fn end_is_reported_when_no_container_runs() {
         let shown = json!({"phase": "Running", "conditions": [condition("Ready", "True")]});
         let evicted = json!({"phase": "Failed", "reason": "Evicted", "message": "m", "conditions": [
             condition("DisruptionTarget", "True"), condition("Ready", "True"),

@@ -8,7 +8,7 @@
 //! and stores the result. Nothing but the thread talks to anyone or reads a clock.
 //! Invariants: a stored phase never leaves Succeeded or Failed; a start time never changes;
 //! versions only grow; a condition's transition time changes only with its status; times
-//! have no fractions of seconds; the end of a pod is told when nothing of it runs.
+//! have no fractions of seconds; the end of a pod is reported when none of its containers runs.
 //! Go counterpart: pkg/kubelet/kubelet_pods.go (generateAPIPodStatus) and
 //! pkg/kubelet/status (manager, generators).
 

@@ -530,7 +530,7 @@ fn started_and_ready_follow_the_probes() {
         (Pending, Success, None, false, false),
         (Failure, Success, Some(&was), false, false),
         (Success, Success, None, true, true),
-        // No verdict yet on an instance that was fine, or that nobody knows about.
+        // No verdict yet on an instance that was ready, or whose readiness is unknown.
         (Kept, Kept, Some(&was), true, true),
         (Kept, Kept, Some(&was_not), false, false),
         (Kept, Kept, None, true, true),

@@ -23,8 +23,8 @@ use crate::util::timers::Deadlines;
 /// A foreign edit of what is ours is undone so long after our last patch at the soonest: two
 /// writers that disagree must not keep the server busy.
 const RECONCILE: Duration = Duration::from_secs(10);
-/// How soon a pod whose end could not be told is looked at again, should its last status have
-/// come before the news that nothing of it runs. Doubles.
+/// How soon a pod whose end could not be reported is checked again, in case its last status came
+/// before the report that none of its containers runs. Doubles.
 const WITHHELD: Duration = Duration::from_secs(1);
 /// The longest of these.
 const WITHHELD_MAX: Duration = Duration::from_secs(10);
@@ -49,7 +49,7 @@ pub(super) struct Core {
     /// All stored statuses up to this version are accounted for.
     seen: u64,
     due: Deadlines<PodUid>,
-    /// No answer came last time: nobody is asked before.
+    /// The last request had no response: no request is sent before this time.
     away: Option<(Failures, Instant)>,
 }
 
@@ -59,12 +59,12 @@ struct Record {
     /// Its UID on this node.
     local: PodUid,
     /// The version of the status that the server has.
-    told: u64,
+    acknowledged: u64,
     /// The version in the last patch.
     sent: u64,
     /// That patch kept nothing back.
     in_full: bool,
-    /// When something new was to be told first.
+    /// When something new was to be acknowledged first.
     since: Option<Instant>,
     /// When the last patch was taken.
     patched: Option<Instant>,
@@ -73,10 +73,10 @@ struct Record {
     /// What is missing of the last patch in the server's answer: it takes it otherwise, and
     /// would another time.
     residue: Option<Value>,
-    /// The last patch, until its answer has been looked at.
+    /// The last patch, until its response has been compared with it.
     asked: Option<Value>,
     stage: Stage,
-    /// How often its end could not be told.
+    /// How often its end could not be acknowledged.
     withheld: u32,
     failures: Failures,
     /// The failures are the server's: another status would fare no better.
@@ -167,13 +167,13 @@ impl Core {
         }
     }
 
-    /// When the next pod is to be looked at.
+    /// When the next pod is due.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let next = self.due.next()?;
         Some(self.away.map_or(next, |(_, until)| next.max(until)))
     }
 
-    /// The pods to be looked at now.
+    /// The pods that are due now.
     pub(super) fn due(&mut self, now: Instant) -> Vec<PodUid> {
         if self.is_away(now) {
             return Vec::new();
@@ -216,9 +216,9 @@ impl Core {
             keep_times(shown, &mut merged.status);
         }
         let patch = strategic::patch(uid, shown, &merged.status);
-        // What was kept back then and is told now is not missing of that patch.
+        // A part that was withheld then and is reported now is not missing from that patch.
         let same = record.sent == entry.version && record.in_full != merged.withheld;
-        // What was not asked for is no word against it: somebody else has written that.
+        // A difference that the patch did not contain was written by another client.
         if let Some(asked) = record.asked.take_if(|_| stage == Stage::Taken)
             && same
         {
@@ -227,7 +227,7 @@ impl Core {
         }
         if let Some(body) = patch.filter(|patch| record.residue.as_ref() != Some(patch)) {
             let again = record.patched.and_then(|patched| patched.checked_add(RECONCILE));
-            if let Some(again) = again.filter(|again| record.told >= entry.version && now < *again) {
+            if let Some(again) = again.filter(|again| record.acknowledged >= entry.version && now < *again) {
                 self.due.set_earlier(uid.clone(), again);
                 return None;
             }
@@ -237,8 +237,8 @@ impl Core {
             return Some(record.request(uid, What::Patch(body)));
         }
         if merged.withheld {
-            // Not told in full, so what follows is no foreign edit.
-            record.told = entry.version.saturating_sub(1);
+            // Not acknowledged in full, so what follows is no foreign edit.
+            record.acknowledged = entry.version.saturating_sub(1);
             let wait = WITHHELD.saturating_mul(1 << record.withheld.min(4)).min(WITHHELD_MAX);
             record.withheld = record.withheld.saturating_add(1);
             self.due.set_earlier(uid.clone(), now + wait);
@@ -265,7 +265,7 @@ impl Core {
                     // What the patch was made from is not what the server has.
                     let went_back = age(&pod, record.pod.object()) == Ordering::Less;
                     record.patched = Some(now).filter(|_| !went_back);
-                    record.told = match (went_back, record.in_full) {
+                    record.acknowledged = match (went_back, record.in_full) {
                         (true, _) => 0,
                         (false, true) => record.sent,
                         (false, false) => record.sent.saturating_sub(1),
@@ -286,7 +286,7 @@ impl Core {
                 record.stage = Stage::Over;
                 return;
             }
-            // It will not be shown any more. If it is, somebody else has answered.
+            // The watch will not show it again. If it does, the response was not the API server's.
             Answer::Gone => {
                 record.stage = Stage::Stale;
                 let _ = record.failures.count();
@@ -331,7 +331,7 @@ impl Record {
         Record {
             pod,
             local,
-            told: 0,
+            acknowledged: 0,
             sent: 0,
             in_full: false,
             since: None,
@@ -357,7 +357,7 @@ impl Record {
 
     /// The server has the status of this version.
     fn settle(&mut self, version: u64, now: Instant) {
-        self.told = version;
+        self.acknowledged = version;
         self.withheld = 0;
         self.failures.end();
         self.server_fault = false;

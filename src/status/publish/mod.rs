@@ -51,7 +51,7 @@ pub struct Deps {
     pub activity: Box<dyn Fn(&PodUid) -> Activity + Send>,
 }
 
-/// Starts the thread. Whoever stops it shuts the client down, too: that breaks its request.
+/// Starts the thread. To stop it, shut the client down, too: that ends a request in progress.
 ///
 /// # Errors
 /// When the thread cannot be started.

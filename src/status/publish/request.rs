@@ -96,9 +96,9 @@ fn failure(error: &ApiError) -> Answer {
         return Answer::Conflict(why);
     }
     match error.status() {
-        // A UID that differs is told in this way, too.
+        // Also the response to a UID that differs.
         Some(422) => Answer::Conflict(why),
-        // Whoever is not known is so for every pod.
+        // Failed authentication concerns all pods.
         Some(401) => Answer::Away(why),
         Some(429 | 500..) => Answer::Busy(why, error.retry_after()),
         Some(_) => Answer::Refused(why),

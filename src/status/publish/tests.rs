@@ -12,7 +12,7 @@ use super::*;
 use crate::model::api::{self, PodStatus};
 use crate::model::pod::Pod;
 
-/// A server that keeps pods and does as it is told, unless an answer is scripted.
+/// A server that stores pods and accepts each request, unless a response is scripted.
 #[derive(Default)]
 struct Server {
     pods: BTreeMap<String, Value>,
@@ -137,7 +137,7 @@ fn started() -> Value {
 const NOTHING: Vec<String> = Vec::new();
 
 #[test]
-fn a_status_is_told_once() {
+fn status_is_sent_once() {
     let mut bench = Bench::new();
     let pod = bench.put("web", "1", json!({}));
     assert_eq!(bench.run(), NOTHING);
@@ -241,7 +241,7 @@ fn a_foreign_edit_is_undone() {
 }
 
 #[test]
-fn a_server_that_takes_it_otherwise_is_told_once() {
+fn status_that_the_server_changes_is_sent_once() {
     let mut bench = Bench::new();
     bench.server.ignores = "observedGeneration";
     let pod = bench.put("web", "1", started());
@@ -257,7 +257,7 @@ fn a_server_that_takes_it_otherwise_is_told_once() {
 /// While the node was away its controller has said that its pods are not ready, and the node
 /// has not been shown that when it tells of something else.
 #[test]
-fn what_somebody_wrote_before_the_patch_is_mended_after_it() {
+fn foreign_write_before_a_patch_is_corrected_after_it() {
     let mut bench = Bench::new();
     let condition = |kind: &str, status: &str| json!({"type": kind, "status": status});
     let ready = json!([condition("Ready", "True"), condition("Initialized", "True")]);
@@ -313,7 +313,7 @@ fn a_pod_that_is_over_and_unwanted_is_deleted() {
 }
 
 #[test]
-fn a_refused_pod_is_told_and_deleted_without_a_worker() {
+fn refused_pod_is_reported_and_deleted_without_a_worker() {
     let mut bench = Bench::new();
     bench.activity = Activity::Stopped;
     let pod = bench.put(
@@ -331,7 +331,7 @@ fn a_refused_pod_is_told_and_deleted_without_a_worker() {
 
 /// The first list of the runtime may come while the first patch is under way.
 #[test]
-fn an_end_that_was_kept_back_is_told_though_the_patch_was_taken() {
+fn withheld_end_is_sent_after_an_accepted_patch() {
     let mut bench = Bench::new();
     let pod = bench.put("web", "1", json!({}));
     bench.store(&pod, json!({"phase": "Failed", "reason": "NodeAffinity"}));
@@ -366,7 +366,7 @@ fn a_pod_that_is_gone_or_another_one_is_left_alone() {
     bench.store(&pod, json!({"phase": "Running"}));
     assert_eq!(bench.run(), [r#"web patch {"phase":"Running"}"#, "web get"]);
     assert!(bench.core.local(&"1".into()).is_none());
-    // A conflict with somebody else's change: look, then once more.
+    // A conflict with another client's change: get, then patch again.
     let mut bench = Bench::new();
     let pod = bench.put("web", "1", started());
     bench.store(&pod, json!({"phase": "Running"}));
@@ -384,7 +384,7 @@ fn a_pod_that_is_gone_or_another_one_is_left_alone() {
 }
 
 #[test]
-fn a_server_that_comes_back_from_a_backup_is_told_anew() {
+fn server_restored_from_a_backup_gets_the_status_again() {
     let restored = |bench: &mut Bench| {
         bench.server.version = 3;
         let mut shown = started();
@@ -412,7 +412,7 @@ fn a_server_that_comes_back_from_a_backup_is_told_anew() {
     assert_eq!(bench.after(1), NOTHING);
     assert_eq!(bench.after(60), ["web get", running]);
     assert_eq!(bench.after(60), NOTHING);
-    // What happens before that is known is told in full, too.
+    // A change before that is known is sent in full, too.
     let (mut bench, _) = ready();
     let pod = restored(&mut bench);
     bench.store(&pod, json!({"phase": "Running", "message": "m"}));
@@ -438,7 +438,7 @@ fn a_pod_that_is_shown_though_it_is_said_to_be_gone() {
 }
 
 #[test]
-fn a_static_pod_is_told_of_through_its_mirror() {
+fn status_of_a_static_pod_is_sent_to_its_mirror_pod() {
     let mut bench = Bench::new();
     bench.activity = Activity::Stopped;
     let object = json!({"metadata": {"name": "st", "namespace": "n", "uid": "hash",
@@ -486,7 +486,7 @@ impl Api for Recorded {
 }
 
 #[test]
-fn the_thread_hears_of_both_sides() {
+fn thread_gets_statuses_and_api_pods() {
     let (tx, rx) = bounded(10);
     let mut server = Server::default();
     let pod = server.put("web", "1", started());
