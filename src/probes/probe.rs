@@ -39,10 +39,19 @@ pub(super) struct Target {
 impl Target {
     pub(super) fn is_same(&self, other: &Target) -> bool {
         let key = |target: &Target| {
-            let instance = target.instance.as_ref().map(|one| (one.id.clone(), one.running_since));
-            (instance, target.ip, target.ended)
+            (target.instance.as_ref().and_then(|one| one.running_since), target.ip, target.ended)
         };
-        key(self) == key(other)
+        self.has_same_instance(other) && key(self) == key(other)
+    }
+
+    /// Whether both have the same instance. An instance that an inspection missed is another one
+    /// afterwards: its verdicts begin again.
+    fn has_same_instance(&self, other: &Target) -> bool {
+        match (&self.instance, &other.instance) {
+            (Some(one), Some(two)) => Arc::ptr_eq(&one.verdicts, &two.verdicts),
+            (None, None) => true,
+            _ => false,
+        }
     }
 }
 
@@ -95,8 +104,7 @@ impl Probe {
 
     pub(super) fn update(&mut self, update: Update, now: Instant) {
         if let Some(target) = update.target {
-            let id = |target: &Target| target.instance.as_ref().map(|instance| instance.id.clone());
-            let is_new = id(&target) != id(&self.target);
+            let is_new = !target.has_same_instance(&self.target);
             self.target = target;
             if let Some(instance) = self.target.instance.as_ref().filter(|_| is_new) {
                 self.state.instance(instance.origin);

@@ -79,26 +79,33 @@ struct ProbedPod<T> {
     containers: Vec<ProbedContainer<T>>,
 }
 
+/// How many probes may have a thread.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) all_pods: usize,
+    pub(super) one_pod: usize,
+}
+
 /// The probes of all pods.
 pub(super) struct Registry<T> {
     started: Clock,
     pods: HashMap<PodUid, ProbedPod<T>>,
     verdicts: HashMap<ContainerId, Arc<Verdicts>>,
     threads: usize,
-    max_threads: usize,
+    limits: Limits,
     /// How often a probe got no thread.
     refused: u64,
 }
 
 impl<T> Registry<T> {
     /// The agent counts as started at `start`.
-    pub(super) fn new(start: Clock, max_threads: usize) -> Registry<T> {
+    pub(super) fn new(start: Clock, limits: Limits) -> Registry<T> {
         Registry {
             started: start,
             pods: HashMap::new(),
             verdicts: HashMap::new(),
             threads: 0,
-            max_threads,
+            limits,
             refused: 0,
         }
     }
@@ -130,6 +137,8 @@ impl<T> Registry<T> {
         let Some(probed) = self.pods.get_mut(pod.uid()) else { return };
         // A pod whose sandbox is being removed keeps its address.
         probed.ip = runtime.ips.first().copied().or(probed.ip);
+        let handles = probed.containers.iter().flat_map(|container| &container.probes);
+        let mut of_pod = handles.filter(|handle| handle.thread.is_some()).count();
         for container in &mut probed.containers {
             let Some(spec) = container.index.of(&probed.pod) else { continue };
             let newest = runtime.newest(&spec.name);
@@ -155,19 +164,28 @@ impl<T> Registry<T> {
             for at in 0..container.probes.len() {
                 let ends = terminating && is_regular;
                 let Some(start_with) = container.update(at, probed.ip, ends, &probed.pod) else { continue };
-                let thread = match self.threads < self.max_threads {
-                    true => start(start_with),
-                    false => Err(io::Error::other(format!("there are {} already", self.max_threads))),
+                let thread = match (of_pod < self.limits.one_pod, self.threads < self.limits.all_pods) {
+                    (true, true) => start(start_with),
+                    (false, _) => Err(io::Error::other(format!(
+                        "the pod has {} already, the limit for one pod",
+                        self.limits.one_pod
+                    ))),
+                    _ => Err(io::Error::other(format!("there are {} already", self.limits.all_pods))),
                 };
                 match (thread, container.probes.get_mut(at)) {
                     (Ok(thread), Some(handle)) => {
                         self.threads += 1;
+                        of_pod += 1;
                         handle.thread = Some(thread);
                     }
                     (Err(error), _) => {
                         self.refused += 1;
                         if self.refused.is_power_of_two() {
-                            log::warn!("no thread for a probe ({} times): {error}", self.refused);
+                            log::warn!(
+                                "no thread for a probe of pod {} ({} times): {error}",
+                                pod.full_name(),
+                                self.refused
+                            );
                         }
                     }
                     (Ok(_), None) => {}

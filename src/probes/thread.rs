@@ -10,7 +10,7 @@ use super::Deps;
 use super::check::{self, Check, CheckResult};
 use super::counters::{ProbeCounters, Tally};
 use super::probe::{Effect, Probe, Update};
-use super::registry::{Clock, Registry, Start};
+use super::registry::{Clock, Limits, Registry, Start};
 use super::state::{Kind, Outcome};
 use crate::cri::RuntimeClient;
 use crate::model::event::{EventSink, EventType};
@@ -25,18 +25,18 @@ use crate::util::stop::StopToken;
 use crate::util::threads::{self, Died, OnDeath, Running, Stack};
 use crate::util::timers;
 
-/// Probes with a thread at one time. A pod can name thousands of containers; the unit of the
-/// agent has 8,192 tasks for everything.
-const MAX_THREADS: usize = 4096;
+/// Probes with a thread at one time. A pod can name thousands of containers: it must leave threads
+/// to other pods, and the systemd unit of the agent allows 8,192 tasks for everything.
+const LIMITS: Limits = Limits { all_pods: 4096, one_pod: 512 };
 
 /// What the clients of the room share.
 pub(super) struct Shared {
-    books: Mutex<Books>,
-    outlets: Arc<Outlets>,
+    locked: Mutex<Locked>,
+    check_deps: Arc<CheckDeps>,
     on_death: Sender<Died>,
 }
 
-struct Books {
+struct Locked {
     registry: Registry<Running>,
     /// Stopped, but their checks may still be returning.
     ending: Vec<Running>,
@@ -44,7 +44,7 @@ struct Books {
 }
 
 /// What the thread of a probe acts on.
-struct Outlets {
+struct CheckDeps {
     cri: RuntimeClient,
     events: EventSink,
     post: Post<PodUid, ()>,
@@ -53,58 +53,59 @@ struct Outlets {
 impl Shared {
     pub(super) fn new(deps: Deps) -> Shared {
         Shared {
-            books: Mutex::new(Books {
-                registry: Registry::new(Clock::read(), MAX_THREADS),
+            locked: Mutex::new(Locked {
+                registry: Registry::new(Clock::read(), LIMITS),
                 ending: Vec::new(),
                 stopped: false,
             }),
-            outlets: Arc::new(Outlets { cri: deps.cri, events: deps.events, post: deps.post }),
+            check_deps: Arc::new(CheckDeps { cri: deps.cri, events: deps.events, post: deps.post }),
             on_death: deps.on_death,
         }
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    fn locked(&self) -> MutexGuard<'_, Locked> {
+        self.locked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// See [`super::Probes::sync`].
     pub(super) fn sync(&self, pod: &Pod, runtime: &PodRuntime, terminating: bool) {
-        let mut books = self.books();
-        if !books.stopped {
-            books.registry.sync(pod, runtime, terminating, Clock::read(), |start| self.start(start));
+        let mut locked = self.locked();
+        locked.ending.retain(|thread| !thread.is_finished());
+        if !locked.stopped {
+            locked.registry.sync(pod, runtime, terminating, Clock::read(), |start| self.start(start));
         }
     }
 
     fn start(&self, start: Start) -> std::io::Result<Running> {
         let name = format!("probe/{}", start.probe.pod.uid().short());
         let on_death = OnDeath::Supervisor(self.on_death.clone());
-        let outlets = Arc::clone(&self.outlets);
-        threads::spawn(&name, Stack::Small, on_death, move |stop| run(start, &outlets, &stop))
+        let check_deps = Arc::clone(&self.check_deps);
+        threads::spawn(&name, Stack::Small, on_death, move |stop| run(start, &check_deps, &stop))
     }
 
     pub(super) fn verdict(&self, kind: Kind, id: &ContainerId) -> Verdict {
-        self.books().registry.verdict(kind, id)
+        self.locked().registry.verdict(kind, id)
     }
 
     pub(super) fn forget(&self, uid: &PodUid) {
-        let mut books = self.books();
-        let mut threads = books.registry.forget(uid);
+        let mut locked = self.locked();
+        let mut threads = locked.registry.forget(uid);
         threads.iter_mut().for_each(Running::ask_to_stop);
-        books.ending.retain(|thread| !thread.is_finished());
-        books.ending.append(&mut threads);
+        locked.ending.retain(|thread| !thread.is_finished());
+        locked.ending.append(&mut threads);
     }
 
     pub(super) fn counters(&self) -> Vec<ProbeCounters> {
-        self.books().registry.counters()
+        self.locked().registry.counters()
     }
 
     pub(super) fn stop(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
         let mut threads = {
-            let mut books = self.books();
-            books.stopped = true;
-            let mut threads = books.registry.clear();
-            threads.append(&mut books.ending);
+            let mut locked = self.locked();
+            locked.stopped = true;
+            let mut threads = locked.registry.clear();
+            threads.append(&mut locked.ending);
             threads
         };
         threads.iter_mut().for_each(Running::ask_to_stop);
@@ -115,14 +116,14 @@ impl Shared {
 }
 
 /// The body of `probe/<uid8>`.
-fn run(start: Start, outlets: &Outlets, stop: &StopToken) {
+fn run(start: Start, check_deps: &CheckDeps, stop: &StopToken) {
     let Start { mut probe, inbox, siblings, tally } = start;
     loop {
         receive(&mut probe, &inbox);
         if let Some(check) = probe.begin(Instant::now()) {
-            let (result, took) = run_check(&check, outlets);
+            let (result, took) = run_check(&check, check_deps);
             receive(&mut probe, &inbox);
-            if conclude(&mut probe, &check, &result, took, &tally, outlets) {
+            if conclude(&mut probe, &check, &result, took, &tally, check_deps) {
                 for sibling in &siblings {
                     sibling.put((), Update::default());
                 }
@@ -156,9 +157,9 @@ fn wait(probe: &Probe, inbox: &Inbox<(), Update>, stop: &StopToken) {
 
 /// A check that panics has no result, and its probe goes on.
 #[inline(never)]
-fn run_check(check: &Check, outlets: &Outlets) -> (CheckResult, Duration) {
+fn run_check(check: &Check, check_deps: &CheckDeps) -> (CheckResult, Duration) {
     let begun = Instant::now();
-    let result = catch_unwind(AssertUnwindSafe(|| check::run(check, &outlets.cri)));
+    let result = catch_unwind(AssertUnwindSafe(|| check::run(check, &check_deps.cri)));
     (result.unwrap_or(CheckResult::Aborted), begun.elapsed())
 }
 
@@ -171,8 +172,12 @@ fn conclude(
     result: &CheckResult,
     took: Duration,
     tally: &Tally,
-    outlets: &Outlets,
+    check_deps: &CheckDeps,
 ) -> bool {
+    // The instance or its pod is gone: the registry has dropped it before this thread receives that.
+    if check.stop.is_stopped() {
+        return false;
+    }
     let outcome = match result {
         CheckResult::Success | CheckResult::Warning(_) => Some(Outcome::Success),
         CheckResult::Failure(_) => Some(Outcome::Failure),
@@ -185,16 +190,16 @@ fn conclude(
     if let Some(outcome) = outcome {
         tally.count(outcome, took);
     }
-    raise(check, result, &outlets.events);
+    raise(check, result, &check_deps.events);
     let Effect::Changed(verdict) = effect else { return false };
     log::info!(
-        "{} probe says {verdict:?} pod={} uid={} container={}",
+        "{} probe result is {verdict:?} pod={} uid={} container={}",
         check.kind.as_str(),
         check.pod.full_name(),
         check.pod.uid(),
         check.container.of(&check.pod).map_or("", |container| container.name.as_str()),
     );
-    outlets.post.put(check.pod.uid().clone(), ());
+    check_deps.post.put(check.pod.uid().clone(), ());
     true
 }
 

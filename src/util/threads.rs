@@ -253,8 +253,9 @@ where
             match on_death {
                 _ if asked && panic.is_none() => {}
                 OnDeath::Supervisor(tell) => {
-                    // The supervisor may be gone already while the process ends.
-                    let _ = tell.send(Died { thread: thread_name, panic });
+                    // The supervisor ends the process at the first report: later ones may find a full
+                    // channel, or no supervisor.
+                    let _ = tell.try_send(Died { thread: thread_name, panic });
                 }
                 OnDeath::Unit(tell) => tell(Died { thread: thread_name, panic }),
                 OnDeath::Unsupervised => {}

@@ -66,9 +66,9 @@ fn the_runbook_explains_each_metric_of_the_dashboard_and_the_alerts() {
 /// Both must be there. When the code changes, change the document and this row.
 const FACTS: &[(&str, &str, &str, &str)] = &[(
     "docs/architecture.md",
-    "one per probe of a container that has run, at most 4,096",
+    "one per probe of a container that has run, at most 512 of one pod and 4,096 in all",
     "src/probes/thread.rs",
-    "const MAX_THREADS: usize = 4096;",
+    "const LIMITS: Limits = Limits { all_pods: 4096, one_pod: 512 };",
 )];
 
 #[test]

@@ -45,13 +45,13 @@ struct Bench {
 
 impl Bench {
     fn new(pod: Pod) -> Bench {
-        Bench::with_limit(pod, usize::MAX)
+        Bench::with_limits(pod, Limits { all_pods: usize::MAX, one_pod: usize::MAX })
     }
 
-    fn with_limit(pod: Pod, max_threads: usize) -> Bench {
+    fn with_limits(pod: Pod, limits: Limits) -> Bench {
         let zero = Instant::now();
         let start = Clock { now: zero, wall: Timestamp::from_second(1000).unwrap() };
-        Bench { registry: Registry::new(start, max_threads), workers: Vec::new(), zero, pod }
+        Bench { registry: Registry::new(start, limits), workers: Vec::new(), zero, pod }
     }
 
     fn clock(&self, second: u64) -> Clock {
@@ -310,7 +310,8 @@ fn unchanged_pod_wakes_no_thread() {
 #[test]
 fn probe_above_thread_limit_runs_after_another_pod_ends() {
     let both = json!({"livenessProbe": exec(json!({})), "readinessProbe": exec(json!({}))});
-    let mut bench = Bench::with_limit(pod(json!({"containers": [container("c", both)]}), json!({})), 2);
+    let limits = Limits { all_pods: 2, one_pod: 2 };
+    let mut bench = Bench::with_limits(pod(json!({"containers": [container("c", both)]}), json!({})), limits);
     let instances = || vec![instance("c", "c1", RUNNING, 1100)];
     bench.sync(100, instances(), false);
     assert_eq!((bench.workers.len(), bench.registry.threads), (2, 2));
@@ -325,4 +326,41 @@ fn probe_above_thread_limit_runs_after_another_pod_ends() {
     bench.workers.clear();
     bench.sync(102, others(), false);
     assert_eq!(names(&bench.due(111)), ["Liveness:d1", "Readiness:d1"]);
+}
+
+#[test]
+fn pod_with_very_many_probes_leaves_threads_to_other_pods() {
+    let both = json!({"livenessProbe": exec(json!({})), "readinessProbe": exec(json!({}))});
+    let limits = Limits { all_pods: 4, one_pod: 3 };
+    let containers = json!({"containers": [container("c", both.clone()), container("d", both)]});
+    let mut bench = Bench::with_limits(pod(containers, json!({})), limits);
+    let two = || vec![instance("c", "c1", RUNNING, 1100), instance("d", "d1", RUNNING, 1100)];
+    for second in [100, 101] {
+        bench.sync(second, two(), false);
+        assert_eq!((bench.workers.len(), bench.registry.threads), (3, 3));
+    }
+    let mut object = bench.pod.object().clone();
+    object.metadata.uid = Some("second".to_owned());
+    bench.pod = Pod::from(object);
+    bench.sync(102, vec![instance("c", "e1", RUNNING, 1100)], false);
+    assert_eq!((bench.workers.len(), bench.registry.threads), (4, 4));
+}
+
+#[test]
+fn instance_that_an_inspection_missed_is_checked_again() {
+    let probe = json!({"startupProbe": exec(json!({}))});
+    let mut bench = Bench::new(pod(json!({"containers": [container("c", probe)]}), json!({})));
+    let running = || vec![instance("c", "c1", RUNNING, 1100)];
+    bench.sync(100, running(), false);
+    let checks = bench.due(111);
+    assert_eq!(bench.finish(111, &checks[0], Outcome::Success), Effect::Changed(Verdict::Success));
+    // The thread receives both inspections at once, as it does after a long check.
+    let (pod, clock) = (bench.pod.clone(), bench.clock(120));
+    for containers in [Vec::new(), running()] {
+        let runtime = PodRuntime { containers, ..PodRuntime::default() };
+        bench.registry.sync(&pod, &runtime, false, clock, |_| Ok(0));
+    }
+    assert_eq!(bench.verdict(Kind::Startup, "c1"), Verdict::Pending);
+    bench.receive(120);
+    assert_eq!(names(&bench.due(140)), ["Startup:c1"]);
 }

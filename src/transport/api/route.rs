@@ -8,7 +8,7 @@ use rustls::{ClientConnection, StreamOwned};
 
 use super::breaker::{Breaker, Use};
 use super::socket::Socket;
-use crate::transport::dial::lookup::lookup;
+use crate::transport::dial::lookup::{self, lookup};
 use crate::transport::dial::socket::Limit;
 use crate::transport::dial::{DialError, join_host_port, words};
 use crate::transport::proxy::tunnel::{self, TunnelError};
@@ -113,7 +113,7 @@ fn dial(
     let limit = Limit { deadline: Some(deadline), stop: breaker.token().clone() };
     let addresses = match host.parse::<IpAddr>() {
         Ok(address) => vec![(address, port).into()],
-        Err(_) => lookup(host, port, &limit)?,
+        Err(_) => lookup(host, port, &limit, &lookup::AGENT)?,
     };
     let mut outcome = Err(DialError::Stopped);
     for (index, address) in addresses.iter().enumerate() {

@@ -24,6 +24,9 @@ pub enum DialError {
         /// The resolver's message.
         detail: String,
     },
+    /// All look-ups that may be in progress at one time are: no statement about the peer.
+    #[error("dial tcp: lookup {host}: too many look-ups are in progress")]
+    TooManyLookups { host: String },
     /// The peer, or the network, refused.
     #[error("dial tcp {address}: connect: {words}")]
     Connect {
@@ -98,6 +101,11 @@ impl DialError {
     /// Whether the peer sends HTTP where TLS was expected.
     pub fn is_plain_http(&self) -> bool {
         matches!(self.innermost(), DialError::PlainHttp)
+    }
+
+    /// Whether this node could not look the name up: no statement about the peer.
+    pub fn is_too_many_lookups(&self) -> bool {
+        matches!(self.innermost(), DialError::TooManyLookups { .. })
     }
 
     /// Whether the caller's stop token ended it.

@@ -14,17 +14,25 @@ use crate::util::timers;
 /// A look-up without a deadline of the caller's own ends after this.
 const LOOKUP_LIMIT: Duration = Duration::from_secs(30);
 
-/// Concurrent look-ups, those included whose caller has given up.
+/// Concurrent look-ups of one pool, those included whose caller has given up.
 const MAX_LOOKUPS: usize = 64;
-static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
-/// One of the places, given back when dropped.
+/// Look-ups in progress. Pods name the hosts of probes and hooks: a name whose server does not
+/// respond must not keep the agent from the API server.
+pub(in crate::transport) struct Pool(AtomicUsize);
+
+/// Hosts that pods name.
+pub(in crate::transport) static PODS: Pool = Pool(AtomicUsize::new(0));
+/// The API server, manifest URLs and their proxies.
+pub(in crate::transport) static AGENT: Pool = Pool(AtomicUsize::new(0));
+
+/// One look-up of a pool, given back when dropped.
 struct Slot(&'static AtomicUsize);
 
 impl Slot {
-    fn take(under_way: &'static AtomicUsize) -> Option<Slot> {
+    fn take(in_progress: &'static AtomicUsize) -> Option<Slot> {
         let next = |count| (count < MAX_LOOKUPS).then_some(count + 1);
-        under_way.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok().map(|_| Slot(under_way))
+        in_progress.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok().map(|_| Slot(in_progress))
     }
 }
 
@@ -40,16 +48,17 @@ pub(in crate::transport) fn lookup(
     host: &str,
     port: u16,
     limit: &Limit,
+    pool: &'static Pool,
 ) -> Result<Vec<SocketAddr>, DialError> {
     let failed = |detail: String| DialError::Lookup { host: host.to_owned(), detail };
     if host.contains('\0') || host.len() > 253 {
         return Err(failed("no such host".to_owned()));
     }
-    let place = Slot::take(&UNDER_WAY).ok_or_else(|| failed("too many look-ups are under way".to_owned()))?;
+    let slot = Slot::take(&pool.0).ok_or_else(|| DialError::TooManyLookups { host: host.to_owned() })?;
     let (tell, told) = bounded(1);
     let name = host.to_owned();
     let running = threads::spawn("lookup", Stack::Small, OnDeath::Unsupervised, move |_| {
-        let _place = place;
+        let _slot = slot;
         let found = (name.as_str(), port).to_socket_addrs().map(|found| found.collect::<Vec<_>>());
         // After the deadline there is no reader.
         let _ = tell.send(found.map_err(|error| error.to_string()));
@@ -82,11 +91,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_bounded_and_given_back() {
+    fn lookups_in_progress_are_limited() {
         static OWN: AtomicUsize = AtomicUsize::new(0);
         let mut held: Vec<Slot> = std::iter::from_fn(|| Slot::take(&OWN)).collect();
         assert_eq!(held.len(), MAX_LOOKUPS);
         held.pop();
         assert!(Slot::take(&OWN).is_some());
+    }
+
+    #[test]
+    fn exhausted_pool_is_an_error_of_its_own_and_leaves_other_pools_alone() {
+        static FULL: Pool = Pool(AtomicUsize::new(MAX_LOOKUPS));
+        static OTHER: Pool = Pool(AtomicUsize::new(0));
+        let limit = Limit::new(None, &crate::util::stop::pair().1);
+        let error = lookup("localhost", 1, &limit, &FULL).unwrap_err();
+        assert!(error.is_too_many_lookups(), "{error}");
+        assert_ne!(lookup("localhost", 1, &limit, &OTHER).err(), Some(error));
     }
 }

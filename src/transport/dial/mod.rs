@@ -134,7 +134,7 @@ fn connect(host: &str, port: u16, limit: &Limit) -> Result<Socket, DialError> {
     };
     let addresses = match address {
         Some(address) => vec![(address, port).into()],
-        None => lookup::lookup(host, port, limit)?,
+        None => lookup::lookup(host, port, limit, &lookup::PODS)?,
     };
     let mut first = None;
     for (index, address) in addresses.iter().enumerate() {
