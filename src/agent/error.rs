@@ -28,15 +28,3 @@ pub(super) enum StartError {
 pub(super) fn thread(name: &'static str) -> impl FnOnce(std::io::Error) -> StartError {
     move |source| StartError::Thread { name, source }
 }
-
-/// An error with its causes, once each.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
-}

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::error::{StartError, chain};
+use super::error::StartError;
 use super::host::Host;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::kube::certificates::serving::{Serving, Source};
@@ -14,6 +14,7 @@ use crate::kube::client::Client;
 use crate::kube::reviews::{Attributes, Reviewer, User};
 use crate::server::{Auth, AuthSettings, MainPort, Mode, Reviews};
 use crate::transport::tls::{Acceptor, Settings};
+use crate::util::error_chain::chain;
 
 /// Opens the serving certificate; `None`: the port is off.
 pub(super) fn certificate(

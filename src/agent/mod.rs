@@ -27,8 +27,9 @@ mod wiring;
 
 use crate::config::{AgentArgs, Loaded};
 use crate::server::ServerError;
+use crate::util::error_chain::chain;
 use crate::util::{logging, threads};
-use error::{StartError, chain};
+use error::StartError;
 use supervise::{StopReason, Supervisor};
 
 /// How a run of the agent ended.

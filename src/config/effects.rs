@@ -40,7 +40,7 @@ pub fn default_configuration(defaults: DefaultSet) -> KubeletConfiguration {
     typed(value).unwrap_or_default()
 }
 
-/// The configuration in a document whose values have been checked. OtherRooms that it is a map, the
+/// The configuration in a document whose values have been checked. Because only a map is accepted, the
 /// decoder needs no second half for lists: fifty kilobytes of the binary.
 pub(super) fn typed(value: Value) -> Result<KubeletConfiguration, serde_json::Error> {
     match value {

@@ -97,7 +97,7 @@ pub struct Facts {
     pub volumes_in_use: Option<Vec<String>>,
     /// More reasons for not being ready, such as `node is shutting down`.
     pub problems: Vec<String>,
-    /// OtherRooms with the Ready condition whatever its status.
+    /// Reported with the Ready condition, whatever its status.
     pub warnings: Vec<String>,
 }
 

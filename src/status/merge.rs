@@ -100,7 +100,7 @@ fn end_readiness(list: &mut [PodCondition], shown: &PodStatus, phase: Option<&st
         condition.status = "False".to_owned();
         condition.reason = Some(reason.to_owned());
         condition.message = None;
-        // OtherRooms once already: the time of that stays.
+        // Already reported: that time stays.
         condition.last_transition_time = conditions::find(shown.conditions.as_deref(), kind)
             .filter(|before| before.status == "False")
             .and_then(|before| before.last_transition_time.clone())

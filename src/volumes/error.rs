@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::atomic_writer::{MAX_BYTES, PathError};
 use crate::kube::objects::ObjectError;
 use crate::model::mount::SubPathFailure;
+use crate::util::error_chain::chain;
 
 /// What went wrong, with which volume or directory.
 #[derive(Debug, thiserror::Error)]
@@ -165,16 +166,4 @@ impl VolumeError {
         let path = path.to_owned();
         move |errno| VolumeError::Io { attempt, path, source: errno.into() }
     }
-}
-
-/// The error and its causes on one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        next = cause.source();
-    }
-    text
 }

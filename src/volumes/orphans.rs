@@ -4,10 +4,11 @@ use std::os::fd::AsFd;
 
 use rustix::io::Errno;
 
-use super::error::{VolumeError, chain};
+use super::error::VolumeError;
 use super::manager::Volumes;
 use super::{empty_dir, mounts, paths};
 use crate::model::ids::PodUid;
+use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
 use crate::util::tree::{self, Leftover};
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
 use super::atomic_writer::Payload;
-use super::error::{VolumeError, chain};
+use super::error::VolumeError;
 use super::files::Site;
 use super::manager::Volumes;
 use super::operations::{self, Operation};
@@ -30,6 +30,7 @@ use crate::model::metrics::STORAGE_OPERATIONS;
 use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
 use crate::model::reasons;
+use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
 use crate::util::threads;
 use crate::util::tree;

@@ -20,6 +20,7 @@ use super::error::VolumeError;
 use super::manager::Volumes;
 use super::{operations, paths};
 use crate::model::mount::{SubPath, SubPathFailure, SubPaths};
+use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
 use crate::util::tree::{self, Leftover};
 
@@ -70,7 +71,7 @@ impl SubPaths for Volumes {
                     "cannot use sub path {path:?} of volume {:?} at {} for volumeMount {index} of container {container:?}: {} uid={pod}",
                     volume.volume,
                     volume.host_path.display(),
-                    super::error::chain(&error),
+                    chain(&error),
                 );
             }
             match error {

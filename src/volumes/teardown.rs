@@ -9,10 +9,11 @@ use std::path::Path;
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
-use super::error::{VolumeError, chain};
+use super::error::VolumeError;
 use super::manager::Volumes;
 use super::{empty_dir, mounts, operations, paths, sub_path};
 use crate::model::ids::PodUid;
+use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
 use crate::util::tree::{self, Leftover};
 

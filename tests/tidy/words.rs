@@ -31,7 +31,7 @@ fn found(text: &str, unwanted: &[String]) -> Vec<(usize, String)> {
                 let before = lower[..at].chars().next_back();
                 let after = lower[at + word.len()..].chars().next();
                 let is_letter = |one: Option<char>| one.is_some_and(char::is_alphanumeric);
-                // `OnDeath::Unsupervised` and the user of `65534:nobody:/` are names, not words.
+                // `Limit::Nobody` and the user of `65534:nobody:/` are names, not words.
                 let is_name = lower[..at].ends_with(':');
                 if !is_letter(before) && !is_letter(after) && !is_name {
                     found.push((number + 1, word.clone()));
@@ -144,7 +144,7 @@ fn words_are_found_in_prose_and_names() {
         "x\n<!-- words:begin -->\n| Not | But |\n|---|---|\n| nobody, for ever | no client |\n<!-- words:end -->\n| a | b |",
     );
     assert_eq!(list, ["nobody", "for ever"]);
-    let text = "Nobody, for ever\nfn nobody_asks()\nOnDeath::Unsupervised\nNobodyAnswers\nbusybody for every";
+    let text = "Nobody, for ever\nfn nobody_asks()\nLimit::Nobody\nNobodyAnswers\nbusybody for every";
     let lines: Vec<usize> = found(text, &list).into_iter().map(|(line, _)| line).collect();
     assert_eq!(lines, [1, 1, 2]);
     let document = "a\n| x | `unit a.rs::nobody_asks`, nobody\nroot:65534:nobody:/";

@@ -10,6 +10,7 @@ use crate::cli::table::Color;
 use crate::cri;
 use crate::resources::preflight::{self, CheckLine, Standing};
 use crate::server::NodeReport;
+use crate::util::error_chain::chain;
 
 use super::age;
 use super::client::Client;
@@ -84,17 +85,6 @@ fn runtime(endpoint: &str) -> Vec<CheckLine> {
         lines.push(line("pod network", Standing::Ok, "the runtime's network is ready".to_owned(), ""));
     }
     lines
-}
-
-/// An error with its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text.push_str(&format!(": {source}"));
-        next = source.source();
-    }
-    text
 }
 
 fn agent_lines(agent: &Result<NodeReport, CommandError>) -> Vec<CheckLine> {

@@ -92,7 +92,7 @@ pub(super) struct Images {
 enum PullError {
     /// The node's own limit on pulls per second.
     Rate,
-    /// OtherRooms to stop.
+    /// The caller asked for a stop.
     Stopped,
     /// What the runtime said, once per credential that was tried.
     Runtime(Vec<String>),
