@@ -76,7 +76,7 @@ impl Runtime {
     /// an event, unless `stop` was given meanwhile.
     ///
     /// # Errors
-    /// See [`SandboxError`].
+    /// The variants of `SandboxError`.
     pub fn create_sandbox(
         &self,
         pod: &Pod,

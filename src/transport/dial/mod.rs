@@ -2,7 +2,7 @@
 //! probes and lifecycle hooks make them (Go: pkg/probe/http, pkg/probe/tcp).
 //!
 //! Each call opens a connection of its own and closes it again. A deadline covers the whole
-//! call, names and redirects included, and a stop token ends it within [`socket::STOP_LATENCY`].
+//! call, names and redirects included, and a stop token ends it within `socket::STOP_LATENCY`.
 //! Certificates are not verified: what listens on a pod's address is the pod by definition.
 //! Proxies of the environment are not used. Requests are written here and not by the HTTP
 //! library, because a probe sends the manifest's headers, byte for byte, and users know the
