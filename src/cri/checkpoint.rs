@@ -1,5 +1,5 @@
-//! What the node API asks of one container: where its log is, whether it runs, a checkpoint
-//! (gate `ContainerCheckpoint`).
+//! Calls of the node API for one container: its log path, whether it runs, a checkpoint (gate
+//! `ContainerCheckpoint`).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::model::labels;
 use crate::transport::generated::{methods, runtime};
 use crate::util::stop::StopToken;
 
-/// A container as its log's reader sees it.
+/// The state of a container that a reader of its log needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Logging {
     pub log_path: PathBuf,
@@ -20,7 +20,7 @@ pub struct Logging {
 }
 
 impl RuntimeClient {
-    /// Where a container's log is, and whether it runs.
+    /// The path of a container's log, and whether the container runs.
     ///
     /// # Errors
     /// When the call fails or no status comes back.
@@ -31,8 +31,8 @@ impl RuntimeClient {
         Ok(Logging { log_path: PathBuf::from(status.log_path), running, pod })
     }
 
-    /// Has the runtime write a checkpoint of a running container to `location`. Without a
-    /// time in seconds an ordinary call's is taken.
+    /// Requests a checkpoint of a running container, which the runtime writes to `location`.
+    /// Without a timeout in seconds the request timeout applies.
     ///
     /// # Errors
     /// When the call fails; many runtimes do not offer it.

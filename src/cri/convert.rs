@@ -36,7 +36,7 @@ pub(super) fn owner(labels: &Texts) -> Option<Owner> {
     })
 }
 
-/// What an event is about.
+/// The object of an event.
 pub(super) fn container_event(event: runtime::ContainerEventResponse) -> ContainerEvent {
     let sandbox = event.pod_sandbox_status.into_option().filter(|sandbox| !sandbox.id.is_empty());
     ContainerEvent {
@@ -78,7 +78,7 @@ pub(super) fn listed_sandbox(sandbox: &runtime::PodSandbox) -> ListedSandbox {
     }
 }
 
-/// The annotations that are asked for without a look at the container itself.
+/// The annotations that are needed without the status of the container.
 const LISTED_ANNOTATIONS: [&str; 3] = [
     labels::CONTAINER_RESTART_COUNT,
     labels::POD_DELETION_GRACE_PERIOD,
@@ -115,11 +115,11 @@ pub(super) fn sandbox_order(a: &ListedSandbox, b: &ListedSandbox) -> Ordering {
 
 /// Newest container first, among those of one name; the id makes the order total.
 pub(super) fn container_order(a: &ListedContainer, b: &ListedContainer) -> Ordering {
-    // The attempt first: clocks are set back.
+    // The attempt is first, as clocks can be set back.
     b.attempt.cmp(&a.attempt).then(b.created_at.cmp(&a.created_at)).then(a.id.cmp(&b.id))
 }
 
-/// A sandbox of which nothing but its entry in the list matters any more.
+/// A sandbox of which only the entry in the list is needed.
 pub(super) fn past_sandbox(listed: &ListedSandbox) -> SandboxStatus {
     SandboxStatus {
         id: listed.id.clone(),
@@ -142,12 +142,12 @@ pub(super) fn sandbox_status(status: &runtime::PodSandboxStatus) -> SandboxStatu
         created_at: time(status.created_at),
         host_network,
         network_reported: status.network.is_some(),
-        // With the node's network the runtime has no say in the addresses.
+        // With the node's network the runtime does not assign addresses.
         ips: if host_network { Vec::new() } else { addresses(&status.network) },
     }
 }
 
-/// The primary address and the others; one bad address makes the whole answer void.
+/// The primary address and the others; if one is invalid, none is used.
 fn addresses(network: &runtime::PodSandboxNetworkStatus) -> Vec<IpAddr> {
     if network.ip.is_empty() {
         return Vec::new();
@@ -193,7 +193,7 @@ pub(super) fn container_status(status: runtime::ContainerStatus, sandbox: &Sandb
 }
 
 fn resources(linux: &runtime::LinuxContainerResources) -> AppliedResources {
-    // The wire has no absent numbers; none of these is ever really zero or less.
+    // The wire has no absent numbers; no valid value is zero or negative.
     let reported = |value: i64| (value > 0).then_some(value);
     AppliedResources {
         cpu_shares: reported(linux.cpu_shares),
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_container_has_the_highest_attempt_whatever_the_clock_said() {
+    fn newest_container_has_the_highest_attempt_regardless_of_the_clock() {
         let one = |id: &str, attempt, created_at| {
             listed_container(runtime::Container {
                 id: id.into(),

@@ -1,4 +1,4 @@
-//! What can go wrong at the runtime, and how often it is said.
+//! Errors of calls to the runtime, and how often they are logged.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 use crate::transport::endpoint::EndpointError;
 use crate::transport::grpc::{CallError, Kind};
 
-/// A failed verb of the runtime or image service.
+/// A failed call of the runtime or image service.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CriError {
     /// The call failed. Printed as Go clients print it: events and statuses carry that text.
     #[error("{error}")]
     Call {
-        /// Sandbox, container or image that it was about; empty for the runtime itself.
+        /// Sandbox, container or image of the call; empty for the runtime itself.
         object: String,
-        /// Method, kind and the server's words.
+        /// Method, kind and the server's message.
         error: CallError,
     },
-    /// The call was broken off because its caller stops.
+    /// The call was cancelled because its caller stops.
     #[error("rpc error: code = Canceled desc = context canceled")]
     Stopped {
         /// Bare method name.
@@ -26,8 +26,8 @@ pub enum CriError {
         /// As in [`CriError::Call`].
         object: String,
     },
-    /// The answer lacks what every runtime must send.
-    #[error("{method} of {object:?}: {what} is not set in the answer")]
+    /// The response lacks a required field.
+    #[error("{method} of {object:?}: {what} is not set in the response")]
     Incomplete {
         /// Bare method name.
         method: &'static str,
@@ -46,21 +46,21 @@ pub enum CriError {
     },
 }
 
-/// What the caller should make of a [`CriError`].
+/// How the caller should handle a [`CriError`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// Try again later; the runtime may be away or busy.
+    /// Retry later; the runtime may be stopped or busy.
     Retry,
-    /// The object is gone from the runtime.
+    /// The object does not exist in the runtime.
     Gone,
-    /// This runtime does not offer the call; trying again is useless.
+    /// This runtime does not offer the call; a retry is useless.
     Unsupported,
-    /// Our side is stopping.
+    /// The agent or the caller stops.
     Stopping,
 }
 
 impl CriError {
-    /// What to make of it.
+    /// How to handle the error.
     #[must_use]
     pub fn class(&self) -> Class {
         match self {
@@ -85,14 +85,14 @@ impl CriError {
         }
     }
 
-    /// Whether the object is gone from the runtime.
+    /// Whether the object does not exist in the runtime.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         self.kind() == Some(Kind::NotFound)
     }
 
-    /// The runtime's own words without the `rpc error` frame, as container statuses show
-    /// them after a failed create or start.
+    /// The runtime's message without the `rpc error` prefix, as container statuses show it after a
+    /// failed create or start.
     #[must_use]
     pub fn desc(&self) -> String {
         match self {
@@ -111,7 +111,7 @@ impl CriError {
         }
     }
 
-    /// Sandbox, container or image that the call was about.
+    /// Sandbox, container or image of the call.
     #[must_use]
     pub fn object(&self) -> &str {
         match self {
@@ -123,7 +123,7 @@ impl CriError {
     }
 }
 
-/// The same words about the same thing are logged once in this time.
+/// The same error of the same call and object is logged once in this time.
 const QUIET: Duration = Duration::from_secs(60);
 /// More entries than this are swept; each is one failing call on one object.
 const SWEEP_AT: usize = 256;
@@ -134,16 +134,16 @@ struct Said {
     at: Instant,
 }
 
-/// Says each error once a minute, however often it happens (Go: logreduction).
+/// Logs each error at most once a minute (Go: logreduction).
 #[derive(Debug, Default)]
 pub(super) struct ErrorLog {
     said: Mutex<HashMap<(&'static str, String), Said>>,
 }
 
 impl ErrorLog {
-    /// Logs `error` unless the same was said within the last minute.
+    /// Logs `error` unless the same one was logged within the last minute.
     pub(super) fn note(&self, error: &CriError) {
-        // Gone objects and our own stop are ordinary; the caller says so if it matters.
+        // Missing objects and a stop are ordinary; the caller logs them if it matters.
         if matches!(error.class(), Class::Gone | Class::Stopping) {
             log::debug!("{} of {:?}: {error}", error.method(), error.object());
         } else if self.is_news(error, Instant::now()) {
@@ -151,7 +151,7 @@ impl ErrorLog {
         }
     }
 
-    /// A success makes the next failure news again.
+    /// After a success the next failure is logged again.
     pub(super) fn succeeded(&self, method: &'static str, object: &str) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if !said.is_empty() {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn prints_like_a_go_client_and_knows_its_class() {
+    fn error_has_text_of_go_client_and_class() {
         let error = call(Kind::NotFound, "c1", "no such container");
         assert_eq!(error.to_string(), "rpc error: code = NotFound desc = no such container");
         assert_eq!(error.desc(), "no such container");
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_error_is_said_once_a_minute() {
+    fn same_error_is_logged_once_a_minute() {
         let log = ErrorLog::default();
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);

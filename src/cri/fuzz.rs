@@ -6,7 +6,7 @@ use crate::model::labels;
 use crate::transport::generated::{Message, MessageField, runtime};
 use crate::util::threads::Stack;
 
-/// gRPC takes 16 MiB; what counts here is how the cost grows.
+/// gRPC allows 16 MiB; a smaller size shows how the cost grows.
 const RESPONSE_BYTES: usize = 4 << 20;
 
 fn pod_labels(uid: &str) -> std::collections::BTreeMap<String, String> {

@@ -1,4 +1,4 @@
-//! Verbs of the image service.
+//! Calls of the image service.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ impl ImageClient {
         ImageClient { caller: Caller::new(channel, request_timeout) }
     }
 
-    /// The same client, whose calls end at once when `stop` is given.
+    /// The same client, whose calls `stop` cancels immediately.
     #[must_use]
     pub fn with_stop(&self, stop: StopToken) -> ImageClient {
         ImageClient { caller: self.caller.with_stop(stop) }
@@ -58,11 +58,11 @@ impl ImageClient {
         }
     }
 
-    /// Fetches an image; returns what to start containers from. It takes as long as it takes:
-    /// only `stop` ends it early.
+    /// Fetches an image; returns what to start containers from. It has no deadline: only `stop`
+    /// ends it early.
     ///
     /// # Errors
-    /// When the call fails or no reference comes back.
+    /// When the call fails or the response has no reference.
     pub fn pull_image(
         &self,
         image: runtime::ImageSpec,
@@ -84,7 +84,7 @@ impl ImageClient {
         Ok(ImageRef::from(answer.image_ref))
     }
 
-    /// Removes an image; one that is not there is no error.
+    /// Removes an image; one that does not exist is no error.
     ///
     /// # Errors
     /// When the call fails.
@@ -94,7 +94,7 @@ impl ImageClient {
         self.caller.call(&methods::REMOVE_IMAGE, &object, &request).map(drop)
     }
 
-    /// Where images and writable layers are kept, and how much they use.
+    /// The file systems of images and writable layers, and how much they use.
     ///
     /// # Errors
     /// When the call fails.

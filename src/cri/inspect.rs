@@ -1,5 +1,5 @@
-//! The runtime's view of our pods: all of them cheaply, or one in full
-//! (Go: kuberuntime GetPods and GetPodStatus).
+//! Inspection of our pods in the runtime: a list of all, or one with its statuses (Go: kuberuntime
+//! GetPods and GetPodStatus).
 
 use std::collections::BTreeMap;
 
@@ -12,18 +12,18 @@ use crate::model::pod::{CONFIG_SOURCE, SourceName};
 use crate::model::runtime::{ListedPod, PodRuntime, SandboxState};
 use crate::transport::generated::runtime;
 
-/// Every pod of ours that the runtime knows, or just `only`, from two list calls.
+/// All our pods in the runtime, or just `only`, from two list calls.
 ///
 /// # Errors
-/// When a list call fails: half a list would look like dead pods.
+/// When a list call fails: with a partial list pods would seem to have ended.
 pub fn list_pods(
     client: &RuntimeClient,
     only: Option<&PodUid>,
 ) -> Result<BTreeMap<PodUid, ListedPod>, CriError> {
     let selector: BTreeMap<String, String> =
         only.map(|uid| (labels::POD_UID.to_owned(), uid.to_string())).into_iter().collect();
-    // Sandboxes first: a container that appears in between comes back without its sandbox
-    // and is complete at the next look; the other way round a sandbox would look empty.
+    // Sandboxes first: a container created between the calls has no sandbox in the result and is
+    // complete at the next inspection; in the other order a sandbox would seem empty.
     let sandboxes = client.list_pod_sandbox(runtime::PodSandboxFilter {
         label_selector: selector.clone(),
         ..Default::default()
@@ -38,8 +38,8 @@ pub(super) fn group(
     containers: Vec<runtime::Container>,
 ) -> BTreeMap<PodUid, ListedPod> {
     let mut pods: BTreeMap<PodUid, ListedPod> = BTreeMap::new();
-    // DIFFERS: the Go kubelet takes every sandbox for its own, and kills those that other
-    // tools made; here a sandbox without the pod labels belongs to someone else.
+    // DIFFERS: the Go kubelet treats every sandbox as its own, and kills those that other tools
+    // made; here a sandbox without the pod labels belongs to another client.
     for sandbox in &sandboxes {
         if let Some(owner) = convert::owner(&sandbox.labels) {
             let pod = entry(&mut pods, owner);
@@ -72,8 +72,8 @@ fn entry(pods: &mut BTreeMap<PodUid, ListedPod>, owner: Owner) -> &mut ListedPod
     })
 }
 
-/// Everything about the pod behind `listed`: one call per container, and one per sandbox
-/// that still matters. What vanished since the list was made is left out.
+/// The statuses of the pod `listed`: one call per container, and one per sandbox that is in use.
+/// Containers and sandboxes removed since the list was made are left out.
 ///
 /// # Errors
 /// When any other call fails: the caller keeps its older view.
@@ -86,7 +86,7 @@ pub fn pod_runtime(client: &RuntimeClient, listed: &ListedPod) -> Result<PodRunt
         ..PodRuntime::absent(listed.uid.clone())
     };
     for (at, sandbox) in listed.sandboxes.iter().enumerate() {
-        // Of older, stopped sandboxes only their number and attempt matter.
+        // Of older, stopped sandboxes only their number and attempt are needed.
         if at > 0 && sandbox.state == SandboxState::NotReady {
             pod.sandboxes.push(convert::past_sandbox(sandbox));
             continue;
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_grouped_by_pod_and_strangers_left_out() {
+    fn lists_are_grouped_by_pod_without_foreign_containers() {
         let sandbox = |id: &str, created_at, labels| runtime::PodSandbox {
             id: id.into(),
             created_at,

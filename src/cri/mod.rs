@@ -1,12 +1,11 @@
-//! The container runtime behind verbs (Go: cri-client's remote runtime and image services,
-//! and the reading half of kuberuntime).
+//! Client of the container runtime, with one method per call (Go: cri-client's remote runtime and
+//! image services, and the reading half of kuberuntime).
 //!
-//! Owns: which deadline each call has, what an unusable answer is, and the translation of
-//! the runtime's lists and statuses to `model::runtime`.
-//! Threads: none; a call blocks its caller, and a stop token breaks it off.
-//! Invariants: the clients never retry and keep no state of the pods; a runtime that is away
-//! is an error of each call, not of [`connect`].
-//! Absent on purpose: the bytes of exec, attach and port-forward; only where to dial is asked.
+//! Owns: the deadline of each call, the check of responses, and the conversion of the runtime's
+//! lists and statuses to `model::runtime`. Threads: none; a call blocks its caller, and a stop
+//! token cancels it. Invariants: the clients never retry and keep no state of the pods; a runtime
+//! that does not run is an error of each call, not of [`connect`]. Absent on purpose: the bytes of
+//! exec, attach and port-forward; only their URL is requested.
 
 mod checkpoint;
 mod convert;

@@ -1,4 +1,4 @@
-//! Verbs of the runtime service.
+//! Calls of the runtime service.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::util::stop::StopToken;
 /// The version of the kubelet's side that the `Version` call announces.
 const KUBELET_API_VERSION: &str = "0.1.0";
 
-/// A channel with our deadlines and our way to report failures.
+/// A channel with deadlines for calls and reduced logging of failures.
 #[derive(Clone)]
 pub(super) struct Caller {
     channel: Channel,
@@ -115,7 +115,7 @@ pub struct RuntimeVersion {
 pub struct Handler {
     /// Name, as in a RuntimeClass; empty for the default one.
     pub name: String,
-    /// Whether read-only mounts can be so for everything mounted below.
+    /// Whether read-only mounts can be recursive.
     pub recursive_read_only_mounts: bool,
     /// Whether pods can have their own user namespace.
     pub user_namespaces: bool,
@@ -139,7 +139,7 @@ pub struct RuntimeStatus {
     pub network_ready: Result<(), String>,
     /// Handlers, sorted by name.
     pub handlers: Vec<Handler>,
-    /// `None` when the runtime is too old to say.
+    /// `None` when the runtime is too old to report them.
     pub features: Option<RuntimeFeatures>,
 }
 
@@ -151,19 +151,19 @@ impl RuntimeStatus {
     }
 }
 
-/// Who writes container cgroups.
+/// The manager of container cgroups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CgroupDriver {
     /// systemd, in slices and scopes.
     Systemd,
-    /// Plain directories.
+    /// The runtime itself, in plain directories.
     Cgroupfs,
 }
 
 /// How a command in a container ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecOutput {
-    /// All of its standard output; the runtime cuts it at 16 MiB.
+    /// All of its standard output; the runtime truncates it at 16 MiB.
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
     pub exit_code: i32,
@@ -176,10 +176,10 @@ pub struct ContainerEvents {
 }
 
 impl ContainerEvents {
-    /// Waits for the next event; `None` when the runtime ended the stream in order.
+    /// Waits for the next event; `None` when the runtime ended the stream without an error.
     ///
     /// # Errors
-    /// When the stream breaks or carries what cannot be read, when the runtime does not
+    /// When the stream breaks or has a message that cannot be parsed, when the runtime does not
     /// offer it ([`super::Class::Unsupported`]), or after `stop`.
     pub fn next(&mut self, stop: &StopToken) -> Result<Option<ContainerEvent>, CriError> {
         match self.incoming.next(stop) {
@@ -195,12 +195,12 @@ impl ContainerEvents {
     }
 }
 
-/// The part of an event that is relied on: that something happened to a container.
+/// The used part of an event: that the state of a container changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerEvent {
     /// The container, or the sandbox itself.
     pub id: String,
-    /// The pod, where the runtime still knows the sandbox and it is one of ours.
+    /// The pod, if the runtime still has the sandbox and it has our labels.
     pub uid: Option<PodUid>,
     /// Whether the event names a sandbox. One without our labels belongs to another client.
     pub sandbox_known: bool,
@@ -221,7 +221,7 @@ impl RuntimeClient {
         RuntimeClient { caller: Caller::new(channel, request_timeout) }
     }
 
-    /// The same client, whose calls end at once when `stop` is given.
+    /// The same client, whose calls `stop` cancels immediately.
     #[must_use]
     pub fn with_stop(&self, stop: StopToken) -> RuntimeClient {
         RuntimeClient { caller: self.caller.with_stop(stop) }
@@ -249,10 +249,10 @@ impl RuntimeClient {
         })
     }
 
-    /// Health and abilities of the runtime.
+    /// Conditions and features of the runtime.
     ///
     /// # Errors
-    /// When the call fails or the two obligatory conditions are missing.
+    /// When the call fails or one of the two required conditions is missing.
     pub fn status(&self) -> Result<RuntimeStatus, CriError> {
         let answer = self.caller.call(&methods::STATUS, "", &runtime::StatusRequest::default())?;
         let condition = |name: &str| {
@@ -284,8 +284,8 @@ impl RuntimeClient {
         Ok(RuntimeStatus { ready, network_ready, handlers, features })
     }
 
-    /// The image that every sandbox is made from, where the runtime reports it: containerd 1.x
-    /// does not pin it, so that it would be collected as unused.
+    /// The image of all sandboxes, if the runtime reports it: containerd 1.x does not pin it, so
+    /// image garbage collection would remove it as unused.
     ///
     /// # Errors
     /// When the call fails.
@@ -295,7 +295,7 @@ impl RuntimeClient {
         Ok(answer.info.get("config").and_then(|config| sandbox_image_in(config)))
     }
 
-    /// The cgroup driver that the runtime wants; `None` when it does not say.
+    /// The cgroup driver that the runtime uses; `None` when it does not report one.
     ///
     /// # Errors
     /// When the call fails; [`super::Class::Unsupported`] from older runtimes.
@@ -309,7 +309,7 @@ impl RuntimeClient {
         }))
     }
 
-    /// Tells the runtime the pod address range of this node.
+    /// Sends the pod address range of this node to the runtime.
     ///
     /// # Errors
     /// When the call fails.
@@ -324,7 +324,7 @@ impl RuntimeClient {
         self.caller.call(&methods::UPDATE_RUNTIME_CONFIG, pod_cidr, &request).map(drop)
     }
 
-    /// Opens the stream of container events. Refusals come with the first read.
+    /// Opens the stream of container events. A refusal is an error of the first read.
     ///
     /// # Errors
     /// When the call cannot be started.
@@ -370,7 +370,7 @@ impl RuntimeClient {
         Ok(SandboxId::from(answer.pod_sandbox_id))
     }
 
-    /// Kills whatever runs in the sandbox and takes its network away. Repeating it is fine.
+    /// Kills all processes in the sandbox and removes its network. The call is idempotent.
     ///
     /// # Errors
     /// When the call fails.
@@ -389,7 +389,7 @@ impl RuntimeClient {
         self.caller.call(&methods::REMOVE_POD_SANDBOX, id.as_str(), &request).map(drop)
     }
 
-    /// All about one sandbox.
+    /// The status of one sandbox.
     ///
     /// # Errors
     /// When the call fails or no status comes back.
@@ -418,7 +418,7 @@ impl RuntimeClient {
 
     // ---- containers ----
 
-    /// Makes a container; it does not run yet.
+    /// Creates a container without starting it.
     ///
     /// # Errors
     /// When the call fails or no id comes back.
@@ -452,8 +452,8 @@ impl RuntimeClient {
         self.caller.call(&methods::START_CONTAINER, id.as_str(), &request).map(drop)
     }
 
-    /// Asks the container to end, kills it after `grace` (whole seconds, rounded up), and
-    /// waits for the end. `stop` breaks off our waiting, not the runtime's work.
+    /// Sends the container its stop signal, kills it after `grace` (whole seconds, rounded up), and
+    /// waits for its end. `stop` ends the wait, not the operation in the runtime.
     ///
     /// # Errors
     /// When the call fails.
@@ -472,8 +472,8 @@ impl RuntimeClient {
         self.caller.call_for(&methods::STOP_CONTAINER, id.as_str(), &request, limit, stop).map(drop)
     }
 
-    /// How long [`RuntimeClient::stop_container`] waits for its answer: the grace and the
-    /// request timeout.
+    /// The deadline of [`RuntimeClient::stop_container`]: the grace period plus the request
+    /// timeout.
     #[must_use]
     pub fn stop_limit(&self, grace: Duration) -> Duration {
         self.caller.request_timeout.saturating_add(grace)
@@ -501,7 +501,7 @@ impl RuntimeClient {
         Ok(self.caller.call(&methods::LIST_CONTAINERS, "", &request)?.containers)
     }
 
-    /// All about one container.
+    /// The status of one container.
     ///
     /// # Errors
     /// When the call fails or no status comes back.
@@ -531,8 +531,8 @@ impl RuntimeClient {
         self.caller.call(&methods::UPDATE_CONTAINER_RESOURCES, id.as_str(), &request).map(drop)
     }
 
-    /// The bytes of memory that the container uses, caches of files included. `None`: the
-    /// runtime does not say.
+    /// The bytes of memory that the container uses, caches of files included. `None`: the runtime
+    /// does not report them.
     ///
     /// # Errors
     /// When the call fails.
@@ -558,8 +558,8 @@ impl RuntimeClient {
         self.caller.call(&methods::REOPEN_CONTAINER_LOG, id.as_str(), &request).map(drop)
     }
 
-    /// Runs a command in the container and waits for its end. The runtime enforces `timeout`
-    /// (whole seconds, rounded up); zero means that only `stop` ends it early.
+    /// Runs a command in the container and waits for its end. The runtime enforces `timeout` (whole
+    /// seconds, rounded up); with zero only `stop` ends it early.
     ///
     /// # Errors
     /// When the call fails; a non-zero exit code is no error here.
@@ -574,9 +574,8 @@ impl RuntimeClient {
         self.exec(id, command, timeout, limit, stop)
     }
 
-    /// Runs a command in the container and waits for its end. The runtime is given no
-    /// timeout; our waiting ends after `limit`, if there is one, and the runtime then kills
-    /// the command.
+    /// Runs a command in the container and waits for its end. The request has no timeout; the call
+    /// is cancelled after `limit`, if there is one, and the runtime then kills the command.
     ///
     /// # Errors
     /// When the call fails; a non-zero exit code is no error here.
@@ -626,7 +625,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sandbox_image_is_in_the_status_of_containerd_1() {
+    fn sandbox_image_is_read_from_status_of_containerd_1() {
         let image = sandbox_image_in(r#"{"containerd":{},"sandboxImage":"localhost/pause:1","x":1}"#);
         assert_eq!(image.as_deref(), Some("localhost/pause:1"));
         for other in ["", "{}", "[]", r#"{"sandboxImage":""}"#, r#"{"sandboxImage":7}"#] {
@@ -635,7 +634,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_second_counts_as_one() {
+    fn fraction_of_a_second_is_rounded_up() {
         for (time, seconds) in [
             (Duration::ZERO, 0),
             (Duration::from_millis(1), 1),

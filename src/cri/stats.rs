@@ -1,4 +1,4 @@
-//! Verbs that ask the runtime what containers use.
+//! Calls that request statistics of containers from the runtime.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use crate::model::ids::SandboxId;
 use crate::transport::generated::{MessageField, methods, runtime};
 
 impl RuntimeClient {
-    /// What pods use, their containers included. A client waits for a page; a runtime that
-    /// needs longer than `within` has no numbers for it.
+    /// What pods use, their containers included. A client waits for the page, so the call fails
+    /// after `within`.
     ///
     /// # Errors
     /// When the call fails; [`super::Class::Unsupported`] from older runtimes.
@@ -18,13 +18,13 @@ impl RuntimeClient {
         Ok(self.caller.call_within(&methods::LIST_POD_SANDBOX_STATS, "", &request, within)?.stats)
     }
 
-    /// What containers use, likewise.
+    /// What containers use. The call fails after `within`, too.
     ///
     /// # Errors
     /// When the call fails.
     pub fn container_stats(&self, within: Duration) -> Result<Vec<runtime::ContainerStats>, CriError> {
-        // An empty filter, not none: with none containerd measures the sandboxes, too, which
-        // takes it as long again, and drops what it found.
+        // An empty filter, not an absent one: without a filter containerd also measures the
+        // sandboxes, which takes twice the time, and drops the result.
         let filter = MessageField::some(runtime::ContainerStatsFilter::default());
         let request = runtime::ListContainerStatsRequest { filter, ..Default::default() };
         Ok(self.caller.call_within(&methods::LIST_CONTAINER_STATS, "", &request, within)?.stats)
@@ -46,7 +46,7 @@ impl RuntimeClient {
     }
 }
 
-/// Image names are not longer; it becomes part of every series of the sandbox.
+/// The limit of an image name, as each series of the sandbox has it as a label.
 const LONGEST_IMAGE: usize = 1024;
 
 fn image_in(info: &str) -> Option<String> {
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_image_of_a_sandbox_is_in_the_verbose_answer_of_containerd() {
+    fn sandbox_image_is_read_from_verbose_response_of_containerd() {
         let info = r#"{"pid":7,"image":"localhost/pause:1","runtimeSpec":{"image":{"x":[1]}}}"#;
         assert_eq!(image_in(info).as_deref(), Some("localhost/pause:1"));
         let long = format!(r#"{{"image":"{}"}}"#, "x".repeat(LONGEST_IMAGE + 1));

@@ -1,18 +1,18 @@
-//! Verbs that answer with a place to dial: the runtime serves the streams itself.
+//! Calls that return a URL at which the runtime serves the streams itself.
 
 use super::errors::CriError;
 use super::runtime_client::RuntimeClient;
 use crate::model::ids::{ContainerId, SandboxId};
 use crate::transport::generated::{methods, runtime};
 
-/// Which streams a process has with its user.
+/// The streams between a process and the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Streams {
-    /// From the user.
+    /// From the client.
     pub stdin: bool,
-    /// To the user.
+    /// To the client.
     pub stdout: bool,
-    /// To the user, apart from the output.
+    /// To the client, separate from the standard output.
     pub stderr: bool,
     /// A terminal, which has one output only.
     pub tty: bool,
@@ -59,8 +59,8 @@ impl RuntimeClient {
         self.url(methods::ATTACH.name, id.as_str(), answer.url)
     }
 
-    /// The URL at which ports of the sandbox can be reached, once. Only some protocols name
-    /// their ports beforehand.
+    /// The URL at which ports of the sandbox can be reached, once. In some protocols only are the
+    /// ports known before the connection.
     ///
     /// # Errors
     /// When the call fails or no URL comes back.

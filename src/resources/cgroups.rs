@@ -16,7 +16,7 @@ pub enum Version {
 }
 
 impl Version {
-    /// For people and logs.
+    /// For logs.
     pub fn as_str(self) -> &'static str {
         match self {
             Version::V1 => "v1",
@@ -79,7 +79,7 @@ impl Cgroups {
         self.root.join("memory/memory.memsw.limit_in_bytes").exists()
     }
 
-    /// Those of `wanted` that the node lacks.
+    /// The controllers of `wanted` that the node lacks.
     pub fn missing<'a>(&self, wanted: &[&'a str]) -> Vec<&'a str> {
         wanted.iter().copied().filter(|name| !self.controllers.contains(*name)).collect()
     }

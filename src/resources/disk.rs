@@ -1,4 +1,4 @@
-//! How full a file system is.
+//! The use of a file system.
 
 use std::path::{Path, PathBuf};
 
@@ -8,9 +8,9 @@ use super::kernel_files::ResourceError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskSpace {
     pub capacity_bytes: u64,
-    /// What an unprivileged user could still write.
+    /// Bytes available to unprivileged users.
     pub available_bytes: u64,
-    /// What is not in use, with what is set aside for root.
+    /// Unused bytes, including those reserved for root.
     pub free_bytes: u64,
     /// All inodes; 0 where the file system does not count them.
     pub inodes: u64,

@@ -1,10 +1,10 @@
-//! Chains that tell others which variant of iptables this node uses, and the rule that keeps
-//! the node's loopback addresses to itself (Go: pkg/kubelet/kubelet_network_linux.go).
+//! Chains that show other programs which variant of iptables this node uses, and the rule that
+//! blocks access to the node's loopback addresses from other machines (Go:
+//! pkg/kubelet/kubelet_network_linux.go).
 //!
-//! Everything goes through the distribution's own programs, because only they know which of
-//! the kernel's two packet filters the rest of the machine uses. They have to be root in the
-//! network namespace that pods are reached through. Best effort: a machine without them, or
-//! where they refuse, is left alone.
+//! All changes are made with the distribution's programs, because only they know which of the
+//! kernel's two packet filters the machine uses. They need root in the network namespace of the
+//! node. Best effort: if they are missing or fail, nothing is changed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,17 +18,17 @@ pub const PERIOD: Duration = Duration::from_secs(60);
 
 const HINT: &str = "KUBE-IPTABLES-HINT";
 const FIREWALL: &str = "KUBE-FIREWALL";
-/// After so many refusals in a row a family is given up.
+/// After this number of failures in a row a family is not tried again.
 const MOST_REFUSALS: u8 = 10;
-/// Empty. When it is gone, another program has cleared the tables.
+/// An empty chain. If it does not exist, another program has cleared the tables.
 const CANARY: &str = "KUBE-KUBELET-CANARY";
 
 /// The programs wait 5 s for the lock of the tables; the rest is for slow machines.
 const LIMITS: Limits = Limits { time: Duration::from_secs(15), output_bytes: 64 << 10 };
 const WAIT: [&str; 2] = ["-w", "5"];
 
-/// The rule of the firewall chain: packets to loopback addresses that come from elsewhere and
-/// belong to nothing that this machine began.
+/// The rule of the firewall chain: it drops packets to loopback addresses from other machines that
+/// belong to no connection of this machine.
 const LOCALNET: [&str; 16] = [
     "-m",
     "comment",
@@ -48,7 +48,7 @@ const LOCALNET: [&str; 16] = [
     "DROP",
 ];
 
-/// Why a family is left alone.
+/// Why the chains of a family cannot be made.
 #[derive(Debug, thiserror::Error)]
 enum Refused {
     #[error("{0}")]
@@ -67,7 +67,7 @@ enum Family {
 struct Program {
     family: Family,
     path: PathBuf,
-    /// In a row.
+    /// Consecutive failures.
     refusals: u8,
 }
 
@@ -79,7 +79,7 @@ pub struct Chains {
 }
 
 impl Chains {
-    /// Looks for the programs; nothing is changed yet.
+    /// Searches the programs; nothing is changed yet.
     pub fn find() -> Chains {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let dirs: Vec<PathBuf> =
@@ -102,14 +102,14 @@ impl Chains {
         Chains { programs, installed: false }
     }
 
-    /// Whether there is anything to keep.
+    /// Whether there is no program.
     pub fn is_empty(&self) -> bool {
         self.programs.is_empty()
     }
 
     /// Makes the chains the first time, and again whenever another program has cleared the tables.
-    /// A family that refuses ten times in a row is not tried again: a lock that is held or
-    /// a busy machine passes, a missing permission does not.
+    /// A family that fails ten times in a row is not tried again: a held lock or a busy machine is
+    /// temporary, a missing permission is not.
     ///
     /// DIFFERS: one canary per family is checked, that of the table `mangle`; upstream has
     /// them in `nat` and `filter`, too, and starts a program for each.
@@ -158,12 +158,12 @@ impl Program {
             }
             self.rule("-A", FIREWALL, &LOCALNET, stop)?;
         }
-        // Last: it says that the rest is there.
+        // Last: its existence shows that the others were made.
         self.chain("mangle", CANARY, stop)
     }
 
     fn chain(&self, table: &str, chain: &str, stop: &StopToken) -> Result<(), Refused> {
-        // Exit code 1: there is one already.
+        // Exit code 1: the chain exists.
         self.ask(&["-N", chain, "-t", table], stop).map(drop)
     }
 
@@ -179,7 +179,7 @@ impl Program {
         Err(self.refused(&command(how), "no"))
     }
 
-    /// Whether the program says yes; exit code 1 is its no.
+    /// Runs the program; `false` for exit code 1.
     fn ask(&self, args: &[&str], stop: &StopToken) -> Result<bool, Refused> {
         let output = child::run(Command::new(&self.path).args(WAIT).args(args), b"", LIMITS, stop)?;
         match output.status.code() {
@@ -250,14 +250,14 @@ esac
         );
         let six = ["chain KUBE-IPTABLES-HINT -t mangle", "chain KUBE-KUBELET-CANARY -t mangle"];
         assert_eq!(lines(&dir, "ip6tables.state"), six);
-        // As long as the canary lives, nothing else is asked.
+        // While the canary exists, nothing else is checked.
         let before = lines(&dir, "iptables.log").len();
         chains.keep(&never);
         assert_eq!(lines(&dir, "iptables.log").get(before..).unwrap(), ["-S KUBE-KUBELET-CANARY -t mangle"]);
         std::fs::write(dir.path().join("iptables.state"), "").unwrap();
         chains.keep(&never);
         assert_eq!(lines(&dir, "iptables.state"), state);
-        // A new agent finds it all.
+        // A restarted agent finds all chains.
         Chains::in_dirs(&[dir.path().to_owned()]).keep(&never);
         assert_eq!(lines(&dir, "iptables.state"), state);
     }
@@ -272,7 +272,7 @@ esac
         let never = StopToken::never();
         for _ in 1..MOST_REFUSALS {
             chains.keep(&never);
-            assert!(!chains.is_empty(), "what refuses once may be busy");
+            assert!(!chains.is_empty(), "a single failure may be temporary");
         }
         chains.keep(&never);
         assert!(chains.is_empty());

@@ -27,7 +27,7 @@ pub enum ResourceError {
         #[source]
         source: std::io::Error,
     },
-    /// A kernel file does not say what it should.
+    /// A kernel file lacks a value.
     #[error("{} has no usable {what}", path.display())]
     Content {
         path: PathBuf,

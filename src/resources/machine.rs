@@ -1,4 +1,4 @@
-//! What the machine has: memory, processors, huge pages, swap, kernel.
+//! Capacity and kernel of the machine: memory, processors, huge pages, swap.
 
 use super::kernel_files::{ResourceError, Roots, list, read};
 use crate::util::cpu_list;
@@ -8,12 +8,12 @@ use crate::util::cpu_list;
 pub struct HugePages {
     /// Bytes per page.
     pub size_bytes: u64,
-    /// Pages that are set aside.
+    /// Reserved pages.
     pub total: u64,
 }
 
 impl HugePages {
-    /// The size as runtimes want it in container resources: `2MB`, `1GB`.
+    /// The size as in the container resources of the CRI: `2MB`, `1GB`.
     pub fn runtime_size(&self) -> String {
         let (number, unit) = scaled(self.size_bytes);
         format!("{number}{unit}B")
@@ -57,7 +57,7 @@ impl Machine {
     /// Reads all of it.
     ///
     /// # Errors
-    /// When memory or processors cannot be told; the rest has defaults.
+    /// When memory or processors cannot be read; the rest has defaults.
     pub fn read(roots: &Roots) -> Result<Self, ResourceError> {
         let meminfo = roots.proc.join("meminfo");
         let memory_bytes = memory_field(&read(&meminfo)?, "MemTotal")
@@ -76,7 +76,7 @@ impl Machine {
     }
 }
 
-/// How the processors that are online are packed.
+/// The topology of the online processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Topology {
     /// Cores: processors that share one are its threads.
@@ -96,7 +96,7 @@ impl Topology {
                 read(&dir.join(&name).join("topology").join(part)).ok()?.trim().parse::<i64>().ok()
             };
             if number && let (Some(core), Some(socket)) = (part("core_id"), part("physical_package_id")) {
-                // Packages number their cores each on its own.
+                // Core numbers are unique only within a package.
                 if !cores.contains(&(socket, core)) {
                     cores.push((socket, core));
                 }
@@ -134,7 +134,7 @@ pub fn dimms(roots: &Roots) -> Vec<Dimms> {
                     found.push(Dimms { kind, ..Dimms::default() });
                     found.len() - 1
                 });
-                // There is an entry at that place.
+                // The index is valid.
                 let of_kind = &mut found[at];
                 of_kind.count += 1;
                 of_kind.bytes = of_kind.bytes.saturating_add(mebibytes.saturating_mul(1 << 20));
@@ -255,7 +255,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, content).unwrap();
         };
-        // Two packages of two cores, the first ones with two threads each; one is off.
+        // Two packages of two cores, the first ones with two threads each; one is offline.
         for (cpu, package, core) in [(0, 0, 0), (1, 0, 0), (2, 0, 1), (3, 1, 0), (4, 1, 0), (5, 1, 1)] {
             put(format!("cpu/cpu{cpu}/topology/core_id"), &format!("{core}\n"));
             put(format!("cpu/cpu{cpu}/topology/physical_package_id"), &format!("{package}\n"));
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_something() {
+    fn this_machine_has_memory_and_processors() {
         let machine = Machine::read(&Roots::default()).unwrap();
         assert!(machine.memory_bytes > 0 && machine.cpus > 0 && !machine.kernel.is_empty());
     }
@@ -288,7 +288,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(text: String) {
+        fn no_text_causes_a_panic(text: String) {
             let _ = memory_field(&text, "MemTotal");
             let _ = kernel_version(&text);
         }

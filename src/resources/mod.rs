@@ -1,13 +1,11 @@
-//! The machine under the node: its memory, processors, huge pages, cgroups and disks, what
-//! this process uses of them, and what pods use ([`stats`]).
+//! The machine under the node: its memory, processors, huge pages, cgroups and disks, what this
+//! process uses of them, and what pods use of them ([`stats`]).
 //!
 //! Owns: only the last samples of `stats`. Except in `iptables`, each function reads kernel files
-//! or makes one system call. The roots of `/proc` and `/sys` are parameters, so that tests can
-//! pass their own.
-//! Threads: `stats`, while the runtime is asked for statistics (see [`stats`]).
-//! Absent on purpose: pod cgroups, eviction and device plugins; nothing in this
-//! version needs them yet.
-//! Go counterpart: pkg/kubelet/cm (facts only), cadvisor's machine package.
+//! or makes one system call. The roots of `/proc` and `/sys` are parameters, so that tests can pass
+//! their own. Threads: `stats`, during a statistics request to the runtime (see [`stats`]). Absent
+//! on purpose: pod cgroups, eviction and device plugins; nothing in this version needs them yet. Go
+//! counterpart: pkg/kubelet/cm (facts only), cadvisor's machine package.
 
 pub mod cgroups;
 pub mod disk;

@@ -1,4 +1,4 @@
-//! What this process takes of the machine, for `coracle status` and the metrics.
+//! The resources that this process uses, for `coracle status` and the metrics.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use super::machine;
 /// Clock ticks per second in `/proc/<pid>/stat`; the same on every architecture we build for.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// This process now.
+/// The present use of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OwnUse {
     pub resident_bytes: u64,
-    /// The most it ever was.
+    /// The peak of the resident memory.
     pub peak_resident_bytes: u64,
     pub threads: u64,
     pub open_files: u64,
     /// Processor time since the start, user and system.
     pub cpu: Duration,
-    /// Times that a thread of this process waited for something: wake-ups.
+    /// Voluntary context switches of all threads: wake-ups.
     pub voluntary_switches: u64,
 }
 

@@ -9,12 +9,12 @@ use super::cgroups::{Cgroups, Version};
 use super::kernel_files::{Roots, list, read};
 use super::{disk, machine};
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Standing {
     Ok,
-    /// Something will not work, or not well.
+    /// A feature will not work, or not well.
     Warn,
     /// The node cannot run.
     Fail,
@@ -30,15 +30,15 @@ pub struct CheckLine {
     pub fix: String,
 }
 
-/// Where to look and what counts as wrong.
+/// The paths and limits of the checks.
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub roots: Roots,
     /// `--root-dir`; it need not exist yet.
     pub root_dir: PathBuf,
-    /// Where the runtime looks for network configurations.
+    /// The runtime's directory of network configurations.
     pub cni_config_dir: PathBuf,
-    /// Where it looks for the programs; the first that exists counts.
+    /// Its directories of the programs; the first that exists is used.
     pub cni_bin_dirs: Vec<PathBuf>,
     pub time_zone: PathBuf,
     pub fail_swap_on: bool,
@@ -296,7 +296,7 @@ fn time_zone(settings: &Settings) -> CheckLine {
 }
 
 fn open_files() -> CheckLine {
-    // No limit at all is the best of limits.
+    // No limit is sufficient.
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let message = format!("at most {limit} open files");
     if limit < FEW_OPEN_FILES {

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::kernel_files::{Roots, read};
 use super::machine::{kernel_release, memory_field};
 
-/// What an installation says of itself. What cannot be told is empty.
+/// Facts about the installation. Unknown ones are empty.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SystemFacts {
     /// Of the installation.
@@ -15,7 +15,7 @@ pub struct SystemFacts {
     /// Of the time since the last boot.
     pub boot_id: String,
     pub kernel_version: String,
-    /// The distribution's name for people.
+    /// The distribution's display name.
     pub os_image: String,
     pub swap_bytes: u64,
 }

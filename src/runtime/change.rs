@@ -1,4 +1,4 @@
-//! Changes of single containers that exist: other resources, and removal.
+//! Changes of single existing containers: resize and removal.
 
 use crate::cri::CriError;
 use crate::model::api::Container;
@@ -11,7 +11,8 @@ use super::client::Runtime;
 use super::numbers;
 
 impl Runtime {
-    /// Removes the record of a container; its log files stay. One that is gone counts.
+    /// Removes the record of a container; its log files stay. A container that does not exist is no
+    /// error.
     ///
     /// # Errors
     /// When the runtime did not remove it.
@@ -22,10 +23,10 @@ impl Runtime {
         }
     }
 
-    /// The bytes of memory that a container uses, if the runtime tells.
+    /// The bytes of memory that a container uses, if the runtime reports them.
     ///
     /// # Errors
-    /// When the runtime did not answer.
+    /// When the call fails.
     pub fn memory_used(&self, id: &ContainerId, stop: &StopToken) -> Result<Option<i64>, CriError> {
         let used = self.shared.cri.with_stop(stop.clone()).memory_used(id)?;
         Ok(used.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX)))
@@ -45,7 +46,7 @@ impl Runtime {
         stop: &StopToken,
     ) -> Result<(), CriError> {
         let all = numbers::container_resources(pod, container, &self.shared.settings);
-        // What is zero stays as it is.
+        // The runtime does not change fields that are zero.
         let resources = if memory {
             LinuxContainerResources {
                 memory_limit_in_bytes: all.memory_limit_in_bytes,
@@ -55,7 +56,7 @@ impl Runtime {
         } else {
             LinuxContainerResources {
                 cpu_shares: all.cpu_shares,
-                // Without a limit the runtime has to be told so.
+                // -1 removes the limit; 0 would keep the old one.
                 cpu_quota: if all.cpu_period > 0 && all.cpu_quota == 0 { -1 } else { all.cpu_quota },
                 cpu_period: all.cpu_period,
                 ..LinuxContainerResources::default()

@@ -14,7 +14,7 @@ use super::settings::{Deps, Host, Settings};
 use super::turnstile::Turnstile;
 use super::user_namespaces::UserNamespaces;
 
-/// The first wait between restarts.
+/// The first back-off of a restart.
 const FIRST: Duration = Duration::from_secs(10);
 
 /// A run that lasted longer is not part of a crash loop.
@@ -33,13 +33,13 @@ pub(super) struct Shared {
     pub(super) images: Images,
     pub(super) user_namespaces: UserNamespaces,
     pub(super) events: EventSink,
-    /// What pods get from the API server, on a node that has one.
+    /// Objects that pods need from the API server, on a node that has one.
     pub(super) api: Option<PodApi>,
     /// Waits between restarts, by pod and container.
     pub(super) crashes: Mutex<KeyedBackoff<u64>>,
-    /// Where sandboxes that are to be made wait for each other.
+    /// Limits how many sandboxes are created at the same time.
     pub(super) sandbox_door: Turnstile,
-    /// The same for containers.
+    /// Limits how many containers are started at the same time.
     pub(super) container_door: Turnstile,
 }
 
@@ -47,7 +47,7 @@ impl Runtime {
     /// Prepares the room; nothing is called yet.
     #[must_use]
     pub fn new(settings: Settings, deps: Deps) -> Runtime {
-        // Calls wait for locks and disks as much as for processors.
+        // Twice the processors, as calls also wait for locks and disks.
         let width = settings.machine.cpu_count as usize * 2;
         Runtime {
             shared: Arc::new(Shared {

@@ -8,7 +8,7 @@ use crate::model::expand::LIMIT;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// An env variable's `fieldRef` or `resourceFieldRef` names what does not exist or may
+    /// An env variable's `fieldRef` or `resourceFieldRef` names a field that does not exist or may
     /// not be read.
     #[error(transparent)]
     Field(#[from] crate::model::fields::FieldError),
@@ -18,29 +18,29 @@ pub enum ConfigError {
     /// An ephemeral container's target that does not run and never did.
     #[error("unable to find target container {container}")]
     NoTarget { container: String },
-    /// A ConfigMap or Secret, for which an API server would have to be asked.
+    /// A ConfigMap or Secret on a node without an API server.
     #[error("couldn't get {kind} {namespace}/{name}, no kubeClient defined")]
     NoClient { kind: &'static str, namespace: String, name: String },
-    /// A ConfigMap or Secret that cannot be had.
+    /// A ConfigMap or Secret that cannot be read.
     #[error(transparent)]
     Object(#[from] crate::kube::objects::ObjectError),
     /// A key that a ConfigMap or Secret does not have.
     #[error("couldn't find key {key} in {kind} {namespace}/{name}")]
     NoKey { key: String, kind: &'static str, namespace: String, name: String },
-    /// What the container's programs would start with is more than the kernel takes.
+    /// The arguments and variables are larger than the kernel's limit.
     #[error(
         "environment and arguments of container {container:?} are larger than {LIMIT} bytes together: \
          there is no room for {field}"
     )]
     TooLarge { container: String, field: String },
-    /// Without the services it is unknown which variables would be missing.
+    /// The services are not known yet, so some variables could be missing.
     #[error("services have not yet been read at least once, cannot construct envvars")]
     ServicesNotRead,
     /// A `fileKeyRef` into a volume that the pod does not have.
     #[error("cannot find the volume {volume:?} referenced by FileKeyRef")]
     EnvFileVolume { volume: String },
-    /// A `fileKeyRef` into something that cannot be read as an env file. Nothing of its
-    /// content is shown.
+    /// A `fileKeyRef` to a file that is not a valid env file. The message shows none of its
+    /// content.
     #[error("couldn't parse env file")]
     EnvFile,
     /// A `fileKeyRef` to a key that the file does not define.
@@ -49,22 +49,22 @@ pub enum ConfigError {
     /// A source that this version cannot read.
     #[error("{what} in container {container:?} has no effect in this version")]
     Unsupported {
-        /// The field and what it refers to.
+        /// The field and its target.
         what: String,
         container: String,
     },
     /// A volumeMount without a mounted volume.
     #[error("cannot find volume {volume:?} to mount into container {container:?}")]
     VolumeNotMounted { volume: String, container: String },
-    /// A volumeMount's propagation that is none of the three.
+    /// A volumeMount's propagation that is none of the three modes.
     #[error("unknown MountPropagation mode: {mode:?}")]
     MountPropagation { mode: String },
-    /// A volumeMount that demands what does not go together or what the runtime cannot do.
+    /// A volumeMount with fields that contradict each other or that the runtime does not support.
     #[error(
         "failed to resolve recursive read-only mode: volume {volume:?} requested recursive read-only mode, but it is {why}"
     )]
     RecursiveReadOnly { volume: String, why: String },
-    /// A volumeMount's mode that is none of the three.
+    /// A volumeMount's `recursiveReadOnly` that is none of the three modes.
     #[error("failed to resolve recursive read-only mode: unknown recursive read-only mode {mode:?}")]
     RecursiveReadOnlyMode { mode: String },
     /// A `subPathExpr` with variables that the container does not have, or has empty.
@@ -73,14 +73,14 @@ pub enum ConfigError {
     /// A sub path that is not below its volume.
     #[error("error SubPath `{path}` must not be an absolute path")]
     SubPathAbsolute { path: String },
-    /// A sub path that climbs.
+    /// A sub path with `..`.
     #[error("unable to provision SubPath `{path}`: must not contain '..'")]
     SubPathBacksteps { path: String },
-    /// A sub path that is not there and cannot be made. The log says why: a container must
-    /// not learn about the node's files from a message.
+    /// A sub path that does not exist and cannot be created. Only the log has the reason: a message
+    /// must not disclose the node's files to a container.
     #[error("failed to create subPath directory for volumeMount {volume:?} of container {container:?}")]
     SubPathCreate { volume: String, container: String },
-    /// A sub path that leads elsewhere or cannot be mounted; likewise.
+    /// A sub path that leads out of its volume or cannot be mounted; only the log has the reason.
     #[error("failed to prepare subPath for volumeMount {volume:?} of container {container:?}")]
     SubPathPrepare { volume: String, container: String },
     /// `runAsUser: 0` with `runAsNonRoot`.
@@ -94,7 +94,7 @@ pub enum ConfigError {
         "container has runAsNonRoot and image has non-numeric user ({user}), cannot verify user is non-root (pod: {pod:?}, container: {container})"
     )]
     ImageUserByName { user: String, pod: String, container: String },
-    /// `runAsNonRoot` and the image's user id is no id that the kernel can have.
+    /// `runAsNonRoot` and the image's user id is out of the kernel's range.
     #[error(
         "container has runAsNonRoot and image has user id {uid}, which is out of range (pod: {pod:?}, container: {container})"
     )]
@@ -108,13 +108,13 @@ pub enum ConfigError {
     /// `procMount` that is neither Default nor Unmasked.
     #[error("unknown procMount type {kind:?}")]
     ProcMount { kind: String },
-    /// `supplementalGroupsPolicy: Strict` cannot be had: the image's groups would come along.
+    /// `supplementalGroupsPolicy: Strict` is not supported: the image's groups would be added.
     #[error("SupplementalGroupsPolicy=Strict is not supported in this node")]
     StrictGroups,
-    /// The runtime was asked what it can, and did not answer.
+    /// The request for the runtime's features failed.
     #[error("{0}")]
     Abilities(crate::cri::CriError),
-    /// `hostUsers: false` cannot be had.
+    /// No user namespace can be allocated for `hostUsers: false`.
     #[error(transparent)]
     UserNamespace(#[from] super::user_namespaces::UserNamespaceError),
     /// The pod's host name cannot be formed.
@@ -123,7 +123,7 @@ pub enum ConfigError {
     /// The pod's DNS settings cannot be formed.
     #[error(transparent)]
     Dns(#[from] super::dns::DnsError),
-    /// A file or directory of the pod.
+    /// An operation on a file or directory of the pod failed.
     #[error("cannot {what} {}: {error}", path.display())]
     File { what: &'static str, path: PathBuf, error: std::io::Error },
 }

@@ -1,5 +1,5 @@
-//! What a container is made from (Go: generateContainerConfig). Pure but for sub paths of
-//! volumes, which are mounted on the way; the other files it names were made by `start`.
+//! The configuration of a container (Go: generateContainerConfig). Pure except for sub paths of
+//! volumes, which are mounted here; `start` has made the other files.
 
 use std::path::Path;
 
@@ -21,26 +21,26 @@ use super::user_namespaces::IdRange;
 use super::{env, labels, numbers};
 use crate::util::stop::StopToken;
 
-/// Everything that a container configuration follows from.
+/// The inputs of a container configuration.
 #[derive(Clone, Copy)]
 pub(super) struct ContainerInputs<'a> {
     pub(super) pod: &'a Pod,
     pub(super) container: &'a Container,
     /// Also the attempt number.
     pub(super) restart_count: u32,
-    /// What the runtime knows the image by.
+    /// The runtime's reference of the image.
     pub(super) image_ref: &'a str,
     pub(super) image_user: &'a ImageUser,
     pub(super) addresses: Addresses<'a>,
     pub(super) volumes: &'a [MountedVolume],
-    /// Those of the volumes that are images.
+    /// The volumes that are images.
     pub(super) image_volumes: &'a [ImageVolume],
     pub(super) sub_paths: &'a dyn SubPaths,
-    /// Whether the pod's runtime handler can do that.
+    /// Whether the pod's runtime handler can make mounts recursively read-only.
     pub(super) recursive_read_only_mounts: bool,
-    /// Breaks off waiting for sub paths and objects.
+    /// Cancels the wait for sub paths and objects.
     pub(super) stop: &'a StopToken,
-    /// Where ConfigMaps, Secrets and services are known.
+    /// ConfigMaps, Secrets and services.
     pub(super) api: Option<&'a PodApi>,
     /// The pod's hosts file, when its containers get one.
     pub(super) hosts_file: Option<&'a Path>,
@@ -125,7 +125,7 @@ fn key_value((key, value): (&str, &[u8])) -> KeyValue {
     KeyValue { key: key.to_owned(), value: value.to_vec(), ..KeyValue::default() }
 }
 
-/// In a user namespace of the pod's own, files belong to whom they would belong without it.
+/// In the pod's user namespace files have the same owners as they would have without it.
 fn mapped(mut mounts: Vec<Mount>, ids: Option<IdRange>) -> Vec<Mount> {
     if let Some(ids) = ids {
         for mount in &mut mounts {

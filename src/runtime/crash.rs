@@ -15,7 +15,7 @@ use super::durations;
 use super::security_context::pod_text;
 use super::start_request::{StartFailure, regarding};
 
-/// What a wait belongs to: another image or other resources begin a new count.
+/// The key of a back-off: another image or other resources start a new one.
 fn key(pod: &Pod, container: &Container) -> u64 {
     // A structure of maps and strings always serializes.
     let resources = serde_json::to_string(&container.resources).unwrap_or_default();
@@ -35,8 +35,8 @@ fn key(pod: &Pod, container: &Container) -> u64 {
 }
 
 impl Runtime {
-    /// Asks whether `container` may be started at `now`. If so, that counts as a start:
-    /// call it once per attempt. If not, the `BackOff` event is raised.
+    /// Checks whether `container` may be started at `now`. If so, this counts as a start: call it
+    /// once per attempt. If not, the `BackOff` event is raised.
     ///
     /// # Errors
     /// `CrashLoopBackOff` with the end of the wait.
@@ -59,8 +59,8 @@ impl Runtime {
         }
     }
 
-    /// Why `container` may not be started at `now`, with the end of the wait. Only asks:
-    /// nothing is counted or raised.
+    /// Why `container` may not be started at `now`, with the end of the wait. No start is counted
+    /// and no event is raised.
     #[must_use]
     pub fn restart_wait(
         &self,
@@ -86,7 +86,7 @@ impl Runtime {
         })
     }
 
-    /// Counts a start of `container` that follows an end of it.
+    /// Counts a start of `container` after its end.
     pub fn count_restart(&self, pod: &Pod, container: &Container, runtime: &PodRuntime, now: Timestamp) {
         if let Some(finished) = last_end(container, runtime) {
             let mut waits = self.shared.crashes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -105,7 +105,7 @@ impl Runtime {
         );
     }
 
-    /// Forgets waits that are long over. For housekeeping.
+    /// Forgets expired back-offs. Called regularly.
     pub fn collect_backoff_garbage(&self) {
         let now = Timestamp::now();
         self.shared.crashes.lock().unwrap_or_else(PoisonError::into_inner).collect_garbage(now);
@@ -113,7 +113,7 @@ impl Runtime {
     }
 }
 
-/// When the newest instance of `container` that has ended did so.
+/// The time when the last terminated instance of `container` ended.
 fn last_end(container: &Container, runtime: &PodRuntime) -> Option<Timestamp> {
     let ended =
         |status: &&ContainerStatus| status.name == container.name && status.state == ContainerState::Exited;

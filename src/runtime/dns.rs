@@ -27,7 +27,7 @@ pub struct Resolver {
     pub options: Vec<String>,
 }
 
-/// Why the node's resolver file is of no use.
+/// Why the node's resolver file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DnsError {
     #[error("cannot read resolv.conf {}: {error}", path.display())]
@@ -44,12 +44,12 @@ pub enum DnsError {
     },
 }
 
-/// What should be told to users about a pod's settings.
+/// Warnings for users about a pod's settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DnsNotice {
     /// The pod wants the cluster's servers, but none are configured.
     MissingClusterDns,
-    /// Something was left out; the text says what is in force.
+    /// A part was omitted; the text has the applied settings.
     Forming(String),
 }
 
@@ -100,7 +100,7 @@ fn parse(text: &str, path: &Path) -> Result<Resolver, DnsError> {
     Ok(resolver)
 }
 
-/// The settings of `pod` and what to tell users about them.
+/// The settings of `pod` and the warnings about them.
 pub fn pod_resolver(pod: &Pod, host: Resolver, settings: &Settings) -> (Resolver, Vec<DnsNotice>) {
     let mut notices = Vec::new();
     let mut resolver = match pod.spec().dns_policy.as_deref() {
@@ -180,7 +180,7 @@ fn unique(list: Vec<String>) -> Vec<String> {
     list.into_iter().filter(|item| seen.insert(item.clone())).collect()
 }
 
-/// Cuts what resolvers do not take and says so.
+/// Applies the limits of resolvers, with warnings.
 fn fit(resolver: &mut Resolver, notices: &mut Vec<DnsNotice>) {
     if resolver.servers.len() > NAMESERVER_LIMIT {
         resolver.servers.truncate(NAMESERVER_LIMIT);
@@ -208,8 +208,8 @@ fn fit_searches(searches: &mut Vec<String>) {
     }
 }
 
-/// What is wrong with the node's own resolver file, for the check at start
-/// (event `CheckLimitsForResolvConf`). Three searches are reserved for the cluster's.
+/// Problems of the node's resolver file, for the check at start (event `CheckLimitsForResolvConf`).
+/// Three searches are reserved for the cluster's.
 pub fn check_host(resolver: &Resolver, path: &Path, cluster_domain: &str) -> Vec<String> {
     let allowed = if cluster_domain.is_empty() { SEARCH_LIMIT } else { SEARCH_LIMIT - 3 };
     let mut problems = Vec::new();

@@ -1,4 +1,4 @@
-//! Durations as Go prints them: `10s`, `1m20s`, `523ms`. Users meet them in messages.
+//! Durations as Go prints them: `10s`, `1m20s`, `523ms`. Messages contain them.
 
 use std::time::Duration;
 

@@ -21,14 +21,14 @@ use super::settings::MachineNumbers;
 /// Letters of a variable's name in a message.
 const NAME_SHOWN: usize = 64;
 
-/// Variables by name, each once, in the order of their first definition. A Secret's value
-/// need not be text.
-/// DIFFERS: upstream hands a map over, so that the order changes from start to start.
+/// Variables by name, each once, in the order of their first definition. A Secret's value may be no
+/// UTF-8.
+/// DIFFERS: upstream uses a map, so that the order changes from start to start.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Env {
     ordered: Vec<(String, Vec<u8>)>,
     index: HashMap<String, usize>,
-    /// What is left for more variables, and for arguments.
+    /// The bytes left for more variables and for arguments.
     budget: Budget,
 }
 
@@ -109,22 +109,22 @@ fn field(index: usize, name: &str) -> String {
     format!("env[{index}] ({shown})")
 }
 
-/// Everything that an environment follows from.
+/// The inputs of an environment.
 #[derive(Clone, Copy)]
 pub struct EnvInputs<'a> {
     pub pod: &'a Pod,
     pub container: &'a Container,
     pub addresses: Addresses<'a>,
-    /// Stands in for limits that are not set.
+    /// Replaces limits that are not set.
     pub machine: &'a MachineNumbers,
-    /// Where env files lie.
+    /// The volumes with env files.
     pub volumes: &'a [MountedVolume],
-    /// Where objects and services are known, on a node with an API server.
+    /// Objects and services, on a node with an API server.
     pub api: Option<&'a PodApi>,
     pub stop: &'a StopToken,
 }
 
-/// Computes the environment of a container. May wait for objects that were never read yet.
+/// Computes the environment of a container. May wait for objects that have not been read yet.
 ///
 /// DIFFERS: upstream has no limit for the size of an environment and its arguments; the container
 /// fails when it is started, if the node's memory lasts until then.
@@ -173,8 +173,8 @@ pub fn environment(inputs: EnvInputs<'_>) -> Result<Env, ConfigError> {
     Ok(env)
 }
 
-/// The variables about services. They are there for names that the container does not define
-/// itself. A static pod does not wait for an API server.
+/// The variables about services. They are set unless the container defines the same name. A static
+/// pod does not wait for an API server.
 fn services(inputs: &EnvInputs<'_>) -> Result<BTreeMap<String, String>, ConfigError> {
     let EnvInputs { pod, api, stop, .. } = *inputs;
     let Some(api) = api else { return Ok(BTreeMap::new()) };
@@ -192,7 +192,7 @@ struct Lookup<'a> {
 }
 
 impl Lookup<'_> {
-    /// The object; none for an optional one that is not there.
+    /// The object; `None` for an optional one that does not exist.
     fn get(
         &mut self,
         kind: Kind,
@@ -237,7 +237,7 @@ impl Lookup<'_> {
         }
     }
 
-    /// The value, or none for an optional source that is not there.
+    /// The value, or `None` for an optional source that does not exist.
     fn value(&mut self, source: &EnvVarSource) -> Result<Option<Vec<u8>>, ConfigError> {
         let EnvInputs { pod, container, addresses, machine, volumes, .. } = self.inputs;
         let text = if let Some(selector) = &source.field_ref {
@@ -257,8 +257,8 @@ impl Lookup<'_> {
     }
 }
 
-/// DIFFERS: without an API server upstream refuses optional references, too; here they are
-/// as absent as their object.
+/// DIFFERS: without an API server upstream refuses optional references, too; here they count as
+/// missing objects.
 fn without_client(pod: &Pod, kind: Kind, name: &str, optional: Option<bool>) -> Result<(), ConfigError> {
     if optional == Some(true) {
         return Ok(());
@@ -468,7 +468,7 @@ mod tests {
         let env: Vec<_> = (0..15_000).map(|n| json!({"name": format!("V{n}"), "valueFrom": field})).collect();
         let of_field = env_with(note.clone(), json!({"name": "c", "env": env}), None);
         assert_eq!(of_field.unwrap_err(), no_room_for("env[10] (V10)"));
-        // What is replaced makes room, though not without an end.
+        // A replaced value frees its bytes, up to a limit.
         let same = |times| vec![json!({"name": "V", "valueFrom": field}); times];
         assert_eq!(env_with(note.clone(), json!({"name": "c", "env": same(50)}), None).unwrap().len(), 1);
         assert!(env_with(note, json!({"name": "c", "env": same(1_000)}), None).is_err());
@@ -500,7 +500,7 @@ mod tests {
         let keys: Vec<_> = (0..3).map(|n| json!({"name": format!("V{n}"), "valueFrom": key})).collect();
         let error = env_with(plain(), json!({"name": "c", "env": keys}), Some(&api));
         assert_eq!(error.unwrap_err(), no_room_for("env[2] (V2)"));
-        // Bytes that are no text become three each.
+        // Bytes that are not UTF-8 become three each.
         let text = json!({"name": "c", "envFrom": [from("")], "env": [{"name": "T", "value": "$(a)"}]});
         assert_eq!(env_with(plain(), text, Some(&api)).unwrap_err(), no_room_for("env[0] (T)"));
         let services = (0..20_000).map(|n| service("n", &format!("service-{n}"), "10.0.0.1"));

@@ -11,10 +11,10 @@ use crate::model::mount::MountedVolume;
 
 use super::config_error::ConfigError;
 
-/// Containers write these files: a bound on what is read.
+/// The limit of bytes, as containers write these files.
 const FILE_LIMIT: u64 = 1 << 20;
 
-/// Why a file says nothing. Its words go to the debug log only.
+/// Why a file is invalid. The message is only logged, at debug level.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum EnvFileError {
     #[error("{0}")]
@@ -31,7 +31,7 @@ pub(super) enum EnvFileError {
     Format { line: usize, why: &'static str },
 }
 
-/// The value of a key; none for an optional one that is not there.
+/// The value of a key; `None` for an optional one that does not exist.
 ///
 /// # Errors
 /// When the file cannot be read or parsed, or does not define the key.
@@ -49,7 +49,7 @@ pub(super) fn value(
         log::debug!("cannot use env file {path} of volume {volume}: {error}");
         ConfigError::EnvFile
     })?;
-    // As upstream: an empty value counts as none.
+    // As upstream, an empty value counts as missing.
     match found.filter(|value| !value.is_empty()) {
         Some(value) => Ok(Some(value)),
         None if selector.optional == Some(true) => Ok(None),
@@ -61,7 +61,7 @@ pub(super) fn value(
 fn read(root: &Path, path: &str) -> Result<String, EnvFileError> {
     let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open(root, directory, Mode::empty()).map_err(EnvFileError::Open)?;
-    // A pipe must not keep us waiting for a writer.
+    // Opening a pipe must not block until it has a writer.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let file = match rustix::fs::openat2(&root, path, flags, Mode::empty(), resolve) {
@@ -83,7 +83,7 @@ fn read(root: &Path, path: &str) -> Result<String, EnvFileError> {
     String::from_utf8(bytes).map_err(|_| EnvFileError::Encoding)
 }
 
-/// The first definition of `key`. What follows it is not read.
+/// The first definition of `key`. The rest is not read.
 pub(super) fn find(text: &str, key: &str) -> Result<Option<String>, EnvFileError> {
     let mut lines = text.lines().enumerate();
     while let Some((number, line)) = lines.next() {

@@ -1,5 +1,5 @@
-//! What a container's environment may ask of its own pod: `fieldRef` and
-//! `resourceFieldRef`. What follows from the object alone is in `model::fields`.
+//! References in a container's environment to its own pod: `fieldRef` and `resourceFieldRef`.
+//! `model::fields` has the ones that depend on the object alone.
 
 use std::net::IpAddr;
 
@@ -22,7 +22,7 @@ pub struct Addresses<'a> {
 /// The value of a `fieldRef` in an env variable.
 ///
 /// # Errors
-/// When the path names no field that env variables may read.
+/// When the path is not a field that env variables may read.
 pub fn field_value(
     pod: &Pod,
     selector: &ObjectFieldSelector,

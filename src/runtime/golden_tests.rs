@@ -71,7 +71,7 @@ const IMAGE: &str = "sha256:5d1fb6e09aa75e9bdbbf9d51541d3e310c5f2237b0dbdafc0072
 const RECORDED_IP: &str = "10.88.0.174";
 const RECORDED_UID: &str = "ff99990a43811e714528ad30fd93b30b";
 
-/// Where the volumes room would have mounted a sub path.
+/// The path at which the volumes room would have mounted a sub path.
 struct Binder(PathBuf);
 
 impl SubPaths for Binder {
@@ -107,7 +107,7 @@ fn settings(dir: &Path) -> Settings {
     settings
 }
 
-/// What the sources room does to a static pod's manifest.
+/// Changes a static pod's manifest as the sources room does.
 fn as_static_pod(manifest: &Value) -> Pod {
     let mut object = manifest.clone();
     let metadata = object["metadata"].as_object_mut().unwrap();
@@ -140,7 +140,7 @@ fn as_static_pod(manifest: &Value) -> Pod {
     Pod::from(pod)
 }
 
-/// What the volumes room would have mounted.
+/// The volumes that the volumes room would have mounted.
 fn volumes(pod: &Pod, settings: &Settings) -> Vec<MountedVolume> {
     let dir = settings.root_dir.join("pods").join(pod.uid().as_str()).join("volumes");
     let mounted = |volume: &api::Volume| {
@@ -211,8 +211,8 @@ impl Node {
     }
 }
 
-/// Brings both sides into one form: lists whose order means nothing are sorted, the pod's
-/// UID is a placeholder.
+/// Normalizes both sides: lists without a meaningful order are sorted, the pod's UID is a
+/// placeholder.
 fn normalize(value: &mut Value) {
     match value {
         Value::Object(map) => {

@@ -1,9 +1,8 @@
-//! Lifecycle hooks: what a container wants done after its start and before its end
-//! (Go: pkg/kubelet/lifecycle/handlers.go).
+//! Lifecycle hooks: actions after the start and before the end of a container (Go:
+//! pkg/kubelet/lifecycle/handlers.go).
 //!
-//! A hook is tied to the call that runs it: one that is under way when the agent stops is
-//! not taken up again. After the next start postStart counts as done, and a pod that still
-//! has to be stopped runs its preStop again.
+//! A hook that runs when the agent stops is not resumed. After the next start postStart counts as
+//! done, and a pod that still has to be stopped runs its preStop again.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -29,10 +28,10 @@ use super::kill_order::pause;
 use super::security_context::pod_text;
 use super::start_request::{StartFailure, regarding};
 
-/// How HTTP hooks name their sender.
+/// The `User-Agent` of HTTP hooks.
 const USER_AGENT: &str = "kube-lifecycle/1.36";
 
-/// Of what a failing command says, so many bytes of each stream are shown.
+/// The bytes of each output stream of a failing command that are shown.
 const OUTPUT_SHOWN: usize = 1024;
 
 /// A hook and the container that it belongs to.
@@ -46,12 +45,12 @@ pub(super) struct Hook<'a> {
     pub(super) ips: &'a [IpAddr],
 }
 
-/// What a preStop hook has done with its grace.
+/// The result of a preStop hook.
 pub(super) struct PreStop {
-    /// How much of the grace is used up.
+    /// The used part of the grace period.
     pub(super) took: Duration,
-    /// The thread of a hook that has not ended in its grace. To be kept until the container
-    /// has ended: dropping it breaks the hook off.
+    /// The thread of a hook that has not ended in its grace period. Dropping it cancels the hook,
+    /// so it is kept until the container has ended.
     pub(super) under_way: Option<Running>,
 }
 
@@ -65,14 +64,14 @@ enum Trouble {
 }
 
 impl Hook<'_> {
-    /// Whether the hook asks the container, or another program, to do something. Such a call
-    /// does not end by itself when the grace is over.
+    /// Whether the hook runs a command or sends a request. Such a call does not end by itself at
+    /// the end of the grace period.
     fn makes_call(&self) -> bool {
         self.handler.exec.is_some() || self.handler.http_get.is_some()
     }
 
-    /// What a status shows of a failed hook. Its output is not repeated in events: it may
-    /// hold secrets, and statuses are read by fewer.
+    /// The status message of a failed hook. Events do not show its output, which may contain
+    /// secrets: more users can read events than statuses.
     fn failure(&self, kind: &str, what: &str, error: &str) -> Trouble {
         let (container, pod) = (&self.container.name, pod_text(self.pod));
         Trouble::Failed(format!(
@@ -95,7 +94,7 @@ impl Runtime {
             Err(Trouble::Stopping) => {
                 return Err(StartFailure {
                     reason: reasons::POST_START_HOOK_ERROR,
-                    message: "the hook was broken off".to_owned(),
+                    message: "the hook was cancelled".to_owned(),
                     retry_at: None,
                     stopping: true,
                 });
@@ -103,7 +102,7 @@ impl Runtime {
             Err(Trouble::Failed(message)) => message,
         };
         let (pod, name) = (hook.pod, &hook.container.name);
-        // A container has written part of it: it must not look like lines of our own.
+        // Part of it is from the container: escaped, it cannot imitate log lines of the agent.
         log::warn!("{}", message.escape_debug());
         self.warn(pod, name, reasons::FAILED_POST_START_HOOK, "PostStartHook failed");
         let kill = Kill {
@@ -112,19 +111,19 @@ impl Runtime {
             ..Kill::of(pod, hook.id, name)
         };
         if let Err(error) = self.kill_container(&kill, stop) {
-            // The next look finds it running: as upstream it goes on then.
+            // The next inspection finds it running; as upstream, the pod then continues.
             log::warn!("cannot stop the container whose postStart hook failed: {error}");
         }
         Err(StartFailure { reason: reasons::POST_START_HOOK_ERROR, message, retry_at: None, stopping: false })
     }
 
-    /// Runs the preStop hook of `kill`, if there is one, and waits for its end, for `grace`
-    /// at most. A call that takes longer goes on in the thread `hook/<uid>` while its
-    /// container is stopped (kubelet: executePreStopHook in pkg/kubelet/kuberuntime). A hook
-    /// that fails raises an event and changes nothing else.
+    /// Runs the preStop hook of `kill`, if there is one, and waits for its end, for `grace` at
+    /// most. A call that takes longer continues in the thread `hook/<uid>` while its container is
+    /// stopped (kubelet: executePreStopHook in pkg/kubelet/kuberuntime). A hook that fails raises
+    /// an event and changes nothing else.
     ///
     /// # Errors
-    /// When broken off by `stop`.
+    /// When `stop` cancels it.
     pub(super) fn pre_stop(
         &self,
         kill: &Kill,
@@ -144,7 +143,7 @@ impl Runtime {
         let under_way = select_biased! {
             recv(stop.signal()) -> _ => return Err(stopped()),
             recv(end) -> _ => None,
-            // A limit beyond what a clock can show is none.
+            // A deadline beyond the range of the clock is no deadline.
             recv(timers::at(start.checked_add(grace))) -> _ => Some(thread),
         };
         if under_way.is_some() {
@@ -159,9 +158,9 @@ impl Runtime {
         Ok(PreStop { took: start.elapsed(), under_way })
     }
 
-    /// Starts a hook in a thread of its own; the channel disconnects when it has ended. `None`
-    /// for one that only lets time pass, and where there is no thread to be had: such a hook
-    /// ends with its grace.
+    /// Starts a hook in a thread of its own; the channel disconnects when it has ended. `None` for
+    /// a hook that only sleeps, and if no thread can be started: such a hook ends with its grace
+    /// period.
     fn spawn_pre_stop(
         &self,
         kill: &Kill,
@@ -172,7 +171,7 @@ impl Runtime {
         if !hook.makes_call() {
             return None;
         }
-        // By then the stop of the container has ended, one way or the other.
+        // By then the stop of the container has succeeded or failed.
         let limit = grace.saturating_add(self.shared.cri.stop_limit(MINIMUM_GRACE));
         let (ended, end) = bounded(0);
         let (runtime, kill, agent_stop) = (self.clone(), kill.clone(), stop.clone());
@@ -200,7 +199,7 @@ impl Runtime {
     /// Runs a preStop hook, for `limit` at most.
     ///
     /// # Errors
-    /// When broken off by `stop`.
+    /// When `stop` cancels it.
     fn run_pre_stop(&self, hook: Hook<'_>, limit: Duration, stop: &StopToken) -> Result<(), Trouble> {
         match self.run_hook(hook, Some(limit), stop) {
             Err(Trouble::Failed(message)) => {
@@ -212,7 +211,7 @@ impl Runtime {
     }
 
     fn pre_stop_failed(&self, hook: Hook<'_>, message: &str) {
-        // A container may have written part of it: it must not look like lines of our own.
+        // Part of it may be from the container: escaped, it cannot imitate log lines of the agent.
         log::warn!("{}", message.escape_debug());
         self.warn(hook.pod, &hook.container.name, reasons::FAILED_PRE_STOP_HOOK, "PreStopHook failed");
     }
@@ -242,7 +241,7 @@ impl Runtime {
                 false => Err(Trouble::Stopping),
             };
         }
-        // A TCP hook connects nowhere, upstream neither: there is nothing it could do.
+        // A TCP hook makes no connection, as upstream.
         let kind = if handler.tcp_socket.is_some() { "tcpSocket" } else { "none" };
         Err(Trouble::Failed(format!("Cannot run handler: invalid handler: {kind}")))
     }
@@ -275,7 +274,7 @@ impl Runtime {
         }
     }
 
-    /// Whatever the status, an answer is a success.
+    /// A response with any status is a success.
     fn run_http(
         &self,
         hook: Hook<'_>,
@@ -307,7 +306,7 @@ impl Runtime {
                 stop,
             );
             match answer {
-                // The head was there, and the body is not read.
+                // The header was received, and the body is not needed.
                 Err(error) if error.is_body() => Ok(()),
                 answer => answer.map(drop),
             }
@@ -321,8 +320,8 @@ impl Runtime {
         if !error.is_plain_http() {
             return Err(failure(&error.to_string()));
         }
-        // Older nodes never spoke TLS here, and containers rely on that. What is secret
-        // must not travel in the clear, though.
+        // Older kubelets never used TLS here, and containers rely on that. But secrets must not be
+        // sent unencrypted.
         headers.retain(|(name, _)| !name.eq_ignore_ascii_case("Authorization"));
         match get(Scheme::Http, &headers) {
             Ok(()) => {
@@ -339,11 +338,11 @@ impl Runtime {
         }
     }
 
-    /// Where a hook without a host goes: the pod's address. Without an API server a status
-    /// shows none for a pod on the node's network.
+    /// The host of a hook without one: the pod's address. Without an API server a status shows none
+    /// for a pod on the node's network.
     ///
-    /// DIFFERS: then the node's is taken. Upstream asks the runtime alone, and fails for want of
-    /// an address also with an API server.
+    /// DIFFERS: then the node's is used. Upstream uses only the runtime's address, and fails
+    /// without one also with an API server.
     fn host_of(&self, hook: Hook<'_>, get: &HTTPGetAction) -> Result<String, String> {
         if let Some(host) = get.host.as_deref().filter(|host| !host.is_empty()) {
             return Ok(host.to_owned());
@@ -354,7 +353,7 @@ impl Runtime {
     }
 }
 
-/// The port that a handler means: a number, a port's name, or a number written as a text.
+/// The port of a handler: a number, a port's name, or a number as a string.
 fn port_number(container: &Container, port: &IntOrString) -> Result<u16, String> {
     let number = match port {
         IntOrString::Int(number) => i64::from(*number),

@@ -1,10 +1,10 @@
-//! The name a pod gives itself (Go: GeneratePodHostNameAndDomain).
+//! The host name of a pod (Go: GeneratePodHostNameAndDomain).
 
 use crate::model::pod::Pod;
 
 /// The longest DNS label.
 const LABEL_LIMIT: usize = 63;
-/// The longest name that the kernel keeps.
+/// The length of the kernel's host name.
 const KERNEL_LIMIT: usize = 64;
 
 /// Why a pod has no usable host name.
@@ -37,7 +37,7 @@ pub struct Hostname {
     pub domain: String,
 }
 
-/// Computes both parts.
+/// Computes the host name and its domain.
 ///
 /// # Errors
 /// See [`HostnameError`].
@@ -64,10 +64,11 @@ pub fn hostname(pod: &Pod, cluster_domain: &str) -> Result<Hostname, HostnameErr
     Ok(Hostname { name, domain })
 }
 
-/// The host name of the sandbox's UTS namespace: the first label, or everything if asked for.
+/// The host name of the sandbox's UTS namespace: the first label, or the full name with
+/// `setHostnameAsFQDN`.
 ///
 /// # Errors
-/// When everything does not fit.
+/// When the full name is too long.
 pub fn kernel_name(pod: &Pod, hostname: &Hostname) -> Result<String, HostnameError> {
     if !pod.spec().set_hostname_as_fqdn.unwrap_or(false) || hostname.domain.is_empty() {
         return Ok(hostname.name.clone());

@@ -14,20 +14,20 @@ use crate::util::untrusted;
 use super::config_error::ConfigError;
 use super::hostname::Hostname;
 
-/// A node's own file may hold a long list of hosts to block, but not anything.
+/// The limit of the node's file, which may have a long list of hosts to block.
 const FILE_LIMIT: u64 = 16 << 20;
-/// The pod's copy is for everyone to read.
+/// All users may read the pod's copy.
 const MODE: u32 = 0o644;
 
-/// Where the file is inside a container.
+/// The path inside a container.
 pub const CONTAINER_PATH: &str = "/etc/hosts";
 
-/// Where the pod's copy is.
+/// The path of the pod's copy.
 pub fn path(root_dir: &Path, pod: &Pod) -> PathBuf {
     root_dir.join("pods").join(pod.uid().as_str()).join("etc-hosts")
 }
 
-/// Whether the pod's containers get the file: only with an address to put into it.
+/// Whether the pod's containers get the file, which needs an address of the pod.
 pub fn wanted(pod: &Pod, pod_ips: &[IpAddr]) -> bool {
     pod.host_network() || !pod_ips.is_empty()
 }
@@ -107,15 +107,15 @@ pub fn write(
     Ok(path)
 }
 
-/// The file is bind-mounted into running containers, so that the same inode must get the
-/// new text: a rename would leave them with the old one.
+/// The file is bind-mounted into running containers, so the same inode must get the new text: after
+/// a rename they would still see the old one.
 fn write_in_place(path: &Path, text: &[u8]) -> std::io::Result<()> {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(std::io::ErrorKind::InvalidInput.into());
     };
     let dir = untrusted::make_directory(dir, 1, 0o750)?;
     let mut file = untrusted::open_or_create_at(dir.as_fd(), Path::new(name), MODE)?;
-    // Containers may write here as much as they like, and at this very moment.
+    // Containers may write any amount here at any moment.
     let mut old = Vec::new();
     let read = (&mut file).take(text.len() as u64 + 1).read_to_end(&mut old);
     if read.is_ok() && old == text && file.metadata()?.permissions().mode() & 0o777 == MODE {
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_any_size_costs_no_memory_and_is_rewritten() {
+    fn file_of_any_size_is_rewritten_with_little_memory() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("etc-hosts");
         std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();

@@ -1,5 +1,5 @@
-//! Images on the node that matter to pods without a container made from them
-//! (Go: image volumes in the image manager and in image GC).
+//! Images that pods use as volumes, and records of pulls (Go: image volumes in the image manager
+//! and in image GC).
 
 use jiff::Timestamp;
 
@@ -10,8 +10,8 @@ use super::client::Runtime;
 use super::images::gc::SeenImage;
 use super::images::name::with_default_tag;
 
-/// Every name under which the runtime may list the images of a pod's volumes: they are in
-/// use, though no container is made from them.
+/// Every name under which the runtime may list the images of a pod's volumes: they are in use,
+/// though no container has them.
 pub fn volume_image_names(pod: &Pod) -> impl Iterator<Item = ImageRef> + '_ {
     let sources = pod.spec().volumes.iter().flatten().filter_map(|volume| volume.image.as_ref());
     let names = sources.filter_map(|source| with_default_tag(source.reference.as_deref()?).ok());
@@ -22,7 +22,7 @@ pub fn volume_image_names(pod: &Pod) -> impl Iterator<Item = ImageRef> + '_ {
 }
 
 impl Runtime {
-    /// Takes in which images are on the node: records of pulls of vanished ones go.
+    /// Updates the records of pulls from the list of images: records of removed images are deleted.
     pub fn settle_pulls(&self, images: &[SeenImage], listed_at: Timestamp) {
         self.shared.images.settle(images, listed_at);
     }

@@ -22,18 +22,18 @@ use super::hooks::Hook;
 use super::kill_order::{self, KillOrder};
 use super::start_request::regarding;
 
-/// Every container gets this long, whatever was asked for.
+/// The minimum grace period of every container.
 pub const MINIMUM_GRACE_SECONDS: i64 = 2;
 
 /// [`MINIMUM_GRACE_SECONDS`] as a time.
 pub(super) const MINIMUM_GRACE: Duration = Duration::from_secs(MINIMUM_GRACE_SECONDS.unsigned_abs());
 
-/// To whom a container belongs.
+/// The pod of a container to stop.
 #[derive(Clone)]
 pub enum KillTarget {
-    /// A pod whose manifest is at hand.
+    /// A pod with a known manifest.
     Pod(Pod),
-    /// A pod of which only the runtime knows: the grace comes from the annotations.
+    /// A pod known only from the runtime: the grace period comes from the annotations.
     Orphan(Orphan),
 }
 
@@ -43,14 +43,14 @@ pub struct Orphan {
     pub namespace: String,
     pub name: String,
     pub uid: PodUid,
-    /// The container's annotations; `None`: the runtime is asked for them.
+    /// The container's annotations; `None`: they are read from the runtime.
     pub annotations: Option<Arc<BTreeMap<String, String>>>,
 }
 
 /// A container to stop.
 #[derive(Clone)]
 pub struct Kill {
-    /// To whom it belongs.
+    /// The container's pod.
     pub who: KillTarget,
     /// Runtime id.
     pub id: ContainerId,
@@ -63,12 +63,12 @@ pub struct Kill {
     /// The grace period of the probe that failed: it comes before the pod's own, but not
     /// before that of a deletion.
     pub probe_grace: Option<i64>,
-    /// The pod's addresses, for hooks that ask it something.
+    /// The pod's addresses, for hooks that send it a request.
     pub ips: Vec<IpAddr>,
 }
 
 impl Kill {
-    /// An order to stop one container with the grace that its pod asks for.
+    /// A request to stop one container with the grace period of its pod.
     #[must_use]
     pub fn of(pod: &Pod, id: &ContainerId, name: &str) -> Kill {
         Kill {
@@ -91,7 +91,7 @@ impl Kill {
 
     /// The hook to run before the container is stopped.
     pub(super) fn pre_stop(&self) -> Option<Hook<'_>> {
-        // A pod of which only the runtime knows is stopped without hooks.
+        // A pod known only from the runtime is stopped without hooks.
         let KillTarget::Pod(pod) = &self.who else { return None };
         let container = pod.all_containers().find(|container| container.name == self.name)?;
         let handler = container.lifecycle.as_ref()?.pre_stop.as_ref()?;
@@ -99,7 +99,7 @@ impl Kill {
     }
 }
 
-/// What is known of a pod to be stopped.
+/// The known state of a pod to be stopped.
 #[derive(Clone, Copy)]
 pub enum Observed<'a> {
     /// By its status.
@@ -108,7 +108,7 @@ pub enum Observed<'a> {
     Listed(&'a ListedPod),
 }
 
-/// One thing that did not stop.
+/// A container or sandbox that did not stop.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unstopped {
     #[error("failed to \"KillContainer\" for {name:?} with KillContainerError: \"{error}\"")]
@@ -120,7 +120,7 @@ pub enum Unstopped {
     Lost { name: String },
 }
 
-/// What of a pod (or the one container) did not stop. The rest did.
+/// The parts of a pod, or the container, that did not stop. The others did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KillError {
     /// At least one entry.
@@ -142,7 +142,7 @@ impl std::fmt::Display for KillError {
 impl std::error::Error for KillError {}
 
 impl KillTarget {
-    /// What is asked for: the deletion's grace, the probe's, the pod's.
+    /// The requested grace period: that of the deletion, the probe or the pod.
     fn grace_seconds(&self, probe: Option<i64>) -> Option<i64> {
         match self {
             KillTarget::Pod(pod) => (pod.object().metadata.deletion_grace_period_seconds)
@@ -170,9 +170,9 @@ impl KillTarget {
 }
 
 impl Runtime {
-    /// Stops one container and waits for its end; one that is gone already counts. Its
-    /// preStop hook runs first. What it takes counts against the grace; one that takes longer
-    /// goes on until the container has ended.
+    /// Stops one container and waits for its end; one that does not exist is no error. Its preStop
+    /// hook runs first. The hook's time counts against the grace period; a hook that takes longer
+    /// continues until the container has ended.
     ///
     /// # Errors
     /// When the runtime did not stop it.
@@ -198,7 +198,7 @@ impl Runtime {
         let regarding = kill.who.regarding(&kill.name);
         self.shared.events.raise(regarding, EventType::Normal, reasons::KILLING, message);
         let mut left = kill.grace_seconds();
-        // A hook that is still under way goes on until this is dropped.
+        // A hook that still runs continues until this is dropped.
         let mut _hook = None;
         if let Some(grace) = positive(left) {
             let pre_stop = self.pre_stop(&kill, grace, stop)?;
@@ -213,7 +213,7 @@ impl Runtime {
         }
         let grace = Duration::from_secs(left.max(MINIMUM_GRACE_SECONDS).unsigned_abs());
         match client.stop_container(&kill.id, grace, stop) {
-            // A container that waits for this one waits for its own grace period.
+            // A container that waits for this one waits at most for its own grace period.
             Err(error) if !error.is_not_found() => return Err(error),
             _ => {}
         }
@@ -223,15 +223,15 @@ impl Runtime {
         Ok(())
     }
 
-    /// Stops all running containers of a pod side by side, waits for all of them, and then
-    /// stops each of its sandboxes. One failure does not keep the rest running. Sidecars
-    /// end after the others, the last one first, as far as the grace allows.
+    /// Stops all running containers of a pod in parallel, waits for all of them, and then stops
+    /// each of its sandboxes. After a failure the others are stopped nevertheless. Sidecars end
+    /// after the others, the last one first, within the grace period.
     ///
     /// DIFFERS: a running container that the manifest does not name is stopped, too, with
     /// the pod's grace; upstream fails on it at each retry.
     ///
     /// # Errors
-    /// All that did not stop.
+    /// All containers and sandboxes that did not stop.
     pub fn kill_pod(
         &self,
         pod: Option<&Pod>,
@@ -241,7 +241,7 @@ impl Runtime {
     ) -> Result<(), KillError> {
         let (uid, mut kills, sandboxes) = plan(pod, observed, grace_override);
         let order = pod.and_then(|pod| {
-            // Should a thread be lacking, the order is still the right one.
+            // The order is right even if no threads can be started.
             kill_order::sort(pod, &mut kills, |kill| &kill.name);
             KillOrder::new(pod, kills.iter().map(|kill| (&kill.id, kill.name.as_str())))
         });
@@ -292,7 +292,7 @@ impl Runtime {
         drop(tx);
         let mut unstopped = Vec::new();
         let _waiting = threads::waiting("containers to stop");
-        // Ends when every thread has reported or is gone: each call has a deadline and `stop`.
+        // Ends when every thread has reported or ended: each call has a deadline and `stop`.
         for (name, result) in results {
             if let Some(at) = waiting.iter().position(|other| *other == name) {
                 waiting.swap_remove(at);
@@ -313,7 +313,7 @@ impl Runtime {
         results: &Sender<(String, Result<(), CriError>)>,
     ) {
         let result = self.stop_one(kill, order, stop);
-        // One place per container: it is never full.
+        // The channel has the capacity for one result per container.
         let _ = results.send((kill.name.clone(), result));
     }
 }
@@ -323,12 +323,12 @@ fn positive(seconds: i64) -> Option<Duration> {
     (seconds > 0).then(|| Duration::from_secs(seconds.unsigned_abs()))
 }
 
-/// What is left of `seconds`; a part of a second that was used does not count.
+/// The rest of `seconds`; a used fraction of a second is not subtracted.
 fn less(seconds: i64, used: Duration) -> i64 {
     seconds.saturating_sub(i64::try_from(used.as_secs()).unwrap_or(i64::MAX))
 }
 
-/// Whom to stop: containers, then sandboxes.
+/// What to stop: containers, then sandboxes.
 fn plan(
     pod: Option<&Pod>,
     observed: Observed<'_>,

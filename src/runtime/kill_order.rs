@@ -1,4 +1,4 @@
-//! Who waits for whom when a pod with sidecars is stopped (Go: terminationOrdering).
+//! The order in which containers end when a pod with sidecars is stopped (Go: terminationOrdering).
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -16,12 +16,12 @@ use crate::util::{threads, timers};
 pub(super) struct KillOrder {
     /// Dropped when the container has ended.
     running: Mutex<HashMap<ContainerId, StopSource>>,
-    /// Whose end a container waits for.
+    /// The containers whose end a container waits for.
     before: HashMap<ContainerId, Vec<StopToken>>,
 }
 
-/// A container's place: regular ones first, then the sidecars from the last to the first.
-/// Containers without a place, such as ephemeral ones, do not wait.
+/// A container's position: regular ones first, then the sidecars from the last to the first.
+/// Containers without a position, such as ephemeral ones, do not wait.
 fn place(pod: &Pod, name: &str) -> Option<usize> {
     if pod.containers().iter().any(|container| container.name == name) {
         return Some(0);
@@ -63,13 +63,13 @@ impl KillOrder {
         Some(KillOrder { running: Mutex::new(sources), before })
     }
 
-    /// The container has ended: containers that wait for it continue.
+    /// Records that the container has ended: containers that wait for it continue.
     pub(super) fn ended(&self, id: &ContainerId) {
         self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
     }
 
-    /// Waits until it is the container's turn, at most for `limit`, and returns how long
-    /// that took. `None`: broken off by `stop`.
+    /// Waits until it is the container's turn, at most for `limit`, and returns how long that took.
+    /// `None`: cancelled by `stop`.
     pub(super) fn wait_for_turn(
         &self,
         id: &ContainerId,
@@ -77,7 +77,7 @@ impl KillOrder {
         stop: &StopToken,
     ) -> Option<Duration> {
         let start = Instant::now();
-        // A limit beyond what a clock can show is none.
+        // A deadline beyond the range of the clock is no deadline.
         let deadline = start.checked_add(limit);
         let _waiting = threads::waiting("containers that end before");
         for earlier in self.before.get(id).into_iter().flatten() {
@@ -91,7 +91,7 @@ impl KillOrder {
     }
 }
 
-/// Waits for `limit`; `false` when broken off.
+/// Waits for `limit`; `false` when cancelled.
 pub(super) fn pause(limit: Duration, stop: &StopToken) -> bool {
     stop.wait(limit) == Waited::TimedOut
 }

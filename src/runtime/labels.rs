@@ -1,6 +1,6 @@
-//! The labels and annotations that tie sandboxes and containers at the runtime to pods.
-//! Their names and the JSON inside are read by other tools and by a Go kubelet that takes
-//! over, so even the order of the JSON fields is upstream's.
+//! The labels and annotations that assign sandboxes and containers in the runtime to pods. Their
+//! names and the JSON inside are read by other tools and by a Go kubelet that takes over, so even
+//! the order of the JSON fields is upstream's.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ fn identity(pod: &Pod) -> [(String, String); 3] {
     ]
 }
 
-/// The pod's own labels, and who it is.
+/// The pod's own labels, and its identity.
 pub fn sandbox_labels(pod: &Pod) -> Map {
     let own = pod.object().metadata.labels.iter().flatten();
     own.map(|(key, value)| (key.clone(), value.clone())).chain(identity(pod)).collect()
@@ -39,7 +39,7 @@ pub fn container_labels(pod: &Pod, container: &Container) -> Map {
     labels
 }
 
-/// What must be known to judge and to stop an instance, even without the pod's manifest.
+/// The data needed to check and stop an instance, even without the pod's manifest.
 pub fn container_annotations(pod: &Pod, container: &Container, restart_count: u32) -> Map {
     let image = container.image.as_deref().unwrap_or_default();
     let text = |value: &Option<String>| value.clone().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Where container logs are: directories, restart numbers hidden in file names, and the
-//! links by container id that log collectors follow.
+//! Paths of container logs: directories, restart counts in file names, and the links by container
+//! id that log collectors follow.
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -14,7 +14,7 @@ use crate::util::untrusted;
 
 use super::gc::legacy_link_name;
 
-/// Logs are for log collectors to read.
+/// Readable for log collectors.
 const MODE: u32 = 0o755;
 
 /// Entries of a container's log directory that are read: the container may make any number.
@@ -25,8 +25,8 @@ pub(super) fn make_directory(dir: &Path) -> io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(MODE).create(dir)
 }
 
-/// Makes a container's log directory, `<pod>/<container>`, and its parents. A link in the place of
-/// one of the two is an error: the directory, and the log, would be made where it leads.
+/// Makes a container's log directory, `<pod>/<container>`, and its parents. A link at one of the
+/// two paths is an error: the directory, and the log, would be made at its target.
 pub(super) fn make_log_directory(dir: &Path) -> io::Result<()> {
     untrusted::make_directory(dir, LOG_LEVELS, MODE).map(drop)
 }
@@ -53,7 +53,7 @@ pub(super) fn link_path(dir: &Path, pod: &Pod, container: &str, id: &ContainerId
     dir.join(legacy_link_name(pod.name(), pod.namespace(), container, id))
 }
 
-/// Points the container's link at its log file, if the runtime has made that file.
+/// Makes the container's link to its log file, if the runtime has made that file.
 pub(super) fn link(link: &Path, log: &Path) -> io::Result<()> {
     if !log.exists() {
         return Ok(());

@@ -2,13 +2,12 @@
 //! (Go: pkg/kubelet/kuberuntime, images, network/dns and the hosts file).
 //!
 //! Owns: the requests that the runtime gets, the files that containers mount (hosts file,
-//! termination logs), log directories and links, back-off of restarts and of pulls.
-//! Threads: `kill/<uid8>` for each container while a pod of several is stopped, `hook/<uid8>`
-//! for each preStop hook with a command or request. All other calls block the pod's worker,
-//! until its stop token.
-//! Invariants: the same pod gives the same requests (`golden_tests`); every failure ends in
-//! a reason, a message and an event with upstream's words; nothing is retried here.
-//! Absent on purpose: what should happen to a pod is decided in `pods`.
+//! termination logs), log directories and links, back-off of restarts and of pulls. Threads:
+//! `kill/<uid8>` for each container while a pod of several is stopped, `hook/<uid8>` for each
+//! preStop hook with a command or request. All other calls block the pod's worker, until its stop
+//! token. Invariants: the same pod gives the same requests (`golden_tests`); every failure gives a
+//! reason, a message and an event with upstream's text; nothing is retried here. Absent on purpose:
+//! decisions about pods, which the room `pods` makes.
 
 mod change;
 mod client;

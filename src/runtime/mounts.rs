@@ -1,5 +1,5 @@
-//! What a container mounts: its volumes, images among them, the hosts file, the
-//! termination log (Go: makeMounts, getImageVolumes).
+//! The mounts of a container: volumes, including images, the hosts file, the termination log (Go:
+//! makeMounts, getImageVolumes).
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ pub(super) struct ImageVolume {
 }
 
 impl Runtime {
-    /// Makes sure of the images that the container mounts as volumes. Failures look like
+    /// Pulls the images that the container mounts as volumes if necessary. Failures are reported as
     /// those of its own image.
     ///
     /// DIFFERS: upstream gets all image volumes of a pod before any container starts; here
@@ -66,11 +66,11 @@ impl Runtime {
         Ok(found)
     }
 
-    /// The images that volumes of these pods are made of, as far as they are on the node:
-    /// no container names them, and without this they would be collected as unused.
+    /// The images that volumes of these pods are made of, as far as they are on the node: no
+    /// container is created from them, so they would be removed as unused.
     ///
     /// # Errors
-    /// When the runtime does not answer: then it is unknown what is in use.
+    /// When the call fails: then it is unknown which images are in use.
     pub fn images_of_volumes<'a>(
         &self,
         pods: impl Iterator<Item = &'a Pod>,
@@ -137,7 +137,7 @@ pub(super) fn mounts(inputs: &ContainerInputs<'_>, environment: &mut Env) -> Res
 }
 
 /// The mount's sub path with its variables replaced; empty if it has none. Unlike in commands, a
-/// variable that is missing or empty is an error: the path would be another one than meant.
+/// variable that is missing or empty is an error: the path would not be the intended one.
 fn sub_path(
     mount: &VolumeMount,
     environment: &mut Env,
@@ -162,7 +162,7 @@ fn sub_path(
     Ok(path)
 }
 
-/// Always read-only, whatever the manifest says: runtimes refuse any other mount of an image.
+/// Always read-only, regardless of the manifest: runtimes refuse any other mount of an image.
 fn image_mount(mount: &VolumeMount, image: &ImageVolume, sub_path: String) -> Mount {
     Mount {
         container_path: container_path(mount),
@@ -180,7 +180,7 @@ fn volume_mount(
     sub_path: &str,
 ) -> Result<Mount, ConfigError> {
     let readonly = mount.read_only.unwrap_or(false) || volume.read_only;
-    // What can be refused is refused before anything is mounted.
+    // Invalid mounts are refused before the first sub path is mounted.
     let recursive_read_only = recursive_read_only(mount, inputs.recursive_read_only_mounts)?;
     let propagation = match mount.mount_propagation.as_deref() {
         None | Some("" | "None") => MountPropagation::PROPAGATION_PRIVATE,

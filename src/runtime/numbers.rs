@@ -14,7 +14,7 @@ const MIN_SHARES: i64 = 2;
 const MAX_SHARES: i64 = 262_144;
 /// The kernel refuses a shorter CFS quota.
 const MIN_QUOTA_MICROSECONDS: i64 = 1000;
-/// Score of what should be killed last.
+/// Score of processes that should be killed last.
 const PROTECTED_SCORE: i64 = -997;
 const BEST_EFFORT_SCORE: i64 = 1000;
 
@@ -31,8 +31,8 @@ pub fn cpu_quota(millicores: i64, period_microseconds: i64) -> i64 {
     (millicores.saturating_mul(period_microseconds) / 1000).max(MIN_QUOTA_MICROSECONDS)
 }
 
-/// The pod's resources as the sandbox request carries them: sums over the containers,
-/// raised to what any init container needs. Overhead is not in it.
+/// The pod's resources as the sandbox request carries them: sums over the containers, at least
+/// those of any init container. Overhead is not in it.
 pub fn sandbox_resources(pod: &Pod, settings: &Settings) -> LinuxContainerResources {
     let cpu_limit = pod_total(pod, Side::Limits, "cpu").unwrap_or_default();
     let memory_limit = pod_total(pod, Side::Limits, "memory").unwrap_or_default();
@@ -46,7 +46,7 @@ pub fn container_resources(pod: &Pod, container: &Container, settings: &Settings
         let of = |requirements: Option<&ResourceRequirements>| {
             lookup(requirements, Side::Limits, resource).filter(|amount| !amount.is_zero())
         };
-        // A container without a limit of its own is held by the pod's.
+        // A container without a limit has the pod's.
         of(own).or_else(|| of(pod.spec().resources.as_ref())).unwrap_or_default()
     };
     let request = lookup(own, Side::Requests, "cpu");
@@ -143,7 +143,7 @@ fn pod_total(pod: &Pod, side: Side, resource: &str) -> Option<Amount> {
     running.max(peak)
 }
 
-/// How readily the kernel kills the container when memory runs out.
+/// The `oom_score_adj`: containers with a high one are killed first when memory runs out.
 pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity_bytes: u64) -> i64 {
     let node_critical =
         pod.is_critical() && pod.spec().priority_class_name.as_deref() == Some("system-node-critical");
@@ -168,7 +168,7 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity_bytes: u6
     own.clamp(BEST_EFFORT_SCORE + PROTECTED_SCORE, BEST_EFFORT_SCORE - 1)
 }
 
-/// What each container is owed of a pod-level memory request beyond the containers' own.
+/// Each container's share of the part of a pod-level memory request beyond the containers' own.
 fn leftover_share(pod: &Pod, request: &impl Fn(&Container) -> i64) -> i64 {
     let Some(stated) = lookup(pod.spec().resources.as_ref(), Side::Requests, "memory") else { return 0 };
     let (mut sum, mut count) = (0_i64, 0_i64);
@@ -183,7 +183,8 @@ fn clamp(value: i128) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// One entry for every size the node knows: zero unless the container (or else the pod) asks.
+/// One entry for every size the node knows: zero unless the container (or else the pod) requests
+/// it.
 fn hugepage_limits(pod: &Pod, container: &Container, sizes: &[String]) -> Vec<HugepageLimit> {
     let asked = |requirements: Option<&ResourceRequirements>| -> HashMap<String, u64> {
         let limits = requirements.and_then(|requirements| requirements.limits.as_ref());

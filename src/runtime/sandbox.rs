@@ -36,25 +36,25 @@ pub struct NewSandbox {
 /// Why there is no usable sandbox. The event has been raised.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// The pod cannot be turned into a request.
+    /// The pod's specification cannot be converted into a request.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The pod names a RuntimeClass that cannot be had.
+    /// The RuntimeClass of the pod is unknown or not supported.
     #[error(transparent)]
     RuntimeClass(#[from] ClassError),
-    /// Its log directory.
+    /// The pod's log directory cannot be made.
     #[error("cannot make log directory {}: {error}", path.display())]
     LogDirectory { path: PathBuf, error: std::io::Error },
     /// The runtime refused.
     #[error("{0}")]
     Run(cri::CriError),
-    /// The sandbox runs, but its addresses cannot be learned.
+    /// The sandbox runs, but its addresses cannot be read.
     #[error("{error}")]
     Status { id: SandboxId, error: cri::CriError },
 }
 
 impl SandboxError {
-    /// Whether this is only our own stopping.
+    /// Whether the creation was cancelled because the worker stops.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
         matches!(self, SandboxError::Run(error) | SandboxError::Status { error, .. }
@@ -72,8 +72,8 @@ impl SandboxError {
 }
 
 impl Runtime {
-    /// Makes and starts a sandbox for `pod`, and learns its addresses. A failure is reported in
-    /// an event, unless `stop` was given meanwhile.
+    /// Creates and starts a sandbox for `pod`, and reads its addresses. A failure is reported in an
+    /// event, unless `stop` has cancelled it.
     ///
     /// # Errors
     /// The variants of `SandboxError`.
@@ -132,7 +132,7 @@ impl Runtime {
         Ok(NewSandbox { id, ips })
     }
 
-    /// The configuration that the sandbox is made from, and that goes with each container.
+    /// The configuration of the sandbox, which is also sent with each container.
     pub(super) fn sandbox_config(
         &self,
         pod: &Pod,
@@ -142,14 +142,14 @@ impl Runtime {
         let settings = &self.shared.settings;
         let host = dns::read_host(&settings.resolv_conf)?;
         let (resolver, notices) = dns::pod_resolver(pod, host, settings);
-        // Pod cgroups will name the parent; until then the runtime chooses it.
+        // Without pod cgroups the runtime chooses the parent.
         let ids = self.user_namespace(pod, stop)?;
         let inputs = SandboxInputs { pod, attempt, resolver: &resolver, settings, cgroup_parent: "", ids };
         Ok((sandbox_config(inputs)?, notices))
     }
 
-    /// The ids of a pod with a user namespace of its own; they are chosen before its first
-    /// sandbox is made and then stay.
+    /// The ids of a pod with a user namespace of its own; they are chosen before its first sandbox
+    /// is created and do not change.
     pub(super) fn user_namespace(
         &self,
         pod: &Pod,
@@ -159,10 +159,10 @@ impl Runtime {
         self.shared.user_namespaces.of_pod(pod, can, stop)
     }
 
-    /// The runtime's handler for a pod, of its RuntimeClass.
+    /// The runtime's handler for a pod, according to its RuntimeClass.
     ///
-    /// DIFFERS: without an API server upstream takes the default handler for all pods; a pod
-    /// that asks for stronger walls than it would get is refused here.
+    /// DIFFERS: without an API server upstream takes the default handler for all pods; here a pod
+    /// that requests stronger isolation than it would get is refused.
     fn handler_of(
         &self,
         pod: &Pod,
@@ -176,14 +176,13 @@ impl Runtime {
         }
     }
 
-    /// The handler of a pod whose sandbox is there already; the default one where the class
-    /// has become unknown.
+    /// The handler of a pod whose sandbox exists; the default one if the class is unknown now.
     #[must_use]
     pub fn known_handler(&self, pod: &Pod) -> String {
         self.handler_of(pod, RuntimeClasses::known_handler).unwrap_or_default()
     }
 
-    /// Whether one of the runtime's handlers can do something.
+    /// Whether one of the runtime's handlers has a feature.
     fn handler_can(
         &self,
         handler: &str,
@@ -194,9 +193,9 @@ impl Runtime {
         Ok(status.handler(handler).is_some_and(what))
     }
 
-    /// A runtime that does not know the policy would merge the groups without a word.
+    /// A runtime that does not know the policy would merge the groups without an error.
     ///
-    /// DIFFERS: upstream asks at admission only, from what it knows then.
+    /// DIFFERS: upstream checks at admission only, with the features known then.
     fn check_groups_policy(&self, pod: &Pod, stop: &StopToken) -> Result<(), ConfigError> {
         let context = pod.spec().security_context.as_ref();
         if context.and_then(|context| context.supplemental_groups_policy.as_deref()) != Some("Strict") {
@@ -209,8 +208,8 @@ impl Runtime {
         }
     }
 
-    /// Reads the node's resolver file once at start and raises an event about what pods
-    /// will not get from it.
+    /// Reads the node's resolver file once at start and raises an event if pods will not get all of
+    /// it.
     pub fn check_resolv_conf(&self) {
         let settings = &self.shared.settings;
         let problems = match dns::read_host(&settings.resolv_conf) {
@@ -238,7 +237,7 @@ impl Runtime {
     }
 }
 
-/// The primary address and the others; one that cannot be read makes all useless.
+/// The primary address and the others; if one is invalid, none is used.
 fn addresses(status: &PodSandboxStatus) -> Vec<IpAddr> {
     let Some(network) = status.network.as_ref() else { return Vec::new() };
     if network.ip.is_empty() {

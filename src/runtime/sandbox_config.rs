@@ -1,4 +1,4 @@
-//! What a pod's sandbox is made from (Go: generatePodSandboxConfig). Pure.
+//! The configuration of a pod's sandbox (Go: generatePodSandboxConfig). Pure.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use super::settings::Settings;
 use super::user_namespaces::IdRange;
 use super::{labels, numbers, security_context};
 
-/// Everything that a sandbox configuration follows from.
+/// The inputs of a sandbox configuration.
 #[derive(Clone, Copy)]
 pub struct SandboxInputs<'a> {
     pub pod: &'a Pod,

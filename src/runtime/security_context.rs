@@ -19,7 +19,7 @@ use super::config_error::ConfigError;
 use super::settings::Host;
 use super::user_namespaces::{self, IdRange};
 
-/// What containers do not see (Go: pkg/securitycontext).
+/// Masked paths (Go: pkg/securitycontext).
 pub const MASKED_PATHS: [&str; 12] = [
     "/proc/asound",
     "/proc/acpi",
@@ -34,13 +34,13 @@ pub const MASKED_PATHS: [&str; 12] = [
     "/sys/firmware",
     "/sys/devices/virtual/powercap",
 ];
-/// What they only read.
+/// Read-only paths.
 pub const READONLY_PATHS: [&str; 5] =
     ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
-/// Deprecated annotation in front of a container's name: its AppArmor profile.
+/// Prefix of the deprecated annotation with a container's AppArmor profile.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// The user that an image wants its first process to have.
+/// The user in the configuration of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ImageUser {
     /// By number.
@@ -68,7 +68,7 @@ pub fn of_sandbox(pod: &Pod, ids: Option<IdRange>) -> LinuxSandboxSecurityContex
         supplemental_groups: groups(wanted),
         supplemental_groups_policy: groups_policy(wanted),
         privileged: pod.all_containers().any(is_privileged) || ephemeral_privileged(pod),
-        // The pause process needs no more, whatever the pod's containers are allowed.
+        // The pause process needs no more, even if the pod's containers have more.
         seccomp: MessageField::some(profile(ProfileType::RuntimeDefault, "")),
         ..LinuxSandboxSecurityContext::default()
     }
@@ -77,8 +77,7 @@ pub fn of_sandbox(pod: &Pod, ids: Option<IdRange>) -> LinuxSandboxSecurityContex
 /// A container's security context.
 ///
 /// # Errors
-/// When a profile or option is not valid. `runAsNonRoot` is a question of its own:
-/// [`verify_non_root`].
+/// When a profile or option is not valid. [`verify_non_root`] checks `runAsNonRoot`.
 pub(super) fn of_container(
     pod: &Pod,
     container: &Container,
@@ -117,7 +116,7 @@ pub(super) fn of_container(
     Ok(context)
 }
 
-/// The parts of the node's settings that matter here.
+/// The node's settings for security contexts.
 #[derive(Clone, Copy)]
 pub(super) struct Node<'a> {
     pub(super) root_dir: &'a Path,
@@ -127,10 +126,10 @@ pub(super) struct Node<'a> {
     pub(super) ids: Option<IdRange>,
 }
 
-/// Refuses a container that must not, but would run as root.
+/// Refuses a container with `runAsNonRoot` that would run as root.
 ///
 /// # Errors
-/// When it would, or when that cannot be told.
+/// When it would, or when its user is unknown.
 pub fn verify_non_root(pod: &Pod, container: &Container, image_user: &ImageUser) -> Result<(), ConfigError> {
     let of_pod = pod.spec().security_context.as_ref();
     let own = container.security_context.as_ref();

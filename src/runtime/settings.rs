@@ -52,19 +52,19 @@ pub struct Settings {
     pub max_parallel_image_pulls: Option<i32>,
     /// Programs that know credentials of registries.
     pub credential_providers: Option<CredentialProviders>,
-    /// When an image that is there needs a proof that a pod may have it.
+    /// Which images on the node a pod may use only with a proof.
     pub image_verification: Verification,
     /// Ids of each user namespace (`userNamespaces.idsPerPod`), a multiple of 65536.
     pub user_namespace_ids: u32,
-    /// `maxPods`: as many user namespaces must be possible.
+    /// `maxPods`: the number of user namespaces to provide.
     pub max_pods: u32,
     /// `crashLoopBackOff.maxContainerRestartPeriod`, 300 s by default.
     pub crash_backoff_max: Duration,
-    /// Gate `ContainerStopSignals`: whether `lifecycle.stopSignal` counts.
+    /// Gate `ContainerStopSignals`: whether `lifecycle.stopSignal` has an effect.
     pub stop_signals: bool,
 }
 
-/// What the kernel numbers and node allocatable are computed from.
+/// The numbers of the machine and of node allocatable that requests to the runtime depend on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MachineNumbers {
     /// All memory of the machine.
@@ -85,7 +85,7 @@ pub struct MachineNumbers {
     pub allocatable_ephemeral_storage: Amount,
 }
 
-/// What the room calls and tells.
+/// The clients and sinks that the room uses.
 #[derive(Clone)]
 pub struct Deps {
     /// The runtime service.
@@ -94,7 +94,7 @@ pub struct Deps {
     pub images: cri::ImageClient,
     /// Kubernetes events.
     pub events: EventSink,
-    /// What pods get from the API server, on a node that has one.
+    /// Objects that pods need from the API server, on a node that has one.
     pub api: Option<PodApi>,
 }
 

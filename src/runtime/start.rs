@@ -36,8 +36,8 @@ fn container_type(pod: &Pod, container: &str) -> &'static str {
 }
 
 impl Runtime {
-    /// Starts a container and returns its id. Each step and each failure raises an event.
-    /// May take as long as the image pull and the postStart hook take.
+    /// Starts a container and returns its id. Each step and each failure raises an event. Blocks
+    /// during the image pull and the postStart hook.
     ///
     /// # Errors
     /// What the container's waiting state should show.
@@ -78,7 +78,7 @@ impl Runtime {
         let config = self
             .prepare(&start, &image, &image_volumes, restart_count)
             .map_err(|error| self.config_failure(&start, &regarding, &error))?;
-        // An image may have been pulled for long; only what is quick waits in line.
+        // The limit applies after the image pull, which may be slow.
         let pass = shared.container_door.enter(start.stop);
         let created = self.create(&start, &regarding, config, &sandbox_config);
         let mounted = match created {
@@ -98,11 +98,10 @@ impl Runtime {
         Ok(id)
     }
 
-    /// Removes an instance that was made and never ran. Its start may still be under way at
-    /// the runtime (ours was broken off, or its caller is dead); carried out later, it would
-    /// make it a twin of the new one.
+    /// Removes an instance that was created and never ran. The runtime may still start it (the call
+    /// was cancelled, or the agent was killed); then two instances would run.
     ///
-    /// DIFFERS: upstream leaves it there and relies on its never being started.
+    /// DIFFERS: upstream does not remove it and assumes that it is never started.
     fn remove_never_started(&self, start: &Start<'_>, regarding: &Regarding) -> Result<(), StartFailure> {
         let Some(status) = start.runtime.newest(&start.container.name) else { return Ok(()) };
         if status.state != ContainerState::Created {
@@ -117,9 +116,9 @@ impl Runtime {
         }
     }
 
-    /// The pod's own credentials. Without some of them a pull may yet succeed.
+    /// The pod's own credentials. A pull may succeed without some of them.
     ///
-    /// DIFFERS: upstream looks once per sync of the pod, here it is once per container start.
+    /// DIFFERS: upstream reads them once per sync of the pod, here once per container start.
     fn pull_secrets(&self, start: &Start<'_>) -> PullSecrets {
         let (secrets, missing) = PullSecrets::of(start.pod, self.shared.api.as_ref(), start.stop);
         if !missing.is_empty() && !start.stop.is_stopped() {
@@ -132,7 +131,7 @@ impl Runtime {
         secrets
     }
 
-    /// One more than before; from the names of log files when the runtime has forgotten.
+    /// The previous count plus one; from the names of log files when the runtime has no instance.
     fn restart_count(&self, start: &Start<'_>) -> u32 {
         match start.runtime.newest(&start.container.name) {
             Some(status) => status.restart_count.saturating_add(1),
@@ -192,7 +191,7 @@ impl Runtime {
         })
         .inspect_err(|_| {
             if let Some(file) = &termination_log {
-                // It was made for an instance that will not be.
+                // It was made for an instance that was not created.
                 let _ = std::fs::remove_file(file);
             }
         })?;
@@ -271,7 +270,7 @@ impl Runtime {
     }
 }
 
-/// The container whose processes an ephemeral container wants to see.
+/// The target container of an ephemeral container.
 fn target<'a>(start: &Start<'a>) -> Result<Option<&'a ContainerId>, ConfigError> {
     let name = start
         .pod
@@ -314,8 +313,8 @@ fn complete(
     config
 }
 
-/// A signal by its name in a manifest, such as `SIGUSR1` or `SIGRTMIN+2`. One that the
-/// runtime interface does not know means the image's own.
+/// A signal by its name in a manifest, such as `SIGUSR1` or `SIGRTMIN+2`. For one that is not in
+/// the CRI the image's signal is used.
 fn stop_signal(name: &str) -> Signal {
     let name = name.replace('+', "PLUS").replace('-', "MINUS");
     Signal::from_str(&format!("SIGNAL_{name}")).unwrap_or(Signal::SIGNAL_RUNTIME_DEFAULT)

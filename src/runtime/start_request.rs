@@ -1,4 +1,4 @@
-//! What a start of a container needs, and how it fails.
+//! The request to start a container, and the reasons why it fails.
 
 use std::net::IpAddr;
 
@@ -27,15 +27,15 @@ pub struct Start<'a> {
     pub pod_ips: &'a [IpAddr],
     /// The node's addresses as the pod's status has them, primary first.
     pub host_ips: &'a [IpAddr],
-    /// What the runtime knows of the pod: restart counts go on from there.
+    /// The pod's state in the runtime: restart counts continue from it.
     pub runtime: &'a PodRuntime,
     /// The pod's volumes, ready to be mounted.
     pub volumes: &'a [MountedVolume],
-    /// Mounts sub paths of them.
+    /// Mounts sub paths of the volumes.
     pub sub_paths: &'a dyn SubPaths,
     /// Whether the pod's runtime handler can make mounts recursively read-only.
     pub recursive_read_only_mounts: bool,
-    /// Breaks off waiting for the runtime.
+    /// Cancels calls to the runtime.
     pub stop: &'a StopToken,
 }
 
@@ -47,10 +47,9 @@ pub struct StartFailure {
     pub reason: &'static str,
     /// For people.
     pub message: String,
-    /// When trying again makes sense, for failures that are waits
-    /// (`CrashLoopBackOff`, `ImagePullBackOff`).
+    /// When to retry, for failures that are waits (`CrashLoopBackOff`, `ImagePullBackOff`).
     pub retry_at: Option<Timestamp>,
-    /// Whether this is only our own stopping: nothing to report.
+    /// Whether the start was cancelled because the worker stops: nothing is reported.
     pub stopping: bool,
 }
 

@@ -27,9 +27,9 @@ pub fn create(root_dir: &Path, pod: &Pod, container: &Container) -> Result<Optio
     let dir = untrusted::make_directory(&path, LEVELS, 0o750).map_err(file_error("make directory", &path))?;
     let name = format!("{:08x}", random_u64() as u32);
     let path = path.join(&name);
-    // Nothing that is there is opened.
+    // No existing file is opened.
     untrusted::create_at(dir.as_fd(), Path::new(&name), 0o666)
-        // The umask may have taken bits away.
+        // The umask may have removed bits.
         .and_then(|file| file.set_permissions(std::fs::Permissions::from_mode(0o666)))
         .map_err(file_error("create termination log", &path))?;
     Ok(Some(path))
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_writable_file_each_time() {
+    fn each_instance_gets_a_new_writable_file() {
         let root = tempfile::tempdir().unwrap();
         let object = serde_json::json!({"metadata": {"uid": "u"}, "spec": {"containers": []}});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
@@ -57,7 +57,7 @@ mod tests {
         assert_ne!(one, two);
         assert_eq!(std::fs::metadata(&one).unwrap().permissions().mode() & 0o777, 0o666);
         assert_eq!(one.file_name().unwrap().len(), 8);
-        // Nothing is made behind a link.
+        // No file is created behind a link.
         let own = one.parent().unwrap();
         let outside = root.path().join("outside");
         std::fs::create_dir(&outside).unwrap();

@@ -1,4 +1,4 @@
-//! What several tests of the room share.
+//! Helpers of several tests of the room.
 
 use std::time::Duration;
 

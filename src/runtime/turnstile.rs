@@ -1,9 +1,8 @@
-//! How many calls of one kind go to the runtime at once.
+//! Limits how many calls of one kind run in the runtime at the same time.
 //!
-//! A runtime is quickest with a few calls at a time: thirty sandboxes asked for together
-//! take longer than the same thirty in a queue. This is a queue at a door and not a lock:
-//! who has waited long enough goes in anyway, so a call that hangs delays others, but
-//! never holds them.
+//! A runtime is fastest with few parallel calls: thirty sandboxes requested together take longer
+//! than thirty in a queue. The limit is not strict: a call proceeds after a maximum wait, so a call
+//! that hangs delays others, but does not block them.
 
 use std::time::{Duration, Instant};
 
@@ -12,35 +11,35 @@ use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use crate::util::stop::StopToken;
 use crate::util::{threads, timers};
 
-/// The longest wait behind other calls; about the time of a slow sandbox.
+/// The maximum wait for other calls; about the time of a slow sandbox.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// A door with room for some.
+/// A limiter of parallel calls.
 pub(super) struct Turnstile {
     back: Sender<()>,
     free: Receiver<()>,
     what: &'static str,
 }
 
-/// One place inside, given back when dropped.
+/// A permit for one call, returned when dropped.
 pub(super) struct Pass<'a> {
     back: Option<&'a Sender<()>>,
 }
 
 impl Turnstile {
-    /// A door that lets `width` in at a time. `what`: what waits there, for the table of
-    /// threads.
+    /// A limiter for `width` calls at a time. `what` describes the wait in the table of threads.
     pub(super) fn new(width: usize, what: &'static str) -> Self {
         let width = width.clamp(1, 64);
         let (back, free) = bounded(width);
         for _ in 0..width {
-            // The channel holds exactly as many as are put in.
+            // The channel has the capacity for all permits.
             let _ = back.try_send(());
         }
         Turnstile { back, free, what }
     }
 
-    /// Waits for a place, for a limited time. A stop ends the wait: the call itself sees it.
+    /// Waits for a permit, for a limited time. A stop ends the wait; the call itself then returns
+    /// it.
     pub(super) fn enter(&self, stop: &StopToken) -> Pass<'_> {
         if self.free.try_recv().is_ok() {
             return Pass { back: Some(&self.back) };
@@ -69,7 +68,7 @@ mod tests {
     use crate::util::stop;
 
     #[test]
-    fn a_place_is_given_back_and_a_stop_ends_the_wait() {
+    fn dropped_permit_is_returned_and_stop_ends_the_wait() {
         let (source, token) = stop::pair();
         let door = Turnstile::new(1, "a test");
         let first = door.enter(&token);

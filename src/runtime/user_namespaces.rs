@@ -1,8 +1,8 @@
 //! Ranges of ids for pods with a user namespace of their own (Go: pkg/kubelet/userns).
 //!
-//! A pod's range is written into its directory before its sandbox is made, in upstream's
-//! form. These files are the only state: a range is free when no pod directory names it, so
-//! that a restart finds what it left and the removal of a pod's directory gives its range back.
+//! A pod's range is written into its directory before its sandbox is made, in upstream's form.
+//! These files are the only state: a range is free when no pod directory names it, so that ranges
+//! survive a restart and the removal of a pod's directory frees its range.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -24,7 +24,7 @@ use crate::util::stop::StopToken;
 /// Ranges are multiples of this: an image may use any 16-bit id.
 const UNIT: u32 = 65_536;
 const FILE: &str = "userns";
-/// Whose subordinate ids are used, if the machine has such a user.
+/// The user whose subordinate ids are used, if the machine has it.
 const USER: &str = "kubelet";
 const GETSUBIDS: &str = "getsubids";
 const LIMITS: Limits = Limits { time: Duration::from_secs(10), output_bytes: 64 << 10 };
@@ -60,25 +60,25 @@ pub(super) fn message(range: Option<IdRange>) -> UserNamespace {
 /// Why a pod has no user namespace. Shown in the event `FailedCreatePodSandBox`.
 #[derive(Debug, thiserror::Error)]
 pub enum UserNamespaceError {
-    /// The runtime cannot.
+    /// The runtime does not support user namespaces.
     #[error("can't set `spec.hostUsers: false`, runtime does not support user namespaces")]
     Unsupported,
-    /// The runtime was asked and did not answer.
+    /// The request for the runtime's features failed.
     #[error("can't set `spec.hostUsers: false`, runtime does not support user namespaces: {0}")]
     Runtime(cri::CriError),
-    /// A pod's file cannot be read, made or found a place for.
+    /// A pod's file cannot be read or written.
     #[error("cannot {attempt} {}: {error}", path.display())]
     File { attempt: &'static str, path: PathBuf, error: std::io::Error },
-    /// A pod's file says something else than this node writes.
+    /// A pod's file has content that this node does not write.
     #[error("user namespace: invalid user namespace mappings file {}: {why}", path.display())]
     Content { path: PathBuf, why: String },
     /// All ranges are in use.
     #[error("create user namespace: could not find an empty slot to allocate a user namespace")]
     Full,
-    /// The machine's own rules leave no ranges.
+    /// The machine's configuration of subordinate ids allows no ranges.
     #[error("{0}")]
     Span(String),
-    /// The program that knows the subordinate ids failed.
+    /// The program that reports the subordinate ids failed.
     #[error("error retrieving additional ids for user {USER:?}: {0}")]
     Program(String),
 }
@@ -99,7 +99,7 @@ struct Mapping {
     length: u32,
 }
 
-/// Where ranges may lie.
+/// The span of ids for ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Span {
     first: u32,
@@ -148,7 +148,7 @@ impl UserNamespaces {
             return Err(UserNamespaceError::Unsupported);
         }
         let found = self.find_span(stop)?;
-        // Found again at the next start only: who may use which ids does not change meanwhile.
+        // Read once per start, as the subordinate ids do not change meanwhile.
         let mut span = self.span.lock().unwrap_or_else(PoisonError::into_inner);
         let span = *span.get_or_insert(found);
         let taken = self.taken()?;
@@ -161,7 +161,7 @@ impl UserNamespaces {
         self.pods.join(uid.as_str()).join(FILE)
     }
 
-    /// First ids of all ranges in use. One that cannot be read might be any: then none is free.
+    /// First ids of all ranges in use. If one cannot be read, no range is known to be free.
     fn taken(&self) -> Result<BTreeSet<u32>, UserNamespaceError> {
         let failed = |error| UserNamespaceError::File { attempt: "list", path: self.pods.clone(), error };
         let entries = match std::fs::read_dir(&self.pods) {
@@ -234,7 +234,7 @@ impl UserNamespaces {
             return fail(format!("kubelet user assigned ID {} is not a multiple of {each}", span.first));
         }
         if span.first < each {
-            // Ids of the node's own users must not come up in a pod.
+            // A pod must not use ids of the node's own users.
             return fail(format!(
                 "kubelet user assigned ID {} must be greater or equal to {each}",
                 span.first
@@ -272,7 +272,7 @@ fn free(span: Span, each: u32, taken: &BTreeSet<u32>) -> Option<IdRange> {
     let mut first = span.first;
     loop {
         let end = u64::from(first) + u64::from(each);
-        // The last id of all is no id for the kernel, so no range ends with it.
+        // The highest id is not valid in the kernel, so no range ends with it.
         if end > span.end.min(u64::from(u32::MAX)) {
             return None;
         }
@@ -286,7 +286,7 @@ fn free(span: Span, each: u32, taken: &BTreeSet<u32>) -> Option<IdRange> {
 fn read(file: &Path, ids_per_pod: u32) -> Result<Option<IdRange>, UserNamespaceError> {
     let bytes = match std::fs::read(file) {
         Ok(bytes) => bytes,
-        // A stray file among the pods' directories names no range either.
+        // A file among the pods' directories has no range either.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             return Ok(None);
         }
@@ -343,7 +343,7 @@ mod tests {
             r#"{"uidMappings":[{"hostId":131072,"containerId":0,"length":65536}],"gidMappings":[{"hostId":131072,"containerId":0,"length":65536}]}"#
         );
         let restarted = namespaces(dir.path());
-        // What a pod has it keeps, whatever the runtime says now.
+        // A pod keeps its range even if the runtime does not support it any more.
         let kept = restarted.of_pod(&pod("b", json!(false)), || Ok(false), &StopToken::never()).unwrap();
         assert_eq!(kept, Some(IdRange { first: 131_072, length: UNIT }));
         assert_eq!(first(&restarted, "c"), 196_608);

@@ -1,8 +1,8 @@
-//! Which volumes are mounted for which pod, as far as this process has seen to it.
+//! The volumes that this process has mounted for each pod.
 //!
-//! After a start the table is empty; each pod's first set-up fills it from what is on disk
-//! and in the mount table (markers, mounts, directories), without doing anything twice. What
-//! no pod wants is found by the sweep of orphans, which asks the disk and not this table.
+//! After a start the table is empty; each pod's first set-up fills it from what is on disk and in
+//! the mount table (markers, mounts, directories), without repeating an operation. Volumes without
+//! a pod are found by the sweep of orphans, which reads the disk and not this table.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -46,15 +46,15 @@ impl Actual {
         self.pods.get(uid).map(|volumes| volumes.values().cloned().collect()).unwrap_or_default()
     }
 
-    /// The volume is mounted.
+    /// Records that the volume is mounted.
     pub(super) fn mounted(&mut self, uid: &PodUid, volume: &MountedVolume) {
         let volumes = self.pods.entry(uid.clone()).or_default();
         volumes.insert(volume.volume.clone(), volume.clone());
     }
 
-    /// Whether the pod may have this many bytes of files in the volume, beside those that its
-    /// other volumes have. They count from now on. A volume whose update fails keeps its files
-    /// of before, so the larger size counts until [`Actual::wrote`].
+    /// Whether the pod may have this many bytes of files in the volume, in addition to those of its
+    /// other volumes. They count from now on. A volume whose update fails keeps its old files, so
+    /// the larger size counts until [`Actual::wrote`].
     pub(super) fn reserve(&mut self, uid: &PodUid, volume: &str, bytes: usize) -> bool {
         let sizes = self.sizes.entry(uid.clone()).or_default();
         let before = sizes.of(volume);
@@ -65,12 +65,12 @@ impl Actual {
         fits
     }
 
-    /// The volume has files of this many bytes, and no others.
+    /// Records that the files of the volume have this many bytes in all.
     pub(super) fn wrote(&mut self, uid: &PodUid, volume: &str, bytes: usize) {
         self.sizes.entry(uid.clone()).or_default().set(volume, bytes);
     }
 
-    /// Nothing of the pod can be relied on any more.
+    /// Forgets the pod's volumes, whose state is unknown now.
     pub(super) fn forget(&mut self, uid: &PodUid) {
         self.pods.remove(uid);
         self.sizes.remove(uid);
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn remembers_until_told_to_forget() {
+    fn volume_is_known_until_pod_is_forgotten() {
         let mut actual = Actual::default();
         let (one, two) = (PodUid::from("1"), PodUid::from("2"));
         let volume = MountedVolume {
@@ -113,7 +113,7 @@ mod tests {
         assert!(actual.reserve(&one, "w", MAX_BYTES - 1));
         actual.wrote(&one, "w", MAX_BYTES - 1);
         assert!(!actual.reserve(&one, "x", 1));
-        // A volume that is refused keeps the files, and the size, of before.
+        // A volume whose update is refused keeps its old files and size.
         assert!(!actual.reserve(&one, "v", 2));
         assert!(actual.reserve(&one, "v", 1));
         assert!(actual.reserve(&one, "x", 0));

@@ -1,8 +1,8 @@
-//! Files that change all at once (kubelet: pkg/volume/util/atomic_writer.go).
+//! Files that change atomically together (kubelet: pkg/volume/util/atomic_writer.go).
 //!
-//! The files of one version lie in a directory whose name starts with two dots and the
-//! time. `..data` is a link to it, and the names in the volume's root are links through
-//! `..data`: replacing that one link replaces all files in one step.
+//! The files of one version are in a directory whose name starts with two dots and the time.
+//! `..data` is a link to it, and the names in the volume's root are links through `..data`:
+//! replacing this link replaces all files in one step.
 //!
 //! The paths come from API objects, so their number and depth are limited, and every step
 //! takes about `n log n` for `n` files. Containers see the volume read-only, but it may be
@@ -26,7 +26,7 @@ use crate::util::tree;
 
 /// The link to the present version.
 const DATA: &str = "..data";
-/// Its successor, for the moment before it replaces the other one.
+/// The new link, before it replaces the present one.
 const NEXT: &str = "..data_tmp";
 const MAX_PATH: usize = 4096;
 const MAX_NAME: usize = 255;
@@ -35,10 +35,10 @@ pub(super) const MAX_DEPTH: usize = 128;
 /// Files and directories of a volume. Each costs the node about 5 KiB of kernel memory that
 /// no limit of the pod covers, and a system call or more at each sync of the pod.
 pub(super) const MAX_ENTRIES: usize = 10_000;
-/// Bytes that the files of a volume are made of, those of a replaced file included. One key of
-/// an object may become many files, and they are compared at each sync of the pod. Objects have
-/// 1 MiB at most. The volumes of one pod have no more than this together: most of them lie in
-/// memory that is charged to the agent.
+/// Bytes of the files of a volume, those of a replaced file included. One key of an object may
+/// become many files, and they are compared at each sync of the pod. Objects have 1 MiB at most.
+/// The volumes of one pod have no more than this together: most of them lie in memory that is
+/// charged to the agent.
 pub(super) const MAX_BYTES: usize = 32 << 20;
 
 /// One file of a volume.
@@ -67,8 +67,8 @@ impl std::fmt::Debug for File {
 
 /// All files of a version, by cleaned path.
 ///
-/// Paths compare element by element, so that whatever lies below a path follows right
-/// after it. A look at the neighbors of a path is enough to find a conflict.
+/// Paths compare element by element, so that whatever lies below a path follows right after it. So
+/// a conflict is found by checking the neighbors of a path.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Payload {
     files: BTreeMap<PathBuf, File>,
@@ -81,31 +81,31 @@ pub(super) struct Payload {
 /// Why a path cannot be one of a volume's files.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
-    /// Nothing at all.
+    /// It is empty.
     #[error("invalid path: must not be empty: {path:?}")]
     Empty { path: String },
     /// It starts at the root.
     #[error("invalid path: must be relative path: {path}")]
     Absolute { path: String },
-    /// Longer than the kernel takes.
+    /// It is longer than the kernel's limit.
     #[error("invalid path: must be less than or equal to {MAX_PATH} characters")]
     TooLong,
-    /// More directories in one another than a volume may have.
+    /// It has too many elements.
     #[error("invalid path: must have at most {MAX_DEPTH} elements")]
     TooDeep,
-    /// More than a volume may have.
+    /// The volume has too many files and directories.
     #[error("more than {MAX_ENTRIES} files and directories for one volume")]
     TooMany,
-    /// More data than a volume may have.
+    /// The volume has too much data.
     #[error("more than {MAX_BYTES} bytes for one volume")]
     TooLarge,
-    /// It climbs.
+    /// It has `..` as an element.
     #[error("invalid path: must not contain '..': {path}")]
     Backsteps { path: String },
-    /// An element that no file system takes.
+    /// An element is too long.
     #[error("invalid path: filenames must be less than or equal to {MAX_NAME} characters")]
     LongName,
-    /// Such names are the writer's own.
+    /// Names with this start are reserved for the writer.
     #[error("invalid path: must not start with '..': {path}")]
     Dots { path: String },
     /// One path would have to be a file and a directory.
@@ -116,17 +116,17 @@ pub enum PathError {
     },
 }
 
-/// What a write did.
+/// The result of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// The content was that already.
+    /// The content was the same already.
     Unchanged,
     /// Readers see a new version.
     Written,
 }
 
 impl Payload {
-    /// Adds a file; a later one of the same path wins.
+    /// Adds a file; a later one replaces it at the same path.
     pub(super) fn insert(&mut self, path: &str, file: File) -> Result<(), PathError> {
         self.insert_up_to(MAX_ENTRIES, path, file)
     }
@@ -161,7 +161,7 @@ impl Payload {
         Ok(())
     }
 
-    /// Adds all files of another payload; those win.
+    /// Adds all files of another payload, which replace those at the same paths.
     pub(super) fn extend(&mut self, other: Payload) -> Result<(), PathError> {
         other.files.into_iter().try_for_each(|(path, file)| self.insert(&path.to_string_lossy(), file))
     }
@@ -226,8 +226,8 @@ fn check(path: &str) -> Result<String, PathError> {
     if clean.is_empty() { Err(PathError::Empty { path: own() }) } else { Ok(clean) }
 }
 
-/// Brings the directory to the payload. Equal content is left alone, whatever its modes.
-/// `own` is called for the whole volume before readers see the new version.
+/// Writes the payload to the directory. If the content is equal it is not changed, even if modes
+/// differ. `own` is called for the whole volume before readers see the new version.
 ///
 /// # Errors
 /// `ECANCELED` when the token stops it; a later call finishes what is left.
@@ -275,7 +275,7 @@ fn is_version(name: &[u8]) -> bool {
     rest.get(..4).is_some_and(|year| year.iter().all(u8::is_ascii_digit)) && rest.get(4) == Some(&b'_')
 }
 
-/// Where `..data` leads, if that is a version.
+/// The target of `..data`, if it is a version.
 fn current(dir: BorrowedFd<'_>) -> io::Result<Option<CString>> {
     match fs::readlinkat(dir, DATA, Vec::new()) {
         Ok(name) => {
@@ -299,8 +299,8 @@ impl<'a> Descent<'a> {
         Descent { top, levels: Vec::new() }
     }
 
-    /// Opens the directory that `path` is in, and gives it with the path's last element.
-    /// `open` opens one directory in another one.
+    /// Opens the directory that `path` is in, and returns it with the path's last element. `open`
+    /// opens one directory in another one.
     fn parent(
         &mut self,
         path: &Path,
@@ -355,7 +355,7 @@ fn holds(parent: BorrowedFd<'_>, name: &CStr, expected: &[u8]) -> io::Result<boo
     if !is_file || u64::try_from(stat.st_size) != Ok(expected.len() as u64) {
         return Ok(false);
     }
-    // One byte more: it may be growing.
+    // One more byte shows whether the file is longer.
     let mut found = vec![0; expected.len() + 1];
     let mut filled = 0;
     while let Some(rest) = found.get_mut(filled..).filter(|rest| !rest.is_empty()) {
@@ -389,7 +389,7 @@ fn count(top: BorrowedFd<'_>, most: usize) -> io::Result<usize> {
         }
         let here = level.fd()?;
         let kind = match entry.file_type() {
-            // Some file systems do not say it in the list.
+            // Some file systems do not report the type in the listing.
             FileType::Unknown => {
                 FileType::from_raw_mode(fs::statat(here, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode)
             }
@@ -406,7 +406,7 @@ fn count(top: BorrowedFd<'_>, most: usize) -> io::Result<usize> {
     Ok(count)
 }
 
-/// Makes the directory of a new version with all files in it, and gives its name.
+/// Makes the directory of a new version with all files in it, and returns its name.
 fn new_version(
     dir: BorrowedFd<'_>,
     payload: &Payload,
@@ -430,7 +430,7 @@ fn new_version(
     made.map(|()| name)
 }
 
-/// A directory that everyone may pass, whatever the umask.
+/// Makes a directory that all users may search, regardless of the umask.
 fn make_dir(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     let (dir, made) = tree::make_at(parent, name, 0o755)?;
     if made {
@@ -439,7 +439,7 @@ fn make_dir(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     Ok(dir)
 }
 
-/// Makes directories with those above them, as far as they are missing.
+/// Makes missing directories and their missing parents.
 pub(super) fn make_dirs<'p>(
     top: BorrowedFd<'_>,
     paths: impl Iterator<Item = &'p Path>,
@@ -474,9 +474,9 @@ fn write_file(parent: BorrowedFd<'_>, name: &CStr, file: &File) -> io::Result<()
     }
 }
 
-/// The step that readers see.
+/// Replaces the link atomically.
 fn replace(dir: BorrowedFd<'_>, version: &CStr) -> io::Result<()> {
-    // Left by a write that was cut short.
+    // Left by an interrupted write.
     match fs::unlinkat(dir, NEXT, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => {}
         Err(errno) => return Err(errno),
@@ -485,8 +485,8 @@ fn replace(dir: BorrowedFd<'_>, version: &CStr) -> io::Result<()> {
     fs::renameat(dir, NEXT, dir, DATA)
 }
 
-/// Makes the links in the volume's root, as far as they are missing, and gives them to the
-/// owners of their files. Their group is that of the volume's root, which hands it on.
+/// Makes the missing links in the volume's root, and sets their owners to those of their files.
+/// They inherit the group of the volume's root.
 fn link_roots(
     dir: BorrowedFd<'_>,
     roots: &BTreeMap<&OsStr, Option<u32>>,
@@ -502,7 +502,7 @@ fn link_roots(
             Err(errno) => return Err(errno),
         }
         let stat = fs::statat(dir, *root, AtFlags::SYMLINK_NOFOLLOW)?;
-        // A link is taken for ours; a mount point of the same name is in the way.
+        // Any link counts as ours; a mount point of the same name is an error.
         if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
             return Err(Errno::EXIST);
         }
@@ -513,7 +513,7 @@ fn link_roots(
     Ok(())
 }
 
-/// Gives a link to a user; nothing else that takes its name in the meantime.
+/// Sets the owner of a link, but not of another file that has replaced it.
 fn give_link(dir: BorrowedFd<'_>, name: &OsStr, uid: u32) -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let link = fs::openat(dir, name, flags, Mode::empty())?;
@@ -523,8 +523,7 @@ fn give_link(dir: BorrowedFd<'_>, name: &OsStr, uid: u32) -> io::Result<()> {
     fs::chownat(&link, c"", Some(Uid::from_raw(uid)), None, AtFlags::EMPTY_PATH)
 }
 
-/// Removes links to files that are no more, the version before, and what a write that was
-/// cut short has left.
+/// Removes links to removed files, the previous version, and leftovers of an interrupted write.
 fn clean_up(
     dir: BorrowedFd<'_>,
     roots: &BTreeMap<&OsStr, Option<u32>>,

@@ -1,5 +1,5 @@
-//! configMap: the keys of a ConfigMap as files. What a Secret and a part of a projected
-//! volume have in common with it is here as well.
+//! configMap: the keys of a ConfigMap as files. Secrets and sources of projected volumes use the
+//! same code.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub(super) struct Choice<'a> {
 }
 
 impl Choice<'_> {
-    /// The files, from what is known of the object.
+    /// The files, from the state of the object.
     pub(super) fn payload(&self, object: Result<Arc<Object>, ObjectError>) -> Result<Payload, VolumeError> {
         let optional = self.optional == Some(true);
         let object = match object {
@@ -65,7 +65,7 @@ impl Choice<'_> {
                 }
             }
             items => {
-                // One copy of each value, however many items name it.
+                // One copy of each value, even if several items refer to it.
                 let mut copies: HashMap<&str, Arc<[u8]>> = HashMap::new();
                 for item in items {
                     match object.get(&item.key) {
@@ -84,7 +84,7 @@ impl Choice<'_> {
         Ok(payload)
     }
 
-    /// A path that is wrong is in the pod; that there is too much comes from the object, too.
+    /// A wrong path comes from the pod; the size also depends on the object.
     fn refused(&self, error: PathError) -> VolumeError {
         match error {
             PathError::TooMany | PathError::TooLarge => {

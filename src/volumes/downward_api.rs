@@ -1,4 +1,4 @@
-//! downwardAPI: files that say what the pod is, and how much it may use.
+//! downwardAPI: files with fields of the pod and its resources.
 
 use super::atomic_writer::{File, Payload};
 use super::error::VolumeError;
@@ -6,11 +6,11 @@ use crate::model::api::DownwardAPIVolumeFile;
 use crate::model::fields::{self, NodeAllocatable};
 use crate::model::pod::Pod;
 
-/// The mode where the manifest names none: the API's default.
+/// The API's default mode, if the manifest has none.
 pub(super) const DEFAULT_MODE: i32 = 0o644;
 
-/// Problems of one volume that are named; what follows them is not read.
-/// DIFFERS: upstream names all.
+/// The limit of problems that are reported for one volume; later items are not read.
+/// DIFFERS: upstream reports all.
 pub(super) const MAX_PROBLEMS: usize = 10;
 
 /// The files of a downward API volume, or of that part of a projected one.
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_is_named() {
+    fn every_problem_is_reported() {
         let unknown =
             json!({"path": "x", "resourceFieldRef": {"containerName": "no", "resource": "limits.cpu"}});
         assert_eq!(

@@ -25,10 +25,10 @@ use crate::util::tree;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// `f_type` of a hugetlbfs.
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
-/// The mode of the directory, whatever the umask.
+/// The mode of the directory, regardless of the umask.
 const MODE: u32 = 0o777;
 
-/// What an emptyDir's bytes lie on.
+/// The medium of an emptyDir.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Medium {
     /// The root directory's disk.
@@ -39,7 +39,7 @@ pub(super) enum Medium {
     HugePages { page_bytes: u64 },
 }
 
-/// The directory of one volume: where it is, and what says that it is ready.
+/// The directory of one volume: its path, and the marker that it is ready.
 pub(super) struct Place<'a> {
     /// `pods/<uid>`.
     pub(super) pod_path: &'a Path,
@@ -59,7 +59,7 @@ impl Place<'_> {
     }
 }
 
-/// Makes the volume, or finds it made. `pod_dir` is `pods/<uid>`, opened.
+/// Makes the volume unless it exists. `pod_dir` is `pods/<uid>`, opened.
 pub(super) fn set_up(
     pod: &Pod,
     volume: &str,
@@ -86,7 +86,7 @@ pub(super) fn set_up(
     })
 }
 
-/// Makes the directory on its medium, or finds it made, and opens it.
+/// Makes the directory on its medium unless it exists, and opens it.
 pub(super) fn make(
     place: &Place<'_>,
     medium: Medium,
@@ -118,11 +118,11 @@ pub(super) fn make(
             Medium::Disk => Ok(()),
         }
         .map_err(failed("mount memory at"))?;
-        // The descriptor of before still shows what is now covered.
+        // The old descriptor still refers to the directory below the mount.
         dir = tree::open_at(plugin.as_fd(), &name).map_err(failed("open"))?;
     }
     if let Some(gid) = fs_group {
-        // There is next to nothing in it yet: no policy, and no progress to tell of.
+        // It is nearly empty, so it needs no policy and no progress reports.
         match ownership::give(dir.as_fd(), gid, (Access::Write, Policy::Always), stop, &mut |_| {}) {
             Ok(_) => {}
             Err(Broken::Stopping) => return Err(VolumeError::Stopping),
@@ -151,8 +151,8 @@ fn mark(markers: BorrowedFd<'_>, name: &std::ffi::CStr) -> rustix::io::Result<()
 }
 
 impl Medium {
-    /// Whether a file system of this kind is mounted there. One of its own: the root
-    /// directory may itself lie on a tmpfs.
+    /// Whether a file system of this kind is mounted there. It must be a separate one: the root
+    /// directory may itself be on a tmpfs.
     fn is_mounted(self, parent: BorrowedFd<'_>, dir: BorrowedFd<'_>) -> rustix::io::Result<bool> {
         let wanted = match self {
             Medium::Disk => return Ok(false),
@@ -164,7 +164,7 @@ impl Medium {
     }
 }
 
-/// By descriptor, so that nothing can be slipped in between on the way.
+/// By descriptor, so that no directory of the path can be replaced meanwhile.
 fn mount_at(dir: BorrowedFd<'_>, kind: &std::ffi::CStr, options: &str) -> rustix::io::Result<()> {
     let target = format!("/proc/self/fd/{}", dir.as_raw_fd());
     let options = CString::new(options).map_err(|_| Errno::INVAL)?;
@@ -181,7 +181,7 @@ fn mount_tmpfs(dir: BorrowedFd<'_>, size: Option<u64>) -> rustix::io::Result<()>
     if has_noswap(&release) {
         let options = if size.is_empty() { "noswap".to_owned() } else { format!("noswap,{size}") };
         match mount_at(dir, c"tmpfs", &options) {
-            // Refused by this kernel after all: without the option then.
+            // The kernel refuses the option: mounted without it.
             Err(Errno::INVAL | Errno::PERM) => {}
             result => return result,
         }
@@ -196,9 +196,8 @@ fn has_noswap(release: &str) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (6, 4)
 }
 
-/// The smallest of the node's allocatable memory, the pod's memory limit and the volume's
-/// own limit, as far as they are set. Containers without a limit count as nothing, as
-/// upstream has it.
+/// The smallest of the node's allocatable memory, the pod's memory limit and the volume's own
+/// limit, as far as they are set. Containers without a limit count as zero, as upstream.
 pub(super) fn memory_size(pod: &Pod, source: &EmptyDirVolumeSource, allocatable: Amount) -> Option<u64> {
     let own = source.size_limit.as_ref().map(amount);
     let of_pod = pod_limits(pod, Overhead::Included).get("memory").copied();
@@ -206,8 +205,8 @@ pub(super) fn memory_size(pod: &Pod, source: &EmptyDirVolumeSource, allocatable:
     limits.filter_map(|bytes| u64::try_from(bytes.units()).ok()).filter(|bytes| *bytes > 0).min()
 }
 
-/// The size of the pages that `HugePages` or `HugePages-<size>` means in this pod: one that
-/// a container asks for.
+/// The size of the pages that `HugePages` or `HugePages-<size>` means in this pod: one that a
+/// container requests.
 fn page_size(pod: &Pod, medium: &str) -> Result<u64, VolumeError> {
     let refuse = |why: &str| VolumeError::HugePages { why: why.replace('@', medium) };
     let named = match medium.split_once('-') {
@@ -242,7 +241,7 @@ pub(super) fn fs_group(pod: &Pod) -> Option<u32> {
     u32::try_from(gid).ok()
 }
 
-/// For messages: a name from a directory listing.
+/// A name from a directory listing, for messages.
 pub(super) fn shown(name: &std::ffi::CStr) -> String {
     OsStr::from_bytes(name.to_bytes()).to_string_lossy().into_owned()
 }
@@ -321,12 +320,12 @@ mod tests {
         let mode = || std::fs::metadata(&volume.host_path).unwrap().mode() & 0o7777;
         assert_eq!(mode(), 0o777);
         assert!(root.path().join("plugins/kubernetes.io~empty-dir/e/ready").exists());
-        // Once ready it is the pod's: a mode that a container set stays.
+        // The mode of a ready volume is not changed: a container may have set it.
         std::fs::set_permissions(&volume.host_path, std::os::unix::fs::PermissionsExt::from_mode(0o711))
             .unwrap();
         set_up(json!({"containers": []}));
         assert_eq!(mode(), 0o711);
-        // A marker without its directory means nothing.
+        // A marker without its directory is ignored.
         std::fs::remove_dir(&volume.host_path).unwrap();
         let gid = std::fs::metadata(root.path()).unwrap().gid();
         set_up(json!({"containers": [], "securityContext": {"fsGroup": gid}}));

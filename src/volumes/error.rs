@@ -8,27 +8,27 @@ use crate::kube::objects::ObjectError;
 use crate::model::mount::SubPathFailure;
 use crate::util::error_chain::chain;
 
-/// What went wrong, with which volume or directory.
+/// The failure of an operation on a volume or directory.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     /// The directories that every pod has could not be made.
     #[error("error making pod data directories: {}", chain(.source))]
     PodDirectories {
-        /// What exactly failed.
+        /// The operation that failed.
         #[source]
         source: Box<VolumeError>,
     },
-    /// Some volumes are not ready; each has had its event, or waits to be tried again.
+    /// Some volumes are not ready; the event of each was raised, or its retry is pending.
     #[error("unmounted volumes=[{}], unattached volumes=[], failed to process volumes=[]: {cause}", volumes.join(" "))]
     NotMounted {
         /// The volumes that are missing, in the order of the pod's specification.
         volumes: Vec<String>,
         /// The first failure, in words.
         cause: String,
-        /// When trying again makes sense, at the earliest.
+        /// The time of the earliest retry.
         retry_at: Instant,
     },
-    /// The path of a hostPath volume is not what its type asks for.
+    /// The path of a hostPath volume does not match its type.
     #[error("hostPath type check failed: {path} is not {wanted}")]
     HostPathType {
         /// The path on the node.
@@ -44,7 +44,7 @@ pub enum VolumeError {
         /// The type as written.
         kind: String,
     },
-    /// A hostPath that climbs.
+    /// A hostPath with `..`.
     #[error("invalid HostPath `{path}`: must not contain '..'")]
     HostPathBacksteps {
         /// The path as written.
@@ -56,13 +56,13 @@ pub enum VolumeError {
         /// As written.
         medium: String,
     },
-    /// An emptyDir of huge pages whose size the pod does not settle.
+    /// An emptyDir of huge pages whose size does not follow from the pod.
     #[error("{why}")]
     HugePages {
         /// A sentence with the medium in it.
         why: String,
     },
-    /// The content of a volume cannot be told.
+    /// The content of a volume cannot be computed.
     #[error("{problem}")]
     Content {
         /// One sentence, or several in brackets.
@@ -80,7 +80,7 @@ pub enum VolumeError {
     /// A sub path of a volume.
     #[error("cannot {what}")]
     SubPath {
-        /// What the container reports.
+        /// The failure that the container's status shows.
         kind: SubPathFailure,
         /// A verb and its object.
         what: &'static str,
@@ -88,19 +88,20 @@ pub enum VolumeError {
         #[source]
         source: std::io::Error,
     },
-    /// An operation takes too long. It goes on, and nothing else is done with the volume.
-    #[error("the operation has not ended in time and goes on: context deadline exceeded")]
+    /// The operation exceeded its deadline. It continues, and blocks other operations on the
+    /// volume.
+    #[error("the operation continues after its deadline: context deadline exceeded")]
     Overdue,
-    /// An earlier operation on the volume still goes on.
+    /// An earlier operation on the volume has not ended.
     #[error("an earlier operation on the volume has not ended yet")]
     Pending,
-    /// So many operations hang, of this pod or of all, that no more are begun.
+    /// The number of hanging operations, of this pod or of all pods, is at its limit.
     #[error("too many operations on volumes hang")]
     TooManyPending,
-    /// An operation ended with a panic, which the log has.
+    /// An operation ended with a panic, which was logged.
     #[error("the operation panicked")]
     Panicked,
-    /// A thread for an operation cannot be had.
+    /// The thread for an operation cannot be started.
     #[error("cannot start a thread for the operation")]
     Thread {
         /// Why.
@@ -116,7 +117,7 @@ pub enum VolumeError {
     /// A pod UID or volume name that cannot be one path element.
     #[error("{name:?} cannot be the name of a directory")]
     Name {
-        /// The name in question.
+        /// The invalid name.
         name: String,
     },
     /// A file-system operation failed.
@@ -124,14 +125,14 @@ pub enum VolumeError {
     Io {
         /// A verb: `make directory`, `mount tmpfs at`.
         attempt: &'static str,
-        /// On what.
+        /// The path of the operation.
         path: PathBuf,
         /// Why.
         #[source]
         source: std::io::Error,
     },
-    /// Volumes of a pod are still there after a clean-up. Mounts that do not come off and
-    /// data of foreign volume types are left alone.
+    /// Volumes of a pod remain after a clean-up. Mounts that cannot be unmounted and data of
+    /// foreign volume types are not removed.
     #[error("mounted volumes=[{}]: {cause}", volumes.join(" "))]
     LeftBehind {
         /// The paths below the pod's directory.
@@ -145,7 +146,7 @@ pub enum VolumeError {
 }
 
 impl VolumeError {
-    /// When the volumes may be tried again; `None` where nothing is gained by a set time.
+    /// When the volumes may be tried again; `None` if no time for a retry is known.
     #[must_use]
     pub fn retry_at(&self) -> Option<Instant> {
         match self {

@@ -36,7 +36,7 @@ impl<'a> Site<'a> {
     }
 }
 
-/// Makes the volume if it is not there, and brings its files to `payload`.
+/// Makes the volume if it does not exist, and writes `payload` to its files.
 pub(super) fn set_up(
     site: &Site<'_>,
     (plugin, volume): (&'static str, &str),
@@ -45,7 +45,7 @@ pub(super) fn set_up(
 ) -> Result<MountedVolume, VolumeError> {
     let Site { pod, path: pod_path, dir: pod_dir, stop, .. } = *site;
     let place = Place { pod_path, pod_dir, plugin, volume, marker: format!("wrapped_{volume}") };
-    // A ConfigMap is no secret: it may lie on the disk.
+    // A ConfigMap is no secret: it may be on the disk.
     let medium = if plugin == paths::CONFIG_MAP {
         Medium::Disk
     } else {
@@ -57,7 +57,7 @@ pub(super) fn set_up(
     Ok(MountedVolume {
         volume: volume.to_owned(),
         host_path: place.path(),
-        // Writing would not last, and would be read by others as if it were true.
+        // A write would be lost, and would be seen by other containers.
         read_only: true,
         selinux_relabel: true,
     })
@@ -114,11 +114,11 @@ impl Nested {
         nested
     }
 
-    /// Adds the mounts of one container. Each lies in the nearest one above it alone: what is
-    /// mounted in an inner volume is that volume's.
+    /// Adds the mounts of one container. Each belongs only to the nearest mount above it: a mount
+    /// in an inner volume is part of that volume.
     fn add(&mut self, mounts: &[VolumeMount]) {
-        // Paths compare element by element: what lies below a path follows right after it.
-        // Of two volumes at one path the later one is seen.
+        // Paths compare element by element: what lies below a path follows right after it. Of two
+        // volumes at one path the later one is visible.
         let sorted: BTreeMap<PathBuf, &str> = mounts
             .iter()
             .filter_map(|mount| Some((clean(&mount.mount_path)?, mount.name.as_str())))
@@ -137,7 +137,7 @@ impl Nested {
         }
     }
 
-    /// The mount points in a volume, which count as much as its files.
+    /// The mount points in a volume, which have the same limits as its files.
     pub(super) fn of_volume(&self, volume: &str) -> Result<Option<&BTreeSet<PathBuf>>, PathError> {
         let Some(points) = self.points.get(volume) else { return Ok(None) };
         let mut entries = 0;
@@ -152,7 +152,7 @@ impl Nested {
     }
 }
 
-/// An absolute path without empty and `.` elements; `None` for one that climbs.
+/// An absolute path without empty and `.` elements; `None` for one with `..`.
 fn clean(path: &str) -> Option<PathBuf> {
     let mut clean = String::from("/");
     for element in path.split('/').filter(|element| !matches!(*element, "" | ".")) {

@@ -256,7 +256,7 @@ fn payloads(bytes: &[u8], each: &mut dyn FnMut(&Payload)) {
     let objects = Objects::fixed(vec![(map, object.clone()), (keys, object)]);
     let services = Default::default();
     let api = PodApi { objects, tokens: Tokens::fixed(), services, classes: RuntimeClasses::none() };
-    // What was never read is not waited for.
+    // Objects that were never read are not waited for.
     let (source, stop) = crate::util::stop::pair();
     drop(source);
     let allocatable = NodeAllocatable::default();
@@ -285,7 +285,7 @@ fn admitted(value: &Value) -> Option<Pod> {
     pod_size::excess(pod.spec()).is_none().then_some(pod)
 }
 
-/// Writes the volumes of the pod, each in the place of the one before.
+/// Writes the volumes of the pod, each at the path of the previous one.
 fn written(bytes: &[u8]) {
     let root = tempfile::tempdir().unwrap();
     let dir = tree::open(root.path()).unwrap();

@@ -18,17 +18,17 @@ use super::retries::Retries;
 pub struct Settings {
     /// `--root-dir`; its symbolic links are resolved by [`Volumes::new`].
     pub root_dir: PathBuf,
-    /// What stands in for limits that a pod does not have. The memory is also the upper
-    /// bound of a memory-backed volume; zero: bounded by the pod's limits and its own only.
+    /// Defaults for limits that a pod does not have. The memory is also the upper bound of a
+    /// memory-backed volume; zero: bounded by the pod's limits and its own only.
     pub allocatable: NodeAllocatable,
 }
 
 /// The other rooms that volumes need.
 #[derive(Debug, Clone)]
 pub struct Deps {
-    /// Where `FailedMount` goes.
+    /// The sink of `FailedMount` events.
     pub events: EventSink,
-    /// What pods get from the API server, on a node that has one.
+    /// Objects that pods need from the API server, on a node that has one.
     pub api: Option<PodApi>,
 }
 
@@ -63,7 +63,7 @@ impl Volumes {
         }
     }
 
-    /// The volumes that are mounted for a pod now, as far as this process has seen to it.
+    /// The volumes that this process has mounted for a pod.
     #[must_use]
     pub fn mounted(&self, uid: &PodUid) -> Vec<MountedVolume> {
         self.actual().of(uid)

@@ -1,4 +1,4 @@
-//! The mount table: what is mounted below a directory, and taking it off again.
+//! The mount table: mounts below a directory, and their removal.
 
 use std::ffi::OsString;
 use std::os::fd::AsRawFd;
@@ -35,8 +35,8 @@ fn parse(table: &[u8]) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The mounts strictly below `dir`, in the order in which they can be taken off: the
-/// deepest first, and of two on one path the later one.
+/// The mounts strictly below `dir`, in an order in which they can be unmounted: the deepest first,
+/// and of two on one path the later one first.
 pub(super) fn below(mounts: &[PathBuf], dir: &Path) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> =
         mounts.iter().filter(|mount| mount.starts_with(dir) && *mount != dir).cloned().collect();
@@ -44,13 +44,13 @@ pub(super) fn below(mounts: &[PathBuf], dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Unmounts everything below `dir`, which is in `top`. A busy mount stays: it is an error with
-/// its name below `dir`, and the others are tried all the same. Links in `top` are not followed.
+/// Unmounts everything below `dir`, which is in `top`. A busy mount is an error with its name below
+/// `dir`, and the others are tried nevertheless. Links in `top` are not followed.
 pub(super) fn unmount_below(top: &Path, dir: &Path) -> Result<Vec<(String, VolumeError)>, VolumeError> {
     let mut failures = Vec::new();
     for mount in below(&read()?, dir) {
         match unmount_in(top, &mount) {
-            // Gone already, with the one above it or by another process.
+            // Unmounted already, with the one above it or by another process.
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
             Err(errno) => {
                 let name = mount.strip_prefix(dir).unwrap_or(&mount).display().to_string();
@@ -61,9 +61,9 @@ pub(super) fn unmount_below(top: &Path, dir: &Path) -> Result<Vec<(String, Volum
     Ok(failures)
 }
 
-/// Unmounts `mount`, which is in `top`. Each directory between them is opened in the one before:
-/// a container may exchange one for a link since the table was read, and the mount behind that
-/// link is not the pod's.
+/// Unmounts `mount`, which is in `top`. Each directory between them is opened in the previous one:
+/// since the table was read a container may have replaced one with a link to a mount that is not
+/// the pod's.
 fn unmount_in(top: &Path, mount: &Path) -> io::Result<()> {
     let way = mount.strip_prefix(top).map_err(|_| Errno::INVAL)?;
     let (Some(parent), Some(name)) = (way.parent(), way.file_name()) else { return Err(Errno::INVAL) };
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn the_deepest_comes_off_first() {
+    fn deepest_mount_is_unmounted_first() {
         let mounts: Vec<PathBuf> =
             ["/", "/r/p", "/r/p/a", "/r/p/a/b", "/r/p/a", "/r/pp/x"].iter().map(PathBuf::from).collect();
         let expected: Vec<PathBuf> = ["/r/p/a/b", "/r/p/a", "/r/p/a"].iter().map(PathBuf::from).collect();
@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_table_makes_it_panic(table in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn no_table_causes_a_panic(table in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse(&table);
         }
     }

@@ -1,10 +1,11 @@
-//! Operations that may hang: those that touch file systems which are not the agent's own,
-//! such as a network mount behind a hostPath. Each runs on a thread of its own for as long
-//! as it takes; callers wait for it up to a limit.
+//! Operations that may hang: those that touch file systems which are not the agent's own, such as a
+//! network mount behind a hostPath. Each runs on its own thread without a deadline; callers wait
+//! for it up to a limit.
 //!
-//! At most one is under way per pod and volume, and the number per pod is limited, so that the
-//! dead mount of one pod leaves threads to all others. Unmounts have a limit of their own. One that hangs stays, named in the log,
-//! until the kernel ends the call; until then the volume is not touched again.
+//! At most one is under way per pod and volume, and the number per pod is limited, so that a
+//! hanging mount of one pod does not use all threads. Unmounts have a separate limit. A hanging
+//! operation remains, and is named in the log, until the kernel ends the call; until then there is
+//! no other operation on the volume.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,22 +18,22 @@ use crate::model::ids::PodUid;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
-/// How long anyone waits: upstream's two minutes and three seconds.
+/// The longest wait of a caller: upstream's two minutes and three seconds.
 pub(super) const LIMIT: Duration = Duration::from_secs(123);
-/// Operations that may hang at once, so that a dead file server does not fill the process with
-/// threads. It applies to unmounts and to all others separately: pods must be able to end
-/// while others hang in their set-up.
+/// Operations that may hang at the same time, which limits threads when a file server fails. It
+/// applies to unmounts and to all others separately: pods must be able to end while others hang in
+/// their set-up.
 const MAX_PENDING: usize = 16;
 /// Of these, operations of one pod. The pod has one unmount at most in addition.
 const MAX_PENDING_OF_POD: usize = 3;
-/// In the place of a volume's name: the unmount of all volumes of a pod.
+/// Instead of a volume's name: the unmount of all volumes of a pod.
 pub(super) const UNMOUNT: &str = "";
-/// An operation that is given up may be about to end.
+/// The wait for a cancelled operation that is about to end.
 const GRACE: Duration = Duration::from_millis(20);
 
 type Key = (PodUid, String);
 
-/// What is under way. Clones share it.
+/// The running operations. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Operations {
     pending: Arc<Mutex<HashSet<Key>>>,
@@ -64,12 +65,11 @@ impl<T, F: FnOnce(Result<T, VolumeError>)> Drop for Report<T, F> {
     }
 }
 
-/// An operation under way. Dropping it asks the operation to stop, and leaves it behind if it
-/// does not.
+/// A running operation. Dropping it stops the operation, or detaches it if it does not stop.
 pub(super) struct Operation(Option<Running>);
 
 impl Operation {
-    /// Joins the thread of an operation whose result is there.
+    /// Joins the thread of an operation that has reported its result.
     pub(super) fn finish(mut self) {
         drop(self.0.take());
     }
@@ -84,8 +84,8 @@ impl Drop for Operation {
 }
 
 impl Operations {
-    /// Runs `work` and waits for its end up to `limit`. `work` gets a token of its own that
-    /// stops it when the wait is over.
+    /// Runs `work` and waits for its end up to `limit`. `work` gets a stop token that stops it when
+    /// the wait is over.
     pub(super) fn run<T: Send + 'static>(
         &self,
         uid: &PodUid,
@@ -96,7 +96,7 @@ impl Operations {
     ) -> Result<T, VolumeError> {
         let (report, reported) = bounded(1);
         let to = move |result| {
-            // The wait may be over.
+            // The caller may have stopped waiting.
             let _ = report.send(result);
         };
         let operation = self.start(uid, volume, to, work)?;
@@ -114,8 +114,8 @@ impl Operations {
         reported.try_recv().unwrap_or(result)
     }
 
-    /// Starts `work` on a thread of its own, which ends with a call of `report`, also when the
-    /// work panics. `work` gets a token that stops it when the [`Operation`] is dropped.
+    /// Starts `work` on its own thread, which ends with a call of `report`, also when the work
+    /// panics. `work` gets a token that stops it when the [`Operation`] is dropped.
     pub(super) fn start<T: 'static>(
         &self,
         uid: &PodUid,
@@ -152,7 +152,7 @@ impl Operations {
         Ok(Entry { pending: Arc::clone(&self.pending), key })
     }
 
-    /// Whether something is still under way for the pod.
+    /// Whether an operation of the pod still runs.
     pub(super) fn is_busy(&self, uid: &PodUid) -> bool {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|(busy, _)| busy == uid)
     }
@@ -197,7 +197,7 @@ mod tests {
         assert!(matches!(again, Err(VolumeError::Pending)));
         operations.run(&uid(), "w", LIMIT, &StopToken::never(), |_| Ok(())).unwrap();
         drop(release);
-        // Its end frees the volume.
+        // After its end the volume can be used again.
         let freed = (0..3000).any(|_| {
             let _ = StopToken::never().wait(SHORT);
             !operations.is_busy(&uid())
@@ -257,9 +257,9 @@ mod tests {
         }
     }
 
-    /// A pod with many volumes on one dead mount took all threads of the node.
+    /// A pod with many volumes on one hanging mount used all threads of the node.
     #[test]
-    fn one_pod_leaves_threads_to_others_and_to_unmounts() {
+    fn one_pod_cannot_use_threads_of_others_and_of_unmounts() {
         let operations = Operations::default();
         let (one, other) = (PodUid::from("u1"), PodUid::from("u2"));
         let entered: Vec<_> = (0..100).map(|n| operations.enter(&one, &format!("v{n}"))).collect();

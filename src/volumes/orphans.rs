@@ -1,4 +1,4 @@
-//! Directories of pods that no source has any more.
+//! Directories of pods that are in no source any more.
 
 use std::os::fd::AsFd;
 
@@ -12,19 +12,19 @@ use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
 use crate::util::tree::{self, Leftover};
 
-/// What one sweep did.
+/// The result of one sweep.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct OrphanReport {
-    /// Pods whose directory is gone.
+    /// Pods whose directory was removed.
     pub removed: Vec<PodUid>,
-    /// Pods whose directory had to stay, and a sentence about why.
+    /// Pods whose directory could not be removed, with the reason.
     pub left: Vec<(PodUid, String)>,
 }
 
 impl Volumes {
-    /// Removes the directory of every pod that `known` denies. `known` must say yes to
-    /// pods with containers at the runtime, and to all pods until every source has spoken.
-    /// What is mounted comes off first; where that fails the directory stays as it is.
+    /// Removes the directory of every pod for which `known` is false. `known` must be true for pods
+    /// with containers in the runtime, and for all pods until every source has reported. Mounts are
+    /// unmounted first; if that fails the directory is not changed.
     ///
     /// # Errors
     /// Only when the directory of all pods cannot be read.

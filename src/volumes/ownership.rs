@@ -1,8 +1,8 @@
 //! fsGroup: a volume's files belong to the pod's group (Go: pkg/volume VolumeOwnership).
 //!
-//! The root comes last: a walk that was cut short is seen by the root's old group. Each
-//! entry is held by a descriptor that follows no link while its group and mode are set, so
-//! that a process in the volume cannot exchange it for a file of the node.
+//! The root comes last: the root's old group shows that a walk was interrupted. Each entry is
+//! opened without following links before its group and mode are set, so that a process in the
+//! volume cannot replace it with a file of the node.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,17 +13,17 @@ use rustix::io::{self, Errno};
 use crate::util::stop::StopToken;
 use crate::util::tree;
 
-/// Directories that may be open at once; deeper ones are no volume's that a pod needs.
+/// The limit of open directories, and so of the depth of a volume.
 const MAX_DEPTH: usize = 1024;
 
-/// What the group may do.
+/// The permissions of the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
     Write,
     Read,
 }
 
-/// `fsGroupChangePolicy`, for plugins that heed it.
+/// `fsGroupChangePolicy`, for plugins that support it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Policy {
     Always,
@@ -53,9 +53,9 @@ impl From<Errno> for Broken {
     }
 }
 
-/// Gives everything in `root`, and then `root`, to the group. `progress` receives the count
-/// of entries now and then. Returns how many were checked: 0 when the root says that all was
-/// done before. A single entry that refuses is counted as done, as upstream has it.
+/// Sets the group of all entries in `root`, and then of `root`. `progress` regularly receives the
+/// count of entries. Returns how many were checked: 0 when the root shows that all were done
+/// before. A single entry that fails is counted as done, as upstream does.
 pub(super) fn give(
     root: BorrowedFd<'_>,
     gid: u32,
@@ -75,7 +75,7 @@ pub(super) fn give(
             return Err(Broken::Stopping);
         }
         let Some(entry) = level.read() else {
-            // Its own turn comes after its entries'.
+            // A directory follows its entries.
             if let Some(done) = levels.pop()
                 && !levels.is_empty()
             {
@@ -95,7 +95,7 @@ pub(super) fn give(
         let name: CString = entry.file_name().to_owned();
         let found = match hold(parent, &name) {
             Ok(found) => found,
-            // Gone in between.
+            // Removed meanwhile.
             Err(Errno::NOENT) => continue,
             Err(errno) => return Err(Broken::Failed(errno)),
         };
@@ -115,7 +115,7 @@ pub(super) fn give(
     Ok(count.saturating_add(1))
 }
 
-/// Whether the root's group and mode say that a walk has been here.
+/// Whether the root's group and mode show that a walk was completed.
 fn is_given(root: BorrowedFd<'_>, gid: u32, access: Access) -> io::Result<bool> {
     let stat = fs::fstat(root)?;
     let bits = access.bits(FileType::Directory);
@@ -137,8 +137,8 @@ fn give_one(entry: BorrowedFd<'_>, gid: u32, access: Access) -> io::Result<()> {
     if kind == FileType::Symlink {
         return Ok(());
     }
-    // A change of the group may have taken the set-id bits away, so the mode of before
-    // counts. A descriptor that only holds cannot be given a mode; its name in /proc can.
+    // A change of the group may have removed the set-id bits, so the old mode is used. The mode
+    // cannot be set through an `O_PATH` descriptor, but through its name in /proc.
     let mode = stat.st_mode & 0o7777 | access.bits(kind);
     if mode == stat.st_mode & 0o7777 && stat.st_gid == gid {
         return Ok(());

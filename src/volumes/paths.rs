@@ -1,4 +1,4 @@
-//! Where things are below the root directory (reference: the kubelet's own layout).
+//! Paths below the root directory (reference: the kubelet's own layout).
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,8 +26,8 @@ pub(super) const PROJECTED: &str = "kubernetes.io~projected";
 /// Sub paths' mounts, below the pod's directory.
 pub(super) const SUB_PATHS: &str = "volume-subpaths";
 
-/// Plugins whose content is made by the agent from what others still have, or belongs to
-/// the pod alone: it goes with the pod, whichever agent made it.
+/// Plugins whose content the agent can write again, or that belongs to the pod alone. It is removed
+/// with the pod, also if another agent wrote it.
 pub(super) const OWNED_CONTENT: [&str; 5] = [EMPTY_DIR, CONFIG_MAP, DOWNWARD_API, PROJECTED, SECRET];
 
 /// `<root-dir>/pods`.
@@ -40,8 +40,8 @@ pub(super) fn pod(root_dir: &Path, uid: &PodUid) -> Result<PathBuf, VolumeError>
     Ok(pods(root_dir).join(element(uid.as_str())?))
 }
 
-/// Opens `<root-dir>/pods/<uid>`. A link in its place is not followed; one in the place of
-/// `pods` is the operator's.
+/// Opens `<root-dir>/pods/<uid>`. If the pod's directory is a link, it is not followed; `pods` may
+/// be a link that the operator made.
 pub(super) fn open_pod(root_dir: &Path, uid: &PodUid) -> Result<OwnedFd, VolumeError> {
     let path = pod(root_dir, uid)?;
     let name = c_name(uid.as_str())?;
@@ -56,7 +56,7 @@ pub(super) fn element(name: &str) -> Result<&str, VolumeError> {
     if fine { Ok(name) } else { Err(VolumeError::Name { name: name.to_owned() }) }
 }
 
-/// `name` for a system call, checked likewise.
+/// `name` for a system call, with the same check.
 pub(super) fn c_name(name: &str) -> Result<CString, VolumeError> {
     let refused = || VolumeError::Name { name: name.to_owned() };
     CString::new(element(name)?).map_err(|_| refused())

@@ -1,7 +1,7 @@
 //! projected: files of several sources in one volume.
 //!
-//! DIFFERS: without an API server the Go kubelet refuses every projected volume. Files that
-//! follow from the pod alone need none, and are made here.
+//! DIFFERS: without an API server the Go kubelet refuses every projected volume. Files that depend
+//! on the pod alone need none, and are made here.
 
 use super::atomic_writer::{File, Payload};
 use super::config_map::Choice;
@@ -17,7 +17,7 @@ use crate::util::stop::StopToken;
 /// The mode of a token's file for one particular user.
 const PRIVATE_MODE: u32 = 0o600;
 
-/// The files of the volume; of two with one path the later source's.
+/// The files of the volume; of two with the same path the later one is used.
 pub(super) fn payload(
     pod: &Pod,
     volume: &str,
@@ -43,7 +43,7 @@ pub(super) fn payload(
         match files {
             Ok(files) => payload.extend(files)?,
             Err(VolumeError::Stopping) => return Err(VolumeError::Stopping),
-            // As many problems as can be are reported at once.
+            // All problems up to a limit are reported together.
             Err(error) => {
                 let text = error.to_string();
                 if !problems.contains(&text) {
@@ -96,12 +96,12 @@ fn of_the_api(
             });
         }
     }
-    // A source that has nothing in it.
+    // A source without a field.
     Ok(Payload::default())
 }
 
-/// The token's file, readable for the pod's user if all containers have the same. With an
-/// fsGroup the group gets its right when the volume is given to it.
+/// The token's file, readable for the pod's user if all containers have the same. With an fsGroup
+/// the group's permission is set with the group of the volume.
 fn token(
     pod: &Pod,
     source: &ServiceAccountTokenProjection,
@@ -217,7 +217,7 @@ mod tests {
         }
     }
 
-    /// What the API server gives every pod.
+    /// The volume that the API server adds to every pod.
     #[test]
     fn the_usual_access_volume() {
         let source = json!({"defaultMode": 420, "sources": [
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_is_named() {
+    fn every_problem_is_reported() {
         let (map, secret) = (json!({"configMap": {"name": "gone"}}), json!({"secret": {"name": "gone"}}));
         for (sources, expected) in [
             (json!([map, secret]), "[configmap \"gone\" not found, secret \"gone\" not found]"),

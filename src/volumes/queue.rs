@@ -1,11 +1,11 @@
-//! Which volume of a pod is tried next. Pure.
+//! The order in which the volumes of a pod are set up. Pure.
 //!
-//! A volume may need what another volume of its pod makes: a file in a directory that a
-//! hostPath volume creates. Volumes have no order, so one that failed is tried again as soon
-//! as another one is ready. It has failed when nothing is left that could help it.
-//! One that needs a thread and gets none is held until an operation of its pod has ended.
-//! (DIFFERS: the Go kubelet sets all volumes up at once; one that needs another one may
-//! fail, with an event, and is tried again after its back-off.)
+//! A volume may need what another volume of its pod makes: a file in a directory that a hostPath
+//! volume creates. Volumes have no order, so one that failed is retried as soon as another one is
+//! ready. Its failure is final when no other volume is left that may become ready. One that needs a
+//! thread and gets none is held until an operation of its pod has ended. (DIFFERS: the Go kubelet
+//! sets all volumes up at the same time; one that needs another one may fail, with an event, and is
+//! retried after its back-off.)
 
 use std::collections::VecDeque;
 
@@ -17,36 +17,36 @@ const MAX_TRIES: u8 = 8;
 #[derive(Debug)]
 pub(super) struct Queue {
     waiting: VecDeque<usize>,
-    /// They may succeed after another volume.
+    /// Failed volumes that may succeed after another one.
     failed: Vec<usize>,
-    /// They need a thread, and there is none for them before another operation has ended.
+    /// Volumes that need a thread, and get none before another operation has ended.
     held: Vec<usize>,
     tries: Vec<u8>,
     under_way: usize,
 }
 
-/// What to do.
+/// The next action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
     /// Try this volume.
     Try(usize),
-    /// Wait for the end of one that is under way.
+    /// Wait for the end of a running operation.
     Wait,
     /// Each volume is ready, has failed, or is held while no operation of its pod is under way.
     Done,
 }
 
-/// How a try went.
+/// The outcome of a try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     Ready,
-    /// Another volume may make what is missing.
+    /// It failed; another volume may create the missing file.
     Failed,
-    /// No other volume can help.
+    /// It failed, and no other volume can change that.
     Hopeless,
     /// It was not tried: there is no thread for it now.
     NoThread,
-    /// It takes long; [`Queue::ended`] follows.
+    /// It has not ended yet; [`Queue::ended`] follows.
     UnderWay,
 }
 
@@ -69,7 +69,7 @@ impl Queue {
         }
     }
 
-    /// The outcome of the try that [`Queue::next`] has asked for.
+    /// Records the outcome of the try that [`Queue::next`] returned.
     pub(super) fn tried(&mut self, volume: usize, outcome: Outcome) {
         if outcome == Outcome::NoThread {
             self.held.push(volume);
@@ -84,24 +84,24 @@ impl Queue {
         }
     }
 
-    /// One that was under way has ended, or is waited for no more.
+    /// Records that a running operation has ended, or that the wait for it is over.
     pub(super) fn ended(&mut self, volume: usize, outcome: Outcome) {
         self.under_way = self.under_way.saturating_sub(1);
         self.settle(volume, outcome);
         self.release();
     }
 
-    /// There may be a thread for those that are held.
+    /// Retries held volumes, as a thread may be available.
     pub(super) fn release(&mut self) {
         self.waiting.extend(self.held.drain(..));
     }
 
-    /// Those that have failed and that another volume may help.
+    /// Failed volumes that may succeed after another one.
     pub(super) fn failed(&self) -> impl Iterator<Item = &usize> {
         self.failed.iter()
     }
 
-    /// Those that wait for a thread.
+    /// Volumes that wait for a thread.
     pub(super) fn held(&self) -> impl Iterator<Item = &usize> {
         self.held.iter()
     }
@@ -128,7 +128,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Tries all; each succeeds once those that it needs are ready. Gives the tries in order.
+    /// Tries all volumes; each succeeds when those that it needs are ready. Returns the tries in
+    /// order.
     fn run(needs: &[Vec<usize>]) -> (Vec<usize>, Vec<usize>) {
         let (mut queue, mut ready, mut tries) = (Queue::new(needs.len()), Vec::new(), Vec::new());
         loop {
@@ -154,7 +155,7 @@ mod tests {
             (vec![vec![], vec![]], vec![0, 1], vec![0, 1]),
             (vec![vec![1], vec![]], vec![1, 0], vec![0, 1, 0]),
             (vec![vec![1], vec![2], vec![]], vec![2, 1, 0], vec![0, 1, 2, 0, 1, 0]),
-            // Missing for good: tried again once per success and not more.
+            // Always missing: retried once after each success.
             (vec![vec![9], vec![], vec![]], vec![1, 2], vec![0, 1, 2, 0]),
             (vec![vec![9], vec![9]], vec![], vec![0, 1]),
         ] {
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_volume_keeps_no_other_from_being_tried() {
+    fn slow_volume_does_not_block_tries_of_others() {
         let mut queue = Queue::new(3);
         assert_eq!(queue.next(), Next::Try(0));
         queue.tried(0, Outcome::UnderWay);
@@ -174,7 +175,7 @@ mod tests {
         assert_eq!(queue.next(), Next::Try(1));
         queue.tried(1, Outcome::Failed);
         assert_eq!(queue.next(), Next::Wait);
-        // Its success may be what the other one needs.
+        // After its success the other one may succeed.
         queue.ended(0, Outcome::Ready);
         assert_eq!(queue.next(), Next::Try(1));
         queue.tried(1, Outcome::Hopeless);
@@ -200,7 +201,7 @@ mod tests {
         let mut queue = Queue::new(4);
         assert_eq!(queue.next(), Next::Try(0));
         queue.tried(0, Outcome::UnderWay);
-        // More often than a volume is tried: being held is no try.
+        // More often than the limit of tries: a held volume was not tried.
         for _ in 0..2 * MAX_TRIES {
             for volume in [1, 2] {
                 assert_eq!(queue.next(), Next::Try(volume));

@@ -1,4 +1,4 @@
-//! The wait after a failed set-up, one per pod and volume. Pure: time comes in.
+//! The wait after a failed set-up, one per pod and volume. Pure: time is a parameter.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -19,30 +19,30 @@ struct Wait {
     changes: u64,
 }
 
-/// All waits in force.
+/// The present back-offs.
 #[derive(Debug, Default)]
 pub(super) struct Retries {
     waits: HashMap<PodUid, HashMap<String, Wait>>,
 }
 
-/// Whether trying again may help.
+/// Whether a retry may succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hope {
-    /// It may: the world can change.
+    /// It may, as the cause can change.
     Some,
-    /// It will not: only another version of the agent could. The longest wait at once.
+    /// It cannot with this version of the agent: the first wait is the longest one.
     None,
 }
 
 impl Retries {
-    /// Until when the volume must not be tried, if that is later than `now`. A changed object
-    /// ends the wait: it may be what was missing.
+    /// Until when the volume must not be tried, if that is later than `now`. A changed object ends
+    /// the wait, as it may be the cause.
     pub(super) fn blocked(&self, uid: &PodUid, volume: &str, changes: u64, now: Instant) -> Option<Instant> {
         let wait = self.waits.get(uid)?.get(volume)?;
         (now < wait.until && wait.changes == changes).then_some(wait.until)
     }
 
-    /// Counts a failure at `now` and says when to try again.
+    /// Counts a failure at `now` and returns the time of the retry.
     pub(super) fn failed(
         &mut self,
         uid: &PodUid,

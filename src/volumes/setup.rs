@@ -1,9 +1,9 @@
 //! Setting up: the volumes that a pod's containers refer to, in no order.
 //!
-//! Volumes in the agent's own directories are made in turn. One that touches another file
-//! system has a thread of its own; after a moment the next volume is tried beside it, so
-//! that a file system that hangs delays no other volume. The number of such threads is limited
-//! per pod: when all hang, only the pod's other volumes that need one wait for them.
+//! Volumes in the agent's own directories are made one after the other. One that uses another file
+//! system has its own thread; after a short wait the next volume is tried in parallel, so that a
+//! file system that hangs delays no other volume. The number of such threads is limited per pod:
+//! when all hang, only the pod's other volumes that need one wait for them.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -35,15 +35,15 @@ use crate::util::stop::StopToken;
 use crate::util::threads;
 use crate::util::tree;
 
-/// How long an operation on another file system is waited for before the next volume is
-/// tried beside it. Nearly all end sooner, so that a pod needs one thread for all of them.
+/// The wait for an operation on another file system before the next volume is tried in parallel.
+/// Nearly all end sooner, so that a pod needs one thread for all of them.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// How long a failure is not reported because an operation under way may make what is missing.
-/// Longer than [`PATIENCE`]: a disk under load is slow, and a failure that passes is no event.
+/// Longer than [`PATIENCE`]: a disk under load is slow, and a temporary failure has no event.
 const HELP: Duration = Duration::from_secs(10);
 
-/// What a volume is made by, and what follows from that.
+/// The plugin that makes a volume.
 #[derive(Debug, Clone, Copy)]
 enum Plugin<'a> {
     EmptyDir(Option<&'a EmptyDirVolumeSource>),
@@ -103,7 +103,7 @@ impl Plugin<'_> {
         STORAGE_OPERATIONS.took([plugin, "volume_mount", status, "false"], took);
     }
 
-    /// Whether its content follows the pod or objects: it is brought up to date at each sync.
+    /// Whether its content depends on the pod or on objects: it is updated at each sync.
     fn is_kept_up_to_date(self) -> bool {
         matches!(
             self,
@@ -113,14 +113,14 @@ impl Plugin<'_> {
 }
 
 impl Volumes {
-    /// Makes the pod's directories and every volume that one of its containers refers to.
-    /// Doing it again is cheap and harmless. A volume that failed lately is not tried
-    /// before its wait is over. Events about failures are raised here. May block for two
-    /// minutes on file systems that hang.
+    /// Makes the pod's directories and every volume that one of its containers refers to. The call
+    /// is idempotent and cheap to repeat. A volume that failed is not retried before its back-off
+    /// is over. Events about failures are raised here. May block for two minutes on file systems
+    /// that hang.
     ///
     /// # Errors
-    /// [`VolumeError::NotMounted`] with the time to come back when a volume is not ready;
-    /// the other volumes are then ready all the same.
+    /// [`VolumeError::NotMounted`] with the time of the retry when a volume is not ready; the other
+    /// volumes are ready nevertheless.
     pub fn setup(&self, pod: &Pod, stop: &StopToken) -> Result<Vec<MountedVolume>, VolumeError> {
         let (path, dir) = self.make_pod_dirs(pod).map_err(|source| {
             let error = VolumeError::PodDirectories { source: Box::new(source) };
@@ -136,10 +136,9 @@ impl Volumes {
         set_up.into_result()
     }
 
-    /// Brings files that tell of the pod (labels, annotations, resources), of objects of the
-    /// API, and tokens up to date. To be called at each sync of a pod that is set up; writes
-    /// only what has changed. A failure raises an event and does no harm: the files of before
-    /// stay.
+    /// Updates files with data of the pod (labels, annotations, resources) or of API objects, and
+    /// tokens. To be called at each sync of a pod that is set up; writes only changes. A failure
+    /// raises an event, and the old files remain.
     pub fn remount(&self, pod: &Pod, stop: &StopToken) {
         let volumes = || pod.spec().volumes.iter().flatten();
         let due = |volume: &&Volume| Plugin::of(volume).is_kept_up_to_date();
@@ -149,10 +148,10 @@ impl Volumes {
         let Ok(path) = paths::pod(&self.settings.root_dir, pod.uid()) else { return };
         let Ok(dir) = paths::open_pod(&self.settings.root_dir, pod.uid()) else { return };
         let site = Site::new(pod, &path, dir.as_fd(), stop);
-        // What is not mounted yet is left to the set-up.
+        // The set-up makes volumes that are not mounted yet.
         let mounted = |volume: &&Volume| self.actual().get(pod.uid(), &volume.name).is_some();
         let mut set_up = SetUp::new(self, &site, volumes().filter(due).filter(mounted));
-        // What failed has its event.
+        // The event of a failure was raised.
         let _ = set_up.run();
     }
 
@@ -271,7 +270,7 @@ struct Wanted<'a> {
     volume: &'a Volume,
     /// The first try.
     begun: Option<Instant>,
-    /// The failure has its event.
+    /// The event of the failure was raised.
     is_reported: bool,
     state: State,
 }
@@ -295,7 +294,7 @@ enum State {
     /// On its own thread, since then.
     UnderWay(Operation, Instant),
     Ready(MountedVolume),
-    /// The failure has its event. It may be tried again then.
+    /// It failed, and the event was raised. It may be retried at that time.
     Failed {
         until: Instant,
         cause: String,
@@ -347,7 +346,7 @@ impl<'a> SetUp<'a> {
                 Next::Done => break,
             }
         }
-        // Nothing could help these, or there is no thread for them.
+        // These cannot succeed, or there is no thread for them.
         for index in 0..self.wanted.len() {
             if let Some(Wanted { state: State::Waiting(error), .. }) = self.wanted.get_mut(index)
                 && let Some(error) = error.take()
@@ -418,8 +417,8 @@ impl<'a> SetUp<'a> {
         self.volumes.operations.start(self.site.pod.uid(), &volume.name, to, work)
     }
 
-    /// Waits for the end of one operation, and gives up those that take too long. Reports what
-    /// has failed once no other volume is likely to help it soon.
+    /// Waits for the end of one operation, and cancels those that take too long. Reports failures
+    /// when no other volume is likely to resolve them soon.
     fn wait(&mut self) -> Result<(), VolumeError> {
         let deadlines = (0..self.wanted.len()).filter_map(|index| self.deadline_of(index));
         let Some(first) = deadlines.min() else { return Ok(()) };
@@ -439,8 +438,8 @@ impl<'a> SetUp<'a> {
         Ok(())
     }
 
-    /// When failures without an event get it; `None` when there are none, or when a volume that
-    /// may help waits for a thread.
+    /// When events of unreported failures are raised; `None` when there are none, or when a volume
+    /// that may resolve them waits for a thread.
     fn report_at(&self, now: Instant) -> Option<Instant> {
         let get = |index: &usize| self.wanted.get(*index);
         if !self.queue.failed().filter_map(get).any(|wanted| !wanted.is_reported)
@@ -456,8 +455,8 @@ impl<'a> SetUp<'a> {
         Some(until.max().unwrap_or(now))
     }
 
-    /// Raises the events of the volumes that have failed. They are tried again all the same if
-    /// another volume becomes ready.
+    /// Raises the events of the volumes that have failed. They are retried nevertheless if another
+    /// volume becomes ready.
     fn report_failures(&mut self) {
         for index in self.queue.failed() {
             if let Some(wanted) = self.wanted.get_mut(*index)
@@ -560,7 +559,7 @@ impl<'a> SetUp<'a> {
                 State::Ready(mounted) => ready.push(mounted),
                 State::Failed { until, cause } => {
                     match self.volumes.actual().get(self.site.pod.uid(), &volume.name) {
-                        // The files of before are still there, and complete.
+                        // The old files still exist, and are complete.
                         Some(mounted) => ready.push(mounted),
                         None => missing.add(&volume.name, until, &cause),
                     }
@@ -572,7 +571,7 @@ impl<'a> SetUp<'a> {
     }
 }
 
-/// What is not ready, while it is being gathered.
+/// The volumes that are not ready, while they are collected.
 #[derive(Default)]
 struct Missing {
     volumes: Vec<String>,
@@ -831,7 +830,7 @@ mod tests {
             volume.as_object_mut().unwrap().extend(source.as_object().unwrap().clone());
             let pod = pod(json!([volume]), &["s"]);
             let error = volumes.setup(&pod, &StopToken::never()).unwrap_err();
-            // What no wait can help has the longest one.
+            // A failure that a retry cannot resolve has the longest wait.
             let long = error.retry_at().unwrap() > Instant::now() + std::time::Duration::from_secs(100);
             assert_eq!(long, text.contains("coracle"), "{text}");
             assert_eq!(
@@ -857,7 +856,7 @@ mod tests {
         let first = volumes.setup(&pod, &StopToken::never()).unwrap();
         assert_eq!(first[1].host_path, Path::new(""));
         assert!(first[1].read_only);
-        // A container that starts again does not mind what became of the path.
+        // A restarted container does not need the path to be checked again.
         std::fs::remove_dir(&place).unwrap();
         assert_eq!(volumes.setup(&pod, &StopToken::never()).unwrap(), first);
         volumes.remount(&pod, &StopToken::never());
@@ -905,7 +904,7 @@ mod tests {
         volumes.remount(&pod, &never);
         assert_eq!(read(), "2");
         assert!(queue.is_empty());
-        // Removed: the pod keeps what it has.
+        // After its removal the pod's files remain.
         set(None);
         volumes.remount(&pod, &never);
         assert_eq!(queue.try_recv().unwrap().message, text);
@@ -940,7 +939,7 @@ mod tests {
             )
         });
         assert_eq!(events, expected);
-        // What is there stays up to date.
+        // Existing volumes are still updated.
         volumes.remount(&pod, &StopToken::never());
         assert!(queue.is_empty());
         volumes.tear_down(pod.uid(), &StopToken::never()).unwrap();

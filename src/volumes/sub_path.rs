@@ -1,10 +1,10 @@
-//! subPath: one object inside a volume, mounted where no name in the volume counts any more
-//! (Go: pkg/volume/util/subpath).
+//! subPath: one object inside a volume, mounted at a path outside of the volume (Go:
+//! pkg/volume/util/subpath).
 //!
-//! A process in the volume may exchange directories for links at any moment. So the path
-//! is walked by descriptors, each opened in the one before without following links. A link
-//! inside the volume is followed by hand, as far as it stays inside; nothing outside is
-//! ever followed. What the walk ends with is bind-mounted by its descriptor.
+//! A process in the volume may replace directories with links at any moment. So the path is walked
+//! with descriptors, each opened in the previous one without following links. A link inside the
+//! volume is resolved by this code, as long as its target is inside; links outside are never
+//! followed. The object at the end of the walk is bind-mounted by its descriptor.
 
 use std::collections::VecDeque;
 use std::ffi::{CString, OsStr, OsString};
@@ -26,9 +26,9 @@ use crate::util::tree::{self, Leftover};
 
 /// As many links as the kernel itself follows.
 const MAX_LINKS: usize = 40;
-/// Directories held open at once.
+/// Directories open at the same time.
 const MAX_DEPTH: usize = 512;
-/// Mounts that may lie on one another at a target, left by agents that were killed.
+/// The limit of stacked mounts at a target, left by agents that were killed.
 const MAX_STACKED: usize = 16;
 
 const HOLD: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -58,7 +58,7 @@ impl SubPaths for Volumes {
                     VolumeError::SubPath { kind: failed.kind, what: failed.what, source: failed.errno.into() }
                 })
             };
-            // The agent's own directories are as alive as the agent.
+            // The agent's own directories are on a local disk and do not hang.
             if volume.host_path.starts_with(&place.pod_dir) {
                 work()
             } else {
@@ -121,9 +121,9 @@ fn bind(root: &Path, sub_path: &Path, target: &Target) -> Result<(), Failed> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let root = fs::open(root, flags, Mode::empty()).map_err(Failed::prepare("open the volume"))?;
     let object = walk(root, sub_path)?;
-    let stat = fs::fstat(&object).map_err(Failed::prepare("look at the object"))?;
+    let stat = fs::fstat(&object).map_err(Failed::prepare("inspect the object"))?;
     let parent = target_parent(target).map_err(Failed::prepare("make the directory above the target"))?;
-    if is_at(parent.as_fd(), target, &stat).map_err(Failed::prepare("look at the target"))? {
+    if is_at(parent.as_fd(), target, &stat).map_err(Failed::prepare("inspect the target"))? {
         return Ok(());
     }
     clear(parent.as_fd(), target).map_err(Failed::prepare("clear the target"))?;
@@ -138,17 +138,17 @@ fn bind(root: &Path, sub_path: &Path, target: &Target) -> Result<(), Failed> {
     }
 }
 
-/// One element of the path that is still to go.
+/// One element of the rest of the path.
 struct Step {
     name: OsString,
-    /// What a link says is there must be there: only the manifest's own path is made.
+    /// The target of a link must exist: only elements of the manifest's path are created.
     from_link: bool,
 }
 
-/// Walks from the root to the object, and makes what is missing on the manifest's path.
+/// Walks from the root to the object, and makes missing elements of the manifest's path.
 fn walk(root: OwnedFd, sub_path: &Path) -> Result<OwnedFd, Failed> {
     let prepare = Failed::prepare;
-    let stat = fs::fstat(&root).map_err(prepare("look at the volume"))?;
+    let stat = fs::fstat(&root).map_err(prepare("inspect the volume"))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
         return Err(prepare("enter the volume")(Errno::NOTDIR));
     }
@@ -175,7 +175,7 @@ fn walk(root: OwnedFd, sub_path: &Path) -> Result<OwnedFd, Failed> {
                 .map_err(|errno| Failed { kind: SubPathFailure::Create, what: "make a directory", errno })?,
             result => result.map_err(prepare("open an element"))?,
         };
-        let stat = fs::fstat(&next).map_err(prepare("look at an element"))?;
+        let stat = fs::fstat(&next).map_err(prepare("inspect an element"))?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory if levels.len() >= MAX_DEPTH => {
                 return Err(prepare("go deeper")(Errno::NAMETOOLONG));
@@ -196,8 +196,8 @@ fn walk(root: OwnedFd, sub_path: &Path) -> Result<OwnedFd, Failed> {
     levels.pop().ok_or(Errno::XDEV).map_err(prepare("stay in the volume"))
 }
 
-/// Puts a link's target before the steps still to go. One that starts at the node's root is
-/// inside only if it names the volume's own place.
+/// Puts a link's target before the remaining steps. An absolute target is inside only if it is
+/// below the volume's own path.
 fn follow(target: &CString, levels: &mut Vec<OwnedFd>, steps: &mut VecDeque<Step>) -> io::Result<()> {
     let mut target = PathBuf::from(OsString::from_vec(target.to_bytes().to_vec()));
     if target.is_absolute() {
@@ -227,7 +227,7 @@ fn elements(path: &Path, from_link: bool) -> Option<impl Iterator<Item = Step>> 
     }))
 }
 
-/// Makes a directory with the volume root's mode, whatever the umask, and holds it.
+/// Makes a directory with the volume root's mode, regardless of the umask, and opens it.
 fn make(parent: BorrowedFd<'_>, name: &CString, mode: u32) -> io::Result<OwnedFd> {
     match fs::mkdirat(parent, name, Mode::from_raw_mode(mode & 0o777)) {
         Ok(()) => {
@@ -235,7 +235,7 @@ fn make(parent: BorrowedFd<'_>, name: &CString, mode: u32) -> io::Result<OwnedFd
             fs::fchmod(&dir, Mode::from_raw_mode(mode))?;
             Ok(dir)
         }
-        // Another process was quicker: the next step checks what it is.
+        // Another process has created it: the next step checks its type.
         Err(Errno::EXIST) => fs::openat(parent, name, HOLD, Mode::empty()),
         Err(errno) => Err(errno),
     }
@@ -250,8 +250,7 @@ fn target_parent(target: &Target) -> io::Result<OwnedFd> {
     Ok(dir)
 }
 
-/// Whether the object is what is seen at the target. Without a mount that cannot be: the
-/// target itself lies in no volume.
+/// Whether the object is mounted at the target: the target itself is in no volume.
 fn is_at(parent: BorrowedFd<'_>, target: &Target, object: &Stat) -> io::Result<bool> {
     match fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(found) => Ok((found.st_dev, found.st_ino) == (object.st_dev, object.st_ino)),
@@ -260,15 +259,15 @@ fn is_at(parent: BorrowedFd<'_>, target: &Target, object: &Stat) -> io::Result<b
     }
 }
 
-/// Takes off what an earlier container had mounted there, and removes the empty target.
+/// Unmounts what an earlier container has mounted there, and removes the empty target.
 fn clear(parent: BorrowedFd<'_>, target: &Target) -> io::Result<()> {
-    // By descriptor: what is above it may have become a link.
+    // By descriptor: a directory above may have been replaced by a link.
     let mut path = OsString::from(format!("/proc/self/fd/{}/", parent.as_raw_fd()));
     path.push(OsStr::from_bytes(target.name.as_bytes()));
     for _ in 0..MAX_STACKED {
         match rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW) {
             Ok(()) => {}
-            // No mount (any more), or nothing at all.
+            // No mount, or no target.
             Err(Errno::INVAL | Errno::NOENT) => break,
             // Without the right to mount there is no mount either.
             Err(Errno::PERM) => break,
@@ -285,7 +284,7 @@ fn remove_empty(parent: BorrowedFd<'_>, name: &std::ffi::CStr) -> io::Result<()>
         Err(Errno::NOTDIR) => {}
         Err(errno) => return Err(errno),
     }
-    // Ours are empty: anything else is seen through a mount.
+    // Our files are empty: any other content is that of a mount.
     let stat = fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_size != 0 {
         return Err(Errno::BUSY);
@@ -303,8 +302,8 @@ fn make_target(parent: BorrowedFd<'_>, target: &Target, is_dir: bool) -> io::Res
     fs::openat(parent, &target.name, HOLD, Mode::empty())
 }
 
-/// Removes the targets below `volume-subpaths` of a pod: empty directories and files, never
-/// what is inside them.
+/// Removes the targets below `volume-subpaths` of a pod: empty directories and files, never their
+/// content.
 pub(super) fn remove_targets(pod_dir: BorrowedFd<'_>) -> Result<(), Leftover> {
     let top = match tree::open_same_mount(pod_dir, c"volume-subpaths") {
         Ok(top) => top,

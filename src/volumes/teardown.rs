@@ -1,5 +1,5 @@
-//! Tearing down: after the last container of a pod is gone, its mounts come off and its
-//! own data goes.
+//! Tearing down: after the last container of a pod has ended, its mounts are unmounted and its own
+//! data is removed.
 
 use std::ffi::CStr;
 use std::io::ErrorKind;
@@ -18,18 +18,18 @@ use crate::util::stop::StopToken;
 use crate::util::tree::{self, Leftover};
 
 impl Volumes {
-    /// Unmounts everything below the pod's volume directories, then removes the content
-    /// of its emptyDirs and of the volumes whose content an agent made. Doing it again is
-    /// harmless. Data of other volume types is never removed, only their empty mount points.
+    /// Unmounts everything below the pod's volume directories, then removes the content of its
+    /// emptyDirs and of the volumes whose content an agent made. The call is idempotent. Data of
+    /// other volume types is never removed, only their empty mount points.
     ///
     /// # Errors
-    /// [`VolumeError::LeftBehind`] names what is still there; worth another try later.
+    /// [`VolumeError::LeftBehind`] names what could not be removed; the caller may retry later.
     pub fn tear_down(&self, uid: &PodUid, stop: &StopToken) -> Result<(), VolumeError> {
         let path = paths::pod(&self.settings.root_dir, uid)?;
         self.retries().forget(uid);
         self.actual().forget(uid);
         if self.operations.is_busy(uid) {
-            // It may be about to mount what would be removed here.
+            // A running operation may mount a volume that would be removed here.
             return Err(VolumeError::Pending);
         }
         let dir = match paths::open_pod(&self.settings.root_dir, uid) {
@@ -42,7 +42,7 @@ impl Volumes {
             left.add(volume, chain(&error));
         }
         left.check(paths::SUB_PATHS, sub_path::remove_targets(dir.as_fd()))?;
-        // Without its marker a half-removed volume is made again if the pod comes back.
+        // Without its marker a partly removed volume is made again if the pod is created again.
         let markers = remove_markers(dir.as_fd(), stop);
         left.check("plugins", markers)?;
         match tree::open_at(dir.as_fd(), c"volumes") {
@@ -53,8 +53,8 @@ impl Volumes {
         left.into_result()
     }
 
-    /// Takes off all mounts below the pod's directory, those of sub paths first: they lie on
-    /// the volumes' own. Their servers may be gone, so another thread waits for that.
+    /// Unmounts all mounts below the pod's directory, those of sub paths first: they are on top of
+    /// the volumes. Their servers may not respond, so another thread does this.
     fn unmount(
         &self,
         uid: &PodUid,
@@ -77,7 +77,7 @@ impl Volumes {
     }
 }
 
-/// What could not be removed, while it is being gathered.
+/// What could not be removed, while it is collected.
 #[derive(Default)]
 struct Left {
     volumes: Vec<String>,
@@ -153,13 +153,13 @@ fn remove_volumes(volumes: BorrowedFd<'_>, left: &mut Left, stop: &StopToken) ->
             };
             left.check(&shown, result)?;
         }
-        // Not empty when a volume stayed, which has been said above.
+        // It is not empty if a volume could not be removed, which is reported above.
         let _ = rustix::fs::unlinkat(volumes, &*plugin, AtFlags::REMOVEDIR);
     }
     Ok(())
 }
 
-/// A mount point of a volume type that is not ours: gone if it is empty, else untouched.
+/// A mount point of a foreign volume type: removed if it is empty, else not changed.
 fn remove_empty(parent: BorrowedFd<'_>, name: &CStr) -> Result<(), Leftover> {
     match rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),

@@ -54,7 +54,7 @@ fn limited(numbers: &Numbers) -> Option<&Details> {
     numbers.details.as_deref().filter(|details| details.quota.is_some())
 }
 
-/// What is the same for all that have a cgroup.
+/// The series of all cgroups.
 fn always(numbers: &Numbers, value: f64) -> Option<f64> {
     numbers.details.is_some().then_some(value)
 }
@@ -69,7 +69,7 @@ const ROWS: [Row; 36] = [
     ("container_last_seen", "When this was read, in Unix time.", Type::Gauge, |n| {
         Some(n.at.as_second() as f64)
     }),
-    // These four are constants of the Go kubelet: it leaves their source off.
+    // These four are constants of the Go kubelet: it does not read them.
     ("container_health_state", "Always -1: there is no health check.", Type::Gauge, |n| always(n, -1.0)),
     ("container_cpu_load_average_10s", "Always 0: not measured.", Type::Gauge, |n| always(n, 0.0)),
     ("container_cpu_load_d_average_10s", "Always 0: not measured.", Type::Gauge, |n| always(n, 0.0)),
@@ -147,7 +147,7 @@ const ROWS: [Row; 36] = [
     ("container_pressure_io_stalled_seconds_total", "All tasks waited for a disk.", Type::Counter, |n| {
         wait(n.io_pressure, true)
     }),
-    // With a label more.
+    // With one more label.
     ("container_cpu_usage_seconds_total", "Processor time.", Type::Counter, |n| seconds(n.cpu)),
     ("container_ulimits_soft", "The first process's limit of open files.", Type::Gauge, |n| {
         Some(n.details.as_ref()?.files_limit? as f64)
@@ -179,7 +179,7 @@ const LIMITS: [Row; 6] = [
 /// The states of `container_tasks_state`, which the Go kubelet leaves at 0.
 const STATES: [&str; 5] = ["iowaiting", "running", "sleeping", "stopped", "uninterruptible"];
 
-/// Takes one number out of an interface's.
+/// Selects one number of an interface.
 type Carried = fn(&Interface) -> u64;
 
 const TRAFFIC: [(&str, &str, Carried); 8] = [
@@ -195,7 +195,7 @@ const TRAFFIC: [(&str, &str, Carried); 8] = [
     ("container_network_transmit_errors_total", "Errors of sending.", |i| i.sent.errors),
 ];
 
-/// `/metrics/cadvisor`, with what concerns the machine.
+/// `/metrics/cadvisor`, with the series of the machine.
 pub fn cadvisor(snapshot: &Snapshot, roots: &Roots, page: &mut Page) {
     machine(roots, page);
     let subjects = subjects(snapshot);
@@ -264,7 +264,7 @@ fn faults(subjects: &[Subject<'_>], page: &mut Page) {
     }
 }
 
-/// How full file systems are: those of the machine, and what containers have written.
+/// The use of file systems: those of the machine, and the writable layers of containers.
 fn spaces(subjects: &[Subject<'_>], page: &mut Page) {
     type Count = fn(&super::sample::FileSystem) -> Option<u64>;
     let columns: [(&str, &str, Count, bool); 4] = [
@@ -408,7 +408,7 @@ const DISKS: [DiskRow; 17] = {
     ]
 };
 
-/// What was read from and written to each disk, under the disk's name.
+/// Reads and writes of each disk, with the disk's name.
 fn disks(subjects: &[Subject<'_>], roots: &Roots, page: &mut Page) {
     let mut names: BTreeMap<String, String> = BTreeMap::new();
     for disk in subjects.iter().filter_map(Subject::details).flat_map(|details| &details.disks) {
@@ -555,7 +555,7 @@ fn machine(roots: &Roots, page: &mut Page) {
     one("machine_cpu_drawers", "Always 0 on this architecture.", 0.0);
     one("machine_memory_bytes", "Memory.", machine.memory_bytes as f64);
     one("machine_swap_bytes", "Swap space.", facts.swap_bytes as f64);
-    // The Go kubelet is built without the library that would know.
+    // The Go kubelet is built without the library that reads it.
     one("machine_nvm_avg_power_budget_watts", "Always 0: not measured.", 0.0);
     let mut family = page.family("machine_nvm_capacity", "Always 0: not measured.", Type::Gauge);
     for mode in ["memory_mode", "app_direct_mode"] {

@@ -11,7 +11,7 @@ use super::request::Depth;
 use super::sample::{Details, DiskTraffic, Numbers, Pressure, Share};
 use crate::resources::cgroups::Cgroups;
 
-/// A limit above this is none: the kernel rounds "no limit" in several ways.
+/// A limit above this means no limit, which the kernel rounds in several ways.
 const UNLIMITED: u64 = 1 << 62;
 
 /// Nanoseconds in a tick of `cpuacct.stat`; the same on every architecture we build for.
@@ -28,7 +28,7 @@ impl Tree {
         Tree { root: cgroups.root.clone(), v2: cgroups.version.is_v2() }
     }
 
-    /// The directory in which containers are looked for.
+    /// The directory in which cgroups of containers are searched.
     pub(super) fn top(&self) -> PathBuf {
         if self.v2 { self.root.clone() } else { self.root.join("memory") }
     }
@@ -57,7 +57,7 @@ impl Tree {
 
     /// The processes of the cgroup; `None` when there is no such cgroup.
     pub(super) fn processes(&self, path: &str) -> Option<Processes> {
-        // As the Go kubelet: what runs without a cgroup is in the root of one controller and not
+        // As the Go kubelet: a process without a cgroup is in the root of one controller and not
         // always of another.
         let of = |controller| Processes::read(&self.dir(controller, path).join("cgroup.procs"));
         of("cpu").or_else(|| of("memory"))
@@ -72,7 +72,7 @@ impl Tree {
         [changed(&dir), changed(&file)].into_iter().flatten().min()
     }
 
-    /// All that is said of a cgroup, without its processes; `None` when there is no such cgroup.
+    /// All numbers of a cgroup, without its processes; `None` when there is no such cgroup.
     pub(super) fn numbers(&self, path: &str, depth: Depth, whole: bool) -> Option<Numbers> {
         let mut numbers = if self.v2 { self.second(path, depth, whole)? } else { self.first(path, whole)? };
         if let Some(details) = &mut numbers.details {
@@ -89,7 +89,7 @@ impl Tree {
         let mut numbers = Numbers {
             at: Timestamp::now(),
             cpu: self.number("cpuacct", path, "cpuacct.usage"),
-            // Without accounting of swap the kernel leaves the line away.
+            // Without accounting of swap the kernel omits the line.
             swap: field(&stat, "total_swap"),
             ..memory(usage, &stat, ["total_inactive_file", "total_rss"])
         };
@@ -229,12 +229,12 @@ fn memory(usage: Option<u64>, stat: &str, [inactive, rss]: [&str; 2]) -> Numbers
     }
 }
 
-/// What a limit leaves; nothing is said where there is no limit.
+/// The unused part of a limit; `None` without a limit.
 pub(super) fn available(limit: Option<u64>, used: Option<u64>) -> Option<u64> {
     Some(limit.filter(|limit| *limit <= UNLIMITED)?.saturating_sub(used?))
 }
 
-/// With the cgroup's limits and what is left below them.
+/// With the cgroup's limits and the unused part of them.
 fn limited(mut numbers: Numbers, memory: Option<u64>, swap: Option<u64>) -> Numbers {
     numbers.available = available(memory, numbers.working_set);
     numbers.swap_available = available(swap, numbers.swap);
@@ -280,13 +280,13 @@ fn share(line: &str) -> Share {
     share
 }
 
-/// Weights of 1 to 10000 stand for shares of 2 to 262144.
+/// Weights of 1 to 10000 correspond to shares of 2 to 262144.
 fn shares(weight: u64) -> u64 {
     2 + weight.saturating_sub(1).saturating_mul(262_142) / 9_999
 }
 
-/// The cgroup of this process, if it is one that counts for it alone: in version 1 the same of
-/// all the controllers whose numbers are shown (Go: pkg/kubelet/cm, getContainer).
+/// The cgroup of this process, if it has only this process: in version 1 the same of all the
+/// controllers whose numbers are shown (Go: pkg/kubelet/cm, getContainer).
 pub(super) fn own(proc: &Path, v2: bool) -> Option<String> {
     own_path(&std::fs::read_to_string(proc.join("self/cgroup")).ok()?, v2)
 }
@@ -298,7 +298,7 @@ fn own_path(text: &str, v2: bool) -> Option<String> {
         lines().find(|(all, _)| all.split(',').any(|one| one == controller)).map(|(_, path)| path)
     };
     let path = if v2 { of("")? } else { of("memory").filter(|path| of("cpuacct") == Some(path))? };
-    // The machine's own counts everything.
+    // The root cgroup counts all processes.
     (path != "/").then(|| path.to_owned())
 }
 

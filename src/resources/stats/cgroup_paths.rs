@@ -1,21 +1,21 @@
-//! Where the cgroups of containers are. The runtime makes them, under names of its own; what
-//! they have in common is that the last part of the path holds the container's id.
+//! The paths of the cgroups of containers. The runtime chooses them; they have in common that the
+//! last part of the path contains the container's id.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What is not found is looked for again after so long: such containers have no cgroup here
-/// (a runtime in a virtual machine), and the walk is not free.
+/// A cgroup that was not found is searched again after this time: such containers have no cgroup
+/// here (a runtime in a virtual machine), and the walk takes time.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Slices in slices in slices; no runtime nests deeper around a container.
+/// The depth of the walk; no runtime nests the slices of a container deeper.
 const DEPTH: usize = 8;
 
-/// Directories that one walk reads: far more than a node has, and a bound all the same.
+/// The limit of directories that one walk reads: far more than a node has.
 const DIRECTORIES: usize = 20_000;
 
-/// The paths that were found, and what was not.
+/// The known paths, and the ids without a path.
 #[derive(Debug, Default)]
 pub(super) struct CgroupPaths {
     found: BTreeMap<String, String>,
@@ -29,12 +29,12 @@ impl CgroupPaths {
         self.found.get(id).map(String::as_str)
     }
 
-    /// A cgroup that is not there any more.
+    /// Removes the path of a cgroup that does not exist any more.
     pub(super) fn forget(&mut self, id: &str) {
         self.found.remove(id);
     }
 
-    /// Looks for those of `wanted` that are not known yet, and forgets all others.
+    /// Searches the unknown ones of `wanted`, and forgets all others.
     pub(super) fn look(&mut self, top: &Path, wanted: &BTreeSet<&str>, now: Instant) {
         self.found.retain(|id, _| wanted.contains(id.as_str()));
         self.missing.retain(|id| wanted.contains(id.as_str()));
@@ -52,7 +52,7 @@ impl CgroupPaths {
     }
 }
 
-/// Removes from `open` what it puts into `found`.
+/// Moves the ids that it finds from `open` to `found`.
 fn walk(top: &Path, open: &mut BTreeSet<&str>, found: &mut BTreeMap<String, String>) {
     let mut levels: Vec<(PathBuf, usize)> = vec![(PathBuf::new(), 0)];
     let mut seen = 0;
@@ -70,7 +70,7 @@ fn walk(top: &Path, open: &mut BTreeSet<&str>, found: &mut BTreeMap<String, Stri
             let Some(name) = name.to_str() else { continue };
             let below = path.join(name);
             match open.take(id_in(name)) {
-                // What is inside of a container is its own affair.
+                // Cgroups inside of a container are not read.
                 Some(id) => {
                     found.insert(id.to_owned(), below.to_string_lossy().into_owned());
                 }
@@ -100,7 +100,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn containers_are_found_wherever_the_runtime_put_them() {
+    fn containers_are_found_at_all_paths_of_runtimes() {
         let dir = tempfile::tempdir().unwrap();
         for path in [
             "k8s.io/aaa",
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(cgroup_paths.get("ddd"), Some("machine/crio-ddd"));
         assert_eq!(cgroup_paths.get("none"), None);
 
-        // What was missing a moment ago is not looked for, unless something new is.
+        // An id missing a moment ago is not searched again, except together with a new one.
         fs::create_dir_all(dir.path().join("k8s.io/none")).unwrap();
         cgroup_paths.look(dir.path(), &wanted, now + Duration::from_secs(1));
         assert_eq!(cgroup_paths.get("none"), None);

@@ -19,20 +19,20 @@ use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::runtime::{ContainerState, ListedPod, ListedSandbox, SandboxState};
 
-/// All walks through volumes and logs of one collection. What is not done by then is not
-/// reported until the next period.
+/// All walks through volumes and logs of one collection. Volumes not read by then are not reported
+/// until the next period.
 pub(super) const WALKS: Duration = Duration::from_secs(5);
 
 /// The key of the machine's own counter.
 const ROOT: &str = "/";
 
-/// The key of this process's own counter, where it has no cgroup.
+/// The key of this process's own counter, if it has no cgroup.
 const OWN: &str = "self";
 
 /// All pods of the last list.
 type Listed = BTreeMap<PodUid, ListedPod>;
 
-/// Where pods may have a cgroup of their own together.
+/// Possible paths of the common cgroup of all pods.
 const PODS_CGROUPS: [&str; 2] = ["kubepods", "kubepods.slice"];
 
 impl Shared {
@@ -58,7 +58,7 @@ impl Shared {
         work.rates.turn();
     }
 
-    /// What has to be asked of the runtime.
+    /// The numbers to request from the runtime.
     pub(super) fn need(&self, work: &mut Work, listed: &Listed, wanted: Wanted) -> Query {
         let ids: BTreeSet<&str> = pods_shown(listed).flat_map(ids).collect();
         work.cgroup_paths.look(&self.tree.top(), &ids, Instant::now());
@@ -96,7 +96,7 @@ impl Shared {
         Ok(Snapshot { node, pods: found, incomplete: false })
     }
 
-    /// What only the runtime reports: writable layers and where images are.
+    /// Numbers that only the runtime reports: writable layers and the file system of images.
     pub(super) fn complete(
         &self,
         snapshot: &mut Snapshot,
@@ -154,7 +154,7 @@ impl Shared {
         Some(numbers)
     }
 
-    /// The numbers of a container or sandbox, if its cgroup is there.
+    /// The numbers of a container or sandbox, if its cgroup exists.
     fn placed(&self, work: &mut Work, id: &str, wanted: Wanted) -> Option<Numbers> {
         let path = work.cgroup_paths.get(id)?.to_owned();
         let numbers = self.numbers(work, id, &path, wanted);
@@ -226,11 +226,11 @@ impl Shared {
             parts
                 .chain(found.sandbox.as_ref().map(|sandbox| &sandbox.numbers))
                 .for_each(|part| sum.add(part));
-            // What its cgroup would be limited to, if it had one.
+            // The limit that its cgroup would have.
             sum.available = cgroup::available((self.memory_limit)(&pod.uid), sum.working_set);
             sum
         });
-        // What a pod has in its containers, whichever source that is from.
+        // The sum of a pod's containers, from either source.
         if found.numbers.rate.is_none() {
             let rates = found.containers.iter().filter_map(|container| container.numbers.rate);
             found.numbers.rate = rates.reduce(u64::saturating_add);
@@ -265,7 +265,7 @@ impl Shared {
         pod.local_storage = Some(once.disks.part(&self.settings.root_dir, Some(bytes), Some(inodes)));
     }
 
-    /// From the last look, unless that is a period ago.
+    /// From the last walk, unless it is older than a period.
     fn volumes(&self, work: &mut Work, uid: &PodUid, until: Instant) -> Vec<VolumeUse> {
         let Some(period) = self.settings.volume_period else { return Vec::new() };
         if let Some((at, volumes)) = work.volumes.get(uid)
@@ -303,7 +303,7 @@ impl Shared {
         let processes = proc::processes(&settings.roots.proc);
         if let Some(details) = &mut numbers.details {
             (details.memory_limit, details.swap_limit) = (total("MemTotal"), total("SwapTotal"));
-            // The controller of processes counts nothing here.
+            // The controller of processes has no numbers here.
             (details.threads, details.threads_max) = (processes.now, processes.most);
             let first = Processes { count: 1, ids: vec![1] };
             details.files_limit = processes::files_limit(&settings.roots.proc, &first, &mut work.budget);
@@ -327,7 +327,7 @@ impl Shared {
         Ok(node)
     }
 
-    /// The parts of the machine beside the pods, and their cgroups; `None`: this process has none
+    /// The parts of the machine other than pods, and their cgroups; `None`: this process has none
     /// of its own.
     fn system_paths(&self) -> Vec<(&'static str, Option<String>)> {
         let configured = self.settings.system.iter().filter_map(|(name, path)| {
@@ -380,14 +380,14 @@ impl Shared {
     }
 }
 
-/// What is found out once per collection.
+/// The data that is read once per collection.
 struct Once<'a> {
     disks: Disks,
     responses: &'a Responses,
     until: Instant,
 }
 
-/// A pod that shows: its newest sandbox, or the newest that is ready.
+/// A pod to report: its newest sandbox, or the newest that is ready.
 #[derive(Clone)]
 struct Running<'a> {
     pod: &'a ListedPod,
@@ -398,7 +398,7 @@ fn pods_shown(listed: &Listed) -> impl Iterator<Item = Running<'_>> {
     listed.values().filter_map(running)
 }
 
-/// A pod of which nothing runs has no numbers.
+/// A pod without a running sandbox or container has no numbers.
 fn running(pod: &ListedPod) -> Option<Running<'_>> {
     let ready = pod.sandboxes.iter().find(|sandbox| sandbox.state == SandboxState::Ready);
     let sandbox = ready.or(pod.sandboxes.first());
@@ -414,7 +414,7 @@ fn ids(running: Running<'_>) -> impl Iterator<Item = &str> {
     containers(running.pod).map(|one| one.id.as_str()).chain(ready.map(|sandbox| sandbox.id.as_str()))
 }
 
-/// `<namespace>_<name>_<uid>`, unless that would lead elsewhere.
+/// `<namespace>_<name>_<uid>`, unless it is not a single path element.
 pub(super) fn logs_dir(settings: &Settings, pod: &ListedPod) -> Option<PathBuf> {
     let name = format!("{}_{}_{}", pod.namespace, pod.name, pod.uid);
     (!name.contains('/')).then(|| settings.pod_logs_dir.join(name))

@@ -23,7 +23,7 @@ use super::sample::{Snapshot, VolumeUse};
 use super::settings::{Deps, LimitOfPod, ListPods, ListVolumes, LookAtPod, Settings};
 use super::{collect, space};
 
-/// Between the two samples that a first question is answered from.
+/// The time between the two samples of the first request.
 const FIRST_GAP: Duration = Duration::from_millis(200);
 
 /// The longest wait for another caller's collection.
@@ -35,10 +35,10 @@ pub enum StatsError {
     /// The machine's own cgroup cannot be read.
     #[error("failed to get root cgroup stats: there is nothing to read below {}", .0.display())]
     RootCgroup(PathBuf),
-    /// The file system of the root directory does not answer.
-    #[error("failed to get rootFs stats: cannot look at {}", .0.display())]
+    /// The file system of the root directory cannot be read.
+    #[error("failed to get rootFs stats: cannot read {}", .0.display())]
     RootFs(PathBuf),
-    /// The runtime does not tell where images are.
+    /// The runtime does not report the file system of images.
     #[error("failed to get imageFs stats: {0}")]
     ImageFs(CriError),
     /// Another caller's collection takes too long.
@@ -46,13 +46,13 @@ pub enum StatsError {
     Busy,
 }
 
-/// What one collection leaves for the next.
+/// The state that one collection leaves for the next.
 #[derive(Default)]
 pub(super) struct Work {
     pub(super) rates: Rates,
     pub(super) cgroup_paths: CgroupPaths,
     pub(super) volumes: HashMap<PodUid, (Instant, Vec<VolumeUse>)>,
-    /// What may still be read of processes.
+    /// The remaining budget for reading processes.
     pub(super) budget: Budget,
 }
 
@@ -82,14 +82,14 @@ pub struct Collector {
     shared: Arc<Shared>,
 }
 
-/// Gives the work back, also when the collection panics.
+/// The borrowed work. Dropping it returns the work, also when the collection panics.
 struct Borrowed<'a> {
     shared: &'a Shared,
     work: Box<Work>,
 }
 
 impl<'a> Borrowed<'a> {
-    /// Gives it back, but is not done yet: who wants the same waits for it.
+    /// Returns the work before the collection has ended: callers with the same request wait for it.
     fn finish_later(self, wanted: Wanted) -> Finishing<'a> {
         self.shared.lock().finishing.push(wanted);
         Finishing { shared: self.shared, wanted, result: None }
@@ -124,14 +124,14 @@ impl Drop for Finishing<'_> {
     }
 }
 
-/// What the runtime says to a question under way.
+/// Waits for the runtime's responses to a pending query.
 fn wait(responses: &Receiver<Responses>) -> Responses {
     let _waiting = threads::waiting("the runtime's statistics");
-    // The question has a deadline of its own.
+    // The query has its own deadline.
     responses.recv().unwrap_or_else(|_| Responses { incomplete: true, ..Responses::default() })
 }
 
-/// How a question begins.
+/// The start of a request.
 enum Turn<'a> {
     /// Another caller has just collected.
     Known(Arc<Snapshot>),
@@ -140,7 +140,7 @@ enum Turn<'a> {
 }
 
 impl Shared {
-    /// Takes the work, unless the answer is there.
+    /// Borrows the work, unless the numbers are known already.
     fn borrow(&self, wanted: Wanted, until: Instant) -> Result<Turn<'_>, StatsError> {
         let mut state = self.lock();
         loop {
@@ -191,7 +191,7 @@ impl Collector {
     pub fn snapshot(&self, wanted: Wanted) -> Result<Arc<Snapshot>, StatsError> {
         let shared = &*self.shared;
         let until = Instant::now() + PATIENCE;
-        // Where numbers of pods themselves come from the runtime.
+        // If the numbers of pods come from the runtime.
         let mut stats: Option<Responses> = None;
         loop {
             let mut borrowed = match shared.borrow(wanted, until)? {
@@ -201,13 +201,13 @@ impl Collector {
             let pods = (shared.pods)();
             let need = shared.need(&mut borrowed.work, &pods, wanted);
             if stats.is_none() && need.pods == Some(Part::All) {
-                // Given back: the runtime may take its time.
+                // Returned before the wait, as the runtime may be slow.
                 drop(borrowed);
                 stats = Some(shared.queries.ask(&need));
                 continue;
             }
             let asking = (stats.is_none() && need.is_any()).then(|| self.ask(need.clone()));
-            // Of no use any more: two of them need not be kept.
+            // It is not needed any more; two would take memory.
             let old = shared.lock().last.take();
             drop(old);
             if wanted.rates && borrowed.work.rates.is_stale(Instant::now()) {
@@ -218,7 +218,7 @@ impl Collector {
             let mut snapshot = shared.collect(&mut borrowed.work, &pods, &known, wanted)?;
             let mut finishing = borrowed.finish_later(wanted);
             let responses = asking.map_or(Ok(known), |asking| asking.map(|responses| wait(&responses)));
-            // Without a thread for it.
+            // If no thread could be started.
             let responses = responses.unwrap_or_else(|_| shared.queries.ask(&need));
             shared.complete(&mut snapshot, &responses, wanted)?;
             let snapshot = Arc::new(snapshot);
@@ -227,7 +227,7 @@ impl Collector {
         }
     }
 
-    /// Asks the runtime while the caller does something else.
+    /// Sends the query to the runtime in a thread, parallel to the caller.
     fn ask(&self, need: Query) -> std::io::Result<Receiver<Responses>> {
         let (answer, responses) = bounded(1);
         let shared = Arc::clone(&self.shared);
@@ -235,7 +235,7 @@ impl Collector {
             // The caller may have failed meanwhile.
             let _ = answer.send(shared.queries.ask(&need));
         })?;
-        // It ends with the call.
+        // The thread ends with the call.
         thread.leave();
         Ok(responses)
     }
@@ -249,7 +249,7 @@ impl Collector {
         volumes.iter().filter_map(|volume| collect::volume_use(volume, until)).collect()
     }
 
-    /// What the logs of a container take, in bytes.
+    /// The size of a container's logs, in bytes.
     pub fn log_bytes(&self, pod: &ListedPod, container: &str) -> Option<u64> {
         let dir = collect::logs_dir(&self.shared.settings, pod)?.join(container);
         Some(space::content(&dir, Instant::now() + collect::WALKS)?.bytes)

@@ -1,10 +1,10 @@
-//! What a cgroup has read from and written to disks. The parsers take text and are pure.
+//! Reads and writes of a cgroup by disk. The parsers take text and are pure.
 
 use super::sample::{Counted, DiskTraffic, Operation};
 
-/// The sets of files that version 1 may have, by scheduler and age of the kernel; the first
-/// one whose first file names a disk counts (runc: libcontainer/cgroups/fs/blkio.go). Counters
-/// of sectors are left out: they do not distinguish reads and writes.
+/// The sets of files that version 1 may have, by scheduler and age of the kernel; the first one
+/// whose first file has a disk is used (runc: libcontainer/cgroups/fs/blkio.go). Counters of
+/// sectors are left out: they do not distinguish reads and writes.
 pub(super) const FILES: [&[(&str, Counted)]; 4] = [
     &[
         ("blkio.bfq.io_service_bytes_recursive", Counted::Bytes),
@@ -74,7 +74,7 @@ fn disk<'a>(disks: &'a mut Vec<DiskTraffic>, device: &str) -> &'a mut DiskTraffi
         disks.push(DiskTraffic { device: device.to_owned(), ..DiskTraffic::default() });
         disks.len() - 1
     });
-    // There is an entry at that place.
+    // The index is valid.
     &mut disks[at]
 }
 

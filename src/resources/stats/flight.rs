@@ -1,4 +1,4 @@
-//! One call to the runtime for all who need its answer at that time.
+//! One call to the runtime, shared by all callers that need its response at that time.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -7,11 +7,12 @@ use super::request::FRESH;
 use crate::cri::CriError;
 use crate::transport::grpc::{CallError, Kind};
 
-/// A runtime that let the time of a call run out is left alone for so long: who asks
-/// meanwhile gets the same at once.
+/// After a call that exceeded its deadline no call is made for this time: callers get the same
+/// error immediately.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// A call that at most one makes at a time. An answer lives as long as a caller uses it.
+/// A call that at most one caller makes at a time. A response is stored as long as a caller uses
+/// it.
 pub(super) struct Flight<T> {
     state: Mutex<State<T>>,
     landed: Condvar,
@@ -23,7 +24,7 @@ struct State<T> {
     landings: u64,
     last: Option<(Instant, Result<Weak<T>, CriError>)>,
     waiting: usize,
-    /// The last answer, until all who waited for it have taken it.
+    /// The last response, until all waiting callers have received it.
     kept: Option<Arc<T>>,
 }
 
@@ -39,7 +40,7 @@ impl<T> Flight<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the call, or waits for the one that is under way; not beyond `until`.
+    /// Makes the call, or waits for a running one until `until` at most.
     pub(super) fn ask(
         &self,
         method: &'static str,
@@ -71,7 +72,7 @@ impl<T> Flight<T> {
                     }
                     return Ok(answer);
                 }
-                // It panicked, or the wait was broken off.
+                // It panicked, or the wait was cancelled.
                 Some(Ok(None)) | None => {}
             }
         }
@@ -87,7 +88,7 @@ impl<T> Flight<T> {
 
 #[cfg(test)]
 impl<T> Flight<T> {
-    /// How many wait for another caller's call.
+    /// The number of callers that wait for another caller's call.
     pub(super) fn waiting(&self) -> usize {
         self.lock().waiting
     }
@@ -114,7 +115,7 @@ impl<T> Drop for Landing<'_, T> {
     }
 }
 
-/// What a call that has ended is to those who come after it.
+/// The result of an ended call for later callers.
 fn still_counts<T>(age: Duration, outcome: &Result<Weak<T>, CriError>) -> Option<Result<Arc<T>, CriError>> {
     match outcome {
         Ok(answer) if age < FRESH => answer.upgrade().map(Ok),
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_come_meanwhile_get_the_same_answer_and_later_ones_another() {
+    fn concurrent_callers_share_a_response_and_later_ones_get_another() {
         let flight: Arc<Flight<usize>> = Arc::default();
         let calls = Arc::new(AtomicUsize::new(0));
         let (answers, answered) = crossbeam_channel::bounded(4);
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_that_let_time_run_out_is_left_alone() {
+    fn runtime_that_exceeded_the_deadline_is_not_called_again_for_a_time() {
         let flight: Flight<usize> = Flight::default();
         assert_eq!(flight.ask("X", soon(), |_| Err(late("X"))), Err(late("X")));
         assert_eq!(flight.ask("X", soon(), |_| Ok(1)), Err(late("X")));

@@ -1,17 +1,16 @@
 //! What the node, its pods and their containers use (Go: pkg/kubelet/stats, cadvisor).
 //!
-//! Owns: one [`Collector`] with the last samples, which rates are made from.
-//! Threads: `stats`, while the runtime is asked for statistics. The first caller collects on its
-//! own thread; callers that arrive during a collection wait for it and share its result. Without
-//! a caller nothing is read.
-//! Calls: the runtime is asked at the same time (before, if all numbers come from it), once for
-//! all callers (`flight`), for a few seconds at most. A caller that needs only files does not
-//! wait for that call.
-//! Sources: cgroup files where a container's cgroup is found (`cgroup_paths`), else the runtime
-//! (`runtime_stats`); `/proc`, statfs, and walks through volumes, at most once per period.
-//! Invariants: a lock is held for look-ups only; an unknown number is absent; a container that
-//! has ended is not shown; the stored samples are limited to what runs now.
-//! Absent on purpose: a history, accelerators, metrics that users define.
+//! Owns: one [`Collector`] with the last samples, which rates are made from. Threads: `stats`,
+//! during a statistics request to the runtime. The first caller collects on its own thread; callers
+//! that arrive during a collection wait for it and share its result. Nothing is read unless a
+//! caller requests it. Calls: the runtime's statistics are requested in parallel (first, if all
+//! numbers come from it), once for all callers (`flight`), with a deadline of a few seconds. A
+//! caller that needs only files does not wait for that call. Sources: cgroup files where a
+//! container's cgroup is found (`cgroup_paths`), else the runtime (`runtime_stats`); `/proc`,
+//! statfs, and walks through volumes, at most once per period. Invariants: a lock is held for
+//! look-ups only; an unknown number is absent; a container that has ended is not shown; samples are
+//! stored only for pods and containers that run now. Absent on purpose: a history, accelerators,
+//! metrics that users define.
 
 mod cadvisor;
 mod cgroup;

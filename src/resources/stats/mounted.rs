@@ -1,9 +1,9 @@
-//! The file systems of the machine as `/metrics/cadvisor` shows them, under its own cgroup.
+//! The file systems of the machine as `/metrics/cadvisor` shows them, for the root cgroup.
 //!
-//! The Go kubelet takes the table of mounts at its start; here it is read for each page, and
-//! what containers and pods have mounted is left out, so that the series do not come and go.
-//! Which kinds of file systems count: cadvisor's fs package. Those of servers are left out, with
-//! all that is mounted at or below them: a system call there blocks while the server is away.
+//! The Go kubelet reads the table of mounts at its start; here it is read for each page, and mounts
+//! of containers and pods are left out, so that the series are stable. The kinds of file systems
+//! are those of cadvisor's fs package. Network file systems are left out, with all mounts at or
+//! below them: a system call there blocks while the server does not respond.
 
 use std::fs::File;
 use std::io::Read;
@@ -19,16 +19,16 @@ const KINDS: [&str; 20] = [
     "hfs", "hfsplus", "ntfs", "vfat", "msdos", "exfat", "udf", "iso9660",
 ];
 
-/// Kinds whose answers come from a server or another process, beside all that begin with `fuse`.
+/// Kinds that a server or another process provides, in addition to all that begin with `fuse`.
 const SERVED: [&str; 7] = ["nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "afs"];
 
-/// What is read of the table of mounts: far more than a node has.
+/// The limit of bytes of the table of mounts: far more than a node has.
 const TABLE: u64 = 4 << 20;
 
-/// File systems that are shown.
+/// The limit of file systems that are shown.
 const MOST: usize = 128;
 
-/// A mount that counts.
+/// A mount whose file system is shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mount {
     /// The label of its series.
@@ -54,7 +54,7 @@ pub(super) fn read(proc: &Path, pods: &Path) -> Vec<MountedDisk> {
 fn text(path: &Path) -> String {
     let mut found = Vec::new();
     if let Ok(file) = File::open(path) {
-        // What was read before an error still counts.
+        // The part read before an error is used.
         let _ = file.take(TABLE).read_to_end(&mut found);
     }
     String::from_utf8_lossy(&found).into_owned()
@@ -70,7 +70,7 @@ fn mounts(table: &str, pods: &Path) -> Vec<Mount> {
         let (Some(numbers), Some(_), Some(place)) = (left.next(), left.next(), left.next()) else { continue };
         let (Some(kind), Some(source)) = (right.next(), right.next()) else { continue };
         let place = PathBuf::from(unescaped(place));
-        // The root counts on any file system.
+        // The root is shown on any file system.
         let root = place == Path::new("/");
         if !root && (SERVED.contains(&kind) || kind.starts_with("fuse")) {
             served.push(place);
@@ -80,15 +80,15 @@ fn mounts(table: &str, pods: &Path) -> Vec<Mount> {
             continue;
         }
         let device = match kind {
-            // These have no device: many have the same source.
+            // These have no device, and many have the same source.
             "tmpfs" => place.to_string_lossy().into_owned(),
             "overlay" => format!("{source}_{}", numbers.replace(':', "-")),
             _ => unescaped(source),
         };
         let mount = Mount { device, place, numbers: numbers.to_owned() };
         match found.iter().position(|known| known.device == mount.device) {
-            // Of several tmpfs at one place the last hides the others. The other places of a
-            // device show parts of it.
+            // Of several tmpfs on one path the last hides the others. The other mounts of a device
+            // show parts of it.
             Some(at) if root || kind == "tmpfs" => found[at] = mount,
             Some(_) => {}
             None if found.len() < MOST => found.push(mount),
@@ -176,7 +176,7 @@ a line that is none
                 ("/dev/sda5", "/network", "8:5"),
             ]
         );
-        // The root counts on a file system of any kind.
+        // The root is shown on a file system of any kind.
         let live = mounts("1 0 0:2 / / rw - rootfs rootfs rw\n", Path::new("/x"));
         assert_eq!(live.len(), 1);
         assert_eq!(live[0].device, "rootfs");
@@ -223,7 +223,7 @@ a line that is none
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(text: String) {
+        fn no_text_causes_a_panic(text: String) {
             let _ = mounts(&text, Path::new("/x"));
             let _ = disks(&text);
             let _ = unescaped(&text);

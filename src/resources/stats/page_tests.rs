@@ -14,8 +14,8 @@ use crate::util::metrics::Page;
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 
-/// A container and its sandbox of a node with version 1, as a kernel 6.18 wrote them; shortened by
-/// what is not read. The container has limits, and its disk's throttling is on.
+/// A container and its sandbox of a node with version 1, as a kernel 6.18 wrote them; without
+/// unread parts. The container has limits, and its disk's throttling is on.
 const FIRST: &[(&str, &str)] = &[
     ("blkio/k8s.io/c1/blkio.bfq.io_service_bytes_recursive", "Total 0\n"),
     (
@@ -218,7 +218,7 @@ impl Recorded {
     }
 }
 
-/// The value of the series of a cgroup with these labels beside those that all have.
+/// The value of the series of a cgroup with these labels in addition to the common ones.
 fn value<'a>(page: &'a str, name: &str, id: &str, more: &[(&str, &str)]) -> Option<&'a str> {
     let more: String = more.iter().map(|(label, value)| format!(",{label}=\"{value}\"")).collect();
     page.lines().find_map(|line| {
@@ -230,7 +230,7 @@ fn value<'a>(page: &'a str, name: &str, id: &str, more: &[(&str, &str)]) -> Opti
     })
 }
 
-/// A family, the labels beside those that all have, and the value.
+/// A family, the labels in addition to the common ones, and the value.
 type Expected<'a> = (&'a str, &'a [(&'a str, &'a str)], Option<&'a str>);
 
 fn check(page: &str, id: &str, all: &[Expected<'_>]) {
@@ -369,7 +369,7 @@ fn version_1_has_the_series_of_the_go_kubelet() {
         "/",
         &[
             ("container_spec_cpu_shares", &[], Some("1024")),
-            // What the cgroup counts of a disk, not what the machine counts of it: one series each.
+            // The cgroup's counters of a disk, not the machine's: one series each.
             ("container_fs_reads_total", &[("device", "/dev/vda")], Some("4")),
             ("container_processes", &[], Some("1")),
         ],

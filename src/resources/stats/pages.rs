@@ -57,7 +57,7 @@ const CONTAINERS: [Row; 4] = [
     }),
 ];
 
-/// `/metrics/resource`; `None`: the numbers could not be had.
+/// `/metrics/resource`; `None`: the numbers could not be collected.
 pub fn resource(snapshot: Option<&Snapshot>, page: &mut Page) {
     let failed = snapshot.is_none_or(|snapshot| snapshot.incomplete);
     let help = "Whether something could not be found out.";

@@ -9,13 +9,13 @@ use super::sample::{Interface, Network, Numbers, Pressure, ProcessLimit, Traffic
 use crate::resources::Roots;
 use crate::resources::machine::memory_field;
 
-/// Interfaces that carry what others carry already, or nothing.
+/// Interfaces without traffic or with traffic that others count already.
 const LEFT_OUT: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
 
-/// Interfaces of one network that are shown: a container may make as many as it likes.
+/// Interfaces of one network that are shown: a container may make any number.
 const INTERFACES: usize = 64;
 
-/// What is read at most of a list of interfaces.
+/// The limit of bytes of a list of interfaces.
 const LIST: u64 = 1 << 20;
 
 fn read(path: &Path) -> Option<String> {
@@ -60,7 +60,7 @@ pub(super) fn own_cpu() -> u64 {
     part(spent.tv_sec).saturating_mul(1_000_000_000).saturating_add(part(spent.tv_nsec))
 }
 
-/// The numbers of this process, in place of those of a cgroup of its own.
+/// The numbers of this process, instead of those of its cgroup.
 pub(super) fn own(proc: &Path) -> Option<Numbers> {
     let status = read(&proc.join("self/status"))?;
     let resident = memory_field(&status, "VmRSS");
@@ -91,7 +91,7 @@ pub fn booted(roots: &Roots) -> Option<Timestamp> {
     Timestamp::from_second(i64::try_from(seconds).ok()?).ok()
 }
 
-/// How many processes there may be and are.
+/// The limit and the number of processes.
 pub(super) fn processes(proc: &Path) -> ProcessLimit {
     let number = |path: &str| read(&proc.join(path))?.trim().parse::<u64>().ok();
     let most = [number("sys/kernel/pid_max"), number("sys/kernel/threads-max")];
@@ -107,7 +107,7 @@ fn tasks(loadavg: &str) -> Option<u64> {
     loadavg.split_whitespace().nth(3)?.split_once('/')?.1.parse().ok()
 }
 
-/// Swap of the whole machine: in use, and left.
+/// Swap of the whole machine: used and free bytes.
 pub(super) fn swap(meminfo: &str) -> Option<(u64, u64)> {
     let (total, free) = (memory_field(meminfo, "SwapTotal")?, memory_field(meminfo, "SwapFree")?);
     Some((total.saturating_sub(free), free))

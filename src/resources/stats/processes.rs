@@ -1,8 +1,8 @@
-//! The processes of a cgroup and what they have open, from `cgroup.procs` and `/proc`.
+//! The processes of a cgroup and their open files, from `cgroup.procs` and `/proc`.
 //!
-//! A container decides how many processes, descriptors and names there are, and its processes
-//! end at any moment: every loop here is bounded, and what is not counted to its end is absent.
-//! Only links are read, never what they lead to: a file may be on a server that is away.
+//! A container controls the number of processes, descriptors and names, and its processes end at
+//! any moment: every loop here is bounded, and an incomplete count is absent. Only links are read,
+//! never their targets: a file may be on a server that does not respond.
 
 use std::fs::File;
 use std::io::Read;
@@ -26,19 +26,19 @@ const ALL_PROCESSES: usize = 16_384;
 const ALL_DESCRIPTORS: u64 = 262_144;
 const ALL_TIME: Duration = Duration::from_secs(1);
 
-/// What is read at most of a file below `/proc/<pid>`: `stat` and `limits` are shorter.
+/// The limit of bytes of a file below `/proc/<pid>`: `stat` and `limits` are shorter.
 const TEXT: u64 = 16 << 10;
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Processes {
-    /// How many there are, threads not counted.
+    /// The number of processes, without threads.
     pub(super) count: u64,
     /// The first of them.
     pub(super) ids: Vec<u32>,
 }
 
 impl Processes {
-    /// Counts the lines of a `cgroup.procs`, however many there are; `None` without such a file.
+    /// Counts all lines of a `cgroup.procs`; `None` without such a file.
     pub(super) fn read(path: &Path) -> Option<Processes> {
         let mut file = File::open(path).ok()?;
         let mut found = Processes::default();
@@ -49,13 +49,13 @@ impl Processes {
                 Ok(0) => break,
                 Ok(length) => length,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-                // The cgroup went meanwhile.
+                // The cgroup was removed meanwhile.
                 Err(_) => return None,
             };
             for byte in block.iter().take(length) {
                 match byte {
                     b'\n' => found.take(&mut digits),
-                    // More digits than a process id has are no process id.
+                    // A process id has fewer digits.
                     _ if digits.len() < 16 => digits.push(*byte),
                     _ => {}
                 }
@@ -76,7 +76,7 @@ impl Processes {
     }
 }
 
-/// What one collection may still read.
+/// The remaining budget of one collection.
 #[derive(Debug)]
 pub(super) struct Budget {
     /// Processes whose descriptors are counted.
@@ -98,7 +98,7 @@ impl Budget {
         }
     }
 
-    /// None left, as outside of a collection with details.
+    /// An empty budget, for collections without details.
     pub(super) fn none() -> Self {
         Budget { processes: 0, starts: 0, descriptors: 0, time: Duration::ZERO }
     }
@@ -113,8 +113,8 @@ impl Default for Budget {
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Counts what all processes of a cgroup have open. Absent when there is more than is counted,
-/// or when the kernel does not let this process look.
+/// Counts the open files of all processes of a cgroup. Absent when a limit is exceeded, or when the
+/// kernel denies access.
 pub(super) fn open_files(proc: &Path, processes: &Processes, budget: &mut Budget) -> Option<OpenFiles> {
     if processes.count > PROCESSES as u64 || processes.ids.len() > budget.processes {
         return None;
@@ -141,7 +141,7 @@ fn count(proc: &Path, ids: &[u32], budget: &mut Budget, until: Instant) -> Optio
     Some(found)
 }
 
-/// `false`: too many.
+/// `false`: a limit is exceeded.
 fn open_files_of(
     proc: BorrowedFd<'_>,
     id: u32,
@@ -162,7 +162,7 @@ fn open_files_of(
         }
         budget.descriptors -= 1;
         found.descriptors += 1;
-        // One that was closed meanwhile was open, all the same.
+        // A descriptor that was closed meanwhile is counted.
         if let Ok(link) = fs::readlinkat(entries.fd()?, name, std::mem::take(&mut target)) {
             found.sockets += u64::from(link.as_bytes().starts_with(b"socket"));
             target = link.into_bytes();
@@ -172,14 +172,14 @@ fn open_files_of(
 }
 
 /// The soft limit of open descriptors of the first process of a cgroup; -1: no limit. Absent when
-/// the budget is too small to find out which process that is.
+/// the budget is too small to find this process.
 pub(super) fn files_limit(proc: &Path, processes: &Processes, budget: &mut Budget) -> Option<i64> {
     let first = first(proc, &processes.ids, budget)?;
     files_limit_in(&read(&proc.join(first.to_string()).join("limits"))?)
 }
 
-/// The one that was started first: a container's own, whatever was executed in it later. A single
-/// process needs no budget.
+/// The process that was started first: the container's own, not one that was executed in it later.
+/// A single process needs no budget.
 fn first(proc: &Path, ids: &[u32], budget: &mut Budget) -> Option<u32> {
     if let [only] = ids {
         return Some(*only);
@@ -198,7 +198,7 @@ fn earliest(proc: &Path, ids: &[u32], until: Instant) -> Option<u32> {
             return None;
         }
         let started = read(&proc.join(id.to_string()).join("stat")).and_then(|stat| started_in(&stat));
-        // One without has ended.
+        // A process without a start time has ended.
         if let Some(started) = started {
             let one = (started, *id);
             earliest = Some(earliest.map_or(one, |known: (u64, u32)| known.min(one)));
@@ -210,7 +210,7 @@ fn earliest(proc: &Path, ids: &[u32], until: Instant) -> Option<u32> {
 fn read(path: &Path) -> Option<String> {
     let mut text = Vec::new();
     File::open(path).ok()?.take(TEXT).read_to_end(&mut text).ok()?;
-    // A process may give itself a name that is no text.
+    // A process can set a name that is not UTF-8.
     Some(String::from_utf8_lossy(&text).into_owned())
 }
 
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_the_budget_is_absent_and_not_wrong() {
+    fn count_beyond_the_budget_is_absent_and_not_wrong() {
         let dir = tempfile::tempdir().unwrap();
         process(dir.path(), 70, 1, &["a", "b", "c"]);
         process(dir.path(), 71, 1, &["a"]);
@@ -284,15 +284,15 @@ mod tests {
         assert_eq!(of(&listed(&[71]), &mut Budget { processes: 0, ..whole() }), None);
         assert_eq!(of(&listed(&[71]), &mut Budget { time: Duration::ZERO, ..whole() }), None);
         assert_eq!(of(&listed(&[71]), &mut Budget::none()), None);
-        // Too many processes: none of them is read.
-        let crowd = Processes { count: PROCESSES as u64 + 1, ids: vec![71; PROCESSES] };
+        // Too many processes: the descriptors of none are read.
+        let too_many = Processes { count: PROCESSES as u64 + 1, ids: vec![71; PROCESSES] };
         let mut budget = whole();
-        assert_eq!(of(&crowd, &mut budget), None);
+        assert_eq!(of(&too_many, &mut budget), None);
         assert_eq!(budget.descriptors, ALL_DESCRIPTORS);
     }
 
     #[test]
-    fn a_hundred_thousand_processes_are_counted_and_a_thousand_remembered() {
+    fn a_hundred_thousand_processes_are_counted_and_a_thousand_stored() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cgroup.procs");
         let text: String = (1..=100_000).map(|id| format!("{id}\n")).collect();
@@ -354,7 +354,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(text: String) {
+        fn no_text_causes_a_panic(text: String) {
             let _ = started_in(&text);
             let _ = files_limit_in(&text);
         }

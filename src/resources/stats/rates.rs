@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Two samples closer to each other say little; the rate of before is kept.
+/// The rate of two samples closer than this is inexact, so the previous rate is kept.
 const CLOSEST: Duration = Duration::from_millis(100);
 
-/// A sample of before that is older than this says more about then than about now.
+/// The rate since a previous sample older than this is not the present rate.
 pub(super) const STALE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy)]
@@ -16,7 +16,7 @@ struct Point {
     rate: Option<u64>,
 }
 
-/// The last sample of every counter of the last collection, and of the one that is made.
+/// The last sample of every counter of the last collection, and of the present one.
 #[derive(Debug, Default)]
 pub(super) struct Rates {
     last: HashMap<String, Point>,
@@ -24,12 +24,12 @@ pub(super) struct Rates {
 }
 
 impl Rates {
-    /// Takes in a sample and gives the rate since the one before, if there was one.
+    /// Adds a sample and returns the rate since the previous one, if there was one.
     pub(super) fn rate(&mut self, key: &str, nanoseconds: u64, at: Instant) -> Option<u64> {
         let point = match self.last.get(key) {
-            // The same sample again, or an older one that was waited for longer.
+            // The same sample, or an older one that arrived later.
             Some(before) if at <= before.at => *before,
-            // A counter that goes back belongs to something new.
+            // A smaller value means a new counter, such as that of a new cgroup.
             Some(before) if before.nanoseconds > nanoseconds => Point { nanoseconds, at, rate: None },
             Some(before) => {
                 let elapsed = at.saturating_duration_since(before.at);
@@ -47,8 +47,8 @@ impl Rates {
         point.rate
     }
 
-    /// Whether a fresh sample is worth taking first: there is none, or only such as were
-    /// taken a moment ago, to which no rate is known.
+    /// Whether another sample should be taken first: there is none, or all are recent and have no
+    /// rate.
     pub(super) fn is_stale(&self, now: Instant) -> bool {
         !self.last.values().any(|point| {
             let age = now.saturating_duration_since(point.at);
@@ -56,7 +56,7 @@ impl Rates {
         })
     }
 
-    /// Ends a collection: what it did not ask for is forgotten.
+    /// Ends a collection: counters that had no sample in it are forgotten.
     pub(super) fn turn(&mut self) {
         self.last = std::mem::take(&mut self.next);
     }
@@ -75,13 +75,13 @@ mod tests {
         for (nanoseconds, millis, expected) in [
             (1_000_000_000, 0, None),
             (2_000_000_000, 2_000, Some(500_000_000)),
-            // Too close: as before, and the older sample stays the base.
+            // Too close: the rate is kept, and the older sample stays the base.
             (2_000_000_001, 2_050, Some(500_000_000)),
             (2_100_000_000, 3_000, Some(100_000_000)),
-            // The same answer of a runtime, shared; and an older one.
+            // The same response of a runtime, shared; and an older one.
             (2_100_000_000, 3_000, Some(100_000_000)),
             (2_000_000_000, 2_500, Some(100_000_000)),
-            // A container of that name was made again.
+            // A new container has the same name.
             (5, 4_000, None),
             (5, 5_000, Some(0)),
         ] {
@@ -89,7 +89,7 @@ mod tests {
             rates.turn();
         }
         assert!(!rates.is_stale(at(6_000)));
-        // One sample of just now gives no rate.
+        // A single recent sample gives no rate.
         let mut first = Rates::default();
         assert_eq!(first.rate("a", 1, at(0)), None);
         first.turn();

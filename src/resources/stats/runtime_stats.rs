@@ -19,7 +19,7 @@ use crate::transport::generated::{MessageField, methods, runtime};
 /// The responses of one collection, by id.
 #[derive(Debug, Default)]
 pub(super) struct RuntimeStats {
-    /// When the runtime had said it.
+    /// The time of the response.
     pub(super) at: Option<Instant>,
     pub(super) pods: BTreeMap<String, PodStats>,
     pub(super) containers: BTreeMap<String, ContainerStats>,
@@ -45,15 +45,15 @@ pub(super) struct Layer {
     pub(super) at: Option<Timestamp>,
 }
 
-/// All calls of one collection. Shorter than Prometheus waits for a page.
+/// The limit of all calls of one collection, shorter than the scrape timeout of Prometheus.
 ///
 /// DIFFERS: the Go kubelet waits for `runtimeRequestTimeout`.
 const LIMIT: Duration = Duration::from_secs(8);
 
-/// What is left for the last call when the others have used it up.
+/// The least time for the last call when the others have used up the limit.
 const LEAST: Duration = Duration::from_secs(1);
 
-/// Which numbers of pods are needed.
+/// The requested numbers of pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     /// Of pods and containers.
@@ -62,12 +62,12 @@ pub(super) enum Part {
     Layers,
 }
 
-/// What a collection asks the runtime for.
+/// The query of a collection to the runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Query {
     pub(super) pods: Option<Part>,
     pub(super) images: bool,
-    /// Those whose images are shown.
+    /// Sandboxes whose images are shown.
     pub(super) sandboxes: Vec<SandboxId>,
 }
 
@@ -77,21 +77,21 @@ impl Query {
     }
 }
 
-/// What it said.
+/// The runtime's responses to a query.
 #[derive(Debug, Default)]
 pub(super) struct Responses {
     pub(super) stats: Option<Arc<RuntimeStats>>,
     pub(super) images: Option<Result<Arc<runtime::ImageFsInfoResponse>, CriError>>,
     /// Images of sandboxes by id, as far as the runtime reports them.
     pub(super) sandbox_images: BTreeMap<String, String>,
-    /// It did not tell of pods.
+    /// The numbers of pods are missing.
     pub(super) incomplete: bool,
 }
 
-/// What a runtime can be asked for, and how long that may take. The client implements it;
-/// tests bring their own.
+/// The calls for statistics, each with a deadline. The client implements them; tests have their own
+/// implementation.
 pub trait Runtime: Send + Sync {
-    /// Of pods with their containers.
+    /// Statistics of pods with their containers.
     fn pod_stats(&self, within: Duration) -> Result<Vec<runtime::PodSandboxStats>, CriError>;
     /// Of containers.
     fn container_stats(&self, within: Duration) -> Result<Vec<runtime::ContainerStats>, CriError>;
@@ -119,15 +119,15 @@ impl Runtime for (RuntimeClient, ImageClient) {
     }
 }
 
-/// The runtime, asked once for all who need the same.
+/// Queries to the runtime, shared by all callers with the same query.
 pub(super) struct RuntimeQueries {
     runtime: Box<dyn Runtime>,
     pods: Flight<RuntimeStats>,
     containers: Flight<RuntimeStats>,
     images: Flight<runtime::ImageFsInfoResponse>,
-    /// It does not know the call by pod.
+    /// The runtime does not support statistics by pod.
     pods_refused: AtomicBool,
-    /// The images of sandboxes that were asked for, empty if not reported; they never change.
+    /// The images of sandboxes that were requested, empty if not reported; they never change.
     sandbox_images: Mutex<BTreeMap<String, String>>,
 }
 
@@ -138,7 +138,7 @@ impl RuntimeQueries {
         RuntimeQueries { runtime, pods, containers, images, pods_refused, sandbox_images }
     }
 
-    /// Asks for what is needed. Holds no lock of the collector, for a runtime may hang.
+    /// Sends the query. Holds no lock of the collector, as a runtime may hang.
     pub(super) fn ask(&self, need: &Query) -> Responses {
         let until = Instant::now() + LIMIT;
         let images = need.images.then(|| {
@@ -152,8 +152,8 @@ impl RuntimeQueries {
         Responses { stats: stats.and_then(Result::ok), images, sandbox_images, incomplete }
     }
 
-    /// Asks for those that are not known yet, one by one; the first failure ends that until the
-    /// next collection.
+    /// Requests the unknown images one by one; the first failure ends this until the next
+    /// collection.
     fn sandbox_images(&self, wanted: &[SandboxId], until: Instant) -> BTreeMap<String, String> {
         let known = || self.sandbox_images.lock().unwrap_or_else(PoisonError::into_inner);
         let open: Vec<&SandboxId> = {
@@ -178,7 +178,7 @@ impl RuntimeQueries {
         known().clone()
     }
 
-    /// How many wait for a call by container.
+    /// The number of callers that wait for statistics by container.
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
         self.containers.waiting()
@@ -243,7 +243,7 @@ fn numbers(cpu: &runtime::CpuUsage, memory: &runtime::MemoryUsage, io: &runtime:
         usage: value(&memory.usage_bytes),
         working_set: value(&memory.working_set_bytes),
         rss: value(&memory.rss_bytes),
-        // Of no limit runtimes say 0, or how far it is to the largest number.
+        // Without a limit runtimes report 0, or the difference to the largest number.
         available: value(&memory.available_bytes).filter(|left| (1..=1 << 62).contains(left)),
         faults: value(&memory.page_faults),
         major_faults: value(&memory.major_page_faults),
@@ -286,12 +286,12 @@ fn time(nanoseconds: i64) -> Option<Timestamp> {
     (nanoseconds > 0).then(|| Timestamp::from_nanosecond(nanoseconds.into()).ok()).flatten()
 }
 
-/// File systems that were read in this collection: most layers are on one.
+/// File systems that were read in this collection, as most layers are on the same one.
 #[derive(Debug, Default)]
 pub(super) struct Disks(BTreeMap<PathBuf, Option<DiskSpace>>);
 
 impl Disks {
-    /// The sizes of the file system at `place`, with what is used of it.
+    /// The sizes of the file system at `place`, with the given use.
     pub(super) fn part(&mut self, place: &Path, bytes: Option<u64>, inodes: Option<u64>) -> FileSystem {
         let found = *self.0.entry(place.to_owned()).or_insert_with(|| disk::space(place).ok());
         let sizes = found.as_ref().map(space::sizes).unwrap_or_default();
@@ -305,7 +305,7 @@ impl Disks {
     }
 }
 
-/// The file systems of images and, where it is another, of writable layers.
+/// The file systems of images and, if it differs, of writable layers.
 pub(super) fn image_file_systems(
     answer: &runtime::ImageFsInfoResponse,
     disks: &mut Disks,

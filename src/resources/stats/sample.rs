@@ -1,17 +1,17 @@
-//! What a collection finds, free of where it came from.
+//! The result of a collection, independent of the source of the numbers.
 
 use jiff::Timestamp;
 
 use crate::model::ids::PodUid;
 
-/// Part of the time in which tasks waited for one resource, in percent of the last 10 s, 60 s
-/// and 300 s.
+/// Pressure: the time in which tasks waited for one resource, in percent of the last 10 s, 60 s and
+/// 300 s.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Share {
     pub avg10: f64,
     pub avg60: f64,
     pub avg300: f64,
-    /// All of it, in microseconds, as the kernel counts.
+    /// The total of this time, in microseconds.
     pub total: u64,
 }
 
@@ -23,7 +23,7 @@ pub struct Pressure {
     pub some: Share,
 }
 
-/// What a cgroup, or the runtime for a container, says. Whatever is not known is absent.
+/// The numbers of a cgroup, or of a container from the runtime. Unknown ones are absent.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Numbers {
     pub at: Timestamp,
@@ -32,11 +32,11 @@ pub struct Numbers {
     /// Processor time per second, in nanoseconds, between the last two samples.
     pub rate: Option<u64>,
     pub usage: Option<u64>,
-    /// Memory that cannot be taken away easily.
+    /// Memory that cannot be reclaimed easily.
     pub working_set: Option<u64>,
-    /// Memory that no file backs.
+    /// Anonymous memory.
     pub rss: Option<u64>,
-    /// What may still be used; absent without a limit.
+    /// Bytes that may still be used; absent without a limit.
     pub available: Option<u64>,
     pub faults: Option<u64>,
     /// Page faults that read from a disk.
@@ -49,13 +49,13 @@ pub struct Numbers {
     pub cpu_pressure: Option<Pressure>,
     pub memory_pressure: Option<Pressure>,
     pub io_pressure: Option<Pressure>,
-    /// More of the cgroup, where that was asked for.
+    /// Details of the cgroup, if they were requested.
     pub details: Option<Box<Details>>,
 }
 
 impl Numbers {
-    /// Adds what another part of the same pod uses. What may still be used is not the sum of the
-    /// parts: one without a limit is enough for there to be none.
+    /// Adds what another part of the same pod uses. The available memory is not the sum of the
+    /// parts: if one part has no limit, the pod has none.
     pub(super) fn add(&mut self, other: &Numbers) {
         let sum = |mine: &mut Option<u64>, theirs: Option<u64>| {
             *mine = match (*mine, theirs) {
@@ -76,7 +76,7 @@ impl Numbers {
     }
 }
 
-/// What only `/metrics/cadvisor` shows.
+/// Numbers that only `/metrics/cadvisor` shows.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Details {
     /// The cgroup's path below the root of its tree.
@@ -101,32 +101,32 @@ pub struct Details {
     /// Weight, in shares of which 1024 are one processor.
     pub shares: Option<u64>,
     pub cache: Option<u64>,
-    /// Of the cache, what is mapped.
+    /// Mapped bytes of the page cache.
     pub mapped: Option<u64>,
-    /// Of the cache, what was used lately.
+    /// Recently used bytes of the page cache.
     pub active_file: Option<u64>,
-    /// Of the cache, what was not used lately.
+    /// Bytes of the page cache that were not used recently.
     pub inactive_file: Option<u64>,
-    /// Memory of the kernel's own, in bytes.
+    /// Kernel memory, in bytes.
     pub kernel: Option<u64>,
-    /// The most memory that was in use.
+    /// Peak of the memory use.
     pub peak: Option<u64>,
-    /// How often the limit was hit.
+    /// Number of times that the limit was reached.
     pub failures: Option<u64>,
     /// The limit of memory; 0: none.
     pub memory_limit: Option<u64>,
     /// The limit of memory and swap (version 1) or of swap (version 2); 0: none.
     pub swap_limit: Option<u64>,
-    /// Memory that is kept for it; 0: none.
+    /// The soft limit of memory; 0: none.
     pub reservation: Option<u64>,
     /// Processes that were killed because memory ran out.
     pub oom_kills: Option<u64>,
     pub threads: Option<u64>,
-    /// How many threads there may be; 0: no limit.
+    /// The limit of threads; 0: none.
     pub threads_max: Option<u64>,
-    /// What its processes have open.
+    /// Open files of its processes.
     pub open: Option<OpenFiles>,
-    /// Descriptors that its first process may have; -1: no limit.
+    /// The limit of descriptors of its first process; -1: none.
     pub files_limit: Option<i64>,
     pub disks: Vec<DiskTraffic>,
 }
@@ -141,9 +141,9 @@ pub struct OpenFiles {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counted {
     Bytes,
-    /// Requests that were served.
+    /// Completed requests.
     Served,
-    /// Requests that were joined to others.
+    /// Requests that were merged with others.
     Merged,
     Queued,
     /// Nanoseconds of service.
@@ -167,16 +167,16 @@ pub enum Operation {
     Sync,
     /// The others.
     Async,
-    /// Blocks given back.
+    /// Discarded blocks.
     Discard,
     /// The sum of reads, writes and discards.
     Total,
-    /// Without a distinction.
+    /// All requests, in statistics without operations.
     Count,
 }
 
 impl Operation {
-    /// As version 1 writes it, and as it is exported.
+    /// The name in cgroup version 1 and in the metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Operation::Read => "Read",
@@ -199,8 +199,8 @@ pub struct DiskTraffic {
 }
 
 impl DiskTraffic {
-    /// A number; absent when the kernel does not count in this way, 0 when it counts other
-    /// operations only.
+    /// A number; absent when the kernel has no such counter, 0 when it counts other operations
+    /// only.
     pub fn get(&self, what: Counted, operation: Operation) -> Option<u64> {
         let mut counted = self.counts.iter().filter(|(one, ..)| *one == what).peekable();
         counted.peek()?;
@@ -229,11 +229,11 @@ pub struct Network {
     pub interfaces: Vec<Interface>,
 }
 
-/// A file system, or what something uses of it.
+/// A file system, or the use of it by a pod, a container or a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FileSystem {
     pub at: Timestamp,
-    /// Bytes left to ordinary users.
+    /// Bytes available to unprivileged users.
     pub available: Option<u64>,
     pub capacity: Option<u64>,
     pub used: Option<u64>,
@@ -271,7 +271,7 @@ pub struct SandboxUse {
     pub numbers: Numbers,
 }
 
-/// A pod of which something runs.
+/// A pod with a running sandbox or container.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PodUse {
     pub uid: PodUid,
@@ -284,11 +284,11 @@ pub struct PodUse {
     pub network: Option<Network>,
     pub containers: Vec<ContainerUse>,
     pub volumes: Vec<VolumeUse>,
-    /// What it takes of the node's own file system.
+    /// Its use of the node's file system.
     pub local_storage: Option<FileSystem>,
 }
 
-/// A part of the node beside the pods.
+/// A part of the node's processes, such as the runtime.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SystemUse {
     /// `kubelet`, `runtime`, `misc`, `pods`.
@@ -315,20 +315,19 @@ pub struct NodeUse {
     pub system: Vec<SystemUse>,
     pub fs: Option<FileSystem>,
     pub image_fs: Option<FileSystem>,
-    /// The file system with writable layers, where it is another one.
+    /// The file system with writable layers, if it differs from that of images.
     pub container_fs: Option<FileSystem>,
     pub processes: Option<ProcessLimit>,
-    /// All file systems of the machine, where the details were asked for.
+    /// All file systems of the machine, if the details were requested.
     pub file_systems: Vec<MountedDisk>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MountedDisk {
-    /// The device, or what stands for it: the directory of a tmpfs, a name with both numbers
-    /// of an overlay.
+    /// The device; for a tmpfs its directory, for an overlay a name with both device numbers.
     pub device: String,
     pub space: FileSystem,
-    /// What the disk below it has done; zeros for a file system without one.
+    /// Counters of its disk; zeros for a file system without one.
     pub traffic: DiskCounters,
 }
 
@@ -354,6 +353,6 @@ pub struct DiskCounters {
 pub struct Snapshot {
     pub node: NodeUse,
     pub pods: Vec<PodUse>,
-    /// Whether something could not be found out that should be there.
+    /// Whether expected numbers are missing.
     pub incomplete: bool,
 }

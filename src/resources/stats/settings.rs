@@ -1,4 +1,4 @@
-//! What the collector is made with.
+//! Settings and dependencies of the collector.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,12 +13,12 @@ use crate::model::runtime::{ListedPod, PodRuntime};
 use crate::resources::Roots;
 use crate::resources::cgroups::Cgroups;
 
-/// A volume of a pod, as far as its fullness goes.
+/// A volume of a pod, with what is needed to compute its use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeAt {
     pub name: String,
     pub path: PathBuf,
-    /// Whether its content is counted file by file; else the file system tells.
+    /// Whether its use is the sum of its files; else it is that of the file system.
     pub walk: bool,
     /// Whether it counts as the pod's local storage.
     pub ephemeral: bool,
@@ -42,11 +42,11 @@ pub struct Settings {
 }
 
 pub type ListPods = dyn Fn() -> Arc<BTreeMap<PodUid, ListedPod>> + Send + Sync;
-/// The last look at a pod.
+/// Returns the last inspection of a pod.
 pub type LookAtPod = dyn Fn(&PodUid) -> Option<Arc<PodRuntime>> + Send + Sync;
-/// The bytes of memory that a pod may use in all, if all of its containers are limited.
+/// Returns the sum of a pod's memory limits in bytes, if all of its containers have one.
 pub type LimitOfPod = dyn Fn(&PodUid) -> Option<u64> + Send + Sync;
-/// The volumes of a pod that are mounted.
+/// Returns the mounted volumes of a pod.
 pub type ListVolumes = dyn Fn(&PodUid) -> Vec<VolumeAt> + Send + Sync;
 
 pub struct Deps {

@@ -1,4 +1,4 @@
-//! How full file systems are, and what a directory takes of one.
+//! The use of file systems, and of a file system by a directory.
 
 use std::collections::HashSet;
 use std::ffi::CStr;
@@ -14,17 +14,17 @@ use crate::model::log_line::LOG_LEVELS;
 use crate::resources::disk::{self, DiskSpace};
 use crate::util::untrusted;
 
-/// Directories that are open at once. What lies deeper is not counted.
+/// The limit of open directories. Deeper ones are not counted.
 const DEPTH: usize = 64;
 
-/// Files with several names that are remembered, so that they count once.
+/// The limit of stored files with several names, each of which counts once.
 const LINKED: usize = 10_000;
 
-/// Links to directories are not followed: any container may have made them.
+/// Links to directories are not followed: a container may have made them.
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// What lies below a directory.
+/// The content of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Content {
     pub(super) bytes: u64,
@@ -52,8 +52,8 @@ pub(super) fn sizes(found: &DiskSpace) -> FileSystem {
     }
 }
 
-/// Counts a directory with all that is below it on the same file system; `None` when it is
-/// not there, or when it is not done by `until`.
+/// Counts a directory with all that is below it on the same file system; `None` when it does not
+/// exist, or when the count exceeds `until`.
 pub(super) fn content(path: &Path, until: Instant) -> Option<Content> {
     let top = untrusted::directory(path, LOG_LEVELS).ok()?;
     let own = fs::fstat(&top).ok()?;

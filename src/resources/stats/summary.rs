@@ -18,7 +18,7 @@ fn set(object: &mut Object, name: &str, value: impl Into<Value>) {
     object.insert(name.to_owned(), value.into());
 }
 
-/// What is not known is left out.
+/// Unknown numbers are left out.
 fn put<T: Into<Value>>(object: &mut Object, name: &str, value: Option<T>) {
     if let Some(value) = value {
         set(object, name, value);

@@ -17,25 +17,25 @@ use crate::util::stop::StopToken;
 use crate::util::tree::{self, Leftover};
 use crate::util::untrusted::{self, Place};
 
-/// The longest file name that ext4 takes.
+/// The longest file name of ext4.
 const MAX_NAME: usize = 255;
 
 /// Entries of one directory that a round reads: far more than a node has, as a pod that can
 /// write there may make any number. The rest is for a later round.
 const ENTRIES: usize = 100_000;
 
-/// What is in the two directories, as far as it may have to go.
+/// The entries of the two directories that may have to be removed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LogTree {
     /// Names of pod directories, with the UID in each.
     pub pod_dirs: Vec<(String, PodUid)>,
-    /// Names of links that lead nowhere, with the container id in each, or its beginning.
+    /// Names of dangling links, with the container id in each, or its beginning.
     pub dangling_links: Vec<(String, ContainerId)>,
 }
 
 impl LogTree {
-    /// Reads both directories. One that is missing is empty; any other failure is a
-    /// problem, and the rest counts.
+    /// Reads both directories. One that is missing is empty; any other failure is returned, with
+    /// the entries that could be read.
     pub(super) fn read(pod_logs: &Path, container_logs: &Path) -> (LogTree, Vec<String>) {
         let mut problems = Vec::new();
         let mut names = |dir: &Path| {
@@ -68,7 +68,7 @@ pub fn legacy_link_name(pod: &str, namespace: &str, container: &str, id: &Contai
     name + SUFFIX
 }
 
-/// The directory of a pod's logs, below the directory of all.
+/// The directory of a pod's logs, below the directory of all logs.
 pub(super) fn pod_dir_name(namespace: &str, pod: &str, uid: &PodUid) -> String {
     format!("{namespace}_{pod}_{uid}")
 }
@@ -82,7 +82,7 @@ fn pod_uid(dir: &str) -> Option<PodUid> {
 
 fn container_id(link: &str) -> Option<ContainerId> {
     let (_, id) = link.strip_suffix(".log")?.rsplit_once('-')?;
-    // Shorter ones are no ids of any runtime.
+    // Ids of runtimes are longer.
     (id.len() >= 6).then(|| ContainerId::from(id))
 }
 
@@ -96,31 +96,31 @@ fn list(dir: &Path) -> io::Result<Vec<String>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
-    // Names that are not UTF-8 are none of ours.
+    // The agent makes no names that are not UTF-8.
     let name = |entry: io::Result<fs::DirEntry>| entry.map(|entry| entry.file_name().into_string().ok());
     entries.take(ENTRIES).filter_map(|entry| name(entry).transpose()).collect()
 }
 
 /// Removes `<log>` and everything whose name begins with it: its rotated files.
 ///
-/// DIFFERS: links in the place of the pod's directories are not followed, as upstream does: they
+/// DIFFERS: unlike upstream, links at the paths of the pod's directories are not followed: they
 /// could lead to the logs of another pod.
 pub(super) fn remove_with_rotated(log: &Path, stop: &StopToken) -> io::Result<()> {
     let place = match Place::find(log, LOG_LEVELS) {
         Ok(place) => place,
-        // It is gone, or something that is no directory of logs.
+        // It does not exist, or is not a directory of logs.
         Err(error) if is_no_directory(&error) => return Ok(()),
         Err(error) => return Err(error),
     };
     for entry in Dir::read_from(place.dir())? {
         if stop.is_stopped() {
-            // Its container has to stay: without it these files would not be collected later.
+            // The container must not be removed: without it these files would never be removed.
             return Err(io::ErrorKind::Interrupted.into());
         }
         let entry = entry?;
         if entry.file_name().to_bytes().starts_with(place.name().as_bytes()) {
             match unlinkat(place.dir(), entry.file_name(), AtFlags::empty()) {
-                // A directory is no log; it goes with the pod's.
+                // A directory is no log; it is removed with the pod's directory.
                 Ok(()) | Err(Errno::NOENT | Errno::ISDIR | Errno::PERM) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -134,7 +134,7 @@ fn is_no_directory(error: &io::Error) -> bool {
     matches!(errno, Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP))
 }
 
-/// Removes a file or a link, not what it leads to. Gone is fine.
+/// Removes a file or a link, not its target. A missing one is no error.
 pub(super) fn remove_link(path: &Path) -> io::Result<()> {
     gone_is_fine(fs::remove_file(path))
 }
@@ -148,7 +148,7 @@ pub(super) fn remove_tree(parent: &Path, name: &str, stop: &StopToken) -> io::Re
     };
     let name = CString::new(name)?;
     match unlinkat(&parent, &*name, AtFlags::empty()) {
-        // A link or a file in the place of the directory.
+        // There is a link or a file instead of the directory.
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
         Err(Errno::ISDIR | Errno::PERM) => {}
         Err(errno) => return Err(errno.into()),
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn links_in_the_place_of_directories_cost_no_other_pod_its_logs() {
+    fn links_instead_of_directories_remove_no_logs_of_other_pods() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let never = StopToken::never();
@@ -249,9 +249,9 @@ mod tests {
         assert_eq!(fs::read_to_string(at("ns_other_u2/c/0.log")).unwrap(), "x");
     }
 
-    /// Each level of a recursion takes stack; a container makes as many levels as it likes.
+    /// Recursion would take stack for each level, and a container can make any number of levels.
     #[test]
-    fn the_depth_of_a_log_directory_is_no_obstacle() {
+    fn log_directory_of_any_depth_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let mut level = untrusted::directory(dir.path(), 0).unwrap();
         for _ in 0..20_000 {

@@ -1,9 +1,9 @@
 //! Clean-up at the runtime: dead containers, old sandboxes, and the logs of both
 //! (Go: kuberuntime_gc.go, pod_container_deletor.go).
 //!
-//! `plan` decides from lists, without a call; this file carries the plan out, goes on
-//! after a failure, and removes nothing that a failed step before it still needs.
-//! Called by the thread `clean` every minute.
+//! `plan` decides from lists, without a call; this file executes the plan, continues after a
+//! failure, and removes nothing that a failed step before it still needs. Called by the thread
+//! `clean` every minute.
 
 mod log_tree;
 mod plan;
@@ -25,7 +25,7 @@ use crate::util::stop::StopToken;
 pub use log_tree::{LogTree, legacy_link_name};
 pub use plan::{Inputs, Instance, PodStanding, Policy, Removal, Scope, plan};
 
-/// Where logs are, and how much is kept.
+/// The directories of logs, and the policy.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// `podLogsDir`: one directory per pod.
@@ -39,19 +39,19 @@ pub struct Settings {
 pub trait Remover {
     type Error: Error;
 
-    /// Stops a container of which the runtime does not know whether it runs.
+    /// Stops a container whose state is unknown to the runtime.
     fn stop_container(&self, id: &ContainerId, grace: Duration, stop: &StopToken) -> Result<(), Self::Error>;
 
     /// Removes a container's record and its file system.
     fn remove_container(&self, id: &ContainerId) -> Result<(), Self::Error>;
 
-    /// Stops what is left of a sandbox, its network above all.
+    /// Stops a sandbox, which also removes its network.
     fn stop_sandbox(&self, id: &SandboxId) -> Result<(), Self::Error>;
 
     fn remove_sandbox(&self, id: &SandboxId) -> Result<(), Self::Error>;
 }
 
-/// Calls end at once when the client's own stop token says so.
+/// The client's stop token cancels calls immediately.
 impl Remover for RuntimeClient {
     type Error = CriError;
 
@@ -78,7 +78,7 @@ pub struct Collected {
     pub sandboxes: usize,
     /// Log directories and dangling links removed.
     pub log_entries: usize,
-    /// What failed, one sentence each; the next round tries again.
+    /// Failures, one sentence each; the next round retries.
     pub problems: Vec<String>,
 }
 
@@ -94,9 +94,9 @@ impl<R: Remover> Collector<R> {
         Collector { settings, runtime, events }
     }
 
-    /// One round over everything that the runtime and the log directories hold.
-    /// `standing` tells what the agent thinks of a pod; while `sources_ready` is false no
-    /// pod counts as gone. Failures are raised as one event on the node.
+    /// Cleans up all pods in the runtime and in the log directories. `standing` returns the agent's
+    /// view of a pod; while `sources_ready` is false no pod counts as removed. Failures are raised
+    /// as one event on the node.
     pub fn collect(
         &self,
         listed: &BTreeMap<PodUid, ListedPod>,
@@ -109,7 +109,7 @@ impl<R: Remover> Collector<R> {
         let (logs, problems) = LogTree::read(&self.settings.pod_logs_dir, &self.settings.container_logs_dir);
         let inputs =
             Inputs { listed, standing, sources_ready, scope, policy: self.settings.policy, logs: &logs, now };
-        // A removal takes its time, and a pod may have come back meanwhile.
+        // A removal takes time, and the pod may have been created again meanwhile.
         let still_gone = |uid: &PodUid| plan::is_gone(&inputs, uid);
         let mut collected = self.remove(&plan(&inputs), &still_gone, stop);
         collected.problems.extend(problems);
@@ -120,8 +120,8 @@ impl<R: Remover> Collector<R> {
         collected
     }
 
-    /// Log directories go only while `still_gone` says so of their pods: its new containers
-    /// write into the same one.
+    /// Log directories are removed only while `still_gone` is true for their pods: containers of a
+    /// pod that was created again use the same one.
     fn remove(
         &self,
         removals: &[Removal],
@@ -201,7 +201,7 @@ impl<R: Remover> Collector<R> {
     }
 }
 
-/// What must stay because a step before it failed.
+/// What must not be removed because an earlier step failed.
 #[derive(Default)]
 struct Kept<'a> {
     sandboxes: BTreeSet<&'a SandboxId>,

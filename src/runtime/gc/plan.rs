@@ -1,4 +1,4 @@
-//! What has to go, as data. Pure.
+//! The containers, sandboxes and logs to remove, as data. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::model::runtime::{ContainerState, ListedContainer, ListedPod, SandboxS
 
 /// No container gets less time to stop than this.
 const MIN_GRACE: Duration = Duration::from_secs(2);
-/// A list may be this much younger than the time that it is judged by.
+/// A list may be newer than `now` by this time.
 const SKEW: jiff::SignedDuration = jiff::SignedDuration::from_secs(60);
 /// How many dead containers are kept (three deprecated flags, still valid).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,14 +32,14 @@ impl Default for Policy {
     }
 }
 
-/// What the agent thinks of a pod.
+/// The agent's view of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodStanding {
-    /// It should run, or be brought to its end.
+    /// It should run, or is being stopped.
     Wanted,
     /// It has ended by itself and is still shown: its last containers stay for their logs.
     Finished,
-    /// It was deleted or evicted and has ended: everything of it may go.
+    /// It was deleted or evicted and has ended: all of it may be removed.
     Terminated,
     /// No source has it.
     Unknown,
@@ -47,17 +47,17 @@ pub enum PodStanding {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// What the policy says.
+    /// Dead containers according to the policy.
     Policy,
-    /// Everything that no running pod needs: the disk is nearly full.
+    /// Everything that no running pod needs, as the disk is nearly full.
     Everything,
 }
 
-/// What a plan is made from.
+/// The inputs of a plan.
 pub struct Inputs<'a> {
     pub listed: &'a BTreeMap<PodUid, ListedPod>,
     pub standing: &'a dyn Fn(&PodUid) -> PodStanding,
-    /// Whether every source of pods has spoken: before that no pod counts as gone.
+    /// Whether every source has reported its pods: before that no pod counts as removed.
     pub sources_ready: bool,
     pub scope: Scope,
     pub policy: Policy,
@@ -71,7 +71,7 @@ pub struct Instance {
     pub pod: PodUid,
     pub id: ContainerId,
     pub sandbox: SandboxId,
-    /// Its log below the directory of all pod logs; `None` if its names make no path.
+    /// Its log below the directory of all pod logs; `None` if its names are not valid in a path.
     pub log: Option<PathBuf>,
     /// The name of its link in the directory of links; `None` likewise.
     pub link: Option<String>,
@@ -88,7 +88,7 @@ pub enum Removal {
         pod: PodUid,
         id: SandboxId,
     },
-    /// The log directory of a pod that is gone.
+    /// The log directory of a removed pod.
     LogDirectory {
         pod: PodUid,
         name: String,
@@ -98,8 +98,7 @@ pub enum Removal {
     },
 }
 
-/// Decides what goes, in an order in which it can go: containers, then their sandboxes,
-/// then logs.
+/// Decides what to remove, in a possible order: containers, then their sandboxes, then logs.
 pub fn plan(inputs: &Inputs<'_>) -> Vec<Removal> {
     let doomed = containers(inputs);
     let goes: BTreeSet<&ContainerId> = doomed.iter().map(|(_, container)| &container.id).collect();
@@ -138,7 +137,7 @@ pub fn plan(inputs: &Inputs<'_>) -> Vec<Removal> {
         .map(|container| &container.id)
         .collect();
     for (name, id) in &inputs.logs.dangling_links {
-        // A long name may have lost the end of the id.
+        // In a long name the end of the id may be cut off.
         if !alive
             .range::<&ContainerId, _>(id..)
             .next()
@@ -156,7 +155,7 @@ type Unit<'a> = Vec<(&'a ListedPod, &'a ListedContainer)>;
 fn containers<'a>(inputs: &Inputs<'a>) -> Unit<'a> {
     let min_age = jiff::SignedDuration::try_from(inputs.policy.min_age).unwrap_or(jiff::SignedDuration::MAX);
     let newest_to_go = inputs.now.saturating_sub(min_age).unwrap_or(Timestamp::MIN);
-    // What seems to be made later was made before the clock was set back.
+    // A later creation time means that the clock was set back.
     // DIFFERS: the Go kubelet keeps it until the clock has come as far again.
     let future = inputs.now.saturating_add(SKEW).unwrap_or(Timestamp::MAX);
     let mut doomed = Vec::new();
@@ -166,8 +165,8 @@ fn containers<'a>(inputs: &Inputs<'a>) -> Unit<'a> {
         let everything = content_goes(inputs, &pod.uid);
         for container in &pod.containers {
             let old = container.created_at.is_none_or(|created| created <= newest_to_go || created > future);
-            // DIFFERS: the Go kubelet counts a container that is about to be started among
-            // the dead ones, and so may remove the one whose end the status has to tell.
+            // DIFFERS: the Go kubelet counts a container that is about to be started among the dead
+            // ones, and so may remove the one whose termination the status has to show.
             let starting = !everything && is_about_to_start(pod, container);
             if container.state != ContainerState::Running && old && !starting {
                 of_pod.entry(&container.name).or_default().push((pod, container));
@@ -192,7 +191,8 @@ fn containers<'a>(inputs: &Inputs<'a>) -> Unit<'a> {
                 doomed.extend(cut(unit, share));
             }
             let mut rest: Unit<'a> = units.into_iter().flatten().collect();
-            // One clock for containers of different names, whatever it has seen.
+            // Containers of different names have no common attempt number, so the creation time
+            // decides.
             rest.sort_by(|(_, a), (_, b)| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
             doomed.extend(cut(&mut rest, most));
         }
@@ -206,7 +206,7 @@ fn is_about_to_start(pod: &ListedPod, container: &ListedContainer) -> bool {
         && !pod.containers.iter().any(|other| other.name == container.name && age(other) > age(container))
 }
 
-/// What orders the instances of one name; the attempt first: clocks are set back.
+/// The sort key of instances of one name. The attempt is first, as clocks can be set back.
 fn age(container: &ListedContainer) -> (u32, Option<Timestamp>) {
     (container.attempt, container.created_at)
 }
@@ -246,8 +246,8 @@ fn instance(pod: &ListedPod, container: &ListedContainer) -> Instance {
     }
 }
 
-/// Names come from labels at the runtime, which others can write, too: where one is no
-/// plain path element, no log is touched.
+/// Names come from labels in the runtime, which other clients can write, too: if one is not a plain
+/// path element, no log is removed.
 fn log_path(namespace: &str, pod: &str, uid: &PodUid, container: &str, restarts: u32) -> Option<PathBuf> {
     let dir = log_tree::pod_dir_name(namespace, pod, uid);
     let plain = |name: &str| !name.contains('/') && !matches!(name, "" | "." | "..");

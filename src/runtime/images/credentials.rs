@@ -16,15 +16,15 @@ use crate::util::untrusted;
 
 /// The files are read again after this time.
 const FRESH: Duration = Duration::from_secs(300);
-/// As large as a Secret may be.
+/// The largest size of a Secret.
 const FILE_LIMIT: u64 = 1 << 20;
-/// The longest name of a host (RFC 1035, 2.3.4). A longer key is that of no registry.
+/// The longest name of a host (RFC 1035, 2.3.4). A longer key matches no registry.
 /// DIFFERS: upstream matches keys of any length.
 const MAX_HOST: usize = 253;
-/// Registries that one file, Secret or answer of a program may name. Each costs a comparison at
-/// every pull; honest ones name a few. DIFFERS: upstream takes any number.
+/// The limit of registries in one file, Secret or response of a program. Each is compared at every
+/// pull; usually there are a few. DIFFERS: upstream has no limit.
 pub(super) const MAX_ENTRIES: usize = 1_000;
-/// Key of the registry that names without a host mean.
+/// Key of the default registry, for names without a host.
 const DEFAULT_REGISTRY: &str = "index.docker.io";
 
 /// A user name and password for a registry.
@@ -32,7 +32,7 @@ const DEFAULT_REGISTRY: &str = "index.docker.io";
 pub(super) struct Credential {
     pub(super) username: String,
     pub(super) password: String,
-    /// The Secret it is from; `None`: it is the node's own.
+    /// Its Secret; `None`: it is the node's own.
     pub(super) secret: Option<Arc<PullSecret>>,
 }
 
@@ -42,7 +42,7 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// A user as files and programs write it.
+/// An entry in the format of files and programs.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 pub(super) struct Entry {
@@ -60,9 +60,9 @@ pub(super) struct DockerConfig {
 /// Credentials by key: host, port and path.
 pub(super) type Index = BTreeMap<String, Vec<Credential>>;
 
-/// What the files say, read again now and then.
+/// The entries of the files, which are read again regularly.
 pub(super) struct Keyring {
-    /// `config.json` files, then legacy `.dockercfg` files; the first that can be read counts.
+    /// `config.json` files, then legacy `.dockercfg` files; the first that can be read is used.
     files: [Vec<PathBuf>; 2],
     cache: Mutex<Option<(Instant, Index)>>,
 }
@@ -82,7 +82,7 @@ impl Keyring {
         }
     }
 
-    /// Credentials that may be right for `image`, the most specific first.
+    /// Credentials that match `image`, the most specific first.
     pub(super) fn for_image(&self, image: &str, now: Instant) -> Vec<Credential> {
         let cached = || self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((read, index)) = &*cached()
@@ -127,7 +127,7 @@ impl Keyring {
                             log::warn!("cannot use registry credentials in {}: {error}", file.display());
                         }
                     },
-                    // The decoder's own words may quote the file, and with it a password.
+                    // The decoder's message may contain a part of the file, such as a password.
                     Err(error) => log::warn!(
                         "cannot use registry credentials in {}: line {}, column {} is not what is expected",
                         file.display(),
@@ -196,7 +196,7 @@ fn normal_key(key: &str) -> String {
     if path.is_empty() { host.to_owned() } else { format!("{host}/{path}") }
 }
 
-/// What may be right for `image`, the most specific first.
+/// The credentials that match `image`, the most specific first.
 pub(super) fn lookup(index: &Index, image: &str) -> Vec<Credential> {
     let (domain, rest) = split_domain(image);
     let mut found = Vec::new();
@@ -218,7 +218,7 @@ pub(super) fn lookup(index: &Index, image: &str) -> Vec<Credential> {
 pub(super) fn key_matches(key: &str, domain: &str, path: &str) -> bool {
     let (key_domain, key_path) = domain_of(key);
     let ((key_host, key_port), (host, port)) = (split_port(key_domain), split_port(domain));
-    // What is longer is no host, and would only cost time.
+    // Longer texts are no host, and would take time.
     if key_host.len() > MAX_HOST || host.len() > MAX_HOST {
         return false;
     }
@@ -233,7 +233,7 @@ pub(super) fn key_matches(key: &str, domain: &str, path: &str) -> bool {
 /// mismatch only the last `*` gets one more byte, as it could take what an earlier one leaves.
 fn glob(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at, mut seen) = (0, 0);
-    // Behind the last star, and how much of the text is before and in it.
+    // The position after the last star, and the length of the text before and in it.
     let mut star: Option<(usize, usize)> = None;
     while let Some(got) = text.get(seen) {
         match pattern.get(at) {
@@ -296,9 +296,9 @@ mod tests {
         }
     }
 
-    /// What the pattern means, told in another way: each star takes each length.
+    /// A reference implementation: each star matches each length.
     fn matches_plainly(pattern: &[u8], text: &[u8]) -> bool {
-        // Which beginnings of the text the pattern so far covers.
+        // The prefixes of the text that the pattern so far matches.
         let mut covered = vec![false; text.len() + 1];
         covered[0] = true;
         for want in pattern {
@@ -321,7 +321,7 @@ mod tests {
         }
     }
 
-    /// One Secret, one image: neither the stack nor the time of all pods.
+    /// One Secret and one image must not use up the stack or much time.
     #[test]
     fn hostile_patterns_cost_neither_stack_nor_time() {
         let image = format!("{}.b/x", "a".repeat(250));
@@ -338,7 +338,7 @@ mod tests {
             });
             assert_eq!(found, usize::from(pattern == "*".repeat(200)), "{}", pattern.len());
         }
-        // A whole Secret of the worst.
+        // A Secret full of the slowest patterns.
         let worst = move |n: usize| (format!("{}{n:04}.b", "*a".repeat(100)), user());
         let found =
             unblocked(move || lookup(&index((0..MAX_ENTRIES).map(worst).collect()).unwrap(), &image).len());

@@ -20,7 +20,7 @@ use crate::util::threads::Stack;
 
 /// The largest Secret.
 const SECRET_BYTES: usize = 1 << 20;
-/// gRPC takes 16 MiB; what counts here is how the cost grows.
+/// gRPC allows 16 MiB; a smaller size shows how the cost grows.
 const RESPONSE_BYTES: usize = 4 << 20;
 
 pub(in crate::runtime) fn targets() -> Vec<Target> {

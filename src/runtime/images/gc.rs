@@ -1,8 +1,8 @@
-//! Removing images that nothing uses: when the disk is nearly full, or when they have
-//! been idle too long (Go: pkg/kubelet/images image_gc_manager.go).
+//! Removal of unused images when the disk is nearly full, or when they were unused for too long
+//! (Go: pkg/kubelet/images image_gc_manager.go).
 //!
-//! The ledger remembers when each image was first seen and last used, since this agent
-//! started; what goes is decided from it without a call.
+//! The ledger remembers when each image was first seen and last used, since this agent started; the
+//! images to remove are chosen from it without a call.
 
 use std::collections::{BTreeSet, HashMap};
 use std::error::Error;
@@ -18,16 +18,16 @@ use crate::model::reasons;
 use crate::transport::generated::runtime::{Image, ImageSpec};
 use crate::util::stop::StopToken;
 
-/// `imageGCHighThresholdPercent` and its siblings.
+/// `imageGCHighThresholdPercent` and the related fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
-    /// From this usage of the image file system on, images go. 100 switches that off.
+    /// Images are removed from this usage of the image file system on. 100 disables that.
     pub high_percent: u8,
-    /// Down to this usage.
+    /// Images are removed until this usage is reached.
     pub low_percent: u8,
-    /// Images that were first seen later than this ago stay.
+    /// Images first seen more recently than this are not removed.
     pub min_age: Duration,
-    /// Images that were idle for longer go in any case; `None`: never.
+    /// Images that were unused for longer are removed at any usage; `None`: never.
     pub max_age: Option<Duration>,
 }
 
@@ -38,7 +38,7 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// Whether there is anything to do, ever.
+    /// Whether the policy never removes an image.
     #[must_use]
     pub fn is_off(&self) -> bool {
         self.high_percent >= 100 && self.max_age.is_none()
@@ -54,7 +54,7 @@ pub struct SeenImage {
     pub names: Vec<String>,
     /// Its size.
     pub size_bytes: u64,
-    /// Whether the runtime wants to keep it, as it does with the pause image.
+    /// Whether the runtime has pinned it, such as the pause image.
     pub pinned: bool,
 }
 
@@ -69,12 +69,12 @@ impl From<Image> for SeenImage {
     }
 }
 
-/// The file system on which images lie.
+/// The file system of images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskUse {
-    /// All of it.
+    /// Its size.
     pub capacity_bytes: u64,
-    /// What is left for unprivileged users.
+    /// Bytes available to unprivileged users.
     pub available_bytes: u64,
 }
 
@@ -87,7 +87,7 @@ impl DiskUse {
         100_u8.saturating_sub(u8::try_from(free).unwrap_or(100))
     }
 
-    /// How much has to go, if usage has reached the high threshold.
+    /// The bytes to free, if usage has reached the high threshold.
     #[must_use]
     pub fn bytes_to_free(&self, policy: &Policy) -> Option<u64> {
         if policy.high_percent >= 100 || self.used_percent() < policy.high_percent {
@@ -99,7 +99,7 @@ impl DiskUse {
     }
 }
 
-/// An image that may go.
+/// An image that may be removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
     /// Its id.
@@ -117,7 +117,7 @@ struct Record {
     size_bytes: u64,
 }
 
-/// What is known of each image.
+/// The known images.
 #[derive(Debug)]
 pub struct Ledger {
     started: Timestamp,
@@ -125,17 +125,17 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Nothing known; the agent started at `started`.
+    /// An empty ledger; the agent started at `started`.
     #[must_use]
     pub fn new(started: Timestamp) -> Self {
         Ledger { started, records: HashMap::new() }
     }
 
-    /// Takes in what is on the node at `now`. `in_use` holds what containers, dead ones
-    /// too, and image volumes refer to: ids, tags or digests.
+    /// Updates the ledger with the images on the node at `now`. `in_use` has the ids, tags or
+    /// digests in containers, also dead ones, and in image volumes.
     pub fn detect(&mut self, images: &[SeenImage], in_use: &BTreeSet<ImageRef>, now: Timestamp) {
         let mut before = std::mem::take(&mut self.records);
-        // Nothing happened later than now: a clock that was set back starts the ages again.
+        // No time is later than now: if the clock was set back, ages start at zero again.
         self.started = self.started.min(now);
         for image in images {
             let used = in_use.contains(&image.id)
@@ -158,20 +158,20 @@ impl Ledger {
         }
     }
 
-    /// Images that have been idle for longer than the policy allows.
+    /// Images that have been unused for longer than the policy allows.
     #[must_use]
     pub fn expired(&self, policy: &Policy, now: Timestamp) -> Vec<Candidate> {
         let Some(max_age) = policy.max_age else { return Vec::new() };
-        // Before that time no image is known to have been idle for so long.
+        // Before that time no image is known to have been unused for longer.
         if since(self.started, now) <= max_age {
             return Vec::new();
         }
-        // DIFFERS: an image that was never used counts as idle since it was first seen,
-        // not from the start of time: upstream removes a fresh import before its first pod.
+        // DIFFERS: an image that was never used counts as unused since it was first seen: upstream
+        // removes a new import before its first pod.
         self.unused(|record| since(record.last_used.unwrap_or(record.first_seen), now) > max_age)
     }
 
-    /// Images that may go to make room, the longest unused first.
+    /// Images that may be removed to free space, the longest unused first.
     #[must_use]
     pub fn candidates(&self, policy: &Policy, now: Timestamp) -> Vec<Candidate> {
         self.unused(|record| {
@@ -185,7 +185,7 @@ impl Ledger {
             .iter()
             .filter(|(_, record)| !record.in_use && !record.pinned && wanted(record))
             .collect();
-        // Never used sorts before any time. The id only makes the order the same each time.
+        // Images that were never used sort first. The id only makes the order deterministic.
         found.sort_by_key(|(id, record)| (record.last_used, record.first_seen, (*id).clone()));
         found
             .into_iter()
@@ -222,26 +222,26 @@ pub trait Images {
     fn disk(&self) -> Result<DiskUse, Self::Error>;
 }
 
-/// Why the runtime's images or their file system are not known.
+/// The error of a request for images or their file system.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageCallError {
     /// A call to the runtime failed.
     #[error("{0}")]
     Cri(CriError),
-    /// The runtime does not say where its images are.
+    /// The runtime does not report the file system of its images.
     #[error("the runtime reports no image filesystem")]
     NoFilesystem,
     /// The file system of the images cannot be read.
     #[error("cannot get the disk usage of {path}: {errno}")]
     Disk {
-        /// Where the runtime keeps images.
+        /// The runtime's directory for images.
         path: String,
         /// Why.
         errno: rustix::io::Errno,
     },
 }
 
-/// Calls end at once when the client's own stop token says so.
+/// The client's stop token cancels calls immediately.
 impl Images for ImageClient {
     type Error = ImageCallError;
 
@@ -278,7 +278,7 @@ pub enum ImageGcError<E: Error + 'static> {
     /// The disk usage is unknown.
     #[error("failed to get image file system usage")]
     Disk(#[source] E),
-    /// The file system claims to have no space at all.
+    /// The file system reports a capacity of zero.
     #[error("invalid capacity 0 on image filesystem")]
     NoCapacity,
     /// Not enough images could be removed.
@@ -287,9 +287,9 @@ pub enum ImageGcError<E: Error + 'static> {
          but freed {freed_bytes} bytes"
     )]
     NotEnough {
-        /// What the thresholds ask for.
+        /// The bytes that the thresholds require to be freed.
         wanted_bytes: u64,
-        /// What was freed.
+        /// The freed bytes.
         freed_bytes: u64,
     },
 }
@@ -299,11 +299,11 @@ pub enum ImageGcError<E: Error + 'static> {
 pub struct Freed {
     /// Images.
     pub images: usize,
-    /// The sum of their sizes; layers that others share may still be there.
+    /// The sum of their sizes; layers that other images share may remain.
     pub bytes: u64,
 }
 
-/// Looks and removes. Belongs to one thread.
+/// Lists images and removes unused ones. Belongs to one thread.
 pub struct ImageCollector<I> {
     images: I,
     policy: Policy,
@@ -314,27 +314,27 @@ pub struct ImageCollector<I> {
     on_list: Option<OnList>,
 }
 
-/// Who else wants to know which images there are, and when that was.
+/// Callback with each list of images and its time.
 pub type OnList = Box<dyn Fn(&[SeenImage], Timestamp) + Send>;
 
 impl<I: Images> ImageCollector<I>
 where
     I::Error: 'static,
 {
-    /// Nothing is known yet; the agent started at `started`.
+    /// A collector without known images; the agent started at `started`.
     pub fn new(images: I, policy: Policy, events: EventSink, started: Timestamp) -> Self {
         let ledger = Ledger::new(started);
         ImageCollector { images, policy, events, ledger, failed_before: false, on_list: None }
     }
 
-    /// Passes each list of images on.
+    /// Calls `on_list` with each list of images.
     #[must_use]
     pub fn on_list(mut self, on_list: OnList) -> Self {
         self.on_list = Some(on_list);
         self
     }
 
-    /// Notes which images are there and in use; every five minutes.
+    /// Records which images exist and are in use; every five minutes.
     ///
     /// # Errors
     /// When the runtime does not list its images.
@@ -410,8 +410,8 @@ where
         Ok(freed)
     }
 
-    /// Removes candidates in order until enough is freed; one that fails is passed over.
-    /// `reason` is for the metric.
+    /// Removes candidates in order until enough is freed; one that fails is skipped. `reason` is
+    /// for the metric.
     fn free(
         &self,
         candidates: &[Candidate],
@@ -447,7 +447,7 @@ fn chain(error: &dyn Error) -> String {
     format!("{error}{}", cause.unwrap_or_default())
 }
 
-/// Bytes for people: `17.5 GiB`.
+/// Bytes with a unit: `17.5 GiB`.
 fn size_text(bytes: u64) -> String {
     let mut size = bytes as f64;
     let mut units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"].into_iter();
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_unused_go_first_and_the_young_stay() {
+    fn longest_unused_images_are_removed_first_and_new_ones_are_not() {
         let mut ledger = Ledger::new(at(0));
         let mut pinned = image("pinned");
         pinned.pinned = true;
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn frees_until_it_is_enough() {
+    fn images_are_removed_until_enough_is_freed() {
         let (mut gc, queue) = collector(5, 100);
         let freed = gc.collect(&used(&["d"]), at(10), &StopToken::never()).unwrap();
         assert_eq!(freed, Freed { images: 2, bytes: 20 });
@@ -598,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn says_when_it_cannot_free_enough() {
+    fn too_little_freed_space_is_an_error() {
         let (mut gc, queue) = collector(0, 1000);
         let mut collect = || gc.collect(&used(&["d"]), at(10), &StopToken::never());
         let first = collect();

@@ -1,5 +1,5 @@
-//! An image for each container: parse the name, look, pull, wait between failures
-//! (Go: pkg/kubelet/images). Called by pod workers, who wait here for pulls.
+//! Provides the image of each container: parse the name, look it up, pull it, back off after
+//! failures (Go: pkg/kubelet/images). Called by pod workers, which block during pulls.
 
 mod credentials;
 #[cfg(test)]
@@ -43,7 +43,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(300);
 /// A failure this old is forgotten.
 const BACKOFF_RESET: Duration = Duration::from_secs(600);
 
-/// What a container is started from.
+/// The image of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) reference: ImageRef,
@@ -59,7 +59,7 @@ pub(super) struct ImageFailure {
     pub(super) retry_at: Option<Timestamp>,
 }
 
-/// For whom an image is wanted.
+/// The pod and container that need an image.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'a> {
     pub(super) pod: &'a Pod,
@@ -72,7 +72,7 @@ pub(super) struct Wanted<'a> {
     pub(super) stop: &'a StopToken,
 }
 
-/// When a key may be tried again, and what went wrong last.
+/// When a key may be retried, and its last error.
 struct Failures {
     waits: KeyedBackoff<String>,
     last: HashMap<String, (Timestamp, String)>,
@@ -94,7 +94,7 @@ enum PullError {
     Rate,
     /// The caller asked for a stop.
     Stopped,
-    /// What the runtime said, once per credential that was tried.
+    /// The runtime's errors, one per credential that was tried.
     Runtime(Vec<String>),
 }
 
@@ -147,7 +147,7 @@ impl Images {
         match self.client.with_stop(wanted.stop.clone()).image_status(spec(&image)) {
             Err(error) => {
                 policy.count("unknown", "unknown");
-                // The blank name is what upstream's users and tools see.
+                // Upstream shows the empty name, too.
                 let message = format!("Failed to inspect image \"\": {}", error_text(&error));
                 self.warn(wanted, reasons::INSPECT_FAILED, &message);
                 Err(failure(reasons::IMAGE_INSPECT_ERROR, message))
@@ -166,7 +166,7 @@ impl Images {
                 self.warn(wanted, reasons::ERR_IMAGE_NEVER_PULL, &message);
                 Err(failure(reasons::ERR_IMAGE_NEVER_PULL, message))
             }
-            // Not there, or the pod has to show that the registry lets it have the image.
+            // The image is missing, or the pod needs a proof that the registry allows it the image.
             Ok(found) => {
                 policy.count(present(&found), "true");
                 self.pull(wanted, requested, &image)
@@ -179,19 +179,19 @@ impl Images {
         self.records.must_pull(image, &reference, &wanted.secrets.proofs(image))
     }
 
-    /// Takes in which images there are.
+    /// Updates the records with the list of images.
     pub(super) fn settle(&self, images: &[gc::SeenImage], listed_at: Timestamp) {
         self.records.settle(images, listed_at);
     }
 
-    /// What the runtime knows an image by, if it is on the node.
+    /// The runtime's reference of an image, if it is on the node.
     pub(super) fn id_of(&self, requested: &str, stop: &StopToken) -> Result<Option<ImageRef>, cri::CriError> {
         let Ok(image) = with_default_tag(requested) else { return Ok(None) };
         let found = self.client.with_stop(stop.clone()).image_status(spec(&image))?;
         Ok(found.map(|found| ImageRef::from(found.id.as_str())))
     }
 
-    /// Forgets failures that are long past.
+    /// Forgets old failures.
     pub(super) fn collect_garbage(&self, now: Timestamp) {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         failures.waits.collect_garbage(now);
@@ -258,7 +258,7 @@ impl Images {
         }
     }
 
-    /// Also gives the pod's credential that the pull succeeded with, if it was one of those.
+    /// Also returns the pod's credential with which the pull succeeded, if there was one.
     fn pull_now(
         &self,
         wanted: Wanted<'_>,
@@ -319,7 +319,7 @@ impl Images {
 
     fn succeeded(&self, key: &String) {
         {
-            // The wait itself stays: a pull that fails soon after counts on.
+            // The back-off itself is kept: it grows if a pull fails soon after.
             let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
             failures.last.remove(key);
         }
@@ -331,7 +331,7 @@ impl Images {
     }
 
     fn warn(&self, wanted: Wanted<'_>, reason: &'static str, message: &str) {
-        // What fails because we stop is no news.
+        // A failure caused by the stop is not reported.
         if !wanted.stop.is_stopped() {
             self.events.raise(wanted.regarding.clone(), EventType::Warning, reason, message);
         }
@@ -346,7 +346,7 @@ enum Policy {
 }
 
 impl Policy {
-    /// Counts that an image was wanted: whether it was there, and whether it is to be pulled.
+    /// Counts a request for an image: whether it was on the node, and whether it is to be pulled.
     fn count(self, present: &'static str, pull: &'static str) {
         let policy = match self {
             Policy::Always => "always",
@@ -366,7 +366,7 @@ fn policy(wanted: Option<&str>, image: &str) -> Policy {
         Some("Always") => Policy::Always,
         Some("Never") => Policy::Never,
         Some("IfNotPresent") => Policy::IfNotPresent,
-        // Sources fill it in; this is the API's default rule.
+        // Sources set the default; this is the API's rule.
         _ if image.ends_with(":latest") => Policy::Always,
         _ => Policy::IfNotPresent,
     }
@@ -376,7 +376,7 @@ fn failure(reason: &'static str, message: String) -> ImageFailure {
     ImageFailure { reason, message, retry_at: None }
 }
 
-/// Some registries' troubles have a reason of their own, told by how the text begins.
+/// Some registry errors have their own reason, which the start of the text determines.
 fn classify(image: &str, text: String) -> ImageFailure {
     for (reason, what) in [
         (reasons::REGISTRY_UNAVAILABLE, "the registry is unavailable"),
@@ -389,7 +389,7 @@ fn classify(image: &str, text: String) -> ImageFailure {
     failure(reasons::ERR_IMAGE_PULL, text)
 }
 
-/// An image error as users see it: a code of Unknown says nothing and is left out.
+/// An image error as users see it: the code Unknown has no information and is left out.
 fn error_text(error: &cri::CriError) -> String {
     if error.kind() == Some(Kind::Unknown) { error.desc() } else { error.to_string() }
 }

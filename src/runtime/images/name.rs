@@ -4,19 +4,19 @@
 const NAME_LIMIT: usize = 255;
 const TAG_LIMIT: usize = 128;
 
-/// Why a text is no image name. The words are those that users know.
+/// Why a text is no image name. The messages are upstream's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// An image id in place of a name.
+    /// An image id instead of a name.
     #[error("invalid repository name ({0}), cannot specify 64-byte hexadecimal strings")]
     Identifier(String),
     /// Capital letters in the repository.
     #[error("invalid reference format: repository name ({0}) must be lowercase")]
     Uppercase(String),
-    /// Anything else that does not fit the grammar.
+    /// Another violation of the grammar.
     #[error("invalid reference format")]
     Format,
-    /// The whole is too long.
+    /// The name is too long.
     #[error("repository name must not be more than {NAME_LIMIT} characters")]
     TooLong,
     /// A digest by an unknown algorithm.

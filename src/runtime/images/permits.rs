@@ -8,15 +8,15 @@ use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
-/// No node pulls more images at once; a larger configured number counts as this.
+/// The upper bound of parallel pulls; a larger configured number is reduced to it.
 const MOST: usize = 1024;
 
-/// A counted set of permits. Without a limit it hands out any number.
+/// A counted set of permits. Without a limit it has any number.
 pub(super) struct Permits {
     free: Option<(Sender<()>, Receiver<()>)>,
 }
 
-/// Gives its permit back when dropped.
+/// Returns its permit when dropped.
 pub(super) struct Permit<'a> {
     back: Option<&'a Sender<()>>,
 }
@@ -27,7 +27,7 @@ impl Permits {
             let limit = limit.clamp(1, MOST);
             let (tx, rx) = bounded(limit);
             for _ in 0..limit {
-                // The channel holds exactly as many as are put in.
+                // The channel has the capacity for all permits.
                 let _ = tx.try_send(());
             }
             (tx, rx)
@@ -72,7 +72,7 @@ impl RateLimit {
         })
     }
 
-    /// Whether one more is allowed at `now`.
+    /// Takes a token; `false` if there is none at `now`.
     pub(super) fn allow(&self, now: Instant) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (tokens, last) = *state;

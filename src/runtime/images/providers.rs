@@ -1,6 +1,6 @@
-//! Registry credentials from programs (Go: pkg/credentialprovider/plugin). A program is asked
-//! about one image and answers with credentials by pattern; its failure costs no pull more
-//! than these credentials.
+//! Registry credentials from programs (Go: pkg/credentialprovider/plugin). A program receives the
+//! name of an image and returns credentials by pattern; if it fails, the pull continues without
+//! these credentials.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use super::name::{repository, split_domain};
 use super::permits::Permits;
 
 const LIMITS: Limits = Limits { time: Duration::from_secs(60), output_bytes: 1 << 20 };
-/// Of what a failing program says, as much goes to the log.
+/// The bytes of a failing program's output that are logged.
 const STDERR_SHOWN: usize = 200;
 const GLOBAL_KEY: &str = "global";
 
@@ -31,7 +31,7 @@ pub(super) struct Providers {
 struct Provider {
     settings: CredentialProvider,
     program: PathBuf,
-    /// One process at a time; who waited finds the answer in the cache.
+    /// One process at a time; callers that waited find the response in the cache.
     turn: Permits,
     cache: Mutex<HashMap<String, Cached>>,
 }
@@ -182,7 +182,7 @@ impl Provider {
             let stderr = stderr.trim().chars().take(STDERR_SHOWN).flat_map(char::escape_debug).collect();
             return Err(ProviderError::Exit { status: output.status, stderr });
         }
-        // The decoder's own words may quote the answer, and with it a password.
+        // The decoder's message may contain a part of the response, such as a password.
         let response: Response = serde_json::from_slice(&output.stdout)
             .map_err(|error| ProviderError::Decode { line: error.line(), column: error.column() })?;
         if response.kind != "CredentialProviderResponse" {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn asks_only_about_its_images_and_remembers() {
+    fn program_runs_only_for_its_images_and_is_cached() {
         let bench = Bench::new(&["r.example", "*.r.example"], &answer("Image", ""));
         assert_eq!(bench.users("other.example/x"), Vec::<String>::new());
         assert_eq!(bench.calls(), 0);
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_answer_is_no_answer() {
+    fn invalid_response_gives_no_credentials() {
         for bad in [
             "",
             "{",

@@ -1,5 +1,4 @@
-//! The registry credentials that a pod brings along: its `imagePullSecrets`
-//! (Go: pkg/credentialprovider/secrets).
+//! The registry credentials of a pod: its `imagePullSecrets` (Go: pkg/credentialprovider/secrets).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,7 +22,8 @@ pub struct PullSecrets {
 }
 
 impl PullSecrets {
-    /// Reads the pod's secrets. Also says which ones cannot be had; a pull may do without.
+    /// Reads the pod's secrets. Also returns those that cannot be read; a pull may succeed without
+    /// them.
     ///
     /// DIFFERS: one that holds no credentials counts as missing; upstream fails the pull.
     pub fn of(pod: &Pod, api: Option<&PodApi>, stop: &StopToken) -> (PullSecrets, Vec<String>) {
@@ -32,7 +32,7 @@ impl PullSecrets {
         let Some(api) = api else { return (all, missing) };
         let mut seen = BTreeSet::new();
         for reference in pod.spec().image_pull_secrets.iter().flatten() {
-            // The API has nameless ones now and then. One Secret named often is read once.
+            // The API allows references without a name. A Secret that is listed twice is read once.
             if reference.name.is_empty() || !seen.insert(reference.name.as_str()) {
                 continue;
             }
@@ -59,12 +59,12 @@ impl PullSecrets {
         (all, missing)
     }
 
-    /// Those that may be right for `image`, the most specific first.
+    /// Credentials that match `image`, the most specific first.
     pub(super) fn for_image(&self, image: &str) -> Vec<Credential> {
         if self.index.is_empty() { Vec::new() } else { lookup(&self.index, image) }
     }
 
-    /// What the pod can show for `image`.
+    /// The pod's proofs for `image`.
     pub(super) fn proofs(&self, image: &str) -> Vec<PullSecret> {
         let proof = |credential: Credential| credential.secret.as_deref().cloned();
         self.for_image(image).into_iter().filter_map(proof).collect()
@@ -98,8 +98,7 @@ impl PullSecrets {
     }
 }
 
-/// The credentials in a secret. The decoder's own words may quote one, so that they are not
-/// passed on.
+/// The credentials in a secret. The decoder's message may contain one, so it is not returned.
 fn entries(secret: &Object) -> Result<BTreeMap<String, Entry>, &'static str> {
     let of = |(kind, key): (&str, &str)| {
         let filled = secret.data.get(key).filter(|data| !data.is_empty());
@@ -114,7 +113,7 @@ fn entries(secret: &Object) -> Result<BTreeMap<String, Entry>, &'static str> {
     if let Some(data) = of(LEGACY) {
         return serde_json::from_slice(data).map_err(|_| "its .dockercfg is not what is expected");
     }
-    // Of another type: upstream takes nothing from it, and says nothing.
+    // Of another type: as upstream, it has no credentials, and this is no error.
     Ok(BTreeMap::new())
 }
 
@@ -131,7 +130,7 @@ fn hash(credential: &Credential) -> String {
     sha256::hex(format!("{{{}}}", fields.join(",")).as_bytes())
 }
 
-/// Go escapes in a JSON text what would mean something in HTML or JavaScript.
+/// Go escapes characters of a JSON text that have a meaning in HTML or JavaScript.
 fn go_escaped(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for one in json.chars() {

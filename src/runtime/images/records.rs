@@ -27,7 +27,7 @@ const RECORD_KIND: &str = "ImagePulledRecord";
 /// `imagePullCredentialsVerificationPolicy`: which images on the node need a proof.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Verification {
-    /// The feature gate is off: no records either.
+    /// The feature gate is off; there are no records.
     #[default]
     Off,
     /// None.
@@ -41,7 +41,7 @@ pub enum Verification {
 }
 
 impl Verification {
-    /// From the words of the configuration, which have been validated.
+    /// From the values of the configuration, which have been validated.
     #[must_use]
     pub fn from_policy(policy: &str, allowlist: &[String]) -> Verification {
         match policy {
@@ -87,13 +87,13 @@ struct Record {
     credential_mapping: BTreeMap<String, Access>,
 }
 
-/// Who may use an image.
+/// Which pods may use an image.
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Access {
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "list")]
     kubernetes_secrets: Vec<PullSecret>,
-    /// Kept as they are: no pod of ours can show one.
+    /// Written back unchanged: this agent does not support them.
     #[serde(skip_serializing_if = "Option::is_none")]
     kubernetes_service_accounts: Option<serde_json::Value>,
     /// Pulled without credentials, or with the node's own.
@@ -101,14 +101,14 @@ struct Access {
     node_pods_accessible: bool,
 }
 
-/// A pod's credential that has proven right.
+/// A pod's credential that a registry has accepted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct PullSecret {
     pub(super) uid: String,
     pub(super) namespace: String,
     pub(super) name: String,
-    /// Of user and password.
+    /// The hash of user and password.
     pub(super) credential_hash: String,
 }
 
@@ -122,7 +122,7 @@ impl PullSecret {
     }
 }
 
-/// How many are kept for an image.
+/// The limit of secrets that are stored for an image.
 const MAX_SECRETS: usize = 100;
 
 /// A list that may be null.
@@ -131,7 +131,7 @@ fn list<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<PullSecret>, D:
 }
 
 impl Access {
-    /// What a pull has proven, on top of this.
+    /// The access after a pull with this proof.
     fn with(&self, proof: Option<&PullSecret>) -> Access {
         let Some(proof) = proof else {
             return Access { node_pods_accessible: true, ..Access::default() };
@@ -160,14 +160,14 @@ enum RecordError {
     Content { path: PathBuf, error: serde_json::Error },
 }
 
-/// What came out of a look at the records.
+/// The result of a look-up in the records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
-    /// No proof is wanted.
+    /// No proof is needed.
     Allowed,
     /// A record says that this pod may have the image.
     Proven,
-    /// Only the registry can tell.
+    /// Only the registry can decide.
     Unproven,
     /// The record cannot be read.
     Unknown,
@@ -188,7 +188,7 @@ pub(super) struct Records {
     verification: Verification,
     pulling: PathBuf,
     pulled: PathBuf,
-    /// Pulls under way by image. The writer of a file holds it.
+    /// Running pulls by image. Locked while a file is written.
     under_way: Mutex<HashMap<String, usize>>,
 }
 
@@ -205,7 +205,7 @@ impl Records {
         records
     }
 
-    /// Whether proofs exist at all.
+    /// Whether proofs are checked.
     pub(super) fn is_on(&self) -> bool {
         self.verification != Verification::Off
     }
@@ -229,7 +229,7 @@ impl Records {
         let record = match self.record(reference.as_str()) {
             Ok(record) => record,
             Err(error) => {
-                log::warn!("cannot tell who may use image {image}: {error}");
+                log::warn!("cannot read which pods may use image {image}: {error}");
                 return Verdict::Unknown;
             }
         };
@@ -250,11 +250,11 @@ impl Records {
                 if !object && !credential {
                     continue;
                 }
-                // Either alone may change later: both count from now on.
+                // Either may change later, so both are stored.
                 if (!object || !credential) && access.kubernetes_secrets.len() < MAX_SECRETS {
                     let access = access.with(Some(proof));
                     if let Err(error) = self.note(image, reference.as_str(), Some(access)) {
-                        log::warn!("cannot note who may use image {image}: {error}");
+                        log::warn!("cannot record which pods may use image {image}: {error}");
                     }
                 }
                 return Verdict::Proven;
@@ -263,7 +263,8 @@ impl Records {
         Verdict::Unproven
     }
 
-    /// A pull begins. Without this note the owner of the image would be unknown after a crash.
+    /// Records that a pull begins. Without this the owner of the image would be unknown after a
+    /// crash.
     ///
     /// # Errors
     /// A text for the waiting container; the pull must not begin.
@@ -289,8 +290,8 @@ impl Records {
         Ok(())
     }
 
-    /// A pull has ended well. Without credentials, or with the node's own: from now on every
-    /// pod may use the image. With a pod's: those that can show the same.
+    /// Records that a pull has succeeded. If it had no credentials, or the node's own, every pod
+    /// may use the image from now on; if it had a pod's, only pods with the same ones.
     pub(super) fn pulled(&self, image: &str, reference: &ImageRef, proof: Option<&PullSecret>) {
         if !self.is_on() {
             return;
@@ -301,13 +302,13 @@ impl Records {
         let access = known.unwrap_or_default().with(proof);
         match self.note(image, reference.as_str(), Some(access)) {
             Ok(()) => self.end(&mut under_way, image),
-            // The intent stays, and with it the knowledge that the image is not a preloaded one.
-            Err(error) => log::warn!("cannot note who may use image {image}: {error}"),
+            // The intent remains, so the image does not count as preloaded.
+            Err(error) => log::warn!("cannot record which pods may use image {image}: {error}"),
         }
         self.tell();
     }
 
-    /// A pull has failed.
+    /// Records that a pull has failed.
     pub(super) fn failed(&self, image: &str) {
         if self.is_on() {
             self.end(&mut self.under_way.lock().unwrap_or_else(PoisonError::into_inner), image);
@@ -315,8 +316,8 @@ impl Records {
         }
     }
 
-    /// A pull was broken off. The runtime may have got the image nevertheless, so the intent
-    /// stays, as after a crash.
+    /// Records that a pull was cancelled. The runtime may have the image nevertheless, so the
+    /// intent remains, as after a crash.
     pub(super) fn abandoned(&self, image: &str) {
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         match under_way.get_mut(image) {
@@ -325,9 +326,9 @@ impl Records {
         }
     }
 
-    /// Clears up after crashes and removals, when it is known which images there are. Pulls
-    /// that a dead agent left behind leave records without credentials, which make the
-    /// next user prove himself; records of images that are gone go, too.
+    /// Cleans up after crashes and removals, with a list of the images. Pulls that a crashed agent
+    /// did not finish become records without credentials, so that the next pod needs a proof;
+    /// records of removed images are deleted.
     pub(super) fn settle(&self, images: &[SeenImage], listed_at: Timestamp) {
         if !self.is_on() {
             return;
@@ -341,7 +342,7 @@ impl Records {
             if let Some(found) = images.iter().find(|seen| seen.names.iter().any(|name| same(name, &image)))
                 && let Err(error) = self.note(&image, found.id.as_str(), None)
             {
-                log::warn!("cannot note that image {image} was pulled: {error}");
+                log::warn!("cannot record that image {image} was pulled: {error}");
                 continue;
             }
             self.end(&mut under_way, &image);
@@ -355,7 +356,7 @@ impl Records {
         self.tell();
     }
 
-    /// For the metrics: how many files there are.
+    /// Sets the metrics with the number of files.
     fn tell(&self) {
         if self.is_on() {
             let files = |dir: &Path| std::fs::read_dir(dir).map_or(0, Iterator::count) as f64;
@@ -442,7 +443,7 @@ fn write<T: Serialize>(dir: &Path, name: &str, content: &T) -> Result<(), Record
     })
 }
 
-/// What can be read of a directory's records.
+/// The readable records of a directory.
 fn all<T: serde::de::DeserializeOwned>(dir: &Path) -> Vec<T> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let named = entries.filter(|entry| {
@@ -451,7 +452,7 @@ fn all<T: serde::de::DeserializeOwned>(dir: &Path) -> Vec<T> {
     named.filter_map(|entry| read(&entry.path()).ok().flatten()).collect()
 }
 
-/// Whether the runtime's name for an image is the pod's, which may lack the default registry.
+/// Whether the runtime's name of an image equals the pod's, which may lack the default registry.
 fn same(listed: &str, image: &str) -> bool {
     let rest = |prefix: &str| listed.strip_prefix(prefix) == Some(image);
     listed == image || rest("docker.io/library/") || rest("docker.io/")
@@ -476,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_a_proof() {
+    fn policy_decides_which_images_need_a_proof() {
         let list = || Verification::NotAllowlisted(vec!["r.example/team/*".into(), "a".into()]);
         for (verification, image, preloaded, pulled) in [
             (Verification::Off, IMAGE, false, false),
@@ -496,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pull_of_our_own_opens_the_image_to_all() {
+    fn image_pulled_with_node_credentials_is_for_all_pods() {
         let dir = tempfile::tempdir().unwrap();
         let records = records(&dir, Verification::NotPreloaded);
         // Preloaded.
@@ -504,13 +505,13 @@ mod tests {
         records.intend(IMAGE).unwrap();
         let intent = dir.path().join("image_manager/pulling");
         assert_eq!(std::fs::read_dir(&intent).unwrap().count(), 1);
-        // Another pod sees it appear while the pull is under way.
+        // Another pod finds it on the node during the pull.
         assert!(records.must_pull(IMAGE, &reference(), &[]));
         records.pulled(IMAGE, &reference(), None);
         assert_eq!(std::fs::read_dir(&intent).unwrap().count(), 0);
         assert!(!records.must_pull(IMAGE, &reference(), &[]));
         assert!(!records.must_pull("r.example/team/app@sha256:11", &reference(), &[]));
-        // The same image under another name is another matter.
+        // The same image under another name needs a proof.
         assert!(records.must_pull("other.example/app:1", &reference(), &[]));
         for (verdict, at_least) in
             [("credentialPolicyAllowed", 1), ("mustAuthenticate", 2), ("credentialRecordFound", 2)]
@@ -529,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_pulled_with_a_secret_is_not_for_all() {
+    fn image_pulled_with_a_secret_is_not_for_all_pods() {
         let dir = tempfile::tempdir().unwrap();
         let pulled = dir.path().join("image_manager/pulled");
         std::fs::create_dir_all(&pulled).unwrap();
@@ -550,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn who_can_show_a_credential_may_use_the_image() {
+    fn pod_with_the_same_credential_may_use_the_image() {
         let secret = |uid: &str, hash: &str| PullSecret {
             uid: uid.into(),
             namespace: "n".into(),
@@ -565,7 +566,7 @@ mod tests {
         assert!(must(&[]));
         assert!(must(&[secret("b", "h2"), secret("c", "")]));
         assert!(!must(&[secret("b", "h2"), secret("a", "h1")]));
-        // The same credential in another secret, which counts then with another credential.
+        // The same credential in another secret, which is accepted then with another credential.
         assert!(!must(&[secret("b", "h1")]));
         assert!(!must(&[secret("b", "h2")]));
         assert!(!must(&[secret("d", "h2")]));
@@ -582,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_of_a_crash_are_settled() {
+    fn unfinished_pulls_of_a_crash_need_a_proof() {
         let dir = tempfile::tempdir().unwrap();
         for image in [IMAGE, "gone:1", "busybox:1"] {
             records(&dir, Verification::NotPreloaded).intend(image).unwrap();
@@ -595,7 +596,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(&records.pulled).unwrap().count(), 2);
         assert!(records.must_pull(IMAGE, &reference(), &[]));
         assert!(records.must_pull("busybox:1", &ImageRef::from("sha256:01"), &[]));
-        // Only what was noted before the list was made is judged by it.
+        // Only records older than the list are compared with it.
         records.settle(&images[..1], Timestamp::UNIX_EPOCH);
         assert_eq!(std::fs::read_dir(&records.pulled).unwrap().count(), 2);
         let later = Timestamp::from_second(Timestamp::now().as_second() + 60).unwrap();
@@ -604,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_place_for_intents_nothing_is_pulled() {
+    fn no_image_is_pulled_if_intent_cannot_be_written() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("image_manager"), "").unwrap();
         let records = records(&dir, Verification::NotPreloaded);

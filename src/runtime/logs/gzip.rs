@@ -1,25 +1,25 @@
-//! The door to compression for answers over HTTP.
+//! Compression of HTTP responses.
 
 use std::io::{self, Write};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-/// Compresses what is written to it. Fast rather than small: a request waits for it.
+/// A writer that compresses. It prefers speed to size, as a client waits for the response.
 pub struct Gzip<W: Write> {
     encoder: GzEncoder<W>,
 }
 
 impl<W: Write> Gzip<W> {
-    /// Around `out`.
+    /// Writes the compressed data to `out`.
     pub fn new(out: W) -> Self {
         Gzip { encoder: GzEncoder::new(out, Compression::fast()) }
     }
 
-    /// Writes the end; without it the stream is cut off.
+    /// Writes the end of the stream; without it the stream is incomplete.
     ///
     /// # Errors
-    /// When `out` takes no more.
+    /// When writing to `out` fails.
     pub fn finish(self) -> io::Result<W> {
         self.encoder.finish()
     }
@@ -41,7 +41,7 @@ mod tests {
     use std::io::Read;
 
     #[test]
-    fn comes_back_as_it_went_in() {
+    fn decompressed_text_equals_input() {
         let text = "a line of a log\n".repeat(1000);
         let mut gzip = Gzip::new(Vec::new());
         gzip.write_all(text.as_bytes()).unwrap();

@@ -1,5 +1,5 @@
-//! Container logs on the node's disk: reading them for people, and keeping them small.
-//! The runtime writes them; the lines' form is in `model::log_line`.
+//! Container logs on the node's disk: reading and rotation. The runtime writes them;
+//! `model::log_line` describes the format of a line.
 
 pub mod gzip;
 mod print;
@@ -11,7 +11,7 @@ mod watch;
 use std::io;
 use std::path::PathBuf;
 
-/// What went wrong with a log file.
+/// The failure of an operation on a log file.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// There is no log file.
@@ -31,29 +31,29 @@ pub enum LogError {
         #[source]
         source: io::Error,
     },
-    /// There is something else in the place of the log: a link, a pipe, a directory.
+    /// The path of the log is not a regular file, but a link, a pipe or a directory.
     #[error("log file {} is no regular file", path.display())]
     Kind {
         /// Which.
         path: PathBuf,
     },
-    /// The first line is in no form that runtimes write. It is not repeated: a link in the
-    /// place of a log would show a line of any file.
+    /// The first line has an unknown format. The message does not contain it: with a link at the
+    /// path of the log it would disclose a line of any file.
     #[error("failed to get parse function: unsupported log format")]
     Format,
-    /// The reader of the log went away.
+    /// The client that reads the log closed the connection.
     #[error("cannot pass the log on")]
     Output {
         /// Why.
         #[source]
         source: io::Error,
     },
-    /// The runtime did not open the new file after a rotation; the old name is back.
+    /// The runtime did not open the new file after a rotation; the old name was restored.
     #[error("cannot reopen the log of container {container}: {cause}")]
     Reopen {
         /// Which container.
         container: crate::model::ids::ContainerId,
-        /// The runtime's words.
+        /// The runtime's message.
         cause: String,
     },
     /// The agent stops.
@@ -66,7 +66,7 @@ impl LogError {
         let path = path.to_owned();
         move |source| match source.kind() {
             io::ErrorKind::NotFound if attempt == "open" => LogError::Missing { path },
-            // As `util::untrusted` says it.
+            // `util::untrusted` returns this for a file that is not regular.
             io::ErrorKind::InvalidInput if attempt == "open" => LogError::Kind { path },
             _ => LogError::Io { attempt, path, source },
         }

@@ -1,4 +1,4 @@
-//! What of each log line goes out: by time, by stream, with or without its time, within a limit.
+//! Selects and writes log lines: by time, by stream, with or without the timestamp, within a limit.
 
 use std::io::Write;
 
@@ -13,13 +13,13 @@ const BLOCK: usize = 64 * 1024;
 /// Whether more can follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Printed {
-    /// Go on.
+    /// Continue.
     Done,
-    /// All that was asked for is out.
+    /// All requested lines were written.
     Over,
 }
 
-/// Who wrote the file; its first line tells.
+/// The format of the file, which its first line shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Format {
     Cri,
@@ -38,7 +38,7 @@ pub(super) struct Printer<'a> {
     out: &'a mut dyn Write,
     options: &'a ReadOptions,
     block: Vec<u8>,
-    /// Bytes that may still go out.
+    /// Bytes that may still be written.
     left: Option<u64>,
     /// Log lines that may still be read: with a tail and without following.
     lines_left: Option<u64>,
@@ -62,13 +62,13 @@ impl<'a> Printer<'a> {
         }
     }
 
-    /// Whether nothing can go out any more.
+    /// Whether the output is complete.
     pub(super) fn is_over(&self) -> bool {
         self.left == Some(0) || self.lines_left == Some(0)
     }
 
-    /// Takes a line with its newline, the first or a further piece of a very long one, or a
-    /// last one without newline. What is no log line is skipped, but the first must be one.
+    /// Takes a line with its newline, the first or a further piece of a very long one, or a last
+    /// one without newline. Invalid lines are skipped, but the first must be a log line.
     pub(super) fn print(&mut self, line: &[u8]) -> Result<Printed, LogError> {
         let ends = line.ends_with(b"\n");
         let goes_on = !ends && line.len() >= MAX_LINE_BYTES;
@@ -146,7 +146,7 @@ impl<'a> Printer<'a> {
             && self.options.stream.is_none_or(|wanted| wanted == stream)
     }
 
-    /// Adds to what goes out next, as far as the limit allows.
+    /// Adds to the output buffer, up to the limit.
     fn put(&mut self, time: Option<&str>, parts: &[&[u8]]) -> Result<(), LogError> {
         let before = self.block.len();
         if let Some(time) = time.filter(|_| self.options.timestamps) {
@@ -165,7 +165,7 @@ impl<'a> Printer<'a> {
     }
 
     fn count_line(&mut self) -> Printed {
-        // The last of them may go on in further pieces.
+        // The last of them may continue in further pieces.
         if let Some(lines) = &mut self.lines_left {
             *lines = lines.saturating_sub(1);
         }
@@ -183,7 +183,7 @@ impl<'a> Printer<'a> {
         written
     }
 
-    /// Sends everything on its way.
+    /// Writes and flushes the buffer.
     pub(super) fn flush(&mut self) -> Result<(), LogError> {
         if !self.block.is_empty() {
             self.pass_on()?;
@@ -191,7 +191,7 @@ impl<'a> Printer<'a> {
         self.out.flush().map_err(|source| LogError::Output { source })
     }
 
-    /// Gives memory back before a wait.
+    /// Frees memory before a wait.
     pub(super) fn rest(&mut self) {
         self.block = Vec::new();
     }

@@ -1,5 +1,5 @@
-//! Reading one container's log: the end of it, from a time on, as it grows.
-//! Memory is bounded by one line and one block of output; a file is never loaded.
+//! Reading one container's log: all of it, its end, or its lines from a time on, also while it
+//! grows. Memory is bounded by one line and one block of output; a file is never loaded.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -16,28 +16,27 @@ use crate::model::log_line::{LOG_LEVELS, Stream};
 use crate::util::stop::{StopToken, Waited};
 use crate::util::untrusted::Place;
 
-/// What part of a log, and how it is shown.
+/// The requested part of a log, and its format.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ReadOptions {
-    /// Go on when the end is reached, until the container has ended.
+    /// Continue at the end of the file until the container has ended.
     pub follow: bool,
     /// Only the last lines of the file, before any other option applies.
     pub tail_lines: Option<u64>,
     /// Only lines written at this time or later.
     pub since: Option<Timestamp>,
-    /// Only what came out of one of the container's outputs.
+    /// Only one of the container's output streams.
     pub stream: Option<Stream>,
     /// Put the time before each line of the container.
     pub timestamps: bool,
-    /// Stop after so many bytes of output.
+    /// The limit of output bytes.
     pub limit_bytes: Option<u64>,
 }
 
-/// Where the log of a container is, of which the runtime says that it is at `path`. Docker makes
-/// a link there to its own file, which has the container's id in its name and directory; no other
-/// link is one to a log.
+/// The path of a container's log, which the runtime reports as `path`. Docker makes a link there to
+/// its own file, which has the container's id in its name and directory; no other link is accepted.
 ///
-/// DIFFERS: upstream follows every link, so that a pod shows the log of another one as its own.
+/// DIFFERS: upstream follows every link, so that a pod can show the log of another one as its own.
 #[must_use]
 pub fn resolve(path: PathBuf, id: &ContainerId) -> PathBuf {
     let own = |target: &PathBuf| {
@@ -50,12 +49,12 @@ pub fn resolve(path: PathBuf, id: &ContainerId) -> PathBuf {
     std::fs::read_link(&path).ok().filter(own).unwrap_or(path)
 }
 
-/// Writes the chosen part of the log at `path` to `out`, and flushes at each end of what is
-/// written so far. With `follow` it goes on over rotations until `still_running` says no and
-/// everything written so far is out.
+/// Writes the requested part of the log at `path` to `out`, and flushes at each end of the file.
+/// With `follow` it continues over rotations until `still_running` is false and all lines are
+/// written.
 ///
 /// # Errors
-/// When the file is missing, cannot be read or is no log, or `out` takes no more.
+/// When the file is missing, cannot be read or is no log, or when a write to `out` fails.
 pub fn read(
     path: &Path,
     options: &ReadOptions,
@@ -63,7 +62,7 @@ pub fn read(
     still_running: &dyn Fn() -> bool,
     stop: &StopToken,
 ) -> Result<(), LogError> {
-    // A container with a writable log directory may have swapped any of these.
+    // A container with a writable log directory may have replaced any of these.
     let place = Place::find(path, LOG_LEVELS).map_err(LogError::io("open", path))?;
     let mut source = Source::open(&place).map_err(LogError::io("open", path))?;
     if let Some(lines) = options.tail_lines {
@@ -77,7 +76,7 @@ pub fn read(
         return printer.flush();
     }
     let mut watch = None;
-    // Set once the container has ended: one more pass then finds its last lines.
+    // Set when the container has ended: one more pass then reads its last lines.
     let mut ended = false;
     loop {
         let mut any = false;
@@ -103,14 +102,14 @@ pub fn read(
         }
         printer.flush()?;
         let Some(watch) = &mut watch else {
-            // What is written before the watch begins is seen in one more pass.
+            // Lines written before the watch begins are read in one more pass.
             watch = Some(Watch::new(&place));
             continue;
         };
         match source.rotated(&place).map_err(LogError::io("read", path))? {
             Rotation::None => {}
             Rotation::Draining => continue,
-            // All that was in the old file is out: the runtime writes to the new one only.
+            // The old file was read to its end: the runtime writes to the new one only.
             Rotation::Replaced(new) => {
                 source = new;
                 continue;
@@ -205,13 +204,13 @@ mod tests {
         let times = ReadOptions { timestamps: true, ..ReadOptions::default() };
         let all = log(&["P a", "P b", "F c", "P ", "F d", "F "]);
         let time = |n: usize| format!("2026-01-01T00:00:0{n}.500000000Z ");
-        // As upstream, an empty part ends nothing and yet the next gets its time.
+        // As upstream, an empty part does not end the line, but the next part gets its time.
         let expected = format!("{}abc\n{}{}d\n{}\n", time(0), time(3), time(4), time(5));
         check(&all, &times, &expected);
         for length in 0..expected.len() {
             limited(&all, &times, length as u64, &expected[..length]);
         }
-        // What is left of a line whose beginning is too old gets none.
+        // The rest of a line whose start is too old gets no time.
         let since = Some("2026-01-01T00:00:01.5Z".parse().unwrap());
         check(&log(&["P a", "F b", "F c"]), &ReadOptions { since, ..times }, &format!("b\n{}c\n", time(2)));
     }
@@ -237,12 +236,12 @@ mod tests {
             &ReadOptions { timestamps: true, ..none.clone() },
             "2026-01-01T00:00:01.000000000Z a\n2026-01-01T00:00:02.000000000Z bc\n",
         );
-        // The first line says which; the other form is rubbish then.
+        // The first line determines the format; lines in the other one are skipped.
         check(&format!("{}{all}", log(&["F cri"])), &none, "cri\n");
     }
 
     #[test]
-    fn what_is_no_log_is_refused_without_showing_it() {
+    fn invalid_log_is_refused_without_showing_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.log");
         for content in ["root:x:0:0\n", "\n", "{}\n", "x"] {
@@ -256,7 +255,7 @@ mod tests {
         }
     }
 
-    /// What a reader should show, without regard to time and memory.
+    /// A reference implementation of the reader, which is slow and uses much memory.
     fn plainly(content: &[u8], options: &ReadOptions) -> Option<Vec<u8>> {
         let mut lines: Vec<&[u8]> = content.split_inclusive(|byte| *byte == b'\n').collect();
         let mut most = usize::MAX;
@@ -371,7 +370,7 @@ mod tests {
             &ReadOptions { timestamps: true, ..ReadOptions::default() },
             &format!("2026-01-01T00:00:00.500000000Z {text}end\n"),
         );
-        // All of the last line that is asked for.
+        // All of the last requested line.
         let content = log(&["F a", &format!("F {text}"), "F end"]);
         check(
             &content,
@@ -489,7 +488,7 @@ mod tests {
         assert!(matches!(result, Err(LogError::Missing { .. })));
     }
 
-    /// Each look whether the container runs changes the files, as time would.
+    /// Each check whether the container runs also changes the files, as the runtime would.
     #[test]
     fn follows_over_a_rotation_to_the_end() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,12 +1,12 @@
-//! Log rotation: a file that has grown too large gets another name, older ones are
-//! compressed, the oldest go (Go: pkg/kubelet/logs). The plan is pure.
+//! Log rotation: a file that is too large is renamed, older ones are compressed, the oldest are
+//! removed (Go: pkg/kubelet/logs). The plan is pure.
 //!
-//! The newest rotated file stays plain: the runtime may still write its last line there.
+//! The newest rotated file is not compressed: the runtime may still write its last line to it.
 //!
-//! A pod with a writable log directory can put anything in the place of each file and directory
-//! here, at any moment. So every operation is on the held directory of the log; only regular
-//! files with names of the rotation's own form are listed, read or removed; no link is followed;
-//! files are only made where nothing is.
+//! A pod with a writable log directory can replace each file and directory here at any moment. So
+//! every operation uses an open descriptor of the log's directory; only regular files with names
+//! that the rotation makes are listed, read or removed; no link is followed; no existing file is
+//! opened for writing.
 //! DIFFERS: upstream follows links, and removes and compresses every file whose name begins with the
 //! log's.
 
@@ -32,16 +32,16 @@ use crate::util::untrusted::{self, Place};
 /// Bytes compressed between two checks of the stop token.
 const BLOCK: usize = 64 * 1024;
 
-/// Entries of a log's directory that one pass lists. Honest directories hold a few files; in
-/// others the rest is for the next pass.
+/// Entries of a log's directory that one pass lists. Normal directories have a few files; in others
+/// the next pass lists the rest.
 const ENTRIES: usize = 10_000;
 
-/// What one pass over all logs compresses at most: some ten seconds of a slow processor. Files for
-/// which nothing is left stay plain until a later pass, or until they are the oldest.
+/// The limit of what one pass over all logs compresses: some ten seconds of a slow processor. Files
+/// beyond it are compressed in a later pass, or removed when they are the oldest.
 /// DIFFERS: upstream compresses any size.
 const COMPRESS_BYTES: u64 = 256 * 1024 * 1024;
 
-/// Errors of single files that one pass returns.
+/// The limit of errors of single files that one pass returns.
 const ERRORS: usize = 100;
 
 /// Log files are for root and its group, as runtimes make them. DIFFERS: 0644 upstream.
@@ -57,7 +57,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Bytes that one pass may compress. Where logs may be larger than usual, one of them fits.
+    /// Bytes that one pass may compress: at least one log of the largest allowed size.
     fn compress_bytes(self) -> u64 {
         COMPRESS_BYTES.max(self.max_bytes.unwrap_or(0).saturating_mul(2))
     }
@@ -68,7 +68,7 @@ pub trait Reopen {
     /// Makes the runtime close the renamed log and open a new one under the old name.
     ///
     /// # Errors
-    /// The runtime's words.
+    /// The runtime's message.
     fn reopen_log(&self, container: &ContainerId) -> Result<(), String>;
 }
 
@@ -78,18 +78,18 @@ impl Reopen for RuntimeClient {
     }
 }
 
-/// What to do with the log of one container, in this order.
+/// The actions for the log of one container, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Plan {
     /// There is no log file: the runtime should open it.
     ReopenOnly,
     /// It is small enough.
     Nothing,
-    /// It has to be rotated. All are names in the log's directory.
+    /// The log has to be rotated. All are names in the log's directory.
     Rotate {
-        /// Half-written files, files that were compressed meanwhile, and the oldest ones.
+        /// Partly written files, files that have been compressed, and the oldest ones.
         delete: Vec<String>,
-        /// Plain rotated files.
+        /// Rotated files that are not compressed yet.
         compress: Vec<String>,
         /// The new name of the current file.
         rename_to: String,
@@ -142,15 +142,15 @@ impl<R: Reopen> Rotator<R> {
         let place = match Place::find(log, LOG_LEVELS) {
             Ok(place) => place,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return self.reopen(container),
-            Err(error) => return Err(LogError::io("look at", log)(error)),
+            Err(error) => return Err(LogError::io("inspect", log)(error)),
         };
-        let size = match place.stat().map_err(LogError::io("look at", log))? {
+        let size = match place.stat().map_err(LogError::io("inspect", log))? {
             None => None,
             Some(stat) if untrusted::is_file(&stat) => Some(u64::try_from(stat.st_size).unwrap_or(0)),
-            // The runtime would open whatever this leads to.
+            // The runtime would open the target of a link.
             Some(_) => return Err(LogError::Kind { path: log.to_owned() }),
         };
-        // The usual case costs few calls; the directory is listed only when it matters.
+        // The usual case needs few calls; the directory is listed only for a rotation.
         if size.is_some_and(|size| size < limit) {
             return Ok(());
         }
@@ -161,21 +161,21 @@ impl<R: Reopen> Rotator<R> {
             Plan::Nothing => Ok(()),
             Plan::ReopenOnly => self.reopen(container),
             Plan::Rotate { delete, compress, rename_to } => {
-                // Neither failure is a reason to let the current file grow on.
+                // The current file is rotated even if one of these operations fails.
                 for name in delete {
-                    pass.go_on(files.remove(&name), stop)?;
+                    pass.record(files.remove(&name), stop)?;
                 }
                 for name in compress {
                     let compressed = files.compress(&name, &mut pass.compress_bytes, stop);
-                    pass.go_on(compressed, stop)?;
+                    pass.record(compressed, stop)?;
                 }
-                // Something of the new name came meanwhile: the next look takes another one.
+                // A file of the new name was created meanwhile: the next pass uses another name.
                 if !files.rename_to_new(name, &rename_to)? {
                     return Ok(());
                 }
                 self.reopen(container).inspect_err(|_| {
-                    // The runtime still writes to this file. If it did open the new one after
-                    // all, that one is a few lines old at most; upstream overwrites it, too.
+                    // The runtime still writes to this file. If it opened the new one despite the
+                    // error, that one has a few lines at most; upstream overwrites it, too.
                     if let Err(error) = renameat(files.dir, &rename_to, files.dir, name) {
                         log::warn!("cannot rename {} back: {error}", files.path(&rename_to).display());
                     }
@@ -191,16 +191,16 @@ impl<R: Reopen> Rotator<R> {
     }
 }
 
-/// One look at all logs.
+/// One pass over all logs.
 struct Pass {
-    /// What may still be compressed.
+    /// Bytes that may still be compressed.
     compress_bytes: u64,
     errors: Vec<LogError>,
 }
 
 impl Pass {
-    /// Keeps an error, but ends with the agent.
-    fn go_on(&mut self, done: Result<(), LogError>, stop: &StopToken) -> Result<(), LogError> {
+    /// Records an error so that the pass continues; returns it if the agent stops.
+    fn record(&mut self, done: Result<(), LogError>, stop: &StopToken) -> Result<(), LogError> {
         match done {
             Err(LogError::Stopping) => return Err(LogError::Stopping),
             Err(error) if self.errors.len() < ERRORS => self.errors.push(error),
@@ -215,12 +215,12 @@ impl Pass {
 enum Form {
     Plain,
     Compressed,
-    /// Of a compression that was broken off.
+    /// The output of an interrupted compression.
     Partial,
 }
 
 impl Form {
-    /// `None`: the rotation has not made it.
+    /// `None`: not a file of the rotation.
     fn of(log: &str, name: &str) -> Option<Form> {
         let (stamp, ending) = name.strip_prefix(log)?.strip_prefix('.')?.split_at_checked(15)?;
         let is_time = stamp.bytes().enumerate().all(|(at, byte)| match at {
@@ -237,8 +237,8 @@ impl Form {
     }
 }
 
-/// Decides from the log's name and size, the names of the files beside it, and the local
-/// time as `YYYYMMDD-HHMMSS`. Names that the rotation has not made do not matter.
+/// Decides from the log's name and size, the names of the files beside it, and the local time as
+/// `YYYYMMDD-HHMMSS`. Names of other files are ignored.
 #[must_use]
 pub fn plan_rotation(
     log: &str,
@@ -252,7 +252,7 @@ pub fn plan_rotation(
         return Plan::Nothing;
     }
     let rename_to = format!("{log}.{now}");
-    // Two rotations in one second would lose a file; the next look is seconds away.
+    // Two rotations in one second would lose a file; the next pass follows in seconds.
     if listing.contains(&rename_to) {
         return Plan::Nothing;
     }
@@ -270,7 +270,7 @@ pub fn plan_rotation(
             Some(Form::Plain | Form::Compressed) => rotated.push(name.clone()),
         }
     }
-    // The time in the name orders them. The current file and the one it becomes need two places.
+    // The names sort by time. Two of the allowed files are the current one and its rotated copy.
     rotated.sort();
     let excess = rotated.len().saturating_sub(settings.max_files.saturating_sub(2));
     delete.extend(rotated.drain(..excess));
@@ -279,7 +279,7 @@ pub fn plan_rotation(
     Plan::Rotate { delete, compress, rename_to }
 }
 
-/// The files beside a log.
+/// The directory of a log.
 struct Files<'a> {
     dir: BorrowedFd<'a>,
     /// For messages.
@@ -307,7 +307,7 @@ impl Files<'_> {
             }
             let is_file = match entry.file_type() {
                 FileType::RegularFile => true,
-                // Some file systems do not tell the type when listing.
+                // Some file systems do not report the type in a directory listing.
                 FileType::Unknown => statat(self.dir, name, AtFlags::SYMLINK_NOFOLLOW)
                     .is_ok_and(|stat| untrusted::is_file(&stat)),
                 _ => false,
@@ -319,7 +319,7 @@ impl Files<'_> {
         Ok(names)
     }
 
-    /// Gone is fine.
+    /// A file that does not exist is no error.
     fn remove(&self, name: &str) -> Result<(), LogError> {
         match unlinkat(self.dir, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -327,10 +327,10 @@ impl Files<'_> {
         }
     }
 
-    /// Renames a file unless there is something of the new name already; whether it did.
+    /// Renames a file unless the new name exists; returns whether it was renamed.
     fn rename_to_new(&self, from: &str, to: &str) -> Result<bool, LogError> {
         let renamed = match renameat_with(self.dir, from, self.dir, to, RenameFlags::NOREPLACE) {
-            // A file system, or a kernel, that cannot do both in one step.
+            // The file system or the kernel has no rename without replacement.
             Err(Errno::INVAL | Errno::NOSYS) => match statat(self.dir, to, AtFlags::SYMLINK_NOFOLLOW) {
                 Err(Errno::NOENT) => renameat(self.dir, from, self.dir, to),
                 Ok(_) => Err(Errno::EXIST),
@@ -345,8 +345,8 @@ impl Files<'_> {
         }
     }
 
-    /// `<name>` becomes `<name>.gz` by way of `<name>.gz.tmp`, so that a half-written file is
-    /// known as such after a crash. One that is larger than `left` stays as it is.
+    /// `<name>` becomes `<name>.gz` by way of `<name>.gz.tmp`, so that a partly written file is
+    /// recognized after a crash. A file larger than `left` is not compressed.
     fn compress(&self, name: &str, left: &mut u64, stop: &StopToken) -> Result<(), LogError> {
         let source = match untrusted::open_at(self.dir, Path::new(name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -366,7 +366,7 @@ impl Files<'_> {
         }
         match result {
             Ok(true) => self.remove(name),
-            // The next rotation would remove it, too.
+            // If this fails, the next rotation removes it.
             Ok(false) => self.remove(&temporary),
             Err(error) => {
                 let _ = self.remove(&temporary);
@@ -375,7 +375,7 @@ impl Files<'_> {
         }
     }
 
-    /// Whether all of the source could be written: it may have grown.
+    /// Whether all of the source was written: it may have grown.
     fn write_compressed(
         &self,
         (name, mut source): (&str, File),

@@ -1,5 +1,5 @@
-//! The file behind a log, line by line without a copy of each, and what becomes of it:
-//! it grows, it is rotated away, it is emptied.
+//! Reads the file of a log line by line without copying, while it grows, is rotated or is
+//! truncated.
 
 use std::fs::File;
 use std::io::{self, BufRead, ErrorKind, Read, Seek, SeekFrom};
@@ -12,17 +12,17 @@ use crate::util::untrusted::Place;
 /// Longer lines are passed on in pieces of this size. Runtimes cut at 16 KiB by default.
 pub(super) const MAX_LINE_BYTES: usize = 256 * 1024;
 
-/// The first read of a file. Those that follow are larger as long as they are filled.
+/// The size of the first read of a file. Later reads are larger as long as they fill the buffer.
 const FIRST_READ: usize = 16 * 1024;
 
-/// What is at the path now, compared with what is being read.
+/// The file at the path now, compared with the open one.
 #[derive(Debug)]
 pub(super) enum Rotation {
-    /// The same file, or nothing yet: the new one is about to come.
+    /// The same file, or none: the new one does not exist yet.
     None,
-    /// Another file, seen for the first time: the old one may have got lines meanwhile.
+    /// Another file, for the first time: the old one may have more lines to read.
     Draining,
-    /// Another file, and the old one has been read to its end since it was seen.
+    /// Another file, and the old one has been read to its end since then.
     Replaced(Source),
 }
 
@@ -34,11 +34,11 @@ pub(super) struct Source {
     /// Where in the file the next read begins.
     position: u64,
     buffer: Vec<u8>,
-    /// What of the buffer is not yet taken: from here
+    /// The unread part of the buffer: from here
     start: usize,
     /// to here.
     end: usize,
-    /// So much of that has no newline.
+    /// The bytes of it that have been searched for a newline, without one.
     searched: usize,
     replaced: bool,
 }
@@ -59,8 +59,8 @@ impl Source {
         })
     }
 
-    /// Goes to where the last `lines` lines begin. A line that has no newline yet is not
-    /// counted: it comes after them.
+    /// Seeks to the start of the last `lines` lines. A line that has no newline yet is not counted:
+    /// it comes after them.
     pub(super) fn seek_tail(&mut self, lines: u64, stop: &StopToken) -> io::Result<()> {
         let mut end = self.file.seek(SeekFrom::End(0))?;
         if end > 0 {
@@ -80,7 +80,7 @@ impl Source {
     pub(super) fn next_line(&mut self) -> Option<&[u8]> {
         let unread = self.buffer.get(self.start..self.end)?;
         let mut rest = unread.get(self.searched..)?;
-        // The one search of the standard library that is as fast as the machine allows.
+        // The standard library's fastest search for a byte.
         let length = self.searched + rest.skip_until(b'\n').ok()?;
         let whole = length.checked_sub(1).and_then(|last| unread.get(last)) == Some(&b'\n');
         if !whole && length < MAX_LINE_BYTES {
@@ -93,7 +93,7 @@ impl Source {
         self.buffer.get(from..self.start)
     }
 
-    /// Reads on. How much came; 0 at the end of what is written so far.
+    /// Reads more into the buffer. Returns the number of bytes; 0 at the present end of the file.
     pub(super) fn fill(&mut self) -> io::Result<usize> {
         let unread = self.end - self.start;
         if self.start > 0 {
@@ -120,23 +120,23 @@ impl Source {
         Ok(count)
     }
 
-    /// What is there of a line that has no newline yet.
+    /// The start of a line that has no newline yet.
     pub(super) fn unfinished(&self) -> &[u8] {
         self.buffer.get(self.start..self.end).unwrap_or_default()
     }
 
-    /// Gives memory back before a wait.
+    /// Frees memory before a wait.
     pub(super) fn rest(&mut self) {
         if self.start == self.end {
             (self.buffer, self.start, self.end, self.searched) = (Vec::new(), 0, 0, 0);
         }
     }
 
-    /// Looks whether the runtime writes to another file by now.
+    /// Checks whether the runtime now writes to another file.
     pub(super) fn rotated(&mut self, place: &Place) -> io::Result<Rotation> {
         let Some(stat) = place.stat()? else { return Ok(Rotation::None) };
         let same = (stat.st_dev, stat.st_ino) == self.identity;
-        // One that was emptied in place is read from its start.
+        // A file that was truncated is read from its start.
         if same && u64::try_from(stat.st_size).unwrap_or(0) >= self.position {
             self.replaced = false;
             return Ok(Rotation::None);

@@ -1,4 +1,4 @@
-//! Waiting for a log to grow: the kernel says when, a timer is the net below.
+//! Waiting for a log to grow, with inotify and a maximum wait.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ pub(super) struct Watch {
 
 impl Watch {
     pub(super) fn new(place: &Place) -> Self {
-        // The one that is held, whatever its path leads to by now.
+        // The open directory, even if its path has been replaced.
         let directory = place.dir_path();
         let make = || {
             let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
@@ -44,7 +44,7 @@ impl Watch {
         Watch { inotify, woken: None }
     }
 
-    /// Returns when something happened in the directory, at the latest after [`LIMIT`].
+    /// Returns after an event in the directory, at the latest after [`LIMIT`].
     pub(super) fn wait(&mut self, stop: &StopToken) -> Waited {
         let Some(inotify) = &self.inotify else { return stop.wait(BLIND) };
         if self.woken.is_some_and(|woken| woken.elapsed() < GATHER) && stop.wait(GATHER) == Waited::Stopped {
@@ -60,7 +60,7 @@ impl Watch {
             let mut fds = [PollFd::new(inotify, PollFlags::IN)];
             let outcome = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
             if outcome.is_ok_and(|count| count > 0) {
-                // What happened is seen by looking.
+                // The events are discarded: the caller inspects the file.
                 let mut events = [0_u8; 4096];
                 while rustix::io::read(inotify, &mut events).is_ok_and(|count| count > 0) {}
                 self.woken = Some(Instant::now());

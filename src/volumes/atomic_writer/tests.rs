@@ -25,7 +25,7 @@ fn versions(dir: &Path) -> Vec<String> {
     names.map(|name| name.to_string_lossy().into_owned()).filter(|name| is_version(name.as_bytes())).collect()
 }
 
-/// What readers see in the volume's root.
+/// The visible files in the volume's root.
 fn visible(dir: &Path) -> Vec<String> {
     let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
     let names = names.map(|name| name.to_string_lossy().into_owned());
@@ -83,21 +83,21 @@ fn writes_once_and_exchanges_everything_at_once() {
     assert!(before[0].starts_with("..2001_09_09_01_46_40."), "{before:?}");
     assert_eq!(std::fs::metadata(at.join(&before[0])).unwrap().mode() & 0o7777, 0o755);
 
-    // The same content again, with another mode: nothing is touched.
+    // The same content again, with another mode: nothing is changed.
     let mut same = one.clone();
     same.insert("labels", File::new(b"x=\"1\"".to_vec(), 0o400)).unwrap();
     assert_eq!(write_to(at, &same).unwrap(), Outcome::Unchanged);
     assert_eq!(versions(at), before);
     assert_eq!(std::fs::metadata(at.join("labels")).unwrap().mode() & 0o7777, 0o440);
 
-    // A file that is gone, one that is new, one that is shorter.
+    // A file is removed, one is new, one is shorter.
     let two = payload(&[("labels", "x"), ("new", "")]);
     assert_eq!(write_to(at, &two).unwrap(), Outcome::Written);
     assert_eq!(visible(at), ["labels", "new"]);
     assert_eq!(read_all(at, "labels").as_deref(), Some("x"));
     assert_eq!(versions(at).len(), 1);
     assert_ne!(versions(at), before);
-    // Only something less.
+    // Only a file is removed.
     assert_eq!(write_to(at, &payload(&[("labels", "x")])).unwrap(), Outcome::Written);
     assert_eq!(visible(at), ["labels"]);
     assert_eq!(write_to(at, &Payload::default()).unwrap(), Outcome::Written);
@@ -111,10 +111,10 @@ fn goes_on_where_a_write_was_cut_short() {
     let at = dir.path();
     let files = payload(&[("a", "1"), ("b", "2")]);
     write_to(at, &files).unwrap();
-    // Cut before the exchange: a version that no reader sees, and the link to be.
+    // Interrupted before the replacement: an invisible version, and the new link.
     std::fs::create_dir(at.join("..2020_01_01_00_00_00.1")).unwrap();
     symlink("..2020_01_01_00_00_00.1", at.join(NEXT)).unwrap();
-    // Cut after it: a link is missing, another one is stale.
+    // Interrupted after it: a link is missing, another one is stale.
     std::fs::remove_file(at.join("b")).unwrap();
     symlink("..data/old", at.join("old")).unwrap();
     assert_eq!(write_to(at, &files).unwrap(), Outcome::Unchanged);
@@ -152,7 +152,7 @@ fn what_is_in_the_way_is_an_error() {
     std::fs::create_dir(dir.path().join("mountpoint")).unwrap();
     let error = write_to(dir.path(), &payload(&[("mountpoint/x", "1")])).unwrap_err();
     assert_eq!(error, Errno::EXIST);
-    // Beside it is fine, and it is left alone.
+    // An entry of another name is no error, and is not changed.
     write_to(dir.path(), &payload(&[("a", "1")])).unwrap();
     assert_eq!(visible(dir.path()), ["a", "mountpoint"]);
 }
@@ -194,7 +194,7 @@ proptest! {
     }
 }
 
-/// Only root may give files away: elsewhere the owner is the same before and after.
+/// Only root may change owners: for other users the owner is the same before and after.
 fn another_user(dir: &Path) -> (u32, u32) {
     let own = std::fs::metadata(dir).unwrap().uid();
     (own, if own == 0 { 1000 } else { own })
@@ -344,7 +344,7 @@ fn foreign_entries_are_not_read_through() {
             std::fs::remove_file(version.join("f")).unwrap();
             symlink(outside.join("x"), version.join("f")).unwrap();
         },
-        // A careless open of it would block.
+        // Opening it with blocking would hang.
         &|version| {
             std::fs::remove_file(version.join("f")).unwrap();
             fs::mknodat(fs::CWD, version.join("f"), FileType::Fifo, Mode::RUSR, 0).unwrap();

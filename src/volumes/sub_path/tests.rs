@@ -12,7 +12,7 @@ fn root(path: &Path) -> OwnedFd {
     fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap()
 }
 
-/// Where a walk ends on the node.
+/// The path on the node at which a walk ends.
 fn walked(volume: &Path, sub_path: &str) -> Result<PathBuf, (SubPathFailure, Errno)> {
     let object = walk(root(volume), Path::new(sub_path)).map_err(|failed| (failed.kind, failed.errno))?;
     let place = std::fs::read_link(format!("/proc/self/fd/{}", object.as_raw_fd())).unwrap();
@@ -104,7 +104,7 @@ fn depth_is_bounded() {
     assert_eq!(walked(&volume, &deeper), Err((SubPathFailure::Prepare, Errno::NAMETOOLONG)));
 }
 
-/// Another thread exchanges a directory for a link to the outside, as fast as it can.
+/// Another thread replaces a directory with a link to the outside, as fast as possible.
 #[test]
 fn no_race_leads_outside() {
     let (_top, volume) = volume();
@@ -129,7 +129,7 @@ fn no_race_leads_outside() {
     let (mut inside, mut refused) = (0, 0);
     let begun = Instant::now();
     let mut round = 0;
-    // Until it got through once: a busy machine may hold the swapper back for long.
+    // Until a walk has succeeded once: on a busy machine the thread may be delayed.
     while round < 3000 || inside == 0 && begun.elapsed() < Duration::from_secs(20) {
         round += 1;
         if round % 100 == 0 {
@@ -173,8 +173,8 @@ fn targets_go_and_nothing_in_them() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
-    /// Whatever links there are, the walk ends inside, at the same place as the kernel's own
-    /// resolution that may not leave the volume, or not at all.
+    /// With any links the walk ends inside, at the same place as the kernel's own resolution that
+    /// may not leave the volume, or not at all.
     #[test]
     fn agrees_with_the_kernel(
         links in proptest::collection::vec(("[a-c](/[a-c])?", "(\\.\\./){0,3}[a-d](/(\\.\\.|[a-d])){0,2}"), 0..6),

@@ -114,7 +114,7 @@ fn listing(dir: &Path) -> Vec<String> {
     names
 }
 
-/// The directories of two pods, with a container in each; the other one's log is to be left alone.
+/// The directories of two pods, with a container in each; the other one's log must not change.
 struct Pods {
     dir: tempfile::TempDir,
 }
@@ -154,7 +154,7 @@ impl Pods {
     }
 }
 
-/// Empty for what is not compressed.
+/// Empty for a file that is not compressed.
 fn unpacked(path: &Path) -> String {
     io::read_to_string(flate2::read::GzDecoder::new(File::open(path).unwrap())).unwrap_or_default()
 }
@@ -272,7 +272,7 @@ fn other_things_under_the_names_of_a_rotation_stop_nothing() {
             }
             pods.assert_other_is_untouched();
         }
-        // In the way of what is made of the one file to compress.
+        // At the path of the compressed file.
         for ending in [".gz", ".gz.tmp"] {
             let pods = Pods::new();
             fs::write(pods.at(&old(2, "")), "older").unwrap();
@@ -320,7 +320,7 @@ fn what_is_compressed_in_a_pass_is_bounded() {
             File::create(pods.at(&old(number, ""))).unwrap().set_len(length).unwrap();
         };
         let never = StopToken::never();
-        // Larger than any disk: not even begun.
+        // Larger than any disk: not started.
         sparse(1, 1 << 42);
         let mut left = 300_000;
         files.compress(&old(1, ""), &mut left, &never).unwrap();
