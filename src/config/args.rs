@@ -1,5 +1,5 @@
 //! The agent's flags that are not configuration fields. Room `cli` parses them, room `agent`
-//! carries them out.
+//! applies them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use super::load::{Loaded, Request};
 /// The directory of the agent's state unless `--root-dir` sets another.
 const DEFAULT_ROOT_DIR: &str = "/var/lib/kubelet";
 
-/// The agent's flags: what is not a configuration field, and how to load the configuration.
+/// The agent's flags: those that are no configuration field, and how to load the configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AgentArgs {
     /// The configuration file, the drop-ins and the flags that set fields.

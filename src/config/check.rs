@@ -1,7 +1,7 @@
 //! The strict check of one configuration layer against the table of fields.
 //!
-//! What does not fit is reported with its path and taken out, so that the rest can still be judged
-//! and one run shows every problem.
+//! Invalid parts are reported with their path and removed, so that the rest can be checked and one
+//! run reports every problem.
 
 use serde_json::{Map, Value};
 
@@ -9,10 +9,10 @@ use super::duration::GoDuration;
 use super::fields::{FIELDS, Kind, field};
 use crate::model::quantity::Amount;
 
-/// Fields that are in no layer's table because they name the layer's type.
+/// Fields that are not in the table because they name the layer's type.
 const TYPE_FIELDS: [&str; 2] = ["apiVersion", "kind"];
 
-/// Checks the fields of a layer, taking out what is wrong. `report` gets path and message.
+/// Checks the fields of a layer, and removes invalid ones. `report` gets path and message.
 pub fn check_layer(layer: &mut Value, report: &mut dyn FnMut(&str, String)) {
     if let Value::Object(fields) = layer {
         check_object(fields, "", report);
@@ -26,7 +26,7 @@ fn check_object(fields: &mut Map<String, Value>, above: &str, report: &mut dyn F
             return true;
         }
         if let Some(field) = field(&path) {
-            // Go takes nanoseconds as well in this one field.
+            // Go also accepts nanoseconds in this one field.
             if field.path == "logging.flushFrequency"
                 && let Some(nanos) = value.as_u64()
             {
@@ -60,7 +60,7 @@ fn check_object(fields: &mut Map<String, Value>, above: &str, report: &mut dyn F
     });
 }
 
-/// Whether fields lie below this path.
+/// Whether there are fields below this path.
 pub fn is_group(path: &str) -> bool {
     FIELDS.iter().any(|field| field.path.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')))
 }
@@ -73,7 +73,7 @@ fn unknown(path: &str) -> String {
     }
 }
 
-/// The candidate most like a word, if any is like it at all.
+/// The candidate that is most similar to a word, if any is similar.
 pub fn closest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Option<&'c str> {
     let lower = word.to_lowercase();
     candidates
@@ -83,7 +83,7 @@ pub fn closest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Opt
         .map(|(_, candidate)| candidate)
 }
 
-/// Edits between two words; long ones are far from everything.
+/// The edit distance of two words; long ones count as different.
 fn distance(one: &str, other: &str) -> usize {
     if one.len() > 64 || one.len().abs_diff(other.len()) > 2 {
         return usize::MAX;
@@ -195,7 +195,7 @@ fn check_item(item: &mut Value, shape: &[(&str, Kind)], path: &str) -> Result<()
     Ok(())
 }
 
-/// A value's type for people, with the value where it is short.
+/// A value's type in a message, with the value if it is short.
 pub fn word(value: &Value) -> String {
     match value {
         Value::Null => "nothing".to_owned(),

@@ -1,5 +1,5 @@
-//! The configuration of image credential providers, `CredentialProviderConfig`
-//! (Go: pkg/credentialprovider/plugin/config.go): one file, or all of a directory.
+//! The configuration of image credential providers, `CredentialProviderConfig` (Go:
+//! pkg/credentialprovider/plugin/config.go): one file, or all files of a directory.
 
 use std::path::{Path, PathBuf};
 
@@ -13,35 +13,35 @@ use super::yaml::{self, Document};
 
 const GROUP: &str = "kubelet.config.k8s.io";
 const KIND: &str = "CredentialProviderConfig";
-/// Versions of the protocol that providers use.
+/// Supported versions of the protocol of providers.
 const PROTOCOLS: [&str; 3] = [
     "credentialprovider.kubelet.k8s.io/v1",
     "credentialprovider.kubelet.k8s.io/v1alpha1",
     "credentialprovider.kubelet.k8s.io/v1beta1",
 ];
 
-/// One program that knows credentials of registries.
+/// A program that supplies credentials for registries.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CredentialProvider {
     /// The name of the program in the directory of programs.
     #[serde(default)]
     pub name: String,
-    /// Images that it is called for; each part of a host may have wildcards.
+    /// Images for which it is called; each part of a host may have wildcards.
     #[serde(default)]
     pub match_images: Vec<String>,
-    /// How long a response is valid that has no duration of its own.
+    /// The time for which a response without its own duration is valid.
     pub default_cache_duration: Option<GoDuration>,
-    /// The version of the protocol that it uses.
+    /// The protocol version that it uses.
     #[serde(default)]
     pub api_version: String,
     /// Its arguments.
     #[serde(default)]
     pub args: Option<Vec<String>>,
-    /// Variables that it gets besides our own.
+    /// Additional environment variables.
     #[serde(default)]
     pub env: Option<Vec<Variable>>,
-    /// It wants a token of the pod's service account.
+    /// Set if it needs a token of the pod's service account.
     pub token_attributes: Option<TokenAttributes>,
 }
 
@@ -56,27 +56,27 @@ pub struct Variable {
     pub value: String,
 }
 
-/// Which token a provider wants.
+/// The token that a provider needs.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TokenAttributes {
-    /// For whom the token is.
+    /// The audience of the token.
     #[serde(default)]
     pub service_account_token_audience: String,
     /// `Token` or `ServiceAccount`.
     #[serde(default)]
     pub cache_type: String,
-    /// Whether the provider is of no use for pods without a service account.
+    /// Whether the provider is skipped for pods without a service account.
     pub require_service_account: Option<bool>,
     /// Annotations that the service account must have.
     #[serde(default)]
     pub required_service_account_annotation_keys: Vec<String>,
-    /// Annotations that are passed on if it has them.
+    /// Annotations that are passed on if the account has them.
     #[serde(default)]
     pub optional_service_account_annotation_keys: Vec<String>,
 }
 
-/// The providers, and where their programs are.
+/// The providers, and the directory of their programs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CredentialProviders {
     /// `--image-credential-provider-bin-dir`.
@@ -85,10 +85,10 @@ pub struct CredentialProviders {
     pub providers: Vec<CredentialProvider>,
 }
 
-/// Reads the configuration and makes sure that every program is there.
+/// Reads the configuration and checks that every program exists.
 ///
 /// # Errors
-/// All problems there are.
+/// All problems.
 pub fn load(config: &Path, bin_dir: &Path) -> Result<CredentialProviders, Vec<Problem>> {
     let mut reader = Reader::default();
     for file in reader.files(config) {
@@ -114,7 +114,7 @@ pub fn load(config: &Path, bin_dir: &Path) -> Result<CredentialProviders, Vec<Pr
 fn missing_program(bin_dir: &Path, name: &str) -> Option<String> {
     use std::os::unix::fs::PermissionsExt;
     if name.is_empty() || name.contains('/') {
-        // Has been reported already.
+        // Reported already.
         return None;
     }
     let program = bin_dir.join(name);
@@ -130,7 +130,7 @@ fn missing_program(bin_dir: &Path, name: &str) -> Option<String> {
 
 #[derive(Default)]
 struct Reader {
-    /// With the place of each.
+    /// All providers, each with its file and path.
     providers: Vec<(CredentialProvider, String)>,
     checked: Vec<CredentialProvider>,
     problems: Vec<Problem>,
@@ -231,7 +231,7 @@ impl Reader {
         }
     }
 
-    /// Everything that is wrong with one provider.
+    /// All faults of one provider.
     fn check(&self, provider: &CredentialProvider) -> Vec<(&'static str, String)> {
         let mut wrong: Vec<(&'static str, String)> = Vec::new();
         let name = provider.name.as_str();

@@ -1,4 +1,4 @@
-//! Filling in what a configuration leaves out (Go: SetDefaults_KubeletConfiguration and the flag
+//! Sets missing fields of a configuration (Go: SetDefaults_KubeletConfiguration and the flag
 //! defaults in cmd/kubelet/app/options).
 
 use serde_json::{Map, Value};
@@ -6,16 +6,16 @@ use serde_json::{Map, Value};
 use super::duration::GoDuration;
 use super::fields::{FIELDS, Field, HARD_EVICTION, Kind};
 
-/// Which set of defaults holds.
+/// The set of defaults that is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DefaultSet {
-    /// A configuration file was given, however small.
+    /// For a configuration file, even an empty one.
     WithFile,
-    /// Flags only: the open defaults of old.
+    /// For flags only: the old, less restrictive defaults.
     FlagsOnly,
 }
 
-/// A field's default in a set.
+/// A field's default in one of the sets.
 #[must_use]
 pub fn preset(field: &Field, set: DefaultSet) -> Value {
     match (set, field.path) {
@@ -28,8 +28,8 @@ pub fn preset(field: &Field, set: DefaultSet) -> Value {
     }
 }
 
-/// Puts the default thresholds of a configuration file in, unless it has its own.
-/// Drop-ins are merged over the result, key by key.
+/// Adds the default thresholds of a configuration file, unless it sets its own. Drop-ins are merged
+/// over the result, key by key.
 pub fn fill_hard_eviction(layer: &mut Value) {
     if get(layer, "evictionHard").is_none_or(Value::is_null) {
         set(
@@ -40,7 +40,7 @@ pub fn fill_hard_eviction(layer: &mut Value) {
     }
 }
 
-/// Fills every missing field, and those whose zero value means the default.
+/// Sets every missing field, and those whose zero value means the default.
 pub fn fill(config: &mut Value, defaults: DefaultSet) {
     let merge_eviction = get(config, "mergeDefaultEvictionSettings") == Some(&Value::Bool(true));
     if merge_eviction && let Some(Value::Object(thresholds)) = get_mut(config, "evictionHard") {
@@ -64,7 +64,7 @@ pub fn fill(config: &mut Value, defaults: DefaultSet) {
         let value = match field.path {
             "serializeImagePulls" => Value::Bool(parallel < 2),
             "nodeStatusReportFrequency" => update.clone().unwrap_or_else(|| field.preset_value()),
-            // Once a file's own defaults are in, only null in a drop-in empties the thresholds.
+            // After the defaults of a file were added, only null in a drop-in removes the thresholds.
             "evictionHard" => Value::Object(Map::new()),
             _ => preset(field, defaults),
         };
@@ -93,7 +93,7 @@ fn get_mut<'v>(value: &'v mut Value, path: &str) -> Option<&'v mut Value> {
     path.split('.').try_fold(value, |value, key| value.get_mut(key))
 }
 
-/// Puts a value at a dotted path, making objects on the way; null takes it away.
+/// Sets a value at a dotted path, and creates missing objects; null removes the value.
 pub fn set(root: &mut Value, path: &str, value: Value) {
     let mut place = root;
     let mut keys = path.split('.').peekable();
@@ -114,7 +114,7 @@ pub fn set(root: &mut Value, path: &str, value: Value) {
     }
 }
 
-/// JSON merge patch: objects merge, everything else replaces, null deletes.
+/// JSON merge patch: objects are merged, other values replaced, null deletes.
 pub fn merge_patch(target: &mut Value, patch: Value) {
     let Value::Object(entries) = patch else {
         *target = patch;
@@ -133,7 +133,7 @@ pub fn merge_patch(target: &mut Value, patch: Value) {
     }
 }
 
-/// Takes nulls out of objects, at any depth.
+/// Removes nulls from objects, at any depth.
 pub fn strip_nulls(value: &mut Value) {
     if let Value::Object(fields) = value {
         fields.retain(|_, value| !value.is_null());
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_means_default_only_where_go_says_so() {
+    fn zero_means_default_only_where_it_does_in_go() {
         let mut config = json!({
             "syncFrequency": "0s", "maxPods": 0, "address": "", "healthzPort": 0, "registryPullQPS": 0,
             "resolvConf": "", "enforceNodeAllocatable": [], "cpuCFSQuotaPeriod": "0s", "podPidsLimit": -5,

@@ -7,18 +7,18 @@ use std::time::Duration;
 #[must_use]
 pub struct GoDuration(i64);
 
-/// Why a text is not a duration.
+/// A text is not a duration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a duration: want numbers with units, such as 300ms, 10s or 1h30m")]
 pub struct NotADuration {
-    /// The text in question.
+    /// The text.
     pub text: String,
 }
 
 const SECOND: i64 = 1_000_000_000;
 
 impl GoDuration {
-    /// No time at all.
+    /// Zero.
     pub const ZERO: GoDuration = GoDuration(0);
 
     /// From whole seconds.
@@ -31,7 +31,7 @@ impl GoDuration {
         GoDuration(millis.saturating_mul(1_000_000))
     }
 
-    /// As the standard library's type; what is negative counts as zero.
+    /// As the standard library's type; negative values become zero.
     pub fn to_std(self) -> Duration {
         Duration::from_nanos(u64::try_from(self.0).unwrap_or(0))
     }

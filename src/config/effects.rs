@@ -1,5 +1,5 @@
-//! Which settings were changed although nothing acts on them yet. The operator reads of them once,
-//! at start; the standing itself is in the table of fields.
+//! Settings that were changed but have no effect yet. One warning at start names them; the table of
+//! fields has the effect of each field.
 
 use serde::Deserialize as _;
 use serde::de::Error as _;
@@ -28,7 +28,7 @@ pub fn warning(fields: &[&str]) -> Option<String> {
     (!fields.is_empty()).then(|| format!("set, but without effect in this version: {}", fields.join(", ")))
 }
 
-/// The configuration that results when nothing is set.
+/// The configuration without any settings.
 #[must_use]
 pub fn default_configuration(defaults: DefaultSet) -> KubeletConfiguration {
     let mut value = Value::Object(Map::new());
@@ -36,12 +36,17 @@ pub fn default_configuration(defaults: DefaultSet) -> KubeletConfiguration {
         fill_hard_eviction(&mut value);
     }
     fill(&mut value, defaults);
-    // INVARIANT: the table's defaults fit the types; `the_table_and_the_types_agree` holds them to it.
+    // INVARIANT: the defaults fit the types; the test `the_table_and_the_types_agree` checks it.
     typed(value).unwrap_or_default()
 }
 
+<<<<<<< HEAD
 /// The configuration in a document whose values have been checked. Because only a map is accepted, the
 /// decoder needs no second half for lists: fifty kilobytes of the binary.
+=======
+/// The configuration in a document whose values have been checked. The document is a map, so the
+/// decoder needs no code for lists, which would add 50 kB to the binary.
+>>>>>>> 78d9f10 (Reword comments and texts, part 2)
 pub(super) fn typed(value: Value) -> Result<KubeletConfiguration, serde_json::Error> {
     match value {
         Value::Object(fields) => KubeletConfiguration::deserialize(fields),
@@ -49,7 +54,7 @@ pub(super) fn typed(value: Value) -> Result<KubeletConfiguration, serde_json::Er
     }
 }
 
-/// A field's default in a set, as the documents print it.
+/// A field's default in a set, in the format of the documents.
 #[must_use]
 pub fn preset_text(path: &str, defaults: DefaultSet) -> String {
     let value = super::fields::field(path).map_or(Value::Null, |field| preset(field, defaults));
@@ -91,7 +96,7 @@ mod tests {
             }
             assert!(without_effect(&config, defaults).is_empty());
         }
-        // And the types have no field that the table lacks.
+        // And every field of the types is in the table.
         let mut printed = serde_json::to_value(default_configuration(DefaultSet::WithFile)).unwrap();
         crate::config::check::check_layer(&mut printed, &mut |path, message| panic!("{path}: {message}"));
     }

@@ -1,11 +1,11 @@
-//! The table of every `KubeletConfiguration` v1beta1 field: path, type, default, standing, meaning.
+//! The table of all `KubeletConfiguration` v1beta1 fields: path, type, default, effect, meaning.
 //!
-//! The strict check, the defaults, the flags, `--help` and the compatibility list all read it, so a
-//! field is described once. [`super::KubeletConfiguration`] holds the same fields with Rust types.
+//! The strict check, the defaults, the flags, `--help` and the compatibility list all use it, so each
+//! field is described once. [`super::KubeletConfiguration`] has the same fields with Rust types.
 
 use serde_json::Value;
 
-/// What type of value a field takes.
+/// The type of a field's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// true or false.
@@ -39,7 +39,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The type's name for people.
+    /// The type's name in messages.
     #[cfg(test)]
     pub fn word(self) -> &'static str {
         match self {
@@ -64,7 +64,7 @@ impl Kind {
 /// A field's default.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Preset {
-    /// Unset, which means something of its own.
+    /// Unset, which has its own meaning.
     Nil,
     /// A bool.
     Bool(bool),
@@ -82,21 +82,21 @@ pub enum Preset {
     Map(&'static [(&'static str, &'static str)]),
 }
 
-/// What setting a field does in this version.
+/// The effect of a field in this version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// It does what it does in the Go kubelet.
+    /// The same effect as in the Go kubelet.
     Works,
-    /// It is read and validated; what it governs is not built yet.
+    /// It is read and validated, but the feature is not implemented yet.
     NoEffectYet,
-    /// It has no effect in the Go kubelet either, or cannot have one here.
+    /// It has no effect in the Go kubelet either, or can have none here.
     Ignored,
     /// Setting it is an error.
     Refused,
 }
 
 impl Standing {
-    /// The standing as the compatibility list prints it.
+    /// The effect as printed in the compatibility list.
     pub fn word(self) -> &'static str {
         match self {
             Standing::Works => "works",
@@ -110,17 +110,17 @@ impl Standing {
 /// One field.
 #[derive(Debug, Clone, Copy)]
 pub struct Field {
-    /// Where it is, such as `authentication.x509.clientCAFile`.
+    /// The path, such as `authentication.x509.clientCAFile`.
     pub path: &'static str,
     /// Its type.
     pub kind: Kind,
     /// Its default when a configuration file is given.
     pub preset: Preset,
-    /// Whether an explicit zero value stays; otherwise zero means the default, as in Go.
+    /// Whether an explicit zero value is kept; otherwise zero means the default, as in Go.
     pub keeps_zero: bool,
-    /// What it does in this version.
+    /// Its effect in this version.
     pub standing: Standing,
-    /// What it means.
+    /// Its meaning.
     pub help: &'static str,
 }
 
@@ -177,7 +177,7 @@ impl Field {
     }
 }
 
-/// The field of a path.
+/// The field with this path.
 #[must_use]
 pub fn field(path: &str) -> Option<&'static Field> {
     FIELDS.iter().find(|field| field.path == path)
@@ -211,7 +211,7 @@ const fn map(path: &'static str, help: &'static str) -> Field {
     Field::of(path, Kind::TextMap, Preset::Empty, help)
 }
 
-/// The hard eviction thresholds that a configuration file brings along.
+/// The default hard eviction thresholds of a configuration file.
 pub const HARD_EVICTION: &[(&str, &str)] = &[
     ("imagefs.available", "15%"),
     ("imagefs.inodesFree", "5%"),

@@ -11,7 +11,7 @@ pub(crate) fn targets() -> Vec<Target> {
             stack: Stack::Large,
             // The limit for manifests is 10 MiB; the cost per byte does not depend on the size.
             max_bytes: 2 << 20,
-            // Aliases may copy 16 MiB.
+            // Aliases may copy up to 16 MiB.
             budget: Budget {
                 per_mib: std::time::Duration::from_secs(30),
                 per_byte: 200,

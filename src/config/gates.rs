@@ -1,19 +1,19 @@
-//! The feature gates of Kubernetes 1.36 with their defaults (Go: component-base/featuregate).
-//! The kubelet knows the gates of every component, so one map can be shared by all of them.
+//! The feature gates of Kubernetes 1.36 with their defaults (Go: component-base/featuregate),
+//! including those of other components, so one map can be used for all of them.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-/// How finished a feature is.
+/// The stage of a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Off unless it is set.
+    /// Alpha: off unless it is set.
     Alpha,
-    /// Mostly on.
+    /// Beta: usually on.
     Beta,
-    /// Finished.
+    /// Generally available.
     Stable,
-    /// On its way out.
+    /// Deprecated.
     Deprecated,
 }
 
@@ -22,15 +22,15 @@ pub enum Stage {
 pub struct Gate {
     /// Its name.
     pub name: &'static str,
-    /// How finished it is.
+    /// Its stage.
     pub stage: Stage,
-    /// Whether it is on by itself.
+    /// Whether it is on by default.
     pub preset: bool,
-    /// Whether it cannot be changed any more.
+    /// Whether its value is fixed.
     pub locked: bool,
 }
 
-/// What is wrong with a gate that was set.
+/// Why a setting of a gate is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the names say what the values are")]
 pub enum GateError {
@@ -43,15 +43,15 @@ pub enum GateError {
     Needs { name: &'static str, needs: &'static str },
 }
 
-/// The gates as they stand after the configuration was read.
+/// The gates after the configuration was read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Gates {
     changed: BTreeMap<&'static str, bool>,
 }
 
 impl Gates {
-    /// Applies a `featureGates` map; every problem is reported with the gate it concerns.
-    /// `AllAlpha` and `AllBeta` switch what the map does not name.
+    /// Applies a `featureGates` map; every problem is reported with its gate. `AllAlpha` and
+    /// `AllBeta` set gates that the map does not name.
     #[must_use]
     pub fn resolve(set: &BTreeMap<String, bool>) -> (Gates, Vec<(String, GateError)>) {
         let mut gates = Gates::default();
@@ -95,7 +95,7 @@ impl Gates {
     }
 }
 
-/// All gates there are.
+/// All gates.
 pub fn known() -> impl Iterator<Item = Gate> {
     let rows = |names: &'static str, stage, preset, locked| {
         names.split_ascii_whitespace().map(move |name| Gate { name, stage, preset, locked })
@@ -113,7 +113,7 @@ pub fn known() -> impl Iterator<Item = Gate> {
 static BY_NAME: LazyLock<BTreeMap<&'static str, Gate>> =
     LazyLock::new(|| known().map(|gate| (gate.name, gate)).collect());
 
-/// Pairs of a gate and one it cannot be on without; locked ones cannot fail and are left out.
+/// Pairs of a gate and another that it requires; locked gates cannot fail and are left out.
 const NEEDS: &[(&str, &str)] = &[
     ("ClusterTrustBundleProjection", "ClusterTrustBundle"),
     ("DRADeviceBindingConditions", "DRAResourceClaimDeviceStatus"),

@@ -1,4 +1,4 @@
-//! Reading a kubeconfig; what it means is room `kube`'s business.
+//! Reads a kubeconfig; room `kube` interprets it.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use super::load::{Problem, read_file};
 use super::yaml;
 use crate::model::kubeconfig::Kubeconfig;
 
-/// Reads the file. Unknown keys are passed over, as upstream does.
+/// Reads the file. Unknown keys are ignored, as upstream does.
 ///
 /// # Errors
-/// When it cannot be read or is no kubeconfig.
+/// When it cannot be read or is not a kubeconfig.
 pub fn load(file: &Path) -> Result<Kubeconfig, Problem> {
     let place = file.display().to_string();
     let problem = |place: &str, field: &str, message: String| Problem {
@@ -23,7 +23,7 @@ pub fn load(file: &Path) -> Result<Kubeconfig, Problem> {
     let mut documents = yaml::parse_bytes(&bytes)
         .map_err(|error| problem(&format!("{place}:{}", error.line), "", error.message))?
         .into_iter();
-    // Only the first document counts; none at all is an empty configuration.
+    // Only the first document is used; no document is an empty configuration.
     let value = documents.next().map_or_else(|| serde_json::json!({}), |document| document.value);
     for (field, known) in [("kind", "Config"), ("apiVersion", "v1")] {
         let wrong = value.get(field).filter(|value| !value.is_null() && value.as_str() != Some(known));
@@ -31,7 +31,7 @@ pub fn load(file: &Path) -> Result<Kubeconfig, Problem> {
             return Err(problem(&place, field, format!("{wrong:?} is not {known:?}")));
         }
     }
-    // The decoder's words may quote a value, and values may be secrets.
+    // The decoder's message may quote a value, and values may be secrets.
     part(&value, "").map_err(|_| wrong_part(&value, &place))
 }
 
@@ -40,7 +40,7 @@ fn part<T: serde::de::DeserializeOwned>(value: &Value, pointer: &str) -> Result<
     serde_json::from_value(found).map_err(drop)
 }
 
-/// Finds out which part is no good, to name it without showing it.
+/// Finds the invalid part, to name it without printing its value.
 fn wrong_part(value: &Value, place: &str) -> Problem {
     let message = "is not what it should be (a value of another type, or data that is not base64)".to_owned();
     let problem = |field: String| Problem { place: place.to_owned(), field, message: message.clone() };

@@ -1,4 +1,4 @@
-//! `KubeletConfiguration` v1beta1 as Rust types; every value is there once the defaults are filled in
+//! `KubeletConfiguration` v1beta1 as Rust types; after the defaults are set, every value is present
 //! (Go: k8s.io/kubelet/config/v1beta1). [`super::fields`] describes each field.
 
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! Loading: defaults, then the file, then the drop-ins in order, then the flags.
-//! Every problem of every layer is collected; only I/O happens here that reads those files.
+//! Loading: defaults, then the file, then the drop-ins in order, then the flags. Every problem of
+//! every layer is collected; the only I/O is reading those files.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -18,15 +18,15 @@ use super::yaml::{self, Document};
 pub(super) const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 pub(super) const KIND: &str = "KubeletConfiguration";
 
-/// Directories below the drop-in directory; deeper ones are refused.
+/// The limit of directory levels below the drop-in directory; deeper ones are refused.
 const MAX_DIRECTORY_DEPTH: usize = 16;
-/// Drop-ins that are read at most.
+/// The limit of drop-ins.
 const MAX_DROP_INS: usize = 1000;
 
-/// Problems that are listed. Looking the line of each up takes time.
+/// The limit of listed problems. Finding the line of each takes time.
 const MAX_PROBLEMS: usize = 100;
 
-/// Fields holding paths that may be relative to their file.
+/// Fields with paths that may be relative to their file.
 const PATHS: [&str; 7] = [
     "staticPodPath",
     "authentication.x509.clientCAFile",
@@ -40,11 +40,11 @@ const PATHS: [&str; 7] = [
 /// One problem with the configuration or the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// Where it is: a file, with its line where known, or a flag.
+    /// The location: a file, with its line if known, or a flag.
     pub place: String,
-    /// The field's path; empty when it is not about one field.
+    /// The field's path; empty when the problem concerns no single field.
     pub field: String,
-    /// What is wrong.
+    /// The message.
     pub message: String,
 }
 
@@ -70,7 +70,7 @@ pub struct Override {
     pub value: Value,
 }
 
-/// Where the configuration comes from.
+/// The origin of the configuration.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Request {
     /// `--config`.
@@ -81,16 +81,16 @@ pub struct Request {
     pub overrides: Vec<Override>,
 }
 
-/// A configuration that is valid.
+/// A valid configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Loaded {
-    /// Every field, defaults filled in.
+    /// All fields, with their defaults.
     pub config: KubeletConfiguration,
     /// The feature gates.
     pub gates: Gates,
     /// The fields that were set but have no effect yet.
     pub without_effect: Vec<&'static str>,
-    /// The files it was read from, in order.
+    /// The files that were read, in order.
     pub files: Vec<PathBuf>,
 }
 
@@ -107,12 +107,12 @@ impl Loaded {
 /// Loads and validates a configuration.
 ///
 /// # Errors
-/// All problems there are, in the order of the layers.
+/// All problems, in the order of the layers.
 pub fn load(request: &Request) -> Result<Loaded, Vec<Problem>> {
     load_with(request, &mut |layers, file| layers.read(file))
 }
 
-/// [`load`] where the main file's content is already at hand.
+/// [`load`] with the main file's content as an argument.
 #[cfg(test)]
 pub(super) fn load_bytes(bytes: &[u8]) -> Result<Loaded, Vec<Problem>> {
     let request = Request { file: Some(PathBuf::from("/config.yaml")), ..Request::default() };
@@ -153,7 +153,7 @@ fn load_with(
             _ => set(&mut value, change.path, change.value.clone()),
         }
     }
-    // The check gave every value its type; only a broken flag table could still fail here.
+    // The check ensured the type of every value; only an invalid flag table could still fail here.
     let config: KubeletConfiguration = match typed(value) {
         Ok(config) => config,
         Err(error) => {
@@ -187,7 +187,7 @@ fn report(problems: &mut Vec<Problem>, problem: Problem) {
     }
 }
 
-/// What was read so far, to find where a value came from.
+/// The layers so far, to find the origin of a value.
 #[derive(Default)]
 struct Layers {
     files: Vec<(PathBuf, Document)>,
@@ -200,7 +200,7 @@ impl Layers {
         report(&mut self.problems, Problem { place, field: field.to_owned(), message });
     }
 
-    /// The flag or file that set a field last.
+    /// The last flag or file that set a field.
     fn place_of(&self, path: &str) -> String {
         let field = path.split('[').next().unwrap_or(path);
         if let Some(flag) = self.flags.get(field) {
@@ -217,7 +217,7 @@ impl Layers {
         self.files.first().map(|(file, _)| file.display().to_string()).unwrap_or_default()
     }
 
-    /// Reads one file into a checked layer; `None` when there is nothing to use in it.
+    /// Reads one file into a checked layer; `None` when nothing in it can be used.
     fn read(&mut self, file: &Path) -> Option<Value> {
         match read_file(file) {
             Ok(bytes) => self.take(file, &bytes),
@@ -228,7 +228,7 @@ impl Layers {
         }
     }
 
-    /// Turns the bytes of a file into a checked layer.
+    /// Decodes the bytes of a file into a checked layer.
     fn take(&mut self, file: &Path, bytes: &[u8]) -> Option<Value> {
         let place = file.display().to_string();
         let documents = match yaml::parse_bytes(bytes) {
@@ -265,7 +265,7 @@ impl Layers {
         let mut layer = document.value.clone();
         let problems = &mut self.problems;
         check_layer(&mut layer, &mut |path, message| {
-            // Looking a line up costs time, too.
+            // Finding a line takes time, too.
             if problems.len() > MAX_PROBLEMS {
                 return;
             }
@@ -339,8 +339,8 @@ pub(super) fn read_file(file: &Path) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// DIFFERS: upstream leaves relative paths in drop-ins to the working directory; here they are
-/// resolved against the drop-in's folder, as those of the main file are.
+/// DIFFERS: upstream resolves relative paths in drop-ins against the working directory; here they
+/// are resolved against the drop-in's directory, as those of the main file are.
 fn resolve_paths(layer: &mut Value, file: &Path) {
     let absolute = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
     let folder = absolute.parent().map(|folder| folder.to_string_lossy().into_owned()).unwrap_or_default();
@@ -355,7 +355,7 @@ fn resolve_paths(layer: &mut Value, file: &Path) {
     }
 }
 
-/// A path without empty, `.` and `..` segments and without a slash at its end, by its text alone.
+/// A path without empty, `.` and `..` segments and without a slash at its end, without file access.
 #[must_use]
 pub fn clean_path(path: &str) -> String {
     let rooted = path.starts_with('/');

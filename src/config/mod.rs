@@ -1,10 +1,10 @@
-//! Room `config`: the whole `KubeletConfiguration` v1beta1, and the YAML door.
+//! Room `config`: the whole `KubeletConfiguration` v1beta1, and the YAML parser.
 //!
 //! Owns: the table of fields ([`fields`]), the typed configuration, the defaults, the strict check,
 //! the rules, the feature gates, and loading all of it from a file, drop-ins and flags.
 //! Threads: none. Inbox: none; [`load()`] reads files and returns.
-//! Invariants: a [`Loaded`] passed every rule; a configuration that does not is answered with all its
-//! problems, each with file, line and field; no input panics (`mutated_config_files_never_panic`).
+//! Invariants: a [`Loaded`] meets every rule; for an invalid configuration all problems are
+//! returned, each with file, line and field; no input panics (`mutated_config_files_never_panic`).
 //! Absent on purpose: flag names and help (room `cli`), watching files for changes, other versions.
 //! Go: pkg/kubelet/apis/config, pkg/kubelet/kubeletconfig, cmd/kubelet/app/options.
 

@@ -1,4 +1,4 @@
-//! The configuration as others may see it: what is secret in it is masked.
+//! The configuration for other readers: secrets in it are masked.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::defaults::set;
 use super::kubelet::KubeletConfiguration;
 use super::load::{API_VERSION, KIND};
 
-/// Stands in the place of a secret.
+/// Replaces a secret.
 pub const MASK: &str = "<masked>";
 
 /// The whole configuration as v1beta1 JSON.
@@ -24,7 +24,7 @@ pub fn configz(config: &KubeletConfiguration) -> Value {
     value
 }
 
-/// A text that may be a URL, without what stands before the host's `@`.
+/// A text that may be a URL, without the part before the host's `@`.
 #[must_use]
 pub fn without_password(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };

@@ -1,5 +1,5 @@
-//! Which sysctls pods may set (Go: pkg/kubelet/sysctl). Admission of pods and the check of
-//! `allowedUnsafeSysctls` share it.
+//! The sysctls that pods may set (Go: pkg/kubelet/sysctl). Used by the admission of pods and the
+//! check of `allowedUnsafeSysctls`.
 
 /// The kernel namespace a sysctl belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub enum Namespace {
     Net,
 }
 
-/// Safe sysctls with the first kernel version that keeps them per namespace.
+/// Safe sysctls with the first kernel version that has them per namespace.
 pub const SAFE: &[(&str, (u32, u32))] = &[
     ("kernel.shm_rmid_forced", (0, 0)),
     ("net.ipv4.ip_local_port_range", (0, 0)),

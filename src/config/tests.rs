@@ -82,7 +82,7 @@ fn defaults_print_as_the_table() {
     ] {
         assert!(printed.lines().any(|printed| printed == line), "{line} is not in\n{printed}");
     }
-    // What is printed can be given back.
+    // The printed configuration can be loaded again.
     let directory = tempfile::tempdir().unwrap();
     let file = write(directory.path(), "config.yaml", &printed);
     let again = load(&Request { file: Some(file), ..Request::default() }).unwrap();
@@ -120,7 +120,7 @@ fn drop_ins_merge_in_order_and_flags_win() {
     assert_eq!((config.max_pods, config.pods_per_core), (4, 9));
     assert_eq!(config.cluster_dns, ["10.0.0.2"]);
     assert!(config.register_node && config.eviction_soft.is_empty());
-    // Drop-ins merge over the defaults that the file brought along, key by key.
+    // Drop-ins are merged over the defaults of the file, key by key.
     assert_eq!(config.eviction_hard.get("memory.available").map(String::as_str), Some("1Mi"));
     assert_eq!(config.eviction_hard.len(), 4);
 
@@ -131,7 +131,7 @@ fn drop_ins_merge_in_order_and_flags_win() {
     assert!(!loaded.gates.enabled("EnvFiles") && loaded.gates.enabled("ContainerStopSignals"));
     assert_eq!(loaded.files.len(), 4);
 
-    // A drop-in alone keeps the defaults of old.
+    // A drop-in alone uses the old defaults.
     request = Request { file: None, drop_ins: Some(root.join("d")), overrides: Vec::new() };
     let config = load(&request).unwrap().config;
     assert_eq!((config.read_only_port, config.eviction_hard.len()), (10255, 1));
@@ -237,7 +237,7 @@ fn files_that_cannot_be_used() {
     assert!(problems[0].to_string().contains("cannot be listed"));
 }
 
-/// Each rule, broken alone: the body, and the field that is blamed.
+/// Each rule, violated alone: the body, and the field in the message.
 #[test]
 fn every_rule_is_enforced() {
     for (body, field) in [
@@ -400,7 +400,7 @@ fn every_rule_is_enforced() {
         let problems = load_body(&format!("{body}\n"), &[]).expect_err(body);
         assert!(problems.iter().all(|problem| problem.field == field), "{body}: {problems:?}");
     }
-    // Rules that only flags can break, since zero in a file means the default.
+    // Rules that only flags can violate, since zero in a file means the default.
     for (path, value) in [
         ("containerRuntimeEndpoint", json!("")),
         ("syncFrequency", json!("0s")),
@@ -464,7 +464,7 @@ userNamespaces: {idsPerPod: 131072}
 topologyManagerPolicyOptions: {prefer-closest-numa-nodes: "true"}
 "#;
 
-/// What mutations put in: bytes that mean something to YAML or to the configuration.
+/// The bytes of mutations: those with a meaning in YAML or in the configuration.
 const SPLINTERS: &[&str] = &[
     "\n",
     " ",
@@ -525,7 +525,7 @@ proptest! {
         from in 0_usize..40,
         many in 1_usize..10,
     ) {
-        // A window keeps the cases quick and the damage dense.
+        // All changes are in one window, so that cases are short and changes close together.
         let window: String = RICH.lines().skip(from).take(many).map(|line| format!("{line}\n")).collect();
         let mut bytes = format!("{HEAD}{window}").into_bytes();
         for (at, cut, splinter) in edits {

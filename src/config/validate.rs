@@ -1,5 +1,5 @@
-//! The rules a whole configuration must meet (Go: ValidateKubeletConfiguration and the checks its
-//! subsystems make when they start). Every broken rule is reported with the field it names.
+//! The rules for a whole configuration (Go: ValidateKubeletConfiguration and the checks of its
+//! subsystems at their start). Every violated rule is reported with its field.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use super::sysctls;
 use crate::model::quantity::Amount;
 use crate::util::cpu_list;
 
-/// A broken rule: the field's path and what is wrong.
+/// A violated rule: the field's path and the message.
 pub type Broken = (String, String);
 
 struct Rules<'c> {
@@ -21,7 +21,7 @@ struct Rules<'c> {
     broken: Vec<Broken>,
 }
 
-/// Judges a configuration whose defaults are filled in.
+/// Validates a configuration with its defaults.
 #[must_use]
 pub fn validate(config: &KubeletConfiguration, gates: &Gates) -> Vec<Broken> {
     let mut rules = Rules { config, gates, broken: Vec::new() };
@@ -127,7 +127,7 @@ impl Rules<'_> {
 
     fn times(&mut self) {
         let c = self.config;
-        // A period of nothing would be a busy loop; the Go kubelet reaches one through flags only.
+        // A period of zero would be a busy loop; in the Go kubelet only flags can set it.
         for (field, value) in [
             ("syncFrequency", c.sync_frequency),
             ("fileCheckFrequency", c.file_check_frequency),
@@ -606,7 +606,7 @@ const CPU_OPTIONS: &[&str] = &[
 
 const TOPOLOGY_OPTIONS: &[&str] = &["prefer-closest-numa-nodes", "max-allowable-numa-nodes"];
 
-/// A share such as `10%` or a quantity; negative and more than everything is refused.
+/// A share such as `10%` or a quantity; negative values and more than 100% are refused.
 fn threshold(text: &str) -> Result<(), String> {
     if let Some(share) = text.strip_suffix('%') {
         return match share.parse::<f64>() {
@@ -622,7 +622,7 @@ fn threshold(text: &str) -> Result<(), String> {
     }
 }
 
-/// `0-3,8` and the like.
+/// A list of CPUs such as `0-3,8`.
 fn is_cpu_list(text: &str) -> bool {
     cpu_list::count(text).is_some()
 }

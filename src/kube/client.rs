@@ -1,4 +1,4 @@
-//! Requests to the API server: rate, deadline, retries, credentials (Go: client-go/rest).
+//! Requests to the API server: rate, deadline, retries and credentials (Go: client-go/rest).
 
 use std::fmt;
 use std::io::Read;
@@ -20,49 +20,48 @@ use crate::transport::api::{
 };
 use crate::util::stop::{self, StopSource, StopToken, Waited};
 
-/// The time for a request and its response, unless [`Client::with_limits`] sets another: what API
-/// servers grant themselves.
+/// The time for a request and its response, unless [`Client::with_limits`] sets another: the API
+/// server's own limit for a request.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often a request is retried while the server is busy.
+/// The number of retries while the server is busy.
 const MAX_RETRIES: u32 = 10;
-/// A server that wants to be left alone for longer is left to the caller's back-off.
-/// How long it is left alone at least, the first time; doubles.
-/// DIFFERS: upstream retries ten times at once if the server's `Retry-After` is 0.
+/// The shortest wait before the first retry; doubles. A `Retry-After` beyond the deadline is left
+/// to the caller's back-off. DIFFERS: upstream retries ten times immediately if `Retry-After` is 0.
 const MIN_RETRY_AFTER: Duration = Duration::from_millis(50);
-/// The longest of these.
+/// The longest of these waits.
 const MAX_MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
-/// A body beyond this is none: API servers do not store objects above 3 MiB, and pages end
-/// at 500 of them.
+/// The longest body: API servers do not store objects above 3 MiB, and pages have at most 500 of
+/// them.
 pub(super) const MAX_BODY_BYTES: u64 = 256 * 1024 * 1024;
-/// Of an error's body.
+/// The longest body of an error response.
 const MAX_ERROR_BYTES: u64 = 64 * 1024;
 /// Objects per page of a list.
 pub(super) const PAGE: &str = "500";
 
-/// Where the API server is and how we show who we are.
+/// The server's address and the credentials for it.
 #[derive(Debug, Clone)]
 pub struct Credentials {
-    /// The server, who vouches for it, and our certificate if we have one.
+    /// Address of the server, its authorities, and our client certificate if we have one.
     pub endpoint: Endpoint,
-    /// Before every path, without a slash at its end; mostly empty.
+    /// The prefix of all paths, without a slash at its end; usually empty.
     pub base_path: String,
     /// The source of a bearer token or of certificates, if we have one.
     pub token: Option<Arc<dyn CredentialSource>>,
 }
 
-/// Supplies credentials that do not last.
+/// A source of credentials that expire.
 pub trait CredentialSource: fmt::Debug + Send + Sync {
-    /// What counts for the next request. May block, but ends when `breaker` is tripped.
+    /// Returns the credentials for the next request. May block, but ends when `breaker` is tripped.
     ///
     /// # Errors
     /// When there is nothing, in words.
     fn current(&self, deadline: Instant, breaker: &Breaker) -> Result<Issued, String>;
 
-    /// The server did not accept `issued`. Returns whether asking again may help.
+    /// Reports that the server refused `issued`. Returns whether calling `current` again may help.
     fn refused(&self, issued: &Issued) -> bool;
 }
 
-/// What a [`CredentialSource`] gives out.
+/// Credentials from a [`CredentialSource`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Issued {
     /// A bearer token.
@@ -87,7 +86,7 @@ struct Shared {
     session: Mutex<Arc<Session>>,
     user_agent: String,
     breaker: Breaker,
-    /// Why the last request had no response, if it had none.
+    /// The reason why the last request had no response; `None` if it had one.
     trouble: Mutex<Option<String>>,
 }
 
@@ -97,7 +96,7 @@ struct Session {
     credentials: Credentials,
     connections: Connections,
     origin: String,
-    /// Dropped when other credentials take over, which ends the waits for better times.
+    /// Dropped when the credentials are replaced, which ends waits early.
     current: Mutex<Option<StopSource>>,
     superseded: StopToken,
 }
@@ -121,16 +120,16 @@ impl Session {
     }
 }
 
-/// How an object is deleted.
+/// Options for deleting an object.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeleteOptions {
-    /// Seconds until the object goes; `Some(0)`: at once.
+    /// Seconds until the object is deleted; `Some(0)`: immediately.
     pub grace_seconds: Option<i64>,
     /// Only the object with this UID.
     pub uid: Option<String>,
 }
 
-/// What one request needs.
+/// The parts of one request.
 struct Call<'a> {
     method: &'static str,
     verb: &'static str,
@@ -147,8 +146,7 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// A client without a connection. `qps` is the rate and the burst; `None`: no
-    /// limit.
+    /// A client without a connection. `qps` is the rate and the burst; `None`: no limit.
     ///
     /// # Errors
     /// When certificates or keys cannot be used.
@@ -162,25 +160,25 @@ impl Client {
         Ok(Client { shared, bucket: bucket(qps), timeout: DEFAULT_TIMEOUT, breaker })
     }
 
-    /// One with the same credentials and connections, and a rate and a deadline of its own.
+    /// A client with the same credentials and connections, and its own rate and deadline.
     #[must_use]
     pub fn with_limits(&self, qps: Option<(f64, u32)>, timeout: Duration) -> Client {
         Client { bucket: bucket(qps), timeout, ..self.clone() }
     }
 
-    /// One with the same credentials, connections and rate, and a deadline of its own.
+    /// A client with the same credentials, connections and rate, and its own deadline.
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Client {
         Client { timeout, ..self.clone() }
     }
 
-    /// One whose requests `breaker` ends, too.
+    /// A client whose requests `breaker` also ends.
     #[must_use]
     pub fn with_breaker(&self, breaker: Breaker) -> Client {
         Client { breaker, ..self.clone() }
     }
 
-    /// A breaker for part of this client's requests, which goes when the client goes.
+    /// A breaker for part of this client's requests; it is tripped with the client's.
     #[must_use]
     pub fn breaker(&self) -> Breaker {
         self.breaker.child()
@@ -202,7 +200,7 @@ impl Client {
         self.object(&call)
     }
 
-    /// Makes an object by POST to its collection.
+    /// Creates an object by POST to its collection.
     pub fn create<B: Serialize, T: DeserializeOwned>(
         &self,
         target: &Target,
@@ -247,7 +245,7 @@ impl Client {
         Ok(())
     }
 
-    /// Opens a body that is read by the caller: a page of a list, or a watch.
+    /// Sends a GET whose response body the caller reads: a page of a list, or a watch.
     pub(super) fn stream(
         &self,
         verb: &'static str,
@@ -258,24 +256,23 @@ impl Client {
         Ok(self.send(&Call { method: "GET", verb, target, query, body: None, kind })?.body)
     }
 
-    /// Breaks off every request in progress, those of all clones included; later ones fail.
-    /// Does not block.
+    /// Ends every request in progress, also those of clones; later requests fail. Does not block.
     pub fn shut_down(&self) {
         self.shared.breaker.trip();
     }
 
-    /// Closes idle connections; the others are closed after use.
+    /// Closes idle connections; connections in use are closed after their response.
     pub fn drop_connections(&self) {
         self.session().connections.close_idle();
     }
 
-    /// Uses another client certificate, and no other credentials. New requests use it at once;
-    /// watches are broken off and opened again.
+    /// Replaces the credentials by this client certificate. New requests use it immediately;
+    /// watches are ended and opened again.
     ///
-    /// DIFFERS: calls in progress end as they are, upstream breaks them off.
+    /// DIFFERS: other requests in progress continue; upstream ends them.
     ///
     /// # Errors
-    /// When certificate or key cannot be used; then the old ones stay.
+    /// When certificate or key are invalid; then the old credentials stay.
     pub fn set_identity(&self, identity: Identity) -> Result<(), ApiError> {
         self.replace(|old| {
             let endpoint = Endpoint { identity: Some(identity), ..old.endpoint.clone() };
@@ -283,7 +280,7 @@ impl Client {
         })
     }
 
-    /// Goes on with a certificate that the source of credentials has given out.
+    /// Uses a certificate from the source of credentials.
     fn take_identity(&self, identity: Identity) -> Result<(), ApiError> {
         self.replace(|old| {
             let endpoint = Endpoint { identity: Some(identity), ..old.endpoint.clone() };
@@ -295,8 +292,8 @@ impl Client {
         let (old, streams) = {
             let mut place = self.shared.session.lock().unwrap_or_else(PoisonError::into_inner);
             let session = Session::new(place.generation + 1, change(&place.credentials))?;
-            // Before the new session can be seen: its own streams must not be broken off. One of
-            // the old session that is opened from now on breaks itself off, see `send`.
+            // Before other threads see the new session: its streams must not be ended. A stream
+            // that the old session opens after this point is ended in `send`.
             let streams = self.shared.breaker.streams();
             (std::mem::replace(&mut *place, Arc::new(session)), streams)
         };
@@ -306,7 +303,7 @@ impl Client {
         Ok(())
     }
 
-    /// Counts the changes of credentials.
+    /// The number of changes of credentials.
     pub(super) fn generation(&self) -> u64 {
         self.session().generation
     }
@@ -321,15 +318,15 @@ impl Client {
         self.shared.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits, but not longer than the credentials last.
+    /// Waits for `limit`, or until the credentials change.
     pub(super) fn pause(&self, limit: Duration) -> Waited {
         self.wait_with(&self.session(), limit)
     }
 
-    /// Waits, but not longer than the credentials of this generation last; not at all if they
-    /// are gone already.
+    /// Waits for `limit`, or until the credentials of this generation change; returns immediately
+    /// if they have changed already.
     pub(super) fn pause_with(&self, generation: u64, limit: Duration) -> Waited {
-        // The session is read once: credentials that change in between would be waited with.
+        // The session is read once, so that credentials cannot change between check and wait.
         let session = self.session();
         self.wait_with(&session, if session.generation == generation { limit } else { Duration::ZERO })
     }
@@ -342,7 +339,7 @@ impl Client {
         }
     }
 
-    /// Whether it was shut down, or the part of it that a breaker ends.
+    /// Whether the client was shut down, or its part that a breaker ends.
     pub fn is_stopping(&self) -> bool {
         self.breaker.is_tripped()
     }
@@ -377,11 +374,11 @@ impl Client {
         }
     }
 
-    /// Sends until there is a final response, and returns a successful one.
+    /// Sends a request with retries, and returns a successful response.
     fn send(&self, call: &Call<'_>) -> Result<Response, ApiError> {
         let mut retries = 0;
         let mut refreshed = false;
-        // For all attempts together; a stream has its time for the head of its response only.
+        // One deadline for all attempts; for a stream it covers only the head of the response.
         let mut limit = None;
         loop {
             let stopping = || ApiError::stopping(call.attempt());
@@ -403,9 +400,9 @@ impl Client {
                 None => Issued::default(),
             };
             let outcome = self.ask(&session, call, issued.token.as_ref(), deadline);
-            // A stream that was opened while other credentials took over may not be among those
-            // that are broken off. INVARIANT: these are listed under the lock under which the
-            // session is replaced, so a stream that passes here was open before, or is new.
+            // A stream that was opened while the credentials changed may not be among those that were
+            // ended. INVARIANT: these are listed under the lock under which the session is replaced,
+            // so a stream that passes here was opened before that, or uses the new session.
             if call.kind == Use::Stream
                 && self.generation() != session.generation
                 && !outcome.as_ref().is_err_and(ApiError::is_stopping)
@@ -435,7 +432,7 @@ impl Client {
                 retries += 1;
                 metrics::CLIENT_RETRIES.inc([status.to_string().into(), call.method.into(), session.host()]);
                 drain(&mut response.body);
-                log::debug!("{}: status {status}, again in {after:?}", call.attempt());
+                log::debug!("{}: status {status}, retry in {after:?}", call.attempt());
                 if self.pause(after) == Waited::Stopped {
                     return Err(stopping());
                 }
@@ -448,7 +445,7 @@ impl Client {
         }
     }
 
-    /// Gets the current credentials of the source, and changes to another certificate if it has one.
+    /// Gets the current credentials of the source, and installs another certificate if there is one.
     fn issue(
         &self,
         session: &mut Arc<Session>,
@@ -467,7 +464,7 @@ impl Client {
         {
             match self.take_identity(identity.clone()) {
                 Ok(()) => *session = self.session(),
-                // Half-written files: the next check will find them complete.
+                // Files may be half-written: the next check will find them complete.
                 Err(error) if present.identity.is_some() => {
                     log::error!("{error}; the old certificate stays in use");
                 }
@@ -500,7 +497,7 @@ impl Client {
         let code = outcome.as_ref().map_or("<error>".into(), |answer| answer.status.to_string().into());
         metrics::CLIENT_REQUESTS.inc([code, call.method.into(), session.host()]);
         let outcome = outcome.map_err(|error| {
-            // What stood beside the one that broke is likely to be dead, too.
+            // Other idle connections are probably broken, too.
             session.connections.close_idle();
             ApiError::transport(call.attempt(), format!("{}{path}", session.origin), error)
         });
@@ -548,11 +545,11 @@ fn retry_after(value: Option<&str>) -> Option<Duration> {
 
 /// Reads a short body to its end, so that the connection can be kept.
 fn drain(body: &mut Body) {
-    // What is longer costs the connection, no more.
+    // A longer body costs only the connection.
     let _ = std::io::copy(&mut body.take(MAX_ERROR_BYTES), &mut std::io::sink());
 }
 
-/// Why a body is no document.
+/// Why a body is not a valid document.
 pub(super) enum Unreadable {
     Broken(DialError),
     Form(String),
@@ -568,7 +565,7 @@ impl Unreadable {
     }
 }
 
-/// Reads a JSON document straight from the connection.
+/// Reads a JSON document from the connection without a copy of its text.
 pub(super) fn parse(body: &mut Body) -> Result<Value, Unreadable> {
     let outcome = serde_json::from_reader::<_, Value>(body.by_ref().take(MAX_BODY_BYTES));
     outcome.map_err(|error| Unreadable::new(body, error))

@@ -1,8 +1,8 @@
 //! Which events are reported, and in which form (pure; Go: client-go's EventCorrelator).
 //!
-//! An event passes three stations. Many different messages of one kind become one event;
-//! an event that was there before counts up; and each object has a budget of events.
-//! The stations remember hashes only: a key is compared with nothing but itself.
+//! An event passes three stages. Many different messages of one kind become one event; a repeated
+//! event increments its count; and each object has a budget of events. The stages store hashes
+//! only: keys are only compared with each other.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -11,20 +11,20 @@ use jiff::Timestamp;
 
 use crate::model::event::{Event, EventType, Regarding};
 
-/// Entries per station; the least recently used goes first.
+/// Entries per stage; the least recently used one is removed first.
 const CACHE: usize = 4096;
-/// So many different messages of one kind, each within [`SIMILAR_SECONDS`] of the one
-/// before, are reported as one event.
+/// When this many different messages of one kind arrive, each within [`SIMILAR_SECONDS`] of the one
+/// before, they are reported as one event.
 const SIMILAR: usize = 10;
 const SIMILAR_SECONDS: f64 = 600.0;
-/// Events per object and type that may come at once.
+/// Events per object and type that may be reported without a pause.
 const BURST: f64 = 25.0;
-/// After that, one in so many seconds.
+/// After that, one event per this number of seconds.
 const REFILL_SECONDS: f64 = 300.0;
-/// What the message of a combined event starts with.
+/// The prefix of the message of a combined event.
 const COMBINED: &str = "(combined from similar events): ";
 
-/// Forgets what was not used for longest.
+/// A map that drops its least recently used entries.
 struct Lru<V> {
     entries: HashMap<u64, (u64, V)>,
     order: BTreeMap<u64, u64>,
@@ -36,7 +36,7 @@ impl<V> Lru<V> {
         Lru { entries: HashMap::new(), order: BTreeMap::new(), clock: 0 }
     }
 
-    /// The entry of `key`, made by `fresh` if there is none; it is the newest now.
+    /// The entry of `key`, created by `fresh` if there is none; it becomes the newest.
     fn touch(&mut self, key: u64, fresh: impl FnOnce() -> V) -> &mut V {
         self.clock += 1;
         let clock = self.clock;
@@ -60,7 +60,7 @@ struct Group {
     last: Timestamp,
 }
 
-/// What is known of one event.
+/// The history of one event.
 struct History {
     count: u32,
     first: Timestamp,
@@ -74,17 +74,17 @@ struct Bucket {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Report {
-    /// What makes it the same event as an earlier one.
+    /// Identifies the event: equal keys are the same event.
     pub key: u64,
-    /// As raised, or the combined one.
+    /// The original message, or the combined one.
     pub message: String,
-    /// How often it happened, the untold times included.
+    /// The number of occurrences, including those that were not reported.
     pub count: u32,
     /// When it happened first.
     pub first: Timestamp,
 }
 
-/// The three stations.
+/// The three stages.
 pub(super) struct Correlator {
     hasher: RandomState,
     groups: Lru<Group>,
@@ -97,12 +97,12 @@ impl Correlator {
         Correlator { hasher: RandomState::new(), groups: Lru::new(), seen: Lru::new(), budgets: Lru::new() }
     }
 
-    /// Takes an event in. `None`: its object has used up its budget; it was counted.
+    /// Counts an event and returns its report; `None`: its object has used up its budget.
     pub(super) fn take(&mut self, event: &Event) -> Option<Report> {
         let object = Object::of(&event.regarding);
         let group = self.hasher.hash_one((&object, event.kind, event.reason));
         let (key, message) = match self.is_one_of_many(group, event) {
-            // From here on it is a separate event, whatever its message.
+            // From here on it is a separate event, whatever its message is.
             true => (self.hasher.hash_one((group, COMBINED)), format!("{COMBINED}{}", event.message)),
             false => (
                 self.hasher.hash_one((&event.regarding, event.kind, event.reason, &event.message)),
@@ -115,7 +115,7 @@ impl Correlator {
         self.has_budget(&object, event.kind, event.at).then_some(Report { key, message, count, first })
     }
 
-    /// Whether there are so many different messages that this one is reported as one of them.
+    /// Whether this message is reported as one of a combined event.
     fn is_one_of_many(&mut self, key: u64, event: &Event) -> bool {
         let message = self.hasher.hash_one(&event.message);
         let group = self.groups.touch(key, || Group { messages: Vec::new(), last: event.at });
@@ -129,7 +129,7 @@ impl Correlator {
         if group.messages.len() < SIMILAR {
             return false;
         }
-        // One goes, so that the next new message is one of many, too.
+        // One is removed, so that the next new message also becomes part of the combined event.
         group.messages.remove(0);
         true
     }
@@ -147,7 +147,7 @@ impl Correlator {
     }
 }
 
-/// An object as a whole, whichever part of it an event is about.
+/// An object as a whole; an event may be about a part of it.
 #[derive(Hash)]
 enum Object<'a> {
     Pod(&'a str, &'a str, &'a str),
@@ -165,7 +165,7 @@ impl Object<'_> {
     }
 }
 
-/// From `earlier` to `later`; a clock that was set back is none.
+/// The time from `earlier` to `later`; zero if the clock was set back.
 fn seconds(earlier: Timestamp, later: Timestamp) -> f64 {
     later.duration_since(earlier).as_secs_f64().max(0.0)
 }
@@ -198,15 +198,15 @@ mod tests {
     fn the_tenth_different_message_becomes_a_combined_event() {
         let mut correlator = Correlator::new();
         for number in 0..9 {
-            let told = correlator.take(&warning(&format!("m{number}"), number)).unwrap();
-            assert_eq!((told.message, told.count), (format!("m{number}"), 1));
+            let reported = correlator.take(&warning(&format!("m{number}"), number)).unwrap();
+            assert_eq!((reported.message, reported.count), (format!("m{number}"), 1));
         }
         let tenth = correlator.take(&warning("m9", 9)).unwrap();
         assert_eq!((tenth.message.as_str(), tenth.count), ("(combined from similar events): m9", 1));
         let next = correlator.take(&warning("m10", 10)).unwrap();
         assert_eq!((next.message.as_str(), next.count), ("(combined from similar events): m10", 2));
         assert_eq!((next.key, next.first), (tenth.key, tenth.first));
-        // One of the messages that are remembered stays the event that it was.
+        // A message that is still stored remains a separate event.
         let old = correlator.take(&warning("m8", 11)).unwrap();
         assert_eq!((old.message.as_str(), old.count), ("m8", 2));
         // Another reason is another group.
@@ -234,12 +234,12 @@ mod tests {
             assert!(correlator.take(&warning("same", 0)).is_some(), "{number}");
         }
         assert_eq!(correlator.take(&warning("same", 1)), None);
-        // The other type of the same pod has a budget of its own, another reason has not.
+        // The other type of the same pod has its own budget; another reason does not.
         assert!(correlator.take(&event(EventType::Normal, "Pulled", "x", 1)).is_some());
         assert_eq!(correlator.take(&event(EventType::Warning, "BackOff", "x", 2)), None);
         // Events that were not reported were counted.
-        let told = correlator.take(&warning("same", 301)).unwrap();
-        assert_eq!((told.count, told.first.as_second()), (27, 1_700_000_000));
+        let reported = correlator.take(&warning("same", 301)).unwrap();
+        assert_eq!((reported.count, reported.first.as_second()), (27, 1_700_000_000));
         assert_eq!(correlator.take(&warning("same", 302)), None);
     }
 
@@ -270,7 +270,7 @@ mod tests {
             lru.touch(0, || u64::MAX);
         }
         assert_eq!((lru.entries.len(), lru.order.len()), (CACHE, CACHE));
-        assert_eq!(*lru.touch(0, || 1), 0, "what is used stays");
-        assert_eq!(*lru.touch(1, || 99), 99, "the oldest went");
+        assert_eq!(*lru.touch(0, || 1), 0, "a used entry stays");
+        assert_eq!(*lru.touch(1, || 99), 99, "the oldest was removed");
     }
 }

@@ -1,4 +1,4 @@
-//! Why a request to the API server came to nothing.
+//! Errors of requests to the API server.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ enum Cause {
     Status { code: u16, reason: String, message: String, retry_after: Option<Duration> },
     /// No response.
     Transport { url: String, error: DialError },
-    /// The response or the request is no object of the kind.
+    /// The request or the response is not an object of the expected kind.
     Form(String),
     /// There are no credentials.
     Credentials(String),
@@ -30,8 +30,8 @@ enum Cause {
     Stopping,
 }
 
-/// The parts of a `Status` that matter here. Everything is optional: a response from
-/// something in between is no `Status` at all.
+/// The fields of a `Status` that are used here. All are optional: a response from a proxy is no
+/// `Status` at all.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Status {
@@ -61,7 +61,7 @@ impl ApiError {
         let text = || String::from_utf8_lossy(body).trim().chars().take(1024).collect::<String>();
         let reason = status.as_ref().and_then(|status| status.reason.clone());
         let reason = reason.filter(|reason| !reason.is_empty()).unwrap_or_else(|| {
-            // A proxy in between may know nothing of the path: the object may well be there.
+            // A proxy does not know the path; the object may still exist.
             let kind = status.as_ref().and_then(|status| status.kind.as_deref());
             let is_proxy = code == 404 && kind != Some("Status");
             if is_proxy { "Unknown" } else { reason_of(code) }.to_owned()
@@ -160,32 +160,32 @@ impl ApiError {
         }
     }
 
-    /// There is no such object.
+    /// The object does not exist.
     pub fn is_not_found(&self) -> bool {
         self.reason() == "NotFound"
     }
 
-    /// Another client changed the object in between.
+    /// Another client has changed the object meanwhile.
     pub fn is_conflict(&self) -> bool {
         self.reason() == "Conflict"
     }
 
-    /// There is one of this name.
+    /// An object with this name exists.
     pub fn is_already_exists(&self) -> bool {
         self.reason() == "AlreadyExists"
     }
 
-    /// We may not.
+    /// Access is denied.
     pub fn is_forbidden(&self) -> bool {
         self.reason() == "Forbidden"
     }
 
-    /// The resource version is too old, or the object has gone.
+    /// The resource version is too old, or the object no longer exists.
     pub fn is_gone(&self) -> bool {
         matches!(self.reason(), "Gone" | "Expired")
     }
 
-    /// The server's resource version is behind ours.
+    /// The server's resource version is older than ours.
     pub(super) fn is_too_large_version(&self) -> bool {
         self.reason() == "ResourceVersionTooLarge"
             || matches!(&self.cause, Cause::Status { reason, message, .. }
@@ -221,7 +221,7 @@ impl ApiError {
     }
 }
 
-/// The reason of a response that has none.
+/// The default reason of a status without a reason.
 fn reason_of(code: u16) -> &'static str {
     match code {
         400 => "BadRequest",
@@ -264,7 +264,7 @@ mod tests {
         let error = answered(502, "<html>bad gateway</html>\n");
         assert_eq!(error.to_string(), "the server responded with 502: <html>bad gateway</html>");
         assert_eq!(error.reason(), "InternalError");
-        // A proxy that knows no such path knows nothing of the object: nothing is given up for it.
+        // A 404 of a proxy does not mean that the object is missing: nothing is removed because of it.
         for body in ["404 page not found\n", "", "<html>", "[]", "null", r#"{"error":"no route"}"#] {
             let error = answered(404, body);
             assert!(!error.is_not_found() && error.status() == Some(404), "{body:?}");

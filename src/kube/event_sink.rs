@@ -1,10 +1,10 @@
-//! Events on their way to the API server (Go: client-go's tools/record, its event sink).
+//! Delivery of events to the API server (Go: client-go's tools/record, its event sink).
 //!
-//! DIFFERS: upstream delivers in the recorder itself, so that an API server that is away
-//! holds up every event after two minutes and loses those that no longer fit. Here delivery
-//! has a queue and a thread of its own: the log on the node goes on, what could not be sent
-//! waits, a repeat replaces what waits for the same event, and only the oldest of more than
-//! [`WAITING`] events are lost, and counted.
+//! DIFFERS: upstream delivers in the recorder itself, so that an unavailable API server delays
+//! every event by two minutes and loses those that no longer fit. Here delivery has its own queue
+//! and thread: the log on the node continues, unsent events wait, a repeat replaces the waiting
+//! entry of the same event, and only the oldest of more than [`WAITING`] events are lost, and
+//! counted.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,55 +24,55 @@ use crate::util::backoff::random_unit;
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
-/// Events that may wait for the API server; as many as the log keeps.
+/// Events that may wait for the API server; equal to the capacity of the log.
 pub const WAITING: usize = super::events::KEPT;
 
-/// Between two tries while there is no response; the first pause is a random part of it.
+/// The pause between two attempts while there is no response; the first is a random part of it.
 const PAUSE: Duration = Duration::from_secs(10);
-/// After so many tries without a response the API server is away for long.
+/// After this many attempts without a response, the API server is considered unavailable.
 const TRIES: u32 = 12;
 const LONG_PAUSE: Duration = Duration::from_secs(30);
-/// For one request and its response.
+/// Time limit for one request and its response.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const COMPONENT: &str = "kubelet";
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Outcome {
     Done,
-    /// The event is not there: it was never sent, or has expired.
+    /// The event does not exist: it was never sent, or has expired.
     Missing,
-    /// The event is there already.
+    /// The event exists already.
     Exists,
     /// There was no response, or one from a proxy in front of the API server.
     Away,
     /// An unexpected response; it may be temporary.
     Odd(String),
-    /// The API server does not want it, for this reason.
+    /// The API server refuses the event, for this reason.
     Refused(String),
 }
 
-/// The API server, as far as events go.
+/// The requests to the API server for events.
 trait EventApi {
     fn create(&self, namespace: &str, event: &api::Event) -> Outcome;
     /// PATCH, a strategic merge.
     fn patch(&self, namespace: &str, name: &str, change: &Value) -> Outcome;
-    /// Counts the changes of credentials.
+    /// The number of changes of credentials.
     fn era(&self) -> u64;
-    /// Waits, but not longer than the credentials of `era` last: with others it may work at once.
+    /// Waits, but only while the credentials of `era` last: with others it may succeed immediately.
     fn pause(&self, era: u64, limit: Duration, stop: &StopToken) -> Waited;
 }
 
-/// Numbers of the delivery.
+/// Counters of the delivery.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Events that wait now.
     pub waiting: usize,
-    /// Requests that were done.
+    /// Completed requests.
     pub sent: u64,
-    /// Events that the API server did not want.
+    /// Events that the API server refused.
     pub refused: u64,
-    /// Events that were too many.
+    /// Events that were dropped because the queue was full.
     pub lost: u64,
 }
 
@@ -83,7 +83,7 @@ struct Entry {
     new: bool,
 }
 
-/// What waits, oldest first; at most one entry per event.
+/// The events that wait, oldest first; at most one entry per event.
 #[derive(Debug, Default)]
 struct Queue {
     entries: BTreeMap<u64, Entry>,
@@ -114,7 +114,7 @@ impl Queue {
         self.entries.first_key_value().map(|(ticket, entry)| (*ticket, entry.clone()))
     }
 
-    /// `sent` of this ticket is dealt with. If the event was repeated meanwhile, that is left.
+    /// Removes the entry with this ticket. If the event was repeated meanwhile, its entry stays.
     fn finish(&mut self, ticket: u64, sent: &Entry) {
         let Some(entry) = self.entries.get_mut(&ticket) else { return };
         if Arc::ptr_eq(&entry.event, &sent.event) {
@@ -130,7 +130,7 @@ fn key(event: &RecordedEvent) -> (String, String) {
     (event.namespace().to_owned(), event.name.clone())
 }
 
-/// Where the recorder leaves events for delivery. Never blocks.
+/// The recorder's end of the queue. Never blocks.
 #[derive(Clone)]
 pub(super) struct Outbox {
     queue: Arc<Mutex<Queue>>,
@@ -141,7 +141,7 @@ impl Outbox {
     /// Queues an event for delivery; `new` if it was never sent.
     pub(super) fn put(&self, event: Arc<RecordedEvent>, new: bool) {
         self.lock().put(event, new);
-        // A full bell already rings; after the end of the thread there is no reader.
+        // If the bell is full, it rings already; after the end of the thread there is no reader.
         let _ = self.bell.try_send(());
     }
 
@@ -156,11 +156,11 @@ impl Outbox {
     }
 }
 
-/// Starts to deliver what `log` records, and what it has recorded so far, with the credentials
-/// of `client` and the rate of `limits`.
+/// Starts to deliver what `log` records, and what it has recorded before, with the credentials of
+/// `client` and the rate of `limits`.
 ///
 /// # Errors
-/// When the kernel refuses the thread.
+/// When the kernel cannot create the thread.
 pub fn spawn(
     log: &EventLog,
     client: &Client,
@@ -203,28 +203,28 @@ impl EventApi for Client {
     }
 
     fn pause(&self, era: u64, limit: Duration, _: &StopToken) -> Waited {
-        // Who stops the thread trips the client's breaker.
+        // Stopping the thread also trips the client's breaker.
         self.pause_with(era, limit)
     }
 }
 
-/// What a response means for an event. The client has obeyed `Retry-After` already.
+/// The outcome for an event. The client has already obeyed `Retry-After`.
 fn outcome(answer: Result<IgnoredAny, ApiError>) -> Outcome {
     let Err(error) = answer else { return Outcome::Done };
     match error.status() {
         _ if error.is_already_exists() => Outcome::Exists,
         _ if error.is_not_found() => Outcome::Missing,
-        // DIFFERS: upstream drops the event. These statuses do not concern it: the node's
+        // DIFFERS: upstream drops the event. These statuses are not about the event: the node's
         // certificate is being renewed, or there is no API server behind a proxy.
         Some(401 | 404 | 502..=504) => Outcome::Away,
         Some(_) => Outcome::Refused(error.to_string()),
-        // Before the first certificate nothing is sent at all, for as long as its approval takes.
+        // Before the first certificate is approved, nothing is sent.
         None if error.is_transport() || error.is_stopping() || error.is_unauthenticated() => Outcome::Away,
         None => Outcome::Odd(error.to_string()),
     }
 }
 
-/// Rate and burst as the configuration means them: zero is the library's default.
+/// Rate and burst of the configuration; zero means the library's default.
 #[must_use]
 pub fn limits(event_record_qps: i32, event_burst: i32) -> (f64, u32) {
     let qps = if event_record_qps > 0 { f64::from(event_record_qps) } else { 5.0 };
@@ -239,7 +239,7 @@ fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl Eve
             let _waiting = threads::waiting("events");
             select_biased! {
                 recv(stop.signal()) -> _ => return,
-                // The other end is in `outbox`, so the bell is never cut off.
+                // `outbox` has the other end of the bell, so the channel stays open.
                 recv(bell) -> _ => continue,
             }
         };
@@ -289,12 +289,12 @@ fn log_rejection(refused: u64, event: &RecordedEvent, why: &str) {
     );
 }
 
-/// How often the first event in the queue was tried.
+/// The number of attempts for the first event in the queue.
 #[derive(Debug, Default)]
 struct Tries(u32);
 
 impl Tries {
-    /// The pause before the next try of the same event; `None`: on to the next event.
+    /// The pause before the next attempt for the same event; `None`: continue with the next event.
     fn after(&mut self, outcome: &Outcome) -> Option<Duration> {
         let again = match outcome {
             Outcome::Away => true,
@@ -319,13 +319,13 @@ fn deliver(client: &impl EventApi, entry: &Entry) -> Outcome {
     let namespace = event.namespace();
     if !entry.new {
         match client.patch(namespace, &event.name, &change(event)) {
-            // The event has expired: it is created again.
+            // The event has expired: create it again.
             Outcome::Missing => {}
             outcome => return outcome,
         }
     }
     match client.create(namespace, &body(event)) {
-        // An earlier try arrived and its response did not; the name is of one event only.
+        // An earlier attempt succeeded but its response was lost: no other event has this name.
         Outcome::Exists if event.count > 1 => match client.patch(namespace, &event.name, &change(event)) {
             Outcome::Missing => Outcome::Done,
             outcome => outcome,
@@ -335,7 +335,7 @@ fn deliver(client: &impl EventApi, entry: &Entry) -> Outcome {
     }
 }
 
-/// What a repeat changes.
+/// The fields that a repeat changes.
 fn change(event: &RecordedEvent) -> Value {
     json!({
         "count": event.count,
@@ -357,7 +357,7 @@ fn body(event: &RecordedEvent) -> api::Event {
             field_path: Some(field_path.clone()).filter(|path| !path.is_empty()),
             ..api::ObjectReference::default()
         },
-        // A manifest is no object of the cluster; users look for it on the node.
+        // A manifest is no object of the cluster; users find its events on the node.
         Regarding::Node | Regarding::Manifest { .. } => api::ObjectReference {
             api_version: some("v1"),
             kind: some("Node"),
@@ -395,7 +395,7 @@ fn message(event: &RecordedEvent) -> String {
         }
         _ => event.message.clone(),
     };
-    // What was put in front of it counts, too.
+    // A cut message keeps the prefix.
     events::cut(&mut message);
     message
 }

@@ -35,16 +35,19 @@ fn recorded(event: Event, times: usize) -> Arc<RecordedEvent> {
     Arc::new(log.recent(0).pop().unwrap())
 }
 
-/// Responds from a list, with `Done` after its end, and records the requests.
+/// Responds with a list of outcomes, then with `Done`, and records the requests.
 #[derive(Clone, Default)]
 struct FakeApi {
     inner: Arc<Mutex<(VecDeque<Outcome>, Vec<String>)>>,
-    told: Option<Sender<String>>,
+    request_sender: Option<Sender<String>>,
 }
 
 impl FakeApi {
     fn answering(fates: impl IntoIterator<Item = Outcome>) -> FakeApi {
-        FakeApi { inner: Arc::new(Mutex::new((fates.into_iter().collect(), Vec::new()))), told: None }
+        FakeApi {
+            inner: Arc::new(Mutex::new((fates.into_iter().collect(), Vec::new()))),
+            request_sender: None,
+        }
     }
 
     fn asked(&self) -> Vec<String> {
@@ -55,8 +58,8 @@ impl FakeApi {
         let mut inner = self.inner.lock().unwrap();
         inner.1.push(request.clone());
         let outcome = inner.0.pop_front().unwrap_or(Outcome::Done);
-        if let Some(told) = &self.told {
-            let _ = told.send(request);
+        if let Some(request_sender) = &self.request_sender {
+            let _ = request_sender.send(request);
         }
         outcome
     }
@@ -79,11 +82,11 @@ impl EventApi for FakeApi {
     }
 }
 
-/// A recorded request's body with its placeholders; where it has one, anything of that kind fits.
+/// A recorded request's body with its placeholders; a placeholder matches any value of its kind.
 fn fits(recorded: &Value, ours: &Value) -> bool {
     match (recorded, ours) {
         (Value::Object(recorded), Value::Object(ours)) => {
-            // Absent and null are the same to the API server; ours has no resourceVersion.
+            // Absent and null are equal for the API server; our objects have no resourceVersion.
             let keys = recorded.keys().chain(ours.keys());
             keys.filter(|key| *key != "resourceVersion").all(|key| {
                 fits(recorded.get(key).unwrap_or(&Value::Null), ours.get(key).unwrap_or(&Value::Null))
@@ -103,7 +106,7 @@ fn fits(recorded: &Value, ours: &Value) -> bool {
 
 #[test]
 fn requests_are_those_of_the_go_kubelet() {
-    // From a recorded conversation of the Go kubelet 1.36.3 with an API server.
+    // From recorded requests of the Go kubelet 1.36.3 to an API server.
     let check = |text: &str, ours: Value| {
         let recorded: Value = serde_json::from_str(text).unwrap();
         assert!(fits(&recorded, &ours), "{recorded}\n{ours}");
@@ -159,7 +162,7 @@ fn a_new_event_is_posted_and_a_repeat_patched() {
     check(3, false, &[Outcome::Missing], &["PATCH default/web 3", "POST default/web 3"], Outcome::Done);
     check(3, false, &[refused()], &["PATCH default/web 3"], refused());
     check(1, true, &[Outcome::Exists], &["POST default/web 1"], Outcome::Exists);
-    // The first try arrived, its response did not, and the event has happened again.
+    // The first attempt succeeded, its response was lost, and the event has happened again.
     check(2, true, &[Outcome::Exists], &["POST default/web 2", "PATCH default/web 2"], Outcome::Done);
     check(1, true, &[Outcome::Away], &["POST default/web 1"], Outcome::Away);
     check(
@@ -220,7 +223,7 @@ fn the_queue_is_bounded_and_a_repeat_replaces_its_entry() {
     queue.put(Arc::clone(&again), false);
     let (ticket, entry) = queue.first().unwrap();
     assert_eq!((queue.entries.len(), entry.new, entry.event.count), (1, true, 2));
-    // A repeat that comes while the event is sent is sent after it, as a change.
+    // A repeat that arrives while the event is being sent is sent after it, as a change.
     let more = recorded(event("web", 0), 3);
     queue.put(more, false);
     queue.finish(ticket, &entry);
@@ -252,9 +255,11 @@ fn the_thread_sends_old_and_new_events_and_survives_rejections() {
     log.record(event("early", 0));
     log.record(event("early", 1));
     assert_eq!(log.delivery(), None);
-    let (told, requests) = bounded(16);
-    let client =
-        FakeApi { told: Some(told), ..FakeApi::answering([Outcome::Done, Outcome::Refused("no".into())]) };
+    let (request_sender, requests) = bounded(16);
+    let client = FakeApi {
+        request_sender: Some(request_sender),
+        ..FakeApi::answering([Outcome::Done, Outcome::Refused("no".into())])
+    };
     let running = start(&log, client, OnDeath::Unsupervised).unwrap();
     let next = || requests.recv_timeout(Duration::from_secs(30)).unwrap();
     assert_eq!(next(), "POST default/early 2");
@@ -264,7 +269,7 @@ fn the_thread_sends_old_and_new_events_and_survives_rejections() {
     assert_eq!(next(), "PATCH default/early 3");
     log.record(event("later", 4));
     assert_eq!(next(), "POST default/later 1");
-    // The queue is updated a moment after the test receives the request.
+    // The queue is updated shortly after the test receives the request.
     let deadline = Instant::now() + Duration::from_secs(30);
     while log.delivery().unwrap().waiting > 0 {
         assert!(Instant::now() < deadline);
@@ -273,18 +278,19 @@ fn the_thread_sends_old_and_new_events_and_survives_rejections() {
     drop(running);
     let counts = log.delivery().unwrap();
     assert_eq!((counts.waiting, counts.refused, counts.lost), (0, 1, 0));
-    // The end of delivery is not the end of the log.
+    // After the end of delivery the log continues.
     log.record(event("after", 5));
     assert_eq!(log.delivery().unwrap().waiting, 1);
 }
 
 #[test]
-fn a_stop_does_not_wait_for_an_api_server_that_is_away() {
+fn a_stop_does_not_wait_for_an_unavailable_api_server() {
     let (sink, inbox) = crate::model::event::EventSink::new();
     let (_recorder, log) = crate::kube::events::spawn("node1", inbox, OnDeath::Unsupervised).unwrap();
     drop(sink);
-    let (told, requests) = bounded(16);
-    let client = FakeApi { told: Some(told), ..FakeApi::answering(vec![Outcome::Away; 100]) };
+    let (request_sender, requests) = bounded(16);
+    let client =
+        FakeApi { request_sender: Some(request_sender), ..FakeApi::answering(vec![Outcome::Away; 100]) };
     let running = start(&log, client, OnDeath::Unsupervised).unwrap();
     log.record(event("web", 0));
     requests.recv_timeout(Duration::from_secs(30)).unwrap();

@@ -1,6 +1,6 @@
-//! The event recorder: equal events become one with a count, the newest [`KEPT`] stay.
-//! The pure parts are `Correlator` and `EventTable`; the thread moves events from the queue
-//! through them.
+//! The event recorder: equal events become one with a count, and the newest [`KEPT`] are stored.
+//! The pure parts are `Correlator` and `EventTable`; the thread moves events from the queue through
+//! them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,13 +19,13 @@ use crate::util::sha256;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
-/// Distinct events that are remembered; with long messages this stays below 1 MiB.
+/// Distinct events that are stored; with long messages this stays below 1 MiB.
 pub const KEPT: usize = 1000;
 
-/// Longer messages are cut here: events are for people, and memory is bounded.
+/// Longer messages are cut: events are for people, and memory is bounded.
 const MESSAGE_BYTES: usize = 1024;
 
-/// Cuts a message that is too long; the mark of it is within the limit, too.
+/// Cuts a message that is too long; the result with its mark is within the limit.
 pub(super) fn cut(message: &mut String) {
     const MARK: char = '…';
     if message.len() > MESSAGE_BYTES {
@@ -37,25 +37,25 @@ pub(super) fn cut(message: &mut String) {
 /// The component that events name as their source.
 const COMPONENT: &str = "kubelet";
 
-/// An event as it is remembered.
+/// A stored event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "Wire", from = "Wire")]
 pub struct RecordedEvent {
-    /// Grows with every new or repeated event; a repeat moves its event to the end.
+    /// Increases with every new or repeated event; a repeat moves its event to the end.
     pub seq: u64,
-    /// Unique name, `<object>.<time in hex>`, kept through repeats.
+    /// Unique name, `<object>.<time in hex>`, the same for repeats.
     pub name: String,
     /// Normal or Warning.
     pub kind: EventType,
     /// CamelCase reason.
     pub reason: String,
-    /// For people.
+    /// The message.
     pub message: String,
-    /// About what.
+    /// The object that it is about.
     pub regarding: Regarding,
     /// The node that reports it.
     pub host: String,
-    /// How often it happened.
+    /// The number of occurrences.
     pub count: u32,
     /// First time.
     pub first_seen: Timestamp,
@@ -64,7 +64,7 @@ pub struct RecordedEvent {
 }
 
 impl RecordedEvent {
-    /// The namespace it is kept in: its object's, or that of things without one.
+    /// The namespace of its object, or `default` for objects without one.
     pub fn namespace(&self) -> &str {
         match &self.regarding {
             Regarding::Pod { namespace, .. } if !namespace.is_empty() => namespace,
@@ -82,7 +82,7 @@ impl RecordedEvent {
     }
 }
 
-/// A core/v1 Event, as far as it applies here.
+/// A core/v1 Event, with the fields that are used here.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Wire {
@@ -192,7 +192,7 @@ impl From<Wire> for RecordedEvent {
     }
 }
 
-/// The remembered events and those who wait for the next one.
+/// The stored events, and the threads that wait for the next one.
 struct EventTable {
     host: String,
     correlator: Correlator,
@@ -200,7 +200,7 @@ struct EventTable {
     by_seq: BTreeMap<u64, Arc<RecordedEvent>>,
     by_key: HashMap<u64, u64>,
     waiters: Vec<Sender<()>>,
-    /// On the way to the API server, where there is one.
+    /// Delivery to the API server, if there is one.
     outbox: Option<Outbox>,
 }
 
@@ -217,8 +217,8 @@ impl EventTable {
         }
     }
 
-    /// Takes an event in and returns how it stands now; `None` when its object has had too
-    /// many and it is only counted.
+    /// Stores an event and returns its current state; `None` when its object has used up its budget
+    /// and the event is only counted.
     fn record(&mut self, mut event: Event) -> Option<Arc<RecordedEvent>> {
         cut(&mut event.message);
         let report = self.correlator.take(&event)?;
@@ -250,7 +250,7 @@ impl EventTable {
             self.by_key.retain(|_, seq| *seq != oldest);
         }
         for waiter in self.waiters.drain(..) {
-            // A full slot already rings; a waiter that has gone is ignored.
+            // A full bell already rings; a waiter that has ended is ignored.
             let _ = waiter.try_send(());
         }
         Some(recorded)
@@ -271,7 +271,7 @@ fn name_of(regarding: &Regarding, host: &str, at: Timestamp) -> String {
     if is_subdomain(&name) { name } else { uuid_of(&name) }
 }
 
-/// Whether the API server takes it as a name (RFC 1123).
+/// Whether it is a valid name for the API server (RFC 1123).
 fn is_subdomain(name: &str) -> bool {
     let is_label = |label: &str| {
         label.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
@@ -282,23 +282,23 @@ fn is_subdomain(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)
 }
 
-/// A UUID in place of a name that the API server would not take. It follows from the name,
-/// because a repeat must find its event.
+/// A UUID in place of a name that the API server would refuse. It is derived from the name, because
+/// a repeat must find its event.
 fn uuid_of(name: &str) -> String {
     let hex = sha256::hex(name.as_bytes());
     let part = |range: std::ops::Range<usize>| hex.get(range).unwrap_or_default();
-    // Version 8, variant 1: made by a rule of one's own.
+    // Version 8, variant 1: a custom format.
     format!("{}-{}-8{}-8{}-{}", part(0..8), part(8..12), part(12..15), part(15..18), part(18..30))
 }
 
-/// What readers hold: a view of the recorded events, cloned freely.
+/// A view of the recorded events, for readers. Clones share it.
 #[derive(Clone)]
 pub struct EventLog {
     table: Arc<Mutex<EventTable>>,
 }
 
 impl EventLog {
-    /// An empty log without a recorder behind it.
+    /// An empty log without a recorder.
     fn new(host: &str) -> Self {
         EventLog { table: Arc::new(Mutex::new(EventTable::new(host))) }
     }
@@ -307,7 +307,7 @@ impl EventLog {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Events that are new or repeated since `since_seq` (0: all), in order.
+    /// Events that are new or were repeated since `since_seq` (0: all), in order.
     #[must_use]
     pub fn recent(&self, since_seq: u64) -> Vec<RecordedEvent> {
         self.lock().since(since_seq)
@@ -332,12 +332,12 @@ impl EventLog {
             default(limit) => {}
         }
         let mut table = self.lock();
-        // Without events the list is never drained, so a waiter removes its own bell.
+        // Without events the list of waiters is never emptied, so a waiter removes its own bell.
         table.waiters.retain(|waiter| !waiter.same_channel(&ring));
         table.last > seq
     }
 
-    /// Sends on what is recorded from now on, and what was recorded so far.
+    /// Delivers later events, and those recorded so far.
     pub(super) fn deliver_to(&self, outbox: Outbox) {
         let mut table = self.lock();
         for event in table.by_seq.values() {
@@ -351,7 +351,7 @@ impl EventLog {
         self.lock().outbox.as_ref().map(Outbox::counts)
     }
 
-    /// Records an event directly: for tests of those who read the log.
+    /// Records an event directly, for tests of readers of the log.
     pub fn record(&self, event: Event) {
         let recorded = {
             let mut table = self.lock();
@@ -387,7 +387,7 @@ fn log_event(event: &RecordedEvent) {
 /// Starts the recorder for the node `host`.
 ///
 /// # Errors
-/// When the kernel refuses the thread.
+/// When the kernel cannot create the thread.
 pub fn spawn(
     host: &str,
     inbox: Receiver<Box<Event>>,
@@ -407,7 +407,7 @@ fn run(stop: &StopToken, inbox: &Receiver<Box<Event>>, log: &EventLog) {
                 recv(stop.signal()) -> _ => None,
                 recv(inbox) -> event => match event {
                     Ok(event) => Some(event),
-                    // Every sink is gone: there will be no event, but the owner ends this thread.
+                    // All senders are dropped: there will be no event, but the owner ends this thread.
                     Err(_) => { let _ = stop.signal().recv(); None }
                 },
             }
@@ -417,7 +417,7 @@ fn run(stop: &StopToken, inbox: &Receiver<Box<Event>>, log: &EventLog) {
             None => break,
         }
     }
-    // What was raised before the stop still gets its log line.
+    // Events from before the stop still get their log lines.
     for event in inbox.try_iter().take(crate::model::event::QUEUE) {
         log.record(*event);
     }
@@ -469,7 +469,7 @@ mod tests {
         }
         assert_eq!((table.by_seq.len(), table.by_key.len()), (KEPT, KEPT));
         assert_eq!(table.since(0)[0].object(), "pod/pod50");
-        // What the table has forgotten the correlator still counts.
+        // Events that the table has dropped are still counted by the correlator.
         table.record(event("pod0", "again", 1));
         assert_eq!(table.since(table.last - 1)[0].count, 2);
     }

@@ -22,7 +22,7 @@ use crate::util::timers;
 const V1: &str = "client.authentication.k8s.io/v1";
 const V1BETA1: &str = "client.authentication.k8s.io/v1beta1";
 const LIMITS: Limits = Limits { time: Duration::from_secs(60), output_bytes: 1 << 20 };
-/// The most that is reported of a failing program's output.
+/// The longest part of a failing program's output that is reported.
 const STDERR_SHOWN: usize = 300;
 
 /// One program, and its last output. At most one process of it runs at a time.
@@ -32,7 +32,7 @@ pub(super) struct ExecPlugin {
     /// The value of `KUBERNETES_EXEC_INFO`.
     info: String,
     last: Mutex<Option<Response>>,
-    /// Holds the one turn that there is.
+    /// Contains one message while no caller runs the program.
     turns: (Sender<()>, Receiver<()>),
 }
 
@@ -68,8 +68,8 @@ impl fmt::Debug for ExecPlugin {
 }
 
 impl ExecPlugin {
-    /// A program that was not started yet. A relative path starts at `directory`; a bare
-    /// name is looked up in `PATH`.
+    /// A program that has not run yet. A relative path starts at `directory`; a bare name is looked
+    /// up in `PATH`.
     pub(super) fn new(
         exec: &Exec,
         directory: &Path,
@@ -105,8 +105,8 @@ impl ExecPlugin {
         }
         let mut spec = json!({"interactive": false});
         if exec.provide_cluster_info {
-            let mut told = json!({"server": cluster.server});
-            if let Some(map) = told.as_object_mut() {
+            let mut cluster_info = json!({"server": cluster.server});
+            if let Some(map) = cluster_info.as_object_mut() {
                 let name = cluster.tls_server_name.clone().filter(|name| !name.is_empty());
                 map.extend(name.map(|name| ("tls-server-name".to_owned(), Value::String(name))));
                 if cluster.insecure_skip_tls_verify == Some(true) {
@@ -118,12 +118,12 @@ impl ExecPlugin {
                 map.extend(proxy.map(|url| ("proxy-url".to_owned(), Value::String(url))));
             }
             if let Some(spec) = spec.as_object_mut() {
-                spec.insert("cluster".to_owned(), told);
+                spec.insert("cluster".to_owned(), cluster_info);
             }
         }
         let info = json!({"kind": "ExecCredential", "apiVersion": api_version, "spec": spec}).to_string();
         let turns = bounded(1);
-        // Holds one, so there is room.
+        // The capacity is one, so this cannot fail.
         let _ = turns.0.try_send(());
         Ok(ExecPlugin { exec, api_version, info, last: Mutex::new(None), turns })
     }
@@ -190,7 +190,7 @@ impl ExecPlugin {
     }
 }
 
-/// Gives the turn back.
+/// Allows the next caller to run the program.
 struct Turn<'a>(&'a Sender<()>);
 
 impl Drop for Turn<'_> {
@@ -208,10 +208,10 @@ impl CredentialSource for ExecPlugin {
         select_biased! {
             recv(breaker.token().signal()) -> _ => return Err("the agent is stopping".to_owned()),
             recv(self.turns.1) -> _ => {}
-            recv(late) -> _ => return Err(format!("{} did not end in time", self.exec.command)),
+            recv(late) -> _ => return Err(format!("{} did not exit in time", self.exec.command)),
         }
         let _turn = Turn(&self.turns.0);
-        // A caller that waited finds the result there.
+        // A caller that waited uses the result of the other caller.
         if let Some(issued) = self.last(Timestamp::now()) {
             return Ok(issued);
         }
@@ -223,7 +223,7 @@ impl CredentialSource for ExecPlugin {
 
     fn refused(&self, issued: &Issued) -> bool {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another thread may have run the plugin in between.
+        // Another thread may have run the plugin meanwhile.
         if last.as_ref().is_some_and(|answer| answer.issued == *issued) {
             *last = None;
         }
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_counts_until_it_expires_or_is_refused() {
+    fn output_is_used_until_it_expires_or_is_refused() {
         let (dir, exec) =
             script(&printed(&json!({"token": "sesame", "expirationTimestamp": "2999-01-01T00:00:00Z"})));
         let plugin = plugin(dir.path(), &exec);
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_are_none() {
+    fn invalid_output_is_reported() {
         let other = json!({"kind": "ExecCredential", "apiVersion": V1BETA1, "status": {"token": "sesame"}});
         for (body, expected) in [
             (printed(&json!({})), "exec plugin didn't return a token or cert/key pair"),
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_do_not_do() {
+    fn invalid_settings_are_reported() {
         let new = |exec: &Exec| ExecPlugin::new(exec, Path::new("/"), &Cluster::default(), None).map(drop);
         let base = exec("x");
         let with = |change: fn(&mut Exec)| {

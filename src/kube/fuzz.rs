@@ -10,14 +10,14 @@ use crate::model::pod::Pod;
 use crate::model::{api, typed};
 use crate::util::threads::Stack;
 
-/// API servers store objects of up to 1.5 MiB; JSON is larger than what they count.
+/// API servers store objects of up to 1.5 MiB; their size as JSON may be larger.
 const OBJECT_BYTES: usize = 3 << 20;
 
 pub(crate) fn targets() -> Vec<Target> {
     vec![
         Target {
             name: "kube/certificate",
-            // A connection's thread.
+            // The stack size of a connection's thread.
             stack: Stack::Small,
             max_bytes: 256 * 1024,
             budget: Budget { per_byte: 100, ..Budget::LINEAR },
@@ -27,7 +27,7 @@ pub(crate) fn targets() -> Vec<Target> {
         },
         Target {
             name: "kube/data",
-            // Pod workers read objects.
+            // The stack size of pod workers, which read objects.
             stack: Stack::Small,
             max_bytes: OBJECT_BYTES,
             budget: Budget { per_mib: std::time::Duration::from_secs(20), per_byte: 200, ..Budget::LINEAR },

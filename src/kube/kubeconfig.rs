@@ -1,4 +1,4 @@
-//! From a kubeconfig to credentials (Go: client-go/tools/clientcmd).
+//! Reads credentials from a kubeconfig (Go: client-go/tools/clientcmd).
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,28 +13,28 @@ use crate::transport::proxy::{Environment, Proxy};
 
 /// A token file is read again after this time.
 const TOKEN_PERIOD: Duration = Duration::from_secs(60);
-/// Certificate files are.
+/// Certificate files are read again after this time.
 const IDENTITY_PERIOD: Duration = Duration::from_secs(300);
 
-/// Why a kubeconfig does not lead to a server.
+/// Why a kubeconfig cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the names say what the values are")]
 pub enum KubeconfigError {
-    /// The context, or what it names, is not there.
+    /// The context, or an entry that it names, does not exist.
     #[error("{kind} {name:?} does not exist")]
     Missing {
         /// `context`, `cluster` or `user`.
         kind: &'static str,
         name: String,
     },
-    /// A name stands for two things.
+    /// Two entries have the same name.
     #[error("duplicate name {name:?} in list of {kind}s")]
     Duplicate {
         /// `context`, `cluster` or `user`.
         kind: &'static str,
         name: String,
     },
-    /// There is nothing to go by.
+    /// No context is set.
     #[error("no configuration has been provided: current-context is not set")]
     Empty,
     #[error("cluster {cluster:?}: {what}")]
@@ -46,11 +46,11 @@ pub enum KubeconfigError {
     File { field: &'static str, path: String, error: String },
 }
 
-/// Reads the current context of `config`, which was read from `file`. Relative paths
-/// start at the file's directory. Without a `proxy-url` the proxies of the environment hold.
+/// Reads the current context of `config`, which was read from `file`. Relative paths start at the
+/// file's directory. Without a `proxy-url`, the proxies of the environment are used.
 ///
 /// # Errors
-/// When something is missing, contradictory, unreadable or not supported.
+/// When a part is missing, contradictory, unreadable or not supported.
 pub fn credentials(config: &Kubeconfig, file: &Path) -> Result<Credentials, KubeconfigError> {
     credentials_in(config, file, Environment::of_process())
 }
@@ -133,7 +133,7 @@ fn read(field: &'static str, path: &Path) -> Result<Vec<u8>, KubeconfigError> {
 
 type Resolve<'a> = &'a dyn Fn(&str) -> PathBuf;
 
-/// The server, without the user; and its authorities as PEM.
+/// The server, without the user, and its authorities as PEM.
 fn endpoint(
     cluster: &Cluster,
     name: &str,
@@ -184,7 +184,7 @@ struct Url {
     path: String,
 }
 
-/// `https://host:port/base`; without a scheme it is `http` unless TLS is meant.
+/// `https://host:port/base`; without a scheme it is `http` unless TLS is configured.
 fn url(text: &str, secure: bool) -> Option<Url> {
     let (https, rest) = match text.split_once("://") {
         Some((scheme, rest)) if scheme.eq_ignore_ascii_case("https") => (true, rest),
@@ -220,7 +220,7 @@ fn url(text: &str, secure: bool) -> Option<Url> {
     })
 }
 
-/// Ways to show who we are that are not supported, or that exclude each other.
+/// Refuses authentication methods that are not supported, or that exclude each other.
 fn reject(user: &User) -> Result<(), &'static str> {
     let basic = set(&user.username).is_some() || set(&user.password).is_some();
     let token = set(&user.token).is_some() || set(&user.token_file).is_some();
@@ -287,7 +287,7 @@ fn identity(
     Ok(Some(Certificate { now, files }))
 }
 
-/// What changes by itself: files.
+/// Credentials in files that may change.
 #[derive(Debug)]
 struct Files {
     token: Option<Token>,
@@ -319,7 +319,7 @@ impl CredentialSource for Files {
     }
 }
 
-/// A token in a file that another program renews.
+/// A token in a file that another program replaces.
 #[derive(Debug)]
 struct TokenFile {
     path: PathBuf,
@@ -353,7 +353,7 @@ impl TokenFile {
         }
     }
 
-    /// Whether the file has another token by now.
+    /// Whether the file contains another token now.
     fn changed(&self, refused: Option<&Secret<String>>) -> bool {
         let token = self.read().ok();
         let other = token.is_some() && token.as_ref() != refused;
@@ -374,7 +374,7 @@ impl TokenFile {
     }
 }
 
-/// A certificate and its key in files that another program renews.
+/// A certificate and its key in files that another program replaces.
 #[derive(Debug)]
 struct IdentityFiles {
     certificate: PathBuf,

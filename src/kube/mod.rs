@@ -1,12 +1,11 @@
 //! Room `kube`: the client of the Kubernetes API, and the node's event log.
 //!
-//! Owns: the client and its credentials; reflectors; the objects, tokens and services that
-//! pods need; certificates; the log of node and pod events and its rules: similar events are
-//! combined, equal ones are counted, floods are cut off.
+//! Owns: the client and its credentials; reflectors; the objects, tokens and services that pods
+//! need; certificates; the log of node and pod events. Similar events are combined, equal events
+//! are counted, and floods are limited.
 //! Threads: `events` (always), `events-api`, `certs`, `watch/<kind>` (with an API server only).
-//! Each waits in one place; [`client::Client::shut_down`] ends a request that waits for the
-//! server.
-//! Invariants: memory is bounded by what pods of this node name and by `events::KEPT`
+//! Each waits in one place; [`client::Client::shut_down`] ends a request that waits for the server.
+//! Invariants: memory is bounded by the objects that pods of this node name and by `events::KEPT`
 //! distinct events; an unavailable server delays only the callers that need it; secrets and
 //! tokens are not in logs, events or `Debug` output.
 //! Absent on purpose: protobuf; lists of resources that a node may not list.

@@ -1,5 +1,5 @@
-//! Everything that pods get from the API server: objects, tokens, services, classes. One handle for
-//! the rooms that set pods up; a node without an API server has none.
+//! All that pods get from the API server: objects, tokens, services and RuntimeClasses. One handle
+//! for the rooms that set pods up; a node without an API server has none.
 
 mod requests;
 
@@ -26,7 +26,7 @@ pub struct PodApi {
 }
 
 impl PodApi {
-    /// To be called before anything is made for the pod, and at each of its new versions.
+    /// Must be called before any resource of the pod is created, and at each of its new versions.
     /// Static pods name no objects.
     pub fn register(&self, pod: &Pod) {
         if !pod.is_static() {
@@ -34,13 +34,13 @@ impl PodApi {
         }
     }
 
-    /// To be called when nothing of the pod is left.
+    /// Must be called when all resources of the pod are removed.
     pub fn forget(&self, uid: &PodUid) {
         self.objects.unregister(uid);
         self.tokens.forget(uid);
     }
 
-    /// Ends the threads that follow objects.
+    /// Stops the threads that watch objects.
     pub fn shut_down(&self, limit: Duration) {
         self.objects.shut_down(limit);
     }

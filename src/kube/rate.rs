@@ -1,12 +1,12 @@
-//! So many requests per second, and a burst (Go: client-go/util/flowcontrol).
+//! A limit of requests per second, with a burst (Go: client-go/util/flowcontrol).
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::util::stop::{StopToken, Waited};
 
-/// A bucket that fills with `qps` tokens per second up to `burst`; a request takes one.
-/// Who finds it empty takes a token of the future and waits for it, so the order is kept.
+/// A bucket that fills with `qps` tokens per second up to `burst`; a request takes one. A caller
+/// that finds it empty reserves a future token and waits for it, so the order is kept.
 #[derive(Debug)]
 pub struct Bucket {
     qps: f64,
@@ -21,7 +21,7 @@ struct State {
 }
 
 impl Bucket {
-    /// A full one; `qps` of 0 or less is the library's default of 5 with a burst of 10.
+    /// A full bucket; `qps` of 0 or less means the library's default of 5 with a burst of 10.
     #[must_use]
     pub fn new(qps: f64, burst: u32, now: Instant) -> Bucket {
         let (qps, burst) = if qps > 0.0 && qps.is_finite() { (qps, burst.max(1)) } else { (5.0, 10) };
@@ -38,7 +38,7 @@ impl Bucket {
         if state.tokens >= 0.0 {
             return Duration::ZERO;
         }
-        // A rate of next to nothing is as good as an hour.
+        // For very low rates, the wait is limited to an hour.
         Duration::try_from_secs_f64(-state.tokens / self.qps)
             .unwrap_or(Duration::MAX)
             .min(Duration::from_secs(3600))
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_and_then_a_rhythm() {
+    fn requests_are_delayed_after_a_burst() {
         let start = Instant::now();
         let bucket = Bucket::new(10.0, 3, start);
         let waits = |now: Instant, count: usize| {
@@ -73,12 +73,12 @@ mod tests {
         assert_eq!(waits(start, 5), [0, 0, 0, 100, 200]);
         assert_eq!(waits(start + Duration::from_millis(300), 2), [0, 100]);
         assert_eq!(waits(start + Duration::from_secs(60), 4), [0, 0, 0, 100]);
-        // A clock that stands still or goes back gives nothing.
+        // A clock that stands still or is set back adds no tokens.
         assert_eq!(waits(start, 1), [200]);
     }
 
     #[test]
-    fn nonsense_is_the_default() {
+    fn invalid_rates_become_the_default() {
         for qps in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             let bucket = Bucket::new(qps, 0, Instant::now());
             assert_eq!((bucket.qps, bucket.burst), (5.0, 10.0));

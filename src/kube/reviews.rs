@@ -1,5 +1,5 @@
-//! Questions to the API server about callers of the node's API: whose token is this, and may
-//! they do that (Go: apiserver's webhook token authenticator and authorizer).
+//! Reviews by the API server of callers of the node's API: whose token is this, and is the user
+//! allowed to do that (Go: apiserver's webhook token authenticator and authorizer).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,50 +16,50 @@ use crate::util::backoff::random_unit;
 use crate::util::stop::Waited;
 use crate::util::threads;
 
-/// One question with all its attempts.
+/// Time limit of one review with all its attempts.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Attempts, and the pauses between them, as upstream's.
+/// The number of attempts, and the pauses between them, as upstream's.
 const ATTEMPTS: u32 = 5;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const GROWTH: f64 = 1.5;
 const JITTER: f64 = 0.2;
 
-/// DIFFERS: upstream sends as many reviews as it has requests.
-/// Questions at once: callers come in floods, the API server is to be spared them.
+/// The limit of concurrent reviews: many callers must not overload the API server.
+/// DIFFERS: upstream sends a review for each request.
 const AT_ONCE: usize = 8;
 
-/// Questions that wait for their turn; more are not worth a thread each.
+/// The limit of reviews that wait for a slot; more are not worth a thread each.
 const WAITING: usize = 64;
 
-/// Requests per second, and at once, apart from the node's own.
+/// Rate and burst of reviews, separate from the node's other requests.
 const RATE: (f64, u32) = (50.0, 100);
 
 /// An authenticated user.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct User {
-    /// The name by which rights are granted.
+    /// The name that authorization checks.
     pub name: String,
-    /// Often empty.
+    /// The user's UID; often empty.
     pub uid: String,
-    /// The groups by which rights are granted.
+    /// The groups that authorization checks.
     pub groups: Vec<String>,
-    /// What authenticators add.
+    /// Extra attributes from authenticators.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// The attributes of a request: always of this node.
+/// The attributes of a request; the node is always this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes<'a> {
-    /// Such as `get`.
+    /// The verb, such as `get`.
     pub verb: &'a str,
     /// The node's name.
     pub node: &'a str,
-    /// Such as `metrics`.
+    /// The subresource, such as `metrics`.
     pub subresource: &'a str,
 }
 
-/// Why a review is not decided.
+/// Why a review has no decision.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the names say what the values are")]
 pub enum ReviewError {
@@ -77,22 +77,22 @@ pub enum ReviewError {
     Stopping,
 }
 
-/// Asks. Clones share their turns.
+/// Sends reviews. Clones share the limits.
 #[derive(Clone)]
 pub struct Reviewer {
     client: Client,
-    /// One message per turn that is free.
+    /// Contains one message per free slot.
     turns: (Sender<()>, Receiver<()>),
     waiting: Arc<AtomicUsize>,
 }
 
 impl Reviewer {
-    /// With the credentials of `client`.
+    /// A reviewer with the credentials of `client`.
     #[must_use]
     pub fn new(client: &Client) -> Reviewer {
         let turns = bounded(AT_ONCE);
         for _ in 0..AT_ONCE {
-            // There is room for as many.
+            // The capacity suffices.
             let _ = turns.0.try_send(());
         }
         Reviewer { client: client.with_limits(Some(RATE), LIMIT), turns, waiting: Arc::default() }
@@ -132,7 +132,7 @@ impl Reviewer {
         }))
     }
 
-    /// Whether a user may do this. No opinion is a no.
+    /// Whether a user is allowed to do this. No opinion means denied.
     ///
     /// # Errors
     /// When authorization cannot be decided.
@@ -184,7 +184,7 @@ impl Reviewer {
             }
             let again = match error.status() {
                 Some(429 | 500 | 503 | 504) => attempt < ATTEMPTS,
-                // A kept connection that the server has closed meanwhile; once.
+                // The server may have closed an idle connection meanwhile; retry once.
                 None => attempt == 1,
                 _ => false,
             };
@@ -210,7 +210,7 @@ impl Reviewer {
             return Ok(Turn(&self.turns.0));
         }
         let _place = Slot::take(&self.waiting).ok_or(ReviewError::Busy)?;
-        let _waiting = threads::waiting("a turn to review");
+        let _waiting = threads::waiting("a slot for a review");
         let breaker = self.client.breaker();
         select_biased! {
             recv(breaker.token().signal()) -> _ => Err(ReviewError::Stopping),
@@ -220,17 +220,17 @@ impl Reviewer {
     }
 }
 
-/// Gives its turn back.
+/// Frees its slot for reviews.
 struct Turn<'a>(&'a Sender<()>);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        // There is room: it was taken from there.
+        // The channel has room: this message was taken from it.
         let _ = self.0.try_send(());
     }
 }
 
-/// A place among those who wait.
+/// One of the callers that wait.
 struct Slot<'a>(&'a AtomicUsize);
 
 impl Slot<'_> {

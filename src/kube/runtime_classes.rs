@@ -1,8 +1,7 @@
-//! RuntimeClasses: which handler of the runtime a pod's class means
-//! (Go: pkg/kubelet/runtimeclass).
+//! RuntimeClasses: the handler of the runtime for a pod's class (Go: pkg/kubelet/runtimeclass).
 //!
-//! DIFFERS: upstream follows all classes with a watch. Few pods name one, and a handler never
-//! changes while its class exists: a class is read when a sandbox needs it, and kept a minute.
+//! DIFFERS: upstream watches all classes. Few pods name one, and a handler never changes while its
+//! class exists: a class is read when a sandbox needs it, and cached for a minute.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-/// How long a class is believed without another question.
+/// How long a cached class is used without another request.
 const FRESH: Duration = Duration::from_secs(60);
 
-/// What is read of a RuntimeClass.
+/// The fields of a RuntimeClass that are read.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Class {
     handler: String,
@@ -23,15 +22,15 @@ pub struct Class {
 /// Why there is no handler.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClassError {
-    /// There is no such class.
+    /// The class does not exist.
     #[error("runtimeclass.node.k8s.io {0:?} not found")]
     NotFound(String),
-    /// The API server did not respond.
+    /// The API server did not respond, or with an error.
     #[error("failed to lookup RuntimeClass {name}: {why}")]
     Unavailable {
-        /// The class.
+        /// The name of the class.
         name: String,
-        /// The request's failure.
+        /// The error of the request.
         why: String,
     },
 }
@@ -53,7 +52,7 @@ pub struct RuntimeClasses {
 
 struct Shared {
     api: Box<dyn ClassApi>,
-    /// Handler and age by class, no more than the cluster has. Never held across a request.
+    /// Handler and age by class; at most all classes of the cluster. Not locked during a request.
     known: Mutex<HashMap<String, (String, Instant)>>,
 }
 
@@ -64,14 +63,14 @@ impl fmt::Debug for RuntimeClasses {
 }
 
 impl RuntimeClasses {
-    /// None yet.
+    /// An empty cache.
     #[must_use]
     pub fn new(api: Box<dyn ClassApi>) -> RuntimeClasses {
         RuntimeClasses { shared: Arc::new(Shared { api, known: Mutex::default() }) }
     }
 
-    /// The handler of a class, for a new sandbox. May call the API server; while that is away
-    /// what was last read still counts.
+    /// The handler of a class, for a new sandbox. May send a request; while the API server is
+    /// unavailable, the cached handler is used.
     ///
     /// # Errors
     /// See [`ClassError`].
@@ -79,8 +78,7 @@ impl RuntimeClasses {
         self.handler_at(name, Instant::now())
     }
 
-    /// The handler of a class as it was last read, however long ago; requested only if it
-    /// never was.
+    /// The cached handler of a class, whatever its age; a request is sent only if there is none.
     ///
     /// # Errors
     /// See [`ClassError`].
@@ -161,7 +159,7 @@ mod tests {
         let get = |second: u64| classes.handler_at("gvisor", start + Duration::from_secs(second));
         let missing = ClassError::NotFound("gvisor".to_owned());
         assert_eq!(missing.to_string(), "runtimeclass.node.k8s.io \"gvisor\" not found");
-        // A missing class is requested each time: it may be created at any moment.
+        // There is a request for a missing class each time: it may be created at any moment.
         assert_eq!(get(0), Err(missing.clone()));
         assert_eq!(get(1), Err(missing.clone()));
         state.lock().unwrap().0 = Err(false);
@@ -170,7 +168,7 @@ mod tests {
         assert_eq!(get(3).as_deref(), Ok("runsc"));
         assert_eq!(get(62).as_deref(), Ok("runsc"));
         assert_eq!(state.lock().unwrap().1, 4);
-        // The server is away: what is known counts. It was deleted: no more.
+        // While the server is unavailable, the cache is used. After a deletion it is not.
         state.lock().unwrap().0 = Err(false);
         assert_eq!(get(64).as_deref(), Ok("runsc"));
         assert_eq!(classes.known_handler("gvisor").as_deref(), Ok("runsc"));

@@ -1,4 +1,4 @@
-//! A value that never shows in logs.
+//! A value that is never printed in logs.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ impl<T> Secret<T> {
         Secret(value)
     }
 
-    /// The value, for those who must send or write it.
+    /// The value, for code that must send or write it.
     pub fn reveal(&self) -> &T {
         &self.0
     }

@@ -11,10 +11,10 @@ use crate::model::api;
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
-/// Namespace and name of the service that all pods get variables for: the API server's.
+/// Namespace and name of the service for which all pods get variables: the API server's.
 const MASTER: (&str, &str) = ("default", "kubernetes");
 
-/// What variables need of a service.
+/// The fields of a service that variables need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Service {
     address: String,
@@ -31,23 +31,23 @@ struct Port {
 /// By namespace, then name.
 type Table = BTreeMap<String, BTreeMap<String, Service>>;
 
-/// The services as they were last seen. Clones share them.
+/// The current services. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Services {
-    /// Held for look-ups only.
+    /// Locked for short reads and updates only.
     state: Arc<Mutex<State>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// `None` before the first whole list.
+    /// `None` before the first complete list.
     table: Option<Table>,
-    /// Dropped to wake those who wait for it.
+    /// Dropped to wake the threads that wait for the first list.
     waiters: Option<(Sender<()>, Receiver<()>)>,
 }
 
 impl Services {
-    /// All services there are.
+    /// Replaces all services.
     pub fn replace(&self, services: Vec<api::Service>) {
         let mut table = Table::new();
         for service in services {
@@ -58,14 +58,14 @@ impl Services {
         state.waiters = None;
     }
 
-    /// A service is new, or has changed.
+    /// Adds or replaces a service.
     pub fn set(&self, service: api::Service) {
         if let Some(table) = &mut self.state().table {
             insert(table, service);
         }
     }
 
-    /// A service is gone.
+    /// Removes a service.
     pub fn remove(&self, service: &api::Service) {
         let (namespace, name) = names(service);
         if let Some(services) = self.state().table.as_mut().and_then(|table| table.get_mut(&namespace)) {
@@ -73,8 +73,8 @@ impl Services {
         }
     }
 
-    /// Whether the list has been read once: before that it is unknown what is missing. Waits
-    /// for it up to `limit`.
+    /// Whether the list has been read once: before that, services may be missing. Waits up to
+    /// `limit` for it.
     #[must_use]
     pub fn wait_until_read(&self, limit: Duration, stop: &StopToken) -> bool {
         let word = {
@@ -93,8 +93,8 @@ impl Services {
         self.state().table.is_some()
     }
 
-    /// The variables for a pod of `namespace`: about the API server, and with `links` about
-    /// every service of the namespace.
+    /// The variables for a pod of `namespace`: for the API server, and with `links` for every
+    /// service of the namespace.
     #[must_use]
     pub fn variables(&self, namespace: &str, links: bool) -> Vec<(String, String)> {
         let state = self.state();
@@ -104,7 +104,7 @@ impl Services {
             found.insert(MASTER.1, master);
         }
         if links {
-            // A service of the pod's own namespace wins.
+            // A service of the pod's own namespace takes precedence.
             let own = table.get(namespace).into_iter().flatten();
             found.extend(own.map(|(name, service)| (name.as_str(), service)));
         }

@@ -1,8 +1,8 @@
-//! Objects and collections by their URL paths.
+//! URL paths of objects and collections.
 
 use std::fmt;
 
-/// An API group at the version that is spoken.
+/// An API group, at the version that is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
     /// `v1`.
@@ -32,7 +32,7 @@ impl Group {
     }
 }
 
-/// What a request is about: a collection, or with a name one object or a part of it.
+/// The target of a request: a collection, or with a name one object or a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Target {
@@ -200,7 +200,7 @@ impl fmt::Display for Target {
 
 /// Appends `text` as one path segment or query value.
 pub(super) fn escape(text: &str, out: &mut String) {
-    // A name of dots alone would be a step in the path.
+    // A name of dots alone would be a relative step in the path.
     let dots = text == "." || text == "..";
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-_~".contains(&byte) || (byte == b'.' && !dots) {

@@ -1,8 +1,8 @@
 //! Tokens of service accounts, each bound to one pod (Go: pkg/kubelet/token).
 //!
-//! A token is requested when a pod's volume needs it, cached, and renewed when a fifth
-//! of its life is left or it is a day old. No timer is needed for that: pods are synced more
-//! often than tokens age, and each sync calls this.
+//! A token is requested when a pod's volume needs it, cached, and renewed when less than a fifth of
+//! its lifetime is left or when it is a day old. No timer is needed: pods are synced more often
+//! than that, and each sync calls this.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,25 +17,25 @@ use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::util::backoff::random_unit;
 
-/// A token that is older is replaced, however long it may still live.
+/// An older token is replaced, whatever its remaining lifetime is.
 const MAX_AGE_SECONDS: i64 = 24 * 3600;
-/// One that is younger is not, nor one that has lived for less than a tenth of its time.
+/// A younger token is not replaced, nor one that has used less than a tenth of its lifetime.
 const LEAST_AGE: Duration = Duration::from_secs(60);
-/// So that not all tokens of a node are due at once.
+/// Random time that is added, so that not all tokens of a node are due at the same time.
 const JITTER_SECONDS: f64 = 10.0;
-/// Wait after a failed renewal while the old token still serves; doubles.
+/// Wait after a failed renewal while the old token is still valid; doubles.
 ///
 /// DIFFERS: upstream sends a request at each sync.
 const RETRY: Duration = Duration::from_secs(5);
-/// The longest such wait.
+/// The longest of these waits.
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// A token, never printed.
+/// A token. `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     text: String,
     expires: Timestamp,
-    /// Its whole life.
+    /// Its lifetime.
     seconds: i64,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// The API server's response to a TokenRequest, as far as it matters here.
+/// The fields of the response to a TokenRequest that are used here.
 #[derive(Deserialize)]
 pub struct TokenAnswer {
     #[serde(default)]
@@ -79,7 +79,7 @@ pub enum TokenError {
     /// The first request failed.
     #[error("failed to fetch token: {0}")]
     Fetch(String),
-    /// The old one has expired, and there is no new one.
+    /// The old token has expired, and there is no new one.
     #[error("token expired and refresh failed: {0}")]
     Expired(String),
 }
@@ -89,11 +89,11 @@ pub trait TokenApi: Send + Sync {
     /// Creates `body`, a TokenRequest, for the service account.
     ///
     /// # Errors
-    /// The API server's words.
+    /// The API server's error message.
     fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<TokenAnswer, String>;
 }
 
-/// Which token a pod wants.
+/// Identifies a token: what a pod requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
     namespace: String,
@@ -104,7 +104,7 @@ struct Key {
 
 struct Entry {
     token: Arc<Token>,
-    /// When it was requested, by a clock that cannot be set.
+    /// When it was requested, by the monotonic clock.
     asked: Instant,
     /// When a failed renewal may be tried again, and the wait after that.
     retry: Option<(Instant, Duration)>,
@@ -118,7 +118,7 @@ pub struct Tokens {
 
 struct Shared {
     api: Box<dyn TokenApi>,
-    /// Locked for look-ups only, never during a call.
+    /// Locked for short reads and updates only, never during a request.
     table: Mutex<HashMap<PodUid, HashMap<Key, Entry>>>,
 }
 
@@ -129,17 +129,17 @@ impl fmt::Debug for Tokens {
 }
 
 impl Tokens {
-    /// None yet.
+    /// An empty cache.
     #[must_use]
     pub fn new(api: Box<dyn TokenApi>) -> Tokens {
         Tokens { shared: Arc::new(Shared { api, table: Mutex::default() }) }
     }
 
-    /// The token of the pod's service account for an audience (empty: the API server's own),
-    /// requested if there is none or it is old. Blocks for as long as the request takes.
+    /// The token of the pod's service account for an audience (empty: the API server's own);
+    /// requests a token if there is none or it is old. Blocks during the request.
     ///
     /// # Errors
-    /// When there is none that is still valid.
+    /// When there is no valid token.
     pub fn get(&self, pod: &Pod, audience: &str, seconds: Option<i64>) -> Result<Arc<Token>, TokenError> {
         self.get_at(pod, audience, seconds, (Timestamp::now(), Instant::now()))
     }
@@ -194,7 +194,7 @@ impl Tokens {
         }
     }
 
-    /// The pod is gone, and its tokens with it.
+    /// Removes the tokens of a pod that was removed.
     pub fn forget(&self, uid: &PodUid) {
         self.shared.table().remove(uid);
     }
@@ -221,10 +221,10 @@ impl Shared {
     }
 }
 
-/// Whether a new token should be requested. `asked` is its age by a clock that cannot be set.
+/// Whether a new token should be requested. `asked` is its age by the monotonic clock.
 ///
-/// DIFFERS: the Go kubelet knows the time of day only: with a clock that was set back it keeps
-/// a token that has expired, with one that is fast it is requested at every sync.
+/// DIFFERS: the Go kubelet uses only the time of day: when the clock was set back it keeps a token
+/// that has expired, and when the clock is fast it sends a request at every sync.
 fn is_due(token: &Token, now: Timestamp, asked: Duration, jitter_seconds: f64) -> bool {
     let life = Duration::from_secs(u64::try_from(token.seconds).unwrap_or(0));
     if asked < (life / 10).min(LEAST_AGE) {
@@ -283,7 +283,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicI64, Ordering};
 
-    /// Numbers its tokens; away while the number is negative.
+    /// A server that numbers its tokens; it is unavailable while the number is negative.
     struct Server(Arc<AtomicI64>, i64);
 
     impl TokenApi for Server {
@@ -346,16 +346,16 @@ mod tests {
         let day = 24 * 3600;
         let count = Arc::new(AtomicI64::new(1));
         let tokens = Tokens::new(Box::new(Server(Arc::clone(&count), day)));
-        // The time of day, and what has really passed.
+        // The time of day, and the time that has passed.
         let get = |wall: i64, passed: u64| {
             let now = (at(wall), start + Duration::from_secs(passed));
             tokens.get_at(&pod("1"), "", Some(600), now).map(|token| token.text.clone()).unwrap()
         };
         assert_eq!(get(day, 0), "t1");
-        // Set back by a day: after 80 percent of its life it is replaced all the same.
+        // The clock is set back by a day: after 80 percent of its lifetime the token is still replaced.
         assert_eq!(get(479, 479), "t1");
         assert_eq!(get(481, 481), "t2");
-        // A day fast: each token seems to have expired. It is replaced, but not at each call.
+        // The clock is a day fast: each token seems to have expired. It is replaced, but not at each call.
         let asked: Vec<String> = (482..1082).map(|passed| get(2 * day, passed)).collect();
         assert_eq!(asked.first().map(String::as_str), Some("t2"));
         assert!(count.load(Ordering::SeqCst) <= 14, "{count:?}");
@@ -375,7 +375,7 @@ mod tests {
         assert_eq!(get("1", "", 100), Ok("t1".into()));
         assert_eq!(get("1", "a", 100), Ok("t2".into()));
         assert_eq!(get("2", "", 100), Ok("t3".into()));
-        // The server is away: the old token is used, and requests are limited.
+        // The server is unavailable: the old token is used, and requests are limited.
         count.store(-10, Ordering::SeqCst);
         for age in [3000, 3001, 3006, 3007, 3599] {
             assert_eq!(get("1", "", age), Ok("t1".into()));

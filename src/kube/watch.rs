@@ -17,10 +17,10 @@ use crate::util::threads::{self, OnDeath, Running, Stack};
 use cycle::Reflector;
 use waits::Waits;
 
-/// What happened to a collection.
+/// A change of a collection.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change<T> {
-    /// This is all there is.
+    /// These are all objects of the collection.
     Replaced(Vec<T>),
     /// This object is new or has changed.
     Set(T),
@@ -28,23 +28,23 @@ pub enum Change<T> {
     Removed(T),
 }
 
-/// What is watched.
+/// The objects to watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Watched {
     /// The collection.
     pub target: Target,
-    /// `spec.nodeName=node1`.
+    /// A field selector such as `spec.nodeName=node1`.
     pub field_selector: Option<String>,
-    /// `app=x`.
+    /// A label selector such as `app=x`.
     pub label_selector: Option<String>,
 }
 
-/// Starts the thread `watch/<name>`, which passes every change to `sink`: first what is there
-/// ([`Change::Replaced`]), then what happens to it, and after a gap again all there is. It
-/// never gives up. Stopping it breaks off its request.
+/// Starts the thread `watch/<name>`, which passes every change to `sink`: first all existing
+/// objects ([`Change::Replaced`]), then each change, and after a gap all objects again. It retries
+/// without a limit. Stopping it ends its request.
 ///
 /// # Errors
-/// When the kernel refuses a thread.
+/// When the kernel cannot create a thread.
 pub fn spawn_reflector<T: DeserializeOwned + 'static>(
     name: &'static str,
     client: Client,
@@ -63,19 +63,19 @@ pub fn spawn_reflector<T: DeserializeOwned + 'static>(
             match reflector.cycle(&mut waits) {
                 Ok(()) => {}
                 Err(error) if error.is_stopping() => break,
-                // Broken off on purpose.
+                // The request was ended on purpose.
                 Err(_) if client.generation() != generation => {}
                 Err(error) => reflector.note(&error),
             }
-            // Other credentials deserve a try at once.
+            // After a change of credentials, retry immediately.
             if client.generation() == generation
                 && client.pause_with(generation, waits.next(Instant::now(), random_unit())) == Waited::Stopped
             {
                 break;
             }
         }
-        // The body must not return before the stop signal: that would count as a death. The
-        // client may have been shut down first.
+        // The body must not return before the stop signal: that would be reported as a failed
+        // thread. The client may have been shut down first.
         let _waiting = threads::waiting("stop");
         let _ = stop.signal().recv();
     })?;

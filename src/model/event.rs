@@ -1,4 +1,5 @@
-//! Kubernetes events on their way out. They are for show: a full queue drops and counts.
+//! Kubernetes events on their way to the API server. They are informational: a full queue drops and
+//! counts them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +21,7 @@ pub enum EventType {
     Warning,
 }
 
-/// What an event is about.
+/// The object of an event.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(tag = "kind")]
 #[expect(missing_docs, reason = "the names say what the values are")]
@@ -29,37 +30,37 @@ pub enum Regarding {
         namespace: String,
         name: String,
         uid: PodUid,
-        /// Such as `spec.containers{web}`; empty for the whole pod.
+        /// A field path such as `spec.containers{web}`; empty for the whole pod.
         #[serde(rename = "fieldPath", default)]
         field_path: String,
     },
     Node,
-    /// A file or URL that should hold pods: there is no object to name (ours only).
+    /// A file or URL of manifests: it is no API object (not in upstream).
     Manifest {
         /// Path or URL.
         source: String,
     },
 }
 
-/// One event as it was raised.
+/// One event as raised.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// When.
+    /// The time.
     pub at: Timestamp,
-    /// About what.
+    /// The object.
     pub regarding: Regarding,
     /// Normal or Warning.
     pub kind: EventType,
     /// CamelCase reason, see `model::reasons`.
     pub reason: &'static str,
-    /// For people.
+    /// The message.
     pub message: String,
 }
 
-/// The posting end, cloned freely. Never blocks.
+/// The posting end. Never blocks. Clones share it.
 #[derive(Debug, Clone)]
 pub struct EventSink {
-    /// Boxed: the channel's slots are there from the start.
+    /// Boxed: the channel allocates its slots at the start.
     queue: Sender<Box<Event>>,
     lost: Arc<AtomicU64>,
 }

@@ -1,20 +1,20 @@
 //! `$(NAME)` in env values, commands and arguments (Go: third_party/forked/golang/expansion), and
-//! how large all of that may become.
+//! the limit of their total size.
 //!
-//! The kernel takes the arguments and the environment of a new program up to a quarter of its
-//! stack limit: 2 MiB with the default limit (execve(2)), with which no container can be started
-//! with more. Without a limit here, 40 variables of which each names the one before it twice
-//! would be a terabyte. Sub paths of mounts count, too, though they are not arguments: they are
-//! expanded from the same variables. Single texts have no limit of their own: the kernel's (32
-//! pages) depends on the machine, and not every runtime starts programs on this kernel.
+//! The kernel limits the arguments and the environment of a new program to a quarter of its stack
+//! limit: 2 MiB by default (execve(2)); no container can be started with more. Without a limit
+//! here, 40 variables of which each refers to the one before it twice would take a terabyte. Sub
+//! paths of mounts count, too, though they are not arguments: they are expanded from the same
+//! variables. Single texts have no separate limit: the kernel's (32 pages) depends on the machine,
+//! and not every runtime starts programs on this kernel.
 
 use std::borrow::Cow;
 
 /// Bytes of environment and arguments together, counted as the kernel does.
 pub const LIMIT: usize = 2 << 20;
-/// Bytes that are made on the way to them, as a variable may be defined many times.
+/// The limit of bytes that are produced in between, as a variable may be defined many times.
 const WORK_LIMIT: usize = 8 * LIMIT;
-/// For each text the kernel keeps its end and a pointer, too.
+/// The kernel also stores the terminating zero and a pointer for each text.
 const OVERHEAD: usize = 1 + size_of::<usize>();
 
 /// Environment and arguments are larger than [`LIMIT`].
@@ -22,7 +22,7 @@ const OVERHEAD: usize = 1 + size_of::<usize>();
 #[error("larger than {LIMIT} bytes")]
 pub struct TooLarge;
 
-/// What is left of [`LIMIT`] for the texts of one program.
+/// The part of [`LIMIT`] that is left for the texts of one program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     room: usize,
@@ -36,10 +36,10 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// Takes the room of one more text.
+    /// Reserves the size of one more text.
     ///
     /// # Errors
-    /// When there is less; then nothing is taken.
+    /// When less is left; then nothing is reserved.
     pub fn take(&mut self, bytes: usize) -> Result<(), TooLarge> {
         let cost = bytes.saturating_add(OVERHEAD);
         let (room, work) = (self.room.checked_sub(cost), self.work.checked_sub(cost));
@@ -47,20 +47,20 @@ impl Budget {
         Ok(())
     }
 
-    /// A text of this size is no longer needed. The work that it cost stays done.
+    /// Releases the size of a text that is no longer needed. The work that it cost still counts.
     pub fn give_back(&mut self, bytes: usize) {
         self.room = self.room.saturating_add(bytes.saturating_add(OVERHEAD)).min(LIMIT);
     }
 
-    /// The size of the largest text that there is room for.
+    /// The size of the largest text that still fits.
     pub fn left(&self) -> usize {
         self.room.min(self.work).saturating_sub(OVERHEAD)
     }
 
-    /// As [`expand`], within this budget, of which the result takes its part.
+    /// As [`expand`], within this budget, from which the size of the result is subtracted.
     ///
     /// # Errors
-    /// When there is no room for the result.
+    /// When the result is too large.
     pub fn expand<'a>(
         &mut self,
         text: &str,
@@ -72,9 +72,8 @@ impl Budget {
     }
 }
 
-/// Replaces every `$(NAME)` that `lookup` knows. `$$` is a dollar sign that starts nothing;
-/// an unknown or unterminated reference stays as it is written. Takes time for the text and the
-/// values only.
+/// Replaces every `$(NAME)` that `lookup` has. `$$` is a literal dollar sign; an unknown or
+/// unterminated reference is not changed. The time is linear in the text and the values.
 ///
 /// # Errors
 /// When the result would have more than `limit` bytes.
@@ -85,7 +84,7 @@ pub fn expand<'a>(
 ) -> Result<String, TooLarge> {
     let mut out = Bounded { text: String::with_capacity(text.len().min(limit)), limit };
     let mut rest = text;
-    // Each search for an end that is not there would go through all that follows.
+    // Without this, each unterminated reference would search the whole rest of the text.
     let mut may_end = true;
     while let Some(at) = rest.find('$') {
         let (before, tail) = rest.split_at(at);
@@ -185,7 +184,7 @@ mod tests {
         assert_eq!(twice.map(|text| text.len()), Ok(LIMIT));
     }
 
-    /// A search for its end at each of a million beginnings would take minutes.
+    /// Searching the end for each of a million beginnings would take minutes.
     #[test]
     fn references_without_an_end_take_no_time() {
         let text = "$(".repeat(LIMIT / 2);
@@ -208,7 +207,7 @@ mod tests {
         budget.give_back(half);
         assert_eq!(budget.expand("$(A)", lookup), Ok("1".to_owned()));
         assert_eq!(budget.left(), half - 1 - OVERHEAD);
-        // What is replaced again and again makes room, but not time.
+        // A replaced value frees its size, but the work still counts.
         let mut times = 0;
         while budget.take(1000).is_ok() {
             budget.give_back(1000);

@@ -1,6 +1,5 @@
-//! A pod's fields that its containers can read: `fieldRef` and `resourceFieldRef`,
-//! as far as the values follow from the object alone (Go: pkg/fieldpath,
-//! pkg/api/v1/resource).
+//! A pod's fields that its containers can read: `fieldRef` and `resourceFieldRef`, if the values
+//! follow from the object alone (Go: pkg/fieldpath, pkg/api/v1/resource).
 
 use std::collections::BTreeMap;
 
@@ -8,7 +7,7 @@ use super::api::{Container, ResourceFieldSelector};
 use super::pod::Pod;
 use super::quantity::{Amount, amount};
 
-/// What stands in for a limit that neither the container nor its pod has.
+/// The defaults of limits that neither the container nor its pod has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeAllocatable {
     /// CPU that pods can have.
@@ -22,22 +21,22 @@ pub struct NodeAllocatable {
 /// Why a field has no value. The texts are upstream's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FieldError {
-    /// A field that does not exist or may not be read.
+    /// The field does not exist or must not be read.
     #[error("unsupported fieldPath: {path}")]
     FieldPath {
-        /// As written.
+        /// The path as written.
         path: String,
     },
-    /// A `resourceFieldRef` of a container that the pod does not have.
+    /// The pod does not have the container of a `resourceFieldRef`.
     #[error("container {container} not found")]
     NoSuchContainer {
-        /// As written.
+        /// The name as written.
         container: String,
     },
-    /// A `resourceFieldRef` of something else than CPU, memory, storage or huge pages.
+    /// The resource is not CPU, memory, storage or huge pages.
     #[error("unsupported container resource : {resource}")]
     ResourceField {
-        /// As written.
+        /// The resource as written.
         resource: String,
     },
 }
@@ -99,7 +98,7 @@ fn lines(map: Option<&BTreeMap<String, String>>) -> String {
     text
 }
 
-/// Quotes as Go's `%q` does: readers of these files undo that.
+/// Quotes as Go's `%q` does: programs that read these files decode that.
 fn quote_into(out: &mut String, text: &str) {
     use std::fmt::Write;
     out.push('"');
@@ -131,8 +130,8 @@ fn quote_into(out: &mut String, text: &str) {
     out.push('"');
 }
 
-/// Letters, marks, numbers, punctuation, symbols and the plain blank: what the standard
-/// library does not escape when it stands behind another character.
+/// Letters, marks, numbers, punctuation, symbols and the plain blank: characters that the standard
+/// library does not escape after another character.
 fn is_printable(one: char) -> bool {
     if one.is_ascii() {
         return !one.is_ascii_control();
@@ -141,8 +140,8 @@ fn is_printable(one: char) -> bool {
     behind.escape_debug().nth(1) == Some(one)
 }
 
-/// The value of a `resourceFieldRef`. `own` is the container in whose environment it
-/// stands; a file of a volume has none and must name one.
+/// The value of a `resourceFieldRef`. `own` is the container of the environment variable; a file of
+/// a volume has none and must name one.
 ///
 /// # Errors
 /// When it names an unknown container or resource.
@@ -182,7 +181,7 @@ pub fn resource_field(
                 "ephemeral-storage" => Some(allocatable.ephemeral_storage),
                 _ => None,
             };
-            // Huge pages have no default: they are there only if requested.
+            // Huge pages have no default: they are present only if requested.
             if hugepages { own } else { own.or_else(of_pod).or_else(of_node) }
         }
         _ => return Err(unknown()),

@@ -12,7 +12,7 @@ use super::{fields, log_line, typed};
 use crate::fuzz::{Budget, Target, nested, repeated};
 use crate::util::threads::Stack;
 
-/// API servers store objects of up to 1.5 MiB; JSON is larger than what they count.
+/// API servers store objects of up to 1.5 MiB; their size as JSON may be larger.
 const OBJECT_BYTES: usize = 3 << 20;
 
 pub(crate) fn targets() -> Vec<Target> {
@@ -110,7 +110,7 @@ pub(crate) fn targets() -> Vec<Target> {
         Target {
             name: "model/fields",
             stack: Stack::Small,
-            // As long as all annotations of an object may be.
+            // The size limit of all annotations of an object.
             max_bytes: 256 * 1024,
             budget: Budget { base_kib: 32 * 1024, ..Budget::LINEAR },
             worst: |max| {
@@ -157,7 +157,7 @@ pub(crate) fn targets() -> Vec<Target> {
             name: "model/object",
             stack: Stack::Large,
             max_bytes: OBJECT_BYTES,
-            // Each wrong field is blanked in a copy and the object read again, 20 times at most.
+            // Each invalid field is set to null in a copy and the object is read again, 20 times at most.
             budget: Budget { per_mib: std::time::Duration::from_secs(60), per_byte: 200, ..Budget::LINEAR },
             worst: |max| {
                 let pod = |inside: &str, piece: &dyn Fn(usize) -> String, end: &str| {

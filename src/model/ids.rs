@@ -1,4 +1,4 @@
-//! Identities as types, so that one cannot be passed for another. Cloning is cheap.
+//! Types for identifiers, so that one cannot be passed for another. Cloning is cheap.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ macro_rules! id {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// The text as Kubernetes or the runtime writes it.
+            /// The text in the form of Kubernetes or the runtime.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
 
-            /// Whether nothing is in it (an absent id on the wire).
+            /// Whether it is empty (an absent id in a message).
             pub fn is_empty(&self) -> bool {
                 self.0.is_empty()
             }
@@ -63,11 +63,11 @@ id!(
     ContainerId
 );
 id!(
-    /// What the runtime starts a container from: an image id such as `sha256:…`, or a reference.
+    /// The image of a container: an image id such as `sha256:…`, or a reference.
     ImageRef
 );
 id!(
-    /// `<name>_<namespace>`: shared by a static pod, its successors and its mirror.
+    /// `<name>_<namespace>`: the same for a static pod, its successors and its mirror pod.
     FullName
 );
 

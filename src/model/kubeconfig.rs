@@ -1,5 +1,5 @@
-//! What a kubeconfig says (Go: client-go/tools/clientcmd/api/v1). Keys that mean nothing to
-//! a node, such as preferences and extensions, are left out.
+//! The content of a kubeconfig (Go: client-go/tools/clientcmd/api/v1). Keys without a meaning for a
+//! node, such as preferences and extensions, are left out.
 
 use k8s_openapi::ByteString;
 use serde::Deserialize;
@@ -10,11 +10,11 @@ use serde::Deserialize;
 pub struct Kubeconfig {
     /// Servers.
     pub clusters: Option<Vec<NamedCluster>>,
-    /// Ways to show who we are.
+    /// Credentials.
     pub users: Option<Vec<NamedUser>>,
-    /// Pairs of both.
+    /// Pairs of a server and credentials.
     pub contexts: Option<Vec<NamedContext>>,
-    /// The pair to use.
+    /// The name of the context to use.
     pub current_context: Option<String>,
 }
 
@@ -22,7 +22,7 @@ pub struct Kubeconfig {
 #[derive(Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct NamedCluster {
-    /// What contexts call it.
+    /// Its name in contexts.
     pub name: String,
     /// The server.
     pub cluster: Option<Cluster>,
@@ -32,7 +32,7 @@ pub struct NamedCluster {
 #[derive(Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct NamedUser {
-    /// What contexts call it.
+    /// Its name in contexts.
     pub name: String,
     /// The user.
     pub user: Option<User>,
@@ -42,7 +42,7 @@ pub struct NamedUser {
 #[derive(Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct NamedContext {
-    /// What `current-context` calls it.
+    /// Its name in `current-context`.
     pub name: String,
     /// The context.
     pub context: Option<Context>,
@@ -64,45 +64,45 @@ pub struct Context {
 pub struct Cluster {
     /// `https://10.0.0.1:6443`.
     pub server: Option<String>,
-    /// The name in its certificate, where it is not the host.
+    /// The name in its certificate, if it is not the host.
     pub tls_server_name: Option<String>,
-    /// Take any certificate.
+    /// Accept any certificate.
     pub insecure_skip_tls_verify: Option<bool>,
     /// A file with the certificates of its authorities.
     pub certificate_authority: Option<String>,
-    /// The same in place.
+    /// The same as base64 text.
     pub certificate_authority_data: Option<ByteString>,
-    /// A proxy on the way.
+    /// A proxy for the connection.
     pub proxy_url: Option<String>,
 }
 
-/// A way to show who we are. Not `Debug`: it holds secrets.
+/// Credentials. Not `Debug`: it contains secrets.
 #[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct User {
     /// A file with our certificate.
     pub client_certificate: Option<String>,
-    /// The same in place.
+    /// The same as base64 text.
     pub client_certificate_data: Option<ByteString>,
     /// A file with our key.
     pub client_key: Option<String>,
-    /// The same in place.
+    /// The same as base64 text.
     pub client_key_data: Option<ByteString>,
     /// A bearer token.
     pub token: Option<String>,
-    /// A file with one, which may change.
+    /// A file with a token, which may change.
     #[serde(rename = "tokenFile")]
     pub token_file: Option<String>,
-    /// Whom to act as.
+    /// The user to impersonate.
     #[serde(rename = "as")]
     pub act_as: Option<String>,
     /// For basic authentication.
     pub username: Option<String>,
     /// For basic authentication.
     pub password: Option<String>,
-    /// A way that was built into clients once.
+    /// An authentication method that older clients contained.
     pub auth_provider: Option<serde_json::Value>,
-    /// A program that knows.
+    /// A program that prints credentials.
     pub exec: Option<Exec>,
 }
 
@@ -110,15 +110,15 @@ pub struct User {
 #[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Exec {
-    /// A path, or a name to be found in `PATH`.
+    /// A path, or a name to be looked up in `PATH`.
     pub command: String,
     /// Its arguments.
     pub args: Option<Vec<String>>,
-    /// Variables that it gets besides our own.
+    /// Additional environment variables.
     pub env: Option<Vec<ExecVariable>>,
     /// `client.authentication.k8s.io/v1` or `…/v1beta1`.
     pub api_version: Option<String>,
-    /// The message for an operator who does not have it.
+    /// The message for an operator if the program is missing.
     pub install_hint: Option<String>,
     /// Whether the plugin receives the cluster's description.
     pub provide_cluster_info: bool,

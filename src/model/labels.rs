@@ -1,5 +1,5 @@
-//! Keys under which a kubelet finds its own things at the runtime again. They are how a
-//! restarted agent, this one or another, knows its pods: never change one.
+//! Labels and annotations by which a kubelet recognizes its containers at the runtime. A restarted
+//! agent, this one or another, identifies its pods by them: never change one.
 
 /// Label on sandboxes and containers: pod name.
 pub const POD_NAME: &str = "io.kubernetes.pod.name";
@@ -14,11 +14,11 @@ pub const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 pub const CONTAINER_HASH: &str = "io.kubernetes.container.hash";
 /// Annotation: how often the container was restarted before this instance.
 pub const CONTAINER_RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
-/// Annotation: where the container leaves its last words, inside the container.
+/// Annotation: path of the container's termination message, inside the container.
 pub const CONTAINER_TERMINATION_MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
 /// Annotation: `File` or `FallbackToLogsOnError`.
 pub const CONTAINER_TERMINATION_MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
-/// Annotation: the preStop handler as JSON, for a pod whose manifest is gone.
+/// Annotation: the preStop handler as JSON, for a pod whose manifest was removed.
 pub const CONTAINER_PRE_STOP_HANDLER: &str = "io.kubernetes.container.preStopHandler";
 /// Annotation: the container's ports as JSON, for handlers that name a port.
 pub const CONTAINER_PORTS: &str = "io.kubernetes.container.ports";

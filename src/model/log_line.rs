@@ -1,27 +1,26 @@
-//! Lines of a container log as CRI runtimes write them:
-//! `2026-01-02T03:04:05.123456789Z stdout F text`, and as Docker writes them (JSON).
-//! Pure; reading files is elsewhere.
+//! Lines of a container log in the format of CRI runtimes, `2026-01-02T03:04:05.123456789Z stdout F
+//! text`, and in that of Docker (JSON). Pure; files are read elsewhere.
 
 use jiff::Timestamp;
 
-/// The directories above a log that are the pod's: its own and the container's, below
-/// `podLogsDir`. A pod with a writable log directory can put links in their place.
+/// The number of directories above a log that belong to the pod: its own and the container's, below
+/// `podLogsDir`. A pod with a writable log directory can replace them by links.
 pub const LOG_LEVELS: usize = 2;
 
 /// Lines of the log that can become a termination message.
 pub const TERMINATION_LINES: u64 = 80;
 /// Bytes of text that can become a termination message.
 pub const TERMINATION_BYTES: usize = 2048;
-/// The end of the log file that certainly holds both: text and the longest headers.
+/// The end of the log file that certainly contains both: text and the longest headers.
 pub const TERMINATION_WINDOW: u64 = TERMINATION_BYTES as u64 + TERMINATION_LINES * HEADER_MAX as u64;
-/// So long before that the first of these lines may begin, and with it the header without which it
-/// is no line. Runtimes cut lines at 16 KiB by default.
+/// How far before that the first of these lines may begin, with the header without which it is not
+/// a valid line. Runtimes cut lines at 16 KiB by default.
 pub const TERMINATION_BEFORE: u64 = 256 * 1024;
 
 /// No header (time, stream, tags) is longer than this.
 const HEADER_MAX: usize = 64;
 
-/// Which of the container's outputs a line came from.
+/// The output of the container that a line came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stream {
     /// Standard output.
@@ -37,9 +36,9 @@ pub struct LogLine<'a> {
     pub at: Timestamp,
     /// The time as written, with the runtime's own offset.
     pub time_text: &'a str,
-    /// Where it came from.
+    /// The output that it came from.
     pub stream: Stream,
-    /// Whether the container's line goes on in the next one (tag `P`).
+    /// Whether the container's line continues in the next one (tag `P`).
     pub partial: bool,
     /// The text, without the newline that ends the log line.
     pub message: &'a [u8],
@@ -48,13 +47,13 @@ pub struct LogLine<'a> {
 /// Why a line is not a CRI log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotALogLine {
-    /// The first word is missing or no RFC 3339 time.
+    /// The first field is missing or not an RFC 3339 time.
     #[error("the line does not start with an RFC 3339 time")]
     Time,
-    /// The second word is neither output.
+    /// The second field is not the name of an output.
     #[error("the second word is neither stdout nor stderr")]
     Stream,
-    /// The third word is missing.
+    /// The third field is missing.
     #[error("the tag is missing")]
     Tag,
 }
@@ -62,12 +61,12 @@ pub enum NotALogLine {
 /// Reads one line; a newline at its end is not part of the message.
 ///
 /// # Errors
-/// When the line has not the form in the module's documentation.
+/// When the line does not have the format in the module's documentation.
 pub fn parse(line: &[u8]) -> Result<LogLine<'_>, NotALogLine> {
     let line = line.strip_suffix(b"\n").unwrap_or(line);
     let (time, rest) = word(line).ok_or(NotALogLine::Time)?;
     let time_text = std::str::from_utf8(time).map_err(|_| NotALogLine::Time)?;
-    // Long words are no times; the parser need not see them.
+    // A long field is not a time; the parser need not read it.
     if time_text.len() > 40 {
         return Err(NotALogLine::Time);
     }
@@ -87,8 +86,8 @@ pub fn parse(line: &[u8]) -> Result<LogLine<'_>, NotALogLine> {
     Ok(LogLine { at, time_text, stream, partial, message })
 }
 
-/// The first word of a line. The form that runtimes write costs a few nanoseconds here; any
-/// other RFC 3339 time is left to the library.
+/// The first field of a line. The format of runtimes costs a few nanoseconds here; the library
+/// parses any other RFC 3339 time.
 fn instant(text: &str) -> Option<Timestamp> {
     usual(text.as_bytes()).or_else(|| text.parse().ok())
 }
@@ -178,13 +177,13 @@ pub struct DockerLine {
     pub at: Timestamp,
     /// The time as written.
     pub time_text: String,
-    /// Where it came from.
+    /// The output that it came from.
     pub stream: Stream,
     /// The text, with the newline if the container wrote one.
     pub text: String,
 }
 
-/// Reads one line of Docker's; `None` when it is none.
+/// Reads one line of Docker's; `None` when it is invalid.
 #[must_use]
 pub fn parse_docker(line: &[u8]) -> Option<DockerLine> {
     let mut value: serde_json::Value = serde_json::from_slice(line).ok()?;
@@ -201,9 +200,9 @@ pub fn parse_docker(line: &[u8]) -> Option<DockerLine> {
     Some(DockerLine { at: instant(&time_text)?, time_text, stream, text: text("log").unwrap_or_default() })
 }
 
-/// The end of the container's text, at most [`TERMINATION_BYTES`], from the last lines of
-/// its log file. `cut` says that the first line lacks its beginning: it is left out, as is
-/// everything that is no log line. A file in the place of the log shows nothing of itself.
+/// The end of the container's text, at most [`TERMINATION_BYTES`], from the last lines of its log
+/// file. `cut`: the first line lacks its beginning, and is left out, as are invalid lines. No
+/// content of another file in the place of the log is returned.
 #[must_use]
 pub fn termination_text(lines: &[u8], cut: bool) -> String {
     let mut text = Vec::new();
@@ -332,7 +331,7 @@ mod tests {
         let t = "2016-10-06T00:17:09Z";
         let log = format!("{t} stdout P one \n{t} stderr F two\nbroken\n{t} stdout F three\n");
         assert_eq!(termination_text(log.as_bytes(), false), "one two\nthree\n");
-        // Neither the rest of a line nor what is no line.
+        // Neither the rest of a line nor an invalid line.
         for first in ["rest of a line", &format!("{t} stdout F looks like one"), "root:x:0:0:root"] {
             let cut = format!("{first}\nrubbish\n{t} stdout F last\n");
             assert_eq!(termination_text(cut.as_bytes(), true), "last\n");

@@ -1,12 +1,12 @@
-//! Every metric that the agent counts by itself, under the kubelet's names, in one table.
-//! What a snapshot shows (running pods, threads, memory) is read at the scrape instead.
+//! Every metric that the agent counts, under the kubelet's names, in one table. Values that a
+//! snapshot contains (running pods, threads, memory) are read at the scrape instead.
 
 use std::cell::Cell;
 use std::time::Duration;
 
 use crate::util::metrics::{Counter, CounterVec, Gauge, GaugeVec, Histogram, HistogramVec, Metric};
 
-/// Seconds of what should take moments.
+/// Seconds of short operations.
 const SHORT: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 /// Seconds of starts, pulls included.
 const START: &[f64] = &[
@@ -35,7 +35,7 @@ const CALL: &[f64] = &[
     298.0232238769531,
     745.0580596923828,
 ];
-/// Seconds from a change to the API server's knowing of it.
+/// Seconds until the API server has a change.
 const TELL: &[f64] = &[0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
 /// Seconds of requests to the API server.
 const REQUEST: &[f64] = &[0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
@@ -248,27 +248,27 @@ metrics! { ALL;
         "Image volumes that could not be mounted.";
 }
 
-/// The end of the client certificate, in Unix time; its remaining life is what is shown.
+/// The expiry of the client certificate, in Unix time; the metric shows its remaining lifetime.
 pub static CLIENT_CERTIFICATE_END: Gauge = Gauge::new("", "");
-/// Likewise of the serving certificate.
+/// The same for the serving certificate.
 pub static SERVING_CERTIFICATE_END: Gauge = Gauge::new("", "");
 
 thread_local! {
     static PULL_TIME: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// Notes that the calling thread, which is a pod's worker, has waited for an image.
+/// Records that the calling thread, a pod's worker, has waited for an image.
 pub fn add_pull_time(duration: Duration) {
     PULL_TIME.set(PULL_TIME.get() + duration);
 }
 
-/// What [`add_pull_time`] noted on this thread since the last time.
+/// The time recorded by [`add_pull_time`] on this thread since the last call.
 #[must_use]
 pub fn take_pull_time() -> Duration {
     PULL_TIME.take()
 }
 
-/// The label of [`IMAGE_PULL`] for an image of so many bytes.
+/// The label of [`IMAGE_PULL`] for an image of this size in bytes.
 #[must_use]
 pub fn image_size(bytes: u64) -> &'static str {
     const MIB: u64 = 1024 * 1024;

@@ -1,5 +1,5 @@
-//! The words everyone shares: identities, pods, quantities, reasons, the runtime's view
-//! of a pod, node events. Data and pure functions only.
+//! Types that all rooms share: identifiers, pods, quantities, reasons, the runtime's view of a pod,
+//! node events. Data and pure functions only.
 
 pub mod event;
 pub mod expand;

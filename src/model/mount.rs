@@ -1,4 +1,4 @@
-//! What the volumes room hands to the runtime room for one volume of a pod.
+//! The data that the volumes room passes to the runtime room for one volume of a pod.
 
 use std::path::PathBuf;
 
@@ -10,13 +10,13 @@ use crate::util::stop::StopToken;
 pub struct MountedVolume {
     /// The volume's name in `spec.volumes`.
     pub volume: String,
-    /// Where its content is on the node. Empty for a volume that the runtime mounts from an
-    /// image: the node has no place for it.
+    /// The path of its content on the node. Empty for a volume that the runtime mounts from an
+    /// image: it has no path on the node.
     pub host_path: PathBuf,
-    /// Whether the volume itself refuses writes, whatever the container requests.
+    /// Whether the volume itself is read-only, whatever the container requests.
     pub read_only: bool,
-    /// Whether the runtime may relabel the content. To be passed on only where SELinux is
-    /// enabled, and only with the first container that mounts the volume.
+    /// Whether the runtime may relabel the content. Used only where SELinux is enabled, and only
+    /// for the first container that mounts the volume.
     pub selinux_relabel: bool,
 }
 
@@ -27,7 +27,7 @@ pub struct SubPath<'a> {
     pub pod: &'a PodUid,
     /// The container's name.
     pub container: &'a str,
-    /// The mount's place in the container's `volumeMounts`.
+    /// The index of the mount in the container's `volumeMounts`.
     pub index: usize,
     /// The volume, mounted.
     pub volume: &'a MountedVolume,
@@ -35,23 +35,23 @@ pub struct SubPath<'a> {
     pub path: &'a str,
 }
 
-/// Why a sub path cannot be used. Where exactly is for the log alone: what containers put
-/// into a volume must not make the agent reveal the node's files to them.
+/// Why a sub path cannot be used. The exact path is only logged: containers control the content of
+/// a volume, and must not learn paths of the node's files from error messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SubPathFailure {
-    /// It is not there and cannot be made.
+    /// It does not exist and cannot be created.
     Create,
-    /// It leads out of the volume, is no file or directory, or cannot be mounted.
+    /// It leads out of the volume, is not a file or directory, or cannot be mounted.
     Prepare,
 }
 
-/// Makes sub paths of volumes usable: implemented by the volumes room, called by the
-/// runtime room, which alone knows the variables in them.
+/// Prepares sub paths of volumes: implemented by the volumes room, called by the runtime room,
+/// which alone has the variables in them.
 pub trait SubPaths: Sync {
-    /// Checks and if need be makes the sub path, and gives the path on the node at which
-    /// exactly that object can be mounted, whatever becomes of the names in the volume.
+    /// Checks the sub path, creates it if necessary, and returns a path on the node at which
+    /// exactly that object can be mounted, even if names in the volume change.
     ///
     /// # Errors
-    /// When there is no such object inside the volume.
+    /// When no such object exists inside the volume.
     fn bind(&self, wanted: SubPath<'_>, stop: &StopToken) -> Result<PathBuf, SubPathFailure>;
 }

@@ -1,17 +1,17 @@
-//! The node as the rooms that decide about pods see it.
+//! The node, as used by rooms that decide about pods.
 
 use std::collections::BTreeMap;
 
 use super::api::Taint;
 
-/// What the node has to give, after its own reservations; or all that it has.
+/// The node's resources for pods, after its reservations; or all of its resources.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Allocatable {
     /// CPU in thousandths of a core.
     pub cpu_milli: i64,
     /// Memory.
     pub memory_bytes: i64,
-    /// Space for logs, writable layers and emptyDir volumes; [`i64::MAX`] where it is not known.
+    /// Space for logs, writable layers and emptyDir volumes; [`i64::MAX`] if unknown.
     pub ephemeral_bytes: i64,
     /// Number of pods.
     pub pods: i64,
@@ -19,7 +19,7 @@ pub struct Allocatable {
     pub extended: BTreeMap<String, i64>,
 }
 
-/// The node as admission sees it.
+/// The node, as used by admission.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct NodeView {
     /// The node's name.
@@ -28,7 +28,7 @@ pub struct NodeView {
     pub labels: BTreeMap<String, String>,
     /// The taints of the node object, or the initial ones where there is none.
     pub taints: Vec<Taint>,
-    /// What it has to give.
+    /// Its allocatable resources.
     pub allocatable: Allocatable,
     /// `linux`.
     pub os: String,
@@ -36,14 +36,14 @@ pub struct NodeView {
     pub kernel_version: String,
     /// Whether the kernel enforces AppArmor profiles.
     pub apparmor: bool,
-    /// Names, or prefixes ending in `*`, beyond the safe ones.
+    /// Allowed unsafe sysctls: names, or prefixes ending in `*`.
     pub allowed_unsafe_sysctls: Vec<String>,
-    /// Whether the runtime can keep the image's groups out.
+    /// Whether the runtime supports the strict policy for supplemental groups.
     pub strict_supplemental_groups: bool,
-    /// Pressure conditions in force, such as `MemoryPressure`.
+    /// Current pressure conditions, such as `MemoryPressure`.
     pub pressures: Vec<String>,
-    /// The node is going down in good order.
+    /// A graceful shutdown of the node is in progress.
     pub shutting_down: bool,
-    /// The features that the node declares; `None`: it does not, and no pod is checked.
+    /// The declared features of the node; `None`: they are not declared, and no pod is checked.
     pub declared_features: Option<Vec<String>>,
 }

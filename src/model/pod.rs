@@ -1,4 +1,4 @@
-//! A pod as the rooms hand it around: immutable, shared, with its identity at hand.
+//! A pod as passed between rooms: immutable, shared, with its UID and names cached.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::event::Regarding;
 use super::ids::{FullName, PodUid};
 use super::quantity::{Amount, amount};
 
-/// Annotation: where a pod came from (`file`, `http` or `api`).
+/// Annotation: the source of a pod (`file`, `http` or `api`).
 pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
 /// Annotation: when this agent first saw the UID.
 pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
@@ -16,7 +16,7 @@ pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// Annotation: its presence makes an object a mirror pod.
 pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// The three places that pods come from.
+/// The three sources of pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[expect(missing_docs, reason = "the names say what the values are")]
@@ -47,9 +47,9 @@ impl SourceName {
 /// Quality of service class (Go: pkg/apis/core/v1/helper/qos).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum QosClass {
-    /// No request and no limit of CPU or memory anywhere.
+    /// No container has a request or a limit of CPU or memory.
     BestEffort,
-    /// Neither of the others.
+    /// All other pods.
     Burstable,
     /// Every container has equal requests and limits of both CPU and memory.
     Guaranteed,
@@ -66,7 +66,7 @@ impl QosClass {
     }
 }
 
-/// An API pod that no one changes any more. Cloning copies two pointers.
+/// An API pod that is never changed. Cloning copies two pointers.
 #[derive(Debug, Clone)]
 pub struct Pod {
     object: Arc<super::api::Pod>,
@@ -95,7 +95,7 @@ impl Pod {
         &self.object
     }
 
-    /// The API object to change; copied only if anyone else has it too.
+    /// The API object for changes; copied only if it is shared.
     #[must_use]
     pub fn into_object(self) -> super::api::Pod {
         Arc::unwrap_or_clone(self.object)
@@ -133,7 +133,7 @@ impl Pod {
         self.object.metadata.annotations.as_ref()?.get(key).map(String::as_str)
     }
 
-    /// Where it came from.
+    /// Its source.
     #[must_use]
     pub fn source(&self) -> SourceName {
         match self.annotation(CONFIG_SOURCE) {
@@ -148,7 +148,7 @@ impl Pod {
         self.source() != SourceName::Api
     }
 
-    /// Whether it is the API server's image of a static pod.
+    /// Whether it is a mirror pod.
     pub fn is_mirror(&self) -> bool {
         self.annotation(CONFIG_MIRROR).is_some()
     }
@@ -168,13 +168,13 @@ impl Pod {
         self.spec().restart_policy.as_deref().unwrap_or("Always")
     }
 
-    /// `status.phase` as the source gave it, empty if absent.
+    /// `status.phase` from the source, empty if absent.
     pub fn source_phase(&self) -> &str {
         self.object.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
     }
 
-    /// Whether the API server shows it Failed or Succeeded: it is not to run any more. What a
-    /// manifest sets as a static pod's phase does not count.
+    /// Whether the API server shows it Failed or Succeeded: then it must not run. The phase in the
+    /// manifest of a static pod is ignored.
     pub fn is_over(&self) -> bool {
         !self.is_static() && matches!(self.source_phase(), "Failed" | "Succeeded")
     }
@@ -204,14 +204,14 @@ impl Pod {
         self.init_containers().iter().chain(self.containers())
     }
 
-    /// Ephemeral containers in order, in the form of the others. They run once, whatever
-    /// the pod's policy.
+    /// Ephemeral containers in order, converted to regular ones. They run once, whatever the pod's
+    /// policy is.
     #[must_use]
     pub fn ephemeral_containers(&self) -> Vec<Container> {
         self.spec().ephemeral_containers.iter().flatten().map(plain_container).collect()
     }
 
-    /// What an event about it, or about one part of it, refers to.
+    /// The object of an event about it, or about a part of it.
     #[must_use]
     pub fn regarding(&self, field_path: &str) -> Regarding {
         Regarding::Pod {
@@ -222,19 +222,19 @@ impl Pod {
         }
     }
 
-    /// Its quality of service class, from `spec` (pod-level resources count first).
+    /// Its quality of service class, from `spec` (pod-level resources take precedence).
     #[must_use]
     pub fn qos(&self) -> QosClass {
         qos_of(self.spec())
     }
 }
 
-/// Whether `container` is an init container that keeps running beside the others.
+/// Whether `container` is a sidecar: an init container that runs together with the regular ones.
 pub fn is_sidecar(init_container: &Container) -> bool {
     init_container.restart_policy.as_deref() == Some("Always")
 }
 
-/// An ephemeral container in the form of the others: what it may have of their fields.
+/// An ephemeral container converted to a regular one, with the fields that both types have.
 fn plain_container(ephemeral: &EphemeralContainer) -> Container {
     let one = ephemeral.clone();
     Container {
@@ -276,9 +276,9 @@ pub fn limit(container: &Container, resource: &str) -> Option<Amount> {
     container.resources.as_ref()?.limits.as_ref()?.get(resource).map(amount)
 }
 
-/// The hash that decides whether a running container still has the wanted image and name
-/// (kubelet: pkg/kubelet/container HashContainer). The same value as upstream's, so that
-/// containers that a Go kubelet started are kept, not restarted.
+/// The hash that shows whether a running container has the current image and name (kubelet:
+/// pkg/kubelet/container HashContainer). It is the same value as upstream's, so that containers
+/// that a Go kubelet started are not restarted.
 #[must_use]
 pub fn container_hash(name: &str, image: &str) -> u32 {
     use std::fmt::Write;

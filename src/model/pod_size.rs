@@ -1,8 +1,8 @@
-//! How many items the lists of a pod may have.
+//! Limits of the number of items in the lists of a pod.
 //!
 //! DIFFERS: upstream has no such limits. An API server stores pods with tens of thousands of
-//! containers or mounts; what is looked up by name for each of them would take minutes of
-//! processor time at each sync. The limits are far above honest use.
+//! containers or mounts; look-ups by name for each of them would take minutes of processor time at
+//! each sync. The limits are far above normal use.
 
 use super::api::PodSpec;
 
@@ -18,9 +18,9 @@ pub const MAX_CONTAINER_ITEMS: usize = 10_000;
 pub struct Excess {
     /// Path below `spec`, such as `containers[2].env`.
     pub field: String,
-    /// Items it has.
+    /// The number of its items.
     pub count: usize,
-    /// Items it may have.
+    /// The limit.
     pub max: usize,
 }
 

@@ -8,18 +8,18 @@ pub struct Amount(i128);
 
 const NANO: i128 = 1_000_000_000;
 
-/// Why a text is not a quantity.
+/// A text is not a quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is not a quantity: want a number with an optional suffix such as m, k, M, Ki, Mi, Gi or e3"
 )]
 pub struct NotAQuantity {
-    /// The text in question.
+    /// The text.
     pub text: String,
 }
 
 impl Amount {
-    /// Nothing.
+    /// Zero.
     pub const ZERO: Amount = Amount(0);
 
     /// From whole units (bytes, cores).
@@ -42,8 +42,8 @@ impl Amount {
 
     /// In whole units, rounded up.
     ///
-    /// DIFFERS: what Go makes of parts of a unit below zero depends on how it holds the number;
-    /// no such quantity is valid anywhere.
+    /// DIFFERS: Go's rounding of negative fractions depends on its representation of the number; no
+    /// such quantity is valid anywhere.
     pub fn units(self) -> i64 {
         clamp(ceil_div(self.0, NANO))
     }
@@ -75,8 +75,8 @@ impl Amount {
         self.0 % NANO == 0
     }
 
-    /// As the API writes it in a form. Parts of a unit are decimal in each form but that with
-    /// exponents, and so is less than 1024.
+    /// The quantity in one of the API's forms. Fractions are decimal in each form except the one
+    /// with exponents, and so are numbers below 1024.
     #[must_use]
     pub fn write(self, form: Form) -> String {
         const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
@@ -118,7 +118,7 @@ impl std::iter::Sum for Amount {
     }
 }
 
-/// Reads an API quantity; a text that validation let pass but is no quantity counts as zero.
+/// Reads an API quantity; an invalid text, which validation may have accepted, counts as zero.
 pub fn amount(quantity: &Quantity) -> Amount {
     Amount::parse(&quantity.0).unwrap_or(Amount::ZERO)
 }
@@ -142,7 +142,7 @@ struct Split<'a> {
     scale: Scale,
 }
 
-/// What a suffix multiplies by.
+/// The factor of a suffix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scale {
     /// A power of two.
@@ -153,9 +153,9 @@ enum Scale {
     Exponent(i64),
 }
 
-/// Digits of one number.
+/// The limit of digits of one number.
 ///
-/// DIFFERS: Go takes as many as there are.
+/// DIFFERS: Go has no limit.
 const MAX_DIGITS: usize = 100;
 
 fn split(text: &str) -> Option<Split<'_>> {
@@ -166,7 +166,7 @@ fn split(text: &str) -> Option<Split<'_>> {
     let number = body.bytes().position(|byte| !byte.is_ascii_digit() && byte != b'.').unwrap_or(body.len());
     let (number, suffix) = body.split_at(number);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    // DIFFERS: to Go a sign or a point alone is zero.
+    // DIFFERS: Go reads a sign or a point alone as zero.
     if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) {
         return None;
     }
@@ -198,7 +198,7 @@ fn parse(text: &str) -> Option<Amount> {
         value.multiply(10, 0);
     }
     let mut rest = false;
-    // After so many divisions nothing is left of it.
+    // After this many divisions the result is zero.
     for _ in 0..(-decimal).min(2 * MAX_DIGITS as i64) {
         rest |= value.divide(10) != 0;
     }
@@ -228,12 +228,12 @@ impl Wide {
         }
     }
 
-    /// Leaves the quotient and gives the rest.
+    /// Stores the quotient and returns the remainder.
     fn divide(&mut self, by: u64) -> u64 {
         let mut rest = 0;
         for word in self.0.iter_mut().rev() {
             let part = (rest << 64) | u128::from(*word);
-            // Below 2⁶⁴, as the rest is below the divisor.
+            // Below 2⁶⁴, as the remainder is below the divisor.
             *word = (part / u128::from(by)) as u64;
             rest = part % u128::from(by);
         }
@@ -262,7 +262,7 @@ fn scale(suffix: &str) -> Option<Scale> {
     digits.parse::<i32>().ok().map(|power| Scale::Exponent(power.into()))
 }
 
-/// How a quantity is written.
+/// The form of a quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// Powers of 1024: `64Mi`.
@@ -274,7 +274,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// The form that a text has.
+    /// The form of this text.
     #[must_use]
     pub fn of(text: &str) -> Form {
         match split(text).map(|split| split.scale) {
@@ -285,8 +285,8 @@ impl Form {
     }
 }
 
-/// A quantity as the API writes it: `0.5` becomes `500m`, `1024Mi` becomes `1Gi`. What is no
-/// quantity stays as it is.
+/// A quantity as the API writes it: `0.5` becomes `500m`, `1024Mi` becomes `1Gi`. An invalid text
+/// is not changed.
 #[must_use]
 pub fn canonical(text: &str) -> String {
     match Amount::parse(text) {
@@ -295,8 +295,8 @@ pub fn canonical(text: &str) -> String {
     }
 }
 
-/// Whether Go keeps this text of a quantity: where a short cut through its parser says that the
-/// text is canonical. It is not always, as in `0590m` (apimachinery: `ParseQuantity`).
+/// Whether Go keeps this text of a quantity: where a fast path of its parser treats the text as
+/// canonical. It is not always canonical, such as `0590m` (apimachinery: `ParseQuantity`).
 fn is_kept(text: &str) -> bool {
     let Some(Split { whole, fraction, scale, .. }) = split(text) else { return false };
     let whole = if whole.is_empty() { "0" } else { whole };
@@ -422,7 +422,7 @@ mod tests {
             ("0.5e0", "500e-3"),
             ("1e0", "1e0"),
             ("-090e2", "-9e3"),
-            // Kept by Go though they could be shorter.
+            // Go keeps these although they could be shorter.
             ("0590m", "0590m"),
             ("029910", "029910"),
             ("500.1011005e-2", "500.1011005e-2"),

@@ -94,9 +94,9 @@ reasons! {
     NODE_NOT_SCHEDULABLE = "NodeNotSchedulable";
     REBOOTED = "Rebooted";
     SHUTDOWN = "Shutdown";
-    /// Ours: a pod field that has no effect in this version.
+    /// Not in upstream: a pod field that has no effect in this version.
     UNSUPPORTED_FIELD = "UnsupportedField";
-    /// Ours: a manifest that does not parse; the last good version keeps running.
+    /// Not in upstream: an invalid manifest; the last valid version continues to run.
     INVALID_MANIFEST = "InvalidManifest";
     // Rejections (phase Failed).
     SYSCTL_FORBIDDEN = "SysctlForbidden";
@@ -117,17 +117,17 @@ reasons! {
     SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED = "SupplementalGroupsPolicyNotSupported";
     NODE_SHUTDOWN = "NodeShutdown";
     POD_FEATURE_UNSUPPORTED = "PodFeatureUnsupported";
-    /// Ours: a list of the pod is longer than any honest use needs.
+    /// Not in upstream: a list of the pod exceeds its limit.
     POD_TOO_LARGE = "PodTooLarge";
 }
 
-/// Resources of which a pod may have been short, as reasons. Their names are the node's, so
-/// there are few; the limit is for manifests with invented names.
+/// The resources that a pod was refused for, as reasons. Their names are the node's, so there are
+/// few; the limit is for manifests with invented names.
 static SHORT_OF: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
 const SHORT_OF_MAX: usize = 64;
 
-/// The static form of a reason that is put together at run time (`OutOf<resource>`).
-/// An unknown one becomes `UnexpectedAdmissionError`.
+/// The static form of a reason that is built at run time (`OutOf<resource>`). An unknown one
+/// becomes `UnexpectedAdmissionError`.
 #[must_use]
 pub fn intern(reason: &str) -> &'static str {
     let known = ALL.iter().find(|known| **known == reason);

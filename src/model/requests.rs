@@ -9,10 +9,10 @@ use super::quantity::{Amount, amount};
 /// Amounts by resource name.
 pub type Amounts = BTreeMap<String, Amount>;
 
-/// Whether the sandbox's own cost (`spec.overhead`) counts.
+/// Whether the sandbox's overhead (`spec.overhead`) is added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Overhead {
-    /// As the scheduler and admission count.
+    /// As in the scheduler and in admission.
     Included,
     /// Containers only.
     Excluded,
@@ -41,7 +41,7 @@ pub fn container_requests(pod: &Pod) -> Amounts {
     })
 }
 
-/// The limits of the pod as a whole: what its containers may use together, as far as limited.
+/// The limits of the pod as a whole: the sum for its containers, for limited resources.
 #[must_use]
 pub fn pod_limits(pod: &Pod, overhead: Overhead) -> Amounts {
     let mut total = aggregate(pod, limits_of);
@@ -52,7 +52,7 @@ pub fn pod_limits(pod: &Pod, overhead: Overhead) -> Amounts {
     }
     if overhead == Overhead::Included {
         for (name, value) in overhead_of(pod) {
-            // What is not limited stays unlimited.
+            // Resources without a limit stay unlimited.
             if let Some(sum) = total.get_mut(&name) {
                 *sum = *sum + value;
             }
@@ -61,7 +61,7 @@ pub fn pod_limits(pod: &Pod, overhead: Overhead) -> Amounts {
     total
 }
 
-/// Requests, and limits where there is no request.
+/// Requests, and limits if there is no request.
 #[must_use]
 pub fn requests_of(resources: Option<&ResourceRequirements>) -> Amounts {
     let Some(resources) = resources else { return Amounts::new() };

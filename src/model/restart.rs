@@ -6,14 +6,14 @@ use super::api::{Container, ContainerRestartRule};
 use super::pod::Pod;
 use super::runtime::{ContainerState, ContainerStatus, PodRuntime};
 
-/// The policy that holds for `container`: its own, else the pod's.
+/// The policy of `container`: its own, else the pod's.
 #[must_use]
 pub fn policy<'a>(pod: &'a Pod, container: &'a Container) -> &'a str {
     container.restart_policy.as_deref().unwrap_or_else(|| pod.restart_policy())
 }
 
-/// Whether rules and policies let `container` run again after it ended with `exit_code`.
-/// Deletion of the pod does not count here.
+/// Whether rules and policies allow `container` to run again after it ended with `exit_code`.
+/// Ignores a deletion of the pod.
 pub fn may_restart(pod: &Pod, container: &Container, exit_code: i32) -> bool {
     if rule_action(container, exit_code).is_some() {
         return true;
@@ -25,8 +25,8 @@ pub fn may_restart(pod: &Pod, container: &Container, exit_code: i32) -> bool {
     }
 }
 
-/// Whether `container` is to run again, given its newest instance `status`.
-/// A created but never started instance and one in an unknown state are started again.
+/// Whether `container` should run again, given its newest instance `status`. An instance that was
+/// never started or whose state is unknown is started again.
 #[must_use]
 pub fn should_restart(pod: &Pod, container: &Container, status: &ContainerStatus) -> bool {
     if pod.is_deleting() {
@@ -39,7 +39,7 @@ pub fn should_restart(pod: &Pod, container: &Container, status: &ContainerStatus
     }
 }
 
-/// As [`should_restart`]; a container of which the runtime knows nothing is to start, too.
+/// As [`should_restart`]; a container without any instance at the runtime is started, too.
 #[must_use]
 pub fn should_start(pod: &Pod, container: &Container, status: Option<&ContainerStatus>) -> bool {
     match status {
@@ -48,8 +48,8 @@ pub fn should_start(pod: &Pod, container: &Container, status: Option<&ContainerS
     }
 }
 
-/// Whether a container that is stopped because a probe failed comes back. Its exit code
-/// is not known yet, so rules do not count.
+/// Whether a container that is stopped because a probe failed is restarted. Its exit code is not
+/// known yet, so rules are ignored.
 #[must_use]
 pub fn comes_back_after_probe(pod: &Pod, container: &Container) -> bool {
     policy(pod, container) != "Never"
@@ -58,14 +58,14 @@ pub fn comes_back_after_probe(pod: &Pod, container: &Container) -> bool {
 /// The action that a rule of a container requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RuleAction {
-    /// This container starts again.
+    /// This container is restarted.
     Restart,
-    /// All containers of the pod start again, in the same sandbox, init containers first.
+    /// All containers of the pod are restarted, in the same sandbox, init containers first.
     RestartAllContainers,
 }
 
-/// The action of the first rule that fits `exit_code`. Rules refine a policy of the
-/// container's own; without one they have no effect.
+/// The action of the first rule that matches `exit_code`. Rules refine a policy of the container
+/// itself; without one they have no effect.
 #[must_use]
 pub fn rule_action(container: &Container, exit_code: i32) -> Option<RuleAction> {
     container.restart_policy.as_ref()?;
@@ -88,8 +88,8 @@ fn action(rule: &ContainerRestartRule, exit_code: i32) -> Option<RuleAction> {
     }
 }
 
-/// Whether `container`, whose newest instance is `status`, is one for whose sake the whole
-/// pod has to start again. It stays so until its instance is removed, which is done last.
+/// Whether `container`, whose newest instance is `status`, requires a restart of the whole pod.
+/// This stays true until its instance is removed, which is done last.
 #[must_use]
 pub fn restarts_all(container: &Container, status: Option<&ContainerStatus>) -> bool {
     status.is_some_and(|status| {
@@ -98,27 +98,27 @@ pub fn restarts_all(container: &Container, status: Option<&ContainerStatus>) -> 
     })
 }
 
-/// Whether all containers of `pod` are to start again because one of them ended in a way
-/// that its rules require that. A pod that is being deleted does not.
+/// Whether all containers of `pod` must be restarted because of a rule of a container that ended.
+/// Not for a pod that is being deleted.
 #[must_use]
 pub fn all_containers_restart(pod: &Pod, runtime: &PodRuntime) -> bool {
     !pod.is_deleting()
         && pod.all_containers().any(|container| restarts_all(container, runtime.newest(&container.name)))
 }
 
-/// Whether any container of `pod` has a rule that starts all of them again.
+/// Whether any container of `pod` has a rule that restarts all of them.
 pub fn may_restart_all(pod: &Pod) -> bool {
     pod.all_containers()
         .flat_map(|container| container.restart_policy_rules.iter().flatten())
         .any(|rule| rule.action == "RestartAllContainers")
 }
 
-/// Which of the rules count on this node.
+/// The rules that are enabled on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RuleGates {
     /// Gate `ContainerRestartRules`: policies and rules of containers.
     pub rules: bool,
-    /// Gate `RestartAllContainersOnContainerExits`: the action that starts all of them again.
+    /// Gate `RestartAllContainersOnContainerExits`: the action that restarts all of them.
     pub restart_all: bool,
 }
 
@@ -129,8 +129,8 @@ impl Default for RuleGates {
 }
 
 impl RuleGates {
-    /// `pod` without what the gates switch off. Sidecars keep their policy, which makes them
-    /// what they are; a rule for all containers restarts only its own.
+    /// `pod` without the parts that the gates disable. Sidecars keep their policy, which defines
+    /// them; a rule for all containers then restarts only its own.
     #[must_use]
     pub fn applied_to(self, pod: Pod) -> Pod {
         let affected = |container: &Container| {
@@ -192,7 +192,7 @@ mod tests {
         check(json!("OnFailure"), plain.clone(), 0, false);
         check(json!("OnFailure"), plain.clone(), 1, true);
         check(json!("Never"), plain, 1, false);
-        // The container's own policy wins; a sidecar always comes back.
+        // The container's own policy takes precedence; a sidecar is always restarted.
         check(json!("Never"), json!({"name": "c", "restartPolicy": "Always"}), 0, true);
         check(json!("Always"), json!({"name": "c", "restartPolicy": "Never"}), 1, false);
         let rules = |operator: &str, action: &str| {
@@ -216,13 +216,13 @@ mod tests {
             let container = json!({"name": "c", "restartPolicy": "Never", "restartPolicyRules": rules});
             rule_action(&serde_json::from_value(container).unwrap(), 42)
         };
-        // The first rule that fits decides.
+        // The first matching rule decides.
         let all = RuleAction::RestartAllContainers;
         assert_eq!(action(&[("In", "RestartAllContainers"), ("In", "Restart")]), Some(all));
         assert_eq!(action(&[("NotIn", "Restart"), ("In", "RestartAllContainers")]), Some(all));
         assert_eq!(action(&[("In", "Restart"), ("In", "RestartAllContainers")]), Some(RuleAction::Restart));
         assert_eq!(action(&[("NotIn", "RestartAllContainers")]), None);
-        // Rules without a policy of the container's own have no effect.
+        // Rules have no effect without a policy of the container itself.
         let mut orphan = rules("In", "Restart");
         orphan["restartPolicy"] = Value::Null;
         check(json!("Never"), orphan, 42, false);
@@ -243,7 +243,7 @@ mod tests {
             serde_json::from_value::<super::super::api::Pod>(json!({"metadata": {"uid": "u"}, "spec": spec}))
                 .unwrap(),
         );
-        // Policies of s, i, a, b; what b does after 42; whether all may restart.
+        // Policies of s, i, a, b; the action after b exits with 42; whether all may restart.
         let under = |rules: bool, restart_all: bool| {
             let pod = RuleGates { rules, restart_all }.applied_to(pod.clone());
             let policies: Vec<String> =

@@ -1,4 +1,4 @@
-//! The state of a pod at the runtime, free of wire types (Go: kubecontainer.PodStatus).
+//! The state of a pod at the runtime, without wire types (Go: kubecontainer.PodStatus).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,17 +12,17 @@ use super::pod::SourceName;
 /// A container's state at the runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 pub enum ContainerState {
-    /// Made but not started.
+    /// Created but not started.
     Created,
     /// Its first process runs.
     Running,
     /// Its first process has ended.
     Exited,
-    /// The runtime does not know.
+    /// The runtime does not know it.
     Unknown,
 }
 
-/// The user that the container's first process really has.
+/// The actual user of the container's first process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinuxUser {
     /// User id.
@@ -42,7 +42,7 @@ pub struct MountStatus {
     pub host_path: String,
     /// Whether writes are refused.
     pub readonly: bool,
-    /// Whether that holds for everything mounted below, too.
+    /// Whether that also applies to all mounts below it.
     pub recursive_read_only: bool,
 }
 
@@ -66,9 +66,9 @@ pub struct ContainerStatus {
     pub id: ContainerId,
     /// Container name in the pod.
     pub name: String,
-    /// State now.
+    /// Current state.
     pub state: ContainerState,
-    /// When it was made.
+    /// Creation time.
     pub created_at: Option<Timestamp>,
     /// When it was started; `None` if never.
     pub started_at: Option<Timestamp>,
@@ -80,7 +80,7 @@ pub struct ContainerStatus {
     pub image: String,
     /// Image id to report (`imageID`).
     pub image_id: ImageRef,
-    /// The value of the hash annotation: `None` when absent or not ours to read.
+    /// The value of the hash annotation: `None` when absent or invalid.
     pub hash: Option<u32>,
     /// Restart count from its annotation.
     pub restart_count: u32,
@@ -94,7 +94,7 @@ pub struct ContainerStatus {
     pub termination_message_path: String,
     /// Annotation `…terminationMessagePolicy`.
     pub termination_message_policy: String,
-    /// Sandbox it lives in.
+    /// Its sandbox.
     pub sandbox_id: SandboxId,
     /// Applied resources, where reported.
     pub resources: Option<AppliedResources>,
@@ -106,7 +106,7 @@ pub struct ContainerStatus {
 
 #[cfg(test)]
 impl ContainerStatus {
-    /// An instance of which nothing else is known, for tests to fill in.
+    /// An instance without further data, for tests to fill in.
     pub(crate) fn blank(id: &str, name: &str, state: ContainerState) -> Self {
         ContainerStatus {
             id: id.into(),
@@ -133,7 +133,7 @@ impl ContainerStatus {
     }
 }
 
-/// Whether a sandbox can take containers.
+/// Whether containers can be started in a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 pub enum SandboxState {
     /// Yes.
@@ -149,9 +149,9 @@ pub struct SandboxStatus {
     pub id: SandboxId,
     /// Attempt number, from 0.
     pub attempt: u32,
-    /// State now.
+    /// Current state.
     pub state: SandboxState,
-    /// When it was made.
+    /// Creation time.
     pub created_at: Option<Timestamp>,
     /// Whether it uses the node's network namespace.
     pub host_network: bool,
@@ -161,7 +161,7 @@ pub struct SandboxStatus {
     pub ips: Vec<IpAddr>,
 }
 
-/// Everything the runtime knows of one pod.
+/// The runtime's data about one pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodRuntime {
     /// The pod.
@@ -179,7 +179,7 @@ pub struct PodRuntime {
 }
 
 impl PodRuntime {
-    /// A pod of which the runtime knows nothing.
+    /// A pod without sandboxes and containers.
     #[must_use]
     pub fn absent(uid: PodUid) -> Self {
         PodRuntime { uid, ..PodRuntime::default() }
@@ -191,7 +191,7 @@ impl PodRuntime {
         self.containers.iter().find(|container| container.name == name)
     }
 
-    /// Every instance that runs now.
+    /// Every running instance.
     pub fn running(&self) -> impl Iterator<Item = &ContainerStatus> {
         self.containers.iter().filter(|container| container.state == ContainerState::Running)
     }
@@ -203,41 +203,41 @@ impl PodRuntime {
     }
 }
 
-/// A container as the list call shows it.
+/// A container in the list response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedContainer {
     /// Runtime id.
     pub id: ContainerId,
     /// Container name in the pod.
     pub name: String,
-    /// Sandbox it lives in.
+    /// Its sandbox.
     pub sandbox_id: SandboxId,
-    /// State now.
+    /// Current state.
     pub state: ContainerState,
     /// Attempt number.
     pub attempt: u32,
-    /// When it was made.
+    /// Creation time.
     pub created_at: Option<Timestamp>,
-    /// What it was made from.
+    /// Its image.
     pub image_ref: ImageRef,
-    /// Restart count and grace periods: a pod without a manifest is stopped by them alone.
+    /// Restart count and grace periods: without a manifest, only they determine how to stop it.
     pub annotations: Arc<BTreeMap<String, String>>,
 }
 
-/// A sandbox as the list call shows it.
+/// A sandbox in the list response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedSandbox {
     /// Runtime id.
     pub id: SandboxId,
-    /// State now.
+    /// Current state.
     pub state: SandboxState,
     /// Attempt number.
     pub attempt: u32,
-    /// When it was made.
+    /// Creation time.
     pub created_at: Option<Timestamp>,
 }
 
-/// A pod as two list calls show it; cheap to get for all pods at once.
+/// A pod according to two list calls; cheap to get for all pods together.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ListedPod {
     /// The pod.
@@ -246,7 +246,7 @@ pub struct ListedPod {
     pub name: String,
     /// Pod namespace.
     pub namespace: String,
-    /// Where it came from, if its sandboxes have that.
+    /// Its source, if its sandboxes record one.
     pub source: Option<SourceName>,
     /// All its sandboxes, newest first.
     pub sandboxes: Vec<ListedSandbox>,
@@ -255,7 +255,7 @@ pub struct ListedPod {
 }
 
 impl ListedPod {
-    /// Whether anything of it still runs.
+    /// Whether any part of it still runs.
     pub fn is_running(&self) -> bool {
         self.sandboxes.iter().any(|sandbox| sandbox.state == SandboxState::Ready)
             || self.containers.iter().any(|container| container.state == ContainerState::Running)

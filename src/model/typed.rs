@@ -1,8 +1,8 @@
-//! From a JSON value to a typed object, with the place of every fault.
+//! Converts a JSON value to a typed object, with the path of every fault.
 //!
-//! A deserializer that knows where it is: a wrong type is reported with its field path,
-//! the place is blanked and reading goes on, so that one run finds them all. What no type
-//! expected is an unknown field. `null` counts as absent, as in Go.
+//! A deserializer that tracks its position: a wrong type is reported with its field path, the value
+//! is set to null and reading continues, so that one run finds all faults. Fields that no type has
+//! are reported as unknown. `null` counts as absent, as in Go.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -10,33 +10,33 @@ use std::fmt;
 use serde::de::{self, DeserializeSeed, Error as _, Unexpected, Visitor};
 use serde_json::Value;
 
-/// Wrong types reported per object; the rest show up once these are repaired.
+/// The limit of wrong types per object; the others are reported once these are repaired.
 const MAX_FAULTS: usize = 20;
-/// Unknown fields reported per object.
+/// The limit of unknown fields per object.
 const MAX_UNKNOWN: usize = 50;
 
-/// Characters of one fault's message: a manifest may quote itself, but not fill the log.
+/// The limit of characters in one message: a manifest may be quoted, but must not fill the log.
 const MAX_MESSAGE_CHARS: usize = 500;
 
-/// A value at `path` that does not fit.
+/// A value at `path` with a wrong type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Misfit {
     /// Field path, such as `spec.containers[0].ports[0].hostPort`.
     pub path: String,
-    /// What was found and what was wanted.
+    /// The actual and the expected type.
     pub message: String,
 }
 
-/// A typed object and the paths of the fields that it has no place for.
+/// A typed object and the paths of unknown fields.
 #[derive(Debug)]
 pub struct Typed<T> {
     /// The object.
     pub object: T,
-    /// Paths of fields that the type does not know.
+    /// Paths of unknown fields.
     pub unknown: Vec<String>,
 }
 
-/// Reads `value` as a `T`, or returns every place that does not fit.
+/// Reads `value` as a `T`, or returns every fault.
 pub fn read<T: de::DeserializeOwned>(value: &Value) -> Result<Typed<T>, Vec<Misfit>> {
     let mut misfits = Vec::new();
     let mut blanked: Option<Value> = None;
@@ -52,7 +52,7 @@ pub fn read<T: de::DeserializeOwned>(value: &Value) -> Result<Typed<T>, Vec<Misf
         };
         let steps = trace.into_inner().failed.unwrap_or_default();
         let misfit = Misfit { path: render(&steps), message: error.0 };
-        // Blank already and still wrong: nothing more can be learned.
+        // It is null already and still wrong: stop here.
         let stuck = misfits.iter().any(|known: &Misfit| known.path == misfit.path);
         if !stuck {
             misfits.push(misfit);
@@ -64,11 +64,11 @@ pub fn read<T: de::DeserializeOwned>(value: &Value) -> Result<Typed<T>, Vec<Misf
     }
 }
 
-/// Reads `value` as a `T`. All kinds of objects come this way, from manifests and from the API
-/// server: the decoder of each type, which is large, exists once.
+/// Reads `value` as a `T`. All kinds of objects are decoded by this function, from manifests and
+/// from the API server, so that the large decoder of each type exists once.
 ///
 /// # Errors
-/// The first fault, with its place.
+/// The first fault, with its path.
 pub fn decode<T: de::DeserializeOwned>(value: &Value) -> Result<T, String> {
     read(value).map(|typed| typed.object).map_err(|misfits| {
         misfits
@@ -78,7 +78,7 @@ pub fn decode<T: de::DeserializeOwned>(value: &Value) -> Result<T, String> {
     })
 }
 
-/// Cuts a text that quotes its input to a size fit for a log line, and keeps it on one line.
+/// Shortens a text that quotes its input for a log line, and keeps it on one line.
 pub fn clip(text: &str) -> String {
     let clean = |c: char| if c.is_control() { ' ' } else { c };
     let mut out: String = text.chars().take(MAX_MESSAGE_CHARS).map(clean).collect();
@@ -124,7 +124,7 @@ fn render(steps: &[Step]) -> String {
     text
 }
 
-/// Puts null at `steps`. False if there is no such place.
+/// Sets the value at `steps` to null. False if it does not exist.
 fn blank(value: &mut Value, steps: &[Step]) -> bool {
     if steps.is_empty() {
         return false;
@@ -144,7 +144,7 @@ fn blank(value: &mut Value, steps: &[Step]) -> bool {
     true
 }
 
-/// The fault's text; its place is in the trace.
+/// The fault's message; its path is in the trace.
 #[derive(Debug)]
 struct Fault(String);
 
@@ -170,7 +170,7 @@ impl de::Error for Fault {
     }
 }
 
-/// A value and the trace of how it was reached.
+/// A value and its path.
 #[derive(Clone, Copy)]
 struct Cursor<'a> {
     value: &'a Value,
@@ -178,7 +178,7 @@ struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// Reads one step further down; remembers where the first fault was.
+    /// Reads one step deeper; records the path of the first fault.
     fn descend<'de, S: DeserializeSeed<'de>>(
         value: &'a Value,
         trace: &'a RefCell<Trace>,

@@ -1,4 +1,4 @@
-//! The current verdict of the probes of one container, as plan and status need it.
+//! The current verdict of the probes of one container, for plan and status.
 
 /// The newest verdict on one container instance and one kind of probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize)]
@@ -6,11 +6,11 @@ pub enum Verdict {
     /// The container has no such probe.
     #[default]
     NoProbe,
-    /// It has one, which has not decided yet.
+    /// The probe has not decided yet.
     Pending,
-    /// It has one, which has not decided yet on an instance that ran before this agent did:
-    /// what was true of the instance stays true, so that a restart of the agent does not
-    /// take a pod out of service. If the earlier verdict is unknown, it counts as a success.
+    /// The probe has not decided yet on an instance that ran before this agent started: the earlier
+    /// state of the instance is kept, so that a restart of the agent does not make a pod unready.
+    /// If the earlier verdict is unknown, it counts as a success.
     Kept,
     /// Enough successes in a row.
     Success,
@@ -19,7 +19,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Whether a startup probe with this verdict lets the other probes run.
+    /// Whether a startup probe with this verdict allows the other probes to run.
     pub(crate) fn passes(self) -> bool {
         matches!(self, Verdict::NoProbe | Verdict::Success)
     }

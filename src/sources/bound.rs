@@ -1,7 +1,7 @@
 //! The pods that the API server has bound to this node (Go: config/apiserver.go).
 //!
-//! The reflector's thread `watch/pods` keeps the set; each change hands over all of it, and
-//! the newest hand-over wins. While the API server is away the last set stays.
+//! The reflector's thread `watch/pods` keeps the set; each change delivers the whole set, and the
+//! newest delivery counts. While the API server is unavailable the last set stays.
 
 use std::collections::BTreeMap;
 
@@ -13,19 +13,19 @@ use crate::model::api;
 use crate::model::pod::{Pod, SourceName};
 use crate::util::threads::{OnDeath, Running};
 
-/// The set as it was last shown. By UID: a pod that is deleted and created again under its
-/// name may be shown by both events in either order.
+/// The current set. By UID: when a pod is deleted and created again with the same name, the two
+/// events may arrive in either order.
 #[derive(Default)]
 struct Bound(BTreeMap<String, Pod>);
 
 impl Bound {
-    /// Takes a change in. Returns whether the set is another one now.
+    /// Applies a change. Returns whether the set has changed.
     fn apply(&mut self, change: Change<api::Pod>) -> bool {
         let key = |pod: &api::Pod| pod.metadata.uid.clone().filter(|uid| !uid.is_empty());
         match change {
             Change::Replaced(pods) => {
                 self.0 = pods.into_iter().filter_map(|pod| Some((key(&pod)?, Pod::from(pod)))).collect();
-                // Also the first, empty one: the source has spoken.
+                // Also for the first, empty set: the source has delivered.
                 true
             }
             Change::Set(pod) => match key(&pod) {
@@ -47,7 +47,7 @@ impl Bound {
 /// Watches the pods whose `spec.nodeName` is this node.
 ///
 /// # Errors
-/// When the kernel refuses a thread.
+/// When the kernel cannot create a thread.
 pub fn spawn(node_name: &str, client: Client, deps: &Deps) -> std::io::Result<Running> {
     let watched = Watched {
         target: Target::pods(),

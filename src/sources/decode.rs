@@ -1,4 +1,4 @@
-//! From bytes to typed pods: documents, kinds, types. No defaults, no judgement yet.
+//! Decodes bytes into typed pods: documents, kinds, types. Sets no defaults and validates nothing.
 
 use serde_json::Value;
 
@@ -7,20 +7,20 @@ use crate::config::yaml::{self, Document};
 use crate::model::api;
 use crate::model::typed;
 
-/// Whether a list of pods may stand where a pod may.
+/// Whether a list of pods is allowed instead of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lists {
-    /// As at a URL.
+    /// Allowed, as at a URL.
     Accepted,
-    /// As in a file.
+    /// Not allowed, as in a file.
     Refused,
 }
 
-/// One pod of a manifest, or what is wrong with it.
+/// One pod of a manifest, or its faults.
 pub(super) struct Decoded {
-    /// The pod, as its types go.
+    /// The pod, as far as the types allow.
     pub(super) pod: Result<api::Pod, Vec<Flaw>>,
-    /// Paths of fields that no type knows.
+    /// Paths of unknown fields.
     pub(super) unknown: Vec<String>,
     document: usize,
     prefix: String,
@@ -34,7 +34,7 @@ pub(super) struct Decoding {
 }
 
 impl Decoding {
-    /// Adds the line, and the place in a list, to a fault of `pod`.
+    /// Adds the line, and the index in a list, to a fault of `pod`.
     pub(super) fn locate(&self, pod: &Decoded, mut flaw: Flaw) -> Flaw {
         let field = flaw.field.unwrap_or_default();
         let path = match (pod.prefix.as_str(), field.as_str()) {
@@ -49,9 +49,9 @@ impl Decoding {
     }
 }
 
-/// Reads a whole manifest. The outer error means that not even its documents are known.
+/// Decodes a whole manifest. The outer error means that its documents cannot be separated.
 ///
-/// DIFFERS: upstream takes the first YAML document and is silent about the others.
+/// DIFFERS: upstream reads the first YAML document and ignores the others without a message.
 pub(super) fn decode(bytes: &[u8], lists: Lists) -> Result<Decoding, Flaw> {
     let documents = yaml::parse_bytes(bytes)
         .map_err(|error| Flaw { line: Some(error.line), ..Flaw::whole(error.message) })?;
@@ -85,7 +85,7 @@ fn document_pods(document: usize, value: &Value, lists: Lists, pods: &mut Vec<De
             };
             for (index, item) in items.iter().enumerate() {
                 let prefix = format!("items[{index}]");
-                // Upstream's lists leave kind and version out of their items.
+                // In upstream's lists the items have no kind and no version.
                 let (pod, unknown) = match item.get("kind") {
                     None | Some(Value::Null) if item.is_object() => typed_pod(item),
                     _ => one_pod(item),
@@ -143,10 +143,10 @@ fn typed_pod(value: &Value) -> PodAndUnknown {
     }
 }
 
-/// A pod from JSON that an agent has written itself: the same reading as a manifest's.
+/// A pod from JSON that an agent has written itself, decoded like a manifest.
 ///
 /// # Errors
-/// The first fields whose values do not fit, with their paths.
+/// The first fields with invalid values, with their paths.
 pub fn pod_from_value(value: &serde_json::Value) -> Result<api::Pod, String> {
     let misfit = |misfits: Vec<typed::Misfit>| {
         let each = misfits.into_iter().take(3).map(|misfit| format!("{}: {}", misfit.path, misfit.message));
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn every_document_counts_and_kinds_are_checked() {
+    fn every_document_is_decoded_and_kinds_are_checked() {
         let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n---\n# nothing\n---\n\
                     apiVersion: v1\nkind: Pod\nmetadata: {name: b}\n";
         let decoding = decode(text.as_bytes(), Lists::Refused).unwrap();

@@ -9,13 +9,13 @@ use crate::model::api::{
     ResourceRequirements, Volume, VolumeProjection,
 };
 
-/// File mode of volumes that do not name one.
+/// File mode of volumes that set none.
 const VOLUME_MODE: i32 = 0o644;
 
-/// Fills in every default of a pod.
+/// Sets all defaults of a pod.
 pub(super) fn set_defaults(pod: &mut Pod) {
     let spec = pod.spec.get_or_insert_default();
-    // The old name of the field still counts where the new one is absent.
+    // The old name of the field is used if the new one is absent.
     if blank(&spec.service_account_name) && !blank(&spec.service_account) {
         spec.service_account_name.clone_from(&spec.service_account);
     }
@@ -83,7 +83,7 @@ fn set_container(container: &mut Container) {
     set_requests(&mut container.resources);
 }
 
-/// Fills in what an ephemeral container leaves open.
+/// Sets the defaults of an ephemeral container.
 pub(super) fn set_ephemeral(container: &mut EphemeralContainer) {
     let policy = pull_policy(container.image.as_deref().unwrap_or_default());
     text(&mut container.image_pull_policy, policy);
@@ -142,7 +142,7 @@ fn set_http_get(action: Option<&mut HTTPGetAction>) {
     }
 }
 
-/// What is limited but not requested is requested up to the limit.
+/// A resource with a limit but no request is requested up to the limit.
 fn set_requests(resources: &mut Option<ResourceRequirements>) {
     let Some(resources) = resources else { return };
     let Some(limits) = &resources.limits else { return };
@@ -152,13 +152,13 @@ fn set_requests(resources: &mut Option<ResourceRequirements>) {
     }
 }
 
-/// `Always` for the tag `latest`, also when it is only implied; else `IfNotPresent`.
+/// `Always` for the tag `latest`, also if it is implicit; else `IfNotPresent`.
 fn pull_policy(image: &str) -> &'static str {
     let (name, digest) = match image.split_once('@') {
         Some((name, _)) => (name, true),
         None => (image, false),
     };
-    // A colon before the last slash belongs to a registry's port.
+    // A colon before the last slash is part of a registry's address.
     let last = name.rsplit('/').next().unwrap_or(name);
     match last.split_once(':') {
         Some((_, "latest")) => "Always",
@@ -167,7 +167,7 @@ fn pull_policy(image: &str) -> &'static str {
     }
 }
 
-/// The names of the sources that a volume has; validation wants exactly one.
+/// The names of the sources that a volume has; exactly one is valid.
 pub(super) fn sources_of(volume: &Volume) -> Vec<&'static str> {
     macro_rules! set {
         ($($field:ident $name:literal,)*) => {

@@ -1,4 +1,4 @@
-//! Ephemeral containers: they are in no manifest, but are read like the containers of one.
+//! Ephemeral containers: they are not part of a manifest, but are decoded like its containers.
 
 use super::{defaults, validate};
 use crate::model::api::EphemeralContainer;
@@ -7,7 +7,7 @@ use crate::model::pod::Pod;
 /// `wanted` with its defaults, if it may be added to `pod`.
 ///
 /// # Errors
-/// Everything that is wrong with it, in upstream's words.
+/// All faults of the container, worded as upstream.
 pub fn ephemeral_container(pod: &Pod, wanted: EphemeralContainer) -> Result<EphemeralContainer, String> {
     let mut container = wanted;
     defaults::set_ephemeral(&mut container);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::settings::MAX_MANIFEST_BYTES;
 
-/// Why a manifest or the place it should be at could not be read.
+/// Why a manifest or its path could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("cannot open {0}")]

@@ -1,5 +1,5 @@
-//! Static pods in files: what is known of each file, and the thread that keeps it true
-//! (Go: pkg/kubelet/config/file.go, file_linux.go).
+//! Static pods in files: the state of each file, and the thread that updates it (Go:
+//! pkg/kubelet/config/file.go, file_linux.go).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -30,10 +30,10 @@ use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::wake::Wake;
 
-/// Bounds of the time between full lists: zero would spin, a century would overflow.
+/// Limits of the time between full lists: zero would be a busy loop, a century would overflow.
 const CHECK_MIN: Duration = Duration::from_secs(1);
 const CHECK_MAX: Duration = Duration::from_secs(24 * 3600);
-/// A file changed this recently may change again without a new time stamp.
+/// A file that changed this recently may change again without a new time stamp.
 const STAMP_GRAIN_NANOSECONDS: i128 = 1_000_000_000;
 
 /// Starts the thread `src-file`.
@@ -45,7 +45,7 @@ pub(super) fn spawn(
 ) -> std::io::Result<Running> {
     let bell = Wake::new()?;
     let ring = bell.clone();
-    // A relative path would mean another place after a change of directory.
+    // A relative path would change with the working directory.
     let root = std::path::absolute(&settings.path).unwrap_or_else(|_| settings.path.clone());
     let root: PathBuf = root.components().collect();
     let check = settings.check.clamp(CHECK_MIN, CHECK_MAX);
@@ -71,7 +71,7 @@ fn run(mut watch: Watch, mut files: Files, check: Duration, deps: &Deps, stop: &
             deps.post.put(SourceName::File, set.clone());
             posted = Some(set);
         }
-        // No pod waits for a disk.
+        // The disk is written after the pods are posted.
         files.save(stop);
         let now = Instant::now();
         if now >= due {
@@ -104,36 +104,36 @@ impl Stamp {
         }
     }
 
-    /// Whether a later write could leave the very same stamp.
+    /// Whether a later write could leave the same stamp.
     fn is_fresh(&self, now: Timestamp) -> bool {
         let changed = i128::from(self.changed.0) * 1_000_000_000 + i128::from(self.changed.1);
         now.as_nanosecond() - changed < STAMP_GRAIN_NANOSECONDS
     }
 }
 
-/// One file as it was last read.
+/// The last reading of one file.
 #[derive(Debug, Default)]
 struct Entry {
-    /// `None`: read it again in any case.
+    /// `None`: it must be read again.
     stamp: Option<Stamp>,
-    /// Hash of the content that `pods` and `flaws` come from.
+    /// Hash of the content from which `pods` and `flaws` come.
     content: Option<u128>,
     pods: Vec<Pod>,
     flaws: Vec<Flaw>,
-    /// Unknown fields; the pods are valid all the same.
+    /// Unknown fields; the pods are still valid.
     unknown: Vec<Flaw>,
     kept: Vec<Pod>,
     since: Option<Timestamp>,
-    /// Pods whose manifest was removed, and is not there again in a good version yet.
+    /// Pods whose manifest was removed, and does not exist again in a valid version yet.
     removed: BTreeSet<PodUid>,
-    /// Pods whose manifest was removed and has come back: other incarnations.
+    /// Pods whose manifest was removed and exists again: they are new incarnations.
     returned: BTreeSet<PodUid>,
-    /// Whether `pods` are not yet what a restart would come back to.
+    /// Whether the store does not have the current `pods` yet.
     unsaved: bool,
 }
 
 impl Entry {
-    /// A file that was not read since the start, with the pods of its last good version.
+    /// A file that was not read since the start, with the pods of its last valid version.
     fn recalled(pods: Vec<Pod>) -> Self {
         Entry { pods, ..Entry::default() }
     }
@@ -142,7 +142,7 @@ impl Entry {
         problems(place, &self.flaws, &self.unknown, !self.kept.is_empty(), self.since.unwrap_or_default())
     }
 
-    /// Takes the outcome of a reading. Notice if something is wrong that was not before.
+    /// Stores the result of a reading. Returns a notice of new problems.
     fn take(&mut self, place: &str, outcome: Manifest, now: Timestamp) -> Option<Notice> {
         let Manifest { pods, flaws, unknown } = outcome;
         let changed = flaws != self.flaws || unknown != self.unknown;
@@ -173,30 +173,30 @@ impl Entry {
     }
 }
 
-/// What is at the path now.
+/// The current content of the path.
 pub(super) enum Listing {
     Missing,
     Files(Vec<PathBuf>),
 }
 
-/// Everything known of the files at a path. INVARIANT: entries are the listed files.
+/// The state of all files at a path. INVARIANT: entries are the listed files.
 struct Files {
     root: PathBuf,
     node_name: String,
-    /// Whether the path was ever listed; before that nothing may be called complete.
+    /// Whether the path was ever listed; before that the set is not complete.
     known: bool,
     entries: BTreeMap<PathBuf, Entry>,
-    /// Why the path could not be listed the last time.
+    /// Why the last listing of the path failed.
     unlisted: Option<(Flaw, Timestamp)>,
-    /// Pods that lost against another of their name or UID, by file and message.
+    /// Pods that were replaced by another with the same name or UID, by file and message.
     collisions: BTreeMap<(PathBuf, String), Timestamp>,
-    /// Of the pods in the set.
+    /// The incarnations of the pods in the set.
     incarnations: Incarnations,
-    /// The newest number among them, or more.
+    /// The highest number among them, or a higher one.
     last_incarnation: u64,
     store: Store,
-    /// Files that may have a record in the store. `None` until the first listing: whatever
-    /// is in the store may still be needed.
+    /// Files that may have a record in the store. `None` until the first listing: until then every
+    /// record may be needed.
     recorded: Option<BTreeSet<PathBuf>>,
 }
 
@@ -216,8 +216,8 @@ impl Files {
         }
     }
 
-    /// Brings the store up to date. What fails, or is cut short by a stop, is left for the
-    /// next scan.
+    /// Updates the store. Records that could not be written, or that a stop interrupted, are
+    /// written after the next scan.
     fn save(&mut self, stop: &StopToken) {
         if !self.known || self.unlisted.is_some() {
             return;
@@ -239,7 +239,7 @@ impl Files {
         }
     }
 
-    /// What ran before the start, for as long as the path itself cannot be listed.
+    /// The pods from before the start, while the path itself cannot be listed.
     fn recall_all(&mut self) {
         for (place, pods) in self.store.load_all() {
             let path = PathBuf::from(place);
@@ -250,7 +250,7 @@ impl Files {
         self.known = !self.entries.is_empty();
     }
 
-    /// The complete set now.
+    /// The complete current set.
     fn set(&self) -> SourceSet {
         let mut problems = Vec::new();
         if let Some((flaw, since)) = &self.unlisted {
@@ -268,14 +268,14 @@ impl Files {
         SourceSet { pods, incarnations: self.incarnations.clone(), problems }
     }
 
-    /// The pods of all files, without those that a later one replaces, and the replaced.
+    /// The pods of all files, without those that a later one replaces; and the replaced ones.
     fn winners(&self) -> (Vec<&Pod>, Vec<(PathBuf, String)>) {
         let all = self.entries.iter().flat_map(|(path, entry)| entry.pods.iter().map(move |pod| (path, pod)));
         let mut names: HashMap<FullName, &PathBuf> = HashMap::new();
         let mut uids: HashMap<PodUid, &PathBuf> = HashMap::new();
         let mut winners: Vec<&Pod> = Vec::new();
         let mut losers = Vec::new();
-        // The last file wins, so it comes first here.
+        // The last file takes precedence, so it comes first here.
         for (path, pod) in all.collect::<Vec<_>>().into_iter().rev() {
             let named = names.get(&pod.full_name());
             let known = named.or_else(|| uids.get(pod.uid()));
@@ -338,8 +338,8 @@ impl Files {
         news
     }
 
-    /// Gives a new number to each pod that is new to the set or whose manifest has come back.
-    /// By UID, so that a pod with a UID of its own may move to another file.
+    /// Gives a new incarnation to each pod that is new in the set or whose manifest was written
+    /// again. By UID, so that a pod with its own UID may move to another file.
     fn number(&mut self) {
         let returned: BTreeSet<PodUid> =
             self.entries.values_mut().flat_map(|entry| std::mem::take(&mut entry.returned)).collect();
@@ -371,8 +371,8 @@ impl Files {
         news
     }
 
-    /// The last good version of a file that is found at the start. Later a file without one
-    /// is a new file.
+    /// The last valid version of a file that is listed at the start. A file that is listed later
+    /// without one is a new file.
     fn recall(&self, path: &Path) -> Vec<Pod> {
         if self.known { Vec::new() } else { self.store.load(key(path), &path.to_string_lossy()) }
     }
@@ -392,11 +392,11 @@ impl Files {
             if touched.removed.contains(&name)
                 && let Some(entry) = &mut known
             {
-                // It came back before anything was posted. Its pods run on until it is complete.
+                // Written again before a new set was posted. Its pods run until it is complete.
                 entry.removed.extend(entry.pods.iter().map(|pod| pod.uid().clone()));
             }
             let mut entry = match known {
-                // A held file stays what it was, or stays away, until it is complete.
+                // While a file is being written, it stays unchanged, or stays absent, until it is complete.
                 Some(entry) if held(watch, &path, &name) => {
                     self.entries.insert(path, entry);
                     continue;
@@ -420,7 +420,7 @@ impl Files {
                 Ok(Reading::Gone) => continue,
                 Ok(Reading::Unchanged) => {}
                 Ok(Reading::Content(bytes, stamp)) => {
-                    // A fresh stamp proves nothing about the next reading.
+                    // A recent stamp does not prove that the content will stay.
                     entry.stamp = (!stamp.is_fresh(now)).then_some(stamp);
                     let mut hash = Fnv128::default();
                     hash.add(&bytes);
@@ -450,7 +450,7 @@ impl Files {
     }
 }
 
-/// What names a file's record in the store.
+/// The key of a file's record in the store.
 fn key(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
@@ -467,7 +467,7 @@ pub(super) fn list(root: &Path) -> Result<Listing, Error> {
         Err(error) => return Err(Error::Open(root.to_owned(), error)),
     };
     if !meta.is_dir() {
-        // A single manifest; what it really is shows when it is read.
+        // A single manifest; its type is checked when it is read.
         return Ok(Listing::Files(vec![root.to_owned()]));
     }
     let failed = |error: std::io::Error| Error::List(root.to_owned(), error);
@@ -489,17 +489,17 @@ pub(super) fn list(root: &Path) -> Result<Listing, Error> {
 
 /// The result of reading one listed name.
 pub(super) enum Reading {
-    /// It is not there any more, or it is a directory.
+    /// The file no longer exists, or it is a directory.
     Gone,
-    /// The stamp is still the same.
+    /// The stamp has not changed.
     Unchanged,
     Content(Vec<u8>, Stamp),
 }
 
-/// Reads a file if it is one, without ever waiting for a writer, a terminal or a lease.
+/// Reads a file if it is a regular file, without waiting for a writer, a terminal or a lease.
 pub(super) fn read(path: &Path, last: Option<Stamp>) -> Result<Reading, Error> {
     let failed = |error: std::io::Error| Error::Open(path.to_owned(), error);
-    // Opening a device may act on it, so the type is checked first and again once it is open.
+    // Opening a device may have effects, so the type is checked before and again after opening it.
     let meta = match std::fs::metadata(path) {
         Ok(meta) => meta,
         Err(error) if error.kind() == ErrorKind::NotFound && std::fs::symlink_metadata(path).is_err() => {
@@ -551,7 +551,7 @@ fn content(path: &Path, file: File, meta: &Metadata) -> Result<Vec<u8>, Error> {
         return Err(Error::TooLarge(path.to_owned()));
     }
     let mut bytes = Vec::new();
-    // It may have grown since; one byte over the limit is enough to know.
+    // The file may have grown since; one byte over the limit is enough to detect that.
     file.take(limit + 1).read_to_end(&mut bytes).map_err(|error| Error::Read(path.to_owned(), error))?;
     if bytes.len() > MAX_MANIFEST_BYTES {
         return Err(Error::TooLarge(path.to_owned()));

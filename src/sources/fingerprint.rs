@@ -1,10 +1,10 @@
 //! The text of a pod that the Go kubelet hashes into a static pod's UID
 //! (Go: k8s.io/utils/dump over the internal pod of pkg/apis/core).
 //!
-//! It is the dump of a Go value: names and types of all fields, also of those that are empty,
-//! in the order of release 1.36.3. Having the same UID lets either agent go on with the static
-//! pods of the other. `fingerprint/types.txt` has the types; `tests/controlplane/tools/podtypes`
-//! makes it.
+//! It is the dump of a Go value: names and types of all fields, also of those that are empty, in
+//! the order of release 1.36.3. With equal UIDs, either agent can continue to run the static pods
+//! of the other. `fingerprint/types.txt` has the types; `tests/controlplane/tools/podtypes`
+//! generates it.
 
 mod quantity;
 
@@ -15,11 +15,11 @@ use serde_json::{Map, Value};
 
 use crate::model::api;
 
-/// One type after the other; the head of `podtypes` describes the format.
+/// All types, one after the other; the head of `podtypes` describes the format.
 const TYPES: &str = include_str!("fingerprint/types.txt");
 
-/// Holds something whose dump depends on the machine or on what the kubelet did before: a time,
-/// the status of another life, a number beyond 18 digits.
+/// A value whose dump depends on the machine or on earlier actions of the kubelet: a time, an old
+/// status, a number beyond 18 digits.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NoFingerprint;
 
@@ -34,20 +34,20 @@ impl From<std::fmt::Error> for NoFingerprint {
 /// Writes the text of a pod that has its defaults.
 ///
 /// # Errors
-/// When the text cannot be known.
+/// When the text cannot be determined.
 pub(super) fn write(pod: &api::Pod, out: &mut dyn Write) -> Written {
     let mut value = serde_json::to_value(pod).map_err(|_| NoFingerprint)?;
     internal_form(&mut value)?;
     Dump { types: types(), out }.value("*core.Pod", Some(&value), true)
 }
 
-/// What the internal pod has elsewhere, or not at all.
+/// Converts fields that the internal pod has elsewhere, or does not have.
 fn internal_form(pod: &mut Value) -> Written {
     let spec = pod.get_mut("spec").and_then(Value::as_object_mut).ok_or(NoFingerprint)?;
     if spec.get("terminationGracePeriodSeconds").and_then(Value::as_i64).is_some_and(|grace| grace < 0) {
         spec.insert("terminationGracePeriodSeconds".to_owned(), 1.into());
     }
-    // Sums and roundings of the containers' resources, which only the kubelet makes this way.
+    // Sums and roundings of the containers' resources, which only the kubelet computes this way.
     if spec.get("resources").is_some_and(|resources| resources.as_object().is_some_and(|map| !map.is_empty()))
     {
         return Err(NoFingerprint);
@@ -69,11 +69,11 @@ fn internal_form(pod: &mut Value) -> Written {
             }
         }
     }
-    // It turns into a list of addresses.
+    // It becomes a list of addresses.
     if pod.pointer("/status/podIP").is_some() { Err(NoFingerprint) } else { Ok(()) }
 }
 
-/// Type name → its fields, or `=` and the type that it is a name of.
+/// Type name → its fields, or `=` and the type for which it is another name.
 fn types() -> BTreeMap<&'static str, &'static str> {
     let structs = TYPES.split("\n#").skip(1).filter_map(|block| block.split_once('\n'));
     let aliases = TYPES.lines().filter_map(|line| line.strip_prefix('=')?.split_once(' '));
@@ -86,7 +86,7 @@ struct Dump<'a> {
 }
 
 impl Dump<'_> {
-    /// Writes a value, after its type if that is `shown`. An absent one is Go's zero value.
+    /// Writes a value, after its type if that is `shown`. An absent value is Go's zero value.
     fn value(&mut self, kind: &str, value: Option<&Value>, shown: bool) -> Written {
         let value = value.filter(|value| !value.is_null());
         if let Some(target) = kind.strip_prefix('*') {
@@ -109,7 +109,7 @@ impl Dump<'_> {
         }
     }
 
-    /// A value of a type without fields; `name` is what it is called.
+    /// A value of a type without fields; `name` is the name of the type.
     fn plain(&mut self, kind: &str, value: Option<&Value>, name: &str) -> Written {
         if let Some(item) = kind.strip_prefix("[]") {
             return self.list(item, value);

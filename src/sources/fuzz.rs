@@ -11,7 +11,7 @@ pub(crate) fn targets() -> Vec<Target> {
     vec![Target {
         name: "sources/manifest",
         stack: Stack::Large,
-        // The limit is 10 MiB; what counts here is how the cost grows.
+        // The limit is 10 MiB; this target measures how the cost grows.
         max_bytes: 512 * 1024,
         budget: Budget { per_mib: std::time::Duration::from_secs(12), per_byte: 400, ..Budget::LINEAR },
         worst: |max| {

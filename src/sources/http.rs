@@ -1,4 +1,4 @@
-//! Static pods behind a URL: poll, compare, read (Go: pkg/kubelet/config/http.go).
+//! Static pods from a URL: poll, compare, decode (Go: pkg/kubelet/config/http.go).
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::transport::http::{GetError, GetResponse, Getter};
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
-/// For one request, its body included.
+/// Time limit of one request, its body included.
 const TIMEOUT: Duration = Duration::from_secs(10);
 const CHECK_MIN: Duration = Duration::from_secs(1);
 const CHECK_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -58,7 +58,7 @@ fn run(getter: &Getter, mut remote: Remote, check: Duration, deps: &Deps, stop: 
             deps.post.put(SourceName::Http, set.clone());
             posted = Some(set);
         }
-        // No pod waits for a disk.
+        // The disk is written after the pods are posted.
         remote.save();
         let _waiting = threads::waiting("poll timer or stop");
         if stop.wait(check) == Waited::Stopped {
@@ -67,33 +67,33 @@ fn run(getter: &Getter, mut remote: Remote, check: Duration, deps: &Deps, stop: 
     }
 }
 
-/// What is known of the URL.
+/// The state of the URL.
 struct Remote {
     url: String,
     origin: Origin,
-    /// The URL as messages show it: without a password.
+    /// The URL for messages: without a password.
     place: String,
     node_name: String,
-    /// `None` until it is known what should run: by a response, or by the record of one.
+    /// `None` until a response, or the record of an earlier one, shows which pods should run.
     pods: Option<Vec<Pod>>,
     /// Hash of the last body that was read.
     body: Option<u128>,
-    /// Unknown fields in that body; its pods are valid all the same.
+    /// Unknown fields in that body; its pods are still valid.
     unknown: Vec<Flaw>,
     body_flaws: Vec<Flaw>,
-    /// Pods that are not in that body, but were in the last good one.
+    /// Pods that are not in that body, but were in the last valid one.
     body_kept: Vec<Pod>,
-    /// What is wrong now.
+    /// The current problems.
     flaws: Vec<Flaw>,
-    /// Pods that run on because of it.
+    /// Pods that continue to run because of them.
     kept: Vec<Pod>,
     since: Option<Timestamp>,
     store: Store,
-    /// Whether the store was read; it is, once, if the first response is bad.
+    /// Whether the store was read; it is read once, if the first response is invalid.
     recalled: bool,
-    /// Whether `pods` are not yet what a restart would come back to.
+    /// Whether the store does not have the current `pods` yet.
     unsaved: bool,
-    /// Whether the records of other URLs are gone.
+    /// Whether the records of other URLs were removed.
     tidy: bool,
 }
 
@@ -130,7 +130,7 @@ impl Remote {
         }
     }
 
-    /// Brings the store up to date; what fails is tried again after the next response.
+    /// Updates the store; a failed write is retried after the next response.
     fn save(&mut self) {
         if !self.tidy {
             self.tidy = true;
@@ -152,7 +152,7 @@ impl Remote {
         SourceSet { pods: self.pods.clone(), problems: self.problems(), ..SourceSet::default() }
     }
 
-    /// Takes the outcome of one request. A message if something is wrong that was not before.
+    /// Handles the result of one request. Returns a message if there is a new problem.
     fn take(&mut self, outcome: Result<GetResponse, GetError>, now: Timestamp) -> Option<String> {
         let before = self.pods.clone();
         let unknown_before = self.unknown.clone();
@@ -195,8 +195,8 @@ impl Remote {
             return refuse(self, format!("GET failed with status {status}{through}"));
         }
         if body.is_empty() {
-            // DIFFERS: upstream compares the next body with the one before the empty response
-            // and, if they are equal, leaves the pods away.
+            // DIFFERS: upstream compares the next body with the one before the empty response and,
+            // if they are equal, ignores its pods.
             self.body = None;
             self.unknown.clear();
             self.pods = Some(Vec::new());
@@ -215,7 +215,7 @@ impl Remote {
             if faulty {
                 self.recall();
             }
-            // A first response without one good pod does not show what should run.
+            // A first response without a valid pod does not show which pods should run.
             if self.pods.is_some() || !faulty || !manifest.pods.is_empty() {
                 let old = self.pods.take().unwrap_or_default();
                 let (pods, kept) = manifest::carry_over(&old, manifest.pods, faulty);
@@ -228,7 +228,7 @@ impl Remote {
     }
 }
 
-/// Takes `user:password@` out of a URL.
+/// Removes `user:password@` from a URL.
 fn without_credentials(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_answer_takes_no_pod_away() {
+    fn an_invalid_response_removes_no_pod() {
         let mut remote = remote("http://h/x", None);
         assert!(remote.take(answer(200, "{\"kind\":"), at(1)).is_some());
         assert_eq!(names(&remote), None);
@@ -335,11 +335,11 @@ mod tests {
             let set = again.set();
             assert_eq!(set.pods, good.pods);
             assert!(set.problems[0].kept && set.problems[0].since == at(2));
-            // As it was: the same pods. Then without one: it goes.
+            // Unchanged: the same pods. Then without one: it is removed.
             assert_eq!(again.take(answer(200, &list(&[pod("a"), pod("b")])), at(3)), None);
             assert_eq!(again.set(), good);
         }
-        // A partly valid response counts as far as it goes, now and after the next restart.
+        // The valid part of a response is used, now and after the next restart.
         let mut again = start();
         again.take(answer(200, &list(&[pod("c"), pod("UP")])), at(2));
         again.save();
@@ -348,7 +348,7 @@ mod tests {
         again.take(answer(500, ""), at(2));
         assert_eq!(names(&again), Some(vec!["c-n".into(), "a-n".into(), "b-n".into()]));
 
-        // Another URL starts with nothing, and an empty set is nothing to come back to.
+        // Another URL starts without pods, and an empty set needs no record.
         let mut other = remote("http://h/y", Some(state.path()));
         other.take(answer(500, ""), at(2));
         assert_eq!(names(&other), None);
@@ -403,10 +403,10 @@ mod tests {
                 stream.write_all(answer.as_bytes()).unwrap();
                 let _ = asked.send(());
                 if answer.is_empty() {
-                    // The client hangs until it is stopped.
+                    // The response is delayed until the client is stopped.
                     let _ = stream.read(&mut byte);
                 } else {
-                    // The next set would replace one that the test has not taken yet.
+                    // The next set would replace one that the test has not received yet.
                     let _ = go_on.recv();
                 }
             }

@@ -1,4 +1,4 @@
-//! Who a static pod is: UID, name, namespace, node and marks (Go: pkg/kubelet/config/common.go).
+//! The identity of a static pod: UID, name, namespace, node and marks (Go: pkg/kubelet/config/common.go).
 
 use std::fmt;
 
@@ -7,17 +7,17 @@ use super::problem::Flaw;
 use crate::model::api::{self, PodStatus, Toleration};
 use crate::model::pod::CONFIG_HASH;
 
-/// Where a manifest was read.
+/// The file or URL of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Origin {
     File(String),
     Http(String),
 }
 
-/// Hashes what identifies a pod, `given` with its defaults. The result is the Go kubelet's, so
-/// that either agent goes on with the static pods that the other has started.
+/// Hashes the identity of a pod, `given` with its defaults. The result equals the Go kubelet's, so
+/// that either agent can continue to run the static pods that the other has started.
 ///
-/// DIFFERS: where its text cannot be known (`fingerprint`), the manifest's own UID counts.
+/// DIFFERS: if its text cannot be determined (`fingerprint`), the manifest's own UID is used.
 pub(super) fn uid(written: &api::Pod, given: &api::Pod, node_name: &str, origin: &Origin) -> String {
     if let Some(fixed) = written.metadata.uid.as_deref().filter(|uid| !uid.is_empty()) {
         return fixed.to_owned();
@@ -70,7 +70,7 @@ pub(super) fn identify(
         }
     }
     // DIFFERS: upstream only sets the phase. A manifest may be the export of a pod that ran
-    // elsewhere; nothing of its status is true here.
+    // elsewhere, whose status does not apply here.
     pod.status = Some(PodStatus { phase: Some("Pending".to_owned()), ..PodStatus::default() });
     Ok(())
 }
@@ -94,7 +94,7 @@ impl Default for Fnv128 {
 }
 
 impl Fnv128 {
-    /// Takes more bytes in.
+    /// Hashes more bytes.
     pub(super) fn add(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.0 = (self.0 ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(hash.hex(), "d228cb696f1a8caf78912b704e4a8964");
     }
 
-    /// As a manifest without need of defaults has it.
+    /// A manifest that needs no defaults.
     fn uid(pod: &api::Pod, node_name: &str, origin: &Origin) -> String {
         super::uid(pod, pod, node_name, origin)
     }
@@ -159,7 +159,7 @@ mod tests {
         ] {
             assert_ne!(other, base);
         }
-        // From a URL the pod has one UID on every node.
+        // A pod from a URL has the same UID on every node.
         assert_eq!(uid(&one, "node", &url), uid(&one, "other", &url));
         let fixed = pod(json!({"metadata": {"name": "a", "uid": "given"}}));
         assert_eq!(uid(&fixed, "node", &file), "given");

@@ -1,4 +1,4 @@
-//! One manifest, from bytes to static pods: decode, default, identify, validate, refuse.
+//! Converts the bytes of one manifest to static pods: decode, default, identify, validate, refuse.
 
 use std::collections::HashSet;
 
@@ -9,18 +9,18 @@ use super::{defaults, references, validate};
 use crate::model::ids::FullName;
 use crate::model::pod::Pod;
 
-/// What a manifest holds: its good pods, and every fault of the others.
+/// The result for a manifest: its valid pods, and every fault of the others.
 #[derive(Debug, Default)]
 pub(super) struct Manifest {
-    /// The pods that may run, in the order of the manifest.
+    /// The valid pods, in the order of the manifest.
     pub(super) pods: Vec<Pod>,
-    /// What keeps the others from it.
+    /// The faults of the others.
     pub(super) flaws: Vec<Flaw>,
-    /// Fields that no type knows; they have no effect.
+    /// Unknown fields; they have no effect.
     pub(super) unknown: Vec<Flaw>,
 }
 
-/// Reads a manifest. Pods of one manifest are judged one by one.
+/// Reads a manifest. Each of its pods is validated separately.
 pub(super) fn read(bytes: &[u8], node_name: &str, origin: &Origin) -> Manifest {
     let lists = match origin {
         Origin::File(_) => Lists::Refused,
@@ -57,10 +57,10 @@ fn static_pod(decoded: &Decoded, node_name: &str, origin: &Origin) -> Result<Pod
     if flaws.is_empty() { Ok(Pod::from(pod)) } else { Err(flaws) }
 }
 
-/// The pods that count now: the good ones, and, while anything is wrong, every pod of the
-/// last good version that no good one replaces. A fault never takes a pod away.
+/// The pods that should run: the valid ones, and, while there is any fault, every pod of the last
+/// valid version that no valid one replaces. A fault never removes a pod.
 ///
-/// DIFFERS: upstream removes the pods of a bad file at its next full list.
+/// DIFFERS: upstream removes the pods of an invalid file at its next full list.
 pub(super) fn carry_over(old: &[Pod], good: Vec<Pod>, faulty: bool) -> (Vec<Pod>, Vec<Pod>) {
     if !faulty {
         return (good, Vec::new());
@@ -118,7 +118,7 @@ spec:
         assert_eq!(pod.source_phase(), "Pending");
         assert_eq!(pod.spec().restart_policy.as_deref(), Some("Always"));
         assert_eq!(read(WEB.as_bytes(), "Node-1", &file()).pods[0].uid(), pod.uid());
-        // A comment is no new pod, a changed label is.
+        // Another comment does not change the pod, another label does.
         let commented = format!("# hello\n{WEB}");
         assert_eq!(read(commented.as_bytes(), "Node-1", &file()).pods[0].uid(), pod.uid());
         let labelled = WEB.replace("  name: web\nspec", "  name: web\n  labels: {a: b}\nspec");
@@ -163,7 +163,7 @@ spec:
     }
 
     #[test]
-    fn a_fault_takes_no_pod_away() {
+    fn a_fault_removes_no_pod() {
         let named = |name: &str| {
             Pod::from(crate::model::api::Pod {
                 metadata: crate::model::meta::ObjectMeta {
@@ -220,7 +220,7 @@ spec:
     }
 
     #[test]
-    fn the_rich_pod_is_good() {
+    fn a_pod_with_most_fields_is_valid() {
         assert_eq!(flaws(&rich().to_string()), Vec::<String>::new());
     }
 

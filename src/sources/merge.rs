@@ -1,5 +1,5 @@
-//! Many sources, one ordered stream of small typed updates (Go: pkg/kubelet/config/config.go).
-//! Pure: sets in, updates out, time as an argument.
+//! Merges all sources into one ordered stream of small typed updates (Go:
+//! pkg/kubelet/config/config.go). Pure: sets in, updates out, time as an argument.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -11,10 +11,10 @@ use crate::model::api;
 use crate::model::ids::{FullName, PodUid};
 use crate::model::pod::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, Pod, SourceName};
 
-/// What happened to the pods of an update.
+/// The kind of an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Op {
-    /// Gone from the source.
+    /// They were removed from the source.
     Remove,
     /// Their UIDs are new to the source.
     Add,
@@ -26,16 +26,16 @@ pub enum Op {
     Reconcile,
 }
 
-/// Pods of one source to which the same thing happened.
+/// Pods of one source with the same kind of change.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Update {
     pub op: Op,
     pub source: SourceName,
-    /// To which pods, as they are now. Empty only in the `Add` of an empty first set.
+    /// The pods after the change. Empty only in the `Add` of an empty first set.
     pub pods: Vec<Pod>,
 }
 
-/// The pods of one source as it has them now.
+/// The current pods of one source.
 #[derive(Debug, Default)]
 pub struct PodSet {
     pub pods: Vec<Pod>,
@@ -49,7 +49,7 @@ impl From<Vec<Pod>> for PodSet {
     }
 }
 
-/// A pod that was left out of its set.
+/// A pod that was omitted from its set.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rejected {
     pub pod: Pod,
@@ -57,7 +57,7 @@ pub struct Rejected {
     pub message: String,
 }
 
-/// The pods of every source as they were last delivered.
+/// The last delivered pods of every source.
 #[derive(Debug)]
 pub struct Merge {
     sources: BTreeMap<SourceName, Delivered>,
@@ -69,25 +69,25 @@ pub struct Merge {
 struct Delivered {
     pods: BTreeMap<PodUid, Pod>,
     incarnations: Incarnations,
-    /// Rejections already reported, so that a lasting duplicate is one event.
+    /// Rejections that were reported, so that a lasting duplicate is one event.
     reported: HashSet<(FullName, PodUid)>,
 }
 
 impl Default for Merge {
-    /// With the node's own time zone, in which `config.seen` is written.
+    /// An empty merge: no source has delivered. `zone` is the node's, in which `config.seen` is written.
     fn default() -> Self {
         Merge::new(TimeZone::system())
     }
 }
 
 impl Merge {
-    /// With no source seen.
+    /// No source has delivered yet.
     #[must_use]
     pub fn new(zone: TimeZone) -> Self {
         Merge { sources: BTreeMap::new(), rejected: Vec::new(), zone }
     }
 
-    /// Takes the duplicates found since the last call.
+    /// Returns the duplicates found since the last call.
     pub fn take_rejected(&mut self) -> Vec<Rejected> {
         std::mem::take(&mut self.rejected)
     }
@@ -141,7 +141,7 @@ impl Merge {
     }
 }
 
-/// Drops every pod whose full name, or UID, came earlier in the set.
+/// Drops every pod whose full name, or UID, occurs earlier in the set.
 fn distinct(
     source: SourceName,
     pods: Vec<Pod>,
@@ -157,7 +157,7 @@ fn distinct(
         let why = if names.contains(&name) {
             format!("duplicate pod name {:?}", pod.name())
         } else if uids.contains(pod.uid()) {
-            // DIFFERS: upstream lets the later pod overwrite the earlier one.
+            // DIFFERS: upstream lets the later pod replace the earlier one.
             format!("duplicate UID {:?}", pod.uid().as_str())
         } else {
             names.insert(name);
@@ -178,7 +178,7 @@ fn distinct(
     kept
 }
 
-/// A pod that is new to its source, with its marks.
+/// Adds the marks to a pod that is new in its source.
 fn marked(pod: Pod, source: SourceName, seen_text: &str) -> Pod {
     let mut object = pod.into_object();
     let annotations = object.metadata.annotations.get_or_insert_default();
@@ -191,8 +191,8 @@ fn is_marked(pod: &Pod) -> bool {
     [CONFIG_SOURCE, CONFIG_SEEN].iter().all(|key| pod.annotation(key).is_some())
 }
 
-/// What a file shows now, with the marks that [`Merge::apply`] would make: so the two share
-/// one object instead of a copy each. A pod that has not changed stays the object it was.
+/// The current pods of a file, with the marks that [`Merge::apply`] would add: so both share one
+/// object instead of a copy each. An unchanged pod stays the same object.
 pub(super) fn marked_files(before: &[Pod], pods: Vec<Pod>, now: Timestamp) -> Vec<Pod> {
     let seen_text = seen_text(now, &TimeZone::system());
     let one = |pod: Pod| {
@@ -209,7 +209,7 @@ pub(super) fn marked_files(before: &[Pod], pods: Vec<Pod>, now: Timestamp) -> Ve
     pods.into_iter().map(one).collect()
 }
 
-/// A pod without the marks, as its manifest has it.
+/// A pod without the marks, as in its manifest.
 pub(super) fn unmarked(pod: &Pod) -> api::Pod {
     let mut object = pod.object().clone();
     if let Some(annotations) = &mut object.metadata.annotations {
@@ -219,10 +219,10 @@ pub(super) fn unmarked(pod: &Pod) -> api::Pod {
     object
 }
 
-/// Annotations that belong to the agent: they make no difference and outlast an update.
+/// Annotations of the agent: they are not compared and stay over an update.
 const LOCAL: [&str; 3] = [CONFIG_SOURCE, CONFIG_MIRROR, CONFIG_SEEN];
 
-/// What changed between the stored and the incoming object of one UID, and the result.
+/// Compares the stored and the incoming object of one UID; returns the change and the result.
 fn compare(old: &Pod, new: &Pod, source: SourceName) -> Option<(Op, Pod)> {
     let (before, after) = (old.object(), new.object());
     if differ(before, after) {
@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(brief(&updates), [change(Op::Update, &["b"])]);
         let seen = |pod: &Pod| pod.annotation(CONFIG_SEEN).unwrap().to_owned();
         assert_eq!(seen(&updates[0].pods[0]), seen(&first[1]), "seen first when it was added");
-        // What claims to be marked is believed of files alone, which are marked on the way.
+        // Only files may contain the marks already, because the file source adds them.
         let forged = pod(
             "c",
             "c",
@@ -393,7 +393,7 @@ mod tests {
         assert_eq!(brief(&updates), [change(Op::Remove, &["b"]), change(Op::Add, &["b"])]);
         assert!(updates[1].pods[0].annotation(CONFIG_SEEN).unwrap().ends_with(":03.000000000Z"), "a new pod");
         assert_eq!(merge.apply(FILE, set([1, 3]), at(4)), []);
-        // The set without it came through, too: it is not restarted twice.
+        // The set without it was delivered, too: it is not restarted twice.
         assert_eq!(brief(&merge.apply(FILE, vec![], at(5))), [change(Op::Remove, &["a", "b"])]);
         assert_eq!(brief(&merge.apply(FILE, set([4, 5]), at(6))), [change(Op::Add, &["a", "b"])]);
     }
@@ -404,7 +404,7 @@ mod tests {
         assert_eq!(brief(&merge.apply(FILE, vec![], at(1))), [change(Op::Add, &[])]);
         assert_eq!(merge.apply(FILE, vec![], at(2)), []);
         assert_eq!(brief(&merge.apply(API, vec![plain("a")], at(3))), [change(Op::Add, &["a"])]);
-        // The sources do not know of each other.
+        // The sources are independent of each other.
         assert_eq!(brief(&merge.apply(FILE, vec![plain("a")], at(4))), [change(Op::Add, &["a"])]);
         assert_eq!(merge.apply(API, vec![plain("a")], at(5)), []);
     }
@@ -425,7 +425,7 @@ mod tests {
         assert_eq!(edited.annotation(CONFIG_SEEN), added.annotation(CONFIG_SEEN));
         assert_eq!(edited.annotation(CONFIG_MIRROR), Some("h"));
         assert_eq!(edited.annotation("a"), Some("b"));
-        // The resource version tells which of two objects is newer.
+        // The resource version shows which of two objects is newer.
         assert_eq!(edited.object().metadata.resource_version.as_deref(), Some("9"));
     }
 
@@ -451,7 +451,7 @@ mod tests {
         assert_eq!(brief(&merge.apply(API, vec![dying(30)], at(2))), [change(Op::Delete, &["a"])]);
         assert_eq!(brief(&merge.apply(API, vec![dying(1)], at(3))), [change(Op::Delete, &["a"])]);
         assert_eq!(merge.apply(API, vec![dying(1)], at(4)), []);
-        // A pod that is first seen while it is deleted is an addition.
+        // A pod that is new and already being deleted is an addition.
         assert_eq!(brief(&utc().apply(API, vec![dying(1)], at(1))), [change(Op::Add, &["a"])]);
     }
 
@@ -484,7 +484,7 @@ mod tests {
         assert_eq!(seen_text(now, &east), "2023-11-15T00:13:20.000005000+02:00");
     }
 
-    /// A pod of a small world: few UIDs and names, so that everything collides.
+    /// A random pod with few UIDs and names, so that collisions are frequent.
     fn any_pod() -> impl Strategy<Value = Pod> {
         (0..6_u8, 0..4_u8, 0..3_u8, 0..3_u8, any::<bool>()).prop_map(|(uid, name, label, phase, deleting)| {
             let mut rest = json!({"metadata": {"labels": {"l": label.to_string()}},
@@ -499,8 +499,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() })]
 
-        /// The updates describe the set completely: no UID is lost, none is left over, and
-        /// spec, labels, deletion and status are the newest.
+        /// The updates describe the set completely: no UID is missing, none is left over, and spec,
+        /// labels, deletion and status are the newest.
         #[test]
         fn updates_add_up_to_the_set(sets in prop::collection::vec(prop::collection::vec(any_pod(), 0..8), 1..8)) {
             let mut merge = utc();

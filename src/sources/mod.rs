@@ -1,21 +1,20 @@
-//! What should run: static pods from files and from a URL, and the merge of all sources
+//! The pods that should run: static pods from files and from a URL, and the merge of all sources
 //! (Go: pkg/kubelet/config, pkg/apis/core/{v1/defaults,validation}).
 //!
-//! Owns: the last good version of every manifest, in memory and, for the next start, in
+//! Owns: the last valid version of every manifest, in memory and, for the next start, in
 //! `Settings::state_dir`; in [`merge`], the pods of each source.
 //! Threads: `src-file` (waits on inotify, an eventfd and the list timer) and `src-http`
 //! (waits on its token, then on one GET), each only if it is configured.
-//! Posts: [`SourceSet`], always the complete current set of one source, newest wins.
+//! Posts: [`SourceSet`], always the complete current set of one source; the newest replaces others.
 //! Raises: `InvalidManifest` events, once per fault, for the manifest and for its pods.
 //! May call: `config::yaml`, `transport::http`.
-//! Invariants: a fault in one manifest never touches another manifest, and never takes a
-//! pod away, over a restart neither: only a deletion does. A manifest that is deleted and
-//! written again restarts its pods once it is good, even if both happen between two scans.
-//! Nothing is posted unless pods or problems changed. The disk is written after the post, and
-//! only what changed.
-//! Every document goes one way: decode, default, identify, validate, refuse references.
+//! Invariants: a fault in one manifest never affects another manifest, and never removes a pod,
+//! also over a restart: only a deletion does. A manifest that is deleted and written again restarts
+//! its pods once it is valid, even if both happen between two scans. Nothing is posted unless pods
+//! or problems changed. The disk is written after the post, and only what changed.
+//! Every document is processed in one order: decode, default, identify, validate, refuse references.
 //! A static pod has the UID that the Go kubelet gives it (`fingerprint`).
-//! The source of the API server is [`bound`]: it turns a watch of room `kube` into sets.
+//! The source of the API server is [`bound`]: it converts a watch of room `kube` into sets.
 //! Absent on purpose: events of the merge (`sync` raises them).
 
 pub mod bound;
@@ -56,12 +55,12 @@ use store::Store;
 /// Starts one thread per configured source.
 ///
 /// # Errors
-/// When the kernel refuses a thread or an eventfd. Whatever is wrong with the path or the
-/// URL is a problem of the source, not an error here.
+/// When the kernel cannot create a thread or an eventfd. An unusable path or URL is a problem of
+/// the source, not an error here.
 pub fn spawn(settings: &Settings, deps: &Deps) -> std::io::Result<Vec<Running>> {
     let mut running = Vec::new();
     let store = |source| Store::new(settings.state_dir.as_deref(), source, &settings.node_name);
-    // A source that is not configured has no pods, and none to come back to.
+    // A source that is not configured has no pods, and needs no records.
     match &settings.file {
         Some(file_settings) => {
             running.push(file::spawn(&settings.node_name, file_settings, store(SourceName::File), deps)?);

@@ -15,7 +15,7 @@ use crate::model::ids::{FullName, PodUid};
 use crate::model::pod::Pod;
 use crate::util::error_chain::chain;
 
-/// The node name that the pods of a check get. The node on which they will run is unknown.
+/// The node name of pods in a check; the node on which they will run is unknown.
 const NODE: &str = "node";
 
 /// How a finding affects the pods of its manifest.
@@ -33,10 +33,10 @@ pub enum Severity {
 pub struct Finding {
     /// How it affects the pods.
     pub severity: Severity,
-    /// The line, counted from 1, where it is known.
+    /// The line, counted from 1, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<u32>,
-    /// The path of the field, such as `spec.containers[0].image`, where it is known.
+    /// The path of the field, such as `spec.containers[0].image`, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
     pub message: String,
@@ -53,7 +53,7 @@ pub struct Checked {
 }
 
 impl Checked {
-    /// A file of which nothing could be read.
+    /// The result for a file that could not be read.
     fn unreadable(path: &Path, error: &Error) -> Self {
         let finding = finding(Severity::Error, Flaw::whole(chain(error)));
         Checked { file: path.to_string_lossy().into_owned(), pods: Vec::new(), findings: vec![finding] }
@@ -69,8 +69,8 @@ fn finding(severity: Severity, flaw: Flaw) -> Finding {
     Finding { severity, line: flaw.line, field: flaw.field, message: flaw.message }
 }
 
-/// Checks the manifest at `path`, or all manifests in the directory at `path`: the files that
-/// the file source would read. Pods of one directory must not share a name or a UID.
+/// Checks the manifest at `path`, or all manifests in the directory at `path`: the files that the
+/// file source would read. Pods of one directory must have different names and UIDs.
 #[must_use]
 pub fn check(path: &Path) -> Vec<Checked> {
     let files = match file::list(path) {
@@ -86,7 +86,7 @@ pub fn check(path: &Path) -> Vec<Checked> {
     let mut uids: HashMap<PodUid, usize> = HashMap::new();
     for file in files {
         let bytes = match file::read(&file, None) {
-            // A directory, or a file that was removed since.
+            // A directory, or a file that was removed meanwhile.
             Ok(Reading::Gone | Reading::Unchanged) => continue,
             Ok(Reading::Content(bytes, _)) => bytes,
             Err(error) => {
@@ -98,7 +98,7 @@ pub fn check(path: &Path) -> Vec<Checked> {
         let index = all.len();
         all.push(checked);
         for pod in &pods {
-            // In the agent the later file replaces the earlier one.
+            // In the agent, the later file takes precedence.
             let earlier = names.insert(pod.full_name(), index);
             let same_uid = uids.insert(pod.uid().clone(), index);
             let what = match (earlier, same_uid) {
@@ -136,7 +136,7 @@ fn check_one(path: &Path, bytes: &[u8]) -> (Checked, Vec<Pod>) {
     (Checked { file, pods, findings }, manifest.pods)
 }
 
-/// The name as the manifest has it, without the node's.
+/// The name as in the manifest, without the node's name.
 fn shown(pod: &Pod) -> String {
     let name = pod.name().strip_suffix(NODE).and_then(|name| name.strip_suffix('-'));
     format!("{}/{}", pod.namespace(), name.unwrap_or(pod.name()))

@@ -6,20 +6,20 @@ use jiff::Timestamp;
 
 use crate::model::typed::clip;
 
-/// One thing wrong at a source, for as long as it is wrong.
+/// One current problem of a source.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct SourceProblem {
     /// The file or URL.
     pub place: String,
     pub line: Option<u32>,
-    /// The field path, where one is known.
+    /// The field path, if it is known.
     pub field: Option<String>,
     pub message: String,
-    /// Since when something is wrong at this place.
+    /// The time since which there is a problem in this file or URL.
     pub since: Timestamp,
-    /// Whether pods of the last good version keep running because of it.
+    /// Whether pods of the last valid version continue to run because of it.
     pub kept: bool,
-    /// Whether the manifest is valid all the same: an unknown field was left out.
+    /// Whether the manifest is still valid: an unknown field was ignored.
     pub ignored: bool,
 }
 
@@ -36,7 +36,7 @@ impl fmt::Display for SourceProblem {
     }
 }
 
-/// One fault in a manifest. Its place and time are added by the source.
+/// One fault in a manifest. The source adds its file or URL and its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Flaw {
     pub(super) line: Option<u32>,
@@ -77,7 +77,7 @@ pub(super) fn problems<'a>(
     flaws.chain(unknown.iter().map(move |flaw| flaw.clone().into_remark(place, since)))
 }
 
-/// Joins the faults of one manifest for one event, which has room for 1,024 characters.
+/// Joins the faults of one manifest into an event message of at most 1,024 characters.
 pub(super) fn summary(place: &str, problems: &[SourceProblem]) -> String {
     const ROOM: usize = 1000;
     let mut text = String::new();

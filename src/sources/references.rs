@@ -1,10 +1,10 @@
-//! What a static pod may not name: objects that only an API server has
-//! (Go: pkg/api/pod HasAPIObjectReference).
+//! Refuses static pods that name objects that only an API server has (Go: pkg/api/pod
+//! HasAPIObjectReference).
 
 use super::problem::Flaw;
 use crate::model::api::{Container, EnvFromSource, EnvVar, Pod, Volume};
 
-/// Every use of an API object in a static pod.
+/// All references to API objects in a static pod.
 pub(super) fn forbidden(pod: &Pod) -> Vec<Flaw> {
     let mut found = Flaws(Vec::new());
     let Some(spec) = &pod.spec else { return found.0 };
@@ -99,7 +99,7 @@ impl Flaws {
         }
     }
 
-    /// Network volumes are fine, but not with credentials from a secret.
+    /// Network volumes are allowed, but not with credentials from a secret.
     fn volume_secrets(&mut self, path: &str, volume: &Volume) {
         for (set, name) in [
             (volume.cephfs.as_ref().is_some_and(|source| source.secret_ref.is_some()), "cephfs"),

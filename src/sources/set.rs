@@ -1,4 +1,4 @@
-//! Sets of pods, and how the threads deliver them.
+//! Sets of pods, and where the threads of the sources deliver them.
 
 use std::collections::BTreeMap;
 
@@ -12,29 +12,29 @@ use crate::util::mailbox::Post;
 use crate::util::threads::Died;
 
 /// Incarnations of pods, by UID: numbers that a source uses once. A pod whose number changes was
-/// gone in between, though no set without it may have been seen: it stops and starts again.
-/// Pods of a source without incarnations have none.
+/// removed in between, even if no set without it was delivered: it stops and starts again. Pods of
+/// a source without incarnations have none.
 pub type Incarnations = BTreeMap<PodUid, u64>;
 
-/// The complete current set of one source, and what is wrong there.
+/// The complete current set of one source, and its problems.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SourceSet {
-    /// All pods of the source. `None` until it could be read for the first time: the source
-    /// then counts as not seen, and only its problems are reported.
+    /// All pods of the source. `None` until it could be read for the first time: until then only
+    /// its problems are reported.
     pub pods: Option<Vec<Pod>>,
-    /// Which incarnations these are, where the source has them.
+    /// The incarnations of the pods, if the source has them.
     pub incarnations: Incarnations,
-    /// Everything that is wrong at the source now, ordered by place.
+    /// All current problems of the source, ordered by file or URL.
     pub problems: Vec<SourceProblem>,
 }
 
-/// Where the threads deliver.
+/// The receivers of the threads' results.
 #[derive(Clone)]
 pub struct Deps {
     /// Receives the complete set of a source whenever it changed.
     pub post: Post<SourceName, SourceSet>,
     /// Receives `InvalidManifest` events.
     pub events: EventSink,
-    /// Receives the death of a source's thread.
+    /// Receives the failure of a source's thread.
     pub on_death: Sender<Died>,
 }

@@ -5,19 +5,19 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The largest manifest that is read, from a file or a URL.
+/// The size limit of a manifest, from a file or a URL.
 pub const MAX_MANIFEST_BYTES: usize = 10 * 1024 * 1024;
 
-/// Which sources there are. A source that is `None` does not exist and is not waited for.
+/// The configured sources. A source that is `None` does not exist and is not waited for.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// This node's name, as given: it becomes part of pod names and UIDs.
+    /// This node's name as configured: it becomes part of pod names and UIDs.
     pub node_name: String,
     /// Static pods in files.
     pub file: Option<FileSettings>,
-    /// Static pods behind a URL.
+    /// Static pods from a URL.
     pub http: Option<HttpSettings>,
-    /// Where last good versions outlive a restart; without it they do not.
+    /// The directory that stores the last valid versions over a restart; without it they are lost.
     pub state_dir: Option<PathBuf>,
 }
 
@@ -31,9 +31,9 @@ pub struct FileSettings {
 
 #[derive(Clone, PartialEq, Eq)]
 pub struct HttpSettings {
-    /// Where to GET the pods.
+    /// The URL of the pods.
     pub url: String,
-    /// Headers to send; they may carry secrets.
+    /// Headers to send; they may contain secrets.
     pub headers: BTreeMap<String, Vec<String>>,
     /// Time between requests.
     pub check: Duration,

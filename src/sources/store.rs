@@ -1,8 +1,8 @@
-//! The last good version of every manifest on disk, so that a broken one keeps its pods over
-//! a restart too. Go has no counterpart: there a broken manifest has no pods after a restart.
+//! Stores the last valid version of every manifest on disk, so that an invalid one keeps its pods
+//! also over a restart. Go has no counterpart: there it has no pods after a restart.
 //!
-//! One file per manifest, written after its pods were posted: no start waits for a disk. What
-//! is wrong in here costs a warning and, at worst, one last good version.
+//! One file per manifest, written after its pods were posted: no start of a pod waits for a disk.
+//! Errors of the store cause a warning and, at worst, the loss of one last valid version.
 
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, OpenOptions, Permissions};
@@ -22,23 +22,23 @@ use crate::model::pod::{CONFIG_HASH, Pod, SourceName};
 use crate::model::typed::clip;
 use crate::util::atomic_file;
 
-/// What every record calls itself.
+/// The kind of every record.
 const FORMAT: &str = "coracle/last-good-manifest";
-/// Raised when an older agent would misread a record.
+/// Incremented when an older agent would misread a record.
 const VERSION: u32 = 1;
-/// A record spells out defaults, so it may be larger than its manifest.
+/// A record contains all defaults, so it may be larger than its manifest.
 const MAX_RECORD_BYTES: usize = 4 * MAX_MANIFEST_BYTES;
-/// Manifests may hold secrets.
+/// Manifests may contain secrets.
 const DIRECTORY_MODE: u32 = 0o700;
 const RECORD_MODE: u32 = 0o600;
 
 #[derive(Debug)]
 pub(super) struct Store {
-    /// `None`: nothing is kept.
+    /// `None`: the store is off.
     directory: Option<PathBuf>,
     source: SourceName,
     node_name: String,
-    /// Whether the directory was seen to, which happens before the first write.
+    /// Whether the directory was prepared, which happens before the first write.
     ready: bool,
     /// The last write error, logged once.
     trouble: Option<String>,
@@ -50,7 +50,7 @@ struct Header {
     version: u32,
 }
 
-/// A record as it is read. Its pods are the objects that ran, defaults and UIDs included.
+/// A record for reading. Its pods are the objects that ran, with defaults and UIDs.
 #[derive(Deserialize)]
 struct Record {
     place: String,
@@ -58,19 +58,19 @@ struct Record {
     pods: Vec<serde_json::Value>,
 }
 
-/// The same as it is written.
+/// The same for writing.
 #[derive(Serialize)]
 struct RecordRef<'a> {
     format: &'static str,
     version: u32,
     place: &'a str,
     node: &'a str,
-    /// Without the marks, which each start adds again.
+    /// A pod without its marks, which each start adds again.
     pods: Vec<api::Pod>,
 }
 
 impl Store {
-    /// The records of `source` below `directory`, which need not exist.
+    /// The records of `source` below `directory`, which may be missing.
     pub(super) fn new(directory: Option<&Path>, source: SourceName, node_name: &str) -> Self {
         Store {
             directory: directory.map(Path::to_owned),
@@ -81,22 +81,22 @@ impl Store {
         }
     }
 
-    /// The pods of the last good version of the manifest `key`; none if there is no record.
+    /// The pods of the last valid version of the manifest `key`; none if there is no record.
     pub(super) fn load(&self, key: &[u8], place: &str) -> Vec<Pod> {
         let Some(directory) = &self.directory else { return Vec::new() };
         let path = directory.join(self.file_name(key));
         self.load_record(&path).filter(|(found, _)| found == place).map_or_else(Vec::new, |(_, pods)| pods)
     }
 
-    /// Place and pods of every record.
+    /// File or URL, and pods, of every record.
     pub(super) fn load_all(&self) -> Vec<(String, Vec<Pod>)> {
         let records = self.own_files().into_iter().filter(|name| name.ends_with(".json"));
         let Some(directory) = &self.directory else { return Vec::new() };
         records.filter_map(|name| self.load_record(&directory.join(name))).collect()
     }
 
-    /// Makes `pods` the last good version of the manifest `key`; none means no record.
-    /// Returns whether the record is up to date: after a failure the caller repeats the call.
+    /// Stores `pods` as the last valid version of the manifest `key`; an empty list removes the
+    /// record. Returns whether the record is current: after a failure the caller repeats the call.
     pub(super) fn save(&mut self, key: &[u8], place: &str, pods: &[Pod]) -> bool {
         let Some(directory) = self.directory.clone() else { return true };
         let path = directory.join(self.file_name(key));
@@ -119,7 +119,7 @@ impl Store {
         }
     }
 
-    /// Removes every record of this source but those of `keys`: their manifests are gone.
+    /// Removes every record of this source except those of `keys`: their manifests were removed.
     pub(super) fn keep_only<'a>(&self, keys: impl Iterator<Item = &'a [u8]>) {
         let Some(directory) = &self.directory else { return };
         let keep: BTreeSet<String> = keys.map(|key| self.file_name(key)).collect();
@@ -138,7 +138,7 @@ impl Store {
         format!("{}-{:032x}.json", self.source.as_str(), hash.value())
     }
 
-    /// Names of this source's records, and of what a crash left of one.
+    /// Names of this source's records, and of incomplete files after a crash.
     fn own_files(&self) -> Vec<String> {
         let Some(directory) = &self.directory else { return Vec::new() };
         let entries = match std::fs::read_dir(directory) {
@@ -156,7 +156,7 @@ impl Store {
                 Some(source) if source == self.source.as_str() => {
                     own.push(name.to_string_lossy().into_owned());
                 }
-                // All sources list the directory; one logs.
+                // All sources list the directory; only one logs the error.
                 None if self.source == SourceName::File => log::warn!(
                     "{} does not belong there and is ignored",
                     clip(&entry.path().display().to_string())
@@ -184,18 +184,18 @@ impl Store {
                 .map_err(|error| format!("cannot make directory {}: {error}", directory.display()))?;
             self.ready = true;
         }
-        // The usual case at a start: the very same is there already.
+        // The usual case at a start: the record has this content already.
         if read(path).is_ok_and(|old| old.as_ref() == Some(&bytes)) {
             return Ok(());
         }
         atomic_file::write(path, &bytes, RECORD_MODE).map_err(|error| {
-            // The directory may have been taken away.
+            // The directory may have been removed.
             self.ready = false;
             format!("cannot write {}: {error}", path.display())
         })
     }
 
-    /// Place and pods of one record. `None` without a record, and for a bad one after a warning.
+    /// File or URL, and pods, of one record. `None` without a record, and for an invalid one after a warning.
     fn load_record(&self, path: &Path) -> Option<(String, Vec<Pod>)> {
         let bytes = match read(path) {
             Ok(bytes) => bytes?,
@@ -244,7 +244,7 @@ impl Store {
         Ok(((record.place, pods), refused))
     }
 
-    /// A record is trusted no more than a manifest.
+    /// Records are validated like manifests.
     fn judge(&self, object: api::Pod) -> Result<Pod, String> {
         let mut flaws = validate::validate(&object);
         flaws.extend(references::forbidden(&object));
@@ -264,7 +264,7 @@ impl Store {
     }
 }
 
-/// Which source a file in the store belongs to, by its name.
+/// The source of a file in the store, by its name.
 fn owner(name: &str) -> Option<&str> {
     let (source, rest) = name.split_once('-')?;
     let (hash, ending) = rest.split_at_checked(32)?;
@@ -291,7 +291,7 @@ fn remove(path: &Path) -> Result<(), String> {
     }
 }
 
-/// Reads a record whole, without waiting for anything that is no regular file.
+/// Reads a whole record, and does not block if it is not a regular file.
 fn read(path: &Path) -> Result<Option<Vec<u8>>, String> {
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let flags = i32::try_from(flags.bits()).unwrap_or(0);
@@ -305,7 +305,7 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, String> {
         return Err("it is no regular file".to_owned());
     }
     let mut bytes = Vec::new();
-    // One byte over the limit is enough to know.
+    // One byte over the limit is enough to detect it.
     file.take(MAX_RECORD_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() > MAX_RECORD_BYTES {
         return Err(format!("it is larger than the limit of {MAX_RECORD_BYTES} bytes"));
@@ -362,7 +362,7 @@ mod tests {
         let path = directory.join(store.file_name(KEY));
         assert_eq!((mode(&directory), mode(&path)), (0o700, 0o600));
 
-        // The same once more is not written again.
+        // Equal content is not written again.
         let inode = |path: &Path| std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(path).unwrap());
         let before = inode(&path);
         assert!(store.save(KEY, PLACE, &good));
@@ -408,7 +408,7 @@ mod tests {
         check(&edited("/place", json!("/m/b.yaml")), &[]);
         check(&edited("/pods", json!({})), &[]);
         check(&edited("/pods/0", json!(7)), &[]);
-        // One bad pod leaves the others.
+        // An invalid pod does not affect the others.
         check(&edited("/pods/0/metadata/uid", json!("../../etc")), &["b-n"]);
         check(&edited("/pods/0/metadata/uid", json!("")), &["b-n"]);
         check(&edited("/pods/1/metadata/name", json!("UP")), &["a-n"]);
@@ -418,7 +418,7 @@ mod tests {
         check(&edited("/pods/1/spec/volumes/0", secret), &["a-n"]);
         check(&bytes, &["a-n", "b-n"]);
 
-        // No regular file: not read, and no reason to hang.
+        // Not a regular file: it is not read, and does not block.
         std::fs::remove_file(&path).unwrap();
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         assert_eq!(store.load(KEY, PLACE), []);
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn only_own_records_are_tidied_away() {
+    fn only_records_of_the_same_source_are_removed() {
         let directory = tempfile::tempdir().unwrap();
         let mut files = store(directory.path());
         let mut urls = Store::new(Some(directory.path()), SourceName::Http, "n");

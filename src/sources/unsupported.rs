@@ -5,9 +5,9 @@ use crate::model::pod::Pod;
 
 use super::defaults::sources_of;
 
-/// Paths of the fields of `pod` that are set but not acted on yet, for one
-/// `UnsupportedField` event. Fields that a node never acts on (affinity, priority class
-/// names, preemption policy, topology spread) are not among them.
+/// Paths of the fields of `pod` that are set but have no effect yet, for one `UnsupportedField`
+/// event. Fields without effect on any node (affinity, priority class names, preemption policy,
+/// topology spread) are not included.
 #[must_use]
 pub fn unsupported_fields(pod: &Pod) -> Vec<String> {
     let spec = pod.spec();

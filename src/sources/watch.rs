@@ -1,7 +1,7 @@
-//! Waiting for a change below the static pod path: inotify, an eventfd to stop, a deadline.
+//! Waits for a change below the static pod path: inotify, an eventfd to stop, a deadline.
 //!
-//! Reports only that something may have changed and which names; the contents are read by the
-//! next scan. Without inotify (limits reached) the periodic list remains.
+//! Reports only that files may have changed, and their names; the next scan reads the contents.
+//! Without inotify (if its limits are reached) the periodic list still works.
 //! DIFFERS: upstream reads a file at its first write, so a slow writer starts half a manifest.
 
 use std::collections::{HashMap, HashSet};
@@ -18,18 +18,18 @@ use rustix::io::Errno;
 use crate::util::threads;
 use crate::util::wake::Wake;
 
-/// Quiet time after a change before the files are read: an editor's write, rename and clean-up
-/// are one change. A file that was moved away may be about to be replaced, and the pod of a
-/// removed one runs on if a broken manifest takes its place.
+/// Time without changes before the files are read: an editor's write, rename and clean-up count as
+/// one change. A file that was moved away may be about to be replaced, and the pod of a removed
+/// file continues to run if an invalid manifest replaces it.
 const SETTLE: Duration = Duration::from_millis(50);
-/// Quiet time when all that changed is whole: files renamed into place or closed by their
-/// writer. It is part of every pod's start.
+/// The same when all changes are complete: files that were renamed into the directory or closed by
+/// their writer. Every start of a pod includes this time.
 const SETTLE_WHOLE: Duration = Duration::from_millis(5);
-/// A path that keeps changing is read this often.
+/// The longest time between reads of a path that keeps changing.
 const SETTLE_LIMIT: Duration = Duration::from_secs(1);
-/// A file that was written to but not closed is left alone this long after the last write.
+/// A file that was written to but not closed is not read until this time after the last write.
 const HOLD: Duration = Duration::from_secs(2);
-/// But not for longer than this in all.
+/// The limit of that delay in total.
 const HOLD_LIMIT: Duration = Duration::from_secs(10);
 
 /// Why a wait ended.
@@ -41,33 +41,33 @@ pub(super) enum Woken {
     Look,
 }
 
-/// Which names a watched directory is watched for.
+/// The names for which a directory is watched.
 enum Interest {
     All,
     Only(OsString),
 }
 
-/// A file that someone is writing.
+/// A file that is being written.
 #[derive(Debug, Clone, Copy)]
 struct Writing {
     first: Instant,
     last: Instant,
-    /// False: it was only made; most likely the writes follow.
+    /// False: it was only created; writes probably follow.
     written: bool,
 }
 
-/// The names whose files have to be read again.
+/// The names of files that must be read again.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Touched {
-    /// All of them: events were lost.
+    /// All names: events were lost.
     pub(super) all: bool,
     pub(super) names: HashSet<OsString>,
-    /// Those of them that were removed, whether or not they are there again. A file that was
-    /// moved away or replaced by a rename was not removed: editors save in this way.
+    /// The removed ones, whether or not they exist again. A file that was moved away or replaced by
+    /// a rename was not removed: editors save in this way.
     pub(super) removed: HashSet<OsString>,
 }
 
-/// The watch over one path.
+/// The inotify watch of one path.
 pub(super) struct Watch {
     root: PathBuf,
     bell: Wake,
@@ -75,19 +75,19 @@ pub(super) struct Watch {
     watched: HashMap<WatchDescriptor, Interest>,
     writing: HashMap<OsString, Writing>,
     touched: Touched,
-    /// Names that changed and are not whole: gone, or being written. Empty: the directory.
+    /// Changed names whose files are incomplete: removed, or being written. Empty: the directory.
     unsettled: HashSet<OsString>,
-    /// When the last wait ended.
+    /// The time when the last wait ended.
     looked: Option<Instant>,
     warned: bool,
 }
 
-/// What is of interest in the directory of manifests, or about a single manifest.
+/// The events of the directory of manifests, or of a single manifest.
 fn content_mask() -> WatchMask {
     place_mask() | WatchMask::MODIFY | WatchMask::CLOSE_WRITE | WatchMask::ATTRIB
 }
 
-/// What is of interest in a directory above: whether the path is there.
+/// The events of a parent directory: whether the path exists.
 fn place_mask() -> WatchMask {
     WatchMask::CREATE
         | WatchMask::DELETE
@@ -119,13 +119,13 @@ impl Watch {
         }
     }
 
-    /// Watches what is there now. Call it before a scan, so that nothing falls between.
+    /// Watches the existing directories. Must be called before a scan, so that no change is missed.
     pub(super) fn arm(&mut self) {
         let Some(inotify) = &self.inotify else { return };
         let is_directory = self.root.is_dir();
         let mut wanted: Vec<(PathBuf, WatchMask, Interest)> = Vec::new();
-        // The watch of the nearest directory above reports when the path comes, goes or is replaced. What
-        // happens further up shows at the next list: those directories may be busy ones.
+        // The watch of the nearest parent directory reports when the path is created, removed or
+        // replaced. Changes further up are noticed at the next list: those directories may change often.
         let mut below = self.root.as_path();
         while let Some(above) = below.parent() {
             if above.is_dir() {
@@ -147,7 +147,7 @@ impl Watch {
                 Ok(descriptor) => {
                     now.insert(descriptor, interest);
                 }
-                // It may just have gone; then the watch above reports it.
+                // It may have been removed meanwhile; then the parent directory's watch reports it.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 Err(error) => {
                     if !std::mem::replace(&mut self.warned, true) {
@@ -158,19 +158,19 @@ impl Watch {
         }
         for (old, _) in std::mem::replace(&mut self.watched, now) {
             if !self.watched.contains_key(&old) {
-                // Fails when its directory is gone and the watch with it.
+                // Fails when its directory was removed and the watch with it.
                 let _ = watches.remove(old);
             }
         }
     }
 
-    /// Takes the names that changed since the last call.
+    /// Returns the names that changed since the last call.
     pub(super) fn take_touched(&mut self) -> Touched {
         std::mem::take(&mut self.touched)
     }
 
-    /// Whether a file of this name and size is being written and better left alone. Asking
-    /// forgets a hold that is over.
+    /// Whether a file of this name and size is being written and should not be read yet. This call
+    /// also removes a hold that has expired.
     pub(super) fn holds(&mut self, name: &OsStr, size: u64, now: Instant) -> bool {
         let Some(writing) = self.writing.get(name) else { return false };
         let over = now >= writing.release();
@@ -178,17 +178,17 @@ impl Watch {
             self.writing.remove(name);
             return false;
         }
-        // A file that is held back is read again once it is released.
+        // A file that is on hold is read again when the hold ends.
         self.touched.names.insert(name.to_owned());
         true
     }
 
-    /// Forgets holds on files that are not there.
+    /// Removes holds of files that do not exist.
     pub(super) fn forget_holds(&mut self, now: Instant) {
         self.writing.retain(|_, writing| now < writing.release());
     }
 
-    /// Waits until something changed and settled, until `due`, or until the bell.
+    /// Waits until a change has settled, until `due`, or until the bell rings.
     pub(super) fn wait(&mut self, due: Instant) -> Woken {
         let woken = self.wait_settled(due);
         self.unsettled.clear();
@@ -196,12 +196,12 @@ impl Watch {
         woken
     }
 
-    /// When a change is read, if no other change follows.
+    /// The time at which a change is read, if no other change follows.
     fn settled_at(&self, now: Instant) -> Instant {
         if !self.unsettled.is_empty() {
             return now + SETTLE;
         }
-        // Not more often than changes of the other kind.
+        // Not more often than incomplete changes.
         let soonest = self.looked.map_or(now, |looked| looked + SETTLE);
         (now + SETTLE_WHOLE).max(soonest)
     }
@@ -237,7 +237,7 @@ impl Watch {
         let _waiting = threads::waiting("inotify, list timer or stop");
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            // Rounding down would spin through the last part of a millisecond.
+            // Rounding down would cause a busy loop in the last part of a millisecond.
             let timeout = Timespec {
                 tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: left.subsec_nanos().into(),
@@ -249,7 +249,7 @@ impl Watch {
             match poll(&mut fds, Some(&timeout)) {
                 Err(Errno::INTR) => {}
                 Err(error) => {
-                    // Only a lack of kernel memory is left; the deadline then paces the list.
+                    // Only a lack of kernel memory can cause this; the list then happens at the deadline.
                     log::warn!("cannot wait for changes of {}: {error}", self.root.display());
                     return Polled::TimedOut;
                 }
@@ -260,7 +260,7 @@ impl Watch {
         }
     }
 
-    /// Reads what is queued. True if any of it matters.
+    /// Reads the queued events. True if one of them requires a scan.
     fn read(&mut self) -> bool {
         let mut buffer = [0; 4096];
         let mut matters = false;
@@ -291,7 +291,7 @@ impl Watch {
 }
 
 impl Writing {
-    /// When the file is read although it was not closed.
+    /// The time at which the file is read although it was not closed.
     fn release(&self) -> Instant {
         (self.last + HOLD).min(self.first + HOLD_LIMIT)
     }
@@ -310,7 +310,7 @@ struct Note<'a> {
     now: Instant,
 }
 
-/// Takes one event in. True if it requires a scan.
+/// Handles one event. True if it requires a scan.
 fn note(touched: &mut Touched, writing: &mut HashMap<OsString, Writing>, event: Note<'_>) -> bool {
     let Note { mask, name, interest, now } = event;
     if mask.contains(EventMask::Q_OVERFLOW) {
@@ -318,7 +318,7 @@ fn note(touched: &mut Touched, writing: &mut HashMap<OsString, Writing>, event: 
         return true;
     }
     let Some(name) = name else {
-        // Of the directory itself; of one that is no longer watched it does not matter.
+        // An event of the directory itself; for one that is no longer watched it is irrelevant.
         return interest.is_some();
     };
     match interest {
@@ -327,7 +327,7 @@ fn note(touched: &mut Touched, writing: &mut HashMap<OsString, Writing>, event: 
         Some(_) => {}
     }
     if name.as_bytes().starts_with(b".") && matches!(interest, Some(Interest::All)) {
-        // Never a manifest, but manifests may be links through it, and it may be swapped.
+        // Never a manifest, but manifests may be links through it, and it may be replaced.
         return mask.intersects(EventMask::MOVED_TO | EventMask::DELETE);
     }
     if mask.contains(EventMask::ISDIR) {
@@ -349,7 +349,7 @@ fn note(touched: &mut Touched, writing: &mut HashMap<OsString, Writing>, event: 
     true
 }
 
-/// Keeps which names are not whole.
+/// Records which names are incomplete.
 fn unsettle(unsettled: &mut HashSet<OsString>, mask: EventMask, name: Option<&OsStr>) {
     let name = name.unwrap_or_default();
     if mask.intersects(EventMask::CLOSE_WRITE | EventMask::MOVED_TO) && !mask.contains(EventMask::ISDIR) {

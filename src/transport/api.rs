@@ -1,12 +1,12 @@
-//! HTTP/1.1 connections to one API server: kept open between requests, broken off at once
-//! by a [`Breaker`], closed when the peer is dead (Go: net/http's Transport as client-go
-//! sets it up).
+//! HTTP/1.1 connections to one API server: kept open between requests, ended immediately by a
+//! [`Breaker`], closed when the peer does not respond (Go: net/http's Transport as client-go sets
+//! it up).
 //!
-//! Written here and not on the HTTP library: of it only the codec would remain, at three
-//! times the memory per watch (`docs/dependencies.md`).
+//! Does not use the HTTP library: only its codec would be useful, with three times the memory per
+//! watch (`docs/dependencies.md`).
 //!
-//! DIFFERS: HTTP/1.1 where upstream prefers HTTP/2: one connection per watch and per call
-//! under way.
+//! DIFFERS: HTTP/1.1 where upstream prefers HTTP/2: one connection per watch and per request in
+//! progress.
 
 mod breaker;
 #[cfg(test)]
@@ -30,15 +30,15 @@ use route::{Route, Stream};
 
 pub use super::dial::DialError;
 
-/// Idle connections that are kept; a burst of pods may have opened more.
+/// Idle connections that are kept; after a burst of pods, more may have been opened.
 const MAX_IDLE: usize = 4;
-/// API servers close what was idle for 90 s; we do it first, so that none is closed under
-/// a request.
+/// API servers close connections after 90 s without a request; we close them earlier, so that none
+/// is closed during a request.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(60);
-/// Per connection, for as long as it is open.
+/// Buffer size of a connection, allocated while it is open.
 const BUFFER_BYTES: usize = 4 * 1024;
 
-/// Where a server is, who it must be and who we are.
+/// The address of a server, how it is verified, and our credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
     /// With or without TLS.
@@ -47,31 +47,30 @@ pub struct Endpoint {
     pub host: String,
     /// TCP port.
     pub port: u16,
-    /// Who vouches for the server.
+    /// The authorities that sign the server's certificate.
     pub roots: Roots,
-    /// The name in the server's certificate, where it is not the host.
+    /// The name in the server's certificate, if it is not the host.
     pub server_name: Option<String>,
-    /// Our certificate.
+    /// Our client certificate.
     pub identity: Option<Identity>,
-    /// The proxy on the way, if there is one.
+    /// The proxy to use, if there is one.
     pub proxy: Option<Proxy>,
 }
 
 /// One request.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
-    /// GET, POST and so on.
+    /// The method.
     pub method: &'static str,
     /// Path and query, escaped.
     pub path: &'a str,
     /// Names and values.
     pub headers: &'a [(&'a str, &'a str)],
-    /// Its type and its bytes.
+    /// Content type and bytes.
     pub body: Option<(&'a str, &'a [u8])>,
-    /// Until when the head of the response must be there. The body's reader has
-    /// [`Body::set_deadline`].
+    /// The time limit for the head of the response. The body's reader has [`Body::set_deadline`].
     pub deadline: Instant,
-    /// Whether the response goes on for minutes.
+    /// Whether the response lasts for minutes.
     pub kind: Use,
 }
 
@@ -81,7 +80,7 @@ pub struct Response {
     pub status: u16,
     /// The header of this name.
     pub retry_after: Option<String>,
-    /// What follows.
+    /// The body.
     pub body: Body,
 }
 
@@ -100,7 +99,7 @@ struct Shared {
 #[derive(Default)]
 struct Idle {
     connections: Vec<(Connection, Instant)>,
-    /// Counts the orders to close all: who was in use then is not kept, either.
+    /// Counts the closing of all connections: a connection from before the last one is not kept.
     era: u64,
 }
 
@@ -110,7 +109,7 @@ struct Connection {
 }
 
 impl Connections {
-    /// Nothing is opened yet.
+    /// A client without open connections.
     ///
     /// # Errors
     /// When certificates or keys cannot be used.
@@ -122,7 +121,7 @@ impl Connections {
         };
         let mut route = Route::direct(host, *port, tls, "the API server");
         if let Some(proxy) = proxy {
-            // Our certificate is the server's business alone.
+            // Our certificate is only for the server, not for a proxy.
             let tls = match proxy.scheme {
                 ProxyScheme::Https => Some(Tls::new(&roots.of_proxy(), None, &proxy.host)?),
                 ProxyScheme::Http | ProxyScheme::Socks5 => None,
@@ -139,8 +138,8 @@ impl Connections {
     /// When there is no response in time, or the breaker was tripped.
     pub fn send(&self, request: &Request<'_>, breaker: &Breaker) -> Result<Response, DialError> {
         let bytes = self.shared.bytes(request)?;
-        // Nothing goes out twice but what changes nothing: a kept connection may have been
-        // closed by the server in this moment.
+        // Only requests without side effects are sent twice: the server may be closing a reused
+        // connection at this moment.
         if let Some(connection) = self.take_idle() {
             match self.exchange(connection, request, &bytes, breaker) {
                 Err(DialError::Eof | DialError::Broken { .. })
@@ -191,7 +190,7 @@ impl Connections {
         connection.reader.get_mut().socket().adopt(request.deadline, breaker, request.kind);
         let stream = connection.reader.get_mut();
         let sent = stream.write_all(bytes).and_then(|()| stream.flush());
-        // A server may respond and close without reading: then the response counts.
+        // A server may respond and close without reading the request: then the response counts.
         let outcome = head(&mut connection.reader);
         let (head, framing) = outcome.map_err(|error| match sent {
             Err(sent) => connection.failed(&sent, "write", breaker),
@@ -214,7 +213,7 @@ impl Connections {
     }
 }
 
-/// Reads the head of a response, and where its body ends.
+/// Reads the head of a response, and determines where its body ends.
 fn head(reader: &mut impl BufRead) -> io::Result<(ResponseHead, Framing)> {
     let head = ResponseHead::read(reader)?;
     let identity = |encoding: &str| encoding.eq_ignore_ascii_case("identity");
@@ -226,7 +225,7 @@ fn head(reader: &mut impl BufRead) -> io::Result<(ResponseHead, Framing)> {
 }
 
 impl Connection {
-    /// Why reading or writing did not work.
+    /// Converts an error of reading or writing.
     fn failed(&mut self, error: &io::Error, op: &'static str, breaker: &Breaker) -> DialError {
         self.reader.get_mut().failed(error, op, breaker)
     }
@@ -266,31 +265,31 @@ impl Shared {
     }
 }
 
-/// The body of a response, read as it comes. The connection is kept if it is read to its end.
+/// The body of a response, read in pieces. The connection is reused if it is read to its end.
 pub struct Body {
     connection: Option<Connection>,
     framing: Framing,
     close: bool,
-    /// Bytes that were read of it.
+    /// The number of bytes that were read.
     taken: u64,
     home: Connections,
     breaker: Breaker,
 }
 
 impl Body {
-    /// How many bytes were read so far.
+    /// The number of bytes that were read so far.
     pub fn bytes(&self) -> u64 {
         self.taken
     }
 
-    /// Until when the rest must be there; at first the request's deadline.
+    /// Sets the time limit for the rest; at first it is the request's deadline.
     pub fn set_deadline(&mut self, deadline: Instant) {
         if let Some(connection) = &mut self.connection {
             connection.reader.get_mut().socket().set_deadline(deadline);
         }
     }
 
-    /// Why reading it failed with `error`.
+    /// Why reading the body failed with `error`.
     pub fn failed(&mut self, error: &io::Error) -> DialError {
         match &mut self.connection {
             Some(connection) => match connection.failed(error, "read", &self.breaker) {
@@ -303,8 +302,8 @@ impl Body {
         }
     }
 
-    /// Keeps the connection for the next request if this one is through, which is when the
-    /// body has been read to its end and dropped.
+    /// Keeps the connection for the next request if this one is complete: its body has been read to
+    /// the end and dropped.
     fn give_back(&mut self) {
         if !self.framing.is_done() {
             return;
@@ -376,13 +375,13 @@ impl Lines {
         Lines { body, line: Vec::new(), max_bytes }
     }
 
-    /// The next line that is not empty, without its end; `None` at the end of the body. A
-    /// last line without an end is cut off and an error.
+    /// The next line that is not empty, without its line end; `None` at the end of the body. A last
+    /// line without a line end is an error.
     ///
     /// # Errors
-    /// When the body breaks off, a line is too long, or the deadline is over.
+    /// When the body ends early, a line is too long, or the deadline has passed.
     pub fn next_line(&mut self) -> Result<Option<&[u8]>, DialError> {
-        // A large object must not occupy memory after its use.
+        // Frees the memory of a large object.
         self.line = Vec::new();
         loop {
             self.line.clear();

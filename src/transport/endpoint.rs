@@ -1,4 +1,4 @@
-//! Endpoint texts, as flags and configuration files write them.
+//! Endpoints in flags and configuration files.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the names say what the values are")]
 pub enum EndpointError {
-    /// Nothing was written.
+    /// The text is empty.
     #[error("the endpoint is empty")]
     Empty,
     /// A path that does not start at the root.
@@ -14,21 +14,21 @@ pub enum EndpointError {
         "endpoint {0:?}: the socket's path must be absolute, as in unix:///run/containerd/containerd.sock"
     )]
     Relative(String),
-    /// The kernel takes 107 bytes.
+    /// The kernel's limit is 107 bytes.
     #[error("endpoint {0:?}: the socket's path is longer than 107 bytes")]
     TooLong(String),
     #[error("endpoint {0:?}: unknown scheme, use unix:///path")]
     Scheme(String),
     #[error("endpoint {0:?}: expected a loopback address and a port")]
     Address(String),
-    /// The interface has no authentication, so it does not leave the machine.
+    /// The interface has no authentication, so it must not be reachable from other machines.
     #[error("endpoint {0:?}: only loopback addresses are allowed, the interface has no authentication")]
     NotLoopback(String),
 }
 
 const MAX_PATH_BYTES: usize = 107;
 
-/// The same endpoint as the gRPC library names it.
+/// The same endpoint in the notation of the gRPC library.
 ///
 /// # Errors
 /// When it is not `unix:///path`, an absolute path, or a loopback address with a port.

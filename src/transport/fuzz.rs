@@ -6,7 +6,7 @@ use crate::util::encoding::from_base64;
 use crate::util::threads::Stack;
 use crate::util::x509::tag;
 
-/// What the D-Bus connection takes in one message.
+/// The longest message that the D-Bus connection accepts.
 const DBUS_BYTES: usize = 1 << 20;
 
 /// A D-Bus message whose body has this signature and these bytes.
@@ -24,7 +24,7 @@ fn dbus_message(signature: &str, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Answers over HTTP as a client gets them.
+/// HTTP responses for a client.
 pub(super) const ANSWERS: &[&[u8]] = &[
     b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: x, close\r\n\r\nhi there",
     b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 302 Found\r\nLocation: /x\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n",
@@ -32,11 +32,11 @@ pub(super) const ANSWERS: &[&[u8]] = &[
     b"HTTP/1.0 500 \nX: y\n\nto the end",
 ];
 
-/// Answers that go on without an end, or of many small parts.
+/// Responses without an end, or with many small parts.
 pub(super) fn hostile_answers(max: usize) -> Vec<Named> {
     let ok = "HTTP/1.1 200 OK\r\n";
     let head = |piece: &str| repeated(ok, |_| piece.to_owned(), "\r\n", max);
-    // As much as a head may have, so that the body is read.
+    // As many bytes as a head may have, so that the body is also read.
     let fit = |piece: &str| repeated(ok, |_| piece.to_owned(), "\r\nx", 250 * 1024);
     let chunked = format!("{ok}Transfer-Encoding: chunked\r\n\r\n");
     let chunks = |piece: &str| repeated(&chunked, |_| piece.to_owned(), "0\r\n\r\n", max);
@@ -122,7 +122,7 @@ fn certificate(subject: &[u8], extensions: &[u8]) -> Vec<u8> {
     der(tag::SEQUENCE, &[body, algorithm, der(tag::BIT_STRING, &[0; 65])].concat())
 }
 
-/// One attribute of a distinguished name, in a set of its own: 2.5.4 and this number.
+/// One attribute of a distinguished name, in its own set: 2.5.4 and this number.
 fn attribute(number: u8, text: &[u8]) -> Vec<u8> {
     let kind = der(tag::OBJECT_IDENTIFIER, &[0x55, 4, number]);
     der(tag::SET, &der(tag::SEQUENCE, &[kind, der(tag::UTF8_STRING, text)].concat()))
@@ -142,7 +142,7 @@ pub(crate) fn hostile_certificates(max: usize) -> Vec<Named> {
     let names = |content: Vec<u8>| extension(17, &der(tag::SEQUENCE, &content));
     let mut nested = Vec::new();
     while nested.len() < room {
-        // Lengths that are too long are cut off with the rest.
+        // Lengths that are too large are cut off with the rest.
         nested.extend([tag::SEQUENCE, 0x83, 0x7f, 0xff, 0xff]);
     }
     let mut deep = Vec::new();
@@ -206,7 +206,7 @@ pub(crate) fn certificate_seeds() -> &'static [&'static [u8]] {
         of_pem(include_str!("../server/auth/data/jane.crt")),
         of_pem(include_str!("../server/auth/data/clients.crt")),
     ];
-    // Seeds live as long as the process, which runs one target.
+    // The seeds are never freed; a process runs only one target.
     seeds.into_iter().map(|seed| &*seed.leak()).collect::<Vec<_>>().leak()
 }
 

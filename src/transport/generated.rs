@@ -1,5 +1,5 @@
-//! What `build.rs` makes of `proto/`: messages and the method table. Written by a
-//! machine, so the lints on style stay out; everything else goes through this door.
+//! The Rust code that `build.rs` generates from `proto/`: messages and the method table. Style
+//! lints are off for generated code. Other code uses it only through this file.
 
 #[allow(clippy::all, clippy::unwrap_used, missing_docs, non_snake_case, non_camel_case_types, unused)]
 mod messages {
@@ -8,7 +8,7 @@ mod messages {
 
 /// Messages of the Container Runtime Interface v1.
 pub use messages::runtime;
-/// For tests that make and parse messages by themselves.
+/// For tests that create and parse messages themselves.
 #[cfg(test)]
 pub use protobuf::Message;
 /// Names and numbers of enum values; a value that may be newer than this build; an optional

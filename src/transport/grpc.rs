@@ -1,8 +1,8 @@
 //! gRPC calls that block only their caller.
 //!
-//! A call is started on the shared completion queue; the calling thread then sleeps on two
-//! channels, the stop signal and a bell that the queue's thread rings when the response is
-//! there. So any call can be broken off at once and nothing polls.
+//! A call is started on the shared completion queue; the calling thread then waits on two channels,
+//! the stop signal and a bell that the queue's thread rings when the response has arrived. So any
+//! call can be ended immediately, and no thread polls.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -17,32 +17,32 @@ use super::endpoint::{self, EndpointError};
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
-/// The largest message accepted or sent; the Go kubelet's limit.
+/// The largest message that is accepted or sent; the Go kubelet's limit.
 pub const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
 
-// Dial again after 100 ms, then up to 3 s later: a restarted runtime is found soon.
+// Reconnects after 100 ms, then after up to 3 s: a restarted runtime is available soon.
 const DIAL_BACKOFF_FIRST: Duration = Duration::from_millis(100);
 const DIAL_BACKOFF_MAX: Duration = Duration::from_secs(3);
-/// How long one attempt to connect may take.
+/// Time limit of one attempt to connect.
 const DIAL_LIMIT_MS: i32 = 5_000;
 
 /// A remote method with one response.
 pub struct Unary<Req: 'static, Resp: 'static> {
-    /// Its bare name, `StopContainer`.
+    /// The name without the service, such as `StopContainer`.
     pub name: &'static str,
     pub(crate) method: grpcio::Method<Req, Resp>,
 }
 
 /// A remote method with a stream of responses.
 pub struct Stream<Req: 'static, Resp: 'static> {
-    /// Its bare name, `GetContainerEvents`.
+    /// The name without the service, such as `GetContainerEvents`.
     pub name: &'static str,
     pub(crate) method: grpcio::Method<Req, Resp>,
 }
 
 macro_rules! kinds {
     ($($kind:ident = $code:ident, $text:literal;)*) => {
-        /// The kind of a failed call: the gRPC codes, by their Go names.
+        /// The status code of a failed call, by its Go name.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[expect(missing_docs, reason = "the names are those of the gRPC specification")]
         pub enum Kind {
@@ -50,7 +50,7 @@ macro_rules! kinds {
         }
 
         impl Kind {
-            /// The name that Go clients print.
+            /// The name as Go clients print it.
             pub fn as_str(self) -> &'static str {
                 match self {
                     $(Kind::$kind => $text,)*
@@ -86,16 +86,16 @@ kinds! {
     Unauthenticated = UNAUTHENTICATED, "Unauthenticated";
 }
 
-/// A call that failed. It prints as Go clients print it, because users meet that text in
-/// events and statuses.
+/// A call that failed. It is printed as by Go clients, because users see that text in events and
+/// statuses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("rpc error: code = {} desc = {message}", kind.as_str())]
 pub struct CallError {
-    /// Bare method name.
+    /// The method name without the service.
     pub method: &'static str,
-    /// What went wrong.
+    /// The status code.
     pub kind: Kind,
-    /// The server's words alone.
+    /// The server's message alone.
     pub message: String,
 }
 
@@ -106,7 +106,7 @@ impl CallError {
             Error::RpcFailure(status) | Error::RpcFinished(Some(status)) => {
                 let kind = Kind::from_code(status.code());
                 match kind {
-                    // The library's own wording, where Go has another: tools match on Go's.
+                    // Where the library's text differs from Go's: tools match Go's text.
                     Kind::DeadlineExceeded if status.message() == "Deadline Exceeded" => {
                         (kind, "context deadline exceeded".to_owned())
                     }
@@ -115,7 +115,7 @@ impl CallError {
             }
             Error::Codec(error) => (Kind::Internal, format!("unreadable message: {error}")),
             Error::RemoteStopped | Error::RpcFinished(None) => {
-                (Kind::Unavailable, "the connection ended".to_owned())
+                (Kind::Unavailable, "the connection was closed".to_owned())
             }
             Error::QueueShutdown => (Kind::Cancelled, "the client is shutting down".to_owned()),
             other => (Kind::Internal, other.to_string()),
@@ -128,7 +128,7 @@ impl CallError {
     }
 }
 
-/// The library and its one thread live as long as any channel does.
+/// The library and its one thread exist while any channel exists.
 fn environment() -> Arc<grpcio::Environment> {
     static SHARED: Mutex<Weak<grpcio::Environment>> = Mutex::new(Weak::new());
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -145,8 +145,8 @@ fn environment() -> Arc<grpcio::Environment> {
     })
 }
 
-/// A connection to one endpoint, made at the first call and again whenever it breaks.
-/// Clones share it.
+/// A connection to one endpoint, opened at the first call and again after it broke. Clones share
+/// it.
 #[derive(Clone)]
 pub struct Channel {
     client: grpcio::Client,
@@ -170,7 +170,7 @@ impl Channel {
         Ok(Channel::to(&target, endpoint, agent, MAX_MESSAGE_BYTES as i32))
     }
 
-    /// A connection to a target in the library's own notation.
+    /// A connection to a target in the library's notation.
     pub(super) fn to(target: &str, endpoint: &str, agent: &str, max_message_bytes: i32) -> Channel {
         let number = |name: &std::ffi::CStr, value: i32| (name.to_owned(), value);
         let mut builder = grpcio::ChannelBuilder::new(environment())
@@ -179,13 +179,13 @@ impl Channel {
             .initial_reconnect_backoff(DIAL_BACKOFF_FIRST)
             .max_reconnect_backoff(DIAL_BACKOFF_MAX)
             .primary_user_agent(agent)
-            // A proxy variable in the environment must not capture a local socket.
+            // A proxy variable in the environment must not redirect a local socket.
             .enable_http_proxy(false)
-            // No bandwidth probes: they cost pings and gain nothing on one machine.
+            // No bandwidth probes: they cause pings and are useless on one machine.
             .http2_bdp_probe(false)
-            // A repeated StopContainer or CreateContainer is the caller's decision.
+            // The caller decides whether to repeat StopContainer or CreateContainer.
             .enable_retry(false)
-            // Channels do not share connections, so one endpoint's trouble stays its own.
+            // Channels do not share connections, so a broken endpoint does not affect others.
             .use_local_subchannel_pool(true);
         for (name, value) in [
             number(c"grpc.min_reconnect_backoff_ms", DIAL_LIMIT_MS),
@@ -198,16 +198,16 @@ impl Channel {
         Channel { client, endpoint: Arc::from(endpoint) }
     }
 
-    /// Whether a connection stands at the moment.
+    /// Whether the channel is connected now.
     pub(super) fn is_connected(&self) -> bool {
         self.client.channel().check_connectivity_state(false) == grpcio::ConnectivityState::GRPC_CHANNEL_READY
     }
 
-    /// Calls `method` and waits for the response. The call ends at once, with
+    /// Calls `method` and waits for the response. The call ends immediately, with
     /// [`Kind::Cancelled`], when `stop` is given. Without a `limit` only the stop ends it early.
     ///
     /// # Errors
-    /// The server's status, or why there is no response.
+    /// The server's status, or the reason why there is no response.
     pub fn call_with_stop<Req, Resp: Unpin>(
         &self,
         method: &'static Unary<Req, Resp>,
@@ -218,7 +218,7 @@ impl Channel {
         self.start(method, request, options(limit), stop)
     }
 
-    /// Like [`Channel::call_with_stop`], but waits instead of failing while the server is down.
+    /// Like [`Channel::call_with_stop`], but waits instead of failing while the server is unavailable.
     pub(super) fn call_once_connected<Req, Resp: Unpin>(
         &self,
         method: &'static Unary<Req, Resp>,
@@ -246,7 +246,7 @@ impl Channel {
         let _waiting = threads::waiting(method.name);
         let bell = Bell::new();
         loop {
-            // The library panics on a success without a message; that must not be our end.
+            // The library panics on a success without a message; that must not end the agent.
             let polled = catch_unwind(AssertUnwindSafe(|| {
                 Pin::new(&mut receiver).poll(&mut Context::from_waker(&bell.waker))
             }));
@@ -268,7 +268,7 @@ impl Channel {
     /// Opens a stream of responses. It has no deadline; its reader holds a stop token.
     ///
     /// # Errors
-    /// When the call cannot be started; refusals come with the first read.
+    /// When the call cannot be started; errors of the server are returned by the first read.
     pub fn open<Req, Resp>(
         &self,
         method: &'static Stream<Req, Resp>,
@@ -290,7 +290,7 @@ pub struct Incoming<Resp> {
 }
 
 impl<Resp> Incoming<Resp> {
-    /// Waits for the next response; `None` when the server ended the stream in order.
+    /// Waits for the next response; `None` when the server ended the stream without an error.
     ///
     /// # Errors
     /// The server's status, a broken connection, or [`Kind::Cancelled`] after `stop`.
@@ -320,7 +320,7 @@ impl<Resp> Drop for Incoming<Resp> {
 }
 
 fn options(limit: Option<Duration>) -> grpcio::CallOption {
-    // Fail fast: the caller handles a runtime that is away, and must not hang.
+    // Fail immediately: the caller handles an unavailable runtime, and must not block.
     let options = grpcio::CallOption::default().wait_for_ready(false);
     match limit {
         Some(limit) => options.timeout(limit),

@@ -1,5 +1,5 @@
-//! The gRPC health check, `grpc.health.v1.Health/Check`, in the clear over TCP (Go:
-//! pkg/probe/grpc). Its two messages have one field each, so they are written here.
+//! The gRPC health check, `grpc.health.v1.Health/Check`, without TLS over TCP (Go: pkg/probe/grpc).
+//! Its two messages have one field each, so they are encoded here.
 
 use std::io::Read;
 use std::time::Duration;
@@ -8,31 +8,31 @@ use super::dial::join_host_port;
 use super::grpc::{CallError, Channel, Kind, Unary};
 use crate::util::stop::StopToken;
 
-/// A response is a few bytes long.
+/// The largest response; valid ones are a few bytes long.
 const MAX_MESSAGE_BYTES: i32 = 64 * 1024;
 
 /// The status that the service reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Health {
-    /// It serves.
+    /// `SERVING`.
     Serving,
-    /// It does not: the status by its name, or its number if it has none.
+    /// Any other status: its name, or its number if it has none.
     Other(String),
 }
 
-/// Why there is no response.
+/// Why there is no status.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HealthError {
-    /// No gRPC server accepted in time.
+    /// The connection to the gRPC server was not established in time.
     #[error("failed to connect: context deadline exceeded")]
     ConnectTimeout,
     /// The server did not respond in time.
     #[error("the call did not complete in time")]
     Timeout,
-    /// The server has no such service. Its own words.
+    /// The server does not have this service; the server's message.
     #[error("{0}")]
     Unimplemented(String),
-    /// The caller's stop token.
+    /// The caller's stop token ended the call.
     #[error("context canceled")]
     Stopped,
     /// Any other failure.
@@ -53,8 +53,8 @@ static CHECK: Unary<Service, Status> = Unary {
     },
 };
 
-/// Asks the server at `host:port` (an address, empty for this machine) for the health of
-/// `service` (empty for the server as a whole). `timeout` covers connecting and the call.
+/// Requests the health of `service` (empty for the server as a whole) from the server at
+/// `host:port` (an address, empty for this machine). `timeout` covers the connection and the call.
 ///
 /// # Errors
 /// When there is no response in time.
@@ -122,7 +122,7 @@ fn read_status(mut reader: grpcio::MessageReader) -> grpcio::Result<Status> {
     decode(&bytes).map(Status).ok_or_else(|| grpcio::Error::Codec("not a HealthCheckResponse".into()))
 }
 
-/// Field 1, an enum; others are skipped.
+/// Field 1, an enum; other fields are skipped.
 fn decode(bytes: &[u8]) -> Option<u64> {
     let mut rest = bytes;
     let mut status = 0;
@@ -183,7 +183,7 @@ mod tests {
         }
     }
 
-    /// An answer on its way, whatever becomes of it.
+    /// A response that is being sent; its outcome is ignored.
     struct Sent(Pin<Box<dyn Future<Output = grpcio::Result<()>> + Send>>);
 
     impl Future for Sent {

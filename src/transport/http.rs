@@ -1,9 +1,9 @@
-//! A plain GET with headers, limits and a way to break it off: the HTTP library over
-//! connections of our own (Go: net/http's Client, as pkg/kubelet/config/http.go uses it).
+//! GET requests with headers, limits and cancellation: the HTTP library over our own connections
+//! (Go: net/http's Client, as pkg/kubelet/config/http.go uses it).
 //!
-//! The library writes requests, reads responses and follows redirects. What it has for proxies
-//! is not used: it sends CONNECT for http URLs, too, and reads `NO_PROXY` in its own way. Its
-//! interface for connections may change with any version, so `Cargo.toml` names one exactly.
+//! The library writes requests, reads responses and follows redirects. Its proxy support is not
+//! used: it sends CONNECT also for http URLs, and interprets `NO_PROXY` differently. Its interface
+//! for connections may change with any version, so `Cargo.toml` pins one version.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,7 +25,7 @@ use super::proxy::{Environment, Proxy, ProxyScheme};
 use super::tls::client::Tls;
 use super::tls::{Roots, TlsSetupError};
 
-/// In each direction; the library takes no larger head. Held during a request only.
+/// Buffer size in each direction; the library accepts no larger head. Allocated only during a request.
 const BUFFER_BYTES: usize = 64 * 1024;
 
 /// Why there is no response.
@@ -38,13 +38,13 @@ pub struct GetError(String);
 pub struct GetResponse {
     /// The HTTP status code.
     pub status: u16,
-    /// The body, at most the limit plus one byte: then it was longer.
+    /// The body. If it is longer than the limit, its first bytes, one more than the limit.
     pub body: Vec<u8>,
-    /// The proxy that passed it on and could have made it up, as `host:port`.
+    /// The proxy that forwarded it and could have forged it, as `host:port`.
     pub proxy: Option<String>,
 }
 
-/// Asks one URL again and again.
+/// Sends GET requests for one URL.
 #[derive(Clone)]
 pub struct Getter {
     agent: ureq::Agent,
@@ -56,8 +56,8 @@ pub struct Getter {
 }
 
 impl Getter {
-    /// A getter whose requests end within `timeout`, the body included. It trusts the
-    /// authorities that the machine trusts and uses the proxies of the environment.
+    /// A getter whose requests end within `timeout`, the body included. It trusts the certificate
+    /// authorities of the machine and uses the proxies of the environment.
     #[must_use]
     pub fn new(
         url: &str,
@@ -81,11 +81,11 @@ impl Getter {
         let config = ureq::Agent::config_builder()
             .timeout_global(Some(timeout))
             .http_status_as_error(false)
-            // DIFFERS: upstream follows a redirect from https to http, where any host on the
-            // way can put pods of its own into the response.
+            // DIFFERS: upstream follows a redirect from https to http, where any host on the way
+            // can insert pods into the response.
             .https_only(secure)
             .proxy(None)
-            // Between two polls a connection would only hold a socket open.
+            // Between two polls an idle connection would be useless.
             .max_idle_connections(0)
             .user_agent(concat!("coracle/", env!("CARGO_PKG_VERSION")))
             .build();
@@ -103,7 +103,7 @@ impl Getter {
     /// Sends one request; redirects are followed, but not to http when this URL is https.
     ///
     /// # Errors
-    /// When there is no complete response in time, or the URL or a header is none.
+    /// When there is no complete response in time, or the URL or a header is invalid.
     pub fn get(&self) -> Result<GetResponse, GetError> {
         self.answer().map_err(|error| GetError(explain(error)))
     }
@@ -125,7 +125,7 @@ impl Getter {
         Ok(GetResponse { status, body, proxy })
     }
 
-    /// Breaks off a request in progress and refuses later ones. Does not block.
+    /// Ends a request in progress and refuses later ones. Does not block.
     pub fn shut_down(&self) {
         self.breaker.trip();
     }
@@ -141,13 +141,13 @@ fn explain(error: ureq::Error) -> String {
     }
 }
 
-/// Where a URL leads.
+/// The target of a URL.
 struct Target<'a> {
     https: bool,
-    /// Without brackets.
+    /// The host, without brackets.
     host: &'a str,
     port: u16,
-    /// Host and port as the URL has them, without user and password.
+    /// Host and port as in the URL, without user and password.
     authority: &'a str,
 }
 
@@ -166,17 +166,17 @@ impl Target<'_> {
         environment.proxy_for(self.https, self.host, self.port)
     }
 
-    /// The proxy that is sent the request itself.
+    /// The HTTP proxy that gets the request itself, without CONNECT.
     fn forwarder<'e>(&self, environment: &'e Environment) -> Option<&'e Proxy> {
         self.proxy(environment).filter(|proxy| !self.https && proxy.scheme != ProxyScheme::Socks5)
     }
 }
 
-/// Makes connections for the library.
+/// Opens connections for the library.
 struct Dialer {
     environment: Arc<Environment>,
     roots: Roots,
-    /// Made for the first https URL.
+    /// Created for the first https URL.
     tls: OnceLock<Tls>,
     breaker: Breaker,
 }
@@ -235,7 +235,7 @@ fn deadline(timeout: &NextTimeout) -> Instant {
     now.checked_add(*timeout.after).unwrap_or(now)
 }
 
-/// Looks nothing up: a route does, and behind a proxy the name of a server may mean nothing.
+/// Does no look-up: the route does it, and behind a proxy this node may not know the server's name.
 #[derive(Debug)]
 struct NoResolver;
 
@@ -250,16 +250,16 @@ impl Resolver for NoResolver {
     }
 }
 
-/// What makes a request one to a proxy (RFC 9112, section 3.2.2).
+/// Converts a request into one for a proxy (RFC 9112, section 3.2.2).
 struct Forward {
-    /// Scheme and authority of its target.
+    /// Scheme and authority of the target.
     origin: String,
     /// The value of `Proxy-Authorization`.
     authorization: Option<String>,
 }
 
 impl Forward {
-    /// A head that begins with `METHOD /path HTTP/1.1` and a line end.
+    /// Converts a head that begins with `METHOD /path HTTP/1.1` and a line end.
     fn apply(&self, head: &[u8]) -> Vec<u8> {
         let (method, rest) = head.split_at(head.iter().position(|byte| *byte == b' ').map_or(0, |at| at + 1));
         let (line, fields) =
@@ -271,11 +271,11 @@ impl Forward {
     }
 }
 
-/// A connection as the library has it, for one request.
+/// A connection for one request of the library.
 struct Line {
     stream: Stream,
     secure: bool,
-    /// Until the head is sent.
+    /// Present until the head is sent.
     forward: Option<Forward>,
     buffers: LazyBuffers,
 }
@@ -339,7 +339,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(10);
 
-    /// Serves `answers` one per connection and hands back the requests.
+    /// Sends one of `answers` on each connection, and returns the requests.
     fn serve(answers: Vec<Vec<u8>>) -> (String, crossbeam_channel::Receiver<String>, impl Drop) {
         serve_over(answers, |socket| socket)
     }
@@ -386,7 +386,7 @@ mod tests {
                 let _ = stream.flush();
                 let _ = tx.send(String::from_utf8(request).unwrap());
                 if answer.is_empty() {
-                    // No response at all: wait for the client to give up.
+                    // No response at all: wait until the client closes the connection.
                     let _ = stream.read(&mut byte);
                 }
             }
@@ -400,7 +400,7 @@ mod tests {
         getter_behind(url, &[])
     }
 
-    /// With these variables in its environment.
+    /// A getter with these environment variables.
     fn getter_behind(url: &str, variables: &[(&str, &str)]) -> Getter {
         let headers = BTreeMap::from([("X-Key".to_owned(), vec!["a".to_owned(), "b".to_owned()])]);
         let roots = Roots::Pem(include_bytes!("tls/testdata/ca.pem").to_vec());
@@ -418,7 +418,7 @@ mod tests {
         format!("HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n").into_bytes()
     }
 
-    /// `http://host:port/pods` as `host:port`.
+    /// `host:port` of `http://host:port/pods`.
     fn address(url: &str) -> &str {
         url.split('/').nth(2).unwrap()
     }
@@ -474,7 +474,7 @@ mod tests {
         let (secure, _, _secure) = serve_tls(vec![redirect(&plain), answered("tls")]);
         let error = getter(&secure).get().unwrap_err().to_string();
         assert_eq!(error, "a redirect from https to http is not followed");
-        assert!(plain_requests.is_empty(), "nothing was sent in the clear");
+        assert!(plain_requests.is_empty(), "no request was sent without TLS");
         let (first, _, _first) = serve(vec![redirect(&plain), redirect(&secure)]);
         assert_eq!(getter(&first).get().unwrap().body, b"plain");
         assert_eq!(getter(&first).get().unwrap().body, b"tls");
@@ -519,7 +519,7 @@ mod tests {
         let request = requests.recv_timeout(LIMIT).unwrap();
         assert!(request.starts_with("CONNECT manifests.example:443 HTTP/1.1\r\n"), "{request}");
         assert!(request.contains("\r\nProxy-Authorization: Basic bWU6d29yZA==\r\n"), "{request}");
-        assert!(!request.to_lowercase().contains("x-key"), "headers are for the server alone");
+        assert!(!request.to_lowercase().contains("x-key"), "headers are only for the server");
     }
 
     #[test]

@@ -1,14 +1,14 @@
-//! HTTP proxies: which one a URL goes through, and how a proxy opens a connection (Go:
+//! HTTP proxies: the proxy for a URL, and how a proxy opens a connection (Go:
 //! golang.org/x/net/http/httpproxy, net/http's Transport).
 //!
-//! The decision is pure. It comes from a kubeconfig's `proxy-url`, or from `HTTPS_PROXY`,
-//! `HTTP_PROXY` and `NO_PROXY` in the environment of the process. Only requests to the API
-//! server and to the manifest URL use it: probes, hooks and sockets of this machine do not.
+//! The decision is pure. It depends on a kubeconfig's `proxy-url`, or on `HTTPS_PROXY`,
+//! `HTTP_PROXY` and `NO_PROXY` in the environment of the process. Only requests to the API server
+//! and to the manifest URL use proxies: probes, hooks and sockets of this machine do not.
 //! Passwords are in no `Debug` output, message or log line.
 //!
-//! DIFFERS: host names outside ASCII are not converted to their ASCII form, a variable with
-//! an unknown scheme is ignored with a warning, and an environment that looks like that of a
-//! CGI script is no reason to refuse `HTTP_PROXY`.
+//! DIFFERS: host names outside ASCII are not converted to their ASCII form, a variable with an
+//! unknown scheme is ignored with a warning, and `HTTP_PROXY` is also used if the environment looks
+//! like that of a CGI script.
 
 #[cfg(test)]
 pub(super) mod fuzz;
@@ -23,7 +23,7 @@ use super::dial::join_host_port;
 use crate::util::encoding::{base64, from_percent};
 use no_proxy::NoProxy;
 
-/// How a proxy is spoken to.
+/// The protocol of a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProxyScheme {
     /// HTTP without TLS.
@@ -75,22 +75,22 @@ impl fmt::Display for Proxy {
     }
 }
 
-/// Why a text names no proxy. Messages do not repeat the text: it may hold a password.
+/// Why a text is not a valid proxy. Messages do not repeat the text: it may contain a password.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProxyError {
     /// The text is not `scheme://user:password@host:port`.
     #[error("invalid proxy URL: {0}")]
     Url(&'static str),
-    /// The URL's scheme is not one that a proxy can have.
+    /// The URL's scheme is not supported for proxies.
     #[error("unsupported scheme {0:?}, must be http, https, or socks5")]
     Scheme(String),
 }
 
 impl Proxy {
-    /// Reads `scheme://[user[:password]@]host[:port]`. What follows the port is ignored.
+    /// Parses `scheme://[user[:password]@]host[:port]`. Text after the port is ignored.
     ///
     /// # Errors
-    /// When the scheme is missing or unknown, or the rest names no host.
+    /// When the scheme is missing or unknown, or the rest is invalid.
     pub fn parse(text: &str) -> Result<Proxy, ProxyError> {
         let parts = text.split_once("://").filter(|(scheme, _)| is_scheme(scheme));
         let (scheme, rest) = parts.ok_or(ProxyError::Url("the scheme is missing"))?;
@@ -119,7 +119,7 @@ impl Proxy {
         Ok(Proxy { scheme, host: host.to_owned(), port, credentials })
     }
 
-    /// Host and port, as messages name the proxy.
+    /// Host and port, for messages.
     pub fn address(&self) -> String {
         join_host_port(&self.host, self.port)
     }
@@ -155,12 +155,12 @@ fn split_host(text: &str) -> Option<(&str, Option<u16>)> {
     }
 }
 
-/// Decodes `%41`; `None` if a `%` stands for nothing or the result is no text.
+/// Decodes `%41`; `None` if an escape is invalid or the result is not UTF-8.
 fn unescape(text: &str) -> Option<String> {
     String::from_utf8(from_percent(text)?).ok()
 }
 
-/// The proxies that environment variables name, and the targets that bypass them.
+/// The proxies of environment variables, and the targets that bypass them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Environment {
     http: Option<Proxy>,
@@ -169,15 +169,15 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// That of this process, as it was at the first call.
+    /// The environment of this process, as it was at the first call.
     pub fn of_process() -> &'static Environment {
         static OF_PROCESS: LazyLock<Environment> =
             LazyLock::new(|| Environment::new(|name| std::env::var(name).ok()));
         &OF_PROCESS
     }
 
-    /// From variables: those in capitals count first, and empty ones are not set. One that
-    /// names no proxy is logged and ignored.
+    /// Reads variables: upper-case names take precedence, and empty variables count as unset. An
+    /// invalid proxy is logged and ignored.
     pub fn new(variable: impl Fn(&str) -> Option<String>) -> Environment {
         let first = |names: [&'static str; 2]| {
             let mut set = names.into_iter().filter_map(|name| Some((name, variable(name)?)));
@@ -203,7 +203,7 @@ impl Environment {
     }
 }
 
-/// The proxy that a variable names; a value without a scheme is that of an HTTP proxy.
+/// The proxy of a variable; a value without a scheme is an HTTP proxy.
 fn of_variable(value: &str) -> Result<Proxy, ProxyError> {
     match value.split_once("://") {
         Some((scheme, _)) if is_scheme(scheme) => Proxy::parse(value),

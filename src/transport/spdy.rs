@@ -1,10 +1,9 @@
-//! SPDY/3.1 as the client of a container runtime's streaming server needs it (Go:
-//! moby/spdystream, k8s.io/streaming httpstream/spdy).
+//! SPDY/3.1 for the client of a container runtime's streaming server (Go: moby/spdystream,
+//! k8s.io/streaming httpstream/spdy).
 //!
-//! Written here and not taken from a library: of the protocol's parts only streams, data and
-//! their ends are in use. Header blocks are sent uncompressed (as stored blocks of zlib) and
-//! are not read at all: a server of streams has nothing to say in them. There are no windows:
-//! no client in use keeps them.
+//! Does not use a library: only streams, data and their ends are needed. Header blocks are sent
+//! uncompressed (as stored blocks of zlib) and are not read: a streaming server sends no
+//! information in them. There are no flow-control windows: no client in use has them.
 
 /// Control frame, version 3.
 const CONTROL: [u8; 2] = [0x80, 0x03];
@@ -19,38 +18,38 @@ const FIN: u8 = 1;
 /// Status of RST_STREAM: the stream is refused.
 const REFUSED: u32 = 3;
 
-/// The beginning of the one zlib stream that all header blocks of a direction make up: a
-/// window of 32 KiB, no compression, and the Adler-32 of the dictionary that SPDY prescribes.
+/// The beginning of the one zlib stream of all header blocks of a direction: a window of 32 KiB, no
+/// compression, and the Adler-32 of the dictionary of the SPDY specification.
 const ZLIB: [u8; 6] = [0x78, 0x20, 0xe3, 0xc6, 0xa7, 0xc2];
-/// An empty stored block: makes the reader hand out what came before it.
+/// An empty stored block: makes the reader decode everything before it.
 const FLUSH: [u8; 5] = [0, 0, 0, 0xff, 0xff];
 
-/// The longest data frame that is sent; what the Go side sends, too.
+/// The longest data frame that is sent; the same as in Go.
 const DATA_BYTES: usize = 1 << 20;
 
-/// An event of a connection.
+/// An event from the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// It has taken the stream: before that, data for it would be lost.
+    /// The peer has accepted the stream: data that is sent earlier would be lost.
     Taken(u32),
     /// Bytes of a stream.
     Data(u32, &'a [u8]),
-    /// It sends nothing more on the stream.
+    /// The peer sends no more data on the stream.
     Ended(u32),
-    /// It has given the stream up, or never took it.
+    /// The peer has reset the stream, or refused it.
     Reset(u32),
-    /// It wants the same number back.
+    /// A ping: the peer expects a reply with the same number.
     Ping(u32),
-    /// It opened a stream, which a server of streams has no reason to do.
+    /// The peer opened a stream, which a streaming server has no reason to do.
     Opened(u32),
-    /// It is going to close.
+    /// The peer is about to close the connection.
     GoAway,
 }
 
-/// What cannot be read as SPDY/3.1.
+/// The bytes are not valid SPDY/3.1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SpdyError {
-    /// Another version, or no SPDY at all.
+    /// Another version, or not SPDY.
     #[error("not a SPDY/3.1 frame")]
     Version,
     /// A control frame that is too short for its type.
@@ -58,14 +57,14 @@ pub enum SpdyError {
     Short(u16),
 }
 
-/// Reads frames from bytes that come in pieces of any size. Of a control frame it keeps eight
-/// bytes, of a data frame none.
+/// Reads frames from bytes that arrive in pieces of any size. It stores eight bytes of a control
+/// frame, and none of a data frame.
 #[derive(Debug, Default)]
 pub struct Reader {
     /// The frame's first bytes: eight of every frame, and eight more of a control frame.
     kept: [u8; 16],
     have: usize,
-    /// What is left of the frame behind these.
+    /// The number of bytes of the frame after these.
     left: usize,
     phase: Phase,
 }
@@ -79,16 +78,16 @@ enum Phase {
     /// The rest of a control frame, which is not read.
     Skip,
     Data,
-    /// The frame is over and its FIN is yet to be reported.
+    /// The frame has ended and its FIN must still be reported.
     Fin,
 }
 
 impl Reader {
-    /// The next event in `bytes`, from which it takes what it has read. `None`: more bytes
-    /// are needed.
+    /// The next event in `bytes`, from which it removes the bytes that it has read. `None`: more
+    /// bytes are needed.
     ///
     /// # Errors
-    /// When the bytes are no SPDY. What follows cannot be read then.
+    /// When the bytes are not valid SPDY. Later bytes cannot be read then.
     pub fn next<'a>(&mut self, bytes: &mut &'a [u8]) -> Result<Option<Event<'a>>, SpdyError> {
         loop {
             match self.phase {
@@ -164,7 +163,7 @@ impl Reader {
     }
 
     fn kind(&self) -> u16 {
-        // The lower half of a number.
+        // The lower half of a number follows.
         u16::try_from(self.number(0) & 0xffff).unwrap_or_default()
     }
 
@@ -190,7 +189,7 @@ impl Reader {
         Ok(())
     }
 
-    /// After the last byte of a frame. The head stays until the next one is read.
+    /// Called after the last byte of a frame. The head stays until the next one is read.
     fn end(&mut self) {
         self.phase = if self.has_fin() { Phase::Fin } else { Phase::Head };
         self.have = 0;
@@ -226,14 +225,14 @@ impl Reader {
     }
 }
 
-/// Writes frames behind each other. One for a connection: the header blocks are one stream.
+/// Writes frames one after the other. There is one per connection: the header blocks are one stream.
 #[derive(Debug, Default)]
 pub struct Writer {
-    begun: bool,
+    has_started: bool,
 }
 
 impl Writer {
-    /// Opens a stream. Its number is odd and above all before it; names are in lower case.
+    /// Opens a stream. Its number is odd and greater than all earlier ones; names are in lower case.
     pub fn open(&mut self, out: &mut Vec<u8>, stream: u32, headers: &[(&str, &str)]) {
         let mut block = Vec::with_capacity(128);
         push_length(&mut block, headers.len());
@@ -241,14 +240,14 @@ impl Writer {
             push_length(&mut block, text.len());
             block.extend_from_slice(text.as_bytes());
         }
-        // Ours are a few words. A block has room for 64 KiB less one.
+        // Our headers are short. A block has space for 64 KiB less one byte.
         let length = u16::try_from(block.len()).unwrap_or(u16::MAX);
         block.truncate(usize::from(length));
-        let zlib: &[u8] = if self.begun { &[] } else { &ZLIB };
-        self.begun = true;
+        let zlib: &[u8] = if self.has_started { &[] } else { &ZLIB };
+        self.has_started = true;
         control(out, SYN_STREAM, 0, 10 + zlib.len() + 5 + block.len() + FLUSH.len());
         out.extend_from_slice(&stream.to_be_bytes());
-        // Belongs to no other stream; of the highest priority; no slot.
+        // No associated stream; the highest priority; no slot.
         out.extend_from_slice(&[0; 6]);
         out.extend_from_slice(zlib);
         out.push(0);
@@ -274,7 +273,7 @@ fn flags_and_length(out: &mut Vec<u8>, flags: u8, length: usize) {
     out.extend_from_slice(&(u32::from(flags) << 24 | length).to_be_bytes());
 }
 
-/// Bytes of a stream.
+/// Sends data on a stream.
 pub fn data(out: &mut Vec<u8>, stream: u32, bytes: &[u8]) {
     for piece in bytes.chunks(DATA_BYTES) {
         out.extend_from_slice(&stream.to_be_bytes());
@@ -283,20 +282,20 @@ pub fn data(out: &mut Vec<u8>, stream: u32, bytes: &[u8]) {
     }
 }
 
-/// Nothing more comes on the stream.
+/// Ends our direction of the stream.
 pub fn end(out: &mut Vec<u8>, stream: u32) {
     out.extend_from_slice(&stream.to_be_bytes());
     flags_and_length(out, FIN, 0);
 }
 
-/// Gives a stream up.
+/// Resets a stream.
 pub fn refuse(out: &mut Vec<u8>, stream: u32) {
     control(out, RST_STREAM, 0, 8);
     out.extend_from_slice(&stream.to_be_bytes());
     out.extend_from_slice(&REFUSED.to_be_bytes());
 }
 
-/// Answers a ping.
+/// Replies to a ping.
 pub fn pong(out: &mut Vec<u8>, number: u32) {
     control(out, PING, 0, 4);
     out.extend_from_slice(&number.to_be_bytes());

@@ -1,7 +1,7 @@
 //! WebSocket frames as a server reads and writes them (RFC 6455; Go: x/net/websocket,
 //! gorilla/websocket).
 //!
-//! A message is handed on in the pieces in which it arrives, so its length costs no memory.
+//! A message is passed on in the pieces in which it arrives, so its length does not affect the memory.
 
 const FIN: u8 = 0x80;
 const RESERVED: u8 = 0x70;
@@ -17,10 +17,10 @@ const PONG: u8 = 10;
 /// The longest content of a control frame.
 const CONTROL_BYTES: usize = 125;
 
-/// Two bytes, eight of length, four of the mask.
+/// Two bytes, eight for the length, four for the mask.
 const HEAD_BYTES: usize = 14;
 
-/// What a client sends.
+/// An event from a client.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event<'a> {
     /// A piece of a message, text or binary, which may be empty.
@@ -32,33 +32,33 @@ pub enum Event<'a> {
         /// Whether it ends here.
         last: bool,
     },
-    /// It wants the same content back.
+    /// A ping: the client expects a reply with the same content.
     Ping(Vec<u8>),
-    /// It is about to close.
+    /// The client is about to close the connection.
     Close,
 }
 
-/// What a client must not send.
+/// An invalid frame of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WebSocketError {
-    /// Clients mask.
+    /// The frame of a client has no mask.
     #[error("a WebSocket frame without a mask")]
     NotMasked,
-    /// No extension was agreed upon.
+    /// The frame uses an extension, but none was negotiated.
     #[error("a WebSocket frame of an unknown extension")]
     Reserved,
-    /// An opcode that does not exist, or a piece of a message that is not open.
-    #[error("a WebSocket frame of type {0} where none may be")]
+    /// An unknown opcode, or a continuation of a message that was not started.
+    #[error("a WebSocket frame of unexpected type {0}")]
     Opcode(u8),
-    /// A control frame in pieces, or a long one.
-    #[error("a WebSocket control frame of a wrong form")]
+    /// A fragmented control frame, or a long one.
+    #[error("an invalid WebSocket control frame")]
     Control,
-    /// Not even 2^63 bytes.
-    #[error("a WebSocket frame of an impossible length")]
+    /// The length is 2^63 bytes or more.
+    #[error("a WebSocket frame of an invalid length")]
     Length,
 }
 
-/// Reads what a client sends, in pieces of any size.
+/// Reads frames of a client, in pieces of any size.
 #[derive(Debug, Default)]
 pub struct Reader {
     head: [u8; HEAD_BYTES],
@@ -66,18 +66,18 @@ pub struct Reader {
     in_content: bool,
     left: u64,
     mask: [u8; 4],
-    /// Whether a message is open, and whether a piece of it was delivered.
+    /// Whether a message has started, and whether a piece of it was delivered.
     open: bool,
-    begun: bool,
+    has_started: bool,
     control: Vec<u8>,
 }
 
 impl Reader {
-    /// The next event in `bytes`, from which it takes what it has read and in which it takes
-    /// the mask off. `None`: more bytes are needed.
+    /// The next event in `bytes`, from which it removes the bytes that it has read; their mask is
+    /// removed in place. `None`: more bytes are needed.
     ///
     /// # Errors
-    /// When the frames are not what a client may send. What follows cannot be read then.
+    /// When a frame is invalid. Later bytes cannot be read then.
     pub fn next<'a>(&mut self, bytes: &mut &'a mut [u8]) -> Result<Option<Event<'a>>, WebSocketError> {
         loop {
             if !self.in_content {
@@ -101,9 +101,9 @@ impl Reader {
             let opcode = self.opcode();
             if opcode < CLOSE {
                 let last = over && self.fin();
-                let first = !std::mem::replace(&mut self.begun, true);
+                let first = !std::mem::replace(&mut self.has_started, true);
                 if last {
-                    (self.open, self.begun) = (false, false);
+                    (self.open, self.has_started) = (false, false);
                 }
                 // The end of a piece that is not the last needs no event.
                 if now.is_empty() && !first && !last {
@@ -191,7 +191,7 @@ impl Reader {
     }
 }
 
-/// Takes the mask off, and turns it so that it fits what follows.
+/// Removes the mask, and rotates it to the position of the following bytes.
 fn unmask(bytes: &mut [u8], mask: &mut [u8; 4]) {
     let wide = u64::from_ne_bytes([mask[0], mask[1], mask[2], mask[3], mask[0], mask[1], mask[2], mask[3]]);
     let turn = bytes.len() % 4;
@@ -227,13 +227,13 @@ fn head(out: &mut Vec<u8>, opcode: u8, length: usize) {
     }
 }
 
-/// Answers a ping.
+/// Replies to a ping.
 pub fn pong(out: &mut Vec<u8>, content: &[u8]) {
     head(out, PONG, content.len());
     out.extend_from_slice(content);
 }
 
-/// The end, in order.
+/// A close frame with the status of a normal end.
 pub fn close(out: &mut Vec<u8>) {
     const NORMAL: u16 = 1000;
     head(out, CLOSE, 2);
@@ -246,7 +246,7 @@ mod tests {
 
     use super::*;
 
-    /// A frame as a client sends it.
+    /// A frame as sent by a client.
     fn frame(first: u8, content: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         head(&mut out, 0, content.len());
@@ -260,7 +260,7 @@ mod tests {
         out
     }
 
-    /// Messages are put together again from any pieces.
+    /// Joins the pieces of messages.
     fn read(bytes: &[u8], piece: usize) -> Result<Vec<String>, WebSocketError> {
         let mut reader = Reader::default();
         let mut all = bytes.to_vec();
@@ -301,7 +301,7 @@ mod tests {
         let expected = ["one", "", "two parts", "ping ?", &long[..300], &long, "close"];
         for piece in [1, 3, 5, 8, 13, 1024, usize::MAX] {
             let mut got = read(&all, piece).unwrap();
-            // The ping came in the middle of a message.
+            // The ping arrived in the middle of a message.
             let ping = got.iter().position(|one| one == "ping ?").unwrap();
             got.swap(ping, ping + 1);
             assert_eq!(got, expected, "{piece}");

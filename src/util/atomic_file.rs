@@ -1,11 +1,11 @@
-//! Files that are either the old or the new version, never half of one.
+//! Atomic replacement of files: a reader gets the old or the new version, complete.
 
 use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// Writes `content` beside `path` and renames it over `path`. `mode` is exact (the umask
-/// does not apply). The content reaches the disk before the name does.
+/// Writes `content` to a temporary file in the same directory and renames it to `path`. `mode` is
+/// exact (the umask does not apply). The content is synced before the rename.
 ///
 /// # Errors
 /// Any error of creating, writing, syncing or renaming; the old file is then unchanged.
@@ -22,7 +22,7 @@ pub fn write(path: &Path, content: &[u8], mode: u32) -> std::io::Result<()> {
         std::fs::rename(&temporary, path)
     })();
     if result.is_err() {
-        // Best effort: the error that matters is the one above.
+        // Best effort: the error above is returned.
         let _ = std::fs::remove_file(&temporary);
     }
     result

@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-/// The wait before one key may be tried again.
+/// The wait before the next attempt for one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Entry {
     delay: Duration,
     updated: Timestamp,
-    /// An event of the future, and when it was first passed.
+    /// An event with a time in the future, and the time of the first call with it.
     ahead: Option<(Timestamp, Timestamp)>,
 }
 
 impl Entry {
-    /// When the wait after `event` began. After the clock was set back that event seems to be
-    /// yet to come; the wait begins at the first call with it, not a day later.
+    /// When the wait after `event` began. After the clock was set back, that event seems to be in
+    /// the future; the wait then begins at the first call with it, not a day later.
     fn begin(&mut self, event: Timestamp, now: Timestamp) -> Timestamp {
         if event <= now {
             return event;
@@ -32,8 +32,8 @@ impl Entry {
     }
 }
 
-/// Waits that start at `initial`, double up to `max` and are forgotten when the event
-/// that they count is more than `reset_after` later than the last update.
+/// Waits that start at `initial`, double up to `max` and are removed when the event that they count
+/// is more than `reset_after` later than the last update.
 #[derive(Debug)]
 pub struct KeyedBackoff<K> {
     initial: Duration,
@@ -49,16 +49,16 @@ impl<K: Eq + Hash> KeyedBackoff<K> {
         KeyedBackoff { initial: initial.min(max), max, reset_after, entries: HashMap::new() }
     }
 
-    /// The wait in force for `key`; zero before the first [`KeyedBackoff::advance`].
+    /// The current wait of `key`; zero before the first [`KeyedBackoff::advance`].
     #[must_use]
     pub fn delay(&self, key: &K) -> Duration {
         self.entries.get(key).map_or(Duration::ZERO, |entry| entry.delay)
     }
 
-    /// When `key` may be tried again, if `event` (a failure or an exit) is what started
-    /// the wait and the wait is not over at `now`.
+    /// When `key` may be retried, if `event` (a failure or an exit) started the wait and the wait
+    /// has not ended at `now`.
     ///
-    /// DIFFERS: the Go kubelet waits until a clock that was set back has come as far again.
+    /// DIFFERS: the Go kubelet waits until a clock that was set back has reached the old time again.
     #[must_use]
     pub fn blocked_until(&mut self, key: &K, event: Timestamp, now: Timestamp) -> Option<Timestamp> {
         let reset_after = self.reset_after;
@@ -71,7 +71,7 @@ impl<K: Eq + Hash> KeyedBackoff<K> {
         (now < until).then_some(until)
     }
 
-    /// Counts one more attempt at `now`: starts at the initial wait, or doubles it.
+    /// Counts one more attempt at `now`: sets the initial wait, or doubles the current one.
     pub fn advance(&mut self, key: K, event: Timestamp, now: Timestamp) {
         let (initial, max) = (self.initial, self.max);
         let fresh = self.entries.get(&key).is_none_or(|entry| self.expired(entry, event));
@@ -97,12 +97,12 @@ fn since(earlier: Timestamp, later: Timestamp) -> Duration {
     Duration::try_from(later.duration_since(earlier)).unwrap_or(Duration::ZERO)
 }
 
-/// Failures of one thing in a row.
+/// Consecutive failures of one operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Failures(u32);
 
 impl Failures {
-    /// Counts one more. Returns whether to log it: the 1st, 2nd, 4th and so on are logged, because
+    /// Counts a failure. Returns whether to log it: the 1st, 2nd, 4th and so on are logged, because
     /// an outage must not fill the log.
     #[must_use]
     pub fn count(&mut self) -> bool {
@@ -110,18 +110,18 @@ impl Failures {
         self.0.is_power_of_two()
     }
 
-    /// How many there were.
+    /// The number of failures.
     #[must_use]
     pub fn number(self) -> u32 {
         self.0
     }
 
-    /// It has worked. `true`: it did not before.
+    /// Resets after a success. `true`: there were failures before.
     pub fn end(&mut self) -> bool {
         std::mem::take(&mut self.0) > 0
     }
 
-    /// The wait before the next try: `first`, then twice as long each time up to `most`.
+    /// The wait before the next attempt: `first`, then doubled each time up to `most`.
     #[must_use]
     pub fn delay(self, first: Duration, most: Duration) -> Duration {
         first.saturating_mul(1 << self.0.saturating_sub(1).min(16)).min(most)
@@ -134,8 +134,8 @@ impl std::fmt::Display for Failures {
     }
 }
 
-/// `base` plus up to half of it, so that many pods do not come due at one moment.
-/// `unit` is a random number in [0, 1).
+/// `base` plus up to half of it, so that many pods are not due at the same time. `unit` is a random
+/// number in [0, 1).
 #[must_use]
 pub fn jitter(base: Duration, unit: f64) -> Duration {
     base + base.mul_f64(0.5 * unit.clamp(0.0, 1.0))
@@ -194,8 +194,8 @@ mod tests {
     fn repeated_failures_are_reported_and_retried_ever_more_rarely() {
         let mut failures = Failures::default();
         assert!(!failures.end());
-        let told: Vec<u32> = (1..10).filter(|_| failures.count()).collect();
-        assert_eq!(told, [1, 2, 4, 8]);
+        let logged_counts: Vec<u32> = (1..10).filter(|_| failures.count()).collect();
+        assert_eq!(logged_counts, [1, 2, 4, 8]);
         assert!(failures.end() && failures == Failures::default());
         let (first, most) = (Duration::from_secs(1), Duration::from_secs(5));
         let waits = (0..5).map(|_| {
@@ -213,16 +213,16 @@ mod tests {
         let day = 86_400;
         backoff.advance("c", at(day), at(day));
         assert_eq!(backoff.blocked_until(&"c", at(day), at(day + 3)), Some(at(day + 10)));
-        // A day back: ten seconds from the first question, however often it is put.
+        // The clock is set back by a day: ten seconds from the first call, however many calls follow.
         assert_eq!(backoff.blocked_until(&"c", at(day), at(5)), Some(at(15)));
         assert_eq!(backoff.blocked_until(&"c", at(day), at(14)), Some(at(15)));
         assert_eq!(backoff.blocked_until(&"c", at(day), at(15)), None);
-        // And back once more.
+        // And set back once more.
         assert_eq!(backoff.blocked_until(&"c", at(day), at(1)), Some(at(11)));
-        // A start and an end by the new clock go on counting.
+        // A start and an end by the new clock continue the count.
         backoff.advance("c", at(11), at(11));
         assert_eq!(backoff.blocked_until(&"c", at(12), at(12)), Some(at(32)));
-        // Forward: what waited waits no more.
+        // The clock is set forward: waits end.
         assert_eq!(backoff.blocked_until(&"c", at(12), at(day)), None);
     }
 

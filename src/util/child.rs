@@ -1,7 +1,7 @@
-//! Short-lived helper programs: started without a shell, fed, read and ended within bounds.
+//! Short-lived helper programs: started without a shell, with limits for input, output and time.
 //!
-//! A program gets its input on stdin and has limits of time and output; what does not
-//! keep to them is killed, with everything that it started in its process group.
+//! A program gets its input on stdin and has limits of time and output; a program that exceeds them
+//! is killed, with all processes of its process group.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,20 +16,20 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use super::stop::{StopToken, Waited};
 use super::threads::{self, OnDeath, Stack};
 
-/// The stop token cannot end a poll: it is checked this often.
+/// The stop token cannot end a poll: it is checked at this interval.
 const SLICE: Duration = Duration::from_millis(100);
-/// Without pidfds (before Linux 5.3) an end is only seen by looking.
+/// Without pidfds (before Linux 5.3) the exit is only noticed by polling.
 const BLIND_SLICE: Duration = Duration::from_millis(20);
-/// What is killed ends at once, unless the kernel holds it.
+/// A killed program ends within this time, unless the kernel blocks it.
 const REAP_LIMIT: Duration = Duration::from_secs(1);
 const CHUNK: usize = 8 * 1024;
 
-/// What a program may take.
+/// The limits of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// From its start to its end.
+    /// Time from its start to its end.
     pub time: Duration,
-    /// Bytes of stdout, and as many of stderr.
+    /// Bytes of stdout, and the same number of stderr.
     pub output_bytes: usize,
 }
 
@@ -50,13 +50,13 @@ pub struct Output {
 pub enum ChildError {
     #[error("cannot start {program}: {error}")]
     Start { program: String, error: std::io::Error },
-    /// It did not end in time, and was killed.
+    /// It did not end before the deadline, and was killed.
     #[error("{program} did not end within {limit:?} and was killed")]
     Overdue { program: String, limit: Duration },
     /// Its output was too long, and it was killed.
     #[error("{program} wrote more than {limit} bytes and was killed")]
     TooLong { program: String, limit: usize },
-    /// Talking to it failed, and it was killed.
+    /// Reading from it or writing to it failed, and it was killed.
     #[error("cannot talk to {program}: {error}")]
     Io { program: String, error: std::io::Error },
     /// The agent stops, and the program was killed.
@@ -65,16 +65,16 @@ pub enum ChildError {
 }
 
 impl ChildError {
-    /// Whether there is no such program.
+    /// Whether the program does not exist.
     pub fn is_missing(&self) -> bool {
         matches!(self, ChildError::Start { error, .. } if error.kind() == ErrorKind::NotFound)
     }
 }
 
-/// Runs `command` with `input` on its stdin, to its end.
+/// Runs `command` with `input` on its stdin until it ends.
 ///
 /// # Errors
-/// See [`ChildError`]. A program that ends with an error has ended: that is in the status.
+/// See [`ChildError`]. A program that exits with an error is no error here: see the status.
 pub fn run(
     command: &mut Command,
     input: &[u8],
@@ -86,7 +86,7 @@ pub fn run(
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // Of its own, so that what it starts can be killed with it.
+        // In its own group, so that its child processes can be killed with it.
         .process_group(0)
         .spawn()
         .map_err(|error| ChildError::Start { program: program.clone(), error })?;
@@ -98,11 +98,11 @@ pub fn run(
     result
 }
 
-/// Runs `command` without input, and hands over its output, on either descriptor, as it comes.
-/// `each` may block: a thread of its own, `child-limit`, ends the program in time all the same.
+/// Runs `command` without input, and passes its output, on either descriptor, to `each` as it arrives.
+/// `each` may block: a separate thread, `child-limit`, still ends the program at the deadline.
 ///
 /// # Errors
-/// See [`ChildError`]; an error of `each` ends the program, too.
+/// See [`ChildError`]; an error of `each` also ends the program.
 pub fn stream(
     command: &mut Command,
     limit: Duration,
@@ -118,7 +118,7 @@ pub fn stream(
         .stderr(both)
         .process_group(0)
         .spawn();
-    // The command keeps our ends of the pipe open, and with them the pipe.
+    // `command` holds our ends of the pipe, which would keep the pipe open.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let limited = Limited(Arc::new(Mutex::new(Some(child.map_err(start)?))));
     let watched = limited.clone();
@@ -138,7 +138,7 @@ pub fn stream(
     result
 }
 
-/// A program that another thread may end at any moment; `None`: it did, or the program ended.
+/// A program that another thread may end at any time; `None`: it was killed, or has ended.
 #[derive(Clone)]
 struct Limited(Arc<Mutex<Option<Child>>>);
 
@@ -147,8 +147,8 @@ impl Limited {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its exit status if it has ended; it is forgotten with that, because its number may be
-    /// another program's from then on. `None`: its time was over, and it was killed.
+    /// Its exit status if it has ended; then the value is removed, because its process id may be
+    /// reused. `None`: the deadline has passed, and it was killed.
     fn try_wait(&self) -> Option<std::io::Result<Option<ExitStatus>>> {
         let mut child = self.lock();
         let status = child.as_mut()?.try_wait();
@@ -233,7 +233,7 @@ impl<P: Read + AsFd> Reader<P> {
         Ok(Reader { pipe, bytes: Vec::new() })
     }
 
-    /// Reads what is there. Whether it is still within `limit`.
+    /// Reads available bytes. Returns whether the output is still within `limit`.
     fn drain(&mut self, limit: usize) -> std::io::Result<bool> {
         let mut chunk = [0; CHUNK];
         while let Some(pipe) = &mut self.pipe {
@@ -315,7 +315,7 @@ fn talk(
     }
 }
 
-/// Writes what the pipe takes; closes it at the end, or when the program does not read.
+/// Writes as much as the pipe accepts; closes it at the end, or when the program does not read.
 fn feed(stdin: &mut Option<std::process::ChildStdin>, left: &mut &[u8]) -> std::io::Result<()> {
     while let Some(pipe) = stdin {
         if left.is_empty() {
@@ -326,7 +326,7 @@ fn feed(stdin: &mut Option<std::process::ChildStdin>, left: &mut &[u8]) -> std::
             Ok(count) => *left = left.get(count..).unwrap_or_default(),
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // A program need not read its input.
+            // A program may ignore its input.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => *stdin = None,
             Err(error) => return Err(error),
         }
@@ -334,7 +334,7 @@ fn feed(stdin: &mut Option<std::process::ChildStdin>, left: &mut &[u8]) -> std::
     Ok(())
 }
 
-/// Kills the program with its group, and takes its exit status so that no zombie stays.
+/// Kills the program with its group, and waits for its exit status so that no zombie remains.
 fn end(child: &mut Child) {
     let pid = Pid::from_child(child);
     let deadline = Instant::now() + REAP_LIMIT;
@@ -369,10 +369,10 @@ mod tests {
         let output = run(&mut sh("cat; echo oops >&2; exit 3"), b"hello", LONG, &never).unwrap();
         assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (&b"hello"[..], &b"oops\n"[..]));
         assert_eq!(output.status.code(), Some(3));
-        // More than a pipe holds, in both directions at once.
+        // More than the capacity of a pipe, in both directions at the same time.
         let much = vec![b'x'; 99_999];
         assert_eq!(run(&mut sh("cat"), &much, LONG, &never).unwrap().stdout, much);
-        // The program need not read.
+        // The program may ignore its input.
         let output = run(&mut sh("exec true"), &much, LONG, &never).unwrap();
         assert!(output.status.success());
     }
@@ -398,7 +398,7 @@ mod tests {
         assert!(missing.unwrap_err().is_missing());
     }
 
-    /// Its number may be that of another program's group when its time is over.
+    /// At the deadline, its process id may be that of another program's group.
     #[test]
     fn a_program_that_has_ended_is_not_killed() {
         let limited = Limited(Arc::new(Mutex::new(Some(sh("exit 3").spawn().unwrap()))));
@@ -413,14 +413,14 @@ mod tests {
         assert!(limited.try_wait().is_none());
     }
 
-    /// The reader of the program's output may be a client's slow connection.
+    /// The output may be sent on to a client with a slow connection.
     #[test]
     fn a_program_behind_a_slow_reader_ends_with_its_limit() {
         let never = StopToken::never();
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut gone = false;
         let mut read_slowly = |bytes: &[u8]| {
-            // Its first line is its number.
+            // Its first line is its process id.
             let text = String::from_utf8_lossy(bytes);
             if let Some(number) = text.lines().next().filter(|_| !gone) {
                 let process = std::path::PathBuf::from(format!("/proc/{number}"));
@@ -434,7 +434,7 @@ mod tests {
         let mut command = sh("echo $$; while :; do echo x; done");
         let error = stream(&mut command, Duration::from_millis(300), &never, &mut read_slowly).unwrap_err();
         assert!(matches!(error, ChildError::Overdue { .. }), "{error}");
-        assert!(gone, "it outlived its limit");
+        assert!(gone, "it runs after its deadline");
     }
 
     #[test]

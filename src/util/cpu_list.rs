@@ -1,8 +1,8 @@
-//! Lists of CPUs as the kernel and operators write them: `0-3,8`.
+//! Lists of CPUs in the format of the kernel: `0-3,8`.
 
 use std::collections::BTreeSet;
 
-/// How many CPUs a list names; `None`: it is no list.
+/// The number of CPUs in a list; `None`: it is invalid.
 #[must_use]
 pub fn count(text: &str) -> Option<u32> {
     let mut cpus = BTreeSet::new();

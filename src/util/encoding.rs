@@ -23,7 +23,7 @@ pub fn from_base64(text: &str) -> Option<Vec<u8>> {
     BARE.decode(text.trim_end_matches('=')).ok()
 }
 
-/// The letters for URLs, without padding; `None` for anything else.
+/// The URL-safe alphabet, without padding; `None` for anything else.
 #[must_use]
 pub fn from_base64_url(text: &str) -> Option<Vec<u8>> {
     BARE_URL.decode(text).ok()
@@ -49,8 +49,8 @@ pub fn from_percent(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Decodes `\040`, as the kernel writes blank, tab, newline and backslash in the table of mounts
-/// (proc(5)). What is no such escape stays as it is.
+/// Decodes `\040`, the escape of the kernel for blank, tab, newline and backslash in the table of
+/// mounts (proc(5)). Other text does not change.
 #[must_use]
 pub fn from_octal(text: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-/// The message of an error and of each cause, separated by colons.
+/// The messages of an error and of its causes, separated by colons.
 #[must_use]
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();

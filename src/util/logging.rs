@@ -1,5 +1,5 @@
-//! Log lines: time, level, thread, target, message. Error: the operator must act.
-//! Warn: odd, handled. Info: a state changed, once.
+//! Log lines: time, level, thread, target, message. Error: the operator must act. Warn: unusual,
+//! handled. Info: a state changed, logged once.
 
 use std::io::Write;
 
@@ -28,8 +28,8 @@ pub fn init(verbosity: u32) {
 
 fn filtered(filter: Option<&str>) -> env_logger::Builder {
     let mut builder = env_logger::Builder::new();
-    // Libraries log only when something is wrong; our own rooms follow the verbosity, which
-    // is above all filters and can change.
+    // Libraries log only problems; our own rooms log by the verbosity, which applies before all
+    // filters and can change.
     builder.filter_level(log::LevelFilter::Warn);
     match filter {
         Some(filter) => builder.parse_filters(filter),
@@ -38,7 +38,7 @@ fn filtered(filter: Option<&str>) -> env_logger::Builder {
     builder
 }
 
-/// Changes how much is logged, within what `CORACLE_LOG` lets through.
+/// Changes the verbosity, within the limits of `CORACLE_LOG`.
 pub fn set_verbosity(verbosity: i32) {
     log::set_max_level(match verbosity {
         ..=1 => log::LevelFilter::Info,

@@ -1,8 +1,8 @@
 //! A keyed mailbox: a map, a merge rule and a one-slot bell.
 //!
-//! State that travels upwards is posted here. Posting never blocks, nothing is lost
-//! (a newer value merges into the older one of the same key) and memory is bounded by
-//! the number of keys, not by the rate of change.
+//! State for rooms of higher layers is posted here. Posting never blocks, no key is lost (a newer
+//! value merges into the older one of the same key) and memory is bounded by the number of keys,
+//! not by the rate of change.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -12,7 +12,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 type Merge<V> = fn(&mut V, V);
 
-/// The posting end, cloned freely.
+/// The posting end. Clones share it.
 pub struct Post<K, V> {
     map: Arc<Mutex<HashMap<K, V>>>,
     bell: Sender<()>,
@@ -29,7 +29,7 @@ impl<K, V> Clone for Post<K, V> {
 pub struct Inbox<K, V> {
     map: Arc<Mutex<HashMap<K, V>>>,
     bell: Receiver<()>,
-    /// Without posters the bell would be disconnected, which a `select` takes for ringing.
+    /// Without posters the bell would be disconnected, which a `select` treats as a message.
     _own: Sender<()>,
 }
 
@@ -46,7 +46,7 @@ pub fn newest<V>(old: &mut V, new: V) {
 }
 
 impl<K: Eq + Hash, V> Post<K, V> {
-    /// Leaves `value` for `key` and rings the bell. Never blocks.
+    /// Posts `value` for `key` and rings the bell. Never blocks.
     pub fn put(&self, key: K, value: V) {
         {
             let mut map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,7 +57,7 @@ impl<K: Eq + Hash, V> Post<K, V> {
                 }
             }
         }
-        // A full bell already rings; a gone reader is on its way out.
+        // A full bell already rings; without a reader the value is not needed.
         let _ = self.bell.try_send(());
     }
 }
@@ -69,7 +69,7 @@ impl<K: Eq + Hash, V> Inbox<K, V> {
         &self.bell
     }
 
-    /// Takes everything that is there; may be empty.
+    /// Removes and returns all entries; may be empty.
     #[must_use]
     pub fn take(&self) -> HashMap<K, V> {
         std::mem::take(&mut *self.map.lock().unwrap_or_else(PoisonError::into_inner))

@@ -1,15 +1,15 @@
-//! Giving memory back that only the start needed.
+//! Releases memory that only the start needed.
 
 use std::cell::Cell;
 use std::fs;
 
 use rustix::mm::{Advice, madvise};
 
-/// Takes this program's code out of its resident memory. The pages are clean and stay in
-/// the page cache; those that are used again come back one by one, without a disk. Most do
-/// not: the kernel maps sixteen pages around each one that the start touches.
+/// Removes this program's code from its resident memory. The pages are clean and stay in the page
+/// cache; pages that are used again are mapped one by one, without a disk. Most are not: the kernel
+/// maps sixteen pages around each one that the start used.
 ///
-/// Returns how many bytes of code there are; 0 where the kernel does not report it.
+/// Returns the number of bytes of code; 0 where the kernel does not report it.
 pub fn give_back_code() -> usize {
     let (Ok(maps), Ok(program)) = (fs::read_to_string("/proc/self/maps"), fs::read_link("/proc/self/exe"))
     else {
@@ -20,8 +20,8 @@ pub fn give_back_code() -> usize {
     for (start, length) in code_of(&maps, program) {
         // SAFETY: the range is a private, read-only, executable mapping of this program's
         // own file, as the kernel lists it now; such mappings last as long as the process.
-        // Nothing was ever written to it (the linker puts relocated data elsewhere), so
-        // what the kernel reads back is the same.
+        // It was never written to (the linker puts relocated data elsewhere), so the kernel reads
+        // the same content back.
         #[expect(unsafe_code, reason = "madvise takes a pointer")]
         let done =
             unsafe { madvise(std::ptr::with_exposed_provenance_mut(start), length, Advice::LinuxDontNeed) };
@@ -32,30 +32,30 @@ pub fn give_back_code() -> usize {
     given
 }
 
-/// Room below the caller that stays: this call's own frames. Code that is not optimized keeps
-/// every intermediate value in its frame. A signal's frame is gone before its thread goes on.
+/// Size below the caller that is not released: the frames of this call. Code that is not optimized
+/// keeps every intermediate value in its frame. A signal's frame ends before its thread continues.
 const STACK_ROOM: usize = if cfg!(debug_assertions) { 16 * 1024 } else { 1024 };
-/// The size of a page, or the largest one where the kernel chooses.
+/// The page size, or the largest possible one where the kernel chooses.
 const PAGE: usize = if cfg!(target_arch = "x86_64") { 4 * 1024 } else { 64 * 1024 };
 
 thread_local! {
-    /// The lowest address of this thread's stack that is given back.
+    /// The lowest address of this thread's stack that may be released.
     static LOW: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Notes where this thread's stack of `bytes` ends. To be called first in a thread.
+/// Records the end of this thread's stack of `bytes`. Must be called first in a thread.
 pub(super) fn note_stack(bytes: usize) {
     let here = 0_u8;
-    // The frames above and the thread's static data may be part of the size: the last quarter stays.
+    // The frames above and the thread's static data may be part of the size: the last quarter is kept.
     let low = std::ptr::from_ref(&here).expose_provenance().saturating_sub(bytes / 4 * 3);
     LOW.set(low.next_multiple_of(PAGE));
 }
 
-/// Gives back the pages that deeper calls of this thread have touched. To be called where a
-/// thread is about to wait for long, near the bottom of its stack: a step of a pod goes tens
-/// of KiB deep, and then its thread waits for a minute.
+/// Releases the stack pages that deeper calls of this thread have used. To be called before a
+/// thread waits for a long time, near the bottom of its stack: a step of a pod uses tens of KiB,
+/// and then its thread waits for a minute.
 ///
-/// Does nothing in a thread that did not note its stack.
+/// Does nothing in a thread whose stack was not recorded.
 #[inline(never)]
 pub fn give_back_stack() {
     let low = LOW.get();
@@ -64,14 +64,14 @@ pub fn give_back_stack() {
     if low == 0 || low >= top {
         return;
     }
-    // SAFETY: the range lies on this thread's own stack, as noted at its start, and below
-    // every frame that is in use. Nothing below the stack pointer is read before it is
-    // written, so zeros are as good as what was there. Both ends are aligned to pages.
+    // SAFETY: the range lies on this thread's own stack, as recorded at its start, and below every
+    // frame that is in use. Nothing below the stack pointer is read before it is written, so zeros
+    // do no harm. Both ends are aligned to pages.
     #[expect(unsafe_code, reason = "madvise takes a pointer")]
     let _ = unsafe { madvise(std::ptr::with_exposed_provenance_mut(low), top - low, Advice::LinuxDontNeed) };
 }
 
-/// The start and length of each mapping of `program` that is code and cannot be written.
+/// The start and length of each executable, read-only mapping of `program`.
 fn code_of(maps: &str, program: &str) -> Vec<(usize, usize)> {
     let one = |line: &str| {
         let mut words = line.split_ascii_whitespace();
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_goes_on_without_it() {
+    fn the_program_continues_after_the_release() {
         assert!(give_back_code() > 0);
         assert_eq!("still here".len(), 10);
     }
@@ -118,13 +118,13 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_goes_on_with_less_stack() {
-        let (tell, told) = crossbeam_channel::bounded(1);
+    fn a_thread_continues_after_the_release() {
+        let (sum_sender, sum_receiver) = crossbeam_channel::bounded(1);
         let body = move |_| {
             let kept = [7_u64; 64];
             let first = deep(12);
             give_back_stack();
-            let _ = tell.send((first, deep(12), std::hint::black_box(kept).iter().sum::<u64>()));
+            let _ = sum_sender.send((first, deep(12), std::hint::black_box(kept).iter().sum::<u64>()));
         };
         let _running = crate::util::threads::spawn(
             "t/stack",
@@ -134,7 +134,7 @@ mod tests {
         )
         .unwrap();
         let sum = (0..=12).map(|level| level * 512).sum();
-        assert_eq!(told.recv_timeout(std::time::Duration::from_secs(10)), Ok((sum, sum, 7 * 64)));
+        assert_eq!(sum_receiver.recv_timeout(std::time::Duration::from_secs(10)), Ok((sum, sum, 7 * 64)));
     }
 
     /// Resident KiB of the mapping with an address.

@@ -1,8 +1,8 @@
-//! Counters, gauges and histograms, and the text in which Prometheus reads them.
+//! Counters, gauges and histograms, and the text format of Prometheus.
 //!
-//! A metric is a `static`: nothing is allocated before its first observation, and nothing
-//! runs between scrapes. What can be read off a snapshot is not kept here at all: the one
-//! the handler of a scrape writes it into the [`Page`] directly.
+//! A metric is a `static`: nothing is allocated before its first observation, and no code runs
+//! between scrapes. Values that a snapshot contains are not stored here: the handler of a scrape
+//! writes them into the [`Page`] directly.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,21 +11,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The value of a label: mostly a word of the program.
+/// The value of a label: usually a constant of the program.
 pub type Value = Cow<'static, str>;
 
-/// What a registry is a list of.
+/// An entry of a registry.
 pub trait Metric: Sync {
     /// Writes all series, if there are any.
     fn write(&self, page: &mut Page);
 }
 
-/// Which of Prometheus' types a family has.
+/// The Prometheus type of a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Type {
-    /// Only grows.
+    /// Only increases.
     Counter,
-    /// Goes up and down.
+    /// May increase and decrease.
     Gauge,
     /// Counts by upper bound.
     Histogram,
@@ -41,7 +41,7 @@ impl Type {
     }
 }
 
-/// The response to a scrape, put together family by family and sorted at the end.
+/// The response to a scrape, built family by family and sorted at the end.
 #[derive(Debug, Default)]
 pub struct Page {
     families: BTreeMap<String, String>,
@@ -59,7 +59,7 @@ impl Page {
         registry.iter().for_each(|metric| metric.write(self));
     }
 
-    /// Opens a family; its series follow. A family without series is left out.
+    /// Starts a family; its series follow. A family without series is left out.
     pub fn family(&mut self, name: &str, help: &str, kind: Type) -> Family<'_> {
         let mut head = format!("# HELP {name} ");
         escape(&mut head, help, false);
@@ -79,14 +79,14 @@ impl Page {
 
     /// The whole text, families in order of their names.
     pub fn into_text(self) -> String {
-        // Not grown step by step: each step would copy it all.
+        // Allocated once: repeated growth would copy it each time.
         let mut text = String::with_capacity(self.families.values().map(String::len).sum());
         self.families.into_values().for_each(|family| text.push_str(&family));
         text
     }
 }
 
-/// Labels that many series have in common, written out once.
+/// Labels that many series have in common, formatted once.
 #[derive(Debug, Clone, Default)]
 pub struct Common(String);
 
@@ -127,8 +127,8 @@ impl Family<'_> {
         self
     }
 
-    /// One series under labels that it has in common with others and `more`; `at` as in
-    /// [`Family::sample`], without it the value is that of the scrape.
+    /// One series with the common labels and `more`; `at` as in [`Family::sample`], without it the
+    /// value has the time of the scrape.
     pub fn under(&mut self, common: &Common, more: &[(&str, &str)], value: f64, at: Option<i64>) {
         self.text.push_str(&self.name);
         self.text.push('{');
@@ -147,14 +147,14 @@ impl Family<'_> {
         self.text.push('\n');
     }
 
-    /// One series whose value is of another moment than now, in milliseconds since 1970.
+    /// One series whose value was measured at another time, in milliseconds since 1970.
     pub fn sample(&mut self, labels: &[(&str, &str)], value: f64, at: i64) -> &mut Self {
         self.line("", labels, None, value, Some(at));
         self
     }
 
-    /// One series of a histogram whose counts are kept elsewhere: `counts` per bound, not
-    /// summed up, what is missing is 0; `total` and `sum` of all observations.
+    /// One series of a histogram whose counts are stored elsewhere: `counts` per bound, not
+    /// cumulative, missing ones are 0; `total` and `sum` of all observations.
     pub fn histogram(
         &mut self,
         labels: &[(&str, &str)],
@@ -253,12 +253,12 @@ impl Counter {
         Counter { name, help, value: AtomicU64::new(0) }
     }
 
-    /// One more.
+    /// Adds one.
     pub fn inc(&self) {
         self.value.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The present value.
+    /// The current value.
     pub fn get(&self) -> u64 {
         self.value.load(Ordering::Relaxed)
     }
@@ -292,9 +292,9 @@ impl Gauge {
         self.bits.store(value.to_bits(), Ordering::Relaxed);
     }
 
-    /// Sets the value unless there is one.
+    /// Sets the value if it was never set.
     pub fn set_first(&self, value: f64) {
-        // It fails when there is a value.
+        // It fails if there is a value.
         let _ = self.bits.compare_exchange(UNSET, value.to_bits(), Ordering::Relaxed, Ordering::Relaxed);
     }
 
@@ -328,12 +328,12 @@ impl<const N: usize> CounterVec<N> {
         CounterVec { name, help, labels, series: Mutex::new(BTreeMap::new()) }
     }
 
-    /// One more for these label values.
+    /// Adds one for these label values.
     pub fn inc<V: Into<Value>>(&self, values: [V; N]) {
         *lock(&self.series).entry(values.map(Into::into)).or_insert(0) += 1;
     }
 
-    /// Shows the series from now on, also while nothing is counted.
+    /// Shows the series from now on, also with the value 0.
     pub fn show<V: Into<Value>>(&self, values: [V; N]) {
         lock(&self.series).entry(values.map(Into::into)).or_insert(0);
     }
@@ -354,8 +354,8 @@ impl<const N: usize> Metric for CounterVec<N> {
     }
 }
 
-/// A gauge per combination of `N` labels, of what is under way. A series appears with its
-/// first beginning and stays.
+/// A gauge per combination of `N` labels, of operations in progress. A series appears with its
+/// first operation and stays.
 pub struct GaugeVec<const N: usize> {
     name: &'static str,
     help: &'static str,
@@ -370,7 +370,7 @@ impl<const N: usize> GaugeVec<N> {
         GaugeVec { name, help, labels, series: Mutex::new(BTreeMap::new()) }
     }
 
-    /// So many more for these label values.
+    /// Adds this number for these label values.
     pub fn add<V: Into<Value>>(&self, values: [V; N], change: i64) {
         *lock(&self.series).entry(values.map(Into::into)).or_insert(0) += change;
     }
@@ -395,7 +395,7 @@ fn pairs<'a, const N: usize>(labels: &[&'a str; N], values: &'a [Value; N]) -> V
     labels.iter().zip(values).map(|(label, value)| (*label, value.as_ref())).collect()
 }
 
-/// What was observed, by bucket; the buckets are made at the first observation.
+/// The observations by bucket; the buckets are allocated at the first observation.
 #[derive(Debug, Default)]
 struct Distribution {
     counts: Vec<u64>,
@@ -422,7 +422,7 @@ impl Distribution {
     }
 }
 
-/// A histogram without labels. It is there from the start.
+/// A histogram without labels. It is shown from the start.
 pub struct Histogram {
     name: &'static str,
     help: &'static str,
@@ -431,7 +431,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Nothing observed yet; `bounds` rise.
+    /// No observations yet; `bounds` increase.
     #[must_use]
     pub const fn new(name: &'static str, help: &'static str, bounds: &'static [f64]) -> Self {
         Histogram { name, help, bounds, found: Mutex::new(Distribution::new()) }
@@ -471,7 +471,7 @@ pub struct HistogramVec<const N: usize> {
 }
 
 impl<const N: usize> HistogramVec<N> {
-    /// No series yet; `bounds` rise.
+    /// No series yet; `bounds` increase.
     #[must_use]
     pub const fn new(
         name: &'static str,
@@ -492,7 +492,7 @@ impl<const N: usize> HistogramVec<N> {
         self.observe(values, duration.as_secs_f64());
     }
 
-    /// How many values one series has counted.
+    /// The number of values in one series.
     #[must_use]
     pub fn count<V: Into<Value>>(&self, values: [V; N]) -> u64 {
         lock(&self.series).get(&values.map(Into::into)).map_or(0, |found| found.total)

@@ -1,4 +1,4 @@
-//! Tools that know nothing of Kubernetes: the thread contract (`threads`, `stop`, `mailbox`,
+//! Tools that are independent of Kubernetes: the rules for threads (`threads`, `stop`, `mailbox`,
 //! `timers`, `wake`), the thread `signals`, waits (`backoff`), files and directories (`untrusted`
 //! and `tree` for those that a container can change), memory, certificates (`x509`), log lines and
 //! `metrics`.

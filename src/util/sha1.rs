@@ -1,4 +1,4 @@
-//! SHA-1, for the handshake of WebSockets, which prescribes it and proves nothing by it.
+//! SHA-1, only for the WebSocket handshake, which requires it but not its security.
 
 use ring::digest::{self, SHA1_FOR_LEGACY_USE_ONLY};
 

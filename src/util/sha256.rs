@@ -1,5 +1,5 @@
-//! SHA-256, for names of files that are made from names of other things, and for questions
-//! that are remembered without their secrets.
+//! SHA-256, for names of files that are derived from other names, and for cache keys that must not
+//! contain secrets.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use ring::digest::{SHA256, SHA256_OUTPUT_LEN};
 /// The digest of `bytes`.
 #[must_use]
 pub fn digest(bytes: &[u8]) -> [u8; SHA256_OUTPUT_LEN] {
-    // INVARIANT: it has that many bytes.
+    // INVARIANT: the digest has this number of bytes.
     ring::digest::digest(&SHA256, bytes).as_ref().try_into().unwrap_or_default()
 }
 

@@ -15,7 +15,7 @@ use signal_hook::low_level::pipe;
 
 use super::threads::{self, OnDeath, Running, Stack};
 
-/// Signals that may wait to be handled; more of the same kind add nothing.
+/// The capacity for signals that wait; more of the same kind have no effect.
 const QUEUE: usize = 8;
 
 /// A signal that the agent handles.
@@ -27,7 +27,7 @@ pub enum Signal {
     DumpThreads,
 }
 
-/// The thread `signals`, which receives the signals of the agent.
+/// The thread `signals`, which receives the agent's signals.
 pub struct Listener {
     handle: Handle,
     thread: Running,
@@ -42,7 +42,7 @@ impl Listener {
         let mut incoming = Signals::new([SIGTERM, SIGINT, SIGQUIT])?;
         let handle = incoming.handle();
         let (sender, signals) = bounded(QUEUE);
-        // Closing the handle is this thread's waker: it blocks in a read of a pipe.
+        // The thread blocks in a read of a pipe; closing the handle wakes it.
         let thread = threads::spawn("signals", Stack::Small, OnDeath::Unsupervised, move |_| {
             let _waiting = threads::waiting("signal");
             for number in incoming.forever() {
@@ -65,7 +65,7 @@ impl Listener {
 /// A socket that becomes readable when the terminal's size changes.
 ///
 /// # Errors
-/// When the kernel refuses.
+/// When the kernel returns an error.
 pub fn window_changes() -> io::Result<UnixStream> {
     on(&[SIGWINCH])
 }
@@ -74,7 +74,7 @@ pub fn window_changes() -> io::Result<UnixStream> {
 /// `default_action` is true, these signals end the process again.
 ///
 /// # Errors
-/// When the kernel refuses.
+/// When the kernel returns an error.
 pub fn termination(default_action: &Arc<AtomicBool>) -> io::Result<UnixStream> {
     let signals = [SIGINT, SIGTERM, SIGHUP];
     for signal in signals {

@@ -1,8 +1,8 @@
-//! The stop signal: a channel on which nothing is ever sent.
+//! The stop signal: a channel without messages.
 //!
-//! The owner keeps a [`StopSource`]; dropping it disconnects the channel, and every
-//! [`StopToken`] becomes readable at once. A signal of its own, apart from the work
-//! queue, because one cloned sender elsewhere keeps a queue open.
+//! The owner keeps a [`StopSource`]; dropping it disconnects the channel, and every [`StopToken`]
+//! becomes readable immediately. It is separate from the work queue, because one cloned sender
+//! elsewhere keeps a queue open.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub struct StopSource {
     _keep: Sender<Infallible>,
 }
 
-/// The waiting end, cloned freely.
+/// The waiting end. Clones share it.
 #[derive(Debug, Clone)]
 pub struct StopToken {
     signal: Receiver<Infallible>,
@@ -28,12 +28,12 @@ pub fn pair() -> (StopSource, StopToken) {
     (StopSource { _keep: keep }, StopToken { signal })
 }
 
-/// What a wait on a [`StopToken`] ended with.
+/// The result of a wait on a [`StopToken`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waited {
     /// The owner gave the stop signal.
     Stopped,
-    /// The time ran out first.
+    /// The time limit was reached first.
     TimedOut,
 }
 
@@ -55,7 +55,7 @@ impl StopToken {
         matches!(self.signal.try_recv(), Err(TryRecvError::Disconnected))
     }
 
-    /// Waits for the stop or for `limit`, whichever is first: the only pause a thread may make.
+    /// Waits for the stop or for `limit`, whichever is first: the only kind of pause for a thread.
     #[must_use]
     pub fn wait(&self, limit: Duration) -> Waited {
         match self.signal.recv_timeout(limit) {

@@ -1,11 +1,11 @@
-//! The end of a file, read backwards in blocks: a large file is never loaded. Who opens a file
-//! that a container can replace does so by `untrusted`.
+//! The end of a file, read backwards in blocks: a large file is never loaded. A file that a
+//! container can replace must be opened by `untrusted`.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
 use super::stop::StopToken;
 
-/// Read from the disk at once: about one container log line of the largest usual size.
+/// The size of one read: about one container log line of the largest usual size.
 const BLOCK: usize = 16 * 1024;
 
 /// The end of a file.
@@ -17,19 +17,19 @@ pub struct Tail {
     pub cut: bool,
 }
 
-/// How much of a file's end is read. What is read and kept is bounded by the sum of both sizes.
+/// The limits of reading a file's end. Memory and reads are bounded by the sum of both sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
-    /// At most so many lines.
+    /// The limit of lines.
     pub lines: u64,
-    /// Lines that begin or go on in the last so many bytes.
+    /// Only lines that have bytes within this size from the end.
     pub bytes: u64,
-    /// The beginning of the first of these lines is looked for in so many bytes before them.
+    /// The beginning of the first of these lines is searched within this size before them.
     pub before: u64,
 }
 
-/// Where the last `lines` lines before `end` begin. A line ends with its newline; an
-/// unfinished last line counts as one.
+/// The start of the last `lines` lines before `end`. A line ends with its newline; an unfinished
+/// last line counts as one.
 ///
 /// # Errors
 /// Any error of seeking or reading; [`io::ErrorKind::Interrupted`] once `stop` is given, as
@@ -43,7 +43,7 @@ pub fn start_of_last_lines(
     Ok(start_within(file, 0, end, lines, stop)?.unwrap_or(0))
 }
 
-/// As [`start_of_last_lines`]; `None` when that is before `floor`.
+/// As [`start_of_last_lines`]; `None` when the start is before `floor`.
 fn start_within(
     file: &mut (impl Read + Seek),
     floor: u64,
@@ -68,7 +68,7 @@ fn start_within(
         file.read_exact(part)?;
         for (index, byte) in part.iter().enumerate().rev() {
             let after = start + index as u64 + 1;
-            // The newline at the very end ends the last line, it does not begin another.
+            // The newline at the very end ends the last line and begins no other line.
             if *byte == b'\n' && after < end {
                 newlines += 1;
                 if newlines == lines {
@@ -81,7 +81,7 @@ fn start_within(
     Ok((floor == 0).then_some(0))
 }
 
-/// The last lines of a file, whole but for the first one if its beginning is too far away.
+/// The last lines of a file, complete except for the first one if its beginning is too far away.
 ///
 /// # Errors
 /// Any error of seeking or reading.
@@ -93,14 +93,14 @@ pub fn last(file: &mut (impl Read + Seek), window: Window) -> io::Result<Tail> {
         Some(start) => (start, false),
         None => {
             let floor = from.saturating_sub(window.before.max(1));
-            // The line of the window's first byte.
+            // The start of the line that contains the window's first byte.
             let start = start_within(file, floor, end.min(from + 1), 1, &never)?;
             (start.unwrap_or(from), start.is_none())
         }
     };
     file.seek(SeekFrom::Start(start))?;
     let mut bytes = Vec::new();
-    // What is written meanwhile is not part of it.
+    // Bytes that are appended meanwhile are ignored.
     file.take(end - start).read_to_end(&mut bytes)?;
     Ok(Tail { bytes, cut })
 }
@@ -146,7 +146,7 @@ mod tests {
         check(text, (9, 13, 0), "second\nthird\n", false);
         check(text, (1, 10, 0), "third\n", false);
         check(text, (0, 10, 0), "", false);
-        // Into the middle of a line: its beginning is looked for, but not anywhere.
+        // In the middle of a line: its beginning is searched, but only within the limit.
         check(text, (9, 14, 0), "\nsecond\nthird\n", true);
         check(text, (9, 10, 0), "ond\nthird\n", true);
         check(text, (9, 10, 2), "ond\nthird\n", true);

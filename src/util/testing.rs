@@ -13,8 +13,8 @@ use super::stop::StopToken;
 use super::threads::{OnDeath, Stack, spawn};
 pub(crate) use refusing::refusing;
 
-/// Writes a program. By another process: a child that some other test has just forked holds for
-/// a moment whatever this process has open, and what is open for writing cannot be run
+/// Writes a program, by another process: a child process that another test has just forked shortly
+/// holds all open files of this process, and a file that is open for writing cannot be executed
 /// ("text file busy").
 pub(crate) fn program(path: &Path, text: &str) {
     let mut writer = Command::new("/bin/sh");
@@ -24,12 +24,12 @@ pub(crate) fn program(path: &Path, text: &str) {
     assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
 }
 
-/// Makes a pipe with a name.
+/// Creates a named pipe.
 pub(crate) fn fifo(path: &Path) {
     mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
 }
 
-/// Runs `body` on a thread of its own: what blocks fails the test instead of hanging it.
+/// Runs `body` on its own thread: a blocked call fails the test and does not block it.
 pub(crate) fn unblocked<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
     let (send, done) = crossbeam_channel::bounded(1);
     let _running = spawn("t/unblocked", Stack::Large, OnDeath::Unsupervised, move |_| {

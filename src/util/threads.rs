@@ -1,8 +1,8 @@
-//! The one door to a new thread (Go has no counterpart: goroutines start anywhere).
+//! The only way to start a thread (Go has no counterpart: goroutines start anywhere).
 //!
-//! [`spawn`] names the thread, sizes its stack, catches its panic and hands back a
-//! [`Running`] that stops and joins when dropped. Each thread has an entry in a table
-//! with what it waits for; [`report`] reads it for SIGQUIT and `coracle status`.
+//! [`spawn`] sets the thread's name and stack size, catches its panic and returns a [`Running`]
+//! that stops and joins it when dropped. Each thread has an entry in a table with what it waits
+//! for; [`report`] reads the table for SIGQUIT and `coracle status`.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,7 +15,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use super::memory;
 use super::stop::{self, StopSource, StopToken};
 
-/// How long a dropped [`Running`] waits for its thread before it gives up and names it.
+/// How long dropping a [`Running`] waits for its thread before the thread is logged and abandoned.
 pub const JOIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// The two stack sizes in use. Only touched pages count as resident memory.
@@ -43,7 +43,7 @@ impl Stack {
 pub struct Died {
     /// The thread's name.
     pub thread: String,
-    /// The panic's message; `None` when the body simply returned.
+    /// The panic's message; `None` when the body returned.
     pub panic: Option<String>,
 }
 
@@ -51,8 +51,8 @@ pub struct Died {
 pub enum OnDeath {
     /// The supervisor is notified. It ends the process, so that it is restarted; pods continue to run.
     Supervisor(Sender<Died>),
-    /// Only the unit that the thread served fails. Called on the dying thread, and also
-    /// when the body returned by itself (then `panic` is `None`).
+    /// Only the unit that the thread served fails. Called on the thread that ends, also when the
+    /// body returned (then `panic` is `None`).
     Unit(Box<dyn FnOnce(Died) + Send>),
     /// Nothing: a return of the body is its normal end, and a panic is only logged.
     Unsupervised,
@@ -76,17 +76,17 @@ pub struct ThreadReport {
     pub name: String,
     /// What it waits for, or `running`.
     pub waits_for: &'static str,
-    /// For how long.
+    /// The duration so far.
     pub since: Duration,
 }
 
-/// Enters the calling thread (for `main`, which was not spawned) into the table.
+/// Adds the calling thread (for `main`, which was not spawned) to the table.
 pub fn adopt_current(name: &str) {
     let slot = enter(name);
     OWN.with(|own| *own.borrow_mut() = Some(slot));
 }
 
-/// Enters a thread that a library started and that always waits for the same.
+/// Adds a thread that a library started and that always waits for the same.
 pub fn adopt_library(name: &str, waits_for: &'static str) {
     adopt_current(name);
     set_wait(waits_for);
@@ -126,7 +126,7 @@ impl Drop for Waiting {
     }
 }
 
-/// Every live thread that came through this door, with what it waits for.
+/// Every running thread of the table, with what it waits for.
 #[must_use]
 pub fn report() -> Vec<ThreadReport> {
     let slots: Vec<Arc<Slot>> =
@@ -152,12 +152,12 @@ pub struct Running {
 /// Ends a wait that the stop token cannot end: a write to an eventfd, a socket's shutdown.
 pub type Waker = Box<dyn FnOnce() + Send + Sync>;
 
-/// How a [`Running::stop`] went.
+/// The result of [`Running::stop`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stopped {
     /// The thread ended and was joined.
     Joined,
-    /// The thread did not end in time. It was named in the log and is left behind.
+    /// The thread did not end in time. It was logged and continues to run.
     Overdue,
 }
 
@@ -167,7 +167,7 @@ impl Running {
         self.handle.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Gives the stop signal without waiting, so that many threads stop side by side.
+    /// Gives the stop signal without waiting, so that many threads stop at the same time.
     pub fn ask_to_stop(&mut self) {
         self.stop = None;
         if let Some(wake) = self.waker.take() {
@@ -175,7 +175,7 @@ impl Running {
         }
     }
 
-    /// Adds what breaks the thread's blocking call. It is called once, after the stop signal.
+    /// Adds a function that ends the thread's blocking call. It is called once, after the stop signal.
     #[must_use]
     pub fn with_waker(mut self, waker: Waker) -> Self {
         self.waker = Some(waker);
@@ -187,8 +187,8 @@ impl Running {
         self.finish(limit)
     }
 
-    /// Gives the stop signal and leaves the thread to itself: for one that ends soon by
-    /// limits of its own and holds nothing that other threads wait for.
+    /// Gives the stop signal and does not join the thread: for a thread that ends soon by its own
+    /// limits and holds nothing that other threads wait for.
     pub fn leave(mut self) {
         self.ask_to_stop();
         drop(self.handle.take());
@@ -224,7 +224,7 @@ impl Drop for Running {
 /// Starts a thread. `name` is cut to the kernel's 15 bytes.
 ///
 /// # Errors
-/// When the kernel refuses a new thread (EAGAIN at a limit).
+/// When the kernel cannot create a thread (EAGAIN at a limit).
 pub fn spawn<F>(name: &str, stack: Stack, on_death: OnDeath, body: F) -> std::io::Result<Running>
 where
     F: FnOnce(StopToken) + Send + 'static,
@@ -272,8 +272,8 @@ fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
         .unwrap_or_else(|| "panic without a message".to_owned())
 }
 
-/// Prints a panic as one log line: thread, place, message. No backtrace: reading the
-/// debug information for one takes tens of megabytes that a node may not have.
+/// Logs a panic in one line: thread, location, message. No backtrace: reading its debug information
+/// takes tens of megabytes that a node may not have.
 pub fn install_panic_hook() {
     std::panic::set_hook(Box::new(|panic| {
         let current = std::thread::current();

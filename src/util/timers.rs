@@ -27,14 +27,14 @@ impl<K: Eq + Hash + Ord + Clone> Deadlines<K> {
         self.by_key.insert(key, due);
     }
 
-    /// Sets the due time only if it is earlier than the present one.
+    /// Sets the due time only if it is earlier than the current one.
     pub fn set_earlier(&mut self, key: K, due: Instant) {
         if self.by_key.get(&key).is_none_or(|old| due < *old) {
             self.set(key, due);
         }
     }
 
-    /// Forgets `key`.
+    /// Removes `key`.
     pub fn clear(&mut self, key: &K) {
         if let Some(due) = self.by_key.remove(key) {
             self.ordered.remove(&(due, key.clone()));
@@ -46,7 +46,7 @@ impl<K: Eq + Hash + Ord + Clone> Deadlines<K> {
         self.ordered.first().map(|(due, _)| *due)
     }
 
-    /// Takes every key that is due at `now`, earliest first.
+    /// Removes and returns every key that is due at `now`, earliest first.
     pub fn take_due(&mut self, now: Instant) -> Vec<K> {
         let mut due = Vec::new();
         while self.ordered.first().is_some_and(|(at, _)| *at <= now) {

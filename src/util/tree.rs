@@ -1,6 +1,6 @@
-//! Directories by descriptor: opening, making, removing. No link is
-//! followed, and removal stays on one file system. Neither deep nor wide trees cost
-//! memory, descriptors or stack: a container may have made them on purpose.
+//! Operations on directories by descriptor: open, create, remove. No link is followed, and removal
+//! stays on one file system. Neither deep nor wide trees cost memory, descriptors or stack: a
+//! container may have created them on purpose.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -14,22 +14,22 @@ use super::stop::StopToken;
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Open directories while removing a tree. What lies deeper is moved up first.
+/// The limit of open directories while removing a tree. Deeper ones are moved up first.
 const MAX_DEPTH: usize = 32;
 
-/// Opens a directory by its path; links on the way are followed (the root directory is
-/// the operator's).
+/// Opens a directory by its path; links in the path are followed (the operator chose the root
+/// directory).
 pub fn open(path: &Path) -> io::Result<OwnedFd> {
     fs::open(path, DIRECTORY.difference(OFlags::NOFOLLOW), Mode::empty())
 }
 
-/// Opens the directory `name` in `parent`, a mounted one too.
+/// Opens the directory `name` in `parent`, also a mounted one.
 pub fn open_at(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     fs::openat(parent, name, DIRECTORY, Mode::empty())
 }
 
-/// Opens the directory `name` in `parent` if nothing is mounted there, bind mounts of
-/// the same file system included where the kernel reports it (5.6).
+/// Opens the directory `name` in `parent` if nothing is mounted there; also detects bind mounts of
+/// the same file system where the kernel reports them (5.6).
 pub fn open_same_mount(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
     match fs::openat2(parent, name, DIRECTORY, Mode::empty(), resolve) {
@@ -41,8 +41,8 @@ pub fn open_same_mount(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedF
     }
 }
 
-/// The mount that a descriptor lies on (proc(5), since Linux 3.15): bind mounts of one file
-/// system have the same device.
+/// The mount id of a descriptor (proc(5), since Linux 3.15): bind mounts of one file system have
+/// the same device.
 fn mount_id(fd: BorrowedFd<'_>) -> io::Result<String> {
     let info =
         std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).map_err(|_| Errno::XDEV)?;
@@ -50,8 +50,8 @@ fn mount_id(fd: BorrowedFd<'_>) -> io::Result<String> {
     id.map(|id| id.trim().to_owned()).ok_or(Errno::XDEV)
 }
 
-/// Makes the directory `name` in `parent` unless it is there, and opens it. Says whether
-/// it was made.
+/// Creates the directory `name` in `parent` unless it exists, and opens it. Returns whether it was
+/// created.
 pub fn make_at(parent: BorrowedFd<'_>, name: &CStr, mode: u32) -> io::Result<(OwnedFd, bool)> {
     let made = match fs::mkdirat(parent, name, Mode::from_raw_mode(mode)) {
         Ok(()) => true,
@@ -61,7 +61,7 @@ pub fn make_at(parent: BorrowedFd<'_>, name: &CStr, mode: u32) -> io::Result<(Ow
     Ok((open_at(parent, name)?, made))
 }
 
-/// The names in a directory of our own making, which are few.
+/// The names in a directory that this program created, which are few.
 pub fn names(dir: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(dir)? {
@@ -73,17 +73,17 @@ pub fn names(dir: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
     Ok(names)
 }
 
-/// Why a tree is not gone.
+/// Why a tree was not removed completely.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Leftover {
-    /// The first entry that could not be removed, below the start, and why.
+    /// The first entry that could not be removed, relative to the start, and its error.
     Entry {
         /// Its name, with the names of the directories above it.
         path: String,
-        /// Why.
+        /// The error.
         errno: Errno,
     },
-    /// The agent stops; the rest is for its next start.
+    /// The agent stops; the next start removes the rest.
     Stopping,
 }
 
@@ -93,7 +93,7 @@ struct Level {
     name: CString,
 }
 
-/// Removes everything in `top`, but not `top`. What cannot be removed stays, the rest goes.
+/// Removes all content of `top`, but not `top`. Entries that cannot be removed stay.
 pub fn remove_contents(top: BorrowedFd<'_>, stop: &StopToken) -> Result<(), Leftover> {
     let mut first: Option<Leftover> = None;
     let mut levels = vec![Level { dir: open_level(top)?, name: CString::default() }];

@@ -1,8 +1,8 @@
-//! Files at paths where a container can put something else at any moment: a link to any file
-//! of the node, a pipe that blocks who opens it, a device without an end.
+//! Files at paths that a container can replace at any moment: by a link to any file of the node, a
+//! pipe that blocks when it is opened, or a device without an end.
 //!
-//! Invariants: no link is followed in the parts of a path that a container can change; nothing
-//! that is opened here blocks; what is opened is a regular file.
+//! Invariants: no link is followed in the parts of a path that a container can change; opening
+//! never blocks; only regular files are opened.
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -20,8 +20,8 @@ use super::tree;
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 const FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 
-/// A file by its name in a directory that is held open: whatever happens to the path, all
-/// operations are on that directory.
+/// A file by its name in an open directory: all operations use that directory, whatever happens to
+/// the path.
 #[derive(Debug)]
 pub struct Place {
     dir: OwnedFd,
@@ -33,7 +33,7 @@ impl Place {
     /// but not in the last `levels` directories above the file.
     ///
     /// # Errors
-    /// When one of these directories is missing or none, or when `path` names no file.
+    /// When one of these directories is missing or not a directory, or when `path` names no file.
     pub fn find(path: &Path, levels: usize) -> io::Result<Place> {
         let name = path.file_name().ok_or(Errno::INVAL)?;
         let dir = path.parent().ok_or(Errno::INVAL)?;
@@ -58,10 +58,10 @@ impl Place {
         PathBuf::from(format!("/proc/self/fd/{}", self.dir.as_raw_fd()))
     }
 
-    /// What is there under the file's name; a link is not followed. `None`: nothing.
+    /// The metadata of the file's name; a link is not followed. `None`: it does not exist.
     ///
     /// # Errors
-    /// Any error but that of a missing file.
+    /// Any error except that of a missing file.
     pub fn stat(&self) -> io::Result<Option<Stat>> {
         match fs::statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
@@ -73,7 +73,7 @@ impl Place {
     /// Opens the file for reading.
     ///
     /// # Errors
-    /// When it cannot be opened or is no regular file.
+    /// When it cannot be opened or is not a regular file.
     pub fn open(&self) -> io::Result<File> {
         open_at(self.dir(), &self.name)
     }
@@ -87,7 +87,7 @@ pub fn is_file(stat: &Stat) -> bool {
 /// Opens a directory. Links are followed, but not in the last `levels` parts of the path.
 ///
 /// # Errors
-/// When it cannot be opened or is none; a link in one of the last parts is none.
+/// When it cannot be opened or is not a directory; a link in one of the last parts is an error.
 pub fn directory(path: &Path, levels: usize) -> io::Result<OwnedFd> {
     let (base, below) = split(path, levels);
     let mut dir = operators(base)?;
@@ -97,10 +97,10 @@ pub fn directory(path: &Path, levels: usize) -> io::Result<OwnedFd> {
     Ok(dir)
 }
 
-/// As [`directory`], and makes what is missing of the path.
+/// As [`directory`], and creates missing parts of the path.
 ///
 /// # Errors
-/// When one of the directories cannot be made; a link or a file in the place of one of the last
+/// When one of the directories cannot be created; a link or a file instead of one of the last
 /// `levels` is an error.
 pub fn make_directory(path: &Path, levels: usize, mode: u32) -> io::Result<OwnedFd> {
     let (base, below) = split(path, levels);
@@ -126,7 +126,7 @@ fn split(path: &Path, levels: usize) -> (&Path, Vec<&OsStr>) {
     (if base.as_os_str().is_empty() { Path::new(".") } else { base }, below)
 }
 
-/// Opens a directory in whose path links are followed.
+/// Opens a directory; links in its path are followed.
 fn operators(base: &Path) -> io::Result<OwnedFd> {
     // A link of /proc could lead into the mounts of a container.
     match fs::openat2(fs::CWD, base, DIRECTORY, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
@@ -136,10 +136,10 @@ fn operators(base: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// Opens a file for reading; a link in the place of the file is not followed.
+/// Opens a file for reading; if it is a link, that is an error.
 ///
 /// # Errors
-/// When it cannot be opened or is no regular file.
+/// When it cannot be opened or is not a regular file.
 pub fn open(path: &Path) -> io::Result<File> {
     open_at(fs::CWD, path)
 }
@@ -152,27 +152,25 @@ pub fn open_at(dir: BorrowedFd<'_>, name: &Path) -> io::Result<File> {
     regular(fs::openat(dir, name, FILE | OFlags::RDONLY, Mode::empty()))
 }
 
-/// Opens a file below a directory for reading and writing, and makes it if it is missing. A file
-/// that is there keeps its content and its mode.
+/// Opens a file below a directory for reading and writing, and creates it if it is missing. An
+/// existing file keeps its content and its mode.
 ///
 /// # Errors
-/// When it cannot be opened or is no regular file.
+/// When it cannot be opened or is not a regular file.
 pub fn open_or_create_at(dir: BorrowedFd<'_>, name: &Path, mode: u32) -> io::Result<File> {
     regular(fs::openat(dir, name, FILE | OFlags::RDWR | OFlags::CREATE, Mode::from_raw_mode(mode)))
 }
 
-/// Makes a file below a directory, for writing. A file of that name, or anything else, is an
-/// error.
+/// Creates a file below a directory, for writing. If the name exists, that is an error.
 ///
 /// # Errors
-/// When it cannot be made.
+/// When it cannot be created.
 pub fn create_at(dir: BorrowedFd<'_>, name: &Path, mode: u32) -> io::Result<File> {
     let flags = FILE | OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
     Ok(File::from(fs::openat(dir, name, flags, Mode::from_raw_mode(mode))?))
 }
 
-/// Reads a file of the node itself, which may be behind a link. A pipe in its place reads as
-/// empty.
+/// Reads a file of the node itself, which may be a link. A pipe reads as empty.
 ///
 /// # Errors
 /// When it cannot be opened or read, or is larger than `limit` bytes ([`io::ErrorKind::FileTooLarge`]).
@@ -208,7 +206,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::os::unix::net::UnixListener;
 
-    /// A directory with a regular file and everything that is none.
+    /// A directory with a regular file, and with entries of all other types.
     fn zoo() -> (tempfile::TempDir, [&'static str; 5]) {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);

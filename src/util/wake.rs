@@ -1,5 +1,5 @@
-//! An eventfd that ends a `poll`: for threads that wait on a file descriptor and so
-//! cannot wait on a channel.
+//! An eventfd that ends a `poll`: for threads that wait on a file descriptor and cannot wait on a
+//! channel.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use std::time::Instant;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
-/// A bell for `poll`; clones are one bell.
+/// A bell for `poll`. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Wake(Arc<OwnedFd>);
 
 impl Wake {
-    /// A silent bell.
+    /// A bell that does not ring.
     ///
     /// # Errors
     /// At a limit of open files.
@@ -23,11 +23,11 @@ impl Wake {
 
     /// Rings until [`Wake::silence`]. Never blocks.
     pub fn ring(&self) {
-        // A counter at its top rings as well.
+        // A counter at its maximum also rings.
         let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Has heard it.
+    /// Stops the ringing.
     pub fn silence(&self) {
         let _ = rustix::io::read(&*self.0, &mut [0_u8; 8]);
     }
@@ -38,11 +38,11 @@ impl Wake {
         poll(&mut [PollFd::new(&*self.0, PollFlags::IN)], Some(&now)).is_ok_and(|count| count > 0)
     }
 
-    /// Waits for the bell, and for `other` where it is given, until `until`: whether `other`
-    /// has something. The bell goes on ringing.
+    /// Waits for the bell, and for `other` if it is given, until `until`. Returns whether `other`
+    /// is ready. The bell continues to ring.
     ///
     /// # Errors
-    /// The result of `poll`, without interruptions.
+    /// Those of `poll`, without interruptions.
     pub fn wait(
         &self,
         other: Option<(BorrowedFd<'_>, PollFlags)>,

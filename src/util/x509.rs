@@ -1,7 +1,7 @@
-//! X.509 certificates (RFC 5280) in DER (X.690), as far as they are read here (pure).
+//! X.509 certificates (RFC 5280) in DER (X.690), the parts that are used here (pure).
 //!
-//! The reader is strict, as Go's is: each value has one encoding. It checks no signature:
-//! that is the work of `transport`.
+//! The parser is strict, as Go's is: each value has one encoding. It checks no signature:
+//! `transport` does that.
 
 use jiff::Timestamp;
 use jiff::civil::DateTime;
@@ -34,20 +34,20 @@ pub mod tag {
     /// SET.
     pub const SET: u8 = 0x31;
 
-    /// `[n]` with one value in it.
+    /// `[n]` with a primitive value.
     #[must_use]
     pub const fn context(number: u8) -> u8 {
         0x80 | number
     }
 
-    /// `[n]` with other values in it.
+    /// `[n]` with nested values.
     #[must_use]
     pub const fn constructed(number: u8) -> u8 {
         0xa0 | number
     }
 }
 
-/// The rest of a run of DER values.
+/// The remaining bytes of a sequence of DER values.
 #[derive(Debug, Clone, Copy)]
 pub struct Reader<'a>(pub &'a [u8]);
 
@@ -63,7 +63,7 @@ impl<'a> Reader<'a> {
         let length = if first < 0x80 {
             usize::from(first)
         } else {
-            // Four bytes of length are 4 GiB, more than any certificate has; zero bytes are BER.
+            // Four length bytes allow 4 GiB, more than any certificate has; zero length bytes are BER.
             let count = usize::from(first & 0x7f);
             if !(1..=4).contains(&count) {
                 return None;
@@ -71,7 +71,7 @@ impl<'a> Reader<'a> {
             let (bytes, after) = rest.split_at_checked(count)?;
             rest = after;
             let length = bytes.iter().fold(0_usize, |length, byte| (length << 8) | usize::from(*byte));
-            // DER: the shortest form only.
+            // DER: only the shortest form is valid.
             if length < 0x80 || bytes.first() == Some(&0) {
                 return None;
             }
@@ -87,12 +87,12 @@ impl<'a> Reader<'a> {
         self.any().filter(|(tag, _)| *tag == wanted).map(|(_, content)| content)
     }
 
-    /// As [`Reader::take`], but another value stays where it is. `None` is an error.
+    /// As [`Reader::take`], but a value with another tag is not consumed. `None` is an error.
     pub fn optional(&mut self, wanted: u8) -> Option<Option<&'a [u8]>> {
         if self.0.first() == Some(&wanted) { self.take(wanted).map(Some) } else { Some(None) }
     }
 
-    /// A BOOLEAN that is false where it is left out. `None` is an error.
+    /// A BOOLEAN with the default false. `None` is an error.
     pub fn flag(&mut self) -> Option<bool> {
         match self.optional(tag::BOOLEAN)? {
             None | Some([0]) => Some(false),
@@ -101,7 +101,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The content of the only value there is, if it has this tag.
+    /// The content of the only value, if it has this tag.
     #[must_use]
     pub fn only(mut self, wanted: u8) -> Option<&'a [u8]> {
         self.take(wanted).filter(|_| self.0.is_empty())
@@ -155,7 +155,7 @@ pub fn is_identifier(content: &[u8]) -> bool {
 pub struct Extension<'a> {
     /// Its encoded object identifier.
     pub id: &'a [u8],
-    /// Who does not know it must refuse the certificate.
+    /// Software that does not support it must refuse the certificate.
     pub critical: bool,
     /// Its content, in DER.
     pub value: &'a [u8],
@@ -164,24 +164,24 @@ pub struct Extension<'a> {
 /// The parts of a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Certificate<'a> {
-    /// X.509 version 3: with extensions.
+    /// X.509 version 3, which has extensions.
     pub is_v3: bool,
-    /// The distinguished name of who signed it: the content of the SEQUENCE.
+    /// The distinguished name of the issuer: the content of the SEQUENCE.
     pub issuer: &'a [u8],
     /// Not valid before.
     pub not_before: Timestamp,
     /// Not valid after.
     pub not_after: Timestamp,
-    /// The distinguished name of whose it is: the content of the SEQUENCE.
+    /// The distinguished name of the subject: the content of the SEQUENCE.
     pub subject: &'a [u8],
     /// The public key, without its algorithm.
     pub public_key: &'a [u8],
-    /// Each at most once.
+    /// Each identifier at most once.
     pub extensions: Vec<Extension<'a>>,
 }
 
 impl<'a> Certificate<'a> {
-    /// Reads one in DER; `None` if it is none.
+    /// Reads a certificate in DER; `None` if it is invalid.
     #[must_use]
     pub fn of_der(der: &'a [u8]) -> Option<Certificate<'a>> {
         let mut certificate = Reader(Reader(der).only(tag::SEQUENCE)?);
@@ -234,10 +234,10 @@ fn extensions_of(content: &[u8]) -> Option<Vec<Extension<'_>>> {
     Some(extensions)
 }
 
-/// Extensions of one certificate, which are compared with each other. Those in use have ten.
+/// The limit of extensions of one certificate, which are compared with each other. Real ones have ten.
 const MAX_EXTENSIONS: usize = 64;
 
-/// `YYMMDDhhmmssZ` or `YYYYMMDDhhmmssZ`, which is all that certificates may hold.
+/// `YYMMDDhhmmssZ` or `YYYYMMDDhhmmssZ`, the only forms in certificates.
 fn time((kind, content): (u8, &[u8])) -> Option<Timestamp> {
     let text = std::str::from_utf8(content).ok()?.strip_suffix('Z')?;
     if !text.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -261,7 +261,7 @@ fn time((kind, content): (u8, &[u8])) -> Option<Timestamp> {
     }
     let field = |at: usize| rest.get(at..at + 2).and_then(|two| two.parse::<i8>().ok());
     let at = DateTime::new(year, field(0)?, field(2)?, field(4)?, field(6)?, field(8)?, 0).ok()?;
-    // RFC 5280 writes "never" as the last second of 9999, which is beyond our last one.
+    // RFC 5280 encodes "never" as the last second of 9999, which is beyond our last one.
     Some(at.to_zoned(TimeZone::UTC).map_or(Timestamp::MAX, |zoned| zoned.timestamp()))
 }
 

@@ -1,10 +1,10 @@
-//! JSON with the strictness of the YAML door: repeated keys are errors.
+//! JSON with the strictness of the YAML parser: duplicate keys are errors.
 
 use serde_json::{Map, Value};
 
 use super::scalar::real;
 
-/// A JSON value whose objects repeat no key.
+/// A JSON value whose objects have no duplicate keys.
 pub struct Unique(pub Value);
 
 impl<'de> serde::Deserialize<'de> for Unique {

@@ -1,8 +1,7 @@
-//! The YAML door: text to `serde_json::Value` with line numbers, under budgets.
-//!
-//! Scalars are read by the YAML 1.1 rules that Kubernetes tools use (`yes`, `on` and `0777`
-//! have meaning), duplicate keys are errors, and aliases are paid for by the nodes and bytes they
-//! copy, so that a small file cannot grow into a large tree. Pure functions, no I/O.
+//! The YAML parser: text to `serde_json::Value` with line numbers, within limits.
+//! Scalars are read by the YAML 1.1 rules of Kubernetes tools (`yes`, `on` and `0777` are not
+//! strings), duplicate keys are errors, and each alias counts as the nodes and bytes that it
+//! copies, so that a small file cannot grow into a large tree. Pure functions, no I/O.
 
 mod json;
 mod scalar;
@@ -14,18 +13,18 @@ use scalar::resolve;
 use serde_json::{Map, Value};
 use serde_saphyr::granit_parser::{Event, Options, Parser, ScalarStyle, ScanError, Span, StrInput, Tag};
 
-/// The largest text that is parsed at all.
+/// The largest text that is parsed.
 pub const MAX_TEXT_BYTES: usize = 10 * 1024 * 1024;
 /// The deepest nesting; a pod needs about 15.
 const MAX_DEPTH: usize = 64;
-/// All nodes of all documents of a text, copies through aliases included.
+/// The limit of nodes in all documents of a text, including copies through aliases.
 const MAX_NODES: usize = 500_000;
-/// Bytes of keys and scalars that anchors and aliases may copy.
+/// The limit of bytes of keys and scalars that anchors and aliases may copy.
 const MAX_COPIED_BYTES: usize = 16 * 1024 * 1024;
-/// Documents of one text, empty ones included.
+/// The limit of documents in one text, including empty ones.
 const MAX_DOCUMENTS: usize = 1024;
 
-/// Why a text is not YAML we take.
+/// Why a text is not accepted as YAML.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: {message}")]
 pub struct YamlError {
@@ -33,7 +32,7 @@ pub struct YamlError {
     pub line: u32,
     /// Column, from 1.
     pub column: u32,
-    /// What is wrong there.
+    /// The message.
     pub message: String,
 }
 
@@ -42,15 +41,15 @@ pub struct YamlError {
 pub struct Document {
     /// The content; never null.
     pub value: Value,
-    /// The line the document's content starts at, from 1.
+    /// The first line of the document's content, from 1.
     pub line: u32,
     marks: Mark,
 }
 
 impl Document {
-    /// The line of a field path such as `spec.containers[0].image` or `metadata.labels[a.b/c]`:
-    /// of the field's key, or of its nearest ancestor that is there. An empty path is the
-    /// document itself.
+    /// The line of a field path such as `spec.containers[0].image` or `metadata.labels[a.b/c]`: of
+    /// the field's key, or of its nearest ancestor that exists. An empty path is the document
+    /// itself.
     #[must_use]
     pub fn line_of(&self, path: &str) -> Option<u32> {
         let mut mark = &self.marks;
@@ -62,7 +61,7 @@ impl Document {
     }
 }
 
-/// Where a node is, and where its children are.
+/// The line of a node, and those of its children.
 #[derive(Debug, Clone, Default)]
 struct Mark {
     line: u32,
@@ -82,7 +81,7 @@ impl Mark {
         Mark { line, below: Below::Nothing }
     }
 
-    /// Takes the path's first step; `None` at its end or when the step is not there.
+    /// Removes the path's first step; `None` at its end or when the step does not exist.
     fn step<'m, 'p>(&'m self, path: &'p str) -> Option<(&'m Mark, &'p str)> {
         match &self.below {
             Below::Nothing => None,
@@ -91,7 +90,7 @@ impl Mark {
                 Some((items.get(index.parse::<usize>().ok()?)?, after))
             }
             Below::Fields(fields) => {
-                // Keys may hold dots, so the longest key that fits wins.
+                // Keys may contain dots, so the longest matching key is used.
                 let path = path.strip_prefix('.').unwrap_or(path);
                 let fits = |key: &str| -> Option<&'p str> {
                     if let Some(inner) = path.strip_prefix('[')
@@ -113,17 +112,17 @@ impl Mark {
     }
 }
 
-/// Parses all documents of a text; empty documents are left out. JSON is taken too.
+/// Parses all documents of a text; empty documents are left out. JSON is accepted, too.
 ///
 /// # Errors
-/// At the first place that is not YAML, repeats a key, or passes a budget.
+/// At the first position that is not YAML, repeats a key, or exceeds a limit.
 pub fn parse_documents(text: &str) -> Result<Vec<Document>, YamlError> {
     if text.len() > MAX_TEXT_BYTES {
         let message = format!("{} bytes are more than the limit of {MAX_TEXT_BYTES}", text.len());
         return Err(YamlError { line: 1, column: 1, message });
     }
     let outcome = Builder::new(text).documents();
-    // JSON may spell things that YAML does not know, such as surrogate pairs or very long keys.
+    // JSON may contain forms that YAML does not have, such as surrogate pairs or very long keys.
     if outcome.is_err()
         && text.trim_start().starts_with('{')
         && let Ok(value @ Value::Object(_)) = serde_json::from_str::<Unique>(text).map(|unique| unique.0)
@@ -133,7 +132,7 @@ pub fn parse_documents(text: &str) -> Result<Vec<Document>, YamlError> {
     outcome
 }
 
-/// Like [`parse_documents`], for bytes that have yet to prove that they are text.
+/// Like [`parse_documents`], for bytes that may not be UTF-8.
 ///
 /// # Errors
 /// As [`parse_documents`], and for bytes that are not UTF-8.
@@ -170,7 +169,7 @@ fn narrow(number: usize) -> u32 {
 
 struct Builder<'t> {
     parser: Parser<'t, StrInput<'t>>,
-    /// Finished anchored nodes of the current document, with their sizes.
+    /// Complete anchored nodes of the current document, with their sizes.
     anchors: HashMap<usize, (Value, Size)>,
     nodes: usize,
     copied_bytes: usize,
@@ -230,7 +229,7 @@ impl<'t> Builder<'t> {
                 Ok(event)
             }
             Some(Err(error)) => Err(scan_error(&error)),
-            // INVARIANT: there is no call after StreamEnd; a call would get the end again.
+            // INVARIANT: there is no call after StreamEnd; a call would return the end again.
             None => Ok(Event::StreamEnd),
         }
     }
@@ -309,7 +308,7 @@ impl<'t> Builder<'t> {
                 }
                 Event::Scalar(text, style, anchor, tag) => {
                     let mut key = self.scalar(&text, style, tag.as_deref())?;
-                    // DIFFERS: a key is taken as written; Go's YAML turns `y` and `on` into `true`.
+                    // DIFFERS: a key is used as written; Go's YAML converts `y` and `on` to `true`.
                     if tag.is_none() && !key.is_null() {
                         key = Value::String(text.into_owned());
                     }

@@ -77,7 +77,7 @@ fn is_decimal(text: &str) -> bool {
     number_fits && exponent_fits
 }
 
-/// A float as JSON would carry it: whole numbers lose their fraction.
+/// A float as in JSON: whole numbers have no fraction.
 #[allow(clippy::cast_possible_truncation)]
 pub fn real(value: f64) -> Option<Number> {
     const EXACT: f64 = 9_007_199_254_740_992.0;

@@ -1,4 +1,4 @@
-//! What the YAML door takes and refuses.
+//! Texts that the YAML parser accepts and refuses.
 
 use super::scalar::real;
 use super::*;

@@ -1,5 +1,5 @@
-//! From a bootstrap kubeconfig to a node's own: the first certificate, and the kubeconfig
-//! that points at it (Go: client-go's certificate bootstrap, pkg/kubelet/certificate/bootstrap).
+//! The bootstrap of a node from a bootstrap kubeconfig: the first certificate, and a kubeconfig
+//! that uses it (Go: client-go's certificate bootstrap, pkg/kubelet/certificate/bootstrap).
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ pub struct Cluster {
     pub server: String,
     /// `certificate-authority`, an absolute path.
     pub ca_file: Option<PathBuf>,
-    /// `certificate-authority-data`, as it stands there (base64); only without a file.
+    /// `certificate-authority-data` as written (base64); only without a file.
     pub ca_data: Option<String>,
     /// `insecure-skip-tls-verify`.
     pub insecure: bool,
@@ -30,8 +30,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// The cluster of the current context of a kubeconfig that was read from `file`; `None`
-    /// if it names none.
+    /// The cluster of the current context of a kubeconfig that was read from `file`; `None` if the
+    /// current context names no cluster.
     #[must_use]
     pub fn of_kubeconfig(config: &Kubeconfig, file: &Path) -> Option<Cluster> {
         let wanted = config.current_context.as_deref()?;
@@ -55,8 +55,8 @@ impl Cluster {
     }
 }
 
-/// Whether a node must bootstrap although it has a kubeconfig, and why. `client_certificate`
-/// is the PEM that the kubeconfig names or holds.
+/// The reason why a node that has a kubeconfig must bootstrap again, or `None`.
+/// `client_certificate` is the PEM that the kubeconfig names or contains.
 #[must_use]
 pub fn why_needed(client_certificate: Option<&[u8]>, now: Timestamp) -> Option<&'static str> {
     let Some(text) = client_certificate else { return Some("it has no client certificate") };
@@ -67,7 +67,7 @@ pub fn why_needed(client_certificate: Option<&[u8]>, now: Timestamp) -> Option<&
     }
 }
 
-/// Writes the node's kubeconfig: the cluster of the bootstrap one, and the current client
+/// Writes the node's kubeconfig: the cluster of the bootstrap kubeconfig, and the current client
 /// certificate of `store`.
 ///
 /// # Errors
@@ -77,7 +77,7 @@ pub fn write_kubeconfig(path: &Path, cluster: &Cluster, store: &Store) -> Result
         std::fs::create_dir_all(dir).map_err(|source| Error::Write { path: dir.to_owned(), source })?;
     }
     let current = store.current_path();
-    // A kubeconfig's paths start at its own directory unless they are absolute.
+    // Relative paths in a kubeconfig start at its own directory.
     let current = std::path::absolute(&current).unwrap_or(current);
     store::write(path, &kubeconfig(cluster, &current))
 }

@@ -1,5 +1,5 @@
-//! Keys, and requests for certificates: their content, their names, and their state
-//! of one (pure but for the random numbers of a key).
+//! Private keys and certificate signing requests: content, name and state of a request. Pure,
+//! except for the random numbers of a key.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,20 +15,20 @@ use crate::model::{api, meta};
 use crate::util::sha256;
 
 const NODES_GROUP: &str = "system:nodes";
-/// What the common name of a node begins with.
+/// Prefix of a node's common name.
 const NODE_USER: &str = "system:node:";
 
 /// What a certificate is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Who this node is to the API server.
+    /// The node as a client of the API server.
     Client,
-    /// Who this node is to those who call it.
+    /// The node as a server.
     Serving,
 }
 
 impl Purpose {
-    /// Who is to sign.
+    /// The signer name of a request.
     pub fn signer(self) -> &'static str {
         match self {
             Purpose::Client => "kubernetes.io/kube-apiserver-client-kubelet",
@@ -36,7 +36,7 @@ impl Purpose {
         }
     }
 
-    /// Key usages, as for an elliptic key: key encipherment is RSA's.
+    /// Key usages of elliptic keys: only RSA keys have key encipherment.
     #[must_use]
     pub fn usages(self) -> [&'static str; 2] {
         match self {
@@ -87,21 +87,21 @@ impl PrivateKey {
         self.0.serialize_pem()
     }
 
-    /// The public half, as [`Facts::public_key`] has it.
+    /// The public key, encoded as in [`Facts::public_key`].
     pub(super) fn public(&self) -> &[u8] {
         self.0.der_bytes()
     }
 }
 
-/// The wanted content of a certificate.
+/// The content of a certificate to request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub struct Template {
-    /// What for.
+    /// Its purpose.
     pub purpose: Purpose,
-    /// The node it is for.
+    /// The name of the node.
     pub node_name: String,
-    /// Names it can be called by; only for serving.
+    /// Names and addresses of the server; only for serving.
     pub names: ServingNames,
 }
 
@@ -115,8 +115,8 @@ pub struct ServingNames {
 }
 
 impl ServingNames {
-    /// Of a node's addresses: those that are addresses, and the names. A host name may be
-    /// either; what is no name that a certificate can hold is left out.
+    /// Sorts a node's addresses into IP addresses and DNS names. A host name may be either; a name
+    /// that a certificate cannot contain is left out.
     #[must_use]
     pub fn of_addresses(addresses: &[api::NodeAddress]) -> ServingNames {
         let mut names = ServingNames::default();
@@ -140,12 +140,12 @@ impl ServingNames {
 }
 
 impl Template {
-    /// For the node's user.
+    /// A template for the client certificate of a node.
     pub fn client(node_name: &str) -> Template {
         Template { purpose: Purpose::Client, node_name: node_name.to_owned(), names: ServingNames::default() }
     }
 
-    /// For the node's server.
+    /// A template for the serving certificate of a node.
     pub fn serving(node_name: &str, names: ServingNames) -> Template {
         Template { purpose: Purpose::Serving, node_name: node_name.to_owned(), names }
     }
@@ -154,7 +154,7 @@ impl Template {
         format!("{NODE_USER}{}", self.node_name)
     }
 
-    /// Whether a certificate has all that the template wants. Additional names do no harm.
+    /// Whether a certificate meets the template. Additional names are allowed.
     pub fn is_met_by(&self, facts: &Facts) -> bool {
         let named = |subject: &Subject| {
             subject.common_name == self.common_name()
@@ -176,7 +176,7 @@ impl Template {
         params.serialize_request(&key.0).and_then(|request| request.pem()).map_err(failed)
     }
 
-    /// The object to create. With a name it is found again after a restart.
+    /// The object to create. Because of its fixed name, it is found again after a restart.
     pub(super) fn request(
         &self,
         key: &PrivateKey,
@@ -200,15 +200,15 @@ impl Template {
         })
     }
 
-    /// The name of the request that is made with this key: it stays the same as long as the
-    /// key and the wish do.
+    /// The name of the request for this key. It stays the same as long as the key and the template
+    /// are the same.
     #[must_use]
     pub(super) fn request_name(&self, key: &PrivateKey) -> String {
         let mut text = key.public().to_vec();
         let common_name = self.common_name();
         let usages = self.purpose.usages();
         for part in [common_name.as_str(), NODES_GROUP].iter().chain(&usages) {
-            // A zero byte is in no part, so no two wishes run into one.
+            // No part contains a zero byte, so different parts never give the same digest.
             text.push(0);
             text.extend_from_slice(part.as_bytes());
         }
@@ -243,7 +243,7 @@ fn alternative_names(names: &ServingNames) -> Result<Vec<SanType>, rcgen::Error>
     dns.chain(names.ips.iter().map(|ip| Ok(SanType::IpAddress(*ip)))).collect()
 }
 
-/// What has become of a request.
+/// The state of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Not decided or not signed yet.
@@ -254,14 +254,14 @@ pub(super) enum Verdict {
         reason: String,
         message: String,
     },
-    /// The signer could not.
+    /// The signer failed.
     Failed {
         reason: String,
         message: String,
     },
 }
 
-/// Reads it off the object.
+/// Reads the state from the object.
 pub(super) fn verdict(request: &CertificateSigningRequest) -> Verdict {
     let Some(status) = &request.status else { return Verdict::Waiting };
     let conditions = status.conditions.as_deref().unwrap_or_default();
@@ -281,7 +281,7 @@ pub(super) fn verdict(request: &CertificateSigningRequest) -> Verdict {
     }
 }
 
-/// Why a request that was there already is not the one that `template` and `key` would make.
+/// The reason why an existing request differs from the one for `template` and `key`.
 pub(super) fn mismatch(
     request: &CertificateSigningRequest,
     template: &Template,
@@ -290,7 +290,7 @@ pub(super) fn mismatch(
     if request.spec.signer_name != template.purpose.signer() {
         return Some("its signer is another");
     }
-    // A request holds the public key once, byte for byte.
+    // A request contains the bytes of the public key exactly once.
     let der = std::str::from_utf8(&request.spec.request.0).ok().and_then(|text| pem::parse(text).ok());
     let holds_key = der.is_some_and(|der| {
         !key.public().is_empty()

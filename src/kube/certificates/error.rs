@@ -1,4 +1,4 @@
-//! Errors of this directory.
+//! Errors of certificates and their requests.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use super::csr::Purpose;
 pub enum Error {
     #[error("cannot make a private key")]
     Key { source: rcgen::Error },
-    /// No request, or no certificate of our own making.
+    /// No request or certificate could be made.
     #[error("cannot write the request for a {purpose}")]
     Request { purpose: Purpose, source: rcgen::Error },
     /// A file cannot be read.
@@ -18,7 +18,7 @@ pub enum Error {
     /// A file or directory cannot be written.
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
-    /// A file does not hold what it should.
+    /// The content of a file is invalid.
     #[error("{} cannot be used: {why}", path.display())]
     Content { path: PathBuf, why: &'static str },
     /// The request to the API server failed.
@@ -27,7 +27,7 @@ pub enum Error {
         purpose: Purpose,
         verb: &'static str,
         name: String,
-        /// The client's words.
+        /// The client's error message.
         detail: String,
     },
     /// The request was denied.
@@ -35,7 +35,7 @@ pub enum Error {
         "certificate signing request {name} for the {purpose} is denied, reason: {reason:?}, message: {message:?}"
     )]
     Denied { purpose: Purpose, name: String, reason: String, message: String },
-    /// The signer could not.
+    /// The signer failed.
     #[error(
         "certificate signing request {name} for the {purpose} failed, reason: {reason:?}, message: {message:?}"
     )]
@@ -47,13 +47,13 @@ pub enum Error {
     TimedOut {
         purpose: Purpose,
         name: String,
-        /// How long it was waited for.
+        /// The time limit that was reached.
         minutes: u64,
     },
-    /// The request was deleted, or is another one now.
+    /// The request was deleted, or replaced by another one.
     #[error("certificate signing request {name} for the {purpose} is gone")]
     Gone { purpose: Purpose, name: String },
-    /// There is a request of that name that is not ours.
+    /// Another request with this name exists.
     #[error("there is a certificate signing request {name} already, and {why}")]
     Foreign { name: String, why: &'static str },
     #[error("the certificate issued for request {name} cannot be used: {why}")]

@@ -1,8 +1,7 @@
-//! The content of a certificate: its lifetime, its subject, and its key (pure).
+//! The content of a certificate: lifetime, subject and public key (pure).
 //!
-//! Of a certificate six fields are wanted, and who signed it is for the other side of a
-//! connection to judge. A parser of all of X.509 would cost the binary more than everything
-//! else in this directory.
+//! Only six fields of a certificate are needed, and the other side of a connection verifies who
+//! signed it. A parser for all of X.509 would add more code than the rest of this directory.
 
 use std::net::IpAddr;
 
@@ -22,14 +21,14 @@ const DNS_NAME: u8 = tag::context(2);
 /// `[7]` in alternative names.
 const IP_ADDRESS: u8 = tag::context(7);
 
-/// What is known of one certificate.
+/// The fields of one certificate that are used here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
     /// Not valid before.
     pub not_before: Timestamp,
     /// Not valid after.
     pub not_after: Timestamp,
-    /// For whom it is; `None` where its name has a form that is not read.
+    /// The subject; `None` if its form is not supported.
     pub subject: Option<Subject>,
     /// Alternative names: DNS.
     pub dns_names: Vec<String>,
@@ -39,7 +38,7 @@ pub struct Facts {
     pub public_key: Vec<u8>,
 }
 
-/// A distinguished name, as far as it names a user.
+/// The parts of a distinguished name that identify a user.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Subject {
     /// The common name, the last of several; empty without one.
@@ -51,7 +50,7 @@ pub struct Subject {
 }
 
 impl Facts {
-    /// Reads a certificate in DER; `None` if it is none.
+    /// Reads a certificate in DER; `None` if it is invalid.
     #[must_use]
     pub fn of_der(der: &[u8]) -> Option<Facts> {
         let certificate = Certificate::of_der(der)?;
@@ -67,7 +66,7 @@ impl Facts {
         })
     }
 
-    /// Whether its time is over.
+    /// Whether it has expired.
     pub fn is_expired(&self, now: Timestamp) -> bool {
         now > self.not_after
     }
@@ -76,9 +75,9 @@ impl Facts {
 impl Subject {
     /// Reads the content of a distinguished name's SEQUENCE.
     ///
-    /// DIFFERS: Go reads T61String, BMPString and NumericString as well, and lets `*` and `&`
-    /// pass in a PrintableString. Users and groups get rights by these strings, so each must have
-    /// one reading.
+    /// DIFFERS: Go also reads T61String, BMPString and NumericString, and accepts `*` and `&` in a
+    /// PrintableString. These strings grant rights to users and groups, so each must have only one
+    /// possible reading.
     #[must_use]
     pub fn of_der(content: &[u8]) -> Option<Subject> {
         let mut subject = Subject::default();
@@ -175,7 +174,7 @@ mod tests {
         for length in 0..der.len() {
             assert_eq!(Facts::of_der(&der[..length]), None, "cut at {length}");
         }
-        // Each byte is replaced by several values: the reader must return, with any result.
+        // Each byte is replaced by several values: the parser must return, with any result.
         for at in 0..der.len() {
             for value in [0x00, 0x30, 0x7f, 0x80, 0x84, 0xff] {
                 let mut bad = der.clone();
@@ -237,7 +236,7 @@ mod tests {
             (0x13, "j\u{e4}".as_bytes(), "not ASCII"),
         ] {
             assert_eq!(read(tag, text), None, "{why}");
-            // A bad string in a field that is not used makes the name as bad.
+            // An invalid string in an unused field makes the whole name invalid.
             let other =
                 name(&[attribute(&[0x55, 0x04, 0x0b], tag, text), attribute(COMMON_NAME, 0x0c, b"jane")]);
             assert_eq!(Subject::of_der(&other), None, "{why}");
@@ -260,7 +259,7 @@ mod tests {
             read(&name(&[text(cn, "a"), text(o, "g"), text(cn, "b"), text(o, "h")])),
             is("b", "g,h", "")
         );
-        // An empty name is a name, and the last one.
+        // An empty common name counts, also as the last one.
         assert_eq!(read(&name(&[text(cn, "a"), text(cn, "")])), is("", "", ""));
         assert_eq!(
             read(&name(&[text(USER_UID, "u1"), text(cn, "a"), text(USER_UID, "u2")])),

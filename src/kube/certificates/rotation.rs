@@ -1,5 +1,5 @@
 //! One certificate over time: when a new one is requested, and how the response is used.
-//! All decisions are in [`Rotation::turn`], which gets the time and does at most two requests.
+//! All decisions are in [`Rotation::turn`], which gets the time and sends at most two requests.
 
 use std::time::Duration;
 
@@ -13,42 +13,42 @@ use super::error::Error;
 use super::store::{Identity, Store};
 use crate::util::error_chain::chain;
 
-/// A request of a node that has a certificate: the old one is good for long enough.
+/// Time limit of a request of a node that has a certificate: the old one is still valid.
 const WAIT: Duration = Duration::from_secs(15 * 60);
-/// The first request of a node may wait for a person.
+/// Time limit of the first request of a node, which may wait for a person.
 const BOOTSTRAP_WAIT: Duration = Duration::from_secs(3600);
-/// Pauses after failures double from the first to the second of these.
+/// The first and the longest pause after failures; pauses double.
 const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(32));
-/// A denial is a decision: the next request waits longer than after a failure.
+/// The pause after a denied request: a person decided, so it is longer than after a failure.
 const DENIED_RETRY: Duration = Duration::from_secs(600);
 /// First and longest pause between two polls of a request: most approvers take a second.
 const POLL: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
-/// However short the lives are that a signer grants: this part of what is left passes first.
+/// However short a certificate's lifetime is, this part of the remaining time passes before a renewal.
 const AT_LEAST: f64 = 0.1;
-/// Part of its life after which a certificate is renewed, and how much chance adds, so that
-/// nodes that were made together do not come together.
+/// The part of its life after which a certificate is renewed, and the random part that is added, so
+/// that nodes that were created together do not renew at the same time.
 const RENEW_AT: (f64, f64) = (0.7, 0.2);
 
 /// Why a request to the API server failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Refusal {
     AlreadyExists,
-    /// It has none of that name.
+    /// No object has this name.
     NotFound,
-    /// Anything else, in the client's words.
+    /// Any other failure, with the client's error message.
     Other(String),
 }
 
-/// The API server, as far as requests for certificates go.
+/// The requests to the API server for certificates.
 pub(super) trait Signer {
     fn create(&self, request: &CertificateSigningRequest) -> Result<CertificateSigningRequest, Refusal>;
     fn get(&self, name: &str) -> Result<CertificateSigningRequest, Refusal>;
 }
 
-/// Makes the signer with the bootstrap credentials, which may have changed.
+/// Creates a signer with the bootstrap credentials, which may have changed.
 pub(super) type OpenSigner = Box<dyn FnMut() -> Result<Box<dyn Signer + Send>, Error> + Send>;
 
-/// A request under way.
+/// A request in progress.
 struct Pending {
     name: String,
     uid: String,
@@ -57,35 +57,36 @@ struct Pending {
     until: Timestamp,
     due: Timestamp,
     poll_count: u32,
-    /// Where the request was made; `None`: with the node's own credentials.
+    /// Signer with the bootstrap credentials, if it got the request; else the node's own
+    /// credentials.
     bootstrap: Option<Box<dyn Signer + Send>>,
 }
 
 /// The result of a turn.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// Nothing new.
+    /// No change.
     Quiet,
-    /// A request was made, or found again.
+    /// A request was created, or an existing one is continued.
     Requested { name: String, bootstrap: bool },
     /// There is a new certificate; the error is that of storing it.
     Issued(Box<Identity>, Option<Error>),
-    /// It did not work; the pause before the next try has begun.
+    /// A request failed; the pause before the next attempt has started.
     Failed(Error),
 }
 
-/// See the module.
+/// The state of one certificate.
 pub(super) struct Rotation {
     store: Store,
-    /// With the node's own credentials.
+    /// The API server, with the node's own credentials.
     own: Option<Box<dyn Signer + Send>>,
     bootstrap: Option<OpenSigner>,
     current: Option<Identity>,
-    /// What the current one was issued for; none for one that was there already.
+    /// The template of the current certificate; `None` if it was issued before the start.
     issued_for: Option<Template>,
     /// When the current one is to be renewed.
     renew: Timestamp,
-    /// Not before this, after a failure.
+    /// No attempt before this time, after a failure.
     paused: Timestamp,
     failures: u32,
     pending: Option<Pending>,
@@ -117,14 +118,14 @@ impl Rotation {
         }
     }
 
-    /// When the next turn is due; without a wish nothing is.
+    /// When the next turn is due; `None` without a template.
     pub(super) fn due(&self, template: Option<&Template>, now: Timestamp) -> Timestamp {
         let Some(template) = template else { return Timestamp::MAX };
         if let Some(pending) = &self.pending {
             return if pending.template == *template { pending.due } else { now };
         }
         let satisfied = self.current.as_ref().is_some_and(|identity| {
-            // A signer that leaves something out does so again: the next request is the renewal.
+            // A signer that omitted a name would omit it again: the next request is the renewal.
             let fits = template.is_met_by(&identity.facts) || self.issued_for.as_ref() == Some(template);
             fits && !identity.facts.is_expired(now)
         });
@@ -139,7 +140,7 @@ impl Rotation {
         let Some(template) = template else { return Outcome::Quiet };
         let result = match self.pending.take() {
             Some(pending) if pending.template == *template => self.poll(pending, now, unit),
-            // The template has changed meanwhile: the earlier request is of no use.
+            // The template has changed meanwhile: the earlier request is obsolete.
             _ => self.request(template, now),
         };
         result.unwrap_or_else(|error| {
@@ -154,7 +155,7 @@ impl Rotation {
         })
     }
 
-    /// A clock that was set back takes the waits along; the life of a certificate stays.
+    /// When the clock is set back, the waits are adjusted; the lifetime of the certificate is not.
     fn follow_clock(&mut self, now: Timestamp) {
         let back = self.seen.duration_since(now);
         if back.is_positive() && self.seen != Timestamp::MIN {
@@ -242,7 +243,7 @@ impl Rotation {
             }
             Some(Ok(seen)) => csr::verdict(&seen),
             Some(Err(Refusal::NotFound)) => return Err(Error::Gone { purpose, name }),
-            // An API server that is away does not end the wait, time does.
+            // An unavailable API server does not end the wait; only the time limit does.
             Some(Err(refusal)) => {
                 log::debug!("cannot read certificate signing request {name}: {}", words(refusal));
                 Verdict::Waiting
@@ -292,8 +293,8 @@ impl Rotation {
 
 fn words(refusal: Refusal) -> String {
     match refusal {
-        Refusal::AlreadyExists => "it exists already".to_owned(),
-        Refusal::NotFound => "it is not there".to_owned(),
+        Refusal::AlreadyExists => "it already exists".to_owned(),
+        Refusal::NotFound => "it does not exist".to_owned(),
         Refusal::Other(words) => words,
     }
 }
@@ -310,7 +311,7 @@ fn seconds_between(earlier: Timestamp, later: Timestamp) -> f64 {
     later.duration_since(earlier).as_secs_f64().max(0.0)
 }
 
-/// The pause after so many tries.
+/// The pause after this number of failed attempts.
 fn doubled((first, most): (Duration, Duration), times: u32) -> Duration {
     first.saturating_mul(2_u32.saturating_pow(times.min(16))).min(most)
 }
@@ -329,9 +330,9 @@ pub(super) fn log_outcome(purpose: Purpose, outcome: &Outcome, failures: u32) {
         }
         Outcome::Issued(identity, stored) => {
             let until = identity.facts.not_after;
-            log::info!("there is a new {purpose}, good until {until}");
+            log::info!("installed a new {purpose}, valid until {until}");
             if let Some(error) = stored {
-                log::error!("the new {purpose} is used but not kept for the next start: {}", chain(error));
+                log::error!("the new {purpose} is used but was not stored: {}", chain(error));
             }
         }
         Outcome::Failed(error) if failures.is_power_of_two() => {

@@ -9,7 +9,7 @@ use k8s_openapi::api::certificates::v1::{
 use super::*;
 use crate::kube::certificates::csr::ServingNames;
 
-/// A signer with its own key; `Behaviour` says how it treats requests.
+/// A signer with its own key. `Behaviour` selects how it treats requests.
 #[derive(Clone)]
 pub(in super::super) struct FakeSigner {
     inner: Arc<Mutex<Inner>>,
@@ -33,7 +33,7 @@ enum Behaviour {
     Away,
     OtherKey,
     Expired,
-    /// Most of the life is over when it is issued.
+    /// Most of its lifetime has passed when it is issued.
     Old,
 }
 
@@ -142,7 +142,7 @@ impl Signer for FakeSigner {
     }
 }
 
-/// A public key and what goes with it.
+/// The public key of a request, for a certificate with that key.
 struct RequestKey(Vec<u8>);
 
 impl rcgen::PublicKeyData for RequestKey {
@@ -154,7 +154,7 @@ impl rcgen::PublicKeyData for RequestKey {
     }
 }
 
-/// What a signer makes of a request. The request's key is the 65 bytes of its point.
+/// The certificate that a signer issues. The request's key is the 65 bytes of its point.
 fn sign(request: &CertificateSigningRequest, from: Timestamp, lifetime: Duration, its_key: bool) -> String {
     let der = pem::parse(&request.spec.request.0).unwrap();
     // SubjectPublicKeyInfo of P-256: a bit string of 66 bytes after the curve's identifier.
@@ -213,7 +213,7 @@ impl Bench {
         Rotation::new(self.store.clone(), current, Some(self.signer.boxed()), None, 0.5)
     }
 
-    /// Turns whenever something is due, until an outcome that is not quiet; from `second` on.
+    /// Runs each due turn, starting at `second`, until an outcome other than `Quiet`.
     fn next(&self, rotation: &mut Rotation, second: &mut i64) -> Outcome {
         for _ in 0..10_000 {
             let due = rotation.due(Some(&self.template), at(*second));
@@ -320,7 +320,7 @@ fn failures_are_reported_and_retried() {
         assert!(text.contains(words), "{text}");
         let due = rotation.due(Some(&bench.template), at(second));
         assert_eq!(due.duration_since(at(second)).as_secs(), pause, "{text}");
-        // It comes right in the end.
+        // In the end it succeeds.
         bench.signer.set(Behaviour::Approve, at(second));
         bench.issued(&mut rotation, &mut second);
         assert_eq!(rotation.failures(), 0);
@@ -352,7 +352,7 @@ fn pauses_double_and_polls_of_a_long_wait_are_rare() {
 }
 
 #[test]
-fn a_clock_that_is_set_back_holds_up_nothing() {
+fn a_clock_that_is_set_back_delays_no_request() {
     let day = 86_400;
     let turn = |bench: &Bench, rotation: &mut Rotation, second| {
         rotation.turn(Some(&bench.template), at(second), 0.5);
@@ -363,7 +363,7 @@ fn a_clock_that_is_set_back_holds_up_nothing() {
     let mut rotation = bench.own(None);
     assert_eq!(turn(&bench, &mut rotation, day), 2);
     assert!(turn(&bench, &mut rotation, 0) <= 2, "not a day and two seconds");
-    // A request under way.
+    // A request in progress.
     let bench = Bench::new(Behaviour::Wait);
     let mut rotation = bench.own(None);
     turn(&bench, &mut rotation, day);
@@ -372,13 +372,13 @@ fn a_clock_that_is_set_back_holds_up_nothing() {
     let mut second = 1;
     let issued = bench.issued(&mut rotation, &mut second);
     assert!(second < 20 && issued.facts.not_after == at(1000), "{second} {issued:?}");
-    // The renewal is a matter of the certificate, and not due any earlier.
+    // The time of the renewal follows from the certificate and does not change.
     assert_eq!(turn(&bench, &mut rotation, -day), day + 800);
     assert_eq!(bench.signer.counts().0, 1);
 }
 
 #[test]
-fn an_api_server_that_goes_away_does_not_end_the_wait() {
+fn an_unavailable_api_server_does_not_end_the_wait() {
     let bench = Bench::new(Behaviour::Wait);
     let mut rotation = bench.own(None);
     let mut second = 0;
@@ -416,7 +416,7 @@ fn an_expired_certificate_is_renewed_with_the_bootstrap_credentials() {
         Some(bench.signer.opener()),
         0.5,
     );
-    // While it is good, the own credentials are used.
+    // While the certificate is valid, the node's own credentials are used.
     second = 850;
     assert!(bench.failure(&mut rotation, &mut second).contains("connection refused"));
     second = 2000;
@@ -438,7 +438,7 @@ fn addresses_that_change_make_a_new_request() {
     assert_eq!(rotation.due(None, at(0)), Timestamp::MAX);
     let mut second = 0;
     bench.next(&mut rotation, &mut second);
-    // Another address while the first request waits.
+    // Another address, while the first request waits.
     bench.template = serving("10.0.0.8");
     assert_eq!(rotation.due(Some(&bench.template), at(second)), at(second));
     bench.next(&mut rotation, &mut second);
@@ -446,11 +446,11 @@ fn addresses_that_change_make_a_new_request() {
     let identity = bench.issued(&mut rotation, &mut second);
     assert_eq!(identity.facts.ips, ["10.0.0.8".parse::<std::net::IpAddr>().unwrap()]);
     assert!(rotation.due(Some(&bench.template), at(second)) > at(second + 600));
-    // And another one while the certificate is good.
+    // Another address again, while the certificate is valid.
     bench.template = serving("10.0.0.7");
     assert!(rotation.due(Some(&bench.template), at(second)) <= at(second));
     assert_eq!(bench.signer.counts().0, 2);
-    // How old the other one has become is counted.
+    // The wait includes the age of the other certificate.
     let before = SERVING_CERTIFICATE_AGE.count();
     bench.issued(&mut rotation, &mut second);
     assert!(SERVING_CERTIFICATE_AGE.count() > before);

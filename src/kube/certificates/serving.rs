@@ -1,5 +1,5 @@
-//! The certificate that the node's server shows: from the operator's files, signed by
-//! itself, or issued on request (Go: pkg/kubelet/certificate, cmd/kubelet's initializeTLS).
+//! The node's serving certificate: from the operator's files, self-signed, or issued on request
+//! (Go: pkg/kubelet/certificate, cmd/kubelet's initializeTLS).
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,9 +14,9 @@ pub use crate::transport::tls::ServingCertificate;
 use crate::util::atomic_file;
 use crate::util::error_chain::chain;
 
-/// Of a certificate that the node signs itself.
+/// Lifetime of a self-signed certificate.
 const LIFETIME: Duration = Duration::from_secs(366 * 86_400);
-/// It begins a little earlier, for clocks that are behind.
+/// Its validity starts earlier by this time, for clients whose clock is behind.
 const BACKDATED: SignedDuration = SignedDuration::from_hours(1);
 /// The shortest time between two checks of the operator's files.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
@@ -27,11 +27,11 @@ const LOOK_AGAIN: Duration = Duration::from_secs(10);
 pub enum Source {
     /// `tlsCertFile` and `tlsPrivateKeyFile`.
     Files { certificate: PathBuf, key: PathBuf },
-    /// `kubelet.crt` and `kubelet.key` in the certificate directory, made if they are not
-    /// there or no longer good.
+    /// `kubelet.crt` and `kubelet.key` in the certificate directory, created if they are missing or
+    /// have expired.
     SelfSigned {
         dir: PathBuf,
-        /// The host's name, or what stands in for it.
+        /// The host's name, or a substitute for it.
         host: String,
         /// The host's addresses.
         ips: Vec<std::net::IpAddr>,
@@ -40,7 +40,7 @@ pub enum Source {
     Requested { dir: PathBuf },
 }
 
-/// The certificate in force, for the server. Clones share it.
+/// The current serving certificate, for the server. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Serving {
     inner: Arc<Mutex<Inner>>,
@@ -62,7 +62,7 @@ struct Files {
 }
 
 impl Serving {
-    /// Opens the source; what is there is in force at once.
+    /// Opens the source; a certificate that already exists is used immediately.
     ///
     /// # Errors
     /// When files cannot be read, used or written. A certificate on request that cannot be
@@ -137,7 +137,8 @@ impl Inner {
                 log::info!("the serving certificate {} was read again", files.certificate.display());
                 self.put(&identity);
             }
-            // Perhaps half-way through a replacement: the old one stays, and the next check reads it.
+            // Perhaps a replacement is in progress: the old files stay, and the next check reads
+            // them.
             Err(error) => log::warn!("the serving certificate stays as it was: {}", chain(&error)),
         }
     }
@@ -237,7 +238,7 @@ mod tests {
             let file = std::fs::File::options().append(true).open(dir.path().join(name)).unwrap();
             file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)).unwrap();
         };
-        // A bad file leaves the old one in force.
+        // An invalid file leaves the old certificate in use.
         let good = std::fs::read(dir.path().join("kubelet.crt")).unwrap();
         std::fs::write(dir.path().join("kubelet.crt"), "nonsense").unwrap();
         touch("kubelet.crt");
@@ -245,7 +246,7 @@ mod tests {
         assert_eq!(serving.lock().current.clone().unwrap(), first);
         std::fs::write(dir.path().join("kubelet.crt"), good).unwrap();
         reload(121);
-        assert_eq!(serving.lock().current.clone().unwrap().generation, 1, "looked a moment ago");
+        assert_eq!(serving.lock().current.clone().unwrap().generation, 1, "the last check was a moment ago");
         touch("kubelet.crt");
         reload(180);
         assert_eq!(serving.lock().current.clone().unwrap().generation, 2);

@@ -11,19 +11,19 @@ use crate::kube::error::ApiError;
 use crate::kube::target::Target;
 use crate::transport::api::Breaker;
 
-/// Makes a client with the bootstrap credentials; an error is in words. It is called each
+/// Creates a client with the bootstrap credentials, or returns an error message. It is called each
 /// time that they are needed, because the file may have been replaced.
 pub type OpenBootstrap = Box<dyn FnMut() -> Result<Client, String> + Send>;
 
-/// For one request. Certificates are not urgent, but a stop waits for this at most.
+/// Time limit for one request. Certificates are not urgent, but stopping may wait for this time.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A client for requests that `breaker` ends. Certificates have no rate limit.
+/// A client whose requests `breaker` ends. Requests for certificates have no rate limit.
 pub(super) fn signer(client: &Client, breaker: &Breaker) -> Box<dyn Signer + Send> {
     Box::new(client.with_limits(None, TIMEOUT).with_breaker(breaker.clone()))
 }
 
-/// The same for the bootstrap credentials.
+/// The same with the bootstrap credentials.
 pub(super) fn opener(mut open: OpenBootstrap, breaker: &Breaker) -> OpenSigner {
     let breaker = breaker.clone();
     Box::new(move || open().map(|client| signer(&client, &breaker)).map_err(Error::Bootstrap))

@@ -1,5 +1,5 @@
-//! Certificates on disk, as the Go kubelet keeps them: chain and key in one file of its time,
-//! and a link to the current one.
+//! Certificates on disk, stored as by the Go kubelet: chain and key in one file with a time in its
+//! name, and a link to the current file.
 
 use std::fmt;
 use std::fs;
@@ -16,17 +16,17 @@ use super::facts::Facts;
 use crate::transport;
 use crate::util::atomic_file;
 
-/// Keys are their owner's alone.
+/// Only the owner may read keys.
 const KEY_MODE: u32 = 0o600;
-/// The directory itself holds nothing that others may not list.
+/// The names in the directory are not secret.
 const DIR_MODE: u32 = 0o755;
-/// No certificate is longer; a file that is, is something else.
+/// Larger files are not certificates and are refused.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
-/// A chain with its key. It does not show the key.
+/// A certificate chain with its key. `Debug` does not print the key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// The certificates, the own one first.
+    /// The certificates, the node's own first.
     pub chain_pem: String,
     /// The private key.
     pub key_pem: String,
@@ -44,10 +44,10 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// Takes the certificates and the key out of a PEM text that has both.
+    /// Reads the certificates and the key from a PEM text that has both.
     pub(super) fn of_pem(text: &str) -> Result<Identity, &'static str> {
         let blocks = pem::parse_many(text).map_err(|_| "it is not PEM")?;
-        // A file that is named as both certificate and key comes twice.
+        // A file that is named both as certificate and as key appears twice.
         let (mut chain_pem, mut key_pem, mut facts) = (String::new(), None, None);
         for block in &blocks {
             match block.tag() {
@@ -72,7 +72,7 @@ impl Identity {
         })
     }
 
-    /// Reads what a kubeconfig names or holds.
+    /// Reads a certificate and key that a kubeconfig names or contains.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -81,8 +81,8 @@ impl Identity {
         Identity::of_pem(&format!("{}\n{}", text(&client.certificate)?.trim_end(), text(&client.key)?))
     }
 
-    /// For the API client: byte for byte what the current file holds, so that the client, which
-    /// reads that file now and then, finds nothing new in it.
+    /// For the API client: exactly the bytes of the current file, so that the client, which reads
+    /// that file again regularly, detects no change.
     pub fn for_client(&self) -> transport::api::Identity {
         let text = self.file_text().into_bytes();
         transport::api::Identity { certificate: text.clone(), key: text }
@@ -92,7 +92,7 @@ impl Identity {
         format!("{}{}", self.chain_pem, self.key_pem)
     }
 
-    /// Joins an issued chain with the key it was issued for.
+    /// Joins an issued chain with its key.
     pub(super) fn join(chain: &[u8], key: &PrivateKey) -> Result<Identity, &'static str> {
         let chain = std::str::from_utf8(chain).map_err(|_| "it is not PEM")?;
         let identity = Identity::of_pem(&format!("{}\n{}", chain.trim_end(), key.pem()))?;
@@ -107,8 +107,8 @@ fn encode(block: &pem::Pem) -> String {
     pem::encode_config(block, pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF))
 }
 
-/// Reads the certificates in a PEM text that is kept elsewhere, such as that of a
-/// kubeconfig; an error describes what is wrong with it.
+/// Reads the certificates in a PEM text from elsewhere, such as a kubeconfig; an error describes
+/// what is wrong with it.
 ///
 /// # Errors
 /// When there is no certificate, or one of them is damaged.
@@ -134,7 +134,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// In `dir`, which is made when something is stored.
+    /// A store in `dir`, which is created when something is stored.
     #[must_use]
     pub fn new(dir: &Path, purpose: Purpose) -> Store {
         Store { dir: dir.to_owned(), purpose }
@@ -146,13 +146,13 @@ impl Store {
         self.dir.join(format!("{}-current.pem", self.purpose.file_prefix()))
     }
 
-    /// Where the key waits for its first certificate.
+    /// The file of the key that has no certificate yet.
     #[must_use]
     pub fn pending_key_path(&self) -> PathBuf {
         self.dir.join(format!("{}.key.tmp", self.purpose.file_prefix()))
     }
 
-    /// What the current file holds; `None` if there is none.
+    /// The content of the current file; `None` if there is none.
     ///
     /// # Errors
     /// When there is one that cannot be read or holds no certificate with its key.
@@ -162,15 +162,15 @@ impl Store {
         Identity::of_pem(&text).map(Some).map_err(|why| Error::Content { path, why })
     }
 
-    /// Writes a new file and makes it the current one. A reader of the current file sees the
-    /// old or the new one, complete.
+    /// Writes a new file and makes it the current one. A reader of the current file gets the old or
+    /// the new one, complete.
     pub(super) fn update(&self, identity: &Identity, now: Timestamp) -> Result<PathBuf, Error> {
         self.make_dir()?;
         let time = now.to_zoned(TimeZone::UTC).strftime("%Y-%m-%d-%H-%M-%S").to_string();
         let name = format!("{}-{time}.pem", self.purpose.file_prefix());
         let path = self.dir.join(&name);
         write(&path, &identity.file_text())?;
-        // Relative, so that it holds where the directory is mounted elsewhere, too.
+        // A relative link also works where the directory is mounted elsewhere.
         let beside = self.dir.join(format!("{}-updated.pem", self.purpose.file_prefix()));
         let current = self.current_path();
         let failed = |source| Error::Write { path: current.clone(), source };
@@ -180,13 +180,13 @@ impl Store {
         }
         std::os::unix::fs::symlink(&name, &beside).map_err(failed)?;
         fs::rename(&beside, &current).map_err(failed)?;
-        // A failure leaves the old name for after a crash: it is as good as not renewed.
+        // If this fails, a crash may restore the old link, as if the renewal had not happened.
         let _ = fs::File::open(&self.dir).and_then(|dir| dir.sync_all());
         Ok(path)
     }
 
-    /// The key whose request may still be under way, or a new one that is kept for the next
-    /// start. One that cannot be read is replaced.
+    /// The key whose request may still be in progress, or a new key that is stored for the next
+    /// start. A key that cannot be read is replaced.
     pub(super) fn pending_key(&self) -> Result<PrivateKey, Error> {
         let path = self.pending_key_path();
         if let Some(text) = read(&path)? {
@@ -201,7 +201,7 @@ impl Store {
         Ok(key)
     }
 
-    /// The pending key has its certificate, or will get none.
+    /// Removes the pending key: it has its certificate, or will get none.
     pub(super) fn forget_pending_key(&self) {
         let path = self.pending_key_path();
         match fs::remove_file(&path) {
@@ -221,7 +221,7 @@ impl Store {
     }
 }
 
-/// Reads a small file; `None` if it is not there.
+/// Reads a small file; `None` if it does not exist.
 pub(super) fn read(path: &Path) -> Result<Option<String>, Error> {
     let failed = |source| Error::Read { path: path.to_owned(), source };
     match fs::metadata(path) {
@@ -342,7 +342,7 @@ mod tests {
         assert_eq!(facts_of_pem(&[0xff]), Err("there is no certificate"));
         let identity = Identity::join(issue(&key, 0).as_bytes(), &key).unwrap();
         assert_eq!(Identity::of_client(&identity.for_client()), Ok(identity.clone()));
-        // What the client is given is what it reads from the file later.
+        // The client receives exactly the text that it later reads from the file.
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path(), Purpose::Client);
         store.update(&identity, at(0)).unwrap();

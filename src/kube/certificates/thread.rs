@@ -25,10 +25,10 @@ use crate::util::metrics::{Counter, Gauge};
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
-/// A clock that was set is noticed after this time.
+/// A clock change is noticed within this time.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
-/// What is renewed.
+/// The certificates to renew.
 pub struct Settings {
     /// `--cert-dir`.
     pub cert_dir: PathBuf,
@@ -40,13 +40,13 @@ pub struct Settings {
     pub serving: Option<Serving>,
 }
 
-/// The client certificate's part.
+/// The client certificate to renew.
 pub struct Renewed {
-    /// The one in use; see [`client_identity`].
+    /// The current one; see [`client_identity`].
     pub current: Option<Identity>,
-    /// For when the own credentials have expired, or there are none yet.
+    /// Used when the node's own credentials have expired, or do not exist yet.
     pub bootstrap: Option<OpenBootstrap>,
-    /// The kubeconfig to write once there is a good certificate, for a node that has none.
+    /// The kubeconfig to write once there is a valid certificate, for a node that has none.
     pub kubeconfig: Option<(PathBuf, Cluster)>,
 }
 
@@ -63,13 +63,13 @@ struct ClientParts {
     own: Box<dyn Signer + Send>,
     bootstrap: Option<OpenSigner>,
     kubeconfig: Option<(PathBuf, Cluster)>,
-    /// Puts a new certificate to use.
+    /// Uses a new certificate.
     install: Install,
 }
 
 type Install = Box<dyn FnMut(&Identity) + Send>;
 
-/// What others hold of the thread. Clones share it.
+/// A handle of the thread for its users. Clones share it.
 #[derive(Clone)]
 pub struct Certificates {
     names: Arc<Mutex<ServingNames>>,
@@ -77,13 +77,13 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// The node's addresses as they are now. A serving certificate that lacks one is replaced.
+    /// Sets the node's addresses. A serving certificate that lacks one is replaced.
     pub fn set_addresses(&self, addresses: &[api::NodeAddress]) {
         let new = ServingNames::of_addresses(addresses);
         let mut names = self.lock();
         if *names != new {
             *names = new;
-            // A full bell already rings; a thread that has ended needs none.
+            // If the bell is full, it rings already; a thread that has ended needs none.
             let _ = self.bell.try_send(());
         }
     }
@@ -93,8 +93,8 @@ impl Certificates {
     }
 }
 
-/// The client certificate to start with: the current one of `store`, or, if that is not there
-/// or has expired, that of the kubeconfig's credentials.
+/// The client certificate to start with: the current one of `store`, or, if that is missing or has
+/// expired, that of the kubeconfig's credentials.
 #[must_use]
 pub fn client_identity(
     store: &Store,
@@ -115,11 +115,11 @@ pub fn client_identity(
     }
 }
 
-/// Starts the thread. `client` has the node's own credentials, which are replaced in it when
-/// there is a new certificate.
+/// Starts the thread. `client` has the node's own credentials, which are replaced when there is a
+/// new certificate.
 ///
 /// # Errors
-/// When the kernel refuses the thread.
+/// When the kernel cannot create the thread.
 pub fn spawn(
     settings: Settings,
     client: &Client,
@@ -154,7 +154,7 @@ fn start(parts: Parts, on_death: OnDeath) -> std::io::Result<(Running, Certifica
     let certificates = Certificates { names: Arc::default(), bell: ring };
     let own = certificates.clone();
     let running = threads::spawn("certs", Stack::Large, on_death, move |stop| {
-        // It holds the other end of the bell, so that is never cut off.
+        // `parts` has the other end of the bell, so the channel stays open.
         State::new(parts, own).run(&stop, &bell);
     })?;
     Ok((running, certificates))
@@ -175,7 +175,7 @@ struct ClientState {
 }
 
 impl ClientState {
-    /// Writes the kubeconfig if it is still to be written and there is what it points at.
+    /// Writes the kubeconfig if it was not written yet and its certificate exists.
     fn publish_kubeconfig(&mut self) {
         let Some((path, cluster)) = &self.kubeconfig else { return };
         match bootstrap::write_kubeconfig(path, cluster, &self.store) {
@@ -204,7 +204,7 @@ impl State {
         });
         let serving = serving.map(|(serving, signer)| {
             let store = Store::new(&cert_dir, Purpose::Serving);
-            // A certificate that cannot be read was logged when the source was opened.
+            // An unreadable certificate was logged when the source was opened.
             let current = store.load().unwrap_or_default();
             (Rotation::new(store, current, Some(signer), None, random_unit()), serving)
         });
@@ -225,7 +225,7 @@ impl State {
         }
     }
 
-    /// Does what is due and returns the time of the next turn.
+    /// Runs the due turns and returns the time of the next turn.
     fn turn(&mut self, now: Timestamp, stop: &StopToken) -> Timestamp {
         let mut due = Timestamp::MAX;
         if let Some(client) = &mut self.client {
@@ -247,7 +247,7 @@ impl State {
         }
         if let Some((rotation, serving)) = &mut self.serving {
             let names = self.certificates.lock().clone();
-            // The signer rejects a node without an address; before there is one, there is no request.
+            // The signer rejects a node without an address, so no request is made before there is one.
             let template = (!names.ips.is_empty()).then(|| Template::serving(&self.node_name, names));
             let outcome = rotation.turn(template.as_ref(), now, random_unit());
             if stop.is_stopped() {
@@ -264,7 +264,7 @@ impl State {
     }
 }
 
-/// For the metrics.
+/// Sets the expiry of a certificate for the metrics.
 fn count(outcome: &Outcome, end: Option<Timestamp>, shown: &Gauge, errors: &Counter) {
     if let Some(end) = end {
         shown.set(end.as_second() as f64);
@@ -312,7 +312,7 @@ mod tests {
         };
         let (running, certificates) = start(parts, OnDeath::Unsupervised).unwrap();
         assert_eq!(news.recv_timeout(limit).unwrap(), "system:node:node1");
-        assert!(serving.current().is_none(), "no address is known");
+        assert!(serving.current().is_none(), "there is no address yet");
         let address = |ip: &str| api::NodeAddress { type_: "InternalIP".into(), address: ip.into() };
         certificates.set_addresses(&[address("10.0.0.7")]);
         assert_eq!(generation(1), 1);

@@ -1,16 +1,16 @@
-//! The ConfigMaps and Secrets that pods of this node name, each read once for all pods
-//! (Go: pkg/kubelet/util/manager, pkg/kubelet/configmap, pkg/kubelet/secret).
+//! The ConfigMaps and Secrets that pods of this node name, each read once for all pods (Go:
+//! pkg/kubelet/util/manager, pkg/kubelet/configmap, pkg/kubelet/secret).
 //!
-//! An object is kept from the registration of the first pod that names it to the end of the
-//! last. By default a watch follows each. What was read stays usable while the API server is
-//! away.
+//! An object is cached from the registration of the first pod that names it until the last such pod
+//! has ended. By default it is watched. A cached object stays usable while the API server is
+//! unavailable.
 //!
-//! DIFFERS: a pod whose object changed is synced again at once, and a volume that waits
-//! for a missing one does not wait to the end of its back-off; upstream leaves both to the
-//! next periodic sync. A watch is not ended for want of readers.
+//! DIFFERS: a pod whose object changed is synced immediately, and a volume that waits for a missing
+//! one does not wait to the end of its back-off; upstream leaves both to the next periodic sync. A
+//! watch does not end because no pod reads the object.
 //!
-//! DIFFERS: beyond [`MAX_WATCHES`] objects are not watched but read again when they are used
-//! and older than `POLL`: each watch costs a thread and a connection.
+//! DIFFERS: objects beyond [`MAX_WATCHES`] are not watched, but read again when they are used and
+//! older than `POLL`: each watch costs a thread and a connection.
 
 mod object;
 
@@ -29,14 +29,14 @@ use crate::util::threads::{self, Running};
 
 pub use object::{Key, Kind, Object, Stored, references};
 
-/// Objects that are watched at once.
+/// The largest number of objects that are watched.
 pub const MAX_WATCHES: usize = 64;
 /// The age at which an object that is not watched is read again.
 const POLL: Duration = Duration::from_secs(60);
-/// How long a pod waits for the first word about an object, or about services.
+/// How long a pod waits for the first read of an object, or of services.
 ///
-/// DIFFERS: upstream waits a second for an object, which a busy node may need for its
-/// connections alone, and not at all for services.
+/// DIFFERS: upstream waits one second for an object, which may be too short for the connections of
+/// a busy node, and not at all for services.
 pub const FIRST_READ: Duration = Duration::from_secs(3);
 
 /// `configMapAndSecretChangeDetectionStrategy`.
@@ -45,14 +45,14 @@ pub enum Strategy {
     /// A watch per object.
     #[default]
     Watch,
-    /// Read again when older than the node's time to live.
+    /// Read again when older than the node's time to live for objects.
     Cache,
     /// Read at each use.
     Get,
 }
 
 impl Strategy {
-    /// From the word in the configuration, which has been validated.
+    /// The strategy of a configuration value, which has been validated.
     #[must_use]
     pub fn from_config(word: &str) -> Strategy {
         match word {
@@ -70,8 +70,8 @@ pub enum ObjectError {
     /// The API server has no such object.
     #[error("{} {name:?} not found", kind.word())]
     NotFound { kind: Kind, name: String },
-    /// Access is denied. Right after a pod was bound the API server may not know yet that this
-    /// node may read the object: worth a retry.
+    /// Access is denied. Right after a pod was bound, the API server may not know yet that this
+    /// node may read the object: the caller should retry.
     #[error("{text}")]
     Forbidden {
         /// The API server's message.
@@ -80,13 +80,13 @@ pub enum ObjectError {
     /// The request failed.
     #[error("{text}")]
     Unavailable { text: String },
-    /// There was no response yet.
+    /// There is no response yet.
     #[error("failed to sync {} cache: timed out waiting for the condition", kind.word())]
     NotYet { kind: Kind },
     /// No registered pod names it.
     #[error("object {namespace:?}/{name:?} not registered")]
     NotRegistered { namespace: String, name: String },
-    /// The pod is to end, or the agent.
+    /// The pod or the agent stops.
     #[error("stopping")]
     Stopping,
 }
@@ -98,7 +98,7 @@ impl ObjectError {
     }
 }
 
-/// An update of a watch: the object as it is now, or that there is none.
+/// Receives the updates of a watch: the current object, or `None` if it does not exist.
 pub type Sink = Box<dyn FnMut(Option<Object>) + Send>;
 
 /// The requests to the API server; a trait so that tests need no server.
@@ -109,17 +109,17 @@ pub trait ObjectApi: Send + Sync {
     /// [`ObjectError::NotFound`], `Forbidden` or `Unavailable`.
     fn read(&self, key: &Key) -> Result<Object, ObjectError>;
 
-    /// Follows the object on a thread until that is stopped.
+    /// Watches the object on a thread until that is stopped.
     ///
     /// # Errors
-    /// When there can be no thread.
+    /// When the thread cannot be started.
     fn watch(&self, key: &Key, sink: Sink) -> io::Result<Running>;
 }
 
 /// Receives the pods to sync again.
 pub type Changed = Box<dyn Fn(&PodUid) + Send + Sync>;
 
-/// The lifetime of cached objects for [`Strategy::Cache`], from the node's annotation; `None`: a minute.
+/// The lifetime of cached objects for [`Strategy::Cache`], from the node's annotation; `None`: one minute.
 pub type TimeToLive = Box<dyn Fn() -> Option<Duration> + Send + Sync>;
 
 /// The cache. Clones share it.
@@ -139,7 +139,7 @@ struct Shared {
     api: Arc<dyn ObjectApi>,
     changed: Changed,
     time_to_live: TimeToLive,
-    /// Locked for look-ups only, never during a call.
+    /// Locked for short reads and updates only, never during a request.
     table: Mutex<Table>,
 }
 
@@ -147,7 +147,7 @@ struct Shared {
 struct Table {
     entries: HashMap<Key, Entry>,
     pods: HashMap<PodUid, References>,
-    /// Of entries with a watch, or about to have one.
+    /// The number of entries that have a watch or are starting one.
     watches: usize,
     last_id: u64,
     closed: bool,
@@ -156,16 +156,16 @@ struct Table {
 #[derive(Default)]
 struct References {
     keys: BTreeSet<Key>,
-    /// How often one of them changed.
+    /// The number of changes of the pod's objects.
     changes: u64,
 }
 
 struct Entry {
-    /// A watch of an earlier entry with this key must not change this one.
+    /// Prevents that a watch of an earlier entry with this key changes this one.
     id: u64,
     pods: usize,
     known: Known,
-    /// When it was read, without a watch; `None`: its age does not count.
+    /// When the object was read, without a watch; `None`: its age does not matter.
     read: Option<Instant>,
     watch: Watch,
     /// Dropped to wake the callers that wait for the first response.
@@ -182,10 +182,10 @@ enum Known {
 
 enum Watch {
     No,
-    /// The thread that registered the pod is starting the watch.
+    /// The thread that registered the pod starts the watch.
     Starting,
     On(Running),
-    /// The object is immutable: it cannot change any more.
+    /// The object is immutable: it cannot change.
     Over,
 }
 
@@ -230,7 +230,7 @@ enum Step {
 }
 
 impl Objects {
-    /// An empty cache; nothing is read and no thread started before a pod is registered.
+    /// An empty cache; it reads nothing and starts no thread before a pod is registered.
     #[must_use]
     pub fn new(
         strategy: Strategy,
@@ -242,8 +242,8 @@ impl Objects {
         Objects { shared: Arc::new(shared) }
     }
 
-    /// Keeps the objects that the pod names, and releases those that an earlier version of
-    /// it named. A repeated call is cheap.
+    /// Caches the objects that the pod names, and releases those that only an earlier version of it
+    /// named. A repeated call is cheap.
     pub fn register(&self, pod: &Pod) {
         let wanted = references(pod);
         let mut unused = Vec::new();
@@ -263,7 +263,7 @@ impl Objects {
                 unused.extend(table.release(key));
             }
             if !known {
-                // The pod may be newer than what was read for others.
+                // The pod may be newer than the cached object.
                 for key in &wanted {
                     table.entry(key).read = None;
                 }
@@ -299,10 +299,10 @@ impl Objects {
         drop(unused);
     }
 
-    /// The object as it was last read. Waits up to `wait` for the first response.
+    /// The cached object. Waits up to `wait` for the first response.
     ///
     /// # Errors
-    /// When there is none, or it was never read.
+    /// When the object does not exist, or was never read.
     pub fn get(&self, key: &Key, wait: Duration, stop: &StopToken) -> Result<Arc<Object>, ObjectError> {
         let until = Instant::now() + wait;
         loop {
@@ -324,7 +324,7 @@ impl Objects {
         }
     }
 
-    /// A ConfigMap, waited for as long as pods do.
+    /// A ConfigMap; waits up to the usual limit of pods.
     ///
     /// # Errors
     /// See [`Objects::get`].
@@ -337,7 +337,7 @@ impl Objects {
         self.get(&Key::new(Kind::ConfigMap, namespace, name), FIRST_READ, stop)
     }
 
-    /// A Secret, waited for as long as pods do.
+    /// A Secret; waits up to the usual limit of pods.
     ///
     /// # Errors
     /// See [`Objects::get`].
@@ -345,14 +345,14 @@ impl Objects {
         self.get(&Key::new(Kind::Secret, namespace, name), FIRST_READ, stop)
     }
 
-    /// A number that grows whenever an object that the pod names changes: what failed
-    /// before may succeed now.
+    /// A number that increases whenever an object that the pod names changes: an operation that
+    /// failed before may succeed now.
     #[must_use]
     pub fn changes(&self, uid: &PodUid) -> u64 {
         self.shared.table().pods.get(uid).map_or(0, |named| named.changes)
     }
 
-    /// Ends all watches; nothing is read any more.
+    /// Ends all watches; later no object is read.
     pub fn shut_down(&self, limit: Duration) {
         let until = Instant::now() + limit;
         let mut watches = Vec::new();
@@ -382,7 +382,7 @@ impl Objects {
             }
         });
         let started = self.shared.api.watch(&key, sink);
-        // Joined, if it is not wanted any more, when the table is free again.
+        // If it is not needed any more, its thread is joined after the table is unlocked.
         let _unwanted = {
             let mut table = self.shared.table();
             table.settle_watch(&key, id, started)
@@ -416,7 +416,7 @@ impl Table {
         }
     }
 
-    /// Whether the caller is to start a watch.
+    /// Whether the caller must start a watch.
     fn claim_watch(&mut self, key: &Key) -> Option<u64> {
         if self.watches >= MAX_WATCHES {
             return None;
@@ -427,7 +427,7 @@ impl Table {
         Some(entry.id)
     }
 
-    /// Takes in a watch that was to be started. Gives it back if it is not needed after all.
+    /// Stores a watch that was started. Returns it if it is not needed any more.
     fn settle_watch(&mut self, key: &Key, id: u64, started: io::Result<Running>) -> Option<Running> {
         let entry = self.entries.get_mut(key).filter(|entry| entry.id == id && entry.watch.counts());
         match (entry, started) {
@@ -439,7 +439,7 @@ impl Table {
             (Some(entry), Err(error)) => {
                 log::warn!("cannot watch {} {}/{}: {error}", key.kind.word(), key.namespace, key.name);
                 entry.watch = Watch::No;
-                // They read it themselves now.
+                // Without a watch, callers read the object themselves.
                 entry.waiters = None;
                 self.watches = self.watches.saturating_sub(1);
                 None
@@ -492,7 +492,7 @@ impl Shared {
         }
     }
 
-    /// Reads an object that is not watched. What was known serves if that fails.
+    /// Reads an object that is not watched. If that fails, the cached object is used.
     fn read(&self, key: &Key, id: u64) -> Result<Arc<Object>, ObjectError> {
         let answer = self.api.read(key).map(Arc::new);
         let mut table = self.table();
@@ -502,7 +502,12 @@ impl Shared {
             Err(error) if error.is_not_found() => entry.known = Known::Absent,
             Err(error) => {
                 let Known::Present(object) = &entry.known else { return answer };
-                log::debug!("{} {}/{} is used as it was: {error}", key.kind.word(), key.namespace, key.name);
+                log::debug!(
+                    "{} {}/{}: the cached copy is used: {error}",
+                    key.kind.word(),
+                    key.namespace,
+                    key.name
+                );
                 return Ok(Arc::clone(object));
             }
         }
@@ -510,7 +515,7 @@ impl Shared {
         answer
     }
 
-    /// A watch has a word.
+    /// Handles an update of a watch.
     fn seen(&self, key: &Key, id: u64, object: Option<Object>) {
         let mut over = None;
         let mut pods = Vec::new();
@@ -529,15 +534,15 @@ impl Shared {
             let immutable = object.as_ref().is_some_and(|object| object.immutable);
             entry.known = object.map_or(Known::Absent, |object| Known::Present(Arc::new(object)));
             entry.waiters = None;
-            // Waiting callers have the response; pods whose wait timed out must be synced again.
-            let tell = !first || std::mem::take(&mut entry.missed);
+            // Waiting callers get the response; pods whose wait timed out must be synced again.
+            let notify = !first || std::mem::take(&mut entry.missed);
             if immutable && entry.watch.counts() {
                 if let Watch::On(running) = std::mem::replace(&mut entry.watch, Watch::Over) {
                     over = Some(running);
                 }
                 table.watches = table.watches.saturating_sub(1);
             }
-            if tell {
+            if notify {
                 for (uid, named) in table.pods.iter_mut().filter(|(_, named)| named.keys.contains(key)) {
                     named.changes += 1;
                     pods.push(uid.clone());
@@ -545,7 +550,7 @@ impl Shared {
             }
         }
         if let Some(running) = over {
-            // This is its own thread.
+            // The current thread is this watch's own, so it is not joined here.
             running.leave();
         }
         for uid in pods {
@@ -556,7 +561,7 @@ impl Shared {
 
 #[cfg(test)]
 impl Objects {
-    /// A cache of objects that never change, for pods' tests: all of them are registered.
+    /// A cache of fixed objects for the tests of other rooms: all of them are registered.
     pub(crate) fn fixed(objects: Vec<(Key, Object)>) -> Objects {
         struct Nowhere;
         impl ObjectApi for Nowhere {
@@ -574,12 +579,12 @@ impl Objects {
         fixed
     }
 
-    /// The object as a test wants it; `None`: it does not exist.
+    /// Sets an object for a test; `None`: it does not exist.
     pub(crate) fn set(&self, key: &Key, object: Option<Object>) {
         let id = {
             let mut table = self.shared.table();
             let entry = table.entry(key);
-            // Not dropped with a pod.
+            // Releasing a pod does not drop it.
             entry.pods = entry.pods.max(1000);
             entry.watch = Watch::Over;
             entry.missed = true;

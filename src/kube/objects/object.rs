@@ -1,4 +1,4 @@
-//! A ConfigMap or Secret as pods use it, and which of them a pod names.
+//! A ConfigMap or Secret in the form that pods use, and the objects that a pod names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,7 +18,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The word in messages.
+    /// The name in messages.
     pub fn word(self) -> &'static str {
         match self {
             Kind::ConfigMap => "configmap",
@@ -27,7 +27,7 @@ impl Kind {
     }
 }
 
-/// Which object.
+/// Identifies an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     /// ConfigMap or Secret.
@@ -77,14 +77,14 @@ impl Object {
         self.data.get(key).or_else(|| self.binary_data.get(key)).map(Vec::as_slice)
     }
 
-    /// Whether nothing that pods see differs.
+    /// Whether all fields that pods see are equal.
     pub(super) fn is_version(&self, other: &Object) -> bool {
         !self.resource_version.is_empty()
             && (&self.uid, &self.resource_version) == (&other.uid, &other.resource_version)
     }
 }
 
-/// The JSON of a ConfigMap or a Secret, without what pods do not see.
+/// The JSON of a ConfigMap or a Secret, without the fields that pods do not see.
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Stored {
@@ -110,12 +110,12 @@ impl Stored {
         &self.metadata.name
     }
 
-    /// Its content. The values of a Secret are base64 text.
+    /// The content of the object. The values of a Secret are base64 text.
     #[must_use]
     pub fn into_object(self, kind: Kind) -> Object {
         let bytes = |text: String| match kind {
             Kind::ConfigMap => text.into_bytes(),
-            // API servers store nothing else.
+            // API servers store only valid base64.
             Kind::Secret => serde_json::from_value::<ByteString>(text.into()).unwrap_or_default().0,
         };
         let data = self.data.unwrap_or_default();

@@ -71,10 +71,10 @@ fn object(version: u32) -> Object {
 }
 
 fn cache(strategy: Strategy, server: &Arc<Server>) -> (Objects, Receiver<PodUid>) {
-    let (tell, told) = bounded(100);
-    let changed: Changed = Box::new(move |uid| drop(tell.send(uid.clone())));
+    let (sender, changed_pods) = bounded(100);
+    let changed: Changed = Box::new(move |uid| drop(sender.send(uid.clone())));
     let api: Arc<dyn ObjectApi> = Arc::<Server>::clone(server);
-    (Objects::new(strategy, api, Box::new(|| Some(Duration::from_secs(3600))), changed), told)
+    (Objects::new(strategy, api, Box::new(|| Some(Duration::from_secs(3600))), changed), changed_pods)
 }
 
 fn get(objects: &Objects, name: &str) -> Result<String, String> {
@@ -87,7 +87,7 @@ fn get(objects: &Objects, name: &str) -> Result<String, String> {
 #[test]
 fn a_watch_follows_an_object_for_all_pods() {
     let server = Arc::new(Server::default());
-    let (objects, told) = cache(Strategy::Watch, &server);
+    let (objects, changed_pods) = cache(Strategy::Watch, &server);
     assert_eq!(get(&objects, "a"), Err("object \"n\"/\"a\" not registered".into()));
     for uid in ["1", "2", "1"] {
         objects.register(&pod(uid, &["a"]));
@@ -100,16 +100,16 @@ fn a_watch_follows_an_object_for_all_pods() {
     // A caller whose wait timed out is notified of the first response.
     server.say(&key("a"), None);
     assert_eq!(get(&objects, "a"), Err("configmap \"a\" not found".into()));
-    assert_eq!(told.try_iter().count(), 2);
+    assert_eq!(changed_pods.try_iter().count(), 2);
     server.say(&key("a"), Some(object(1)));
-    assert_eq!(told.try_iter().count(), 2);
+    assert_eq!(changed_pods.try_iter().count(), 2);
     assert_eq!(get(&objects, "a"), Ok("1".into()));
     let before = objects.changes(&PodUid::from("1"));
-    // Seen again after a lost connection: nothing new.
+    // The same object after a lost connection is no change.
     server.say(&key("a"), Some(object(1)));
-    assert!(told.is_empty());
+    assert!(changed_pods.is_empty());
     server.say(&key("a"), Some(object(2)));
-    assert_eq!(told.try_iter().count(), 2);
+    assert_eq!(changed_pods.try_iter().count(), 2);
     assert_eq!(objects.changes(&PodUid::from("1")), before + 1);
     assert_eq!(server.reads(), 0);
     objects.unregister(&PodUid::from("1"));
@@ -119,7 +119,7 @@ fn a_watch_follows_an_object_for_all_pods() {
     assert!(get(&objects, "a").unwrap_err().contains("not registered"));
     // A late event of a closed watch is ignored.
     server.say(&key("a"), Some(object(3)));
-    assert!(told.is_empty());
+    assert!(changed_pods.is_empty());
     let table = objects.shared.table();
     assert_eq!((table.entries.len(), table.pods.len(), table.watches), (0, 0, 0));
 }
@@ -143,13 +143,13 @@ fn a_new_version_of_a_pod_releases_unused_objects() {
 #[test]
 fn waiting_readers_get_the_first_response_at_once() {
     let server = Arc::new(Server::default());
-    let (objects, told) = cache(Strategy::Watch, &server);
+    let (objects, changed_pods) = cache(Strategy::Watch, &server);
     objects.register(&pod("1", &["a"]));
     let reader = objects.clone();
-    let (tell, answer) = bounded(1);
+    let (sender, answer) = bounded(1);
     let running = spawn("t/reader", Stack::Small, OnDeath::Unsupervised, move |stop| {
         let _ =
-            tell.send(reader.get(&key("a"), Duration::from_secs(60), &stop).map(|found| found.uid.clone()));
+            sender.send(reader.get(&key("a"), Duration::from_secs(60), &stop).map(|found| found.uid.clone()));
     })
     .unwrap();
     while objects.shared.table().entries[&key("a")].waiters.is_none() {
@@ -158,7 +158,7 @@ fn waiting_readers_get_the_first_response_at_once() {
     server.say(&key("a"), Some(object(1)));
     assert_eq!(answer.recv_timeout(Duration::from_secs(10)).unwrap(), Ok("u".into()));
     drop(running);
-    assert!(told.is_empty());
+    assert!(changed_pods.is_empty());
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn a_new_pod_reads_the_current_object() {
 }
 
 #[test]
-fn cached_objects_are_served_while_the_server_is_away() {
+fn cached_objects_are_used_while_the_server_is_unavailable() {
     let server = Arc::new(Server::default());
     let (objects, _told) = cache(Strategy::Get, &server);
     objects.register(&pod("1", &["a", "b"]));
@@ -240,7 +240,7 @@ fn the_number_of_watches_is_bounded() {
     server.set(&key(last), Ok(object(5)));
     assert_eq!(get(&objects, last), Ok("5".into()));
     assert_eq!(server.reads(), 1);
-    // A place that is free is taken at the next occasion.
+    // A free slot for a watch is used at the next read.
     objects.unregister(&PodUid::from("1"));
     objects.register(&pod("2", &names[1..]));
     assert_eq!(server.running.load(Ordering::SeqCst), MAX_WATCHES);

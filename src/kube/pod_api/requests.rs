@@ -21,10 +21,10 @@ use super::PodApi;
 use crate::util::stop::Waited;
 use crate::util::threads::{Died, OnDeath, Running};
 
-/// A pod's worker waits for the response, and stopping the pod waits for the worker.
+/// Time limit of a request; stopping a pod waits for its worker, and the worker for the response.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The API server admits a token by its own copy of the pods, which may not have a pod yet that
-/// this node has seen already; it has it within moments. After so long the request is repeated.
+/// The API server checks a token request against its own cache, which may lack a pod that this node
+/// has received already, but only for a moment. After this pause the request is repeated.
 const LAGS: [Duration; 3] =
     [Duration::from_millis(50), Duration::from_millis(150), Duration::from_millis(400)];
 
@@ -34,11 +34,11 @@ struct Requests {
 }
 
 impl PodApi {
-    /// Starts the thread `watch/services`; watches of objects start with the first pods.
-    /// `changed` receives the pods with a changed object; the caller syncs them again.
+    /// Starts the thread `watch/services`; watches of objects start with the first pods. `changed`
+    /// receives the pods with a changed object; the caller syncs them again.
     ///
     /// # Errors
-    /// When there can be no thread.
+    /// When a thread cannot be started.
     pub fn start(
         client: &Client,
         strategy: Strategy,
@@ -120,7 +120,7 @@ impl TokenApi for Requests {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            // "pods ..." would be the store's own text: then the pod is gone.
+            // "pods ..." would be the API server's text for a missing pod: then the pod was deleted.
             let lags = error.is_not_found() && error.to_string().starts_with("pod \"");
             match waits.next().filter(|_| lags) {
                 Some(wait) if self.client.pause(*wait) == Waited::TimedOut => {}

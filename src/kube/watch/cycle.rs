@@ -16,34 +16,34 @@ use crate::transport::api::{DialError, Lines, Use};
 use crate::util::backoff::{Failures, random_unit};
 use crate::util::stop::Waited;
 
-/// A server ends a watch after a random time between this and twice this.
+/// The server ends a watch after a random time between this and twice this.
 const WATCH_SECONDS: u64 = 300;
-/// What a server gets on top before it counts as dead.
+/// The additional time after which a silent server is considered unreachable.
 const GRACE: Duration = Duration::from_secs(30);
-/// A watch that ends sooner without an event is a failure.
+/// A watch that ends earlier without an event is a failure.
 const SHORT: Duration = Duration::from_secs(1);
-/// So many watches in a row that end so soon are one, too.
-/// DIFFERS: upstream opens a watch that delivered an event again at once, without a limit.
+/// This many watches in a row that end early are a failure, too. DIFFERS: upstream immediately
+/// reopens a watch that delivered an event, without a limit.
 const MAX_SHORT: u32 = 5;
 /// A watch list that takes longer is logged.
 const SLOW: Duration = Duration::from_secs(10);
-/// Longer than any object that API servers store, as JSON.
+/// The longest line of a watch; larger than any object that API servers store, as JSON.
 const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
-/// Marks the bookmark after which the events are changes.
+/// Marks the bookmark after which events are changes.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
-/// What is known between the rounds.
+/// The state between the rounds.
 pub(super) struct Reflector<'a, S> {
     client: &'a Client,
     watched: &'a Watched,
     sink: &'a mut S,
     /// The last resource version; empty: none yet.
     version: String,
-    /// The server does not have that version (any more).
+    /// The server does not have that version, or no longer.
     version_unavailable: bool,
-    /// The first list came in pages although any state of a cache would have done.
+    /// The first list was returned in pages, although the request allowed a cached state.
     paged: bool,
-    /// Since the last success.
+    /// The number of failures since the last success.
     failures: Failures,
 }
 
@@ -61,9 +61,9 @@ enum Event {
     Unknown(String),
 }
 
-/// How a watch ended that is to be opened again.
+/// How a watch ended that will be opened again.
 enum End {
-    /// As the server meant, or by a broken connection.
+    /// At the server's time limit, or by a broken connection.
     Closed { events: u64 },
     /// By a failure that must be logged.
     Failed(ApiError),
@@ -90,7 +90,7 @@ impl<'a, S> Reflector<'a, S> {
         }
     }
 
-    /// Lists and watches until that does not work any more.
+    /// Lists and watches until an error.
     pub(super) fn cycle<T: DeserializeOwned>(&mut self, waits: &mut Waits) -> Result<(), ApiError>
     where
         S: FnMut(Change<T>),
@@ -107,7 +107,7 @@ impl<'a, S> Reflector<'a, S> {
         self.watch(stream, waits)
     }
 
-    /// Reads all objects by a watch that continues with the changes.
+    /// Reads all objects by a watch, which then continues with the changes.
     fn streaming_list<T: DeserializeOwned>(&mut self, waits: &mut Waits) -> Result<Stream, ApiError>
     where
         S: FnMut(Change<T>),
@@ -146,7 +146,7 @@ impl<'a, S> Reflector<'a, S> {
                     self.client_stopped()?;
                     short = if stream.opened.elapsed() < SHORT { short + 1 } else { 0 };
                     if short >= MAX_SHORT {
-                        return Err(self.form("watch", "the server ends watches at once"));
+                        return Err(self.form("watch", "the server ends watches immediately"));
                     }
                     if short > 0 && self.client.generation() == stream.generation {
                         self.step(stream.generation, waits)?;
@@ -156,7 +156,7 @@ impl<'a, S> Reflector<'a, S> {
         }
     }
 
-    /// All objects and their version; `None` if the stream ended before all were there.
+    /// All objects and their version; `None` if the stream ended before the last one.
     fn initial_events<T: DeserializeOwned>(
         &self,
         stream: &mut Stream,
@@ -260,7 +260,7 @@ impl<'a, S> Reflector<'a, S> {
         })
     }
 
-    /// Follows the changes, from an open stream or from the last version.
+    /// Follows the changes, in an open stream or from the last version.
     fn watch<T: DeserializeOwned>(
         &mut self,
         mut open: Option<Stream>,
@@ -287,7 +287,7 @@ impl<'a, S> Reflector<'a, S> {
             };
             let end = self.follow(&mut stream);
             self.client_stopped()?;
-            // Broken off on purpose, by other credentials.
+            // The stream was ended on purpose, because of other credentials.
             if self.client.generation() != stream.generation {
                 continue;
             }
@@ -300,7 +300,7 @@ impl<'a, S> Reflector<'a, S> {
                 }
                 End::Failed(error) => return Err(error),
                 End::Closed { events } if soon && (events == 0 || short >= MAX_SHORT) => {
-                    return Err(self.form("watch", "very short watch: the server ended it at once"));
+                    return Err(self.form("watch", "very short watch: the server ended it immediately"));
                 }
                 End::Closed { .. } => {}
             }
@@ -312,8 +312,8 @@ impl<'a, S> Reflector<'a, S> {
     where
         S: FnMut(Change<T>),
     {
-        // Without a version the watch begins with all objects in no order, so that one of
-        // their versions is not yet where to go on from.
+        // Without a version the watch begins with all objects in any order, so the version of one
+        // of them is not yet a version to continue from.
         let mut ordered = !matches!(self.version.as_str(), "" | "0");
         let mut events = 0;
         loop {
@@ -351,8 +351,8 @@ impl<'a, S> Reflector<'a, S> {
             match decode(object) {
                 Ok(object) if removed => self.deliver(Change::Removed(object)),
                 Ok(object) => self.deliver(Change::Set(object)),
-                // DIFFERS: upstream ends the watch and lists again. One object that cannot be
-                // read must not end the changes of all others.
+                // DIFFERS: upstream ends the watch and lists again. One unreadable object must not
+                // end the changes of all others.
                 Err(error) => {
                     log::error!("watch of {}: an object cannot be read: {error}", self.watched.target)
                 }
@@ -363,11 +363,11 @@ impl<'a, S> Reflector<'a, S> {
         }
     }
 
-    /// The server is behind a version that it sent before: it was restored from a backup, and what is there
-    /// has to be listed again.
+    /// The server is at an older version than it sent before: it was restored from a backup, and
+    /// all objects must be listed again.
     ///
-    /// DIFFERS: upstream goes on, and does not see what happened between the backup's version
-    /// and its own until a watch happens to expire.
+    /// DIFFERS: upstream continues, and misses the changes between the backup's version and its own
+    /// until a watch happens to expire.
     fn went_back(&mut self, version: &str) -> End {
         let what = format!("the server is at version {version}, it was at {} before", self.version);
         self.version_unavailable = true;
@@ -393,7 +393,7 @@ impl<'a, S> Reflector<'a, S> {
         Ok(Stream { lines: Lines::new(body, MAX_LINE_BYTES), opened, generation })
     }
 
-    /// The next event; `None` at the end, be it proper or a broken connection.
+    /// The next event; `None` at the regular end and when the connection broke.
     fn event(&self, lines: &mut Lines) -> Result<Option<Event>, ApiError> {
         let line = match lines.next_line() {
             Ok(Some(line)) => line,
@@ -431,8 +431,7 @@ impl<'a, S> Reflector<'a, S> {
         (self.sink)(change);
     }
 
-    /// One wait between two attempts, the first of which was made with credentials of this
-    /// generation.
+    /// Waits between two attempts, of which the first had credentials of this generation.
     fn step(&self, generation: u64, waits: &mut Waits) -> Result<(), ApiError> {
         match self.client.pause_with(generation, waits.next(Instant::now(), random_unit())) {
             Waited::Stopped => Err(self.stopping()),
@@ -470,7 +469,7 @@ fn key(object: &Value) -> (String, String) {
     (text("namespace"), text("name"))
 }
 
-/// Versions are opaque but for this: newer ones are greater numbers.
+/// Versions are opaque, except that newer ones are greater numbers.
 fn is_older(version: &str, known: &str) -> bool {
     let number = |version: &str| version.parse::<u128>().ok();
     number(version).zip(number(known)).is_some_and(|(version, known)| version < known)

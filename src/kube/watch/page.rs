@@ -1,5 +1,5 @@
-//! One page of a list, its objects decoded one by one: the raw text of all of them together
-//! is never held.
+//! One page of a list. Its objects are decoded one by one, so the raw text of all of them is never
+//! in memory together.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -14,7 +14,7 @@ use crate::model::typed;
 pub(super) struct Page<T> {
     pub(super) items: Vec<T>,
     pub(super) version: String,
-    /// For the next page; empty: there is none.
+    /// The token for the next page; empty on the last page.
     pub(super) token: String,
 }
 
@@ -64,8 +64,8 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for PageVisitor<T> {
     }
 }
 
-/// An object without `managedFields`: no code here reads them, they are
-/// often its larger part, and they hold times that any client may write.
+/// An object without `managedFields`: no code here reads them, they are often its largest part, and
+/// they contain times that any client may write.
 pub(super) fn decode<T: DeserializeOwned>(mut object: Value) -> Result<T, String> {
     if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
         metadata.remove("managedFields");
@@ -73,7 +73,7 @@ pub(super) fn decode<T: DeserializeOwned>(mut object: Value) -> Result<T, String
     typed::decode(&object)
 }
 
-/// Puts the elements of a list, or of null, where they belong.
+/// Appends the elements of a list to a vector; null is an empty list.
 struct Items<'a, T>(&'a mut Vec<T>);
 
 impl<'de, T: DeserializeOwned> DeserializeSeed<'de> for Items<'_, T> {
@@ -96,7 +96,7 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for Items<'_, T> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<(), A::Error> {
-        // By way of a value: the decoder of each kind exists once, for values.
+        // Decoded from a JSON value: the decoder of each kind exists only once, for values.
         while let Some(value) = sequence.next_element::<Value>()? {
             self.0.push(decode(value).map_err(A::Error::custom)?);
         }
@@ -128,8 +128,8 @@ mod tests {
             ("[]", "a list"),
             (r#"{"kind":"XList","items":[1,"#, "EOF"),
         ] {
-            let told = page(text).unwrap_err();
-            assert!(told.contains(wrong), "{text}: {told}");
+            let message = page(text).unwrap_err();
+            assert!(message.contains(wrong), "{text}: {message}");
         }
     }
 }

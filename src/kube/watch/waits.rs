@@ -1,15 +1,15 @@
-//! How long to wait after a failure.
+//! The waits after failures.
 
 use std::time::{Duration, Instant};
 
 /// The first wait; the next ones double.
 const FIRST: Duration = Duration::from_millis(800);
-/// The longest base.
+/// The longest base wait.
 const LAST: Duration = Duration::from_secs(30);
-/// After so long the base starts over, whatever happened in between, as upstream's does.
+/// After this time the base starts again at the first wait, even after failures, as upstream's does.
 const RESET: Duration = Duration::from_secs(120);
 
-/// Doubling waits that start over every two minutes.
+/// Doubling waits that start again every two minutes.
 #[derive(Debug)]
 pub(super) struct Waits {
     base: Duration,
@@ -21,7 +21,7 @@ impl Waits {
         Waits { base: FIRST, since: now }
     }
 
-    /// The next wait: evenly in [base, 2·base). `unit` is a random number in [0, 1).
+    /// The next wait: random in [base, 2·base). `unit` is a random number in [0, 1).
     pub(super) fn next(&mut self, now: Instant, unit: f64) -> Duration {
         if now.saturating_duration_since(self.since) > RESET {
             *self = Waits::new(now);

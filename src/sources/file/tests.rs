@@ -29,7 +29,7 @@ fn nowhere() -> Store {
     Store::new(None, SourceName::File, "n")
 }
 
-/// A path under watch without its thread: every scan is one call.
+/// A watched path without a thread: every scan is one call.
 struct Desk {
     directory: tempfile::TempDir,
     files: Files,
@@ -53,7 +53,7 @@ impl Desk {
         std::fs::write(self.path(name), text).unwrap();
     }
 
-    /// One scan; the news' messages without the directory.
+    /// One scan; returns the messages of the notices without the directory.
     fn scan(&mut self) -> Vec<String> {
         self.clock += 1;
         let news = self.files.scan(&mut self.watch, Timestamp::from_second(self.clock).unwrap());
@@ -65,15 +65,15 @@ impl Desk {
         names(&self.files.set())
     }
 
-    /// One turn of the thread, with the changes that inotify has reported by now.
+    /// One turn of the thread, with the changes that inotify has reported so far.
     fn turn(&mut self) -> Vec<String> {
-        // They are read first, so a deadline that has passed makes no difference.
+        // They are read first, so it does not matter that the deadline has passed.
         self.watch.wait(Instant::now());
         self.watch.arm();
         self.scan()
     }
 
-    /// Puts `text` where a manifest is, in one of the ways in which files are written.
+    /// Writes `text` to a manifest, in one of the ways in which files are written.
     fn rewrite(&self, way: Way, name: &str, text: &str) {
         match way {
             Way::Truncated => {}
@@ -103,14 +103,14 @@ impl Desk {
     }
 }
 
-/// How a manifest is written again.
+/// The ways to write a manifest again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// In place.
+    /// It is overwritten.
     Truncated,
-    /// A file beside it is renamed over it.
+    /// Another file is renamed over it.
     Replaced,
-    /// It is moved away, then created.
+    /// It is renamed, then created.
     MovedAway,
     /// It is removed, then created.
     Removed,
@@ -140,18 +140,18 @@ fn a_removed_manifest_that_comes_back_restarts_its_pod_and_a_saved_one_does_not(
         assert_eq!((&same, second != first), (&uid, restarts), "{way:?}");
         let shared = std::ptr::eq(desk.files.set().pods.unwrap()[0].object(), pods[0].object());
         assert_eq!(shared, !restarts, "{way:?}: a restarted pod has new marks");
-        // Once.
+        // The pod is restarted once.
         desk.turn();
         assert_eq!(desk.only(), (uid.clone(), second), "{way:?}");
 
-        // Another content is another pod in any case.
+        // Other content is always another pod.
         desk.rewrite(way, "a.yaml", &manifest("a", "i:2"));
         desk.turn();
         let edited = desk.only();
         assert!(edited.0 != uid && edited.1 != second, "{way:?}");
 
-        // A broken one keeps the last good version, which restarts when it is repaired, if it
-        // was removed.
+        // An invalid file keeps the last valid version; if it was removed, that version is
+        // restarted when the file is repaired.
         desk.rewrite(way, "a.yaml", "{");
         desk.turn();
         assert_eq!(desk.only(), edited, "{way:?}");
@@ -179,7 +179,7 @@ fn pods_of_a_removed_manifest_run_on_until_the_new_one_is_complete() {
     desk.turn();
     let second = desk.only();
     assert!(second.0 == first.0 && second.1 != first.1);
-    // The removal was seen: the pod was gone, whether or not the set without it was.
+    // The removal was noticed: the pod has a new incarnation, even if the set without it was not posted.
     std::fs::remove_file(desk.path("a.yaml")).unwrap();
     desk.turn();
     assert_eq!(desk.files.set(), empty());
@@ -199,7 +199,7 @@ fn only_pods_of_the_removed_manifest_restart() {
     desk.write("f.yaml", &fixed);
     desk.turn();
     let before = desk.files.set();
-    // One of two pods is bad now: it runs on. A pod with a UID of its own changes its file.
+    // One of two pods is invalid now: it continues to run. A pod with its own UID moves to another file.
     let half = format!("{}---\n{}", manifest("a", "i:1"), manifest("b", "''"));
     desk.rewrite(Way::Removed, "a.yaml", &half);
     std::fs::rename(desk.path("f.yaml"), desk.path("g.yaml")).unwrap();
@@ -269,7 +269,7 @@ fn harmful_files_harm_no_one() {
     assert_eq!(set.problems.len(), told.len());
     assert!(set.problems.iter().all(|problem| !problem.kept));
     assert!(news[5].contains("is a named pipe; only regular files are read"), "{}", news[5]);
-    // Nothing changed: nothing is reported again, and the pods are the same objects.
+    // Without a change nothing is reported again, and the pods are the same objects.
     assert_eq!(desk.scan(), Vec::<String>::new());
     assert_eq!(desk.files.set(), set);
 }
@@ -290,7 +290,7 @@ fn a_broken_manifest_keeps_its_pod() {
     assert!(set.problems[0].kept && set.problems[0].line.is_some());
     assert_eq!(set.problems[0].since, Timestamp::from_second(7).unwrap());
 
-    // Every later list keeps it; another fault is a new report, but the problem's time stays.
+    // Every later list keeps the problem; another fault is reported again, but the problem's time stays.
     assert_eq!(desk.scan(), Vec::<String>::new());
     desk.write("a.yaml", manifest("a", "i:1\n    imagePullPolicy: Maybe"));
     let news = desk.scan();
@@ -302,7 +302,7 @@ fn a_broken_manifest_keeps_its_pod() {
     assert_eq!(desk.files.set().pods, good.pods);
     assert_eq!(desk.files.set().problems[0].since, Timestamp::from_second(7).unwrap());
 
-    // Truncated to nothing: still there. Repaired as it was: the same pod. Deleted: gone.
+    // Truncated to zero bytes: the pod stays. Repaired without a change: the same pod. Deleted: removed.
     desk.write("a.yaml", "");
     assert_eq!(desk.scan(), ["a.yaml: the manifest is empty"]);
     assert_eq!(desk.files.set().pods, good.pods);
@@ -323,7 +323,7 @@ fn several_documents_are_several_pods() {
     desk.write("x.yaml", &both);
     desk.scan();
     assert_eq!(desk.names(), some(&["a-n", "b-n"]));
-    // One goes bad: it stays as it was, an edit of the other counts.
+    // One becomes invalid: its pod stays unchanged, an edit of the other takes effect.
     let before = desk.files.set().pods.unwrap();
     desk.write("x.yaml", format!("{}---\n{}", manifest("a", "i:2"), manifest("b", "''")));
     assert_eq!(desk.scan(), ["x.yaml:15: spec.containers[0].image: Required value"]);
@@ -337,7 +337,7 @@ fn several_documents_are_several_pods() {
 }
 
 #[test]
-fn of_two_files_with_one_pod_the_later_counts() {
+fn of_two_files_with_one_pod_the_later_is_used() {
     let mut desk = Desk::new();
     desk.write("a.yaml", manifest("web", "i:a"));
     desk.write("b.yaml", manifest("web", "i:b"));
@@ -364,7 +364,7 @@ fn a_missing_path_is_an_empty_set_and_an_unreadable_one_is_none() {
     let mut desk = Desk::new();
     let inner = desk.path("inner");
     desk.files = Files::new(&inner, "n", nowhere());
-    assert_eq!(desk.files.set().pods, None, "nothing is known before the first look");
+    assert_eq!(desk.files.set().pods, None, "the set is unknown before the first scan");
     desk.scan();
     assert_eq!(desk.names(), some(&[]));
 
@@ -373,7 +373,7 @@ fn a_missing_path_is_an_empty_set_and_an_unreadable_one_is_none() {
     desk.scan();
     assert_eq!(desk.names(), some(&["a-n"]));
 
-    // Root may list whatever it likes, so the path becomes a loop of links instead.
+    // Root may list every directory, so the path becomes a loop of links instead.
     std::fs::rename(&inner, desk.path("away")).unwrap();
     symlink("inner", &inner).unwrap();
     let news = desk.scan();
@@ -425,7 +425,7 @@ fn an_unchanged_file_is_not_read_again() {
     assert!(matches!(read(&desk.path("b"), None), Ok(Reading::Gone)));
 }
 
-/// A desk whose agent can be restarted.
+/// A test bench whose agent can be restarted.
 struct Restarts {
     desk: Desk,
     state: tempfile::TempDir,
@@ -438,15 +438,15 @@ impl Restarts {
         restarts
     }
 
-    /// The set without the marks, in which each start writes its own time, and without the
-    /// numbers of incarnations, which each start gives.
+    /// The set without the marks, which contain the time of each start, and without the numbers of
+    /// incarnations, which each start assigns.
     fn set(&self) -> SourceSet {
         let set = self.desk.files.set();
         let bare = |pods: Vec<Pod>| pods.iter().map(|pod| Pod::from(merge::unmarked(pod))).collect();
         SourceSet { pods: set.pods.map(bare), incarnations: Incarnations::new(), ..set }
     }
 
-    /// A new agent that has not looked yet.
+    /// A new agent that has not scanned yet.
     fn start(&mut self) {
         let root = self.desk.files.root.clone();
         let store = Store::new(Some(self.state.path()), SourceName::File, "n");
@@ -483,7 +483,7 @@ fn a_manifest_that_broke_before_a_restart_keeps_its_pod() {
     let good = agent.set();
     let records = agent.records();
     assert_eq!(records.len(), 2);
-    // Nothing is written again, neither later nor by a start that finds all as it was.
+    // No record is written again, neither later nor by a start that finds no changes.
     agent.turn();
     agent.restart();
     assert_eq!((agent.records(), agent.set()), (records.clone(), good.clone()));
@@ -494,19 +494,19 @@ fn a_manifest_that_broke_before_a_restart_keeps_its_pod() {
         assert_eq!(news.len(), 1);
         assert!(news[0].starts_with("a.yaml:"), "{news:?}");
         let set = agent.set();
-        assert_eq!(set.pods, good.pods, "the very same pods, UIDs included");
+        assert_eq!(set.pods, good.pods, "the same pods, UIDs included");
         assert_eq!(set.problems.len(), 1);
         assert!(set.problems[0].kept && set.problems[0].since.as_second() == agent.desk.clock);
         assert_eq!((agent.turn(), agent.records()), (vec![], records.clone()));
     }
-    // What cannot be read at all is as bad.
+    // A file that cannot be read at all is treated like an invalid one.
     std::fs::remove_file(agent.desk.path("a.yaml")).unwrap();
     symlink("/nowhere/at/all", agent.desk.path("a.yaml")).unwrap();
     agent.restart();
     assert_eq!(agent.set().pods, good.pods);
     std::fs::remove_file(agent.desk.path("a.yaml")).unwrap();
 
-    // Repaired as it was, while it runs: nothing changes. With an edit: another pod.
+    // Repaired without a change, while the pod runs: no change. With an edit: another pod.
     agent.desk.write("a.yaml", manifest("a", "i:1"));
     assert_eq!((agent.turn(), agent.set()), (vec![], good.clone()));
     agent.desk.write("a.yaml", "{");
@@ -521,7 +521,7 @@ fn a_manifest_that_broke_before_a_restart_keeps_its_pod() {
 }
 
 #[test]
-fn a_half_good_file_is_kept_as_it_ran() {
+fn a_partly_valid_file_keeps_its_pods() {
     let mut agent = Restarts::new();
     agent.desk.write("x.yaml", format!("{}---\n{}", manifest("a", "i:1"), manifest("b", "i:1")));
     agent.turn();
@@ -537,7 +537,7 @@ fn a_half_good_file_is_kept_as_it_ran() {
 }
 
 #[test]
-fn a_manifest_deleted_while_the_agent_was_down_is_gone() {
+fn a_manifest_deleted_while_the_agent_was_down_has_no_pod() {
     let mut agent = Restarts::new();
     for name in ["a", "b", "c"] {
         agent.desk.write(&format!("{name}.yaml"), manifest(name, "i:1"));
@@ -550,13 +550,13 @@ fn a_manifest_deleted_while_the_agent_was_down_is_gone() {
     std::fs::remove_file(agent.desk.path("b.yaml")).unwrap();
     agent.restart();
     assert_eq!((agent.desk.names(), agent.records().len()), (some(&["c-n"]), 1));
-    // It comes back broken: that is a new file.
+    // It is written again, but invalid: that is a new file.
     agent.desk.write("b.yaml", "{");
     agent.turn();
     agent.restart();
     assert_eq!(agent.desk.names(), some(&["c-n"]));
 
-    // A missing directory is an empty set at a start too.
+    // A missing directory is an empty set, also at a start.
     std::fs::remove_dir_all(agent.desk.directory.path()).unwrap();
     agent.restart();
     assert_eq!(agent.set(), empty());
@@ -600,7 +600,7 @@ fn a_damaged_store_does_no_harm() {
     for (path, _) in agent.records() {
         std::fs::write(path, "{\"format\": \"coracle/last-good-manifest\", \"version\": 99}").unwrap();
     }
-    // The good file does not need its record, and writes a new one. The bad one has none.
+    // The valid file does not need its record, and writes a new one. The invalid one has none.
     agent.desk.write("a.yaml", "{");
     agent.restart();
     assert_eq!(agent.desk.names(), some(&["b-n"]));
@@ -612,7 +612,7 @@ fn a_damaged_store_does_no_harm() {
     agent.restart();
     assert_eq!(agent.set().pods, good.pods);
 
-    // The store itself is gone, and something is in its way.
+    // The store itself was removed, and a file is at its path.
     let state = agent.state.path().to_owned();
     std::fs::remove_dir_all(&state).unwrap();
     std::fs::write(&state, "x").unwrap();
@@ -641,7 +641,7 @@ fn a_file_that_is_written_during_a_start_keeps_its_pod() {
     assert_eq!(agent.records().len(), 1);
 }
 
-/// The real thread over a real directory; only its neighbors are bare ends.
+/// The real thread with a real directory; its neighbors are only channels.
 struct Live {
     directory: tempfile::TempDir,
     inbox: Inbox<SourceName, SourceSet>,
@@ -656,7 +656,7 @@ impl Live {
         let (post, inbox) = mailbox(newest);
         let (sink, events) = EventSink::new();
         let (on_death, deaths) = crossbeam_channel::bounded(1);
-        // No periodic list takes part: what is seen came from inotify.
+        // No periodic list happens: all changes come from inotify.
         let settings = FileSettings { path: directory.path().join(below), check: CHECK_MAX };
         let store = Store::new(None, SourceName::File, "Node");
         let running = spawn("Node", &settings, store, &Deps { post, events: sink, on_death }).unwrap();
@@ -678,8 +678,8 @@ fn the_thread_follows_the_directory() {
     let live = Live::new("");
     assert_eq!(live.next(), empty());
 
-    // As an editor does: a swap file, a temporary file, a rename. One change. What is not
-    // hidden is a manifest under another name, if the thread comes between the two.
+    // As an editor writes: a swap file, a temporary file, a rename. One change. A file that is not
+    // hidden counts as another manifest, if the thread scans before the rename.
     std::fs::write(live.path(".a.yaml.swp"), "x").unwrap();
     std::fs::write(live.path(".a.yaml.tmp"), manifest("a", "i:1")).unwrap();
     std::fs::rename(live.path(".a.yaml.tmp"), live.path("a.yaml")).unwrap();
@@ -711,7 +711,7 @@ fn the_thread_follows_the_directory() {
 #[test]
 fn the_thread_waits_for_a_slow_writer() {
     use std::io::Write;
-    // As `watch` has it: a writer that pauses for so long is not waited for.
+    // As in `watch`: a scan does not wait for a writer that pauses for this long.
     const HOLD: Duration = Duration::from_secs(2);
     let text = format!("{}---\n{}", manifest("a", "i:1"), manifest("b", "i:1"));
     let (start, end) = text.split_at(manifest("a", "i:1").len());
@@ -721,12 +721,12 @@ fn the_thread_waits_for_a_slow_writer() {
         let begun = Instant::now();
         let mut file = File::create(live.path("x.yaml")).unwrap();
         file.write_all(start.as_bytes()).unwrap();
-        // Well past the settling time, but the file is still open: the first half is a whole pod.
+        // Well after the settling time, but the file is still open: the first half is a whole pod.
         let early = live.inbox.bell().recv_timeout(Duration::from_millis(250));
         file.write_all(end.as_bytes()).unwrap();
         let paused = begun.elapsed();
         drop(file);
-        // Held up on a busy machine, this writer was too slow: once more.
+        // On a busy machine this writer may have been too slow: retry.
         if paused >= HOLD && round < 5 {
             continue;
         }
@@ -786,14 +786,14 @@ fn the_thread_posts_another_incarnation() {
     let uid = first.pods.as_ref().unwrap()[0].uid().clone();
     std::fs::remove_file(live.path("a.yaml")).unwrap();
     std::fs::write(live.path("a.yaml"), manifest("a", "i:1")).unwrap();
-    // On a slow machine the removal may be seen by itself.
+    // On a slow machine the removal may be noticed separately.
     let mut second = live.next();
     if second == empty() {
         second = live.next();
     }
     assert_eq!(second.pods.as_ref().unwrap()[0].uid(), &uid);
     assert_ne!(second.incarnations[&uid], first.incarnations[&uid]);
-    // Saved, it stays the same one. The other file shows that it was read.
+    // After saving it is the same pod. The other file shows that it was read.
     std::fs::write(live.path(".new"), manifest("a", "i:1")).unwrap();
     std::fs::rename(live.path(".new"), live.path("a.yaml")).unwrap();
     std::fs::write(live.path("b.yaml"), manifest("b", "i:1")).unwrap();

@@ -1,6 +1,6 @@
-//! How Go holds a quantity: a number and a power of ten where 18 digits are enough for both,
-//! else a decimal without bound; and the text that it was read from, if that is the canonical one
-//! (Go: apimachinery pkg/api/resource, gopkg.in/inf.v0).
+//! Quantities as stored by Go: a number and a power of ten if both fit 18 digits, else a decimal
+//! without a limit; and the text that was parsed, if that is the canonical one (Go: apimachinery
+//! pkg/api/resource, gopkg.in/inf.v0).
 
 use std::fmt::Write;
 
@@ -8,22 +8,22 @@ use serde_json::Value;
 
 use super::{NoFingerprint, Written};
 
-/// Powers of ten that the Go types do not go below: nano, and milli for what pods are given.
+/// The smallest powers of ten of the Go types: nano, and milli for resources of pods.
 const NANO: i32 = -9;
 const MILLI: i32 = -3;
 
-/// A quantity as Go holds it.
+/// A quantity in Go's representation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Held {
     value: i64,
     scale: i32,
-    /// Digits and how many of them are decimals.
+    /// All digits, and the number of decimals among them.
     decimal: Option<(i128, i32)>,
     text: String,
     format: &'static str,
 }
 
-/// Writes a quantity; `rounded` up to thousandths, as resources of containers are.
+/// Writes a quantity; `rounded` up to thousandths, like resources of containers.
 pub(super) fn write(value: Option<&Value>, rounded: bool, out: &mut dyn Write) -> Written {
     let mut held = match value {
         None => Held::default(),
@@ -106,7 +106,7 @@ fn read(text: &str) -> Result<Held, NoFingerprint> {
     binary(&digits, decimals, exponent, negative)
 }
 
-/// A number with a binary suffix that is large, or no whole number.
+/// A number with a binary suffix that is large, or not a whole number.
 fn binary(digits: &str, decimals: i32, exponent: i32, negative: bool) -> Result<Held, NoFingerprint> {
     let digits: i128 = digits.parse().map_err(|_| NoFingerprint)?;
     let digits = digits.checked_mul(1_i128 << exponent).filter(|digits| *digits > 0).ok_or(NoFingerprint)?;
@@ -147,7 +147,7 @@ fn length(text: &str) -> Result<i32, NoFingerprint> {
     i32::try_from(text.len()).map_err(|_| NoFingerprint)
 }
 
-/// A suffix's base, exponent, and what Go calls its family.
+/// A suffix's base, exponent, and Go's name of its family.
 fn unit(suffix: &str) -> Result<(i32, i32, &'static str), NoFingerprint> {
     let decimal = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"];
     let binary = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];

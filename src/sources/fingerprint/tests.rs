@@ -28,7 +28,7 @@ fn text(spec: Value) -> Result<String, NoFingerprint> {
     Ok(out)
 }
 
-/// `uids.txt` is what the Go kubelet gives to these manifests.
+/// `uids.txt` has the Go kubelet's UIDs of these manifests.
 #[test]
 fn uids_are_those_of_the_go_kubelet() {
     let places = ["tests/golden/data/manifests", "src/sources/fingerprint/manifests"];
@@ -66,7 +66,7 @@ fn machine_dependent_pods_have_no_fingerprint() {
     assert_eq!(write(&pod, &mut String::new()), Err(NoFingerprint));
 }
 
-/// A field without a place in the table would silently count for nothing.
+/// A field that is missing in the table would be ignored without a message.
 #[test]
 fn the_table_knows_all_types_that_it_names() {
     let types = types();

@@ -15,7 +15,7 @@ pub(super) fn containers(spec: &PodSpec, path: &Path<'_>, report: &mut Report) {
         report.required(&path.field("containers"), "");
     }
     let init = spec.init_containers.as_deref().unwrap_or_default();
-    // Regular containers first: the later of two equal names is the one to report.
+    // Regular containers first: of two equal names, the later one is reported.
     for (index, container) in spec.containers.iter().enumerate() {
         let list = path.field("containers");
         let place = list.index(index);
@@ -113,7 +113,7 @@ fn restart_rule(rule: &ContainerRestartRule, path: &Path<'_>, report: &mut Repor
     }
 }
 
-/// What regular and init containers have in common.
+/// The common fields of regular and init containers.
 fn common(container: &Container, spec: &PodSpec, path: &Path<'_>, report: &mut Report) {
     let image = container.image.as_deref().unwrap_or_default();
     if image.is_empty() {
@@ -171,7 +171,7 @@ fn ports(ports: &[ContainerPort], spec: &PodSpec, path: &Path<'_>, report: &mut 
             handlers::number(port.container_port, &item.field("containerPort"), report);
         }
         match port.host_port.filter(|port| *port != 0) {
-            // A port filled in from a containerPort that is wrong itself is no second fault.
+            // A port that was copied from an invalid containerPort is not reported again.
             Some(host) if host != port.container_port => {
                 handlers::number(host, &item.field("hostPort"), report);
                 if spec.host_network == Some(true) {
@@ -194,7 +194,7 @@ fn ports(ports: &[ContainerPort], spec: &PodSpec, path: &Path<'_>, report: &mut 
     }
 }
 
-/// No two containers of a pod may take the same port of the node.
+/// Two containers of a pod must not use the same port of the node.
 fn host_ports(spec: &PodSpec, path: &Path<'_>, report: &mut Report) {
     let init = spec.init_containers.as_deref().unwrap_or_default();
     let mut seen = HashSet::new();
@@ -215,7 +215,7 @@ fn host_ports(spec: &PodSpec, path: &Path<'_>, report: &mut Report) {
     for (index, container) in spec.containers.iter().enumerate() {
         claim(&path.field("containers"), index, container, report);
     }
-    // A plain init container is gone before the others start; a sidecar is not.
+    // A plain init container has ended before the others start; a sidecar has not.
     for (index, container) in init.iter().enumerate().filter(|(_, container)| is_sidecar(container)) {
         claim(&path.field("initContainers"), index, container, report);
     }

@@ -9,7 +9,7 @@ use crate::model::api::{
 };
 use crate::model::quantity::Amount;
 
-/// Fields that a variable may take from the pod.
+/// Pod fields that a variable may refer to.
 const ENV_FIELDS: &[&str] = &[
     "metadata.name",
     "metadata.namespace",
@@ -22,7 +22,7 @@ const ENV_FIELDS: &[&str] = &[
     "status.podIPs",
 ];
 
-/// Fields that a file of a downward API volume may take from the pod.
+/// Pod fields that a file of a downward API volume may refer to.
 const FILE_FIELDS: &[&str] =
     &["metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"];
 
@@ -87,7 +87,7 @@ fn value_from(source: &EnvVarSource, volumes: &[Volume], path: &Path<'_>, report
         relative_path(&key.path, &place.field("path"), report);
         match volumes.iter().find(|volume| volume.name == key.volume_name) {
             None => report.not_found(&place.field("volumeName"), &key.volume_name),
-            // Reading it may hang, and the read cannot be interrupted.
+            // Reading it may block, and the read cannot be interrupted.
             Some(volume) if volume.host_path.is_some() => {
                 report.invalid(&place.field("volumeName"), &key.volume_name, "must be an emptyDir volume");
             }
@@ -156,7 +156,7 @@ fn field_ref(field: &ObjectFieldSelector, fields: &[&str], path: &Path<'_>, repo
     let subscript = text.strip_suffix("']").and_then(|text| text.split_once("['"));
     match subscript {
         Some(("metadata.labels" | "metadata.annotations", key)) => {
-            // Keys of annotations may have capitals in their prefix.
+            // Keys of annotations may have capital letters in their prefix.
             report.check(&place, key, names::qualified_name(&key.to_lowercase()));
         }
         Some((base, _)) => report.invalid(&place, &base, "does not support subscript"),
@@ -165,12 +165,12 @@ fn field_ref(field: &ObjectFieldSelector, fields: &[&str], path: &Path<'_>, repo
     }
 }
 
-/// Whose resources a selector may mean without saying so.
+/// The container that a selector refers to by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// Of the container that the variable belongs to.
+    /// The container of the variable.
     OwnContainer,
-    /// Of no one: the container must be named.
+    /// None: the container must be named.
     Volume,
 }
 

@@ -1,4 +1,4 @@
-//! An ephemeral container that is added to a pod that runs.
+//! An ephemeral container for a running pod.
 
 use super::names;
 use super::report::{Path, Report};
@@ -6,7 +6,7 @@ use crate::model::api::EphemeralContainer;
 use crate::model::pod::Pod;
 use crate::sources::problem::Flaw;
 
-/// Everything that keeps `wanted` from being added to `pod`.
+/// All faults that prevent adding `wanted` to `pod`.
 pub(crate) fn validate(pod: &Pod, wanted: &EphemeralContainer) -> Vec<Flaw> {
     let mut report = Report::default();
     let present = pod.spec().ephemeral_containers.as_deref().unwrap_or_default();

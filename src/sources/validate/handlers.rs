@@ -7,7 +7,7 @@ use crate::model::api::{
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-/// Signals with a name of their own, beside the numbered ones.
+/// Signals with names, besides the numbered ones.
 const SIGNALS: &[&str] = &[
     "SIGABRT",
     "SIGALRM",
@@ -47,7 +47,7 @@ const SIGNALS: &[&str] = &[
     "SIGXFSZ",
 ];
 
-/// Whether a signal exists: one of the list, `SIGRTMIN+1` to `+15` or `SIGRTMAX-1` to `-14`.
+/// Whether a signal exists: one with a name, `SIGRTMIN+1` to `+15` or `SIGRTMAX-1` to `-14`.
 fn is_signal(name: &str) -> bool {
     let numbered = |prefix: &str, most: u8| {
         let number = name.strip_prefix(prefix).filter(|number| !number.starts_with(['0', '+']));
@@ -122,14 +122,14 @@ fn hook(hook: Option<&LifecycleHandler>, grace_seconds: i64, path: &Path<'_>, re
     handlers(set, sleep, path, report);
 }
 
-/// What probes and hooks have in common.
+/// The common fields of probes and hooks.
 struct Handlers<'a> {
     exec: Option<&'a ExecAction>,
     http_get: Option<&'a HTTPGetAction>,
     tcp_socket: Option<&'a TCPSocketAction>,
 }
 
-/// What only one of them has.
+/// The fields that only probes or only hooks have.
 enum One<'a> {
     Grpc(&'a GRPCAction),
     Sleep(&'a SleepAction, i64),

@@ -1,5 +1,5 @@
-//! Whether a defaulted pod may be created: every fault at once, in upstream's words
-//! (Go: pkg/apis/core/validation, the part that concerns pods on a node).
+//! Validation of a pod with its defaults: all faults together, worded as upstream (Go:
+//! pkg/apis/core/validation, the part that concerns pods on a node).
 //!
 //! Absent on purpose: fields that only a scheduler or an API server reads (affinity,
 //! topology spread, owner references), and Windows.

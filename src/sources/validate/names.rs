@@ -1,11 +1,11 @@
-//! What may be a name (Go: apimachinery pkg/util/validation). Each check returns what is wrong.
+//! Validation of names (Go: apimachinery pkg/util/validation). Each check returns its error messages.
 
 const LABEL: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
 const SUBDOMAIN: &str = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
 const WORD: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
 const SYSCTL: &str = r"^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";
 
-/// What should have been, with examples and the expression, in upstream's form.
+/// The expected form, with examples and the regular expression, as upstream formats it.
 fn should(what: &str, examples: &[&str], expression: &str) -> String {
     let examples: Vec<String> = examples.iter().map(|example| format!("'{example}', ")).collect();
     format!("{what} (e.g. {}regex used for validation is '{expression}')", examples.join(" or "))
@@ -85,7 +85,7 @@ pub(super) fn qualified_name(key: &str) -> Option<String> {
     (!is_word(name)).then(|| format!("name part {}", problem()))
 }
 
-/// A label's value: empty, or up to 63 bytes of a word.
+/// A label's value: empty, or a name of up to 63 bytes.
 pub(super) fn label_value(value: &str) -> Option<String> {
     if value.len() > 63 {
         return Some("must be no more than 63 bytes".to_owned());
@@ -165,9 +165,9 @@ pub(super) fn ip_address(text: &str) -> Option<String> {
         .then(|| "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)".to_owned())
 }
 
-/// A UID that a manifest brings along. It becomes a directory's name, so it must be one.
+/// The UID in a manifest. It becomes the name of a directory, so it must be valid as one.
 ///
-/// DIFFERS: upstream takes any text.
+/// DIFFERS: upstream accepts any text.
 pub(super) fn uid_problem(uid: &str) -> Option<String> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     (uid.len() > 63 || !uid.bytes().all(good) || !ends(uid, |byte| byte.is_ascii_alphanumeric())).then(|| {

@@ -1,5 +1,5 @@
-//! One wrong value of each field that a user may set, by group: the whole line that the
-//! user gets. Combinations and good values are in the other tests.
+//! One invalid value of each field that a user may set, by group, with the complete message.
+//! Combinations and valid values are in the other tests.
 
 use super::tests::{found, found_in_container};
 use serde_json::{Value, json};

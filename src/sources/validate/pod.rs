@@ -1,4 +1,4 @@
-//! The pod itself: metadata and its specification without containers and volumes.
+//! The pod itself: metadata, and its specification without containers and volumes.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use crate::model::meta::ObjectMeta;
 use crate::model::pod_size::{self, Excess};
 use crate::sources::problem::Flaw;
 
-/// All keys and values of a pod's annotations together.
+/// The size limit of all keys and values of a pod's annotations together.
 const MAX_ANNOTATIONS_BYTES: usize = 256 * 1024;
 
-/// Everything that is wrong with a defaulted pod.
+/// All faults of a pod with its defaults.
 pub(crate) fn validate(pod: &Pod) -> Vec<Flaw> {
     let mut report = Report::default();
     metadata(&pod.metadata, &Path::root("metadata"), &mut report);
@@ -65,7 +65,7 @@ fn labels(labels: Option<&BTreeMap<String, String>>, path: &Path<'_>, report: &m
 
 fn specification(spec: &PodSpec, path: &Path<'_>, report: &mut Report) {
     if let Some(Excess { field, count, max }) = pod_size::excess(spec) {
-        // The other checks need time for each item.
+        // The other checks take time for each item.
         report.too_many(&path.field(&field), count, max);
         return;
     }
@@ -201,7 +201,7 @@ fn dns_config(config: &PodDNSConfig, path: &Path<'_>, report: &mut Report) {
         report.too_long(&place, MAX_SEARCH_BYTES);
     }
     for (index, search) in searches.iter().enumerate() {
-        // Underscores and a final dot occur in search lists, and a lone dot switches them off.
+        // Underscores and a final dot occur in search lists, and a lone dot disables them.
         let name = search.strip_suffix('.').unwrap_or(search).replace('_', "x");
         if search != "." {
             report.check(&place.index(index), search, names::dns_subdomain(&name));

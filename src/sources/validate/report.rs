@@ -1,11 +1,11 @@
-//! Field paths, and the list of what is wrong at them (Go: apimachinery field.ErrorList).
+//! Field paths, and the list of their faults (Go: apimachinery field.ErrorList).
 
 use std::fmt::{self, Debug, Display};
 
 use crate::model::typed::clip;
 use crate::sources::problem::Flaw;
 
-/// A field path, as cheap as its last step until it is printed.
+/// A field path; each part refers to its parent, and nothing is allocated until it is printed.
 #[derive(Clone, Copy)]
 pub(super) struct Path<'a> {
     parent: Option<&'a Path<'a>>,
@@ -54,17 +54,17 @@ impl Display for Path<'_> {
     }
 }
 
-/// Everything that is wrong with one pod.
+/// All faults of one pod.
 #[derive(Default)]
 pub(super) struct Report {
     flaws: Vec<Flaw>,
 }
 
-/// Faults listed for one pod; a manifest of thousands of ports needs no more to be mended.
+/// The limit of listed faults of one pod; a manifest with thousands of ports needs no more.
 const MAX_FLAWS: usize = 100;
 
 impl Report {
-    /// The faults in the order in which they were found.
+    /// The faults in the order of the checks.
     pub(super) fn into_flaws(self) -> Vec<Flaw> {
         self.flaws
     }
@@ -75,19 +75,19 @@ impl Report {
         }
     }
 
-    /// Nothing is there.
+    /// A required value is missing.
     pub(super) fn required(&mut self, path: &Path<'_>, detail: &str) {
         let message =
             if detail.is_empty() { "Required value".to_owned() } else { format!("Required value: {detail}") };
         self.add(path, message);
     }
 
-    /// What is there does not do. Strings are quoted, numbers are not.
+    /// A value is invalid. Strings are quoted, numbers are not.
     pub(super) fn invalid(&mut self, path: &Path<'_>, value: &dyn Debug, detail: impl Display) {
         self.add(path, format!("Invalid value: {}: {detail}", brief(value)));
     }
 
-    /// What is there is none of the choices.
+    /// A value is none of the choices.
     pub(super) fn unsupported(&mut self, path: &Path<'_>, value: &str, choices: &[&str]) {
         let choices: Vec<String> = choices.iter().map(|choice| format!("{choice:?}")).collect();
         let message =
@@ -95,46 +95,46 @@ impl Report {
         self.add(path, message);
     }
 
-    /// Something else has it already.
+    /// Another item has the same value.
     pub(super) fn duplicate(&mut self, path: &Path<'_>, value: &dyn Debug) {
         self.add(path, format!("Duplicate value: {}", brief(value)));
     }
 
-    /// It names something that is not there.
+    /// The named item does not exist.
     pub(super) fn not_found(&mut self, path: &Path<'_>, value: &str) {
         self.add(path, format!("Not found: {}", brief(&value)));
     }
 
-    /// It may not be here.
+    /// The value is not allowed here.
     pub(super) fn forbidden(&mut self, path: &Path<'_>, detail: &str) {
         self.add(path, format!("Forbidden: {detail}"));
     }
 
-    /// It has too many bytes.
+    /// The value has too many bytes.
     pub(super) fn too_long(&mut self, path: &Path<'_>, max: usize) {
         self.add(path, format!("Too long: may not be more than {max} bytes"));
     }
 
-    /// It has too many items.
+    /// The list has too many items.
     pub(super) fn too_many(&mut self, path: &Path<'_>, count: usize, max: usize) {
         self.add(path, format!("Too many: {count}: must have at most {max} items"));
     }
 
-    /// Adds what a name check found.
+    /// Adds the messages of a name check.
     pub(super) fn check(&mut self, path: &Path<'_>, value: &str, problem: Option<String>) {
         if let Some(problem) = problem {
             self.invalid(path, &value, problem);
         }
     }
 
-    /// Wants one of `choices`; empty counts as absent.
+    /// Requires one of `choices`; empty counts as absent.
     pub(super) fn choice(&mut self, path: &Path<'_>, value: Option<&str>, choices: &[&str]) {
         if let Some(value) = value.filter(|value| !value.is_empty() && !choices.contains(value)) {
             self.unsupported(path, value, choices);
         }
     }
 
-    /// Wants a number that is not below zero; absent is fine.
+    /// Requires a number that is not negative; it may be absent.
     pub(super) fn not_negative(&mut self, path: &Path<'_>, value: Option<i64>) {
         if let Some(value) = value.filter(|value| *value < 0) {
             self.invalid(path, &value, "must be greater than or equal to 0");
@@ -142,7 +142,7 @@ impl Report {
     }
 }
 
-/// A value as a message quotes it.
+/// A value in quotes, for a message.
 fn brief(value: &dyn Debug) -> String {
     const MAX: usize = 120;
     let text = format!("{value:?}");

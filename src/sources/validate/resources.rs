@@ -13,7 +13,7 @@ use crate::model::requests::container_requests;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
     Container,
-    /// The whole pod's, where only CPU, memory and huge pages may be set.
+    /// The pod itself, where only CPU, memory and huge pages may be set.
     Pod,
 }
 
@@ -34,7 +34,7 @@ pub(super) fn requirements(
     }
     for (name, quantity) in requests {
         let place = requests_path.key(name);
-        // A request that was filled in from its limit has been checked with it.
+        // A request that was copied from its limit has been checked with it.
         if limits.get(name) != Some(quantity) {
             one(name, quantity, level, &place, report);
         }
@@ -85,7 +85,7 @@ pub(super) fn pod_level(pod: &Pod, path: &Path<'_>, report: &mut Report) {
             let Some(own) = resources.limits.as_ref().and_then(|limits| limits.get(name)) else { continue };
             let larger = Amount::parse(&limit.0).and_then(|limit| Ok(limit > Amount::parse(&own.0)?));
             if larger == Ok(true) {
-                // Upstream makes the path from that of the pod's resources.
+                // Upstream derives the path from that of the pod's resources.
                 let item = containers.index(index);
                 let place = item.key(name);
                 let detail = format!("must be less than or equal to pod limits of {}", own.0);
@@ -95,7 +95,7 @@ pub(super) fn pod_level(pod: &Pod, path: &Path<'_>, report: &mut Report) {
     }
 }
 
-/// A sum as the API writes it.
+/// A sum in the API's format.
 fn text(resource: &str, amount: Amount) -> String {
     if !amount.is_whole() {
         return format!("{}m", amount.milli());
@@ -151,7 +151,7 @@ fn one(name: &str, value: &Quantity, level: Level, path: &Path<'_>, report: &mut
     }
 }
 
-/// What is wrong with a quantity that may not be negative.
+/// The faults of a quantity that must not be negative.
 pub(super) fn quantity(text: &str) -> Option<String> {
     match Amount::parse(text) {
         Err(_) => Some(
@@ -164,7 +164,7 @@ pub(super) fn quantity(text: &str) -> Option<String> {
     }
 }
 
-/// Checks what a container wants to happen on a resize.
+/// Checks the resize policy of a container.
 pub(super) fn resize_policies(
     policies: Option<&[ContainerResizePolicy]>,
     path: &Path<'_>,

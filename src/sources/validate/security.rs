@@ -5,7 +5,7 @@ use super::paths::has_dot_dot;
 use super::report::{Path, Report};
 use crate::model::api::{AppArmorProfile, PodSecurityContext, PodSpec, SeccompProfile, SecurityContext};
 
-/// Checks the pod's security context together with the namespaces it shares with the node.
+/// Checks the pod's security context together with the node's namespaces that it uses.
 pub(super) fn pod(spec: &PodSpec, path: &Path<'_>, report: &mut Report) {
     let on = |field: Option<bool>| field == Some(true);
     let security = path.field("securityContext");
@@ -156,7 +156,7 @@ fn app_armor(profile: Option<&AppArmorProfile>, path: &Path<'_>, report: &mut Re
     }
 }
 
-/// True when it is a complete `Localhost` profile whose name is worth checking.
+/// True when it is a complete `Localhost` profile whose name must be checked.
 fn profile_type(kind: &str, localhost: Option<&str>, path: &Path<'_>, report: &mut Report) -> bool {
     let localhost = localhost.filter(|profile| !profile.is_empty());
     match (kind, localhost) {

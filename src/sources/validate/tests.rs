@@ -3,7 +3,7 @@ use super::validate;
 use crate::model::api::Pod;
 use serde_json::{Value, json};
 
-/// Lays `over` onto a good pod, defaults it and returns what validation finds.
+/// Merges `over` into a valid pod, sets its defaults and returns its faults.
 pub(super) fn found(over: Value) -> Vec<String> {
     fn lay(onto: &mut Value, over: Value) {
         match (onto, over) {
@@ -49,7 +49,7 @@ fn with_container(over: &Value) -> Value {
     json!({"spec": {"containers": [value], "volumes": [{"name": "v"}, {"name": "w"}]}})
 }
 
-/// What validation finds in a container with these fields.
+/// The faults of a container with these fields.
 pub(super) fn found_in_container(over: Value) -> Vec<String> {
     found(with_container(&over))
 }

@@ -153,7 +153,7 @@ fn projection(source: &VolumeProjection, path: &Path<'_>, report: &mut Report) {
     }
 }
 
-/// The files that a source of a projected volume names.
+/// The files of a source of a projected volume.
 fn projected_paths(source: &VolumeProjection) -> Vec<&str> {
     let mut paths: Vec<&str> = Vec::new();
     if let Some(source) = &source.secret {

@@ -1,12 +1,12 @@
-//! What ends requests from outside: a stop signal together with the sockets in use.
+//! Ends requests from outside: a stop signal together with the sockets in use.
 
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::util::stop::{self, StopSource, StopToken};
 
-/// Breaks off the requests that were sent with it, blocked reads included. Clones are one
-/// breaker; a child is tripped with its parent, and alone.
+/// Ends the requests that were sent with it, blocked reads included. Clones are the same breaker;
+/// tripping a parent trips its children, not the reverse.
 #[derive(Clone)]
 pub struct Breaker {
     inner: Arc<Inner>,
@@ -18,7 +18,7 @@ struct Inner {
 }
 
 struct State {
-    /// Gone once tripped.
+    /// Dropped when the breaker is tripped.
     source: Option<StopSource>,
     sockets: Vec<(Use, Weak<TcpStream>)>,
     children: Vec<Weak<Inner>>,
@@ -29,7 +29,7 @@ struct State {
 pub enum Use {
     /// One request and its response, which ends soon.
     Call,
-    /// A response that goes on for minutes.
+    /// A response that lasts for minutes.
     Stream,
 }
 
@@ -42,7 +42,7 @@ impl Default for Breaker {
 }
 
 impl Breaker {
-    /// A breaker of its own that goes when this one goes.
+    /// A breaker that is tripped with this one, or alone.
     #[must_use]
     pub fn child(&self) -> Breaker {
         let child = Breaker::default();
@@ -58,12 +58,12 @@ impl Breaker {
         child
     }
 
-    /// Ends the requests under way and refuses later ones. Does not block.
+    /// Ends the requests in progress and refuses later ones. Does not block.
     pub fn trip(&self) {
         self.inner.trip();
     }
 
-    /// The responses that go on for minutes, as far as they are open now.
+    /// The long responses that are open now.
     #[must_use]
     pub fn streams(&self) -> Streams {
         let mut open = Vec::new();
@@ -81,7 +81,7 @@ impl Breaker {
         self.inner.token.is_stopped()
     }
 
-    /// Puts a socket within reach until the guard is dropped.
+    /// Registers a socket until the guard is dropped.
     pub(super) fn reach(&self, kind: Use, socket: &Arc<TcpStream>) -> Reach {
         let tripped = {
             let mut state = self.inner.lock();
@@ -105,7 +105,7 @@ impl Inner {
             let mut state = self.lock();
             (state.source.take(), state.sockets.clone(), state.children.clone())
         };
-        // The signal first: a thread that the socket wakes must see it.
+        // The signal first: a thread that the socket wakes must see the signal.
         drop(source);
         for socket in sockets.iter().filter_map(|(_, socket)| socket.upgrade()) {
             // An error means that it is closed already.
@@ -133,7 +133,7 @@ impl Inner {
 pub struct Streams(Vec<Arc<TcpStream>>);
 
 impl Streams {
-    /// Ends them. Streams that were opened since, and calls, go on.
+    /// Ends them. Streams that were opened later, and short requests, continue.
     pub fn break_off(self) {
         for socket in self.0 {
             let _ = socket.shutdown(Shutdown::Both);
@@ -141,7 +141,7 @@ impl Streams {
     }
 }
 
-/// Keeps a socket within a breaker's reach.
+/// Keeps a socket registered with a breaker.
 pub(super) struct Reach {
     breaker: Breaker,
     socket: Weak<TcpStream>,
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_takes_its_children_along() {
+    fn tripping_a_parent_trips_its_children() {
         let parent = Breaker::default();
         let (child, other) = (parent.child(), parent.child());
         let ((a, _a), (b, _b), (c, _c)) = (socket(), socket(), socket());

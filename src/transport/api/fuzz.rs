@@ -8,16 +8,16 @@ use crate::util::threads::Stack;
 pub(in crate::transport) fn targets() -> Vec<Target> {
     vec![Target {
         name: "transport/api_answer",
-        // Pod workers send requests, too.
+        // Also the stack size of pod workers, which send requests.
         stack: Stack::Small,
         max_bytes: 4 << 20,
-        // The body is not kept here.
+        // The body is not stored here.
         budget: Budget { per_byte: 4, ..Budget::LINEAR },
         worst: crate::transport::fuzz::hostile_answers,
         seeds: crate::transport::fuzz::ANSWERS,
         run: |bytes| {
             for capacity in [1, 7, super::BUFFER_BYTES] {
-                // Byte by byte is for short ones.
+                // Only short responses are read byte by byte.
                 if capacity < super::BUFFER_BYTES && bytes.len() > 64 * 1024 {
                     continue;
                 }

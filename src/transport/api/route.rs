@@ -1,4 +1,4 @@
-//! The way to one server: look-up, TCP, a proxy where there is one, TLS.
+//! Connections to one server: look-up, TCP, a proxy if there is one, TLS.
 
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
@@ -17,10 +17,10 @@ use crate::transport::tls::client::Tls;
 
 /// For look-up, connect and TLS handshake together.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// The same through a proxy, which needs time of its own to reach the server.
+/// The same through a proxy, which needs additional time to connect to the server.
 const PROXY_CONNECT_LIMIT: Duration = Duration::from_secs(30);
 
-/// How one server is reached.
+/// How to connect to one server.
 pub(in crate::transport) struct Route {
     host: String,
     port: u16,
@@ -31,29 +31,29 @@ pub(in crate::transport) struct Route {
 
 struct Hop {
     proxy: Proxy,
-    /// To the proxy itself.
+    /// TLS to the proxy itself.
     tls: Option<Tls>,
 }
 
 impl Route {
-    /// The direct one. `peer` is what the thread table calls the server.
+    /// A direct route. `peer` is the name of the server in the thread table.
     pub(in crate::transport) fn direct(host: &str, port: u16, tls: Option<Tls>, peer: &'static str) -> Route {
         Route { host: host.to_owned(), port, tls, hop: None, peer }
     }
 
-    /// The one through `proxy`, with `tls` to an https proxy.
+    /// A route through `proxy`, with `tls` to an https proxy.
     pub(in crate::transport) fn through(self, proxy: Proxy, tls: Option<Tls>) -> Route {
         Route { hop: Some(Hop { proxy, tls }), ..self }
     }
 
-    /// The proxy that is sent each request, with the whole URL in it, instead of one CONNECT:
-    /// an HTTP proxy on the way to a server without TLS (RFC 9112, section 3.2.2).
+    /// The proxy that gets each request with the whole URL in it, without CONNECT: an HTTP proxy to
+    /// a server without TLS (RFC 9112, section 3.2.2).
     pub(in crate::transport) fn forwarder(&self) -> Option<&Proxy> {
         let hop = self.hop.as_ref().filter(|_| self.tls.is_none())?;
         (hop.proxy.scheme != ProxyScheme::Socks5).then_some(&hop.proxy)
     }
 
-    /// Opens a connection to the server. `deadline` holds for it and for what follows.
+    /// Opens a connection to the server. `deadline` also covers the requests on it.
     pub(in crate::transport) fn open(
         &self,
         deadline: Instant,
@@ -134,7 +134,7 @@ fn dial(
     Ok(socket)
 }
 
-/// Makes a TLS session over `stream`, if there is to be one.
+/// Makes a TLS session over `stream`, if TLS is configured.
 fn secure(mut stream: Stream, tls: Option<&Tls>, breaker: &Breaker) -> Result<Stream, DialError> {
     let Some(tls) = tls else { return Ok(stream) };
     let outcome = tls.handshake(&mut stream);
@@ -160,7 +160,7 @@ impl Stream {
         }
     }
 
-    /// Why reading or writing did not work.
+    /// Converts an error of reading or writing.
     pub(in crate::transport) fn failed(
         &mut self,
         error: &io::Error,

@@ -1,4 +1,4 @@
-//! A TCP socket that notices dead peers, with a deadline for each wait.
+//! A TCP socket that detects unreachable peers, with a deadline for each wait.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -16,19 +16,19 @@ use crate::util::threads;
 
 /// The time after which a silent peer gets a keep-alive probe.
 pub(super) const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(15);
-/// And again in this rhythm.
+/// The time between keep-alive probes.
 pub(super) const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(5);
 pub(super) const KEEP_ALIVE_COUNT: u32 = 3;
-/// What was sent and not acknowledged for so long means that the peer is gone. The kernel
-/// would try for about 15 minutes, in which the node would be taken for dead.
+/// If data is not acknowledged for this time, the connection fails. The kernel would retry for
+/// about 15 minutes, in which the node would be considered lost.
 pub(super) const DEAD_AFTER: Duration = Duration::from_secs(30);
 
-/// A connected socket, at any time in the reach of one breaker.
+/// A connected socket, always registered with one breaker.
 pub(in crate::transport) struct Socket {
     stream: Arc<TcpStream>,
     deadline: Instant,
     reach: Option<Reach>,
-    /// What a blocked thread waits for, for the thread table.
+    /// What a blocked thread waits for, in the thread table.
     peer: &'static str,
 }
 
@@ -53,7 +53,7 @@ impl Socket {
             .map_err(|error| refused(error.into()))?;
         notice_dead_peers(&fd).map_err(|error| refused(error.into()))?;
         let stream = Arc::new(TcpStream::from(fd));
-        // Before the connect: shutting a connecting socket down ends the wait for it.
+        // Registered before the connect: shutting down a connecting socket ends the wait for it.
         let reach = breaker.reach(kind, &stream);
         let socket = Socket { stream, deadline, reach: Some(reach), peer };
         match rustix::net::connect(&socket.stream, &address) {
@@ -72,7 +72,7 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Goes on under another request.
+    /// Uses the socket for another request.
     pub(super) fn adopt(&mut self, deadline: Instant, breaker: &Breaker, kind: Use) {
         self.deadline = deadline;
         self.reach = Some(breaker.reach(kind, &self.stream));
@@ -91,7 +91,7 @@ impl Socket {
         self.deadline <= Instant::now()
     }
 
-    /// Whether the peer has neither closed it nor sent anything: only then may it be used again.
+    /// Whether the peer has neither closed it nor sent data: only then may it be used again.
     pub(super) fn is_quiet(&self) -> bool {
         let mut byte = [0];
         matches!(rustix::net::recv(&self.stream, &mut byte, RecvFlags::PEEK), Err(Errno::AGAIN))
@@ -104,8 +104,8 @@ impl Socket {
         Arc::from(format!("{}->{}", told(self.stream.local_addr()), told(self.stream.peer_addr())))
     }
 
-    /// Waits until the socket can be read from or written to. A breaker wakes it by
-    /// shutting the socket down.
+    /// Waits until the socket can be read from or written to. A breaker ends the wait by shutting
+    /// the socket down.
     fn ready(&self, flags: PollFlags) -> io::Result<()> {
         let _waiting = threads::waiting(self.peer);
         loop {

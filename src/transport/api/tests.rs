@@ -50,8 +50,8 @@ fn short(body: &str) -> Vec<u8> {
     format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }
 
-/// A server that responds to the n-th request of a connection by the n-th text of a list per
-/// connection, and then closes it. Hands back the requests and the number of the connection.
+/// A server with a list of responses per connection: it sends the n-th to the n-th request, and
+/// then closes the connection. Returns the requests with the number of the connection.
 struct Server {
     port: u16,
     requests: Receiver<(usize, String)>,
@@ -74,16 +74,16 @@ fn answer(
     stream: &mut (impl Read + Write),
     number: usize,
     answers: &[Vec<u8>],
-    tell: &Sender<(usize, String)>,
+    request_sender: &Sender<(usize, String)>,
 ) {
     for answer in answers {
         let Some(request) = head_of(stream) else { return };
         if stream.write_all(answer).and_then(|()| stream.flush()).is_err() {
             return;
         }
-        let _ = tell.send((number, request));
+        let _ = request_sender.send((number, request));
         if answer.is_empty() {
-            // No response at all: wait for the client to give up.
+            // No response at all: wait until the client closes the connection.
             let _ = stream.read(&mut [0]);
         }
     }
@@ -92,14 +92,14 @@ fn answer(
 fn serve(connections: Vec<Vec<Vec<u8>>>) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let (tell, requests) = bounded(100);
+    let (request_sender, requests) = bounded(100);
     let running = spawn("t/server", Stack::Small, OnDeath::Unsupervised, move |stop| {
         for (number, answers) in connections.into_iter().enumerate() {
             let (mut stream, _) = listener.accept().unwrap();
             if stop.is_stopped() {
                 return;
             }
-            answer(&mut stream, number, &answers, &tell);
+            answer(&mut stream, number, &answers, &request_sender);
         }
     })
     .unwrap()
@@ -142,15 +142,15 @@ fn idle_connections_can_be_dropped() {
     text(connections.send(&get("/"), &breaker).unwrap());
     let open = connections.send(&get("/"), &breaker).unwrap();
     connections.close_idle();
-    assert_eq!(text(open), "two", "what is in use goes on");
+    assert_eq!(text(open), "two", "connections in use continue");
     assert_eq!(text(connections.send(&get("/"), &breaker).unwrap()), "three");
     let numbers: Vec<usize> = (0..3).map(|_| server.requests.recv_timeout(SOON).unwrap().0).collect();
     assert_eq!(numbers, [0, 0, 1]);
 }
 
 #[test]
-fn a_get_survives_a_server_that_closes_in_this_moment() {
-    // The second request meets a connection that is closed when it arrives.
+fn a_get_is_retried_after_the_server_closed_the_connection() {
+    // The connection is closed when the second request is sent.
     let server = serve(vec![vec![short("one"), b"".to_vec()], vec![short("two")]]);
     let connections = Connections::new(&plain(server.port)).unwrap();
     let breaker = Breaker::default();
@@ -173,33 +173,33 @@ fn broken_off(server: &Server, kind: Use, answers: bool, streams: bool) -> (Dial
     let connections = Connections::new(&plain(server.port)).unwrap();
     let breaker = Breaker::default();
     let child = breaker.child();
-    let (tell, told) = bounded(1);
-    let (begin, begun) = bounded(1);
+    let (result_sender, result_receiver) = bounded(1);
+    let (head_sender, head_receiver) = bounded(1);
     let _asking = spawn("t/ask", Stack::Large, OnDeath::Unsupervised, move |_| {
         let request = Request { kind, ..get("/") };
         let outcome = connections.send(&request, &child).and_then(|mut response| {
-            let _ = begin.send(());
+            let _ = head_sender.send(());
             let mut all = Vec::new();
             let outcome = response.body.read_to_end(&mut all);
             outcome.map(drop).map_err(|error| response.body.failed(&error))
         });
-        let _ = tell.send((outcome, Instant::now()));
+        let _ = result_sender.send((outcome, Instant::now()));
     })
     .unwrap();
     server.requests.recv_timeout(SOON).unwrap();
     if answers {
-        // What is broken off before the head has come is another case.
-        begun.recv_timeout(SOON).unwrap();
+        // Before the head of the response there is another test.
+        head_receiver.recv_timeout(SOON).unwrap();
     }
-    // Let it block in its read.
-    let _ = told.recv_timeout(Duration::from_millis(50));
+    // Gives the client time to block in its read.
+    let _ = result_receiver.recv_timeout(Duration::from_millis(50));
     let start = Instant::now();
     if streams {
         breaker.streams().break_off();
     } else {
         breaker.trip();
     }
-    let (outcome, end) = told.recv_timeout(SOON).unwrap();
+    let (outcome, end) = result_receiver.recv_timeout(SOON).unwrap();
     (outcome.unwrap_err(), end.saturating_duration_since(start))
 }
 
@@ -215,14 +215,15 @@ fn blocked_reads_are_broken_off_at_once() {
         let server = serve(vec![vec![first, Vec::new()]]);
         let (error, time) = broken_off(&server, Use::Stream, answers, streams);
         assert_eq!(error, expected);
-        // Milliseconds, unless the machine is busy; without the breaker it would be all of the time.
+        // Takes milliseconds, unless the machine is busy; without the breaker, all of the time
+        // limit.
         assert!(time < SOON / 2, "{time:?}");
     }
 }
 
 #[test]
 fn a_connect_is_broken_off_too() {
-    // A full queue of connections: the next one is not accepted.
+    // The server's queue of connections is full: the next one is not accepted.
     let fd =
         rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
     rustix::net::bind(&fd, &std::net::SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
@@ -233,16 +234,16 @@ fn a_connect_is_broken_off_too() {
     let _full: Vec<_> = (0..4).map_while(|_| TcpStream::connect_timeout(&address, wait).ok()).collect();
     let breaker = Breaker::default();
     let child = breaker.child();
-    let (tell, told) = bounded(1);
+    let (result_sender, result_receiver) = bounded(1);
     let _asking = spawn("t/ask", Stack::Large, OnDeath::Unsupervised, move |_| {
         let outcome = Connections::new(&plain(address.port())).unwrap().send(&get("/"), &child);
-        let _ = tell.send(outcome.map(|response| response.status));
+        let _ = result_sender.send(outcome.map(|response| response.status));
     })
     .unwrap();
-    assert!(told.recv_timeout(Duration::from_millis(50)).is_err(), "it must hang");
+    assert!(result_receiver.recv_timeout(Duration::from_millis(50)).is_err(), "it must wait");
     breaker.trip();
-    // At its deadline it would fail for another reason.
-    assert_eq!(told.recv_timeout(SOON).unwrap(), Err(DialError::Stopped));
+    // At the deadline it would fail with another error.
+    assert_eq!(result_receiver.recv_timeout(SOON).unwrap(), Err(DialError::Stopped));
 }
 
 #[test]
@@ -254,7 +255,7 @@ fn silence_ends_with_the_deadline() {
     let hasty = |millis| Request { deadline: Instant::now() + Duration::from_millis(millis), ..get("/") };
     let outcome = connections.send(&hasty(2000), &breaker).map(|response| response.status);
     assert_eq!(outcome, Err(DialError::Timeout));
-    // Long enough for the head to come, also on a busy machine.
+    // Enough time for the head to arrive, also on a busy machine.
     let mut response = connections.send(&hasty(4000), &breaker).unwrap();
     let error = response.body.read_to_end(&mut Vec::new()).unwrap_err();
     assert_eq!(response.body.failed(&error), DialError::BodyTimeout);
@@ -322,7 +323,7 @@ fn lines_come_one_by_one() {
 fn serve_tls(connections: usize) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let (tell, requests) = bounded(100);
+    let (request_sender, requests) = bounded(100);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(CA).unwrap()).unwrap();
@@ -347,7 +348,7 @@ fn serve_tls(connections: usize) -> Server {
             }
             let connection = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
             let mut stream = rustls::StreamOwned::new(connection, socket);
-            answer(&mut stream, number, &[short("one"), short("two"), Vec::new()], &tell);
+            answer(&mut stream, number, &[short("one"), short("two"), Vec::new()], &request_sender);
         }
     })
     .unwrap()
@@ -383,7 +384,7 @@ fn client_and_server_certificates_are_verified() {
     );
     assert!(error.contains("kubernetes.default") && error.ends_with(", not else.where"), "{error}");
     assert_eq!(said(secure(server.port)), "tls: remote error: certificate required");
-    // TLS where none is spoken.
+    // TLS to a server without TLS.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let _clear = spawn("t/clear", Stack::Small, OnDeath::Unsupervised, move |_| {
@@ -406,17 +407,17 @@ fn a_blocked_tls_read_is_broken_off() {
     text(connections.send(&get("/"), &breaker).unwrap());
     text(connections.send(&get("/"), &breaker).unwrap());
     let child = breaker.child();
-    let (tell, told) = bounded(1);
+    let (result_sender, result_receiver) = bounded(1);
     let _asking = spawn("t/ask", Stack::Large, OnDeath::Unsupervised, move |_| {
-        let _ = tell.send(connections.send(&get("/"), &child).map(|response| response.status));
+        let _ = result_sender.send(connections.send(&get("/"), &child).map(|response| response.status));
     })
     .unwrap();
     for _ in 0..3 {
         server.requests.recv_timeout(SOON).unwrap();
     }
     breaker.trip();
-    // At its deadline it would fail for another reason.
-    assert_eq!(told.recv_timeout(SOON).unwrap(), Err(DialError::Stopped));
+    // At the deadline it would fail with another error.
+    assert_eq!(result_receiver.recv_timeout(SOON).unwrap(), Err(DialError::Stopped));
 }
 
 #[test]
@@ -439,8 +440,8 @@ fn certificates_that_cannot_be_used_are_reported() {
         (Endpoint { roots: Roots::Pem(b"x".to_vec()), ..secure(1) }, "certificate authority: no PEM block"),
         (Endpoint { server_name: Some("a b".to_owned()), ..secure(1) }, "server name \"a b\" is not"),
     ] {
-        let told = setup(&endpoint);
-        assert!(told.starts_with(expected), "{told}");
+        let message = setup(&endpoint);
+        assert!(message.starts_with(expected), "{message}");
     }
     assert_eq!(format!("{:?}", identity()), "Identity(..)");
 }

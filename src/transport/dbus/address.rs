@@ -1,4 +1,4 @@
-//! Addresses of buses, and the way to the socket behind one.
+//! Addresses of buses, and the connection to their sockets.
 
 use std::os::fd::OwnedFd;
 

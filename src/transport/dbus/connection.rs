@@ -1,4 +1,4 @@
-//! A connection to a bus: greeting, calls, and signals.
+//! A connection to a bus: authentication, calls, and signals.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
@@ -16,39 +16,39 @@ use crate::util::stop::StopToken;
 use crate::util::threads;
 use crate::util::wake::Wake;
 
-/// How long a call or the greeting may take; a service may have to be started first.
+/// Time limit of a call or of the authentication; a service may have to be started first.
 const LIMIT: Duration = Duration::from_secs(10);
-/// A longer message is none that we wait for.
+/// Longer messages are skipped; no expected message is longer.
 const MAX_MESSAGE: usize = 64 * 1024;
-/// Signals that may wait while a call is under way: those of trusted senders only, which send few.
+/// Signals that may wait during a call: only those of trusted senders are stored, which send few.
 const MAX_QUEUED: usize = 256;
-/// File descriptors that may have come without their message yet.
+/// File descriptors that may be received before their message.
 const MAX_FDS: usize = 64;
-/// File descriptors in one piece of the stream; the bus allows fewer in a message.
+/// File descriptors in one read; the bus allows fewer in a message.
 const FDS_AT_ONCE: usize = 32;
 const MAX_LINE: usize = 1024;
 
-/// What can go wrong with a bus.
+/// Errors of a bus.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the names say what the values are")]
 pub enum DbusError {
-    /// An address that we cannot use.
+    /// The address is not supported.
     #[error("D-Bus address {0}: neither a path nor an abstract name of a Unix socket")]
     Address(String),
-    /// The bus does not accept the connection.
+    /// The connection to the bus failed.
     #[error("cannot connect to D-Bus at {address}: {source}")]
     Connect { address: String, source: io::Error },
-    /// The bus does not want us, or lacks something.
+    /// The bus refused the authentication, or its response is invalid.
     #[error("D-Bus refused the connection: {0}")]
     Refused(String),
     #[error("the connection to D-Bus was lost: {0}")]
     Lost(#[from] io::Error),
     #[error("no reply to {0} from D-Bus within {LIMIT:?}")]
     TimedOut(&'static str),
-    /// A reply that is an error.
+    /// The reply is an error.
     #[error("{member}: {name}: {message}")]
     Remote { member: &'static str, name: String, message: String },
-    /// A reply that is not of the expected form.
+    /// The reply is not of the expected form.
     #[error("{0}: the reply is not of the expected form")]
     Answer(&'static str),
     /// The owner stopped the call.
@@ -61,49 +61,49 @@ pub enum DbusError {
 pub struct Incoming {
     /// The message.
     pub message: Message,
-    /// What came with it.
+    /// The file descriptors that were received with it.
     pub fds: Vec<OwnedFd>,
 }
 
 /// A method to call.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
-    /// Whose.
+    /// The destination.
     pub destination: &'static str,
-    /// Of which object.
+    /// The object.
     pub path: &'static str,
-    /// Of which interface.
+    /// The interface.
     pub interface: &'static str,
-    /// Its name.
+    /// The method's name.
     pub member: &'static str,
 }
 
-/// A connection to a bus that has greeted us.
+/// An authenticated connection to a bus.
 pub struct Bus {
     socket: OwnedFd,
     wake: Wake,
     stop: StopToken,
     serial: u32,
-    /// Bytes that have come and are no message yet.
+    /// Received bytes that are not yet a complete message.
     bytes: Vec<u8>,
-    /// That many of what comes next belong to a message that is not kept.
+    /// The number of following bytes that belong to a skipped message.
     skip: usize,
-    /// How many bytes were taken out of the stream, so that `bytes` begin there.
+    /// The number of bytes that were removed from the stream before `bytes`.
     taken: u64,
-    /// File descriptors, each with the place in the stream of the last byte that came with it:
-    /// the kernel ends a piece with the bytes that were sent with them.
+    /// File descriptors, each with the position in the stream of the last byte that was sent with
+    /// it: the kernel ends a read after the bytes that were sent with file descriptors.
     fds: VecDeque<(u64, OwnedFd)>,
-    /// Whose signals count.
+    /// The senders whose signals are stored.
     senders: Vec<String>,
     queued: VecDeque<Incoming>,
 }
 
 impl Bus {
-    /// Connects to the first address of a list that accepts. The bell ends a wait; once `stop`
-    /// is given too, every one.
+    /// Connects to the first address of a list that accepts. The bell ends a wait; once the owner
+    /// stops, every wait ends.
     ///
     /// # Errors
-    /// Why the last address did not do.
+    /// The error of the last address.
     pub fn open(addresses: &str, wake: &Wake, stop: &StopToken) -> Result<Self, DbusError> {
         let mut last = DbusError::Address(addresses.to_owned());
         for address in addresses.split(';').filter(|address| !address.is_empty()) {
@@ -130,19 +130,19 @@ impl Bus {
         Err(last)
     }
 
-    /// From now on the signals of these connections, by their names on the bus, are handed out;
-    /// before the first call of this, none. Every user of the machine may send a connection
-    /// signals, as many as the bus carries: what is from others is dropped as it comes, and never
-    /// stands in the way of a reply or of a signal that counts.
+    /// From now on, the signals of these connections, given by their names on the bus, are stored;
+    /// before the first call of this, none are. Every user of the machine may send signals to a
+    /// connection, without a limit: signals of other senders are dropped when they arrive, and
+    /// never delay a reply or a stored signal.
     pub fn listen_to(&mut self, senders: &[&str]) {
         self.senders = senders.iter().map(|sender| (*sender).to_owned()).collect();
     }
 
-    /// Calls a method and waits for the reply. Signals that come meanwhile are kept for
+    /// Calls a method and waits for the reply. Signals that arrive meanwhile are stored for
     /// [`Bus::next`].
     ///
     /// # Errors
-    /// [`DbusError::Remote`] if the reply is an error; others if there is none.
+    /// [`DbusError::Remote`] if the reply is an error; other errors if there is no reply.
     pub fn call(&mut self, call: Call, args: Vec<Value>) -> Result<Incoming, DbusError> {
         let serial = self.next_serial();
         let message = Message {
@@ -176,7 +176,7 @@ impl Bus {
         }
     }
 
-    /// Waits for a signal; `None`: the bell rang, or `until` has come.
+    /// Waits for a signal; `None`: the bell rang, or `until` has passed.
     ///
     /// # Errors
     /// When the connection is lost or the owner stopped it.
@@ -187,7 +187,7 @@ impl Bus {
         self.receive(until, true, None)
     }
 
-    /// Lets time pass. Signals that come meanwhile are kept for [`Bus::next`]; signals that are not read
+    /// Waits until a time. Signals that arrive meanwhile are stored for [`Bus::next`]; unread signals
     /// would fill the bus's queue for this connection, and it would drop replies and signals.
     ///
     /// # Errors
@@ -202,13 +202,13 @@ impl Bus {
 
     fn queue(&mut self, signal: Incoming) -> Result<(), DbusError> {
         if self.queued.len() >= MAX_QUEUED {
-            return Err(io::Error::other("too many signals at once").into());
+            return Err(io::Error::other("too many unread signals").into());
         }
         self.queued.push_back(signal);
         Ok(())
     }
 
-    /// Whether a message is the reply to this call, or a signal that counts.
+    /// Whether a message is the reply to this call, or a signal of a trusted sender.
     fn counts(&self, message: &Message, call: Option<u32>) -> bool {
         match message.kind {
             Kind::Return | Kind::Error => call.is_some() && message.reply_to == call,
@@ -222,7 +222,7 @@ impl Bus {
         self.serial
     }
 
-    /// SASL, then `Hello`.
+    /// Authentication by SASL, then `Hello`.
     fn greet(&mut self) -> Result<(), DbusError> {
         let deadline = Instant::now() + LIMIT;
         let uid: String = rustix::process::geteuid()
@@ -252,7 +252,7 @@ impl Bus {
                 return Ok(line);
             }
             if self.bytes.len() > MAX_LINE {
-                return Err(DbusError::Refused("it does not speak D-Bus".to_owned()));
+                return Err(DbusError::Refused("it is not a D-Bus server".to_owned()));
             }
             if !self.fill(Some(deadline), false)? {
                 return Err(DbusError::TimedOut("AUTH"));
@@ -277,8 +277,8 @@ impl Bus {
         Ok(())
     }
 
-    /// The next message that counts; `None` when the time is up, or the bell rang where that
-    /// counts.
+    /// The next expected message; `None` when the deadline has passed, or the bell rang in a wait
+    /// that the bell ends.
     fn receive(
         &mut self,
         until: Option<Instant>,
@@ -297,14 +297,14 @@ impl Bus {
         }
     }
 
-    /// Takes one message out of the bytes that have come.
+    /// Takes one message out of the received bytes.
     fn cut_out(&mut self) -> Result<Option<Incoming>, DbusError> {
         loop {
             let dropped = self.skip.min(self.bytes.len());
             self.take(dropped);
             self.skip -= dropped;
             let Some(head) = self.bytes.get(..wire::HEAD) else { return Ok(None) };
-            let length = wire::length(head).ok_or_else(|| io::Error::other("it sent no message"))?;
+            let length = wire::length(head).ok_or_else(|| io::Error::other("it sent an invalid message"))?;
             if length > MAX_MESSAGE {
                 log::debug!("skipping a D-Bus message of {length} bytes");
                 self.skip = length;
@@ -317,7 +317,7 @@ impl Bus {
             let fds = self.take(length);
             match message {
                 Some(message) => return Ok(Some(Incoming { message, fds })),
-                None => log::debug!("skipping a D-Bus message that makes no sense"),
+                None => log::debug!("skipping an invalid D-Bus message"),
             }
         }
     }
@@ -330,9 +330,9 @@ impl Bus {
         self.fds.drain(..own).map(|(_, fd)| fd).collect()
     }
 
-    /// Reads what is there, waiting for it. `false`: nothing came in time, or the bell rang
-    /// where that counts. Both are checked before each read: with a peer that never stops
-    /// sending there is always something to read.
+    /// Reads available bytes, or waits for some. `false`: no bytes arrived in time, or the bell
+    /// rang in a wait that it ends. Both are checked before each read: a peer that never stops
+    /// sending would always have more bytes to read.
     fn fill(&mut self, until: Option<Instant>, bell: bool) -> Result<bool, DbusError> {
         let mut buffer = [0_u8; 4096];
         loop {
@@ -370,8 +370,8 @@ impl Bus {
         }
     }
 
-    /// Waits for the socket. `false`: the time is up, or the bell rang where that counts, whether
-    /// or not the socket is ready.
+    /// Waits for the socket. `false`: the deadline has passed, or the bell rang in a wait that it
+    /// ends, even if the socket is ready.
     fn ready(&self, flags: PollFlags, until: Option<Instant>, bell: bool) -> Result<bool, DbusError> {
         loop {
             let ready = self.wake.wait(Some((self.socket.as_fd(), flags)), until)?;
@@ -387,7 +387,7 @@ impl Bus {
             if bell {
                 return Ok(false);
             }
-            // The bell rang in the middle of a call: the next wait reads the state anyway.
+            // The bell rang during a call: the next wait reads the state anyway.
             self.wake.silence();
         }
     }

@@ -1,4 +1,4 @@
-//! A bus that a test plays, byte by byte.
+//! A fake bus for tests, scripted byte by byte.
 
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -10,7 +10,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use super::wire::{self, Kind, Message, Value};
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
-/// A bus that does what `play` does with its one connection.
+/// A bus that runs `play` on its one connection.
 pub(crate) fn bus(play: impl FnOnce(UnixStream) + Send + 'static) -> (tempfile::TempDir, String, Running) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("the bus");

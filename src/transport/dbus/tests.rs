@@ -1,4 +1,4 @@
-//! The client against a bus that the test plays, byte by byte.
+//! The client against a fake bus, byte by byte.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,7 @@ use crate::util::wake::Wake;
 
 const PING: Call = Call { destination: "a.b", path: "/a", interface: "a.b.C", member: "Ping" };
 
-/// Whose signals count.
+/// The sender of trusted signals.
 const TRUSTED: &str = ":1.7";
 
 fn signal(member: &str) -> Message {
@@ -35,12 +35,12 @@ fn open(address: &str) -> (Result<Bus, DbusError>, Wake) {
 }
 
 #[test]
-fn answers_come_with_their_descriptors_and_signals_are_kept() {
+fn replies_have_their_descriptors_and_signals_are_stored() {
     let (dir, address, _bus) = bus(|mut stream| {
         greet(&mut stream);
         let call = read_message(&mut stream);
         assert_eq!(call.args, [Value::Text("x".to_owned())]);
-        // Far too long, in two pieces; then not understood; then one for later.
+        // A message that is far too long, in two pieces; then an invalid one; then one for a later read.
         let long = Message { args: vec![Value::Text("x".repeat(100_000))], ..signal("Long") }.encode();
         let mut odd = signal("Odd").encode();
         odd[1] = 77;
@@ -53,7 +53,7 @@ fn answers_come_with_their_descriptors_and_signals_are_kept() {
         let mut error = answer(&second, vec![Value::Text("no such thing".to_owned())]);
         (error.kind, error.error) = (Kind::Error, "a.b.Error".to_owned());
         stream.write_all(&error.encode()).unwrap();
-        // Until the client has gone.
+        // Until the client has closed the connection.
         let _ = stream.read(&mut [0]);
     });
     // The first address is invalid, the second one has no listener.
@@ -115,7 +115,7 @@ fn a_lost_bus_and_a_stop_end_every_wait() {
     assert!(matches!(bus.call(PING, Vec::new()), Err(DbusError::Stopped)));
 }
 
-/// What one user of the machine may send, over and over.
+/// Signals that any user of the machine may send, repeatedly.
 fn junk() -> Vec<u8> {
     let call = Message { sender: ":1.66".to_owned(), member: "Ping".to_owned(), ..Message::new(Kind::Call) };
     let stray = Message { reply_to: Some(77), ..signal_of(":1.66", "") };
@@ -130,7 +130,7 @@ fn junk() -> Vec<u8> {
 }
 
 #[test]
-fn signals_of_strangers_cost_no_answer_and_no_signal_that_counts() {
+fn signals_of_other_senders_displace_no_reply_and_no_trusted_signal() {
     let (_dir, address, _bus) = bus(|mut stream| {
         greet(&mut stream);
         let call = read_message(&mut stream);
@@ -154,7 +154,7 @@ fn signals_of_strangers_cost_no_answer_and_no_signal_that_counts() {
 }
 
 #[test]
-fn a_flood_without_end_holds_up_neither_the_time_nor_the_bell_nor_a_stop() {
+fn endless_signals_delay_neither_deadline_nor_bell_nor_stop() {
     let (_dir, address, _bus) = bus(|mut stream| {
         greet(&mut stream);
         while stream.write_all(&junk()).is_ok() {}
@@ -186,7 +186,7 @@ fn signals_that_come_in_a_pause_are_kept() {
         let _ = stream.read(&mut [0]);
     });
     let mut bus = open(&address).0.unwrap();
-    // However slow the machine is: the signal waits in the socket, or was taken by a pause.
+    // On a slow machine, the signal may wait in the socket, or be read during a pause.
     bus.pause(Duration::from_millis(50)).unwrap();
     assert_eq!(bus.next(None).unwrap().unwrap().message.member, "Early");
 }

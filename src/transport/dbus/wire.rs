@@ -1,16 +1,16 @@
-//! D-Bus messages as bytes (pure). Only what the few messages need that we exchange: basic
-//! types and variants of them. Both byte orders are read, little endian is written.
-//! Invariants: no input panics; a message of which a part is not understood costs that part
-//! or that message, never the connection, as long as its length is known.
+//! D-Bus messages as bytes (pure). Supports only what the few exchanged messages need: basic types
+//! and variants of them. Both byte orders are read, little endian is written.
+//! Invariants: no input panics; an unsupported part of a message costs that part or that message,
+//! never the connection, if the length of the message is known.
 
-/// What a message is.
+/// The type of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Asks for a method.
+    /// Calls a method.
     Call,
-    /// Answers with values.
+    /// Returns values.
     Return,
-    /// Answers with an error.
+    /// Returns an error.
     Error,
     /// Broadcast to all subscribers.
     Signal,
@@ -33,18 +33,18 @@ pub enum Value {
     Path(String),
     /// `g`.
     Signature(String),
-    /// `h`: a place among the file descriptors of the message.
+    /// `h`: an index into the file descriptors of the message.
     Fd(u32),
     /// `v`.
     Variant(Box<Value>),
 }
 
-/// One message. Names that are not there are empty.
+/// One message. Missing names are empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    /// What it is.
+    /// The type.
     pub kind: Kind,
-    /// Its sender's number for it.
+    /// The sender's number for the message.
     pub serial: u32,
     /// The number of the call that it replies to.
     pub reply_to: Option<u32>,
@@ -54,23 +54,23 @@ pub struct Message {
     pub interface: String,
     /// The method or signal.
     pub member: String,
-    /// The name of an error.
+    /// The name of the error.
     pub error: String,
-    /// Who shall get it.
+    /// The receiver.
     pub destination: String,
-    /// Who sent it; the bus vouches for it.
+    /// The sender, as verified by the bus.
     pub sender: String,
-    /// How many file descriptors come with it.
+    /// The number of file descriptors sent with it.
     pub fds: u32,
-    /// The arguments, up to the first of a type that is not known here.
+    /// The arguments, up to the first of an unsupported type.
     pub args: Vec<Value>,
 }
 
-/// Length of the part that has the length of the rest.
+/// Length of the first part, which contains the length of the rest.
 pub const HEAD: usize = 16;
 /// No valid message is longer.
 const LONGEST: usize = 1 << 27;
-/// Variants within variants that are looked into.
+/// The deepest nesting of variants that is read.
 const DEPTH: u8 = 4;
 
 const PATH: u8 = 1;
@@ -84,7 +84,7 @@ const SIGNATURE: u8 = 8;
 const FDS: u8 = 9;
 
 impl Message {
-    /// An empty one.
+    /// An empty message.
     #[must_use]
     pub fn new(kind: Kind) -> Self {
         Message {
@@ -102,7 +102,7 @@ impl Message {
         }
     }
 
-    /// The first argument, where it is a text.
+    /// The first argument, if it is a text.
     #[must_use]
     pub fn text(&self, index: usize) -> Option<&str> {
         match self.args.get(index) {
@@ -111,7 +111,7 @@ impl Message {
         }
     }
 
-    /// Its bytes.
+    /// The bytes of the message.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::default();
@@ -149,7 +149,7 @@ impl Message {
         if self.fds > 0 {
             fields.field(FDS, &Value::Uint(self.fds));
         }
-        // The fields begin at a multiple of eight, so that they can be written apart.
+        // The fields begin at a multiple of eight, so that they can be written separately.
         out.uint(fields.0.len());
         out.0.extend(fields.0);
         out.align(8);
@@ -157,7 +157,7 @@ impl Message {
         out.0
     }
 
-    /// Reads a whole message. `None`: it makes no sense.
+    /// Reads a whole message. `None`: it is invalid.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Message> {
         let length = length(bytes)?;
@@ -208,8 +208,8 @@ fn is_big(bytes: &[u8]) -> Option<bool> {
     }
 }
 
-/// How long the message is that begins so, with its first [`HEAD`] bytes. `None`: this is
-/// no message.
+/// The length of the message that starts with these [`HEAD`] bytes. `None`: the bytes are not a
+/// message.
 #[must_use]
 pub fn length(head: &[u8]) -> Option<usize> {
     let mut reader = Reader { bytes: head.get(..HEAD)?, at: 0, big: is_big(head)? };

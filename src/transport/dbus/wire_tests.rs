@@ -1,4 +1,4 @@
-//! Messages written and read, by us and by others; and bytes that are no messages.
+//! Messages that this and other implementations wrote, and invalid bytes.
 
 use super::wire::*;
 use proptest::prelude::*;
@@ -39,7 +39,7 @@ fn written_values_are_read_back() {
     }
 }
 
-/// The call that every client begins with, byte for byte as the reference library sends it.
+/// The first call of every client, byte for byte as the reference library sends it.
 #[test]
 fn the_bytes_match_other_implementations() {
     let hello = Message {

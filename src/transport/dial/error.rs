@@ -1,4 +1,4 @@
-//! Why a call came to nothing, in the words of Go's network library: events show them.
+//! Errors of connections and requests, worded as by Go's network library: events show them.
 
 use std::io;
 
@@ -13,7 +13,7 @@ pub type Ends = std::sync::Arc<str>;
 pub enum DialError {
     #[error("Get {url:?}: {cause}")]
     Get {
-        /// The URL in question, which a redirect may have named.
+        /// The URL of the request or of a redirect.
         url: String,
         cause: Box<DialError>,
     },
@@ -24,17 +24,17 @@ pub enum DialError {
         /// The resolver's message.
         detail: String,
     },
-    /// All look-ups that may be in progress at one time are: no statement about the peer.
+    /// The limit of concurrent look-ups is reached: the error does not concern the peer.
     #[error("dial tcp: lookup {host}: too many look-ups are in progress")]
     TooManyLookups { host: String },
-    /// The peer, or the network, refused.
+    /// The peer or the network refused the connection.
     #[error("dial tcp {address}: connect: {words}")]
     Connect {
         address: String,
         /// The kernel's reason.
         words: String,
     },
-    /// The proxy on the way could not be reached, or did not connect to the server.
+    /// The proxy could not be reached, or did not connect to the server.
     #[error("proxyconnect tcp: proxy {proxy}: {cause}")]
     Proxy {
         /// Its host and port, without credentials.
@@ -62,7 +62,7 @@ pub enum DialError {
     /// The peer sends HTTP where TLS was expected.
     #[error("http: server gave HTTP response to HTTPS client")]
     PlainHttp,
-    /// No TLS session came about.
+    /// The TLS handshake failed.
     #[error("tls: {0}")]
     Tls(String),
     /// The connection ended before a response.
@@ -78,22 +78,22 @@ pub enum DialError {
         /// The kernel's reason.
         words: String,
     },
-    /// What came is not HTTP/1.
+    /// The response is not HTTP/1.
     #[error("net/http: HTTP/1.x transport connection broken: {0}")]
     Malformed(String),
     /// The body ended early or does not match its header.
     #[error("{0}")]
     Body(String),
-    /// Redirects without end.
+    /// Too many redirects.
     #[error("stopped after 10 redirects")]
     TooManyRedirects,
-    /// The request cannot be written.
+    /// The request is invalid.
     #[error("{0}")]
     Request(String),
 }
 
 impl DialError {
-    /// Whether the head of the response was there and only its body failed.
+    /// Whether the head of the response was read and only its body failed.
     pub fn is_body(&self) -> bool {
         matches!(self, DialError::Body(_) | DialError::BodyTimeout)
     }
@@ -103,7 +103,7 @@ impl DialError {
         matches!(self.innermost(), DialError::PlainHttp)
     }
 
-    /// Whether this node could not look the name up: no statement about the peer.
+    /// Whether this node could not look up the name: the error does not concern the peer.
     pub fn is_too_many_lookups(&self) -> bool {
         matches!(self.innermost(), DialError::TooManyLookups { .. })
     }
@@ -118,7 +118,7 @@ impl DialError {
         matches!(self.innermost(), DialError::Connect { words, .. } if words == "connection refused")
     }
 
-    /// The error of a TLS session in the words that operators know from Go.
+    /// The error of a TLS session, worded as by Go.
     pub(in crate::transport) fn of_tls(error: &io::Error) -> DialError {
         let Some(inner) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
             return match error.kind() {
@@ -154,7 +154,7 @@ impl DialError {
                 };
                 DialError::Tls(format!("remote error: {known}"))
             }
-            // Mostly a server that uses HTTP without TLS.
+            // Usually a server that uses HTTP without TLS.
             rustls::Error::InvalidMessage(_) => {
                 DialError::Tls("first record does not look like a TLS handshake".to_owned())
             }
@@ -170,7 +170,7 @@ impl DialError {
     }
 }
 
-/// An error of the kernel in Go's words.
+/// An error of the kernel, worded as by Go.
 pub(in crate::transport) fn words(error: &io::Error) -> String {
     use rustix::io::Errno;
     let known = match error.raw_os_error().map(Errno::from_raw_os_error) {

@@ -8,7 +8,7 @@ use crate::fuzz::{Budget, Target, repeated};
 use crate::transport::http1::ResponseHead;
 use crate::util::threads::Stack;
 
-/// All header lines together, which a redirect's location is one of.
+/// The limit of all header lines together, of which a redirect's location is one.
 const HEAD_BYTES: usize = 256 * 1024;
 
 pub(in crate::transport) fn targets() -> Vec<Target> {
@@ -17,13 +17,13 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
             name: "transport/probe_answer",
             stack: Stack::Small,
             max_bytes: 4 << 20,
-            // What is kept of a response does not depend on its size.
+            // The stored part of a response does not depend on its size.
             budget: Budget { per_byte: 4, ..Budget::LINEAR },
             worst: crate::transport::fuzz::hostile_answers,
             seeds: crate::transport::fuzz::ANSWERS,
             run: |bytes| {
                 for capacity in [1, 7, 2048] {
-                    // Byte by byte is for short ones.
+                    // Only short responses are read byte by byte.
                     if capacity < 2048 && bytes.len() > 64 * 1024 {
                         continue;
                     }

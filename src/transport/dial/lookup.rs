@@ -1,4 +1,4 @@
-//! Names to addresses, through the system's resolver.
+//! Look-ups of names through the system's resolver.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,14 +11,14 @@ use super::socket::Limit;
 use crate::util::threads::{self, OnDeath, Stack};
 use crate::util::timers;
 
-/// A look-up without a deadline of the caller's own ends after this.
+/// The deadline of a look-up without a deadline of the caller.
 const LOOKUP_LIMIT: Duration = Duration::from_secs(30);
 
-/// Concurrent look-ups of one pool, those included whose caller has given up.
+/// Concurrent look-ups of one pool, including those whose caller no longer waits.
 const MAX_LOOKUPS: usize = 64;
 
-/// Look-ups in progress. Pods name the hosts of probes and hooks: a name whose server does not
-/// respond must not keep the agent from the API server.
+/// The look-ups in progress. Pods name the hosts of probes and hooks: a name whose DNS server does
+/// not respond must not prevent look-ups of the API server.
 pub(in crate::transport) struct Pool(AtomicUsize);
 
 /// Hosts that pods name.
@@ -26,7 +26,7 @@ pub(in crate::transport) static PODS: Pool = Pool(AtomicUsize::new(0));
 /// The API server, manifest URLs and their proxies.
 pub(in crate::transport) static AGENT: Pool = Pool(AtomicUsize::new(0));
 
-/// One look-up of a pool, given back when dropped.
+/// One look-up of a pool; dropping it frees the slot.
 struct Slot(&'static AtomicUsize);
 
 impl Slot {
@@ -42,8 +42,8 @@ impl Drop for Slot {
     }
 }
 
-/// The addresses of `host`. The resolver cannot be broken off, so it works in a thread that
-/// is left to itself when the time is over; its own limits (`resolv.conf`) end it.
+/// The addresses of `host`. The resolver cannot be interrupted, so it runs on a thread that is not
+/// waited for after the deadline; the resolver's own limits (`resolv.conf`) end it.
 pub(in crate::transport) fn lookup(
     host: &str,
     port: u16,
@@ -55,13 +55,13 @@ pub(in crate::transport) fn lookup(
         return Err(failed("no such host".to_owned()));
     }
     let slot = Slot::take(&pool.0).ok_or_else(|| DialError::TooManyLookups { host: host.to_owned() })?;
-    let (tell, told) = bounded(1);
+    let (result_sender, result_receiver) = bounded(1);
     let name = host.to_owned();
     let running = threads::spawn("lookup", Stack::Small, OnDeath::Unsupervised, move |_| {
         let _slot = slot;
         let found = (name.as_str(), port).to_socket_addrs().map(|found| found.collect::<Vec<_>>());
         // After the deadline there is no reader.
-        let _ = tell.send(found.map_err(|error| error.to_string()));
+        let _ = result_sender.send(found.map_err(|error| error.to_string()));
     })
     .map_err(|error| failed(error.to_string()))?;
     let _waiting = threads::waiting("name look-up");
@@ -69,10 +69,10 @@ pub(in crate::transport) fn lookup(
         limit.deadline.map_or_else(|| crossbeam_channel::after(LOOKUP_LIMIT), |at| timers::at(Some(at)));
     let outcome = select_biased! {
         recv(limit.stop.signal()) -> _ => Err(DialError::Stopped),
-        recv(told) -> found => match found {
+        recv(result_receiver) -> found => match found {
             Ok(Ok(found)) if !found.is_empty() => Ok(found),
             Ok(Ok(_)) => Err(failed("no such host".to_owned())),
-            // The words of the C library differ from one to the other; Go's are the known ones.
+            // Error texts of the C library depend on its version; Go's are well known.
             Ok(Err(error)) if error.contains("resolve") || error.contains("not known") => {
                 log::debug!("look-up of {host}: {error}");
                 Err(failed("no such host".to_owned()))

@@ -1,12 +1,20 @@
-//! One-shot calls into a container's network: an HTTP GET and a bare TCP connect, as
-//! probes and lifecycle hooks make them (Go: pkg/probe/http, pkg/probe/tcp).
+//! Single requests into a container's network: an HTTP GET and a TCP connect, as probes and
+//! lifecycle hooks make them (Go: pkg/probe/http, pkg/probe/tcp).
 //!
+<<<<<<< HEAD
 //! Each call opens a connection of its own and closes it again. A deadline covers the whole
 //! call, names and redirects included, and a stop token ends it within `socket::STOP_LATENCY`.
 //! Certificates are not verified: what listens on a pod's address is the pod by definition.
 //! Proxies of the environment are not used. Requests are written here and not by the HTTP
 //! library, because a probe sends the manifest's headers, byte for byte, and users know the
 //! texts of its failures.
+=======
+//! Each request opens its own connection and closes it. A deadline covers the whole request,
+//! look-ups and redirects included, and a stop token ends it within `socket::STOP_LATENCY`.
+//! Certificates are not verified: any server at a pod's address belongs to the pod. Proxies of the
+//! environment are not used. Requests are not written by the HTTP library, because a probe sends
+//! the manifest's headers, byte for byte, and users know the texts of its failures.
+>>>>>>> 78d9f10 (Reword comments and texts, part 2)
 
 pub(super) mod error;
 #[cfg(test)]
@@ -28,9 +36,9 @@ pub(super) use error::words;
 use socket::{Limit, Socket};
 use url::Url;
 
-/// How much of a response's body is kept; the rest is not read.
+/// The longest part of a response's body that is stored; the rest is not read.
 pub const MAX_BODY_BYTES: usize = 10 * 1024;
-/// Redirects on the same host that are followed.
+/// The limit of redirects on the same host.
 const MAX_REDIRECTS: usize = 10;
 
 /// With or without TLS.
@@ -58,12 +66,12 @@ pub struct HttpGet<'a> {
     pub headers: &'a [(String, String)],
     /// `User-Agent` where the headers have none, such as `kube-probe/1.36`.
     pub user_agent: &'a str,
-    /// For everything together; `None`: only the stop token ends it.
+    /// Time limit of everything together; `None`: only the stop token ends it.
     pub timeout: Option<Duration>,
 }
 
-/// A response of any status. A status from 301 to 308 with a redirect in it means that
-/// the redirect led to another host and was not followed.
+/// A response of any status. A status from 301 to 308 with a `Location` means that the redirect led
+/// to another host and was not followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpResponse {
     /// The HTTP status code.
@@ -75,8 +83,8 @@ pub struct HttpResponse {
 /// Sends one GET, follows redirects to the same host name, and reads the response.
 ///
 /// # Errors
-/// When no complete response comes in time; [`DialError::is_body`] shows whether only the body
-/// was cut short.
+/// When no complete response arrives in time; [`DialError::is_body`] shows whether only the body
+/// was incomplete.
 pub fn http_get(get: &HttpGet<'_>, stop: &StopToken) -> Result<HttpResponse, DialError> {
     let limit = Limit::new(get.timeout, stop);
     let mut url = Url::new(get.scheme, get.host, get.port, get.path);
@@ -120,7 +128,7 @@ pub fn tcp_connect(host: &str, port: u16, timeout: Duration, stop: &StopToken) -
     connect(host, port, &Limit::new(Some(timeout), stop)).map(drop)
 }
 
-/// `host:port` as Go joins them.
+/// `host:port`, formatted as by Go.
 #[must_use]
 pub fn join_host_port(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
@@ -128,7 +136,7 @@ pub fn join_host_port(host: &str, port: u16) -> String {
 
 fn connect(host: &str, port: u16, limit: &Limit) -> Result<Socket, DialError> {
     let address = match host {
-        // As Go's dialer takes an address without a host.
+        // Go's dialer treats an address without a host like this.
         "" => Some(IpAddr::from(Ipv4Addr::LOCALHOST)),
         host => host.parse().ok(),
     };
@@ -148,11 +156,11 @@ fn connect(host: &str, port: u16, limit: &Limit) -> Result<Socket, DialError> {
         .unwrap_or_else(|| DialError::Lookup { host: host.to_owned(), detail: "no such host".to_owned() }))
 }
 
-/// A connection that requests go over.
+/// A connection for requests.
 trait Stream: Read + Write {}
 impl<T: Read + Write> Stream for T {}
 
-/// A response, and where it redirects to.
+/// A response, and the target of its redirect.
 fn exchange(url: &Url, fields: &Fields, limit: &Limit) -> Result<(HttpResponse, Option<String>), DialError> {
     let socket = connect(&url.host, url.port(), limit).map_err(|error| match error {
         DialError::ConnectTimeout { .. } => DialError::Timeout,
@@ -175,7 +183,7 @@ fn exchange(url: &Url, fields: &Fields, limit: &Limit) -> Result<(HttpResponse, 
     let sent = stream.write_all(&fields.request(url)).and_then(|()| stream.flush());
     let mut reader = BufReader::with_capacity(2048, stream);
     let head = ResponseHead::read(&mut reader).and_then(|head| Ok((head.framing()?, head)));
-    // A server may respond and close without reading: then the response counts.
+    // A server may respond and close without reading the request: then the response counts.
     let (mut framing, head) = head.map_err(|error| match sent {
         Err(error) => broken(&error, false, "write"),
         Ok(()) => broken(&error, false, "read"),
@@ -190,10 +198,10 @@ fn exchange(url: &Url, fields: &Fields, limit: &Limit) -> Result<(HttpResponse, 
 /// The header fields of a request, as upstream's client would send them.
 #[derive(Debug, Clone)]
 struct Fields {
-    /// What the manifest wants as `Host`.
+    /// The manifest's value of `Host`.
     host: Option<String>,
     lines: Vec<(String, String)>,
-    /// Whether the manifest has a `Referer` of its own.
+    /// Whether the manifest has a `Referer`.
     referer: Option<String>,
 }
 
@@ -244,7 +252,7 @@ impl Fields {
 
     /// Adjusts them for a redirect from `from` to `to`.
     fn redirected(&mut self, from: &Url, to: &Url, location: &str) {
-        // The manifest's host name stays only where the redirect names no other.
+        // The manifest's host name stays only if the redirect names no other host.
         if url::is_absolute(location) {
             self.host = None;
         }

@@ -13,15 +13,15 @@ use super::error::{self, DialError, Ends};
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
-/// A stop is noticed within this time: the wait on a socket is cut into such pieces.
+/// A stop is noticed within this time: waits on a socket are split into pieces of this length.
 pub const STOP_LATENCY: Duration = Duration::from_millis(200);
-/// Closing drops what the peer has not taken by then, so that a dead peer does not keep
-/// thousands of half-closed sockets; the Go kubelet's value.
+/// Closing a socket drops data that was not sent by then, so that an unreachable peer does not
+/// leave thousands of half-closed sockets; the Go kubelet's value.
 const LINGER: Duration = Duration::from_secs(1);
-/// Each of several addresses gets at least this much of the time that is left.
+/// Each of several addresses gets at least this much of the remaining time.
 const LEAST_SHARE: Duration = Duration::from_secs(2);
 
-/// Until when a call may last.
+/// The deadline of a request.
 #[derive(Debug, Clone)]
 pub(in crate::transport) struct Limit {
     pub(in crate::transport) deadline: Option<Instant>,
@@ -30,12 +30,12 @@ pub(in crate::transport) struct Limit {
 
 impl Limit {
     pub(super) fn new(timeout: Option<Duration>, stop: &StopToken) -> Limit {
-        // A timeout beyond what the clock can count is none.
+        // A timeout beyond the range of the clock is no limit.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         Limit { deadline, stop: stop.clone() }
     }
 
-    /// The part of the time that the next of `left` addresses may take.
+    /// The part of the remaining time for the next of `left` addresses.
     pub(in crate::transport) fn share(&self, left: usize) -> Limit {
         let now = Instant::now();
         let deadline = self.deadline.map(|deadline| {
@@ -46,7 +46,7 @@ impl Limit {
         Limit { deadline, stop: self.stop.clone() }
     }
 
-    /// Whether the time is up.
+    /// Whether the deadline has passed.
     pub(super) fn is_over(&self) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= Instant::now())
     }
@@ -56,7 +56,7 @@ impl Limit {
         let _waiting = threads::waiting("a pod's socket");
         loop {
             if self.stop.is_stopped() {
-                // Not `Interrupted`: callers of `Read` would try again.
+                // Not `Interrupted`: callers of `Read` would retry.
                 return Err(io::Error::new(io::ErrorKind::ConnectionAborted, Ended));
             }
             let left = self.deadline.map_or(STOP_LATENCY, |at| at.saturating_duration_since(Instant::now()));
@@ -87,7 +87,7 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Connects within `share`; later calls have all of `limit`.
+    /// Connects within `share`; later operations may take all of `limit`.
     pub(super) fn connect(address: SocketAddr, share: &Limit, limit: &Limit) -> Result<Socket, DialError> {
         let refused = |error: io::Error| match error {
             _ if limit.stop.is_stopped() => DialError::Stopped,
@@ -115,7 +115,7 @@ impl Socket {
         Ok(Socket { stream, limit: limit.clone(), ends })
     }
 
-    /// Both addresses.
+    /// Both addresses of the connection.
     pub(super) fn ends(&self) -> Ends {
         self.ends.clone()
     }

@@ -5,8 +5,8 @@ use crate::util::threads::{OnDeath, Running, Stack, spawn};
 use std::net::TcpListener;
 use std::time::Instant;
 
-/// Serves `answers`, one per connection, and hands back the requests. An empty response is
-/// none: the connection stays open until the client gives up.
+/// Sends one of `answers` on each connection, and returns the requests. For an empty response the
+/// connection stays open until the client closes it.
 fn serve(answers: Vec<Vec<u8>>) -> (u16, crossbeam_channel::Receiver<String>, Running) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -133,7 +133,7 @@ fn long_bodies_are_cut_and_short_ones_are_an_error_of_the_body() {
 }
 
 #[test]
-fn failures_have_the_known_words() {
+fn failures_are_worded_as_in_go() {
     let (_refusing, free) = refusing();
     let error = http_get(&get(free, "/x", &[]), &never()).unwrap_err();
     let refused = format!("dial tcp 127.0.0.1:{free}: connect: connection refused");
@@ -146,7 +146,7 @@ fn failures_have_the_known_words() {
     assert!(error.to_string().ends_with("malformed HTTP response \"SSH-2.0-server\""), "{error}");
 
     let (port, _requests, _server) = serve(vec![Vec::new()]);
-    // Long enough for the connection, also on a busy machine.
+    // Enough time for the connection, also on a busy machine.
     let short = HttpGet { timeout: Some(Duration::from_secs(2)), ..get(port, "/", &[]) };
     let error = http_get(&short, &never()).unwrap_err();
     let late = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
@@ -207,7 +207,7 @@ fn https_meets_http() {
     })
     .unwrap();
     let (tx, rx) = crossbeam_channel::bounded(1);
-    // In a stack as small as that of the threads that make such calls.
+    // With the stack size of the threads that make such requests.
     let _asking = spawn("t/get", Stack::Small, OnDeath::Unsupervised, move |_| {
         let _ =
             tx.send(http_get(&HttpGet { scheme: Scheme::Https, ..get(port, "/", &[]) }, &StopToken::never()));

@@ -1,6 +1,6 @@
 //! TLS around a socket; the server may show any certificate.
 //!
-//! DIFFERS: HTTP/1.1 only; upstream takes HTTP/2 where the server offers it.
+//! DIFFERS: HTTP/1.1 only; upstream uses HTTP/2 where the server supports it.
 
 use std::io::{self, Read, Write};
 
@@ -10,7 +10,7 @@ use super::error::DialError;
 use super::socket::{Limit, Socket};
 use crate::transport::tls::client::Tls;
 
-/// How a response without TLS begins.
+/// The first bytes of a response without TLS.
 const HTTP: &[u8] = b"HTTP/";
 
 /// Makes a TLS session over `socket` for the server name `host`.
@@ -29,7 +29,7 @@ pub(super) fn wrap(socket: Socket, host: &str, limit: &Limit) -> Result<Session,
     }
 }
 
-/// A socket that keeps the first bytes that it receives.
+/// A socket that stores the first bytes that it receives.
 struct Handshake {
     socket: Socket,
     received: Vec<u8>,
@@ -59,7 +59,7 @@ pub(super) struct Session(StreamOwned<ClientConnection, Socket>);
 impl Read for Session {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self.0.read(into) {
-            // Many servers close without a close_notify; lengths and chunks show what is missing.
+            // Many servers close without a close_notify; lengths and chunks show whether data is missing.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(0),
             outcome => outcome,
         }

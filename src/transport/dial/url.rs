@@ -1,4 +1,4 @@
-//! Where a GET goes, and where a redirect leads (Go: net/url, as far as it matters here).
+//! The URLs of requests and redirects (Go: net/url, the parts that are needed here).
 
 use std::fmt;
 
@@ -8,9 +8,9 @@ use super::{Scheme, join_host_port};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Url {
     pub(super) scheme: Scheme,
-    /// Without brackets.
+    /// The host, without brackets.
     pub(super) host: String,
-    /// As written; `None` for the scheme's own.
+    /// The port as written; `None` for the scheme's default.
     port: Option<u16>,
     /// Path and query, as the request line has them.
     pub(super) target: String,
@@ -29,7 +29,7 @@ impl Url {
         })
     }
 
-    /// Host and port, as the `Host` header names them.
+    /// Host and port in the form of the `Host` header.
     pub(super) fn authority(&self) -> String {
         match self.port {
             Some(port) => join_host_port(&self.host, port),
@@ -38,7 +38,7 @@ impl Url {
         }
     }
 
-    /// Where `location` leads from here; `None` if it is no http URL.
+    /// The target of a redirect to `location`; `None` if it is no http URL.
     pub(super) fn redirect(&self, location: &str) -> Option<Url> {
         let location = location.trim();
         if location.bytes().any(|byte| byte < b' ' || byte == 0x7f) {
@@ -81,7 +81,7 @@ impl fmt::Display for Url {
     }
 }
 
-/// Whether a redirect names a scheme, and so a host of its own.
+/// Whether a redirect names a scheme, and therefore also a host.
 pub(super) fn is_absolute(location: &str) -> bool {
     scheme_of(location.trim()).is_some()
 }
@@ -108,8 +108,8 @@ fn split_authority(authority: &str) -> Option<(String, Option<u16>)> {
     (!host.is_empty()).then(|| (host.to_owned(), port))
 }
 
-/// The request line's target for a path as written: `#…` is cut off, what a path or a query
-/// cannot hold is escaped, and a `%` that escapes nothing makes all of it one path.
+/// The request line's target for a path as written: `#…` is cut off, characters that a path or a
+/// query cannot contain are escaped, and after an invalid `%` all of it is one path.
 fn target(path: &str) -> String {
     let (path, _) = path.split_once('#').unwrap_or((path, ""));
     let (way, query) = match path.split_once('?') {
@@ -152,7 +152,7 @@ fn escape(text: &str, keep: impl Fn(u8) -> bool, out: &mut String) {
     }
 }
 
-/// A path without `.` and `..` segments; the query is left alone.
+/// A path without `.` and `..` segments; the query is not changed.
 fn without_dots(path: &str) -> String {
     let end = path.find(['?', '#']).unwrap_or(path.len());
     let (way, rest) = path.split_at(end);

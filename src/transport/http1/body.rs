@@ -1,24 +1,24 @@
-//! Where a body ends (RFC 9112, section 6), for a reader of bytes that does not know it.
+//! The end of a body (RFC 9112, section 6), for readers of a byte stream.
 
 use std::io::{self, BufRead, Read};
 
 use super::response::Malformed;
 
-/// The longest line with the size of the next chunk, or trailer; with extensions.
+/// The longest line with the size of the next chunk, or trailer; extensions included.
 const MAX_LINE_BYTES: u64 = 16 * 1024;
 /// The same without extensions: eight digits and the line's end.
 const STRICT_LINE_BYTES: u64 = 10;
 
-/// Which chunks are accepted.
+/// How strictly chunks are parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Chunks {
-    /// Extensions and trailers are skipped, lines may end in LF alone.
+    /// Extensions and trailers are skipped, and lines may end in LF alone.
     Lenient,
-    /// Each of these is an error.
+    /// Extensions, trailers and LF alone are errors.
     Strict,
 }
 
-/// How much of a body is left, and how its end shows.
+/// The rest of a body, and how its end is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct Framing {
@@ -28,15 +28,15 @@ pub struct Framing {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// So many bytes are left.
+    /// This number of bytes is left.
     Length(u64),
-    /// So many bytes of the chunk are left; then comes the line of the next one.
+    /// This number of bytes of the chunk is left; then the line of the next chunk follows.
     Chunk(u64),
     /// Before the line of the first chunk.
     FirstChunk,
-    /// The connection's end is the body's.
+    /// The body ends when the connection is closed.
     Close,
-    /// Nothing is left.
+    /// The body has ended.
     Done,
 }
 
@@ -45,7 +45,7 @@ fn malformed(what: &str) -> io::Error {
 }
 
 impl Framing {
-    /// A body of so many bytes.
+    /// A body of this number of bytes.
     pub fn length(bytes: u64) -> Framing {
         let state = if bytes == 0 { State::Done } else { State::Length(bytes) };
         Framing { state, chunks: Chunks::Strict }
@@ -56,7 +56,7 @@ impl Framing {
         Framing { state: State::FirstChunk, chunks }
     }
 
-    /// A body that ends with the connection.
+    /// A body that ends when the connection is closed.
     pub fn until_close() -> Framing {
         Framing { state: State::Close, chunks: Chunks::Strict }
     }
@@ -66,11 +66,11 @@ impl Framing {
         self.state == State::Done
     }
 
-    /// How many bytes follow before the next chunk or the end; reads the line of a chunk if that
-    /// is next. 0: the body has ended. `u64::MAX`: only the connection's end ends it.
+    /// The number of bytes before the next chunk or the end; reads the line of a chunk if that is
+    /// next. 0: the body has ended. `u64::MAX`: it ends when the connection is closed.
     ///
     /// # Errors
-    /// Those of the reader, and [`Malformed`].
+    /// Errors of the reader, and [`Malformed`].
     pub fn left(&mut self, reader: &mut impl BufRead) -> io::Result<u64> {
         if matches!(self.state, State::Chunk(0) | State::FirstChunk) {
             self.next_chunk(reader)?;
@@ -82,11 +82,11 @@ impl Framing {
         })
     }
 
-    /// What is there of the body, waiting for at least a byte; empty at its end. What is used of
-    /// it is passed to [`Framing::consume`].
+    /// The buffered part of the body; waits for at least a byte. Empty at its end. The caller
+    /// passes the number of used bytes to [`Framing::consume`].
     ///
     /// # Errors
-    /// Those of the reader, `UnexpectedEof` when it ends before the body, and [`Malformed`].
+    /// Errors of the reader, `UnexpectedEof` when it ends before the body, and [`Malformed`].
     pub fn fill<'a, R: BufRead>(&mut self, reader: &'a mut R) -> io::Result<&'a [u8]> {
         let left = self.left(reader)?;
         if left == 0 {
@@ -106,7 +106,7 @@ impl Framing {
         Ok(there.get(..most).unwrap_or_default())
     }
 
-    /// So many bytes of what is there were used.
+    /// Marks this number of buffered bytes as used.
     pub fn consume(&mut self, reader: &mut impl BufRead, count: usize) {
         reader.consume(count);
         if let State::Length(left) | State::Chunk(left) = &mut self.state {
@@ -120,7 +120,7 @@ impl Framing {
     /// Reads at most `max` bytes of the body; what follows stays unread.
     ///
     /// # Errors
-    /// As of [`Framing::fill`].
+    /// Those of [`Framing::fill`].
     pub fn read_up_to(&mut self, reader: &mut impl BufRead, max: usize) -> io::Result<Vec<u8>> {
         let mut body = Vec::new();
         while body.len() < max {
@@ -192,7 +192,7 @@ impl Framing {
 mod tests {
     use super::*;
 
-    // Lenient chunks and lengths: the tests of `response`.
+    // Lenient chunks and lengths are tested in `response`.
 
     #[test]
     fn strict_chunks_have_neither_extensions_nor_trailers() {

@@ -1,12 +1,12 @@
-//! The fields of a head.
+//! The header fields of a head.
 
-/// Fields in the order in which they came. Names are as sent and compared without regard to
-/// case; values have no space around them and may hold any byte but control characters.
+/// Fields in the order of the head. Names are as sent and compared without regard to case; values
+/// have no surrounding space and may contain any byte except control characters.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Fields(Vec<(String, Vec<u8>)>);
 
 impl Fields {
-    /// Copies what `httparse` found.
+    /// Copies the fields from `httparse`.
     pub(super) fn of(headers: &[httparse::Header<'_>]) -> Fields {
         Fields(headers.iter().map(|one| (one.name.to_owned(), one.value.to_vec())).collect())
     }
@@ -35,7 +35,7 @@ impl Fields {
             .map(|element| element.trim_matches([' ', '\t']))
     }
 
-    /// Whether a field that is a list has this element, in whichever case.
+    /// Whether a field that is a list has this element, ignoring case.
     #[must_use]
     pub fn lists(&self, name: &str, element: &str) -> bool {
         self.elements(name).any(|one| one.eq_ignore_ascii_case(element))

@@ -2,8 +2,8 @@
 //! and clients alike (Go: net/http, net/textproto).
 //!
 //! The node API, the local socket, the upgrade to the runtime, probes, hooks, proxies, the API
-//! server's client and the local commands all use this one codec. `httparse` splits heads into
-//! lines and fields; what a caller accepts beyond the grammar is decided here.
+//! server's client and the local commands all use this codec. `httparse` splits heads into lines
+//! and fields; whatever a caller accepts beyond the grammar is decided here.
 //!
 //! - [`request`]: heads of requests, strict: a head that two readers could understand in two
 //!   ways is rejected.

@@ -1,6 +1,6 @@
-//! The head of a request (pure). Strict: a head that two readers could understand in two ways is
-//! rejected, because some heads are passed on to the runtime's server. What is accepted here is
-//! accepted by Go's net/http and read in the same way (`tests/differential`).
+//! The head of a request (pure). Strict: a head that two parsers could interpret in two ways is
+//! rejected, because some heads are passed on to the runtime's server. Go's net/http also accepts
+//! every head that is accepted here, and reads it in the same way (`tests/differential`).
 
 use httparse::{EMPTY_HEADER, Status};
 
@@ -9,9 +9,9 @@ use super::fields::Fields;
 use super::is_token;
 use super::target::{Target, is_text};
 
-/// Request line and fields together; `kubectl exec` sends its whole command in the target.
+/// The limit of request line and fields together; `kubectl exec` sends its whole command in the target.
 ///
-/// DIFFERS: the Go kubelet takes 1 MiB.
+/// DIFFERS: the Go kubelet accepts 1 MiB.
 pub const HEAD_BYTES: usize = 48 * 1024;
 
 const MAX_FIELDS: usize = 100;
@@ -19,12 +19,12 @@ const MAX_FIELDS: usize = 100;
 /// The longest method name.
 const METHOD_BYTES: usize = 32;
 
-/// A head that was accepted.
+/// An accepted head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestHead {
-    /// As sent.
+    /// The method, as sent.
     pub method: String,
-    /// As sent.
+    /// The target, as sent.
     pub raw_target: String,
     /// The target, decoded.
     pub target: Target,
@@ -42,13 +42,13 @@ const fn bad(text: &'static str) -> RequestError {
     RequestError(400, text)
 }
 
-/// How long the head is, with the empty line at its end; searches from `from`.
+/// The length of the head, with the empty line at its end; searches from `from`.
 ///
-/// Lines that end in LF alone end a head as well, so that [`RequestHead::parse`] rejects it at
-/// once and the client does not wait for the deadline.
+/// Lines that end in LF alone also end a head, so that [`RequestHead::parse`] rejects it
+/// immediately and the client does not wait for the deadline.
 #[must_use]
 pub fn head_length(bytes: &[u8], from: usize) -> Option<usize> {
-    // The empty line may have begun before.
+    // The empty line may have started in the earlier bytes.
     let from = from.saturating_sub(3);
     let tail = bytes.get(from..)?;
     let mut lines = tail.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at);
@@ -63,10 +63,10 @@ impl RequestHead {
     /// Parses a head with the empty line at its end.
     ///
     /// # Errors
-    /// With the response that the client gets.
+    /// The response for the client.
     pub fn parse(bytes: &[u8]) -> Result<RequestHead, RequestError> {
-        // Empty lines before the request line and lines that end in LF alone are valid for
-        // httparse, and for some servers.
+        // httparse, and some servers, accept empty lines before the request line and lines that end
+        // in LF alone.
         if !bytes.first().copied().is_some_and(is_token) || has_bare_line_feed(bytes) {
             return Err(bad("malformed request line\n"));
         }
@@ -118,7 +118,7 @@ impl RequestHead {
         match count("transfer-encoding") {
             0 => {}
             _ if lengths > 0 => return Err(bad("both Content-Length and Transfer-Encoding\n")),
-            // No proxy on the way may read it as something else.
+            // A proxy on the way must not interpret it differently.
             1 if self.is_1_1 && self.is_chunked() => {}
             _ => return Err(RequestError(501, "unsupported transfer encoding\n")),
         }
@@ -141,18 +141,18 @@ impl RequestHead {
 
     fn length(&self) -> Result<u64, RequestError> {
         let Some(value) = self.fields.all("content-length").next() else { return Ok(0) };
-        // No sign, no list, nothing that another reader takes for another number.
+        // No sign, no list, and no form that another parser reads as another number.
         let digits = !value.is_empty() && value.len() < 19 && value.iter().all(u8::is_ascii_digit);
         let number = std::str::from_utf8(value).ok().filter(|_| digits).and_then(|text| text.parse().ok());
         number.ok_or(bad("malformed Content-Length\n"))
     }
 
-    /// Where the body that follows ends.
+    /// The framing of the body.
     pub fn framing(&self) -> Framing {
         if self.is_chunked() {
             return Framing::chunked(Chunks::Strict);
         }
-        // The length was checked with the other fields.
+        // The length was validated with the other fields.
         Framing::length(self.length().unwrap_or(u64::MAX))
     }
 
@@ -162,7 +162,7 @@ impl RequestHead {
         !close && (self.is_1_1 || self.fields.lists("connection", "keep-alive"))
     }
 
-    /// Whether the client waits for a 100 (Continue) before it sends its body. HTTP/1.0 has none.
+    /// Whether the client waits for a 100 (Continue) before it sends its body. HTTP/1.0 clients do not.
     pub fn expects_continue(&self) -> bool {
         self.is_1_1 && self.fields.all("expect").next().is_some()
     }
@@ -175,7 +175,7 @@ impl RequestHead {
 
 fn target(raw: &str) -> Result<Target, RequestError> {
     let clean = raw.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#');
-    // Some readers of paths skip a second slash, for others another path begins with it.
+    // Some parsers of paths skip a second slash, for others it starts another path.
     let doubled = ["//", "/%2f", "/%2F"].iter().any(|start| raw.starts_with(start));
     if !raw.starts_with('/') || doubled || !clean {
         return Err(bad("malformed target\n"));
@@ -184,7 +184,7 @@ fn target(raw: &str) -> Result<Target, RequestError> {
     if !has_good_escapes(path) || !is_text(path) {
         return Err(bad("malformed path\n"));
     }
-    // Go leaves out parameters with a semicolon or a bad escape, other readers do not.
+    // Go drops parameters with a semicolon or an invalid escape, other parsers do not.
     if !has_good_escapes(query) || !is_text(query) || query.contains(';') {
         return Err(bad("malformed query\n"));
     }
@@ -200,12 +200,12 @@ fn has_bare_line_feed(bytes: &[u8]) -> bool {
     bytes.split(|byte| *byte == b'\n').rev().skip(1).any(|line| !line.ends_with(b"\r"))
 }
 
-/// Whether the third word of the request line names a version of HTTP.
+/// Whether the third part of the request line is an HTTP version.
 fn names_http(bytes: &[u8]) -> bool {
     bytes.split(|byte| *byte == b' ').nth(2).is_some_and(|word| word.starts_with(b"HTTP/"))
 }
 
-/// What Go takes in a host, with or without a port.
+/// Whether Go accepts this host, with or without a port.
 fn is_host(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!$%&'()*+,-.:;=[]_~".contains(&byte)
 }
@@ -258,7 +258,7 @@ mod tests {
             assert!(!keeps(version, b"keep-alive, close"));
             assert!(!keeps(version, b"keep-alive,\t Close ,x"));
             assert!(!keeps(version, b"close, keep-alive, \xff"), "{version}");
-            // A word with a space that is none in HTTP is another word.
+            // An option that contains other white space is another option.
             assert!(keeps(version, "keep-alive, close\u{a0}".as_bytes()));
         }
     }
@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn head_ends_with_an_empty_line() {
         assert_eq!(head_length(b"GET / HTTP/1.0\r\n\r\nrest", 0), Some(18));
-        // Across two reads.
+        // The end is split over two reads.
         for from in 14..=17 {
             assert_eq!(head_length(b"GET / HTTP/1.0\r\n\r\nrest", from), Some(18), "{from}");
         }

@@ -8,15 +8,15 @@ use super::body::{Chunks, Framing};
 use super::fields::Fields;
 use super::is_token;
 
-/// Status line and fields together.
+/// The limit of status line and fields together.
 const MAX_HEAD_BYTES: u64 = 256 * 1024;
 const MAX_FIELDS: usize = 1000;
-/// Interim responses (100 Continue, 103 Early Hints) before the final one.
+/// The limit of interim responses (100 Continue, 103 Early Hints) before the final one.
 const MAX_INTERIM: usize = 5;
-/// What an error shows of a line.
+/// The longest part of a line in an error.
 const SHOWN_BYTES: usize = 200;
 
-/// What a peer sent is not HTTP/1. Travels as an [`io::Error`] of the kind `InvalidData`.
+/// The peer's data is not HTTP/1. Contained in an [`io::Error`] of the kind `InvalidData`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Malformed(pub String);
@@ -28,18 +28,18 @@ impl From<Malformed> for io::Error {
 }
 
 impl Malformed {
-    /// Whether this is what `error` says.
+    /// Whether `error` contains this error.
     pub fn is(error: &io::Error) -> bool {
         error.get_ref().is_some_and(|inner| inner.is::<Malformed>())
     }
 }
 
-/// A head.
+/// The head of a response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResponseHead {
     /// The status code.
     pub status: u16,
-    /// What stands behind it; may be empty.
+    /// The text after the status code; may be empty.
     pub reason: String,
     /// HTTP/1.1, not 1.0.
     pub is_1_1: bool,
@@ -51,7 +51,7 @@ impl ResponseHead {
     /// Reads the head of the final response; interim ones are skipped.
     ///
     /// # Errors
-    /// Those of the reader, `UnexpectedEof` when it ends too early, and [`Malformed`].
+    /// Errors of the reader, `UnexpectedEof` when it ends too early, and [`Malformed`].
     pub fn read(reader: &mut impl BufRead) -> io::Result<ResponseHead> {
         for _ in 0..=MAX_INTERIM {
             let head = ResponseHead::parse(&read_bytes(reader)?)?;
@@ -65,7 +65,7 @@ impl ResponseHead {
     /// Parses a head with the empty line at its end.
     ///
     /// # Errors
-    /// When it is not one, in the words of Go's client.
+    /// When it is invalid; worded as by Go's client.
     pub fn parse(bytes: &[u8]) -> Result<ResponseHead, Malformed> {
         let lines = bytes.iter().filter(|byte| **byte == b'\n').count();
         let mut headers = vec![EMPTY_HEADER; lines.min(MAX_FIELDS)];
@@ -95,10 +95,10 @@ impl ResponseHead {
         close || !(self.is_1_1 || self.fields.lists("connection", "keep-alive"))
     }
 
-    /// Where the body ends.
+    /// The framing of the body.
     ///
     /// # Errors
-    /// When the fields do not give a length that is understood.
+    /// When the fields give no valid length.
     pub fn framing(&self) -> Result<Framing, Malformed> {
         let text = |value: &[u8]| cut(&String::from_utf8_lossy(value)).to_owned();
         let encodings = self.fields.all("transfer-encoding");
@@ -128,11 +128,11 @@ impl ResponseHead {
     }
 }
 
-/// Reads one head as it comes, with the empty line at its end.
+/// Reads one head as it arrives, with the empty line at its end.
 ///
 /// # Errors
-/// Those of the reader, `UnexpectedEof` when it ends too early, and [`Malformed`] as soon as the
-/// first line is not one of HTTP: such a peer may never send an empty line.
+/// Errors of the reader, `UnexpectedEof` when it ends too early, and [`Malformed`] as soon as the
+/// first line is not HTTP: such a peer may never send an empty line.
 pub fn read_bytes(reader: &mut impl BufRead) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut reader = reader.take(MAX_HEAD_BYTES);
@@ -158,7 +158,7 @@ pub fn read_bytes(reader: &mut impl BufRead) -> io::Result<Vec<u8>> {
     }
 }
 
-/// What is wrong with a head, in the words of Go's client.
+/// The error of a head, worded as by Go's client.
 fn explain(bytes: &[u8]) -> Malformed {
     let text = String::from_utf8_lossy(bytes);
     let mut lines = text.split('\n').map(|line| line.strip_suffix('\r').unwrap_or(line));

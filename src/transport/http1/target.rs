@@ -1,6 +1,6 @@
 //! The target of a request: path and query.
 
-/// A target, decoded.
+/// A decoded target.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Target {
     /// The decoded path.
@@ -32,7 +32,7 @@ impl Target {
         self.params.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
     }
 
-    /// Every value of `key`.
+    /// All values of `key`.
     pub fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
         self.params.iter().filter(move |(name, _)| name == key).map(|(_, value)| value.as_str())
     }
@@ -40,7 +40,7 @@ impl Target {
     /// A flag: present without a value, or `true` or `1`.
     ///
     /// # Errors
-    /// When it has another value than these, `false` and `0`.
+    /// When the value is not one of these, `false` and `0`.
     pub fn flag(&self, key: &str) -> Result<bool, BadParam> {
         match self.get(key) {
             None | Some("false" | "0") => Ok(false),
@@ -49,10 +49,10 @@ impl Target {
         }
     }
 
-    /// A parsed value; `None` without one.
+    /// A parsed value; `None` if the key is missing.
     ///
     /// # Errors
-    /// When it does not parse.
+    /// When the value is invalid.
     pub fn parsed<T: std::str::FromStr>(&self, key: &str) -> Result<Option<T>, BadParam> {
         let parse = |value: &str| {
             value.parse().map_err(|_| BadParam { key: key.to_owned(), value: value.to_owned() })
@@ -61,7 +61,7 @@ impl Target {
     }
 }
 
-/// A query parameter that does not parse.
+/// A query parameter with an invalid value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid value {value:?} for the query parameter {key}")]
 pub struct BadParam {
@@ -69,7 +69,7 @@ pub struct BadParam {
     value: String,
 }
 
-/// Whether a path or a query is UTF-8 when its escapes are decoded.
+/// Whether a path or a query is UTF-8 after its escapes are decoded.
 pub(super) fn is_text(text: &str) -> bool {
     std::str::from_utf8(&bytes(text, false)).is_ok()
 }
@@ -89,7 +89,7 @@ fn bytes(text: &str, plus_is_space: bool) -> Vec<u8> {
                 let mut ahead = bytes.clone();
                 match (hex(ahead.next()), hex(ahead.next())) {
                     (Some(high), Some(low)) => {
-                        // Two hex digits fit a byte.
+                        // Two hex digits fit into a byte.
                         out.push(u8::try_from(high * 16 + low).unwrap_or(b'?'));
                         bytes = ahead;
                     }

@@ -5,17 +5,17 @@ use std::io::{self, Write};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-/// The most that waits in memory before it is written.
+/// The largest amount of data that is buffered before it is written.
 const BUFFER_BYTES: usize = 64 * 1024;
 /// A body up to this length is written together with its head.
 const SHORT_BODY_BYTES: usize = 16 * 1024;
-/// Room before a chunk for its size (8 digits are 4 GiB) and the line's end.
+/// Space before a chunk for its size (8 digits are 4 GiB) and the line's end.
 const SIZE_LINE: usize = 10;
 
-/// What the form of a response depends on.
+/// What determines the form of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Form {
-    /// The client speaks HTTP/1.1: a body of unknown length is sent in chunks.
+    /// The client supports HTTP/1.1: a body of unknown length is sent in chunks.
     pub is_1_1: bool,
     /// The connection may be used for another request.
     pub keep_alive: bool,
@@ -23,26 +23,26 @@ pub struct Form {
     pub head_only: bool,
 }
 
-/// Writes one response. A body that is not [finished](ResponseWriter::finish) has no end that a
-/// client of HTTP/1.1 could take for one.
+/// Writes one response. A body that is not [finished](ResponseWriter::finish) is visibly incomplete
+/// for a client of HTTP/1.1.
 pub struct ResponseWriter<'a> {
     out: &'a mut dyn Write,
     form: Form,
     date: Timestamp,
     body: Body,
-    /// What was written of the body and not sent yet; a chunk's begins after [`SIZE_LINE`] bytes.
+    /// The part of the body that was not sent yet; a chunk begins after [`SIZE_LINE`] bytes.
     buffer: Vec<u8>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Body {
-    /// There is no head yet.
+    /// The head was not written yet.
     None,
-    /// So many bytes are still to come.
+    /// This number of bytes is missing.
     Length(u64),
     Chunked,
     UntilClose,
-    /// What is written is dropped.
+    /// The written bytes are dropped.
     LeftOut,
 }
 
@@ -57,20 +57,20 @@ impl<'a> ResponseWriter<'a> {
         self.body != Body::None
     }
 
-    /// Writes the head and sends it at once. `length` is the body's, if it is known.
+    /// Writes the head and sends it immediately. `length` is the body's, if it is known.
     ///
     /// # Errors
-    /// Those of the output.
+    /// Errors of the output.
     pub fn start(&mut self, status: u16, fields: &[(&str, &str)], length: Option<u64>) -> io::Result<()> {
         let head = self.head(status, fields, length);
         self.out.write_all(&head)?;
         self.out.flush()
     }
 
-    /// Writes a response whose body is there, and sends it.
+    /// Writes a response with a complete body, and sends it.
     ///
     /// # Errors
-    /// Those of the output.
+    /// Errors of the output.
     pub fn whole(&mut self, status: u16, fields: &[(&str, &str)], body: &[u8]) -> io::Result<()> {
         let mut head = self.head(status, fields, Some(body.len() as u64));
         let body = if self.body == Body::LeftOut { &[] } else { body };
@@ -91,7 +91,7 @@ impl<'a> ResponseWriter<'a> {
     /// request.
     ///
     /// # Errors
-    /// Those of the output, and when there is less of the body than was announced.
+    /// Errors of the output, and when the body is shorter than was announced.
     pub fn finish(mut self) -> io::Result<bool> {
         match self.body {
             Body::None | Body::Length(1..) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -139,8 +139,8 @@ impl<'a> ResponseWriter<'a> {
         head.into_bytes()
     }
 
-    /// Puts the size before the chunk in the buffer, and a line's end after it. Where the bytes
-    /// to send begin.
+    /// Writes the size before the chunk in the buffer, and a line end after it. Returns the start
+    /// of the bytes to send.
     fn frame(&mut self) -> usize {
         let size = self.buffer.len().saturating_sub(SIZE_LINE);
         if self.body != Body::Chunked || size == 0 {
@@ -155,7 +155,7 @@ impl<'a> ResponseWriter<'a> {
         from
     }
 
-    /// Sends what is in the buffer.
+    /// Sends the content of the buffer.
     fn send(&mut self) -> io::Result<()> {
         let from = self.frame();
         let sent = self.out.write_all(self.buffer.get(from..).unwrap_or_default());
@@ -191,7 +191,7 @@ impl Write for ResponseWriter<'_> {
         Ok(count)
     }
 
-    /// Sends what was written so far, and gives the buffer back: it may be long until more comes.
+    /// Sends the written bytes, and frees the buffer: more may follow much later.
     fn flush(&mut self) -> io::Result<()> {
         if !self.buffer.is_empty() {
             self.send()?;
@@ -201,7 +201,7 @@ impl Write for ResponseWriter<'_> {
     }
 }
 
-/// What stands behind a status.
+/// The reason phrase of a status.
 fn phrase(status: u16) -> &'static str {
     match status {
         200 => "OK",
@@ -236,7 +236,7 @@ mod tests {
     const FORM: Form = Form { is_1_1: true, keep_alive: true, head_only: false };
     const OLD: Form = Form { is_1_1: false, ..FORM };
 
-    /// The bytes that the client gets, without `Server` and `Date`, and whether it may send another request.
+    /// The response without `Server` and `Date`, and whether the connection may be used again.
     fn written(
         form: Form,
         respond: impl FnOnce(&mut ResponseWriter<'_>) -> io::Result<()>,
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(written(head_only, &pieces), (format!("{head}\r\n"), Some(true)));
         let empty = format!("{head}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n");
         assert_eq!(written(FORM, stream(&[])), (empty, Some(true)));
-        // The last piece and the end go together, without a flush.
+        // The last piece and the end are sent together, without a flush.
         let (text, _) = written(FORM, |out| {
             out.start(200, &[], None)?;
             out.write_all(b"ab")
@@ -309,7 +309,7 @@ mod tests {
         };
         assert_eq!(announced(2, b"ab").1, Some(true));
         assert_eq!(announced(3, b"ab").1, None);
-        // What came after it would be taken for another response.
+        // Bytes after it would be taken for another response.
         assert_eq!(announced(1, b"ab").1, None);
         assert_eq!(written(FORM, |out| out.write_all(b"a")).1, None, "without a head");
     }

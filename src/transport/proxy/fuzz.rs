@@ -1,4 +1,4 @@
-//! Hostile proxies, and hostile lists of what goes past them.
+//! Hostile proxies, and hostile lists of targets that bypass proxies.
 
 use std::io::{self, Read, Write};
 
@@ -96,7 +96,7 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
     ]
 }
 
-/// A peer that sends these bytes and takes what it gets.
+/// A peer that sends these bytes and accepts all bytes.
 struct Played<'a>(&'a [u8]);
 
 impl Read for Played<'_> {

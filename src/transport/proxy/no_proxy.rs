@@ -6,7 +6,7 @@ use std::net::IpAddr;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct NoProxy(Vec<Entry>);
 
-/// One entry of the list. Without a port it holds for all ports.
+/// One entry of the list. Without a port it applies to all ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Entry {
     Everything,
@@ -14,8 +14,8 @@ enum Entry {
     Network(IpAddr, u32),
     /// `10.0.0.1` or `10.0.0.1:443`
     Address(IpAddr, String),
-    /// `example.com` or `.example.com:443`, in lower case and with the leading dot. `itself`
-    /// says that the name without the dot matches, too.
+    /// `example.com` or `.example.com:443`, in lower case and with the leading dot. `itself`: the
+    /// name without the dot matches, too.
     Domain {
         suffix: String,
         itself: bool,
@@ -24,7 +24,7 @@ enum Entry {
 }
 
 impl NoProxy {
-    /// Entries that make no sense are ignored.
+    /// Invalid entries are ignored.
     pub(super) fn parse(text: &str) -> NoProxy {
         let entries = text.split(',').map(|entry| entry.trim().to_lowercase());
         NoProxy(entries.filter_map(|entry| Entry::parse(&entry)).collect())
@@ -63,7 +63,7 @@ impl Entry {
         (!name.is_empty()).then(|| Entry::Domain { suffix, itself, port: port.to_owned() })
     }
 
-    /// `host` is in lower case, `address` what it stands for if it is an address.
+    /// `host` is in lower case; `address` is its value if it is an address.
     fn matches(&self, host: &str, address: Option<IpAddr>, port: &str) -> bool {
         let on = |wanted: &str| wanted.is_empty() || wanted == port;
         match self {
@@ -88,7 +88,7 @@ fn network(text: &str) -> Option<Entry> {
     let bits = bits.parse::<u32>().ok().filter(|_| digits)?;
     let length = if address.is_ipv4() { 32 } else { 128 };
     (bits <= length).then(|| match address.to_canonical() {
-        // An IPv4 network that is written as an IPv6 one.
+        // An IPv4 network in IPv6 notation.
         short @ IpAddr::V4(_) if length == 128 && bits >= 96 => Entry::Network(short, bits - 96),
         _ => Entry::Network(address, bits),
     })

@@ -109,7 +109,7 @@ fn no_proxy_lists_targets_reached_directly() {
         ("::ffff:10.0.0.0/104", "10.1.2.3", true),
         ("10.0.0.0/+8", "10.1.2.3", false),
         ("fe80::/10", "[fe80::1%eth0]", true),
-        // A zone is no domain.
+        // An address with a zone is not a domain.
         ("example.com", "[fe80::1%.example.com]", false),
     ] {
         let variables = [("HTTPS_PROXY", "p:1"), ("NO_PROXY", list)];

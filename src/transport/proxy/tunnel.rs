@@ -1,5 +1,5 @@
-//! How a proxy opens a connection to a target: CONNECT (RFC 9110, section 9.3.6) or SOCKS 5
-//! (RFC 1928, RFC 1929). Without sockets: the caller's stream has the deadline.
+//! How a proxy opens a connection to a target: CONNECT (RFC 9110, section 9.3.6) or SOCKS 5 (RFC
+//! 1928, RFC 1929). Has no sockets: the caller's stream has the deadline.
 
 use std::io::{self, BufReader, Read, Write};
 use std::net::IpAddr;
@@ -8,14 +8,14 @@ use super::{Proxy, ProxyScheme};
 use crate::transport::dial::join_host_port;
 use crate::transport::http1::{Malformed, ResponseHead, response};
 
-/// Of a response that goes into a message.
+/// The longest part of a response in a message.
 const MAX_SHOWN_CHARS: usize = 100;
 const USER_AGENT: &str = concat!("coracle/", env!("CARGO_PKG_VERSION"));
 
 /// Why the proxy opened no connection.
 #[derive(Debug)]
 pub(in crate::transport) enum TunnelError {
-    /// The connection to the proxy broke, or its time is over.
+    /// The connection to the proxy broke, or its deadline has passed.
     Io(io::Error),
     /// The proxy refused, or its reply does not follow its protocol.
     Refused(String),
@@ -27,7 +27,7 @@ impl From<io::Error> for TunnelError {
     }
 }
 
-/// Makes `stream`, which leads to `proxy`, one that leads to `host`:`port`.
+/// Turns `stream`, a connection to `proxy`, into a connection to `host`:`port`.
 pub(in crate::transport) fn open(
     stream: &mut (impl Read + Write),
     proxy: &Proxy,
@@ -58,7 +58,7 @@ fn connect(
     request += "\r\n";
     stream.write_all(request.as_bytes())?;
     stream.flush()?;
-    // Byte by byte: what follows the head is the target's.
+    // Reads byte by byte: bytes after the head belong to the target.
     let head = response::read_bytes(&mut BufReader::with_capacity(1, &mut *stream));
     let head = head.and_then(|bytes| Ok(ResponseHead::parse(&bytes)?));
     match head {
@@ -74,7 +74,7 @@ fn connect(
     }
 }
 
-/// What a message shows of a peer's words.
+/// A shortened text of a peer, for a message.
 fn shown(text: &str) -> String {
     text.chars().take(MAX_SHOWN_CHARS).map(|one| if one.is_control() { '?' } else { one }).collect()
 }
@@ -97,7 +97,7 @@ fn socks5(stream: &mut (impl Read + Write), proxy: &Proxy, host: &str, port: u16
     match (take::<2>(stream)?, &proxy.credentials) {
         ([VERSION, NO_AUTHENTICATION], _) => {}
         ([VERSION, USER_AND_PASSWORD], Some((user, password))) => log_in(stream, user, password)?,
-        ([VERSION, _], None) => return refused("SOCKS: the proxy wants credentials"),
+        ([VERSION, _], None) => return refused("SOCKS: the proxy requires credentials"),
         ([VERSION, _], Some(_)) => return refused("SOCKS: the proxy takes no user name and password"),
         _ => return refused("its reply is not SOCKS 5"),
     }
@@ -126,7 +126,7 @@ fn socks5(stream: &mut (impl Read + Write), proxy: &Proxy, host: &str, port: u16
     if reply != 0 {
         return refused(format!("SOCKS: connect to {}: {}", join_host_port(host, port), reason(reply)));
     }
-    // The address that the proxy uses is of no interest; it ends the reply.
+    // The address that the proxy uses is not needed; it ends the reply.
     let length = match kind {
         IPV4 => 4,
         IPV6 => 16,
@@ -150,7 +150,7 @@ fn log_in(stream: &mut (impl Read + Write), user: &str, password: &str) -> Resul
     }
 }
 
-/// Appends a text with its length in a byte before it.
+/// Appends a text after a byte with its length.
 fn append(request: &mut Vec<u8>, text: &str, what: &str) -> Result<(), TunnelError> {
     match u8::try_from(text.len()) {
         Ok(length) if length > 0 => {
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A peer that sends these bytes and keeps what it receives.
+    /// A peer that sends these bytes and stores the bytes that it receives.
     struct Played<'a> {
         says: &'a [u8],
         heard: Vec<u8>,
@@ -225,7 +225,7 @@ mod tests {
     fn connect_names_target_and_credentials() {
         let ok = b"HTTP/1.1 200 Connection established\r\nVia: x\r\n\r\ntarget";
         let (outcome, heard, left) = play("http://u:p%40ss@proxy", "api.example", ok);
-        assert_eq!((outcome, left), (Ok(()), 6), "the target's bytes stay");
+        assert_eq!((outcome, left), (Ok(()), 6), "the target's bytes stay unread");
         let expected = format!(
             "CONNECT api.example:6443 HTTP/1.1\r\nHost: api.example:6443\r\nUser-Agent: {USER_AGENT}\r\n\
              Proxy-Authorization: Basic dTpwQHNz\r\n\r\n"
@@ -281,8 +281,8 @@ mod tests {
         for (proxy, host, says, expected) in [
             ("socks5://p", "h", &[5, 0, 5, 5, 0, 1][..], "SOCKS: connect to h:6443: connection refused"),
             ("socks5://p", "h", &[5, 0, 5, 99, 0, 1], "SOCKS: connect to h:6443: unknown error 99"),
-            ("socks5://p", "h", &[5, 255], "SOCKS: the proxy wants credentials"),
-            ("socks5://p", "h", &[5, 2], "SOCKS: the proxy wants credentials"),
+            ("socks5://p", "h", &[5, 255], "SOCKS: the proxy requires credentials"),
+            ("socks5://p", "h", &[5, 2], "SOCKS: the proxy requires credentials"),
             ("socks5://u:p@p", "h", &[5, 255], "SOCKS: the proxy takes no user name and password"),
             ("socks5://u:p@p", "h", &[5, 2, 1, 1], "SOCKS: the proxy refused user name and password"),
             ("socks5://u@p", "h", &[5, 2], "SOCKS: password must have 1 to 255 bytes"),

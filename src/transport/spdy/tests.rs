@@ -2,8 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Everything in `bytes`, given in pieces of `piece` bytes; data that belongs together is put
-/// together, and each event is a word.
+/// All events in `bytes`, given in pieces of `piece` bytes; adjacent data is joined, and each event
+/// is a text.
 fn read(bytes: &[u8], piece: usize) -> Result<Vec<String>, SpdyError> {
     let mut reader = Reader::default();
     let mut said: Vec<String> = Vec::new();
@@ -42,7 +42,7 @@ fn read(bytes: &[u8], piece: usize) -> Result<Vec<String>, SpdyError> {
     Ok(said)
 }
 
-/// A control frame with any content.
+/// A control frame with this content.
 fn frame(kind: u16, flags: u8, content: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     control(&mut out, kind, flags, content.len());
@@ -87,7 +87,7 @@ fn frames_in_pieces_of_any_size() {
 
 #[test]
 fn invalid_spdy_is_an_error() {
-    assert_eq!(read(b"HTTP/1.1", 16), Ok(vec![]), "for all it knows, the head of some data");
+    assert_eq!(read(b"HTTP/1.1", 16), Ok(vec![]), "could be the head of a data frame");
     assert_eq!(read(&[0x80, 2, 0, 1, 0, 0, 0, 0], 8), Err(SpdyError::Version));
     assert_eq!(read(&frame(SYN_REPLY, 0, &[0]), 8), Err(SpdyError::Short(SYN_REPLY)));
     assert_eq!(read(&frame(RST_STREAM, 0, &[0, 0, 0, 1]), 8), Err(SpdyError::Short(RST_STREAM)));
@@ -106,7 +106,7 @@ fn a_stream_is_opened_without_compression() {
     expected.extend(block);
     expected.extend(FLUSH);
     assert_eq!(out, expected);
-    // The header's check bits.
+    // The check bits of the zlib header.
     assert_eq!((u32::from(ZLIB[0]) * 256 + u32::from(ZLIB[1])) % 31, 0);
     out.clear();
     writer.open(&mut out, 3, &[]);

@@ -1,11 +1,11 @@
-//! Whose clients are known: the authorities of a bundle, and the chains that lead to them
-//! (Go: crypto/x509, `Certificate.Verify`).
+//! Certificate authorities of clients: the authorities of a bundle, and the chains from clients to
+//! them (Go: crypto/x509, `Certificate.Verify`).
 //!
-//! The path from a client's certificate to an authority is found here: the TLS library gets one
+//! The path from a client's certificate to an authority is searched here: the TLS library gets one
 //! path and one authority at a time, so that the certificates of an unknown client cost a few
-//! signatures at most. The library checks signatures, times, extended usages and name
-//! constraints along the path. What it does not check is checked here: whether an authority may
-//! sign at all, its time, how long a path it allows, key usages, and critical extensions.
+//! signature checks at most. The library checks signatures, times, extended usages and name
+//! constraints along the path. This file checks the rest: whether an authority may sign, its time,
+//! its path length limit, key usages, and critical extensions.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -25,20 +25,20 @@ use super::usage::Usage;
 use crate::util::sha256;
 use crate::util::x509::Certificate;
 
-/// Authorities between a client's certificate and one of the bundle; the library takes no more.
+/// The limit of authorities between a client's certificate and one of the bundle; also the library's.
 const MAX_INTERMEDIATES: usize = 6;
 
-/// Certificates that count of those that a client shows besides its own.
+/// The limit of additional certificates of a client that are used.
 const MAX_SHOWN: usize = 16;
 
-/// Authorities and other certificates that are tried for one chain: several have one name while
-/// they replace each other.
+/// The limit of certificates that are tried for one chain: several have the same name while they
+/// are being replaced.
 const MAX_TRIED: usize = 32;
 
 const UNKNOWN: &str = "x509: certificate signed by unknown authority";
 const INCOMPATIBLE: &str = "x509: certificate specifies an incompatible key usage";
 
-/// Who may sign clients' certificates.
+/// The authorities that may sign clients' certificates.
 #[derive(Debug)]
 pub struct Authorities {
     signing: Vec<Authority>,
@@ -46,7 +46,7 @@ pub struct Authorities {
     bundle: BTreeSet<[u8; 32]>,
 }
 
-/// One that may sign.
+/// An authority that may sign.
 struct Authority {
     subject: Vec<u8>,
     life: Validity,
@@ -60,30 +60,30 @@ impl fmt::Debug for Authority {
     }
 }
 
-/// The verdict on a client's certificates, and for how long it holds.
+/// The result of verifying a client's certificates, and how long it is valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
-    /// Why they prove nothing.
+    /// The reason why verification failed.
     pub outcome: Result<(), String>,
-    /// What it cost: certificates that were tried as the next of a path, and authorities that
-    /// were tried as its end. Each costs a signature at most, and a path that is good one for
-    /// each of its certificates.
+    /// The cost: the number of certificates that were tried as the next of a path, and of
+    /// authorities that were tried as its end. Each costs one signature check at most, and a valid
+    /// path costs one for each of its certificates.
     pub tried: usize,
-    /// Another outcome is possible before this time.
+    /// The outcome may be different before this time.
     since: Timestamp,
-    /// Another outcome is possible after this time.
+    /// The outcome may be different after this time.
     until: Timestamp,
 }
 
 impl Verdict {
-    /// Whether it is still the verdict at this time: no certificate that it depends on has
-    /// become valid or expired.
+    /// Whether the result is still valid at this time: no certificate that it depends on has become
+    /// valid or expired.
     #[must_use]
     pub fn holds(&self, now: Timestamp) -> bool {
         (self.since..=self.until).contains(&now)
     }
 
-    /// Counts a time that the outcome depends on.
+    /// Records a time that the outcome depends on.
     fn depends_on(&mut self, life: Validity, now: Timestamp) {
         let instant = SignedDuration::from_nanos(1);
         if now < life.not_before {
@@ -100,7 +100,7 @@ impl Verdict {
     }
 }
 
-/// When a certificate is valid; both ends are part of it.
+/// The validity of a certificate; both ends are included.
 #[derive(Debug, Clone, Copy)]
 struct Validity {
     not_before: Timestamp,
@@ -129,11 +129,10 @@ impl Validity {
 impl Authorities {
     /// Reads a bundle in PEM.
     ///
-    /// DIFFERS: a certificate that cannot be read is left out; the Go kubelet refuses the
-    /// whole bundle.
+    /// DIFFERS: an unreadable certificate is ignored; the Go kubelet refuses the whole bundle.
     ///
     /// # Errors
-    /// When no certificate in it can be read.
+    /// When no certificate in it is readable.
     pub fn of_pem(pem: &[u8]) -> Result<Authorities, ServeError> {
         let wrong = |why: &dyn fmt::Display| ServeError::Authorities(why.to_string());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -151,15 +150,15 @@ impl Authorities {
         Ok(Authorities { signing, bundle })
     }
 
-    /// How many certificates are in the bundle, and how many of them may sign at this time.
+    /// The number of certificates in the bundle, and of those that may sign at this time.
     #[must_use]
     pub fn count(&self, now: Timestamp) -> (usize, usize) {
         let signing = self.signing.iter().filter(|one| one.life.check(now).is_ok()).count();
         (self.bundle.len(), signing)
     }
 
-    /// Verifies the first certificate of a chain, as that of a client, at this time. The others
-    /// may be authorities between it and one of the bundle, in any order. All are in DER.
+    /// Verifies the first certificate of a chain as a client's, at this time. The others may be
+    /// authorities between it and one of the bundle, in any order. All are in DER.
     #[must_use]
     pub fn verify(&self, chain: &[Vec<u8>], now: Timestamp) -> Verdict {
         let mut verdict = Verdict { outcome: Ok(()), tried: 0, since: Timestamp::MIN, until: Timestamp::MAX };
@@ -178,11 +177,11 @@ impl Authorities {
         if !usage.for_clients {
             return Err(INCOMPATIBLE.to_owned());
         }
-        // One that is in the bundle itself needs no signature, as in Go.
+        // A certificate that is in the bundle itself needs no signature check, as in Go.
         if self.bundle.contains(&sha256::digest(own)) {
             return Ok(());
         }
-        // The library that verifies signatures reads no other version.
+        // The library that verifies signatures supports no other version.
         if !certificate.is_v3 {
             return Err("x509: a client certificate of version 1 is not supported".to_owned());
         }
@@ -207,7 +206,7 @@ impl Authorities {
     }
 }
 
-/// A certificate that a client shows besides its own.
+/// An additional certificate of a client.
 struct Shown<'a> {
     der: &'a [u8],
     certificate: Certificate<'a>,
@@ -221,7 +220,7 @@ struct Search<'a> {
     own: &'a [u8],
     shown: Vec<Shown<'a>>,
     path: Vec<&'a [u8]>,
-    /// The subjects along the path.
+    /// The subjects on the path.
     names: Vec<&'a [u8]>,
     why: String,
     now: Timestamp,
@@ -229,8 +228,8 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// Whether an authority of this name has signed the end of the path, or a certificate that
-    /// was shown leads to one. At most [`MAX_INTERMEDIATES`] deep.
+    /// Whether the end of the path was signed by an authority of this name, or by an additional
+    /// certificate that leads to an authority. The depth is limited by [`MAX_INTERMEDIATES`].
     fn is_signed_by(&mut self, issuer: &'a [u8]) -> bool {
         let authorities = self.authorities;
         for authority in authorities.iter().filter(|one| one.subject == issuer) {
@@ -248,7 +247,7 @@ impl<'a> Search<'a> {
         }
         for at in 0..self.shown.len() {
             let Some(one) = self.shown.get_mut(at).filter(|one| !one.on_path) else { continue };
-            // Each name once: so the library has one way through a path, and no loop to follow.
+            // Each name once: the library then has only one way along a path, and there are no loops.
             let next = one.certificate.issuer;
             if one.certificate.subject != issuer || next == issuer || self.names.contains(&next) {
                 continue;
@@ -283,7 +282,7 @@ impl<'a> Search<'a> {
         may
     }
 
-    /// Keeps the first reason that is more specific than that no authority was found.
+    /// Stores the first reason that is more specific than a missing authority.
     fn fails(&mut self, why: String) {
         if self.why == UNKNOWN {
             self.why = why;
@@ -291,14 +290,14 @@ impl<'a> Search<'a> {
     }
 }
 
-/// A certificate and what it may be used for.
+/// A certificate and its permitted usage.
 fn read(der: &[u8]) -> Option<(Certificate<'_>, Usage)> {
     let certificate = Certificate::of_der(der)?;
     let usage = Usage::of(&certificate)?;
     Some((certificate, usage))
 }
 
-/// Whether a certificate that a client shows may stand between it and an authority.
+/// Whether a certificate of a client may stand between it and an authority.
 fn may_lead(certificate: &Certificate<'_>, usage: Usage, now: Timestamp) -> Result<(), String> {
     if !usage.says_authority || !usage.may_sign {
         return Err("x509: parent certificate cannot sign this kind of certificate".to_owned());
@@ -310,7 +309,7 @@ fn may_lead(certificate: &Certificate<'_>, usage: Usage, now: Timestamp) -> Resu
 }
 
 impl Authority {
-    /// `None`: it may never sign clients' certificates.
+    /// `None`: it must not sign clients' certificates.
     fn new(
         der: &CertificateDer<'_>,
         certificate: &Certificate<'_>,
@@ -333,8 +332,8 @@ impl Authority {
         })
     }
 
-    /// Whether it has signed the last certificate of a path, each of which has signed the one
-    /// before, the first the client's own. Without a path it has to have signed that.
+    /// Whether it has signed the last certificate of the path. Each of the path has signed the one before,
+    /// the first one the client's own. If the path is empty, it must have signed the client's own.
     fn check_path(&self, own: &[u8], path: &[&[u8]], now: Timestamp) -> Result<(), String> {
         self.life.check(now)?;
         if self.path_length.is_some_and(|most| path.len() as u64 > most) {

@@ -1,4 +1,4 @@
-//! Sessions with a server or a proxy: who it must be, and who we are.
+//! Sessions with a server or a proxy: how it is verified, and our certificate.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -14,7 +14,7 @@ use rustls::{
     WantsVerifier,
 };
 
-/// Where distributions keep the certificates of public authorities, in Go's order.
+/// The files with public authorities on Linux distributions, in Go's order.
 const SYSTEM_BUNDLES: &[&str] = &[
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -23,17 +23,17 @@ const SYSTEM_BUNDLES: &[&str] = &[
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
     "/etc/ssl/cert.pem",
 ];
-/// One server needs few: each ticket carries our certificate.
+/// The number of tickets; one server needs few, and each ticket contains our certificate.
 const SESSIONS: usize = 2;
 
-/// Whose signature proves the server.
+/// The authorities that may sign the server's certificate.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Roots {
     /// The authorities in a PEM bundle.
     Pem(Vec<u8>),
-    /// Those that the machine trusts.
+    /// The authorities of the machine.
     System,
-    /// None is needed: any server is accepted.
+    /// Any server is accepted.
     Unverified,
 }
 
@@ -62,13 +62,13 @@ impl fmt::Debug for Roots {
     }
 }
 
-/// Why there can be no TLS with these settings.
+/// Why TLS settings are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TlsSetupError {
-    /// The authorities cannot be used.
+    /// The authorities are invalid.
     #[error("certificate authority: {0}")]
     Roots(String),
-    /// Certificate and key cannot be used.
+    /// Certificate or key is invalid.
     #[error("client certificate: {0}")]
     Identity(String),
     /// The host is neither a name nor an address.
@@ -77,8 +77,8 @@ pub enum TlsSetupError {
 }
 
 impl Roots {
-    /// The authorities for a proxy on the way to a server with these authorities: the same, and
-    /// those of the machine as far as they can be read.
+    /// The authorities for a proxy to a server with these authorities: the same, and the readable
+    /// ones of the machine.
     ///
     /// DIFFERS: upstream trusts the server's authorities alone.
     pub(in crate::transport) fn of_proxy(&self) -> Roots {
@@ -96,7 +96,7 @@ impl Roots {
     }
 }
 
-/// What every session with one server has in common.
+/// The common settings of all sessions with one server.
 pub(in crate::transport) struct Tls {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
@@ -139,8 +139,8 @@ impl Tls {
         Ok(Tls { config: Arc::new(config), name: server_name(name)? })
     }
 
-    /// Sessions with the server `name`, which may show any certificate. None is resumed: servers
-    /// of probes are many.
+    /// Sessions with the server `name`, which may have any certificate. Sessions are not resumed:
+    /// there are many servers of probes.
     pub(in crate::transport) fn unverified(name: &str) -> Result<Tls, TlsSetupError> {
         static CONFIG: LazyLock<Result<Arc<ClientConfig>, rustls::Error>> = LazyLock::new(|| {
             let mut config = builder(Arc::new(rustls::crypto::ring::default_provider()))?
@@ -161,10 +161,10 @@ impl Tls {
         Ok(Tls { config: Arc::clone(&self.config), name: server_name(name)? })
     }
 
-    /// Makes a session over `stream`.
+    /// Opens a session over `stream`.
     ///
     /// # Errors
-    /// Those of the stream, and a `rustls::Error` inside of an [`io::Error`].
+    /// Errors of the stream, and a `rustls::Error` inside of an [`io::Error`].
     pub(in crate::transport) fn handshake(
         &self,
         stream: &mut (impl Read + Write),
@@ -199,7 +199,7 @@ fn verifier(
     provider: &Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ServerCertVerifier>, TlsSetupError> {
     let mut store = RootCertStore::empty();
-    // Like Go, one certificate that cannot be read does not spoil the others.
+    // As in Go, an unreadable certificate does not make the others invalid.
     let (added, _) = store.add_parsable_certificates(certificates(pem).map_err(TlsSetupError::Roots)?);
     if added == 0 {
         return Err(TlsSetupError::Roots("no usable certificate".to_owned()));
@@ -210,7 +210,7 @@ fn verifier(
     Ok(verifier)
 }
 
-/// The bundle of authorities that the machine trusts, PEM.
+/// The bundle of the machine's authorities, PEM.
 fn system_bundle() -> Result<Vec<u8>, TlsSetupError> {
     let own = std::env::var_os("SSL_CERT_FILE").map(std::path::PathBuf::from);
     own.into_iter()
@@ -219,8 +219,8 @@ fn system_bundle() -> Result<Vec<u8>, TlsSetupError> {
         .ok_or_else(|| TlsSetupError::Roots("this machine has no bundle of trusted authorities".to_owned()))
 }
 
-/// Accepts any certificate, also one whose signature or form is not supported: the peer could
-/// show one of its own that is.
+/// Accepts any certificate, even if its signature or form is not supported: the peer could use a
+/// supported one of its own.
 #[derive(Debug)]
 struct AnyServer;
 

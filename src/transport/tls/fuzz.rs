@@ -9,8 +9,8 @@ use crate::fuzz::{Budget, Target, repeated};
 use crate::transport::fuzz::{certificate_seeds, hostile_certificates, of_pem};
 use crate::util::threads::Stack;
 
-/// A message of a handshake has 16 MiB at most, and the TLS library takes 64 KiB; what counts
-/// here is how the cost grows.
+/// A message of a handshake has 16 MiB at most, and the TLS library accepts 64 KiB; this target
+/// measures how the cost grows.
 const CERTIFICATE_BYTES: usize = 256 * 1024;
 
 const CLIENTS: &[u8] = include_bytes!("../../server/auth/data/clients.crt");
@@ -21,16 +21,16 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
     vec![
         Target {
             name: "transport/client_certificate",
-            // A connection's thread.
+            // The stack size of a connection's thread.
             stack: Stack::Small,
             max_bytes: CERTIFICATE_BYTES,
-            // 32 signatures at most are checked, without optimization.
+            // At most 32 signatures are checked, without optimization.
             budget: Budget { base: std::time::Duration::from_secs(5), ..Budget::LINEAR },
             worst: hostile_certificates,
             seeds: certificate_seeds(),
             run: |bytes| {
                 let now = Timestamp::from_second(1_790_000_000).unwrap();
-                // As the client's own, as all of the others, and behind one that is good.
+                // As the client's own certificate, as all of the others, and after a valid one.
                 let good = of_pem(JANE);
                 for chain in [vec![bytes.to_vec()], vec![bytes.to_vec(); 20], vec![good, bytes.to_vec()]] {
                     let verdict = AUTHORITIES.verify(&chain, now);

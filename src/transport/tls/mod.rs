@@ -1,5 +1,5 @@
-//! TLS: sessions with servers and with clients, who is trusted, and whose certificate is whose
-//! (Go: crypto/tls, crypto/x509).
+//! TLS: sessions with servers and with clients, and the verification of their certificates (Go:
+//! crypto/tls, crypto/x509).
 //!
 //! - `client`: sessions with the API server, the manifest URL, proxies, and servers of probes and
 //!   hooks.

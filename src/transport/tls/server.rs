@@ -1,8 +1,8 @@
 //! The server's side of TLS: sessions over sockets that never block.
 //!
-//! A client's certificate is requested and its key is proven, but who signed it is judged
-//! apart from the handshake, by [`Authorities`]: as in Go a stranger's certificate leads to
-//! a response in HTTP, and a bundle of authorities that was replaced counts at once.
+//! A client's certificate is requested and the client must prove that it has the key. The signer is
+//! verified separately from the handshake, by [`Authorities`]: as in Go a client with an unknown
+//! signer gets an HTTP response, and a replaced bundle of authorities takes effect immediately.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -21,14 +21,14 @@ use rustls::{
     ServerConnection, SignatureScheme, SupportedCipherSuite, SupportedProtocolVersion,
 };
 
-/// Ours to show, with its key. `Debug` does not show the key.
+/// Our certificate with its key. `Debug` does not print the key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ServingCertificate {
-    /// The certificates, the own one first.
+    /// The certificates, our own first.
     pub certificate_chain_pem: String,
     /// The private key.
     pub key_pem: String,
-    /// Grows with every change.
+    /// Increases with every change.
     pub generation: u64,
 }
 
@@ -38,13 +38,13 @@ impl fmt::Debug for ServingCertificate {
     }
 }
 
-/// Says which certificate to show now; `None`: there is none yet.
+/// Returns the current certificate; `None`: there is none yet.
 pub type CurrentCertificate = dyn Fn() -> Option<Arc<ServingCertificate>> + Send + Sync;
 
-/// How sessions are made.
+/// The settings of sessions.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// `VersionTLS13` rules out 1.2; everything else means 1.2, the oldest there is here.
+    /// `VersionTLS13` rules out 1.2; any other value means 1.2, the oldest supported version.
     pub min_version: String,
     /// Names of cipher suites for TLS 1.2; none: all.
     pub cipher_suites: Vec<String>,
@@ -54,27 +54,27 @@ pub struct Settings {
     pub ask_for_certificates: bool,
 }
 
-/// Why there can be no TLS server with these settings.
+/// Why the settings of a TLS server are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ServeError {
-    /// The client offers no supported application protocol.
+    /// Not one of the names is supported.
     #[error("none of the {what} {names:?} is supported; there are {known}")]
     Unsupported {
         /// Cipher suites or curves.
         what: &'static str,
-        /// As they were given.
+        /// The names as configured.
         names: Vec<String>,
         known: String,
     },
-    /// The library's own reason.
+    /// The library's message.
     #[error("TLS settings: {0}")]
     Settings(String),
-    /// The authorities cannot be used.
+    /// The authorities are invalid.
     #[error("certificate authorities: {0}")]
     Authorities(String),
 }
 
-/// Makes sessions. Clones share it.
+/// Creates sessions. Clones share it.
 #[derive(Clone)]
 pub struct Acceptor {
     config: Arc<ServerConfig>,
@@ -87,16 +87,16 @@ impl fmt::Debug for Acceptor {
 }
 
 impl Acceptor {
-    /// Prepares sessions that show the certificate that `current` returns at their beginning.
+    /// Prepares sessions with the certificate that `current` returns when they start.
     ///
     /// # Errors
-    /// When nothing of what the settings allow is supported.
+    /// When none of the configured suites or curves is supported.
     pub fn new(settings: &Settings, current: Box<CurrentCertificate>) -> Result<Acceptor, ServeError> {
         let mut provider = rustls::crypto::ring::default_provider();
         provider.cipher_suites = cipher_suites(provider.cipher_suites, &settings.cipher_suites)?;
         provider.kx_groups = groups(provider.kx_groups, &settings.curves)?;
         let provider = Arc::new(provider);
-        // DIFFERS: 1.0 and 1.1 are not spoken at all.
+        // DIFFERS: 1.0 and 1.1 are not supported.
         let all: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13, &rustls::version::TLS12];
         let versions = if settings.min_version == "VersionTLS13" { &all[..1] } else { all };
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -109,17 +109,17 @@ impl Acceptor {
         let shown = Shown { current, provider, made: Mutex::default(), logged: AtomicBool::new(false) };
         let mut config = builder.with_cert_resolver(Arc::new(shown));
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        // A resumed session would need its client's certificate kept; a client that calls often
-        // keeps the connection.
+        // To resume a session, its client's certificate would have to be stored; a client with many
+        // requests reuses its connection.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Acceptor { config: Arc::new(config) })
     }
 
-    /// A session that is still to shake hands.
+    /// A session before its handshake.
     ///
     /// # Errors
-    /// When the library refuses its own configuration.
+    /// When the library refuses its configuration.
     pub fn session(&self) -> io::Result<Session> {
         ServerConnection::new(Arc::clone(&self.config))
             .map(|connection| Session { connection, incoming: Vec::new(), from: 0, to: 0 })
@@ -136,7 +136,7 @@ fn cipher_suites(
     }
     let old = |suite: &SupportedCipherSuite| suite.version().version == ProtocolVersion::TLSv1_2;
     let known: Vec<String> = all.iter().filter(|suite| old(suite)).map(|it| name_of(it.suite())).collect();
-    // Those of TLS 1.3 cannot be chosen, in Go neither.
+    // The suites of TLS 1.3 cannot be selected; neither can they in Go.
     let kept: Vec<_> = all
         .into_iter()
         .filter(|suite| !old(suite) || wanted.iter().any(|name| means(name, suite.suite())))
@@ -152,13 +152,13 @@ fn cipher_suites(
     Ok(kept)
 }
 
-/// The name that IANA gave it: the library's is the same but for the prefix of TLS 1.3.
+/// The IANA name: the library's is the same except for the prefix of TLS 1.3.
 fn name_of(suite: CipherSuite) -> String {
     format!("{suite:?}").replace("TLS13_", "TLS_")
 }
 
 fn means(name: &str, suite: CipherSuite) -> bool {
-    // Go keeps two names from before the standard's.
+    // Go also accepts two names that are older than the standard's.
     let name = match name {
         "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305" => "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
         "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305" => "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
@@ -187,12 +187,12 @@ fn groups(
     Ok(kept)
 }
 
-/// What is made of the certificate in force, kept until there is another.
+/// The parsed current certificate, cached until it changes.
 struct Shown {
     current: Box<CurrentCertificate>,
     provider: Arc<CryptoProvider>,
     made: Mutex<Option<(u64, Arc<CertifiedKey>)>>,
-    /// Whether it was logged that there is none.
+    /// Whether a missing certificate was logged.
     logged: AtomicBool,
 }
 
@@ -205,7 +205,7 @@ impl fmt::Debug for Shown {
 impl ResolvesServerCert for Shown {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let Some(current) = (self.current)() else {
-            // Once: clients must not fill the log.
+            // Logged once: clients must not fill the log.
             if !self.logged.swap(true, Ordering::Relaxed) {
                 log::warn!("no serving certificate available for the kubelet");
             }
@@ -225,7 +225,7 @@ impl ResolvesServerCert for Shown {
             }
             Err(why) => {
                 log::error!("the serving certificate cannot be used: {why}");
-                // The last good one, if there was one.
+                // The last valid one, if there was one.
                 made.as_ref().map(|(_, key)| Arc::clone(key))
             }
         }
@@ -240,7 +240,7 @@ fn certified(from: &ServingCertificate, provider: &Arc<CryptoProvider>) -> Resul
     CertifiedKey::from_der(chain, key, provider).map_err(|error| error.to_string())
 }
 
-/// Takes any client's certificate whose key the client holds.
+/// Accepts any client's certificate if the client has its key.
 #[derive(Debug)]
 struct KeyHolders(Arc<CryptoProvider>);
 
@@ -292,24 +292,24 @@ pub trait Stream: Read + Write {}
 
 impl<T: Read + Write> Stream for T {}
 
-/// One session; the socket is the caller's.
+/// One session; the caller owns the socket.
 #[derive(Debug)]
 pub struct Session {
     connection: ServerConnection,
-    /// What came and was not given to the session yet, `from..to`: it takes 4 KiB at a time,
-    /// and a system call for each would be many.
+    /// Received bytes that the session has not processed yet, `from..to`: it takes 4 KiB at a time,
+    /// and one system call for each would be too many.
     incoming: Vec<u8>,
     from: usize,
     to: usize,
 }
 
-/// Read at once: two records.
+/// The size of one read: two records.
 const INCOMING: usize = 32 * 1024;
-/// So many records in a row may bring nothing; after that the caller decides whether to go on.
+/// The limit of records in a row without data; after that the caller decides whether to continue.
 const EMPTY_RECORDS: usize = 64;
 
 impl Session {
-    /// Goes on with the handshake as far as the socket lets it; true once it is done.
+    /// Continues the handshake until the socket would block; true once it is complete.
     ///
     /// # Errors
     /// When it failed (the client receives an alert), or the socket did.
@@ -332,10 +332,10 @@ impl Session {
         }
     }
 
-    /// Reads. `Ok(0)` is the client's farewell; an end without one is an error.
+    /// Reads. `Ok(0)`: the client closed the session; an end without a closing alert is an error.
     ///
     /// # Errors
-    /// `WouldBlock` when nothing is there, and those of the socket and of the session.
+    /// `WouldBlock` when no data is available, and errors of the socket and of the session.
     pub fn read(&mut self, socket: &mut dyn Stream, into: &mut [u8]) -> io::Result<usize> {
         for _ in 0..EMPTY_RECORDS {
             match self.connection.reader().read(into) {
@@ -351,7 +351,7 @@ impl Session {
                     Err(why) => return Err(why),
                 }
             }
-            // At the socket's end there are no bytes, which is how the session notices it.
+            // At the socket's end there are no bytes, which is how the session detects it.
             let mut fresh = self.incoming.get(self.from..self.to).unwrap_or_default();
             self.from += self.connection.read_tls(&mut fresh)?;
             self.process(socket)?;
@@ -360,17 +360,17 @@ impl Session {
         Err(io::ErrorKind::WouldBlock.into())
     }
 
-    /// Gives back what a session needs only while bytes come.
+    /// Frees the memory that a session needs only while bytes arrive.
     pub fn rest(&mut self) {
         if self.from == self.to {
             self.incoming = Vec::new();
         }
     }
 
-    /// Takes bytes if nothing is owed from before, and sends what the socket takes.
+    /// Accepts bytes if no earlier bytes wait, and sends as many as the socket accepts.
     ///
     /// # Errors
-    /// `WouldBlock` while something is owed, and those of the socket and of the session.
+    /// `WouldBlock` while bytes wait, and errors of the socket and of the session.
     pub fn write(&mut self, socket: &mut dyn Stream, bytes: &[u8]) -> io::Result<usize> {
         if !self.flush(socket)? {
             return Err(io::ErrorKind::WouldBlock.into());
@@ -380,10 +380,10 @@ impl Session {
         Ok(count)
     }
 
-    /// Sends what is owed; true when nothing is left.
+    /// Sends the bytes that wait; true when all are sent.
     ///
     /// # Errors
-    /// Those of the socket.
+    /// Errors of the socket.
     pub fn flush(&mut self, socket: &mut dyn Stream) -> io::Result<bool> {
         while self.connection.wants_write() {
             match self.connection.write_tls(&mut &mut *socket) {
@@ -402,19 +402,19 @@ impl Session {
         self.connection.wants_write()
     }
 
-    /// Whether bytes are there that need no socket.
+    /// Whether received bytes can be read without the socket.
     pub fn has_buffered(&mut self) -> bool {
         self.from < self.to
             || self.connection.process_new_packets().is_ok_and(|state| state.plaintext_bytes_to_read() > 0)
     }
 
-    /// Says farewell; [`Session::flush`] sends it.
+    /// Queues the closing alert; [`Session::flush`] sends it.
     pub fn close(&mut self) {
         self.connection.send_close_notify();
     }
 
-    /// The client's certificates in DER, its own one first; empty without any. They are not
-    /// verified yet.
+    /// The client's certificates in DER, its own first; empty if it has none. They are not verified
+    /// yet.
     #[must_use]
     pub fn peer_certificates(&self) -> Vec<Vec<u8>> {
         self.connection.peer_certificates().unwrap_or_default().iter().map(|one| one.to_vec()).collect()
@@ -424,7 +424,7 @@ impl Session {
         match self.connection.process_new_packets() {
             Ok(_) => Ok(()),
             Err(why) => {
-                // The client receives the alert if its socket takes it now.
+                // The client receives the alert if its socket accepts it now.
                 let _ = self.flush(socket);
                 Err(io::Error::new(io::ErrorKind::InvalidData, why))
             }

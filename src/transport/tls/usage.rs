@@ -1,8 +1,8 @@
-//! What a certificate may be used for (pure; Go: crypto/x509, `CheckSignatureFrom` and `isValid`).
+//! The permitted usage of a certificate (pure; Go: crypto/x509, `CheckSignatureFrom` and `isValid`).
 
 use crate::util::x509::{Certificate, Reader, tag, unsigned};
 
-/// The encoded `id-ce`, 2.5.29, below which the extensions of RFC 5280 are.
+/// The encoded `id-ce`, 2.5.29, the prefix of the extensions of RFC 5280.
 const ID_CE: [u8; 2] = [0x55, 0x1d];
 const KEY_USAGE: u8 = 15;
 const SUBJECT_ALT_NAME: u8 = 17;
@@ -11,7 +11,7 @@ const NAME_CONSTRAINTS: u8 = 30;
 const POLICY_MAPPINGS: u8 = 33;
 const POLICY_CONSTRAINTS: u8 = 36;
 const EXTENDED_KEY_USAGE: u8 = 37;
-/// Known besides, as in Go: CRL distribution points, policies, "inhibit any policy".
+/// Also known, as in Go: CRL distribution points, policies, "inhibit any policy".
 const OTHERS: [u8; 3] = [31, 32, 54];
 
 /// `id-kp-clientAuth`, 1.3.6.1.5.5.7.3.2.
@@ -22,32 +22,32 @@ const ANY_USAGE: &[u8] = &[0x55, 0x1d, 0x25, 0x00];
 /// The bit of `keyCertSign` in the first byte of a key usage.
 const CERT_SIGN: u8 = 0x80 >> 5;
 
-/// The kinds of names that constraints are checked for: mail, DNS, URI, IP.
+/// The kinds of names whose constraints are checked: mail, DNS, URI, IP.
 const NAMES: [u8; 4] = [tag::context(1), tag::context(2), tag::context(6), tag::context(7)];
 
-/// What a certificate may be used for.
+/// The permitted usage of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Usage {
-    /// It is marked as an authority: in version 3 by its basic constraints, before by nothing.
+    /// It is marked as an authority: in version 3 by its basic constraints; older versions have no mark.
     pub is_authority: bool,
     /// Basic constraints mark it as an authority.
     pub says_authority: bool,
     /// No key usage forbids it to sign certificates.
     pub may_sign: bool,
-    /// So many other authorities may stand between it and a client.
+    /// The limit of other authorities between it and a client.
     pub path_length: Option<u64>,
-    /// Clients may be known by it, or by what it signs.
+    /// It may be used for clients, or for signing their certificates.
     pub for_clients: bool,
-    /// It has a critical extension that is not known here.
+    /// It has an unsupported critical extension.
     pub is_odd: bool,
     /// It has constraints on the policies of certificates.
     ///
-    /// DIFFERS: Go works through policies; here such a certificate counts in no chain.
+    /// DIFFERS: Go evaluates policies; here such a certificate is refused in every chain.
     pub has_policies: bool,
 }
 
 impl Usage {
-    /// Reads the extensions; `None`: one of them is malformed.
+    /// Reads the extensions; `None`: one of them is invalid.
     pub(super) fn of(certificate: &Certificate<'_>) -> Option<Usage> {
         let mut constraints = None;
         let mut usage = Usage {
@@ -231,12 +231,12 @@ mod tests {
         for number in [31, 32, 33, 36, 54] {
             assert_eq!(odd(number, &[0x30, 0]), never, "{number}");
         }
-        // Names: one that is known is enough.
+        // Alternative names: one supported kind is enough.
         assert_eq!(odd(17, &[0x30, 3, 0x82, 1, b'a']), never);
         assert_eq!(odd(17, &[0x30, 2, 0xa4, 0]), critical);
         assert_eq!(odd(17, &[0x30, 0]), critical);
         assert_eq!(odd(17, &[0x30, 5, 0xa4, 0, 0x82, 1, b'a']), never);
-        // Constraints: each must be known.
+        // Constraints: all kinds must be supported.
         let permitted = |names: &[u8]| {
             let trees: Vec<u8> = names.iter().flat_map(|name| [0x30, 3, *name, 1, b'a']).collect();
             let length = u8::try_from(trees.len()).unwrap();

@@ -4,8 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-/// A port that refuses connections for as long as the first one is kept. One that is merely free
-/// is another test's a moment later.
+/// A port that refuses connections while the first value is kept. A port that is merely free may be
+/// used by another test a moment later.
 pub(crate) fn refusing() -> (TcpListener, u16) {
     let socket =
         rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)

@@ -30,8 +30,8 @@ struct State {
     lags: u32,
 }
 
-/// An API server that has a service, a ConfigMap and a Secret, all of which it lists only if
-/// it receives the right requests.
+/// An API server with a service, a ConfigMap and a Secret; it lists them only if it receives the
+/// right requests.
 struct Server {
     state: Arc<Mutex<State>>,
     port: u16,
@@ -121,7 +121,7 @@ fn serve(state: &Mutex<State>, mut stream: TcpStream) {
             if kind == "Secret" {
                 lock(state).streams.push(stream.try_clone().unwrap());
             }
-            // Until the client goes.
+            // Until the client closes the connection.
             let _ = reader.read_line(&mut request);
             return;
         }
@@ -210,9 +210,9 @@ fn pod() -> Pod {
 fn a_pods_needs_become_the_right_requests() {
     let server = Server::start();
     let client = server.client();
-    let (tell, told) = bounded(10);
+    let (uid_sender, changed_pods) = bounded(10);
     let (deaths, _died) = bounded(1);
-    let changed: Changed = Box::new(move |uid| drop(tell.try_send(uid.clone())));
+    let changed: Changed = Box::new(move |uid| drop(uid_sender.try_send(uid.clone())));
     let (api, services) =
         PodApi::start(&client, Strategy::Watch, Box::new(|| None), changed, &deaths).unwrap();
     let never = StopToken::never();
@@ -230,13 +230,13 @@ fn a_pods_needs_become_the_right_requests() {
     let missing = api.objects.get(&key(Kind::ConfigMap, "nope"), LONG, &never).unwrap_err();
     assert_eq!(missing.to_string(), "configmap \"nope\" not found");
     server.say("MODIFIED", 6);
-    assert_eq!(told.recv_timeout(LONG), Ok(PodUid::from("u1")));
+    assert_eq!(changed_pods.recv_timeout(LONG), Ok(PodUid::from("u1")));
     assert_eq!(read(), Ok("two".to_owned()));
     server.say("DELETED", 7);
-    assert_eq!(told.recv_timeout(LONG), Ok(PodUid::from("u1")));
+    assert_eq!(changed_pods.recv_timeout(LONG), Ok(PodUid::from("u1")));
     assert_eq!(read().unwrap_err().to_string(), "secret \"s1\" not found");
 
-    // The server's own copy of the pods lags behind what it has shown here.
+    // The server's own cache is older than what it has sent.
     lock(&server.state).lags = 2;
     assert_eq!(api.tokens.get(&pod(), "", Some(3607)).unwrap().expose(), "t0");
     assert_eq!(server.seen("POST"), ["POST /api/v1/namespaces/default/serviceaccounts/default/token"; 3]);
