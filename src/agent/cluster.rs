@@ -45,7 +45,7 @@ pub(super) struct Cluster {
     renewed: Option<Renewed>,
 }
 
-/// What the threads need besides the handles of the rooms.
+/// The dependencies of the threads in addition to the handles of the rooms.
 pub(super) struct Parts<'a> {
     pub(super) log: &'a EventLog,
     pub(super) shutting_down: Flag,
@@ -59,7 +59,7 @@ pub(super) struct Parts<'a> {
 }
 
 /// Makes the client and the handles; `None` without `--kubeconfig`. Starts only the watch of
-/// services, which pods need before anything else. UIDs of pods that refer to an object that has
+/// services, which the first pods need. UIDs of pods that refer to an object that has
 /// changed go to `objects`.
 pub(super) fn connect(
     context: Context<'_>,
@@ -184,7 +184,7 @@ fn activity(rooms: &Rooms) -> impl Fn(&PodUid) -> Activity + Send + 'static {
     move |uid| match view.get().pods.get(uid) {
         Some(Entry { worker: Some(worker), .. }) if !worker.report().has_stopped() => Activity::MayRun,
         Some(Entry { worker: Some(_), .. }) => Activity::Stopped,
-        // A rejected pod may run since before a restart of the agent.
+        // A rejected pod may still run if it was started before a restart of the agent.
         _ if observe.still_runs(uid) => Activity::MayRun,
         _ => Activity::Stopped,
     }
@@ -219,7 +219,7 @@ fn taint(from: &crate::config::Taint) -> api::Taint {
     }
 }
 
-/// Requests per second, and at once. Zero is the client library's default, not no limit.
+/// Requests per second, and the burst. Zero means the client library's default, not no limit.
 fn rate(config: &KubeletConfiguration) -> (f64, u32) {
     event_sink::limits(config.kube_api_qps, config.kube_api_burst)
 }

@@ -20,8 +20,8 @@ use crate::util::stop::StopToken;
 
 /// The directory behind `/logs/`.
 const LOG_DIR: &str = "/var/log";
-/// How often the follower of a log asks the runtime whether the container runs. The runtime's events
-/// usually report the end earlier.
+/// How often the follower of a log requests from the runtime whether the container runs. The
+/// runtime's events usually report the end earlier.
 const POLL_PERIOD: Duration = Duration::from_secs(5);
 
 pub(super) fn endpoints(handles: &Handles) -> Endpoints {
@@ -64,8 +64,8 @@ impl Handles {
     fn instance_log(&self, uid: &PodUid, id: &str) -> Result<LogSource, String> {
         let id = ContainerId::from(id);
         let logging = self.cri.logging(&id).map_err(|error| error.to_string())?;
-        // DIFFERS: the Go kubelet does not check this. The id may be from a status that a client wrote
-        // to the API server, who must not read another pod's log by it.
+        // DIFFERS: the Go kubelet does not check this. The id may be from a status that a client
+        // wrote to the API server; it must not give access to another pod's log.
         if logging.pod.as_ref() != Some(uid) {
             return Err("the container belongs to another pod".to_owned());
         }

@@ -56,7 +56,7 @@ pub(super) struct Handles {
     pub(super) cri: RuntimeClient,
     pub(super) images: ImageClient,
     pub(super) sink: EventSink,
-    /// The sync loop is stuck after so long without a turn.
+    /// The sync loop is stuck after this time without a turn.
     pub(super) turn_limit: Duration,
     pub(super) stats: Collector,
     pub(super) volumes: Arc<Volumes>,

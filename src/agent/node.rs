@@ -26,7 +26,7 @@ pub(super) fn addresses(node_ip: &[IpAddr]) -> Vec<IpAddr> {
     if !given.is_empty() {
         return given;
     }
-    // Documentation prefixes: never local, so the default route answers.
+    // Documentation prefixes: never local, so the default route is used.
     [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")]
         .into_iter()
         .filter_map(|(from, to)| {

@@ -74,7 +74,7 @@ impl Handles {
     fn each_pod(&self, each: &mut dyn FnMut(PodView)) {
         for (uid, entry) in &self.view.get().pods {
             // Also a pod whose manifest was removed, until it has ended.
-            // DIFFERS: the Go kubelet's /pods drops it at once, though it still runs.
+            // DIFFERS: the Go kubelet's /pods omits it immediately, although it still runs.
             let Some(pod) = entry.any_pod() else { continue };
             let object = self.object(uid, pod);
             let worker = entry.worker.as_ref().map(|worker| worker.report()).unwrap_or_default();
@@ -211,7 +211,7 @@ impl Handles {
     }
 
     /// The log of the newest instance, or of the one before. A restart may remove the previous
-    /// instance and its log before the next inspection: then it is searched again.
+    /// instance and its log before the next inspection: then the log is searched for again.
     fn find_log(&self, uid: &PodUid, container: &str, previous: bool) -> Result<LogSource, String> {
         let until = Instant::now() + LOG_LIMIT;
         loop {

@@ -26,7 +26,7 @@ use crate::util::mailbox::Post;
 use crate::volumes::{self, Volumes};
 use crate::{cri, node, observe};
 
-/// What every later phase reads.
+/// The inputs of every later phase.
 #[derive(Clone, Copy)]
 pub(super) struct Context<'a> {
     pub(super) args: &'a AgentArgs,
@@ -72,7 +72,7 @@ pub(super) fn make(
         Some(_) => {
             Allocations::load(&args.root_dir).map_err(|error| StartError::Refused(error.to_string()))?
         }
-        // Without an API server nothing is ever resized.
+        // Without an API server no pod is resized.
         None => Allocations::default(),
     };
     let reservations = settings::reservations(args, config);

@@ -1,4 +1,4 @@
-//! What exec, attach and port-forward need of other rooms.
+//! The handles on other rooms for exec, attach and port-forward.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Waits for signals and for threads that die; decides when the process ends.
+//! Waits for signals and for the death of threads; decides when the process ends.
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
@@ -74,7 +74,7 @@ impl Supervisor {
     }
 }
 
-/// Logs each thread, what it waits for and for how long.
+/// Logs each thread, the object of its wait and the duration.
 fn dump_threads() {
     let mut lines = threads::report();
     lines.sort_by(|a, b| a.name.cmp(&b.name));

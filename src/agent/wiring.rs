@@ -40,7 +40,7 @@ use crate::{kube, observe, pods, server, sources, sync};
 
 /// How long the threads together may take to stop.
 const STOP_LIMIT: Duration = Duration::from_millis(4500);
-/// Of this, how long checks in progress may take to stop.
+/// The part of it that checks in progress may take to stop.
 const PROBES_LIMIT: Duration = Duration::from_secs(1);
 
 /// The event on a machine with cgroup v1, as upstream.

@@ -15,7 +15,7 @@ pub enum Exit {
     NotReachable,
     /// The requested pod, container or log does not exist.
     NotFound,
-    /// `coracle check` or `coracle validate` found something that keeps pods from running.
+    /// `coracle check` or `coracle validate` found a problem that prevents pods from running.
     CheckFailed,
     /// Another agent has this root directory or this local socket.
     Locked,
@@ -36,7 +36,7 @@ pub const EXITS: &[(Exit, &str)] = &[
 ];
 
 impl Exit {
-    /// The number the shell sees.
+    /// The exit code of the process.
     #[must_use]
     pub fn code(self) -> u8 {
         match self {

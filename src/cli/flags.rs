@@ -40,7 +40,7 @@ pub enum Syntax {
     Vmodule,
 }
 
-/// What a flag does.
+/// The effect of a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// As in the Go kubelet.

@@ -269,7 +269,7 @@ pub fn parse_local(
             "local-socket" => value(&mut parser).map(|text| socket = PathBuf::from(text)),
             option if takes.contains(&option) => options.set(option, &mut parser),
             "root-dir" => value(&mut parser)
-                .and_then(|_| Err("unknown option: --local-socket names the agent to ask".to_owned())),
+                .and_then(|_| Err("unknown option: --local-socket selects the agent".to_owned())),
             _ => Err("unknown option".to_owned()),
         };
         if let Err(message) = outcome {

@@ -34,7 +34,7 @@ use crate::config::{AgentArgs, Loaded, Problem, load};
 pub fn report(problems: &[Problem]) {
     let mut err = std::io::stderr().lock();
     for problem in problems {
-        // There is no other output when stderr is gone.
+        // If stderr is closed, there is no other output.
         let _ = writeln!(err, "coracle: {problem}");
     }
 }

@@ -273,7 +273,7 @@ impl CommandLine {
             "version" => self.version = text == "raw" || bool_value(text)?,
             "check-config" => self.check = bool_value(text)?,
             "print-config" => self.print = bool_value(text)?,
-            // Without effect, but a value of the wrong form is a mistake all the same.
+            // The flag has no effect, but a value of the wrong form is still an error.
             _ => match flag.syntax {
                 Syntax::Bool => drop(bool_value(text)?),
                 Syntax::Int => drop(int32(text)?),

@@ -23,7 +23,7 @@ impl Paint {
         Paint { on }
     }
 
-    /// For standard output: only on a terminal, and not when `NO_COLOR` asks for none.
+    /// For standard output: only on a terminal, and not if `NO_COLOR` is set.
     pub fn for_stdout() -> Self {
         use std::io::IsTerminal;
         let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())

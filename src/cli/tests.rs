@@ -183,7 +183,7 @@ fn bad_flags_are_all_reported() {
         ("--root-dir=", "command line: --root-dir: must not be empty"),
         ("--local-socket=x.sock", "command line: --local-socket: must be an absolute path"),
         ("--root-dir=/r pods", "command line: --root-dir: does not go with the command pods"),
-        ("pods --root-dir=/r", "pods: --root-dir: unknown option: --local-socket names the agent to ask"),
+        ("pods --root-dir=/r", "pods: --root-dir: unknown option: --local-socket selects the agent"),
         (
             "--housekeeping-interval=x",
             "command line: --housekeeping-interval: \"x\" is not a duration: want numbers with units, such as 300ms, 10s or 1h30m",

@@ -40,13 +40,8 @@ pub fn default_configuration(defaults: DefaultSet) -> KubeletConfiguration {
     typed(value).unwrap_or_default()
 }
 
-<<<<<<< HEAD
-/// The configuration in a document whose values have been checked. Because only a map is accepted, the
-/// decoder needs no second half for lists: fifty kilobytes of the binary.
-=======
 /// The configuration in a document whose values have been checked. The document is a map, so the
 /// decoder needs no code for lists, which would add 50 kB to the binary.
->>>>>>> 78d9f10 (Reword comments and texts, part 2)
 pub(super) fn typed(value: Value) -> Result<KubeletConfiguration, serde_json::Error> {
     match value {
         Value::Object(fields) => KubeletConfiguration::deserialize(fields),

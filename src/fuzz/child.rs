@@ -15,13 +15,13 @@ pub(super) const TARGET: &str = "CORACLE_FUZZ_CHILD";
 /// The file to which the child writes each case before it runs it.
 pub(super) const REPORT: &str = "CORACLE_FUZZ_REPORT";
 
-/// Address space of a child: what grows without a bound ends here, not in the machine's memory.
+/// The limit of a child's address space: unbounded growth ends the child, not the machine.
 const ADDRESS_SPACE: u64 = 3 << 30;
 
 #[test]
 fn runs_one_target() {
     let (Ok(name), Ok(report)) = (std::env::var(TARGET), std::env::var(REPORT)) else {
-        // Started by itself, as one test of many, it has nothing to do.
+        // In a normal test run this test has nothing to do.
         return;
     };
     let all = targets().into_iter().chain(super::tests::own_targets());
@@ -86,16 +86,16 @@ fn run_all(target: &Target, report: &mut File) -> bool {
 }
 
 fn run_one(target: &Target, label: &str, input: &[u8], report: &mut File) -> bool {
-    // Only the last line counts; a file that grows with each case would be work for nothing.
+    // Only the last line is read, so the file is overwritten and does not grow.
     let line = format!("case {label} of {} bytes", input.len());
     let _ = rustix::fs::ftruncate(&*report, 0);
     let _ = rustix::fs::seek(&*report, rustix::fs::SeekFrom::Start(0));
     let _ = write!(report, "{line}");
     let (time, memory) = (target.budget.time(input.len()), target.budget.memory_kib(input.len()));
     let begun = processor_time();
-    // The kernel ends what never ends.
+    // The kernel ends a case that never returns.
     limit(Resource::Cpu, (begun + time).as_secs() + 2);
-    // The peak of small random inputs is not worth two more system calls each.
+    // For small random inputs the peak is not measured: it takes two system calls each.
     let measured = input.len() > 4096 || label.starts_with("worst");
     if measured {
         let _ = std::fs::write("/proc/self/clear_refs", "5");

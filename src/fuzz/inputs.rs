@@ -1,6 +1,6 @@
 //! Hostile and random inputs.
 
-/// Random numbers that a seed decides (xorshift).
+/// Random numbers from a seed (xorshift).
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -45,10 +45,10 @@ pub(crate) fn repeated(
     text.into_bytes()
 }
 
-/// Bytes at which parsers change their minds.
+/// Bytes with a special meaning for parsers.
 const SPECIAL: &[u8] = b"\0\t\n\r \"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~\x7f\x80\xc0\xff0aZ";
 
-/// Random inputs are short: many of them find more than a few long ones.
+/// Random inputs are short: many short ones find more than a few long ones.
 const MAX_BYTES: usize = 16 * 1024;
 
 /// An input made from `seeds`, the same for the same random numbers.
@@ -77,7 +77,7 @@ pub(super) fn mutated(seeds: &[&[u8]], max_bytes: usize, random: &mut Random) ->
             }
             5 => bytes.truncate(at),
             6 => {
-                // One piece again and again: nesting, long lists, long words.
+                // One piece repeated: nesting, long lists, long words.
                 let piece = bytes.get(at..at + length).unwrap_or_default().to_vec();
                 let times = 1 << random.below(12);
                 let room = max_bytes.saturating_sub(bytes.len());

@@ -1,10 +1,9 @@
 //! Parsers and expanders under hostile input, within budgets (tests only).
 //!
-//! Each room lists its [`Target`]s in a file `fuzz.rs` of its own. A target gets the worst
-//! inputs that are known for it, at the size that its caller lets through, then random ones.
-//! It fails when it panics, overflows the stack of the thread that runs it in production,
-//! or needs more processor time or memory than its [`Budget`]. Time is processor time, so a
-//! slow machine fails nothing.
+//! Each room lists its [`Target`]s in a file `fuzz.rs` of its own. A target gets its worst known
+//! inputs, at the largest size that its caller accepts, then random ones. It fails when it panics,
+//! overflows the stack of the thread that runs it in production, or needs more processor time or
+//! memory than its [`Budget`]. Time is processor time, so a slow machine causes no failure.
 //!
 //! A target runs in a child process, the same test program started again: a stack overflow or
 //! an allocation without a bound ends the child and is reported with the case that caused it.
@@ -28,15 +27,15 @@ use crate::util::threads::Stack;
 
 pub(crate) use inputs::{nested, repeated};
 
-/// A parser or expander, and what it is given.
+/// A parser or expander, and its inputs.
 pub(crate) struct Target {
     /// `room/what`, unique.
     pub(crate) name: &'static str,
     /// The stack of the thread that runs it in production.
     pub(crate) stack: Stack,
-    /// The most bytes that its caller hands over.
+    /// The maximum number of bytes that its caller passes on.
     pub(crate) max_bytes: usize,
-    /// What one input may cost.
+    /// The limits for one input.
     pub(crate) budget: Budget,
     /// The worst inputs that are known, by name, at their full size.
     pub(crate) worst: fn(max_bytes: usize) -> Vec<Named>,
@@ -49,22 +48,22 @@ pub(crate) struct Target {
 /// An input with its name.
 pub(crate) type Named = (&'static str, Vec<u8>);
 
-/// What one input may cost, in a build without optimization.
+/// The limits for one input, in a build without optimization.
 #[derive(Clone, Copy)]
 pub(crate) struct Budget {
-    /// Processor time without regard to size.
+    /// Processor time, independent of the size.
     pub(crate) base: Duration,
     /// Processor time per MiB of input, in addition.
     pub(crate) per_mib: Duration,
-    /// Growth of resident memory without regard to size, in KiB.
+    /// Growth of resident memory, independent of the size, in KiB.
     pub(crate) base_kib: u64,
     /// Growth of resident memory per byte of input, in bytes.
     pub(crate) per_byte: u64,
 }
 
 impl Budget {
-    /// For a parser whose cost is linear: far above what it needs, far below what an input
-    /// of quadratic cost takes.
+    /// For a parser of linear cost: far more than it needs, far less than an input of quadratic
+    /// cost takes.
     pub(crate) const LINEAR: Budget = Budget {
         base: Duration::from_secs(2),
         per_mib: Duration::from_secs(6),
@@ -99,10 +98,10 @@ fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Children at once: the machines that build this have two processors.
+/// The number of concurrent children: the CI machines have two processors.
 const CHILDREN: usize = 2;
 
-/// Beyond this a child hangs: no budget is as long.
+/// After this time a child is considered hung: every budget is shorter.
 const CHILD_LIMIT: Duration = Duration::from_secs(600);
 
 #[test]
@@ -170,7 +169,7 @@ impl Running {
         Running { name, child, report, since: Instant::now() }
     }
 
-    /// How the child ended: the number of its cases, or what went wrong. `None`: it runs.
+    /// How the child ended: the number of its cases, or the failure. `None`: it runs.
     fn outcome(&mut self) -> Option<Result<u64, String>> {
         let status = match self.child.try_wait().unwrap() {
             Some(status) => status,
@@ -200,11 +199,11 @@ impl Running {
     }
 }
 
-/// The framework itself: what each kind of failure looks like.
+/// Tests of the framework: the report of each kind of failure.
 mod tests {
     use super::*;
 
-    /// Targets that fail, each in its own way, and one that passes. Not among the others.
+    /// Targets that fail, each with another failure, and one that passes. They are not listed.
     pub(super) fn own_targets() -> Vec<Target> {
         fn target(name: &'static str, run: fn(&[u8])) -> Target {
             let budget = Budget {
@@ -240,7 +239,7 @@ mod tests {
             target("bad/endless_memory", |_| {
                 let mut all = Vec::new();
                 loop {
-                    // Untouched, so that it costs no processor time.
+                    // The memory is not touched, so that it takes no processor time.
                     all.push(std::hint::black_box(Vec::<u8>::with_capacity(64 << 20)));
                 }
             }),
@@ -263,7 +262,7 @@ mod tests {
         Target { name: "two_peaks", stack: Stack::Small, max_bytes: 8 << 10, budget, worst, seeds: &[], run }
     }
 
-    /// The outcome of one target in a child of its own.
+    /// The outcome of one target in a separate child.
     fn outcome_of(name: &'static str) -> Result<u64, String> {
         let dir = tempfile::tempdir().unwrap();
         let mut running = Running::start(name, dir.path());

@@ -1,10 +1,10 @@
-//! Under which addresses the node can be reached.
+//! The addresses of the node.
 
 use std::net::{IpAddr, UdpSocket};
 
 use crate::model::api::NodeAddress;
 
-/// What must be asked of the machine.
+/// The state of the machine's network.
 pub(super) trait Network {
     /// Whether an interface of this machine has the address.
     fn is_local(&self, ip: IpAddr) -> bool;
@@ -12,7 +12,7 @@ pub(super) trait Network {
     fn by_route(&self, v6: bool) -> Option<IpAddr>;
 }
 
-/// The kernel's answers.
+/// The network of this machine.
 pub(super) struct Kernel;
 
 impl Network for Kernel {
@@ -21,7 +21,7 @@ impl Network for Kernel {
     }
 
     fn by_route(&self, v6: bool) -> Option<IpAddr> {
-        // Documentation prefixes: never local, so the default route answers. Nothing is sent.
+        // Documentation prefixes: never local, so the default route is used. No packet is sent.
         let (from, to) = if v6 { ("[::]:0", "[2001:db8::1]:9") } else { ("0.0.0.0:0", "192.0.2.1:9") };
         let socket = UdpSocket::bind(from).ok()?;
         socket.connect(to).ok()?;
@@ -42,10 +42,10 @@ pub(super) fn addresses(
         let internal = ips.iter().map(|ip| address("InternalIP", ip.to_string()));
         internal.chain([address("Hostname", name.to_owned())]).collect()
     };
-    // 0.0.0.0 and :: only say which family is preferred.
+    // 0.0.0.0 and :: only select the preferred family.
     let given: Vec<IpAddr> = node_ips.iter().filter(|ip| !ip.is_unspecified()).copied().collect();
     if external_cloud {
-        // The cloud controller sets them, and until then those that were asked for stand in.
+        // The cloud controller sets them; until then the configured ones are used.
         return Ok(if known.is_empty() { with_name(&given) } else { known.to_vec() });
     }
     if !given.is_empty() {
@@ -97,7 +97,7 @@ fn is_usable(ip: IpAddr) -> Result<(), &'static str> {
 mod tests {
     use super::*;
 
-    /// Has 192.0.2.10 and fd00::10, and routes for what is given.
+    /// Has 192.0.2.10 and fd00::10, and default routes with the given source addresses.
     struct Fake(Option<&'static str>, Option<&'static str>);
 
     impl Network for Fake {

@@ -1,5 +1,4 @@
-//! The few requests that this room makes, behind a trait so that its logic tests without
-//! a server.
+//! The requests of this room, behind traits so that its logic can be tested without a server.
 
 use serde_json::Value;
 
@@ -9,7 +8,7 @@ use crate::kube::target::Target;
 use crate::model::api::Node;
 use crate::model::coordination::Lease;
 
-/// What kind of failure it was, as far as it matters here.
+/// The kinds of failure that this room distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     NotFound,
@@ -24,11 +23,11 @@ pub(super) enum Kind {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot {attempt} {object}: {why}")]
 pub struct NodeError {
-    /// A verb.
+    /// What was attempted: a verb.
     attempt: &'static str,
     /// `node n` or `lease n`.
     object: String,
-    /// The server's or the connection's words.
+    /// The message of the server or of the connection.
     why: String,
     pub(super) kind: Kind,
 }
@@ -57,7 +56,7 @@ pub(super) trait LeaseApi {
     fn drop_connections(&self);
 }
 
-/// The API server, asked about one node.
+/// The API server, for requests about one node.
 pub(super) struct Server {
     client: Client,
     name: String,
@@ -100,7 +99,7 @@ impl NodeApi for Server {
 
     fn patch_status(&self, patch: &Value) -> Result<Node, NodeError> {
         let target = Target::node_status(&self.name);
-        self.node("tell the status of", self.client.patch(&target, patch))
+        self.node("report the status of", self.client.patch(&target, patch))
     }
 
     fn drop_connections(&self) {

@@ -1,4 +1,4 @@
-//! The Node object as it should be (pure).
+//! Composes the desired Node object (pure).
 
 use std::collections::BTreeMap;
 
@@ -20,16 +20,16 @@ use crate::model::reasons;
 use crate::observe::RuntimeHealth;
 use crate::resources::system::SystemFacts;
 
-/// Tells the attach controller that this node leaves attaching to it.
+/// Marks a node that leaves attaching of volumes to the attach controller.
 const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
-/// Tells the cloud controller which address was asked for.
+/// The address that the configuration requests from the cloud controller.
 const PROVIDED_NODE_IP: &str = "alpha.kubernetes.io/provided-node-ip";
 /// Keeps pods away until the cloud controller has initialised the node.
 const CLOUD_TAINT: &str = "node.cloudprovider.kubernetes.io/uninitialized";
 /// Limit of the names that are reported for one image.
 const MAX_NAMES: usize = 5;
 
-/// Labels of which the agent's own values count on a node that exists already.
+/// Labels whose values the agent sets even on a node that already exists.
 const OWN_LABELS: &[&str] = &[
     "kubernetes.io/hostname",
     "topology.kubernetes.io/zone",
@@ -46,11 +46,11 @@ const OWN_LABELS: &[&str] = &[
 /// Labels that are repaired whenever they are wrong.
 const PLATFORM_LABELS: &[&str] = &["kubernetes.io/os", "kubernetes.io/arch"];
 
-/// Features that a scheduler may ask for and that are there, each behind its gate.
+/// Implemented features that a scheduler may require, each with a gate.
 const FEATURES: &[&str] = &["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"];
 
 /// The features that the node declares.
-// DIFFERS: the Go kubelet declares whatever its gates allow; here only what works.
+// DIFFERS: the Go kubelet declares all features with enabled gates; here only implemented ones.
 #[must_use]
 pub fn declared_features(is_on: impl Fn(&str) -> bool) -> Vec<String> {
     FEATURES.iter().filter(|gate| is_on(gate)).map(|gate| (*gate).to_owned()).collect()
@@ -59,45 +59,45 @@ pub fn declared_features(is_on: impl Fn(&str) -> bool) -> Vec<String> {
 /// An image on the node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Image {
-    /// Of its content.
+    /// The id of its content.
     pub id: String,
     /// Names that end in a digest.
     pub digests: Vec<String>,
     /// Names that end in a tag.
     pub tags: Vec<String>,
-    /// On disk.
+    /// The size on disk.
     pub size_bytes: i64,
 }
 
 /// The facts that are read again for each status.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Facts {
-    /// Whether the runtime's status was read once: before that it counts as not ready only because
-    /// it is unknown.
+    /// Whether the runtime's status was read once: before that it is only not ready because it is
+    /// unknown.
     pub settled: bool,
-    /// All that the machine has, and what of it pods may use; `None` while it is not known.
+    /// All resources of the machine; `None` while they are not known.
     pub capacity: Option<Allocatable>,
-    /// See `capacity`.
+    /// The resources that pods may use.
     pub allocatable: Allocatable,
-    /// Which machine it is.
+    /// Facts that identify the machine.
     pub system: SystemFacts,
-    /// Such as `containerd://2.1.0`; `None` while the runtime has not said.
+    /// Such as `containerd://2.1.0`; `None` before the runtime has responded.
     pub runtime_version: Option<String>,
-    /// What the runtime's handlers can do; none while the runtime has not said.
+    /// The features of the runtime's handlers; empty before the runtime has responded.
     pub handlers: Vec<Handler>,
-    /// What the runtime can do; `None` while it has not said.
+    /// The features of the runtime; `None` before it has responded.
     pub features: Option<RuntimeFeatures>,
     /// Whether the runtime can be used.
     pub health: RuntimeHealth,
-    /// As the node tells them; `None`: not known, what the object says stays.
+    /// The images to report; `None`: not known, the object's list stays.
     pub images: Option<Vec<ContainerImage>>,
-    /// What the node is short of.
+    /// The resources that the node is short of.
     pub pressures: Pressures,
-    /// Attachable volumes in use; `None`: not known yet, what the object says stays.
+    /// Attachable volumes in use; `None`: not known yet, the object's list stays.
     pub volumes_in_use: Option<Vec<String>>,
     /// More reasons for not being ready, such as `node is shutting down`.
     pub problems: Vec<String>,
-    /// Reported with the Ready condition, whatever its status.
+    /// Added to the message of the Ready condition, whatever its status.
     pub warnings: Vec<String>,
 }
 
@@ -169,7 +169,7 @@ pub fn labels(settings: &Settings) -> BTreeMap<String, String> {
 
 const OS: &str = "linux";
 
-/// The architecture in Go's words, which labels use.
+/// The architecture by its name in Go, which labels use.
 #[must_use]
 pub fn arch() -> &'static str {
     match std::env::consts::ARCH {
@@ -179,7 +179,7 @@ pub fn arch() -> &'static str {
     }
 }
 
-/// A node that was there already, with what only a start sets right.
+/// A node that already existed, with the corrections that are made only at a start.
 pub(super) fn reconciled(settings: &Settings, facts: &Facts, existing: &Node) -> Node {
     let mut node = existing.clone();
     let annotations = node.metadata.annotations.get_or_insert_default();
@@ -192,8 +192,8 @@ pub(super) fn reconciled(settings: &Settings, facts: &Facts, existing: &Node) ->
         node.metadata.annotations = None;
     }
     repair(&mut node, OWN_LABELS, &labels(settings));
-    // Sizes of huge pages that this kernel does not have any more. Those that it has come
-    // with the status.
+    // Removes sizes of huge pages that this kernel no longer has. The status adds those that it
+    // has.
     if let (Some(capacity), Some(status)) = (&facts.capacity, &mut node.status) {
         for map in [&mut status.capacity, &mut status.allocatable].into_iter().flatten() {
             map.retain(|name, _| !name.starts_with(HUGE_PAGES) || capacity.extended.contains_key(name));
@@ -256,7 +256,7 @@ pub(super) fn refreshed(
             Some(NodeFeatures { supplemental_groups_policy: Some(features.supplemental_groups_policy) });
     }
     status.declared_features = some(settings.declared_features.clone());
-    // Whole seconds are all that the API keeps.
+    // The API stores whole seconds only.
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let conditions = status.conditions.get_or_insert_default();
     news.extend(conditions::update(conditions, &settings.name, facts, now));
@@ -271,7 +271,7 @@ fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
     (!list.is_empty()).then_some(list)
 }
 
-/// Capacity and allocatable; resources of others (devices that a plugin told) stay.
+/// Capacity and allocatable; resources of other writers (devices of a plugin) stay.
 fn resources(status: &mut NodeStatus, capacity: &Allocatable, allocatable: &Allocatable) {
     let fill = |map: &mut Option<BTreeMap<String, Quantity>>, new: &Allocatable| {
         map.get_or_insert_default().extend(quantities(new));

@@ -22,7 +22,7 @@ pub struct Pressures {
 /// A change of the node that is reported to users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct News {
-    /// What it is about: a later one of the same topic takes its place.
+    /// The topic: a later change of the same topic replaces this one.
     pub(super) topic: &'static str,
     pub(super) kind: EventType,
     pub(super) reason: &'static str,
@@ -36,7 +36,7 @@ impl News {
     }
 }
 
-/// How one condition reads when it holds and when it does not: reason, message, event.
+/// The texts of one condition when it holds and when it does not: reason, message, event.
 struct Wording {
     topic: &'static str,
     holds: (&'static str, &'static str, &'static str),
@@ -75,10 +75,10 @@ const PID: Wording = Wording {
     ),
 };
 
-/// The type of the condition that everything waits for.
+/// The type of the condition that shows whether the node can run pods.
 pub(super) const READY: &str = "Ready";
 
-/// Brings our four conditions up to date; those of others stay. Ready comes last.
+/// Updates our four conditions; those of other writers stay. Ready comes last.
 pub(super) fn update(
     conditions: &mut Vec<NodeCondition>,
     name: &str,
@@ -103,7 +103,7 @@ pub(super) fn update(
         ("KubeletNotReady", together(&problems), reasons::NODE_NOT_READY)
     };
     let changed = set(conditions, READY, ready, reason, message + &warning, now);
-    // A new node is not ready yet, which is no news.
+    // A new node is not ready yet; this is not reported.
     if changed && (ready || !first) {
         news.push(News::now(READY, name, event));
     }
@@ -147,7 +147,7 @@ fn together(problems: &[String]) -> String {
     }
 }
 
-/// Sets one condition; says whether its status changed.
+/// Sets one condition; returns whether its status changed.
 fn set(
     conditions: &mut Vec<NodeCondition>,
     kind: &str,
@@ -235,12 +235,12 @@ mod tests {
         );
         assert_eq!(conditions[2].message.as_deref(), Some("kubelet has disk pressure"));
         assert_eq!(conditions[4].message.as_deref(), Some("network state unknown"));
-        // A node that is ready from the start is news all the same.
+        // A node that is ready from the start is still reported.
         assert!(reasons(&update(&mut Vec::new(), "n", &well, at(1))).contains(&"NodeReady"));
     }
 
     #[test]
-    fn why_it_is_not_ready() {
+    fn reasons_for_not_ready_are_listed() {
         let check = |facts: &Facts, expected: &str| {
             let mut conditions = Vec::new();
             update(&mut conditions, "n", facts, at(1));

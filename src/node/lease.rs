@@ -1,4 +1,4 @@
-//! The `lease` thread: says every ten seconds that the node is alive.
+//! The `lease` thread: renews the node's lease, by default every ten seconds.
 
 use std::time::{Duration, Instant};
 
@@ -13,28 +13,28 @@ use crate::util::backoff::{Failures, random_unit};
 use crate::util::stop::StopToken;
 use crate::util::{threads, timers};
 
-/// Where all node leases are.
+/// The namespace of all node leases.
 pub(super) const NAMESPACE: &str = "kube-node-lease";
 /// A lease is renewed after this part of its duration.
 const RENEW_PART: f64 = 0.25;
-/// So many nodes do not come due at one moment.
+/// Spreads the requests of many nodes over time.
 const JITTER: f64 = 0.04;
-/// Attempts to update at once.
+/// Attempts to update without a wait.
 const TRIES: u32 = 5;
 /// Waits after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LONGEST_WAIT: Duration = Duration::from_secs(7);
 
-/// What one turn came to.
+/// The result of one turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Outcome {
     Renewed,
-    /// The owner is not known, so there is nothing to renew or to make yet.
+    /// The owner is not known, so no lease can be created yet.
     NoNode,
     Failed(NodeError),
 }
 
-/// The lease as we last saw it.
+/// The last known version of the lease.
 pub(super) struct Keeper {
     name: String,
     seconds: i32,
@@ -68,7 +68,7 @@ impl Keeper {
         }
     }
 
-    /// The UID of the node that the lease goes with.
+    /// The UID of the node that owns the lease.
     fn owner(&self) -> Option<&str> {
         let owners = self.lease.as_ref()?.metadata.owner_references.as_ref()?;
         owners.iter().find(|owner| self.is_node(owner)).map(|owner| owner.uid.as_str())
@@ -98,7 +98,7 @@ impl Keeper {
         outcome
     }
 
-    /// How long to wait then; `None`: until the node's object changes.
+    /// How long to wait after `outcome`; `None`: until the node's object changes.
     pub(super) fn wait_after(&self, outcome: &Outcome, unit: f64) -> Option<Duration> {
         match outcome {
             Outcome::Renewed => {
@@ -132,7 +132,7 @@ impl Keeper {
                 }
             }
         }
-        // Whatever it is, the next turn begins by reading.
+        // After any error, the next turn begins with a read.
         self.lease = None;
         error.map_or(Outcome::NoNode, Outcome::Failed)
     }
@@ -148,7 +148,7 @@ impl Keeper {
         };
         match (known, owner) {
             (Some(known), owner) => self.api.update(&self.renewed(known, owner, now)).map(Some),
-            // Without its owner it would outlive the node.
+            // Without an owner the lease would remain after the node's deletion.
             (None, None) => Ok(None),
             (None, Some(uid)) => {
                 let metadata = ObjectMeta {
@@ -186,7 +186,7 @@ impl Keeper {
 }
 
 fn stripped(mut lease: Lease) -> Lease {
-    // The server keeps them when they are left out.
+    // The server keeps these fields if they are left out.
     lease.metadata.managed_fields = None;
     lease
 }
@@ -198,14 +198,14 @@ mod tests {
     use std::collections::VecDeque;
     use std::sync::{Arc, Mutex};
 
-    type Answer = Result<Lease, Kind>;
-    type Asked = Vec<(&'static str, Option<Lease>)>;
+    type ScriptedResponse = Result<Lease, Kind>;
+    type Requests = Vec<(&'static str, Option<Lease>)>;
 
-    /// Gives scripted answers and notes what it was asked.
+    /// Returns scripted responses and records the requests.
     #[derive(Default)]
     struct Script {
-        answers: RefCell<VecDeque<Answer>>,
-        asked: Arc<Mutex<Asked>>,
+        answers: RefCell<VecDeque<ScriptedResponse>>,
+        asked: Arc<Mutex<Requests>>,
     }
 
     impl Script {
@@ -240,10 +240,10 @@ mod tests {
         .unwrap()
     }
 
-    /// One turn against scripted answers: the verbs that it used, and how it ended.
+    /// One turn with scripted responses: the verbs that it used, and its outcome.
     fn check(
         keeper: &mut Keeper,
-        script: Vec<Answer>,
+        script: Vec<ScriptedResponse>,
         owner: Option<&str>,
         verbs: &[&str],
     ) -> (Outcome, Vec<Lease>) {
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn made_renewed_and_made_again() {
+    fn lease_is_created_renewed_and_created_again() {
         let mut keeper = Keeper::new("n".to_owned(), 40, Box::new(Script::default()));
         let (outcome, _) = check(&mut keeper, vec![Err(Kind::NotFound)], None, &["get"]);
         assert_eq!((keeper.wait_after(&outcome, 0.5), outcome), (None, Outcome::NoNode));
@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(sent[0].metadata.owner_references.as_ref().unwrap()[0].uid, "u");
         check(&mut keeper, vec![Ok(lease("2", "u"))], Some("u"), &["update"]);
         assert_eq!(keeper.owner(), Some("u"));
-        // After a restart the node may not be known yet; its lease is renewed all the same.
+        // After a restart the node may not be known yet; its lease is renewed anyway.
         let mut early = Keeper::new("n".to_owned(), 40, Box::new(Script::default()));
         check(&mut early, vec![Ok(lease("2", "u")), Ok(lease("3", "u"))], None, &["get", "update"]);
         assert_eq!(early.owner(), Some("u"));
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_wait_longer_and_longer() {
+    fn waits_grow_with_each_failure() {
         let mut keeper = Keeper::new("n".to_owned(), 40, Box::new(Script::default()));
         let verbs = ["get", "get", "drop", "get", "drop", "get", "drop", "get"];
         let mut waits = Vec::new();

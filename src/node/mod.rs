@@ -1,19 +1,19 @@
 //! Room `node`: this machine as an object of the cluster.
 //!
-//! Owns: the Node object's registration and status, the lease that says that we are alive,
+//! Owns: the Node object's registration and status, the lease that shows that the node is alive,
 //! and [`NodeWatch`], the snapshot of the object that other rooms read.
-//! Threads: `node` computes a status when its bell rings or its timer fires and writes what
-//! changed; `lease` renews; `watch/node` (of `kube`) follows our own object; `node-read` is
-//! there while a [`NodeReader`] reads it. The heartbeats have clients of their own, so that no
-//! pod's request delays them.
+//! Threads: `node` computes a status when its bell rings or its timer fires and writes changes;
+//! `lease` renews; `watch/node` (of `kube`) follows our own object; `node-read` runs while a
+//! [`NodeReader`] reads it. The heartbeats have their own clients, so that requests for pods do not
+//! delay them.
 //! Inbox: one bell, rung when a condition may have changed; the object's changes ring too.
 //! Pure cores: `compose`, `conditions`, `resources`, `addresses`, `patch`, `pace`, `view`;
 //! `reporter` and `lease` act through the small traits `Api` and [`Sensors`].
-//! Invariants: the newest object that we have seen is the base of every patch; a patch
-//! touches labels, annotations and status, never the spec; what did not change is not
-//! written before the report period is over.
-//! Absent on purpose: eviction (it tells pressures through [`Sensors`]), device plugins,
-//! graceful shutdown, the cloud's side of a node.
+//! Invariants: every patch is based on the newest received object; a patch touches labels,
+//! annotations and status, never the spec; an unchanged status is not written before the report
+//! period has elapsed.
+//! Absent on purpose: eviction (it reports pressures through [`Sensors`]), device plugins, graceful
+//! shutdown, the cloud controller's part of a node.
 //! Go counterpart: pkg/kubelet/nodestatus, kubelet_node_status.go, component-helpers' lease.
 
 mod addresses;
@@ -56,11 +56,11 @@ pub use settings::Settings;
 pub use view::{host_ips, view_of};
 pub use watch::NodeWatch;
 
-/// What this room works with.
+/// Handles and channel ends of the room.
 pub struct Deps {
-    /// The agent's client; the heartbeats take clones with limits of their own.
+    /// The agent's client; the heartbeats use clones with their own deadlines.
     pub client: Client,
-    /// Where the facts come from.
+    /// The source of the facts.
     pub sensors: Box<dyn Sensors + Send>,
     /// Where events are raised.
     pub events: EventSink,

@@ -6,17 +6,17 @@ use crate::util::backoff::jitter;
 
 /// How often a node that is not ready yet is checked after the start.
 const FAST: Duration = Duration::from_millis(100);
-/// For how long after the start.
+/// How long this fast check lasts after the start.
 const FAST_LIMIT: Duration = Duration::from_secs(120);
-/// How long a start waits at most until the runtime and the watch have told what is.
+/// How long a start waits at most for the first reports of the runtime and of the watch.
 const SETTLE_LIMIT: Duration = Duration::from_secs(5);
-/// So many nodes do not come due at one moment.
+/// Spreads the requests of many nodes over time.
 const JITTER: f64 = 0.04;
 /// Waits between attempts to register.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(7);
 
-/// The clockwork of the `node` thread. It never reads a clock.
+/// The due times of the `node` thread. It never reads a clock.
 #[derive(Debug)]
 pub(super) struct Pace {
     update_every: Duration,
@@ -66,7 +66,7 @@ impl Pace {
         self.settle_until.is_some()
     }
 
-    /// Act at once, whatever was planned.
+    /// Makes the next action due now.
     pub(super) fn at_once(&mut self, now: Instant) {
         self.next = now;
         self.refusals = 0;
@@ -85,21 +85,21 @@ impl Pace {
     }
 
     /// A status was written. After a change the next periodic one is moved by up to half
-    /// its period: what changed may have changed on many nodes at once.
+    /// its period: the same change may have happened on many nodes at the same time.
     pub(super) fn wrote(&mut self, changed: bool, now: Instant, unit: f64) {
         self.last_write = Some(now);
         self.report_after =
             if changed { self.report_every.mul_f64(0.5 + unit.clamp(0.0, 1.0)) } else { self.report_every };
     }
 
-    /// A status was computed, and written if it had to be. `ready`: what it says; `None`
-    /// when it could not be written.
+    /// A status was computed, and written if it had to be. `ready`: its readiness; `None` if it
+    /// could not be written.
     pub(super) fn computed(&mut self, ready: Option<bool>, now: Instant, unit: f64) {
         self.refusals = 0;
         if ready == Some(true) || self.fast_until.is_some_and(|until| now >= until) {
             self.fast_until = None;
         }
-        // A server that does not answer is not asked ten times a second.
+        // A server that does not respond does not get ten requests a second.
         let fast = self.fast_until.is_some() && ready.is_some();
         let wait = if fast { FAST } else { self.update_every.mul_f64(1.0 + JITTER * unit.clamp(0.0, 1.0)) };
         self.next = now + wait;
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_change_waits_for_the_report_period() {
+    fn unchanged_status_waits_for_the_report_period() {
         let start = Instant::now();
         let mut pace = pace(start);
         assert!(pace.must_write(false, start));

@@ -1,9 +1,9 @@
 //! The difference of two Node objects as a strategic merge patch (pure).
 //!
-//! Labels, annotations and the status; never the spec. Lists are replaced whole, but for
-//! conditions, which are merged by type so that those of others are left alone, and
-//! addresses, which the server would merge by type too and so mix up several of one type:
-//! they are marked to be replaced.
+//! Labels, annotations and the status; never the spec. Lists are replaced as a whole, except
+//! conditions, which are merged by type so that those of other writers stay, and addresses, which
+//! the server would also merge by type, although several may have one type: they are marked to be
+//! replaced.
 
 use serde_json::{Map, Value, json};
 
@@ -14,7 +14,7 @@ type Object = Map<String, Value>;
 /// The key that identifies the elements of a list.
 const MERGE_KEY: &str = "type";
 
-/// What has to be sent to make `old` into `new`; `None` if nothing.
+/// The patch that turns `old` into `new`; `None` if it is empty.
 #[must_use]
 pub fn between(old: &Node, new: &Node) -> Option<Value> {
     let mut patch = Object::new();
@@ -29,7 +29,7 @@ pub fn between(old: &Node, new: &Node) -> Option<Value> {
     (!patch.is_empty()).then_some(Value::Object(patch))
 }
 
-/// As [`between`], but heartbeats do not count: what the server has to know now.
+/// As [`between`], without heartbeats: the changes that have to be sent immediately.
 pub(super) fn significant(old: &Node, new: &Node) -> Option<Value> {
     let mut quiet = new.clone();
     let was = old.status.iter().flat_map(|status| status.conditions.iter().flatten());
@@ -49,7 +49,7 @@ pub(super) fn significant(old: &Node, new: &Node) -> Option<Value> {
 fn metadata(node: &Node) -> Object {
     let mut parts = Object::new();
     for (name, map) in [("labels", &node.metadata.labels), ("annotations", &node.metadata.annotations)] {
-        // None is as good as empty: keys are removed one by one, never a whole map.
+        // A missing map is treated as an empty one: keys are removed one by one, never a whole map.
         parts.insert(name.to_owned(), json!(map.clone().unwrap_or_default()));
     }
     parts
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_lists_and_what_is_gone() {
+    fn maps_lists_and_removed_fields() {
         check(
             json!({"status": {"capacity": {"cpu": "2", "hugepages-1Gi": "0"}, "volumesInUse": ["a"]}}),
             json!({"status": {"capacity": {"cpu": "4", "memory": "1Gi"}, "images": [{"names": ["a"], "sizeBytes": 1}]}}),
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heartbeat_is_nothing_to_tell() {
+    fn heartbeat_is_no_significant_change() {
         let node = |beat: &str, status: &str, label: &str| -> Node {
             serde_json::from_value(json!({"metadata": {"labels": {"a": label}}, "status": {"conditions": [
                 {"type": "Ready", "status": status, "lastHeartbeatTime": beat},

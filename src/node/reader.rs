@@ -1,4 +1,4 @@
-//! Our Node object as the API server has it now, for who needs it newer than its watch tells it.
+//! Reads our Node object from the API server, for callers that need a newer one than the watch has.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::util::threads::{self, OnDeath, Stack};
 /// The deadline of a request.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Reads the object on a thread of its own, so that who asks is not held up, nor a heartbeat.
+/// Reads the object on a separate thread, so that neither the caller nor a heartbeat is delayed.
 pub struct NodeReader {
     client: Client,
     name: String,
@@ -20,14 +20,14 @@ pub struct NodeReader {
 }
 
 impl NodeReader {
-    /// A reader of the node `name`, which shows `watch` what it has read.
+    /// A reader of the node `name`, which passes the object to `watch`.
     #[must_use]
     pub fn new(client: &Client, name: &str, watch: &NodeWatch) -> Self {
         NodeReader { client: client.with_limits(None, LIMIT), name: name.to_owned(), watch: watch.clone() }
     }
 
-    /// Reads it. The channel ends when [`NodeWatch::object`] is as new as this question, or when
-    /// that cannot be had.
+    /// Reads it. The channel disconnects when [`NodeWatch::object`] is as new as this call, or when
+    /// the request has failed.
     #[must_use]
     pub fn read(&self) -> Receiver<()> {
         let (tell, told) = bounded(0);
@@ -37,7 +37,7 @@ impl NodeReader {
             match NodeApi::get(&api) {
                 Ok(node) => watch.offer(node),
                 Err(error) if error.kind == Kind::Stopping => {}
-                Err(error) => log::warn!("{error}; it is taken as last seen"),
+                Err(error) => log::warn!("{error}; the last known one is used"),
             }
         };
         match threads::spawn("node-read", Stack::Large, OnDeath::Unsupervised, body) {

@@ -1,4 +1,4 @@
-//! The `node` thread: registers, computes statuses, writes what changed.
+//! The `node` thread: registers the node, computes statuses, writes changes.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -24,10 +24,10 @@ use crate::util::backoff::{Failures, random_unit};
 use crate::util::stop::StopToken;
 use crate::util::{threads, timers};
 
-/// Attempts to write one status; then the next one is computed first.
+/// Attempts to write one status; after these the status is computed again.
 const TRIES: u32 = 5;
 
-/// Everything that the thread knows.
+/// The state of the thread.
 pub(super) struct Reporter {
     settings: Settings,
     api: Box<dyn NodeApi + Send>,
@@ -36,15 +36,15 @@ pub(super) struct Reporter {
     watch: NodeWatch,
     pace: Pace,
     registered: bool,
-    /// What only a start sets right has not been written yet.
+    /// The corrections that are made at a start have not been written yet.
     reconcile: bool,
-    /// The object that was written last: another one is reconciled again.
+    /// The object that was written last: an object with another UID is reconciled again.
     uid: Option<String>,
     /// The last message of each topic.
     logged: HashMap<&'static str, String>,
-    /// A change that the server took and did not keep: it is older than we are, say.
+    /// A change that the server accepted but did not store, such as an unknown field.
     ignored: Option<Value>,
-    /// Why there were no addresses the last time.
+    /// Why the last attempt found no addresses.
     no_addresses: Option<String>,
     pod_cidrs: String,
     unschedulable: bool,
@@ -86,7 +86,7 @@ impl Reporter {
     pub(super) fn run(mut self, stop: &StopToken, bell: &Receiver<()>) {
         self.sensors.end_with(stop);
         let object = self.watch.subscribe();
-        // A bell without ringers looks like one that rings without end.
+        // A disconnected bell would always be ready.
         let mut bell = bell.clone();
         loop {
             self.turn(Instant::now(), Timestamp::now(), random_unit());
@@ -101,7 +101,7 @@ impl Reporter {
         }
     }
 
-    /// Does what has to be done now.
+    /// Takes all steps that are due.
     pub(super) fn turn(&mut self, now: Instant, at: Timestamp, unit: f64) {
         let facts = self.sensors.facts();
         if self.pace.hold(facts.settled && self.watch.ready_for_pods(), now) {
@@ -132,26 +132,26 @@ impl Reporter {
             }
         };
         self.pace.computed(ready, now, unit);
-        // Last, for the runtime is asked.
-        self.look_at_object(facts.health.is_usable());
+        // Last, because it sends a request to the runtime.
+        self.read_object(facts.health.is_usable());
     }
 
-    /// DIFFERS: a node that was deleted is registered again; the Go kubelet's stays
-    /// away until it is restarted, and with it all pods of a node that still works.
+    /// DIFFERS: a node that was deleted is registered again; the Go kubelet does this only at its
+    /// start, so that until then all pods of a working node are missing.
     fn lost(&mut self, now: Instant, unit: f64) {
-        log::warn!("the node {} is not there any more", self.settings.name);
+        log::warn!("the node {} was deleted", self.settings.name);
         self.registered = false;
         self.reconcile = true;
         self.ignored = None;
         if self.uid.take().is_some() {
             self.pace.at_once(now);
         } else {
-            // It was there a moment ago, and yet nothing could be written: no endless loop.
+            // The object was read, but could not be written: wait, to avoid an endless loop.
             self.pace.refused(now, unit);
         }
     }
 
-    /// Makes sure that there is an object. `false`: not yet, the pace says when to go on.
+    /// Makes sure that the object exists. `false`: not yet, `pace` has the next attempt.
     fn register(&mut self, facts: &Facts, now: Instant, at: Timestamp, unit: f64) -> bool {
         if self.watch.object().is_some() {
             self.registered = true;
@@ -191,9 +191,9 @@ impl Reporter {
                 self.reconcile = false;
                 self.watch.offer(created);
                 self.pace.wrote(true, now, unit);
-                self.tell(news);
+                self.raise(news);
             }
-            // A server may refuse to make what it lets us change.
+            // A server may refuse to create an object that it allows the agent to change.
             Err(error) if matches!(error.kind, Kind::AlreadyExists | Kind::Forbidden) => {
                 let existing = self.api.get().map_err(|second| match second.kind {
                     Kind::NotFound => error,
@@ -207,7 +207,7 @@ impl Reporter {
         Ok(())
     }
 
-    /// Computes the status and writes it if it has to be; returns whether it says ready.
+    /// Computes the status and writes it if it has to be; returns whether it is ready.
     fn report(&mut self, facts: &Facts, now: Instant, at: Timestamp, unit: f64) -> Result<bool, NodeError> {
         let mut base = self.watch.object();
         let mut attempt = 0;
@@ -242,7 +242,7 @@ impl Reporter {
         unit: f64,
     ) -> Result<bool, NodeError> {
         if old.metadata.uid != self.uid {
-            // The first object that we see, or one that took the place of ours.
+            // The first object that we receive, or one that replaced ours.
             self.reconcile = true;
             self.ignored = None;
         }
@@ -251,7 +251,7 @@ impl Reporter {
         let base = reconciled.as_ref().unwrap_or(old);
         let (new, news) = compose::refreshed(&self.settings, facts, addresses, base, at);
         let ready = is_ready(&new);
-        self.tell(news);
+        self.raise(news);
         let change = patch::significant(old, &new);
         let changed = change.is_some() && change != self.ignored;
         if self.pace.must_write(changed, now)
@@ -259,7 +259,7 @@ impl Reporter {
         {
             let written = self.api.patch_status(&patch)?;
             self.pace.wrote(changed, now, unit);
-            // What is still different now stays so: sending it again would not help.
+            // The server does not store the remaining differences: do not send them again.
             self.ignored = patch::significant(&written, &new);
             self.uid = written.metadata.uid.clone();
             self.watch.offer(written);
@@ -270,7 +270,7 @@ impl Reporter {
         Ok(ready)
     }
 
-    /// `None`: not to be logged now, the object keeps its own.
+    /// `None`: they are not known; the object keeps its own.
     fn addresses(&mut self, old: Option<&Node>) -> Option<Vec<NodeAddress>> {
         let known = old.and_then(|node| node.status.as_ref()?.addresses.as_deref()).unwrap_or_default();
         match self.sensors.addresses(&self.settings, known) {
@@ -280,7 +280,7 @@ impl Reporter {
             }
             Err(why) => {
                 if self.no_addresses.as_ref() != Some(&why) {
-                    log::warn!("cannot tell the addresses of node {}: {why}", self.settings.name);
+                    log::warn!("cannot determine the addresses of node {}: {why}", self.settings.name);
                     self.no_addresses = Some(why);
                 }
                 None
@@ -288,8 +288,8 @@ impl Reporter {
         }
     }
 
-    /// What others decided about the node.
-    fn look_at_object(&mut self, runtime_is_usable: bool) {
+    /// Applies fields that other writers set, such as the pod address range.
+    fn read_object(&mut self, runtime_is_usable: bool) {
         let Some(object) = self.watch.object() else { return };
         let Some(spec) = &object.spec else { return };
         let unschedulable = spec.unschedulable.unwrap_or_default();
@@ -297,7 +297,7 @@ impl Reporter {
             self.unschedulable = unschedulable;
             let reason =
                 if unschedulable { reasons::NODE_NOT_SCHEDULABLE } else { reasons::NODE_SCHEDULABLE };
-            self.tell(vec![News::now("schedulable", &self.settings.name, reason)]);
+            self.raise(vec![News::now("schedulable", &self.settings.name, reason)]);
         }
         let cidrs = spec.pod_cidrs.as_ref().map(|cidrs| cidrs.join(",")).unwrap_or_default();
         if runtime_is_usable && !cidrs.is_empty() && cidrs != self.pod_cidrs {
@@ -307,13 +307,13 @@ impl Reporter {
                     self.pod_cidrs = cidrs;
                 }
                 // The next turn tries again.
-                Err(why) => log::warn!("cannot tell the runtime the pod address range {cidrs}: {why}"),
+                Err(why) => log::warn!("cannot send the runtime the pod address range {cidrs}: {why}"),
             }
         }
     }
 
-    /// Raises what was not the last thing raised about its topic.
-    fn tell(&mut self, news: Vec<News>) {
+    /// Raises each change that differs from the last one of its topic.
+    fn raise(&mut self, news: Vec<News>) {
         for news in news {
             if self.logged.get(news.topic) != Some(&news.message) {
                 self.logged.insert(news.topic, news.message.clone());

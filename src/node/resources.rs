@@ -1,4 +1,4 @@
-//! What the node has and what pods may use of it (pure). One calculation for the Node
+//! The resources of the node, and those that pods may use (pure). One calculation for the Node
 //! object, for admission and for the runtime's settings.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use crate::resources::machine::Machine;
 
 type Quantities = BTreeMap<String, Quantity>;
 
-/// What pods may not use.
+/// The resources that pods may not use.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Reservations {
     cpu_milli: i64,
@@ -31,7 +31,7 @@ enum Threshold {
 
 impl Reservations {
     /// From `systemReserved`, `kubeReserved`, the number of `reservedSystemCPUs` if any are
-    /// set, and `evictionHard` (empty where evictions are to be ignored).
+    /// set, and `evictionHard` (empty if evictions are to be ignored).
     #[must_use]
     pub fn new(
         system: &BTreeMap<String, String>,
@@ -39,12 +39,12 @@ impl Reservations {
         reserved_cpus: Option<u32>,
         eviction_hard: &BTreeMap<String, String>,
     ) -> Self {
-        // Validation has seen to it that they parse.
+        // Validation has checked that they parse.
         let sum = |resource: &str| -> Amount {
             [system, kube].into_iter().filter_map(|map| Amount::parse(map.get(resource)?).ok()).sum()
         };
         Reservations {
-            // Whole CPUs that are set aside take the place of both shares.
+            // Reserved whole CPUs replace both shares.
             cpu_milli: reserved_cpus.map_or_else(|| sum("cpu").milli(), |cpus| i64::from(cpus) * 1000),
             memory_bytes: sum("memory").units(),
             ephemeral_bytes: sum("ephemeral-storage").units(),
@@ -67,14 +67,14 @@ impl Threshold {
         match self {
             Threshold::None => 0,
             Threshold::Bytes(bytes) => bytes,
-            // To the byte as upstream rounds, so that the Node object does not change when
+            // Rounded exactly as upstream, so that the Node object does not change when
             // one agent replaces the other.
             Threshold::Share(share) => (capacity as f64 * f64::from(share)) as i64,
         }
     }
 }
 
-/// All that the machine has. `disk_bytes`: size of the file system of the root directory.
+/// All resources of the machine. `disk_bytes`: size of the file system of the root directory.
 #[must_use]
 pub fn capacity(
     machine: &Machine,
@@ -98,7 +98,7 @@ pub fn capacity(
     }
 }
 
-/// What of it is left for pods.
+/// The resources that remain for pods.
 #[must_use]
 pub fn allocatable(capacity: &Allocatable, reserved: &Reservations) -> Allocatable {
     let left =
@@ -127,7 +127,7 @@ pub fn allocatable(capacity: &Allocatable, reserved: &Reservations) -> Allocatab
 /// Prefix of the resources that are huge pages.
 pub(super) const HUGE_PAGES: &str = "hugepages-";
 
-/// As the Node object says it.
+/// The quantities of the Node object.
 pub(super) fn quantities(resources: &Allocatable) -> Quantities {
     let mut all = Quantities::from([
         ("cpu".to_owned(), Quantity(milli_text(resources.cpu_milli))),
@@ -144,7 +144,7 @@ pub(super) fn quantities(resources: &Allocatable) -> Quantities {
     all
 }
 
-/// What the Node object says; what it leaves out is as in `own`.
+/// The values of the Node object; missing ones are those of `own`.
 pub(super) fn from_quantities(quantities: &Quantities, own: &Allocatable) -> Allocatable {
     let amount = |name: &str| Amount::parse(&quantities.get(name)?.0).ok();
     let mut resources = own.clone();
@@ -163,7 +163,7 @@ pub(super) fn from_quantities(quantities: &Quantities, own: &Allocatable) -> All
     }
 }
 
-/// In the largest unit in which it is a whole number, as the API server writes it.
+/// Formats a value in the largest unit in which it is a whole number, as the API server does.
 fn scaled(mut value: i64, step: i64, units: [&str; 7]) -> String {
     let mut unit = 0;
     while value != 0 && value % step == 0 && unit + 1 < units.len() {
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_for_pods() {
+    fn reserved_resources_are_subtracted() {
         // Huge pages are never ordinary memory.
         check(&[], &[], None, &[], ["4", "7Gi", "101430960Ki"]);
         check(
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn there_and_back() {
+    fn quantities_convert_in_both_directions() {
         let all = capacity(&machine(), Some(1000), 110, 0);
         let written = texts(&all);
         let expected = [
@@ -274,7 +274,7 @@ mod tests {
         ];
         assert_eq!(written, expected.map(|(name, text)| (name.to_owned(), text.to_owned())));
         assert_eq!(from_quantities(&quantities(&all), &Allocatable::default()), all);
-        // What the object does not say is our own knowledge, and an unknown disk is not written.
+        // Missing values are our own, and an unknown disk is not written.
         let unknown = capacity(&machine(), None, 110, 0);
         assert_eq!(from_quantities(&Quantities::new(), &unknown), unknown);
         assert!(!quantities(&unknown).contains_key("ephemeral-storage"));

@@ -1,4 +1,4 @@
-//! Where the facts of a status come from.
+//! The sources of the facts of a status.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,19 +18,18 @@ use crate::resources::machine::Machine;
 use crate::resources::system::SystemFacts;
 use crate::util::stop::StopToken;
 
-/// How old a list of images may be in a status: as old as the list of pods may be that
-/// an idle node makes anyway.
+/// The maximum age of the images in a status: that of the list of pods on an idle node.
 const IMAGES_AGE: Duration = Duration::from_secs(60);
-/// A runtime that does not answer is asked again after this.
+/// The wait before the next request to a runtime that did not respond.
 const IMAGES_RETRY: Duration = Duration::from_secs(5);
-/// And may take so long for an answer: the status waits for it.
+/// The deadline of the request: the status waits for the response.
 const IMAGES_LIMIT: Duration = Duration::from_secs(10);
 
-/// What the `node` thread must find out, and the one thing that it has to pass on.
+/// The inputs of the `node` thread, and the address ranges that it passes on.
 pub trait Sensors {
-    /// Calls under way end at once when `stop` is given.
+    /// Calls in progress end immediately when `stop` is stopped.
     fn end_with(&mut self, stop: &StopToken);
-    /// Everything for one status, found out now.
+    /// Reads all facts for one status.
     fn facts(&mut self) -> Facts;
     /// The node's addresses; `known` are those that the object has.
     ///
@@ -44,36 +43,36 @@ pub trait Sensors {
     fn set_pod_cidrs(&self, cidrs: &str) -> Result<(), String>;
 }
 
-/// What other rooms may add to a status; nothing unless they do.
+/// Facts that other rooms may add to a status; empty by default.
 #[derive(Clone, Default)]
 pub struct OtherRooms {
-    /// What the node is short of.
+    /// The resources that the node is short of.
     pub pressures: Option<Arc<dyn Fn() -> Pressures + Send + Sync>>,
     /// More reasons for not being ready.
     pub problems: Option<Arc<dyn Fn() -> Vec<String> + Send + Sync>>,
-    /// Attachable volumes in use, once it is known.
+    /// Attachable volumes in use, once they are known.
     pub volumes_in_use: Option<Arc<dyn Fn() -> Option<Vec<String>> + Send + Sync>>,
     /// Soft requirements that are not met.
     pub warnings: Vec<String>,
 }
 
-/// The machine and the runtime that we really run on.
+/// The real machine and runtime.
 pub struct Host {
     /// Read once at the start.
     pub machine: Machine,
     /// Read once at the start.
     pub system: SystemFacts,
-    /// On the file system whose size is reported; `None`: local storage is not accounted for.
+    /// A path on the file system whose size is reported; `None`: no local storage is reported.
     pub disk: Option<PathBuf>,
     /// `maxPods`.
     pub max_pods: i32,
     /// `podsPerCore`.
     pub pods_per_core: i32,
-    /// What pods may not use.
+    /// The resources that pods may not use.
     pub reservations: Reservations,
     /// `nodeStatusMaxImages`; `None` for all.
     pub max_images: Option<usize>,
-    /// The runtime's health, version and abilities.
+    /// The runtime's health, version and features.
     pub observe: Observe,
     /// Lists the images.
     pub images: ImageClient,
@@ -143,7 +142,7 @@ impl Sensors for Host {
 
 impl Host {
     fn images(&mut self, now: Instant) -> Option<Vec<ContainerImage>> {
-        // A runtime in trouble must not keep us from saying so.
+        // An unusable runtime must not delay the report of its state.
         let well = self.observe.runtime_health().is_usable();
         if well && self.listed.again.is_none_or(|again| now >= again) {
             let wait = match self.images.list_images() {
@@ -160,7 +159,7 @@ impl Host {
                     self.listed.images = Some(largest_images(images, self.max_images));
                     IMAGES_AGE
                 }
-                // The client has logged it; the object keeps what it says.
+                // The client has logged it; the object keeps its list.
                 Err(_) => IMAGES_RETRY,
             };
             self.listed.again = Some(now + wait);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::model::api::Taint;
 
-/// What does not change while the agent runs.
+/// Values that do not change while the agent runs.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Settings {
     /// The node's name.
@@ -27,7 +27,7 @@ pub struct Settings {
     pub node_ips: Vec<IpAddr>,
     /// The port of the node API.
     pub port: u16,
-    /// The version of Kubernetes that we behave like, such as `v1.36.3`.
+    /// The version of Kubernetes that the agent implements, such as `v1.36.3`.
     pub kubelet_version: String,
     /// Features that schedulers may rely on, sorted.
     pub declared_features: Vec<String>,

@@ -1,12 +1,12 @@
-//! How long it took from the machine's start to a node that is ready; told once, of a node
-//! that was new to the API server (Go: NodeStartupLatencyTracker).
+//! The time from the machine's start to a ready node; reported once, for a node that was new to the
+//! API server (Go: NodeStartupLatencyTracker).
 
 use jiff::Timestamp;
 
 use crate::model::metrics;
 use crate::util::metrics::Gauge;
 
-/// The moments on the way.
+/// The times of the steps.
 #[derive(Debug)]
 pub(super) struct Startup {
     booted: Option<Timestamp>,
@@ -20,17 +20,17 @@ impl Startup {
         Startup { booted, started, attempted: None, registered: None }
     }
 
-    /// A registration is tried; the first time counts.
+    /// Records the first attempt to register.
     pub(super) fn attempt(&mut self, at: Timestamp) {
         self.attempted.get_or_insert(at);
     }
 
-    /// There is a new object.
+    /// Records that the object was created.
     pub(super) fn registered(&mut self, at: Timestamp) {
         self.registered.get_or_insert(at);
     }
 
-    /// A status that is ready was written.
+    /// Records that a ready status was written, and reports the times.
     pub(super) fn ready(&mut self, at: Timestamp) {
         let Some(moments) = self.moments(at) else { return };
         let gauges: [&Gauge; 4] = [
@@ -46,12 +46,12 @@ impl Startup {
         }
         let [first, .., last] = moments;
         metrics::STARTUP.set(last.duration_since(first).as_secs_f64());
-        // Once is enough.
+        // The times are reported only once.
         self.booted = None;
     }
 
     fn moments(&self, ready: Timestamp) -> Option<[Timestamp; 5]> {
-        // A node that is ready at once says so in its registration, which begins earlier.
+        // A node may be ready in its registration, which begins before the object exists.
         let registered = self.registered?;
         Some([self.booted?, self.started, self.attempted?, registered, ready.max(registered)])
     }
@@ -83,7 +83,7 @@ mod tests {
             found.ready(at(190));
             values.map(Gauge::get)
         };
-        // The gauges belong to the process: the nodes of other tests report there once each.
+        // The gauges are global in the process: nodes of other tests report there, too.
         let expected = [30.0, 1.0, 5.0, 14.0, 50.0].map(Some);
         assert!((0..1000).any(|_| tell() == expected), "{:?}", tell());
     }

@@ -1,4 +1,4 @@
-//! The bodies that the Go kubelet sends, and the life of a node against a server of our own.
+//! Compares request bodies with the Go kubelet's, and tests the reporter with a fake server.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -103,7 +103,7 @@ fn facts() -> Facts {
     }
 }
 
-/// As the recording calls what differs from run to run.
+/// Replaces values that differ from run to run by the names in the recording.
 fn anonymous(value: &mut Value, key: &str) {
     match value {
         Value::Object(map) => map.iter_mut().for_each(|(key, value)| anonymous(value, key)),
@@ -149,7 +149,7 @@ fn the_lease_is_the_recorded_one() {
     use super::api::LeaseApi;
     use super::lease::Keeper;
     use crate::model::coordination::Lease;
-    /// Has none at first, and then the recorded one.
+    /// Has no lease at first, and then the recorded one.
     struct Server(Arc<Mutex<Vec<Value>>>);
     impl Server {
         fn take(&self, lease: &Lease) -> Result<Lease, NodeError> {
@@ -182,7 +182,7 @@ fn the_lease_is_the_recorded_one() {
 }
 
 #[test]
-fn images_the_largest_first() {
+fn images_are_sorted_by_size() {
     let many = Image {
         digests: (0..4).map(|n| format!("a@{n}")).collect(),
         tags: (0..4).map(|n| format!("a:{n}")).collect(),
@@ -226,7 +226,7 @@ fn a_cloud_node_waits_for_its_cloud() {
 }
 
 #[test]
-fn an_existing_node_gets_only_what_is_ours() {
+fn existing_node_gets_only_our_fields() {
     let existing: Node = serde_json::from_value(json!({
         "metadata": {"name": "node1", "labels": {
             "kubernetes.io/hostname": "wrong", "example.org/zone": "b", "topology.kubernetes.io/zone": "z",
@@ -257,7 +257,7 @@ fn an_existing_node_gets_only_what_is_ours() {
 
 // ---- the life of a node ----
 
-/// An API server with one place for a node.
+/// An API server that stores one node.
 #[derive(Default)]
 struct Server {
     node: Option<Value>,
@@ -265,13 +265,13 @@ struct Server {
     uids: u64,
     log: Vec<String>,
     patches: Vec<Value>,
-    /// What the next requests fail with.
+    /// The errors of the next requests.
     failures: Vec<Kind>,
     /// A status field that it does not know.
     drops: Option<&'static str>,
     /// Another kind of failure for create.
     forbids_create: bool,
-    /// As one behind a proxy that does not know of statuses.
+    /// Behaves like a server without the status subresource.
     denies_status: bool,
 }
 
@@ -418,7 +418,7 @@ impl Sensors for Fixed {
     }
 }
 
-/// A reporter with everything around it, and a clock that is moved by hand.
+/// A reporter with fakes for all its dependencies, and a clock that is set by hand.
 struct World {
     server: Handle,
     sent: Arc<Mutex<Sent>>,
@@ -472,7 +472,7 @@ impl World {
 const NOTHING: [&str; 0] = [];
 
 #[test]
-fn one_request_registers_a_ready_node_and_then_silence() {
+fn one_request_registers_a_ready_node() {
     let mut world = World::new(settings());
     assert_eq!(world.turn(0), ["create"]);
     assert_eq!(
@@ -480,7 +480,7 @@ fn one_request_registers_a_ready_node_and_then_silence() {
         ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID", "NodeReady"]
     );
     assert_eq!(world.turn(10), NOTHING);
-    // The report period after a change is moved by chance, here by nothing.
+    // The report period after a change has a random offset, here zero.
     assert_eq!(world.turn(280), NOTHING);
     assert_eq!(world.turn(10), ["patch"]);
     let patch = world.server.0.lock().unwrap().patches[0].clone();
@@ -514,7 +514,7 @@ fn change_is_reported_at_once() {
     world.facts(|facts| facts.pressures.disk = true);
     assert_eq!(world.turn(3), ["patch"]);
     assert_eq!(world.events(), ["NodeHasDiskPressure"]);
-    // A label that everyone relies on comes back; others are not ours.
+    // A platform label is restored; other labels are not ours.
     let node = world.server.edit(|node| {
         node["metadata"]["labels"]["kubernetes.io/os"] = json!("plan9");
         node["metadata"]["labels"]["example.org/zone"] = json!("c");
@@ -526,7 +526,7 @@ fn change_is_reported_at_once() {
 }
 
 #[test]
-fn the_server_is_asked_again_until_it_takes_the_node() {
+fn registration_is_retried_until_the_server_accepts_it() {
     let mut world = World::new(settings());
     world.server.0.lock().unwrap().failures = vec![Kind::Other, Kind::Other];
     assert_eq!(world.turn(0), ["create"]);
@@ -570,7 +570,7 @@ fn a_restart_does_not_show_a_ready_node_as_not_ready() {
 }
 
 #[test]
-fn an_existing_node_is_taken_over() {
+fn existing_node_is_reconciled() {
     for forbids_create in [false, true] {
         let mut first = World::new(settings());
         first.turn(0);
@@ -591,7 +591,7 @@ fn an_existing_node_is_taken_over() {
             world.server.0.lock().unwrap().node.as_ref().unwrap()["metadata"]["labels"]["kubernetes.io/hostname"],
             "node1"
         );
-        // What the watch has seen already need not be asked for.
+        // An object that the watch has received is not requested again.
         let mut third = World::new(settings());
         let node = world.server.edit(|_| ());
         third.server.0.lock().unwrap().node = Some(serde_json::to_value(&node).unwrap());
@@ -611,7 +611,7 @@ fn a_deleted_node_is_registered_again() {
     world.watch.removed(Some("uid1"));
     assert_eq!(world.turn(1), ["create"]);
     assert_eq!(world.watch.uid().as_deref(), Some("uid2"));
-    // Found out by a patch.
+    // Detected by the response to a patch.
     world.server.0.lock().unwrap().node = None;
     world.facts(|facts| facts.pressures.pid = true);
     assert_eq!(world.turn(1), ["patch"]);
@@ -631,7 +631,7 @@ fn a_deleted_node_is_registered_again() {
 }
 
 #[test]
-fn a_server_that_shows_a_node_and_denies_it_is_not_asked_without_end() {
+fn server_that_shows_a_node_but_refuses_writes_is_not_asked_in_a_loop() {
     let mut world = World::new(settings());
     world.turn(0);
     world.server.0.lock().unwrap().denies_status = true;
@@ -647,7 +647,7 @@ fn a_server_that_shows_a_node_and_denies_it_is_not_asked_without_end() {
 }
 
 #[test]
-fn a_failed_write_is_repeated_from_what_the_server_has() {
+fn failed_write_is_retried_from_the_servers_version() {
     let mut world = World::new(settings());
     world.turn(0);
     world.facts(|facts| facts.pressures.memory = true);
@@ -658,7 +658,7 @@ fn a_failed_write_is_repeated_from_what_the_server_has() {
     world.events();
     assert_eq!(world.turn(10), ["patch", "get", "drop", "get", "drop", "get", "drop", "get"]);
     assert_eq!(world.turn(10), ["patch"]);
-    // Computed twice, sent once.
+    // The status was computed twice and sent once.
     assert_eq!(world.events(), ["NodeHasSufficientMemory"]);
     world.server.0.lock().unwrap().failures = vec![Kind::Stopping];
     world.facts(|facts| facts.pressures.memory = true);
@@ -677,7 +677,7 @@ fn field_that_the_server_drops_is_not_sent_again_and_again() {
 }
 
 #[test]
-fn decisions_of_others_are_passed_on() {
+fn pod_address_ranges_are_passed_to_the_runtime() {
     let mut world = World::new(settings());
     world.turn(0);
     world.events();

@@ -1,4 +1,4 @@
-//! The node as admission sees it, from the object that the API server shows (pure).
+//! The view of the node for admission, from the object that the API server shows (pure).
 
 use std::net::IpAddr;
 
@@ -6,8 +6,8 @@ use super::resources::from_quantities;
 use crate::model::api::Node;
 use crate::model::node::NodeView;
 
-/// What the object says of labels, taints and resources; the rest, and what it leaves out,
-/// is as in `own`, which the agent knew before it had the object.
+/// Labels, taints and resources of the object; other and missing values are those of `own`, which
+/// the agent had before it received the object.
 #[must_use]
 pub fn view_of(node: &Node, own: &NodeView) -> NodeView {
     let status = node.status.as_ref();
@@ -48,7 +48,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn the_object_counts_where_it_speaks() {
+    fn values_of_the_object_replace_own_ones() {
         let own = NodeView {
             name: "n".to_owned(),
             labels: BTreeMap::from([("old".to_owned(), "1".to_owned())]),

@@ -1,4 +1,4 @@
-//! Our own Node object as the API server last showed it: a snapshot for everyone.
+//! Our own Node object as the API server last showed it: a snapshot for all threads.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,8 +6,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::model::api::Node;
 
-/// The newest object that was seen, by the watch or as the answer to a request. Cloning
-/// shares it.
+/// The newest object that was received, from the watch or in a response. Cloning shares it.
 #[derive(Clone, Default)]
 pub struct NodeWatch {
     state: Arc<Mutex<State>>,
@@ -21,13 +20,13 @@ struct State {
 }
 
 impl NodeWatch {
-    /// Nothing is known yet.
+    /// A watch without an object.
     #[must_use]
     pub fn new() -> Self {
         NodeWatch::default()
     }
 
-    /// The object; `None` when there is none, or none was seen yet.
+    /// The object; `None` if it does not exist or was not received yet.
     #[must_use]
     pub fn object(&self) -> Option<Arc<Node>> {
         self.lock().object.clone()
@@ -39,15 +38,15 @@ impl NodeWatch {
         self.lock().object.as_ref()?.metadata.uid.clone()
     }
 
-    /// Whether pods of the API server may be asked for: the watch has told once whether
-    /// there is an object, and so which labels and taints admission has to go by.
+    /// Whether pods of the API server may be requested: the watch has listed once, so the labels
+    /// and taints for admission are known.
     #[must_use]
     pub fn ready_for_pods(&self) -> bool {
         self.lock().synced
     }
 
-    /// A bell that rings when the object comes, goes, or changes in something else than its
-    /// status, and when the watch has told for the first time.
+    /// A bell that rings when the object is created, is removed, or changes in another part than
+    /// its status, and after the first list of the watch.
     #[must_use]
     pub fn subscribe(&self) -> Receiver<()> {
         let (bell, ring) = bounded(1);
@@ -55,13 +54,13 @@ impl NodeWatch {
         ring
     }
 
-    /// Whether the watch says that there is no object.
+    /// Whether the watch has found that the object does not exist.
     pub(super) fn is_absent(&self) -> bool {
         let state = self.lock();
         state.synced && state.object.is_none()
     }
 
-    /// The watch knows all there is.
+    /// Applies a complete list of the watch.
     pub(super) fn replaced(&self, nodes: Vec<Node>) {
         {
             let mut state = self.lock();
@@ -74,19 +73,19 @@ impl NodeWatch {
                 state.ring();
             }
         }
-        // Whatever was known: a server that comes back from a backup has smaller versions.
+        // Replaces the known object: a server that was restored from a backup has smaller versions.
         for node in nodes {
             self.take(node, |_, _| false);
         }
     }
 
-    /// Takes an object in unless a newer one is there.
+    /// Stores an object unless a newer one is stored.
     pub(super) fn offer(&self, node: Node) {
         self.take(node, |old, new| version(old) > version(new));
     }
 
     fn take(&self, mut node: Node, is_late: impl Fn(&Node, &Node) -> bool) {
-        // Of no use here, and often larger than all the rest.
+        // Not used, and often larger than the rest of the object.
         node.metadata.managed_fields = None;
         let mut state = self.lock();
         let old = state.object.as_deref();
@@ -104,7 +103,7 @@ impl NodeWatch {
         }
     }
 
-    /// The object is gone, unless there is another one of that name by now.
+    /// Removes the object, unless it has another UID now.
     pub(super) fn removed(&self, uid: Option<&str>) {
         let mut state = self.lock();
         if state.object.as_ref().is_some_and(|object| object.metadata.uid.as_deref() == uid) {
@@ -121,13 +120,13 @@ impl NodeWatch {
 impl State {
     fn ring(&self) {
         for bell in &self.bells {
-            // A full bell already rings; who has gone no longer cares.
+            // If the bell is full, its thread wakes anyway; a disconnected one has no reader.
             let _ = bell.try_send(());
         }
     }
 }
 
-/// Versions are opaque but for this: newer ones are greater numbers.
+/// Versions are opaque, except that newer ones are greater numbers.
 fn version(node: &Node) -> u64 {
     node.metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(0)
 }
@@ -147,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_object_stays() {
+    fn newest_object_is_kept() {
         let watch = NodeWatch::new();
         let ring = watch.subscribe();
         let rung = || ring.try_recv().is_ok();
@@ -161,7 +160,7 @@ mod tests {
         assert_eq!(object.metadata.resource_version.as_deref(), Some("10"));
         assert_eq!((object.metadata.managed_fields.is_none(), watch.uid().as_deref()), (true, Some("u")));
         assert!(!rung());
-        // A new status is no news to anyone, a new label is.
+        // A new status rings no bell, a new label does.
         watch.offer(node("u", "11", "x"));
         assert!(!rung());
         watch.offer(node("u", "12", "y"));
@@ -170,7 +169,7 @@ mod tests {
         assert!(!rung() && watch.object().is_some());
         watch.removed(Some("u"));
         assert!(rung() && watch.is_absent());
-        // The server comes back from a backup.
+        // The server was restored from a backup.
         watch.offer(node("u", "12", "y"));
         while rung() {}
         watch.replaced(vec![node("u", "3", "z")]);

@@ -97,7 +97,7 @@ impl Default for Cache {
 
 impl Inner {
     fn ring(&self) {
-        // If the bell is full, it rings already.
+        // If the bell is full, its thread wakes anyway.
         let _ = self.bell.try_send(());
     }
 

@@ -26,7 +26,7 @@ pub enum Subject {
     FirstList,
 }
 
-/// Access to what runs. Clones share the state.
+/// Access to the inspected pods. Clones share the state.
 #[derive(Clone)]
 pub struct Observe {
     pub(super) cri: RuntimeClient,
@@ -132,8 +132,8 @@ impl Observe {
         self.cache.listed()
     }
 
-    /// Whether anything of the pod runs, by the newest inspection, which workers make between two
-    /// lists; by the list for a pod that was not inspected, such as a rejected one.
+    /// Whether any container of the pod runs, by the newest inspection, which workers make between
+    /// two lists; by the list for a pod that was not inspected, such as a rejected one.
     #[must_use]
     pub fn still_runs(&self, uid: &PodUid) -> bool {
         self.cache.still_runs(uid)
@@ -173,32 +173,32 @@ impl Observe {
         }
     }
 
-    /// The runtime's name and version; `containerd` and an empty version until it has answered.
+    /// The runtime's name and version; `containerd` and an empty version until it has responded.
     #[must_use]
     pub fn runtime_version(&self) -> (String, String) {
         self.health.version().unwrap_or_else(|| ("containerd".to_owned(), String::new()))
     }
 
-    /// The runtime's features; `None` until it has answered.
+    /// The runtime's features; `None` until it has responded.
     #[must_use]
     pub fn runtime_features(&self) -> Option<cri::RuntimeFeatures> {
         self.health.features()
     }
 
-    /// The runtime's handlers; none until it has answered.
+    /// The runtime's handlers; none until it has responded.
     #[must_use]
     pub fn runtime_handlers(&self) -> Arc<[cri::Handler]> {
         self.health.handlers()
     }
 
     /// Whether a handler supports recursive read-only mounts; the default handler's name is empty.
-    /// `false` until the runtime has answered.
+    /// `false` until the runtime has responded.
     #[must_use]
     pub fn can_mount_recursively_read_only(&self, handler: &str) -> bool {
         self.health.handler(handler).is_some_and(|handler| handler.recursive_read_only_mounts)
     }
 
-    /// The runtime's name and version; `None` until it has answered.
+    /// The runtime's name and version; `None` until it has responded.
     #[must_use]
     pub fn known_runtime_version(&self) -> Option<(String, String)> {
         self.health.version()

@@ -104,12 +104,12 @@ impl Health {
             Some(features.unwrap_or_default());
     }
 
-    /// `None` until the runtime has answered.
+    /// `None` until the runtime has responded.
     pub(super) fn features(&self) -> Option<RuntimeFeatures> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).features
     }
 
-    /// Name and version; `None` until the runtime has answered.
+    /// Name and version; `None` until the runtime has responded.
     pub(super) fn version(&self) -> Option<(String, String)> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).version.clone()
     }

@@ -1,4 +1,4 @@
-//! What really runs (Go: pkg/kubelet/pleg, container cache, runtime state).
+//! The pods and containers that run (Go: pkg/kubelet/pleg, container cache, runtime state).
 //!
 //! Owns: the cache of inspected pods, and the health of the runtime.
 //! Threads: `observe-ev` reads the runtime's event stream and marks pods as due; `observe` inspects

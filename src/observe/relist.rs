@@ -46,7 +46,7 @@ pub(super) fn spawn(
 struct Watcher {
     observe: Observe,
     changes: Post<Subject, Change>,
-    /// Rung when the runtime answers again, so that the stream is requested at once.
+    /// Rung when the runtime responds again, so that the stream is requested immediately.
     runtime_is_back: Sender<()>,
     pace: Pace,
     failures: Failures,
@@ -180,7 +180,7 @@ impl Watcher {
         match result {
             Ok(missed) => {
                 if self.failures.end() {
-                    // If the bell is full, it rings already.
+                    // If the bell is full, its thread wakes anyway.
                     let _ = self.runtime_is_back.try_send(());
                 }
                 let change = self.pace.relisted(begun, missed, now);

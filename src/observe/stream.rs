@@ -96,7 +96,7 @@ fn take(cache: &Cache, event: &ContainerEvent, received: Instant) {
     let known = || cache.owner_of(&event.id);
     match event.uid.clone().or_else(known) {
         Some(uid) => cache.event(&uid, received),
-        // A sandbox that is no pod's: another tool made it.
+        // A sandbox of another tool, without a pod.
         None if event.sandbox_known => {}
         None => cache.unknown_event(received),
     }

@@ -1,4 +1,4 @@
-//! The phases of a pod's life on this node and what moves it along (pure).
+//! The phases of a pod on this node and their transitions (pure).
 
 use crate::model::pod::Pod;
 
@@ -20,7 +20,7 @@ pub struct Failure {
     pub message: String,
 }
 
-/// What `sync` leaves in a worker's mailbox.
+/// What `sync` puts into a worker's mailbox.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Update {
     /// The newest version of the pod, if it changed.
@@ -51,7 +51,7 @@ impl Update {
     }
 }
 
-/// Where a pod is in its life.
+/// The phase of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Phase {
     /// Its containers should be in the state that the manifest describes.
@@ -61,21 +61,21 @@ pub enum Phase {
     Terminating {
         /// Seconds that they get; at least one.
         grace_seconds: i64,
-        /// What it fails with, if someone else decided its end.
+        /// What it fails with, for example after an eviction.
         failure: Option<Failure>,
     },
-    /// Nothing runs any more; its resources are being cleaned up.
+    /// All containers have stopped; its resources are being cleaned up.
     Terminated,
-    /// All done. The worker ends.
+    /// The clean-up is complete. The worker ends.
     Finished,
 }
 
-/// A pod and where it is in its life.
+/// A pod and its phase.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lifecycle {
     /// The newest version of the pod.
     pub pod: Pod,
-    /// Where it is.
+    /// Its phase.
     pub phase: Phase,
 }
 
@@ -88,7 +88,7 @@ impl Lifecycle {
         life
     }
 
-    /// Takes in an update.
+    /// Applies an update.
     pub fn apply(&mut self, update: Update) {
         if let Some(pod) = update.pod {
             self.pod = pod;
@@ -117,7 +117,7 @@ impl Lifecycle {
         }
     }
 
-    /// An API pod that is being deleted, or is over, must not run.
+    /// An API pod that is being deleted, or has ended, must not run.
     fn notice_end(&mut self) {
         let over = self.pod.is_deleting() || self.pod.is_over();
         if self.phase == Phase::Syncing && over {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn terminated_is_not_left_again() {
+    fn terminated_pod_does_not_return_to_an_earlier_phase() {
         let mut life = Lifecycle::new(pod(json!({}), "file"));
         life.completed();
         life.phase = Phase::Terminated;

@@ -1,4 +1,4 @@
-//! One worker thread per pod brings it to what the manifest wants (Go: podWorkers, SyncPod).
+//! One worker thread per pod brings it to the state of the manifest (Go: podWorkers, SyncPod).
 //!
 //! Owns: the life of each pod. [`workers::Workers`] is a plain value that the `sync`
 //! thread owns; each worker owns its [`lifecycle::Lifecycle`], its reasons and its timer.
@@ -6,8 +6,8 @@
 //! Out: statuses, events, and the reports that a worker ended.
 //! Invariants: at most one thread per UID; two static pods of one full name never run
 //! together; a pod never goes back from terminating to running.
-//! [`allocation::Allocations`] is shared with `sync`: what pods were granted of CPU and memory.
-//! Absent on purpose: predicates over half a dozen flags; there is one phase.
+//! [`allocation::Allocations`] is shared with `sync`: the CPU and memory that pods were granted.
+//! Absent on purpose: predicates over several flags; there is one phase.
 
 pub mod admission;
 pub mod allocation;

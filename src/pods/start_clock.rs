@@ -8,7 +8,7 @@ use crate::model::api::{ContainerStatus, PodStatus};
 use crate::model::metrics;
 use crate::model::pod::{CONFIG_SEEN, Pod};
 
-/// One pod's start. A pod that had begun to run before the agent saw it is not timed.
+/// One pod's start. A pod that ran before the agent started is not timed.
 #[derive(Debug)]
 pub(super) struct StartClock {
     seen: Option<Timestamp>,
@@ -16,16 +16,17 @@ pub(super) struct StartClock {
     pulled: Duration,
 }
 
-/// What a start took.
+/// The durations of a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Took {
+struct StartTimes {
     total: Duration,
-    /// Without pulls and init containers; `None` for a pod with volumes that take their time.
+    /// Without pulls and init containers; `None` for a pod with volumes whose set-up depends on
+    /// other systems.
     own: Option<Duration>,
 }
 
 impl StartClock {
-    /// The worker of `pod` begins.
+    /// The worker of `pod` starts.
     pub(super) fn new(pod: &Pod, now: Timestamp) -> Self {
         let seen = pod.annotation(CONFIG_SEEN).and_then(|text| text.parse().ok());
         if let Some(seen) = seen {
@@ -39,7 +40,7 @@ impl StartClock {
     pub(super) fn stored(&mut self, pod: &Pod, status: &PodStatus, now: Timestamp) {
         self.pulled += metrics::take_pull_time();
         if let Some(took) = self.look(pod, status, now) {
-            // DIFFERS: the Go kubelet also counts the first sight of each pod here.
+            // DIFFERS: the Go kubelet also counts the first observation of each pod here.
             metrics::POD_START.took(took.total);
             // DIFFERS: without an API server there is no watch that shows the status; the
             // moment is the one at which it was stored.
@@ -53,7 +54,7 @@ impl StartClock {
         }
     }
 
-    fn look(&mut self, pod: &Pod, status: &PodStatus, now: Timestamp) -> Option<Took> {
+    fn look(&mut self, pod: &Pod, status: &PodStatus, now: Timestamp) -> Option<StartTimes> {
         let seen = self.seen?;
         let all =
             || [&status.container_statuses, &status.init_container_statuses].into_iter().flatten().flatten();
@@ -74,7 +75,7 @@ impl StartClock {
         let total = since(seen, now);
         let init = status.init_container_statuses.iter().flatten().filter_map(ran_for).sum();
         let own = total.saturating_sub(self.pulled).saturating_sub(init);
-        Some(Took { total, own: (!has_slow_volumes(pod)).then_some(own) })
+        Some(StartTimes { total, own: (!has_slow_volumes(pod)).then_some(own) })
     }
 }
 
@@ -100,7 +101,7 @@ fn ran_for(status: &ContainerStatus) -> Option<Duration> {
     Some(since(ended.started_at.as_ref()?.0, ended.finished_at.as_ref()?.0))
 }
 
-/// Volumes whose setup is not the agent's alone.
+/// Whether the pod has volumes whose set-up depends on other systems.
 fn has_slow_volumes(pod: &Pod) -> bool {
     pod.spec().volumes.iter().flatten().any(|volume| {
         volume.secret.is_none()
@@ -152,11 +153,11 @@ mod tests {
         assert_eq!(clock.look(&plain, &status(&[running.clone(), waiting.clone()], init.clone()), now), None);
         clock.pulled = Duration::from_secs(2);
         let both = status(&[running.clone(), running.clone()], init);
-        let took = Took { total: Duration::from_secs(10), own: Some(Duration::from_secs(5)) };
+        let took = StartTimes { total: Duration::from_secs(10), own: Some(Duration::from_secs(5)) };
         assert_eq!(clock.look(&plain, &both, now), Some(took));
         assert_eq!(clock.look(&plain, &both, now), None);
 
-        // Found running: another agent started it.
+        // The pod already runs: another agent started it.
         let mut clock = StartClock::new(&plain, now);
         assert_eq!(clock.look(&plain, &both, now), None);
         assert_eq!(clock.look(&plain, &both, now), None);

@@ -38,17 +38,17 @@ const RETRY: Duration = Duration::from_secs(10);
 /// Wait for the network or the runtime, before jitter.
 const RETRY_SOON: Duration = Duration::from_secs(1);
 
-/// Steps that may follow one another at once. A plan that never empties, whatever the
-/// reason, must cost a second each and not a whole CPU.
+/// Steps that may follow one another without a pause. After that each step waits a second, so that
+/// a plan that never becomes empty does not use a whole CPU.
 const STEPS_AT_ONCE: u32 = 10;
 
-/// What the workers need to know.
+/// Settings of the workers.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Pause between two syncs of a healthy pod, before jitter (`syncFrequency`).
     pub sync_frequency: Duration,
-    /// The node's addresses as the agent found them at its start: `status.hostIP` in
-    /// environment variables while no status shows any.
+    /// The node's addresses at the start of the agent: `status.hostIP` in environment variables
+    /// while no status shows any.
     pub host_ips: Vec<IpAddr>,
 }
 
@@ -57,28 +57,28 @@ pub struct Settings {
 pub struct Deps {
     /// Acts on the runtime.
     pub runtime: Runtime,
-    /// Sees what runs.
+    /// Inspects pods.
     pub observe: Observe,
-    /// Asks containers how they are.
+    /// The verdicts of probes.
     pub probes: Probes,
     /// Mounts.
     pub volumes: Arc<Volumes>,
     /// Keeps statuses.
     pub status: StatusCache,
-    /// Keeps what pods were granted, and what the runtime received of it.
+    /// The resources that pods were granted, and those that the runtime received.
     pub allocations: Allocations,
     /// The node's addresses, for statuses.
     pub node_addresses: Arc<dyn Fn() -> NodeAddresses + Send + Sync>,
-    /// Tells users.
+    /// Kubernetes events.
     pub events: EventSink,
-    /// What pods get from the API server; `None` without one.
+    /// Reads objects of the API server for pods; `None` without one.
     pub api: Option<PodApi>,
-    /// Rung when dead instances pile up: the cleaner has work. The relist does not see a
-    /// death that a worker has seen first.
+    /// Rung when a container has several dead instances, which the cleaner removes. The relist does
+    /// not report a death that a worker has seen first.
     pub clean: Sender<()>,
 }
 
-/// What others may see of a worker.
+/// The state of a worker for other rooms.
 #[derive(Debug, Clone, Default)]
 pub struct WorkerReport {
     /// `Waiting`, `Syncing`, `Terminating`, `Terminated` or `Finished`.
@@ -94,7 +94,7 @@ const TERMINATED: &str = "Terminated";
 const FINISHED: &str = "Finished";
 
 impl WorkerReport {
-    /// Whether nothing of the pod runs any more, or ever will again.
+    /// Whether all containers of the pod have stopped and none will start again.
     pub fn has_stopped(&self) -> bool {
         matches!(self.phase, TERMINATED | FINISHED)
     }
@@ -111,7 +111,7 @@ pub(super) type Shared = Arc<Mutex<WorkerReport>>;
 enum Next {
     /// Another step is due now.
     Now,
-    /// Another step is due then, or when something happens.
+    /// Another step is due after this time, or at the next update.
     After(Duration),
     Done,
 }
@@ -120,7 +120,7 @@ enum Next {
 struct Failed {
     message: String,
     retry: Duration,
-    /// Where the failure is reported: a wait in a back-off has its own event each time.
+    /// The level of the log line: a wait in a back-off has its own event each time.
     level: log::Level,
 }
 
@@ -209,7 +209,7 @@ impl Worker {
                             break Next::Now;
                         }
                         self.failed(&failed);
-                        // A pod whose time is up ends even if nothing else works; but not in a hot loop.
+                        // A pod ends at its deadline even if its steps fail, without a hot loop.
                         let wait = self.within_deadline(failed.retry).max(RETRY_SOON.min(failed.retry));
                         break Next::After(wait);
                     }
@@ -246,7 +246,7 @@ impl Worker {
         }
     }
 
-    /// The word for the next step in metrics.
+    /// The name of the next step in metrics.
     fn work(&self) -> &'static str {
         match self.life.phase {
             Phase::Syncing if self.first_sync => "create",
@@ -303,7 +303,7 @@ impl Worker {
         };
         if let Some(error) = &view.error {
             let message = format!("error determining status: {error}");
-            // A runtime that is away is the node's problem and shown there, not on each pod.
+            // An unavailable runtime is shown on the node, not on each pod.
             if self.deps.observe.runtime_health().is_usable() {
                 self.deps.events.warning(self.pod(), reasons::FAILED_SYNC, message.as_str());
             }
@@ -331,7 +331,7 @@ impl Worker {
         if !health.is_usable() {
             return Err(Failed::soon(health.runtime.join("; ")));
         }
-        // The lines of `Workers` know only versions that this process has seen.
+        // The queues of `Workers` contain only versions that this process has seen.
         if plan.create_sandbox && self.pod().is_static() {
             let pod = self.pod();
             if let Some(other) = self.deps.observe.namesake(&uid, pod.namespace(), pod.name()) {
@@ -363,14 +363,14 @@ impl Worker {
 
         let busy = self.deps.observe.busy(&uid);
         let outcome = self.carry_out(&plan, &runtime, &mounts, cancel);
-        // Look again before the next decision: what was started may have ended already.
-        // DIFFERS: what stopped a start, a crash-loop wait too, shows at once and not after
-        // the next sync.
+        // Inspect again before the next decision: a started container may have ended already.
+        // DIFFERS: the reason why a start failed or waits is shown immediately, not after the next
+        // sync.
         let seen = self.deps.observe.inspect(&uid, cancel);
         drop(busy);
         let seen = self.addressed(seen.map_err(|error| Failed::soon(error.to_string()))?);
         if has_surplus(&seen) {
-            // A full bell already rings.
+            // If the bell is full, the cleaner wakes anyway.
             let _ = self.deps.clean.try_send(());
         }
         self.deps.probes.sync(self.pod(), &seen, false);
@@ -388,12 +388,12 @@ impl Worker {
         }
     }
 
-    /// Nothing is to be done now, but maybe something has to wait.
+    /// The plan is empty, but a restart of all containers may be waiting.
     fn rest(&self, held: Option<Failed>) -> Result<Next, Failed> {
         held.map_or_else(|| Ok(Next::After(self.until_next_sync())), Err)
     }
 
-    /// What is to be done, and what stands in the way of a restart of all containers.
+    /// The plan, and the reason why a restart of all containers has to wait.
     fn plan(&mut self, runtime: &PodRuntime) -> (Plan, Option<Failed>) {
         let plan = self.plan_with(runtime, false);
         let Some(held) = self.hold_reset(&plan.reset, runtime) else { return (plan, None) };
@@ -450,7 +450,7 @@ impl Worker {
                 .runtime
                 .create_sandbox(self.pod(), plan.attempt, cancel)
                 .map_err(|error| Failed::later(error.to_string()))?;
-            // A pull may take its time: the next whole status comes after it.
+            // A pull may take long, and the next whole status is composed after it.
             self.deps.status.set_sandbox_ready(self.pod(), Timestamp::now());
             (made.id, self.pod_ips(&made.ips), plan.attempt)
         } else {
@@ -515,7 +515,7 @@ impl Worker {
         })
     }
 
-    /// What runs, with the pod's addresses as its status has them. A runtime reports none for
+    /// The inspected pod, with the addresses of its status. A runtime reports none for
     /// a pod on the host's network.
     fn addressed(&self, runtime: Arc<PodRuntime>) -> Arc<PodRuntime> {
         let ips = self.pod_ips(&runtime.ips);
@@ -599,7 +599,7 @@ impl Worker {
         }
     }
 
-    /// Stops everything of the pod.
+    /// Stops all containers and sandboxes of the pod.
     fn terminate(
         &mut self,
         grace_seconds: i64,
@@ -620,7 +620,7 @@ impl Worker {
             );
         }
         let busy = self.deps.observe.busy(&uid);
-        // The view may be older than the last start: inspect again.
+        // The last inspection may be older than the last start: inspect again.
         let before =
             self.deps.observe.inspect(&uid, stop).map_err(|error| Failed::soon(error.to_string()))?;
         let before = self.addressed(before);
@@ -648,14 +648,14 @@ impl Worker {
             )));
         }
         self.deps.probes.forget(&uid);
-        // Before the status: its publisher checks whether something may still run.
+        // Before the status: its publisher checks whether containers may still run.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).phase = TERMINATED;
         self.store_status(&after, Finality::Final);
         self.life.phase = Phase::Terminated;
         Ok(Next::Now)
     }
 
-    /// Everything has stopped: unmounts, and makes the status final.
+    /// All containers have stopped: unmounts, and makes the status final.
     fn clean_up(&mut self, stop: &StopToken) -> Result<Next, Failed> {
         let uid = self.uid();
         self.deps.volumes.tear_down(&uid, stop).map_err(|error| Failed::later(error.to_string()))?;
@@ -686,8 +686,8 @@ fn until(at: Timestamp) -> Duration {
     Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO)
 }
 
-/// The body of a worker that stops a pod of which only the runtime knows: grace 1 s, no
-/// hooks, no status. Returns whether it is gone.
+/// The body of a worker that stops a pod that only the runtime knows: grace period 1 s, no hooks,
+/// no status. Returns whether it has stopped.
 pub(super) fn stop_unknown(deps: &Deps, pod: &ListedPod, shared: &Shared, stop: &StopToken) -> bool {
     shared.lock().unwrap_or_else(PoisonError::into_inner).phase = "Terminating";
     loop {
@@ -697,7 +697,7 @@ pub(super) fn stop_unknown(deps: &Deps, pod: &ListedPod, shared: &Shared, stop: 
             .inspect(&pod.uid, stop)
             .map_err(|error| error.to_string())
             .and_then(|_| {
-                // As the inspection has just listed it: more may run than was known at first.
+                // From the last inspection: more containers may run than were known at first.
                 let newest = deps.observe.listed().get(&pod.uid).cloned();
                 deps.runtime
                     .kill_pod(None, Observed::Listed(newest.as_ref().unwrap_or(pod)), Some(1), stop)

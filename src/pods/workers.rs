@@ -1,4 +1,5 @@
-//! Starts, feeds and reaps the worker threads. A plain value, owned by the `sync` thread.
+//! Starts the worker threads, sends them updates and joins them. A plain value, owned by the `sync`
+//! thread.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, PoisonError};
@@ -20,11 +21,11 @@ use crate::util::timers::Deadlines;
 pub enum Ended {
     /// The pod's life on this node is over.
     Finished,
-    /// The worker panicked; only this pod is affected and is taken up again later.
+    /// The worker panicked; only this pod is affected; its worker is started again later.
     Panicked,
 }
 
-/// Wait before a pod whose worker panicked is taken up again; doubles up to 5 min.
+/// Wait before a worker that panicked is started again; doubles up to 5 min.
 const PANIC_RETRY: Duration = Duration::from_secs(10);
 
 enum Body {
@@ -36,19 +37,19 @@ enum Body {
 struct Record {
     body: Body,
     full_name: FullName,
-    /// Static pods of one full name wait for each other.
-    in_line: bool,
+    /// Whether it waits in the queue of static pods with its full name.
+    in_queue: bool,
     pending: Update,
     thread: Option<Thread>,
     shared: Shared,
-    /// Whether a thread was ever started: only then can anything run.
+    /// Whether a thread was ever started: only then can containers run.
     started: bool,
     finished: bool,
     again: bool,
     killed: bool,
-    /// Whether its source has given it up: named again, it is a new pod.
+    /// Whether its source has removed it: if it is delivered again, it is a new pod.
     removed: bool,
-    /// How it is to be stopped: a worker that panicked takes the order with it.
+    /// How it is to be stopped: the order in the mailbox is lost if the worker panics.
     kill: Option<Kill>,
     panics: u32,
 }
@@ -59,7 +60,7 @@ struct Thread {
     running: Running,
 }
 
-/// What became of a pod whose worker ended.
+/// The state of a pod after its worker ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AfterEnd {
     /// The pod is kept: it has finished and is still desired, or it is retried later.
@@ -94,13 +95,13 @@ impl Workers {
         }
     }
 
-    /// Whether there is a worker, or the memory of one that has finished.
+    /// Whether there is a worker, or the record of one that has finished.
     #[must_use]
     pub fn knows(&self, uid: &PodUid) -> bool {
         self.records.contains_key(uid)
     }
 
-    /// All that there is a worker for, or the memory of one.
+    /// The pods that have a worker, or the record of one.
     pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
         self.records.keys()
     }
@@ -126,18 +127,18 @@ impl Workers {
         self.records.get(uid)?.kill.as_ref()
     }
 
-    /// What can be seen of every worker.
+    /// The report of every worker.
     #[must_use]
     pub fn reports(&self) -> BTreeMap<PodUid, WorkerHandle> {
         self.records.iter().map(|(uid, record)| (uid.clone(), WorkerHandle(record.shared.clone()))).collect()
     }
 
-    /// Creates the pod's worker or hands it the new version.
+    /// Creates the pod's worker or sends it the new version.
     pub fn update(&mut self, pod: &Pod) {
         let uid = pod.uid().clone();
         if let Some(record) = self.records.get_mut(&uid) {
             if record.killed && !pod.is_deleting() {
-                // It is on its way out; it comes back when that is done, unless it failed.
+                // The pod is being stopped; it starts again when it has ended, unless it failed.
                 record.again = record.removed;
                 return;
             }
@@ -149,13 +150,13 @@ impl Workers {
             record.feed(Update { pod: Some(pod.clone()), kill: None });
             return;
         }
-        let in_line = pod.is_static();
+        let in_queue = pod.is_static();
         self.records.insert(
             uid.clone(),
             Record {
                 body: Body::Pod(pod.clone()),
                 full_name: pod.full_name(),
-                in_line,
+                in_queue,
                 pending: Update::default(),
                 thread: None,
                 shared: Shared::default(),
@@ -168,7 +169,7 @@ impl Workers {
                 panics: 0,
             },
         );
-        if in_line {
+        if in_queue {
             let line = self.lines.entry(pod.full_name()).or_default();
             line.push_back(uid.clone());
             if line.front() != Some(&uid) {
@@ -212,16 +213,16 @@ impl Workers {
         record.kill.clone_from(&all.kill);
         record.feed(all);
         match &mut record.thread {
-            // After the update is in the mailbox: the interrupted thread finds the reason there.
+            // After the update is in the mailbox: the interrupted thread reads the reason there.
             Some(thread) => thread.cancel = None,
-            // Its worker panicked; the end of the pod does not wait for the next try.
+            // Its worker panicked; the end of the pod does not wait for the next attempt.
             None => self.start(uid),
         }
         AfterEnd::Kept
     }
 
-    /// Cancels a pod's end: it starts again, at once or when its end is over.
-    /// Returns whether it has ended, so that its next worker may be made now.
+    /// Cancels a pod's end: it starts again, immediately or when it has ended. Returns whether it
+    /// has ended, so that its next worker may be made now.
     pub fn revive(&mut self, uid: &PodUid) -> bool {
         match self.records.get_mut(uid) {
             Some(record) if record.finished => {
@@ -248,7 +249,7 @@ impl Workers {
             Record {
                 body: Body::Unknown(pod.clone()),
                 full_name: FullName::new(&pod.name, &pod.namespace),
-                in_line: false,
+                in_queue: false,
                 pending: Update::default(),
                 thread: None,
                 shared: Shared::default(),
@@ -264,17 +265,17 @@ impl Workers {
         self.start(&pod.uid);
     }
 
-    /// Takes in the end of a worker. `wanted`: whether a source still names the pod.
+    /// Handles the end of a worker. `wanted`: whether a source still has the pod.
     pub fn ended(&mut self, uid: &PodUid, how: &Ended, wanted: bool) -> AfterEnd {
         let Some(record) = self.records.get_mut(uid) else { return AfterEnd::Removed };
-        // The thread has sent its last word, so this join is short.
+        // The thread has sent its last message, so this join is short.
         record.thread = None;
         match how {
             Ended::Panicked => {
                 let wait =
                     PANIC_RETRY.saturating_mul(1 << record.panics.min(5)).min(Duration::from_secs(300));
                 record.panics = record.panics.saturating_add(1);
-                // The next worker starts from the beginning, but a pod never comes back.
+                // The next worker starts from the beginning, but must still stop a killed pod.
                 record.pending.merge(Update { pod: None, kill: record.kill.clone() });
                 record.shared.lock().unwrap_or_else(PoisonError::into_inner).last_error =
                     Some("internal error: the pod's worker panicked (see the log)".to_owned());
@@ -285,7 +286,7 @@ impl Workers {
                 record.finished = true;
                 let unknown = matches!(record.body, Body::Unknown(_));
                 let again = record.again;
-                self.leave_line(uid);
+                self.leave_queue(uid);
                 if wanted && (again || unknown) {
                     self.purge(uid);
                     AfterEnd::Restart
@@ -304,7 +305,7 @@ impl Workers {
         self.retries.next()
     }
 
-    /// Takes up pods whose workers panicked some time ago.
+    /// Starts the workers that panicked some time ago again.
     pub fn retry(&mut self, now: Instant) {
         for uid in self.retries.take_due(now) {
             if self.records.get(&uid).is_some_and(|record| record.thread.is_none() && !record.finished) {
@@ -313,7 +314,7 @@ impl Workers {
         }
     }
 
-    /// Stops all workers side by side. The pods go on running.
+    /// Stops all workers at the same time. The pods continue to run.
     pub fn stop(mut self, limit: Duration) {
         let deadline = Instant::now() + limit;
         for thread in self.records.values_mut().filter_map(|record| record.thread.as_mut()) {
@@ -334,15 +335,15 @@ impl Workers {
     }
 
     fn purge(&mut self, uid: &PodUid) {
-        self.leave_line(uid);
+        self.leave_queue(uid);
         self.retries.clear(uid);
         self.records.remove(uid);
     }
 
-    /// Gives up the pod's place in the line of its full name; the next one may start.
-    fn leave_line(&mut self, uid: &PodUid) {
+    /// Removes the pod from the queue of its full name; the next pod may start.
+    fn leave_queue(&mut self, uid: &PodUid) {
         let Some(record) = self.records.get_mut(uid) else { return };
-        if !std::mem::take(&mut record.in_line) {
+        if !std::mem::take(&mut record.in_queue) {
             return;
         }
         let name = record.full_name.clone();
@@ -361,8 +362,8 @@ impl Workers {
     fn start(&mut self, uid: &PodUid) {
         let Some(record) = self.records.get_mut(uid) else { return };
         let (post, inbox) = mailbox::mailbox(Update::merge);
-        // What came while there was no thread; before the thread's first step, which would
-        // otherwise still be one for a pod that is to end.
+        // Updates that arrived while there was no thread. They are sent before the thread's first
+        // step, which could otherwise start a pod that is to end.
         if record.pending != Update::default() {
             post.put((), record.pending.clone());
         }
@@ -406,7 +407,7 @@ impl Workers {
                 record.thread = Some(Thread { post, cancel: Some(cancel_source), running });
             }
             Err(error) => {
-                log::error!("cannot start a worker thread, will try again: {error} uid={uid}");
+                log::error!("cannot start a worker thread, will retry: {error} uid={uid}");
                 self.retries.set(uid.clone(), Instant::now() + PANIC_RETRY);
             }
         }
@@ -422,7 +423,7 @@ impl Record {
     }
 }
 
-/// A view of one worker that follows it.
+/// Access to the current report of one worker.
 #[derive(Clone)]
 pub struct WorkerHandle(Shared);
 

@@ -22,7 +22,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 /// The User-Agent of probes.
 const USER_AGENT: &str = "kube-probe/1.36";
-/// A check that only met errors is repeated at once, this often in all.
+/// A check that ends with an error is repeated immediately, up to this number of attempts.
 const ATTEMPTS: u32 = 3;
 
 /// One run of a probe.
@@ -53,7 +53,7 @@ pub(super) enum CheckResult {
     Aborted,
 }
 
-/// Runs a check; one that cannot be made is tried again at once.
+/// Runs a check; one that cannot be made is retried immediately.
 pub(super) fn run(check: &Check, cri: &RuntimeClient) -> CheckResult {
     let mut result = CheckResult::Aborted;
     for _ in 0..ATTEMPTS {
@@ -73,7 +73,7 @@ fn once(check: &Check, cri: &RuntimeClient) -> CheckResult {
     let Some((container, probe)) =
         container.and_then(|container| Some((container, check.kind.of(container)?)))
     else {
-        return CheckResult::Error("unknown", "the probe is gone".to_owned());
+        return CheckResult::Error("unknown", "the probe was removed".to_owned());
     };
     let timeout = timeout_of(probe);
     if let Some(action) = &probe.exec {
@@ -110,7 +110,7 @@ fn timeout_of(probe: &Probe) -> Duration {
 /// The command with `$(NAME)` replaced where the container's `env` has a literal value.
 fn command(words: &[String], container: &Container) -> Result<Vec<String>, TooLarge> {
     let variables: &[EnvVar] = container.env.as_deref().unwrap_or_default();
-    // Most commands name none. A value from elsewhere is not known here and counts as empty.
+    // Most commands have no variables. A value from another source is not known here and is empty.
     let values: HashMap<&str, &str> = match words.iter().any(|word| word.contains("$(")) {
         true => variables
             .iter()

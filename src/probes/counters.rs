@@ -45,7 +45,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Counts a run. Those that only met an error count nowhere, as upstream.
+    /// Counts a run. Runs that ended with an error are not counted, as upstream.
     pub(super) fn count(&self, outcome: Outcome, took: Duration) {
         let add = |to: &AtomicU64, number| to.fetch_add(number, Ordering::Relaxed);
         if outcome == Outcome::Failure {

@@ -67,7 +67,7 @@ impl Probes {
     }
 
     /// Passes a pod's inspection to its probes: starts the threads of containers that run for the
-    /// first time, and aborts checks of instances that are gone. To be called after every
+    /// first time, and aborts checks of instances that have ended. To be called after every
     /// inspection, before plan and status are made from it. Probes without a host go to the first
     /// address in `runtime`, which is to be that of the pod's status; those of a pod on the node's
     /// network without an address go to 127.0.0.1. A `terminating` pod keeps its readiness probes,

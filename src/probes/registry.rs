@@ -23,10 +23,10 @@ use crate::util::backoff::random_unit;
 use crate::util::mailbox::{Inbox, Post, mailbox};
 use crate::util::stop::{self, StopSource};
 
-/// An instance that started so much earlier than the agent was in service before it.
+/// An instance that started this much earlier than the agent was in service before it.
 const ADOPTED_AGE: Duration = Duration::from_secs(10);
 
-/// The present, by both clocks.
+/// The present time of both clocks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Clock {
     pub(super) now: Instant,
@@ -39,11 +39,11 @@ impl Clock {
     }
 }
 
-/// What the thread of a probe begins with.
+/// The initial state of the thread of a probe.
 pub(super) struct Start {
     pub(super) probe: Box<Probe>,
     pub(super) inbox: Arc<Inbox<(), Update>>,
-    /// Those of the same container that wait for this probe.
+    /// The probes of the same container that wait for this probe.
     pub(super) siblings: Vec<Post<(), Update>>,
     pub(super) tally: Arc<Tally>,
 }
@@ -286,7 +286,7 @@ impl<T> ProbedContainer<T> {
         verdicts
     }
 
-    /// Posts to one probe what it has to know. Returns what its thread begins with if it needs one.
+    /// Posts the update to one probe. Returns the initial state of its thread if it needs one.
     fn update(&mut self, at: usize, ip: Option<IpAddr>, ends: bool, pod: &Pod) -> Option<Start> {
         let instance = self.current.as_ref().map(|current| current.instance.clone());
         let handle = self.probes.get_mut(at)?;

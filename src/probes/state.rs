@@ -1,8 +1,7 @@
 //! One probe of one container, without clock, thread or network (Go: prober/worker.go).
-//!
-//! When it runs, what a result means, and what it is held back by. Times come in as
-//! arguments. The tick of a probe starts when the probe is made and keeps its rhythm through
-//! restarts of the container; a trigger restarts it.
+//! Decides when it runs, what a result means, and what delays it. Times are arguments. The ticks of
+//! a probe start when the probe is made and keep their period across restarts of the container; a
+//! trigger restarts the period.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +10,8 @@ use crate::model::verdict::Verdict;
 
 /// Triggered runs of one probe are at least this far apart.
 ///
-/// DIFFERS: upstream runs at every trigger, and each status of a pod that is not ready is
-/// one, so a start in several steps spends the failure threshold in one moment.
+/// DIFFERS: upstream runs at every trigger, and each status of a pod that is not ready is a
+/// trigger, so a start in several steps reaches the failure threshold immediately.
 const TRIGGER_GAP: Duration = Duration::from_secs(1);
 
 /// What a probe is for.
@@ -30,7 +29,7 @@ impl Kind {
     /// All of them.
     pub const ALL: [Kind; 3] = [Kind::Startup, Kind::Liveness, Kind::Readiness];
 
-    /// As events and metrics name it.
+    /// Its name in events and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -51,7 +50,7 @@ impl Kind {
     }
 }
 
-/// A check that came to a result.
+/// The outcome of a check with a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// It passed.
@@ -89,7 +88,7 @@ impl Timing {
 pub(super) enum Origin {
     /// This agent saw it start.
     Fresh,
-    /// It ran before this agent did.
+    /// It ran before this agent started.
     Adopted,
     /// The same, and its start was known to be complete.
     AdoptedStarted,
@@ -126,7 +125,7 @@ pub(super) struct State {
     /// No runs any more.
     ended: bool,
     last: Option<Outcome>,
-    /// How often `last` came in a row, over all instances.
+    /// How often `last` was repeated without a change, over all instances.
     run: u32,
     /// The last tick; the first one until it has passed.
     tick: Instant,
@@ -165,9 +164,8 @@ impl State {
         self.due
     }
 
-    /// A new instance: the verdict on the earlier one is void. The count of equal
-    /// results goes on, as upstream's does. A check of the older one that is still under way
-    /// does not count any more.
+    /// A new instance: the verdict on the earlier one is void. The count of equal results
+    /// continues, as upstream. A check of the older instance that is in progress does not count.
     pub(super) fn instance(&mut self, origin: Origin) {
         self.verdict = origin.first_verdict(self.kind);
         self.held = self.verdict == Verdict::Success;
@@ -196,12 +194,12 @@ impl State {
         self.due = Some(self.tick_from(earliest));
     }
 
-    /// Asks for a run as soon as possible, if it may run at all.
+    /// Requests a run as soon as possible, if it may run.
     ///
     /// DIFFERS: during the initial delay it runs at the delay's end. Upstream skips such a
     /// run and restarts the period.
     pub(super) fn trigger(&mut self, at: Conditions, now: Instant) {
-        // What is kept in service until its first tick gets it then, spread on purpose.
+        // An adopted instance that stays in service runs at its first tick, which is spread.
         let spread = self.verdict == Verdict::Kept && self.last_start.is_none() && self.tick > now;
         if self.verdict == Verdict::Success || spread {
             return;
@@ -224,19 +222,19 @@ impl State {
         self.due = None;
         self.checking = true;
         self.last_start = Some(now);
-        // The last tick that has passed: those that a long check missed do not pile up.
+        // The last tick that has passed: ticks that a long check missed do not accumulate.
         let next = self.tick_from(now);
         self.tick = if next > now { next.checked_sub(self.timing.period).unwrap_or(now) } else { next };
     }
 
-    /// A run on the present instance ended; without an `outcome` it says nothing. Returns
-    /// whether others have to know.
+    /// A run on the present instance ended; without an `outcome` it does not count. Returns whether
+    /// the verdict changed.
     pub(super) fn finish(&mut self, outcome: Option<Outcome>, at: Conditions, now: Instant) -> bool {
         self.checking = false;
         let changed = outcome.is_some_and(|outcome| self.count(outcome));
         let waits = self.held || self.ended || at.running_since.is_none();
         if !waits && (self.kind == Kind::Startup || at.started) {
-            // A tick that passed meanwhile is run at once.
+            // If a tick has passed meanwhile, the next run is due now.
             self.due = Some((self.tick + self.timing.period).max(now));
         }
         if std::mem::take(&mut self.again) {
@@ -253,14 +251,14 @@ impl State {
             Outcome::Failure => (self.timing.failure_threshold, Verdict::Failure),
         };
         if self.run < needed {
-            // An adopted instance that does not answer has not shown that it ever started.
+            // An adopted instance that does not respond may never have started.
             let doubt = self.kind == Kind::Startup && self.verdict == Verdict::Kept;
             if doubt {
                 self.verdict = Verdict::Pending;
             }
             return doubt;
         }
-        // What an undecided probe shows already is no news.
+        // The result may equal the state that an undecided probe already shows.
         let same = match (self.verdict, self.kind) {
             (Verdict::Pending, Kind::Readiness) => verdict == Verdict::Failure,
             (Verdict::Pending | Verdict::Kept, Kind::Liveness) => verdict == Verdict::Success,

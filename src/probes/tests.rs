@@ -118,7 +118,7 @@ fn hanging_check_delays_no_other_and_ends_with_its_pod() {
     assert_eq!(room.probes.verdict(Kind::Readiness, &"c1".into()), Verdict::Success);
     room.probes.forget(hanging.uid());
     assert_eq!(room.probes.count(), 0);
-    // Would wait for ten minutes if the check went on.
+    // This would wait for ten minutes if the check continued.
     let before = std::time::Instant::now();
     room.probes.stop(LONG);
     assert!(before.elapsed() < LONG / 2);

@@ -155,7 +155,7 @@ fn wait(probe: &Probe, inbox: &Inbox<(), Update>, stop: &StopToken) {
     }
 }
 
-/// A check that panics has no result, and its probe goes on.
+/// A check that panics has no result, and its probe continues.
 #[inline(never)]
 fn run_check(check: &Check, check_deps: &CheckDeps) -> (CheckResult, Duration) {
     let begun = Instant::now();
@@ -174,7 +174,7 @@ fn conclude(
     tally: &Tally,
     check_deps: &CheckDeps,
 ) -> bool {
-    // The instance or its pod is gone: the registry has dropped it before this thread receives that.
+    // The instance or its pod was removed; the thread has not received that update yet.
     if check.stop.is_stopped() {
         return false;
     }

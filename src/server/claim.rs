@@ -22,11 +22,11 @@ use super::deps::ServerError;
 /// The name of the root directory's claims.
 const ROOT_CLAIM: &str = "agent.lock";
 
-/// How often another process may come first, or open a file before it is locked.
+/// How often another process may make the file first, or open it before it is locked.
 const ATTEMPTS: u32 = 100;
 
-/// While this lives the directory or socket belongs to this process. The kernel gives it up
-/// with the process, however that ends.
+/// While this lives the directory or socket belongs to this process. The kernel releases it when
+/// the process ends for any reason.
 ///
 /// INVARIANT: the process opens its claim's file once. A POSIX lock ends when any of the
 /// process's descriptors of the file is closed.
@@ -35,7 +35,7 @@ pub struct Claim {
     _file: File,
 }
 
-/// Claims the root directory, before anything is done with it or with its pods: two agents
+/// Claims the root directory, before its files or its pods are used: two agents
 /// with one directory would stop each other's pods.
 ///
 /// # Errors
@@ -68,11 +68,10 @@ pub fn claim_socket(socket: &Path) -> Result<Claim, ServerError> {
 
 /// `None`: another process has it.
 ///
-/// Two processes never both have it. Numbers go up by one, and only files below the highest
-/// number are removed, so the highest number never falls. A process that has the claim by
-/// number n found n to be the highest after it had made it. Number n + 1 is made by a process
-/// that found n to be the highest and not held; but n is held from before it has its name until
-/// its process ends.
+/// Two processes never both have it. Numbers go up by one, and only files below the highest number
+/// are removed, so the highest number never falls. A process that has the claim by number n found n
+/// to be the highest after it had made it. Number n + 1 is made by a process that found n to be the
+/// highest and not held; but n is held from before it has its name until its process ends.
 fn claim(directory: &Path, name: &str) -> io::Result<Option<Claim>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(directory, flags, Mode::empty())?;
@@ -112,7 +111,7 @@ fn numbers(directory: impl AsFd, name: &str) -> io::Result<Vec<u64>> {
 fn is_held(directory: impl AsFd, file: &str) -> io::Result<bool> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     match rustix::fs::openat(directory, file, flags, Mode::empty()) {
-        // Only a write lock is in the way of a read lock.
+        // Only a write lock conflicts with a read lock.
         Ok(file) => Ok(rustix::process::fcntl_getlk(file, &FlockType::ReadLock.into())?.is_some()),
         // A newer claim has replaced it.
         Err(Errno::NOENT) => Ok(false),

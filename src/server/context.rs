@@ -1,4 +1,5 @@
-//! What all connections share: the dependencies, the limits, and the signal of the server's stop.
+//! The state that all connections share: the dependencies, the limits, and the signal of the
+//! server's stop.
 
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
@@ -12,11 +13,11 @@ use super::listen::limiter::ConnectionLimiter;
 use super::quota::Quota;
 use crate::transport::tls::Acceptor;
 
-/// Streams at once on all listeners except the node API; each holds a thread.
+/// Maximum of concurrent streams on all listeners except the node API; each holds a thread.
 pub(super) const STREAMS: usize = 16;
 
 /// DIFFERS: the Go kubelet has no limits here.
-/// Streams of the node API: a cluster follows many logs at once.
+/// Streams of the node API: a cluster follows many logs at the same time.
 pub(super) const MAIN_STREAMS: usize = 192;
 
 /// Maximum per client address. An API server is one address, and mostly one certificate, for all
@@ -28,8 +29,8 @@ pub(super) const STREAMS_PER_PEER: usize = 128;
 /// person or a program. Two of them do not use up the rest.
 pub(super) const STREAMS_PER_TOKEN: usize = 32;
 
-/// Responses at once that grow with what runs on the node (a list of pods, metrics, statistics):
-/// each is in memory as a whole until its client has read it.
+/// Maximum of concurrent responses that grow with the number of pods (a list of pods, metrics,
+/// statistics): each is in memory as a whole until its client has read it.
 pub(super) const RESPONSES: usize = 32;
 
 /// Maximum of those per client address.
@@ -44,7 +45,7 @@ pub struct MainPort {
     pub auth: Auth,
 }
 
-/// What listeners and connections share.
+/// The state that listeners and connections share.
 pub(super) struct Context {
     pub deps: Deps,
     /// Readable as soon as the server stops.

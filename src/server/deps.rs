@@ -1,4 +1,4 @@
-//! What the server needs of other rooms: where responses come from, and which endpoints are on.
+//! The handles on other rooms from which responses are made, and the enabled endpoints.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use crate::runtime::logs::read::ReadOptions;
 use crate::util::metrics::Page;
 use crate::util::stop::StopToken;
 
-/// Where responses come from. Every closure reads a snapshot or has its own deadline.
+/// The sources of responses. Every closure reads a snapshot or has its own deadline.
 #[derive(Clone)]
 pub struct Deps {
     /// All pods of the configuration, status filled in. One at a time: copies of all of them
@@ -64,12 +64,12 @@ pub type ReadLog = dyn Fn(&Path, &ReadOptions, &mut dyn Write, &dyn Fn() -> bool
     + Send
     + Sync;
 
-/// What exec, attach and port-forward need.
+/// The dependencies of exec, attach and port-forward.
 #[derive(Clone)]
 pub struct StreamDeps {
     /// `enableDebuggingHandlers`.
     pub enabled: bool,
-    /// Whether WebSocket v5 and tunnels end here (gate ExtendWebSocketsToKubelet).
+    /// Whether the agent handles WebSocket v5 and tunnels (gate ExtendWebSocketsToKubelet).
     pub websockets: bool,
     /// Finds a pod of the configuration by namespace and name.
     pub find_pod: Arc<FindPod>,
@@ -85,7 +85,7 @@ pub struct StreamDeps {
 pub struct HealthCheck {
     /// As in `/healthz/<name>`.
     pub name: &'static str,
-    /// Says why it fails. Must not block.
+    /// Returns the reason of a failure. Must not block.
     pub probe: Arc<dyn Fn() -> Result<(), String> + Send + Sync>,
 }
 
@@ -105,9 +105,9 @@ pub enum MetricsPage {
     Own,
     /// `/metrics/probes`: by pod.
     Probes,
-    /// `/metrics/resource`: what nodes, pods and containers use, in short.
+    /// `/metrics/resource`: the usage of nodes, pods and containers, in short.
     Resource,
-    /// `/metrics/cadvisor`: the same at length.
+    /// `/metrics/cadvisor`: the same in detail.
     Cadvisor,
 }
 
@@ -142,15 +142,15 @@ pub struct Switches {
     pub split_streams: bool,
 }
 
-/// Runs a command in a running container until it ends or the client leaves: its standard output,
-/// then its standard error.
+/// Runs a command in a running container until it ends or the client disconnects: its standard
+/// output, then its standard error.
 pub type RunCommand = dyn Fn(&PodUid, &str, Vec<String>, &StopToken) -> Result<Vec<u8>, String> + Send + Sync;
 
 /// Writes a checkpoint of a container and returns its path. The number is a time limit in
 /// seconds; 0: none.
 pub type Checkpoint = dyn Fn(&api::Pod, &str, i64, &StopToken) -> Result<PathBuf, String> + Send + Sync;
 
-/// Where the node API's own responses come from.
+/// The sources of the node API's own responses.
 #[derive(Clone)]
 pub struct Endpoints {
     pub switches: Switches,

@@ -12,8 +12,8 @@
 //! Invariants: a request is parsed once, strictly, and served on its connection's thread; every wait
 //! ends when the `listen` thread stops; a slow client, a slow response or a panic affects one
 //! connection.
-//! Absent on purpose: HTTP/2, bodies beyond a few KiB, trust in any header but a token that
-//! the API server vouches for.
+//! Absent on purpose: HTTP/2, bodies beyond a few KiB, trust in any header but a token that the API
+//! server has reviewed.
 //! Go counterpart: pkg/kubelet/server, and parts of crictl and kubectl.
 
 mod auth;
@@ -70,7 +70,7 @@ pub struct Settings {
     pub any_namespace: bool,
 }
 
-/// Starts the listeners. A health port in use is tried again every 5 s; for the others that is an
+/// Starts the listeners. A health port in use is retried every 5 s; for the other ports this is an
 /// error.
 ///
 /// # Errors

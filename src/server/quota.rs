@@ -1,4 +1,4 @@
-//! Quotas: at most so many at once in all, and so many of those for one address or one user.
+//! Quotas: a maximum of concurrent permits in total, and for one address or one user.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use super::listen::limiter::{Peer, peer};
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
-/// The owner that a permit counts for.
+/// The owner whose limit includes a permit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Owner {
     Address(Peer),
@@ -72,7 +72,7 @@ struct Waiter {
     permits: Sender<Permit>,
 }
 
-/// Dropping it returns it.
+/// One permit. Dropping it returns it to the quota.
 #[derive(Debug)]
 pub(super) struct Permit {
     quota: Arc<Quota>,

@@ -1,4 +1,4 @@
-//! The whole server against clients over loopback and a Unix socket.
+//! Tests of the whole server with clients over loopback and a Unix socket.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -414,7 +414,7 @@ fn connection_of_a_client_that_left_counts_until_its_call_returns() {
         stream.write_all(b"GET /v1/images HTTP/1.0\r\n\r\n").unwrap();
         begun.recv().unwrap();
     }
-    // All clients are gone, and all calls still run.
+    // All clients have disconnected, and all calls still run.
     let mut late = connect_local(&fixture.socket).unwrap();
     let mut text = String::new();
     late.read_to_string(&mut text).unwrap();

@@ -1,4 +1,4 @@
-//! The last status of every pod, shared by those who write it and those who show it.
+//! The last status of every pod, shared by its writers and its readers.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,32 +17,32 @@ use super::containers::{LOST_WHEN_TERMINATED, vanished};
 use super::phase::is_terminal;
 use super::{conditions, ended, transitions};
 
-/// One pod's place in the cache.
+/// The entry of one pod.
 #[derive(Debug, Clone)]
 pub struct Entry {
     /// The status, never changed in place.
     pub status: Arc<PodStatus>,
     /// The cache's version at which this status was stored.
     pub version: u64,
-    /// Nothing of the pod is left on the node; the API object may go.
+    /// The pod has completely ended on the node; the API object may be deleted.
     pub finished: bool,
 }
 
-/// What storing a status came to.
+/// The result of storing a status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stored {
-    /// Whether there is anything new in it.
+    /// Whether the status differs from the last one.
     pub changed: bool,
     /// The version under which the pod's status is stored now; 0 if there is none.
     pub version: u64,
 }
 
-/// Whether a status that says nothing new is stored all the same.
+/// Whether a status is stored even if it did not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Force {
     No,
     Yes,
-    /// Also, nothing of the pod is left on the node.
+    /// Yes, and the pod has completely ended on the node.
     Final,
 }
 
@@ -52,8 +52,8 @@ struct Inner {
     version: u64,
     bells: Vec<(u64, Sender<()>)>,
     next_bell: u64,
-    /// Up to this version the API server knows all there is to know.
-    told: u64,
+    /// The API server has every status up to this version.
+    published: u64,
 }
 
 /// A handle on the cache; clones share it. The lock is held only for map operations.
@@ -76,14 +76,14 @@ impl StatusCache {
         self.change(pod, now, force, |_| Some(status.clone()))
     }
 
-    /// Stores the status of a pod that this node refused: nothing of it is here, so the API
-    /// object may be removed as soon as a client deletes it.
+    /// Stores the status of a pod that this node refused: it never started here, so the API object
+    /// may be removed as soon as a client deletes it.
     pub fn set_rejected(&self, pod: &Pod, status: PodStatus, now: Timestamp) -> Stored {
         self.change(pod, now, Force::Final, |_| Some(status.clone()))
     }
 
-    /// Notes a readiness verdict on the container `id` (with the runtime's prefix).
-    /// An unknown pod or container and an unchanged verdict are nothing new.
+    /// Records a readiness verdict on the container `id` (with the runtime's prefix). An unknown
+    /// pod or container and an unchanged verdict change nothing.
     pub fn set_ready(&self, pod: &Pod, id: &str, ready: bool, now: Timestamp) -> Stored {
         self.amend(pod, now, |status| {
             let container = find_by_id(status, id)?;
@@ -98,8 +98,8 @@ impl StatusCache {
         })
     }
 
-    /// Notes that the pod's sandbox is there: its containers can be started, though their
-    /// images may still be on the way.
+    /// Records that the pod's sandbox is ready: its containers can be started, although their
+    /// images may still be pulled.
     pub fn set_sandbox_ready(&self, pod: &Pod, now: Timestamp) -> Stored {
         self.amend(pod, now, |status| {
             let conditions = status.conditions.as_mut()?;
@@ -112,8 +112,8 @@ impl StatusCache {
         })
     }
 
-    /// Closes the books on a pod of which nothing is left on the node: what has no end
-    /// gets one, and unless the pod is static, so does its phase.
+    /// Finishes the status of a pod that has completely ended on the node: containers without an
+    /// end get one, and the phase becomes terminal unless the pod is static.
     pub fn finish(&self, pod: &Pod, now: Timestamp) -> Stored {
         self.change(pod, now, Force::Final, |old| {
             let mut status = old.clone();
@@ -134,7 +134,7 @@ impl StatusCache {
         self.lock().entries.get(uid).cloned()
     }
 
-    /// Drops a pod. The version grows, so that watchers see it go.
+    /// Drops a pod. The version grows, so that watchers notice the removal.
     pub fn forget(&self, uid: &PodUid) {
         let mut inner = self.lock();
         if inner.entries.remove(uid).is_some() {
@@ -154,23 +154,23 @@ impl StatusCache {
         newer.map(|(uid, entry)| (uid.clone(), entry.version)).collect()
     }
 
-    /// The API server knows every status up to `version`.
+    /// Records that the API server has every status up to `version`.
     pub(super) fn set_published(&self, version: u64) {
-        self.lock().told = version;
+        self.lock().published = version;
     }
 
-    /// Whether the API server knows every status.
+    /// Whether the API server has every status.
     #[must_use]
     pub fn is_all_published(&self) -> bool {
         let inner = self.lock();
-        inner.entries.values().all(|entry| entry.version <= inner.told)
+        inner.entries.values().all(|entry| entry.version <= inner.published)
     }
 
-    /// Whether the API server knows the status of this pod, or there is none.
+    /// Whether the API server has the status of this pod, or there is none.
     #[must_use]
     pub fn is_published(&self, uid: &PodUid) -> bool {
         let inner = self.lock();
-        inner.entries.get(uid).is_none_or(|entry| entry.version <= inner.told)
+        inner.entries.get(uid).is_none_or(|entry| entry.version <= inner.published)
     }
 
     /// Grows with every change of any pod's status.
@@ -186,11 +186,11 @@ impl StatusCache {
     }
 
     /// Waits until the version is above `seen`, at most for `limit` or until the stop.
-    /// Answers the version at its end.
+    /// Returns the version at its end.
     #[must_use]
     pub fn wait_newer(&self, seen: u64, stop: &StopToken, limit: Duration) -> u64 {
         let until = timers::at(Instant::now().checked_add(limit));
-        // Before the first look: a change in between must ring.
+        // Before the first read, so that a change in between rings.
         let (number, bell) = self.listen();
         let _waiting = threads::waiting("a newer pod status");
         let version = loop {
@@ -221,7 +221,7 @@ impl StatusCache {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes a status that is there already.
+    /// Changes a status that is already stored.
     fn amend(&self, pod: &Pod, now: Timestamp, by: impl Fn(&mut PodStatus) -> Option<()>) -> Stored {
         if self.get(pod.uid()).is_none() {
             return Stored { changed: false, version: 0 };
@@ -232,7 +232,7 @@ impl StatusCache {
         })
     }
 
-    /// Computes outside of the lock; starts over if someone else stored meanwhile.
+    /// Computes outside of the lock; starts again if another thread stored a status meanwhile.
     fn change(
         &self,
         pod: &Pod,
@@ -276,7 +276,7 @@ impl StatusCache {
             inner.entries.insert(pod.uid().clone(), place);
             ring(&mut inner);
             drop(inner);
-            // What had ended before the first look ended under another agent.
+            // Containers that had ended before the first status ended under another agent.
             if let Some(entry) = &entry {
                 ended::count(&entry.status, &status);
             }
@@ -286,7 +286,7 @@ impl StatusCache {
 }
 
 fn ring(inner: &mut Inner) {
-    // A full bell rings already.
+    // If a bell is full, its thread wakes anyway.
     inner.bells.retain(|(_, bell)| !matches!(bell.try_send(()), Err(TrySendError::Disconnected(()))));
 }
 
@@ -295,13 +295,13 @@ fn find_by_id<'a>(status: &'a mut PodStatus, id: &str) -> Option<&'a mut Contain
     lists.into_iter().flatten().flatten().find(|container| container.container_id.as_deref() == Some(id))
 }
 
-/// Ends whatever has no end (Go: TerminatePod).
+/// Ends all containers that have no end (Go: TerminatePod).
 fn close(pod: &Pod, status: &mut PodStatus) {
     if was_initialized(pod, status) {
         status.container_statuses.iter_mut().flatten().for_each(end);
     }
     if let Some(list) = &mut status.init_container_statuses {
-        // Those after the last one that ever ran are not to blame; the first one always is.
+        // Only the first one, and those up to the last one that ever ran, get an end.
         let ran = list.iter().rposition(has_run).map_or(1, |last| last + 1);
         list.iter_mut().take(ran).for_each(end);
     }
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn only_news_are_stored() {
+    fn only_changed_statuses_are_stored() {
         let cache = StatusCache::new();
         let pod = pod("Always", json!({}));
         assert_eq!(cache.set(&pod, status(running(), "False"), at(10)), Stored { changed: true, version: 1 });
@@ -385,7 +385,7 @@ mod tests {
             cache.set(&pod, status(running(), "False"), at(11)),
             Stored { changed: false, version: 1 }
         );
-        // Foreign conditions are not ours to tell.
+        // Conditions of other writers are not reported.
         let mut foreign = status(running(), "False");
         foreign.conditions.as_mut().unwrap().pop();
         assert!(!cache.set(&pod, foreign, at(12)).changed);
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn finishing_ends_whatever_has_no_end() {
+    fn finishing_ends_all_containers_without_an_end() {
         let check = |source: &str, first: Value, phase: &str, reason: &str| {
             let cache = StatusCache::new();
             let annotations = json!({"/metadata": {"name": "p", "uid": "u",
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_does_not_become_ready() {
+    fn ended_container_does_not_become_ready() {
         let cache = StatusCache::new();
         let pod = pod("Always", json!({}));
         cache.set(&pod, status(json!({"waiting": {"reason": "CrashLoopBackOff"}}), "False"), at(1));
@@ -512,13 +512,16 @@ mod tests {
         cache.set(&pod, waiting, at(1));
         assert!(cache.set_sandbox_ready(&pod, at(2)).changed);
         let stored = cache.get(pod.uid()).unwrap();
-        let told = stored.conditions.as_ref().unwrap().last().unwrap();
-        assert_eq!((told.status.as_str(), told.last_transition_time.clone().unwrap().0), ("True", at(2)));
+        let condition = stored.conditions.as_ref().unwrap().last().unwrap();
+        assert_eq!(
+            (condition.status.as_str(), condition.last_transition_time.clone().unwrap().0),
+            ("True", at(2))
+        );
         assert!(!cache.set_sandbox_ready(&pod, at(3)).changed);
     }
 
     #[test]
-    fn waiting_ends_with_news_a_stop_or_the_limit() {
+    fn waiting_ends_with_a_new_version_a_stop_or_the_limit() {
         let cache = StatusCache::new();
         let pod = pod("Always", json!({}));
         let never = StopToken::never();

@@ -1,4 +1,4 @@
-//! The whole status of a pod from facts alone (Go: generateAPIPodStatus).
+//! Composes the complete status of a pod (pure; Go: generateAPIPodStatus).
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -18,18 +18,18 @@ use super::inputs::{Inputs, NodeAddresses, generation};
 use super::phase::is_terminal;
 use super::{conditions, phase, resources};
 
-/// How a pod stands with its `activeDeadlineSeconds`.
+/// The state of a pod's `activeDeadlineSeconds`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deadline {
-    /// So much time is left: look again then.
+    /// The remaining time: check again after it.
     Remaining(Duration),
-    /// It is over.
+    /// The deadline has passed.
     Exceeded,
 }
 
 const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
 
-/// Judges `activeDeadlineSeconds`. `None` without one, or while the pod has not started.
+/// Checks `activeDeadlineSeconds`. `None` without one, or while the pod has not started.
 #[must_use]
 pub fn active_deadline(pod: &Pod, old: Option<&PodStatus>, now: Timestamp) -> Option<Deadline> {
     let source = pod.object().status.as_ref();
@@ -46,8 +46,8 @@ fn deadline(pod: &Pod, start: Timestamp, now: Timestamp) -> Option<Deadline> {
     })
 }
 
-/// Composes the status. Times keep their fractions and conditions carry `now` as their
-/// transition time; the cache settles both when it stores the status.
+/// Composes the status. Times keep their fractions and conditions have `now` as their transition
+/// time; the cache normalizes both when it stores the status.
 #[must_use]
 pub fn compose(inputs: &Inputs) -> PodStatus {
     let pod = inputs.pod;
@@ -64,7 +64,7 @@ pub fn compose(inputs: &Inputs) -> PodStatus {
         ..PodStatus::default()
     };
     statuses_of_containers(inputs, &mut status);
-    // Before the phase, which asks whether sidecars have started.
+    // Before the phase, which depends on whether sidecars have started.
     fill_probed(inputs, &mut status);
     set_phase(inputs, &mut status);
     resources::set_pod_level(pod, &mut status);
@@ -73,11 +73,10 @@ pub fn compose(inputs: &Inputs) -> PodStatus {
     status
 }
 
-/// When the pod was first seen, as far as anyone knows.
-///
-/// DIFFERS: without an older status the creation of the pod's first known sandbox counts,
-/// so that a restart of the agent does not make a static pod look new (and does not grant
-/// it a fresh `activeDeadlineSeconds`). Upstream takes the present time.
+/// When the pod was first seen, as far as it is known.
+/// DIFFERS: without an older status it is the creation of the pod's first known sandbox, so that a
+/// restart of the agent does not make a static pod look new (and does not restart its
+/// `activeDeadlineSeconds`). Upstream uses the present time.
 fn start_time(inputs: &Inputs) -> Option<Time> {
     let source = inputs.pod.object().status.as_ref();
     let known = [inputs.old, source].into_iter().flatten().find_map(|status| status.start_time.clone());
@@ -101,7 +100,7 @@ fn statuses_of_containers(inputs: &Inputs, status: &mut PodStatus) {
 /// DIFFERS: a stored terminal phase also never turns into the other terminal phase, and a
 /// pod that ended by itself is not failed by its deadline afterwards. Upstream composes
 /// both again until the API server has the phase, which never happens on a standalone node.
-/// If the API server's phase is taken over, its reason and message stay.
+/// If the API server's phase is used, its reason and message stay.
 fn set_phase(inputs: &Inputs, status: &mut PodStatus) {
     let pod = inputs.pod;
     let source = pod.object().status.as_ref();
@@ -156,7 +155,7 @@ fn fill_probed(inputs: &Inputs, status: &mut PodStatus) {
                 Some(Verdict::Kept) => was,
             };
             let started = running && verdict(inputs.startup, old.is_none_or(|old| old.started == Some(true)));
-            // No probe of an ephemeral container says whether it has started.
+            // Ephemeral containers have no probes that show whether they have started.
             container.started = (kind != Kind::Ephemeral).then_some(started);
             container.ready = if kind == Kind::Init && !sidecar(&container.name) {
                 let ended = container.state.as_ref().and_then(|state| state.terminated.as_ref());
@@ -217,7 +216,7 @@ fn on_host_network(before: Vec<PodIP>, hosts: &[IpAddr]) -> Vec<PodIP> {
     if ips.is_empty() {
         ips.push(PodIP { ip: primary.to_string() });
     }
-    // A second family may show up later; the first one stays.
+    // An address of the second family may be added later; the first one stays.
     if let (Some(second), [first]) = (hosts.get(1), ips.as_slice())
         && first.ip.parse::<IpAddr>().is_ok_and(|first| first.is_ipv6() != second.is_ipv6())
     {

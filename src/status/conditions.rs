@@ -29,7 +29,7 @@ impl Holds {
     }
 }
 
-/// All conditions of the new status: foreign ones first, ours in their fixed order.
+/// All conditions of the new status: those of other writers first, then ours in a fixed order.
 pub(super) fn compose(inputs: &Inputs, status: &PodStatus) -> Vec<PodCondition> {
     let pod = inputs.pod;
     let source = pod.object().status.as_ref().and_then(|status| status.conditions.as_ref());
@@ -46,7 +46,7 @@ pub(super) fn compose(inputs: &Inputs, status: &PodStatus) -> Vec<PodCondition> 
             .cloned()
             .map(|resize| PodCondition { last_transition_time: Some(Time(inputs.now)), ..resize }),
     );
-    // Shared with the controllers: what eviction wrote stays until the API server has it.
+    // Shared with the controllers: the condition of an eviction stays until the API server has it.
     if let Some(disrupted) = find(inputs.old.and_then(|old| old.conditions.as_deref()), DISRUPTION_TARGET) {
         conditions.retain(|condition| condition.type_ != disrupted.type_);
         conditions.push(disrupted.clone());
@@ -73,8 +73,8 @@ pub(super) fn compose(inputs: &Inputs, status: &PodStatus) -> Vec<PodCondition> 
     conditions
 }
 
-/// Adds to `status` that the pod had to go, for `message`, by this node's decision. The API
-/// server receives it together with the pod's end.
+/// Adds to `status` that this node disrupted the pod, with `message` as the reason. The API server
+/// receives it together with the pod's end.
 pub fn disrupt(pod: &Pod, status: &mut PodStatus, message: &str, now: Timestamp) {
     let before = find(status.conditions.as_deref(), DISRUPTION_TARGET)
         .filter(|before| before.status == "True")
@@ -95,8 +95,8 @@ pub fn disrupt(pod: &Pod, status: &mut PodStatus, message: &str, now: Timestamp)
     }
 }
 
-/// Whether `stored` has a Ready condition that the readiness gates of `pod`, as the API
-/// server shows it now, no longer bear out: then its worker has to look at it.
+/// Whether the readiness gates of `pod`, as the API server shows it now, give another Ready
+/// condition than `stored`: then its worker has to compose the status again.
 #[must_use]
 pub fn gates_differ(pod: &Pod, stored: &PodStatus) -> bool {
     if pod.spec().readiness_gates.as_ref().is_none_or(Vec::is_empty) {
@@ -130,7 +130,7 @@ pub(super) fn find<'a>(conditions: Option<&'a [PodCondition]>, kind: &str) -> Op
     conditions?.iter().find(|condition| condition.type_ == kind)
 }
 
-/// Whether a condition was true in the status before this one.
+/// Whether a condition was true in the previous status.
 pub(super) fn holds_before(inputs: &Inputs, kind: &str) -> bool {
     find(inputs.before().and_then(|before| before.conditions.as_deref()), kind)
         .is_some_and(|condition| condition.status == "True")
@@ -148,7 +148,7 @@ fn initialized(inputs: &Inputs, status: &PodStatus) -> Holds {
     if phase_is(status, "Succeeded") && unknown.is_empty() {
         return Holds { reason: Some(reasons::POD_COMPLETED), ..Holds::yes() };
     }
-    // A regular container that has run proves that initialization was over once.
+    // A regular container that has run proves that initialization was complete.
     let has_run = status.container_statuses.iter().flatten().any(|status| {
         status.state.as_ref().is_some_and(|state| state.running.is_some() || state.terminated.is_some())
     });
@@ -174,7 +174,7 @@ fn containers_ready(pod: &Pod, status: &PodStatus) -> Holds {
     if phase_is(status, "Succeeded") && unknown.is_empty() {
         return Holds::no(reasons::POD_COMPLETED, None);
     }
-    // Its containers may still be on their way out.
+    // Its containers may still be stopping.
     if phase_is(status, "Failed") {
         return Holds::no(reasons::POD_FAILED, None);
     }

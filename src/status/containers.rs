@@ -28,7 +28,7 @@ pub(super) enum Kind {
 
 /// The exit code if the real one is unknown: that of SIGKILL.
 pub(super) const UNKNOWN_EXIT: i32 = 137;
-/// Message of a container that vanished while the pod was going.
+/// Message of a container that vanished while the pod was being stopped.
 pub(super) const LOST_WHEN_TERMINATED: &str =
     "The container could not be located when the pod was terminated";
 const LOST_WHEN_DELETED: &str =
@@ -147,7 +147,7 @@ fn known(
                 old.container_id.as_deref() == Some(&id)
                     && old.state.as_ref().is_some_and(|state| state.terminated.is_some())
             }) {
-                // Said so once already; the next look must not undo it.
+                // Already counted; the next inspection must not reset it.
                 restart_count = old.restart_count;
                 old.state.clone().unwrap_or_default()
             } else {
@@ -175,7 +175,7 @@ fn known(
     }
 }
 
-/// The status of a container of which the runtime has no instance.
+/// The status of a container without an instance in the runtime.
 fn unknown_to_runtime(
     inputs: &Inputs,
     spec: &Container,
@@ -223,7 +223,7 @@ fn unknown_to_runtime(
     let was_running = old.and_then(|old| old.state.as_ref()).is_some_and(|state| state.running.is_some());
     let never_ended = status.last_state.as_ref().is_none_or(|last| last.terminated.is_none());
     if was_running && never_ended {
-        // Waiting alone would look as if it had never run, and put the pod back to Pending.
+        // A waiting state alone would mean that it never ran, and set the pod back to Pending.
         status.last_state = Some(ContainerState { terminated: Some(vanished(LOST_WHEN_DELETED)), ..empty() });
         if !inputs.is_deleting() {
             status.restart_count = status.restart_count.saturating_add(1);
@@ -239,8 +239,8 @@ fn any_regular_created(inputs: &Inputs) -> bool {
     })
 }
 
-/// A container that will start again and could not the last time is shown as waiting
-/// with that reason; its end moves to the last state.
+/// A container that will restart and whose last start failed is shown as waiting with that reason;
+/// its end moves to the last state.
 fn show_failure(
     inputs: &Inputs,
     spec: &Container,
@@ -249,7 +249,7 @@ fn show_failure(
     status: &mut ContainerStatus,
 ) {
     let done = newest.is_some_and(|newest| newest.state == Lives::Exited && newest.exit_code == 0);
-    // DIFFERS: a sidecar that exited with 0 comes back and so may show a back-off, too.
+    // DIFFERS: a sidecar that exited with 0 restarts and so may show a back-off, too.
     if kind == Kind::Init && done && !is_sidecar(spec) {
         return;
     }
@@ -283,7 +283,7 @@ fn full_id(inputs: &Inputs, instance: &Instance) -> String {
     format!("{}://{}", inputs.runtime_name, instance.id)
 }
 
-/// The volume mounts as the user wrote them; only the user knows the volumes' names.
+/// The volume mounts of the specification; the runtime does not have the volumes' names.
 fn volume_mounts(spec: &Container, instance: Option<&Instance>) -> Option<Vec<VolumeMountStatus>> {
     let mounts: Vec<VolumeMountStatus> =
         spec.volume_mounts

@@ -1,10 +1,10 @@
-//! Counts the containers that have ended, each once, by what is new in a pod's status.
+//! Counts the containers that have ended, each once, by the changes of a pod's status.
 
 use crate::model::api::{ContainerStateTerminated, ContainerStatus, PodStatus};
 use crate::model::metrics::TERMINATED_CONTAINERS;
 use crate::util::metrics::Value;
 
-/// Counts the ends that `new` tells and `old` did not.
+/// Counts the ends that `new` shows and `old` does not.
 ///
 /// DIFFERS: the Go kubelet leaves out containers that it ended itself to restart them.
 pub(super) fn count(old: &PodStatus, new: &PodStatus) {
@@ -24,12 +24,12 @@ pub(super) fn count(old: &PodStatus, new: &PodStatus) {
     }
 }
 
-/// Of this instance and of the one before.
+/// The ends of this instance and of the previous one.
 fn ends(container: &ContainerStatus) -> impl Iterator<Item = &ContainerStateTerminated> {
     [&container.state, &container.last_state].into_iter().flatten().filter_map(|one| one.terminated.as_ref())
 }
 
-/// The words about an end may become better with time; which instance it was does not change.
+/// Whether both are the same end: its reason and message may change later, its instance does not.
 fn is_same(one: &ContainerStateTerminated, other: &ContainerStateTerminated) -> bool {
     match (one.container_id.as_deref(), other.container_id.as_deref()) {
         (Some(one), Some(other)) if !one.is_empty() => one == other,
@@ -52,7 +52,7 @@ mod tests {
     fn each_end_counts_once() {
         let running = json!({"running": {}});
         let end = |id: &str, reason: &str| json!({"terminated": {"exitCode": 7, "reason": reason, "containerID": id}});
-        // A reason of its own, for other tests count as well.
+        // A reason that no other test uses, because they increase the same counters.
         let counted = |kind: &'static str| TERMINATED_CONTAINERS.get([kind, "7", "EndedHere"]);
         for (list, kind) in [
             ("initContainerStatuses", "init_container"),

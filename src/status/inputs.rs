@@ -1,4 +1,4 @@
-//! What a status is composed from.
+//! The inputs of a status.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use crate::model::quantity::Amount;
 use crate::model::runtime::PodRuntime;
 use crate::model::verdict::Verdict;
 
-/// Why the last attempt to start a container failed; kept until one succeeds.
+/// Why the last attempt to start a container failed; stored until an attempt succeeds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartReason {
     /// CamelCase, see `model::reasons`.
@@ -34,12 +34,12 @@ impl NodeAddresses {
     }
 }
 
-/// What a status is composed from.
+/// The inputs of a status.
 #[derive(Clone, Copy)]
 pub struct Inputs<'a> {
-    /// The pod; its own status counts where `old` is absent.
+    /// The pod; its own status is used if `old` is absent.
     pub pod: &'a Pod,
-    /// What the runtime says.
+    /// The last inspection.
     pub runtime: &'a PodRuntime,
     /// The status that this agent stored last.
     pub old: Option<&'a PodStatus>,
@@ -47,7 +47,7 @@ pub struct Inputs<'a> {
     pub failures: &'a dyn Fn(&str) -> Option<StartReason>,
     /// The pod's containers have stopped and will not run again.
     pub terminal: bool,
-    /// The pod is on its way out: nothing restarts.
+    /// The pod is being deleted or stopped: no container restarts.
     pub deleting: bool,
     /// The present time.
     pub now: Timestamp,
@@ -55,15 +55,15 @@ pub struct Inputs<'a> {
     pub node: &'a NodeAddresses,
     /// The prefix of container ids, such as `containerd`.
     pub runtime_name: &'a str,
-    /// From the plan: the present sandbox does not serve.
+    /// From the plan: the present sandbox cannot be used.
     pub sandbox_needed: bool,
     /// Readiness of a container instance.
     pub readiness: &'a dyn Fn(&ContainerId) -> Verdict,
     /// Startup of a container instance.
     pub startup: &'a dyn Fn(&ContainerId) -> Verdict,
-    /// The conditions that tell of a resize.
+    /// The conditions that show a resize.
     pub resizes: &'a [PodCondition],
-    /// The memory request that a container, by name, runs with: no runtime tells of it.
+    /// The memory request that a container, by name, runs with: runtimes do not report it.
     pub memory_request: &'a dyn Fn(&str) -> Option<Amount>,
 }
 
@@ -89,12 +89,12 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// The status before this one: the stored one, else the one that came with the pod.
+    /// The previous status: the stored one, else the one in the pod's object.
     pub(super) fn before(&self) -> Option<&'a PodStatus> {
         self.old.or(self.pod.object().status.as_ref())
     }
 
-    /// Whether the pod is being deleted, by whichever way the news came.
+    /// Whether the pod is being deleted, by its object or by an order to its worker.
     pub(super) fn is_deleting(&self) -> bool {
         self.deleting || self.pod.is_deleting()
     }

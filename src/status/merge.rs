@@ -1,5 +1,5 @@
-//! What the API server should show of a pod: our status, with what belongs to others as the
-//! server has it (pure; Go: mergePodStatus).
+//! The status that the API server should show of a pod: ours, with the fields of other writers as
+//! the server has them (pure; Go: mergePodStatus).
 
 use jiff::Timestamp;
 
@@ -11,7 +11,7 @@ use super::condition_types::{DISRUPTION_TARGET, OWNED_CONDITIONS};
 use super::conditions;
 use super::phase::is_terminal;
 
-/// Whether something of the pod may still run on this node.
+/// Whether containers of the pod may still run on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {
     /// Its containers may run.
@@ -23,16 +23,15 @@ pub enum Activity {
 /// A status for the API server.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Merged {
-    /// What it should show.
+    /// The status that it should show.
     pub status: PodStatus,
-    /// The end of the pod is not told yet, because something of it may still run.
+    /// The end of the pod is not reported yet, because its containers may still run.
     pub withheld: bool,
 }
 
 /// Our status `ours` over `shown`, which the API server has.
-///
-/// DIFFERS: a start time that the server knows stays. The Go kubelet has it in its cache;
-/// here a static pod whose agent was restarted may have got another one.
+/// DIFFERS: a start time that the server has stays. The Go kubelet has it in its cache; here a
+/// static pod may have another start time after a restart of the agent.
 #[must_use]
 pub fn merge(shown: &PodStatus, ours: &PodStatus, activity: Activity, now: Timestamp) -> Merged {
     let ends = is_terminal(ours.phase.as_deref()) && !is_terminal(shown.phase.as_deref());
@@ -58,7 +57,7 @@ pub fn merge(shown: &PodStatus, ours: &PodStatus, activity: Activity, now: Times
     Merged { status, withheld }
 }
 
-/// Leaves the times of conditions whose status the server shows already: those of a static pod
+/// Keeps the times of conditions whose status the server shows already: those of a static pod
 /// begin at the start of the agent, because the node does not store them.
 ///
 /// DIFFERS: the Go kubelet starts from the mirror's status when it composes one.
@@ -73,7 +72,7 @@ pub(super) fn keep_times(shown: &PodStatus, status: &mut PodStatus) {
     }
 }
 
-/// Foreign conditions as the server has them, then ours. The condition that both sides write
+/// Conditions of other writers as the server has them, then ours. The condition that both write
 /// is sent once, with the end of the pod.
 fn merge_conditions(shown: &PodStatus, ours: &PodStatus, ends: bool) -> Vec<PodCondition> {
     let owned = |condition: &&PodCondition| OWNED_CONDITIONS.contains(&condition.type_.as_str());
@@ -90,7 +89,7 @@ fn merge_conditions(shown: &PodStatus, ours: &PodStatus, ends: bool) -> Vec<PodC
     list
 }
 
-/// A pod that is over is not ready, whatever its status said when its end was decided.
+/// A pod that has ended is not ready, whatever its status was when its end was decided.
 fn end_readiness(list: &mut [PodCondition], shown: &PodStatus, phase: Option<&str>, now: Timestamp) {
     let reason = if phase == Some("Succeeded") { reasons::POD_COMPLETED } else { reasons::POD_FAILED };
     for kind in ["Ready", "ContainersReady"] {
@@ -100,7 +99,7 @@ fn end_readiness(list: &mut [PodCondition], shown: &PodStatus, phase: Option<&st
         condition.status = "False".to_owned();
         condition.reason = Some(reason.to_owned());
         condition.message = None;
-        // Already reported: that time stays.
+        // The server already shows it as not ready: that time stays.
         condition.last_transition_time = conditions::find(shown.conditions.as_deref(), kind)
             .filter(|before| before.status == "False")
             .and_then(|before| before.last_transition_time.clone())
@@ -129,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_of_others_stay_and_ours_win() {
+    fn conditions_of_other_writers_stay_and_ours_replace_old_ones() {
         check(
             json!({"phase": "Running", "nominatedNodeName": "n", "startTime": "1970-01-01T00:00:01Z",
                 "resourceClaimStatuses": [{"name": "c"}],
@@ -182,17 +181,17 @@ mod tests {
             json!({"phase": "Running",
             "conditions": [condition("Ready", "True"), condition("ContainersReady", "False")]}),
         );
-        let told = json!({"phase": "Failed", "reason": "Evicted", "message": "m", "conditions": [
+        let reported = json!({"phase": "Failed", "reason": "Evicted", "message": "m", "conditions": [
             condition("DisruptionTarget", "True"),
             {"type": "Ready", "status": "False", "reason": "PodFailed",
                 "lastTransitionTime": "1970-01-01T00:00:09Z"},
             condition("ContainersReady", "False")]});
-        check(shown, evicted.clone(), Activity::Stopped, told.clone());
-        // Once told nothing changes any more, not even a time.
-        let mut again = told;
+        check(shown, evicted.clone(), Activity::Stopped, reported.clone());
+        // Once the end is reported nothing changes any more, not even a time.
+        let mut again = reported;
         again["conditions"][1]["lastTransitionTime"] = json!("1970-01-01T00:00:05Z");
         check(again.clone(), evicted, Activity::MayRun, again);
-        // The reason tells how it ended.
+        // The reason shows how it ended.
         check(
             json!({"phase": "Running"}),
             json!({"phase": "Succeeded", "conditions": [condition("ContainersReady", "True")]}),

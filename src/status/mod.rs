@@ -1,11 +1,11 @@
-//! The status of each pod: composed from facts, kept, and compared with what came before.
+//! The status of each pod: composed, stored, and compared with the previous one.
 //!
-//! Owns: [`StatusCache`], the last status that this agent computed for every pod; what the
-//! API server shows instead is known to [`publish`] alone.
-//! Threads: `status`, which tells the API server; readers of the cache may wait for a newer
+//! Owns: [`StatusCache`], the last status that this agent computed for every pod; only [`publish`]
+//! has the statuses that the API server shows.
+//! Threads: `status`, which reports to the API server; readers of the cache may wait for a newer
 //! version. Inbox of `status`: the pods as the API server shows them, by UID.
-//! Inputs: the worker of a pod calls [`compose`] with what the runtime and the probes say
-//! and stores the result. Nothing but the thread talks to anyone or reads a clock.
+//! Inputs: the worker of a pod calls [`compose`] with its inspection and the verdicts of probes and
+//! stores the result. Only the thread does I/O or reads a clock.
 //! Invariants: a stored phase never leaves Succeeded or Failed; a start time never changes;
 //! versions only grow; a condition's transition time changes only with its status; times
 //! have no fractions of seconds; the end of a pod is reported when none of its containers runs.

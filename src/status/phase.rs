@@ -12,13 +12,13 @@ pub fn is_terminal(phase: Option<&str>) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// A container as the phase sees it.
-enum Seen {
+/// The state of a container, as far as the phase depends on it.
+enum RunState {
     /// No status, or one without a state.
     Unknown,
     /// Running.
     Running,
-    /// Over, with its exit code.
+    /// Ended, with its exit code.
     Ended(i32),
     /// Between two runs; the exit code is that of the last one.
     Between(i32),
@@ -28,16 +28,16 @@ enum Seen {
     Reset,
 }
 
-/// Whether anything can still start.
+/// Whether containers can still start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outlook {
-    /// The pod goes on.
+    /// The pod continues.
     Open,
-    /// Nothing starts any more, whatever the restart policy.
+    /// No container starts any more, whatever the restart policy.
     Closed,
 }
 
-/// The phase, without regard to what it was before.
+/// The phase, independent of the previous one.
 pub(super) fn compute(inputs: &Inputs, status: &PodStatus) -> &'static str {
     // A static pod that stops is replaced, not finished, so its termination forces no phase.
     let outlook = if inputs.terminal && !inputs.pod.is_static() { Outlook::Closed } else { Outlook::Open };
@@ -74,29 +74,29 @@ fn of(pod: &Pod, status: &PodStatus, outlook: Outlook, initialized: bool) -> &'s
             count_sidecar(&mut count, container, status, &seen);
         } else {
             match seen {
-                Seen::Ended(0) | Seen::Between(0) | Seen::Reset => {}
-                Seen::Ended(code) | Seen::Between(code) => {
+                RunState::Ended(0) | RunState::Between(0) | RunState::Reset => {}
+                RunState::Ended(code) | RunState::Between(code) => {
                     count.failed_init |= !restart::may_restart(pod, container, code);
                 }
-                Seen::Unknown | Seen::Running | Seen::Waiting => count.pending_init = true,
+                RunState::Unknown | RunState::Running | RunState::Waiting => count.pending_init = true,
             }
         }
     }
     for container in pod.containers() {
         match look(container, status.container_statuses.as_deref()) {
-            Seen::Unknown => count.unknown = true,
-            Seen::Running => count.running = true,
-            Seen::Waiting => count.waiting = true,
-            Seen::Ended(code) => {
+            RunState::Unknown => count.unknown = true,
+            RunState::Running => count.running = true,
+            RunState::Waiting => count.waiting = true,
+            RunState::Ended(code) => {
                 count.stopped += 1;
                 count.succeeded += usize::from(code == 0);
                 count.restarting |= restart::may_restart(pod, container, code);
             }
-            Seen::Between(code) => {
+            RunState::Between(code) => {
                 count.stopped += 1;
                 count.restarting |= restart::may_restart(pod, container, code);
             }
-            Seen::Reset => {
+            RunState::Reset => {
                 count.stopped += 1;
                 count.restarting = true;
             }
@@ -105,19 +105,19 @@ fn of(pod: &Pod, status: &PodStatus, outlook: Outlook, initialized: bool) -> &'s
     decide(&count, outlook, initialized)
 }
 
-fn count_sidecar(count: &mut Count, container: &Container, status: &PodStatus, seen: &Seen) {
+fn count_sidecar(count: &mut Count, container: &Container, status: &PodStatus, seen: &RunState) {
     match seen {
-        Seen::Running => {
+        RunState::Running => {
             count.running = true;
             count.pending_sidecar |= find(container, status.init_container_statuses.as_deref())
                 .is_none_or(|status| status.started != Some(true));
         }
-        Seen::Ended(_) | Seen::Between(_) | Seen::Reset => {}
-        Seen::Waiting => {
+        RunState::Ended(_) | RunState::Between(_) | RunState::Reset => {}
+        RunState::Waiting => {
             count.pending_sidecar = true;
             count.waiting = true;
         }
-        Seen::Unknown => count.unknown = true,
+        RunState::Unknown => count.unknown = true,
     }
 }
 
@@ -149,25 +149,25 @@ fn find<'a>(container: &Container, list: Option<&'a [ContainerStatus]>) -> Optio
     list?.iter().find(|status| status.name == container.name)
 }
 
-fn look(container: &Container, list: Option<&[ContainerStatus]>) -> Seen {
-    let Some(status) = find(container, list) else { return Seen::Unknown };
-    let Some(state) = &status.state else { return Seen::Unknown };
+fn look(container: &Container, list: Option<&[ContainerStatus]>) -> RunState {
+    let Some(status) = find(container, list) else { return RunState::Unknown };
+    let Some(state) = &status.state else { return RunState::Unknown };
     if state.running.is_some() {
-        return Seen::Running;
+        return RunState::Running;
     }
     let ended = [Some(state), status.last_state.as_ref().filter(|_| state.waiting.is_some())];
     let ended = ended.into_iter().flatten().find_map(|state| state.terminated.as_ref());
     if ended.is_some_and(|ended| ended.reason.as_deref() == Some(reasons::RESTARTING_ALL_CONTAINERS)) {
-        return Seen::Reset;
+        return RunState::Reset;
     }
     if let Some(ended) = &state.terminated {
-        return Seen::Ended(ended.exit_code);
+        return RunState::Ended(ended.exit_code);
     }
     if state.waiting.is_none() {
-        return Seen::Unknown;
+        return RunState::Unknown;
     }
     match status.last_state.as_ref().and_then(|last| last.terminated.as_ref()) {
-        Some(ended) => Seen::Between(ended.exit_code),
-        None => Seen::Waiting,
+        Some(ended) => RunState::Between(ended.exit_code),
+        None => RunState::Waiting,
     }
 }

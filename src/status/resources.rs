@@ -1,4 +1,4 @@
-//! Resources in a status: what was allocated, and what the runtime applied of it.
+//! Resources in a status: the allocated ones, and those that the runtime applied.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use crate::model::runtime::{AppliedResources, ContainerState, ContainerStatus as
 
 type Quantities = BTreeMap<String, Quantity>;
 
-/// No container gets less CPU weight than this many shares, whatever it asked for.
+/// The minimum CPU weight of a container in shares, whatever it requests.
 const MIN_SHARES: i64 = 2;
-/// No CPU limit below this many millicores can be enforced.
+/// The minimum CPU limit in millicores that can be enforced.
 const MIN_LIMIT_MILLICORES: i64 = 10;
 
 fn canonical_map(map: Option<&Quantities>) -> Option<Quantities> {
@@ -31,8 +31,8 @@ pub(super) fn allocated(spec: &Container) -> Option<Quantities> {
     canonical_map(Some(&merged))
 }
 
-/// What a container has: the allocation, corrected by what the runtime says it applied, and
-/// by the memory request that it runs with.
+/// The resources of a container: the allocation, corrected by the values that the runtime reports
+/// as applied, and by the memory request that it runs with.
 pub(super) fn of_container(
     spec: &Container,
     instance: &Instance,
@@ -41,7 +41,7 @@ pub(super) fn of_container(
     let own = spec.resources.as_ref();
     let mut limits = canonical_map(own.and_then(|resources| resources.limits.as_ref()));
     let mut requests = allocated(spec);
-    // A container that does not run has what it was given.
+    // A container that does not run has its allocation.
     if let Some(applied) = instance.resources.filter(|_| instance.state == ContainerState::Running) {
         if let Some(limits) = &mut limits {
             correct(limits, "cpu", limit_millicores(&applied).map(Amount::from_milli), MIN_LIMIT_MILLICORES);
@@ -64,8 +64,8 @@ fn limit_millicores(applied: &AppliedResources) -> Option<i64> {
     Some(quota.saturating_mul(1000) / period).filter(|millicores| *millicores > 0)
 }
 
-/// Writes the applied amount, unless both are at or below `floor_milli`, where the kernel
-/// cannot tell them apart.
+/// Writes the applied amount, unless both are at or below `floor_milli`, where the kernel does not
+/// distinguish them.
 fn correct(map: &mut Quantities, name: &str, applied: Option<Amount>, floor_milli: i64) {
     let Some(applied) = applied else { return };
     let wanted = map.get(name).map(crate::model::quantity::amount);
@@ -79,7 +79,7 @@ fn correct(map: &mut Quantities, name: &str, applied: Option<Amount>, floor_mill
 }
 
 /// `status.allocatedResources` and `status.resources`: the sums over the containers, or the
-/// pod's own numbers where it has them.
+/// pod-level values if it has them.
 pub(super) fn set_pod_level(pod: &Pod, status: &mut PodStatus) {
     let texts = |amounts: Amounts| -> Option<Quantities> {
         let map: Quantities = amounts

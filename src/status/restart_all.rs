@@ -1,5 +1,5 @@
-//! How a restart of all containers in place shows: one condition of the pod, and what
-//! stands for the containers that were removed for it.
+//! How a status shows a restart of all containers in place: a condition of the pod, and the states
+//! of removed containers.
 
 use crate::model::api::{
     Container, ContainerState, ContainerStateTerminated, ContainerStatus, PodCondition, PodStatus,
@@ -11,12 +11,12 @@ use super::conditions::holds_before;
 use super::containers::{UNKNOWN_EXIT, waiting};
 use super::inputs::Inputs;
 
-/// Only pods have it in which a container may restart all of them.
+/// Only pods with a container that may restart all of them have this condition.
 const CONDITION: &str = "AllContainersRestarting";
 
 const REMOVED: &str = "The container is removed because RestartAllContainers in place";
 
-/// The condition: true from the end of the container that asks for the restart until every
+/// The condition: true from the end of the container that requests the restart until every
 /// container is removed.
 pub(super) fn condition(inputs: &Inputs, status: &PodStatus) -> Option<PodCondition> {
     if !restart::may_restart_all(inputs.pod) {
@@ -39,8 +39,8 @@ pub(super) fn condition(inputs: &Inputs, status: &PodStatus) -> Option<PodCondit
     })
 }
 
-/// Whether all containers are being removed: one of them asks for it and has not to wait
-/// (then it shows a failure), or the work has begun already.
+/// Whether all containers are being removed: one of them requests it and does not wait (a wait is
+/// shown as a failure), or the removal has begun already.
 ///
 /// DIFFERS: never in a pod that is being deleted, in which nothing starts again.
 pub(super) fn under_way(inputs: &Inputs) -> bool {
@@ -53,7 +53,7 @@ pub(super) fn under_way(inputs: &Inputs) -> bool {
         && (holds_before(inputs, CONDITION) || inputs.pod.all_containers().any(asks))
 }
 
-/// What a container shows that has been removed.
+/// Shows the removal of a container in its status.
 pub(super) fn show_removed(status: &mut ContainerStatus, old: &ContainerStatus) {
     let terminated = ContainerStateTerminated {
         exit_code: UNKNOWN_EXIT,
@@ -75,8 +75,8 @@ pub(super) fn still_removed(old: &ContainerStatus) -> Option<&ContainerState> {
     (reason == Some(reasons::RESTARTING_ALL_CONTAINERS)).then_some(state)
 }
 
-/// The last state of a container that was made again after it had been removed, while it
-/// has no later end: the runtime knows nothing of the earlier instance any more.
+/// The last state of a container that was made again after its removal, until it ends again: the
+/// runtime has no record of the earlier instance.
 pub(super) fn end_before(old: Option<&ContainerStatus>, status: &ContainerStatus) -> Option<ContainerState> {
     let same = |old: &&ContainerStatus| old.container_id.is_none() || old.container_id == status.container_id;
     let last = old.filter(same)?.last_state.as_ref()?;
@@ -104,7 +104,7 @@ mod tests {
         Pod::from(serde_json::from_value::<api::Pod>(object).unwrap())
     }
 
-    /// The pod's life as its worker sees it, one status after the other.
+    /// The statuses of a pod in the order in which its worker stores them.
     struct Life {
         pod: Pod,
         cache: StatusCache,
@@ -136,7 +136,7 @@ mod tests {
         }
     }
 
-    /// `init=Exited trigger=Exited:42`, with an id that says which run it is of.
+    /// `init=Exited trigger=Exited:42`, with ids that contain the number of the run.
     fn run(number: u32, text: &str) -> Vec<Instance> {
         let parse = |word: &str| {
             let (word, code) = word.split_once(':').unwrap_or((word, "0"));
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn from_the_first_end_to_the_new_start() {
+    fn restart_is_shown_from_the_first_end_to_the_new_start() {
         let mut life = Life::new(pod("RestartAllContainers"));
         let begun = life.sees(run(0, "init=Exited main=Running trigger=Running"), None, false);
         assert_eq!(begun["phase"], "Running");
@@ -185,7 +185,7 @@ mod tests {
         );
         assert_eq!(asked["phase"], "Running");
 
-        // Half of the work is done.
+        // Half of the containers are removed.
         let half = life.sees(run(0, "trigger=Exited:42"), None, false);
         assert_eq!(condition_of(&half, CONDITION)["status"], "True");
         let waiting = json!({"waiting": {"reason": "RestartingAllContainers", "message": REMOVED}});
@@ -197,7 +197,7 @@ mod tests {
             assert_eq!(one["restartCount"], 1, "{name}");
         }
 
-        // All of it; and the next looks change nothing but the condition.
+        // All are removed; the next inspections change only the condition.
         for round in 0..3 {
             let cleaned = life.sees(Vec::new(), None, false);
             assert_eq!(condition_of(&cleaned, CONDITION)["status"], "False");
@@ -217,13 +217,13 @@ mod tests {
             assert_eq!(container(&again, name)["lastState"], ended, "{name}");
             assert_eq!(container(&again, name)["restartCount"], 1, "{name}");
         }
-        // What ends in the new run has an end of its own.
+        // A container that ends in the new run shows its new end.
         let over = life.sees(run(1, "init=Exited main=Exited trigger=Running"), None, false);
         assert_eq!(container(&over, "main")["state"]["terminated"]["exitCode"], 0);
     }
 
     #[test]
-    fn not_while_it_has_to_wait_nor_on_the_way_out_nor_without_the_rule() {
+    fn condition_is_false_during_a_wait_a_deletion_and_without_the_rule() {
         let asks = || run(0, "init=Exited main=Running trigger=Exited:42");
         let mut life = Life::new(pod("RestartAllContainers"));
         let held = life.sees(asks(), Some("CrashLoopBackOff"), false);

@@ -6,13 +6,13 @@ use serde_json::{Map, Value, json};
 use crate::model::api::PodStatus;
 use crate::model::ids::PodUid;
 
-/// The lists of a status whose elements are changed one by one, with the field that tells
-/// them apart. Every other list is replaced as a whole. `resourceClaimStatuses` is keyed as
-/// well, but it is the API server's own and so never differs.
+/// The lists of a status whose elements are changed one by one, with the field that identifies
+/// them. Every other list is replaced as a whole. `resourceClaimStatuses` is keyed as well, but
+/// only the API server writes it, so it never differs.
 const KEYED: [(&str, &str); 3] = [("conditions", "type"), ("hostIPs", "ip"), ("podIPs", "ip")];
 
-/// The patch from `old` to `new`, or nothing where they say the same. The UID in it is a
-/// precondition: no other pod of that name can be meant.
+/// The patch from `old` to `new`, or `None` if they are equal. The UID in it is a precondition:
+/// another pod with this name is not changed.
 #[must_use]
 pub fn patch(uid: &PodUid, old: &PodStatus, new: &PodStatus) -> Option<Value> {
     let changes = differences(&document(old), &document(new), &KEYED);
@@ -22,8 +22,7 @@ pub fn patch(uid: &PodUid, old: &PodStatus, new: &PodStatus) -> Option<Value> {
     Some(json!({"metadata": {"uid": uid.as_str()}, "status": changes}))
 }
 
-/// Whether all that `patch` changes in a status was to be changed by `before` as well,
-/// whatever the values.
+/// Whether `before` changes every field of a status that `patch` changes, whatever the values.
 #[must_use]
 pub fn is_part(patch: &Value, before: &Value) -> bool {
     let (Value::Object(patch), Value::Object(before)) = (patch, before) else { return true };
@@ -43,11 +42,11 @@ pub fn is_part(patch: &Value, before: &Value) -> bool {
 /// A status as the API server writes it.
 fn document(status: &PodStatus) -> Map<String, Value> {
     let Ok(Value::Object(mut document)) = serde_json::to_value(status) else { return Map::new() };
-    // An empty list and none are the same thing there.
+    // The API server treats an empty list like a missing one.
     document.retain(|_, value| value.as_array().is_none_or(|list| !list.is_empty()));
     let conditions = document.get_mut("conditions").and_then(Value::as_array_mut);
     for condition in conditions.into_iter().flatten().filter_map(Value::as_object_mut) {
-        // Times are written even where there are none.
+        // Times are written even if they are not set.
         for time in ["lastProbeTime", "lastTransitionTime"] {
             condition.entry(time).or_insert(Value::Null);
         }
@@ -55,7 +54,7 @@ fn document(status: &PodStatus) -> Map<String, Value> {
     document
 }
 
-/// What has to be written over `old` for it to become `new`.
+/// The fields to write over `old` so that it becomes `new`.
 fn differences(
     old: &Map<String, Value>,
     new: &Map<String, Value>,
@@ -91,7 +90,7 @@ fn differences(
     patch
 }
 
-/// The elements that are new or differ, then those that go.
+/// The elements that are new or differ, then those that are removed.
 fn elements(old: &[Value], new: &[Value], identity: &str) -> Vec<Value> {
     let find = |list: &'_ [Value], like: &Value| {
         list.iter().position(|element| element.get(identity) == like.get(identity))
@@ -121,7 +120,7 @@ fn elements(old: &[Value], new: &[Value], identity: &str) -> Vec<Value> {
     changed
 }
 
-/// An element reduced to what tells it apart.
+/// An element reduced to its identity.
 fn only(element: &Value, identity: &str) -> Value {
     json!({identity: element.get(identity).cloned().unwrap_or(Value::Null)})
 }
@@ -142,13 +141,13 @@ pub(super) mod tests {
             patch["status"].take()
         });
         assert_eq!(changes.unwrap_or(Value::Null), expected, "{old} -> {new}");
-        // And it leads where it should.
+        // Applied to the old status, the patch gives the new one.
         let mut reached = Value::Object(document(&status(old)));
         apply(&mut reached, &expected);
         assert_eq!(status(reached), status(new));
     }
 
-    /// The server's side of it, as far as pod statuses go.
+    /// Applies a patch like the server, for the fields of pod statuses.
     pub(in crate::status) fn apply(target: &mut Value, patch: &Value) {
         let (Some(target), Some(patch)) = (target.as_object_mut(), patch.as_object()) else { return };
         for (key, value) in patch {
@@ -207,12 +206,12 @@ pub(super) mod tests {
             json!({"$setElementOrder/conditions": order(&["x/y", "Ready"]),
                 "conditions": [{"type": "Ready", "status": "True"}]}),
         );
-        // A new order alone is no news.
+        // A new order alone is no change.
         let ordered = |one: &str, two: &str| {
             status(json!({"conditions": [condition(one, "True"), condition(two, "True")]}))
         };
         assert_eq!(patch(&"u".into(), &ordered("a", "b"), &ordered("b", "a")), None);
-        // One goes, one comes.
+        // One is removed, one is added.
         check(
             json!({"conditions": [condition("a", "True"), condition("b", "True")]}),
             json!({"conditions": [condition("b", "True"), condition("c", "False")]}),
@@ -237,14 +236,14 @@ pub(super) mod tests {
         );
     }
 
-    /// Every status patch of the recorded scenario, pod by pod: from what the patches before
-    /// it led to, ours must be the recorded one.
+    /// Every status patch of the recorded scenario, pod by pod: based on the result of the previous
+    /// patches, ours must equal the recorded one.
     #[test]
     fn the_recorded_patches() {
         let mut pods: BTreeMap<String, Value> = BTreeMap::new();
         let lines = include_str!("patches.jsonl");
         for (number, line) in lines.lines().enumerate() {
-            // Each has times of its own; what a patch does not name stays as it was.
+            // Each patch has its own times; fields that a patch does not contain stay.
             let time = format!("2026-11-21T10:{:02}:{:02}Z", number / 60, number % 60);
             let recorded: Value = serde_json::from_str(&line.replace("<time>", &time)).unwrap();
             let (name, expected) = (recorded["pod"].as_str().unwrap(), &recorded["body"]);

@@ -1,4 +1,4 @@
-//! Composed statuses against the recorded ones, and the rules that no recording shows.
+//! Compares composed statuses with the recorded ones, and tests rules that no recording covers.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ pub(super) fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
-/// An instance with nothing special about it.
+/// An instance with default values.
 pub(super) fn instance(name: &str, state: ContainerState) -> Instance {
     Instance {
         created_at: Some(at(100)),
@@ -195,7 +195,7 @@ fn equal_to_the_recordings() {
         assert!(cache.set(&pod, compose(&inputs), now).changed);
         let stored = cache.get(pod.uid()).unwrap();
         assert_eq!(&serde_json::to_value(&*stored).unwrap(), expected, "{}", golden["pod"]);
-        // And composing once more on top of it changes nothing.
+        // Composing again with this as the old status changes nothing.
         let again = Inputs { old: Some(&stored), now: at(4_000_000_000), ..inputs };
         assert!(!cache.set(&pod, compose(&again), at(4_000_000_000)).changed, "{}", golden["pod"]);
         count += 1;
@@ -251,7 +251,7 @@ fn equal_to_the_first_patch_of_an_api_pod() {
 
 // ---- phases ----
 
-/// Everything about a status that a phase test needs.
+/// The inputs of a phase test.
 struct Case<'a> {
     spec: Value,
     now: &'a str,
@@ -307,7 +307,7 @@ fn phases_of_regular_containers() {
         let all_good = ended == "a=Exited b=Exited";
         let closed = Case { terminal: true, ..case(two(policy), ended) };
         closed.check(if all_good { "Succeeded" } else { "Failed" });
-        // A static pod gets no phase by being stopped.
+        // A static pod that is stopped gets no terminal phase.
         let status = closed.compose(&static_pod(two(policy)));
         assert_eq!(status.phase.as_deref(), Some(phase), "static {policy} {ended}");
     }
@@ -332,7 +332,7 @@ fn phases_of_init_containers() {
         let failed = if policy == "Never" { "Failed" } else { "Pending" };
         case(spec(policy), "i=Exited:1").check(failed);
         case(spec(policy), "i=Exited j=Exited:1").check(failed);
-        // Records of init containers go first; the pod goes on.
+        // Records of init containers are removed first; the pod continues.
         case(spec(policy), "c=Running").check("Running");
     }
 }
@@ -346,7 +346,7 @@ fn phases_with_sidecars() {
     case(spec.clone(), "s=Running c=Running").check("Running");
     case(spec.clone(), "s=Exited:1 c=Running").check("Running");
     Case { startup: Verdict::Pending, ..case(spec.clone(), "s=Running") }.check("Pending");
-    // Once regular containers exist a restarting sidecar puts nothing back.
+    // Once regular containers exist, a restarting sidecar does not change the phase.
     Case { startup: Verdict::Pending, ..case(spec.clone(), "s=Running c=Running") }.check("Running");
     case(spec.clone(), "s=Running c=Exited").check("Running");
     case(spec.clone(), "s=Exited:137 c=Exited").check("Succeeded");
@@ -366,7 +366,7 @@ fn a_terminal_phase_stays_with_its_reason() {
     assert_eq!(status.phase, evicted.phase);
     assert_eq!(status.reason, evicted.reason);
     assert_eq!(status.message, evicted.message);
-    // What the API server says is final, too.
+    // A terminal phase at the API server is final, too.
     let pod =
         pod(json!({"metadata": {"name": "p"}, "spec": two("Always"), "status": {"phase": "Succeeded"}}));
     assert_eq!(case(Value::Null, "a=Running b=Running").compose(&pod).phase.as_deref(), Some("Succeeded"));
@@ -397,12 +397,12 @@ fn deadlines() {
     assert_eq!(over.message.as_deref(), Some(message));
     let ready = over.conditions.iter().flatten().find(|c| c.type_ == "Ready").unwrap();
     assert_eq!((ready.status.as_str(), ready.reason.as_deref()), ("False", Some("PodFailed")));
-    // It ended by itself, before anyone looked.
+    // It ended by itself, before the deadline was checked.
     check(150, "c=Exited", "Succeeded", None);
     // Killed for its deadline, it exits with 0 and stays failed.
     let stopped = Case { old: Some(&over), terminal: true, ..case(spec.clone(), "c=Exited") }.compose(&pod);
     assert_eq!(stopped.reason.as_deref(), Some("DeadlineExceeded"));
-    // Without any status the sandbox (made at 99) tells the start.
+    // Without any status the creation of the sandbox (at 99) is the start.
     let fresh = case(spec.clone(), "c=Running").compose(&pod);
     assert_eq!(fresh.start_time.unwrap().0, at(99));
     assert_eq!(fresh.phase.as_deref(), Some("Failed"));
@@ -440,21 +440,21 @@ fn a_vanished_container() {
     assert_eq!(shown["state"], json!({"waiting": {"reason": "ContainerCreating"}}));
     assert_eq!((&shown["restartCount"], &shown["phase"]), (&json!(3), &json!("Running")));
     assert_eq!(container_after(&running, "", true)["restartCount"], 2);
-    // Once more: nothing is counted twice.
+    // Composed again: nothing is counted twice.
     let again = old_with(json!({"waiting": {}}), json!({"restartCount": 3, "lastState": lost}));
     let shown = container_after(&again, "", false);
     assert_eq!((&shown["restartCount"], &shown["lastState"]), (&json!(3), &lost));
-    // An older end is good enough.
+    // The end of an older instance is sufficient.
     let ended = json!({"terminated": {"exitCode": 1}});
     let shown = container_after(&old_with(json!({"running": {}}), json!({"lastState": ended})), "", false);
     assert_eq!(
         (&shown["restartCount"], &shown["lastState"]["terminated"]["exitCode"]),
         (&json!(2), &json!(1))
     );
-    // What had ended stays as it was.
+    // A container that had ended stays unchanged.
     let shown = container_after(&old_with(ended.clone(), json!({})), "", false);
     assert_eq!((&shown["state"]["terminated"]["exitCode"], &shown["restartCount"]), (&json!(1), &json!(2)));
-    // Never ran: plain waiting.
+    // It never ran: waiting without a last state.
     let shown = container_after(&old_with(json!({"waiting": {}}), json!({})), "", false);
     assert_eq!((&shown["lastState"], &shown["phase"]), (&json!({}), &json!("Pending")));
 }
@@ -633,7 +633,7 @@ fn pod_ips_are_those_of_the_status() {
                 status.pod_ips.iter().flatten().filter_map(|ip| ip.ip.parse().ok()).collect();
             assert_eq!(ips, shown);
         };
-    // Before the first status, too; without an API server nothing is known of the node.
+    // Also before the first status; without an API server the node's addresses are unknown.
     check(true, &["192.0.2.1", "fd00::1"], &[], None, &["192.0.2.1", "fd00::1"]);
     check(true, &["192.0.2.2"], &["10.0.0.5"], Some(&["192.0.2.1"]), &["192.0.2.1"]);
     check(true, &["192.0.2.2"], &[], Some(&["rubbish"]), &[]);
@@ -649,7 +649,7 @@ fn shown_pod(spec: Value, status: Value) -> Pod {
         "status": status}))
 }
 
-/// Someone else ended the pod at the API server: that stands, with its reason.
+/// Another client ended the pod at the API server: its phase and reason stay.
 #[test]
 fn the_api_servers_terminal_phase_is_forced() {
     let status = json!({"phase": "Failed", "reason": "Evicted", "message": "m"});
@@ -666,7 +666,7 @@ fn the_api_servers_terminal_phase_is_forced() {
 }
 
 #[test]
-fn what_is_foreign_in_the_api_servers_conditions_stays() {
+fn conditions_of_other_writers_at_the_api_server_stay() {
     let shown = json!({"phase": "Pending", "conditions": [{"type": "x/y", "status": "Unknown"},
         {"type": "Ready", "status": "True"}]});
     let pod = shown_pod(json!({"containers": [{"name": "c"}]}), shown);
@@ -686,7 +686,7 @@ fn what_is_foreign_in_the_api_servers_conditions_stays() {
     assert_eq!(status.observed_generation, Some(2));
     let generations = status.conditions.iter().flatten().skip(1).map(|one| one.observed_generation);
     assert!(generations.into_iter().all(|generation| generation == Some(2)));
-    // This node's own decision about the pod's end stays with it.
+    // The condition of this node's own decision about the pod's end stays.
     disrupt(&pod, &mut status, "why", at(6));
     disrupt(&pod, &mut status, "why", at(7));
     let next = compose(&Inputs { old: Some(&status), ..Inputs::new(&pod, &runtime, &node, at(8)) });

@@ -1,5 +1,5 @@
-//! What may follow what, and the form in which a status is stored
-//! (Go: status manager's updateStatusInternal, normalizeStatus, checkContainerStateTransition).
+//! The allowed changes of a status, and the form in which it is stored (Go: status manager's
+//! updateStatusInternal, normalizeStatus, checkContainerStateTransition).
 
 use jiff::Timestamp;
 
@@ -15,7 +15,7 @@ use super::phase::is_terminal;
 /// Bytes of termination messages in one pod; each container gets an even share.
 const MESSAGE_BUDGET_BYTES: usize = 12288;
 
-/// A change that a container cannot have made: the facts behind it are wrong or late.
+/// A change of a container that is impossible: the inspection is wrong or outdated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("container {container} has terminated and may not run again")]
 pub struct IllegalTransition {
@@ -23,7 +23,7 @@ pub struct IllegalTransition {
     pub container: String,
 }
 
-/// Refuses a status in which a container that has ended for good is not over any more.
+/// Refuses a status in which a container runs again that must not restart.
 pub(super) fn check(pod: &Pod, old: &PodStatus, new: &PodStatus) -> Result<(), IllegalTransition> {
     if pod.restart_policy() == "Always" || restart::may_restart_all(pod) {
         return Ok(());
@@ -31,9 +31,9 @@ pub(super) fn check(pod: &Pod, old: &PodStatus, new: &PodStatus) -> Result<(), I
     check_list(pod.containers(), &old.container_statuses, &new.container_statuses, |container, code| {
         restart::may_restart(pod, container, code)
     })?;
-    // DIFFERS: unless the policy is Never, an init container that succeeded may run once
-    // more, because a new sandbox begins with the first one. Upstream drops every status
-    // until it has succeeded again.
+    // DIFFERS: unless the policy is Never, an init container that succeeded may run again, because
+    // a new sandbox begins with the first one. Upstream drops every status until it has succeeded
+    // again.
     check_list(
         pod.init_containers(),
         &old.init_container_statuses,
@@ -68,7 +68,7 @@ fn check_list(
     Ok(())
 }
 
-/// Brings `new` into the form in which it is stored after `old`.
+/// Normalizes `new`, which is stored after `old`.
 pub(super) fn settle(pod: &Pod, old: &PodStatus, new: &mut PodStatus, now: Timestamp) {
     for condition in new.conditions.iter_mut().flatten() {
         if !is_ours(condition) {
@@ -138,7 +138,7 @@ fn normalize_state(state: &mut ContainerState, budget: usize) {
     }
 }
 
-/// The API knows whole seconds only.
+/// The API stores whole seconds only.
 fn cut(time: &mut Option<Time>) {
     if let Some(time) = time
         && let Ok(whole) = Timestamp::from_second(time.0.as_second())
@@ -147,8 +147,8 @@ fn cut(time: &mut Option<Time>) {
     }
 }
 
-/// Whether two stored statuses say the same, as far as this agent has a say: foreign
-/// conditions, the times and generations of conditions, and resource claims do not count.
+/// Whether two stored statuses are equal in the fields of this agent: conditions of other writers,
+/// the times and generations of conditions, and resource claims are not compared.
 pub(super) fn same(old: &PodStatus, new: &PodStatus) -> bool {
     let said = |status: &PodStatus| {
         let mut list: Vec<_> = status

@@ -1,5 +1,6 @@
-//! The `clean` thread: removes what no pod needs any more (Go: HandlePodCleanups, container
-//! and image GC, log rotation), memory included. It waits until something is due or a pod has ended.
+//! The `clean` thread: removes resources that no pod needs any more (Go: HandlePodCleanups,
+//! container and image GC, log rotation), memory included. It waits until something is due or a pod
+//! has ended.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -29,15 +30,15 @@ use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers::{self, Deadlines};
 use crate::volumes::Volumes;
 
-/// Dead containers, sandboxes and log directories, should an event have been missed.
+/// Period of the removal of dead containers, sandboxes and log directories after missed events.
 const GARBAGE_PERIOD: Duration = Duration::from_secs(60);
-/// What an earlier run of the agent has left half removed; by then all sources have spoken.
+/// First removal, of what an earlier run of the agent left; all sources should have delivered.
 const FIRST_GARBAGE: Duration = Duration::from_secs(5);
-/// Images.
+/// Period of the removal of images.
 const IMAGES_PERIOD: Duration = Duration::from_secs(300);
-/// Code that only the start needed, or the start of pods.
+/// Period of the release of code pages that only the start of the agent or of pods needed.
 const CODE_PERIOD: Duration = Duration::from_secs(30);
-/// By then a start without pods is over.
+/// First release of code pages: a start without pods has ended by then.
 const FIRST_CODE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -53,7 +54,7 @@ enum Job {
 pub struct Deps {
     /// Lists pods.
     pub cri: RuntimeClient,
-    /// Knows the logs of running containers.
+    /// Reports the logs of running containers.
     pub observe: Observe,
     /// All pods of the node.
     pub view: View,
@@ -63,13 +64,13 @@ pub struct Deps {
     pub images: Option<ImageCollector<ImageClient>>,
     /// Rotates logs; `None`: switched off.
     pub rotator: Option<(Rotator<RuntimeClient>, Duration)>,
-    /// Keeps the packet filter's chains; `None`: switched off.
+    /// Keeps the chains of the packet filter in place; `None`: switched off.
     pub chains: Option<Chains>,
     /// Removes directories.
     pub volumes: Arc<Volumes>,
     /// Forgets old back-off entries.
     pub runtime: Runtime,
-    /// Keeps what pods were granted, also of those that have gone.
+    /// Stores the resources that pods were granted; those of removed pods are deleted.
     pub allocations: Allocations,
     /// Rung when a pod has ended or a container has died.
     pub bell: Receiver<()>,
@@ -89,7 +90,7 @@ pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
 struct Cleaner {
     deps: Deps,
     failures: Failures,
-    /// What went wrong with the last rotation, and how often before.
+    /// The error of the last rotation, and how often it occurred.
     rotations: BTreeMap<String, Failures>,
 }
 
@@ -166,10 +167,10 @@ impl Cleaner {
             }
         };
         self.failures.end();
-        // A pod may come or go at any moment of this. Each question is answered from the
-        // newest snapshot: what was listed, or found as a directory, belongs to a pod that
-        // was published before its worker started. What was known before the list and is
-        // not now has only just ended: it is left for the next round.
+        // Pods may be added or removed during this. Each check uses the newest snapshot: a listed
+        // container or a directory belongs to a pod that was published before its worker started. A
+        // pod that was known before the list and is not known now has just ended: it is left for
+        // the next round.
         let view = &self.deps.view;
         let collected = self.deps.collector.collect(
             &listed,
@@ -186,7 +187,7 @@ impl Cleaner {
         if collected.containers + collected.sandboxes > 0 {
             log::debug!("removed {} containers and {} sandboxes", collected.containers, collected.sandboxes);
         }
-        // What a stop has broken off is no news.
+        // A removal that was interrupted by the stop is not reported.
         if stop.is_stopped() {
             return;
         }
@@ -196,8 +197,8 @@ impl Cleaner {
         if !snapshot.sources_ready {
             return;
         }
-        // As upstream: what has ended keeps no directory, not even where the runtime fails to
-        // remove its record (containerd 1.6 may, when the caller of a start is killed).
+        // As upstream: a pod that has ended keeps no directory, even if the runtime fails to remove
+        // its record (containerd 1.6 may, when the caller of a start is killed).
         let runs = |pod: &ListedPod| {
             pod.is_running() || pod.containers.iter().any(|one| one.state == ContainerState::Unknown)
         };
@@ -219,15 +220,15 @@ impl Cleaner {
         let listed = match crate::cri::list_pods(&self.deps.cri, None) {
             Ok(listed) => listed,
             Err(error) => {
-                log::warn!("cannot tell which images are in use: {error}");
+                log::warn!("cannot determine which images are in use: {error}");
                 return;
             }
         };
-        // No container names the image of the sandboxes, and without it no pod starts again.
+        // No container refers to the image of the sandboxes, but without it no pod can start.
         let sandbox_image = match self.deps.cri.sandbox_image() {
             Ok(image) => image,
             Err(error) => {
-                log::warn!("cannot tell which image sandboxes are made from: {error}");
+                log::warn!("cannot determine the image of sandboxes: {error}");
                 return;
             }
         };
@@ -236,7 +237,7 @@ impl Cleaner {
         let of_volumes = match self.deps.runtime.images_of_volumes(pods, stop) {
             Ok(images) => images,
             Err(error) => {
-                log::warn!("cannot tell which images are volumes: {error}");
+                log::warn!("cannot determine which images are volumes: {error}");
                 return;
             }
         };
@@ -246,7 +247,7 @@ impl Cleaner {
             .chain(sandbox_image.map(crate::model::ids::ImageRef::from))
             .chain(of_volumes)
             .collect();
-        // Failures are logged and raised as events in there.
+        // `collect` logs failures and raises events.
         let _ = images.collect(&in_use, Timestamp::now(), stop);
     }
 

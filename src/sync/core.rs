@@ -16,14 +16,14 @@ use crate::pods::lifecycle::Kill;
 use crate::pods::plan::resize::Rules;
 use crate::sources::merge::{Merge, Op, PodSet, Update};
 
-/// What the thread has to do.
+/// An action for the thread.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect {
     /// Create the pod's worker or pass the new version to it.
     Update(Pod),
-    /// Reject a pod for good.
+    /// Reject a pod; this is final.
     Reject {
-        /// As its source has it.
+        /// The pod as its source delivered it.
         pod: Pod,
         /// CamelCase reason.
         reason: Cow<'static, str>,
@@ -45,7 +45,7 @@ pub enum Effect {
     Resize {
         /// The pod, with the resources that it desires.
         pod: Pod,
-        /// What made the core decide, as the metric names it.
+        /// What caused the decision: a label of the metric.
         trigger: &'static str,
     },
     /// A resize is not granted.
@@ -68,7 +68,7 @@ pub enum Effect {
     ApiPodChanged(Pod),
     /// The API server no longer shows a pod or a mirror.
     ApiPodRemoved(Pod),
-    /// Nothing of a rejected pod runs any more: its status is final, its object may be deleted.
+    /// No container of a rejected pod runs: its status is final, its object may be deleted.
     FinishStatus(Pod),
     /// A source delivered an object that cannot be used.
     Invalid {
@@ -80,20 +80,20 @@ pub enum Effect {
 }
 
 pub(super) struct Desired {
-    /// As its source has it.
+    /// The pod as its source delivered it.
     pub(super) pod: Pod,
-    /// The same with the resources that it was granted; this is what runs.
+    /// The same with the resources that it was granted; this version runs.
     pub(super) granted: Pod,
     pub(super) rejected: bool,
     /// The only reason for the rejection was a shutdown of the machine.
     pub(super) rejected_for_shutdown: bool,
 }
 
-/// What the core may read of the rest of the world.
+/// The state outside the core that its decisions need.
 pub struct World<'a> {
     /// Whether the pod has a worker, or had one that has finished.
     pub has_worker: &'a dyn Fn(&PodUid) -> bool,
-    /// Whether something ran at the newest inspection of the pod.
+    /// Whether any container ran at the newest inspection of the pod.
     pub still_runs: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the pod's last status is Failed or Succeeded.
     pub is_over: &'a dyn Fn(&PodUid) -> bool,
@@ -259,7 +259,7 @@ impl Core {
                 for pod in update.pods {
                     resized |= self.replace(pod);
                 }
-                // First, so that the worker finds the conditions of the resize.
+                // First, so that the worker reads the new conditions of the resize.
                 if resized {
                     effects.extend(self.retry_resizes("pod_updated", world));
                 }
@@ -282,8 +282,8 @@ impl Core {
                     let Some(desired) = self.desired.get_mut(pod.uid()) else { continue };
                     desired.granted = PodResources::of(&desired.granted).applied_to(&pod);
                     desired.pod = pod.clone();
-                    // Conditions set by others may change the readiness, and others may set a
-                    // terminal phase.
+                    // Other clients may set conditions that change the readiness, and a terminal
+                    // phase.
                     let gated = (world.gates_differ)(&pod);
                     let ended = pod.is_over() && !(world.is_over)(pod.uid());
                     if !desired.rejected && (gated || ended) {
@@ -302,7 +302,7 @@ impl Core {
     }
 
     /// The shutdown was cancelled: static pods that were rejected for it go through admission
-    /// once more. No controller would replace them.
+    /// again. No controller would replace them.
     ///
     /// DIFFERS: the Go kubelet's stay rejected until it is restarted.
     pub fn readmit(&mut self, world: &World<'_>) -> Vec<Effect> {
@@ -544,7 +544,7 @@ mod tests {
         // All sources have delivered: nothing else is desired.
         bench.apply(SourceName::Http, vec![]);
         assert_eq!(bench.clean_up(&running), ["stop 1", "stop 2", "stop 3", "stop 4", "stop 5"]);
-        // A rejected successor replaces nothing.
+        // A rejected successor does not replace the running pod.
         let mut bench = Bench::new(&[SourceName::File, SourceName::Http]);
         bench.node.allocatable.pods = 0;
         bench.apply(SourceName::File, vec![pod("web", "9")]);
@@ -644,7 +644,7 @@ mod tests {
         );
         let running = BTreeMap::from([listed("2", SandboxState::Ready)]);
         assert_eq!(bench.clean_up(&running), ["stop 2"]);
-        // Only now its status is final: a taint may have caused the rejection of a running pod
+        // Its status is final only now: a taint may have caused the rejection of a running pod
         // when the agent was restarted.
         assert_eq!(bench.clean_up(&BTreeMap::new()), ["finish 2"]);
         assert_eq!(bench.apply(SourceName::Api, vec![pod("a", "1")]), ["removed 2", "forget 2"]);
@@ -664,7 +664,7 @@ mod tests {
     }
 
     #[test]
-    fn deleted_rejected_pod_is_final_once_nothing_of_it_runs() {
+    fn deleted_rejected_pod_is_final_when_no_container_of_it_runs() {
         let mut bench = Bench::new(&[SourceName::Api]);
         bench.node.allocatable.pods = 0;
         bench.apply(SourceName::Api, vec![pod("a", "1")]);
@@ -677,7 +677,7 @@ mod tests {
     }
 
     #[test]
-    fn terminal_phase_set_by_others_updates_the_worker() {
+    fn terminal_phase_set_by_another_client_updates_the_worker() {
         let mut bench = Bench::new(&[SourceName::Api]);
         assert_eq!(bench.apply(SourceName::Api, vec![pod("a", "1")]), ["shown 1", "update 1"]);
         let shown = |phase: &str| {

@@ -3,8 +3,7 @@
 //! Admission depends on the labels and taints of the Node object, and a rejection is final. So no
 //! pod is admitted before the object was received. The watch of pods may also be ahead of the
 //! watch of the node: the label that brought a pod here may not have arrived yet. So a new pod that
-//! does not match the node's labels waits until the object was read once more, for [`LIMIT`] at
-//! most.
+//! does not match the node's labels waits until the object was read again, for [`LIMIT`] at most.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -21,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 pub(super) struct NodeState {
     /// Whether it was received. Without an API server there is nothing to wait for.
     pub(super) is_known: bool,
-    /// Whether it can be read once more.
+    /// Whether it can be read again.
     pub(super) can_read: bool,
 }
 
@@ -82,7 +81,7 @@ impl Deferred {
         }
         let misplaced = set.pods.iter().flatten().filter(|pod| is_misplaced(pod));
         let timed_out = self.update(misplaced.map(|pod| pod.uid().clone()).collect(), now);
-        // One at a time: at its end the set is offered again.
+        // One read at a time: at its end the set is offered again.
         let read_node = !self.reading && self.begin_read();
         let mut decision = Decision { admit: None, read_node, timed_out };
         if self.due().is_some() {
@@ -183,7 +182,7 @@ mod tests {
         let (now, mut deferred) = (Instant::now(), Deferred::default());
         let decision = offer(&mut deferred, &["a", "m1"], false, now);
         assert_eq!(decision, Decision { admit: Some(set(&["a"])), read_node: true, timed_out: 0 });
-        // A second one comes during the read, which does not count for it.
+        // A second pod arrives during the read and needs a read of its own.
         let later = now + Duration::from_secs(1);
         let decision = offer(&mut deferred, &["a", "m1", "m2"], false, later);
         assert_eq!(decision, Decision { admit: Some(set(&["a"])), read_node: false, timed_out: 0 });
@@ -194,7 +193,7 @@ mod tests {
         let decision = offer(&mut deferred, &["a", "m1", "m2"], false, later);
         assert_eq!(decision, Decision { admit: Some(set(&["a", "m1"])), read_node: true, timed_out: 0 });
         deferred.read_ended();
-        // Both have had their read: no other one begins.
+        // A read has ended for both pods: no other read begins.
         let decision = offer(&mut deferred, &["a", "m1", "m2"], false, later);
         let all = Some(set(&["a", "m1", "m2"]));
         assert_eq!(decision, Decision { admit: all, read_node: false, timed_out: 0 });

@@ -1,5 +1,5 @@
-//! Static pods that have ended and are no longer desired, while their last status is on its way to
-//! their mirrors (pure).
+//! Static pods that have ended and are no longer desired, until their mirrors have published the
+//! last status (pure).
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use crate::model::ids::{FullName, PodUid};
 
 /// How often to check whether the status was published.
 const PERIOD: Duration = Duration::from_millis(50);
-/// After that the mirror is deleted without the status: the API server may be unreachable.
+/// After this time the mirror is deleted without the status: the API server may be unreachable.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// The pods. Their mirrors stay meanwhile.
+/// The ended pods. Their mirrors are not deleted yet.
 #[derive(Debug, Default)]
 pub(super) struct Departed {
     pods: Vec<(PodUid, FullName, Instant)>,

@@ -101,7 +101,7 @@ impl Loop {
         self.deps.workers.resync(pod.uid());
     }
 
-    /// Passes on a pod as the API server shows it.
+    /// Passes a pod on as the API server shows it.
     fn api_pod(&self, pod: Pod, removed: bool) {
         // A client that may create pods may set any annotation. A real mirror has the name of its
         // static pod.

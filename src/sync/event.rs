@@ -10,11 +10,11 @@ use crate::observe::{Change, Subject};
 use crate::pods::workers::Ended;
 use crate::sources::SourceSet;
 
-/// One event. Those from mailboxes carry everything that the mailbox held.
+/// One event. Events from mailboxes carry all entries of the mailbox.
 pub(super) enum Event {
     /// Pod workers ended.
     WorkersEnded(HashMap<PodUid, Ended>),
-    /// The machine is about to shut down, or no longer is; or pods are to be stopped for that.
+    /// The machine is about to shut down, or no longer is; or pods are to be stopped for it.
     Shutdown(Orders),
     /// The Node object changed, or was received for the first time.
     NodeChanged,
@@ -23,7 +23,7 @@ pub(super) enum Event {
     /// Sources delivered their complete current sets. Static pods come first: the API server's
     /// pods get what is left.
     Sources(BTreeMap<SourceName, SourceSet>),
-    /// The runtime, or what runs in it, changed.
+    /// The health of the runtime or the state of its pods changed.
     Runtime(HashMap<Subject, Change>),
     /// Verdicts of probes changed.
     Probes(Vec<PodUid>),

@@ -189,16 +189,16 @@ mod tests {
         fn apply(&mut self, pods: Vec<Pod>) -> Vec<String> {
             let effects =
                 self.with(|core, world| core.apply_set(SourceName::Api, pods, Timestamp::now(), world));
-            words(&effects)
+            texts(&effects)
         }
 
         fn retry(&mut self, trigger: &'static str) -> Vec<String> {
             let effects = self.with(|core, world| core.retry_resizes(trigger, world));
-            words(&effects)
+            texts(&effects)
         }
     }
 
-    fn words(effects: &[Effect]) -> Vec<String> {
+    fn texts(effects: &[Effect]) -> Vec<String> {
         let word = |effect: &Effect| {
             Some(match effect {
                 Effect::Update(pod) => format!("update {}={}", pod.uid(), cpu_of(pod)),
@@ -221,13 +221,13 @@ mod tests {
         let mut bench = Bench::new();
         bench.apply(vec![pod("a", "1", 1), pod("b", "2", 1)]);
         assert_eq!(bench.apply(vec![pod("a", "2", 2), pod("b", "2", 1)]), ["pod_updated a=2", "update a=2"]);
-        // Three CPUs do not fit beside two: the pod keeps its two.
+        // Three CPUs do not fit next to the other pod's two: the pod keeps its two.
         assert_eq!(
             bench.apply(vec![pod("a", "3", 3), pod("b", "2", 1)]),
             [format!("Deferred a: {FULL}").as_str(), "update a=2"]
         );
         assert_eq!(bench.retry("periodic_retry"), [format!("Deferred a: {FULL}")]);
-        // What counts is what pods were granted.
+        // Admission uses the resources that pods were granted.
         assert!(bench.core.has_deferred_resizes());
         assert_eq!(cpu_of(bench.core.admitted(&"a".into()).unwrap()), "2");
         // CPU that another pod gives back is granted in the same turn.
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn restored_pods_are_admitted_with_what_they_were_granted() {
+    fn restored_pods_are_admitted_with_their_granted_resources() {
         let mut bench = Bench::new();
         bench.restarted = true;
         // Together they desire eight CPUs.

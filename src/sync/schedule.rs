@@ -39,7 +39,7 @@ impl Schedule {
         self.resizes.is_some_and(|due| now >= due)
     }
 
-    /// Resizes were retried, for whatever reason: the next period begins.
+    /// Resizes were retried, periodically or after an event: the next period begins.
     pub(super) fn resizes_retried(&mut self) {
         self.resizes = None;
     }

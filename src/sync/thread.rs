@@ -40,7 +40,7 @@ use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
 
-/// A longer turn is logged: all events wait meanwhile.
+/// A longer turn is logged, because all other events wait for its end.
 const LONG_TURN: Duration = Duration::from_millis(100);
 /// How long all workers together may take to stop with the agent.
 const STOP_LIMIT: Duration = Duration::from_secs(4);
@@ -62,7 +62,7 @@ pub struct Settings {
 pub struct Deps {
     /// The pod workers.
     pub workers: Workers,
-    /// What runs.
+    /// The pods and containers that run.
     pub observe: Observe,
     /// The last status of each pod.
     pub status: StatusCache,
@@ -88,7 +88,7 @@ pub struct Deps {
     pub ephemeral: ephemeral::Requests,
     /// Our Node object. `None` without an API server.
     pub node: Option<NodeWatch>,
-    /// Reads the Node object once more. `None` without an API server.
+    /// Reads the Node object again. `None` without an API server.
     pub reader: Option<NodeReader>,
     /// Rung when the runtime's health has changed: it is a condition of the Node object.
     pub health: Option<Sender<()>>,
@@ -229,14 +229,14 @@ impl Loop {
         }
     }
 
-    /// What any event may have made necessary.
+    /// Work that any event may have made necessary.
     fn end_turn(&mut self, start: Instant) {
         self.forget_departed();
         if self.deferred.due().is_some_and(|due| start >= due) {
             self.offer_deferred();
         }
         if std::mem::take(&mut self.garbage) {
-            // If the bell is full, it rings already.
+            // If the bell is full, the thread wakes anyway.
             let _ = self.deps.clean.try_send(());
         }
         self.schedule.set_deferred(self.core.has_deferred_resizes(), start);
@@ -259,7 +259,7 @@ impl Loop {
                     }
                 }
                 AfterEnd::Removed => match self.core.rejected(&uid) {
-                    // What still ran of a rejected pod has ended: its status is now final.
+                    // The rejected pod's last containers have ended: its status is now final.
                     Some(rejected) => {
                         self.deps.status.finish(rejected, Timestamp::now());
                     }
@@ -330,7 +330,7 @@ impl Loop {
             }
         }
         let effects = self.decide(Core::readmit);
-        // Before any worker starts: the cleaner removes what the snapshot shows as rejected or
+        // Before any worker starts: the cleaner removes pods that the snapshot shows as rejected or
         // ended.
         self.publish();
         self.carry_out(effects);
@@ -359,8 +359,8 @@ impl Loop {
     }
 
     fn sources_changed(&mut self, sets: BTreeMap<SourceName, SourceSet>) {
-        // Until the runtime has reported its features, it counts as capable; the sandbox checks
-        // again.
+        // Until the runtime has reported its features, they count as supported; the start of a
+        // sandbox checks again.
         self.settings.node.strict_supplemental_groups =
             self.deps.observe.runtime_features().is_none_or(|features| features.supplemental_groups_policy);
         for (source, set) in sets {
@@ -401,8 +401,8 @@ impl Loop {
         }
     }
 
-    /// Takes the newest Node object for admission, even if its event is still to come: a label
-    /// may have brought a pod here.
+    /// Takes the newest Node object for admission, even if its event has not arrived yet: the pod
+    /// may be here because of a new label.
     fn update_node(&mut self) {
         if let Some(object) = self.deps.node.as_ref().and_then(NodeWatch::object) {
             self.settings.node = node::view_of(&object, &self.settings.node);
@@ -412,14 +412,14 @@ impl Loop {
     fn apply(&mut self, source: SourceName, set: SourceSet) {
         let state = self.sources.entry(source).or_default();
         state.problems = set.problems;
-        // The source could not be read yet. That is not an empty set.
+        // A source that could not be read yet does not have an empty set.
         let Some(pods) = set.pods else { return };
         state.seen = true;
         state.pods = pods.len();
         let before = self.core.sources_ready();
         let set = PodSet { pods, incarnations: set.incarnations };
         let effects = self.decide(|core, world| core.apply_set(source, set, Timestamp::now(), world));
-        // Before any worker starts: the cleaner removes what the snapshot does not know.
+        // Before any worker starts: the cleaner removes pods that the snapshot does not contain.
         self.publish();
         self.carry_out(effects);
         self.ready = self.core.sources_ready();
@@ -443,7 +443,7 @@ impl Loop {
                 }
                 Subject::Health => {
                     if let Some(health) = &self.deps.health {
-                        // If the bell is full, it rings already.
+                        // If the bell is full, the thread wakes anyway.
                         let _ = health.try_send(());
                     }
                     self.deps.workers.resync_all();
@@ -519,7 +519,7 @@ impl Loop {
         }
     }
 
-    /// Whether something runs without a worker. While the machine shuts down, it may belong to a
+    /// Whether a container runs without a worker. While the machine shuts down, it may belong to a
     /// pod that a source has not delivered yet.
     pub(super) fn is_running_without_worker(&mut self) -> bool {
         let listed = self.deps.observe.listed();

@@ -49,11 +49,11 @@ pub struct Snapshot {
     pub mirrors: BTreeMap<PodUid, FullName>,
     /// Every configured source.
     pub sources: BTreeMap<SourceName, SourceState>,
-    /// Whether every source has delivered a set: only then may anything unknown be removed.
+    /// Whether every source has delivered a set: only then are unknown pods removed.
     pub sources_ready: bool,
     /// The machine shuts down: new pods are rejected.
     pub shutting_down: bool,
-    /// During a shutdown: something runs without a worker, and may belong to a pod that a source
+    /// During a shutdown: a container runs without a worker; it may belong to a pod that a source
     /// has not delivered yet.
     pub workerless: bool,
 }

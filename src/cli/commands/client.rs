@@ -115,7 +115,7 @@ impl Client {
         })?;
         if head.status != wanted {
             let mut text = Vec::new();
-            // What arrived of the reason is better than none.
+            // A part of the reason is better than no reason.
             let _ = body.take(64 * 1024).read_to_end(&mut text);
             let text = String::from_utf8_lossy(&text).trim_end().to_owned();
             return Err(CommandError::Rejected { status: head.status, text });

@@ -39,7 +39,7 @@ impl CommandError {
             | CommandError::Ended(_)
             | CommandError::Connection { .. } => Exit::NotReachable,
             CommandError::Rejected { status: 404 | 409, .. } => Exit::NotFound,
-            // The reader of a pipe needs no more.
+            // The reader of the pipe has closed it: this is no error.
             CommandError::Output(why) if why.kind() == std::io::ErrorKind::BrokenPipe => Exit::Success,
             _ => Exit::Failure,
         }
@@ -50,6 +50,6 @@ impl CommandError {
 pub(super) fn complain(text: &str) {
     use std::io::Write;
     let lines: Vec<String> = text.lines().map(visible).collect();
-    // There is no other output when stderr is gone.
+    // If stderr is closed, there is no other output.
     let _ = writeln!(std::io::stderr().lock(), "coracle: {}", lines.join("\n"));
 }

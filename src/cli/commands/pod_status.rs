@@ -28,7 +28,7 @@ impl Summary {
         }
     }
 
-    /// How the status looks to an operator.
+    /// How the status is shown to an operator.
     pub(super) fn color(&self) -> Option<Color> {
         let status = self.status.as_str();
         let bad = ["Err", "BackOff", "Fail", "OOM", "Evicted", "Invalid", "ExitCode", "Signal", "OutOf"];

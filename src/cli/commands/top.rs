@@ -1,4 +1,4 @@
-//! `coracle top`: what pods and containers use, once or periodically.
+//! `coracle top`: the usage of pods and containers, once or periodically.
 
 use std::cmp::Reverse;
 use std::io::IsTerminal;

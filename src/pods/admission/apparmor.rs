@@ -1,4 +1,4 @@
-//! A pod that wants an AppArmor profile runs only where one can be enforced.
+//! A pod that selects an AppArmor profile runs only on a host that can enforce it.
 
 use crate::model::api::AppArmorProfile;
 use crate::model::pod::Pod;
@@ -10,7 +10,7 @@ use crate::model::node::NodeView;
 /// The older way to select a profile, followed by the container's name.
 const ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// Whether a profile is named is the host's matter; whether it is loaded, the runtime's.
+/// Checks that the host supports AppArmor. The runtime checks that the profile is loaded.
 pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
     // A pod that runs already was admitted before.
     if !matches!(pod.source_phase(), "" | "Pending") {
@@ -34,11 +34,11 @@ pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
 enum Profile {
     /// The runtime's own profile or a named one.
     Some,
-    /// One of the host's profiles, but which?
+    /// One of the host's profiles, without its name.
     Nameless,
 }
 
-/// Every profile that the pod selects, `Unconfined` left out.
+/// Every profile that the pod selects, except `Unconfined`.
 fn wanted(pod: &Pod) -> Vec<Profile> {
     let spec = pod.spec();
     let of_pod = spec.security_context.as_ref().and_then(|context| context.app_armor_profile.as_ref());

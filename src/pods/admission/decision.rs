@@ -18,9 +18,9 @@ pub enum Admission {
     },
     /// It may run once these have been killed.
     Preempt {
-        /// In the order of least regret.
+        /// The pods to kill, in this order.
         victims: Vec<PodUid>,
-        /// What is short, or the first of it.
+        /// The first resource that is short.
         resource: String,
     },
 }

@@ -20,7 +20,7 @@ pub(super) struct Shortage {
 }
 
 impl Shortage {
-    /// How much would have to come free.
+    /// The amount that would have to be freed.
     pub(super) fn missing(&self) -> i64 {
         self.requested.saturating_sub(self.capacity.saturating_sub(self.used))
     }
@@ -46,7 +46,7 @@ impl fmt::Display for Shortage {
     }
 }
 
-/// What a pod takes of one resource, in the unit of [`Shortage`].
+/// The amount of one resource that a pod requests, in the unit of [`Shortage`].
 pub(super) fn taken(requests: &Amounts, resource: &str) -> i64 {
     match resource {
         "pods" => 1,
@@ -79,7 +79,7 @@ pub(super) fn shortages(pod: &Pod, others: &[&Pod], node: &Allocatable) -> Vec<S
     for name in wanted.keys().filter(|name| !rows_have(name)) {
         match node.extended.get(name) {
             Some(capacity) => rows.push((name, *capacity)),
-            // Nothing on this node knows the resource, so nothing here can refuse it.
+            // No component of this node manages the resource, so it is not a reason to refuse.
             None if is_extended(name) => {}
             None => rows.push((name, 0)),
         }

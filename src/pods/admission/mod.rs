@@ -1,12 +1,12 @@
-//! Whether a pod may run on this node at all, decided once, before anything is made.
+//! Whether a pod may run on this node, decided once, before it is started.
 //!
 //! Owns nothing and does nothing: [`admit`] maps a pod, the other active pods and a view of
 //! the node onto an [`Admission`]; the caller carries it out, including the preemption.
 //! Handlers run in a fixed order and the first refusal counts. A refusal is final for the UID.
-//! Invariants: nothing here needs the API server; a pod that a later handler refuses never
-//! costs another pod its life.
-//! Absent on purpose: the resource managers (devices, CPUs, memory); `InvalidNodeInfo`, for
-//! there always is a view of the node.
+//! Invariants: nothing here needs the API server; no pod is preempted for a pod that a later
+//! handler refuses.
+//! Absent on purpose: the resource managers (devices, CPUs, memory); `InvalidNodeInfo`, because a
+//! view of the node always exists.
 //! Go counterpart: pkg/kubelet/lifecycle, preemption, sysctl, and pkg/security/apparmor.
 
 mod apparmor;
@@ -30,12 +30,12 @@ use crate::model::reasons;
 pub use decision::Admission;
 use decision::reject;
 
-/// Message of a pod that had to make room.
+/// Message of a preempted pod.
 pub const PREEMPTED_MESSAGE: &str = "Preempted in order to admit critical pod";
 /// Message of its `DisruptionTarget` condition.
 pub const PREEMPTED_CONDITION: &str = "Pod was preempted by Kubelet to accommodate a critical pod.";
 
-/// Whether a pod is new here, or runs and wants other resources.
+/// Whether a pod is new on this node, or runs and requests other resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Operation {
     Add,
@@ -48,7 +48,7 @@ pub fn admit(pod: &Pod, others: &[Pod], node: &NodeView) -> Admission {
     decide(pod, others, node, Operation::Add)
 }
 
-/// Whether `pod`, which runs with less, may have the resources that it requests now. Otherwise why not.
+/// Whether `pod`, which runs with less, may have the resources that it requests now.
 ///
 /// DIFFERS: no pod is preempted for a resize, however critical the pod is.
 ///
@@ -67,10 +67,10 @@ pub type Refusal = (Cow<'static, str>, String);
 fn decide(pod: &Pod, others: &[Pod], node: &NodeView, operation: Operation) -> Admission {
     let others: Vec<&Pod> = others.iter().filter(|other| other.uid() != pod.uid()).collect();
     let mut outcome = Admission::Admit;
-    // DIFFERS: all handlers have spoken before anyone is preempted. Upstream preempts in the
-    // middle and may then refuse the pod for which it did.
+    // DIFFERS: all handlers run before any pod is preempted. Upstream preempts in between and may
+    // then refuse the pod for which it preempted.
     let handlers: [&dyn Fn() -> Admission; 7] = [
-        // First: the others need time for each item.
+        // First: the other handlers take time for each item.
         &|| size(pod),
         &|| pressure(pod, node),
         &|| sysctl::admit(pod, node),
@@ -117,7 +117,7 @@ fn size(pod: &Pod) -> Admission {
     }
 }
 
-/// A node short of something takes no more pods than it must.
+/// A node under pressure accepts only pods that it must run.
 fn pressure(pod: &Pod, node: &NodeView) -> Admission {
     if node.pressures.is_empty() || pod.is_critical() {
         return Admission::Admit;
@@ -163,7 +163,7 @@ fn predicates(pod: &Pod, others: &[&Pod], node: &NodeView, operation: Operation)
     match (short.first(), misplaced) {
         (None, None) => Admission::Admit,
         (None, Some(refused)) => refused,
-        // Room can be made for a critical pod, another place cannot.
+        // Preemption can free resources for a critical pod; it cannot change the placement.
         (Some(_), Some(refused)) if pod.is_critical() => refused,
         (Some(first), None) if pod.is_critical() && operation == Operation::Add => {
             match preempt::victims(pod, others, &short) {

@@ -1,4 +1,4 @@
-//! Whether this is a node for the pod: affinity, name, host ports, taints.
+//! Whether the pod may be placed on this node: affinity, name, host ports, taints.
 
 use crate::model::api::{Container, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration};
 use crate::model::pod::{Pod, is_sidecar};
@@ -7,7 +7,7 @@ use crate::model::reasons;
 use super::decision::{Admission, reject};
 use crate::model::node::NodeView;
 
-/// The first reason against this node.
+/// The first reason why this node does not match.
 pub(super) fn failure(pod: &Pod, others: &[&Pod], node: &NodeView) -> Option<Admission> {
     let failed =
         |reason: &'static str, why: &str| Some(reject(reason, format!("Predicate {reason} failed: {why}")));
@@ -21,7 +21,7 @@ pub(super) fn failure(pod: &Pod, others: &[&Pod], node: &NodeView) -> Option<Adm
     if ports_clash(pod, others) {
         return failed(reasons::NODE_PORTS, "node(s) didn't have free ports for the requested pod ports");
     }
-    // A static pod is part of the node; no taint of the node is meant for it.
+    // A static pod is part of the node; taints of the node do not apply to it.
     let mut taints = node.taints.iter().filter(|taint| taint.effect == "NoExecute");
     if !pod.is_static() && taints.any(|taint| !tolerates(pod, taint)) {
         return failed(reasons::TAINT_TOLERATION, "node(s) had taints that the pod didn't tolerate");
@@ -70,7 +70,7 @@ pub(super) fn matches_affinity(pod: &Pod, node: &NodeView) -> bool {
         && required.is_none_or(|selector| selector.node_selector_terms.iter().any(|term| matches(term, node)))
 }
 
-/// All requirements of a term must hold; an empty term holds nowhere.
+/// All requirements of a term must match; an empty term matches no node.
 fn matches(term: &NodeSelectorTerm, node: &NodeView) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
@@ -88,7 +88,7 @@ fn matches(term: &NodeSelectorTerm, node: &NodeView) -> bool {
     expressions.iter().all(label) && fields.iter().all(field)
 }
 
-/// A requirement that is not well formed holds nowhere, not even where its opposite would.
+/// A requirement that is not well formed matches no node, and neither does its negation.
 fn holds(wanted: &NodeSelectorRequirement, found: Option<&String>) -> bool {
     let values = wanted.values.as_deref().unwrap_or_default();
     let numbers = || match values {

@@ -1,4 +1,4 @@
-//! Which pods make room for a critical one (Go: pkg/kubelet/preemption).
+//! Which pods are preempted for a critical one (Go: pkg/kubelet/preemption).
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::model::requests::{Amounts, Overhead, pod_requests};
 
 use super::fit::{Shortage, taken};
 
-/// What is still missing when every pod that may go is gone.
+/// What is still missing after the preemption of every possible pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NoVictims {
     missing: Vec<Need>,
@@ -36,7 +36,7 @@ struct Candidate<'a> {
     requests: Amounts,
 }
 
-/// Chooses few and small victims, of the lowest class that will do.
+/// Chooses few and small victims, of the lowest class that is sufficient.
 pub(super) fn victims(pod: &Pod, others: &[&Pod], short: &[Shortage]) -> Result<Vec<PodUid>, NoVictims> {
     let needs: Vec<Need> = short
         .iter()
@@ -57,8 +57,7 @@ pub(super) fn victims(pod: &Pod, others: &[&Pod], short: &[Shortage]) -> Result<
     if !missing.is_empty() {
         return Err(NoVictims { missing });
     }
-    // A higher class gives only what the lower ones cannot; then it is counted as given, and
-    // the lower ones give the rest.
+    // A higher class supplies only what the lower ones cannot; the lower ones supply the rest.
     let from_guaranteed = nearest(&guaranteed, without(&needs, best_effort.iter().chain(&burstable)))?;
     let from_burstable =
         nearest(&burstable, without(&needs, best_effort.iter().chain(from_guaranteed.iter().copied())))?;
@@ -68,7 +67,7 @@ pub(super) fn victims(pod: &Pod, others: &[&Pod], short: &[Shortage]) -> Result<
     Ok(chosen.map(|candidate| candidate.pod.uid().clone()).collect())
 }
 
-/// Whether `other` has to go for `pod`.
+/// Whether `other` may be preempted for `pod`.
 fn yields(pod: &Pod, other: &Pod) -> bool {
     if pod.is_critical() && !other.is_critical() {
         return true;
@@ -79,7 +78,7 @@ fn yields(pod: &Pod, other: &Pod) -> bool {
     }
 }
 
-/// What is missing after `gone` are gone.
+/// What is missing after the pods `gone` have ended.
 fn without<'a>(needs: &[Need], gone: impl Iterator<Item = &'a Candidate<'a>> + Clone) -> Vec<Need> {
     needs
         .iter()
@@ -93,8 +92,8 @@ fn without<'a>(needs: &[Need], gone: impl Iterator<Item = &'a Candidate<'a>> + C
         .collect()
 }
 
-/// Picks one after another the pod that comes closest to what is missing; of two equally
-/// close ones the smaller.
+/// Picks one after another the pod that comes closest to what is missing; of two equal ones the
+/// smaller.
 fn nearest<'a>(
     candidates: &'a [Candidate<'a>],
     mut needs: Vec<Need>,
@@ -129,7 +128,7 @@ fn distance(needs: &[Need], candidate: &Candidate) -> f64 {
         .sum()
 }
 
-/// Memory counts before CPU: it is the scarcer of the two.
+/// Memory is compared before CPU: it is the scarcer of the two.
 fn size(candidate: &Candidate) -> (i64, i64) {
     (taken(&candidate.requests, "memory"), taken(&candidate.requests, "cpu"))
 }

@@ -1,5 +1,5 @@
-//! Which kernel parameters a pod may set (Go: pkg/kubelet/sysctl). The rules themselves are
-//! those that the configuration is checked with.
+//! Which kernel parameters a pod may set (Go: pkg/kubelet/sysctl). The validation of the
+//! configuration uses the same rules.
 
 use crate::config::sysctls::{Namespace, is_allowed, namespace, normalize};
 use crate::model::pod::Pod;
@@ -8,7 +8,7 @@ use crate::model::reasons;
 use super::decision::{Admission, reject};
 use crate::model::node::NodeView;
 
-/// Refuses the first parameter that is not allowed, or that would be the node's own.
+/// Refuses the first parameter that is not allowed, or that would change the node.
 pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
     let spec = pod.spec();
     let context = spec.security_context.as_ref();
@@ -34,7 +34,8 @@ fn forbidden(name: &str, why: &str) -> Admission {
     reject(reasons::SYSCTL_FORBIDDEN, format!("forbidden sysctl: {name:?} {why}"))
 }
 
-/// Major and minor of `6.1.0-18-amd64`; zeros where it cannot be read, which allows least.
+/// Major and minor of `6.1.0-18-amd64`; zeros if it cannot be parsed, which allows the fewest
+/// parameters.
 fn version(release: &str) -> (u32, u32) {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))

@@ -39,7 +39,7 @@ fn pod(name: &str, source: &str, spec: Value) -> Pod {
     Pod::from(serde_json::from_value::<api::Pod>(object).unwrap())
 }
 
-fn asks(requests: Value) -> Value {
+fn requesting(requests: Value) -> Value {
     json!({"containers": [{"name": "c", "resources": {"requests": requests}}]})
 }
 
@@ -143,10 +143,10 @@ fn operating_system_and_groups() {
 
 #[test]
 fn resources_of_ordinary_pods() {
-    let other = |name: &str, requests: Value| pod(name, "api", asks(requests));
+    let other = |name: &str, requests: Value| pod(name, "api", requesting(requests));
     let half = || other("o", json!({"cpu": "500m", "memory": "512Mi", "ephemeral-storage": "1Gi"}));
     let check_with = |requests: Value, expected: &str| {
-        check(&pod("p", "api", asks(requests)), &[half()], &node(), expected);
+        check(&pod("p", "api", requesting(requests)), &[half()], &node(), expected);
     };
     let out_of = |what: &str, requested: i64, used: i64, capacity: i64| {
         format!(
@@ -173,10 +173,10 @@ fn resources_of_ordinary_pods() {
     let peak = json!({"initContainers": [{"name": "i", "resources": {"requests": {"cpu": "1600m"}}}],
         "containers": [{"name": "c"}]});
     check(&pod("p", "api", peak), &[half()], &node(), &out_of("cpu", 1600, 500, 2000));
-    let mut heavy = asks(json!({"cpu": "1"}));
+    let mut heavy = requesting(json!({"cpu": "1"}));
     heavy["overhead"] = json!({"cpu": "600m"});
     check(&pod("p", "api", heavy), &[half()], &node(), &out_of("cpu", 1600, 500, 2000));
-    // A pod is not in its own way.
+    // A pod does not conflict with itself.
     check(&other("p", json!({"cpu": "2"})), &[other("p", json!({"cpu": "2"}))], &node(), "admit");
     // The node is full, even for a pod without requests.
     let five: Vec<Pod> = (0..5).map(|n| other(&format!("o{n}"), json!({}))).collect();
@@ -330,7 +330,7 @@ fn apparmor_profiles() {
     check(&object("runtime/default", "Pending"), &[], &node(), off);
     check(&object("localhost/", "Pending"), &[], &able, nameless);
     check(&object("unconfined", "Pending"), &[], &node(), "admit");
-    // What runs already was admitted once.
+    // A pod that runs was admitted before.
     check(&object("runtime/default", "Running"), &[], &node(), "admit");
 }
 
@@ -342,7 +342,7 @@ fn pressure_and_shutdown() {
     };
     let memory = "Evicted: The node had condition: [MemoryPressure]. ";
     let best_effort = pod("p", "api", json!({}));
-    let burstable = pod("p", "api", asks(json!({"cpu": "1m"})));
+    let burstable = pod("p", "api", requesting(json!({"cpu": "1m"})));
     let tolerant =
         json!({"tolerations": [{"key": "node.kubernetes.io/memory-pressure", "operator": "Exists"}]});
     check(&best_effort, &[], &under(&["MemoryPressure"]), memory);
@@ -360,11 +360,11 @@ fn pressure_and_shutdown() {
     check(&best_effort, &[], &down, "NodeShutdown: Pod was rejected as the node is shutting down.");
 }
 
-/// As recorded: 64 cores wanted of 2, of which 100 m are taken by other static pods.
+/// As recorded: 64 cores requested of 2, of which other static pods use 100 m.
 #[test]
 fn a_static_pod_with_too_large_requests_is_rejected() {
-    let others = [pod("o", "file", asks(json!({"cpu": "100m"})))];
-    let greedy = pod("p", "file", asks(json!({"cpu": "64"})));
+    let others = [pod("o", "file", requesting(json!({"cpu": "100m"})))];
+    let greedy = pod("p", "file", requesting(json!({"cpu": "64"})));
     let Admission::Reject { reason, message } = admit(&greedy, &others, &node()) else { panic!() };
     let mut status = serde_json::to_value(rejected_status(&greedy, &reason, &message, greedy.qos())).unwrap();
     assert_eq!(status["observedGeneration"].take(), 1);
@@ -375,8 +375,8 @@ fn a_static_pod_with_too_large_requests_is_rejected() {
             "message": "Pod was rejected: Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: no set of running pods found to reclaim resources: [(res: cpu, q: 62100), ]",
             "phase": "Failed", "qosClass": "Burstable", "reason": "UnexpectedAdmissionError"})
     );
-    // With another failure that room does not cure, that one counts.
-    let mut lost = asks(json!({"cpu": "64"}));
+    // A failure that preemption cannot solve is reported first.
+    let mut lost = requesting(json!({"cpu": "64"}));
     lost["nodeName"] = json!("node2");
     check(
         &pod("p", "file", lost.clone()),
@@ -393,27 +393,27 @@ fn a_static_pod_with_too_large_requests_is_rejected() {
 #[test]
 fn victims() {
     let best = |name: &str| pod(name, "api", json!({}));
-    let burst = |name: &str, cpu: &str| pod(name, "api", asks(json!({"cpu": cpu})));
+    let burst = |name: &str, cpu: &str| pod(name, "api", requesting(json!({"cpu": cpu})));
     let sure = |name: &str, cpu: &str| {
         let limits = json!({"cpu": cpu, "memory": "1Mi"});
         pod(name, "api", json!({"containers": [{"name": "c", "resources": {"limits": limits}}]}))
     };
-    let wants = |cpu: &str| pod("p", "file", asks(json!({"cpu": cpu})));
-    // The nearest, and of equally near ones the smallest.
+    let wants = |cpu: &str| pod("p", "file", requesting(json!({"cpu": cpu})));
+    // The closest pod, and of equally close ones the smallest.
     check(&wants("500m"), &[burst("a", "600m"), burst("b", "1200m")], &node(), "preempt [a]");
     check(&wants("1"), &[burst("a", "600m"), burst("b", "1200m")], &node(), "preempt [b]");
     check(&wants("2"), &[burst("a", "600m"), burst("b", "1200m")], &node(), "preempt [b, a]");
-    // A lower class goes first, as long as it is enough.
+    // A lower class is preempted first, if it is sufficient.
     check(&wants("500m"), &[sure("g", "1"), burst("b", "1")], &node(), "preempt [b]");
     check(&wants("1500m"), &[sure("g", "1"), burst("b", "1")], &node(), "preempt [b, g]");
     // Pods that free nothing stay.
     check(&wants("500m"), &[best("e"), burst("b", "2")], &node(), "preempt [b]");
-    // Too many pods: anyone will do, the least important first.
+    // Too many pods: any pod is sufficient, the least important first.
     let five = [sure("g", "1m"), burst("b", "1m"), best("e"), best("f"), best("h")];
     check(&wants("1m"), &five, &node(), "preempt [e]");
     // Critical pods do not yield to each other, unless one of them has the higher priority.
     let ranked = |name: &str, source: &str, priority: i64| {
-        let mut spec = asks(json!({"cpu": "1500m"}));
+        let mut spec = requesting(json!({"cpu": "1500m"}));
         spec["priority"] = json!(priority);
         pod(name, source, spec)
     };

@@ -8,11 +8,11 @@ use serde_json::Value;
 use crate::model::ids::PodUid;
 use crate::util::atomic_file;
 
-/// A state file that is of no use.
+/// A state file that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the names say what the values are")]
 pub enum CheckpointError {
-    /// It is there, and its content is unreadable.
+    /// It exists, and its content is unreadable.
     #[error(
         "could not restore state from checkpoint: {why}, please drain this node and delete pod resource \
          information checkpoint file \"{}\" before restarting Kubelet", path.display()
@@ -23,7 +23,7 @@ pub enum CheckpointError {
     Write { path: PathBuf, error: std::io::Error },
 }
 
-/// The entries of a file, as JSON each. A file that is not there has none.
+/// The entries of a file, each as JSON. A file that does not exist has none.
 pub(super) fn read(path: &Path) -> Result<BTreeMap<PodUid, Box<str>>, CheckpointError> {
     let corrupt = |why: String| CheckpointError::Corrupt { path: path.to_owned(), why };
     let text = match std::fs::read_to_string(path) {

@@ -1,15 +1,16 @@
-//! What each pod was granted of CPU and memory, what the runtime received of it, and how a
-//! resize stands (Go: pkg/kubelet/allocation, and the resize conditions of pkg/kubelet/status).
+//! The CPU and memory that each pod was granted, the part that the runtime received, and the state
+//! of a resize (Go: pkg/kubelet/allocation, and the resize conditions of pkg/kubelet/status).
 //!
 //! Owns: [`Allocations`], shared by `sync`, which grants, and the workers, which carry out.
 //! The files `allocated_pods_state` and `actuated_pods_state` in the root directory have the
 //! layout of the Go kubelet, so that either may take over from the other.
 //! Threads: none. `sync` never writes; the workers do before they start or change anything,
-//! and `clean` when a pod has gone. A caller that waits for a writer finds its own change written.
+//! and `clean` when a pod was removed. After a wait for another writer, a caller's own change is
+//! written, too.
 //! Invariants: what was granted is on disk before a container has it; a pod without any
 //! resources has no entry, for it is never resized (its class of service, which a resize cannot
-//! change, is BestEffort). A static pod is never resized either; what its containers were given
-//! is kept all the same, as a Go kubelet that gets the node back looks for it there.
+//! change, is BestEffort). A static pod is never resized either; but what its containers were given
+//! is stored, because a Go kubelet that takes the node over again reads it.
 //! Absent on purpose: the resources of pods themselves as trees; each is kept as the text
 //! that goes to the file.
 
@@ -82,7 +83,7 @@ struct Shared {
     disk: Mutex<Disk>,
 }
 
-/// A handle; clones share what is behind it.
+/// A handle; clones share the state.
 #[derive(Debug, Clone, Default)]
 pub struct Allocations(Arc<Shared>);
 
@@ -90,7 +91,7 @@ impl Allocations {
     /// Reads the files in `dir`; they are written there from now on.
     ///
     /// # Errors
-    /// When a file is there and cannot be understood: what pods were granted is not guessed.
+    /// When a file exists and cannot be parsed: granted resources are not guessed.
     pub fn load(dir: &Path) -> Result<Allocations, CheckpointError> {
         let table = |name: &str| -> Result<Table, CheckpointError> {
             Ok(Table { entries: checkpoint::read(&dir.join(name))?, version: 0 })
@@ -129,7 +130,7 @@ impl Allocations {
         resources.container(container).map(Given::of_resources)
     }
 
-    /// Records that `container` starts with all that it was granted.
+    /// Records that `container` starts with all its granted resources.
     pub fn gave_all(&self, pod: &Pod, container: &Container) {
         self.change(pod, |resources| resources.set(container));
     }
@@ -196,17 +197,17 @@ impl Allocations {
         self.lock().resizing.entry(pod.uid().clone()).or_default().pend(pod, reason, message)
     }
 
-    /// Notes that the pod waits for nothing any more. Tells what it waited for.
+    /// Records that no resize of the pod waits any more. Returns why the last one waited.
     pub fn settle(&self, uid: &PodUid) -> Option<Pending> {
         self.resizing(uid, Resizing::settle)
     }
 
-    /// Notes that a resize was granted and is to be carried out.
+    /// Records that a resize was granted and is to be carried out.
     pub fn begin(&self, pod: &Pod) {
         self.lock().resizing.entry(pod.uid().clone()).or_default().begin(pod);
     }
 
-    /// Notes that a resize is still to be carried out; an error of it stays.
+    /// Records that a resize is still to be carried out; its error stays.
     pub fn go_on(&self, pod: &Pod) {
         self.lock().resizing.entry(pod.uid().clone()).or_default().go_on(pod);
     }
@@ -216,13 +217,13 @@ impl Allocations {
         self.lock().resizing.entry(pod.uid().clone()).or_default().fail(pod, message)
     }
 
-    /// Notes that the containers have what this version of the pod was granted. Tells the
-    /// generation of the resize that has ended by it.
+    /// Records that the containers have what this version of the pod was granted. Returns the
+    /// generation of the resize that is complete by this.
     pub fn complete(&self, pod: &Pod) -> Option<i64> {
         self.resizing(pod.uid(), |resizing| resizing.complete(pod))
     }
 
-    /// The pod has ended: it waits for nothing, and nothing is done to it any more.
+    /// The pod has ended: its resize is dropped.
     ///
     /// DIFFERS: upstream's keeps its conditions, and is counted, until it is deleted.
     pub fn end(&self, uid: &PodUid) {
@@ -253,14 +254,14 @@ impl Allocations {
     }
 }
 
-/// Whether a pod has anything that can be resized at all.
+/// Whether a pod has resources that can be resized.
 ///
 /// DIFFERS: upstream keeps an entry for every pod.
 fn counts(pod: &Pod) -> bool {
     !pod.is_static() && has_resources(pod)
 }
 
-/// Whether any of a pod's containers, or the pod itself, names resources.
+/// Whether any of a pod's containers, or the pod itself, specifies resources.
 fn has_resources(pod: &Pod) -> bool {
     let any = |resources: &Option<crate::model::api::ResourceRequirements>| {
         resources.as_ref().is_some_and(|own| own.requests.is_some() || own.limits.is_some())

@@ -11,7 +11,7 @@ use crate::model::reasons;
 const PENDING: &str = "PodResizePending";
 const IN_PROGRESS: &str = "PodResizeInProgress";
 
-/// Why a pod does not get what it wants.
+/// Why a pod does not get the resources that it requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pending {
     /// Not now.
@@ -38,13 +38,13 @@ impl Pending {
     }
 }
 
-/// A condition of which only its being there, its reason and its message matter.
+/// The content of a condition: only its presence, its reason and its message matter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Note {
     reason: Option<String>,
     message: Option<String>,
     generation: Option<i64>,
-    /// When this was found out.
+    /// When the condition was set.
     at: Option<Time>,
 }
 
@@ -55,7 +55,7 @@ impl Note {
         Note { reason: text(reason), message: text(message), generation: generation(pod), at }
     }
 
-    /// Whether both have the same content, whenever that was.
+    /// Whether both have the same content, apart from the time.
     fn repeats(&self, other: Option<&Note>) -> bool {
         other.is_some_and(|other| Note { at: other.at.clone(), ..self.clone() } == *other)
     }
@@ -156,7 +156,7 @@ impl Resizing {
     }
 }
 
-/// Pods by how their resize stands.
+/// The number of pods by the state of their resize.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// Waiting for room.

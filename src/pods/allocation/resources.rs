@@ -1,4 +1,4 @@
-//! The resources of a pod and its containers, apart from the rest of it.
+//! The resources of a pod and its containers, without the rest of the pod.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ type Quantities = BTreeMap<String, Quantity>;
 const CONTAINERS: &str = "ContainerResources";
 const POD: &str = "PodLevelResources";
 
-/// What a pod and each of its containers has, by the containers' names.
+/// The resources of a pod and of each container, by the containers' names.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PodResources {
     containers: BTreeMap<String, ResourceRequirements>,
@@ -85,7 +85,7 @@ impl PodResources {
         }
     }
 
-    /// The pod with these resources. A container that is not among them keeps its own.
+    /// The pod with these resources. A container without an entry keeps its own.
     #[must_use]
     pub fn applied_to(&self, pod: &Pod) -> Pod {
         let differs = |container: &Container| {

@@ -34,7 +34,7 @@ fn granted_resources_survive_a_restart() {
     assert_eq!(granted.object().metadata.generation, Some(2));
     assert_eq!(second.given(wanted.uid(), "c"), Some(Given::of(&granted.containers()[0])));
     assert_eq!(second.given(wanted.uid(), "other"), None);
-    // The same amounts, written otherwise, are the same pod.
+    // The same amounts in another notation are the same pod.
     let same = pod("u", 3, "1000m", "65536Ki");
     assert_eq!(cpu(&second.granted(&same)), "1000m");
 
@@ -78,7 +78,7 @@ fn pods_that_are_never_resized_are_granted_nothing() {
         (dir.path().join(ALLOCATED).exists(), dir.path().join(ACTUATED).exists())
     };
     assert_eq!(store(&bare), (false, false));
-    // A Go kubelet that gets the node back takes a container that is not there for one without.
+    // The Go kubelet treats a container without an entry as one without resources.
     assert_eq!(store(&Pod::from(of_file)), (false, true));
 }
 
@@ -136,7 +136,7 @@ fn a_pod_that_has_ended_waits_for_nothing() {
 }
 
 #[test]
-fn conditions_outlive_the_agent_at_the_api_server() {
+fn conditions_are_restored_from_the_api_server() {
     let mut shown = pod("u", 2, "2", "1Mi").into_object();
     shown.status = serde_json::from_value(json!({"conditions": [
         {"type": "Ready", "status": "True"},

@@ -1,4 +1,4 @@
-//! Which mirror to make or to delete next (pure).
+//! Which mirror to create or to delete next (pure).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::util::backoff::{Failures, jitter, random_unit};
 const RETRY: Duration = Duration::from_secs(1);
 /// The longest wait after a failure, before jitter.
 const RETRY_MAX: Duration = Duration::from_secs(60);
-/// A mirror that was made is taken to be there for so long without being shown.
+/// How long a mirror that was created is assumed to exist before the API server shows it.
 const UNSEEN: Duration = Duration::from_secs(30);
 
 /// The newest view and what was done since.
@@ -26,14 +26,14 @@ pub(super) struct Core {
     due: Option<Instant>,
 }
 
-/// What is known of one full name beyond the view.
+/// What is known about one full name in addition to the view.
 #[derive(Default)]
 struct Memory {
     /// The object of that name, as a response showed it; the view does not show it yet.
     found: Option<(Existing, Instant)>,
     /// Deleted, though the view still shows them.
     deleted: BTreeSet<PodUid>,
-    /// The name is taken by something unknown.
+    /// An unknown object has the name.
     taken: bool,
     failures: Failures,
     not_before: Option<Instant>,
@@ -44,7 +44,7 @@ struct Existing {
     namespace: String,
     name: String,
     uid: PodUid,
-    /// Of the static pod of which it is an image; `None`: it is no mirror.
+    /// The hash of the static pod that it mirrors; `None`: it is no mirror.
     hash: Option<String>,
     deleting: bool,
 }
@@ -65,18 +65,18 @@ impl Existing {
     }
 }
 
-/// What is to be done about one name.
+/// The next step for one name.
 enum Step {
     Nothing,
     Ask(Request),
-    /// It would be made, but the Node object is not known.
+    /// It would be created, but the Node object is not known.
     NoNode,
-    /// Something that is no mirror has the name.
+    /// A pod that is no mirror has the name.
     Foreign,
 }
 
 impl Core {
-    /// Takes in a newer view.
+    /// Applies a newer view.
     pub(super) fn look(&mut self, view: View, now: Instant) {
         self.view = view;
         let shown: BTreeMap<FullName, Vec<PodUid>> =
@@ -90,7 +90,7 @@ impl Core {
             let before = memory.deleted.len();
             memory.deleted.retain(|uid| shown.contains(uid));
             if memory.taken && memory.deleted.len() < before {
-                // What had the name was most likely this one.
+                // Most likely this mirror had the name.
                 memory.not_before = None;
             }
             if memory.found.as_ref().is_some_and(|(found, _)| shown.contains(&found.uid)) {
@@ -139,7 +139,7 @@ impl Core {
     }
 
     fn step(&mut self, name: &FullName, owner: Option<&OwnerReference>, now: Instant) -> Step {
-        // Its end is not over; then the mirror shows how it ends.
+        // The pod is still being stopped; the mirror then shows its end.
         if self.view.removed.contains(name) {
             return Step::Nothing;
         }
@@ -171,7 +171,7 @@ impl Core {
                 Step::Ask(mirror.delete())
             }
             (Some(_), Some(_)) => Step::Nothing,
-            // What the server has may be the very mirror that is missing here.
+            // The server may already have the mirror that is missing here.
             (Some(_), None) if self.view.mirrors.is_none() => Step::Nothing,
             (Some(pod), None) if taken => {
                 Step::Ask(Request::Get { namespace: pod.namespace().to_owned(), name: pod.name().to_owned() })
@@ -184,7 +184,7 @@ impl Core {
         }
     }
 
-    /// Takes in what came of a request.
+    /// Applies the result of a request.
     pub(super) fn answered(&mut self, name: &FullName, request: &Request, answer: Response, now: Instant) {
         let memory = self.names.entry(name.clone()).or_default();
         match (request, answer) {
@@ -201,7 +201,7 @@ impl Core {
                 let found = Existing::of(&Pod::from(*pod));
                 if found.deleting || memory.deleted.contains(&found.uid) {
                     // A finalizer can keep it without a limit.
-                    return self.failed(name, Some("the mirror before it is still there"), now);
+                    return self.failed(name, Some("the previous mirror still exists"), now);
                 }
                 let mut changed = false;
                 if let Request::Create(own) = request {
@@ -224,7 +224,7 @@ impl Core {
         }
     }
 
-    /// Waits before the next try, ever longer.
+    /// Schedules the next attempt, with a growing wait.
     fn failed(&mut self, name: &FullName, why: Option<&str>, now: Instant) {
         let memory = self.names.entry(name.clone()).or_default();
         if memory.failures.count()
@@ -245,12 +245,12 @@ fn earlier(due: &mut Option<Instant>, at: Instant) {
     *due = Some(due.map_or(at, |due| due.min(at)));
 }
 
-/// What a mirror is an image of: the same as the UID, unless the manifest names one.
+/// The hash of the mirrored pod: its UID, unless the manifest sets a hash.
 fn hash(pod: &Pod) -> &str {
     pod.annotation(CONFIG_HASH).unwrap_or(pod.uid().as_str())
 }
 
-/// The node as the owner of its mirrors; none while it is not registered or on its way out.
+/// The node as the owner of its mirrors; none while it is not registered or is being deleted.
 fn owner(node: &api::Node) -> Option<OwnerReference> {
     if node.metadata.deletion_timestamp.is_some() {
         return None;
@@ -265,8 +265,8 @@ fn owner(node: &api::Node) -> Option<OwnerReference> {
     })
 }
 
-/// The mirror of a static pod. What only a server gives out does not come along: a manifest
-/// may be the export of another pod.
+/// The mirror of a static pod. Fields that only a server sets are left out: a manifest may be the
+/// export of another pod.
 fn mirror_of(pod: &Pod, owner: &OwnerReference) -> api::Pod {
     let mut mirror = pod.object().clone();
     let meta = &mut mirror.metadata;

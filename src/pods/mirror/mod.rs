@@ -1,11 +1,10 @@
-//! The `mirrors` thread: keeps an image of each static pod at the API server, so that users
-//! see it there (Go: mirror client, and tryReconcileMirrorPods of the pod workers).
+//! The `mirrors` thread: keeps a copy of each static pod at the API server, so that users see it
+//! (Go: mirror client, and tryReconcileMirrorPods of the pod workers).
 //!
-//! Inbox: what `sync` sees of static pods and mirrors, whole, newest wins ([`View`]).
+//! Inbox: the static pods and mirrors that `sync` knows, complete, newest wins ([`View`]).
 //! Out: creations and deletions of mirrors. A pod never waits for its mirror.
-//! Invariants: a mirror stays as long as something of its static pod does; nothing but a
-//! mirror is ever deleted; no mirror is deleted for a missing static pod before all sources have
-//! delivered their sets.
+//! Invariants: a mirror stays until its static pod has ended; only mirrors are deleted; no mirror
+//! is deleted for a missing static pod before all sources have delivered their sets.
 
 mod core;
 mod request;

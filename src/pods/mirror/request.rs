@@ -9,12 +9,12 @@ use crate::model::api;
 #[derive(Debug, Clone, PartialEq)]
 pub enum Request {
     Create(Box<api::Pod>),
-    /// Look what has its name.
+    /// Read the object that has its name.
     Get {
         namespace: String,
         name: String,
     },
-    /// Delete it at once, if it still has the UID.
+    /// Delete it immediately, if it still has the UID.
     Delete {
         namespace: String,
         name: String,
@@ -23,22 +23,22 @@ pub enum Request {
     },
 }
 
-/// What came of a request.
+/// The result of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Response {
     /// The pod as it is now.
     Shown(Box<api::Pod>),
-    /// It is deleted, or was not there any more.
+    /// It is deleted, or no longer existed.
     Gone,
     /// The name is taken.
     Exists,
-    /// It did not work; later it may.
+    /// The request failed and may succeed later.
     Failed(String),
     /// The agent stops.
     Stopping,
 }
 
-/// Who carries requests out.
+/// Carries requests out.
 pub trait Api: Send {
     /// Sends one request and waits for its end.
     fn send(&self, request: &Request) -> Response;
@@ -64,7 +64,7 @@ impl Api for Client {
                 let options = DeleteOptions { grace_seconds: Some(0), uid: Some(uid.clone()) };
                 match self.delete(&Target::pod(namespace, name), &options) {
                     Ok(()) => Response::Gone,
-                    // Gone already, or another pod has the name.
+                    // Deleted already, or another pod has the name.
                     Err(error) if error.is_not_found() || error.is_conflict() => Response::Gone,
                     Err(error) => failure(&error),
                 }

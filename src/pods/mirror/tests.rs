@@ -1,4 +1,4 @@
-//! The core against a server of its own, request by request, and the thread once.
+//! The core with a fake server, request by request, and one test of the thread.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -138,7 +138,7 @@ impl Bench {
 const NOTHING: Vec<String> = Vec::new();
 
 #[test]
-fn a_mirror_is_made_once() {
+fn a_mirror_is_created_once() {
     let mut bench = Bench::new();
     let desired = [pod("st", "h1")];
     // Before the API server has delivered its pods it is unknown what is missing.
@@ -187,13 +187,13 @@ fn another_static_pod_gets_another_mirror_when_the_old_one_has_ended() {
     // The watch still shows the old one.
     assert_eq!(bench.see_with(both, &[], Some(shown), true), NOTHING);
     assert_eq!(bench.see(both, &[]), NOTHING);
-    // A mirror that a user deletes gracefully would never go without help.
+    // A mirror that a user deletes gracefully has to be deleted by the agent.
     bench.server.pods.get_mut("st").unwrap()["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     assert_eq!(bench.see(both, &[]), ["delete st m2", "create st"]);
 }
 
 #[test]
-fn orphans_go_when_all_is_known_and_over() {
+fn orphans_are_deleted_when_all_sources_delivered_and_pods_ended() {
     let mut bench = Bench::new();
     let gone = pod("st", "h1");
     bench.see(std::slice::from_ref(&gone), &[]);
@@ -204,14 +204,14 @@ fn orphans_go_when_all_is_known_and_over() {
     assert_eq!(bench.see_with(&[], &[], Some(shown), true), NOTHING);
     assert_eq!(bench.see(&[], &[]), NOTHING);
     assert!(bench.core.is_blank());
-    // A mirror that was never shown is no less an orphan.
+    // A mirror that was never shown is also an orphan.
     let mut bench = Bench::new();
     bench.see(std::slice::from_ref(&gone), &[]);
     assert_eq!(bench.see_with(&[], &[], Some(vec![]), true), ["delete st m1"]);
 }
 
 #[test]
-fn a_name_that_is_taken() {
+fn only_mirrors_that_have_the_name_are_deleted() {
     // By its own mirror, which the view does not show.
     let mut bench = Bench::new();
     let desired = [pod("st", "h1")];
@@ -247,7 +247,7 @@ fn ten_minutes(bench: &mut Bench, desired: &[Pod]) -> usize {
 }
 
 #[test]
-fn a_finalizer_on_a_mirror_is_no_hot_loop() {
+fn finalizer_on_a_mirror_causes_no_hot_loop() {
     let mut bench = Bench::new();
     let (old, new) = (pod("st", "h1"), pod("st", "h2"));
     bench.see(std::slice::from_ref(&old), &[]);
@@ -256,7 +256,7 @@ fn a_finalizer_on_a_mirror_is_no_hot_loop() {
     assert_eq!(bench.see(desired, &[]), ["delete st m1", "create st", "get st"]);
     let asked = ten_minutes(&mut bench, desired);
     assert!(asked <= 20, "{asked} requests");
-    // Let go: the new one is there at once, however long the pause has become.
+    // The finalizer was removed: the new mirror is created immediately, without the back-off.
     bench.server.holds = false;
     bench.server.pods.clear();
     assert_eq!(bench.see(desired, &[]), ["get st", "create st"]);
@@ -264,7 +264,7 @@ fn a_finalizer_on_a_mirror_is_no_hot_loop() {
 }
 
 #[test]
-fn a_mirror_that_a_webhook_changes_is_no_hot_loop() {
+fn mirror_that_a_webhook_changes_causes_no_hot_loop() {
     let mut bench = Bench::new();
     bench.server.changes = true;
     let desired = [pod("st", "h1")];
@@ -278,7 +278,7 @@ fn a_mirror_that_a_webhook_changes_is_no_hot_loop() {
 }
 
 #[test]
-fn failures_are_tried_again_ever_more_rarely() {
+fn failures_are_retried_with_growing_waits() {
     let mut bench = Bench::new();
     bench.server.fails = true;
     assert_eq!(bench.see(&[pod("a", "a"), pod("b", "b")], &[]), ["fail", "fail"]);

@@ -1,11 +1,11 @@
-//! What the thread reconciles.
+//! The input of the thread.
 
 use std::collections::BTreeSet;
 
 use crate::model::ids::FullName;
 use crate::model::pod::Pod;
 
-/// What there is of static pods and of mirrors.
+/// The static pods and the mirrors that exist.
 #[derive(Debug, Clone, Default)]
 pub struct View {
     /// Static pods that a source has and that were not rejected.

@@ -1,4 +1,4 @@
-//! Init containers one after another, sidecars beside them.
+//! Init containers run one after another, sidecars at the same time.
 
 use crate::model::api::Container;
 use crate::model::pod::is_sidecar;
@@ -19,11 +19,11 @@ pub(super) enum Outcome {
     Failed,
 }
 
-/// The state of the initialization, by the newest init container.
+/// The state of the initialization, derived from the newest init container.
 enum Step {
     /// The initialization waits for this container.
     Wait,
-    /// This container is done, or as far as its successors need it.
+    /// This container has ended, or is ready for its successors.
     Done,
     Failed,
 }
@@ -37,7 +37,7 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) -> Outcome {
     for container in containers {
         stop_twins(inputs, "Init container", &container.name, plan);
     }
-    // Only what is there now counts. After a reboot every regular container has exited and
+    // Only the present state is used. After a reboot every regular container has exited and
     // the new sandbox is not initialized, whatever the state of the old one was.
     let initialized_before = inputs.pod.containers().iter().any(|container| {
         inputs
@@ -46,10 +46,10 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) -> Outcome {
             .is_some_and(|status| matches!(status.state, ContainerState::Created | ContainerState::Running))
     });
     let mut outcome = if initialized_before { Outcome::Initialized } else { Outcome::NotYet };
-    // From the last one to the first: the newest init container that was ever made says how
-    // far the initialization is. Every sidecar before it has been started once and is kept
-    // running from then on; ordinary containers before it are done. After the initialization
-    // this holds for all of them.
+    // From the last one to the first: the newest init container that was ever made shows how far
+    // the initialization is. Every sidecar before it was started once and must keep running;
+    // ordinary containers before it have ended. After the initialization this applies to all of
+    // them.
     let mut progress_known = initialized_before;
     for (index, container) in containers.iter().enumerate().rev() {
         let status = newest_here(inputs, &container.name);
@@ -82,7 +82,7 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) -> Outcome {
     outcome
 }
 
-/// The newest instance, unless it belongs to a sandbox that is gone: an init container
+/// The newest instance, unless it belongs to a sandbox that was removed: an init container
 /// has to run once in every sandbox.
 fn newest_here<'a>(inputs: &Inputs<'a>, name: &str) -> Option<&'a ContainerStatus> {
     let sandbox = inputs.runtime.newest_sandbox().map(|sandbox| &sandbox.id);
@@ -92,8 +92,8 @@ fn newest_here<'a>(inputs: &Inputs<'a>, name: &str) -> Option<&'a ContainerStatu
         .filter(|status| status.sandbox_id.is_empty() || sandbox.is_none_or(|id| *id == status.sandbox_id))
 }
 
-/// A sidecar that has been started once, whatever the pod's restart policy and whatever
-/// runs after it (Go: computeInitContainerActions).
+/// Keeps a sidecar running that was started once, independent of the pod's restart policy and of
+/// later containers (Go: computeInitContainerActions).
 fn keep_sidecar(
     inputs: &Inputs,
     index: usize,
@@ -102,7 +102,7 @@ fn keep_sidecar(
     plan: &mut Plan,
 ) {
     if inputs.pod.is_deleting() {
-        // Nothing comes back any more.
+        // No container restarts any more.
         return;
     }
     let Some(status) = status else {
@@ -138,7 +138,7 @@ fn newest_sidecar(
             Step::Wait
         }
         ContainerState::Running => match defect(inputs, container, status) {
-            // Its liveness is its own matter: the successor does not wait for it.
+            // The successor does not wait for its liveness.
             Some(KillReason::LivenessProbe) if started(inputs, container, status) => {
                 replace(index, container, status, KillReason::LivenessProbe, plan);
                 Step::Done
@@ -187,8 +187,8 @@ fn failed(status: &ContainerStatus) -> bool {
     status.exit_code != 0 || status.reason == crate::model::reasons::OOM_KILLED
 }
 
-/// Whether a failed init container gets another try. Out of memory may show exit code 0,
-/// which no policy takes for a failure.
+/// Whether a failed init container is retried. After an out-of-memory kill the exit code may
+/// be 0, which no policy treats as a failure.
 fn again(inputs: &Inputs, container: &Container, exit_code: i32) -> bool {
     let code = if exit_code == 0 { 137 } else { exit_code };
     restart::may_restart(inputs.pod, container, code)

@@ -1,8 +1,8 @@
-//! What has to be done so that a pod's containers match its specification, as data.
+//! The actions that make a pod's containers match its specification, as data.
 //!
 //! Owns nothing and does nothing: [`compute`] maps a pod, its state at the runtime and
 //! the verdicts of its probes onto a [`Plan`]; the pod's worker carries it out.
-//! Invariants: same inputs, same plan; a plan for a pod that is as it should be is empty;
+//! Invariants: same inputs, same plan; a plan for a pod that is in the desired state is empty;
 //! indices in a plan are in specification order and valid for that specification.
 //! Absent on purpose: crash back-off (the worker checks it before each start).
 //! Go counterpart: computePodActions in pkg/kubelet/kuberuntime.
@@ -31,20 +31,20 @@ pub use reset::Reset;
 pub use resize::Resize;
 pub use sandbox::{SandboxCheck, check as check_sandbox};
 
-/// What a plan is made from.
+/// The inputs of a plan.
 #[derive(Clone, Copy)]
 pub struct Inputs<'a> {
-    /// What should run.
+    /// The desired pod.
     pub pod: &'a Pod,
-    /// What does run.
+    /// The sandboxes and containers of the runtime.
     pub runtime: &'a PodRuntime,
     /// Liveness of a container instance; only `Failure` matters.
     pub liveness: &'a dyn Fn(&ContainerId) -> Verdict,
     /// Startup of a container instance. A sidecar with a startup probe holds back its
     /// successors until this is `Success`.
     pub startup: &'a dyn Fn(&ContainerId) -> Verdict,
-    /// The restart of all containers has to wait for the end of a crash-loop wait. Until
-    /// then the container that asked for it stays as it is; the other containers are synced as usual.
+    /// The restart of all containers has to wait for a crash-loop back-off. Until then the
+    /// container that requested it stays as it is; the other containers are synced as usual.
     pub reset_held: bool,
 }
 
@@ -70,9 +70,9 @@ impl<'a> Inputs<'a> {
 /// Why a single container is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KillReason {
-    /// Its image or name is not the wanted one any more.
+    /// Its image or name differs from the specification.
     DefinitionChanged,
-    /// The runtime does not know its state, so it is stopped for certain before a new start.
+    /// The runtime does not know its state, so it is stopped before a new start.
     Unknown,
     /// A newer instance of it exists.
     Twin,
@@ -85,8 +85,7 @@ pub enum KillReason {
 }
 
 impl KillReason {
-    /// The grace period that comes with the reason: that of the probe which failed. It may
-    /// be longer than the pod's.
+    /// The grace period for this reason: that of the failed probe. It may be longer than the pod's.
     #[must_use]
     pub fn probe_grace(self, container: &Container) -> Option<i64> {
         let kind = match self {
@@ -98,7 +97,7 @@ impl KillReason {
     }
 }
 
-/// One container to stop while the rest of the pod goes on.
+/// One container to stop while the rest of the pod continues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KillContainer {
     /// Which instance.
@@ -116,7 +115,7 @@ pub struct KillContainer {
 pub struct Plan {
     /// Stop every running container, then every sandbox. Replaces the list in `kill`.
     pub kill_pod: bool,
-    /// Make a new sandbox. With it the records of all init containers are removed first.
+    /// Make a new sandbox. The records of all init containers are removed first.
     pub create_sandbox: bool,
     /// The new sandbox takes the place of one that was in use: raise `SandboxChanged`.
     pub sandbox_changed: bool,
@@ -127,7 +126,7 @@ pub struct Plan {
     /// Containers to stop before the starts below.
     pub kill: Vec<KillContainer>,
     /// Instances to stop and to remove, in this order: all containers start again. The
-    /// instance that requested it comes last, so that an interrupted reset is taken up again.
+    /// instance that requested it comes last, so that an interrupted reset is continued.
     pub reset: Vec<Reset>,
     /// Ephemeral containers to start, by index.
     pub start_ephemeral: Vec<usize>,
@@ -153,7 +152,7 @@ impl Plan {
     }
 }
 
-/// Compares what should run with what does.
+/// Compares the desired containers with the existing ones.
 #[must_use]
 pub fn compute(inputs: &Inputs) -> Plan {
     let sandbox = sandbox::check(inputs.pod, inputs.runtime);
@@ -162,7 +161,7 @@ pub fn compute(inputs: &Inputs) -> Plan {
         attempt: sandbox.attempt,
         ..Plan::default()
     };
-    // With a dead sandbox all begin again anyway.
+    // With a dead sandbox all containers start again anyway.
     if !inputs.reset_held || sandbox.needed {
         plan.reset = reset::compute(inputs.pod, inputs.runtime);
     }
@@ -184,13 +183,13 @@ pub fn compute(inputs: &Inputs) -> Plan {
         }
     }
     if plan.kill_pod {
-        // What was put down before the end of the pod was known.
+        // The pod ends: containers that were planned before are not started.
         plan.start_ephemeral.clear();
     }
     plan
 }
 
-/// Everything begins again in a new sandbox, unless nothing is left to run in it.
+/// All containers start again in a new sandbox, unless none has to run.
 fn start_over(inputs: &Inputs, sandbox: &SandboxCheck, plan: &mut Plan) {
     let (pod, runtime) = (inputs.pod, inputs.runtime);
     if pod.restart_policy() == "Never" && sandbox.attempt != 0 && !runtime.containers.is_empty() {
@@ -239,10 +238,10 @@ fn ephemeral(inputs: &Inputs, plan: &mut Plan) -> Vec<usize> {
     start
 }
 
-/// Stops older instances that run beside the newest one. A runtime may carry out a start
-/// after its caller has given up or died, when the successor is there already.
+/// Stops older instances that run at the same time as the newest one. A runtime may carry out a
+/// start after its caller has timed out or ended, when a newer instance exists already.
 ///
-/// DIFFERS: upstream inspects the newest instance only, and twins run on.
+/// DIFFERS: upstream inspects the newest instance only; older ones continue to run.
 fn stop_twins(inputs: &Inputs, kind: &str, name: &str, plan: &mut Plan) {
     let Some(newest) = inputs.runtime.newest(name) else { return };
     for twin in inputs.runtime.running() {
@@ -257,10 +256,9 @@ fn stop_twins(inputs: &Inputs, kind: &str, name: &str, plan: &mut Plan) {
     }
 }
 
-/// Whether an instance was made from another image, or under another name, than wanted.
-///
-/// DIFFERS: an instance without a readable hash is left alone. Upstream reads it as zero
-/// and restarts it, though nothing says that it is wrong.
+/// Whether an instance has another image or another name than the specification.
+/// DIFFERS: an instance without a readable hash is not changed. Upstream reads it as zero and
+/// restarts it, although its definition may be the right one.
 fn definition_changed(container: &Container, status: &ContainerStatus) -> bool {
     let image = container.image.as_deref().unwrap_or_default();
     status.hash.is_some_and(|hash| hash != container_hash(&container.name, image))

@@ -1,4 +1,4 @@
-//! What holds for every plan, tried on many random pods that live through random events.
+//! Properties of every plan, tested with random pods and random events.
 
 use std::collections::BTreeSet;
 
@@ -97,7 +97,7 @@ impl World {
         plan
     }
 
-    /// Carries a plan out. Answers whether the pod goes on.
+    /// Carries a plan out. Returns whether the pod continues.
     fn apply(&mut self, plan: &Plan) -> bool {
         for reset in &plan.reset {
             self.runtime.containers.retain(|one| one.id != reset.id);
@@ -136,7 +136,7 @@ impl World {
         true
     }
 
-    /// Nothing runs twice, and nothing runs before its time.
+    /// No container runs twice, and none starts too early.
     fn check_start(&self, name: &str) {
         assert!(self.runtime.running().all(|one| one.name != name), "{name} would run twice");
         let here = &self.runtime.sandboxes[0].id;
@@ -146,7 +146,7 @@ impl World {
         };
         let is_regular = |name: &str| self.pod.containers().iter().any(|one| one.name == name);
         let init = self.pod.init_containers();
-        // Once a regular container was made, the init containers have done their work.
+        // Once a regular container was made, the initialization is complete.
         let initialized = self.pod.containers().iter().any(|one| !instances(&one.name).is_empty());
         let earlier = match init.iter().position(|one| one.name == name) {
             Some(at) => at,
@@ -155,7 +155,7 @@ impl World {
         };
         for container in init.iter().take(earlier).filter(|_| !initialized) {
             let fine = if is_sidecar(container) {
-                // It has started; that it may have ended since delays no other container.
+                // It has started; later containers do not wait even if it has ended since.
                 !instances(&container.name).is_empty()
             } else {
                 let done = |one: &&ContainerStatus| one.state == ContainerState::Exited && one.exit_code == 0;
@@ -215,7 +215,7 @@ impl World {
 }
 
 #[test]
-fn pods_that_live_through_anything() {
+fn plans_reach_the_desired_state_after_random_events() {
     let mut dice = Dice(7);
     let mut lived = 0;
     for _ in 0..400 {
@@ -233,7 +233,7 @@ fn pods_that_live_through_anything() {
         }
         if world.settle() {
             lived += 1;
-            // Settled means as it should be: every container runs, or may stay as it is.
+            // In the desired state every container runs, or has ended and is not restarted.
             assert!(world.plan().is_empty());
             for container in world.pod.containers() {
                 let newest = world.runtime.newest(&container.name);
@@ -254,7 +254,7 @@ fn pods_that_live_through_anything() {
 }
 
 #[test]
-fn a_twin_of_anything_is_stopped() {
+fn older_instance_of_any_container_is_stopped() {
     let spec = json!({"initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}],
         "containers": [{"name": "c"}], "ephemeralContainers": [{"name": "e"}]});
     for name in ["s", "c", "e"] {
@@ -268,7 +268,7 @@ fn a_twin_of_anything_is_stopped() {
     }
 }
 
-/// An init container and how it is at the moment.
+/// An init container and its present state.
 #[derive(Debug, Clone)]
 struct Init {
     sidecar: bool,

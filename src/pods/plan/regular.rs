@@ -40,7 +40,7 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) {
     }
 }
 
-/// Stops a running container that must not go on as it is. Answers whether it did.
+/// Stops a running container that has to be replaced. Returns whether it did.
 fn replace_if_needed(
     inputs: &Inputs,
     index: usize,
@@ -51,7 +51,7 @@ fn replace_if_needed(
     let name = &container.name;
     let comes_back = restart::comes_back_after_probe(inputs.pod, container);
     let (what, reason, comes_back) = if definition_changed(container, status) {
-        // The old definition is not wanted by anyone, so the policy does not matter.
+        // No source has the old definition, so the policy does not matter.
         ("definition changed", KillReason::DefinitionChanged, true)
     } else if (inputs.liveness)(&status.id) == Verdict::Failure {
         ("failed liveness probe", KillReason::LivenessProbe, comes_back)

@@ -1,5 +1,5 @@
-//! The restart of all containers in the same sandbox, because one of them ended in a way
-//! that its rules require that.
+//! The restart of all containers in the same sandbox, because one of them ended and its restart
+//! rules require it.
 
 use crate::model::api::Container;
 use crate::model::ids::ContainerId;
@@ -16,13 +16,13 @@ pub struct Reset {
     pub name: String,
     /// Whether it has to be stopped first.
     pub stop: bool,
-    /// Whether it is one for whose sake all start again.
+    /// Whether its container requested the restart of all.
     pub trigger: bool,
 }
 
-/// Every instance of every container: first those of containers that have to come along,
-/// regular before init containers, then those of the containers that asked for it. As long
-/// as one of these is there the work is not done. Empty when no container asks.
+/// Every instance of every container: first those of the other containers, regular before init
+/// containers, then those of the containers that requested the restart. The restart is complete
+/// when these are removed. Empty if no container requests it.
 pub(super) fn compute(pod: &Pod, runtime: &PodRuntime) -> Vec<Reset> {
     if !restart::all_containers_restart(pod, runtime) {
         return Vec::new();
@@ -34,7 +34,7 @@ pub(super) fn compute(pod: &Pod, runtime: &PodRuntime) -> Vec<Reset> {
                 restart::restarts_all(container, runtime.newest(&container.name)) == trigger
             };
             for container in list.iter().filter(wanted) {
-                // The newest instance shows what happened, so it goes last.
+                // The newest instance shows the request, so it is removed last.
                 let instances = runtime.containers.iter().rev().filter(|one| one.name == container.name);
                 reset.extend(instances.map(|instance| Reset {
                     id: instance.id.clone(),
@@ -72,22 +72,22 @@ mod tests {
     }
 
     #[test]
-    fn all_start_again_and_the_trigger_goes_last() {
+    fn all_start_again_and_the_trigger_is_removed_last() {
         check("i=Exited s=Running a=Running b=Exited:42 c=Exited:1", "reset=[-a c i -s b!]");
-        // Interrupted: what is still there goes on.
+        // Interrupted: the remaining instances are removed.
         check("s=Running b=Exited:42", "reset=[-s b!]");
         check("b=Exited:42", "reset=[b!]");
-        // Then everything begins with the first init container.
+        // Then the first init container starts.
         check("", "init=[0]");
-        // Another code does not do it; only the newest instance counts.
+        // Another exit code does not match; only the newest instance counts.
         check("i=Exited s=Running a=Running b=Exited:1 c=Running", "");
         check("i=Exited s=Running a=Running b=Running b=Exited:42 c=Running", "");
-        // Dead instances of earlier runs go, too: none may count for the new run.
+        // Dead instances of earlier runs are removed, too: none may count for the new run.
         check("b=Exited:42 b=Exited:42 i=Exited i=Exited:1", "reset=[i i b! b!]");
     }
 
     #[test]
-    fn also_with_a_dead_sandbox() {
+    fn all_start_again_with_a_dead_sandbox() {
         let mut runtime = ready("a=Exited b=Exited:42");
         runtime.sandboxes[0].state = SandboxState::NotReady;
         let plan = compute(&Inputs::without_probes(&pod(spec()), &runtime));
@@ -118,9 +118,9 @@ mod tests {
         ] {
             assert_eq!(held(always.clone(), &ready(instances)), expected, "{instances}");
         }
-        // Even if all else has ended, the pod has not.
+        // Even if all other containers have ended, the pod has not.
         assert_eq!(held(spec(), &ready("i=Exited s=Running a=Exited b=Exited:42 c=Exited")), "");
-        // With a dead sandbox there is nothing to look after.
+        // With a dead sandbox the reset does not wait.
         let mut runtime = ready("a=Exited b=Exited:42");
         runtime.sandboxes[0].state = SandboxState::NotReady;
         assert_eq!(held(spec(), &runtime), "reset=[a b!]");
@@ -130,11 +130,11 @@ mod tests {
     fn an_init_container_that_requests_a_reset_waits_too() {
         let rules = json!([
             {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
-        let asks = |name: &str, policy: &str| json!({"name": name, "restartPolicy": policy, "restartPolicyRules": rules});
+        let requests_reset = |name: &str, policy: &str| json!({"name": name, "restartPolicy": policy, "restartPolicyRules": rules});
         for (init, instances) in [
-            (asks("i", "Never"), "i=Exited:42"),
-            (asks("s", "Always"), "s=Exited:42"),
-            (asks("s", "Always"), "s=Exited:42 c=Running"),
+            (requests_reset("i", "Never"), "i=Exited:42"),
+            (requests_reset("s", "Always"), "s=Exited:42"),
+            (requests_reset("s", "Always"), "s=Exited:42 c=Running"),
         ] {
             let pod = pod(json!({"initContainers": [init], "containers": [{"name": "c"}]}));
             let runtime = ready(instances);

@@ -1,8 +1,8 @@
 //! Resources that change while a container runs (Go: pkg/kubelet/allocation and
-//! computePodResizeAction in pkg/kubelet/kuberuntime). Pure; what a container was given and
-//! what a pod was granted are kept by the caller.
+//! computePodResizeAction in pkg/kubelet/kuberuntime). Pure; the caller stores what containers were
+//! given and pods were granted.
 //!
-//! A changed manifest of a static pod makes another pod: such a pod is never resized.
+//! A changed manifest of a static pod is a new pod: such a pod is never resized.
 
 use std::cmp::Ordering;
 
@@ -16,7 +16,7 @@ use crate::model::runtime::{ContainerState, PodRuntime};
 use super::super::admission::Refusal;
 use super::{KillContainer, KillReason, Plan};
 
-/// The resources that can change. Memory comes first wherever both do.
+/// The resources that can change. Memory comes before CPU everywhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the names say what the values are")]
 pub enum Resource {
@@ -96,9 +96,9 @@ pub struct Resize {
     pub resource: Resource,
 }
 
-/// Completes `plan` by what has to be done so that running containers have what their
-/// specification grants. `given` says what a container was given last; one for which that is
-/// unknown is left alone.
+/// Adds to `plan` the changes that give running containers the resources of their specification.
+/// `given` returns what a container was given last; a container for which this is unknown is not
+/// changed.
 pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given>, plan: &mut Plan) {
     if pod.is_static() || plan.kill_pod || plan.create_sandbox || !plan.reset.is_empty() {
         return;
@@ -120,11 +120,11 @@ pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given
             .collect();
         let may_restart = !is_init || is_sidecar(container);
         if may_restart && changed.iter().any(|resource| needs_restart(container, *resource)) {
-            let word = if is_init { "Init container" } else { "Container" };
+            let label = if is_init { "Init container" } else { "Container" };
             plan.kill.push(KillContainer {
                 id: status.id.clone(),
                 name: container.name.clone(),
-                message: format!("{word} {} resize requires restart", container.name),
+                message: format!("{label} {} resize requires restart", container.name),
                 reason: KillReason::Resize,
             });
             let starts = if is_init { &mut plan.start_init } else { &mut plan.start };
@@ -138,13 +138,13 @@ pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given
             changes.push((resource, grows(has.share(resource), wants.share(resource)), change));
         }
     }
-    // What shrinks makes room for what grows. The sort keeps the order of the specification.
+    // Decreases come first: they free room for increases. The sort is stable.
     changes.sort_by_key(|(resource, grows, _)| (*resource, *grows));
     plan.resize = changes.into_iter().map(|(_, _, change)| change).collect();
 }
 
-/// Whether any running container has other resources than its specification grants, whatever
-/// else is to become of it. One for which the last values are unknown has what it should.
+/// Whether any running container has other resources than its specification grants, even if the
+/// plan stops it for another reason. Unknown last values count as correct.
 pub fn is_due(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given>) -> bool {
     let differs = |container: &Container| {
         let runs = runtime.newest(&container.name).is_some_and(|one| one.state == ContainerState::Running);
@@ -153,13 +153,13 @@ pub fn is_due(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Gi
     !pod.is_static() && pod.init_containers().iter().chain(pod.containers()).any(differs)
 }
 
-/// Whether the limit gets lower. No limit is more than any.
+/// Whether the limit decreases. No limit is higher than any limit.
 #[must_use]
 pub fn lowers_limit(has: Share, wants: Share) -> bool {
     wants.limit.is_some_and(|wants| has.limit.is_none_or(|has| wants < has))
 }
 
-/// Whether the limit grows, or else the request. No limit is more than any.
+/// Whether the limit grows, or else the request. No limit is higher than any limit.
 fn grows(has: Share, wants: Share) -> bool {
     match (has.limit, wants.limit) {
         (has, wants) if has == wants => {}
@@ -178,12 +178,12 @@ fn needs_restart(container: &Container, resource: Resource) -> bool {
         .any(|policy| policy.resource_name == resource.name() && policy.restart_policy == "RestartContainer")
 }
 
-/// What becomes of a wish for other resources.
+/// The decision about a request for other resources.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
     /// Nothing that can be resized differs.
     Unchanged,
-    /// The pod gets what it wants: condition `PodResizeInProgress`, event `ResizeStarted`.
+    /// The pod gets what it requests: condition `PodResizeInProgress`, event `ResizeStarted`.
     Granted,
     /// Not now: condition `PodResizePending`, retried later.
     Deferred(Refusal),
@@ -196,7 +196,7 @@ pub enum Decision {
     },
 }
 
-/// What this node's configuration rules out.
+/// The resizes that this node's configuration excludes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rules {
     /// `cpuManagerPolicy: static`: Guaranteed pods have CPUs of their own.
@@ -243,8 +243,8 @@ pub fn differs(one: &Pod, other: &Pod) -> bool {
         })
 }
 
-/// Judges the wish of `desired` for other resources than `granted`, the version that the
-/// pod was admitted with. `fits` asks admission whether the node has room for it.
+/// Decides whether `desired` gets other resources than `granted`, the version that was admitted.
+/// `fits` is the check of admission whether the node has room for it.
 #[must_use]
 pub fn decide(
     granted: &Pod,
@@ -264,9 +264,9 @@ pub fn decide(
     }
 }
 
-/// The order in which pods that wait for resources are retried: those that want no more
-/// than they have, then higher priority, then Guaranteed pods. What is equal stays in the
-/// order in which it began to wait.
+/// The order in which pods that wait for resources are retried: those that request no more than
+/// they have, then higher priority, then Guaranteed pods. Equal pods keep the order in which they
+/// began to wait.
 #[must_use]
 pub fn retry_order(a: (&Pod, &Pod), b: (&Pod, &Pod)) -> Ordering {
     let rank = |(granted, desired): (&Pod, &Pod)| {
@@ -347,13 +347,13 @@ mod tests {
         let spec = json!({"containers": [{"name": "c", "resources": resources("1Mi/2Mi 1/2")}]});
         let had = [("c", "1Mi/2Mi 1/1")];
         assert_eq!(plan_of(spec.clone(), "c=Running", &had), "resize=[c:Cpu]");
-        // Its last values are unknown; it does not run; it is replaced anyway.
+        // Its last values are unknown; it does not run; it is replaced for another reason.
         assert_eq!(plan_of(spec.clone(), "c=Running", &[]), "");
         assert_eq!(plan_of(spec.clone(), "c=Exited:1", &had), "start=[0]");
         assert_eq!(plan_of(spec, "c=Running#old", &had), "kill=[c:DefinitionChanged] start=[0]");
     }
 
-    /// It is also due where another part of the plan does it along the way.
+    /// A resize is also due if another part of the plan replaces the container.
     #[test]
     fn a_resize_is_due_until_no_running_container_has_less_or_more() {
         let spec = json!({"containers": [{"name": "c", "resources": resources("1Mi/2Mi 1/2")}]});
@@ -367,7 +367,7 @@ mod tests {
             assert_eq!(is_due(&pod, &runtime, &given), expected, "{instances} {lost} {had:?}");
             let mut plan = super::super::compute(&super::super::Inputs::without_probes(&pod, &runtime));
             add(&pod, &runtime, &given, &mut plan);
-            // Otherwise the test proves nothing.
+            // Otherwise the case does not test the difference.
             assert!(!lost || plan.resize.is_empty());
         };
         check("c=Running", false, Some("1Mi/2Mi 1/1"), true);

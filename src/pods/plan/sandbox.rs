@@ -1,4 +1,4 @@
-//! Whether the pod's sandbox still serves.
+//! Whether the pod's sandbox can still be used.
 
 use crate::model::ids::SandboxId;
 use crate::model::pod::Pod;
@@ -11,13 +11,12 @@ pub struct SandboxCheck {
     pub needed: bool,
     /// Attempt number of the new sandbox, or of the present one.
     pub attempt: u32,
-    /// The sandbox in use that a new one would replace. `None` where none existed, and
-    /// where only the network mode differs: that is a wish of the specification, nothing
-    /// that befell the sandbox.
+    /// The sandbox in use that a new one would replace. `None` if none existed, or if only the
+    /// network mode differs: then the specification changed, and the sandbox did not fail.
     pub replaces: Option<SandboxId>,
 }
 
-/// Judges the newest sandbox. Sandboxes are ordered newest first by the runtime room.
+/// Checks the newest sandbox. Sandboxes are ordered newest first by the runtime room.
 #[must_use]
 pub fn check(pod: &Pod, runtime: &PodRuntime) -> SandboxCheck {
     let Some(newest) = runtime.newest_sandbox() else {

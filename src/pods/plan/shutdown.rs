@@ -18,13 +18,13 @@ pub const MESSAGE: &str = "Pod was terminated in response to imminent node shutd
 /// The pods of priority `from` and more, up to the next step, are stopped together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
-    /// Lowest priority that it is for.
+    /// The lowest priority of its pods.
     pub from: i32,
-    /// How long it may last.
+    /// The time limit of the step.
     pub period: Duration,
 }
 
-/// Pods to stop side by side, each with its grace in seconds.
+/// Pods to stop at the same time, each with its grace period in seconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
     /// How long to wait for them at most.
@@ -33,8 +33,8 @@ pub struct Group {
     pub pods: Vec<(PodUid, i64)>,
 }
 
-/// The steps that `shutdownGracePeriod` and `shutdownGracePeriodCriticalPods` mean: the
-/// critical pods get the last part of the time. None without a usable pair.
+/// The steps for `shutdownGracePeriod` and `shutdownGracePeriodCriticalPods`: the
+/// critical pods get the last part of the time. Empty if the pair is not usable.
 #[must_use]
 pub fn two_steps(all: Duration, critical: Duration) -> Vec<Step> {
     match all.checked_sub(critical) {
@@ -47,13 +47,13 @@ pub fn two_steps(all: Duration, critical: Duration) -> Vec<Step> {
 
 /// Whether a pod was, or is to be, stopped for a shutdown: by its status, or by an order that its
 /// worker has received and not reported yet.
-pub fn is_end(told: Option<&str>, order: Option<&Kill>) -> bool {
+pub fn is_end(reported: Option<&str>, order: Option<&Kill>) -> bool {
     let ordered = order.and_then(|kill| kill.failure.as_ref()).map(|failure| failure.reason);
-    told.into_iter().chain(ordered).any(|reason| reason == REASON)
+    reported.into_iter().chain(ordered).any(|reason| reason == REASON)
 }
 
-/// Sorts `pods` into the steps, lowest priority first. A pod below the lowest step goes with
-/// that one. Steps without pods are left out: they need no wait.
+/// Sorts `pods` into the steps, lowest priority first. A pod below the lowest step belongs to that
+/// step. Steps without pods are left out: they need no wait.
 #[must_use]
 pub fn groups<'a>(steps: &[Step], pods: impl IntoIterator<Item = &'a Pod>) -> Vec<Group> {
     let mut steps = steps.to_vec();
@@ -120,13 +120,13 @@ mod tests {
     }
 
     #[test]
-    fn an_end_counts_from_its_order_on() {
+    fn end_is_detected_from_the_order_or_the_status() {
         let order = |reason| {
             let failure = crate::pods::lifecycle::Failure { reason, message: String::new() };
             Kill { grace_override: Some(1), failure: Some(failure) }
         };
         let (shutdown, other, removal) = (order(REASON), order("Preempting"), Kill::default());
-        for (told, order, expected) in [
+        for (reported, order, expected) in [
             (None, None, false),
             (Some("Terminated"), None, true),
             // The worker has not reported its order yet.
@@ -134,7 +134,7 @@ mod tests {
             (Some("Evicted"), Some(&other), false),
             (None, Some(&removal), false),
         ] {
-            assert_eq!(is_end(told, order), expected, "{told:?} {order:?}");
+            assert_eq!(is_end(reported, order), expected, "{reported:?} {order:?}");
         }
     }
 

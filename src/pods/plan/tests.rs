@@ -189,7 +189,7 @@ fn a_new_sandbox() {
     // The container's own policy wins over the pod's.
     let own = json!({"containers": [{"name": "a", "restartPolicy": "OnFailure"}, {"name": "b"}]});
     check(own, gone("a=Exited b=Exited"), "pod sandbox!1 start=[1]");
-    // A changed network mode is no accident.
+    // A changed network mode is no failure of the sandbox.
     let host = json!({"hostNetwork": true, "containers": [{"name": "c"}]});
     check(host, ready("c=Running"), "pod sandbox2 start=[0]");
 }
@@ -229,7 +229,7 @@ fn regular_rows() {
 }
 
 #[test]
-fn a_container_without_a_readable_hash_is_left_alone() {
+fn a_container_without_a_readable_hash_is_not_changed() {
     let mut runtime = ready("c=Running");
     runtime.containers[0].hash = None;
     check(one("Always"), runtime, "");
@@ -263,7 +263,7 @@ fn ephemeral_containers_start_once() {
     check(spec.clone(), ready("c=Running"), "ephemeral=[0, 1]");
     check(spec.clone(), ready("c=Running d=Exited:1"), "ephemeral=[1]");
     check(spec.clone(), ready("c=Running d=Running e=Created"), "");
-    // Before the pod is initialized, too: it may be why.
+    // Also before the pod is initialized: they may be needed to debug the initialization.
     let mut slow = spec.clone();
     slow["initContainers"] = json!([{"name": "i"}]);
     check(slow, ready("i=Running"), "ephemeral=[0, 1]");
@@ -288,7 +288,7 @@ fn init_rows_before_initialization() {
         check(spec(policy), ready("i=Exited j=Created"), "init=[1]");
         check(spec(policy), ready("i=Exited j=Running"), "");
         check(spec(policy), ready("i=Exited j=Exited"), "start=[0]");
-        // The newest one alone decides, even when the records of the others are gone.
+        // The newest one alone decides, even if the records of the others were removed.
         check(spec(policy), ready("j=Exited"), "start=[0]");
         // An exited regular container proves nothing, a running one does.
         check(spec(policy), ready("c=Running"), "");
@@ -307,7 +307,7 @@ fn init_rows_before_initialization() {
     check(spec("Always"), oom.clone(), "init=[0]");
     check(spec("OnFailure"), oom.clone(), "init=[0]");
     check(spec("Never"), oom, "pod");
-    // What ran in a sandbox that is gone does not count.
+    // Instances of a removed sandbox do not count.
     check(spec("Always"), ready("i=Exited@s0 j=Exited@s0"), "init=[0]");
 }
 
@@ -325,7 +325,7 @@ fn sidecar_rows_before_initialization() {
     check(sidecars(), ready("s=Running"), "");
     check_probed(sidecars(), ready("s=Running"), ("", "s-"), "kill=[s:StartupProbe] init=[0]");
     check_probed(sidecars(), ready("s=Running"), ("", "s+"), "init=[1]");
-    // Liveness neither waits nor holds back.
+    // Liveness neither waits nor delays successors.
     check_probed(sidecars(), ready("s=Running"), ("s-", "s+"), "kill=[s:LivenessProbe] init=[0, 1]");
     check_probed(sidecars(), ready("s=Running#old"), ("", "s+"), "kill=[s:DefinitionChanged] init=[0]");
     check(sidecars(), ready("s=Exited"), "init=[0]");

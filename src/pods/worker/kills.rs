@@ -1,4 +1,4 @@
-//! Stopping and removing single containers of a pod that goes on.
+//! Stopping and removing single containers of a pod that continues to run.
 
 use jiff::Timestamp;
 
@@ -31,7 +31,7 @@ impl Worker {
         failed
     }
 
-    /// Stops single containers one after the other, each with the grace of its reason.
+    /// Stops single containers one after the other, each with the grace period of its reason.
     pub(super) fn kill_single(
         &self,
         kills: &[plan::KillContainer],
@@ -54,8 +54,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Whether a restart of all containers has to wait because one of those that request it
-    /// ends again and again; why, and how long. Its status shows that from now on.
+    /// Whether a restart of all containers has to wait because one of those that request it ends
+    /// repeatedly; the reason, which its status shows from now on, and the duration.
     ///
     /// DIFFERS: upstream removes the record of the container that requests it, and with it the wait.
     pub(super) fn hold_reset(&mut self, resets: &[plan::Reset], runtime: &PodRuntime) -> Option<Failed> {
@@ -72,14 +72,14 @@ impl Worker {
                 self.deps.runtime.tell_back_off(&pod, container);
             }
             let wait = self.not_started(&container.name, wait);
-            // The last one counts: all start together.
+            // The longest wait applies: all containers start together.
             held = held.filter(|held| held.retry >= wait.retry).or(Some(wait));
         }
         held
     }
 
     /// Removes every container of the pod from the runtime, so that all start again in the
-    /// same sandbox. Their log files stay, and restart counts go on from those.
+    /// same sandbox. Their log files stay, and restart counts continue from these.
     pub(super) fn reset(
         &mut self,
         resets: &[plan::Reset],
@@ -103,20 +103,19 @@ impl Worker {
         Ok(())
     }
 
-    /// With a new sandbox all init containers run again: what they did in the old one says
-    /// nothing any more.
+    /// With a new sandbox all init containers run again: their results in the old one are void.
     pub(super) fn remove_init_records(&self, runtime: &PodRuntime, cancel: &StopToken) {
         let init = |name: &str| self.pod().init_containers().iter().any(|container| container.name == name);
         for record in runtime.containers.iter().filter(|record| init(&record.name)) {
             if let Err(error) = self.deps.runtime.remove_container(&record.id, cancel) {
-                // The plan does not count it either; garbage collection comes by.
+                // The plan ignores it, and garbage collection removes it later.
                 log::debug!("cannot remove init container {}: {error}", record.name);
             }
         }
     }
 }
 
-/// The containers for whose sake all start again.
+/// The containers that request the restart of all.
 fn triggers<'a>(pod: &'a Pod, resets: &'a [plan::Reset]) -> impl Iterator<Item = &'a Container> {
     let asks =
         |container: &&Container| resets.iter().any(|reset| reset.trigger && reset.name == container.name);

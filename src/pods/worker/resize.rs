@@ -1,4 +1,4 @@
-//! A running pod gets the resources that it was granted (Go: doPodResizeAction).
+//! Gives a running pod the resources that it was granted (Go: doPodResizeAction).
 
 use std::time::Instant;
 
@@ -12,8 +12,8 @@ use crate::model::runtime::{ContainerState, PodRuntime};
 use crate::util::stop::StopToken;
 
 impl Worker {
-    /// Containers without a record of their last values (they are older than the records)
-    /// kept) have what the pod was granted.
+    /// Assumes that containers without a record of their last values (they are older than the
+    /// records) have what the pod was granted.
     ///
     /// DIFFERS: upstream updates all their values again, and restarts them if their policy says so.
     pub(super) fn adopt(&self, runtime: &PodRuntime) {
@@ -27,7 +27,7 @@ impl Worker {
         }
     }
 
-    /// Notes what the containers that are to be started will have, before they have it.
+    /// Records the resources of the containers that are to be started, before the start.
     pub(super) fn note_starts(&self, plan: &Plan) {
         let pod = self.pod();
         let init = plan.start_init.iter().filter_map(|index| pod.init_containers().get(*index));
@@ -39,19 +39,19 @@ impl Worker {
     }
 
     fn store_allocations(&self) {
-        // The next change, or the next round of cleaning, tries again.
+        // The next change, or the next run of the cleaner, retries.
         if let Err(error) = self.deps.allocations.store() {
             log::error!("{error}");
         }
     }
 
-    /// Tells users how the resize stands, going by what running containers have.
+    /// Reports the state of the resize, derived from the resources of running containers.
     pub(super) fn tell_resize(&self, runtime: &PodRuntime) {
         let pod = self.pod();
         let given = |name: &str| self.deps.allocations.given(pod.uid(), name);
         if is_due(pod, runtime, &given) {
             self.deps.allocations.go_on(pod);
-            // What is reported as granted is still granted after a restart, whatever delays it.
+            // A resize that was reported as granted must still be granted after a restart.
             self.store_allocations();
         } else if let Some(generation) = self.deps.allocations.complete(pod) {
             let text = summary("completed", pod, generation, "");
@@ -91,7 +91,7 @@ impl Worker {
                 Some((resize, container))
             })
         };
-        // The kernel would rather kill than leave a container what it uses.
+        // With a limit below its usage, the kernel would kill the container.
         let mut refused = Vec::new();
         for (resize, container) in containers().filter(|(resize, _)| resize.resource == Resource::Memory) {
             let has = self.deps.allocations.given(pod.uid(), &container.name).unwrap_or_default().memory;

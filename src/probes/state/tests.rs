@@ -72,7 +72,7 @@ fn results_count_up_to_thresholds() {
                 (Some(Success), V::Success, false),
                 (Some(Failure), V::Success, false),
                 (Some(Failure), V::Success, false),
-                // An error says nothing and does not break the row.
+                // An error does not count and does not reset the count.
                 (None, V::Success, false),
                 (Some(Failure), V::Failure, true),
                 (Some(Success), V::Failure, false),
@@ -173,7 +173,7 @@ fn triggers_run_soon_and_restart_the_period() {
     assert!(!script.state.finish(Some(Failure), script.at, end));
     assert_eq!(script.due(), Some(9.0));
     assert!(script.check(9.0, 0.1, Success));
-    // What is ready needs no trigger.
+    // A ready container needs no trigger.
     script.trigger(10.0);
     assert_eq!(script.due(), Some(39.0));
     // During the delay: at its end.
@@ -194,7 +194,7 @@ fn a_trigger_does_not_forestall_the_first_tick() {
     assert_eq!(state.due(), Some(second(7)));
     state.trigger(at, second(8));
     assert_eq!(state.due(), Some(second(7)));
-    // What is new is asked at once.
+    // A new instance is checked immediately.
     state.instance(Origin::Fresh);
     state.arrange(at, start);
     state.trigger(at, second(1));
@@ -275,9 +275,9 @@ fn absent_settings_have_defaults() {
 }
 
 proptest::proptest! {
-    /// Whatever happens, in whatever order, times neither panic nor run away.
+    /// Events in any order cause neither a panic nor unbounded times.
     #[test]
-    fn any_order_is_survived(steps in proptest::collection::vec((0_u8..6, 0.0_f64..30.0), 0..60)) {
+    fn no_order_of_events_panics(steps in proptest::collection::vec((0_u8..6, 0.0_f64..30.0), 0..60)) {
         let mut script = Script::new(Kind::Readiness, timing(2, 3, 2, 2), 1, Origin::Fresh);
         let mut second = 1.0;
         for (what, wait) in steps {

@@ -60,7 +60,7 @@ impl AuthorityFile {
                         (inner.authorities, inner.stamp) = (authorities, stamp);
                         inner.generation += 1;
                     }
-                    // It may be replaced at this moment; the next check finds the new one.
+                    // The file may be being replaced; the next check reads the new one.
                     Err(why) => log::warn!("cannot reload the authorities of clients: {why}"),
                 }
             }

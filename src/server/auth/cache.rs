@@ -25,8 +25,8 @@ const MAX_WAITING: usize = 128;
 /// Maximum of those per client address. Many requests of an API server may wait for one review.
 const WAITING_PER_PEER: usize = 96;
 
-/// Reviews at once per client address; its others wait. There are eight requests to the API server
-/// at once, so no address alone can use them all.
+/// Maximum of concurrent reviews per client address; its others wait. There are eight concurrent
+/// requests to the API server, so one address alone cannot use them all.
 const ACTIVE_PER_PEER: usize = 4;
 
 /// Connections that wait to start a review; each holds a thread.
@@ -35,14 +35,14 @@ const MAX_QUEUE: usize = 96;
 /// Maximum of those per client address.
 const QUEUE_PER_PEER: usize = 24;
 
-/// How long they wait.
+/// How long these connections wait.
 const QUEUE_LIMIT: Duration = Duration::from_secs(10);
 
 pub(super) struct Cache<V> {
     capacity: usize,
     clock: Clock,
     state: Mutex<State<V>>,
-    /// Reviews under way, limited by address only.
+    /// Reviews in progress, limited by address only.
     active: Arc<Quota>,
     /// Connections that wait to start a review.
     queue: Arc<Quota>,
@@ -63,7 +63,7 @@ struct Entry<V> {
     used: u64,
 }
 
-/// A review under way.
+/// A review in progress.
 struct Pending<V> {
     result: OnceLock<Result<V, String>>,
     /// Disconnected when the result is set, or when the reviewing thread has panicked.
@@ -134,7 +134,7 @@ fn too_many() -> String {
 }
 
 impl<V> Cache<V> {
-    /// Waits until the caller's address has fewer reviews under way.
+    /// Waits until the caller's address has fewer reviews in progress.
     pub(super) fn turn(&self, caller: &Caller) -> Result<Permit, String> {
         let limits = caller.limits(ACTIVE_PER_PEER, ACTIVE_PER_PEER);
         if let Some(permit) = self.active.take(limits.clone()) {
@@ -143,7 +143,7 @@ impl<V> Cache<V> {
         // A waiting connection holds its thread even after it was evicted for another one.
         let queued = caller.limits(QUEUE_PER_PEER, QUEUE_PER_PEER);
         let _permit = self.queue.take(queued).ok_or_else(too_many)?;
-        // When the agent stops, the reviews before it end at once.
+        // When the agent stops, the earlier reviews end immediately.
         let never = StopToken::never();
         self.active.wait(limits, QUEUE_LIMIT, "a permit to review", &never).ok_or_else(too_many)
     }
@@ -174,7 +174,7 @@ impl<V: Clone> State<V> {
     }
 
     fn put(&mut self, key: Key, value: V, now: Instant, time: Duration, capacity: usize) {
-        // Several at once, so that a full cache is not searched for each.
+        // Several entries together, so that a full cache is not searched for each new one.
         if self.entries.len() >= capacity {
             self.entries.retain(|_, entry| entry.until > now);
         }
@@ -325,7 +325,7 @@ mod tests {
         assert!(cache.turn(&from("10.0.0.2")).is_ok());
         drop((held, queued));
 
-        // So are connections that wait for another one's review.
+        // Connections that wait for another connection's review are limited, too.
         let held: Vec<_> = (0..MAX_WAITING)
             .filter_map(|_| cache.waiting.take(from("10.0.0.1").limits(WAITING_PER_PEER, WAITING_PER_PEER)))
             .collect();

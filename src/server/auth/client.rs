@@ -6,7 +6,7 @@ use crate::kube::reviews::User;
 use crate::transport::tls::Verdict;
 
 /// Requests in a row that may fail to authenticate before the connection is closed. A client
-/// whose token was replaced needs one or two; one that guesses has to shake hands again.
+/// whose token was replaced needs one or two; a client that guesses needs a new handshake.
 ///
 /// DIFFERS: the Go kubelet sends any number of 401 responses on one connection.
 const MAX_UNAUTHENTICATED: u32 = 3;
@@ -14,7 +14,7 @@ const MAX_UNAUTHENTICATED: u32 = 3;
 /// Returns the client's certificates in DER, its own one first.
 pub type Certificates<'a> = dyn Fn() -> Vec<Vec<u8>> + 'a;
 
-/// What is known of the client of one connection.
+/// The authentication state of the client of one connection.
 #[derive(Debug, Default)]
 pub struct ClientAuth {
     /// The result for its certificates, which are the same for all its requests.

@@ -3,7 +3,7 @@
 //!
 //! `authentication` finds the user: by a client certificate, by a bearer token, or the anonymous
 //! one. `authorization` maps a request to a verb and a sub-resource of the node, and requests a
-//! decision. `cache` keeps the API server's decisions, `client` the state of one connection;
+//! decision. `cache` stores the API server's decisions, `client` the state of one connection;
 //! `authority` reloads the bundle of authorities. No header is trusted but the token in
 //! `Authorization` that the API server has reviewed.
 
@@ -53,7 +53,7 @@ impl Auth {
     /// Reads the authorities. `reviews` is the API server, if there is one.
     ///
     /// # Errors
-    /// When the settings need what is not there.
+    /// When the settings need an API server or a file that does not exist.
     pub fn new(settings: Settings, reviews: Option<Arc<dyn Reviews>>) -> Result<Auth, String> {
         Auth::with_clock(settings, reviews, Instant::now)
     }

@@ -10,10 +10,10 @@ pub(super) type Clock = fn() -> Instant;
 
 /// Requests to the API server, each with a deadline. An error means that there is no decision.
 pub trait Reviews: Send + Sync {
-    /// Whose token this is; `None`: it is not valid.
+    /// The user of a token; `None`: it is not valid.
     fn token(&self, token: &str) -> Result<Option<User>, String>;
 
-    /// Whether a user may do this.
+    /// Whether a user has this access.
     fn access(&self, user: &User, attributes: &Attributes<'_>) -> Result<bool, String>;
 }
 
@@ -30,13 +30,13 @@ impl Reviews for Reviewer {
 /// How requests are authorized.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mode {
-    /// Every authenticated caller may do everything.
+    /// Every authenticated caller has full access.
     AlwaysAllow,
-    /// The API server decides; its decisions are cached for so long.
+    /// The API server decides; its decisions are cached for these times.
     Webhook {
-        /// Of access that was allowed.
+        /// How long allowed access is cached.
         allowed: Duration,
-        /// Of access that was denied.
+        /// How long denied access is cached.
         denied: Duration,
     },
 }
@@ -48,7 +48,8 @@ pub struct Settings {
     pub node: String,
     /// `authentication.x509.clientCAFile`.
     pub client_ca_file: Option<PathBuf>,
-    /// Bearer tokens are reviewed, and the results cached for so long.
+    /// Bearer tokens are reviewed, and the results cached for this time; `None`: tokens are
+    /// ignored.
     pub tokens: Option<Duration>,
     /// Whether a caller without credentials is the anonymous user.
     pub anonymous: bool,

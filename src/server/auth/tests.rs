@@ -245,7 +245,7 @@ fn connection_verifies_its_certificate_once_until_authorities_or_time_change() {
         assert_eq!(request("2026-01-01T00:00:00Z"), (jane(), 1));
     }
     assert_eq!(request("2040-01-01T00:00:00Z"), (jane(), 1), "its last second");
-    // It expires; that is found once.
+    // It expires; this is detected once.
     for _ in 0..2 {
         assert_eq!(request("2040-01-01T00:00:00.000000001Z"), (Err(401), 2));
     }

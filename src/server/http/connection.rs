@@ -87,7 +87,7 @@ impl Socket {
     }
 
     pub fn shutdown_write(&self) {
-        // An error means that the peer is gone already.
+        // An error means that the peer has already disconnected.
         let _ = match self {
             Socket::Tcp(stream) => stream.shutdown(Shutdown::Write),
             Socket::Unix(stream) => stream.shutdown(Shutdown::Write),
@@ -106,13 +106,13 @@ impl Socket {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ready {
     Yes,
-    /// The deadline is over.
+    /// The deadline has passed.
     Late,
     /// The server stops.
     Stopped,
 }
 
-/// How long writes may wait for the client in all.
+/// How long writes may wait for the client in total.
 #[derive(Debug, Clone, Copy)]
 pub struct Pace {
     limit: Limit,
@@ -122,7 +122,7 @@ pub struct Pace {
 
 #[derive(Debug, Clone, Copy)]
 enum Limit {
-    /// In all: `grace`, plus the time for the written bytes at `rate` bytes per second.
+    /// In total: `grace`, plus the time for the written bytes at `rate` bytes per second.
     Total { grace: Duration, rate: u32 },
     /// Since the last written byte.
     Progress(Duration),
@@ -174,7 +174,7 @@ pub struct Connection {
     tls: Option<Box<Session>>,
     /// Readable as soon as the server stops.
     shutdown: Arc<UnixStream>,
-    /// The socket is to be shut down for writing once all is sent.
+    /// The socket is to be shut down for writing when all bytes are sent.
     finishing: bool,
     /// Bytes of the client; the first `used` of them are used.
     input: Vec<u8>,
@@ -522,7 +522,7 @@ pub fn is_passing(why: &io::Error) -> bool {
     matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// A limit for poll; one that it cannot express is no limit.
+/// A limit for poll; a limit that poll cannot express means no limit.
 pub fn timespec(limit: Option<Duration>) -> Option<Timespec> {
     limit.and_then(|limit| Timespec::try_from(limit).ok())
 }

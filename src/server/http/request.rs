@@ -38,9 +38,9 @@ pub enum Method {
     Get,
     /// As [`Method::Get`], but the node API requires other rights.
     Head,
-    /// Changes, or runs something.
+    /// Changes an object, or runs a command.
     Post,
-    /// Sets something.
+    /// Sets a value.
     Put,
     /// Any other; few paths accept one.
     Other,

@@ -58,7 +58,7 @@ impl Response {
         }
     }
 
-    /// A limit is reached; the client may retry.
+    /// A limit was reached; the client may retry.
     pub fn too_many(text: impl Into<String>) -> Self {
         Response { headers: vec![("Retry-After", "1".to_owned())], ..Response::text(429, text) }
     }
@@ -76,7 +76,7 @@ impl Response {
 
     pub fn write(&self, out: &mut ResponseWriter<'_>) -> io::Result<()> {
         let mut fields = vec![("Content-Type", self.content_type)];
-        // Some values come from the request's target: none may end its line.
+        // Some values come from the request's target: they must not contain a line end.
         let clean = |value: &str| !value.bytes().any(|byte| byte.is_ascii_control());
         let further = self.headers.iter().map(|(name, value)| (*name, value.as_str()));
         fields.extend(further.filter(|(_, value)| clean(value)));
@@ -107,7 +107,7 @@ pub type Stream = dyn FnOnce(&mut ResponseWriter<'_>, &Deps, &StopToken) -> io::
 /// The reply to a request.
 pub enum Reply {
     Whole(Response),
-    /// Written while it is made.
+    /// Written while it is generated.
     Stream(Box<Stream>),
 }
 

@@ -41,7 +41,7 @@ const BODY_BYTES: u64 = 8 * 1024;
 /// 1 KiB.
 const SHORT_HEAD_BYTES: usize = 16 * 1024;
 
-/// What Go's server sends to a client that does not speak TLS.
+/// The response of Go's server to a client that does not use TLS.
 const PLAIN_HTTP: &str = "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
 
 const GET_ONLY: RequestError = RequestError(405, "GET only\n");
@@ -95,7 +95,7 @@ pub fn spawn(
 /// Rejects a connection without a thread: sends what fits the socket's buffer.
 pub fn reject_socket(mut socket: Socket, status: u16, text: &str) {
     use io::Write;
-    // It fails if the client is gone.
+    // It fails if the client has disconnected.
     let _ = socket.write(&rejection(LAST, status, text));
     socket.shutdown_write();
 }

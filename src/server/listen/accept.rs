@@ -22,7 +22,7 @@ use crate::util::backoff::Failures;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
-/// How long to wait before a port in use is tried again, as the Go kubelet does.
+/// How long to wait before a port in use is retried, as the Go kubelet does.
 const REBIND: Duration = Duration::from_secs(5);
 
 /// The pause after a failed accept, which is mostly a lack of descriptors.
@@ -64,12 +64,12 @@ impl Port {
         Ok(Port::new(listener, Some(bound)))
     }
 
-    /// A TCP port that is tried again while it is in use.
+    /// A TCP port that is retried while it is in use.
     pub fn tcp_or_later(listener: Listener, what: &'static str, address: SocketAddr) -> Port {
         match Bound::tcp(address) {
             Ok(bound) => Port::new(listener, Some(bound)),
             Err(why) => {
-                log::warn!("cannot listen on {address} ({what}), trying again every {REBIND:?}: {why}");
+                log::warn!("cannot listen on {address} ({what}), retrying every {REBIND:?}: {why}");
                 let paused = Some(Instant::now() + REBIND);
                 Port { later: Some(address), paused, ..Port::new(listener, None) }
             }
@@ -150,7 +150,7 @@ impl Port {
         let admission = match &socket {
             Socket::Tcp(stream) if self.listener == Listener::Main => {
                 let peer = socket.peer().map(|peer| peer.ip());
-                // Admitting one may evict another; that must not be for nothing.
+                // Admission may evict another connection, so it comes after all other checks.
                 let admission =
                     peer.filter(|_| !full).and_then(|ip| context.limiter.admit(ip, stream, Instant::now()));
                 // There is no TLS session yet for a response.

@@ -76,7 +76,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     {
         return Ok(both);
     }
-    // Also on a kernel with one family.
+    // This also works on a kernel with one family.
     TcpListener::bind(address)
 }
 

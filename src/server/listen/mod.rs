@@ -1,4 +1,4 @@
-//! Sockets, accepted connections and who may have one.
+//! Sockets, accepted connections and their limits.
 
 pub(super) mod accept;
 pub(super) mod bind;

@@ -11,7 +11,7 @@ use crate::model::api::{Pod, PodSpec, PodStatus};
 use crate::model::meta::ObjectMeta;
 use crate::model::runtime::{ContainerState, ListedPod};
 
-/// The Kubernetes version whose kubelet this agent stands in for.
+/// The Kubernetes version of the kubelet that this agent replaces.
 pub const KUBERNETES_VERSION: &str = "v1.36.3";
 
 /// Calls back with each pod.
@@ -35,8 +35,8 @@ pub struct PodView {
     pub next_sync: Option<Timestamp>,
 }
 
-/// Reads a pod through the deserializer of the sources: each further one of the API types makes half
-/// a megabyte of code.
+/// Reads a pod through the deserializer of the sources: each further deserializer of the API types
+/// adds half a megabyte of code.
 fn pod<'de, D: Deserializer<'de>>(from: D) -> Result<Pod, D::Error> {
     let value = serde_json::Value::deserialize(from)?;
     crate::sources::pod_from_value(&value).map_err(serde::de::Error::custom)
@@ -101,7 +101,7 @@ pub struct ImageRow {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionReply {
     pub version: String,
-    /// The Kubernetes release whose kubelet it stands in for.
+    /// The Kubernetes release of the kubelet that it replaces.
     pub kubernetes: String,
 }
 
@@ -147,7 +147,7 @@ pub struct NodeReport {
     pub queues: Vec<QueueReport>,
 }
 
-/// The container runtime as the node sees it.
+/// The state of the container runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RuntimeReport {

@@ -91,7 +91,7 @@ pub(super) fn open(root: &Path, path: &str) -> io::Result<(OwnedFd, Metadata)> {
         log::debug!("/logs/{path} leads out of {}: refused", root.display());
         return Err(ErrorKind::NotFound.into());
     }
-    // Opening a pipe or a device could block or have effects.
+    // The open of a pipe or a device could block or have side effects.
     let metadata = std::fs::metadata(handle(&found))?;
     if !metadata.is_file() && !metadata.is_dir() {
         return Err(ErrorKind::PermissionDenied.into());
@@ -99,9 +99,8 @@ pub(super) fn open(root: &Path, path: &str) -> io::Result<(OwnedFd, Metadata)> {
     Ok((found, metadata))
 }
 
-/// Finds a file without following the links of `/proc/<pid>`, such as `root` and `cwd`. They
-/// lead into the mount namespaces of other processes, where another directory has the name of
-/// `root`.
+/// Finds a file without following the links of `/proc/<pid>`, such as `root` and `cwd`. They lead
+/// into the mount namespaces of other processes, where another directory has the name of `root`.
 fn resolve(root: &Path, path: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let whole = root.join(path);

@@ -143,7 +143,7 @@ impl Query {
     fn arguments(&self, services: &[&str]) -> Vec<String> {
         let mut arguments =
             vec!["--utc".to_owned(), "--no-pager".to_owned(), "--output=short-precise".to_owned()];
-        // Without a zone it would be in the node's.
+        // Without a zone journalctl would use the node's zone.
         let at = |time: Timestamp| time.to_zoned(TimeZone::UTC).strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
         arguments.extend(self.since.map(|since| format!("--since={}", at(since))));
         arguments.extend(self.until.map(|until| format!("--until={}", at(until))));
@@ -272,7 +272,7 @@ fn copy(
                 let mut file = files::read(&found).map_err(CopyError::Read)?;
                 let mut block = vec![0; 64 * 1024];
                 loop {
-                    // An error, or the client would take a part for the whole.
+                    // An error, so that the client does not treat a part as the whole file.
                     if Instant::now() >= deadline || stop.is_stopped() {
                         return Err(CopyError::Read(ErrorKind::TimedOut.into()));
                     }

@@ -26,7 +26,7 @@ pub fn route(request: &Request, deps: &Deps) -> Result<Reply, Response> {
     }
     let switches = deps.endpoints.switches;
     if !switches.debugging {
-        // Other paths do not exist then.
+        // Without this switch, the other paths do not exist.
         let rejection =
             if first == "runningpods" { debugging_disabled("/run/") } else { debugging_disabled(path) };
         return Err(rejection.unwrap_or_else(Response::not_found));

@@ -1,4 +1,4 @@
-//! `/stats/summary`: what the node, its pods and their containers use.
+//! `/stats/summary`: the usage of the node, its pods and their containers.
 
 use crate::server::deps::{Deps, Detail};
 use crate::server::http::request::{Method, Request};

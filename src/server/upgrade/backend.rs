@@ -245,14 +245,14 @@ impl Runtime {
         self.0.read(into)
     }
 
-    /// Takes what fits, else `WouldBlock`.
+    /// Writes the bytes that fit, else `WouldBlock`.
     pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.write(bytes)
     }
 
     /// Ends our direction.
     pub(super) fn finish_write(&mut self) {
-        // It fails if the peer is gone.
+        // It fails if the peer has disconnected.
         let _ = self.0.shutdown(Shutdown::Write);
     }
 }
@@ -304,7 +304,7 @@ impl RuntimeResponse {
         let deadline = Instant::now() + RESPONSE_LIMIT;
         loop {
             let (body, is_whole) = self.body();
-            // A part of the reason is better than none.
+            // A part of the reason is better than no reason.
             if is_whole
                 || self.rest().len() > BODY_BYTES
                 || runtime.read_more(&mut self.raw, wake, deadline).unwrap_or(0) == 0

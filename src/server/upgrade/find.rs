@@ -43,7 +43,7 @@ pub(super) fn url(
         Verb::Attach => {
             let id = container(request, pod, deps, stop)?;
             let mut streams = request.streams;
-            // A process has a terminal from its start or never.
+            // A process gets a terminal at its start or never.
             streams.tty = has_tty(pod, &request.container);
             cri.attach_url(&id, streams)
         }
@@ -52,7 +52,8 @@ pub(super) fn url(
     url.map_err(|error| Rejection::of_runtime(&error))
 }
 
-/// The running instance. If it was started after the last inspection, the runtime is asked.
+/// The running instance. If it was started after the last inspection, it is requested from the
+/// runtime.
 fn container(
     request: &StreamRequest,
     pod: &Pod,

@@ -5,7 +5,7 @@ use crate::server::http::connection::Connection;
 use crate::server::http::response::{LAST, to_bytes};
 use crate::transport::grpc::Kind;
 
-/// A URL of the runtime is valid for a minute; then there is room for another.
+/// A URL of the runtime is valid for a minute; then another one can be issued.
 const RETRY_AFTER: (&str, &str) = ("Retry-After", "60");
 
 /// The response to a request that does not become a stream, and its text.

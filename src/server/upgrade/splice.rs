@@ -21,10 +21,10 @@ const RECORD: usize = 8 * 1024;
 /// Consecutive reads from one side.
 const ROUNDS: u32 = 8;
 
-/// A stream that is idle for so long releases its buffers.
+/// A stream that is idle for this time releases its buffers.
 const IDLE_LIMIT: Duration = Duration::from_secs(1);
 
-/// After the client's last byte the runtime may be idle for so long.
+/// How long the runtime may be idle after the client's last byte.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// The limit of unsent bytes for one side. Larger than the result of one read: a side that does not
@@ -103,8 +103,8 @@ pub(super) struct Splice {
     out: Buffers,
     /// Whether more may be read from the client.
     client_open: bool,
-    /// It has disconnected while it was not read.
-    client_gone: bool,
+    /// Whether the client has disconnected while it was not read.
+    client_disconnected: bool,
     /// Whether the end of the client's bytes was sent to the runtime.
     end_sent: bool,
     scratch: Vec<u8>,
@@ -116,7 +116,7 @@ enum Next {
     Continue,
     /// Send the client's last bytes and end.
     Last,
-    /// End at once.
+    /// End immediately.
     Break,
 }
 
@@ -127,7 +127,7 @@ impl Splice {
             runtime,
             out: Buffers::default(),
             client_open: true,
-            client_gone: false,
+            client_disconnected: false,
             end_sent: false,
             scratch: Vec::new(),
         }
@@ -189,7 +189,7 @@ impl Splice {
         loop {
             let mut client_flags = self.client.flags(from_client, !self.out.client.is_empty());
             // A disconnect of the client is noticed also while the runtime reads nothing.
-            let watches = client_flags.is_empty() && self.client_open && !self.client_gone;
+            let watches = client_flags.is_empty() && self.client_open && !self.client_disconnected;
             if watches {
                 client_flags = PollFlags::RDHUP;
             }
@@ -203,7 +203,7 @@ impl Splice {
             let swapped = client_flags.is_empty();
             let mut fds = if swapped { [shutdown, runtime, client] } else { [shutdown, client, runtime] };
             let used = 1 + usize::from(!client_flags.is_empty()) + usize::from(!runtime_flags.is_empty());
-            let limit = if !self.client_open || self.client_gone {
+            let limit = if !self.client_open || self.client_disconnected {
                 Some(END_LIMIT)
             } else if self.scratch.capacity() > 0 {
                 Some(IDLE_LIMIT)
@@ -225,7 +225,7 @@ impl Splice {
                     self.out.runtime.shrink_to_fit();
                 }
                 Ok(_) if watches => {
-                    self.client_gone |= client;
+                    self.client_disconnected |= client;
                     if runtime {
                         return Ok((false, true));
                     }
@@ -250,7 +250,7 @@ impl Splice {
             let bytes = self.scratch.get_mut(..count).unwrap_or_default();
             let mut sent = 0;
             if matches!(translation, Translation::Raw) {
-                // From socket to socket; only the rest is copied.
+                // Written directly to the other socket; only the rest is copied.
                 sent = self.runtime.write(bytes).unwrap_or(0);
             }
             let rest = bytes.get_mut(sent..).unwrap_or_default();
@@ -313,7 +313,7 @@ impl Splice {
         Next::Continue
     }
 
-    /// False: the client is gone.
+    /// False: the client has disconnected.
     fn write_client(&mut self) -> bool {
         let client = &mut self.client;
         let outcome = match self.out.client.is_empty() {
@@ -324,7 +324,7 @@ impl Splice {
         match outcome {
             Ok(()) => true,
             Err(why) => {
-                log::debug!("a stream's client is gone: {why}");
+                log::debug!("a stream's client has disconnected: {why}");
                 false
             }
         }

@@ -7,6 +7,6 @@ use crate::model::pod::Pod;
 pub struct ApiPod {
     /// The object, its status included.
     pub pod: Pod,
-    /// It is gone from the API server.
+    /// Whether it was removed from the API server.
     pub removed: bool,
 }

@@ -1,4 +1,4 @@
-//! What to tell the API server about which pod, and when (pure).
+//! Which request to send to the API server about which pod, and when (pure).
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -20,24 +20,24 @@ use crate::model::pod::{CONFIG_MIRROR, Pod};
 use crate::util::backoff::{Failures, jitter, random_unit};
 use crate::util::timers::Deadlines;
 
-/// A foreign edit of what is ours is undone so long after our last patch at the soonest: two
-/// writers that disagree must not keep the server busy.
+/// The minimum time between our last patch and the undoing of another client's edit of our fields:
+/// two writers that disagree must not overload the server.
 const RECONCILE: Duration = Duration::from_secs(10);
 /// How soon a pod whose end could not be reported is checked again, in case its last status came
 /// before the report that none of its containers runs. Doubles.
 const WITHHELD: Duration = Duration::from_secs(1);
-/// The longest of these.
+/// The longest wait of this kind.
 const WITHHELD_MAX: Duration = Duration::from_secs(10);
-/// The server shows a pod in a state that lies behind what it has answered. If that lasts so
-/// long, it is the server that went back, as one does that is restored from a backup.
+/// The server may show an older version of a pod than it has returned in a response. After this
+/// time the server itself was reset, for example restored from a backup.
 const BEHIND: Duration = Duration::from_secs(5);
-/// First wait after a server that is away or busy; doubles.
+/// First wait if the server is unavailable or busy; doubles.
 const RETRY: Duration = Duration::from_millis(200);
-/// The longest of these, before jitter.
+/// The longest wait of this kind, before jitter.
 const RETRY_MAX: Duration = Duration::from_secs(7);
-/// First wait after a refusal; doubles. The server may only not know yet that the pod is ours.
+/// First wait after a refusal; doubles. The server may not know yet that the pod is ours.
 const REFUSED: Duration = Duration::from_secs(1);
-/// The longest of these, before jitter.
+/// The longest wait of this kind, before jitter.
 const REFUSED_MAX: Duration = Duration::from_secs(60);
 
 /// All pods that the API server shows.
@@ -46,7 +46,7 @@ pub(super) struct Core {
     records: HashMap<PodUid, Record>,
     /// The mirror of a static pod, by the UID that the pod has on this node.
     mirrors: HashMap<PodUid, PodUid>,
-    /// All stored statuses up to this version are accounted for.
+    /// All stored statuses up to this version were handled.
     seen: u64,
     due: Deadlines<PodUid>,
     /// The last request had no response: no request is sent before this time.
@@ -62,16 +62,16 @@ struct Record {
     acknowledged: u64,
     /// The version in the last patch.
     sent: u64,
-    /// That patch kept nothing back.
+    /// Whether the last patch contained the complete status.
     in_full: bool,
-    /// When something new was to be acknowledged first.
+    /// Since when a new status waits to be acknowledged.
     since: Option<Instant>,
-    /// When the last patch was taken.
+    /// When the last patch was accepted.
     patched: Option<Instant>,
-    /// When the server is to be asked which of its words holds; see [`BEHIND`].
+    /// When to read the pod to find out which version is valid; see [`BEHIND`].
     behind: Option<Instant>,
-    /// What is missing of the last patch in the server's answer: it takes it otherwise, and
-    /// would another time.
+    /// The part of the last patch that the server did not store. It would not store it the next
+    /// time either.
     residue: Option<Value>,
     /// The last patch, until its response has been compared with it.
     asked: Option<Value>,
@@ -79,24 +79,24 @@ struct Record {
     /// How often its end could not be acknowledged.
     withheld: u32,
     failures: Failures,
-    /// The failures are the server's: another status would fare no better.
+    /// Whether the server caused the failures: another status would fail, too.
     server_fault: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// What the server shows is known.
+    /// The state at the server is known.
     Known,
-    /// A patch was just taken.
+    /// A patch was just accepted.
     Taken,
-    /// It has to be read first.
+    /// The pod has to be read first.
     Stale,
-    /// It is deleted there.
+    /// The pod is deleted at the server.
     Over,
 }
 
 impl Core {
-    /// Statuses up to this version are accounted for.
+    /// Statuses up to this version were handled.
     pub(super) fn seen(&self) -> u64 {
         self.seen
     }
@@ -121,13 +121,13 @@ impl Core {
         }
         match self.records.get_mut(&uid) {
             Some(record) => match age(shown.pod.object(), record.pod.object()) {
-                // Most likely late, and the newer state follows.
+                // Most likely a delayed event; the newer state follows.
                 Ordering::Less => {
                     let until = *record.behind.get_or_insert(now + BEHIND);
                     self.due.set_earlier(uid, until);
                     return;
                 }
-                // The same again; now it is shared with those who hold it, too.
+                // The same version again: this object shares its memory with the other holders.
                 Ordering::Equal => {
                     record.pod = shown.pod;
                     record.behind = None;
@@ -135,7 +135,7 @@ impl Core {
                 }
                 Ordering::Greater => {
                     record.pod = shown.pod;
-                    // Its deletion is shown as an edit first.
+                    // A deletion first appears as an edit.
                     if record.stage == Stage::Over && record.pod.is_deleting() {
                         return;
                     }
@@ -185,7 +185,7 @@ impl Core {
         self.away.is_some_and(|(_, until)| now < until)
     }
 
-    /// What to ask of the API server about a pod, given its stored status.
+    /// The request about a pod, given its stored status.
     pub(super) fn decide(
         &mut self,
         uid: &PodUid,
@@ -216,7 +216,7 @@ impl Core {
             keep_times(shown, &mut merged.status);
         }
         let patch = strategic::patch(uid, shown, &merged.status);
-        // A part that was withheld then and is reported now is not missing from that patch.
+        // A part that was withheld in the last patch and is reported now was not refused.
         let same = record.sent == entry.version && record.in_full != merged.withheld;
         // A difference that the patch did not contain was written by another client.
         if let Some(asked) = record.asked.take_if(|_| stage == Stage::Taken)
@@ -237,7 +237,7 @@ impl Core {
             return Some(record.request(uid, What::Patch(body)));
         }
         if merged.withheld {
-            // Not acknowledged in full, so what follows is no foreign edit.
+            // Not acknowledged in full, so the next difference is not another client's edit.
             record.acknowledged = entry.version.saturating_sub(1);
             let wait = WITHHELD.saturating_mul(1 << record.withheld.min(4)).min(WITHHELD_MAX);
             record.withheld = record.withheld.saturating_add(1);
@@ -249,7 +249,7 @@ impl Core {
         (over && !record.pod.is_mirror()).then(|| record.request(uid, What::Delete))
     }
 
-    /// Takes in what came of the request about a pod.
+    /// Applies the response to the request about a pod.
     pub(super) fn answered(&mut self, uid: &PodUid, answer: Answer, now: Instant) {
         if !matches!(answer, Answer::Away(_) | Answer::Stopping) {
             self.away = None;
@@ -262,7 +262,7 @@ impl Core {
             }
             Answer::Shown(pod) => {
                 if record.stage != Stage::Stale {
-                    // What the patch was made from is not what the server has.
+                    // The patch was based on another version than the server has.
                     let went_back = age(&pod, record.pod.object()) == Ordering::Less;
                     record.patched = Some(now).filter(|_| !went_back);
                     record.acknowledged = match (went_back, record.in_full) {
@@ -276,10 +276,10 @@ impl Core {
                     record.stage = Stage::Known;
                 }
                 record.server_fault = false;
-                // It was asked after all that is known was shown, so that it is the newest,
-                // whatever its version says.
+                // The request was sent after every known version was shown, so this is the newest,
+                // whatever its version is.
                 record.pod = Pod::from(*pod);
-                // To see whether it is as it should be, and what comes next.
+                // Check it immediately and decide about the next request.
                 Duration::ZERO
             }
             Answer::Deleted => {
@@ -306,7 +306,7 @@ impl Core {
             Answer::Away(why) => {
                 let mut failures = self.away.map(|(failures, _)| failures).unwrap_or_default();
                 if failures.count() {
-                    log::warn!("cannot tell the API server about pods ({failures} times): {why}");
+                    log::warn!("cannot report pods to the API server ({failures} times): {why}");
                 }
                 self.away = Some((failures, now + pause(failures, RETRY, RETRY_MAX)));
                 Duration::ZERO
@@ -355,7 +355,7 @@ impl Record {
         }
     }
 
-    /// The server has the status of this version.
+    /// Records that the server has the status of this version.
     fn settle(&mut self, version: u64, now: Instant) {
         self.acknowledged = version;
         self.withheld = 0;
@@ -366,12 +366,12 @@ impl Record {
         }
     }
 
-    /// Counts a failure, tells of it at doubling counts, and says how long to wait.
+    /// Counts a failure, logs it at doubling counts, and returns how long to wait.
     fn failed(&mut self, why: &str, first: Duration, most: Duration) -> Duration {
         if self.failures.count() {
             let (name, uid) = (self.pod.full_name(), &self.local);
             log::warn!(
-                "cannot tell the API server about a pod ({} times): {why} pod={name} uid={uid}",
+                "cannot report a pod to the API server ({} times): {why} pod={name} uid={uid}",
                 self.failures
             );
         }
@@ -388,8 +388,8 @@ fn pause(failures: Failures, first: Duration, most: Duration) -> Duration {
     jitter(failures.delay(first, most), random_unit())
 }
 
-/// Which of two versions of an object is the newer. Versions that are no numbers have no
-/// order: what comes later counts.
+/// Which of two versions of an object is the newer. Versions that are no numbers have no order: the
+/// later one is treated as newer.
 fn age(one: &api::Pod, other: &api::Pod) -> Ordering {
     let version = |pod: &api::Pod| pod.metadata.resource_version.clone().unwrap_or_default();
     let (one, other) = (version(one), version(other));

@@ -1,11 +1,11 @@
-//! The `status` thread: tells the API server how the pods are (Go: pkg/kubelet/status manager's
-//! syncBatch, syncPod).
+//! The `status` thread: reports the statuses of pods to the API server (Go: pkg/kubelet/status
+//! manager's syncBatch, syncPod).
 //!
 //! In: the status cache's bell, and the pods as the API server shows them ([`ApiPods`]).
-//! Out: status patches, and the deletion of pods of which nothing is left on the node.
-//! A wake-up has a cause: a new status, a pod that the server shows otherwise, a retry.
-//! Invariants: only the newest status is sent; a pod that fails delays no other; a patch
-//! carries the UID that it is meant for; nothing is written that the server shows already.
+//! Out: status patches, and the deletion of pods that have completely ended on the node.
+//! The thread wakes for a new status, a pod that the server shows with another status, and a retry.
+//! Invariants: only the newest status is sent; a pod that fails delays no other; a patch contains
+//! the UID of its pod; a status that the server already shows is not sent.
 
 mod api_pod;
 mod core;
@@ -57,7 +57,7 @@ pub struct Deps {
 /// When the thread cannot be started.
 pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
     threads::spawn("status", Stack::Large, on_death, move |stop| {
-        // Before the first look: a change in between must ring.
+        // Before the first read, so that a change in between rings.
         let bell = deps.status.changes();
         Publisher { core: Core::default(), deps, bell }.run(&stop);
     })
@@ -72,19 +72,19 @@ struct Publisher {
 impl Publisher {
     fn run(mut self, stop: &StopToken) {
         loop {
-            self.take_news();
+            self.receive_changes();
             for uid in self.core.due(Instant::now()) {
                 if stop.is_stopped() {
                     return;
                 }
-                // A request takes its time: the pod may be gone, or the server away.
-                self.take_news();
-                self.tell(&uid);
+                // During a request a pod may be deleted, or the server may become unavailable.
+                self.receive_changes();
+                self.report(&uid);
             }
             if self.core.next_due().is_none() {
                 self.deps.status.set_published(self.core.seen());
             }
-            let _waiting = threads::waiting("a status to tell");
+            let _waiting = threads::waiting("a status to report");
             select_biased! {
                 recv(stop.signal()) -> _ => return,
                 recv(self.deps.pods.bell()) -> _ => {}
@@ -94,7 +94,7 @@ impl Publisher {
         }
     }
 
-    fn take_news(&mut self) {
+    fn receive_changes(&mut self) {
         let now = Instant::now();
         for (uid, shown) in self.deps.pods.take() {
             self.core.shown(uid, shown, now);
@@ -104,7 +104,7 @@ impl Publisher {
         }
     }
 
-    fn tell(&mut self, uid: &PodUid) {
+    fn report(&mut self, uid: &PodUid) {
         let Some(local) = self.core.local(uid) else { return };
         let Some(entry) = self.deps.status.entry(&local) else { return };
         let activity = (self.deps.activity)(&local);

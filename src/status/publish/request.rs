@@ -1,4 +1,4 @@
-//! What is asked of the API server, and what it may answer.
+//! The requests to the API server, and the possible responses.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub struct Request {
     pub namespace: String,
     /// `metadata.name`.
     pub name: String,
-    /// `metadata.uid`: no other pod of that name is meant.
+    /// `metadata.uid`: another pod with this name is not affected.
     pub uid: String,
     /// What to do.
     pub what: What,
@@ -29,11 +29,11 @@ pub enum What {
     Get,
     /// Patch its status strategically.
     Patch(Value),
-    /// Delete it at once, if it still has the UID.
+    /// Delete it immediately, if it still has the UID.
     Delete,
 }
 
-/// What came of a request.
+/// The result of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
     /// The pod as it is now.
@@ -42,19 +42,19 @@ pub enum Answer {
     Deleted,
     /// There is no such pod.
     Gone,
-    /// It is another pod, or changed meanwhile, or the server takes no such status: look first.
+    /// It is another pod, or it changed meanwhile, or the status is invalid: read the pod first.
     Conflict(String),
-    /// The server will not do that.
+    /// The server refused the request.
     Refused(String),
-    /// The server cannot do that now.
+    /// The server is overloaded or failed: the reason, and when to retry.
     Busy(String, Option<Duration>),
-    /// No answer.
+    /// The server did not respond.
     Away(String),
     /// The agent stops.
     Stopping,
 }
 
-/// Who carries requests out.
+/// Carries requests out.
 pub trait Api: Send {
     /// Sends one request and waits for its end.
     fn send(&self, request: &Request) -> Answer;
@@ -83,7 +83,7 @@ impl Api for Client {
     }
 }
 
-/// What an error means for the pod and for the others.
+/// The result that an error means.
 fn failure(error: &ApiError) -> Answer {
     let why = error.to_string();
     if error.is_stopping() {
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_errors_mean() {
+    fn errors_have_their_results() {
         let check = |error: ApiError, expected: &str| {
             let answer = format!("{:?}", failure(&error));
             assert_eq!(answer.split(['(', ' ']).next(), Some(expected), "{error}");

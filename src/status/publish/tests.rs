@@ -1,4 +1,4 @@
-//! The core against a server of its own, request by request, and the thread once.
+//! The core with a fake server, request by request, and one test of the thread.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
@@ -103,7 +103,7 @@ impl Bench {
         self.cache.set(pod, serde_json::from_value::<PodStatus>(status).unwrap(), Timestamp::UNIX_EPOCH);
     }
 
-    /// Carries out what is due, as the thread does, and tells what was asked.
+    /// Carries out the due requests, as the thread does, and returns them.
     fn run(&mut self) -> Vec<String> {
         for _ in 0..20 {
             for (uid, version) in self.cache.newer_than(self.core.seen()) {
@@ -143,11 +143,11 @@ fn status_is_sent_once() {
     assert_eq!(bench.run(), NOTHING);
     bench.store(&pod, json!({"phase": "Pending", "hostIP": "192.0.2.1"}));
     assert_eq!(bench.run(), [r#"web patch {"hostIP":"192.0.2.1","startTime":"1970-01-01T00:00:00Z"}"#]);
-    // The echo is no news.
+    // The event of our own patch causes no request.
     let echo = bench.server.pod("web");
     bench.show(echo);
     assert_eq!(bench.after(60), NOTHING);
-    // Who shows older states for long is asked, once.
+    // A server that shows older states for long is read once.
     bench.show(pod.clone());
     assert_eq!(bench.after(1), NOTHING);
     assert_eq!(bench.after(60), ["web get"]);
@@ -160,7 +160,7 @@ fn status_is_sent_once() {
 }
 
 #[test]
-fn a_status_that_the_server_shows_already_costs_nothing() {
+fn status_that_the_server_shows_already_causes_no_request() {
     let mut bench = Bench::new();
     let pod = bench.put("web", "1", started());
     bench.store(&pod, json!({"phase": "Pending"}));
@@ -168,7 +168,7 @@ fn a_status_that_the_server_shows_already_costs_nothing() {
 }
 
 #[test]
-fn a_server_that_is_away_is_asked_rarely_and_then_told_the_newest() {
+fn unavailable_server_is_retried_rarely_and_then_gets_the_newest_status() {
     let mut bench = Bench::new();
     let pods: Vec<Pod> = ["a", "b", "c"].map(|name| bench.put(name, name, started())).into();
     for pod in &pods {
@@ -201,7 +201,7 @@ fn a_pod_that_fails_delays_no_other() {
     bench.store(&b, json!({"phase": "Running"}));
     assert_eq!(bench.run(), [r#"b patch {"phase":"Running"}"#]);
     assert_eq!(bench.after(1), [r#"a patch {"phase":"Running"}"#]);
-    // As long as the server wants, but a refusal concerns this status only.
+    // The wait is the one that the server requests; a refusal concerns this status only.
     bench.store(&a, json!({"phase": "Running", "message": "m"}));
     bench.server.script = [Answer::Busy("429".into(), Some(Duration::from_secs(30)))].into();
     assert_eq!(bench.run().len(), 1);
@@ -216,7 +216,7 @@ fn a_pod_that_fails_delays_no_other() {
 }
 
 #[test]
-fn a_foreign_edit_is_undone() {
+fn edit_of_our_fields_by_another_client_is_undone() {
     let mut bench = Bench::new();
     let pod = bench.put("web", "1", started());
     bench.store(&pod, json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}));
@@ -231,7 +231,7 @@ fn a_foreign_edit_is_undone() {
     let undone = r#"web patch {"$setElementOrder/conditions":[{"type":"x/y"},{"type":"Ready"}],"conditions":[{"status":"True","type":"Ready"}]}"#;
     bench.server.version = 50;
     assert_eq!(bench.run(), [undone]);
-    // Who insists is undone as often as upstream does it.
+    // Repeated edits are undone as often as upstream does it.
     bench.put("web", "1", edit("False", 60));
     bench.server.version = 60;
     assert_eq!(bench.after(3), NOTHING);
@@ -254,8 +254,8 @@ fn status_that_the_server_changes_is_sent_once() {
     assert_eq!(bench.run(), [r#"web patch {"message":"m","observedGeneration":1}"#]);
 }
 
-/// While the node was away its controller has said that its pods are not ready, and the node
-/// has not been shown that when it tells of something else.
+/// While the node was unreachable, a controller marked its pods as not ready, and the node has not
+/// received that when it reports another change.
 #[test]
 fn foreign_write_before_a_patch_is_corrected_after_it() {
     let mut bench = Bench::new();
@@ -276,7 +276,7 @@ fn foreign_write_before_a_patch_is_corrected_after_it() {
 }
 
 #[test]
-fn a_pod_that_is_over_and_unwanted_is_deleted() {
+fn ended_pod_that_a_client_deleted_is_removed() {
     let mut bench = Bench::new();
     let pod = bench.put("web", "1", started());
     bench.store(&pod, json!({"phase": "Running"}));
@@ -284,7 +284,7 @@ fn a_pod_that_is_over_and_unwanted_is_deleted() {
     let mut going = json!({"/metadata/deletionTimestamp": "1970-01-01T00:00:05Z"});
     going["/status"] = bench.server.pods["web"]["status"].clone();
     let pod = bench.put("web", "1", going);
-    // As long as something runs the end is not told.
+    // While containers run the end is not reported.
     bench.store(&pod, json!({"phase": "Succeeded", "message": "m"}));
     assert_eq!(bench.run(), NOTHING);
     let looks = |bench: &mut Bench| {
@@ -299,12 +299,12 @@ fn a_pod_that_is_over_and_unwanted_is_deleted() {
     assert_eq!(bench.after(60), NOTHING);
     bench.cache.finish(&pod, Timestamp::UNIX_EPOCH);
     assert_eq!(bench.run(), ["web delete"]);
-    // The deletion itself is an edit that is shown before the end, and no reason to ask again.
+    // The deletion itself is shown as an edit first, and causes no other request.
     let mut last = pod.object().clone();
     last.metadata.resource_version = Some("100".to_owned());
     bench.show(Pod::from(last));
     assert_eq!(bench.after(60), NOTHING);
-    // A late echo does not bring it back; its end clears up.
+    // A delayed event does not restore it; the event of its end removes it.
     bench.show(pod.clone());
     bench.cache.finish(&pod, Timestamp::UNIX_EPOCH);
     assert_eq!(bench.after(1), NOTHING);
@@ -350,13 +350,13 @@ fn withheld_end_is_sent_after_an_accepted_patch() {
 }
 
 #[test]
-fn a_pod_that_is_gone_or_another_one_is_left_alone() {
+fn no_request_is_sent_for_a_removed_or_replaced_pod() {
     let mut bench = Bench::new();
     let pod = bench.put("web", "1", started());
     bench.server.pods.clear();
     bench.store(&pod, json!({"phase": "Running"}));
     assert_eq!(bench.run(), [r#"web patch {"phase":"Running"}"#]);
-    // The watch will tell; should it not, the pod is looked for now and then.
+    // The watch will report it; otherwise the pod is read from time to time.
     bench.store(&pod, json!({"phase": "Running", "message": "m"}));
     assert_eq!(bench.after(60), ["web get"]);
     // Its successor has the name, but not the UID.
@@ -373,7 +373,7 @@ fn a_pod_that_is_gone_or_another_one_is_left_alone() {
     bench.server.script = [Answer::Conflict("changed".into())].into();
     let patch = r#"web patch {"phase":"Running"}"#;
     assert_eq!(bench.run(), [patch, "web get", patch]);
-    // A status that the server never takes is tried ever more rarely.
+    // A status that the server never accepts is retried with growing waits.
     bench.store(&pod, json!({"phase": "Running", "message": "m"}));
     let get = Answer::Shown(Box::new(bench.server.pod("web").object().clone()));
     let no = Answer::Conflict("invalid".into());
@@ -400,19 +400,19 @@ fn server_restored_from_a_backup_gets_the_status_again() {
         assert_eq!(bench.run(), [running]);
         (bench, pod)
     };
-    // It may also be a late event: the echo of the patch follows.
+    // It may also be a delayed event: the event of the patch follows.
     let (mut bench, pod) = ready();
     bench.show(pod);
     let echo = bench.server.pod("web");
     bench.show(echo);
     assert_eq!(bench.after(60), NOTHING);
-    // Nothing newer follows.
+    // No newer version follows.
     let (mut bench, _) = ready();
     restored(&mut bench);
     assert_eq!(bench.after(1), NOTHING);
     assert_eq!(bench.after(60), ["web get", running]);
     assert_eq!(bench.after(60), NOTHING);
-    // A change before that is known is sent in full, too.
+    // A change before the reset is detected is sent in full, too.
     let (mut bench, _) = ready();
     let pod = restored(&mut bench);
     bench.store(&pod, json!({"phase": "Running", "message": "m"}));
@@ -421,7 +421,7 @@ fn server_restored_from_a_backup_gets_the_status_again() {
 }
 
 #[test]
-fn a_pod_that_is_shown_though_it_is_said_to_be_gone() {
+fn pod_that_is_shown_after_a_not_found_response_is_read_again() {
     let mut bench = Bench::new();
     let pod = bench.put("web", "1", started());
     bench.store(&pod, json!({"phase": "Running"}));
@@ -429,7 +429,7 @@ fn a_pod_that_is_shown_though_it_is_said_to_be_gone() {
     assert_eq!(bench.run().len(), 1);
     assert_eq!([1, 2].map(|_| bench.after(10)), [["web get"]; 2]);
     assert_eq!(bench.after(20), ["web get", r#"web patch {"phase":"Running"}"#]);
-    // It is gone indeed.
+    // It was really removed.
     bench.server.script = [Answer::Gone].into();
     bench.store(&pod, json!({"phase": "Running", "message": "m"}));
     assert_eq!(bench.run().len(), 1);
@@ -453,7 +453,7 @@ fn status_of_a_static_pod_is_sent_to_its_mirror_pod() {
     };
     bench.put("st", "m1", mirror(started()));
     assert_eq!(bench.run(), [r#"st patch {"phase":"Running"}"#]);
-    // Deleted by hand: the pod is not over, and the mirror is not for this thread to delete.
+    // Deleted by a user: the pod has not ended, and this thread does not delete mirrors.
     let gone = bench.put(
         "st",
         "m1",
@@ -462,13 +462,13 @@ fn status_of_a_static_pod_is_sent_to_its_mirror_pod() {
     );
     bench.cache.finish(&pod, Timestamp::UNIX_EPOCH);
     assert!(bench.after(60).iter().all(|line| line.contains("patch")));
-    // The next one, before and after the news of the first one's end.
+    // The next mirror, before and after the event of the first one's end.
     bench.put("st", "m2", mirror(started()));
     assert_eq!(bench.run().len(), 1);
     bench.core.shown(gone.uid().clone(), ApiPod { pod: gone, removed: true }, bench.now);
     bench.store(&pod, json!({"phase": "Running", "message": "m"}));
     assert_eq!(bench.run(), [r#"st patch {"message":"m"}"#]);
-    // A mirror that suddenly claims to be another's gets nothing of this one.
+    // A mirror that suddenly belongs to another pod gets no status of this one.
     bench.put("st", "m2", json!({"/metadata/annotations": {"kubernetes.io/config.mirror": "other"}}));
     bench.store(&pod, json!({"phase": "Running", "message": "n"}));
     assert_eq!(bench.run(), NOTHING);

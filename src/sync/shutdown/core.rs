@@ -1,4 +1,4 @@
-//! The course of one shutdown (pure): `sync` is notified, groups are stopped one after the other, statuses are sent.
+//! The steps of one shutdown (pure): notify `sync`, stop group after group, send statuses.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -7,21 +7,21 @@ use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::pods::plan::shutdown::{Step, groups};
 
-/// `sync` answers within a turn. If it does not, the pods that were known before count.
+/// `sync` responds within a turn. If it does not, the pods that were known before are stopped.
 const BEGIN_LIMIT: Duration = Duration::from_secs(2);
-/// After a start of the agent pods run that their source has not named yet. So long after the
-/// signal it still may.
+/// After a start of the agent, pods may run that their source has not delivered yet. This is how
+/// long after the signal the source may still deliver them.
 const SOURCES_LIMIT: Duration = Duration::from_secs(10);
 /// How long statuses may take to reach the API server, out of the time that is left.
 const WRITTEN_LIMIT: Duration = Duration::from_secs(2);
-/// How often to look whether they have.
+/// How often to check whether they have reached it.
 const WRITTEN_STEP: Duration = Duration::from_millis(50);
 
-/// What can be asked of the node.
+/// The state of the node.
 pub(super) trait World {
     /// Whether `sync` refuses new pods already.
     fn is_acknowledged(&self) -> bool;
-    /// Whether every pod that runs is known: before that its source may still name it.
+    /// Whether every pod that runs is known: before that its source may still deliver it.
     fn is_complete(&self) -> bool;
     /// The pods that are to be stopped.
     fn pods(&self) -> Vec<Pod>;
@@ -31,18 +31,18 @@ pub(super) trait World {
     fn is_written(&self) -> bool;
 }
 
-/// What the thread has to do.
+/// An action for the thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Tell everyone that the node shuts down.
+    /// Announce that the node shuts down.
     Begin,
     /// Stop these pods, each with a grace in seconds.
     Kill(Vec<(PodUid, i64)>),
-    /// These have not ended in the time of their group.
+    /// Log that these pods have not ended in the time of their group.
     Overdue(Vec<PodUid>),
-    /// Let the machine go.
+    /// Release the lock, so that the machine shuts down.
     Release,
-    /// There will be no shutdown after all; the lock is needed again.
+    /// The shutdown was cancelled; the lock is needed again.
     Undo,
 }
 
@@ -51,10 +51,10 @@ enum Stage {
     /// No shutdown.
     Watching,
     /// `sync` was notified, but has not responded.
-    Telling { until: Instant },
-    /// A group is being stopped. If it has no pods: late pods are waited for.
+    Notifying { until: Instant },
+    /// A group is being stopped. An empty group is a wait for pods that are not known yet.
     Stopping { now: Vec<PodUid>, until: Instant },
-    /// All had their time; the statuses are on their way.
+    /// The time of every group is over; the statuses are being sent.
     Writing { look: Instant, until: Instant },
     /// The lock is released.
     Over,
@@ -74,7 +74,7 @@ impl Core {
         Core { steps, stage: Stage::Watching, begun: now, ordered: BTreeSet::new() }
     }
 
-    /// The time of all groups together: for so long the machine has to wait.
+    /// The sum of the times of all groups: the delay of the machine's shutdown.
     pub(super) fn total(&self) -> Duration {
         total(&self.steps)
     }
@@ -85,11 +85,11 @@ impl Core {
             (Stage::Watching, true) => {
                 self.begun = now;
                 self.ordered.clear();
-                self.stage = Stage::Telling { until: now + BEGIN_LIMIT };
+                self.stage = Stage::Notifying { until: now + BEGIN_LIMIT };
                 Some(Action::Begin)
             }
             (Stage::Watching, false) | (_, true) => None,
-            // DIFFERS: the Go kubelet notices it when it has stopped every pod.
+            // DIFFERS: the Go kubelet handles a cancellation only after it has stopped every pod.
             (_, false) => {
                 self.stage = Stage::Watching;
                 Some(Action::Undo)
@@ -97,7 +97,7 @@ impl Core {
         }
     }
 
-    /// Whether the machine has been let go.
+    /// Whether the lock was released.
     pub(super) fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Over)
     }
@@ -106,18 +106,18 @@ impl Core {
     pub(super) fn due(&self) -> Option<Instant> {
         match &self.stage {
             Stage::Watching | Stage::Over => None,
-            Stage::Telling { until } | Stage::Stopping { until, .. } => Some(*until),
+            Stage::Notifying { until } | Stage::Stopping { until, .. } => Some(*until),
             Stage::Writing { look, until } => Some(*look.min(until)),
         }
     }
 
-    /// Goes as far as it can.
+    /// Takes every step that is possible now.
     pub(super) fn turn(&mut self, world: &dyn World, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
         loop {
             match &mut self.stage {
                 Stage::Watching | Stage::Over => return actions,
-                Stage::Telling { until } => {
+                Stage::Notifying { until } => {
                     if !(world.is_acknowledged() && world.is_complete()) && now < *until {
                         return actions;
                     }
@@ -138,7 +138,7 @@ impl Core {
                         *stopping = group.pods.iter().map(|(uid, _)| uid.clone()).collect();
                         self.ordered.extend(stopping.iter().cloned());
                         actions.push(Action::Kill(group.pods));
-                        // The order was not even given yet.
+                        // The pods are not ordered to stop before the next turn.
                         return actions;
                     }
                     let total = total(&self.steps);
@@ -147,7 +147,7 @@ impl Core {
                         *until = late;
                         return actions;
                     }
-                    // DIFFERS: the Go kubelet lets the machine go at once.
+                    // DIFFERS: the Go kubelet releases the lock immediately.
                     let end = self.begun + total;
                     self.stage = Stage::Writing { look: now, until: end.min(now + WRITTEN_LIMIT) };
                 }

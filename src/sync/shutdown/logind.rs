@@ -1,4 +1,4 @@
-//! What logind is asked and what it tells, over D-Bus.
+//! Requests to logind and its signals, over D-Bus.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -14,9 +14,9 @@ const BUS: &str = "org.freedesktop.DBus";
 const LOGIND: &str = "org.freedesktop.login1";
 const LOGIND_PATH: &str = "/org/freedesktop/login1";
 const MANAGER: &str = "org.freedesktop.login1.Manager";
-/// The name is the Go kubelet's: one that takes the node over finds its own file.
+/// The name is the Go kubelet's: a Go kubelet that takes the node over replaces this file.
 const CONF_FILE: &str = "99-kubelet.conf";
-/// Waits for logind to read its configuration again, each twice the one before.
+/// First wait for logind to read its configuration again; each wait is twice the previous one.
 const RELOAD_STEP: Duration = Duration::from_millis(100);
 const RELOAD_STEPS: u32 = 5;
 
@@ -40,36 +40,35 @@ impl LogindError {
     }
 }
 
-/// What was heard.
+/// The meaning of a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Heard {
     /// The machine is about to shut down, or no longer is.
     Prepare(bool),
-    /// There is another logind: it knows nothing of us.
+    /// Logind was restarted: it does not know our lock.
     Another,
-    /// Nothing: the bell rang, the time is up, or it was not for us.
+    /// Nothing: the bell rang, the time has elapsed, or the signal does not concern us.
     Nothing,
 }
 
-/// How the machine stands.
+/// The result of the set-up.
 #[derive(Debug)]
 pub(super) enum State {
-    /// It waits with a shutdown as long as this is open.
+    /// Logind delays a shutdown while this is open.
     Watched(OwnedFd),
-    /// It is about to shut down already; then logind gives no lock.
+    /// The machine is already about to shut down; then logind grants no lock.
     Preparing,
 }
 
 /// A connection to logind.
 pub(super) struct Logind {
     bus: Bus,
-    /// The name on the bus of the process that is logind. Its signals from other processes are
-    /// forged.
+    /// The unique bus name of logind's process. Such signals from other processes are forged.
     owner: String,
 }
 
 impl Logind {
-    /// Connects and asks for the signals.
+    /// Connects and subscribes to the signals.
     pub(super) fn connect(address: &str, wake: &Wake, stop: &StopToken) -> Result<Self, LogindError> {
         let mut bus = Bus::open(address, wake, stop)?;
         bus.listen_to(&[BUS]);
@@ -82,10 +81,10 @@ impl Logind {
         Ok(Logind { bus, owner: String::new() })
     }
 
-    /// Makes logind wait for `needed` and takes the lock.
+    /// Makes logind delay shutdowns for `needed` and takes the lock.
     pub(super) fn set_up(&mut self, needed: Duration, conf_dir: &Path) -> Result<State, LogindError> {
         let owner = match self.name_owner() {
-            // It does not run: any question starts it.
+            // Logind does not run: any request starts it.
             Err(LogindError::Dbus(DbusError::Remote { .. })) => {
                 self.is_preparing()?;
                 self.name_owner()?
@@ -93,7 +92,7 @@ impl Logind {
             found => found?,
         };
         self.set_owner(owner);
-        // What is begun after the answer is signaled, and its signals are heard by now.
+        // A shutdown that begins after this response is signaled, and we are subscribed by now.
         if self.is_preparing()? {
             return Ok(State::Preparing);
         }
@@ -103,7 +102,7 @@ impl Logind {
         }
         match self.lock() {
             Ok(lock) => Ok(State::Watched(lock)),
-            // A shutdown was begun in between: that is the refusal.
+            // A shutdown began in between: this is why the lock is refused.
             Err(LogindError::Dbus(DbusError::Remote { .. })) if self.is_preparing()? => Ok(State::Preparing),
             Err(error) => Err(error),
         }
@@ -115,7 +114,7 @@ impl Logind {
         Ok(answer.message.text(0).ok_or(DbusError::Answer("GetNameOwner"))?.to_owned())
     }
 
-    /// Only the bus and this connection are listened to from now on.
+    /// From now on only signals of the bus and of this connection are accepted.
     fn set_owner(&mut self, owner: String) {
         self.bus.listen_to(&[BUS, &owner]);
         self.owner = owner;
@@ -139,7 +138,7 @@ impl Logind {
         Ok(lock.ok_or(DbusError::Answer("Inhibit"))?)
     }
 
-    /// Waits for news.
+    /// Waits for a signal.
     pub(super) fn wait(&mut self, until: Option<Instant>) -> Result<Heard, LogindError> {
         let Some(incoming) = self.bus.next(until)? else { return Ok(Heard::Nothing) };
         let heard = heard(&incoming.message, &self.owner);
@@ -149,7 +148,7 @@ impl Logind {
         Ok(heard)
     }
 
-    /// How long logind holds a shutdown back.
+    /// How long logind delays a shutdown at most.
     fn allowed(&mut self) -> Result<Duration, LogindError> {
         match self.property("InhibitDelayMaxUSec")? {
             Value::Long(microseconds) => Ok(Duration::from_micros(microseconds)),
@@ -178,7 +177,7 @@ impl Logind {
             .and_then(|()| atomic_file::write(&path, text.as_bytes(), 0o644))
             .map_err(|source| LogindError::Conf { path: path.display().to_string(), source })?;
         log::info!(
-            "logind held shutdowns back for {before:?} at most; {} makes it {seconds} s",
+            "logind delayed shutdowns for {before:?} at most; {} raises this to {seconds} s",
             path.display()
         );
         let systemd = Call {
@@ -207,9 +206,8 @@ fn of_bus(member: &'static str) -> Call {
 }
 
 /// What a message means if it is a signal for us.
-///
-/// DIFFERS: the Go kubelet believes everyone who sends it the signal, and any user of the
-/// machine may: a message to one connection passes by the rules that were asked for.
+/// DIFFERS: the Go kubelet accepts the signal from any sender, and any user of the machine may send
+/// it: match rules do not apply to a message that is addressed to one connection.
 fn heard(message: &Message, owner: &str) -> Heard {
     if message.kind != Kind::Signal {
         return Heard::Nothing;
@@ -237,8 +235,8 @@ mod tests {
     use super::*;
     use crate::transport::dbus::played;
 
-    /// What came of setting up with a logind that says whether the machine shuts down, each time
-    /// that it is asked, and refuses locks or does not; and what it was asked.
+    /// Sets up with a fake logind: `preparing` are its responses about a shutdown, `refuses` tells
+    /// whether it refuses locks. Returns the result and the requests.
     fn set_up(preparing: &'static [bool], refuses: bool) -> (Result<State, LogindError>, Vec<String>) {
         let (sender, requests) = crossbeam_channel::bounded(16);
         let (dir, address, _bus) = played::bus(move |mut stream| {
@@ -282,14 +280,14 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_not_asked_for_while_the_machine_shuts_down() {
-        let (state, asked) = set_up(&[false], false);
+    fn no_lock_is_requested_while_the_machine_shuts_down() {
+        let (state, requests) = set_up(&[false], false);
         assert!(matches!(state, Ok(State::Watched(_))), "{state:?}");
-        assert_eq!(asked, ["GetNameOwner", "PreparingForShutdown", "InhibitDelayMaxUSec", "Inhibit"]);
-        let (state, asked) = set_up(&[true], true);
+        assert_eq!(requests, ["GetNameOwner", "PreparingForShutdown", "InhibitDelayMaxUSec", "Inhibit"]);
+        let (state, requests) = set_up(&[true], true);
         assert!(matches!(state, Ok(State::Preparing)), "{state:?}");
-        assert_eq!(asked, ["GetNameOwner", "PreparingForShutdown"]);
-        // It begins between the question and the request.
+        assert_eq!(requests, ["GetNameOwner", "PreparingForShutdown"]);
+        // The shutdown begins between the first request and the request for the lock.
         let (state, _) = set_up(&[false, true], true);
         assert!(matches!(state, Ok(State::Preparing)), "{state:?}");
         let (state, _) = set_up(&[false, false], true);
@@ -297,10 +295,10 @@ mod tests {
         assert_eq!(error, "Inhibit: org.freedesktop.login1.OperationInProgress: too late");
     }
 
-    /// A user of the machine sends signals all the time: the lock is taken all the same, and what
-    /// logind signals meanwhile is heard.
+    /// A user of the machine sends signals all the time: the lock is still taken, and signals of
+    /// logind are received.
     #[test]
-    fn a_flood_of_signals_costs_neither_the_lock_nor_the_shutdown() {
+    fn flood_of_signals_prevents_neither_the_lock_nor_the_shutdown() {
         let signal = |sender: &str| Message {
             sender: sender.to_owned(),
             path: LOGIND_PATH.to_owned(),
@@ -326,7 +324,7 @@ mod tests {
                         let (given, _) = UnixStream::pair().unwrap();
                         played::send_with(&stream, &played::answer(&call, vec![Value::Fd(0)]), &given);
                         let _ = stream.write_all(&flood);
-                        // Until the client has gone.
+                        // Until the client closes the connection.
                         let _ = std::io::Read::read(&mut stream, &mut [0]);
                         return;
                     }
@@ -344,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn only_logind_speaks_for_logind() {
+    fn only_signals_of_logind_are_accepted() {
         let prepare = |sender: &str, path: &str, on: Value| Message {
             sender: sender.to_owned(),
             path: path.to_owned(),

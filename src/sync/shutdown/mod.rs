@@ -1,12 +1,13 @@
-//! Gives pods their time when the machine shuts down (Go: pkg/kubelet/nodeshutdown).
+//! Delays a shutdown of the machine until the pods have ended (Go: pkg/kubelet/nodeshutdown).
 //!
-//! Owns: the delay lock of logind, and the course of a shutdown (`core`, pure).
-//! Thread: `shutdown`, only where the configuration asks for it; it waits on D-Bus and on the
-//! [`Wake`] bell, which `sync` rings while a shutdown is under way.
-//! Out: [`Orders`] to `sync`, which refuses new pods and stops those that run; the word to
-//! the Node object; an event, two metrics and their state file.
-//! Invariants: the lock is held until the pods have had their time; signals count only from
-//! the owner of logind's name; without D-Bus everything else works, and one warning says so.
+//! Owns: the delay lock of logind, and the steps of a shutdown (`core`, pure).
+//! Thread: `shutdown`, only if it is configured; it waits on D-Bus and on the [`Wake`] bell, which
+//! `sync` rings while a shutdown is under way.
+//! Out: [`Orders`] to `sync`, which refuses new pods and stops those that run; the flag for the
+//! Node object; an event, two metrics and their state file.
+//! Invariants: the lock is held until the pods have ended or their time has elapsed; signals are
+//! accepted only from the owner of logind's name; without D-Bus everything else works, and one
+//! warning is logged.
 //! Absent on purpose: anything about the end of the agent alone, which stops no pod.
 
 mod core;
@@ -32,19 +33,19 @@ use crate::util::mailbox::{self, Inbox, Post};
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::wake::Wake;
 
-/// Where the bus of the machine is, unless the environment says otherwise.
+/// The address of the system bus, unless the environment sets another.
 pub const SYSTEM_BUS: &str = "unix:path=/run/dbus/system_bus_socket";
 
-/// What the thread needs to know.
+/// Settings of the thread.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Who gets how much time; never empty.
+    /// The time for the pods of each priority; never empty.
     pub steps: Vec<Step>,
     /// The address of the bus.
     pub bus: String,
-    /// Where logind reads more of its configuration.
+    /// The directory of drop-in files of logind's configuration.
     pub logind_conf_dir: PathBuf,
-    /// Where the times of the last shutdown are kept.
+    /// The file with the times of the last shutdown.
     pub state_file: PathBuf,
     /// Whether they are stored and reported (the gate `GracefulNodeShutdownBasedOnPodPriority`).
     pub keep_times: bool,
@@ -56,13 +57,13 @@ pub struct Deps {
     pub view: View,
     /// Their statuses.
     pub status: StatusCache,
-    /// Tells users.
+    /// Kubernetes events.
     pub events: EventSink,
-    /// What `sync` shall do.
+    /// Orders to `sync`.
     pub orders: Post<(), Orders>,
-    /// What the Node object says.
+    /// Whether the Node object shows a shutdown.
     pub flag: Flag,
-    /// Rung when the flag has changed: the Node object tells of it. `None` without one.
+    /// Rung when the flag has changed, to update the Node object. `None` without one.
     pub node: Option<Sender<()>>,
     /// Whether statuses have to reach an API server.
     pub publishes: bool,
@@ -84,7 +85,7 @@ impl Flag {
     }
 }
 
-/// What `sync` has not taken up yet.
+/// Orders that `sync` has not received yet.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Orders {
     /// The node shuts down, or no longer does.
@@ -97,18 +98,18 @@ impl Orders {
     fn merge(&mut self, newer: Orders) {
         if newer.shutting_down.is_some() {
             self.shutting_down = newer.shutting_down;
-            // Whatever has not begun belongs to a shutdown that is over.
+            // The pending orders belong to a shutdown that has ended or was cancelled.
             self.kills.clear();
         }
         self.kills.extend(newer.kills);
     }
 }
 
-/// What `sync` has of this room.
+/// The ends of the channels that `sync` holds.
 pub struct Link {
-    /// What it shall do.
+    /// Orders to `sync`.
     pub orders: Inbox<(), Orders>,
-    /// Rung when it has done something, while the node shuts down. `None`: no thread listens.
+    /// Rung after each turn while the node shuts down. `None`: there is no thread `shutdown`.
     pub wake: Option<Wake>,
 }
 

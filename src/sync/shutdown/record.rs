@@ -1,4 +1,4 @@
-//! When the last shutdown began and ended: two metrics, and a file that keeps them over a
+//! When the last shutdown began and ended: two metrics, and a file that stores them across a
 //! restart of the machine. The file is the Go kubelet's.
 
 use std::path::PathBuf;
@@ -9,25 +9,25 @@ use serde_json::{Value, json};
 use crate::model::metrics;
 use crate::util::atomic_file;
 
-/// Go's way to write that there is no time.
+/// The zero time as Go writes it.
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
 /// The times of the last shutdown.
 pub(super) struct Record {
-    /// `None`: nothing is kept.
+    /// `None`: nothing is stored.
     file: Option<PathBuf>,
     begun: Option<Timestamp>,
 }
 
 impl Record {
-    /// Shows the times of the last shutdown.
+    /// Reads the file, and sets the metrics to the times of the last shutdown.
     pub(super) fn load(file: Option<PathBuf>) -> Self {
         let record = Record { file, begun: None };
         let Some(path) = &record.file else { return record };
         match std::fs::read(path) {
             Ok(bytes) => match times(&bytes) {
                 Some((begun, ended)) => show(begun, ended),
-                None => log::warn!("{}: not the times of a shutdown", path.display()),
+                None => log::warn!("{}: the file does not contain the times of a shutdown", path.display()),
             },
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => log::warn!("cannot read {}: {error}", path.display()),
@@ -35,13 +35,13 @@ impl Record {
         record
     }
 
-    /// A shutdown begins.
+    /// Records the start of a shutdown.
     pub(super) fn begin(&mut self, now: Timestamp) {
         self.begun = Some(now);
         self.store(None);
     }
 
-    /// The pods have had their time.
+    /// Records the end of a shutdown.
     pub(super) fn end(&self, now: Timestamp) {
         self.store(Some(now));
     }
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_outlive_the_machine() {
+    fn times_survive_a_restart_of_the_machine() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("graceful_node_shutdown_state");
         let at = |second| Timestamp::from_second(second).unwrap();

@@ -1,4 +1,4 @@
-//! The course of shutdowns, with a clock and a node of the test's own.
+//! The steps of shutdowns, with a fake clock and a fake node.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use crate::pods::plan::shutdown::two_steps;
 #[derive(Default)]
 struct Fake {
     notified: Cell<bool>,
-    /// A source is silent.
+    /// A source has not delivered.
     silent: Cell<bool>,
     written: Cell<bool>,
     pods: RefCell<Vec<Pod>>,
@@ -97,7 +97,7 @@ fn group_after_group_and_then_the_lock() {
     assert_eq!(bench.core.total(), Duration::from_secs(30));
     assert_eq!((bench.turn(0.0), bench.due()), (vec![], None));
     assert_eq!(bench.prepare(true, 1.0), Some(Action::Begin));
-    // The signal comes once more: nothing begins again.
+    // A repeated signal does not start the shutdown again.
     assert_eq!(bench.prepare(true, 1.0), None);
     assert_eq!((bench.turn(1.0), bench.due()), (vec![], Some(3.0)));
     bench.fake.notified.set(true);
@@ -119,10 +119,10 @@ fn group_after_group_and_then_the_lock() {
 }
 
 #[test]
-fn no_wait_is_longer_than_agreed() {
+fn no_wait_is_longer_than_its_limit() {
     let mut bench = Bench::new();
     bench.prepare(true, 0.0);
-    // `sync` hangs: what was known before counts.
+    // `sync` hangs: the pods that were known before are stopped.
     assert_eq!(bench.turn(1.9), []);
     assert_eq!(bench.turn(2.0), [kill(&[("n", 20), ("m", 5)])]);
     bench.end("n");
@@ -133,13 +133,13 @@ fn no_wait_is_longer_than_agreed() {
 }
 
 #[test]
-fn pods_that_a_source_names_late_get_their_time_too() {
+fn pods_that_a_source_delivers_late_get_their_time() {
     let mut bench = Bench::new();
     let all = bench.fake.pods.replace(vec![pod("s", 2_000_000_000, 30)]);
     bench.fake.notified.set(true);
     bench.fake.silent.set(true);
     bench.prepare(true, 0.0);
-    // The other source may speak any moment.
+    // The other source may deliver at any moment.
     assert_eq!((bench.turn(0.0), bench.due()), (vec![], Some(2.0)));
     assert_eq!(bench.turn(2.0), [kill(&[("s", 10)])]);
     bench.end("s");
@@ -156,7 +156,7 @@ fn pods_that_a_source_names_late_get_their_time_too() {
 }
 
 #[test]
-fn a_source_that_stays_silent_does_not_hold_the_machine_up() {
+fn source_that_never_delivers_does_not_delay_the_shutdown() {
     let mut bench = Bench::new();
     bench.fake.pods.replace(Vec::new());
     bench.fake.notified.set(true);
@@ -190,7 +190,7 @@ fn cancelled_shutdown_kills_no_other_pod() {
     bench.end("n");
     bench.end("m");
     assert_eq!((bench.turn(2.0), bench.due()), (vec![], None));
-    // The next one is a shutdown like the first.
+    // The next shutdown proceeds like the first.
     assert_eq!(bench.prepare(true, 3.0), Some(Action::Begin));
     bench.fake.pods.replace(vec![pod("c", 2_000_000_000, 3)]);
     assert_eq!(bench.turn(3.0), [kill(&[("c", 3)])]);
@@ -201,7 +201,7 @@ fn cancelled_shutdown_kills_no_other_pod() {
 }
 
 #[test]
-fn orders_that_wait_are_of_one_shutdown() {
+fn pending_orders_belong_to_one_shutdown() {
     let kills = |uid: &str| Orders { kills: [(uid.into(), 5)].into(), ..Orders::default() };
     let state = |on| Orders { shutting_down: Some(on), ..Orders::default() };
     let mut orders = state(true);

@@ -1,4 +1,4 @@
-//! The `shutdown` thread: keeps the lock of logind, and takes a shutdown through its course.
+//! The `shutdown` thread: holds the delay lock of logind, and carries out a shutdown.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -18,12 +18,12 @@ use crate::util::stop::StopToken;
 use crate::util::threads;
 use crate::util::wake::Wake;
 
-/// Wait before the next connection to a bus that was lost; the machine waits for us meanwhile.
-const AGAIN: Duration = Duration::from_secs(1);
-/// Longest wait before the next attempt to find a bus that was never there. It doubles up to this.
-const RARELY: Duration = Duration::from_secs(300);
+/// Wait before a new connection after the connection to the bus was lost; the lock is still held.
+const RECONNECT_WAIT: Duration = Duration::from_secs(1);
+/// Longest wait before the next attempt if no connection was ever made; the wait doubles.
+const MAX_WAIT: Duration = Duration::from_secs(300);
 
-/// Everything that the thread knows.
+/// The state of the thread.
 pub(super) struct Manager {
     settings: Settings,
     deps: Deps,
@@ -32,11 +32,11 @@ pub(super) struct Manager {
     core: Core,
     record: Record,
     logind: Option<Logind>,
-    /// The machine waits as long as this is open. It outlives the connection.
+    /// The machine delays a shutdown while this is open. It outlives the connection.
     lock: Option<OwnedFd>,
     again: Instant,
     wait: Duration,
-    /// The last word about what does not work.
+    /// The last problem that was logged.
     problem: Option<String>,
 }
 
@@ -54,7 +54,7 @@ impl Manager {
             logind: None,
             lock: None,
             again: now,
-            wait: AGAIN,
+            wait: RECONNECT_WAIT,
             problem: None,
         }
     }
@@ -66,8 +66,8 @@ impl Manager {
                 self.connect();
             }
             let now = Instant::now();
-            let seen = Seen(&self.deps);
-            for action in self.core.turn(&seen, now) {
+            let world = NodeWorld(&self.deps);
+            for action in self.core.turn(&world, now) {
                 self.carry_out(action);
             }
             let heard = {
@@ -84,7 +84,7 @@ impl Manager {
                     }
                 }
             };
-            // Before the look around that its ringing asks for.
+            // Before the state is read, so that no later ring is lost.
             self.wake.silence();
             match heard {
                 Ok(Heard::Nothing) => {}
@@ -105,7 +105,7 @@ impl Manager {
         }
     }
 
-    /// Makes sure that logind waits for us.
+    /// Makes sure that logind delays shutdowns for the agent.
     fn set_up(&mut self) {
         let Some(logind) = &mut self.logind else { return };
         match logind.set_up(self.core.total(), &self.settings.logind_conf_dir) {
@@ -113,19 +113,19 @@ impl Manager {
                 if self.problem.take().is_some() || self.lock.is_none() {
                     log::info!("shutdowns of the machine wait for the pods, {:?} at most", self.core.total());
                 }
-                self.wait = AGAIN;
-                // The old one goes only now: no shutdown slips through between.
+                self.wait = RECONNECT_WAIT;
+                // The old lock is closed only now: at no time is there none.
                 self.lock = Some(lock);
                 self.prepare(false);
             }
-            // DIFFERS: the Go kubelet does not ask what was signaled while it did not listen, and
-            // gives up where it is refused a lock for it. A machine that was let go is not held
-            // up again.
+            // DIFFERS: the Go kubelet does not check for a shutdown that was signaled while it was
+            // not connected, and gives up if the lock is refused for it. A machine whose lock was
+            // released is not delayed again.
             Ok(State::Preparing) => {
                 self.problem = None;
-                self.wait = AGAIN;
+                self.wait = RECONNECT_WAIT;
                 if self.lock.is_none() && !self.core.is_over() {
-                    log::warn!("the machine shuts down already, and waits for the pods no more");
+                    log::warn!("the machine is already shutting down, and does not wait for the pods");
                 }
                 self.prepare(true);
             }
@@ -133,7 +133,7 @@ impl Manager {
         }
     }
 
-    /// The bus or logind does not work.
+    /// Handles a failure of the bus or of logind.
     fn lost(&mut self, error: &LogindError) {
         if error.is_stopping() {
             return;
@@ -153,11 +153,12 @@ impl Manager {
             self.problem = Some(text);
         }
         self.logind = None;
-        // DIFFERS: the Go kubelet looks once at its start, and where it had a bus, every second.
+        // DIFFERS: the Go kubelet tries once at its start, and after a lost connection every
+        // second.
         self.again = Instant::now() + self.wait;
-        // What asking again soon would not mend is asked for rarely.
+        // Failures that a quick retry would not solve are retried less often.
         if !held || !matches!(error, LogindError::Dbus(_)) {
-            self.wait = (self.wait * 2).min(RARELY);
+            self.wait = (self.wait * 2).min(MAX_WAIT);
         }
     }
 
@@ -171,13 +172,13 @@ impl Manager {
         match action {
             Action::Begin => {
                 log::warn!("the machine shuts down; pods get {:?} together", self.core.total());
-                self.tell(true, "Shutdown manager detected shutdown event");
+                self.announce(true, "Shutdown manager detected shutdown event");
                 self.record.begin(Timestamp::now());
             }
             Action::Undo => {
                 log::warn!("the machine does not shut down after all");
-                self.tell(false, "Shutdown manager detected shutdown cancellation");
-                // One that was never released is as good.
+                self.announce(false, "Shutdown manager detected shutdown cancellation");
+                // A lock that was never released is still valid.
                 if self.lock.is_none() {
                     self.set_up();
                 }
@@ -193,27 +194,27 @@ impl Manager {
             Action::Release => {
                 self.record.end(Timestamp::now());
                 self.lock = None;
-                log::info!("the pods have had their time; the machine may shut down");
+                log::info!("the time of the pods is over; the machine may shut down");
             }
         }
     }
 
-    /// Tells everyone.
-    fn tell(&self, on: bool, message: &'static str) {
+    /// Sets the flag, notifies `sync` and the `node` thread, and raises an event.
+    fn announce(&self, on: bool, message: &'static str) {
         self.deps.flag.set(on);
         self.deps.orders.put((), Orders { shutting_down: Some(on), ..Orders::default() });
         if let Some(node) = &self.deps.node {
-            // A full bell already rings.
+            // If the bell is full, the thread wakes anyway.
             let _ = node.try_send(());
         }
         self.deps.events.raise(Regarding::Node, EventType::Normal, reasons::SHUTDOWN, message);
     }
 }
 
-/// The node as the shutdown sees it.
-struct Seen<'a>(&'a Deps);
+/// Reads the state of the node for the core.
+struct NodeWorld<'a>(&'a Deps);
 
-impl World for Seen<'_> {
+impl World for NodeWorld<'_> {
     fn is_acknowledged(&self) -> bool {
         self.0.view.get().shutting_down
     }
@@ -227,7 +228,7 @@ impl World for Seen<'_> {
         let view = self.0.view.get();
         let active = view.pods.iter().filter(|(uid, entry)| {
             let works = entry.worker.as_ref().is_some_and(|worker| !worker.report().is_finished());
-            // What ended by itself keeps its status.
+            // Pods that ended by themselves keep their status.
             works
                 && !self.0.status.get(uid).is_some_and(|status| status::is_terminal(status.phase.as_deref()))
         });

@@ -1,20 +1,11 @@
 //! Single requests into a container's network: an HTTP GET and a TCP connect, as probes and
 //! lifecycle hooks make them (Go: pkg/probe/http, pkg/probe/tcp).
 //!
-<<<<<<< HEAD
-//! Each call opens a connection of its own and closes it again. A deadline covers the whole
-//! call, names and redirects included, and a stop token ends it within `socket::STOP_LATENCY`.
-//! Certificates are not verified: what listens on a pod's address is the pod by definition.
-//! Proxies of the environment are not used. Requests are written here and not by the HTTP
-//! library, because a probe sends the manifest's headers, byte for byte, and users know the
-//! texts of its failures.
-=======
 //! Each request opens its own connection and closes it. A deadline covers the whole request,
 //! look-ups and redirects included, and a stop token ends it within `socket::STOP_LATENCY`.
 //! Certificates are not verified: any server at a pod's address belongs to the pod. Proxies of the
 //! environment are not used. Requests are not written by the HTTP library, because a probe sends
 //! the manifest's headers, byte for byte, and users know the texts of its failures.
->>>>>>> 78d9f10 (Reword comments and texts, part 2)
 
 pub(super) mod error;
 #[cfg(test)]

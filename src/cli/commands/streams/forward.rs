@@ -22,9 +22,9 @@ const PROTOCOL: &str = "portforward.k8s.io";
 
 /// The size of a read.
 const CHUNK: usize = 64 * 1024;
-/// With so many unsent bytes for the agent, local connections are not read.
+/// With more unsent bytes for the agent, local connections are not read.
 const WAITING: usize = 256 * 1024;
-/// With so many unsent bytes for one local connection, the agent's is not read: the protocol
+/// With more unsent bytes for one local connection, the agent's is not read: the protocol
 /// cannot pause a single stream.
 const WAITING_LOCALLY: usize = 1024 * 1024;
 /// Stream numbers have 31 bits.
@@ -102,21 +102,21 @@ struct Forwarded {
     from_client: bool,
     /// Whether the pod may send more.
     from_pod: bool,
-    /// Whether the client has got the end of the pod's bytes.
+    /// Whether the client has received the end of the pod's bytes.
     end_sent: bool,
     /// The bytes of the error stream.
     error: Vec<u8>,
 }
 
 impl Forwarded {
-    /// False: the client is gone.
+    /// False: the client has disconnected.
     fn write(&mut self) -> bool {
         if write_some(&self.socket, &mut self.out).is_err() {
             return false;
         }
         if !self.from_pod && self.out.is_empty() && !self.end_sent {
             self.end_sent = true;
-            // It fails for a client that is gone.
+            // It fails if the client has disconnected.
             let _ = self.socket.shutdown(Shutdown::Write);
         }
         true
@@ -199,7 +199,7 @@ impl Forward {
             return Err(io::Error::other("too many connections"));
         }
         socket.set_nonblocking(true)?;
-        // Small pieces go out at once, as on the way through the agent.
+        // Small pieces are sent immediately, as in the agent.
         let _ = socket.set_nodelay(true);
         writeln!(console.out, "Handling connection for {}", listening.local)?;
         console.out.flush()?;
@@ -245,7 +245,7 @@ impl Forward {
         }
     }
 
-    /// Writes to the local connections, and drops those that are over.
+    /// Writes to the local connections, and drops those that have ended.
     fn settle(&mut self) {
         let out = &mut self.out;
         self.pairs.retain(|id, pair| {

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 
-/// A pipe that polls as writable takes so many bytes without blocking (`PIPE_BUF`), unless another
-/// process writes to it.
+/// The number of bytes that a pipe that polls as writable accepts without blocking (`PIPE_BUF`),
+/// unless another process writes to it.
 const PIECE: usize = 4096;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -47,7 +47,7 @@ pub fn run(client: &Client, options: &ExecOptions) -> Outcome {
         if tty && !allocated {
             complain(&format!("Unable to use a TTY - container {container} did not allocate one"));
         }
-        // A process has a terminal from its start or never.
+        // A process gets a terminal at its start or never.
         tty = allocated;
     }
     let target = target(&pod, &container, options, tty);
@@ -105,7 +105,7 @@ enum Failure {
 
 /// How a session ended without a failure.
 enum Ended {
-    /// The streams are over.
+    /// The streams have ended.
     Over,
     /// A signal ended it.
     Signaled,

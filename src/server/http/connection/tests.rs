@@ -52,7 +52,7 @@ fn slow_client_of_a_whole_response_is_dropped_and_of_a_stream_is_not() {
         let (mut connection, mut client, _end) = pair();
         connection.set_pace(Some(pace));
         let (_running, ended) = endless(connection);
-        // A little now and then, so that it never pauses for long.
+        // A few bytes from time to time, so that it never pauses for long.
         let begun = Instant::now();
         let limit = if drops { Duration::from_secs(60) } else { millis(2500) };
         let mut outcome = None;

@@ -89,7 +89,7 @@ fn client_that_leaves_stops_its_request() {
 }
 
 #[test]
-fn callers_have_limits_of_their_own_for_responses_and_streams() {
+fn callers_have_separate_limits_for_responses_and_streams() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("syslog"), "line\n").unwrap();
     let served = Served::new(|endpoints| endpoints.log_dir = dir.path().to_owned());
