@@ -2,13 +2,16 @@
 //! pkg/kubelet/prober).
 //!
 //! Owns: per probe the series of equal results and the verdict, and which pod has which probes.
-//! Threads: `probe/<uid8>` for each probe of a container that has run, until its pod is forgotten,
-//! at most 4,096. The thread owns its probe: it waits for the time of the next check, makes the
-//! check, counts the result and posts a changed verdict. While it waits, it gives its stack back.
+//! Threads: `probe/<uid8>` for each probe of a container that runs, at most 4,096. The thread owns
+//! its probe: it waits for the time of the next check and for a permit, makes the check, counts the
+//! result and posts a changed verdict. While it waits, it gives its stack back. It ends when no
+//! check can be due: the container has exited, its startup probe has passed, or the pod is
+//! forgotten. The next instance of the container gets a new thread.
 //! In: each pod's worker calls [`Probes::sync`] after every inspection, which posts to the
 //! mailboxes of the threads what they have to know. Out: verdicts by instance, and a post when one
 //! of them changed, so that the pod's worker runs.
-//! Invariants: no check delays another probe's; a result counts only for the newest instance, and
+//! Invariants: no check delays another probe's, unless so many run that they need permits
+//! ([`permits`]); a result counts only for the newest instance, and
 //! only until the pod is forgotten; a check ends with its instance; the registry's lock is held
 //! over no check and no wait.
 //! Absent on purpose: the consequences of a verdict, which plan and status decide; the grace
@@ -17,6 +20,8 @@
 mod check;
 mod container;
 mod counters;
+mod parking;
+mod permits;
 mod probe;
 mod registry;
 mod state;

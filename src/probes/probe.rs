@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::check::Check;
 use super::container::ContainerIndex;
+use super::permits::{EXEC_WEIGHT, NETWORK_WEIGHT};
 use super::state::{Conditions, Kind, Origin, Outcome, State, Timing};
 use super::verdicts::Verdicts;
 use crate::model::ids::ContainerId;
@@ -123,6 +124,24 @@ impl Probe {
     /// When the next check is due.
     pub(super) fn due(&self) -> Option<Instant> {
         self.state.due()
+    }
+
+    /// Whether a check is due at `now`.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.target.instance.is_some() && self.state.due().is_some_and(|due| due <= now)
+    }
+
+    /// Whether there is no check before another update from the registry. A probe that waits for
+    /// its container's startup probe is not finished: it waits for the result of that probe.
+    pub(super) fn is_finished(&self) -> bool {
+        let runs = self.conditions().running_since.is_some();
+        self.state.due().is_none() && (!runs || self.state.is_held())
+    }
+
+    /// Weight of a check for [`super::permits`].
+    pub(super) fn weight(&self) -> u32 {
+        let probe = self.container.of(&self.pod).and_then(|container| self.kind.of(container));
+        if probe.is_some_and(|probe| probe.exec.is_some()) { EXEC_WEIGHT } else { NETWORK_WEIGHT }
     }
 
     /// Begins the check that is due at `now`.

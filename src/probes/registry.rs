@@ -4,13 +4,14 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
 use super::container::{ContainerIndex, containers};
 use super::counters::{ProbeCounters, Tally};
+use super::parking::Parking;
 use super::probe::{Instance, Probe, Target, Update};
 use super::state::{Kind, Origin, Timing};
 use super::verdicts::Verdicts;
@@ -46,6 +47,32 @@ pub(super) struct Start {
     /// The probes of the same container that wait for this probe.
     pub(super) siblings: Vec<Post<(), Update>>,
     pub(super) tally: Arc<Tally>,
+    pub(super) parking: Arc<Parking>,
+    /// Dropped when the thread ends.
+    pub(super) alive: Arc<()>,
+}
+
+impl Start {
+    pub(super) fn key(&self) -> Key {
+        Key {
+            uid: self.probe.pod.uid().clone(),
+            container: self.probe.container,
+            parking: Arc::clone(&self.parking),
+        }
+    }
+}
+
+/// Identifies a probe that gets a thread.
+pub(super) struct Key {
+    uid: PodUid,
+    container: ContainerIndex,
+    parking: Arc<Parking>,
+}
+
+enum Thread<T> {
+    /// The caller of [`Registry::sync`] starts it.
+    Starting,
+    Running(T),
 }
 
 struct ProbeHandle<T> {
@@ -57,8 +84,15 @@ struct ProbeHandle<T> {
     tally: Arc<Tally>,
     posted: Target,
     ended: bool,
-    /// Started when the container first runs.
-    thread: Option<T>,
+    /// Started when the container runs. It has ended if the probe is parked.
+    thread: Option<Thread<T>>,
+    parking: Arc<Parking>,
+}
+
+impl<T> ProbeHandle<T> {
+    fn has_thread(&self) -> bool {
+        self.thread.is_some() && self.parking.lock().is_none()
+    }
 }
 
 struct CurrentInstance {
@@ -86,15 +120,41 @@ pub(super) struct Limits {
     pub(super) one_pod: usize,
 }
 
+impl Limits {
+    /// Whether there may be one more thread.
+    fn room(self, of_pod: usize, of_all: usize) -> Result<(), String> {
+        if of_pod >= self.one_pod {
+            return Err(format!("the pod has {} already, the limit for one pod", self.one_pod));
+        }
+        if of_all >= self.all_pods {
+            return Err(format!("there are {} already", self.all_pods));
+        }
+        Ok(())
+    }
+}
+
 /// The probes of all pods.
 pub(super) struct Registry<T> {
     started: Clock,
     pods: HashMap<PodUid, ProbedPod<T>>,
     verdicts: HashMap<ContainerId, Arc<Verdicts>>,
-    threads: usize,
+    /// Each thread has a clone.
+    alive: Arc<()>,
     limits: Limits,
-    /// How often a probe got no thread.
-    refused: u64,
+    refused: Refused,
+}
+
+/// How often a probe got no thread.
+#[derive(Default)]
+struct Refused(u64);
+
+impl Refused {
+    fn warn(&mut self, pod: &Pod, error: &str) {
+        self.0 += 1;
+        if self.0.is_power_of_two() {
+            log::warn!("no thread for a probe of pod {} ({} times): {error}", pod.full_name(), self.0);
+        }
+    }
 }
 
 impl<T> Registry<T> {
@@ -104,9 +164,9 @@ impl<T> Registry<T> {
             started: start,
             pods: HashMap::new(),
             verdicts: HashMap::new(),
-            threads: 0,
+            alive: Arc::default(),
             limits,
-            refused: 0,
+            refused: Refused::default(),
         }
     }
 
@@ -114,34 +174,40 @@ impl<T> Registry<T> {
         self.verdicts.get(id).map_or(Verdict::NoProbe, |verdicts| verdicts.get(kind))
     }
 
-    /// Passes the state of a pod to the threads of its probes. Starts those of containers that run
-    /// for the first time; without a thread the verdict stays as it is, and the next call tries
-    /// again.
+    /// Passes the state of a pod to the threads of its probes. Returns the threads to start; the
+    /// caller passes each to [`Registry::attach`]. Without a thread the verdict stays as it is, and
+    /// the next call tries again. Adds the handles of threads that have ended to `ended`.
     pub(super) fn sync(
         &mut self,
         pod: &Pod,
         runtime: &PodRuntime,
         terminating: bool,
         clock: Clock,
-        mut start: impl FnMut(Start) -> io::Result<T>,
-    ) {
+        ended: &mut Vec<T>,
+    ) -> Vec<Start> {
+        let mut starts = Vec::new();
         let is_new = !self.pods.contains_key(pod.uid());
         if is_new {
             let spread = runtime.running().next().is_some();
             let containers = self.probed(pod, spread, clock.now);
             if containers.is_empty() {
-                return;
+                return starts;
             }
             self.pods.insert(pod.uid().clone(), ProbedPod { pod: pod.clone(), ip: None, containers });
         }
-        let Some(probed) = self.pods.get_mut(pod.uid()) else { return };
+        let Some(probed) = self.pods.get_mut(pod.uid()) else { return starts };
         // A pod whose sandbox is being removed keeps its address.
         probed.ip = runtime.ips.first().copied().or(probed.ip);
         let handles = probed.containers.iter().flat_map(|container| &container.probes);
-        let mut of_pod = handles.filter(|handle| handle.thread.is_some()).count();
+        let mut of_pod = handles.filter(|handle| handle.has_thread()).count();
+        // The list has the newest instance of each name first.
+        let mut by_name = HashMap::new();
+        for container in &runtime.containers {
+            by_name.entry(container.name.as_str()).or_insert(container);
+        }
         for container in &mut probed.containers {
             let Some(spec) = container.index.of(&probed.pod) else { continue };
-            let newest = runtime.newest(&spec.name);
+            let newest = by_name.get(spec.name.as_str()).copied();
             if container.id() != newest.map(|newest| &newest.id) {
                 if let Some(old) = container.current.take() {
                     self.verdicts.remove(&old.instance.id);
@@ -163,34 +229,44 @@ impl<T> Registry<T> {
             let is_regular = matches!(container.index, ContainerIndex::Regular(_));
             for at in 0..container.probes.len() {
                 let ends = terminating && is_regular;
-                let Some(start_with) = container.update(at, probed.ip, ends, &probed.pod) else { continue };
-                let thread = match (of_pod < self.limits.one_pod, self.threads < self.limits.all_pods) {
-                    (true, true) => start(start_with),
-                    (false, _) => Err(io::Error::other(format!(
-                        "the pod has {} already, the limit for one pod",
-                        self.limits.one_pod
-                    ))),
-                    _ => Err(io::Error::other(format!("there are {} already", self.limits.all_pods))),
-                };
-                match (thread, container.probes.get_mut(at)) {
-                    (Ok(thread), Some(handle)) => {
-                        self.threads += 1;
+                let room = self.limits.room(of_pod, threads(&self.alive));
+                match container.update(at, probed.ip, ends, &probed.pod, room, ended) {
+                    None => {}
+                    Some(Ok(start)) => {
                         of_pod += 1;
-                        handle.thread = Some(thread);
+                        starts.push(Start { alive: Arc::clone(&self.alive), ..start });
                     }
-                    (Err(error), _) => {
-                        self.refused += 1;
-                        if self.refused.is_power_of_two() {
-                            log::warn!(
-                                "no thread for a probe of pod {} ({} times): {error}",
-                                pod.full_name(),
-                                self.refused
-                            );
-                        }
-                    }
-                    (Ok(_), None) => {}
+                    Some(Err(error)) => self.refused.warn(pod, &error),
                 }
             }
+        }
+        starts
+    }
+
+    /// Attaches a started thread to its probe, or notes that there is none. Returns a thread
+    /// without a probe: its pod was forgotten meanwhile, or it has ended.
+    pub(super) fn attach(&mut self, key: &Key, started: io::Result<T>) -> Option<T> {
+        let handle = self.pods.get_mut(&key.uid).and_then(|pod| {
+            let container = pod.containers.iter_mut().find(|one| one.index == key.container)?;
+            let handle = container.probes.iter_mut().find(|one| Arc::ptr_eq(&one.parking, &key.parking))?;
+            Some((handle, &pod.pod))
+        });
+        match (handle, started) {
+            (Some((handle, _)), Ok(thread)) => {
+                if handle.parking.lock().is_some() {
+                    handle.thread = None;
+                    return Some(thread);
+                }
+                handle.thread = Some(Thread::Running(thread));
+                None
+            }
+            (Some((handle, pod)), Err(error)) => {
+                handle.thread = None;
+                handle.posted = Target::default();
+                self.refused.warn(pod, &error.to_string());
+                None
+            }
+            (None, started) => started.ok(),
         }
     }
 
@@ -214,6 +290,7 @@ impl<T> Registry<T> {
                         posted: Target::default(),
                         ended: false,
                         thread: None,
+                        parking: Arc::default(),
                     })
                 })
                 .collect(),
@@ -242,9 +319,11 @@ impl<T> Registry<T> {
             }
         }
         let handles = probed.containers.into_iter().flat_map(|container| container.probes);
-        let threads: Vec<T> = handles.filter_map(|handle| handle.thread).collect();
-        self.threads = self.threads.saturating_sub(threads.len());
-        threads
+        let running = |handle: ProbeHandle<T>| match handle.thread {
+            Some(Thread::Running(thread)) => Some(thread),
+            Some(Thread::Starting) | None => None,
+        };
+        handles.filter_map(running).collect()
     }
 
     /// As [`Registry::forget`], for all pods.
@@ -286,10 +365,27 @@ impl<T> ProbedContainer<T> {
         verdicts
     }
 
-    /// Posts the update to one probe. Returns the initial state of its thread if it needs one.
-    fn update(&mut self, at: usize, ip: Option<IpAddr>, ends: bool, pod: &Pod) -> Option<Start> {
+    /// Posts the update to one probe. Returns the initial state of its thread if it needs one, or
+    /// the error of `room`. Adds the handle of a thread that has ended to `ended_threads`.
+    fn update(
+        &mut self,
+        at: usize,
+        ip: Option<IpAddr>,
+        ends: bool,
+        pod: &Pod,
+        room: Result<(), String>,
+        ended_threads: &mut Vec<T>,
+    ) -> Option<Result<Start, String>> {
         let instance = self.current.as_ref().map(|current| current.instance.clone());
         let handle = self.probes.get_mut(at)?;
+        let parking = Arc::clone(&handle.parking);
+        // While it is locked, the thread does not end.
+        let mut parked: MutexGuard<'_, Option<Box<Probe>>> = parking.lock();
+        if parked.is_some()
+            && let Some(Thread::Running(thread)) = handle.thread.take()
+        {
+            ended_threads.push(thread);
+        }
         handle.ended |= ends && handle.kind != Kind::Readiness;
         let running = instance.as_ref().filter(|instance| instance.running_since.is_some());
         let trigger = handle.kind == Kind::Readiness
@@ -301,26 +397,39 @@ impl<T> ProbedContainer<T> {
             return None;
         }
         let target = Target { instance, ip, ended: handle.ended };
-        let changed = needs_thread || !target.is_same(&handle.posted);
+        let changed = !target.is_same(&handle.posted);
+        if needs_thread {
+            // A parked probe has nothing to do until its target changes.
+            if parked.is_some() && !changed {
+                return None;
+            }
+            if let Err(error) = room {
+                return Some(Err(error));
+            }
+            handle.thread = Some(Thread::Starting);
+        }
         if changed || trigger {
             handle.posted = target.clone();
             handle.post.put((), Update { target: changed.then_some(target), trigger });
         }
         let handle = self.probes.get(at).filter(|_| needs_thread)?;
         let waits = |one: &&ProbeHandle<T>| handle.kind == Kind::Startup && one.kind != Kind::Startup;
-        Some(Start {
-            probe: Box::new(Probe::new(
-                handle.kind,
-                self.index,
-                pod.clone(),
-                handle.timing,
-                handle.first_tick,
-            )),
+        Some(Ok(Start {
+            probe: parked.take().unwrap_or_else(|| {
+                Box::new(Probe::new(handle.kind, self.index, pod.clone(), handle.timing, handle.first_tick))
+            }),
             inbox: Arc::clone(&handle.inbox),
             siblings: self.probes.iter().filter(waits).map(|one| one.post.clone()).collect(),
             tally: Arc::clone(&handle.tally),
-        })
+            parking: Arc::clone(&handle.parking),
+            alive: Arc::default(),
+        }))
     }
+}
+
+/// How many threads have not ended.
+fn threads(alive: &Arc<()>) -> usize {
+    Arc::strong_count(alive) - 1
 }
 
 /// The status of an instance in the pod's object.

@@ -159,6 +159,11 @@ impl State {
         self.verdict
     }
 
+    /// Whether it does not run before the next instance.
+    pub(super) fn is_held(&self) -> bool {
+        self.held || self.ended
+    }
+
     /// When it is to run next.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due

@@ -180,6 +180,29 @@ fn threads_of_a_pod_end_when_it_is_forgotten() {
 }
 
 #[test]
+fn thread_of_a_passed_startup_probe_ends_until_the_next_instance() {
+    let (port, _status, _server) = serve(200);
+    let room = room();
+    let get = json!({"httpGet": {"port": port, "path": "/"}, "periodSeconds": 1, "timeoutSeconds": 20});
+    let mut object = pod(json!({"startupProbe": get})).object().clone();
+    object.metadata.uid = Some("abcdabcd76".to_owned());
+    let pod = Pod::from(object);
+    let threads = || crate::util::threads::report().iter().filter(|one| one.name == "probe/abcdabcd").count();
+    for id in ["c1", "c2"] {
+        room.probes.sync(&pod, &running(id), false);
+        room.posts.bell().recv_timeout(LONG).unwrap();
+        assert_eq!(room.probes.verdict(Kind::Startup, &id.into()), Verdict::Success);
+        let begun = std::time::Instant::now();
+        while threads() > 0 {
+            assert!(begun.elapsed() < LONG, "the thread does not end");
+            std::thread::yield_now();
+        }
+        room.probes.sync(&pod, &running(id), false);
+        assert_eq!(threads(), 0);
+    }
+}
+
+#[test]
 fn an_idle_room_has_no_thread() {
     let room = room();
     room.probes.sync(&pod(json!({})), &running("c1"), false);

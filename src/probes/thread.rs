@@ -4,11 +4,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Sender, select_biased};
+use crossbeam_channel::{Sender, never, select_biased};
 
 use super::Deps;
 use super::check::{self, Check, CheckResult};
 use super::counters::{ProbeCounters, Tally};
+use super::permits::{Permit, PermitRequest, Permits};
 use super::probe::{Effect, Probe, Update};
 use super::registry::{Clock, Limits, Registry, Start};
 use super::state::{Kind, Outcome};
@@ -48,6 +49,7 @@ struct CheckDeps {
     cri: RuntimeClient,
     events: EventSink,
     post: Post<PodUid, ()>,
+    permits: Permits,
 }
 
 impl Shared {
@@ -58,7 +60,12 @@ impl Shared {
                 ending: Vec::new(),
                 stopped: false,
             }),
-            check_deps: Arc::new(CheckDeps { cri: deps.cri, events: deps.events, post: deps.post }),
+            check_deps: Arc::new(CheckDeps {
+                cri: deps.cri,
+                events: deps.events,
+                post: deps.post,
+                permits: Permits::new(),
+            }),
             on_death: deps.on_death,
         }
     }
@@ -67,13 +74,26 @@ impl Shared {
         self.locked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// See [`super::Probes::sync`].
+    /// See [`super::Probes::sync`]. Threads are started without the lock, which the workers of
+    /// other pods need.
     pub(super) fn sync(&self, pod: &Pod, runtime: &PodRuntime, terminating: bool) {
-        let mut locked = self.locked();
-        locked.ending.retain(|thread| !thread.is_finished());
-        if !locked.stopped {
-            locked.registry.sync(pod, runtime, terminating, Clock::read(), |start| self.start(start));
+        let mut ended = Vec::new();
+        let starts = {
+            let mut locked = self.locked();
+            locked.ending.retain(|thread| !thread.is_finished());
+            if locked.stopped {
+                return;
+            }
+            locked.registry.sync(pod, runtime, terminating, Clock::read(), &mut ended)
+        };
+        for start in starts {
+            let key = start.key();
+            let started = self.start(start);
+            ended.extend(self.locked().registry.attach(&key, started));
         }
+        // Dropping a handle stops its thread and waits for it. These threads have ended, or their
+        // pod was forgotten before their first check.
+        drop(ended);
     }
 
     fn start(&self, start: Start) -> std::io::Result<Running> {
@@ -117,23 +137,42 @@ impl Shared {
 
 /// The body of `probe/<uid8>`.
 fn run(start: Start, check_deps: &CheckDeps, stop: &StopToken) {
-    let Start { mut probe, inbox, siblings, tally } = start;
-    loop {
+    let Start { mut probe, inbox, siblings, tally, parking, alive: _alive } = start;
+    let (mut request, mut permit) = (None, None);
+    while !stop.is_stopped() {
         receive(&mut probe, &inbox);
-        if let Some(check) = probe.begin(Instant::now()) {
-            let (result, took) = run_check(&check, check_deps);
-            receive(&mut probe, &inbox);
-            if conclude(&mut probe, &check, &result, took, &tally, check_deps) {
+        if probe.is_due(Instant::now()) {
+            if permit.is_none() {
+                let request = request
+                    .get_or_insert_with(|| check_deps.permits.request(probe.pod.uid(), probe.weight()));
+                permit = request.granted.try_recv().ok();
+            }
+            if permit.is_some() && check(&mut probe, &inbox, &tally, check_deps) {
                 for sibling in &siblings {
                     sibling.put((), Update::default());
                 }
             }
         }
-        wait(&probe, &inbox, stop);
-        if stop.is_stopped() {
-            return;
+        // A check has ended, or its instance has.
+        if permit.take().is_some() || !probe.is_due(Instant::now()) {
+            request = None;
         }
+        if probe.is_finished() {
+            match parking.park(probe, &inbox) {
+                None => return,
+                Some(returned) => probe = returned,
+            }
+        }
+        permit = wait(&probe, &inbox, request.as_ref(), stop);
     }
+}
+
+/// Makes the check that is due. Returns whether the verdict changed.
+fn check(probe: &mut Probe, inbox: &Inbox<(), Update>, tally: &Tally, check_deps: &CheckDeps) -> bool {
+    let Some(check) = probe.begin(Instant::now()) else { return false };
+    let (result, took) = run_check(&check, check_deps);
+    receive(probe, inbox);
+    conclude(probe, &check, &result, took, tally, check_deps)
 }
 
 #[inline(never)]
@@ -143,15 +182,27 @@ fn receive(probe: &mut Probe, inbox: &Inbox<(), Update>) {
     }
 }
 
-/// Waits for the next check, an update or the stop.
+/// Waits for the next check, an update or the stop; with a `request` for the permit, which it
+/// returns.
 #[inline(never)]
-fn wait(probe: &Probe, inbox: &Inbox<(), Update>, stop: &StopToken) {
+fn wait(
+    probe: &Probe,
+    inbox: &Inbox<(), Update>,
+    request: Option<&PermitRequest>,
+    stop: &StopToken,
+) -> Option<Permit> {
     memory::give_back_stack();
-    let _waiting = threads::waiting("its next check");
+    let none = never();
+    let (granted, due) = match request {
+        Some(request) => (&request.granted, None),
+        None => (&none, probe.due()),
+    };
+    let _waiting = threads::waiting(if request.is_some() { "other checks" } else { "its next check" });
     select_biased! {
-        recv(stop.signal()) -> _ => {}
-        recv(inbox.bell()) -> _ => {}
-        recv(timers::at(probe.due())) -> _ => {}
+        recv(stop.signal()) -> _ => None,
+        recv(inbox.bell()) -> _ => None,
+        recv(granted) -> permit => permit.ok(),
+        recv(timers::at(due)) -> _ => None,
     }
 }
 

@@ -69,6 +69,12 @@ impl<K: Eq + Hash, V> Inbox<K, V> {
         &self.bell
     }
 
+    /// Whether there is no entry.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
     /// Removes and returns all entries; may be empty.
     #[must_use]
     pub fn take(&self) -> HashMap<K, V> {

@@ -2,8 +2,10 @@
 
 use std::cell::Cell;
 use std::fs;
+use std::sync::OnceLock;
 
 use rustix::mm::{Advice, madvise};
+use rustix::param::page_size;
 
 /// Removes this program's code from its resident memory. The pages are clean and stay in the page
 /// cache; pages that are used again are mapped one by one, without a disk. Most are not: the kernel
@@ -35,8 +37,6 @@ pub fn give_back_code() -> usize {
 /// Size below the caller that is not released: the frames of this call. Code that is not optimized
 /// keeps every intermediate value in its frame. A signal's frame ends before its thread continues.
 const STACK_ROOM: usize = if cfg!(debug_assertions) { 16 * 1024 } else { 1024 };
-/// The page size, or the largest possible one where the kernel chooses.
-const PAGE: usize = if cfg!(target_arch = "x86_64") { 4 * 1024 } else { 64 * 1024 };
 
 thread_local! {
     /// The lowest address of this thread's stack that may be released.
@@ -44,11 +44,33 @@ thread_local! {
 }
 
 /// Records the end of this thread's stack of `bytes`. Must be called first in a thread.
+///
+/// The frames above and the thread's static data may be part of the size. They are assumed to take
+/// less than a quarter. The first call verifies this: both are the same in every thread.
 pub(super) fn note_stack(bytes: usize) {
+    static VERIFIED: OnceLock<bool> = OnceLock::new();
     let here = 0_u8;
-    // The frames above and the thread's static data may be part of the size: the last quarter is kept.
-    let low = std::ptr::from_ref(&here).expose_provenance().saturating_sub(bytes / 4 * 3);
-    LOW.set(low.next_multiple_of(PAGE));
+    let here = std::ptr::from_ref(&here).expose_provenance();
+    let low = here.saturating_sub(bytes / 4 * 3).next_multiple_of(page_size());
+    let inside = || mapping_start(here).is_some_and(|start| here.saturating_sub(start) >= bytes / 4 * 3);
+    if *VERIFIED.get_or_init(inside) {
+        LOW.set(low);
+    }
+}
+
+/// The start of the mapping that contains `address`.
+fn mapping_start(address: usize) -> Option<usize> {
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    maps.lines()
+        .filter_map(range)
+        .find(|(start, end)| (*start..*end).contains(&address))
+        .map(|(start, _)| start)
+}
+
+/// Start and end in a line of `/proc/self/maps`.
+fn range(line: &str) -> Option<(usize, usize)> {
+    let (start, end) = line.split(' ').next()?.split_once('-')?;
+    Some((usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?))
 }
 
 /// Releases the stack pages that deeper calls of this thread have used. To be called before a
@@ -60,7 +82,7 @@ pub(super) fn note_stack(bytes: usize) {
 pub fn give_back_stack() {
     let low = LOW.get();
     let here = 0_u8;
-    let top = (std::ptr::from_ref(&here).expose_provenance() - STACK_ROOM) & !(PAGE - 1);
+    let top = (std::ptr::from_ref(&here).expose_provenance() - STACK_ROOM) & !(page_size() - 1);
     if low == 0 || low >= top {
         return;
     }
@@ -75,14 +97,12 @@ pub fn give_back_stack() {
 fn code_of(maps: &str, program: &str) -> Vec<(usize, usize)> {
     let one = |line: &str| {
         let mut words = line.split_ascii_whitespace();
-        let (range, permissions) = (words.next()?, words.next()?);
+        let permissions = words.nth(1)?;
         let path = line.split_ascii_whitespace().nth(5)?;
         if permissions != "r-xp" || path != program {
             return None;
         }
-        let (start, end) = range.split_once('-')?;
-        let start = usize::from_str_radix(start, 16).ok()?;
-        let end = usize::from_str_radix(end, 16).ok()?;
+        let (start, end) = range(line)?;
         Some((start, end.checked_sub(start)?))
     };
     maps.lines().filter_map(one).collect()
@@ -142,9 +162,8 @@ mod tests {
         let maps = fs::read_to_string("/proc/self/smaps").unwrap();
         let mut inside = false;
         for line in maps.lines() {
-            if let Some((start, end)) = line.split(' ').next().and_then(|range| range.split_once('-')) {
-                let number = |text| usize::from_str_radix(text, 16).unwrap();
-                inside = (number(start)..number(end)).contains(&address);
+            if let Some((start, end)) = range(line) {
+                inside = (start..end).contains(&address);
             } else if let Some(size) = line.strip_prefix("Rss:").filter(|_| inside) {
                 return size.trim().trim_end_matches(" kB").parse().unwrap();
             }

@@ -39,6 +39,7 @@ struct Worker(Start);
 struct Bench {
     registry: Registry<usize>,
     workers: Vec<Worker>,
+    ended: Vec<usize>,
     zero: Instant,
     pod: Pod,
 }
@@ -51,7 +52,7 @@ impl Bench {
     fn with_limits(pod: Pod, limits: Limits) -> Bench {
         let zero = Instant::now();
         let start = Clock { now: zero, wall: Timestamp::from_second(1000).unwrap() };
-        Bench { registry: Registry::new(start, limits), workers: Vec::new(), zero, pod }
+        Bench { registry: Registry::new(start, limits), workers: Vec::new(), ended: Vec::new(), zero, pod }
     }
 
     fn clock(&self, second: u64) -> Clock {
@@ -70,12 +71,22 @@ impl Bench {
 
     fn sync_with(&mut self, second: u64, runtime: PodRuntime, terminating: bool) {
         let (pod, clock) = (self.pod.clone(), self.clock(second));
-        let workers = &mut self.workers;
-        self.registry.sync(&pod, &runtime, terminating, clock, |start| {
-            workers.push(Worker(start));
-            Ok(workers.len())
-        });
+        for start in self.registry.sync(&pod, &runtime, terminating, clock, &mut self.ended) {
+            let key = start.key();
+            self.workers.push(Worker(start));
+            assert!(self.registry.attach(&key, Ok(self.workers.len())).is_none());
+        }
         self.receive(second);
+    }
+
+    /// Parks the probes that their threads would park.
+    fn park(&mut self) {
+        let (finished, kept) =
+            std::mem::take(&mut self.workers).into_iter().partition(|one| one.0.probe.is_finished());
+        self.workers = kept;
+        for Worker(Start { probe, inbox, parking, .. }) in finished {
+            assert!(parking.park(probe, &inbox).is_none());
+        }
     }
 
     fn receive(&mut self, second: u64) {
@@ -314,7 +325,7 @@ fn probe_above_thread_limit_runs_after_another_pod_ends() {
     let mut bench = Bench::with_limits(pod(json!({"containers": [container("c", both)]}), json!({})), limits);
     let instances = || vec![instance("c", "c1", RUNNING, 1100)];
     bench.sync(100, instances(), false);
-    assert_eq!((bench.workers.len(), bench.registry.threads), (2, 2));
+    assert_eq!((bench.workers.len(), threads(&bench.registry.alive)), (2, 2));
     let first = bench.pod.clone();
     let mut object = first.object().clone();
     object.metadata.uid = Some("second".to_owned());
@@ -337,13 +348,13 @@ fn pod_with_very_many_probes_leaves_threads_to_other_pods() {
     let two = || vec![instance("c", "c1", RUNNING, 1100), instance("d", "d1", RUNNING, 1100)];
     for second in [100, 101] {
         bench.sync(second, two(), false);
-        assert_eq!((bench.workers.len(), bench.registry.threads), (3, 3));
+        assert_eq!((bench.workers.len(), threads(&bench.registry.alive)), (3, 3));
     }
     let mut object = bench.pod.object().clone();
     object.metadata.uid = Some("second".to_owned());
     bench.pod = Pod::from(object);
     bench.sync(102, vec![instance("c", "e1", RUNNING, 1100)], false);
-    assert_eq!((bench.workers.len(), bench.registry.threads), (4, 4));
+    assert_eq!((bench.workers.len(), threads(&bench.registry.alive)), (4, 4));
 }
 
 #[test]
@@ -358,9 +369,96 @@ fn instance_that_an_inspection_missed_is_checked_again() {
     let (pod, clock) = (bench.pod.clone(), bench.clock(120));
     for containers in [Vec::new(), running()] {
         let runtime = PodRuntime { containers, ..PodRuntime::default() };
-        bench.registry.sync(&pod, &runtime, false, clock, |_| Ok(0));
+        assert!(bench.registry.sync(&pod, &runtime, false, clock, &mut Vec::new()).is_empty());
     }
     assert_eq!(bench.verdict(Kind::Startup, "c1"), Verdict::Pending);
     bench.receive(120);
     assert_eq!(names(&bench.due(140)), ["Startup:c1"]);
+}
+
+#[test]
+fn passed_startup_probe_gets_a_thread_for_the_next_instance_only() {
+    let both = json!({"startupProbe": exec(json!({})), "livenessProbe": exec(json!({}))});
+    let mut bench = Bench::new(pod(json!({"containers": [container("c", both)]}), json!({})));
+    let running = |id| vec![instance("c", id, RUNNING, 1100)];
+    bench.sync(100, running("c1"), false);
+    bench.park();
+    assert_eq!(threads(&bench.registry.alive), 2, "liveness waits for the startup probe and is not parked");
+    let checks = bench.due(110);
+    bench.finish(110, &checks[0], Outcome::Success);
+    bench.park();
+    assert_eq!((threads(&bench.registry.alive), bench.ended.as_slice()), (1, [].as_slice()));
+    bench.sync(111, running("c1"), false);
+    assert_eq!((threads(&bench.registry.alive), bench.ended.as_slice()), (1, [1].as_slice()));
+    assert_eq!(bench.verdict(Kind::Startup, "c1"), Verdict::Success);
+    bench.sync(112, running("c2"), false);
+    assert_eq!(threads(&bench.registry.alive), 2);
+    assert_eq!(names(&bench.due(120)), ["Startup:c2"]);
+    assert_eq!(bench.registry.forget(&"u".into()).len(), 2);
+}
+
+#[test]
+fn exited_container_has_no_thread_and_its_next_instance_keeps_the_count() {
+    let probe = json!({"livenessProbe": exec(json!({"failureThreshold": 2}))});
+    let mut bench = Bench::new(pod(json!({"containers": [container("c", probe)]}), json!({})));
+    bench.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
+    let checks = bench.due(100);
+    assert_eq!(bench.finish(100, &checks[0], Outcome::Failure), Effect::Counted);
+    let exited = || instance("c", "c1", ContainerState::Exited, 1100);
+    bench.sync(101, vec![exited()], false);
+    bench.park();
+    bench.sync(102, vec![exited()], false);
+    assert_eq!((threads(&bench.registry.alive), bench.ended.as_slice()), (0, [1].as_slice()));
+    bench.sync(103, vec![instance("c", "c2", RUNNING, 1103), exited()], false);
+    let checks = bench.due(110);
+    assert_eq!(names(&checks), ["Liveness:c2"]);
+    assert_eq!(bench.finish(110, &checks[0], Outcome::Failure), Effect::Changed(Verdict::Failure));
+}
+
+#[test]
+fn probe_with_an_update_is_not_parked() {
+    let probe = json!({"livenessProbe": exec(json!({}))});
+    let mut bench = Bench::new(pod(json!({"containers": [container("c", probe)]}), json!({})));
+    bench.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
+    bench.sync(101, vec![instance("c", "c1", ContainerState::Exited, 1100)], false);
+    let (pod, clock) = (bench.pod.clone(), bench.clock(102));
+    let runtime =
+        PodRuntime { containers: vec![instance("c", "c2", RUNNING, 1102)], ..PodRuntime::default() };
+    assert!(bench.registry.sync(&pod, &runtime, false, clock, &mut Vec::new()).is_empty());
+    let Worker(Start { probe, inbox, parking, .. }) = bench.workers.remove(0);
+    assert!(probe.is_finished());
+    let mut probe = parking.park(probe, &inbox).unwrap();
+    for (_, update) in inbox.take() {
+        probe.update(update, clock.now);
+    }
+    assert!(!probe.is_finished());
+}
+
+#[test]
+fn failed_thread_start_is_retried() {
+    let probe = json!({"livenessProbe": exec(json!({}))});
+    let mut bench = Bench::new(pod(json!({"containers": [container("c", probe)]}), json!({})));
+    let runtime =
+        PodRuntime { containers: vec![instance("c", "c1", RUNNING, 1100)], ..PodRuntime::default() };
+    let (pod, clock) = (bench.pod.clone(), bench.clock(100));
+    for start in bench.registry.sync(&pod, &runtime, false, clock, &mut Vec::new()) {
+        let key = start.key();
+        drop(start);
+        assert!(bench.registry.attach(&key, Err(io::Error::other("no memory"))).is_none());
+    }
+    assert_eq!(threads(&bench.registry.alive), 0);
+    bench.sync(101, vec![instance("c", "c1", RUNNING, 1100)], false);
+    assert_eq!(names(&bench.due(110)), ["Liveness:c1"]);
+}
+
+#[test]
+fn thread_of_a_pod_that_was_forgotten_meanwhile_is_returned() {
+    let probe = json!({"livenessProbe": exec(json!({}))});
+    let mut bench = Bench::new(pod(json!({"containers": [container("c", probe)]}), json!({})));
+    let runtime =
+        PodRuntime { containers: vec![instance("c", "c1", RUNNING, 1100)], ..PodRuntime::default() };
+    let (pod, clock) = (bench.pod.clone(), bench.clock(100));
+    let starts = bench.registry.sync(&pod, &runtime, false, clock, &mut Vec::new());
+    assert!(bench.registry.forget(pod.uid()).is_empty());
+    assert_eq!(bench.registry.attach(&starts[0].key(), Ok(7)), Some(7));
 }
