@@ -1,4 +1,4 @@
-//! First phase of a start: checks the machine, and that no other agent uses it.
+//! The first phase of a start: checks the machine, and that no other agent runs.
 
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use crate::resources::cgroups::Cgroups;
 use crate::resources::machine::Machine;
 use crate::server::{self, Claim, LOCAL_SOCKET};
 
-/// Links to the logs by container id, where log collectors expect them.
+/// The directory of symbolic links to container logs, which log collectors read.
 pub(super) const CONTAINER_LOGS_DIR: &str = "/var/log/containers";
 
 /// The machine and the node's identity on it.
@@ -37,8 +37,8 @@ pub(super) fn prepare(
     let ips = node::addresses(&args.node_ips);
     make_dir(&args.root_dir, 0o750)?;
     restrict_dir(&args.root_dir, 0o750);
-    // Before any thread: a second agent must not touch the first one's pods, and must not start
-    // pods before it exits.
+    // The claims come before any thread starts: a second agent must exit before it changes or
+    // starts a pod.
     let claims = [server::claim_root(&args.root_dir)?, server::claim_socket(&args.local_socket)?];
     if let Some(directory) =
         args.local_socket.parent().filter(|_| args.local_socket == Path::new(LOCAL_SOCKET))
@@ -52,23 +52,23 @@ pub(super) fn prepare(
     Ok((Host { machine, cgroups, node_name, ips }, claims))
 }
 
-/// Refuses machines that the configuration excludes.
+/// Refuses the start on a machine that the configuration does not allow.
 fn check(config: &KubeletConfiguration, machine: &Machine, cgroups: &Cgroups) -> Result<(), StartError> {
     if config.fail_cgroup_v1 && !cgroups.version.is_v2() {
         return Err(StartError::Refused(format!(
-            "this machine uses cgroup {}, which failCgroupV1 rules out: set failCgroupV1: false or --fail-cgroupv1=false",
+            "this machine uses cgroup {}, which failCgroupV1 forbids: set failCgroupV1: false or --fail-cgroupv1=false",
             cgroups.version.as_str()
         )));
     }
     if config.fail_swap_on && machine.has_swap {
         return Err(StartError::Refused(
-            "swap is on, which failSwapOn rules out: switch swap off, or set failSwapOn: false".to_owned(),
+            "swap is on, which failSwapOn forbids: switch swap off, or set failSwapOn: false".to_owned(),
         ));
     }
     Ok(())
 }
 
-/// Makes a directory and its parents; the last one gets exactly `mode`.
+/// Makes a directory with exactly `mode`, and its parents. An existing directory keeps its mode.
 fn make_dir(path: &Path, mode: u32) -> Result<(), StartError> {
     let fail = |source| StartError::Directory { path: path.to_owned(), source };
     if path.is_dir() {
@@ -78,8 +78,8 @@ fn make_dir(path: &Path, mode: u32) -> Result<(), StartError> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(fail)
 }
 
-/// Removes the permission bits beyond `mode` from a directory. The agent also starts where that is
-/// not possible.
+/// Removes the permission bits that are not in `mode` from a directory. Errors are only logged,
+/// and do not prevent the start.
 fn restrict_dir(path: &Path, mode: u32) {
     let restricted =
         std::fs::metadata(path).map(|metadata| metadata.permissions().mode() & 0o7777).and_then(|before| {

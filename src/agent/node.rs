@@ -19,14 +19,14 @@ pub(super) fn name(hostname_override: &str) -> Result<String, String> {
     Ok(name)
 }
 
-/// The node's addresses: those of `--node-ip`, else the source address of the default route. Sends
-/// no packet.
+/// The node's addresses: those of `--node-ip`, else the source address of the default route. The
+/// function sends no packet.
 pub(super) fn addresses(node_ip: &[IpAddr]) -> Vec<IpAddr> {
     let given: Vec<IpAddr> = node_ip.iter().filter(|ip| !ip.is_unspecified()).copied().collect();
     if !given.is_empty() {
         return given;
     }
-    // Documentation prefixes: never local, so the default route is used.
+    // These addresses are for documentation and never local: the kernel takes the default route.
     [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")]
         .into_iter()
         .filter_map(|(from, to)| {
@@ -39,15 +39,15 @@ pub(super) fn addresses(node_ip: &[IpAddr]) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Sets the limit of open files and the OOM score. The agent also starts without them: a container
-/// or a reduced capability set may forbid both.
+/// Sets the limit of open files and the OOM score. Errors are only logged: in a container, or with
+/// fewer capabilities, the kernel may refuse both.
 pub(super) fn prepare_process(max_open_files: i64, oom_score_adj: i32) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let wanted = u64::try_from(max_open_files).ok();
     let now = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: wanted, maximum: wanted }) {
-        log::debug!("cannot raise the limit of open files to {max_open_files}: {error}");
-        // Without the privilege: up to the hard limit.
+        log::debug!("cannot set the limit of open files to {max_open_files}: {error}");
+        // An unprivileged process may only raise the soft limit to the hard limit.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, maximum: now.maximum });
     }
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", oom_score_adj.to_string()) {

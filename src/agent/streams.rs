@@ -1,4 +1,4 @@
-//! The handles on other rooms for exec, attach and port-forward.
+//! Gives the server access to the rooms that exec, attach and port-forward need.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::settings::gates;
 use crate::config::KubeletConfiguration;
 use crate::server::StreamDeps;
 
-/// Handles on snapshots, and the runtime.
+/// Functions that read the current pods and containers, and the client of the runtime.
 pub(super) fn deps(config: &KubeletConfiguration, rooms: &Rooms) -> StreamDeps {
     let (pods, mirrors, observe) = (rooms.view.clone(), rooms.view.clone(), rooms.observe.clone());
     StreamDeps {
@@ -15,7 +15,7 @@ pub(super) fn deps(config: &KubeletConfiguration, rooms: &Rooms) -> StreamDeps {
         websockets: gates(config).enabled("ExtendWebSocketsToKubelet"),
         find_pod: Arc::new(move |namespace, name| {
             let snapshot = pods.get();
-            // Also a pod whose manifest was removed, until it has ended.
+            // A pod whose manifest was removed is included until it has ended.
             let mut all = snapshot.pods.values().filter_map(|entry| entry.any_pod());
             all.find(|pod| pod.namespace() == namespace && pod.name() == name).cloned()
         }),

@@ -1,4 +1,4 @@
-//! Parses the command line. Reads no files, and reports every bad flag.
+//! Parses the command line. Reads no files, and reports all invalid flags together.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -39,7 +39,7 @@ pub enum Command {
 /// Parses the arguments, without the program's name.
 ///
 /// # Errors
-/// Every problem with them.
+/// All problems that were found.
 pub fn parse<I>(args: I) -> Result<Command, Vec<Problem>>
 where
     I: IntoIterator,
@@ -75,7 +75,7 @@ where
     line.finish()
 }
 
-/// The part of the line that was parsed.
+/// The values of the arguments that were parsed so far.
 struct CommandLine {
     args: AgentArgs,
     problems: Vec<Problem>,
@@ -106,12 +106,12 @@ impl CommandLine {
         self.problems.push(problem);
     }
 
-    /// The local command of this name. Most flags before it are problems.
+    /// The local command of this name. Reports the flags before it that it does not accept.
     fn local_command(&mut self, word: &str) -> Option<&'static str> {
         let (command, ..) = COMMANDS.iter().find(|(name, ..)| *name == word)?;
         for name in std::mem::take(&mut self.given) {
             if name != "local-socket" && (word, name) != ("check", "root-dir") {
-                self.fail(&dashed(name), format!("does not go with the command {word}"));
+                self.fail(&dashed(name), format!("cannot be used with the command {word}"));
             }
         }
         Some(command)
@@ -149,7 +149,7 @@ impl CommandLine {
             return;
         };
         self.given.push(flag.name);
-        // These two run no agent.
+        // With these two flags no agent runs, so they are not among its effective flags.
         if !matches!(flag.name, "check-config" | "print-config") {
             self.args.given.insert(flag.name, text.clone());
         }
@@ -183,7 +183,7 @@ impl CommandLine {
             },
         };
         self.fail(&shown, message);
-        // Its value, if it seems to have one, is not a second problem.
+        // The next argument may be the flag's value: it must not be reported as a second problem.
         if parser.optional_value().is_none()
             && let Some(mut rest) = parser.try_raw_args()
             && rest.peek().is_some_and(|next| !next.to_string_lossy().starts_with('-'))
@@ -192,7 +192,7 @@ impl CommandLine {
         }
     }
 
-    /// The value of a flag that sets a field; repeated lists and maps add up.
+    /// The value of a flag that sets a field. A repeated flag adds to its list or map.
     fn field_value(&self, flag: &Flag, text: &str) -> Result<Value, String> {
         let before = self.args.request.overrides.iter().find(|change| change.path == flag.field);
         let value = read_value(flag, text)?;
@@ -285,7 +285,7 @@ impl CommandLine {
     }
 
     fn finish(mut self) -> Result<Command, Vec<Problem>> {
-        // Help is printed whatever else is wrong.
+        // Help is printed even if there are problems.
         if self.help {
             return Ok(Command::Help);
         }
@@ -298,7 +298,7 @@ impl CommandLine {
         if config.is_some() != directory.is_some() {
             self.fail(
                 "--image-credential-provider-config",
-                "goes together with --image-credential-provider-bin-dir",
+                "must be used together with --image-credential-provider-bin-dir",
             );
         }
         if !self.problems.is_empty() {
@@ -318,7 +318,7 @@ fn dashed(name: &str) -> String {
     if name.len() == 1 { format!("-{name}") } else { format!("--{name}") }
 }
 
-/// Reads a flag's text into a value of its field's type.
+/// Converts a flag's text into a value of its field's type.
 fn read_value(flag: &Flag, text: &str) -> Result<Value, String> {
     Ok(match flag.syntax {
         Syntax::Bool => Value::Bool(bool_value(text)?),
@@ -415,7 +415,7 @@ fn numa_memory(text: &str) -> Result<Vec<Value>, String> {
     Ok(nodes)
 }
 
-/// Go's spellings of a bool.
+/// The spellings of a bool that Go accepts.
 fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
@@ -447,7 +447,7 @@ fn node_ips(text: &str) -> Result<Vec<IpAddr>, String> {
     }
 }
 
-/// Labels in Kubernetes' own domains that a node may give itself.
+/// Labels in the domains of Kubernetes that a node may set on itself.
 const OWN_LABELS: [&str; 11] = [
     "beta.kubernetes.io/arch",
     "beta.kubernetes.io/instance-type",
@@ -480,7 +480,7 @@ fn node_labels(text: &str) -> Result<Vec<(String, String)>, String> {
             && !under("kubelet.kubernetes.io")
             && !under("node.kubernetes.io")
         {
-            return Err(format!("{key:?} is in a domain of Kubernetes, where a node cannot label itself"));
+            return Err(format!("{key:?} is in a domain of Kubernetes: nodes must not set this label"));
         }
     }
     Ok(labels)

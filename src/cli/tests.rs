@@ -177,12 +177,12 @@ fn bad_flags_are_all_reported() {
         ),
         (
             "--node-labels=kubernetes.io/role=x",
-            "command line: --node-labels: \"kubernetes.io/role\" is in a domain of Kubernetes, where a node cannot label itself",
+            "command line: --node-labels: \"kubernetes.io/role\" is in a domain of Kubernetes: nodes must not set this label",
         ),
         ("--node-labels=a", "command line: --node-labels: \"a\" is not of the form key=value"),
         ("--root-dir=", "command line: --root-dir: must not be empty"),
         ("--local-socket=x.sock", "command line: --local-socket: must be an absolute path"),
-        ("--root-dir=/r pods", "command line: --root-dir: does not go with the command pods"),
+        ("--root-dir=/r pods", "command line: --root-dir: cannot be used with the command pods"),
         ("pods --root-dir=/r", "pods: --root-dir: unknown option: --local-socket selects the agent"),
         (
             "--housekeeping-interval=x",
@@ -194,10 +194,10 @@ fn bad_flags_are_all_reported() {
         ),
         (
             "--image-credential-provider-config=/x",
-            "command line: --image-credential-provider-config: goes together with --image-credential-provider-bin-dir",
+            "command line: --image-credential-provider-config: must be used together with --image-credential-provider-bin-dir",
         ),
         ("podz", "command line: unexpected argument \"podz\"; did you mean pods?"),
-        ("--max-pods=5 pods", "command line: --max-pods: does not go with the command pods"),
+        ("--max-pods=5 pods", "command line: --max-pods: cannot be used with the command pods"),
     ] {
         assert_eq!(problems(text), [expected], "{text}");
     }

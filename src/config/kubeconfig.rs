@@ -11,7 +11,7 @@ use crate::model::kubeconfig::Kubeconfig;
 /// Reads the file. Unknown keys are ignored, as upstream does.
 ///
 /// # Errors
-/// When it cannot be read or is not a kubeconfig.
+/// When the file cannot be read or is not a kubeconfig.
 pub fn load(file: &Path) -> Result<Kubeconfig, Problem> {
     let place = file.display().to_string();
     let problem = |place: &str, field: &str, message: String| Problem {
@@ -23,7 +23,7 @@ pub fn load(file: &Path) -> Result<Kubeconfig, Problem> {
     let mut documents = yaml::parse_bytes(&bytes)
         .map_err(|error| problem(&format!("{place}:{}", error.line), "", error.message))?
         .into_iter();
-    // Only the first document is used; no document is an empty configuration.
+    // Only the first document is used. A file without documents is an empty configuration.
     let value = documents.next().map_or_else(|| serde_json::json!({}), |document| document.value);
     for (field, known) in [("kind", "Config"), ("apiVersion", "v1")] {
         let wrong = value.get(field).filter(|value| !value.is_null() && value.as_str() != Some(known));
@@ -31,7 +31,7 @@ pub fn load(file: &Path) -> Result<Kubeconfig, Problem> {
             return Err(problem(&place, field, format!("{wrong:?} is not {known:?}")));
         }
     }
-    // The decoder's message may quote a value, and values may be secrets.
+    // The decoder's message is dropped: it may contain a value, and values may be secrets.
     part(&value, "").map_err(|_| wrong_part(&value, &place))
 }
 
@@ -40,9 +40,9 @@ fn part<T: serde::de::DeserializeOwned>(value: &Value, pointer: &str) -> Result<
     serde_json::from_value(found).map_err(drop)
 }
 
-/// Finds the invalid part, to name it without printing its value.
+/// Finds the invalid field, so that the error names it without its value.
 fn wrong_part(value: &Value, place: &str) -> Problem {
-    let message = "is not what it should be (a value of another type, or data that is not base64)".to_owned();
+    let message = "is invalid (a value of the wrong type, or data that is not base64)".to_owned();
     let problem = |field: String| Problem { place: place.to_owned(), field, message: message.clone() };
     for (list, inner) in [("clusters", "cluster"), ("users", "user"), ("contexts", "context")] {
         let Some(items) = value.get(list).and_then(Value::as_array) else { continue };
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_as_kubeadm_writes_it() {
+    fn kubeconfig_of_kubeadm_is_read() {
         let config = read(
             "apiVersion: v1\nclusters:\n- cluster:\n    certificate-authority-data: cGVt\n    \
              server: https://10.0.0.1:6443\n  name: kubernetes\ncontexts:\n- context:\n    cluster: kubernetes\n    \
@@ -94,21 +94,18 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_kubeconfig_is_reported_without_its_secrets() {
+    fn error_about_invalid_kubeconfig_has_no_secrets() {
         assert!(read("").unwrap().current_context.is_none());
         assert!(read("{\"clusters\": null, \"users\": []}").is_ok());
         for (text, expected) in [
             ("a: [", "F:1: "),
             ("kind: Pod", "F: kind: \"Pod\" is not \"Config\""),
-            ("- a", "F: is not what it should be"),
-            ("users: 7", "F: users: is not what it should be"),
-            (
-                "users:\n- name: a\n  user:\n    token: [sesame]",
-                "F: users[0].user.token: is not what it should be",
-            ),
+            ("- a", "F: is invalid"),
+            ("users: 7", "F: users: is invalid"),
+            ("users:\n- name: a\n  user:\n    token: [sesame]", "F: users[0].user.token: is invalid"),
             (
                 "clusters:\n- {}\n- cluster:\n    certificate-authority-data: '!sesame'",
-                "F: clusters[1].cluster.certificate-authority-data: is not",
+                "F: clusters[1].cluster.certificate-authority-data: is invalid",
             ),
         ] {
             let error = read(text).err().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Loading, precedence, rules and hostile input.
+//! Tests of loading, precedence, validation rules and hostile input.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ fn write(directory: &Path, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
     path
 }
 
-/// Loads a file with this body below its head, and these flags.
+/// Loads a file with `HEAD` and this body, and applies these flags.
 fn load_body(body: &str, overrides: &[(&'static str, Value)]) -> Result<Loaded, Vec<Problem>> {
     let directory = tempfile::tempdir().unwrap();
     let file = write(directory.path(), "config.yaml", format!("{HEAD}{body}"));
@@ -32,7 +32,7 @@ fn flags(overrides: &[(&'static str, Value)]) -> Vec<Override> {
 }
 
 #[test]
-fn defaults_with_and_without_a_file() {
+fn defaults_differ_with_and_without_a_file() {
     let with = load_body("", &[]).unwrap().config;
     let without = load(&Request::default()).unwrap().config;
     assert!(!with.authentication.anonymous.enabled && without.authentication.anonymous.enabled);
@@ -49,9 +49,9 @@ fn defaults_with_and_without_a_file() {
     assert!(with.fail_cgroup_v1);
 }
 
-/// The defaults as the reference table of v1beta1 has them.
+/// The expected values are from the reference documentation of v1beta1.
 #[test]
-fn defaults_print_as_the_table() {
+fn printed_defaults_are_those_of_the_reference() {
     let printed = load_body("", &[]).unwrap().to_yaml();
     for line in [
         "address: \"0.0.0.0\"",
@@ -120,7 +120,7 @@ fn drop_ins_merge_in_order_and_flags_win() {
     assert_eq!((config.max_pods, config.pods_per_core), (4, 9));
     assert_eq!(config.cluster_dns, ["10.0.0.2"]);
     assert!(config.register_node && config.eviction_soft.is_empty());
-    // Drop-ins are merged over the defaults of the file, key by key.
+    // Drop-ins are merged key by key over the defaults of a configuration with a file.
     assert_eq!(config.eviction_hard.get("memory.available").map(String::as_str), Some("1Mi"));
     assert_eq!(config.eviction_hard.len(), 4);
 
@@ -131,14 +131,14 @@ fn drop_ins_merge_in_order_and_flags_win() {
     assert!(!loaded.gates.enabled("EnvFiles") && loaded.gates.enabled("ContainerStopSignals"));
     assert_eq!(loaded.files.len(), 4);
 
-    // A drop-in alone uses the old defaults.
+    // Drop-ins without a file are merged over the defaults of a start without a file.
     request = Request { file: None, drop_ins: Some(root.join("d")), overrides: Vec::new() };
     let config = load(&request).unwrap().config;
     assert_eq!((config.read_only_port, config.eviction_hard.len()), (10255, 1));
 }
 
 #[test]
-fn relative_paths_start_at_their_file() {
+fn relative_paths_start_at_the_directory_of_their_file() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path().canonicalize().unwrap();
     let file = write(
@@ -162,7 +162,7 @@ fn relative_paths_start_at_their_file() {
 }
 
 #[test]
-fn flags_keep_the_zeros_that_files_cannot_say() {
+fn zero_in_a_file_means_the_default_and_in_a_flag_zero() {
     let loaded =
         load_body("", &[("evictionMaxPodGracePeriod", json!(0)), ("maxOpenFiles", json!(0))]).unwrap();
     assert_eq!(loaded.config.max_open_files, 0);
@@ -170,7 +170,7 @@ fn flags_keep_the_zeros_that_files_cannot_say() {
 }
 
 #[test]
-fn all_problems_come_at_once_with_their_places() {
+fn all_problems_are_reported_with_file_and_line() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
     let file = write(
@@ -213,7 +213,7 @@ fn all_problems_come_at_once_with_their_places() {
 }
 
 #[test]
-fn files_that_cannot_be_used() {
+fn unusable_files_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
     write(root, "two", format!("{HEAD}---\n{HEAD}"));
@@ -237,7 +237,7 @@ fn files_that_cannot_be_used() {
     assert!(problems[0].to_string().contains("cannot be listed"));
 }
 
-/// Each rule, violated alone: the body, and the field in the message.
+/// Each body violates one rule; the message names the field.
 #[test]
 fn every_rule_is_enforced() {
     for (body, field) in [
@@ -400,7 +400,7 @@ fn every_rule_is_enforced() {
         let problems = load_body(&format!("{body}\n"), &[]).expect_err(body);
         assert!(problems.iter().all(|problem| problem.field == field), "{body}: {problems:?}");
     }
-    // Rules that only flags can violate, since zero in a file means the default.
+    // Only flags can violate these rules: files cannot set empty values, zero or relative paths.
     for (path, value) in [
         ("containerRuntimeEndpoint", json!("")),
         ("syncFrequency", json!("0s")),
@@ -414,7 +414,7 @@ fn every_rule_is_enforced() {
 }
 
 #[test]
-fn a_rich_configuration_is_taken() {
+fn configuration_with_many_fields_is_accepted() {
     let loaded = load_body(RICH, &[]).unwrap_or_else(|problems| panic!("{problems:#?}"));
     let config = &loaded.config;
     assert_eq!(config.shutdown_grace_period_by_pod_priority.len(), 2);
@@ -464,8 +464,8 @@ userNamespaces: {idsPerPod: 131072}
 topologyManagerPolicyOptions: {prefer-closest-numa-nodes: "true"}
 "#;
 
-/// The bytes of mutations: those with a meaning in YAML or in the configuration.
-const SPLINTERS: &[&str] = &[
+/// Texts for mutations, with a meaning in YAML or in the configuration.
+const FRAGMENTS: &[&str] = &[
     "\n",
     " ",
     ":",
@@ -517,23 +517,23 @@ const SPLINTERS: &[&str] = &[
 proptest! {
     #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// For any content of a file, loading returns a configuration or problems.
+    /// Whatever a file contains, loading returns a configuration or problems.
     #[test]
     fn mutated_config_files_never_panic(
-        edits in proptest::collection::vec((any::<prop::sample::Index>(), 0_usize..12, 0_usize..SPLINTERS.len() + 2), 1..6),
+        edits in proptest::collection::vec((any::<prop::sample::Index>(), 0_usize..12, 0_usize..FRAGMENTS.len() + 2), 1..6),
         raw in any::<u8>(),
         from in 0_usize..40,
         many in 1_usize..10,
     ) {
-        // All changes are in one window, so that cases are short and changes close together.
+        // The text is a few lines of RICH, so that cases are short and changes close together.
         let window: String = RICH.lines().skip(from).take(many).map(|line| format!("{line}\n")).collect();
         let mut bytes = format!("{HEAD}{window}").into_bytes();
-        for (at, cut, splinter) in edits {
+        for (at, cut, fragment) in edits {
             let start = at.index(bytes.len().max(1)).min(bytes.len());
             let end = (start + cut).min(bytes.len());
-            let piece = match SPLINTERS.get(splinter) {
+            let piece = match FRAGMENTS.get(fragment) {
                 Some(text) => text.as_bytes().to_vec(),
-                None if splinter == SPLINTERS.len() => vec![raw],
+                None if fragment == FRAGMENTS.len() => vec![raw],
                 None => bytes[start.saturating_sub(20)..end].to_vec(),
             };
             bytes.splice(start..end, piece);

@@ -1,4 +1,4 @@
-//! Wire messages to `model::runtime`, field by field. Pure.
+//! Converts CRI messages to the types of `model::runtime`. Pure functions.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use crate::transport::generated::{EnumOrUnknown, runtime};
 
 type Texts = BTreeMap<String, String>;
 
-/// The pod that a sandbox or container belongs to, by its labels.
+/// The pod of a sandbox or container, read from its labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) uid: PodUid,
@@ -26,7 +26,7 @@ pub(super) struct Owner {
     pub(super) namespace: String,
 }
 
-/// `None`: not made by a kubelet.
+/// `None` if a pod label is missing: then a kubelet did not create the sandbox or container.
 pub(super) fn owner(labels: &Texts) -> Option<Owner> {
     let label = |key| labels.get(key).filter(|value| !value.is_empty());
     Some(Owner {
@@ -36,7 +36,7 @@ pub(super) fn owner(labels: &Texts) -> Option<Owner> {
     })
 }
 
-/// The object of an event.
+/// The container and the pod of an event.
 pub(super) fn container_event(event: runtime::ContainerEventResponse) -> ContainerEvent {
     let sandbox = event.pod_sandbox_status.into_option().filter(|sandbox| !sandbox.id.is_empty());
     ContainerEvent {
@@ -47,7 +47,7 @@ pub(super) fn container_event(event: runtime::ContainerEventResponse) -> Contain
     }
 }
 
-/// Nanoseconds since 1970; zero, negative or out of range means "never".
+/// Converts nanoseconds since 1970. Zero and negative numbers mean "never".
 pub(super) fn time(nanoseconds: i64) -> Option<Timestamp> {
     // A Go zero time arrives as a large negative number.
     (nanoseconds > 0).then(|| Timestamp::from_nanosecond(nanoseconds.into()).ok()).flatten()
@@ -78,7 +78,7 @@ pub(super) fn listed_sandbox(sandbox: &runtime::PodSandbox) -> ListedSandbox {
     }
 }
 
-/// The annotations that are needed without the status of the container.
+/// The annotations that the agent needs even if it has only the container's list entry.
 const LISTED_ANNOTATIONS: [&str; 3] = [
     labels::CONTAINER_RESTART_COUNT,
     labels::POD_DELETION_GRACE_PERIOD,
@@ -108,18 +108,18 @@ fn first_filled(first: String, second: String) -> String {
     if first.is_empty() { second } else { first }
 }
 
-/// Newest sandbox first: attempt, then creation time; the id makes the order total.
+/// Sorts the newest sandbox first, by attempt, then by creation time, then by id.
 pub(super) fn sandbox_order(a: &ListedSandbox, b: &ListedSandbox) -> Ordering {
     b.attempt.cmp(&a.attempt).then(b.created_at.cmp(&a.created_at)).then(a.id.cmp(&b.id))
 }
 
-/// Newest container first, among those of one name; the id makes the order total.
+/// Sorts by attempt, creation time and id: of one name, the newest container is first.
 pub(super) fn container_order(a: &ListedContainer, b: &ListedContainer) -> Ordering {
-    // The attempt is first, as clocks can be set back.
+    // The attempt is compared first, because a clock can be set back.
     b.attempt.cmp(&a.attempt).then(b.created_at.cmp(&a.created_at)).then(a.id.cmp(&b.id))
 }
 
-/// A sandbox of which only the entry in the list is needed.
+/// Makes the status of a sandbox from its list entry, without a call for its full status.
 pub(super) fn past_sandbox(listed: &ListedSandbox) -> SandboxStatus {
     SandboxStatus {
         id: listed.id.clone(),
@@ -142,7 +142,7 @@ pub(super) fn sandbox_status(status: &runtime::PodSandboxStatus) -> SandboxStatu
         created_at: time(status.created_at),
         host_network,
         network_reported: status.network.is_some(),
-        // With the node's network the runtime does not assign addresses.
+        // In the node's network namespace, the runtime does not assign addresses.
         ips: if host_network { Vec::new() } else { addresses(&status.network) },
     }
 }
@@ -155,7 +155,7 @@ fn addresses(network: &runtime::PodSandboxNetworkStatus) -> Vec<IpAddr> {
     let texts = std::iter::once(&network.ip).chain(network.additional_ips.iter().map(|more| &more.ip));
     let parsed: Result<Vec<IpAddr>, _> = texts.map(|text| text.parse()).collect();
     parsed.unwrap_or_else(|_| {
-        log::debug!("the runtime reported an unreadable address: {:?}", network.ip);
+        log::debug!("the runtime reported an invalid address; the primary one is {:?}", network.ip);
         Vec::new()
     })
 }
@@ -193,7 +193,7 @@ pub(super) fn container_status(status: runtime::ContainerStatus, sandbox: &Sandb
 }
 
 fn resources(linux: &runtime::LinuxContainerResources) -> AppliedResources {
-    // The wire has no absent numbers; no valid value is zero or negative.
+    // Zero means that the runtime reported no value; a negative quota means no limit.
     let reported = |value: i64| (value > 0).then_some(value);
     AppliedResources {
         cpu_shares: reported(linux.cpu_shares),
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn only_things_with_all_three_pod_labels_are_ours() {
+    fn owner_needs_all_three_pod_labels() {
         let all = texts(&[
             ("io.kubernetes.pod.uid", "u1"),
             ("io.kubernetes.pod.name", "web"),
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_never_were_are_absent() {
+    fn zero_and_negative_times_are_absent() {
         for (nanoseconds, expected) in
             [(0, None), (-6_795_364_578_871_345_152, None), (1_500_000_000, Some("1970-01-01T00:00:01.5Z"))]
         {
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_status_is_read_whole() {
+    fn container_status_is_converted() {
         let status = runtime::ContainerStatus {
             id: "c1".into(),
             metadata: MessageField::some(runtime::ContainerMetadata {
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_come_from_the_pods_own_network_only() {
+    fn invalid_and_host_network_addresses_are_not_used() {
         let status = |ip: &str, more: &[&str], network| runtime::PodSandboxStatus {
             network: MessageField::some(runtime::PodSandboxNetworkStatus {
                 ip: ip.into(),
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_comes_first() {
+    fn sandboxes_are_sorted_newest_first() {
         let sandbox = |id: &str, attempt, created| ListedSandbox {
             id: SandboxId::from(id),
             state: SandboxState::Ready,

@@ -1,5 +1,5 @@
-//! Inspection of our pods in the runtime: a list of all, or one with its statuses (Go: kuberuntime
-//! GetPods and GetPodStatus).
+//! Inspection of the kubelet's pods in the runtime: a list of all pods, or the statuses of one pod
+//! (Go: kuberuntime GetPods and GetPodStatus).
 
 use std::collections::BTreeMap;
 
@@ -12,18 +12,18 @@ use crate::model::pod::{CONFIG_SOURCE, SourceName};
 use crate::model::runtime::{ListedPod, PodRuntime, SandboxState};
 use crate::transport::generated::runtime;
 
-/// All our pods in the runtime, or just `only`, from two list calls.
+/// All pods of the kubelet in the runtime, or just `only`, from two list calls.
 ///
 /// # Errors
-/// When a list call fails: with a partial list pods would seem to have ended.
+/// When a list call fails. A partial list is not returned: its missing pods would seem ended.
 pub fn list_pods(
     client: &RuntimeClient,
     only: Option<&PodUid>,
 ) -> Result<BTreeMap<PodUid, ListedPod>, CriError> {
     let selector: BTreeMap<String, String> =
         only.map(|uid| (labels::POD_UID.to_owned(), uid.to_string())).into_iter().collect();
-    // Sandboxes first: a container created between the calls has no sandbox in the result and is
-    // complete at the next inspection; in the other order a sandbox would seem empty.
+    // Sandboxes are listed first. A pod created between the calls then has containers without a
+    // sandbox until the next inspection; in the other order its sandbox would seem empty.
     let sandboxes = client.list_pod_sandbox(runtime::PodSandboxFilter {
         label_selector: selector.clone(),
         ..Default::default()
@@ -38,8 +38,8 @@ pub(super) fn group(
     containers: Vec<runtime::Container>,
 ) -> BTreeMap<PodUid, ListedPod> {
     let mut pods: BTreeMap<PodUid, ListedPod> = BTreeMap::new();
-    // DIFFERS: the Go kubelet treats every sandbox as its own, and kills those that other tools
-    // made; here a sandbox without the pod labels belongs to another client.
+    // DIFFERS: the Go kubelet treats every sandbox as its own, and kills those of other clients of
+    // the runtime. Here a sandbox without the pod labels belongs to another client.
     for sandbox in &sandboxes {
         if let Some(owner) = convert::owner(&sandbox.labels) {
             let pod = entry(&mut pods, owner);
@@ -56,7 +56,7 @@ pub(super) fn group(
     for pod in pods.values_mut() {
         pod.sandboxes.sort_by(convert::sandbox_order);
         pod.containers.sort_by(convert::container_order);
-        // Kept for as long as the pod lives; most have one of each.
+        // The lists are kept as long as the pod exists, and most have one entry.
         pod.sandboxes.shrink_to_fit();
         pod.containers.shrink_to_fit();
     }
@@ -72,11 +72,11 @@ fn entry(pods: &mut BTreeMap<PodUid, ListedPod>, owner: Owner) -> &mut ListedPod
     })
 }
 
-/// The statuses of the pod `listed`: one call per container, and one per sandbox that is in use.
-/// Containers and sandboxes removed since the list was made are left out.
+/// The statuses of the pod `listed`, from one call per container, and one per sandbox that is the
+/// newest or ready. Containers and sandboxes that were removed after the list call are left out.
 ///
 /// # Errors
-/// When any other call fails: the caller keeps its older view.
+/// When a call fails with another error than "not found". The caller then keeps its older result.
 pub fn pod_runtime(client: &RuntimeClient, listed: &ListedPod) -> Result<PodRuntime, CriError> {
     let mut pod = PodRuntime {
         name: listed.name.clone(),
@@ -86,7 +86,7 @@ pub fn pod_runtime(client: &RuntimeClient, listed: &ListedPod) -> Result<PodRunt
         ..PodRuntime::absent(listed.uid.clone())
     };
     for (at, sandbox) in listed.sandboxes.iter().enumerate() {
-        // Of older, stopped sandboxes only their number and attempt are needed.
+        // For older sandboxes that are not ready, the list entry has enough data.
         if at > 0 && sandbox.state == SandboxState::NotReady {
             pod.sandboxes.push(convert::past_sandbox(sandbox));
             continue;

@@ -1,11 +1,11 @@
-//! Calls that return a URL at which the runtime serves the streams itself.
+//! CRI calls that return a URL, at which the runtime serves exec, attach or port-forward.
 
 use super::errors::CriError;
 use super::runtime_client::RuntimeClient;
 use crate::model::ids::{ContainerId, SandboxId};
 use crate::transport::generated::{methods, runtime};
 
-/// The streams between a process and the client.
+/// Which streams connect the process and the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Streams {
     /// From the client.
@@ -14,12 +14,12 @@ pub struct Streams {
     pub stdout: bool,
     /// To the client, separate from the standard output.
     pub stderr: bool,
-    /// A terminal, which has one output only.
+    /// Whether the process has a terminal, which merges the two outputs.
     pub tty: bool,
 }
 
 impl RuntimeClient {
-    /// The URL at which `command` can be run in the container, once.
+    /// The URL that runs `command` in the container. It is valid for one use.
     ///
     /// # Errors
     /// When the call fails or no URL comes back.
@@ -38,11 +38,11 @@ impl RuntimeClient {
             stderr: streams.stderr,
             ..Default::default()
         };
-        let answer = self.caller.call(&methods::EXEC, id.as_str(), &request)?;
-        self.url(methods::EXEC.name, id.as_str(), answer.url)
+        let response = self.caller.call(&methods::EXEC, id.as_str(), &request)?;
+        self.url(methods::EXEC.name, id.as_str(), response.url)
     }
 
-    /// The URL at which the container's first process can be attached to, once.
+    /// The URL that attaches to the container's first process. It is valid for one use.
     ///
     /// # Errors
     /// When the call fails or no URL comes back.
@@ -55,12 +55,12 @@ impl RuntimeClient {
             stderr: streams.stderr,
             ..Default::default()
         };
-        let answer = self.caller.call(&methods::ATTACH, id.as_str(), &request)?;
-        self.url(methods::ATTACH.name, id.as_str(), answer.url)
+        let response = self.caller.call(&methods::ATTACH, id.as_str(), &request)?;
+        self.url(methods::ATTACH.name, id.as_str(), response.url)
     }
 
-    /// The URL at which ports of the sandbox can be reached, once. In some protocols only are the
-    /// ports known before the connection.
+    /// The URL that forwards to ports of the sandbox. It is valid for one use. `ports` is empty if
+    /// the protocol names the ports only after the connection.
     ///
     /// # Errors
     /// When the call fails or no URL comes back.
@@ -70,8 +70,8 @@ impl RuntimeClient {
             port: ports.iter().map(|port| i32::from(*port)).collect(),
             ..Default::default()
         };
-        let answer = self.caller.call(&methods::PORT_FORWARD, id.as_str(), &request)?;
-        self.url(methods::PORT_FORWARD.name, id.as_str(), answer.url)
+        let response = self.caller.call(&methods::PORT_FORWARD, id.as_str(), &request)?;
+        self.url(methods::PORT_FORWARD.name, id.as_str(), response.url)
     }
 
     fn url(&self, method: &'static str, object: &str, url: String) -> Result<String, CriError> {

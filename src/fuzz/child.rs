@@ -1,4 +1,4 @@
-//! The child process: one target, case by case.
+//! The child process: runs the cases of one target, one after the other.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -10,18 +10,18 @@ use super::inputs::{Random, mutated};
 use super::{Target, setting, targets};
 use crate::util::threads::{OnDeath, spawn};
 
-/// Names the target; set in children only.
+/// The variable with the target's name. Only the environment of a child has it.
 pub(super) const TARGET: &str = "CORACLE_FUZZ_CHILD";
-/// The file to which the child writes each case before it runs it.
+/// The variable with the path of the report, to which the child writes each case before it runs.
 pub(super) const REPORT: &str = "CORACLE_FUZZ_REPORT";
 
-/// The limit of a child's address space: unbounded growth ends the child, not the machine.
+/// The limit of a child's address space, in bytes. Unbounded growth ends only the child.
 const ADDRESS_SPACE: u64 = 3 << 30;
 
 #[test]
 fn runs_one_target() {
     let (Ok(name), Ok(report)) = (std::env::var(TARGET), std::env::var(REPORT)) else {
-        // In a normal test run this test has nothing to do.
+        // This is a normal test run, and not a child.
         return;
     };
     let all = targets().into_iter().chain(super::tests::own_targets());
@@ -36,13 +36,13 @@ fn runs_one_target() {
         let _ = tell.send(run_all(&target, &mut report));
     })
     .unwrap();
-    // A panic in the thread drops the sender.
+    // If the thread panics, it drops the sender, and `recv` returns an error.
     let outcome = done.recv();
     drop(thread);
     assert!(matches!(outcome, Ok(true)), "the target failed");
 }
 
-/// Runs the worst inputs, then random ones for a while. False: one was over its budget.
+/// Runs the worst, seed and random inputs. Returns false when an input exceeds its budget.
 fn run_all(target: &Target, report: &mut File) -> bool {
     let only = std::env::var("FUZZ_CASE").ok();
     let wanted = |label: &str| only.as_deref().is_none_or(|only| only == label);
@@ -86,16 +86,16 @@ fn run_all(target: &Target, report: &mut File) -> bool {
 }
 
 fn run_one(target: &Target, label: &str, input: &[u8], report: &mut File) -> bool {
-    // Only the last line is read, so the file is overwritten and does not grow.
+    // The parent reads only the last line, so the file is overwritten and does not grow.
     let line = format!("case {label} of {} bytes", input.len());
     let _ = rustix::fs::ftruncate(&*report, 0);
     let _ = rustix::fs::seek(&*report, rustix::fs::SeekFrom::Start(0));
     let _ = write!(report, "{line}");
     let (time, memory) = (target.budget.time(input.len()), target.budget.memory_kib(input.len()));
     let begun = processor_time();
-    // The kernel ends a case that never returns.
+    // With this limit, the kernel ends a case that does not return.
     limit(Resource::Cpu, (begun + time).as_secs() + 2);
-    // For small random inputs the peak is not measured: it takes two system calls each.
+    // The peak of small inputs is not checked: to reset it takes more system calls for each input.
     let measured = input.len() > 4096 || label.starts_with("worst");
     if measured {
         let _ = std::fs::write("/proc/self/clear_refs", "5");
@@ -120,7 +120,7 @@ fn limit(resource: Resource, most: u64) {
     let _ = setrlimit(resource, Rlimit { current: Some(current), maximum: hard });
 }
 
-/// Processor time of this process so far, in steps of 10 ms.
+/// The processor time of this process so far. Its resolution is 10 ms.
 pub(super) fn processor_time() -> Duration {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap();
     let after = text.rsplit(") ").next().unwrap_or_default();

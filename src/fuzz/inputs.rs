@@ -18,7 +18,7 @@ impl Random {
     }
 }
 
-/// `open` as often as fits into half of `max_bytes`, then `close` as often.
+/// `open` repeated, then `close` repeated equally often, so that both fit into `max_bytes`.
 pub(crate) fn nested(open: &str, close: &str, max_bytes: usize) -> Vec<u8> {
     let depth = max_bytes / (open.len() + close.len()).max(1);
     let mut text = open.repeat(depth);
@@ -26,7 +26,7 @@ pub(crate) fn nested(open: &str, close: &str, max_bytes: usize) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// `before`, then `piece(0)`, `piece(1)` and so on as often as fits, then `after`.
+/// `before`, then `piece(0)`, `piece(1)` and so on while they fit into `max_bytes`, then `after`.
 pub(crate) fn repeated(
     before: &str,
     piece: impl Fn(usize) -> String,
@@ -48,10 +48,10 @@ pub(crate) fn repeated(
 /// Bytes with a special meaning for parsers.
 const SPECIAL: &[u8] = b"\0\t\n\r \"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~\x7f\x80\xc0\xff0aZ";
 
-/// Random inputs are short: many short ones find more than a few long ones.
+/// The limit of random inputs: many short inputs find more failures than a few long ones.
 const MAX_BYTES: usize = 16 * 1024;
 
-/// An input made from `seeds`, the same for the same random numbers.
+/// Makes an input from `seeds`. The same random numbers give the same input.
 pub(super) fn mutated(seeds: &[&[u8]], max_bytes: usize, random: &mut Random) -> Vec<u8> {
     let max_bytes = max_bytes.min(MAX_BYTES);
     let mut bytes = seeds.get(random.below(seeds.len())).copied().unwrap_or_default().to_vec();
@@ -77,7 +77,7 @@ pub(super) fn mutated(seeds: &[&[u8]], max_bytes: usize, random: &mut Random) ->
             }
             5 => bytes.truncate(at),
             6 => {
-                // One piece repeated: nesting, long lists, long words.
+                // Repeats a piece, which makes deep nesting, long lists or long words.
                 let piece = bytes.get(at..at + length).unwrap_or_default().to_vec();
                 let times = 1 << random.below(12);
                 let room = max_bytes.saturating_sub(bytes.len());

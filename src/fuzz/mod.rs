@@ -1,19 +1,19 @@
-//! Parsers and expanders under hostile input, within budgets (tests only).
+//! Fuzz tests of parsers and expanders, with budgets of time and memory.
 //!
-//! Each room lists its [`Target`]s in a file `fuzz.rs` of its own. A target gets its worst known
-//! inputs, at the largest size that its caller accepts, then random ones. It fails when it panics,
-//! overflows the stack of the thread that runs it in production, or needs more processor time or
-//! memory than its [`Budget`]. Time is processor time, so a slow machine causes no failure.
+//! Each room lists its [`Target`]s in its file `fuzz.rs`. A target gets its worst known inputs, at
+//! the largest size that its caller accepts, then its seeds, then random inputs. It fails when it
+//! panics, overflows the stack of the thread that runs it in production, or needs more processor
+//! time or memory than its [`Budget`]. Other processes on the machine do not affect this time.
 //!
-//! A target runs in a child process, the same test program started again: a stack overflow or
-//! an allocation without a bound ends the child and is reported with the case that caused it.
+//! A target runs in a child process, which is the same test program. A stack overflow or an
+//! unbounded allocation ends only the child; the parent reports the case that caused it.
 //!
 //! | Variable | Meaning |
 //! |---|---|
 //! | `FUZZ_SECONDS` | seconds of random inputs for each target; default 1 |
 //! | `FUZZ_SEED` | the seed of the random inputs; default 1 |
 //! | `FUZZ_TARGET` | run only targets whose name contains this |
-//! | `FUZZ_CASE` | run only this case, as a failure names it |
+//! | `FUZZ_CASE` | run only this case, such as `random:17` from a failure, and the seeds |
 
 mod child;
 mod inputs;
@@ -29,15 +29,15 @@ pub(crate) use inputs::{nested, repeated};
 
 /// A parser or expander, and its inputs.
 pub(crate) struct Target {
-    /// `room/what`, unique.
+    /// Unique, of the form `room/parser`.
     pub(crate) name: &'static str,
     /// The stack of the thread that runs it in production.
     pub(crate) stack: Stack,
-    /// The maximum number of bytes that its caller passes on.
+    /// The maximum number of bytes that its caller in production passes to it.
     pub(crate) max_bytes: usize,
     /// The limits for one input.
     pub(crate) budget: Budget,
-    /// The worst inputs that are known, by name, at their full size.
+    /// The worst known inputs, with up to `max_bytes` bytes.
     pub(crate) worst: fn(max_bytes: usize) -> Vec<Named>,
     /// Valid inputs, from which random ones are made.
     pub(crate) seeds: &'static [&'static [u8]],
@@ -62,8 +62,8 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// For a parser of linear cost: far more than it needs, far less than an input of quadratic
-    /// cost takes.
+    /// The budget of a parser with linear cost: far more than it needs, but far less than a parser
+    /// with quadratic cost needs.
     pub(crate) const LINEAR: Budget = Budget {
         base: Duration::from_secs(2),
         per_mib: Duration::from_secs(6),
@@ -101,7 +101,7 @@ fn setting(name: &str, default: u64) -> u64 {
 /// The number of concurrent children: the CI machines have two processors.
 const CHILDREN: usize = 2;
 
-/// After this time a child is considered hung: every budget is shorter.
+/// After this time a child is considered hung; `FUZZ_SECONDS` must be lower.
 const CHILD_LIMIT: Duration = Duration::from_secs(600);
 
 #[test]
@@ -113,7 +113,7 @@ fn every_target_keeps_its_budget() {
     names.dedup();
     assert_eq!(names.len(), count, "two targets have the same name");
     names.retain(|name| name.contains(&wanted));
-    assert!(!names.is_empty(), "no target is called {wanted:?}");
+    assert!(!names.is_empty(), "no target has a name that contains {wanted:?}");
 
     let dir = tempfile::tempdir().unwrap();
     let mut waiting = names.iter().rev().copied().collect::<Vec<_>>();
@@ -169,7 +169,7 @@ impl Running {
         Running { name, child, report, since: Instant::now() }
     }
 
-    /// How the child ended: the number of its cases, or the failure. `None`: it runs.
+    /// How the child ended: the number of its cases, or the failure. `None` while it runs.
     fn outcome(&mut self) -> Option<Result<u64, String>> {
         let status = match self.child.try_wait().unwrap() {
             Some(status) => status,
@@ -184,7 +184,7 @@ impl Running {
 
     fn judge(&self, status: ExitStatus) -> Result<u64, String> {
         let report = std::fs::read_to_string(&self.report).unwrap_or_default();
-        let last = report.lines().last().unwrap_or("no case was begun");
+        let last = report.lines().last().unwrap_or("no case was started");
         if status.success()
             && let Some(count) = last.strip_prefix("passed ")
         {
@@ -199,11 +199,11 @@ impl Running {
     }
 }
 
-/// Tests of the framework: the report of each kind of failure.
+/// Tests of this framework: it reports each kind of failure.
 mod tests {
     use super::*;
 
-    /// Targets that fail, each with another failure, and one that passes. They are not listed.
+    /// Targets that fail, each in another way, and one that passes. `targets` does not list them.
     pub(super) fn own_targets() -> Vec<Target> {
         fn target(name: &'static str, run: fn(&[u8])) -> Target {
             let budget = Budget {
@@ -239,7 +239,7 @@ mod tests {
             target("bad/endless_memory", |_| {
                 let mut all = Vec::new();
                 loop {
-                    // The memory is not touched, so that it takes no processor time.
+                    // The memory is not written, so that it takes no processor time.
                     all.push(std::hint::black_box(Vec::<u8>::with_capacity(64 << 20)));
                 }
             }),
@@ -247,7 +247,7 @@ mod tests {
         ]
     }
 
-    /// Passes: a large input takes much memory, as it may, and a small one after it takes none.
+    /// A target that passes: each of its two inputs keeps its own memory budget.
     fn two_peaks() -> Target {
         let budget = Budget {
             base: Duration::from_secs(5),
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_one_worst_input_is_not_charged_to_the_next() {
+    fn memory_of_an_input_is_not_counted_for_the_next_input() {
         assert_eq!(outcome_of("two_peaks"), Ok(2));
     }
 

@@ -1,14 +1,14 @@
-//! Room `kube`: the client of the Kubernetes API, and the node's event log.
+//! Room `kube`: the client of the Kubernetes API, and the log of node and pod events.
 //!
 //! Owns: the client and its credentials; reflectors; the objects, tokens and services that pods
-//! need; certificates; the log of node and pod events. Similar events are combined, equal events
-//! are counted, and floods are limited.
+//! need; certificates; the event log, which combines similar events, counts equal events, and
+//! limits the rate of events.
 //! Threads: `events` (always), `events-api`, `certs`, `watch/<kind>` (with an API server only).
 //! Each waits in one place; [`client::Client::shut_down`] ends a request that waits for the server.
-//! Invariants: memory is bounded by the objects that pods of this node name and by `events::KEPT`
-//! distinct events; an unavailable server delays only the callers that need it; secrets and
-//! tokens are not in logs, events or `Debug` output.
-//! Absent on purpose: protobuf; lists of resources that a node may not list.
+//! Invariants: memory is bounded by the objects that pods of this node name, the services of the
+//! cluster, and `events::KEPT` distinct events; an unavailable server delays only the callers that
+//! need it; secrets and tokens are not in logs, events or `Debug` output.
+//! Deliberately absent: protobuf; lists of resources that a node may not list.
 //! Go counterpart: client-go (rest, cache, record), pkg/kubelet/{configmap,secret,token,
 //! certificate,events}.
 

@@ -1,4 +1,4 @@
-//! URL paths of objects and collections.
+//! URL paths of objects and collections of the Kubernetes API.
 
 use std::fmt;
 
@@ -32,7 +32,7 @@ impl Group {
     }
 }
 
-/// The target of a request: a collection, or with a name one object or a part of it.
+/// The target of a request: a collection, one object, or a subresource of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Target {
@@ -49,19 +49,19 @@ impl Target {
         Target { group, plural, namespace: None, name: None, subresource: None }
     }
 
-    /// In one namespace.
+    /// Selects one namespace.
     pub fn namespace(mut self, namespace: &str) -> Target {
         self.namespace = Some(namespace.to_owned());
         self
     }
 
-    /// One object.
+    /// Selects one object.
     pub fn name(mut self, name: &str) -> Target {
         self.name = Some(name.to_owned());
         self
     }
 
-    /// A part of the object, such as `status`.
+    /// Selects a subresource of the object, such as `status`.
     pub fn subresource(mut self, subresource: &'static str) -> Target {
         self.subresource = Some(subresource);
         self
@@ -200,7 +200,7 @@ impl fmt::Display for Target {
 
 /// Appends `text` as one path segment or query value.
 pub(super) fn escape(text: &str, out: &mut String) {
-    // A name of dots alone would be a relative step in the path.
+    // The names `.` and `..` would change the path.
     let dots = text == "." || text == "..";
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-_~".contains(&byte) || (byte == b'.' && !dots) {
@@ -211,7 +211,7 @@ pub(super) fn escape(text: &str, out: &mut String) {
     }
 }
 
-/// `?a=b&c=d`, or nothing.
+/// The query string, such as `?a=b&c=d`; empty without parameters.
 pub(super) fn query(parameters: &[(&str, &str)]) -> String {
     let mut text = String::new();
     for (name, value) in parameters {

@@ -1,5 +1,5 @@
-//! Types that all rooms share: identifiers, pods, quantities, reasons, the runtime's view of a pod,
-//! node events. Data and pure functions only.
+//! Room `model`: types that all rooms share, such as identifiers, pods, quantities, reasons, pod
+//! states in the runtime and node events. Only data and pure functions.
 
 pub mod event;
 pub mod expand;
@@ -23,7 +23,7 @@ pub mod runtime;
 pub mod typed;
 pub mod verdict;
 
-/// The Kubernetes API types, from k8s-openapi at the 1.36 feature.
+/// The types of the Kubernetes API 1.36, from k8s-openapi.
 pub use k8s_openapi::ByteString;
 pub use k8s_openapi::api::coordination::v1 as coordination;
 pub use k8s_openapi::api::core::v1 as api;

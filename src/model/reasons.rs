@@ -1,5 +1,5 @@
 //! Every reason string that users and tools see, in one table.
-//! Upstream spreads them over pkg/kubelet/events, images, kuberuntime and status.
+//! In upstream they are in pkg/kubelet/events, images, kuberuntime and status.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -29,12 +29,12 @@ reasons! {
     POST_START_HOOK_ERROR = "PostStartHookError";
     RUN_CONTAINER_ERROR = "RunContainerError";
     RESTARTING_ALL_CONTAINERS = "RestartingAllContainers";
-    // Terminated reasons.
+    // Termination reasons of containers.
     COMPLETED = "Completed";
     ERROR = "Error";
     OOM_KILLED = "OOMKilled";
     CONTAINER_STATUS_UNKNOWN = "ContainerStatusUnknown";
-    // Condition reasons.
+    // Reasons of pod conditions.
     CONTAINERS_NOT_INITIALIZED = "ContainersNotInitialized";
     CONTAINERS_NOT_READY = "ContainersNotReady";
     READINESS_GATES_NOT_READY = "ReadinessGatesNotReady";
@@ -98,7 +98,7 @@ reasons! {
     UNSUPPORTED_FIELD = "UnsupportedField";
     /// Not in upstream: an invalid manifest; the last valid version continues to run.
     INVALID_MANIFEST = "InvalidManifest";
-    // Rejections (phase Failed).
+    // Rejections of pods (phase Failed).
     SYSCTL_FORBIDDEN = "SysctlForbidden";
     APP_ARMOR = "AppArmor";
     EVICTED = "Evicted";
@@ -121,13 +121,13 @@ reasons! {
     POD_TOO_LARGE = "PodTooLarge";
 }
 
-/// The resources that a pod was refused for, as reasons. Their names are the node's, so there are
-/// few; the limit is for manifests with invented names.
+/// The reasons `OutOf<resource>` of refused pods. They are never freed, so their number is limited.
+/// A node has few resources, but a manifest can name any resource.
 static SHORT_OF: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
 const SHORT_OF_MAX: usize = 64;
 
-/// The static form of a reason that is built at run time (`OutOf<resource>`). An unknown one
-/// becomes `UnexpectedAdmissionError`.
+/// Converts a reason, which may be built at run time (`OutOf<resource>`), into a static string. An
+/// unknown reason becomes `UnexpectedAdmissionError`.
 #[must_use]
 pub fn intern(reason: &str) -> &'static str {
     let known = ALL.iter().find(|known| **known == reason);
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reasons_of_refusals_reach_their_events() {
+    fn intern_keeps_known_reasons_and_out_of_resource() {
         for reason in [TAINT_TOLERATION, POD_TOO_LARGE, SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED, OUT_OF_CPU]
         {
             assert_eq!(intern(reason), reason);

@@ -1,4 +1,4 @@
-//! The state of a pod at the runtime, without wire types (Go: kubecontainer.PodStatus).
+//! The state of a pod in the runtime, without CRI types (Go: kubecontainer.PodStatus).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use super::ids::{ContainerId, ImageRef, PodUid, SandboxId};
 use super::pod::SourceName;
 
-/// A container's state at the runtime.
+/// A container's state in the runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 pub enum ContainerState {
     /// Created but not started.
@@ -18,7 +18,7 @@ pub enum ContainerState {
     Running,
     /// Its first process has ended.
     Exited,
-    /// The runtime does not know it.
+    /// The runtime cannot determine it, or reported an unknown state.
     Unknown,
 }
 
@@ -42,11 +42,11 @@ pub struct MountStatus {
     pub host_path: String,
     /// Whether writes are refused.
     pub readonly: bool,
-    /// Whether that also applies to all mounts below it.
+    /// Whether writes are also refused in all mounts below it.
     pub recursive_read_only: bool,
 }
 
-/// Resources that the runtime applied. `None`: not reported.
+/// Resources that the runtime applied. `None`: not reported, or no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AppliedResources {
     /// Relative CPU weight as cgroup v1 shares.
@@ -74,7 +74,7 @@ pub struct ContainerStatus {
     pub started_at: Option<Timestamp>,
     /// When it ended; `None` while it runs.
     pub finished_at: Option<Timestamp>,
-    /// Exit code, once exited.
+    /// Exit code; only valid in the state `Exited`.
     pub exit_code: i32,
     /// The image as the user wrote it, or as the runtime knows it.
     pub image: String,
@@ -86,9 +86,9 @@ pub struct ContainerStatus {
     pub restart_count: u32,
     /// CamelCase reason from the runtime (`Completed`, `OOMKilled`, …).
     pub reason: String,
-    /// Runtime message, and the termination message once read.
+    /// The runtime's message, followed by the termination message if there is one.
     pub message: String,
-    /// Absolute log path.
+    /// Absolute path of the log.
     pub log_path: String,
     /// Annotation `io.kubernetes.container.terminationMessagePath`.
     pub termination_message_path: String,
@@ -96,17 +96,17 @@ pub struct ContainerStatus {
     pub termination_message_policy: String,
     /// Its sandbox.
     pub sandbox_id: SandboxId,
-    /// Applied resources, where reported.
+    /// Applied resources, if reported.
     pub resources: Option<AppliedResources>,
-    /// User, where reported.
+    /// User, if reported.
     pub user: Option<LinuxUser>,
-    /// Mounts as reported.
+    /// Mounts.
     pub mounts: Vec<MountStatus>,
 }
 
 #[cfg(test)]
 impl ContainerStatus {
-    /// An instance without further data, for tests to fill in.
+    /// An instance without other data, to which tests add what they need.
     pub(crate) fn blank(id: &str, name: &str, state: ContainerState) -> Self {
         ContainerStatus {
             id: id.into(),
@@ -138,7 +138,7 @@ impl ContainerStatus {
 pub enum SandboxState {
     /// Yes.
     Ready,
-    /// No: stopped, or its process died.
+    /// No: the sandbox was stopped, or its process ended.
     NotReady,
 }
 
@@ -166,13 +166,13 @@ pub struct SandboxStatus {
 pub struct PodRuntime {
     /// The pod.
     pub uid: PodUid,
-    /// From the sandbox's metadata.
+    /// From the labels.
     pub name: String,
-    /// From the sandbox's metadata.
+    /// From the labels.
     pub namespace: String,
-    /// Addresses of the newest sandbox if it is ready, else the last ones known.
+    /// Addresses of the newest sandbox if it is ready, else those of the last ready one.
     pub ips: Vec<IpAddr>,
-    /// Newest first (attempt, then creation time).
+    /// Newest first, by attempt, then by creation time.
     pub sandboxes: Vec<SandboxStatus>,
     /// All instances of all containers, newest first.
     pub containers: Vec<ContainerStatus>,
@@ -220,7 +220,7 @@ pub struct ListedContainer {
     pub created_at: Option<Timestamp>,
     /// Its image.
     pub image_ref: ImageRef,
-    /// Restart count and grace periods: without a manifest, only they determine how to stop it.
+    /// Restart count and grace periods: they determine the stop of a container without a manifest.
     pub annotations: Arc<BTreeMap<String, String>>,
 }
 
@@ -237,7 +237,7 @@ pub struct ListedSandbox {
     pub created_at: Option<Timestamp>,
 }
 
-/// A pod according to two list calls; cheap to get for all pods together.
+/// A pod as two list calls report it. The same two calls return all pods.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ListedPod {
     /// The pod.
@@ -246,7 +246,7 @@ pub struct ListedPod {
     pub name: String,
     /// Pod namespace.
     pub namespace: String,
-    /// Its source, if its sandboxes record one.
+    /// Its source, if an annotation of its sandboxes names it.
     pub source: Option<SourceName>,
     /// All its sandboxes, newest first.
     pub sandboxes: Vec<ListedSandbox>,

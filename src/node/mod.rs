@@ -1,14 +1,14 @@
-//! Room `node`: this machine as an object of the cluster.
+//! Room `node`: the Node object of this machine.
 //!
 //! Owns: the Node object's registration and status, the lease that shows that the node is alive,
 //! and [`NodeWatch`], the snapshot of the object that other rooms read.
 //! Threads: `node` computes a status when its bell rings or its timer fires and writes changes;
-//! `lease` renews; `watch/node` (of `kube`) follows our own object; `node-read` runs while a
-//! [`NodeReader`] reads it. The heartbeats have their own clients, so that requests for pods do not
-//! delay them.
-//! Inbox: one bell, rung when a condition may have changed; the object's changes ring too.
+//! `lease` renews the lease; `watch/node` (of `kube`) watches the object; `node-read` runs while a
+//! [`NodeReader`] reads the object. The status and the lease have their own clients, so that
+//! requests for pods do not delay them.
+//! Inbox: one bell, rung when a condition may have changed; changes of the object wake `node`, too.
 //! Pure cores: `compose`, `conditions`, `resources`, `addresses`, `patch`, `pace`, `view`;
-//! `reporter` and `lease` act through the small traits `Api` and [`Sensors`].
+//! `reporter` and `lease` act through the small traits `NodeApi`, `LeaseApi` and [`Sensors`].
 //! Invariants: every patch is based on the newest received object; a patch touches labels,
 //! annotations and status, never the spec; an unchanged status is not written before the report
 //! period has elapsed.
@@ -60,7 +60,7 @@ pub use watch::NodeWatch;
 pub struct Deps {
     /// The agent's client; the heartbeats use clones with their own deadlines.
     pub client: Client,
-    /// The source of the facts.
+    /// Reads the facts about the machine and the other rooms.
     pub sensors: Box<dyn Sensors + Send>,
     /// Where events are raised.
     pub events: EventSink,

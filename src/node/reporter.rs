@@ -1,4 +1,4 @@
-//! The `node` thread: registers the node, computes statuses, writes changes.
+//! The `node` thread: registers the node, computes its status and writes changes.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -24,7 +24,7 @@ use crate::util::backoff::{Failures, random_unit};
 use crate::util::stop::StopToken;
 use crate::util::{threads, timers};
 
-/// Attempts to write one status; after these the status is computed again.
+/// Attempts to write a status in one turn; after these the next turn tries again.
 const TRIES: u32 = 5;
 
 /// The state of the thread.
@@ -36,11 +36,11 @@ pub(super) struct Reporter {
     watch: NodeWatch,
     pace: Pace,
     registered: bool,
-    /// The corrections that are made at a start have not been written yet.
+    /// Whether the corrections that a start makes to an existing object are still to be written.
     reconcile: bool,
-    /// The object that was written last: an object with another UID is reconciled again.
+    /// The UID of the object that was written last: a new object is corrected as at a start.
     uid: Option<String>,
-    /// The last message of each topic.
+    /// The last message of each topic, so that a message is not repeated.
     logged: HashMap<&'static str, String>,
     /// A change that the server accepted but did not store, such as an unknown field.
     ignored: Option<Value>,
@@ -82,7 +82,7 @@ impl Reporter {
         }
     }
 
-    /// Body of the thread. `bell`: a condition may have changed.
+    /// Body of the thread. `bell` rings when a condition may have changed.
     pub(super) fn run(mut self, stop: &StopToken, bell: &Receiver<()>) {
         self.sensors.end_with(stop);
         let object = self.watch.subscribe();
@@ -136,8 +136,8 @@ impl Reporter {
         self.read_object(facts.health.is_usable());
     }
 
-    /// DIFFERS: a node that was deleted is registered again; the Go kubelet does this only at its
-    /// start, so that until then all pods of a working node are missing.
+    /// DIFFERS: a node that was deleted is registered again at once. The Go kubelet registers only
+    /// at its start; until then the cluster has no pods of the node.
     fn lost(&mut self, now: Instant, unit: f64) {
         log::warn!("the node {} was deleted", self.settings.name);
         self.registered = false;
@@ -146,19 +146,19 @@ impl Reporter {
         if self.uid.take().is_some() {
             self.pace.at_once(now);
         } else {
-            // The object was read, but could not be written: wait, to avoid an endless loop.
+            // Since the last deletion no status was written: wait, to avoid a busy loop.
             self.pace.refused(now, unit);
         }
     }
 
-    /// Makes sure that the object exists. `false`: not yet, `pace` has the next attempt.
+    /// Makes sure that the object exists. `false`: not yet; `pace` has the next attempt's time.
     fn register(&mut self, facts: &Facts, now: Instant, at: Timestamp, unit: f64) -> bool {
         if self.watch.object().is_some() {
             self.registered = true;
             return true;
         }
         if !self.settings.register {
-            // The watch reports when it is created.
+            // The watch wakes this thread when another client creates the object.
             self.pace.computed(None, now, unit);
             return false;
         }
@@ -199,7 +199,7 @@ impl Reporter {
                     Kind::NotFound => error,
                     _ => second,
                 })?;
-                log::info!("node {} was registered before", self.settings.name);
+                log::info!("node {} is already registered", self.settings.name);
                 self.watch.offer(existing);
             }
             Err(error) => return Err(error),
@@ -207,7 +207,7 @@ impl Reporter {
         Ok(())
     }
 
-    /// Computes the status and writes it if it has to be; returns whether it is ready.
+    /// Computes the status and writes it if necessary. Returns whether the node is ready.
     fn report(&mut self, facts: &Facts, now: Instant, at: Timestamp, unit: f64) -> Result<bool, NodeError> {
         let mut base = self.watch.object();
         let mut attempt = 0;
@@ -270,7 +270,7 @@ impl Reporter {
         Ok(ready)
     }
 
-    /// `None`: they are not known; the object keeps its own.
+    /// The node's addresses; `None` if they are unknown: the object then keeps those that it has.
     fn addresses(&mut self, old: Option<&Node>) -> Option<Vec<NodeAddress>> {
         let known = old.and_then(|node| node.status.as_ref()?.addresses.as_deref()).unwrap_or_default();
         match self.sensors.addresses(&self.settings, known) {
@@ -307,12 +307,12 @@ impl Reporter {
                     self.pod_cidrs = cidrs;
                 }
                 // The next turn tries again.
-                Err(why) => log::warn!("cannot send the runtime the pod address range {cidrs}: {why}"),
+                Err(why) => log::warn!("cannot send the pod address range {cidrs} to the runtime: {why}"),
             }
         }
     }
 
-    /// Raises each change that differs from the last one of its topic.
+    /// Logs each change and raises its event, unless the last message of its topic was the same.
     fn raise(&mut self, news: Vec<News>) {
         for news in news {
             if self.logged.get(news.topic) != Some(&news.message) {
@@ -329,7 +329,7 @@ impl Reporter {
 
     fn succeeded(&mut self) {
         if self.failures.end() {
-            log::info!("the status of node {} is reported again", self.settings.name);
+            log::info!("reporting the status of node {} succeeds again", self.settings.name);
         }
     }
 

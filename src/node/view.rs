@@ -1,4 +1,4 @@
-//! The view of the node for admission, from the object that the API server shows (pure).
+//! The view of the node for admission, from the Node object of the API server (pure).
 
 use std::net::IpAddr;
 
@@ -6,8 +6,8 @@ use super::resources::from_quantities;
 use crate::model::api::Node;
 use crate::model::node::NodeView;
 
-/// Labels, taints and resources of the object; other and missing values are those of `own`, which
-/// the agent had before it received the object.
+/// The labels and taints are those of the object, and so are the resources that it names.
+/// All other values are those of `own`, which the agent had before it received the object.
 #[must_use]
 pub fn view_of(node: &Node, own: &NodeView) -> NodeView {
     let status = node.status.as_ref();
@@ -23,8 +23,8 @@ pub fn view_of(node: &Node, own: &NodeView) -> NodeView {
     }
 }
 
-/// The addresses that pods on the host's network have: the first one, and the first one of
-/// the other family. Internal ones come first.
+/// The addresses of pods on the host's network: the node's first address, and its first one of the
+/// other IP family. Internal addresses come before external ones.
 #[must_use]
 pub fn host_ips(node: &Node) -> Vec<IpAddr> {
     let addresses = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
@@ -48,7 +48,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn values_of_the_object_replace_own_ones() {
+    fn labels_taints_and_resources_of_the_object_replace_own_ones() {
         let own = NodeView {
             name: "n".to_owned(),
             labels: BTreeMap::from([("old".to_owned(), "1".to_owned())]),
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn one_host_address_of_each_family() {
+    fn host_ips_have_one_address_of_each_family() {
         let check = |addresses: &[(&str, &str)], expected: &[&str]| {
             let addresses: Vec<_> =
                 addresses.iter().map(|(kind, ip)| json!({"type": kind, "address": ip})).collect();

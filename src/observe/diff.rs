@@ -1,4 +1,4 @@
-//! Compares the last inspection of a pod with a fresh list (pure).
+//! Compares the last inspection of a pod with a new list (pure).
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use crate::model::runtime::{ContainerState, ListedPod, PodRuntime};
 /// A change of one pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Change {
-    /// Names of containers of which an instance exited or was removed.
+    /// Names of containers of which an instance exited, or was removed before its exit was seen.
     pub died: BTreeSet<String>,
 }
 
@@ -18,8 +18,8 @@ impl Change {
     }
 }
 
-/// `None`: no sandbox or container was added, was removed or changed its state. `old` is the last
-/// inspection, if there was one; `new` is `None` if the runtime no longer lists the pod.
+/// The change from `old`, the last inspection if there was one, to `new`, which is `None` if the
+/// runtime does not list the pod. `None`: all sandboxes, containers and their states are the same.
 #[must_use]
 pub fn compare(old: Option<&PodRuntime>, new: Option<&ListedPod>) -> Option<Change> {
     let mut change = Change::default();

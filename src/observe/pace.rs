@@ -1,22 +1,22 @@
-//! How often to list all pods (pure). Without a stream, once a second. With one, full lists are a
-//! safety net; their period doubles as long as they find nothing that the stream has missed.
+//! How often to list all pods (pure). Without an event stream, once a second. With one, full lists
+//! only find changes that the stream missed; while they find none, their period doubles.
 //!
 //! The maximum is a minute and not the 300 s of the Go kubelet: a list costs only two calls; the
-//! health limit of three minutes keeps its meaning; and containerd 1.7 sends the first event after
-//! a restart of the agent to the old connection, so lost events are normal there. The doubling
-//! starts at a second because the runtime does not confirm a subscription.
+//! health check fails after three minutes without a list; and containerd 1.7 sends the first event
+//! after a restart of the agent to the old connection, so that a lost event is normal. The period
+//! starts at one second because the runtime does not confirm a subscription.
 
 use std::time::{Duration, Instant};
 
 use super::stream_state::StreamState;
 
-/// Pause between two full lists without a stream, and the first one with it.
+/// Pause between two full lists without a stream, and the first pause with one.
 const RELIST_PERIOD: Duration = Duration::from_secs(1);
 /// The longest pause between two full lists with a stream.
 const SAFETY_PERIOD: Duration = Duration::from_secs(60);
 /// Pause between two requests for the runtime's status.
 const STATUS_PERIOD: Duration = Duration::from_secs(5);
-/// The same while the runtime is ready and a stream is open, which breaks if the runtime exits.
+/// The same while the runtime is ready and a stream is open: the stream ends if the runtime exits.
 const READY_STATUS_PERIOD: Duration = Duration::from_secs(10);
 /// An event for a change must come within this time, else the stream counts as silent.
 pub(super) const REPORT_LIMIT: Duration = Duration::from_secs(2);
@@ -70,8 +70,8 @@ impl Pace {
         if self.is_streaming() { self.safety } else { RELIST_PERIOD }
     }
 
-    /// Sets the state of the stream. After its start and after its end a full list is due at once:
-    /// events in between are lost. `unreported`: since when an event for a change is overdue.
+    /// Sets the state of the stream. After its start and after its end a full list is due at once,
+    /// as events may have been lost. `unreported`: when a change was found that no event reported.
     pub(super) fn update(
         &mut self,
         stream: &StreamState,
@@ -105,7 +105,7 @@ impl Pace {
         None
     }
 
-    /// `None` if the last change was the same; repeated ends are not logged.
+    /// `None` if the last logged change was the same. All ends count as the same change.
     fn first_time(&mut self, change: StreamChange) -> Option<StreamChange> {
         let same = match (&self.logged, &change) {
             (Some(StreamChange::Ended(_)), StreamChange::Ended(_)) => true,
@@ -131,7 +131,7 @@ impl Pace {
         if missed || !self.is_streaming() {
             self.safety = RELIST_PERIOD;
         } else if was_due {
-            // The list right after the subscription proves nothing.
+            // A list soon after the subscription does not show that the stream works.
             if let StreamState::Open { since } = self.stream
                 && begun.saturating_duration_since(since) >= self.safety
             {
@@ -143,7 +143,7 @@ impl Pace {
         change
     }
 
-    /// A list or an inspection failed: the next list is due in a second.
+    /// A list or an inspection failed: the next list is due within a second.
     pub(super) fn failed(&mut self, now: Instant) {
         self.relist = self.relist.min(now + RELIST_PERIOD).max(now);
     }
@@ -155,7 +155,7 @@ impl Pace {
         self.status = now;
     }
 
-    /// An event of an unknown pod came: a full list is due, but at most one a second.
+    /// An event of an unknown pod was received: a full list is due, but at most one a second.
     pub(super) fn list_soon(&mut self, now: Instant) {
         let earliest = self.listed.map_or(now, |at| at + RELIST_PERIOD);
         self.relist = self.relist.min(earliest.max(now));

@@ -1,4 +1,4 @@
-//! Termination messages: what a container left behind when it ended
+//! Termination messages: the text that a container leaves for its status when it ends
 //! (kubelet: pkg/kubelet/kuberuntime getTerminationMessage).
 
 use std::io::{self, Read, Seek, SeekFrom};
@@ -11,11 +11,11 @@ use crate::model::runtime::{ContainerState, ContainerStatus};
 use crate::util::tail::{self, Tail, Window};
 use crate::util::untrusted::{self, Place};
 
-/// At most this much of the termination file is shown.
+/// At most this much of the end of the termination file is shown.
 const MESSAGE_BYTES: u64 = 4096;
 
-/// Completes the message of an exited container from its termination file, or from the
-/// end of its log where the policy says so.
+/// Adds the text of the termination file to the message of an exited container. If there is
+/// none and the policy allows it, adds the end of the log instead.
 pub(super) fn complete(container: &mut ContainerStatus) {
     if container.state != ContainerState::Exited {
         return;
@@ -24,8 +24,8 @@ pub(super) fn complete(container: &mut ContainerStatus) {
         && container.exit_code != 0
         && container.reason != "ContainerCannotRun";
     let mut text = String::new();
-    // DIFFERS: upstream takes the first mount at this path. The agent's own file is mounted last;
-    // before it there may be a volume of the pod, and its path may lead to another file by now.
+    // DIFFERS: upstream takes the first mount at this path. That may be a volume of the pod, whose
+    // content a container may have replaced with a link. The agent mounts its own file last.
     if !container.termination_message_path.is_empty()
         && let Some(mount) =
             container.mounts.iter().rfind(|mount| mount.container_path == container.termination_message_path)
@@ -49,27 +49,27 @@ pub(super) fn complete(container: &mut ContainerStatus) {
     }
 }
 
-/// The last lines of a log, without the runtime's line headers. A log that cannot be read
-/// leaves the message empty: the exit code says enough.
+/// The last lines of a log, without the runtime's line headers. Empty if the log cannot be read:
+/// the status still shows the exit code.
 fn end_of_log(path: &Path) -> String {
     match last_lines(path) {
         Ok(tail) => termination_text(&tail.bytes, tail.cut),
         Err(error) => {
-            log::debug!("cannot read the end of {}: {error}", path.display());
+            log::debug!("cannot read the end of log {}: {error}", path.display());
             String::new()
         }
     }
 }
 
 fn last_lines(path: &Path) -> io::Result<Tail> {
-    // A container with a writable log directory may have swapped any of these.
+    // A container that can write to log directories may have replaced any part of this path.
     let mut file = Place::find(path, LOG_LEVELS)?.open()?;
     let window = Window { lines: TERMINATION_LINES, bytes: TERMINATION_WINDOW, before: TERMINATION_BEFORE };
     tail::last(&mut file, window)
 }
 
 fn read_end(path: &Path) -> io::Result<String> {
-    // The container owns this file's content and may have swapped the file itself.
+    // The container controls the content of this file and may have replaced the file.
     let mut file = untrusted::open(path)?;
     let length = file.metadata()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(MESSAGE_BYTES)))?;
@@ -85,7 +85,7 @@ mod tests {
     use crate::util::testing::{fifo, unblocked};
 
     #[test]
-    fn the_last_eighty_lines_of_a_log_count_without_their_headers() {
+    fn message_from_a_log_is_its_last_eighty_lines_without_headers() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.log");
         let line = |n: usize| format!("2026-11-21T16:28:17.890041142Z stdout F line {n}\n");
@@ -93,7 +93,7 @@ mod tests {
         let text = end_of_log(&path);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!((lines.len(), lines.first(), lines.last()), (80, Some(&"line 121"), Some(&"line 200")));
-        // Long lines: the limit of bytes is one of the text, and no header shows.
+        // Long lines: the limit of bytes applies to the text without headers.
         let long = format!("2026-11-21T16:28:17.890041142Z stdout F {}\n", "x".repeat(500));
         std::fs::write(&path, long.repeat(50)).unwrap();
         let text = end_of_log(&path);
@@ -124,7 +124,7 @@ mod tests {
         }
         std::fs::create_dir(&log).unwrap();
         assert_eq!(read(&log), "");
-        // The directories above it.
+        // Links in the place of a directory above the log.
         std::os::unix::fs::symlink(at("other_pod/c"), at("pod/d")).unwrap();
         assert_eq!(read(&at("pod/d/0.log")), "");
         std::os::unix::fs::symlink(at("other_pod"), at("pod2")).unwrap();
@@ -137,7 +137,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.log");
         let t = "2026-11-21T16:28:17.890041142Z stdout F";
-        // More than the window holds, without a newline: the first line is cut.
+        // The text is longer than the window and has no newline: its start is not read.
         for (content, expected) in [
             ("secret ".repeat(100_000), ""),
             (format!("{}\n{t} text\n", "secret ".repeat(100_000)), "text\n"),
@@ -146,14 +146,14 @@ mod tests {
             std::fs::write(&path, content).unwrap();
             assert_eq!(end_of_log(&path), expected);
         }
-        // A line with a header that is far away counts.
+        // The end of a long line is shown although its header is far before it.
         std::fs::write(&path, format!("{t} first\n{t} {}end\n", "x".repeat(16_000))).unwrap();
         let text = end_of_log(&path);
         assert!(text.len() == 2048 && text.ends_with("xend\n"), "{text}");
     }
 
     #[test]
-    fn of_two_mounts_at_the_path_the_last_one_is_the_agents_file() {
+    fn last_of_two_mounts_at_the_path_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let mount = |name: &str| {
             std::fs::write(dir.path().join(name), name).unwrap();
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_the_end_of_regular_files_only() {
+    fn only_the_end_of_a_regular_termination_file_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         std::fs::write(&path, "x".repeat(5000) + "end").unwrap();

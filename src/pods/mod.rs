@@ -1,13 +1,13 @@
-//! One worker thread per pod brings it to the state of the manifest (Go: podWorkers, SyncPod).
+//! Room `pods`: one worker thread per pod applies the pod's manifest (Go: podWorkers, SyncPod).
 //!
-//! Owns: the life of each pod. [`workers::Workers`] is a plain value that the `sync`
-//! thread owns; each worker owns its [`lifecycle::Lifecycle`], its reasons and its timer.
-//! In: one mailbox per pod (newest pod wins, a kill beats an update, grace only shrinks).
-//! Out: statuses, events, and the reports that a worker ended.
-//! Invariants: at most one thread per UID; two static pods of one full name never run
-//! together; a pod never goes back from terminating to running.
-//! [`allocation::Allocations`] is shared with `sync`: the CPU and memory that pods were granted.
-//! Absent on purpose: predicates over several flags; there is one phase.
+//! Owns: start, updates and end of each pod. The `sync` thread owns [`workers::Workers`]; each
+//! worker owns its [`lifecycle::Lifecycle`], its failure reasons and its timer.
+//! In: one mailbox per pod: the newest pod replaces older ones, a kill replaces an update, and the
+//! grace period only gets shorter. Out: statuses, events, and reports of workers that ended.
+//! Invariants: at most one thread per UID; two static pods of one full name never run at the same
+//! time; a terminating pod never runs again.
+//! [`allocation::Allocations`], the CPU and memory that pods were granted, is shared with `sync`.
+//! Absent on purpose: several flags for the state of a pod; a pod has exactly one phase.
 
 pub mod admission;
 pub mod allocation;

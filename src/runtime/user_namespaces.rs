@@ -1,8 +1,8 @@
-//! Ranges of ids for pods with a user namespace of their own (Go: pkg/kubelet/userns).
+//! Allocates ranges of ids to pods with their own user namespace (Go: pkg/kubelet/userns).
 //!
 //! A pod's range is written into its directory before its sandbox is made, in upstream's form.
-//! These files are the only state: a range is free when no pod directory names it, so that ranges
-//! survive a restart and the removal of a pod's directory frees its range.
+//! These files are the only state: a range is free if no pod's directory has a file with it. So
+//! ranges survive a restart, and the removal of a pod's directory frees its range.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -21,24 +21,24 @@ use crate::util::atomic_file;
 use crate::util::child::{self, ChildError, Limits};
 use crate::util::stop::StopToken;
 
-/// Ranges are multiples of this: an image may use any 16-bit id.
+/// Each range starts at a multiple of this: an image may use any 16-bit id.
 const UNIT: u32 = 65_536;
 const FILE: &str = "userns";
-/// The user whose subordinate ids are used, if the machine has it.
+/// The user whose subordinate ids are used, if this user exists.
 const USER: &str = "kubelet";
 const GETSUBIDS: &str = "getsubids";
 const LIMITS: Limits = Limits { time: Duration::from_secs(10), output_bytes: 64 << 10 };
 
-/// The ids of the node that a pod's ids 0, 1, 2 and so on are.
+/// The node's ids to which a pod's ids 0, 1, 2 and so on are mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdRange {
-    /// The node's id of the pod's root.
+    /// The node's id for id 0 of the pod.
     pub first: u32,
     pub length: u32,
 }
 
 impl IdRange {
-    /// As mounts want it.
+    /// The range as a mapping of the CRI.
     pub fn mapping(self) -> IDMapping {
         IDMapping { host_id: self.first, container_id: 0, length: self.length, ..IDMapping::default() }
     }
@@ -69,13 +69,13 @@ pub enum UserNamespaceError {
     /// A pod's file cannot be read or written.
     #[error("cannot {attempt} {}: {error}", path.display())]
     File { attempt: &'static str, path: PathBuf, error: std::io::Error },
-    /// A pod's file has content that this node does not write.
+    /// A pod's file has invalid content.
     #[error("user namespace: invalid user namespace mappings file {}: {why}", path.display())]
     Content { path: PathBuf, why: String },
     /// All ranges are in use.
     #[error("create user namespace: could not find an empty slot to allocate a user namespace")]
     Full,
-    /// The machine's configuration of subordinate ids allows no ranges.
+    /// The subordinate ids that the machine configures cannot be used.
     #[error("{0}")]
     Span(String),
     /// The program that reports the subordinate ids failed.
@@ -83,7 +83,7 @@ pub enum UserNamespaceError {
     Program(String),
 }
 
-/// As in the files: the order of the fields is upstream's.
+/// The content of a pod's file, with the fields in upstream's order.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Mappings {
@@ -99,7 +99,7 @@ struct Mapping {
     length: u32,
 }
 
-/// The span of ids for ranges.
+/// The node's ids from which ranges are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Span {
     first: u32,
@@ -113,7 +113,7 @@ pub(super) struct UserNamespaces {
     program: PathBuf,
     ids_per_pod: u32,
     max_pods: u32,
-    /// Held while a range is chosen and written.
+    /// `None` before the first use. The lock is held while a range is chosen and written.
     span: Mutex<Option<Span>>,
 }
 
@@ -129,7 +129,7 @@ impl UserNamespaces {
         }
     }
 
-    /// The pod's range: the one that it has, or a new one if the runtime `can` use it.
+    /// The pod's range: the one that it has, or a new one if the runtime supports it (`can`).
     /// `None` for pods that share the node's ids.
     pub(super) fn of_pod(
         &self,
@@ -148,7 +148,7 @@ impl UserNamespaces {
             return Err(UserNamespaceError::Unsupported);
         }
         let found = self.find_span(stop)?;
-        // Read once per start, as the subordinate ids do not change meanwhile.
+        // Stored until the agent exits: the subordinate ids do not change before.
         let mut span = self.span.lock().unwrap_or_else(PoisonError::into_inner);
         let span = *span.get_or_insert(found);
         let taken = self.taken()?;
@@ -161,7 +161,7 @@ impl UserNamespaces {
         self.pods.join(uid.as_str()).join(FILE)
     }
 
-    /// First ids of all ranges in use. If one cannot be read, no range is known to be free.
+    /// First ids of all ranges in use. Fails if a file cannot be read, as its range is unknown.
     fn taken(&self) -> Result<BTreeSet<u32>, UserNamespaceError> {
         let failed = |error| UserNamespaceError::File { attempt: "list", path: self.pods.clone(), error };
         let entries = match std::fs::read_dir(&self.pods) {
@@ -187,13 +187,13 @@ impl UserNamespaces {
         }
         let mapping = Mapping { host_id: range.first, container_id: 0, length: range.length };
         let mappings = Mappings { uid_mappings: vec![mapping], gid_mappings: vec![mapping] };
-        // Numbers always serialize.
+        // Serializing numbers cannot fail.
         let bytes = serde_json::to_vec(&mappings).unwrap_or_default();
         atomic_file::write(file, &bytes, 0o600).map_err(|error| failed("write", file, error))
     }
 
-    /// DIFFERS: looked up for the first pod that wants a user namespace. Upstream does it at
-    /// start and does not start if something is wrong with it.
+    /// DIFFERS: the span is determined for the first pod with `hostUsers: false`. Upstream does it
+    /// at its start, and does not start if it fails.
     fn find_span(&self, stop: &StopToken) -> Result<Span, UserNamespaceError> {
         if let Some(known) = *self.span.lock().unwrap_or_else(PoisonError::into_inner) {
             return Ok(known);
@@ -219,7 +219,7 @@ impl UserNamespaces {
             }
             Ok(output) => Err(UserNamespaceError::Program(output.status.to_string())),
             Err(error) if error.is_missing() => {
-                log::info!("no {GETSUBIDS}: user namespaces use the default ids");
+                log::info!("the program {GETSUBIDS} is not installed: user namespaces use the default ids");
                 Ok(None)
             }
             Err(error @ ChildError::Stopped { .. }) => Err(UserNamespaceError::Program(error.to_string())),
@@ -234,7 +234,7 @@ impl UserNamespaces {
             return fail(format!("kubelet user assigned ID {} is not a multiple of {each}", span.first));
         }
         if span.first < each {
-            // A pod must not use ids of the node's own users.
+            // A pod must not use the ids of the node's users.
             return fail(format!(
                 "kubelet user assigned ID {} must be greater or equal to {each}",
                 span.first
@@ -253,7 +253,7 @@ impl UserNamespaces {
     }
 }
 
-/// One line such as `0: kubelet 65536 2147483648`.
+/// Parses the output of `getsubids`, one line such as `0: kubelet 65536 2147483648`.
 fn parse_span(text: &str) -> Result<Span, String> {
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     let (Some(line), None) = (lines.next(), lines.next()) else {
@@ -272,7 +272,7 @@ fn free(span: Span, each: u32, taken: &BTreeSet<u32>) -> Option<IdRange> {
     let mut first = span.first;
     loop {
         let end = u64::from(first) + u64::from(each);
-        // The highest id is not valid in the kernel, so no range ends with it.
+        // The highest id is not valid in the kernel, so no range contains it.
         if end > span.end.min(u64::from(u32::MAX)) {
             return None;
         }
@@ -286,7 +286,7 @@ fn free(span: Span, each: u32, taken: &BTreeSet<u32>) -> Option<IdRange> {
 fn read(file: &Path, ids_per_pod: u32) -> Result<Option<IdRange>, UserNamespaceError> {
     let bytes = match std::fs::read(file) {
         Ok(bytes) => bytes,
-        // A file among the pods' directories has no range either.
+        // A file in the place of a pod's directory has no range either.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             return Ok(None);
         }
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_kept_over_a_restart_and_given_back_with_the_directory() {
+    fn ranges_survive_a_restart_and_are_freed_with_the_pods_directory() {
         let dir = tempfile::tempdir().unwrap();
         let one = namespaces(dir.path());
         assert_eq!((first(&one, "a"), first(&one, "b"), first(&one, "a")), (65_536, 131_072, 65_536));
@@ -343,7 +343,7 @@ mod tests {
             r#"{"uidMappings":[{"hostId":131072,"containerId":0,"length":65536}],"gidMappings":[{"hostId":131072,"containerId":0,"length":65536}]}"#
         );
         let restarted = namespaces(dir.path());
-        // A pod keeps its range even if the runtime does not support it any more.
+        // A pod keeps its range even if the runtime no longer supports user namespaces.
         let kept = restarted.of_pod(&pod("b", json!(false)), || Ok(false), &StopToken::never()).unwrap();
         assert_eq!(kept, Some(IdRange { first: 131_072, length: UNIT }));
         assert_eq!(first(&restarted, "c"), 196_608);
@@ -352,11 +352,11 @@ mod tests {
     }
 
     #[test]
-    fn only_those_who_want_one_and_where_it_can_be_had() {
+    fn range_needs_a_pod_that_requests_it_and_a_runtime_that_supports_it() {
         let dir = tempfile::tempdir().unwrap();
         let namespaces = namespaces(dir.path());
         for host_users in [json!(null), json!(true)] {
-            let range = namespaces.of_pod(&pod("a", host_users), || panic!("not asked"), &StopToken::never());
+            let range = namespaces.of_pod(&pod("a", host_users), || panic!("no call"), &StopToken::never());
             assert_eq!(range.unwrap(), None);
         }
         let error =
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_files_are_not_passed_over() {
+    fn damaged_file_of_another_pod_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let namespaces = namespaces(dir.path());
         std::fs::create_dir_all(dir.path().join("pods/x")).unwrap();
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kubelet_user_has_a_span_of_its_own() {
+    fn span_of_the_kubelet_user_is_parsed_and_checked() {
         let dir = tempfile::tempdir().unwrap();
         let mut namespaces = namespaces(dir.path());
         std::fs::write(dir.path().join("passwd"), "root:x:0:0\nkubelet:x:999:999\n").unwrap();
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn when_all_are_taken() {
+    fn no_range_is_free_when_all_are_taken() {
         let span = Span { first: 65_536, end: 65_536 * 3 };
         assert_eq!(free(span, UNIT, &BTreeSet::from([65_536])).unwrap().first, 131_072);
         assert_eq!(free(span, UNIT, &BTreeSet::from([65_536, 131_072])), None);

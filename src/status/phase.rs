@@ -6,7 +6,7 @@ use crate::model::{reasons, restart};
 
 use super::inputs::Inputs;
 
-/// `status.phase` of a pod that will never run again.
+/// Whether `status.phase` is one of a pod that will never run again.
 #[must_use]
 pub fn is_terminal(phase: Option<&str>) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
@@ -20,31 +20,31 @@ enum RunState {
     Running,
     /// Ended, with its exit code.
     Ended(i32),
-    /// Between two runs; the exit code is that of the last one.
+    /// Waiting for its next run; with the exit code of the last one.
     Between(i32),
     /// Waiting for its first run.
     Waiting,
-    /// Removed, to start again together with all the others.
+    /// Ended by a restart of all containers of the pod.
     Reset,
 }
 
 /// Whether containers can still start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outlook {
-    /// The pod continues.
+    /// Containers can start and restart.
     Open,
-    /// No container starts any more, whatever the restart policy.
+    /// No container starts again, independent of the restart policy.
     Closed,
 }
 
-/// The phase, independent of the previous one.
+/// The phase, computed without the previous one.
 pub(super) fn compute(inputs: &Inputs, status: &PodStatus) -> &'static str {
-    // A static pod that stops is replaced, not finished, so its termination forces no phase.
+    // A static pod that is stopped is not finished: its containers' restart policy still applies.
     let outlook = if inputs.terminal && !inputs.pod.is_static() { Outlook::Closed } else { Outlook::Open };
     of(inputs.pod, status, outlook, regular_in_sandbox(inputs))
 }
 
-/// Whether a regular container was made in the present sandbox.
+/// Whether a regular container was created in the present sandbox.
 fn regular_in_sandbox(inputs: &Inputs) -> bool {
     let sandbox = inputs.runtime.newest_sandbox().map(|sandbox| &sandbox.id);
     inputs.runtime.containers.iter().any(|instance| {

@@ -1,4 +1,4 @@
-//! Resources in a status: the allocated ones, and those that the runtime applied.
+//! The resources in a status: the allocated ones, and those that the runtime reports as applied.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::model::runtime::{AppliedResources, ContainerState, ContainerStatus as
 
 type Quantities = BTreeMap<String, Quantity>;
 
-/// The minimum CPU weight of a container in shares, whatever it requests.
+/// The minimum of CPU shares of a container. It also applies if the container requests fewer.
 const MIN_SHARES: i64 = 2;
 /// The minimum CPU limit in millicores that can be enforced.
 const MIN_LIMIT_MILLICORES: i64 = 10;
@@ -22,7 +22,7 @@ fn canonical_map(map: Option<&Quantities>) -> Option<Quantities> {
     (!map.is_empty()).then_some(map)
 }
 
-/// Requests of a container, its limits where it has no request; `None` if there are none.
+/// The requests of a container; a limit without a request is used as the request, too.
 pub(super) fn allocated(spec: &Container) -> Option<Quantities> {
     let resources = spec.resources.as_ref()?;
     let maps = [&resources.limits, &resources.requests];
@@ -31,8 +31,8 @@ pub(super) fn allocated(spec: &Container) -> Option<Quantities> {
     canonical_map(Some(&merged))
 }
 
-/// The resources of a container: the allocation, corrected by the values that the runtime reports
-/// as applied, and by the memory request that it runs with.
+/// The resources of a container: the allocation, in which the values that the runtime reports as
+/// applied and `memory_request`, the request that is in effect, replace the allocated ones.
 pub(super) fn of_container(
     spec: &Container,
     instance: &Instance,
@@ -41,7 +41,7 @@ pub(super) fn of_container(
     let own = spec.resources.as_ref();
     let mut limits = canonical_map(own.and_then(|resources| resources.limits.as_ref()));
     let mut requests = allocated(spec);
-    // A container that does not run has its allocation.
+    // If the container does not run, the allocation is shown.
     if let Some(applied) = instance.resources.filter(|_| instance.state == ContainerState::Running) {
         if let Some(limits) = &mut limits {
             correct(limits, "cpu", limit_millicores(&applied).map(Amount::from_milli), MIN_LIMIT_MILLICORES);
@@ -64,8 +64,8 @@ fn limit_millicores(applied: &AppliedResources) -> Option<i64> {
     Some(quota.saturating_mul(1000) / period).filter(|millicores| *millicores > 0)
 }
 
-/// Writes the applied amount, unless both are at or below `floor_milli`, where the kernel does not
-/// distinguish them.
+/// Replaces an amount in `map` with the applied one, unless both are at most `floor_milli`: the
+/// kernel applies the same minimum for both.
 fn correct(map: &mut Quantities, name: &str, applied: Option<Amount>, floor_milli: i64) {
     let Some(applied) = applied else { return };
     let wanted = map.get(name).map(crate::model::quantity::amount);
@@ -78,8 +78,8 @@ fn correct(map: &mut Quantities, name: &str, applied: Option<Amount>, floor_mill
     map.insert(name.to_owned(), Quantity(applied.write(form)));
 }
 
-/// `status.allocatedResources` and `status.resources`: the sums over the containers, or the
-/// pod-level values if it has them.
+/// Sets `status.allocatedResources` and `status.resources`: the pod-level values of the spec if
+/// there are any, and otherwise the sums over the containers.
 pub(super) fn set_pod_level(pod: &Pod, status: &mut PodStatus) {
     let texts = |amounts: Amounts| -> Option<Quantities> {
         let map: Quantities = amounts
@@ -100,7 +100,7 @@ pub(super) fn set_pod_level(pod: &Pod, status: &mut PodStatus) {
     status.allocated_resources = requests;
 }
 
-/// A sum is written in the form of its first summand.
+/// The form in which a sum is written (binary or decimal): that of the first value in it.
 fn form_in(pod: &Pod, name: &str) -> Form {
     let of = |resources: &ResourceRequirements| {
         [&resources.requests, &resources.limits]

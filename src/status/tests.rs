@@ -93,8 +93,8 @@ fn runtime_id(value: &Value) -> Option<&str> {
     value.as_str().map(|id| id.trim_start_matches("containerd://"))
 }
 
-/// The instances that the runtime had when `recorded` was composed, newest first, and the
-/// start failure that was remembered.
+/// The instances that the runtime had when the status `recorded` was composed, newest first, and
+/// the reason why the container did not start then, if there was one.
 fn rebuild(recorded: &Value, applied: &Value) -> (Vec<Instance>, Option<(String, String)>) {
     let name = recorded["name"].as_str().unwrap();
     let base = Instance {
@@ -158,7 +158,7 @@ const REASONS: [&str; 5] = [
 ];
 
 #[test]
-fn equal_to_the_recordings() {
+fn composed_statuses_equal_the_recorded_ones() {
     let now: Timestamp = "2026-01-01T00:00:10.5Z".parse().unwrap();
     let mut count = 0;
     for line in include_str!("golden.jsonl").lines() {
@@ -203,9 +203,9 @@ fn equal_to_the_recordings() {
     assert_eq!(count, 27);
 }
 
-/// The first status that a Go kubelet sends for an API pod with an init container.
+/// Compares with the first status that a Go kubelet sends for an API pod with an init container.
 #[test]
-fn equal_to_the_first_patch_of_an_api_pod() {
+fn first_status_of_an_api_pod_equals_the_go_kubelets() {
     let pod = api_pod(json!({
         "initContainers": [{"name": "i", "image": "localhost/busybox:1"}],
         "containers": [{"name": "c", "image": "localhost/busybox:1", "volumeMounts": [
@@ -332,7 +332,7 @@ fn phases_of_init_containers() {
         let failed = if policy == "Never" { "Failed" } else { "Pending" };
         case(spec(policy), "i=Exited:1").check(failed);
         case(spec(policy), "i=Exited j=Exited:1").check(failed);
-        // Records of init containers are removed first; the pod continues.
+        // Only the records of the init containers were removed: the pod continues.
         case(spec(policy), "c=Running").check("Running");
     }
 }
@@ -354,7 +354,7 @@ fn phases_with_sidecars() {
 }
 
 #[test]
-fn a_terminal_phase_stays_with_its_reason() {
+fn terminal_phase_and_its_reason_do_not_change() {
     let evicted = PodStatus {
         phase: Some("Failed".into()),
         reason: Some("Evicted".into()),
@@ -366,14 +366,14 @@ fn a_terminal_phase_stays_with_its_reason() {
     assert_eq!(status.phase, evicted.phase);
     assert_eq!(status.reason, evicted.reason);
     assert_eq!(status.message, evicted.message);
-    // A terminal phase at the API server is final, too.
+    // A terminal phase that only the API server shows does not change either.
     let pod =
         pod(json!({"metadata": {"name": "p"}, "spec": two("Always"), "status": {"phase": "Succeeded"}}));
     assert_eq!(case(Value::Null, "a=Running b=Running").compose(&pod).phase.as_deref(), Some("Succeeded"));
 }
 
 #[test]
-fn deadlines() {
+fn active_deadline_fails_a_pod_that_runs_longer() {
     let spec = json!({"restartPolicy": "Never", "activeDeadlineSeconds": 50, "containers": [{"name": "c"}]});
     let pod = api_pod(spec.clone());
     let started =
@@ -397,12 +397,12 @@ fn deadlines() {
     assert_eq!(over.message.as_deref(), Some(message));
     let ready = over.conditions.iter().flatten().find(|c| c.type_ == "Ready").unwrap();
     assert_eq!((ready.status.as_str(), ready.reason.as_deref()), ("False", Some("PodFailed")));
-    // It ended by itself, before the deadline was checked.
+    // The container ended by itself before the deadline was checked.
     check(150, "c=Exited", "Succeeded", None);
-    // Killed for its deadline, it exits with 0 and stays failed.
+    // A pod that exceeded its deadline stays failed although its container exits with 0.
     let stopped = Case { old: Some(&over), terminal: true, ..case(spec.clone(), "c=Exited") }.compose(&pod);
     assert_eq!(stopped.reason.as_deref(), Some("DeadlineExceeded"));
-    // Without any status the creation of the sandbox (at 99) is the start.
+    // Without an earlier status the pod started when its sandbox was created (at 99).
     let fresh = case(spec.clone(), "c=Running").compose(&pod);
     assert_eq!(fresh.start_time.unwrap().0, at(99));
     assert_eq!(fresh.phase.as_deref(), Some("Failed"));
@@ -431,7 +431,7 @@ fn container_after(old: &PodStatus, now: &str, deleting: bool) -> Value {
 }
 
 #[test]
-fn a_vanished_container() {
+fn vanished_container_is_counted_once_as_a_restart() {
     let running = old_with(json!({"running": {}}), json!({}));
     let lost = json!({"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "message":
         "The container could not be located when the pod was deleted.  The container used to be Running"}});
@@ -440,11 +440,11 @@ fn a_vanished_container() {
     assert_eq!(shown["state"], json!({"waiting": {"reason": "ContainerCreating"}}));
     assert_eq!((&shown["restartCount"], &shown["phase"]), (&json!(3), &json!("Running")));
     assert_eq!(container_after(&running, "", true)["restartCount"], 2);
-    // Composed again: nothing is counted twice.
+    // When the status is composed again, the restart is not counted again.
     let again = old_with(json!({"waiting": {}}), json!({"restartCount": 3, "lastState": lost}));
     let shown = container_after(&again, "", false);
     assert_eq!((&shown["restartCount"], &shown["lastState"]), (&json!(3), &lost));
-    // The end of an older instance is sufficient.
+    // If the old status has a last state, this stays and no restart is counted.
     let ended = json!({"terminated": {"exitCode": 1}});
     let shown = container_after(&old_with(json!({"running": {}}), json!({"lastState": ended})), "", false);
     assert_eq!(
@@ -454,13 +454,13 @@ fn a_vanished_container() {
     // A container that had ended stays unchanged.
     let shown = container_after(&old_with(ended.clone(), json!({})), "", false);
     assert_eq!((&shown["state"]["terminated"]["exitCode"], &shown["restartCount"]), (&json!(1), &json!(2)));
-    // It never ran: waiting without a last state.
+    // A container that never ran is waiting and has no last state.
     let shown = container_after(&old_with(json!({"waiting": {}}), json!({})), "", false);
     assert_eq!((&shown["lastState"], &shown["phase"]), (&json!({}), &json!("Pending")));
 }
 
 #[test]
-fn a_container_in_an_unknown_state() {
+fn running_container_in_unknown_state_is_shown_as_terminated() {
     let running = old_with(json!({"running": {}}), json!({}));
     let shown = container_after(&running, "c=Unknown", false);
     let terminated = json!({"exitCode": 137, "reason": "ContainerStatusUnknown",
@@ -475,7 +475,7 @@ fn a_container_in_an_unknown_state() {
 }
 
 #[test]
-fn a_lost_init_container_counts_as_completed() {
+fn init_container_without_a_record_is_shown_as_completed() {
     let pod = api_pod(json!({"containers": [{"name": "c"}], "initContainers": [
         {"name": "i"}, {"name": "s", "restartPolicy": "Always"}]}));
     let node = NodeAddresses::default();
@@ -530,7 +530,7 @@ fn started_and_ready_follow_the_probes() {
         (Pending, Success, None, false, false),
         (Failure, Success, Some(&was), false, false),
         (Success, Success, None, true, true),
-        // No verdict yet on an instance that was ready, or whose readiness is unknown.
+        // There is no verdict yet: the old values stay, or are true if there are none.
         (Kept, Kept, Some(&was), true, true),
         (Kept, Kept, Some(&was_not), false, false),
         (Kept, Kept, None, true, true),
@@ -561,7 +561,7 @@ fn ephemeral_containers_are_neither_started_nor_ready() {
 }
 
 #[test]
-fn readiness_gates() {
+fn pod_is_ready_only_when_its_readiness_gates_are_true() {
     let check = |conditions: Value, status: &str, message: Option<&str>| {
         let pod = pod(json!({"metadata": {"name": "p"}, "status": {"conditions": conditions},
             "spec": {"containers": [{"name": "c"}], "readinessGates": [{"conditionType": "x/y"}]}}));
@@ -584,7 +584,7 @@ fn readiness_gates() {
 }
 
 #[test]
-fn addresses() {
+fn first_pod_ip_has_the_family_of_the_first_host_ip() {
     let check = |host_network: bool, hosts: &[&str], ips: &[&str], old: &[&str], expected: &[&str]| {
         let pod = api_pod(json!({"hostNetwork": host_network, "containers": [{"name": "c"}]}));
         let parse = |list: &[&str]| list.iter().map(|ip| ip.parse().unwrap()).collect();
@@ -613,7 +613,7 @@ fn addresses() {
 }
 
 #[test]
-fn pod_ips_are_those_of_the_status() {
+fn pod_ips_equal_those_in_the_composed_status() {
     let check =
         |host_network: bool, hosts: &[&str], found: &[&str], old: Option<&[&str]>, expected: &[&str]| {
             let pod = api_pod(json!({"hostNetwork": host_network, "containers": [{"name": "c"}]}));
@@ -633,7 +633,7 @@ fn pod_ips_are_those_of_the_status() {
                 status.pod_ips.iter().flatten().filter_map(|ip| ip.ip.parse().ok()).collect();
             assert_eq!(ips, shown);
         };
-    // Also before the first status; without an API server the node's addresses are unknown.
+    // A pod on the host's network has the node's addresses, even before its first status.
     check(true, &["192.0.2.1", "fd00::1"], &[], None, &["192.0.2.1", "fd00::1"]);
     check(true, &["192.0.2.2"], &["10.0.0.5"], Some(&["192.0.2.1"]), &["192.0.2.1"]);
     check(true, &["192.0.2.2"], &[], Some(&["rubbish"]), &[]);
@@ -649,9 +649,9 @@ fn shown_pod(spec: Value, status: Value) -> Pod {
         "status": status}))
 }
 
-/// Another client ended the pod at the API server: its phase and reason stay.
+/// Another client wrote a terminal phase to the API server: the phase and its reason stay.
 #[test]
-fn the_api_servers_terminal_phase_is_forced() {
+fn terminal_phase_at_the_api_server_replaces_the_computed_one() {
     let status = json!({"phase": "Failed", "reason": "Evicted", "message": "m"});
     let pod = shown_pod(json!({"containers": [{"name": "c"}]}), status);
     let runtime = runtime(instances("c=Running"));
@@ -686,7 +686,7 @@ fn conditions_of_other_writers_at_the_api_server_stay() {
     assert_eq!(status.observed_generation, Some(2));
     let generations = status.conditions.iter().flatten().skip(1).map(|one| one.observed_generation);
     assert!(generations.into_iter().all(|generation| generation == Some(2)));
-    // The condition of this node's own decision about the pod's end stays.
+    // The condition that the agent set when it decided to end the pod stays.
     disrupt(&pod, &mut status, "why", at(6));
     disrupt(&pod, &mut status, "why", at(7));
     let next = compose(&Inputs { old: Some(&status), ..Inputs::new(&pod, &runtime, &node, at(8)) });
@@ -705,7 +705,7 @@ fn conditions_of_other_writers_at_the_api_server_stay() {
 }
 
 #[test]
-fn gates_that_changed_at_the_api_server() {
+fn changed_readiness_gates_at_the_api_server_are_detected() {
     let spec = json!({"containers": [{"name": "c"}], "readinessGates": [{"conditionType": "x/y"}]});
     let gated =
         |status: &str| shown_pod(spec.clone(), json!({"conditions": [{"type": "x/y", "status": status}]}));
@@ -721,7 +721,7 @@ fn gates_that_changed_at_the_api_server() {
 }
 
 #[test]
-fn a_restart_of_all_containers_is_a_condition() {
+fn restart_of_all_containers_is_shown_as_a_condition() {
     let rules = json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
     let pod = api_pod(json!({"restartPolicy": "Never",
         "containers": [{"name": "c", "restartPolicy": "Never", "restartPolicyRules": rules}]}));

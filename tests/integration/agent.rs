@@ -266,7 +266,7 @@ fn local_commands_print_the_state_of_the_agent() {
     assert_eq!(node.cli(&["logs", "web", "-c", "two"]), "started\n");
     let first = node.command(&["logs", "web"]);
     assert_eq!(stdout(&first), "started\n");
-    assert!(stderr(&first).contains("taking container one"), "{}", stderr(&first));
+    assert!(stderr(&first).contains("using container one"), "{}", stderr(&first));
     let stamped = node.cli(&["logs", "web", "-c", "one", "--timestamps"]);
     assert!(stamped.starts_with("2026-01-02T03:04:05") && stamped.ends_with(" started\n"), "{stamped}");
     assert!(node.cli(&["version"]).contains(env!("CARGO_PKG_VERSION")));

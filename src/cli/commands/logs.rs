@@ -1,4 +1,4 @@
-//! `coracle logs POD`: the container's bytes, unchanged.
+//! `coracle logs POD`: prints the log of a container unchanged.
 
 use std::io::Read;
 
@@ -15,7 +15,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &LogsOpti
     let several = response.header("Coracle-Containers").and_then(|text| text.parse().ok()).unwrap_or(1) > 1;
     if options.container.is_none() && several {
         let name = response.header("Coracle-Container").unwrap_or_default().to_owned();
-        complain(&format!("taking container {name}; choose another one with -c"));
+        complain(&format!("using container {name}; choose another one with -c"));
     }
     let mut chunk = vec![0; 64 * 1024];
     loop {
@@ -23,7 +23,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &LogsOpti
         if count == 0 {
             return Ok(Exit::Success);
         }
-        // Raw, as kubectl does: a log may be binary, and its colors are its own.
+        // Like kubectl, prints control characters unchanged: a log may be binary or use colors.
         console.out.write_all(chunk.get(..count).unwrap_or_default())?;
         console.out.flush()?;
     }
@@ -45,7 +45,7 @@ fn target(options: &LogsOptions, now: jiff::Timestamp) -> String {
         target.push_str(&format!("&tail={tail}"));
     }
     if let Some(since) = options.since {
-        // A span before the first possible time means the whole log.
+        // A duration that is too long for a timestamp means the whole log.
         let at = now.checked_sub(since).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
         target.push_str(&format!("&since={at}"));
     }

@@ -19,8 +19,8 @@ pub(super) fn run(console: &mut Console<'_>, files: &[PathBuf], output: Output) 
     Ok(if failed { Exit::CheckFailed } else { Exit::Success })
 }
 
-/// A line per finding in the form of compilers, `FILE:LINE: SEVERITY: FIELD: MESSAGE`, and one
-/// for each file without an error.
+/// Prints a line per finding in the format of compilers, `FILE:LINE: SEVERITY: FIELD: MESSAGE`,
+/// and a line for each file without an error.
 fn print(console: &mut Console<'_>, all: &[Checked]) -> std::io::Result<()> {
     for checked in all {
         let file = visible(&checked.file);

@@ -13,9 +13,9 @@ use scalar::resolve;
 use serde_json::{Map, Value};
 use serde_saphyr::granit_parser::{Event, Options, Parser, ScalarStyle, ScanError, Span, StrInput, Tag};
 
-/// The largest text that is parsed.
+/// The limit of the text's size.
 pub const MAX_TEXT_BYTES: usize = 10 * 1024 * 1024;
-/// The deepest nesting; a pod needs about 15.
+/// The limit of nested levels; a pod needs about 15.
 const MAX_DEPTH: usize = 64;
 /// The limit of nodes in all documents of a text, including copies through aliases.
 const MAX_NODES: usize = 500_000;
@@ -47,9 +47,9 @@ pub struct Document {
 }
 
 impl Document {
-    /// The line of a field path such as `spec.containers[0].image` or `metadata.labels[a.b/c]`: of
-    /// the field's key, or of its nearest ancestor that exists. An empty path is the document
-    /// itself.
+    /// The line of a field, given by a path such as `spec.containers[0].image` or
+    /// `metadata.labels[a.b/c]`: the line of its key, or of its nearest ancestor that exists. The
+    /// empty path means the document itself.
     #[must_use]
     pub fn line_of(&self, path: &str) -> Option<u32> {
         let mut mark = &self.marks;
@@ -90,7 +90,7 @@ impl Mark {
                 Some((items.get(index.parse::<usize>().ok()?)?, after))
             }
             Below::Fields(fields) => {
-                // Keys may contain dots, so the longest matching key is used.
+                // Keys may contain dots, so the longest key that matches is used.
                 let path = path.strip_prefix('.').unwrap_or(path);
                 let fits = |key: &str| -> Option<&'p str> {
                     if let Some(inner) = path.strip_prefix('[')
@@ -155,7 +155,7 @@ pub fn parse_bytes(bytes: &[u8]) -> Result<Vec<Document>, YamlError> {
 /// Writes a value as YAML, ending in a newline.
 #[must_use]
 pub fn to_yaml(value: &Value) -> String {
-    // A `Value` has string keys and finite numbers only, which always serialize; JSON is YAML too.
+    // A `Value` always serializes: its keys are strings, its numbers finite. JSON is YAML, too.
     let mut text = serde_saphyr::to_string(value).unwrap_or_else(|_| value.to_string());
     if !text.ends_with('\n') {
         text.push('\n');
@@ -293,7 +293,7 @@ impl<'t> Builder<'t> {
             let (key, line) = match self.next()? {
                 Event::MappingEnd => break,
                 Event::Scalar(text, ScalarStyle::Plain, _, None) if text == "<<" => {
-                    let refusal = self.fail("the merge key << takes mappings only, and once");
+                    let refusal = self.fail("the merge key << may occur once, and only with mappings");
                     let event = self.next()?;
                     let (value, _) = self.node(event, depth + 1)?;
                     let sources = match value {

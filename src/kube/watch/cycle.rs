@@ -1,4 +1,4 @@
-//! One round of list and watch.
+//! The list and watch of one resource, until an error.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -16,30 +16,30 @@ use crate::transport::api::{DialError, Lines, Use};
 use crate::util::backoff::{Failures, random_unit};
 use crate::util::stop::Waited;
 
-/// The server ends a watch after a random time between this and twice this.
+/// The server ends a watch after a random time between this number of seconds and twice as many.
 const WATCH_SECONDS: u64 = 300;
-/// The additional time after which a silent server is considered unreachable.
+/// If a watch does not end this long after that time, the server is considered unreachable.
 const GRACE: Duration = Duration::from_secs(30);
-/// A watch that ends earlier without an event is a failure.
+/// A watch that ends before this time without an event is a failure.
 const SHORT: Duration = Duration::from_secs(1);
-/// This many watches in a row that end early are a failure, too. DIFFERS: upstream immediately
-/// reopens a watch that delivered an event, without a limit.
+/// This many watches in a row that end before `SHORT` are a failure, too. DIFFERS: upstream has no
+/// limit: it immediately reopens a watch that delivered an event.
 const MAX_SHORT: u32 = 5;
-/// A watch list that takes longer is logged.
+/// A streaming list that takes longer than this is logged.
 const SLOW: Duration = Duration::from_secs(10);
-/// The longest line of a watch; larger than any object that API servers store, as JSON.
+/// The limit of a line of a watch, in bytes. No object that an API server stores is larger as JSON.
 const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
 /// Marks the bookmark after which events are changes.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
-/// The state between the rounds.
+/// The state that remains between two calls of `cycle`.
 pub(super) struct Reflector<'a, S> {
     client: &'a Client,
     watched: &'a Watched,
     sink: &'a mut S,
-    /// The last resource version; empty: none yet.
+    /// The last resource version that the server sent; empty before the first one.
     version: String,
-    /// The server does not have that version, or no longer.
+    /// The server does not have this version yet, or no longer.
     version_unavailable: bool,
     /// The first list was returned in pages, although the request allowed a cached state.
     paged: bool,
@@ -61,11 +61,11 @@ enum Event {
     Unknown(String),
 }
 
-/// How a watch ended that will be opened again.
+/// How a watch ended.
 enum End {
-    /// At the server's time limit, or by a broken connection.
+    /// At the server's time limit, or because the connection broke.
     Closed { events: u64 },
-    /// By a failure that must be logged.
+    /// Because of a failure that must be logged.
     Failed(ApiError),
 }
 
@@ -99,7 +99,7 @@ impl<'a, S> Reflector<'a, S> {
             Ok(stream) => Some(stream),
             Err(error) if error.is_stopping() || error.is_transport() => return Err(error),
             Err(error) => {
-                log::debug!("{}: no streaming list, listing instead: {error}", self.watched.target);
+                log::debug!("{}: the streaming list failed, a list follows: {error}", self.watched.target);
                 self.list()?;
                 None
             }
@@ -107,7 +107,7 @@ impl<'a, S> Reflector<'a, S> {
         self.watch(stream, waits)
     }
 
-    /// Reads all objects by a watch, which then continues with the changes.
+    /// Reads all objects with a watch, which then continues with the changes.
     fn streaming_list<T: DeserializeOwned>(&mut self, waits: &mut Waits) -> Result<Stream, ApiError>
     where
         S: FnMut(Change<T>),
@@ -156,7 +156,7 @@ impl<'a, S> Reflector<'a, S> {
         }
     }
 
-    /// All objects and their version; `None` if the stream ended before the last one.
+    /// Reads all objects and their version; `None` if the stream ended before the last object.
     fn initial_events<T: DeserializeOwned>(
         &self,
         stream: &mut Stream,
@@ -229,7 +229,7 @@ impl<'a, S> Reflector<'a, S> {
         let mut pages = 1;
         while !all.token.is_empty() {
             let page: Page<T> = match self.page("", PAGE, &all.token) {
-                // The snapshot of the pages has expired: list without pages.
+                // The server no longer has the snapshot of these pages: list without pages.
                 Err(error) if error.is_gone() => return Ok((self.page(version, "", "")?, pages)),
                 page => page?,
             };
@@ -260,7 +260,7 @@ impl<'a, S> Reflector<'a, S> {
         })
     }
 
-    /// Follows the changes, in an open stream or from the last version.
+    /// Reads the changes from an open stream, or from a new one that begins at the last version.
     fn watch<T: DeserializeOwned>(
         &mut self,
         mut open: Option<Stream>,
@@ -287,7 +287,7 @@ impl<'a, S> Reflector<'a, S> {
             };
             let end = self.follow(&mut stream);
             self.client_stopped()?;
-            // The stream was ended on purpose, because of other credentials.
+            // The client ended the stream because its credentials changed.
             if self.client.generation() != stream.generation {
                 continue;
             }
@@ -300,7 +300,7 @@ impl<'a, S> Reflector<'a, S> {
                 }
                 End::Failed(error) => return Err(error),
                 End::Closed { events } if soon && (events == 0 || short >= MAX_SHORT) => {
-                    return Err(self.form("watch", "very short watch: the server ended it immediately"));
+                    return Err(self.form("watch", "the server ended the watch immediately"));
                 }
                 End::Closed { .. } => {}
             }
@@ -312,8 +312,8 @@ impl<'a, S> Reflector<'a, S> {
     where
         S: FnMut(Change<T>),
     {
-        // Without a version the watch begins with all objects in any order, so the version of one
-        // of them is not yet a version to continue from.
+        // Without a version the watch begins with all objects, in any order. Their versions are not
+        // versions from which a watch can continue.
         let mut ordered = !matches!(self.version.as_str(), "" | "0");
         let mut events = 0;
         loop {
@@ -351,8 +351,8 @@ impl<'a, S> Reflector<'a, S> {
             match decode(object) {
                 Ok(object) if removed => self.deliver(Change::Removed(object)),
                 Ok(object) => self.deliver(Change::Set(object)),
-                // DIFFERS: upstream ends the watch and lists again. One unreadable object must not
-                // end the changes of all others.
+                // DIFFERS: upstream ends the watch and lists again. Here the watch of the other
+                // objects continues.
                 Err(error) => {
                     log::error!("watch of {}: an object cannot be read: {error}", self.watched.target)
                 }
@@ -363,13 +363,13 @@ impl<'a, S> Reflector<'a, S> {
         }
     }
 
-    /// The server is at an older version than it sent before: it was restored from a backup, and
-    /// all objects must be listed again.
+    /// Handles a server that sends an older version than before: it was restored from a backup.
+    /// All objects must be listed again.
     ///
-    /// DIFFERS: upstream continues, and misses the changes between the backup's version and its own
-    /// until a watch happens to expire.
+    /// DIFFERS: upstream continues. Until a watch expires it misses the changes between the version
+    /// of the backup and its own version.
     fn went_back(&mut self, version: &str) -> End {
-        let what = format!("the server is at version {version}, it was at {} before", self.version);
+        let what = format!("the server is at version {version}, but was at {} before", self.version);
         self.version_unavailable = true;
         End::Failed(self.form("watch", &what))
     }
@@ -393,7 +393,7 @@ impl<'a, S> Reflector<'a, S> {
         Ok(Stream { lines: Lines::new(body, MAX_LINE_BYTES), opened, generation })
     }
 
-    /// The next event; `None` at the regular end and when the connection broke.
+    /// The next event; `None` at the regular end, and when the connection broke.
     fn event(&self, lines: &mut Lines) -> Result<Option<Event>, ApiError> {
         let line = match lines.next_line() {
             Ok(Some(line)) => line,
@@ -431,7 +431,7 @@ impl<'a, S> Reflector<'a, S> {
         (self.sink)(change);
     }
 
-    /// Waits between two attempts, of which the first had credentials of this generation.
+    /// Waits before a retry. The wait ends early if the credentials are newer than `generation`.
     fn step(&self, generation: u64, waits: &mut Waits) -> Result<(), ApiError> {
         match self.client.pause_with(generation, waits.next(Instant::now(), random_unit())) {
             Waited::Stopped => Err(self.stopping()),
@@ -456,7 +456,7 @@ impl<'a, S> Reflector<'a, S> {
     }
 }
 
-/// The server cannot serve this version.
+/// Whether the server cannot serve the requested version.
 fn expired(error: &ApiError) -> bool {
     error.is_gone() || error.is_too_large_version()
 }
@@ -469,7 +469,7 @@ fn key(object: &Value) -> (String, String) {
     (text("namespace"), text("name"))
 }
 
-/// Versions are opaque, except that newer ones are greater numbers.
+/// Compares resource versions: if both are numbers, the smaller one is older.
 fn is_older(version: &str, known: &str) -> bool {
     let number = |version: &str| version.parse::<u128>().ok();
     number(version).zip(number(known)).is_some_and(|(version, known)| version < known)

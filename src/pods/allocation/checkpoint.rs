@@ -1,4 +1,4 @@
-//! The state files in the layout of the Go kubelet (pkg/kubelet/allocation/state).
+//! The state files of allocations, in the Go kubelet's format (pkg/kubelet/allocation/state).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,18 +12,18 @@ use crate::util::atomic_file;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the names say what the values are")]
 pub enum CheckpointError {
-    /// It exists, and its content is unreadable.
+    /// The file exists, but cannot be read or parsed.
     #[error(
         "could not restore state from checkpoint: {why}, please drain this node and delete pod resource \
          information checkpoint file \"{}\" before restarting Kubelet", path.display()
     )]
     Corrupt { path: PathBuf, why: String },
-    /// It cannot be written.
-    #[error("cannot write what pods were granted to {}: {error}", path.display())]
+    /// The file cannot be written.
+    #[error("cannot write the allocations of pods to {}: {error}", path.display())]
     Write { path: PathBuf, error: std::io::Error },
 }
 
-/// The entries of a file, each as JSON. A file that does not exist has none.
+/// The entries of a file, each as JSON. There are none if the file does not exist.
 pub(super) fn read(path: &Path) -> Result<BTreeMap<PodUid, Box<str>>, CheckpointError> {
     let corrupt = |why: String| CheckpointError::Corrupt { path: path.to_owned(), why };
     let text = match std::fs::read_to_string(path) {
@@ -45,7 +45,7 @@ fn parse(text: &str) -> Result<BTreeMap<PodUid, Box<str>>, String> {
     Ok(entries.map(|(uid, entry)| (PodUid::from(uid.as_str()), entry.to_string().into_boxed_str())).collect())
 }
 
-/// A file of these entries.
+/// The content of a file with these entries.
 pub(super) fn render(entries: &BTreeMap<PodUid, Box<str>>) -> String {
     let mut data = String::from("{");
     for (uid, entry) in entries {
@@ -64,7 +64,7 @@ pub(super) fn write(path: &Path, text: &str) -> Result<(), CheckpointError> {
         .map_err(|error| CheckpointError::Write { path: path.to_owned(), error })
 }
 
-/// 32-bit FNV-1a of the text as Go prints a string with its type.
+/// The Go kubelet's checksum: the 32-bit FNV-1a of `(string)` and the text.
 fn checksum(data: &str) -> u32 {
     let bytes = "(string)".bytes().chain(data.bytes());
     bytes.fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
@@ -80,7 +80,7 @@ mod unit {
     }
 
     #[test]
-    fn files_are_read_as_they_were_written() {
+    fn written_entries_equal_the_entries_read_back() {
         let entry = r#"{"ContainerResources":{"c":{"limits":{"cpu":"1"},"requests":{"cpu":"500m"}}}}"#;
         let entries = BTreeMap::from([(PodUid::from("u1"), entry.into()), (PodUid::from("u2"), "{}".into())]);
         let text = render(&entries);

@@ -31,7 +31,7 @@ impl Worker {
         failed
     }
 
-    /// Stops single containers one after the other, each with the grace period of its reason.
+    /// Stops single containers one after the other. A failed probe may set the grace period.
     pub(super) fn kill_single(
         &self,
         kills: &[plan::KillContainer],
@@ -54,10 +54,10 @@ impl Worker {
         Ok(())
     }
 
-    /// Whether a restart of all containers has to wait because one of those that request it ends
-    /// repeatedly; the reason, which its status shows from now on, and the duration.
+    /// The wait before a restart of all containers if a container that requests it is in back-off.
+    /// From now on the status of this container shows the reason. `None`: no wait.
     ///
-    /// DIFFERS: upstream removes the record of the container that requests it, and with it the wait.
+    /// DIFFERS: upstream removes the record of the container that requests it, and so its back-off.
     pub(super) fn hold_reset(&mut self, resets: &[plan::Reset], runtime: &PodRuntime) -> Option<Failed> {
         let pod = self.pod().clone();
         let mut held: Option<Failed> = None;
@@ -79,7 +79,7 @@ impl Worker {
     }
 
     /// Removes every container of the pod from the runtime, so that all start again in the
-    /// same sandbox. Their log files stay, and restart counts continue from these.
+    /// same sandbox. Their log files stay: the new restart counts follow from the names of these.
     pub(super) fn reset(
         &mut self,
         resets: &[plan::Reset],
@@ -103,12 +103,12 @@ impl Worker {
         Ok(())
     }
 
-    /// With a new sandbox all init containers run again: their results in the old one are void.
+    /// Removes the records of all init containers, because they run again in the new sandbox.
     pub(super) fn remove_init_records(&self, runtime: &PodRuntime, cancel: &StopToken) {
         let init = |name: &str| self.pod().init_containers().iter().any(|container| container.name == name);
         for record in runtime.containers.iter().filter(|record| init(&record.name)) {
             if let Err(error) = self.deps.runtime.remove_container(&record.id, cancel) {
-                // The plan ignores it, and garbage collection removes it later.
+                // The plan ignores this record, and garbage collection removes it later.
                 log::debug!("cannot remove init container {}: {error}", record.name);
             }
         }

@@ -1,4 +1,4 @@
-//! Reading one cgroup, in either version. The parsers take text and are pure.
+//! Reads one cgroup of version 1 or 2. The parsers take text and are pure.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use super::request::Depth;
 use super::sample::{Details, DiskTraffic, Numbers, Pressure, Share};
 use crate::resources::cgroups::Cgroups;
 
-/// A limit above this means no limit, which the kernel rounds in several ways.
+/// A larger value means no limit: the kernel rounds the maximum in several ways.
 const UNLIMITED: u64 = 1 << 62;
 
-/// Nanoseconds in a tick of `cpuacct.stat`; the same on every architecture we build for.
+/// Nanoseconds in a tick of `cpuacct.stat`; the same on every supported architecture.
 const TICK_NANOSECONDS: u64 = 10_000_000;
 
 #[derive(Debug, Clone)]
@@ -46,7 +46,7 @@ impl Tree {
         self.read(controller, path, file)?.trim().parse().ok()
     }
 
-    /// Processor time alone: the first of two samples.
+    /// The CPU time in nanoseconds, without other numbers: the first sample of a rate.
     pub(super) fn cpu(&self, path: &str) -> Option<u64> {
         if self.v2 {
             micro(field(&self.read("", path, "cpu.stat")?, "usage_usec"))
@@ -57,14 +57,14 @@ impl Tree {
 
     /// The processes of the cgroup; `None` when there is no such cgroup.
     pub(super) fn processes(&self, path: &str) -> Option<Processes> {
-        // As the Go kubelet: a process without a cgroup is in the root of one controller and not
-        // always of another.
+        // As the Go kubelet. In version 1 the root cgroups of two controllers can have different
+        // processes.
         let of = |controller| Processes::read(&self.dir(controller, path).join("cgroup.procs"));
         of("cpu").or_else(|| of("memory"))
     }
 
-    /// When the cgroup was made, by the times of its directory and of a file that rarely changes
-    /// later (cadvisor: container/common/helpers.go).
+    /// When the cgroup was made: the earlier modification time of its directory and of a file that
+    /// rarely changes later (cadvisor: container/common/helpers.go).
     pub(super) fn made(&self, path: &str) -> Option<Timestamp> {
         let dir = self.dir("memory", path);
         let file = dir.join(if self.v2 { "cgroup.events" } else { "cgroup.clone_children" });
@@ -89,7 +89,7 @@ impl Tree {
         let mut numbers = Numbers {
             at: Timestamp::now(),
             cpu: self.number("cpuacct", path, "cpuacct.usage"),
-            // Without accounting of swap the kernel omits the line.
+            // The kernel omits the line if it does not account for swap.
             swap: field(&stat, "total_swap"),
             ..memory(usage, &stat, ["total_inactive_file", "total_rss"])
         };
@@ -100,7 +100,7 @@ impl Tree {
     fn second(&self, path: &str, depth: Depth, whole: bool) -> Option<Numbers> {
         let stat = self.read("", path, "memory.stat")?;
         let cpu = self.read("", path, "cpu.stat").unwrap_or_default();
-        // The root has no file of its own for this.
+        // The root cgroup has no file `memory.current`.
         let usage = self
             .number("", path, "memory.current")
             .or_else(|| Some(field(&stat, "anon")?.saturating_add(field(&stat, "file")?)));
@@ -120,7 +120,7 @@ impl Tree {
         Some(limited(numbers, memory_limit, swap_limit))
     }
 
-    /// A number of version 2, or `max`; `None` without the file.
+    /// A limit of version 2; `u64::MAX` for `max`, `None` without the file.
     fn maximum(&self, path: &str, file: &str) -> Option<u64> {
         let text = self.read("", path, file)?;
         let text = text.trim();
@@ -211,7 +211,7 @@ impl Tree {
     }
 }
 
-/// A limit of threads: 0 for none, as it is exported.
+/// A limit of threads. No limit is 0, as in the metrics.
 fn most(text: &str) -> Option<u64> {
     let text = text.trim();
     if text == "max" { Some(0) } else { text.parse().ok() }
@@ -234,7 +234,7 @@ pub(super) fn available(limit: Option<u64>, used: Option<u64>) -> Option<u64> {
     Some(limit.filter(|limit| *limit <= UNLIMITED)?.saturating_sub(used?))
 }
 
-/// With the cgroup's limits and the unused part of them.
+/// Adds the cgroup's limits and the unused part of them.
 fn limited(mut numbers: Numbers, memory: Option<u64>, swap: Option<u64>) -> Numbers {
     numbers.available = available(memory, numbers.working_set);
     numbers.swap_available = available(swap, numbers.swap);
@@ -244,7 +244,7 @@ fn limited(mut numbers: Numbers, memory: Option<u64>, swap: Option<u64>) -> Numb
     numbers
 }
 
-/// As it is exported: 0 for none.
+/// A limit as in the metrics: 0 for no limit.
 fn limit(limit: Option<u64>) -> Option<u64> {
     limit.map(|limit| if limit > UNLIMITED { 0 } else { limit })
 }
@@ -258,7 +258,7 @@ pub(super) fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.trim().parse().ok()
 }
 
-/// Both lines of a pressure file. `full` is missing for processors on some kernels.
+/// Both lines of a pressure file. On some kernels `cpu.pressure` has no line `full`.
 pub(super) fn pressure(text: &str) -> Option<Pressure> {
     let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
     let full = text.lines().find_map(|line| line.strip_prefix("full "));
@@ -285,8 +285,8 @@ fn shares(weight: u64) -> u64 {
     2 + weight.saturating_sub(1).saturating_mul(262_142) / 9_999
 }
 
-/// The cgroup of this process, if it has only this process: in version 1 the same of all the
-/// controllers whose numbers are shown (Go: pkg/kubelet/cm, getContainer).
+/// The cgroup of this process; `None` if it is the root cgroup, or if in version 1 it differs
+/// between the controllers `memory` and `cpuacct` (Go: pkg/kubelet/cm, getContainer).
 pub(super) fn own(proc: &Path, v2: bool) -> Option<String> {
     own_path(&std::fs::read_to_string(proc.join("self/cgroup")).ok()?, v2)
 }
@@ -298,7 +298,7 @@ fn own_path(text: &str, v2: bool) -> Option<String> {
         lines().find(|(all, _)| all.split(',').any(|one| one == controller)).map(|(_, path)| path)
     };
     let path = if v2 { of("")? } else { of("memory").filter(|path| of("cpuacct") == Some(path))? };
-    // The root cgroup counts all processes.
+    // The numbers of the root cgroup include all processes.
     (path != "/").then(|| path.to_owned())
 }
 

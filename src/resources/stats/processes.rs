@@ -1,8 +1,8 @@
 //! The processes of a cgroup and their open files, from `cgroup.procs` and `/proc`.
 //!
-//! A container controls the number of processes, descriptors and names, and its processes end at
-//! any moment: every loop here is bounded, and an incomplete count is absent. Only links are read,
-//! never their targets: a file may be on a server that does not respond.
+//! A container controls the number and the names of its processes and descriptors, and processes
+//! end at any moment. So the number of files that are read is limited, and a count that exceeds a
+//! limit is left out. Links are read, but not followed: a file may be on a server that is down.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,25 +15,25 @@ use rustix::io::Errno;
 
 use super::sample::OpenFiles;
 
-/// Processes of one cgroup whose descriptors are counted.
+/// The maximum of processes of one cgroup whose descriptors are counted.
 const PROCESSES: usize = 1_024;
 
-/// Descriptors of one cgroup that are counted.
+/// The maximum of descriptors of one cgroup that are counted.
 const DESCRIPTORS: u64 = 65_536;
 
-/// For all cgroups of one collection: processes, descriptors and time.
+/// The maxima for all cgroups of one collection.
 const ALL_PROCESSES: usize = 16_384;
 const ALL_DESCRIPTORS: u64 = 262_144;
 const ALL_TIME: Duration = Duration::from_secs(1);
 
-/// The limit of bytes of a file below `/proc/<pid>`: `stat` and `limits` are shorter.
+/// At most this many bytes of a file in `/proc/<pid>` are read: `stat` and `limits` are shorter.
 const TEXT: u64 = 16 << 10;
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Processes {
     /// The number of processes, without threads.
     pub(super) count: u64,
-    /// The first of them.
+    /// The first of them, at most `PROCESSES`.
     pub(super) ids: Vec<u32>,
 }
 
@@ -81,10 +81,10 @@ impl Processes {
 pub(super) struct Budget {
     /// Processes whose descriptors are counted.
     processes: usize,
-    /// Processes whose start is read.
+    /// Processes whose start time is read.
     starts: usize,
     descriptors: u64,
-    /// For both.
+    /// Time for counting descriptors and for reading start times.
     time: Duration,
 }
 
@@ -113,8 +113,8 @@ impl Default for Budget {
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Counts the open files of all processes of a cgroup. Absent when a limit is exceeded, or when the
-/// kernel denies access.
+/// Counts the open files of all processes of a cgroup. `None` if a limit is exceeded or the kernel
+/// denies access.
 pub(super) fn open_files(proc: &Path, processes: &Processes, budget: &mut Budget) -> Option<OpenFiles> {
     if processes.count > PROCESSES as u64 || processes.ids.len() > budget.processes {
         return None;
@@ -133,7 +133,7 @@ fn count(proc: &Path, ids: &[u32], budget: &mut Budget, until: Instant) -> Optio
         match open_files_of(proc.as_fd(), *id, &mut found, budget, until) {
             Ok(true) => {}
             Ok(false) => return None,
-            // It has ended.
+            // The process has ended.
             Err(Errno::NOENT | Errno::SRCH) => {}
             Err(_) => return None,
         }
@@ -171,15 +171,15 @@ fn open_files_of(
     Ok(true)
 }
 
-/// The soft limit of open descriptors of the first process of a cgroup; -1: no limit. Absent when
-/// the budget is too small to find this process.
+/// The soft limit of open descriptors of the first process of a cgroup; -1: no limit. `None` if
+/// the budget is too small to find this process, or if it has ended.
 pub(super) fn files_limit(proc: &Path, processes: &Processes, budget: &mut Budget) -> Option<i64> {
     let first = first(proc, &processes.ids, budget)?;
     files_limit_in(&read(&proc.join(first.to_string()).join("limits"))?)
 }
 
-/// The process that was started first: the container's own, not one that was executed in it later.
-/// A single process needs no budget.
+/// The process that was started first: the container's main process, and not one of a later exec.
+/// If there is only one process, no budget is used.
 fn first(proc: &Path, ids: &[u32], budget: &mut Budget) -> Option<u32> {
     if let [only] = ids {
         return Some(*only);
@@ -214,8 +214,8 @@ fn read(path: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Field 22 of a `stat`, in ticks since the machine's start. The second field is a name in
-/// parentheses and may hold anything.
+/// Field 22 of `stat`: the start time in ticks since the machine's start. Field 2 is a name in
+/// parentheses, which can contain any characters.
 fn started_in(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
@@ -233,7 +233,7 @@ mod tests {
     use proptest::prelude::*;
     use std::os::unix::fs::symlink;
 
-    /// A process with these links, as the kernel shows them.
+    /// Writes the files of a process whose descriptors have these links.
     fn process(proc: &Path, id: u32, started: u64, links: &[&str]) {
         let dir = proc.join(id.to_string());
         std::fs::create_dir_all(dir.join("fd")).unwrap();
@@ -264,7 +264,7 @@ mod tests {
         process(dir.path(), 71, 400, &["socket:[13]", "socket:[14]", "anon_inode:[eventpoll]"]);
         let found = open_files(dir.path(), &listed(&[70, 71]), &mut Budget::new());
         assert_eq!(found, Some(OpenFiles { descriptors: 7, sockets: 3 }));
-        // One that has ended meanwhile.
+        // Process 72 has ended.
         let found = open_files(dir.path(), &listed(&[70, 72]), &mut Budget::new());
         assert_eq!(found, Some(OpenFiles { descriptors: 4, sockets: 1 }));
         assert_eq!(open_files(dir.path(), &listed(&[]), &mut Budget::new()), Some(OpenFiles::default()));
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn count_beyond_the_budget_is_absent_and_not_wrong() {
+    fn count_beyond_the_budget_is_left_out() {
         let dir = tempfile::tempdir().unwrap();
         process(dir.path(), 70, 1, &["a", "b", "c"]);
         process(dir.path(), 71, 1, &["a"]);
@@ -280,7 +280,7 @@ mod tests {
         let whole = Budget::new;
         let mut budget = Budget { descriptors: 4, ..whole() };
         assert_eq!(of(&listed(&[70]), &mut budget), Some(OpenFiles { descriptors: 3, sockets: 0 }));
-        assert_eq!(of(&listed(&[70]), &mut budget), None, "one of three was left");
+        assert_eq!(of(&listed(&[70]), &mut budget), None, "budget for one of three");
         assert_eq!(of(&listed(&[71]), &mut Budget { processes: 0, ..whole() }), None);
         assert_eq!(of(&listed(&[71]), &mut Budget { time: Duration::ZERO, ..whole() }), None);
         assert_eq!(of(&listed(&[71]), &mut Budget::none()), None);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_is_that_of_the_process_that_was_started_first() {
+    fn files_limit_is_that_of_the_first_started_process() {
         let dir = tempfile::tempdir().unwrap();
         for (id, started) in [(70, 500), (71, 400), (72, 600)] {
             process(dir.path(), id, started, &[]);
@@ -316,13 +316,13 @@ mod tests {
         let of = |ids: &[u32]| files_limit(dir.path(), &listed(ids), &mut Budget::new());
         assert_eq!(of(&[70, 71, 72]), Some(1071));
         assert_eq!(of(&[72]), Some(1072));
-        assert_eq!(of(&[73, 70]), Some(1070), "one has ended");
+        assert_eq!(of(&[73, 70]), Some(1070), "process 73 has ended");
         assert_eq!(of(&[73]), None);
         assert_eq!(of(&[]), None);
     }
 
     #[test]
-    fn limit_is_absent_when_the_budget_for_finding_the_first_process_is_used_up() {
+    fn files_limit_is_left_out_when_the_budget_is_used_up() {
         let dir = tempfile::tempdir().unwrap();
         for (id, started) in [(70, 500), (71, 400)] {
             process(dir.path(), id, started, &[]);
@@ -330,14 +330,14 @@ mod tests {
         let of = |ids: &[u32], budget: &mut Budget| files_limit(dir.path(), &listed(ids), budget);
         let mut budget = Budget { starts: 3, ..Budget::new() };
         assert_eq!(of(&[70, 71], &mut budget), Some(1071));
-        assert_eq!(of(&[70, 71], &mut budget), None, "one of two is left");
+        assert_eq!(of(&[70, 71], &mut budget), None, "budget for one of two");
         assert_eq!(of(&[70, 71], &mut Budget { time: Duration::ZERO, ..Budget::new() }), None);
         assert_eq!(of(&[70, 71], &mut Budget::none()), None);
         assert_eq!(of(&[70], &mut Budget::none()), Some(1070), "a single process needs no search");
     }
 
     #[test]
-    fn limits_as_the_kernel_writes_them() {
+    fn files_limit_is_parsed_as_the_kernel_writes_it() {
         for (line, expected) in [
             ("Max open files            1024                 524288               files     ", Some(1024)),
             ("Max open files            unlimited            unlimited            files     ", Some(-1)),

@@ -1,4 +1,4 @@
-//! A snapshot in the form of the kubelet's `/stats/summary`.
+//! Converts a snapshot to the JSON of the kubelet's `/stats/summary`.
 
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
@@ -18,24 +18,24 @@ fn set(object: &mut Object, name: &str, value: impl Into<Value>) {
     object.insert(name.to_owned(), value.into());
 }
 
-/// Unknown numbers are left out.
+/// Sets a field, or leaves it out if the value is unknown.
 fn put<T: Into<Value>>(object: &mut Object, name: &str, value: Option<T>) {
     if let Some(value) = value {
         set(object, name, value);
     }
 }
 
-/// The API's times have whole seconds.
+/// Formats a time as the API does: in whole seconds.
 fn time(at: Timestamp) -> String {
     Timestamp::from_second(at.as_second()).unwrap_or(at).to_string()
 }
 
-/// A time that every reader expects: without one it is `null`, as of a Go zero time.
+/// Sets `startTime`, which clients expect: an unknown time is `null`, like Go's zero time.
 fn since(object: &mut Object, at: Option<Timestamp>) {
     set(object, "startTime", at.map_or(Value::Null, |at| time(at).into()));
 }
 
-/// Begins a part that carries its own time.
+/// A new object with the time of its values.
 fn timed(at: Timestamp) -> Object {
     let mut object = Object::new();
     set(&mut object, "time", time(at));
@@ -98,7 +98,7 @@ fn container(container: &ContainerUse) -> Value {
     Value::Object(object)
 }
 
-/// Processors, memory, swap and disks.
+/// Sets the fields for CPU, memory, I/O and swap.
 fn numbers(object: &mut Object, numbers: &Numbers) {
     let mut cpu = timed(numbers.at);
     put(&mut cpu, "usageNanoCores", numbers.rate);

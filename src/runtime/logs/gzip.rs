@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-/// A writer that compresses. It prefers speed to size, as a client waits for the response.
+/// A writer that compresses. It is fast rather than thorough, as a client waits for the response.
 pub struct Gzip<W: Write> {
     encoder: GzEncoder<W>,
 }

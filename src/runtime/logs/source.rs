@@ -9,7 +9,7 @@ use crate::util::stop::StopToken;
 use crate::util::tail;
 use crate::util::untrusted::Place;
 
-/// Longer lines are passed on in pieces of this size. Runtimes cut at 16 KiB by default.
+/// Longer lines are returned in pieces of this size. Runtimes split lines at 16 KiB by default.
 pub(super) const MAX_LINE_BYTES: usize = 256 * 1024;
 
 /// The size of the first read of a file. Later reads are larger as long as they fill the buffer.
@@ -18,11 +18,11 @@ const FIRST_READ: usize = 16 * 1024;
 /// The file at the path now, compared with the open one.
 #[derive(Debug)]
 pub(super) enum Rotation {
-    /// The same file, or none: the new one does not exist yet.
+    /// The same file; or no file, as the new one does not exist yet.
     None,
-    /// Another file, for the first time: the old one may have more lines to read.
+    /// Another file, seen for the first time: the open one may have more lines to read.
     Draining,
-    /// Another file, and the old one has been read to its end since then.
+    /// Another file, seen before; or the same file, truncated. It is read from its start.
     Replaced(Source),
 }
 
@@ -34,11 +34,11 @@ pub(super) struct Source {
     /// Where in the file the next read begins.
     position: u64,
     buffer: Vec<u8>,
-    /// The unread part of the buffer: from here
+    /// Where the unread part of the buffer starts.
     start: usize,
-    /// to here.
+    /// Where the unread part ends.
     end: usize,
-    /// The bytes of it that have been searched for a newline, without one.
+    /// The length of the unread part's beginning that is known to have no newline.
     searched: usize,
     replaced: bool,
 }
@@ -59,8 +59,8 @@ impl Source {
         })
     }
 
-    /// Seeks to the start of the last `lines` lines. A line that has no newline yet is not counted:
-    /// it comes after them.
+    /// Seeks to the start of the last `lines` lines. A last line that has no newline yet is read,
+    /// too, but not counted.
     pub(super) fn seek_tail(&mut self, lines: u64, stop: &StopToken) -> io::Result<()> {
         let mut end = self.file.seek(SeekFrom::End(0))?;
         if end > 0 {
@@ -76,11 +76,11 @@ impl Source {
         Ok(())
     }
 
-    /// The next line of the buffer with its newline, or a piece of a very long one.
+    /// The next line of the buffer with its newline, or a piece of a very long line.
     pub(super) fn next_line(&mut self) -> Option<&[u8]> {
         let unread = self.buffer.get(self.start..self.end)?;
         let mut rest = unread.get(self.searched..)?;
-        // The standard library's fastest search for a byte.
+        // The fastest search for a byte in the standard library.
         let length = self.searched + rest.skip_until(b'\n').ok()?;
         let whole = length.checked_sub(1).and_then(|last| unread.get(last)) == Some(&b'\n');
         if !whole && length < MAX_LINE_BYTES {
@@ -93,7 +93,7 @@ impl Source {
         self.buffer.get(from..self.start)
     }
 
-    /// Reads more into the buffer. Returns the number of bytes; 0 at the present end of the file.
+    /// Reads more bytes into the buffer. Returns their number; 0 at the present end of the file.
     pub(super) fn fill(&mut self) -> io::Result<usize> {
         let unread = self.end - self.start;
         if self.start > 0 {
@@ -125,14 +125,14 @@ impl Source {
         self.buffer.get(self.start..self.end).unwrap_or_default()
     }
 
-    /// Frees memory before a wait.
+    /// Frees the buffer before a wait if all of it has been read.
     pub(super) fn rest(&mut self) {
         if self.start == self.end {
             (self.buffer, self.start, self.end, self.searched) = (Vec::new(), 0, 0, 0);
         }
     }
 
-    /// Checks whether the runtime now writes to another file.
+    /// Checks whether the file was truncated, or the runtime now writes to another file.
     pub(super) fn rotated(&mut self, place: &Place) -> io::Result<Rotation> {
         let Some(stat) = place.stat()? else { return Ok(Rotation::None) };
         let same = (stat.st_dev, stat.st_ino) == self.identity;

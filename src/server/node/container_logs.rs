@@ -1,4 +1,4 @@
-//! `/containerLogs/{namespace}/{pod}/{container}`: what `kubectl logs` shows.
+//! `/containerLogs/{namespace}/{pod}/{container}`: the log that `kubectl logs` shows.
 
 use std::io::{self, Write};
 
@@ -50,8 +50,8 @@ pub(super) fn respond(request: &Request, deps: &Deps) -> Result<Reply, Response>
     Ok(Reply::stream(move |out, deps, stop| show(&uid, &id, &options, out, deps, stop)))
 }
 
-/// Sends the head before it finds the log, so that a following client sees that it is connected.
-/// A later error can only be text of the body.
+/// Sends the response head before it opens the log, so that a client that follows the log gets the
+/// head at once. A later error can only be sent as text in the body.
 fn show(
     uid: &PodUid,
     id: &str,
@@ -65,7 +65,7 @@ fn show(
     let outcome = match (deps.endpoints.instance_log)(uid, bare) {
         Ok(source) => (deps.read_log)(&source.path, options, out, &*source.running, stop),
         Err(why) => {
-            log::debug!("no log of {id}: {why}");
+            log::debug!("cannot find the log of container {id}: {why}");
             Err(format!("unable to retrieve container logs for {id}"))
         }
     };
@@ -75,7 +75,7 @@ fn show(
     }
 }
 
-/// The parsed parameters, not validated.
+/// The parsed parameters, not yet validated.
 #[derive(Debug, PartialEq)]
 struct Query {
     options: ReadOptions,
@@ -90,7 +90,7 @@ struct Query {
 impl Query {
     fn read(target: &Target, now: Timestamp) -> Result<Query, Response> {
         let number = |key: &str| target.get(key).map(whole).transpose();
-        // The old form of tailLines, which it overrides.
+        // `tail` is the old name of `tailLines`, and takes precedence.
         let tail = match target.get("tail").filter(|tail| !tail.is_empty()) {
             Some("all") => None,
             Some(tail) => Some(whole(tail)?),
@@ -99,7 +99,7 @@ impl Query {
         let (limit, since_seconds) = (number("limitBytes")?, number("sinceSeconds")?);
         let since_time = match target.get("sinceTime") {
             None => None,
-            // The zero time, as Go reads it.
+            // Go reads these as the zero time.
             Some("" | "null") => Some(Timestamp::MIN),
             Some(text) => Some(text.parse().map_err(|_| undecodable())?),
         };
@@ -159,12 +159,12 @@ fn whole(text: &str) -> Result<i64, Response> {
     text.parse().map_err(|_| undecodable())
 }
 
-/// A bool as in the API machinery: every value is valid.
+/// A boolean as in the API machinery: any value except `0` and `false` is true.
 fn switch(target: &Target, key: &str) -> bool {
     target.get(key).is_some_and(|value| value != "0" && !value.eq_ignore_ascii_case("false"))
 }
 
-/// The id of the requested instance, with the runtime's name before it.
+/// The id of the requested instance with the runtime's name, such as `containerd://1f3a`.
 fn instance(
     status: Option<&PodStatus>,
     pod: &str,
@@ -188,7 +188,7 @@ fn instance(
         return Ok(found.container_id.clone().unwrap_or_default());
     }
     if let Some(ended) = state.terminated {
-        // Its container may not have been created.
+        // Without an id this instance was never created: the previous one is shown.
         return filled(ended.container_id).or(filled(last)).ok_or_else(|| format!("{which} is terminated"));
     }
     if last.is_some() {

@@ -1,4 +1,4 @@
-//! The paths of the kubelet's ports.
+//! The handlers of the paths that the kubelet's ports serve.
 
 pub(super) mod container_logs;
 pub(super) mod files;

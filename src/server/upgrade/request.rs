@@ -15,7 +15,7 @@ pub(super) enum Verb {
 }
 
 impl Verb {
-    /// Its name in metrics.
+    /// The name of the verb in metrics.
     pub(super) fn subresource(self) -> &'static str {
         match self {
             Verb::Exec => "exec",
@@ -30,11 +30,11 @@ impl Verb {
 pub(super) enum Mode {
     /// The client has not requested an upgrade.
     Plain,
-    /// Unchanged.
+    /// Bytes are passed on unchanged.
     Splice,
-    /// WebSocket v5 to SPDY v4.
+    /// Converted from WebSocket (`v5.channel.k8s.io`) to SPDY (`v4.channel.k8s.io`).
     Channels,
-    /// SPDY in WebSocket messages, with one of these protocols in it.
+    /// SPDY in WebSocket messages. The client offers these protocols for the SPDY connection.
     Tunnel(Vec<String>),
 }
 
@@ -43,7 +43,7 @@ pub(super) struct StreamRequest {
     pub verb: Verb,
     pub namespace: String,
     pub pod: String,
-    /// Empty unless the path has one.
+    /// Empty if the path has no UID.
     pub uid: String,
     /// Empty for port-forward.
     pub container: String,
@@ -107,7 +107,7 @@ fn path(path: &str) -> Result<StreamRequest, Rejection> {
 fn streams(head: &RequestHead) -> Result<Streams, Rejection> {
     let is_on = |key: &str| head.target.get(key) == Some("1");
     let (tty, stdin, stdout) = (is_on("tty"), is_on("input"), is_on("output"));
-    // A terminal has one output.
+    // A terminal has no separate stderr.
     let stderr = is_on("error") && !tty;
     if !(stdin || stdout || stderr) {
         return Err(Rejection::closing(400, "you must specify at least 1 of stdin, stdout, stderr"));

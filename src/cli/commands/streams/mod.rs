@@ -39,7 +39,7 @@ fn container(pod: &Pod, named: Option<&str>) -> Result<String, CommandError> {
         return Err(CommandError::Rejected { status: 404, text: "the pod has no containers".to_owned() });
     };
     if pod.spec.as_ref().is_some_and(|spec| spec.containers.len() > 1) {
-        complain(&format!("taking container {name}; choose another one with -c"));
+        complain(&format!("using container {name}; choose another one with -c"));
     }
     Ok(name.to_owned())
 }
