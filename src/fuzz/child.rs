@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::inputs::{Random, mutated};
-use super::{Target, setting, targets};
+use super::{Target, random_time, setting, targets};
 use crate::util::threads::{OnDeath, spawn};
 
 /// The variable with the target's name. Only the environment of a child has it.
@@ -65,7 +65,7 @@ fn run_all(target: &Target, report: &mut File) -> bool {
         }
     }
     let seed = setting("FUZZ_SEED", 1);
-    let until = Instant::now() + Duration::from_secs(setting("FUZZ_SECONDS", 1));
+    let until = Instant::now() + random_time();
     let mut number = 0;
     while !target.seeds.is_empty() && Instant::now() < until {
         number += 1;
