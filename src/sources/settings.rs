@@ -8,7 +8,7 @@ use std::time::Duration;
 /// The size limit of a manifest, from a file or a URL.
 pub const MAX_MANIFEST_BYTES: usize = 10 * 1024 * 1024;
 
-/// The configured sources. A source that is `None` does not exist and is not waited for.
+/// The configured sources. The agent does not wait for a source that is `None`.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
     /// This node's name as configured: it becomes part of pod names and UIDs.
@@ -17,7 +17,7 @@ pub struct Settings {
     pub file: Option<FileSettings>,
     /// Static pods from a URL.
     pub http: Option<HttpSettings>,
-    /// The directory that stores the last valid versions over a restart; without it they are lost.
+    /// The directory of the last valid manifests; `None`: they are lost when the agent restarts.
     pub state_dir: Option<PathBuf>,
 }
 

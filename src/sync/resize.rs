@@ -1,4 +1,4 @@
-//! Which pods are granted a resize, and when (pure but for a metric).
+//! Decides which pods are granted a resize, and when. The only side effect is a metric.
 
 use crate::model::api::Container;
 use crate::model::ids::PodUid;
@@ -12,7 +12,7 @@ use crate::pods::plan::resize::{Decision, Resource, decide, differs, retry_order
 use super::core::{Core, Desired, Effect, World};
 
 impl Core {
-    /// Whether any pod desires other resources than it was granted.
+    /// Whether any pod waits for resources that it desires and was not granted.
     #[must_use]
     pub fn has_deferred_resizes(&self) -> bool {
         !self.deferred_resizes.is_empty()
@@ -47,8 +47,8 @@ impl Core {
         resized
     }
 
-    /// Decides about all deferred resizes. `trigger`: why some may be possible now, as the metric
-    /// names it.
+    /// Decides each deferred resize. `trigger` is the reason of this retry, as a label of the
+    /// metric.
     pub fn retry_resizes(&mut self, trigger: &'static str, world: &World<'_>) -> Vec<Effect> {
         if self.deferred_resizes.is_empty() || !self.sources_ready() {
             return Vec::new();
@@ -185,7 +185,7 @@ mod tests {
             act(&mut self.core, &world)
         }
 
-        /// The effects but `ApiPod…`, such as `update a=1` with the CPU of the pod.
+        /// The effects except `ApiPod…`. An example is `update a=1`: pod `a` with one CPU.
         fn apply(&mut self, pods: Vec<Pod>) -> Vec<String> {
             let effects =
                 self.with(|core, world| core.apply_set(SourceName::Api, pods, Timestamp::now(), world));
@@ -221,7 +221,7 @@ mod tests {
         let mut bench = Bench::new();
         bench.apply(vec![pod("a", "1", 1), pod("b", "2", 1)]);
         assert_eq!(bench.apply(vec![pod("a", "2", 2), pod("b", "2", 1)]), ["pod_updated a=2", "update a=2"]);
-        // Three CPUs do not fit next to the other pod's two: the pod keeps its two.
+        // The other pod has two of the four CPUs, so three are too many: the pod keeps its two.
         assert_eq!(
             bench.apply(vec![pod("a", "3", 3), pod("b", "2", 1)]),
             [format!("Deferred a: {FULL}").as_str(), "update a=2"]
@@ -230,7 +230,7 @@ mod tests {
         // Admission uses the resources that pods were granted.
         assert!(bench.core.has_deferred_resizes());
         assert_eq!(cpu_of(bench.core.admitted(&"a".into()).unwrap()), "2");
-        // CPU that another pod gives back is granted in the same turn.
+        // When another pod shrinks, its CPU is granted in the same turn.
         assert_eq!(
             bench.apply(vec![pod("a", "3", 3), pod("b", "1", 2)]),
             ["pod_updated b=1", "pod_updated a=3", "update b=1"]
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn reverted_resize_is_settled() {
+    fn reverted_resize_is_no_longer_deferred() {
         let mut bench = Bench::new();
         bench.apply(vec![pod("a", "2", 1), pod("b", "2", 1)]);
         bench.apply(vec![pod("a", "3", 2), pod("b", "2", 1)]);
@@ -279,7 +279,7 @@ mod tests {
     fn restored_pods_are_admitted_with_their_granted_resources() {
         let mut bench = Bench::new();
         bench.restarted = true;
-        // Together they desire eight CPUs.
+        // Together they desire eight CPUs, and the node has four.
         assert_eq!(
             bench.apply(vec![pod("a", "3", 2), pod("b", "3", 2), pod("c", "2", 2)]),
             [

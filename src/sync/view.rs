@@ -32,11 +32,11 @@ impl Entry {
 /// The state of one source.
 #[derive(Debug, Clone, Default)]
 pub struct SourceState {
-    /// Whether it has delivered a set.
+    /// Whether it has delivered a set of pods.
     pub seen: bool,
     /// The number of pods in its newest set.
     pub pods: usize,
-    /// What it could not read.
+    /// The manifests that it could not read, and why.
     pub problems: Vec<SourceProblem>,
 }
 
@@ -45,16 +45,16 @@ pub struct SourceState {
 pub struct Snapshot {
     /// By UID.
     pub pods: BTreeMap<PodUid, Entry>,
-    /// The mirrors that the API server shows, by UID, with the names of their static pods.
+    /// The mirror pods at the API server, by UID, with the names of their static pods.
     pub mirrors: BTreeMap<PodUid, FullName>,
     /// Every configured source.
     pub sources: BTreeMap<SourceName, SourceState>,
-    /// Whether every source has delivered a set: only then are unknown pods removed.
+    /// Whether every source has delivered a set. Before that, unknown pods are not removed.
     pub sources_ready: bool,
-    /// The machine shuts down: new pods are rejected.
+    /// Whether the machine shuts down. New pods are rejected then.
     pub shutting_down: bool,
-    /// During a shutdown: a container runs without a worker; it may belong to a pod that a source
-    /// has not delivered yet.
+    /// Whether, during a shutdown, a pod without a worker runs before all sources have delivered.
+    /// A source may still deliver this pod.
     pub workerless: bool,
 }
 

@@ -56,7 +56,7 @@ impl ProxyScheme {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Proxy {
     pub(super) scheme: ProxyScheme,
-    /// A name or an address, an IPv6 one without brackets.
+    /// A host name or an IP address. An IPv6 address has no brackets.
     pub(super) host: String,
     pub(super) port: u16,
     /// User name and password.
@@ -75,7 +75,7 @@ impl fmt::Display for Proxy {
     }
 }
 
-/// Why a text is not a valid proxy. Messages do not repeat the text: it may contain a password.
+/// Why a proxy URL is not valid. Messages do not repeat the URL, as it may contain a password.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProxyError {
     /// The text is not `scheme://user:password@host:port`.
@@ -87,7 +87,7 @@ pub enum ProxyError {
 }
 
 impl Proxy {
-    /// Parses `scheme://[user[:password]@]host[:port]`. Text after the port is ignored.
+    /// Parses `scheme://[user[:password]@]host[:port]`. A path, query or fragment is ignored.
     ///
     /// # Errors
     /// When the scheme is missing or unknown, or the rest is invalid.
@@ -131,7 +131,7 @@ impl Proxy {
     }
 }
 
-/// Host without brackets, and port if there is one.
+/// Splits `host[:port]`. The brackets of an IPv6 address are removed.
 fn split_host(text: &str) -> Option<(&str, Option<u16>)> {
     let (host, port) = match text.strip_prefix('[') {
         Some(inner) => {
@@ -195,7 +195,7 @@ impl Environment {
         }
     }
 
-    /// The proxy for a target; `None` if it is reached directly. `host` has no brackets.
+    /// The proxy for a target; `None` if the target needs none. `host` has no brackets.
     #[must_use]
     pub fn proxy_for(&self, https: bool, host: &str, port: u16) -> Option<&Proxy> {
         let proxy = if https { &self.https } else { &self.http };
@@ -203,7 +203,7 @@ impl Environment {
     }
 }
 
-/// The proxy of a variable; a value without a scheme is an HTTP proxy.
+/// Parses the value of a variable. Without a scheme it is the address of an HTTP proxy.
 fn of_variable(value: &str) -> Result<Proxy, ProxyError> {
     match value.split_once("://") {
         Some((scheme, _)) if is_scheme(scheme) => Proxy::parse(value),

@@ -1,8 +1,8 @@
 //! Counters, gauges and histograms, and the text format of Prometheus.
 //!
-//! A metric is a `static`: nothing is allocated before its first observation, and no code runs
-//! between scrapes. Values that a snapshot contains are not stored here: the handler of a scrape
-//! writes them into the [`Page`] directly.
+//! A metric is a `static`: nothing is allocated before its first observation, and no thread is
+//! needed between scrapes. Values that a snapshot contains are not stored here: the handler of a
+//! scrape writes them into the [`Page`] directly.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ pub enum Type {
     Counter,
     /// May increase and decrease.
     Gauge,
-    /// Counts by upper bound.
+    /// Counts of observations, one for each upper bound.
     Histogram,
 }
 
@@ -112,7 +112,7 @@ fn pair(out: &mut String, label: &str, value: &str) {
     out.push('"');
 }
 
-/// A family that is being written. Dropping it closes it.
+/// A family that is being written. Dropping it adds it to the page.
 pub struct Family<'a> {
     name: String,
     head: usize,
@@ -127,8 +127,8 @@ impl Family<'_> {
         self
     }
 
-    /// One series with the common labels and `more`; `at` as in [`Family::sample`], without it the
-    /// value has the time of the scrape.
+    /// One series with the common labels and `more`. `at` is the time as in [`Family::sample`];
+    /// `None`: the time of the scrape.
     pub fn under(&mut self, common: &Common, more: &[(&str, &str)], value: f64, at: Option<i64>) {
         self.text.push_str(&self.name);
         self.text.push('{');
@@ -153,8 +153,8 @@ impl Family<'_> {
         self
     }
 
-    /// One series of a histogram whose counts are stored elsewhere: `counts` per bound, not
-    /// cumulative, missing ones are 0; `total` and `sum` of all observations.
+    /// One series of a histogram that is stored elsewhere. `counts` has one count per bound, not
+    /// cumulative; missing counts are 0. `total` and `sum` are those of all observations.
     pub fn histogram(
         &mut self,
         labels: &[(&str, &str)],
@@ -294,7 +294,7 @@ impl Gauge {
 
     /// Sets the value if it was never set.
     pub fn set_first(&self, value: f64) {
-        // It fails if there is a value.
+        // The exchange fails if the gauge was set before.
         let _ = self.bits.compare_exchange(UNSET, value.to_bits(), Ordering::Relaxed, Ordering::Relaxed);
     }
 
@@ -354,8 +354,8 @@ impl<const N: usize> Metric for CounterVec<N> {
     }
 }
 
-/// A gauge per combination of `N` labels, of operations in progress. A series appears with its
-/// first operation and stays.
+/// A gauge of operations in progress, per combination of `N` labels. A series appears with its
+/// first operation, and remains.
 pub struct GaugeVec<const N: usize> {
     name: &'static str,
     help: &'static str,
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn label_less_metrics_are_there_from_the_start_and_others_with_their_first_sample() {
+    fn counters_and_histograms_without_labels_start_at_zero_and_others_are_absent() {
         let counter = Counter::new("c_total", "How many.");
         assert_eq!(text(&counter), "# HELP c_total How many.\n# TYPE c_total counter\nc_total 0\n");
         counter.inc();
@@ -569,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn labelled_histograms_carry_their_labels_before_the_bound() {
+    fn labels_of_histograms_precede_the_bound() {
         let family = HistogramVec::new("h", "x", &[1.0], ["op"]);
         family.took(["stop"], Duration::from_millis(500));
         assert!(text(&family).contains("h_bucket{op=\"stop\",le=\"1\"} 1\n"));
@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_sorted_by_name_and_knows_the_odd_numbers() {
+    fn page_is_sorted_by_name_and_writes_infinity_and_nan() {
         let mut page = Page::new();
         page.gauge("b", "x", f64::INFINITY);
         page.gauge("a", "x", f64::NAN);

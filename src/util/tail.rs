@@ -1,11 +1,11 @@
-//! The end of a file, read backwards in blocks: a large file is never loaded. A file that a
-//! container can replace must be opened by `untrusted`.
+//! Reads the end of a file backwards in blocks, and never loads a large file as a whole. A file
+//! that a container can replace must be opened with `untrusted`.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
 use super::stop::StopToken;
 
-/// The size of one read: about one container log line of the largest usual size.
+/// The size of one read. By default containerd splits log lines at this size.
 const BLOCK: usize = 16 * 1024;
 
 /// The end of a file.
@@ -20,11 +20,11 @@ pub struct Tail {
 /// The limits of reading a file's end. Memory and reads are bounded by the sum of both sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
-    /// The limit of lines.
+    /// The maximum number of lines.
     pub lines: u64,
-    /// Only lines that have bytes within this size from the end.
+    /// Only lines with at least one byte among this many last bytes are read.
     pub bytes: u64,
-    /// The beginning of the first of these lines is searched within this size before them.
+    /// How many bytes before these are searched for the beginning of the first line.
     pub before: u64,
 }
 
@@ -32,8 +32,8 @@ pub struct Window {
 /// last line counts as one.
 ///
 /// # Errors
-/// Any error of seeking or reading; [`io::ErrorKind::Interrupted`] once `stop` is given, as
-/// lines may lie far apart.
+/// Any error of seeking or reading; [`io::ErrorKind::Interrupted`] once `stop` is closed:
+/// a search for long lines takes time.
 pub fn start_of_last_lines(
     file: &mut (impl Read + Seek),
     end: u64,
@@ -81,7 +81,7 @@ fn start_within(
     Ok((floor == 0).then_some(0))
 }
 
-/// The last lines of a file, complete except for the first one if its beginning is too far away.
+/// The last lines of a file. The first one is cut if its beginning is too far away.
 ///
 /// # Errors
 /// Any error of seeking or reading.
@@ -146,7 +146,7 @@ mod tests {
         check(text, (9, 13, 0), "second\nthird\n", false);
         check(text, (1, 10, 0), "third\n", false);
         check(text, (0, 10, 0), "", false);
-        // In the middle of a line: its beginning is searched, but only within the limit.
+        // The window starts inside a line: the beginning is searched only within the limit.
         check(text, (9, 14, 0), "\nsecond\nthird\n", true);
         check(text, (9, 10, 0), "ond\nthird\n", true);
         check(text, (9, 10, 2), "ond\nthird\n", true);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_for_lines_ends_with_its_stop() {
+    fn search_for_lines_ends_when_it_is_stopped() {
         let (source, stop) = super::super::stop::pair();
         drop(source);
         let mut file = io::Cursor::new(vec![0; 100_000]);

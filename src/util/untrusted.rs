@@ -1,5 +1,5 @@
-//! Files at paths that a container can replace at any moment: by a link to any file of the node, a
-//! pipe that blocks when it is opened, or a device without an end.
+//! Opens files that a container can replace at any moment: by a link to any file of the node, by a
+//! pipe that blocks when it is opened, or by a device that never ends, such as `/dev/zero`.
 //!
 //! Invariants: no link is followed in the parts of a path that a container can change; opening
 //! never blocks; only regular files are opened.
@@ -20,8 +20,8 @@ use super::tree;
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 const FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 
-/// A file by its name in an open directory: all operations use that directory, whatever happens to
-/// the path.
+/// The name of a file in an open directory. All operations use that directory, even if its path
+/// changes.
 #[derive(Debug)]
 pub struct Place {
     dir: OwnedFd,
@@ -51,14 +51,14 @@ impl Place {
         self.name.as_os_str()
     }
 
-    /// A path that leads to the directory itself, also after it was moved: for system calls that
-    /// take no descriptor.
+    /// A path of the open directory, valid even after the directory was moved. It is for system
+    /// calls that take no descriptor.
     #[must_use]
     pub fn dir_path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.dir.as_raw_fd()))
     }
 
-    /// The metadata of the file's name; a link is not followed. `None`: it does not exist.
+    /// The metadata of the file; a link is not followed. `None`: the file does not exist.
     ///
     /// # Errors
     /// Any error except that of a missing file.
@@ -136,7 +136,7 @@ fn operators(base: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// Opens a file for reading; if it is a link, that is an error.
+/// Opens a file for reading. A link is an error.
 ///
 /// # Errors
 /// When it cannot be opened or is not a regular file.
@@ -170,7 +170,7 @@ pub fn create_at(dir: BorrowedFd<'_>, name: &Path, mode: u32) -> io::Result<File
     Ok(File::from(fs::openat(dir, name, flags, Mode::from_raw_mode(mode))?))
 }
 
-/// Reads a file of the node itself, which may be a link. A pipe reads as empty.
+/// Reads a file of the node itself, which may be a link. A pipe without a writer reads as empty.
 ///
 /// # Errors
 /// When it cannot be opened or read, or is larger than `limit` bytes ([`io::ErrorKind::FileTooLarge`]).
@@ -193,7 +193,7 @@ fn regular(opened: Result<OwnedFd, Errno>) -> io::Result<File> {
             let file = File::from(fd);
             if file.metadata()?.is_file() { Ok(file) } else { Err(other()) }
         }
-        // A link; a socket, or a device without a driver.
+        // `LOOP`: a link. `NXIO`, `NODEV`: a socket, or a device without a driver.
         Err(Errno::LOOP | Errno::NXIO | Errno::NODEV) => Err(other()),
         Err(errno) => Err(errno.into()),
     }
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn own_files_are_bounded_and_never_waited_for() {
+    fn own_files_are_read_up_to_a_limit_and_without_blocking() {
         unblocked(|| {
             let (dir, _) = zoo();
             let read = |name: &str, limit| read_own(&dir.path().join(name), limit);

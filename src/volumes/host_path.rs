@@ -1,4 +1,4 @@
-//! hostPath: a path of the node, checked or made according to its type.
+//! hostPath: a path of the node, which is checked or created according to its type.
 
 use std::fs::{FileType, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
@@ -10,7 +10,7 @@ use super::error::VolumeError;
 use crate::model::api::HostPathVolumeSource;
 use crate::model::mount::MountedVolume;
 
-/// Checks the type, and makes the file or directory of the two `…OrCreate` types.
+/// Checks the type. The types `…OrCreate` create the file or directory if it is missing.
 pub(super) fn set_up(volume: &str, source: &HostPathVolumeSource) -> Result<MountedVolume, VolumeError> {
     let path = Path::new(&source.path);
     if source.path.split('/').any(|part| part == "..") {
@@ -67,8 +67,8 @@ fn make_directory(path: &Path) -> Result<(), VolumeError> {
     })
 }
 
-/// The parent must exist: no directories are made for a file. A container may make a FIFO there at
-/// the last moment, and opening it must not wait for a reader.
+/// The parent must exist: no directories are created for a file. A container may create a FIFO
+/// there just before the call, and opening the FIFO must not wait for a reader.
 fn make_file(path: &Path) -> Result<(), VolumeError> {
     OpenOptions::new()
         .write(true)
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn makes_what_is_missing() {
+    fn missing_files_and_directories_are_created() {
         let dir = tempfile::tempdir().unwrap();
         let made = dir.path().join("a/b/c");
         check(&made, Some("DirectoryOrCreate"), None);
@@ -139,7 +139,7 @@ mod tests {
         let file = made.join("f");
         check(&file, Some("FileOrCreate"), None);
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o611, 0o600);
-        // As if a container had made it first.
+        // A container may have created it first.
         let fifo = dir.path().join("fifo");
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         assert!(matches!(make_file(&fifo), Err(VolumeError::Io { attempt: "make file", .. })));

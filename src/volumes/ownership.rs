@@ -1,6 +1,6 @@
 //! fsGroup: a volume's files belong to the pod's group (Go: pkg/volume VolumeOwnership).
 //!
-//! The root comes last: the root's old group shows that a walk was interrupted. Each entry is
+//! The root is changed last: if it has its old group, the walk was interrupted. Each entry is
 //! opened without following links before its group and mode are set, so that a process in the
 //! volume cannot replace it with a file of the node.
 
@@ -13,7 +13,7 @@ use rustix::io::{self, Errno};
 use crate::util::stop::StopToken;
 use crate::util::tree;
 
-/// The limit of open directories, and so of the depth of a volume.
+/// The limit of directories that are open at once, which limits the depth of a volume.
 const MAX_DEPTH: usize = 1024;
 
 /// The permissions of the group.
@@ -54,8 +54,8 @@ impl From<Errno> for Broken {
 }
 
 /// Sets the group of all entries in `root`, and then of `root`. `progress` regularly receives the
-/// count of entries. Returns how many were checked: 0 when the root shows that all were done
-/// before. A single entry that fails is counted as done, as upstream does.
+/// count of entries. Returns this count and the root; 0 if the root shows that an earlier walk was
+/// completed. An entry whose change fails is logged and counted, as upstream does.
 pub(super) fn give(
     root: BorrowedFd<'_>,
     gid: u32,
@@ -68,14 +68,14 @@ pub(super) fn give(
     }
     let mut count: u64 = 0;
     let mut refused: u64 = 0;
-    // Each directory with its name in the one above.
+    // The open directories from the root to the current one.
     let mut levels = vec![Dir::read_from(root)?];
     while let Some(level) = levels.last_mut() {
         if stop.is_stopped() {
             return Err(Broken::Stopping);
         }
         let Some(entry) = level.read() else {
-            // A directory follows its entries.
+            // A directory is changed after its entries.
             if let Some(done) = levels.pop()
                 && !levels.is_empty()
             {
@@ -95,7 +95,7 @@ pub(super) fn give(
         let name: CString = entry.file_name().to_owned();
         let found = match hold(parent, &name) {
             Ok(found) => found,
-            // Removed meanwhile.
+            // The entry was removed after its name was read.
             Err(Errno::NOENT) => continue,
             Err(errno) => return Err(Broken::Failed(errno)),
         };
@@ -110,7 +110,7 @@ pub(super) fn give(
     }
     give_one(root, gid, access)?;
     if refused > 0 {
-        log::warn!("{refused} of {count} files of a volume could not be given to group {gid}");
+        log::warn!("cannot set group {gid} on {refused} of {count} files of a volume");
     }
     Ok(count.saturating_add(1))
 }
@@ -123,7 +123,7 @@ fn is_given(root: BorrowedFd<'_>, gid: u32, access: Access) -> io::Result<bool> 
     Ok(is_dir && stat.st_gid == gid && stat.st_mode & bits == bits)
 }
 
-/// A descriptor of the entry itself, whatever it is.
+/// A descriptor of the entry itself, of any file type.
 fn hold(parent: BorrowedFd<'_>, name: &std::ffi::CStr) -> io::Result<OwnedFd> {
     fs::openat(parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
@@ -137,8 +137,8 @@ fn give_one(entry: BorrowedFd<'_>, gid: u32, access: Access) -> io::Result<()> {
     if kind == FileType::Symlink {
         return Ok(());
     }
-    // A change of the group may have removed the set-id bits, so the old mode is used. The mode
-    // cannot be set through an `O_PATH` descriptor, but through its name in /proc.
+    // A change of the group may have removed the set-id bits, so the old mode is used. `fchmod`
+    // refuses an `O_PATH` descriptor, so the mode is set through the descriptor's path in /proc.
     let mode = stat.st_mode & 0o7777 | access.bits(kind);
     if mode == stat.st_mode & 0o7777 && stat.st_gid == gid {
         return Ok(());
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_are_upstreams() {
+    fn modes_equal_those_of_the_go_kubelet() {
         let top = tempfile::tempdir().unwrap();
         let root = top.path().join("v");
         let outside = top.path().join("outside");
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn on_root_mismatch_the_root_decides() {
+    fn policy_on_root_mismatch_skips_a_volume_whose_root_matches() {
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join("f");
         std::fs::write(&file, "").unwrap();
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_that_stops_leaves_the_root_as_it_was() {
+    fn stopped_walk_does_not_change_the_root() {
         let root = tempfile::tempdir().unwrap();
         std::fs::write(root.path().join("f"), "").unwrap();
         set_mode(root.path(), 0o700);

@@ -1,9 +1,9 @@
-//! Setting up: the volumes that a pod's containers refer to, in no order.
+//! Sets up the volumes that a pod's containers refer to, in no fixed order.
 //!
-//! Volumes in the agent's own directories are made one after the other. One that uses another file
-//! system has its own thread; after a short wait the next volume is tried in parallel, so that a
-//! file system that hangs delays no other volume. The number of such threads is limited per pod:
-//! when all hang, only the pod's other volumes that need one wait for them.
+//! Volumes in the agent's own directories are set up one after the other. A volume on another file
+//! system is set up on its own thread; after a short wait the next volume is tried in parallel, so
+//! that a file system that hangs delays no other volume. The number of these threads is limited
+//! per pod. If all of them hang, only those volumes of the pod that need a thread wait.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -36,11 +36,11 @@ use crate::util::threads;
 use crate::util::tree;
 
 /// The wait for an operation on another file system before the next volume is tried in parallel.
-/// Nearly all end sooner, so that a pod needs one thread for all of them.
+/// Nearly all operations end sooner, so that a pod usually needs one thread at a time.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// How long a failure is not reported because an operation under way may make what is missing.
-/// Longer than [`PATIENCE`]: a disk under load is slow, and a temporary failure has no event.
+/// How long a failure is not reported while a running operation may create the missing file. Longer
+/// than [`PATIENCE`], because a disk under load is slow. A temporary failure has no event.
 const HELP: Duration = Duration::from_secs(10);
 
 /// The plugin that makes a volume.
@@ -81,7 +81,7 @@ impl Plugin<'_> {
         }
     }
 
-    /// As the Go kubelet calls it in metrics; `None` for what is not set up here.
+    /// Its name in metrics of the Go kubelet; `None` for a volume that is not set up here.
     fn name(self) -> Option<&'static str> {
         Some(match self {
             Plugin::EmptyDir(_) => "kubernetes.io/empty-dir",
@@ -115,8 +115,8 @@ impl Plugin<'_> {
 impl Volumes {
     /// Makes the pod's directories and every volume that one of its containers refers to. The call
     /// is idempotent and cheap to repeat. A volume that failed is not retried before its back-off
-    /// is over. Events about failures are raised here. May block for two minutes on file systems
-    /// that hang.
+    /// is over. Each failure raises an event. A call may wait two minutes for file systems that
+    /// hang.
     ///
     /// # Errors
     /// [`VolumeError::NotMounted`] with the time of the retry when a volume is not ready; the other
@@ -136,8 +136,8 @@ impl Volumes {
         set_up.into_result()
     }
 
-    /// Updates files with data of the pod (labels, annotations, resources) or of API objects, and
-    /// tokens. To be called at each sync of a pod that is set up; writes only changes. A failure
+    /// Updates the files of mounted volumes: data of the pod (labels, annotations, resources) or of
+    /// API objects, and tokens. The worker calls it at each sync; it writes only changes. A failure
     /// raises an event, and the old files remain.
     pub fn remount(&self, pod: &Pod, stop: &StopToken) {
         let volumes = || pod.spec().volumes.iter().flatten();
@@ -151,11 +151,11 @@ impl Volumes {
         // The set-up makes volumes that are not mounted yet.
         let mounted = |volume: &&Volume| self.actual().get(pod.uid(), &volume.name).is_some();
         let mut set_up = SetUp::new(self, &site, volumes().filter(due).filter(mounted));
-        // The event of a failure was raised.
+        // A failure already has an event.
         let _ = set_up.run();
     }
 
-    /// Until when the volume must not be tried.
+    /// The end of the volume's back-off, if it must not be tried now.
     fn blocked(&self, pod: &Pod, volume: &Volume, changes: u64) -> Option<Instant> {
         self.retries().blocked(pod.uid(), &volume.name, changes, Instant::now())
     }
@@ -175,7 +175,7 @@ impl Volumes {
         self.retries().failed(pod.uid(), &volume.name, (hope, changes), Instant::now())
     }
 
-    /// Sets a volume up that needs the agent's own directories only. `None` for others.
+    /// Sets up a volume that is only in the agent's own directories. `None` for other volumes.
     fn set_up_here(&self, site: &Site<'_>, volume: &Volume) -> Option<Result<MountedVolume, VolumeError>> {
         let allocatable = &self.settings.allocatable;
         let (pod, stop) = (site.pod, site.stop);
@@ -195,7 +195,7 @@ impl Volumes {
                 let source = source.unwrap_or(&default);
                 empty_dir::set_up(pod, name, source, (site.path, site.dir), allocatable.memory, stop)
             }
-            // Nothing is checked.
+            // Without a type, nothing is checked.
             Plugin::HostPath(source) if source.type_.as_deref().unwrap_or_default().is_empty() => {
                 host_path::set_up(name, source)
             }
@@ -257,7 +257,7 @@ impl Volumes {
     }
 }
 
-/// The plugins of the volumes that a pod is to have, one for each, with the volume's name.
+/// The plugin and the name of each volume that the pod's containers refer to.
 pub fn plugins(pod: &Pod) -> impl Iterator<Item = (&'static str, &str)> {
     let referenced = referenced(pod);
     let volumes = pod.spec().volumes.iter().flatten();
@@ -268,7 +268,7 @@ pub fn plugins(pod: &Pod) -> impl Iterator<Item = (&'static str, &str)> {
 /// One volume of a set-up.
 struct Wanted<'a> {
     volume: &'a Volume,
-    /// The first try.
+    /// The time of the first try.
     begun: Option<Instant>,
     /// The event of the failure was raised.
     is_reported: bool,
@@ -276,7 +276,7 @@ struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// Whether its set-up makes files or directories, which other volumes may need.
+    /// Whether its set-up creates files or directories that other volumes may need.
     fn makes_files(&self) -> bool {
         let kind = self.volume.host_path.as_ref().and_then(|source| source.type_.as_deref());
         matches!(kind, Some("DirectoryOrCreate" | "FileOrCreate"))
@@ -289,12 +289,12 @@ impl Wanted<'_> {
 }
 
 enum State {
-    /// To be tried, or tried again; with the last failure.
+    /// It waits for its first try, or for a retry after this failure.
     Waiting(Option<VolumeError>),
-    /// On its own thread, since then.
+    /// It runs on its own thread since this time.
     UnderWay(Operation, Instant),
     Ready(MountedVolume),
-    /// It failed, and the event was raised. It may be retried at that time.
+    /// It failed, and the event was raised. It may be retried at `until`.
     Failed {
         until: Instant,
         cause: String,
@@ -321,7 +321,7 @@ impl<'a> SetUp<'a> {
         let wanted: Vec<_> = wanted
             .map(|volume| Wanted { volume, begun: None, is_reported: false, state: State::Waiting(None) })
             .collect();
-        // At most one report of each volume is on its way, so that no thread waits.
+        // The channel has room for one report per volume, so that no thread blocks.
         let (report, reported) = bounded(wanted.len());
         SetUp {
             volumes,
@@ -346,7 +346,7 @@ impl<'a> SetUp<'a> {
                 Next::Done => break,
             }
         }
-        // These cannot succeed, or there is no thread for them.
+        // The volumes that still wait cannot succeed, or there is no thread for them.
         for index in 0..self.wanted.len() {
             if let Some(Wanted { state: State::Waiting(error), .. }) = self.wanted.get_mut(index)
                 && let Some(error) = error.take()
@@ -410,7 +410,7 @@ impl<'a> SetUp<'a> {
         let name = volume.name.clone();
         let report = self.report.clone();
         let to = move |result| {
-            // The set-up may be over.
+            // Sending fails if the set-up is over.
             let _ = report.send((index, result));
         };
         let work = move |_: &StopToken| host_path::set_up(&name, &source);
@@ -455,8 +455,8 @@ impl<'a> SetUp<'a> {
         Some(until.max().unwrap_or(now))
     }
 
-    /// Raises the events of the volumes that have failed. They are retried nevertheless if another
-    /// volume becomes ready.
+    /// Raises the events of the volumes that have failed. They are still retried if another volume
+    /// becomes ready.
     fn report_failures(&mut self) {
         for index in self.queue.failed() {
             if let Some(wanted) = self.wanted.get_mut(*index)
@@ -478,7 +478,7 @@ impl<'a> SetUp<'a> {
         }
     }
 
-    /// Waits for the end of one operation up to a time; whether there was one.
+    /// Waits for the end of one operation, until a time at most. Returns whether one ended.
     fn receive(&mut self, until: Instant) -> Result<bool, VolumeError> {
         let _waiting = threads::waiting("volume operation");
         let (index, result) = select_biased! {
@@ -492,13 +492,13 @@ impl<'a> SetUp<'a> {
         if self.deadline_of(index).is_some() {
             self.end(index, result)?;
         } else {
-            // One that was given up has ended after all, and its thread is free.
+            // An operation has ended after its deadline, and its thread is free.
             self.queue.release();
         }
         Ok(true)
     }
 
-    /// The end of one that was under way.
+    /// Handles the end of an operation that was under way.
     fn end(&mut self, index: usize, result: Result<MountedVolume, VolumeError>) -> Result<(), VolumeError> {
         let Some(wanted) = self.wanted.get_mut(index) else { return Ok(()) };
         let state = std::mem::replace(&mut wanted.state, State::Waiting(None));
@@ -571,7 +571,7 @@ impl<'a> SetUp<'a> {
     }
 }
 
-/// The volumes that are not ready, while they are collected.
+/// The volumes that are not ready, with the first cause and the earliest time of a retry.
 #[derive(Default)]
 struct Missing {
     volumes: Vec<String>,
@@ -611,7 +611,7 @@ fn referenced(pod: &Pod) -> BTreeSet<&str> {
     names
 }
 
-/// The API's name of the volume's type, for those that are not made here.
+/// The volume's type: the name of its field in the API. `None` if the volume has no source.
 fn kind(volume: &Volume) -> Option<String> {
     let value = serde_json::to_value(volume).ok()?;
     value.as_object()?.keys().find(|key| *key != "name").cloned()
@@ -680,7 +680,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_has_upstreams_event_and_a_wait() {
+    fn failure_has_the_event_of_the_go_kubelet_and_a_back_off() {
         let root = tempfile::tempdir().unwrap();
         let (volumes, queue) = volumes(root.path());
         let pod = pod(
@@ -700,8 +700,8 @@ mod tests {
         );
         assert!(error.to_string().starts_with("unmounted volumes=[d], unattached volumes=[], failed to"));
         let retry_at = error.retry_at().unwrap();
-        // Within the wait: no second try, no second event, the same time to come back. A busy
-        // machine may hold this test up for longer than the wait.
+        // During the back-off there is no second try and no second event, and the time of the retry
+        // stays the same. On a busy machine the back-off may end before this check.
         let again = volumes.setup(&pod, &StopToken::never()).unwrap_err();
         if Instant::now() < retry_at {
             assert_eq!(again.retry_at(), Some(retry_at));
@@ -715,7 +715,7 @@ mod tests {
     }
 
     #[test]
-    fn volume_may_need_what_a_later_one_makes() {
+    fn volume_may_need_a_file_that_a_later_volume_creates() {
         let root = tempfile::tempdir().unwrap();
         let (volumes, queue) = volumes(root.path());
         let made = root.path().join("made/deep");
@@ -736,7 +736,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_that_no_other_volume_can_help_has_one_event() {
+    fn failure_that_no_other_volume_can_resolve_has_one_event() {
         let root = tempfile::tempdir().unwrap();
         let (volumes, queue) = volumes(root.path());
         let dir = root.path().join("dir");
@@ -761,7 +761,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_is_reported_once_no_operation_may_make_what_is_missing() {
+    fn failure_is_reported_when_no_operation_may_create_the_missing_file() {
         for (kind, outcome, expected) in [
             ("DirectoryOrCreate", Outcome::UnderWay, Some(HELP)),
             ("DirectoryOrCreate", Outcome::NoThread, None),
@@ -795,7 +795,7 @@ mod tests {
             assert_eq!(set_up.report_at(now), expected.map(|wait| now + wait), "{kind} {outcome:?}");
             set_up.report_failures();
             assert_eq!((events.len(), set_up.report_at(now)), (1, None));
-            // Its last failure has no further event.
+            // Its last failure raises no second event.
             set_up.report_failures();
             set_up.fail(0, &failure());
             assert_eq!(events.len(), 1);
@@ -804,7 +804,7 @@ mod tests {
     }
 
     #[test]
-    fn other_types_are_named() {
+    fn volume_that_needs_a_missing_feature_fails_with_its_cause() {
         for (source, text) in [
             (
                 json!({"nfs": {"server": "s", "path": "/x"}}),
@@ -841,7 +841,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mounted_is_not_done_again() {
+    fn mounted_volume_is_not_set_up_again() {
         let root = tempfile::tempdir().unwrap();
         let place = root.path().join("place");
         std::fs::create_dir(&place).unwrap();
@@ -866,7 +866,7 @@ mod tests {
     }
 
     #[test]
-    fn a_config_map_is_waited_for_and_followed() {
+    fn config_map_volume_waits_for_its_object_and_follows_changes() {
         let root = tempfile::tempdir().unwrap();
         let objects = Objects::fixed(Vec::new());
         let (volumes, api, queue) = volumes_with(root.path(), &objects);
@@ -885,14 +885,14 @@ mod tests {
         let text = "MountVolume.SetUp failed for volume \"m\" : configmap \"map\" not found";
         let first = volumes.setup(&pod, &never).unwrap_err();
         assert!(volumes.setup(&pod, &never).is_err());
-        // Reported once, unless a busy machine has held this test up for longer than the wait.
+        // There is one event, or two if the back-off has ended on a busy machine.
         let most = if Instant::now() < first.retry_at().unwrap() { 1 } else { 2 };
         let messages: Vec<String> = queue.try_iter().map(|event| event.message).collect();
         assert!(
             (1..=most).contains(&messages.len()) && messages.iter().all(|one| one == text),
             "{messages:?}"
         );
-        // Its appearance ends the wait.
+        // The wait ends when the object is created.
         set(Some("1"));
         let ready = volumes.setup(&pod, &never).unwrap();
         assert!(ready[0].read_only);
@@ -904,7 +904,7 @@ mod tests {
         volumes.remount(&pod, &never);
         assert_eq!(read(), "2");
         assert!(queue.is_empty());
-        // After its removal the pod's files remain.
+        // When the object is deleted, the pod's files remain.
         set(None);
         volumes.remount(&pod, &never);
         assert_eq!(queue.try_recv().unwrap().message, text);
@@ -946,7 +946,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_worker_gets_no_event() {
+    fn stopped_set_up_raises_no_event() {
         let root = tempfile::tempdir().unwrap();
         let (volumes, queue) = volumes(root.path());
         let (source, stop) = crate::util::stop::pair();
@@ -957,7 +957,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_directory_that_is_none_fails_with_an_event() {
+    fn invalid_root_directory_is_an_error_with_an_event() {
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join("file");
         std::fs::write(&file, "").unwrap();

@@ -60,7 +60,7 @@ pub(super) struct Report {
     flaws: Vec<Flaw>,
 }
 
-/// The limit of listed faults of one pod; a manifest with thousands of ports needs no more.
+/// At most this many faults of one pod are listed. A manifest can have thousands of faulty ports.
 const MAX_FLAWS: usize = 100;
 
 impl Report {
@@ -87,7 +87,7 @@ impl Report {
         self.add(path, format!("Invalid value: {}: {detail}", brief(value)));
     }
 
-    /// A value is none of the choices.
+    /// The value is not one of the choices.
     pub(super) fn unsupported(&mut self, path: &Path<'_>, value: &str, choices: &[&str]) {
         let choices: Vec<String> = choices.iter().map(|choice| format!("{choice:?}")).collect();
         let message =
@@ -120,14 +120,14 @@ impl Report {
         self.add(path, format!("Too many: {count}: must have at most {max} items"));
     }
 
-    /// Adds the messages of a name check.
+    /// Adds the problem that a check of the value found, if any.
     pub(super) fn check(&mut self, path: &Path<'_>, value: &str, problem: Option<String>) {
         if let Some(problem) = problem {
             self.invalid(path, &value, problem);
         }
     }
 
-    /// Requires one of `choices`; empty counts as absent.
+    /// Requires one of `choices`; an empty value counts as absent.
     pub(super) fn choice(&mut self, path: &Path<'_>, value: Option<&str>, choices: &[&str]) {
         if let Some(value) = value.filter(|value| !value.is_empty() && !choices.contains(value)) {
             self.unsupported(path, value, choices);
@@ -142,7 +142,7 @@ impl Report {
     }
 }
 
-/// A value in quotes, for a message.
+/// A value for a message: strings are quoted, long values are cut.
 fn brief(value: &dyn Debug) -> String {
     const MAX: usize = 120;
     let text = format!("{value:?}");
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_those_of_upstream() {
+    fn messages_equal_those_of_the_api_server() {
         let mut report = Report::default();
         let spec = Path::root("spec");
         let containers = spec.field("containers");

@@ -28,7 +28,7 @@ pub(super) fn found(over: Value) -> Vec<String> {
         .collect()
 }
 
-/// Each expectation is the start of a fault, in order.
+/// Each item of `expected` is the beginning of a fault, in the same order.
 fn check(over: Value, expected: &[&str]) {
     let lines = found(over.clone());
     let fits = lines.len() == expected.len()
@@ -37,7 +37,7 @@ fn check(over: Value, expected: &[&str]) {
 }
 
 #[test]
-fn a_pod_with_too_many_items_is_named_once() {
+fn list_with_too_many_items_is_one_fault() {
     let many: Vec<Value> = (0..1001).map(|_| json!({"name": "c"})).collect();
     check(json!({"spec": {"containers": many}}), &["spec.containers: Too many: 1001"]);
 }
@@ -54,7 +54,7 @@ pub(super) fn found_in_container(over: Value) -> Vec<String> {
     found(with_container(&over))
 }
 
-/// As [`check`] for the fields of the only container.
+/// As [`check`], for the fields of the only container.
 fn container(over: Value, expected: &[&str]) {
     let expected: Vec<String> = expected.iter().map(|text| format!("spec.containers[0].{text}")).collect();
     let expected: Vec<&str> = expected.iter().map(String::as_str).collect();

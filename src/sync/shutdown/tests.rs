@@ -15,7 +15,7 @@ use crate::pods::plan::shutdown::two_steps;
 #[derive(Default)]
 struct Fake {
     notified: Cell<bool>,
-    /// A source has not delivered.
+    /// A source has not delivered its pods.
     silent: Cell<bool>,
     written: Cell<bool>,
     pods: RefCell<Vec<Pod>>,
@@ -50,7 +50,7 @@ fn pod(uid: &str, priority: i32, grace: i64) -> Pod {
     Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap())
 }
 
-/// A node with three pods, of which `n` and `m` are ordinary; 20 s for these, 10 s for `c`.
+/// A node with the regular pods `n` and `m` (20 s in total) and the critical pod `c` (10 s).
 struct Bench {
     core: Core,
     fake: Fake,
@@ -92,7 +92,7 @@ fn kill(pods: &[(&str, i64)]) -> Action {
 }
 
 #[test]
-fn group_after_group_and_then_the_lock() {
+fn groups_are_stopped_in_order_and_then_the_lock_is_released() {
     let mut bench = Bench::new();
     assert_eq!(bench.core.total(), Duration::from_secs(30));
     assert_eq!((bench.turn(0.0), bench.due()), (vec![], None));
@@ -105,7 +105,7 @@ fn group_after_group_and_then_the_lock() {
     assert_eq!(bench.due(), Some(21.1));
     bench.end("m");
     assert_eq!(bench.turn(2.0), []);
-    // The next group does not wait for time that no pod needs.
+    // The next group is stopped as soon as all pods of this group have ended.
     bench.end("n");
     assert_eq!((bench.turn(3.0), bench.due()), (vec![kill(&[("c", 10)])], Some(13.0)));
     assert_eq!(bench.turn(3.1), []);
@@ -128,18 +128,18 @@ fn no_wait_is_longer_than_its_limit() {
     bench.end("n");
     assert_eq!(bench.turn(21.9), []);
     assert_eq!(bench.turn(22.0), [Action::Overdue(vec!["m".into()]), kill(&[("c", 10)])]);
-    // No time is left for the API server, which was not reached.
+    // No time is left to send the statuses to the API server.
     assert_eq!(bench.turn(32.0), [Action::Overdue(vec!["c".into()]), Action::Release]);
 }
 
 #[test]
-fn pods_that_a_source_delivers_late_get_their_time() {
+fn pods_that_a_source_delivers_late_get_the_time_of_their_group() {
     let mut bench = Bench::new();
     let all = bench.fake.pods.replace(vec![pod("s", 2_000_000_000, 30)]);
     bench.fake.notified.set(true);
     bench.fake.silent.set(true);
     bench.prepare(true, 0.0);
-    // The other source may deliver at any moment.
+    // The other source may still deliver its pods.
     assert_eq!((bench.turn(0.0), bench.due()), (vec![], Some(2.0)));
     assert_eq!(bench.turn(2.0), [kill(&[("s", 10)])]);
     bench.end("s");
@@ -180,7 +180,7 @@ fn statuses_get_the_time_that_is_left() {
 }
 
 #[test]
-fn cancelled_shutdown_kills_no_other_pod() {
+fn cancelled_shutdown_kills_no_more_pods() {
     let mut bench = Bench::new();
     assert_eq!(bench.prepare(false, 0.0), None);
     bench.fake.notified.set(true);

@@ -37,10 +37,10 @@ impl Target {
         self.params.iter().filter(move |(name, _)| name == key).map(|(_, value)| value.as_str())
     }
 
-    /// A flag: present without a value, or `true` or `1`.
+    /// Whether a flag is set: the key is present without a value, or with `true` or `1`.
     ///
     /// # Errors
-    /// When the value is not one of these, `false` and `0`.
+    /// When there is another value than `true`, `1`, `false` and `0`.
     pub fn flag(&self, key: &str) -> Result<bool, BadParam> {
         match self.get(key) {
             None | Some("false" | "0") => Ok(false),
@@ -102,7 +102,7 @@ fn bytes(text: &str, plus_is_space: bool) -> Vec<u8> {
     out
 }
 
-/// Whether an element of `Accept-Encoding` accepts gzip: with a quality above zero.
+/// Whether an element of `Accept-Encoding` is gzip with a quality above zero.
 #[must_use]
 pub fn takes_gzip(element: &str) -> bool {
     let (name, quality) = element.split_once(';').unwrap_or((element, ""));
