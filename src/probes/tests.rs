@@ -15,12 +15,15 @@ struct Room {
     probes: Probes,
     posts: Inbox<PodUid, ()>,
     events: Receiver<Box<Event>>,
-    _deaths: Receiver<Died>,
+    deaths: Receiver<Died>,
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
         self.probes.stop(LONG);
+        // A death ends the agent.
+        let died = self.deaths.try_recv().ok();
+        assert!(std::thread::panicking() || died.is_none(), "{died:?}");
     }
 }
 
@@ -35,7 +38,7 @@ fn room() -> Room {
     let (on_death, deaths) = bounded(1);
     let cri = crate::cri::connect(settings).unwrap().0;
     let probes = Probes::new(Deps { cri, events, post, on_death });
-    Room { probes, posts, events: event_queue, _deaths: deaths }
+    Room { probes, posts, events: event_queue, deaths }
 }
 
 /// Answers every request with the status that is set at the moment; 0 is no answer at all.

@@ -98,7 +98,13 @@ impl Shared {
 
     fn start(&self, start: Start) -> std::io::Result<Running> {
         let name = format!("probe/{}", start.probe.pod.uid().short());
-        let on_death = OnDeath::Supervisor(self.on_death.clone());
+        let supervisor = self.on_death.clone();
+        // The thread may end without a stop, after it has parked its probe. Only a panic is an error.
+        let on_death = OnDeath::Unit(Box::new(move |died| {
+            if died.panic.is_some() {
+                let _ = supervisor.try_send(died);
+            }
+        }));
         let check_deps = Arc::clone(&self.check_deps);
         threads::spawn(&name, Stack::Small, on_death, move |stop| run(start, &check_deps, &stop))
     }

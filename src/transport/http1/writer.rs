@@ -5,8 +5,9 @@ use std::io::{self, Write};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-/// The largest amount of data that is buffered before it is written.
-const BUFFER_BYTES: usize = 64 * 1024;
+/// The largest amount of data that is buffered before it is written. With its frame a chunk has
+/// 64 KiB: a TLS connection takes no more in one call.
+const BUFFER_BYTES: usize = 64 * 1024 - SIZE_LINE - 2;
 /// A body up to this length is written together with its head.
 const SHORT_BODY_BYTES: usize = 16 * 1024;
 /// Space before a chunk for its size (8 digits are 4 GiB) and the line's end.
