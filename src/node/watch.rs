@@ -60,45 +60,30 @@ impl NodeWatch {
         state.synced && state.object.is_none()
     }
 
-    /// Applies a complete list of the watch.
+    /// Applies a complete list of the watch. Replaces the known object: a server that was restored
+    /// from a backup has smaller versions.
     pub(super) fn replaced(&self, nodes: Vec<Node>) {
-        {
-            let mut state = self.lock();
-            let first = !std::mem::replace(&mut state.synced, true);
-            if nodes.is_empty() && (state.object.take().is_some() || first) {
-                state.ring();
-                return;
-            }
-            if first {
-                state.ring();
-            }
+        let mut state = self.lock();
+        let first = !state.synced;
+        let mut news = first;
+        if nodes.is_empty() {
+            news |= state.object.take().is_some();
         }
-        // Replaces the known object: a server that was restored from a backup has smaller versions.
         for node in nodes {
-            self.take(node, |_, _| false);
+            news |= state.store(node);
+        }
+        // At the same moment as the object: pods that are admitted without it ignore its taints.
+        state.synced = true;
+        if news {
+            state.ring();
         }
     }
 
     /// Stores an object unless a newer one is stored.
     pub(super) fn offer(&self, node: Node) {
-        self.take(node, |old, new| version(old) > version(new));
-    }
-
-    fn take(&self, mut node: Node, is_late: impl Fn(&Node, &Node) -> bool) {
-        // Not used, and often larger than the rest of the object.
-        node.metadata.managed_fields = None;
         let mut state = self.lock();
-        let old = state.object.as_deref();
-        if old.is_some_and(|old| is_late(old, &node)) {
-            return;
-        }
-        let news = old.is_none_or(|old| {
-            let (was, is) = (&old.metadata, &node.metadata);
-            (&was.uid, &was.labels, &was.annotations, &old.spec)
-                != (&is.uid, &is.labels, &is.annotations, &node.spec)
-        });
-        state.object = Some(Arc::new(node));
-        if news {
+        let is_late = state.object.as_deref().is_some_and(|old| version(old) > version(&node));
+        if !is_late && state.store(node) {
             state.ring();
         }
     }
@@ -118,6 +103,19 @@ impl NodeWatch {
 }
 
 impl State {
+    /// Stores an object. Returns whether another part than its status has changed.
+    fn store(&mut self, mut node: Node) -> bool {
+        // Not used, and often larger than the rest of the object.
+        node.metadata.managed_fields = None;
+        let is_news = self.object.as_deref().is_none_or(|old| {
+            let (was, is) = (&old.metadata, &node.metadata);
+            (&was.uid, &was.labels, &was.annotations, &old.spec)
+                != (&is.uid, &is.labels, &is.annotations, &node.spec)
+        });
+        self.object = Some(Arc::new(node));
+        is_news
+    }
+
     fn ring(&self) {
         for bell in &self.bells {
             // If the bell is full, its thread wakes anyway; a disconnected one has no reader.
@@ -183,6 +181,25 @@ mod tests {
         assert!(rung() && watch.is_absent() && watch.uid().is_none());
         watch.replaced(Vec::new());
         assert!(!rung());
+    }
+
+    /// Otherwise pods are admitted without the taints of the node.
+    #[test]
+    fn object_is_known_as_soon_as_pods_may_be_admitted() {
+        use crate::util::threads::{OnDeath, Stack, spawn};
+        let mut large = node("u", "1", "x");
+        // Removing them takes time.
+        large.metadata.managed_fields = Some(vec![Default::default(); 200_000]);
+        let watch = NodeWatch::new();
+        let (reader, (sender, known)) = (watch.clone(), bounded(1));
+        let _running = spawn("t/reader", Stack::Small, OnDeath::Unsupervised, move |stop| {
+            let _ = sender.send(true);
+            while !reader.ready_for_pods() && !stop.is_stopped() {}
+            let _ = sender.send(!reader.is_absent() && reader.object().is_some());
+        });
+        assert_eq!(known.recv(), Ok(true));
+        watch.replaced(vec![large]);
+        assert_eq!(known.recv(), Ok(true));
     }
 
     #[test]
