@@ -32,7 +32,7 @@ impl RuntimeClient {
     }
 
     /// Requests a checkpoint of a running container, which the runtime writes to `location`.
-    /// Without a timeout in seconds the request timeout applies.
+    /// If no timeout in seconds is given, the request timeout applies.
     ///
     /// # Errors
     /// When the call fails; many runtimes do not offer it.

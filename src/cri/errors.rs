@@ -33,7 +33,7 @@ pub enum CriError {
         method: &'static str,
         /// As in [`CriError::Call`].
         object: String,
-        /// What is missing.
+        /// The missing field.
         what: &'static str,
     },
     /// A configured endpoint cannot be used.

@@ -15,7 +15,7 @@ fn pod_labels(uid: &str) -> std::collections::BTreeMap<String, String> {
         .into()
 }
 
-/// As many copies of `item` as fit, each with a number.
+/// Calls `item` with 0, 1, 2, …, until the items fill `max` bytes.
 fn many<T>(item: impl Fn(usize) -> T, bytes_each: usize, max: usize) -> Vec<T> {
     (0..max / bytes_each).map(item).collect()
 }

@@ -20,13 +20,13 @@ impl ImageClient {
         ImageClient { caller: Caller::new(channel, request_timeout) }
     }
 
-    /// The same client, whose calls `stop` cancels immediately.
+    /// A copy of the client, whose calls `stop` cancels immediately.
     #[must_use]
     pub fn with_stop(&self, stop: StopToken) -> ImageClient {
         ImageClient { caller: self.caller.with_stop(stop) }
     }
 
-    /// The same client with another deadline for its calls.
+    /// A copy of the client with another deadline for its calls.
     #[must_use]
     pub fn with_request_timeout(&self, request_timeout: Duration) -> ImageClient {
         let mut caller = self.caller.clone();

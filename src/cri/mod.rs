@@ -4,8 +4,8 @@
 //! Owns: the deadline of each call, the check of responses, and the conversion of the runtime's
 //! lists and statuses to `model::runtime`. Threads: none; a call blocks its caller, and a stop
 //! token cancels it. Invariants: the clients never retry and keep no state of the pods; a runtime
-//! that does not run is an error of each call, not of [`connect`]. Absent on purpose: the bytes of
-//! exec, attach and port-forward; only their URL is requested.
+//! that does not run is an error of each call, not of [`connect`]. The bytes of exec,
+//! attach and port-forward do not pass through this room; it only requests their URL.
 
 mod checkpoint;
 mod convert;

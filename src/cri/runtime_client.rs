@@ -110,7 +110,7 @@ pub struct RuntimeVersion {
     pub runtime_api_version: String,
 }
 
-/// What one runtime handler can do.
+/// The features of one runtime handler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handler {
     /// Name, as in a RuntimeClass; empty for the default one.
@@ -121,7 +121,7 @@ pub struct Handler {
     pub user_namespaces: bool,
 }
 
-/// What the runtime as a whole can do.
+/// The features that do not depend on a runtime handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RuntimeFeatures {
     /// `supplementalGroupsPolicy` is honored.
@@ -133,7 +133,7 @@ pub struct RuntimeFeatures {
 /// The response to `Status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimeStatus {
-    /// Whether it can run containers; else `RuntimeReady=false reason:… message:…`.
+    /// Whether the runtime can run containers; else `RuntimeReady=false reason:… message:…`.
     pub ready: Result<(), String>,
     /// Whether pods get a network; else `NetworkReady=false reason:… message:…`.
     pub network_ready: Result<(), String>,
@@ -221,7 +221,7 @@ impl RuntimeClient {
         RuntimeClient { caller: Caller::new(channel, request_timeout) }
     }
 
-    /// The same client, whose calls `stop` cancels immediately.
+    /// A copy of the client, whose calls `stop` cancels immediately.
     #[must_use]
     pub fn with_stop(&self, stop: StopToken) -> RuntimeClient {
         RuntimeClient { caller: self.caller.with_stop(stop) }

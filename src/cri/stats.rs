@@ -8,8 +8,8 @@ use crate::model::ids::SandboxId;
 use crate::transport::generated::{MessageField, methods, runtime};
 
 impl RuntimeClient {
-    /// What pods use, their containers included. A client waits for the page, so the call fails
-    /// after `within`.
+    /// The resource usage of pods and their containers. The call fails after `within`, because an
+    /// HTTP client waits for the page.
     ///
     /// # Errors
     /// When the call fails; [`super::Class::Unsupported`] from older runtimes.
@@ -18,7 +18,7 @@ impl RuntimeClient {
         Ok(self.caller.call_within(&methods::LIST_POD_SANDBOX_STATS, "", &request, within)?.stats)
     }
 
-    /// What containers use. The call fails after `within`, too.
+    /// The resource usage of containers. The call fails after `within`, too.
     ///
     /// # Errors
     /// When the call fails.

@@ -8,11 +8,11 @@ use crate::transport::generated::{methods, runtime};
 /// Which streams connect the process and the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Streams {
-    /// From the client.
+    /// Standard input, from the client.
     pub stdin: bool,
-    /// To the client.
+    /// Standard output, to the client.
     pub stdout: bool,
-    /// To the client, separate from the standard output.
+    /// Standard error, to the client, separate from the standard output.
     pub stderr: bool,
     /// Whether the process has a terminal, which merges the two outputs.
     pub tty: bool,

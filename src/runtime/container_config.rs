@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn user_namespaces_map_mounts_too() {
+    fn mounts_get_id_mappings_of_user_namespace() {
         let spec = json!({"containers": [{"name": "c", "terminationMessagePath": "/t"}], "hostUsers": false});
         let plain = built(spec.clone(), None);
         assert!(plain.mounts.iter().all(|mount| mount.uidMappings.is_empty()));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_level_resources_hold_containers_without_their_own() {
+    fn pod_level_resources_apply_to_containers_without_limits() {
         let resources = json!({"limits": {"cpu": "2", "memory": "64Mi", "hugepages-2Mi": "4Mi"},
             "requests": {"cpu": "1", "memory": "32Mi"}});
         let of = |own: Value| {

@@ -32,14 +32,14 @@ pub struct Resolver {
 pub enum DnsError {
     #[error("cannot read resolv.conf {}: {error}", path.display())]
     Read { path: PathBuf, error: std::io::Error },
-    /// It is larger than 10 MiB.
+    /// The file is larger than 10 MiB.
     #[error("resolv.conf {} is larger than {FILE_LIMIT} bytes", path.display())]
     TooLarge { path: PathBuf },
     /// A `nameserver` line names no address.
     #[error("{}:{line}: nameserver list is empty", path.display())]
     EmptyNameserver {
         path: PathBuf,
-        /// From 1.
+        /// The line number, from 1.
         line: usize,
     },
 }
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_resolv_conf() {
+    fn resolv_conf_is_parsed_and_empty_nameserver_refused() {
         let host = host();
         assert_eq!(host.servers, ["192.0.2.1"]);
         assert_eq!(host.searches, ["one", "two"]);
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn policies() {
+    fn dns_policy_selects_servers_and_searches() {
         let mut settings = super::super::tests::settings();
         settings.cluster_dns = vec!["10.96.0.10".parse().unwrap()];
         settings.cluster_domain = "cluster.local".into();
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_enforced_and_told() {
+    fn excess_servers_and_searches_are_cut_with_a_notice() {
         let settings = super::super::tests::settings();
         let many: Vec<String> = (0..40).map(|n| format!("s{n}")).collect();
         let (resolver, notices) = resolve(

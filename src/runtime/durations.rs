@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_go_prints_them() {
+    fn text_equals_go_duration_format() {
         for (duration, expected) in [
             (Duration::ZERO, "0s"),
             (Duration::from_nanos(7), "7ns"),

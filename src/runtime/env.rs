@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_objects() {
+    fn config_maps_and_secrets_become_variables() {
         let env = env_with(
             plain(),
             json!({"name": "c",
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_objects_and_keys_have_upstreams_words() {
+    fn missing_objects_and_keys_have_upstreams_error() {
         let key = |kind: &str, name: &str| json!({"env": [{"name": "A", "valueFrom": {kind: {"name": name, "key": "k"}}}]});
         for (container, expected) in [
             (json!({"envFrom": [{"configMapRef": {"name": "nope"}}]}), "configmap \"nope\" not found"),
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn services_have_to_be_known_but_not_for_static_pods() {
+    fn only_static_pods_start_before_services_are_known() {
         let api = PodApi { services: Services::default(), ..api() };
         let container = || json!({"name": "c"});
         assert_eq!(
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_not_printed() {
+    fn debug_output_omits_values() {
         let mut env = Env::default();
         env.set("PW", b"hunter2".to_vec()).unwrap();
         assert_eq!(format!("{env:?}"), "[\"PW\"]");
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn later_wins_in_place_and_sees_what_came_before() {
+    fn later_definition_replaces_earlier_one_in_place() {
         let env = env_of(json!({"name": "c", "env": [
             {"name": "A", "value": "1"}, {"name": "B", "value": "$(A)$(C)"}, {"name": "C", "value": ""},
             {"name": "A", "value": "2$(C)"}, {"name": "N", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn services_fill_what_is_not_defined() {
+    fn service_variables_do_not_replace_own_ones() {
         let api = api();
         api.services.replace(vec![service("n", "web", "10.0.0.1")]);
         let env = env_with(
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_that_double_end_at_the_limit() {
+    fn doubling_variables_are_refused_at_the_limit() {
         let mut env = vec![json!({"name": "V0", "value": "12345678"})];
         for n in 1..40 {
             env.push(json!({"name": format!("V{n}"), "value": format!("$(V{})$(V{})", n - 1, n - 1)}));
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_value_counts_each_time_that_it_is_used() {
+    fn each_use_of_a_value_counts_towards_the_limit() {
         let large = "x".repeat(1 << 20);
         let named = env_of(json!({"name": "c", "env": [
             {"name": "V", "value": large}, {"name": "W", "value": "$(V)".repeat(170_000)}]}));
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn large_objects_and_services_count_too() {
+    fn objects_and_services_count_towards_the_limit() {
         let large = Object {
             data: [("a".to_owned(), vec![0xff; 900_000]), ("b".to_owned(), Vec::new())].into(),
             ..Object::default()
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_of_an_api_server_are_missing_or_optional() {
+    fn objects_without_api_server_fail_unless_optional() {
         for (container, expected) in [
             (
                 json!({"envFrom": [{"configMapRef": {"name": "m"}}]}),

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn syntax() {
+    fn quoted_values_and_comments_are_parsed() {
         let text =
             "# comment\n\n  A='1'\nB='two\n# lines' # note\nC= 'x'\nD=''\nA='2'\n E='$A \\n \"q\"'\t\n";
         for (key, expected) in [
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_a_volume() {
+    fn env_file_outside_volume_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("v");
         std::fs::create_dir_all(root.join("d")).unwrap();
@@ -204,7 +204,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_judged(text in "[A='# \\n\\t\0]{0,60}") {
+        fn random_env_file_causes_no_panic(text in "[A='# \\n\\t\0]{0,60}") {
             let _ = find(&text, "A");
         }
     }

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn fields() {
+    fn field_paths_select_values_of_the_pod() {
         let (four, six): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap());
         let (pods, hosts) = ([four, six], [six]);
         let check = |path: &str, expected: Option<&str>| {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn resources() {
+    fn resource_values_default_to_allocatable() {
         use crate::model::quantity::Amount;
         let machine = MachineNumbers {
             allocatable_cpu: Amount::from_milli(1900),

@@ -290,7 +290,7 @@ fn compare(node: &Node, pod: &Pod, recorded: &Value) -> (usize, Vec<String>) {
 }
 
 #[test]
-fn requests_are_the_recorded_ones() {
+fn runtime_requests_equal_recorded_ones() {
     let node = Node::new();
     let (mut pods, mut requests, mut differing) = (0, 0, Vec::new());
     let mut files: Vec<_> =

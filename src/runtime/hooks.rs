@@ -57,9 +57,9 @@ pub(super) struct PreStop {
 /// How a hook that did not succeed ended.
 #[derive(Debug, PartialEq, Eq)]
 enum Trouble {
-    /// Its stop token ended it.
+    /// The stop token ended the hook.
     Stopping,
-    /// It failed, or did not end in time.
+    /// The hook failed, or did not end in time.
     Failed(String),
 }
 
@@ -171,7 +171,7 @@ impl Runtime {
         if !hook.makes_call() {
             return None;
         }
-        // By then the stop of the container has succeeded or failed.
+        // At this limit the stop of the container has succeeded or failed.
         let limit = grace.saturating_add(self.shared.cri.stop_limit(MINIMUM_GRACE));
         let (ended, end) = bounded(0);
         let (runtime, kill, agent_stop) = (self.clone(), kill.clone(), stop.clone());

@@ -92,7 +92,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn names() {
+    fn hostname_follows_from_pod_or_is_refused() {
         let check = |name: &str, spec: serde_json::Value, expected: Result<&str, &str>| {
             let mut spec = spec;
             spec["containers"] = json!([]);

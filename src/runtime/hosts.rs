@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_with_aliases_and_a_domain() {
+    fn hosts_file_has_addresses_domain_and_aliases() {
         let dir = tempfile::tempdir().unwrap();
         let pod = pod(json!({"hostAliases": [{"ip": "192.0.2.5", "hostnames": ["foo", "bar"]}]}));
         let host = Hostname { name: "h".into(), domain: "s.n.svc.c".into() };
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_inode_survives_a_rewrite() {
+    fn rewritten_hosts_file_keeps_its_inode() {
         use std::os::unix::fs::MetadataExt;
         let dir = tempfile::tempdir().unwrap();
         let host = Hostname { name: "h".into(), domain: String::new() };
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nodes_file_for_host_network() {
+    fn host_network_pod_gets_copy_of_nodes_hosts_file() {
         let dir = tempfile::tempdir().unwrap();
         let node = dir.path().join("hosts");
         let host = Hostname { name: "h".into(), domain: String::new() };

@@ -102,9 +102,9 @@ impl Kill {
 /// The known state of a pod to be stopped.
 #[derive(Clone, Copy)]
 pub enum Observed<'a> {
-    /// By its status.
+    /// The pod's status.
     Runtime(&'a PodRuntime),
-    /// By the list of all pods.
+    /// The pod in the list of all pods.
     Listed(&'a ListedPod),
 }
 
@@ -328,7 +328,7 @@ fn less(seconds: i64, used: Duration) -> i64 {
     seconds.saturating_sub(i64::try_from(used.as_secs()).unwrap_or(i64::MAX))
 }
 
-/// What to stop: containers, then sandboxes.
+/// The containers and sandboxes to stop.
 fn plan(
     pod: Option<&Pod>,
     observed: Observed<'_>,

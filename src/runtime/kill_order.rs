@@ -145,13 +145,13 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_run_is_not_waited_for() {
+    fn containers_that_do_not_run_delay_no_sidecar() {
         let order = order(&["s1", "s2"]);
         assert!(turn(&order, "s2") && !turn(&order, "s1"));
     }
 
     #[test]
-    fn a_wait_ends_with_the_grace_or_the_stop() {
+    fn wait_for_turn_ends_with_grace_period_or_stop() {
         let order = order(&["a", "s1"]);
         let never = StopToken::never();
         assert!(order.wait_for_turn(&"s1".into(), Duration::from_millis(1), &never).is_some());

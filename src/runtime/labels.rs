@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_in_upstreams_order_and_escaping() {
+    fn annotations_have_upstreams_json_order_and_escapes() {
         let map = annotations_of(serde_json::json!({"name": "c", "image": "localhost/busybox:1",
             "ports": [{"containerPort": 80, "name": "http", "protocol": "TCP", "hostPort": 81, "hostIP": "::1"}],
             "lifecycle": {"preStop": {

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn restart_counts_from_log_names() {
+    fn next_restart_count_follows_from_log_names() {
         let dir = tempfile::tempdir().unwrap();
         let check = |name: Option<&str>, expected| {
             if let Some(name) = name {

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn volume_mounts() {
+    fn volume_mounts_get_absolute_path_and_read_only_flag() {
         let mount = one(json!({"name": "v", "mountPath": "a/b"}), false).unwrap();
         assert_eq!(
             (mount.container_path.as_str(), mount.readonly, mount.selinux_relabel),
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn sub_paths() {
+    fn sub_paths_are_expanded_and_invalid_ones_refused() {
         let at = |field: &str, text: &str| {
             one(json!({"name": "v", "mountPath": "/x", field: text}), false).map(|mount| mount.host_path)
         };
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn sub_paths_take_their_part_of_the_limit() {
+    fn expanded_sub_paths_count_towards_the_limit() {
         let env = json!([{"name": "V", "value": "x".repeat(1 << 20)}]);
         let mount = |expr: &str| json!({"name": "v", "mountPath": "/x", "subPathExpr": expr});
         let found = mounts_of(
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn images_are_mounted_by_the_runtime() {
+    fn image_volume_mount_names_image_and_no_host_path() {
         let mount = one(json!({"name": "i", "mountPath": "x", "subPath": "a/b"}), false).unwrap();
         assert!(mount.readonly);
         assert_eq!((mount.container_path.as_str(), mount.host_path.as_str()), ("/x", ""));
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn recursion_depends_on_the_runtime() {
+    fn recursive_read_only_needs_support_of_the_runtime() {
         let check = |mode: &str, supported, expected: Option<bool>| {
             let mount = json!({"name": "v", "mountPath": "/x", "readOnly": true, "recursiveReadOnly": mode});
             assert_eq!(one(mount, supported).ok().map(|mount| mount.recursive_read_only), expected, "{mode}");

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_and_quota() {
+    fn cpu_shares_and_quota_follow_from_millicores() {
         for (milli, shares, quota) in [
             (0, 2, 0),
             (1, 2, 1000),
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sandbox_sums_containers_and_respects_init_containers() {
+    fn sandbox_resources_are_sum_or_largest_init_container() {
         let cpu = |name: &str, cpu: &str, extra: serde_json::Value| {
             let mut container =
                 json!({"name": name, "resources": {"requests": {"cpu": cpu}, "limits": {"cpu": cpu}}});
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn oom_scores() {
+    fn oom_score_follows_from_qos_and_memory_request() {
         let check = |spec: serde_json::Value, container: &str, expected| {
             let pod = pod(spec);
             let container = pod.all_containers().find(|c| c.name == container).unwrap();
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn hugepages_swap_and_oom_group() {
+    fn huge_pages_swap_and_oom_group_depend_on_cgroup_version() {
         let pod = pod(json!({"containers": [{"name": "c", "resources": {"limits": {
             "hugepages-2Mi": "4Mi", "memory": "64Mi"}}}]}));
         let mut settings = settings();

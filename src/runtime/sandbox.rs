@@ -258,7 +258,7 @@ mod tests {
     use crate::transport::generated::runtime::{PodIP, PodSandboxNetworkStatus};
 
     #[test]
-    fn addresses_primary_first_or_none() {
+    fn one_invalid_address_leaves_the_sandbox_without_addresses() {
         let check = |ip: &str, more: &[&str], expected: &[&str]| {
             let status = PodSandboxStatus {
                 network: MessageField::some(PodSandboxNetworkStatus {

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn sysctl_names_get_dots() {
+    fn sysctl_names_with_slashes_are_written_with_dots() {
         for (name, expected) in [
             ("kernel.shm_rmid_forced", "kernel.shm_rmid_forced"),
             ("kernel/shm_rmid_forced", "kernel.shm_rmid_forced"),

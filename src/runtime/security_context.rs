@@ -43,9 +43,9 @@ const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.i
 /// The user in the configuration of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ImageUser {
-    /// By number.
+    /// The user's number.
     pub uid: Option<i64>,
-    /// By name, if there is no number.
+    /// The user's name, if the image gives no number.
     pub name: String,
 }
 
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn non_root() {
+    fn run_as_non_root_refuses_root_and_named_users() {
         let check = |of_pod: Value, own: Value, user: ImageUser, part: Option<&str>| {
             let pod = pod(of_pod, own);
             match (verify_non_root(&pod, &pod.containers()[0], &user), part) {
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn profiles() {
+    fn seccomp_and_apparmor_profiles_are_converted() {
         let seccomp = |own: Value| {
             context(&pod(json!({}), own), &ImageUser::default()).map(|context| {
                 (context.seccomp.profile_type.enum_value_or_default(), context.seccomp.localhost_ref.clone())
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_and_namespaces() {
+    fn proc_mount_and_user_namespace_are_converted() {
         let masked = |own| context(&pod(json!({}), own), &ImageUser::default()).map(|c| c.masked_paths);
         assert_eq!(masked(json!({})).unwrap().last().unwrap(), "/t");
         assert!(masked(json!({"procMount": "Unmasked"})).unwrap().is_empty());

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_thermal_throttle_directories_in_cpu_order() {
+    fn thermal_throttle_directories_are_in_cpu_order() {
         let sys = tempfile::tempdir().unwrap();
         for cpu in ["cpu10/thermal_throttle", "cpu2/thermal_throttle", "cpu3/topology", "cpufreq"] {
             std::fs::create_dir_all(sys.path().join("devices/system/cpu").join(cpu)).unwrap();

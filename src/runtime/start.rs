@@ -191,7 +191,7 @@ impl Runtime {
         })
         .inspect_err(|_| {
             if let Some(file) = &termination_log {
-                // It was made for an instance that was not created.
+                // The file was made for an instance that was not created.
                 let _ = std::fs::remove_file(file);
             }
         })?;
@@ -216,7 +216,7 @@ impl Runtime {
 
     fn run(&self, start: &Start<'_>, regarding: &Regarding, id: &ContainerId) -> Result<(), StartFailure> {
         self.shared.cri.with_stop(start.stop.clone()).start_container(id).map_err(|error| {
-            // With the name in place of the id, repetitions are one event with a count.
+            // The name replaces the id, so that repetitions are one event with a count.
             self.failed(start, regarding, &error.desc().replace(id.as_str(), &start.container.name));
             runtime_failure(reasons::RUN_CONTAINER_ERROR, &error)
         })?;
@@ -329,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stop_signals_by_name() {
+    fn stop_signal_names_are_converted_and_unknown_ones_ignored() {
         for (name, signal) in [
             ("SIGUSR1", Signal::SIGNAL_SIGUSR1),
             ("SIGRTMIN+2", Signal::SIGNAL_SIGRTMINPLUS2),

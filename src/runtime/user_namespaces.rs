@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn no_range_is_free_when_all_are_taken() {
+    fn full_span_has_no_free_range() {
         let span = Span { first: 65_536, end: 65_536 * 3 };
         assert_eq!(free(span, UNIT, &BTreeSet::from([65_536])).unwrap().first, 131_072);
         assert_eq!(free(span, UNIT, &BTreeSet::from([65_536, 131_072])), None);

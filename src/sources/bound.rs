@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn follows_the_changes_of_the_watch() {
+    fn watch_changes_update_the_set_by_uid() {
         let mut bound = Bound::default();
         assert!(bound.apply(Change::Replaced(vec![])), "an empty set is a change, too");
         assert!(bound.apply(Change::Set(pod("web", "1"))));

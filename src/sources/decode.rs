@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_for_urls() {
+    fn pod_lists_are_accepted_from_urls_only() {
         let text = "{\"apiVersion\":\"v1\",\"kind\":\"PodList\",\"items\":[\
                     {\"metadata\":{\"name\":\"a\"}},{\"kind\":\"Pod\",\"apiVersion\":\"v1\"},\
                     {\"metadata\":{\"name\":1}},7]}";

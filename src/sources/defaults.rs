@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_minimal_pod() {
+    fn minimal_pod_gets_all_defaults() {
         check(
             json!({"containers": [{"name": "c", "image": "i:1"}]}),
             spec_with(json!([container(json!({}))]), json!({})),
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn given_values_are_kept() {
+    fn defaults_do_not_replace_given_values() {
         check(
             json!({"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "enableServiceLinks": false,
                    "dnsPolicy": "Default", "serviceAccount": "s",
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_probes_env_and_resources() {
+    fn ports_probes_env_and_resources_get_defaults() {
         check(
             json!({"hostNetwork": true, "containers": [{"name": "c", "image": "i:1",
                 "ports": [{"containerPort": 80}, {"containerPort": 53, "hostPort": 5353, "protocol": "UDP"}],
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes() {
+    fn volumes_get_defaults() {
         check(
             json!({"containers": [], "volumes": [
                 {"name": "a"}, {"name": "b", "hostPath": {"path": "/x"}},

@@ -37,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn ephemeral_containers_are_validated() {
+    fn ephemeral_containers_get_defaults_and_are_validated() {
         check(json!({"name": "d", "image": "localhost/busybox:1"}), Ok("IfNotPresent"));
         check(json!({"name": "d", "image": "busybox", "targetContainerName": "c"}), Ok("Always"));
         check(json!({"name": "d", "image": "b:1", "targetContainerName": "i"}), Ok("IfNotPresent"));

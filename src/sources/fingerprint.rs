@@ -69,7 +69,7 @@ fn internal_form(pod: &mut Value) -> Written {
             }
         }
     }
-    // It becomes a list of addresses.
+    // The Go kubelet converts `podIP` to a list of addresses.
     if pod.pointer("/status/podIP").is_some() { Err(NoFingerprint) } else { Ok(()) }
 }
 

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_keeps_the_last_set() {
+    fn failed_request_keeps_last_set() {
         let mut remote = remote("http://u:p@h/x", None);
         let body = list(&[pod("a"), pod("b")]);
         assert!(remote.take(answer(500, "x"), at(1)).is_some());
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_in_front_of_a_bad_url_keeps_the_set() {
+    fn restart_with_invalid_response_keeps_last_set() {
         let state = tempfile::tempdir().unwrap();
         let start = || remote("http://u:p@h/x", Some(state.path()));
         let records = || std::fs::read_dir(state.path()).unwrap().count();
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn passwords_do_not_show() {
+    fn url_password_is_not_printed() {
         for (url, shown) in [
             ("http://u:p@h:1/a@b", "http://h:1/a@b"),
             ("http://h/x?y=z@w", "http://h/x?y=z@w"),

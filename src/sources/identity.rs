@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn fnv_is_fnv() {
+    fn hash_equals_fnv_1a_test_vectors() {
         let mut hash = Fnv128::default();
         assert_eq!(hash.hex(), "6c62272e07bb014262b821756295c58d");
         hash.add(b"a");
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn uid_follows_content_node_and_path() {
+    fn uid_depends_on_content_node_and_path() {
         let file = Origin::File("/m/a.yaml".into());
         let one = pod(json!({"metadata": {"name": "a", "labels": {"x": "1", "y": "2"}}}));
         let base = uid(&one, "node", &file);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_tied_to_its_node() {
+    fn static_pod_gets_node_name_and_tolerations() {
         let mut static_pod = pod(json!({"metadata": {"name": "web"}}));
         identify(&mut static_pod, "u".into(), "Node-1", &Origin::File("/a".into())).unwrap();
         let expected = json!({

@@ -145,7 +145,7 @@ spec:
     }
 
     #[test]
-    fn one_bad_document_leaves_the_others() {
+    fn invalid_document_does_not_affect_others() {
         let text = format!("{WEB}---\n{}", WEB.replace("name: web\nspec", "name: UP\nspec"));
         let manifest = read(text.as_bytes(), "node", &file());
         assert_eq!(manifest.pods.len(), 1);
@@ -154,7 +154,7 @@ spec:
     }
 
     #[test]
-    fn unknown_fields_are_named_but_do_no_harm() {
+    fn unknown_fields_are_reported_and_pod_stays_valid() {
         let text = WEB.replace("    command:", "    comand: x\n    command:");
         let manifest = read(text.as_bytes(), "node", &file());
         assert_eq!(manifest.pods.len(), 1);
@@ -163,7 +163,7 @@ spec:
     }
 
     #[test]
-    fn a_fault_removes_no_pod() {
+    fn pods_of_last_version_remain_if_new_one_has_faults() {
         let named = |name: &str| {
             Pod::from(crate::model::api::Pod {
                 metadata: crate::model::meta::ObjectMeta {
@@ -225,7 +225,7 @@ spec:
     }
 
     #[test]
-    fn the_threads_stack_is_deep_enough() {
+    fn deeply_nested_manifests_do_not_overflow_the_stack() {
         use crate::util::threads::{OnDeath, Stack, spawn};
         let deep = (0..60).fold(json!(1), |inner, _| json!({"a": [inner]}));
         let mut pod = rich();

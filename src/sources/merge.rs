@@ -14,15 +14,15 @@ use crate::model::pod::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, Pod, SourceNa
 /// The kind of an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Op {
-    /// They were removed from the source.
+    /// The pods were removed from the source.
     Remove,
-    /// Their UIDs are new to the source.
+    /// The pods' UIDs are new to the source.
     Add,
-    /// Their specification, labels or annotations changed.
+    /// The pods' specification, labels or annotations changed.
     Update,
-    /// As `Update`, but the pod is being deleted.
+    /// The pods changed as for `Update`, and are being deleted.
     Delete,
-    /// Only their status changed at the source.
+    /// Only the pods' status changed at the source.
     Reconcile,
 }
 
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_and_the_merge_share_one_object() {
+    fn source_and_merge_share_unchanged_pod_objects() {
         let first = marked_files(&[], vec![plain("a"), plain("b")], at(1));
         let mut merge = Merge::default();
         let added = merge.apply(FILE, first.clone(), at(2)).remove(0).pods;
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn emits_in_the_fixed_order() {
+    fn updates_are_ordered_by_kind() {
         let mut merge = utc();
         let names = ["gone", "edited", "dying", "ran", "same"];
         merge.apply(FILE, names.map(plain).to_vec(), at(1));
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_set_always_speaks() {
+    fn first_set_of_a_source_always_gives_an_update() {
         let mut merge = utc();
         assert_eq!(brief(&merge.apply(FILE, vec![], at(1))), [change(Op::Add, &[])]);
         assert_eq!(merge.apply(FILE, vec![], at(2)), []);
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn stamps_source_and_first_sight() {
+    fn pods_are_annotated_with_source_and_time_of_arrival() {
         let mut merge = utc();
         let mirror = json!({"metadata": {"annotations": {
             "kubernetes.io/config.source": "file", "kubernetes.io/config.mirror": "h",
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn local_annotations_and_empty_maps_make_no_difference() {
+    fn local_annotations_and_empty_maps_cause_no_update() {
         let mut merge = utc();
         merge.apply(FILE, vec![plain("a")], at(1));
         let marked = json!({"metadata": {"labels": {}, "annotations": {"kubernetes.io/config.seen": "x"}}});
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_two_equal_names_wins_and_is_reported_once() {
+    fn second_pod_with_same_name_is_rejected_and_reported_once() {
         let mut merge = utc();
         let set = vec![pod("a", "web", json!({})), pod("b", "web", json!({})), pod("a", "other", json!({}))];
         assert_eq!(brief(&merge.apply(FILE, set.clone(), at(1))), [change(Op::Add, &["a"])]);
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn seen_is_local_time_with_nine_digits() {
+    fn seen_annotation_is_local_time_with_nanoseconds() {
         let now = Timestamp::new(1_700_000_000, 5_000).unwrap();
         assert_eq!(seen_text(now, &TimeZone::UTC), "2023-11-14T22:13:20.000005000Z");
         let east = TimeZone::fixed(jiff::tz::offset(2));
@@ -502,7 +502,7 @@ mod tests {
         /// The updates describe the set completely: no UID is missing, none is left over, and spec,
         /// labels, deletion and status are the newest.
         #[test]
-        fn updates_add_up_to_the_set(sets in prop::collection::vec(prop::collection::vec(any_pod(), 0..8), 1..8)) {
+        fn all_updates_give_the_set(sets in prop::collection::vec(prop::collection::vec(any_pod(), 0..8), 1..8)) {
             let mut merge = utc();
             let mut followed: BTreeMap<PodUid, Pod> = BTreeMap::new();
             for (turn, set) in sets.into_iter().enumerate() {

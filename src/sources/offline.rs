@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_and_warnings_have_line_and_field() {
+    fn errors_and_warnings_name_line_and_field() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.yaml");
         let check = |manifest: &str, expected: &[&str]| {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_checked_as_the_agent_reads_it() {
+    fn offline_check_reads_the_files_that_the_agent_reads() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         for name in ["a.yaml", "b.yaml", ".hidden.yaml"] {

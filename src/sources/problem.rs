@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn problems_read_like_compiler_errors() {
+    fn problem_text_has_file_line_field_and_message() {
         let problem = Flaw { line: Some(7), ..Flaw::at("spec.containers[0].image", "Required value") }
             .into_problem("/etc/m/a.yaml", Timestamp::UNIX_EPOCH, true);
         assert_eq!(problem.to_string(), "/etc/m/a.yaml:7: spec.containers[0].image: Required value");
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn quoted_input_is_cut_and_stays_on_one_line() {
+    fn quoted_input_is_shortened_to_one_line() {
         assert_eq!(clip("a\nb"), "a b");
         assert_eq!(clip(&"é".repeat(9000)).chars().count(), 501);
     }

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn local_things_are_fine() {
+    fn local_volumes_and_fields_are_accepted() {
         check(
             json!({"containers": [{"name": "c", "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}],
                 "volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "hostPath": {"path": "/"}},
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn api_objects_are_not() {
+    fn references_to_api_objects_are_refused() {
         check(json!({"serviceAccountName": "x"}), &[("spec.serviceAccountName", "serviceaccounts")]);
         check(
             json!({"imagePullSecrets": [{"name": "x"}], "resourceClaims": [{"name": "x"}]}),

@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_gives_back_the_very_pods() {
+    fn stored_pods_are_loaded_unchanged() {
         let above = tempfile::tempdir().unwrap();
         let directory = above.path().join("sources");
         let mut store = store(&directory);
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_records_are_no_records() {
+    fn invalid_records_and_pods_are_skipped() {
         let directory = tempfile::tempdir().unwrap();
         let mut store = store(directory.path());
         let good = pods(&["a", "b"]);
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_usable_directory_nothing_is_kept_and_nothing_breaks() {
+    fn store_without_usable_directory_loads_nothing() {
         let mut none = Store::new(None, SourceName::File, "n");
         assert!(none.save(KEY, PLACE, &pods(&["a"])));
         assert_eq!((none.load(KEY, PLACE), none.load_all().len()), (vec![], 0));

@@ -58,7 +58,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn names_fields_without_effect() {
+    fn fields_without_effect_are_listed_by_path() {
         let object: crate::model::api::Pod = serde_json::from_value(json!({"metadata": {}, "spec": {
             "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}], "hostUsers": false, "activeDeadlineSeconds": 5, "priority": 7,
             "containers": [{"name": "c", "livenessProbe": {}, "lifecycle": {}, "volumeMounts": [

@@ -327,7 +327,7 @@ fn note(touched: &mut Touched, writing: &mut HashMap<OsString, Writing>, event: 
         Some(_) => {}
     }
     if name.as_bytes().starts_with(b".") && matches!(interest, Some(Interest::All)) {
-        // Never a manifest, but manifests may be links through it, and it may be replaced.
+        // A hidden entry is no manifest, but manifests may be links through it, and it may be replaced.
         return mask.intersects(EventMask::MOVED_TO | EventMask::DELETE);
     }
     if mask.contains(EventMask::ISDIR) {
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_next_step_of_the_path_matters_above_it() {
+    fn changes_above_the_path_count_only_for_its_next_element() {
         let mut touched = Touched::default();
         let mut writing = HashMap::new();
         let interest = Interest::Only("manifests".into());
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_files_settle_soon_and_missing_ones_late() {
+    fn complete_files_settle_sooner_than_removed_ones() {
         let editor = [
             (EventMask::MOVED_FROM, "pod"),
             (EventMask::MOVED_TO, "pod~"),
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_end_by_themselves() {
+    fn hold_of_a_slow_writer_ends_at_its_limit() {
         let mut watch = Watch::new(Path::new("/nowhere"), Wake::new().unwrap());
         let start = Instant::now();
         let writing = |first, last, written| Writing { first, last, written };

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replaces_and_leaves_nothing_behind() {
+    fn write_replaces_file_and_leaves_no_temporary_one() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
         write(&path, b"one", 0o600).unwrap();

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn doubles_to_the_maximum_and_starts_over_after_a_long_run() {
+    fn wait_doubles_to_maximum_and_resets_after_a_long_run() {
         let mut backoff =
             KeyedBackoff::new(Duration::from_secs(10), Duration::from_secs(300), Duration::from_secs(600));
         assert_eq!(backoff.blocked_until(&"c", at(0), at(0)), None);

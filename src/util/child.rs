@@ -16,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use super::stop::{StopToken, Waited};
 use super::threads::{self, OnDeath, Stack};
 
-/// The stop token cannot end a poll: it is checked at this interval.
+/// The stop token cannot end a poll, so it is checked at this interval.
 const SLICE: Duration = Duration::from_millis(100);
 /// Without pidfds (before Linux 5.3) the exit is only noticed by polling.
 const BLIND_SLICE: Duration = Duration::from_millis(20);
@@ -27,16 +27,16 @@ const CHUNK: usize = 8 * 1024;
 /// The limits of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Time from its start to its end.
+    /// The longest time from the program's start to its end.
     pub time: Duration,
-    /// Bytes of stdout, and the same number of stderr.
+    /// The most bytes of stdout, and separately of stderr.
     pub output_bytes: usize,
 }
 
 /// How a program ended, and its output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
-    /// Its exit status.
+    /// The program's exit status.
     pub status: ExitStatus,
     /// All of its standard output.
     pub stdout: Vec<u8>,
@@ -50,14 +50,14 @@ pub struct Output {
 pub enum ChildError {
     #[error("cannot start {program}: {error}")]
     Start { program: String, error: std::io::Error },
-    /// It did not end before the deadline, and was killed.
+    /// The program did not end before the deadline, and was killed.
     #[error("{program} did not end within {limit:?} and was killed")]
     Overdue { program: String, limit: Duration },
-    /// Its output was too long, and it was killed.
+    /// The program's output was too long, and it was killed.
     #[error("{program} wrote more than {limit} bytes and was killed")]
     TooLong { program: String, limit: usize },
-    /// Reading from it or writing to it failed, and it was killed.
-    #[error("cannot talk to {program}: {error}")]
+    /// Reading from the program or writing to it failed, and it was killed.
+    #[error("cannot exchange data with {program}: {error}")]
     Io { program: String, error: std::io::Error },
     /// The agent stops, and the program was killed.
     #[error("{program} was killed, because the agent stops")]
@@ -147,8 +147,8 @@ impl Limited {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its exit status if it has ended; then the value is removed, because its process id may be
-    /// reused. `None`: the deadline has passed, and it was killed.
+    /// The program's exit status if it has ended; then the value is removed, because the process id
+    /// may be reused. `None`: the deadline has passed, and the program was killed.
     fn try_wait(&self) -> Option<std::io::Result<Option<ExitStatus>>> {
         let mut child = self.lock();
         let status = child.as_mut()?.try_wait();
@@ -364,7 +364,7 @@ mod tests {
     const LONG: Limits = Limits { time: Duration::from_secs(60), output_bytes: 100_000 };
 
     #[test]
-    fn feeds_and_reads() {
+    fn program_gets_input_and_returns_output_and_status() {
         let never = StopToken::never();
         let output = run(&mut sh("cat; echo oops >&2; exit 3"), b"hello", LONG, &never).unwrap();
         assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (&b"hello"[..], &b"oops\n"[..]));
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn output_is_handed_over() {
+    fn output_is_streamed_until_program_ends_or_reader_fails() {
         let never = StopToken::never();
         let mut heard = Vec::new();
         let mut keep = |bytes: &[u8]| {
@@ -398,7 +398,8 @@ mod tests {
         assert!(missing.unwrap_err().is_missing());
     }
 
-    /// At the deadline, its process id may be that of another program's group.
+    /// At the deadline, another program's group may have the process id of a program that has
+    /// ended.
     #[test]
     fn a_program_that_has_ended_is_not_killed() {
         let limited = Limited(Arc::new(Mutex::new(Some(sh("exit 3").spawn().unwrap()))));
@@ -415,12 +416,12 @@ mod tests {
 
     /// The output may be sent on to a client with a slow connection.
     #[test]
-    fn a_program_behind_a_slow_reader_ends_with_its_limit() {
+    fn program_with_slow_reader_is_killed_at_its_limit() {
         let never = StopToken::never();
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut gone = false;
         let mut read_slowly = |bytes: &[u8]| {
-            // Its first line is its process id.
+            // The first line of the output is the program's process id.
             let text = String::from_utf8_lossy(bytes);
             if let Some(number) = text.lines().next().filter(|_| !gone) {
                 let process = std::path::PathBuf::from(format!("/proc/{number}"));
@@ -438,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_are_kept() {
+    fn program_is_killed_at_time_or_output_limit_or_stop() {
         let never = StopToken::never();
         let started = Instant::now();
         // The grandchild holds the pipes open, too.
@@ -454,13 +455,13 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_leaves_others_behind_has_ended() {
+    fn child_processes_left_behind_do_not_delay_the_result() {
         let output = run(&mut sh("sleep 5 & echo done"), b"", LONG, &StopToken::never()).unwrap();
         assert_eq!(output.stdout, b"done\n");
     }
 
     #[test]
-    fn a_missing_program_is_distinguished() {
+    fn missing_program_differs_from_one_that_cannot_start() {
         let error = run(&mut Command::new("/no/such/program"), b"", LONG, &StopToken::never()).unwrap_err();
         assert!(error.is_missing() && error.to_string().starts_with("cannot start /no/such/program"));
         let error = run(&mut Command::new("/etc/passwd"), b"", LONG, &StopToken::never()).unwrap_err();

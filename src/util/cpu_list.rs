@@ -23,7 +23,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn lists() {
+    fn cpus_of_a_list_are_counted() {
         for (text, expected) in [
             ("0", Some(1)),
             ("0-7", Some(8)),
@@ -40,7 +40,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(text: String) {
+        fn random_cpu_list_causes_no_panic(text: String) {
             let _ = count(&text);
         }
     }

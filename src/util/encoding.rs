@@ -4,26 +4,26 @@ use base64::Engine;
 use base64::alphabet::{STANDARD, URL_SAFE};
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig, general_purpose};
 
-/// Bits after the last whole byte are ignored.
+/// The decoder ignores bits after the last complete byte.
 const LENIENT: GeneralPurposeConfig = GeneralPurposeConfig::new()
     .with_decode_allow_trailing_bits(true)
     .with_decode_padding_mode(DecodePaddingMode::RequireNone);
 const BARE: GeneralPurpose = GeneralPurpose::new(&STANDARD, LENIENT);
 const BARE_URL: GeneralPurpose = GeneralPurpose::new(&URL_SAFE, LENIENT);
 
-/// With padding.
+/// Encodes in base64, with padding.
 #[must_use]
 pub fn base64(bytes: &[u8]) -> String {
     general_purpose::STANDARD.encode(bytes)
 }
 
-/// With or without padding; `None` for anything else.
+/// Decodes base64 with or without padding; `None` if the text is invalid.
 #[must_use]
 pub fn from_base64(text: &str) -> Option<Vec<u8>> {
     BARE.decode(text.trim_end_matches('=')).ok()
 }
 
-/// The URL-safe alphabet, without padding; `None` for anything else.
+/// Decodes base64 in the URL-safe alphabet without padding; `None` if the text is invalid.
 #[must_use]
 pub fn from_base64_url(text: &str) -> Option<Vec<u8>> {
     BARE_URL.decode(text).ok()
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn octal_escapes() {
+    fn octal_escapes_are_decoded_and_others_unchanged() {
         for (text, expected) in [
             ("/a\\040b\\134", "/a b\\"),
             ("a\\134b\\9\\04", "a\\b\\9\\04"),
@@ -87,14 +87,14 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_bytes_are_decoded(bytes: Vec<u8>, text: String) {
+        fn decoded_text_is_never_longer_than_input(bytes: Vec<u8>, text: String) {
             proptest::prop_assert!(from_octal(&bytes).len() <= bytes.len());
             proptest::prop_assert!(from_percent(&text).is_none_or(|bytes| bytes.len() <= text.len()));
         }
     }
 
     #[test]
-    fn padding_is_written_and_may_be_missing() {
+    fn base64_is_written_with_and_read_without_padding() {
         for (bytes, text) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")]
         {
             assert_eq!(base64(bytes.as_bytes()), text);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn that_of_urls_has_letters_of_its_own_and_no_padding() {
+    fn url_base64_has_own_alphabet_and_no_padding() {
         for (text, bytes) in [("", &b""[..]), ("YQ", b"a"), ("YWI", b"ab"), ("-_-_", &[0xfb, 0xff, 0xbf])] {
             assert_eq!(from_base64_url(text).as_deref(), Some(bytes), "{text}");
         }

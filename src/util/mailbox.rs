@@ -29,7 +29,8 @@ impl<K, V> Clone for Post<K, V> {
 pub struct Inbox<K, V> {
     map: Arc<Mutex<HashMap<K, V>>>,
     bell: Receiver<()>,
-    /// Without posters the bell would be disconnected, which a `select` treats as a message.
+    /// Keeps the bell connected when all posters are dropped: a `select` treats a disconnected
+    /// channel as a message.
     _own: Sender<()>,
 }
 
@@ -87,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn newest_wins_and_the_bell_rings_once() {
+    fn new_entry_replaces_old_one_and_bell_rings_once() {
         let (post, inbox) = mailbox(newest);
         post.put("a", 1);
         post.put("a", 2);
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_merge_rule_combines() {
+    fn merge_rule_combines_entries_of_one_key() {
         let (post, inbox) = mailbox(|old: &mut u32, new| *old = (*old).min(new));
         post.put((), 30);
         post.put((), 5);

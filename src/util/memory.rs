@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_own_code_is_taken() {
+    fn only_code_of_own_executable_is_found() {
         let maps = "00400000-00500000 r--p 00000000 fe:00 12 /usr/bin/x\n\
                     00500000-00a00000 r-xp 00100000 fe:00 12 /usr/bin/x\n\
                     00a00000-00b00000 rw-p 00600000 fe:00 12 /usr/bin/x\n\
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn all_touched_stack_is_given_back() {
+    fn touched_stack_pages_are_released() {
         let long = std::time::Duration::from_secs(10);
         let (address_tx, address) = crossbeam_channel::bounded(0);
         let (next_tx, next) = crossbeam_channel::bounded::<()>(0);

@@ -23,9 +23,9 @@ pub trait Metric: Sync {
 /// The Prometheus type of a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Type {
-    /// Only increases.
+    /// A value that only increases.
     Counter,
-    /// May increase and decrease.
+    /// A value that may increase and decrease.
     Gauge,
     /// Counts of observations, one for each upper bound.
     Histogram,
@@ -77,7 +77,7 @@ impl Page {
         self.family(name, help, Type::Counter).series(&[], value);
     }
 
-    /// The whole text, families in order of their names.
+    /// The text of all families, in order of their names.
     pub fn into_text(self) -> String {
         // Allocated once: repeated growth would copy it each time.
         let mut text = String::with_capacity(self.families.values().map(String::len).sum());
@@ -277,11 +277,11 @@ pub struct Gauge {
     bits: AtomicU64,
 }
 
-/// Not a number: the gauge was never set.
+/// The bits of a gauge that was never set. They are not a number.
 const UNSET: u64 = u64::MAX;
 
 impl Gauge {
-    /// Not set yet.
+    /// A gauge that is not set yet.
     #[must_use]
     pub const fn new(name: &'static str, help: &'static str) -> Self {
         Gauge { name, help, bits: AtomicU64::new(UNSET) }
@@ -431,7 +431,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// No observations yet; `bounds` increase.
+    /// A histogram without observations; `bounds` increase.
     #[must_use]
     pub const fn new(name: &'static str, help: &'static str, bounds: &'static [f64]) -> Self {
         Histogram { name, help, bounds, found: Mutex::new(Distribution::new()) }

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_digests() {
+    fn digests_equal_known_ones() {
         for (text, digest) in [
             ("", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
             ("abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"),

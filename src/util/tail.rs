@@ -13,7 +13,7 @@ const BLOCK: usize = 16 * 1024;
 pub struct Tail {
     /// The bytes.
     pub bytes: Vec<u8>,
-    /// Whether they start in the middle of a line.
+    /// Whether the bytes start in the middle of a line.
     pub cut: bool,
 }
 
@@ -43,7 +43,7 @@ pub fn start_of_last_lines(
     Ok(start_within(file, 0, end, lines, stop)?.unwrap_or(0))
 }
 
-/// As [`start_of_last_lines`]; `None` when the start is before `floor`.
+/// Returns the same as [`start_of_last_lines`]; `None` when the start is before `floor`.
 fn start_within(
     file: &mut (impl Read + Seek),
     floor: u64,
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_lines_backwards() {
+    fn start_of_last_lines_is_found() {
         for (text, lines, expected) in [
             ("", 3, ""),
             ("a\nb\nc\n", 0, ""),
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_the_end_of_a_file() {
+    fn last_lines_are_read_within_limits() {
         let check = |text: &str, (lines, bytes, before), expected: &str, cut| {
             let tail = last(&mut io::Cursor::new(text), Window { lines, bytes, before }).unwrap();
             let found = String::from_utf8(tail.bytes).unwrap();

@@ -51,8 +51,8 @@ pub struct Died {
 pub enum OnDeath {
     /// The supervisor is notified. It ends the process, so that it is restarted; pods continue to run.
     Supervisor(Sender<Died>),
-    /// Only the unit that the thread served fails. Called on the thread that ends, also when the
-    /// body returned (then `panic` is `None`).
+    /// Only the unit that the thread served fails. The thread that ends calls this function, also
+    /// when its body returned (then `panic` is `None`).
     Unit(Box<dyn FnOnce(Died) + Send>),
     /// Nothing: a return of the body is its normal end, and a panic is only logged.
     Unsupervised,
@@ -74,9 +74,9 @@ thread_local! {
 pub struct ThreadReport {
     /// The thread's name, at most 15 bytes.
     pub name: String,
-    /// What it waits for, or `running`.
+    /// What the thread waits for, or `running`.
     pub waits_for: &'static str,
-    /// The duration so far.
+    /// The duration of this wait so far.
     pub since: Duration,
 }
 
@@ -291,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stops_and_joins_on_drop() {
+    fn drop_stops_and_joins_the_thread() {
         let (tx, rx) = bounded(1);
         let running = spawn("t/join", Stack::Small, OnDeath::Unsupervised, move |stop| {
             let _ = stop.wait(Duration::from_secs(60));
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waker_ends_what_the_token_cannot() {
+    fn waker_ends_a_wait_without_the_token() {
         let (wake, woken) = bounded::<()>(1);
         let running = spawn("t/waker", Stack::Small, OnDeath::Unsupervised, move |_| {
             let _ = woken.recv();
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overdue_thread_is_named_and_left() {
+    fn thread_that_misses_join_limit_is_left() {
         let (tx, rx) = bounded::<()>(0);
         let running = spawn("t/slow", Stack::Small, OnDeath::Unsupervised, move |_| {
             let _ = rx.recv();

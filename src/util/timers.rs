@@ -71,7 +71,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn takes_in_order_of_due_time() {
+    fn timers_are_returned_in_order_of_due_time() {
         let start = Instant::now();
         let after = |s| start + Duration::from_secs(s);
         let mut timers = Deadlines::default();

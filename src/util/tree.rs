@@ -78,7 +78,7 @@ pub fn names(dir: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
 pub enum Leftover {
     /// The first entry that could not be removed, relative to the start, and its error.
     Entry {
-        /// Its name, with the names of the directories above it.
+        /// The entry's name, with the names of the directories above it.
         path: String,
         /// The error.
         errno: Errno,
@@ -89,7 +89,7 @@ pub enum Leftover {
 
 struct Level {
     dir: Dir,
-    /// Its name in the level above; empty for the start.
+    /// The directory's name in the level above; empty for the start.
     name: CString,
 }
 
@@ -230,7 +230,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn removes_everything_below_and_follows_no_link() {
+    fn removal_deletes_all_content_and_follows_no_link() {
         let dir = tempfile::tempdir().unwrap();
         let outside = dir.path().join("outside");
         std::fs::create_dir(&outside).unwrap();
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn depth_is_no_obstacle() {
+    fn deep_tree_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let mut at = open(dir.path()).unwrap();
         for _ in 0..300 {
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn stops_when_told() {
+    fn removal_ends_when_stopped() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("f"), "x").unwrap();
         let (source, stop) = super::super::stop::pair();

@@ -97,7 +97,7 @@ pub fn directory(path: &Path, levels: usize) -> io::Result<OwnedFd> {
     Ok(dir)
 }
 
-/// As [`directory`], and creates missing parts of the path.
+/// Opens a directory like [`directory`], and creates missing parts of the path.
 ///
 /// # Errors
 /// When one of the directories cannot be created; a link or a file instead of one of the last
@@ -130,7 +130,7 @@ fn split(path: &Path, levels: usize) -> (&Path, Vec<&OsStr>) {
 fn operators(base: &Path) -> io::Result<OwnedFd> {
     // A link of /proc could lead into the mounts of a container.
     match fs::openat2(fs::CWD, base, DIRECTORY, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
-        // Before Linux 5.6.
+        // Linux before 5.6 has no `openat2`.
         Err(Errno::NOSYS) => Ok(fs::open(base, DIRECTORY, Mode::empty())?),
         result => Ok(result?),
     }
@@ -144,10 +144,10 @@ pub fn open(path: &Path) -> io::Result<File> {
     open_at(fs::CWD, path)
 }
 
-/// As [`open`], below a directory.
+/// Opens a file below a directory like [`open`].
 ///
 /// # Errors
-/// As [`open`].
+/// Those of [`open`].
 pub fn open_at(dir: BorrowedFd<'_>, name: &Path) -> io::Result<File> {
     regular(fs::openat(dir, name, FILE | OFlags::RDONLY, Mode::empty()))
 }

@@ -16,7 +16,7 @@ impl Wake {
     /// A bell that does not ring.
     ///
     /// # Errors
-    /// At a limit of open files.
+    /// When the limit of open files is reached.
     pub fn new() -> std::io::Result<Self> {
         Ok(Wake(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
@@ -32,7 +32,7 @@ impl Wake {
         let _ = rustix::io::read(&*self.0, &mut [0_u8; 8]);
     }
 
-    /// Whether it rings. Does not wait.
+    /// Whether the bell rings. Does not wait.
     pub fn is_ringing(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(&*self.0, PollFlags::IN)], Some(&now)).is_ok_and(|count| count > 0)
@@ -78,7 +78,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn ends_a_wait_until_it_is_silenced() {
+    fn ringing_bell_ends_waits_until_silenced() {
         let wake = Wake::new().unwrap();
         let (mut here, there) = UnixStream::pair().unwrap();
         let soon = || Some(Instant::now() + Duration::from_millis(1));

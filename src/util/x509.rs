@@ -87,7 +87,8 @@ impl<'a> Reader<'a> {
         self.any().filter(|(tag, _)| *tag == wanted).map(|(_, content)| content)
     }
 
-    /// As [`Reader::take`], but a value with another tag is not consumed. `None` is an error.
+    /// Reads like [`Reader::take`], but does not consume a value with another tag. `None` is an
+    /// error.
     pub fn optional(&mut self, wanted: u8) -> Option<Option<&'a [u8]>> {
         if self.0.first() == Some(&wanted) { self.take(wanted).map(Some) } else { Some(None) }
     }
@@ -153,11 +154,11 @@ pub fn is_identifier(content: &[u8]) -> bool {
 /// An extension of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extension<'a> {
-    /// Its encoded object identifier.
+    /// The encoded object identifier.
     pub id: &'a [u8],
     /// Software that does not support it must refuse the certificate.
     pub critical: bool,
-    /// Its content, in DER.
+    /// The extension's content, in DER.
     pub value: &'a [u8],
 }
 
@@ -168,15 +169,15 @@ pub struct Certificate<'a> {
     pub is_v3: bool,
     /// The distinguished name of the issuer: the content of the SEQUENCE.
     pub issuer: &'a [u8],
-    /// Not valid before.
+    /// The time before which the certificate is not valid.
     pub not_before: Timestamp,
-    /// Not valid after.
+    /// The time after which the certificate is not valid.
     pub not_after: Timestamp,
     /// The distinguished name of the subject: the content of the SEQUENCE.
     pub subject: &'a [u8],
     /// The public key, without its algorithm.
     pub public_key: &'a [u8],
-    /// Each identifier at most once.
+    /// The extensions; each identifier occurs at most once.
     pub extensions: Vec<Extension<'a>>,
 }
 
@@ -270,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_value_has_one_encoding() {
+    fn values_in_other_encodings_than_der_are_refused() {
         let any = |bytes: &[u8]| {
             let mut reader = Reader(bytes);
             reader.any().map(|(tag, content)| (tag, content.len(), reader.0.len()))
@@ -333,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_of_their_century_or_refused() {
+    fn two_digit_years_map_to_1950_to_2049() {
         let check = |kind, text: &str, expected: Option<&str>| {
             let read = time((kind, text.as_bytes())).map(|at| at.to_string());
             assert_eq!(read.as_deref(), expected, "{text}");

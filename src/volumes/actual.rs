@@ -53,8 +53,8 @@ impl Actual {
     }
 
     /// Whether the pod may have this many bytes of files in the volume, in addition to those of its
-    /// other volumes. They count from now on. A volume whose update fails keeps its old files, so
-    /// the larger size counts until [`Actual::wrote`].
+    /// other volumes. The bytes count from now on. A volume whose update fails keeps its old files,
+    /// so the larger size counts until [`Actual::wrote`].
     pub(super) fn reserve(&mut self, uid: &PodUid, volume: &str, bytes: usize) -> bool {
         let sizes = self.sizes.entry(uid.clone()).or_default();
         let before = sizes.of(volume);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_of_a_pod_share_one_limit_of_bytes() {
+    fn volumes_of_one_pod_share_a_byte_limit() {
         let mut actual = Actual::default();
         let (one, two) = (PodUid::from("1"), PodUid::from("2"));
         assert!(actual.reserve(&one, "v", MAX_BYTES));

@@ -81,16 +81,16 @@ pub(super) struct Payload {
 /// Why a path cannot be one of a volume's files.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
-    /// It is empty.
+    /// The path is empty.
     #[error("invalid path: must not be empty: {path:?}")]
     Empty { path: String },
-    /// It starts at the root.
+    /// The path starts at the root.
     #[error("invalid path: must be relative path: {path}")]
     Absolute { path: String },
-    /// It is longer than the kernel's limit.
+    /// The path is longer than the kernel's limit.
     #[error("invalid path: must be less than or equal to {MAX_PATH} characters")]
     TooLong,
-    /// It has too many elements.
+    /// The path has too many elements.
     #[error("invalid path: must have at most {MAX_DEPTH} elements")]
     TooDeep,
     /// The volume has too many files and directories.
@@ -99,7 +99,7 @@ pub enum PathError {
     /// The volume has too much data.
     #[error("more than {MAX_BYTES} bytes for one volume")]
     TooLarge,
-    /// It has `..` as an element.
+    /// The path has `..` as an element.
     #[error("invalid path: must not contain '..': {path}")]
     Backsteps { path: String },
     /// An element is too long.
@@ -108,7 +108,7 @@ pub enum PathError {
     /// Names with this start are reserved for the writer.
     #[error("invalid path: must not start with '..': {path}")]
     Dots { path: String },
-    /// One path would have to be a file and a directory.
+    /// The volume would need a file and a directory at one path.
     #[error("invalid path: {path} is a file and a directory")]
     Conflict {
         /// The shorter of the two.

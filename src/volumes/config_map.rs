@@ -30,7 +30,7 @@ pub(super) fn payload(
     choice.payload(objects.config_map(pod.namespace(), &source.name, stop))
 }
 
-/// Which keys of an object become files, and how.
+/// The keys of an object that become files, and their paths and modes.
 pub(super) struct Choice<'a> {
     pub(super) kind: Kind,
     pub(super) name: &'a str,
@@ -65,7 +65,7 @@ impl Choice<'_> {
                 }
             }
             items => {
-                // One copy of each value, even if several items refer to it.
+                // Items that refer to the same value share one copy.
                 let mut copies: HashMap<&str, Arc<[u8]>> = HashMap::new();
                 for item in items {
                     match object.get(&item.key) {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_become_files() {
+    fn all_keys_or_selected_items_become_files() {
         let files = collect(json!({"name": "m", "defaultMode": 0o440})).unwrap();
         let file = |path: &str| files.get(path).map(|file| (&*file.data, file.mode));
         assert_eq!(file("a"), Some((&b"1"[..], 0o440)));
@@ -150,7 +150,7 @@ mod tests {
     /// An object of 1 MiB can have this many keys. They were compared with each other at each
     /// sync of the pod, for minutes.
     #[test]
-    fn object_with_too_many_keys_is_named() {
+    fn object_with_too_many_keys_is_refused_with_its_name() {
         let data = (0..150_000).map(|n| (format!("{n:x}"), Vec::new())).collect();
         for (kind, expected) in [
             (Kind::ConfigMap, "configmap \"m\": more than 10000 files and directories for one volume"),
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_unless_it_may_be() {
+    fn missing_object_or_key_is_an_error_unless_optional() {
         for (source, expected) in [
             (json!({"name": "gone"}), Err("configmap \"gone\" not found")),
             (json!({"name": "gone", "optional": true}), Ok(())),

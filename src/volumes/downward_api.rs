@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_is_reported() {
+    fn error_names_all_invalid_items() {
         let unknown =
             json!({"path": "x", "resourceFieldRef": {"containerName": "no", "resource": "limits.cpu"}});
         assert_eq!(

@@ -43,7 +43,7 @@ pub(super) enum Medium {
 pub(super) struct Place<'a> {
     /// `pods/<uid>`.
     pub(super) pod_path: &'a Path,
-    /// The same, opened.
+    /// The opened directory `pod_path`.
     pub(super) pod_dir: BorrowedFd<'a>,
     /// Such as `kubernetes.io~empty-dir`.
     pub(super) plugin: &'static str,
@@ -53,7 +53,7 @@ pub(super) struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Where the volume's content is.
+    /// The directory of the volume's content.
     pub(super) fn path(&self) -> PathBuf {
         self.pod_path.join("volumes").join(self.plugin).join(self.volume)
     }
@@ -122,7 +122,7 @@ pub(super) fn make(
         dir = tree::open_at(plugin.as_fd(), &name).map_err(failed("open"))?;
     }
     if let Some(gid) = fs_group {
-        // It is nearly empty, so it needs no policy and no progress reports.
+        // The new volume is nearly empty, so it needs no policy and no progress reports.
         match ownership::give(dir.as_fd(), gid, (Access::Write, Policy::Always), stop, &mut |_| {}) {
             Ok(_) => {}
             Err(Broken::Stopping) => return Err(VolumeError::Stopping),
@@ -151,8 +151,8 @@ fn mark(markers: BorrowedFd<'_>, name: &std::ffi::CStr) -> rustix::io::Result<()
 }
 
 impl Medium {
-    /// Whether a file system of this kind is mounted there. It must be a separate one: the root
-    /// directory may itself be on a tmpfs.
+    /// Whether a file system of this kind is mounted at `dir`. Its device must differ from that of
+    /// `parent`, because the root directory may itself be on a tmpfs.
     fn is_mounted(self, parent: BorrowedFd<'_>, dir: BorrowedFd<'_>) -> rustix::io::Result<bool> {
         let wanted = match self {
             Medium::Disk => return Ok(false),
@@ -164,7 +164,7 @@ impl Medium {
     }
 }
 
-/// By descriptor, so that no directory of the path can be replaced meanwhile.
+/// Mounts at the path of a descriptor, so that no directory of the path can be replaced meanwhile.
 fn mount_at(dir: BorrowedFd<'_>, kind: &std::ffi::CStr, options: &str) -> rustix::io::Result<()> {
     let target = format!("/proc/self/fd/{}", dir.as_raw_fd());
     let options = CString::new(options).map_err(|_| Errno::INVAL)?;
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_versions() {
+    fn noswap_is_used_from_linux_6_4() {
         for (release, expected) in [
             ("6.18.44-x", true),
             ("6.4.0", true),
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn makes_a_directory_once() {
+    fn ready_directory_keeps_its_mode() {
         let root = tempfile::tempdir().unwrap();
         let pod_dir = tree::open(root.path()).unwrap();
         let set_up = |spec| {
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn page_sizes_are_those_that_the_pod_asks_for() {
+    fn huge_page_size_follows_from_resource_requests() {
         let huge = |sizes: &[&str]| {
             let requests: serde_json::Map<_, _> =
                 sizes.iter().map(|size| (format!("hugepages-{size}"), json!("4Mi"))).collect();
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_it_cannot_do() {
+    fn unknown_medium_and_invalid_name_make_no_directory() {
         let root = tempfile::tempdir().unwrap();
         let pod_dir = tree::open(root.path()).unwrap();
         let pod = pod(json!({"containers": []}));

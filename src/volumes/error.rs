@@ -33,7 +33,7 @@ pub enum VolumeError {
     HostPathType {
         /// The path on the node.
         path: String,
-        /// Such as `a directory`.
+        /// The type in words, such as `a directory`.
         wanted: &'static str,
     },
     /// The type of a hostPath volume is none that Kubernetes has.
@@ -53,7 +53,7 @@ pub enum VolumeError {
     /// A medium of an emptyDir that is none of those that Kubernetes has.
     #[error("unknown storage medium {medium:?}")]
     Medium {
-        /// As written.
+        /// The medium as written.
         medium: String,
     },
     /// An emptyDir of huge pages whose size does not follow from the pod.
@@ -65,7 +65,7 @@ pub enum VolumeError {
     /// The content of a volume cannot be computed.
     #[error("{problem}")]
     Content {
-        /// One sentence, or several in brackets.
+        /// One reason, or several in brackets.
         problem: String,
     },
     /// A ConfigMap or Secret.

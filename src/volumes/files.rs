@@ -24,7 +24,7 @@ pub(super) struct Site<'a> {
     pub(super) pod: &'a Pod,
     /// `pods/<uid>`.
     pub(super) path: &'a Path,
-    /// The same, opened.
+    /// The opened directory `path`.
     pub(super) dir: BorrowedFd<'a>,
     pub(super) stop: &'a StopToken,
     nested: OnceCell<Nested>,
@@ -93,12 +93,12 @@ fn fill(
         .map_err(|errno| failed("write the files of", errno))
 }
 
-/// Where other volumes are mounted inside a volume, in any container. The runtime cannot
+/// The mount points of other volumes inside a volume, in any container. The runtime cannot
 /// make these directories: volumes of files are read-only in the container (kubelet:
 /// pkg/volume/util/nested_volumes.go).
 #[derive(Debug, Default)]
 pub(super) struct Nested {
-    /// By volume; paths relative to it.
+    /// For each volume, paths relative to its root.
     points: HashMap<String, BTreeSet<PathBuf>>,
 }
 
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_inside_a_volume_have_their_directories() {
+    fn nested_mounts_need_directories_in_outer_volume() {
         let nested = |pod: &Pod| -> Vec<String> {
             let nested = Nested::of(pod);
             let points = nested.of_volume("v").unwrap().into_iter().flatten();
@@ -211,7 +211,7 @@ mod tests {
 
     /// Comparing each mount with all others would take 2,500,000,000 steps for each volume.
     #[test]
-    fn effort_for_mounts_grows_with_their_number_and_not_its_square() {
+    fn time_for_nested_mounts_grows_linearly() {
         const MOUNTS: usize = 50_000;
         let mount = |name: &str, mount_path: String| VolumeMount {
             name: name.to_owned(),
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn files_and_mount_points_go_together() {
+    fn volume_has_files_and_nested_mount_points() {
         let root = tempfile::tempdir().unwrap();
         let dir = tree::open(root.path()).unwrap();
         let pod = pod(&[("v", "/a"), ("o", "/a/in/ner")]);

@@ -70,7 +70,7 @@ pub(crate) fn targets() -> Vec<Target> {
             max_bytes: OBJECT_BYTES,
             budget: Budget { per_mib: std::time::Duration::from_secs(20), per_byte: 200, ..Budget::LINEAR },
             worst: |max| {
-                // As many as one container may have, in each container.
+                // Each container has as many mounts as it may have.
                 let mounts = |path: &dyn Fn(usize) -> String| {
                     repeated(
                         r#"{"metadata":{"name":"p"},"spec":{"containers":[{"name":"c","volumeMounts":[{"name":"v","mountPath":"/"}"#,

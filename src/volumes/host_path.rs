@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn every_type_is_checked() {
+    fn path_of_another_type_fails_the_check() {
         let dir = tempfile::tempdir().unwrap();
         let (file, socket, none) =
             (dir.path().join("file"), dir.path().join("socket"), dir.path().join("none"));

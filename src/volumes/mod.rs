@@ -2,17 +2,17 @@
 //!
 //! Owns: everything below `<root-dir>/pods/<uid>/{volumes,volume-subpaths}`, the `ready` markers
 //! beside it, and the removal of directories of pods that are in no source any more. Threads:
-//! `vol/<uid8>` for an operation on a file system that may hang. The pod's worker waits for it up
-//! to two minutes, and continues with the pod's other volumes meanwhile. All other calls block the
-//! worker, for a few system calls on the agent's own file system. Invariants: only volumes that a
-//! container refers to are made, each once; a failed volume is not retried before the end of its
-//! back-off, unless another volume of its pod has become ready since; one operation per volume at a
-//! time; no walk in a volume follows a link out of it; removal never follows a link and never
-//! enters another file system; nothing is removed below a mount that could not be unmounted. Absent
-//! on purpose: a reconciler. The desired state is the pod's specification, the actual one the table
-//! in `actual` on top of the disk and the mount table, and each pod's worker compares them when
-//! something happens (DIFFERS: the Go kubelet polls every 100 ms). Go counterpart:
-//! pkg/kubelet/volumemanager, pkg/volume/{emptydir,hostpath,downwardapi,
+//! `vol/<uid8>` for an operation on a file system that may hang. The pod's worker waits for the
+//! thread up to two minutes, and continues with the pod's other volumes meanwhile. All other calls
+//! block the worker, for a few system calls on the agent's own file system. Invariants: only
+//! volumes that a container refers to are made, each once; a failed volume is not retried before
+//! the end of its back-off, unless another volume of its pod has become ready since; one operation
+//! per volume at a time; no walk in a volume follows a link out of it; removal never follows a link
+//! and never enters another file system; nothing is removed below a mount that could not be
+//! unmounted. This room has no reconciler. The desired state is the pod's specification, the actual
+//! state is in the table of `actual`, on the disk and in the mount table, and each pod's worker
+//! compares them when something happens (DIFFERS: the Go kubelet polls every 100 ms). Go
+//! counterpart: pkg/kubelet/volumemanager, pkg/volume/{emptydir,hostpath,downwardapi,
 //! configmap,secret,projected}, pkg/volume/util, pkg/volume/util/subpath.
 
 mod actual;

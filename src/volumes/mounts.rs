@@ -83,7 +83,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn reads_mount_points() {
+    fn mount_points_are_parsed_and_broken_lines_skipped() {
         let table = b"22 26 0:20 / /sys rw,nosuid shared:7 - sysfs sysfs rw\n\
             99 26 0:5 / /r/pods/u/volumes/kubernetes.io~empty-dir/a\\040b rw - tmpfs tmpfs rw\n\
             broken line\n";
@@ -122,13 +122,13 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_this_process_has_a_root() {
+    fn mount_table_of_this_process_contains_root() {
         assert!(read().unwrap().contains(&PathBuf::from("/")));
     }
 
     proptest! {
         #[test]
-        fn no_table_causes_a_panic(table in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn random_mount_table_causes_no_panic(table in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse(&table);
         }
     }

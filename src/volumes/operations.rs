@@ -2,7 +2,7 @@
 //! network mount behind a hostPath. Each runs on its own thread without a deadline; callers wait
 //! for it up to a limit.
 //!
-//! At most one is under way per pod and volume, and the number per pod is limited, so that a
+//! At most one operation runs per pod and volume, and the number per pod is limited, so that a
 //! hanging mount of one pod does not use all threads. Unmounts have a separate limit. A hanging
 //! operation remains, and is named in the log, until the kernel ends the call; until then there is
 //! no other operation on the volume.
@@ -24,9 +24,9 @@ pub(super) const LIMIT: Duration = Duration::from_secs(123);
 /// applies to unmounts and to all others separately: pods must be able to end while others hang in
 /// their set-up.
 const MAX_PENDING: usize = 16;
-/// Of these, operations of one pod. The pod has one unmount at most in addition.
+/// The limit for one pod. In addition the pod may have one unmount.
 const MAX_PENDING_OF_POD: usize = 3;
-/// Instead of a volume's name: the unmount of all volumes of a pod.
+/// The key of the unmount of all volumes of a pod, in place of a volume's name.
 pub(super) const UNMOUNT: &str = "";
 /// The wait for a cancelled operation that is about to end.
 const GRACE: Duration = Duration::from_millis(20);
@@ -51,7 +51,7 @@ impl Drop for Entry {
     }
 }
 
-/// Passes the result on, once: that of the operation, or that it panicked.
+/// Reports the result of the operation once, or that it panicked.
 struct Report<T, F: FnOnce(Result<T, VolumeError>)> {
     to: Option<F>,
     result: Option<Result<T, VolumeError>>,
@@ -110,7 +110,7 @@ impl Operations {
             default(limit) => Err(VolumeError::Overdue),
         };
         drop(operation);
-        // It may have ended at the last moment.
+        // The operation may have ended at the last moment.
         reported.try_recv().unwrap_or(result)
     }
 
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn gives_the_result() {
+    fn result_of_operation_is_returned() {
         let operations = Operations::default();
         for _ in 0..2 {
             assert_eq!(operations.run(&uid(), "v", LIMIT, &StopToken::never(), |_| Ok(7)).unwrap(), 7);
@@ -197,7 +197,7 @@ mod tests {
         assert!(matches!(again, Err(VolumeError::Pending)));
         operations.run(&uid(), "w", LIMIT, &StopToken::never(), |_| Ok(())).unwrap();
         drop(release);
-        // After its end the volume can be used again.
+        // After the end of the operation the volume can be used again.
         let freed = (0..3000).any(|_| {
             let _ = StopToken::never().wait(SHORT);
             !operations.is_busy(&uid())
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_ends_the_wait_and_a_panic_counts_as_a_failure() {
+    fn stop_and_panic_end_the_wait_with_an_error() {
         let operations = Operations::default();
         let (source, stop) = crate::util::stop::pair();
         drop(source);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn every_start_is_reported_once_the_volume_is_free() {
+    fn result_is_reported_after_volume_is_free() {
         let operations = Operations::default();
         let (report, reported) = bounded(2);
         for volume in ["fine", "panics"] {
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_threads_is_bounded() {
+    fn operations_over_the_limit_are_refused() {
         let operations = Operations::default();
         let pod = |n: usize| PodUid::from(format!("u{n}").as_str());
         for volume in ["v", UNMOUNT] {

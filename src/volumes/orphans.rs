@@ -27,7 +27,7 @@ impl Volumes {
     /// unmounted first; if that fails the directory is not changed.
     ///
     /// # Errors
-    /// Only when the directory of all pods cannot be read.
+    /// When the directory of all pods cannot be read.
     pub fn orphans(
         &self,
         known: &dyn Fn(&PodUid) -> bool,
@@ -88,7 +88,7 @@ mod tests {
     use crate::model::event::EventSink;
 
     #[test]
-    fn unknown_pods_go_unless_foreign_data_is_there() {
+    fn directories_of_unknown_pods_are_removed_without_foreign_data() {
         let root = tempfile::tempdir().unwrap();
         let (events, _) = EventSink::new();
         let settings = Settings { root_dir: root.path().to_owned(), allocatable: Default::default() };

@@ -8,19 +8,19 @@ use super::error::VolumeError;
 use crate::model::ids::PodUid;
 use crate::util::tree;
 
-/// Directory of an emptyDir's plugin below `volumes` and `plugins`.
+/// Directory of the plugin of emptyDir volumes, below `volumes` and `plugins`.
 pub(super) const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
 
-/// That of a downward API volume's plugin.
+/// Directory of the plugin of downward API volumes.
 pub(super) const DOWNWARD_API: &str = "kubernetes.io~downward-api";
 
-/// That of a configMap volume's plugin.
+/// Directory of the plugin of configMap volumes.
 pub(super) const CONFIG_MAP: &str = "kubernetes.io~configmap";
 
-/// That of a secret volume's plugin.
+/// Directory of the plugin of secret volumes.
 pub(super) const SECRET: &str = "kubernetes.io~secret";
 
-/// That of a projected volume's plugin.
+/// Directory of the plugin of projected volumes.
 pub(super) const PROJECTED: &str = "kubernetes.io~projected";
 
 /// Sub paths' mounts, below the pod's directory.

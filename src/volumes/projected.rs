@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn later_sources_win() {
+    fn later_source_replaces_file_of_earlier_one() {
         let source = |path: &str, field: &str| json!({"downwardAPI": {"items": [{"path": path, "fieldRef": {"fieldPath": field}}]}});
         let files = collect(json!({"defaultMode": 256, "sources": [
             source("a", "metadata.name"), source("b", "metadata.name"), source("a", "metadata.uid")]}))
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_an_api_server_says_so() {
+    fn api_sources_fail_in_standalone_mode() {
         for source in [
             json!({"secret": {"name": "s"}}),
             json!({"configMap": {"name": "c"}}),
@@ -219,7 +219,7 @@ mod tests {
 
     /// The volume that the API server adds to every pod.
     #[test]
-    fn the_usual_access_volume() {
+    fn service_account_volume_has_token_ca_and_namespace() {
         let source = json!({"defaultMode": 420, "sources": [
             {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
             {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "k", "path": "ca.crt"}]}},
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_is_reported() {
+    fn error_names_problems_of_all_sources() {
         let (map, secret) = (json!({"configMap": {"name": "gone"}}), json!({"secret": {"name": "gone"}}));
         for (sources, expected) in [
             (json!([map, secret]), "[configmap \"gone\" not found, secret \"gone\" not found]"),
@@ -274,7 +274,7 @@ mod tests {
 
     /// A comparison of each problem with all others would take minutes.
     #[test]
-    fn problems_that_are_named_are_limited() {
+    fn number_of_reported_problems_is_limited() {
         let sources: Vec<Value> = (0..100)
             .map(|n| json!({"secret": {"name": "s", "items": [{"key": format!("x{n}"), "path": "y"}]}}))
             .collect();
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn one_user_for_all_containers() {
+    fn token_owner_is_the_user_common_to_all_containers() {
         let user = |id: i64| json!({"runAsUser": id});
         for (spec, expected) in [
             (json!({"containers": [{"name": "c"}]}), None),

@@ -2,10 +2,10 @@
 //!
 //! A volume may need what another volume of its pod makes: a file in a directory that a hostPath
 //! volume creates. Volumes have no order, so one that failed is retried as soon as another one is
-//! ready. Its failure is final when no other volume is left that may become ready. One that needs a
-//! thread and gets none is held until an operation of its pod has ended. (DIFFERS: the Go kubelet
-//! sets all volumes up at the same time; one that needs another one may fail, with an event, and is
-//! retried after its back-off.)
+//! ready. A failure is final when no other volume is left that may become ready. A volume that
+//! needs a thread and gets none is held until an operation of its pod has ended. (DIFFERS: the Go
+//! kubelet sets all volumes up at the same time; one that needs another one may fail, with an
+//! event, and is retried after its back-off.)
 
 use std::collections::VecDeque;
 
@@ -40,13 +40,13 @@ pub(super) enum Next {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     Ready,
-    /// It failed; another volume may create the missing file.
+    /// The try failed; another volume may create the missing file.
     Failed,
-    /// It failed, and no other volume can change that.
+    /// The try failed, and no other volume can change that.
     Hopeless,
-    /// It was not tried: there is no thread for it now.
+    /// The volume was not tried, because it needs a thread and all are in use.
     NoThread,
-    /// It has not ended yet; [`Queue::ended`] follows.
+    /// The try has not ended; when it ends, [`Queue::ended`] is called.
     UnderWay,
 }
 
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_volume_is_tried_again_after_another_one_is_ready() {
+    fn failed_volume_is_retried_after_another_one_is_ready() {
         for (needs, ready, tries) in [
             (vec![], vec![], vec![]),
             (vec![vec![], vec![]], vec![0, 1], vec![0, 1]),
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(queue.next(), Next::Try(1));
         queue.tried(1, Outcome::Failed);
         assert_eq!(queue.next(), Next::Wait);
-        // After its success the other one may succeed.
+        // After the success of one volume the other one may succeed.
         queue.ended(0, Outcome::Ready);
         assert_eq!(queue.next(), Next::Try(1));
         queue.tried(1, Outcome::Hopeless);
@@ -227,7 +227,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ends_with_a_bounded_number_of_tries(outcomes in proptest::collection::vec(0..6_u8, 1..200), volumes in 0..20_usize) {
+        fn number_of_tries_is_bounded(outcomes in proptest::collection::vec(0..6_u8, 1..200), volumes in 0..20_usize) {
             let mut queue = Queue::new(volumes);
             let mut outcomes = outcomes.iter().cycle();
             let (mut under_way, mut tries) = (Vec::new(), 0);

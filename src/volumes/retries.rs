@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use crate::model::ids::PodUid;
 
-/// The first wait.
 const INITIAL: Duration = Duration::from_millis(500);
 /// The longest wait: two minutes and two seconds.
 const MAX: Duration = Duration::from_secs(122);
@@ -15,7 +14,7 @@ struct Wait {
     delay: Duration,
     until: Instant,
     cause_is_final: bool,
-    /// The pod's count of changed objects at the time.
+    /// The pod's count of changed objects at the time of the failure.
     changes: u64,
 }
 
@@ -28,15 +27,15 @@ pub(super) struct Retries {
 /// Whether a retry may succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hope {
-    /// It may, as the cause can change.
+    /// A retry may succeed, because the cause can change.
     Some,
-    /// It cannot with this version of the agent: the first wait is the longest one.
+    /// No retry can succeed with this version of the agent: the first wait is the longest one.
     None,
 }
 
 impl Retries {
-    /// Until when the volume must not be tried, if that is later than `now`. A changed object ends
-    /// the wait, as it may be the cause.
+    /// The time before which the volume must not be tried, if that is later than `now`. A changed
+    /// object ends the wait, because it may have been the cause.
     pub(super) fn blocked(&self, uid: &PodUid, volume: &str, changes: u64, now: Instant) -> Option<Instant> {
         let wait = self.waits.get(uid)?.get(volume)?;
         (now < wait.until && wait.changes == changes).then_some(wait.until)
@@ -82,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn doubles_from_half_a_second_to_two_minutes() {
+    fn wait_doubles_from_half_a_second_to_two_minutes() {
         let mut retries = Retries::default();
         let uid = PodUid::from("u");
         let start = Instant::now();

@@ -34,7 +34,7 @@ mod tests {
     use serde_json::{Value, json};
 
     #[test]
-    fn texts_are_upstreams() {
+    fn missing_secret_or_key_has_upstreams_error() {
         let object = Object { data: [("pw".to_owned(), b"x".to_vec())].into(), ..Object::default() };
         let objects = Objects::fixed(vec![(Key::new(Kind::Secret, "n", "s"), object)]);
         objects.set(&Key::new(Kind::Secret, "n", "nope"), None);

@@ -95,7 +95,6 @@ impl Plugin<'_> {
         })
     }
 
-    /// Counts a set-up.
     fn count(self, result: Result<(), ()>, begun: Option<Instant>) {
         let Some(plugin) = self.name() else { return };
         let status = if result.is_ok() { "success" } else { "fail-unknown" };
@@ -103,7 +102,7 @@ impl Plugin<'_> {
         STORAGE_OPERATIONS.took([plugin, "volume_mount", status, "false"], took);
     }
 
-    /// Whether its content depends on the pod or on objects: it is updated at each sync.
+    /// Whether the volume's content depends on the pod or on objects, and is updated at each sync.
     fn is_kept_up_to_date(self) -> bool {
         matches!(
             self,
@@ -265,7 +264,6 @@ pub fn plugins(pod: &Pod) -> impl Iterator<Item = (&'static str, &str)> {
     wanted.filter_map(|volume| Some((Plugin::of(volume).name()?, volume.name.as_str())))
 }
 
-/// One volume of a set-up.
 struct Wanted<'a> {
     volume: &'a Volume,
     /// The time of the first try.
@@ -404,7 +402,7 @@ impl<'a> SetUp<'a> {
     }
 
     /// Starts the set-up of a volume that touches a file system which may hang: the path may
-    /// lie on a network mount whose server is gone.
+    /// lie on a network mount whose server does not respond.
     fn start(&self, index: usize, volume: &Volume) -> Result<Operation, VolumeError> {
         let source = volume.host_path.clone().unwrap_or_default();
         let name = volume.name.clone();
@@ -656,7 +654,7 @@ mod tests {
     }
 
     #[test]
-    fn only_mounted_volumes_are_made() {
+    fn volumes_without_mounts_are_not_made() {
         let root = tempfile::tempdir().unwrap();
         let (volumes, queue) = volumes(root.path());
         let pod = pod(

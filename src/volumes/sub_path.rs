@@ -24,16 +24,16 @@ use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
 use crate::util::tree::{self, Leftover};
 
-/// As many links as the kernel itself follows.
+/// The most links in a path that are followed, as in the kernel.
 const MAX_LINKS: usize = 40;
-/// Directories open at the same time.
+/// The most directories that are open at the same time.
 const MAX_DEPTH: usize = 512;
 /// The limit of stacked mounts at a target, left by agents that were killed.
 const MAX_STACKED: usize = 16;
 
 const HOLD: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Where a sub path failed, for the log.
+/// The step at which a sub path failed, for the log.
 #[derive(Debug)]
 struct Failed {
     kind: SubPathFailure,
@@ -250,7 +250,7 @@ fn target_parent(target: &Target) -> io::Result<OwnedFd> {
     Ok(dir)
 }
 
-/// Whether the object is mounted at the target: the target itself is in no volume.
+/// Whether the object is mounted at the target. (The target itself is in no volume.)
 fn is_at(parent: BorrowedFd<'_>, target: &Target, object: &Stat) -> io::Result<bool> {
     match fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(found) => Ok((found.st_dev, found.st_ino) == (object.st_dev, object.st_ino)),
@@ -259,17 +259,17 @@ fn is_at(parent: BorrowedFd<'_>, target: &Target, object: &Stat) -> io::Result<b
     }
 }
 
-/// Unmounts what an earlier container has mounted there, and removes the empty target.
+/// Unmounts what an earlier container has mounted at the target, and removes the empty target.
 fn clear(parent: BorrowedFd<'_>, target: &Target) -> io::Result<()> {
-    // By descriptor: a directory above may have been replaced by a link.
+    // The path starts at a descriptor, because a link may have replaced a directory above.
     let mut path = OsString::from(format!("/proc/self/fd/{}/", parent.as_raw_fd()));
     path.push(OsStr::from_bytes(target.name.as_bytes()));
     for _ in 0..MAX_STACKED {
         match rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW) {
             Ok(()) => {}
-            // No mount, or no target.
+            // The target is no mount point, or does not exist.
             Err(Errno::INVAL | Errno::NOENT) => break,
-            // Without the right to mount there is no mount either.
+            // An agent without the right to unmount has mounted nothing either.
             Err(Errno::PERM) => break,
             Err(errno) => return Err(errno),
         }

@@ -42,7 +42,7 @@ impl Volumes {
             left.add(volume, chain(&error));
         }
         left.check(paths::SUB_PATHS, sub_path::remove_targets(dir.as_fd()))?;
-        // Without its marker a partly removed volume is made again if the pod is created again.
+        // Without a marker, a partly removed volume is set up again if its pod is created again.
         let markers = remove_markers(dir.as_fd(), stop);
         left.check("plugins", markers)?;
         match tree::open_at(dir.as_fd(), c"volumes") {
@@ -77,7 +77,7 @@ impl Volumes {
     }
 }
 
-/// What could not be removed, while it is collected.
+/// The volumes that could not be removed so far, and the first cause.
 #[derive(Default)]
 struct Left {
     volumes: Vec<String>,
@@ -153,7 +153,7 @@ fn remove_volumes(volumes: BorrowedFd<'_>, left: &mut Left, stop: &StopToken) ->
             };
             left.check(&shown, result)?;
         }
-        // It is not empty if a volume could not be removed, which is reported above.
+        // The directory is not empty if a volume could not be removed, which is reported above.
         let _ = rustix::fs::unlinkat(volumes, &*plugin, AtFlags::REMOVEDIR);
     }
     Ok(())
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn own_data_goes_and_foreign_data_stays() {
+    fn teardown_removes_own_data_but_not_foreign_data() {
         let root = tempfile::tempdir().unwrap();
         let volumes = volumes(root.path());
         let uid = PodUid::from("u1");
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_there_is_done() {
+    fn teardown_of_unknown_pod_succeeds() {
         let root = tempfile::tempdir().unwrap();
         volumes(root.path()).tear_down(&PodUid::from("never"), &StopToken::never()).unwrap();
         let climbing = volumes(root.path()).tear_down(&PodUid::from(".."), &StopToken::never());

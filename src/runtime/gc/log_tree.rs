@@ -177,7 +177,7 @@ mod tests {
     use crate::util::testing::unblocked;
 
     #[test]
-    fn names_and_ids() {
+    fn pod_and_container_ids_are_parsed_from_log_names() {
         assert_eq!(pod_uid("ns_pod_1234"), Some(PodUid::from("1234")));
         for name in ["", "x", "a_b", "a_b_", "pods"] {
             assert_eq!(pod_uid(name), None, "{name}");
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_and_removes() {
+    fn log_tree_is_listed_and_log_removed_with_rotated_files() {
         let dir = tempfile::tempdir().unwrap();
         let (pods, links) = (dir.path().join("pods"), dir.path().join("containers"));
         assert_eq!(LogTree::read(&pods, &links), (LogTree::default(), Vec::new()));

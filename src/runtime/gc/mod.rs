@@ -1,4 +1,4 @@
-//! Clean-up at the runtime: dead containers, old sandboxes, and the logs of both
+//! Clean-up of the runtime: dead containers, old sandboxes, and the logs of both
 //! (Go: kuberuntime_gc.go, pod_container_deletor.go).
 //!
 //! `plan` decides from lists, without a call; this file executes the plan, continues after a

@@ -35,11 +35,11 @@ impl Default for Policy {
 /// The agent's view of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodStanding {
-    /// It should run, or is being stopped.
+    /// The pod should run, or is being stopped.
     Wanted,
-    /// It has ended by itself and is still shown: its last containers stay for their logs.
+    /// The pod has ended by itself and still exists: its last containers stay for their logs.
     Finished,
-    /// It was deleted or evicted and has ended: all of it may be removed.
+    /// The pod was deleted or evicted and has ended: all of it may be removed.
     Terminated,
     /// No source has it.
     Unknown,
@@ -211,7 +211,7 @@ fn age(container: &ListedContainer) -> (u32, Option<Timestamp>) {
     (container.attempt, container.created_at)
 }
 
-/// Of one name.
+/// Sorts the instances of one name.
 fn newest_first(unit: &mut Unit<'_>) {
     unit.sort_by(|(_, a), (_, b)| age(b).cmp(&age(a)).then_with(|| a.id.cmp(&b.id)));
 }

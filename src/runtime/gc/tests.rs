@@ -116,32 +116,32 @@ fn keeps_the_newest_dead_instance_of_each_container() {
     assert!(Case { policy: old, ..Case::new(case.pods) }.removals().is_empty());
 }
 
-/// After the clock was set back what is newer was made "before" what is older.
+/// After the clock was set back, newer instances have earlier creation times than older ones.
 #[test]
-fn the_count_says_which_instance_is_the_newest() {
+fn newest_instance_has_the_highest_attempt_not_the_latest_time() {
     let mut pods = vec![pod("w1", &[('r', 0)], &[("a", 'e', 1), ("a", 'e', 2), ("a", 'e', 3)])];
     for (container, attempt) in pods[0].containers.iter_mut().zip([3, 2, 1]) {
         container.attempt = attempt;
     }
     assert_eq!(Case::new(pods.clone()).removals(), ["w1-a-2", "w1-a-3"]);
-    // The one that is about to start was made long before its forerunners, by the clock.
+    // By the clock, the instance about to start was created long before the earlier ones.
     pods[0].containers[0].state = ContainerState::Created;
     assert_eq!(Case::new(pods).removals(), ["w1-a-3"]);
-    // Its age cannot be told, and it does not stay for a day for that.
+    // An instance with a creation time in the future does not stay until that time.
     let future = vec![pod("w1", &[('r', 0)], &[("a", 'e', 90_002), ("a", 'e', 90_001)])];
     let minute = Policy { min_age: Duration::from_secs(60), ..Policy::default() };
     assert_eq!(Case { policy: minute, ..Case::new(future) }.removals(), ["w1-a-90001"]);
 }
 
 #[test]
-fn a_container_about_to_start_is_not_counted() {
+fn container_about_to_start_does_not_count_as_dead() {
     let pods = |uid| vec![pod(uid, &[('r', 0)], &[("a", 'c', 3), ("a", 'e', 2), ("a", 'e', 1)])];
     assert_eq!(Case::new(pods("w1")).removals(), ["w1-a-1"]);
     assert_eq!(Case::new(pods("t1")).removals(), ["t1-a-3", "t1-a-2", "t1-a-1"]);
 }
 
 #[test]
-fn shares_what_the_node_may_keep() {
+fn node_limit_of_dead_containers_is_shared_by_pods() {
     let pods = vec![
         pod("w1", &[('r', 0)], &[("a", 'e', 1), ("a", 'e', 2), ("a", 'e', 3), ("a", 'e', 4)]),
         pod("w2", &[('r', 0)], &[("a", 'e', 5)]),
@@ -158,7 +158,7 @@ fn shares_what_the_node_may_keep() {
 }
 
 #[test]
-fn what_is_gone_goes_with_all_it_has() {
+fn containers_and_sandboxes_of_removed_pods_are_removed() {
     let pods = || {
         vec![
             pod("t1", &[('n', 0)], &[("a", 'e', 2), ("a", 'e', 1)]),
@@ -174,7 +174,7 @@ fn what_is_gone_goes_with_all_it_has() {
 }
 
 #[test]
-fn the_newest_sandbox_of_a_living_pod_stays() {
+fn newest_sandbox_of_a_running_pod_is_not_removed() {
     let case = |sandboxes: &[(char, u32)]| Case::new(vec![pod("w1", sandboxes, &[])]).removals();
     assert!(case(&[('n', 3)]).is_empty());
     assert_eq!(case(&[('n', 3), ('n', 2), ('r', 1), ('n', 0)]), ["w1-s2", "w1-s0"]);
@@ -185,7 +185,7 @@ fn the_newest_sandbox_of_a_living_pod_stays() {
 }
 
 #[test]
-fn logs_go_after_their_pods() {
+fn logs_are_removed_after_containers_of_removed_pods() {
     let mut case = Case::new(vec![
         pod("t1", &[], &[("a", 'e', 1)]),
         pod("u1", &[], &[("a", 'r', 1)]),
@@ -268,7 +268,7 @@ fn collect(fails_at: &'static str, expected_calls: &[&str], problems: usize, log
 }
 
 #[test]
-fn a_failed_step_keeps_what_it_needs() {
+fn failed_step_skips_later_steps_of_its_pod() {
     let all = ["stop t1-a-1 2", "remove t1-a-1", "stop t1-s0", "remove t1-s0"];
     collect("", &all, 0, false);
     collect("stop t1-a-1", &all[..1], 1, true);

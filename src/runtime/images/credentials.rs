@@ -32,7 +32,7 @@ const DEFAULT_REGISTRY: &str = "index.docker.io";
 pub(super) struct Credential {
     pub(super) username: String,
     pub(super) password: String,
-    /// Its Secret; `None`: it is the node's own.
+    /// The Secret of the credential; `None` for a credential of the node.
     pub(super) secret: Option<Arc<PullSecret>>,
 }
 
@@ -315,7 +315,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn stars_and_question_marks_match(pattern in "[ab*?]{0,12}", text in "[ab]{0,12}") {
+        fn glob_agrees_with_plain_recursive_matcher(pattern in "[ab*?]{0,12}", text in "[ab]{0,12}") {
             let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
             proptest::prop_assert_eq!(glob(pattern, text), matches_plainly(pattern, text));
         }
@@ -323,7 +323,7 @@ mod tests {
 
     /// One Secret and one image must not use up the stack or much time.
     #[test]
-    fn hostile_patterns_cost_neither_stack_nor_time() {
+    fn hostile_patterns_need_little_stack_and_time() {
         let image = format!("{}.b/x", "a".repeat(250));
         let user = || Entry { username: "u".into(), password: "p".into(), ..Entry::default() };
         for pattern in
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_and_entries_are_bounded() {
+    fn too_long_hosts_are_skipped_and_too_many_entries_refused() {
         let user = || Entry { username: "u".into(), password: "p".into(), ..Entry::default() };
         let index_of = |keys: Vec<String>| index(keys.into_iter().map(|key| (key, user())).collect());
         let host = |length: usize| "a.".repeat(length / 2) + &"b".repeat(length % 2);
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn auth_overrides_and_broken_files_are_skipped() {
+    fn auth_field_overrides_username_and_broken_file_is_skipped() {
         assert_eq!(decode("dXNlcjpwYXNz").as_deref(), Some("user:pass"));
         assert_eq!(decode("dTpw").as_deref(), Some("u:p"));
         assert_eq!(decode("dXNlcjpwYTo=").as_deref(), Some("user:pa:"));

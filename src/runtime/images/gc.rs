@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn thresholds() {
+    fn bytes_to_free_follow_from_thresholds() {
         let check = |capacity_bytes, available_bytes, percent, bytes| {
             let disk = DiskUse { capacity_bytes, available_bytes };
             assert_eq!((disk.used_percent(), disk.bytes_to_free(&Policy::default())), (percent, bytes));
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_images_expire() {
+    fn images_unused_for_max_age_expire() {
         let policy = Policy { max_age: Some(Duration::from_secs(1000)), ..Policy::default() };
         let mut ledger = Ledger::new(at(0));
         ledger.detect(&[image("a"), image("never")], &used(&["a"]), at(0));
@@ -624,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_for_people() {
+    fn sizes_are_printed_with_binary_units() {
         for (bytes, text) in [(0, "0.0 B"), (1023, "1023.0 B"), (18_790_481_920, "17.5 GiB")] {
             assert_eq!(size_text(bytes), text);
         }

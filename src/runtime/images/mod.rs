@@ -92,7 +92,7 @@ pub(super) struct Images {
 enum PullError {
     /// The node's own limit on pulls per second.
     Rate,
-    /// The caller asked for a stop.
+    /// The stop token of the caller ended the pull.
     Stopped,
     /// The runtime's errors, one per credential that was tried.
     Runtime(Vec<String>),
@@ -411,7 +411,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn policies() {
+    fn missing_pull_policy_depends_on_tag() {
         let check = |policy_text: Option<&str>, image, expected| {
             assert_eq!(policy(policy_text, image), expected);
         };
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn some_errors_have_a_reason_of_their_own() {
+    fn registry_errors_are_classified_by_their_text() {
         let check = |text: &str, reason, message: &str| {
             assert_eq!(classify("x", text.to_owned()), failure(reason, message.to_owned()));
         };
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn several_errors_are_listed() {
+    fn several_pull_errors_are_printed_as_a_list() {
         let text =
             |errors: &[&str]| PullError::Runtime(errors.iter().map(|e| (*e).to_owned()).collect()).text();
         assert_eq!(text(&["a"]), "a");

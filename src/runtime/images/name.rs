@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_names() {
+    fn invalid_names_are_refused_with_upstreams_reason() {
         let check = |image: &str, expected| assert_eq!(with_default_tag(image), Err(expected), "{image}");
         check("UPPER/case:!", NameError::Format);
         check("a/UPPER:1", NameError::Uppercase("a/UPPER".into()));
@@ -221,7 +221,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_judged(image in "\\PC{0,80}") {
+        fn random_name_is_tagged_once_without_panic(image in "\\PC{0,80}") {
             if let Ok(tagged) = with_default_tag(&image) {
                 proptest::prop_assert!(tagged.starts_with(&image));
                 proptest::prop_assert_eq!(with_default_tag(&tagged), Ok(tagged));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn repositories() {
+    fn repository_is_name_without_tag_and_digest() {
         for (image, expected) in
             [("a", "a"), ("a:1", "a"), ("r:5000/a", "r:5000/a"), ("r:5000/a:1@sha256:00", "r:5000/a")]
         {

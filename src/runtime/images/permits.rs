@@ -91,7 +91,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn permits_come_back() {
+    fn dropped_permit_is_available_again() {
         let never = StopToken::never();
         let permits = Permits::new(Some(2));
         let one = permits.take(&never).unwrap();
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn bursts_then_a_steady_rate() {
+    fn rate_limit_allows_burst_then_steady_rate() {
         let start = Instant::now();
         let limit = RateLimit::new(5, 3).unwrap();
         let at = |millis| limit.allow(start + Duration::from_millis(millis));

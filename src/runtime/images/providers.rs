@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn cache_keys_and_durations() {
+    fn responses_are_cached_by_key_type_and_duration() {
         let check = |key_type, more, calls| {
             let bench = Bench::new(&["r.example", "*.r.example"], &answer(key_type, more));
             for image in ["r.example/x", "r.example/y", "r.example/x", "a.r.example/x"] {
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_completed() {
+    fn short_names_get_default_registry_and_lose_their_tag() {
         for (image, expected) in [
             ("busybox", "docker.io/library/busybox"),
             ("team/app:1", "docker.io/team/app"),

@@ -113,7 +113,7 @@ fn entries(secret: &Object) -> Result<BTreeMap<String, Entry>, &'static str> {
     if let Some(data) = of(LEGACY) {
         return serde_json::from_slice(data).map_err(|_| "its .dockercfg is not what is expected");
     }
-    // Of another type: as upstream, it has no credentials, and this is no error.
+    // As upstream, a Secret of another type has no credentials, and is no error.
     Ok(BTreeMap::new())
 }
 

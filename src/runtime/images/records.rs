@@ -30,13 +30,13 @@ pub enum Verification {
     /// The feature gate is off; there are no records.
     #[default]
     Off,
-    /// None.
+    /// No image needs a proof.
     Never,
-    /// Those that a kubelet has pulled.
+    /// Images that a kubelet has pulled.
     NotPreloaded,
     /// All but these repositories, or what lies below an entry that ends with `/*`.
     NotAllowlisted(Vec<String>),
-    /// All.
+    /// All images.
     Always,
 }
 
@@ -82,12 +82,12 @@ struct Record {
     api_version: String,
     last_updated_time: Timestamp,
     image_ref: String,
-    /// By the image's name without tag and digest.
+    /// The key is the image's name without tag and digest.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     credential_mapping: BTreeMap<String, Access>,
 }
 
-/// Which pods may use an image.
+/// The pods that may use an image.
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Access {

@@ -13,7 +13,6 @@ const BLOCK: usize = 64 * 1024;
 /// Whether more can follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Printed {
-    /// Continue.
     Done,
     /// All requested lines were written.
     Over,

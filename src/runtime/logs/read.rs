@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn shows_the_chosen_part() {
+    fn options_select_lines_and_bytes_of_the_log() {
         let all = log(&["F a", "P b", "F c", "F d"]);
         let none = ReadOptions::default();
         check(&all, &none, "a\nbc\nd\n");
@@ -181,13 +181,13 @@ mod tests {
     }
 
     #[test]
-    fn tails_count_lines_of_the_file() {
+    fn tail_counts_file_lines_without_an_unfinished_one() {
         let none = ReadOptions::default();
         let tail = |lines| ReadOptions { tail_lines: Some(lines), ..ReadOptions::default() };
         let all = log(&["F a", "P b", "F c", "F d"]);
         check(&all, &tail(1), "d\n");
         check(&all, &tail(3), "bc\nd\n");
-        // A line that is being written is no line yet, and not the last of those asked for.
+        // A line that is being written is no line yet, and does not count for the tail.
         let unfinished = format!("{all}2026-01-01T00:00:09Z stdout F la");
         check(&unfinished, &none, "a\nbc\nd\nla");
         check(&unfinished, &tail(1), "d\n");
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_stands_before_each_line_of_the_container() {
+    fn timestamps_precede_each_line_of_the_container() {
         let times = ReadOptions { timestamps: true, ..ReadOptions::default() };
         let all = log(&["P a", "P b", "F c", "P ", "F d", "F "]);
         let time = |n: usize| format!("2026-01-01T00:00:0{n}.500000000Z ");
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_docker_are_read_too() {
+    fn docker_json_lines_are_printed() {
         let line = |n: u32, stream: &str, text: &str| {
             format!("{{\"log\":\"{text}\",\"stream\":\"{stream}\",\"time\":\"2026-01-01T00:00:0{n}Z\"}}\n")
         };
@@ -318,7 +318,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(300))]
 
         #[test]
-        fn the_reader_shows_what_a_plain_one_would(
+        fn output_equals_that_of_a_simple_reader(
             content in proptest::collection::vec(lines(), 0..12).prop_map(|lines| lines.concat()),
             cut in 0_usize..30,
             tail_lines in proptest::option::of(0_u64..8),
@@ -348,7 +348,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_the_reader_panic(content in proptest::collection::vec(any::<u8>(), 0..2000)) {
+        fn random_log_causes_no_panic(content in proptest::collection::vec(any::<u8>(), 0..2000)) {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("0.log");
             std::fs::write(&path, content).unwrap();
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn long_lines_pass_in_pieces() {
+    fn lines_longer_than_the_buffer_are_printed_completely() {
         let text = "x".repeat(3 * MAX_LINE_BYTES);
         let content = log(&[&format!("F {text}"), "F end"]);
         check(&content, &ReadOptions::default(), &format!("{text}\nend\n"));
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_is_not_led_to_another_file() {
+    fn follow_refuses_link_or_pipe_after_rotation() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         std::fs::create_dir(at("c")).unwrap();
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn of_all_links_only_that_of_docker_is_a_log() {
+    fn only_links_to_dockers_own_log_are_resolved() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let id = ContainerId::from("0123abcd");
@@ -465,10 +465,10 @@ mod tests {
     }
 
     #[test]
-    fn a_search_in_a_file_without_lines_ends_with_the_reader() {
+    fn search_for_lines_ends_with_the_stop() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.log");
-        // It would take days.
+        // A complete search would take days.
         std::fs::File::create(&path).unwrap().set_len(1 << 42).unwrap();
         let (source, stop) = crate::util::stop::pair();
         drop(source);
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_named() {
+    fn missing_log_file_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("none");
         let result = read(&path, &ReadOptions::default(), &mut Vec::new(), &|| false, &StopToken::never());
@@ -490,7 +490,7 @@ mod tests {
 
     /// Each check whether the container runs also changes the files, as the runtime would.
     #[test]
-    fn follows_over_a_rotation_to_the_end() {
+    fn follow_continues_over_rotation_until_container_ends() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.log");
         std::fs::write(&path, log(&["F one"])).unwrap();
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn following_ends_with_the_agent() {
+    fn follow_ends_when_the_agent_stops() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.log");
         std::fs::write(&path, log(&["F one"])).unwrap();

@@ -83,7 +83,7 @@ impl Reopen for RuntimeClient {
 pub enum Plan {
     /// There is no log file: the runtime should open it.
     ReopenOnly,
-    /// It is small enough.
+    /// The log is small enough.
     Nothing,
     /// The log has to be rotated. All are names in the log's directory.
     Rotate {

@@ -67,7 +67,7 @@ impl Desk {
 
     /// One turn of the thread, with the changes that inotify has reported so far.
     fn turn(&mut self) -> Vec<String> {
-        // They are read first, so it does not matter that the deadline has passed.
+        // The changes are read first, so it does not matter that the deadline has passed.
         self.watch.wait(Instant::now());
         self.watch.arm();
         self.scan()
@@ -106,20 +106,20 @@ impl Desk {
 /// The ways to write a manifest again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// It is overwritten.
+    /// The file is overwritten.
     Truncated,
     /// Another file is renamed over it.
     Replaced,
-    /// It is renamed, then created.
+    /// The file is renamed, then created.
     MovedAway,
-    /// It is removed, then created.
+    /// The file is removed, then created.
     Removed,
-    /// It is removed, then another file is renamed to its name.
+    /// The file is removed, then another file is renamed to its name.
     Unlinked,
 }
 
 #[test]
-fn a_removed_manifest_that_comes_back_restarts_its_pod_and_a_saved_one_does_not() {
+fn only_removal_of_a_manifest_restarts_its_pod() {
     for (way, restarts) in [
         (Way::Truncated, false),
         (Way::Replaced, false),
@@ -163,7 +163,7 @@ fn a_removed_manifest_that_comes_back_restarts_its_pod_and_a_saved_one_does_not(
 }
 
 #[test]
-fn pods_of_a_removed_manifest_run_on_until_the_new_one_is_complete() {
+fn pods_of_removed_manifest_run_until_new_one_is_complete() {
     use std::io::Write;
     let mut desk = Desk::new();
     desk.watch.arm();
@@ -232,7 +232,7 @@ fn an_unknown_field_is_reported_once_and_listed_until_it_is_removed() {
 }
 
 #[test]
-fn harmful_files_harm_no_one() {
+fn invalid_files_do_not_affect_valid_ones() {
     let mut desk = Desk::new();
     desk.write("b.yaml", manifest("good", "i:1"));
     desk.write(".hidden.yaml", manifest("hidden", "i:1"));
@@ -337,7 +337,7 @@ fn several_documents_are_several_pods() {
 }
 
 #[test]
-fn of_two_files_with_one_pod_the_later_is_used() {
+fn last_of_two_files_with_the_same_pod_is_used() {
     let mut desk = Desk::new();
     desk.write("a.yaml", manifest("web", "i:a"));
     desk.write("b.yaml", manifest("web", "i:b"));
@@ -360,7 +360,7 @@ fn of_two_files_with_one_pod_the_later_is_used() {
 }
 
 #[test]
-fn a_missing_path_is_an_empty_set_and_an_unreadable_one_is_none() {
+fn missing_path_is_an_empty_set_and_unreadable_one_unknown() {
     let mut desk = Desk::new();
     let inner = desk.path("inner");
     desk.files = Files::new(&inner, "n", nowhere());
@@ -399,7 +399,7 @@ fn a_missing_path_is_an_empty_set_and_an_unreadable_one_is_none() {
 }
 
 #[test]
-fn a_single_file_is_a_source_too() {
+fn single_file_is_accepted_as_source() {
     let mut desk = Desk::new();
     desk.write("pod.yaml", manifest("a", "i:1"));
     desk.files = Files::new(&desk.path("pod.yaml"), "n", nowhere());
@@ -537,7 +537,7 @@ fn a_partly_valid_file_keeps_its_pods() {
 }
 
 #[test]
-fn a_manifest_deleted_while_the_agent_was_down_has_no_pod() {
+fn manifest_deleted_while_agent_was_stopped_has_no_pod() {
     let mut agent = Restarts::new();
     for name in ["a", "b", "c"] {
         agent.desk.write(&format!("{name}.yaml"), manifest(name, "i:1"));
@@ -590,7 +590,7 @@ fn a_path_that_cannot_be_listed_at_a_start_keeps_its_pods() {
 }
 
 #[test]
-fn a_damaged_store_does_no_harm() {
+fn damaged_store_does_not_prevent_start_of_pods() {
     let mut agent = Restarts::new();
     agent.desk.write("a.yaml", manifest("a", "i:1"));
     agent.desk.write("b.yaml", manifest("b", "i:1"));
@@ -737,7 +737,7 @@ fn the_thread_waits_for_a_slow_writer() {
 }
 
 #[test]
-fn the_thread_sees_the_path_come_and_go() {
+fn thread_follows_creation_and_removal_of_path() {
     let live = Live::new("etc/manifests");
     assert_eq!(names(&live.next()), some(&[]));
     std::fs::create_dir(live.path("etc")).unwrap();

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn small_ones_keep_their_text_where_it_is_canonical() {
+    fn small_quantities_keep_canonical_text() {
         for (text, value, scale, kept) in [
             ("100m", 100, -3, true),
             ("1000m", 1000, -3, false),
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn large_ones_are_decimals() {
+    fn large_or_fractional_quantities_are_stored_as_decimals() {
         assert_eq!(held("1.5Gi", true).unwrap().decimal, Some((1_610_612_736_000, 3)));
         assert_eq!(held("0.5Gi", false).unwrap().decimal, Some((536_870_912_000_000_000, 9)));
         assert_eq!(words(1 << 64), "0 1");

@@ -30,7 +30,7 @@ fn text(spec: Value) -> Result<String, NoFingerprint> {
 
 /// `uids.txt` has the Go kubelet's UIDs of these manifests.
 #[test]
-fn uids_are_those_of_the_go_kubelet() {
+fn static_pod_uids_equal_those_of_go_kubelet() {
     let places = ["tests/golden/data/manifests", "src/sources/fingerprint/manifests"];
     let mut wrong = Vec::new();
     let mut count = 0;
@@ -68,7 +68,7 @@ fn machine_dependent_pods_have_no_fingerprint() {
 
 /// A field that is missing in the table would be ignored without a message.
 #[test]
-fn the_table_knows_all_types_that_it_names() {
+fn type_table_defines_every_type_it_names() {
     let types = types();
     let special = ["v1.Time", "resource.Quantity", "intstr.IntOrString", "string", "bool", "int32", "int64"];
     for (name, body) in &types {

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn names() {
+    fn names_are_accepted_or_refused_as_upstream() {
         let (long, longer, longest) = ("a".repeat(63), "a".repeat(64), "a".repeat(254));
         check(dns_label, &["a", "a-b", "0a", &long], &["", "-a", "a-", "A", "a.b", "a_b", "é", &longer]);
         check(

@@ -38,7 +38,7 @@ const WORD: &str = "must consist of alphanumeric characters, '-', '_' or '.', an
                     is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
 
 #[test]
-fn names_of_all_kinds() {
+fn invalid_metadata_has_upstreams_message() {
     let name = format!("name: Invalid value: \"P\": {SUBDOMAIN}");
     let namespace = format!("namespace: Invalid value: \"N\": {LABEL}");
     let key = format!("labels: Invalid value: \"-\": name part {WORD}");
@@ -66,7 +66,7 @@ fn names_of_all_kinds() {
 }
 
 #[test]
-fn containers_and_images() {
+fn invalid_container_or_image_has_upstreams_message() {
     let init = |fields: Value| {
         let mut one = json!({"name": "i", "image": "i"});
         one.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -157,7 +157,7 @@ fn containers_and_images() {
 }
 
 #[test]
-fn probes() {
+fn invalid_probe_has_upstreams_message() {
     let probe = |fields: Value| {
         let mut probe = json!({"tcpSocket": {"port": 1}});
         probe.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -214,7 +214,7 @@ fn probes() {
 }
 
 #[test]
-fn security() {
+fn invalid_security_context_has_upstreams_message() {
     let context = |fields: Value| json!({"securityContext": fields});
     containers(vec![
         (
@@ -305,7 +305,7 @@ fn security() {
 }
 
 #[test]
-fn network() {
+fn invalid_network_field_has_upstreams_message() {
     let port = |fields: Value| {
         let mut port = json!({"containerPort": 1});
         port.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -383,7 +383,7 @@ fn network() {
 }
 
 #[test]
-fn volumes() {
+fn invalid_volume_has_upstreams_message() {
     let volume = |source: Value| {
         let mut volume = json!({"name": "v"});
         volume.as_object_mut().unwrap().extend(source.as_object().unwrap().clone());
@@ -471,7 +471,7 @@ fn volumes() {
 }
 
 #[test]
-fn environment() {
+fn invalid_environment_has_upstreams_message() {
     let from = |source: Value| json!({"env": [{"name": "A", "valueFrom": source}]});
     containers(vec![
         (json!({"env": [{"name": ""}]}), "env[0].name: Required value"),
@@ -513,7 +513,7 @@ fn environment() {
 }
 
 #[test]
-fn resources() {
+fn invalid_resources_have_upstreams_message() {
     const QUANTITY: &str = "quantities must be a number with an optional suffix (n, u, m, k, M, G, T, P, E, Ki, Mi, Gi, \
                             Ti, Pi, Ei or an exponent)";
     let both = |pod: Value, container: Value| json!({"resources": pod, "containers": [{"name": "c", "image": "i", "resources": container}]});

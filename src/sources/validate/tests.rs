@@ -62,7 +62,7 @@ fn container(over: Value, expected: &[&str]) {
 }
 
 #[test]
-fn metadata() {
+fn faults_in_metadata_are_reported_together() {
     check(json!({}), &[]);
     check(
         json!({"metadata": {"name": "A", "namespace": "a.b", "uid": "../x"}}),
@@ -87,7 +87,7 @@ fn metadata() {
 }
 
 #[test]
-fn specification() {
+fn faults_in_specification_are_reported_together() {
     check(json!({"spec": {"containers": []}}), &["spec.containers: Required value"]);
     check(
         json!({"spec": {"restartPolicy": "Maybe", "terminationGracePeriodSeconds": -1, "activeDeadlineSeconds": 0,
@@ -146,7 +146,7 @@ fn specification() {
 }
 
 #[test]
-fn container_names_images_and_enums() {
+fn faults_in_container_names_images_and_enums_are_reported() {
     check(
         json!({"spec": {"containers": [{"name": "c"}, {"image": " i "}, {"name": "C", "image": "i"}],
             "initContainers": [{"name": "c", "image": "i"}]}}),
@@ -173,7 +173,7 @@ fn container_names_images_and_enums() {
 }
 
 #[test]
-fn init_containers_and_restart_rules() {
+fn faults_in_init_containers_and_restart_rules_are_reported() {
     let probe = json!({"exec": {"command": ["true"]}});
     check(
         json!({"spec": {"initContainers": [
@@ -200,7 +200,7 @@ fn init_containers_and_restart_rules() {
 }
 
 #[test]
-fn ports() {
+fn faults_in_ports_are_reported_together() {
     container(
         json!({"ports": [
             {"containerPort": 80, "name": "web"}, {"containerPort": 81, "name": "web"}, {"name": "BAD"},
@@ -233,7 +233,7 @@ fn ports() {
 }
 
 #[test]
-fn environment() {
+fn faults_in_environment_are_reported_together() {
     let from = |source: Value| json!({"env": [{"name": "A", "valueFrom": source}]});
     container(
         json!({"env": [{"value": "x"}, {"name": "A=B"}, {"name": "a.b-c", "value": "$(X)"}, {"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}),
@@ -285,7 +285,7 @@ fn environment() {
 }
 
 #[test]
-fn resources() {
+fn faults_in_resources_are_reported_together() {
     container(
         json!({"resources": {"limits": {"cpu": "1", "memory": "1Gi", "color": "1", "e.g/x": "1500m", "hugepages-2Mi": "3Mi"},
             "requests": {"cpu": "2", "memory": "-1", "ephemeral-storage": "lots"}}}),
@@ -323,7 +323,7 @@ fn resources() {
 }
 
 #[test]
-fn volumes_and_mounts() {
+fn faults_in_volumes_and_mounts_are_reported() {
     let volume = |source: Value, expected: &[&str]| {
         let mut volume = json!({"name": "v"});
         volume.as_object_mut().unwrap().extend(source.as_object().unwrap().clone());
@@ -407,7 +407,7 @@ fn volumes_and_mounts() {
 }
 
 #[test]
-fn probes_and_hooks() {
+fn faults_in_probes_and_hooks_are_reported_together() {
     container(
         json!({"livenessProbe": {"periodSeconds": -1, "successThreshold": 2, "terminationGracePeriodSeconds": 0},
             "readinessProbe": {"exec": {}, "tcpSocket": {"port": 1}, "successThreshold": 2, "terminationGracePeriodSeconds": 5},
@@ -438,7 +438,7 @@ fn probes_and_hooks() {
 }
 
 #[test]
-fn security() {
+fn faults_in_security_contexts_are_reported_together() {
     check(
         json!({"spec": {"hostPID": true, "shareProcessNamespace": true, "hostIPC": true, "hostNetwork": true,
             "securityContext": {"runAsUser": -1, "fsGroup": 4_294_967_296_i64, "supplementalGroups": [0, -5], "fsGroupChangePolicy": "x",

@@ -39,7 +39,7 @@ fn read_all(dir: &Path, path: &str) -> Option<String> {
 }
 
 #[test]
-fn paths_stay_in_the_volume() {
+fn paths_that_leave_the_volume_are_refused() {
     for (path, expected) in [
         ("a", Ok("a")),
         ("a/b", Ok("a/b")),
@@ -69,7 +69,7 @@ fn paths_stay_in_the_volume() {
 }
 
 #[test]
-fn writes_once_and_exchanges_everything_at_once() {
+fn changed_payload_replaces_all_files_and_equal_one_none() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
     let one = payload(&[("labels", "x=\"1\""), ("deep/er/ann", "y"), ("deep/other", "z")]);
@@ -106,7 +106,7 @@ fn writes_once_and_exchanges_everything_at_once() {
 }
 
 #[test]
-fn goes_on_where_a_write_was_cut_short() {
+fn interrupted_write_is_repaired_by_next_write() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
     let files = payload(&[("a", "1"), ("b", "2")]);
@@ -130,7 +130,7 @@ fn goes_on_where_a_write_was_cut_short() {
 }
 
 #[test]
-fn a_failed_ownership_shows_nothing() {
+fn new_version_stays_invisible_if_owner_change_fails() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
     write_to(at, &payload(&[("a", "1")])).unwrap();
@@ -147,7 +147,7 @@ fn a_failed_ownership_shows_nothing() {
 }
 
 #[test]
-fn what_is_in_the_way_is_an_error() {
+fn directory_at_path_of_link_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("mountpoint")).unwrap();
     let error = write_to(dir.path(), &payload(&[("mountpoint/x", "1")])).unwrap_err();
@@ -166,7 +166,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
     #[test]
-    fn readers_see_the_last_payload_and_nothing_else(rounds in proptest::collection::vec(any_payload(), 1..5)) {
+    fn only_last_payload_is_visible(rounds in proptest::collection::vec(any_payload(), 1..5)) {
         let dir = tempfile::tempdir().unwrap();
         for round in rounds {
             let mut wanted = Payload::default();
@@ -186,7 +186,7 @@ proptest! {
     }
 
     #[test]
-    fn no_path_gets_out(path in any::<String>()) {
+    fn accepted_paths_have_only_plain_elements(path in any::<String>()) {
         if let Ok(clean) = check(&path) {
             prop_assert!(clean.split('/').all(|part| !matches!(part, "" | "." | "..")));
             prop_assert!(!clean.starts_with('/') && !clean.starts_with(".."));
@@ -271,7 +271,7 @@ fn bytes_of_a_volume_are_limited() {
 /// Files of one directory, and of one directory each: comparing each path with all others
 /// would take 10,000,000,000 steps.
 #[test]
-fn effort_grows_with_the_number_of_files_and_not_its_square() {
+fn insertion_time_grows_linearly_with_files() {
     const FILES: usize = 100_000;
     for form in ["a/#", "#/a"] {
         let mut files = Payload::default();
@@ -311,7 +311,7 @@ fn stopped_write_is_finished_by_the_next_one() {
 
 /// A clock without a battery starts in 1970.
 #[test]
-fn early_versions_are_replaced_like_any_other() {
+fn versions_dated_1970_are_replaced_like_others() {
     let dir = tempfile::tempdir().unwrap();
     let fd = tree::open(dir.path()).unwrap();
     let early = |data: &str| {
@@ -328,7 +328,7 @@ fn early_versions_are_replaced_like_any_other() {
 
 /// The volume is writable through another mount, and not everything in it is ours.
 #[test]
-fn foreign_entries_are_not_read_through() {
+fn links_and_pipes_in_a_version_are_not_read() {
     let top = tempfile::tempdir().unwrap();
     let (at, outside) = (top.path().join("v"), top.path().join("outside"));
     std::fs::create_dir(&at).unwrap();

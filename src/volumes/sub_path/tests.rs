@@ -29,7 +29,7 @@ fn volume() -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn links_are_followed_inside_and_nowhere_else() {
+fn links_that_leave_the_volume_are_refused() {
     let (_top, volume) = volume();
     std::fs::create_dir_all(volume.join("a/b")).unwrap();
     std::fs::write(volume.join("a/file"), "x").unwrap();
@@ -79,7 +79,7 @@ fn links_are_followed_inside_and_nowhere_else() {
 }
 
 #[test]
-fn what_is_missing_is_made_like_the_root() {
+fn missing_directories_get_mode_of_volume_root() {
     let (_top, volume) = volume();
     std::fs::create_dir(volume.join("real")).unwrap();
     symlink("real", volume.join("in")).unwrap();
@@ -96,7 +96,7 @@ fn what_is_missing_is_made_like_the_root() {
 }
 
 #[test]
-fn depth_is_bounded() {
+fn sub_path_that_is_too_deep_is_refused() {
     let (_top, volume) = volume();
     let deep = "d/".repeat(MAX_DEPTH - 1);
     assert_eq!(walked(&volume, &deep), Ok(volume.join(deep.trim_end_matches('/'))));
@@ -106,7 +106,7 @@ fn depth_is_bounded() {
 
 /// Another thread replaces a directory with a link to the outside, as fast as possible.
 #[test]
-fn no_race_leads_outside() {
+fn renames_during_walk_lead_to_no_outside_file() {
     let (_top, volume) = volume();
     std::fs::create_dir_all(volume.join("a/secret")).unwrap();
     std::fs::create_dir_all(volume.join("other/secret")).unwrap();
@@ -151,7 +151,7 @@ fn no_race_leads_outside() {
 }
 
 #[test]
-fn targets_go_and_nothing_in_them() {
+fn targets_are_removed_only_if_empty() {
     let top = tempfile::tempdir().unwrap();
     let targets = top.path().join("volume-subpaths/v/c");
     std::fs::create_dir_all(targets.join("0")).unwrap();
@@ -176,7 +176,7 @@ proptest! {
     /// With any links the walk ends inside, at the same place as the kernel's own resolution that
     /// may not leave the volume, or not at all.
     #[test]
-    fn agrees_with_the_kernel(
+    fn walk_ends_where_kernel_resolution_ends(
         links in proptest::collection::vec(("[a-c](/[a-c])?", "(\\.\\./){0,3}[a-d](/(\\.\\.|[a-d])){0,2}"), 0..6),
         sub_path in "[a-d](/[a-d]){0,3}",
     ) {

@@ -19,7 +19,7 @@ fn old(number: u32, ending: &str) -> String {
 }
 
 #[test]
-fn plans() {
+fn rotation_plan_follows_from_size_and_file_names() {
     let settings = Settings { max_bytes: Some(10), max_files: 5 };
     let rotate = |delete: &[String], compress: &[String]| Plan::Rotate {
         delete: delete.to_vec(),
@@ -52,7 +52,7 @@ fn plans() {
 }
 
 #[test]
-fn names_of_other_forms_are_not_touched() {
+fn files_with_other_names_are_not_rotated() {
     let settings = Settings { max_bytes: Some(10), max_files: 2 };
     let others = names(&[
         "10.log.20200101-000000",
@@ -94,7 +94,7 @@ impl Reopen for Fake {
     }
 }
 
-/// The errors of one pass, and how often the runtime was asked to open the log again.
+/// The errors of one pass, and the number of calls to the runtime to reopen the log.
 fn rotate_once(log: &Path, fail: bool) -> (Vec<LogError>, u32) {
     let log = log.to_owned();
     unblocked(move || {
@@ -160,7 +160,7 @@ fn unpacked(path: &Path) -> String {
 }
 
 #[test]
-fn rotates_and_compresses() {
+fn large_log_is_renamed_and_older_ones_compressed() {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("0.log");
     fs::write(&log, "abc").unwrap();
@@ -188,7 +188,7 @@ fn rotates_and_compresses() {
 }
 
 #[test]
-fn a_runtime_that_does_not_reopen_keeps_its_file() {
+fn log_gets_its_name_back_if_runtime_does_not_reopen() {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("0.log");
     fs::write(&log, "current").unwrap();
@@ -199,7 +199,7 @@ fn a_runtime_that_does_not_reopen_keeps_its_file() {
 }
 
 #[test]
-fn a_missing_log_is_opened() {
+fn runtime_opens_a_missing_log() {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("0.log");
     assert_eq!(rotate_once(&log, false).1, 1);
@@ -207,7 +207,7 @@ fn a_missing_log_is_opened() {
 }
 
 #[test]
-fn what_is_no_log_file_is_neither_renamed_nor_opened_again() {
+fn irregular_log_file_is_neither_renamed_nor_reopened() {
     let pods = Pods::new();
     let log = pods.at("0.log");
     let check = |what: &str| {
@@ -231,7 +231,7 @@ fn what_is_no_log_file_is_neither_renamed_nor_opened_again() {
 }
 
 #[test]
-fn directories_of_a_log_are_not_followed_elsewhere() {
+fn links_in_place_of_log_directories_are_refused() {
     let pods = Pods::new();
     let check = |log: &Path| {
         let (errors, calls) = rotate_once(log, false);
@@ -250,7 +250,7 @@ fn directories_of_a_log_are_not_followed_elsewhere() {
 /// Each thing in the place of each file that a rotation reads, makes or removes: the log is
 /// rotated all the same.
 #[test]
-fn other_things_under_the_names_of_a_rotation_stop_nothing() {
+fn irregular_files_at_rotation_names_do_not_stop_rotation() {
     let place = |what: &str, pods: &Pods, path: &Path| match what {
         "link" => symlink(pods.of_other("0.log"), path).unwrap(),
         "device" => symlink("/dev/zero", path).unwrap(),
@@ -286,7 +286,7 @@ fn other_things_under_the_names_of_a_rotation_stop_nothing() {
 }
 
 #[test]
-fn the_new_name_of_a_log_replaces_nothing() {
+fn rename_of_a_log_replaces_no_other_file() {
     let pods = Pods::new();
     let log = pods.at("0.log");
     let name = old(9, "");
@@ -310,7 +310,7 @@ fn the_new_name_of_a_log_replaces_nothing() {
 }
 
 #[test]
-fn what_is_compressed_in_a_pass_is_bounded() {
+fn compressed_bytes_per_pass_are_limited() {
     unblocked(|| {
         let pods = Pods::new();
         let log = pods.at("0.log");
@@ -331,7 +331,7 @@ fn what_is_compressed_in_a_pass_is_bounded() {
         sparse(3, 200_000);
         files.compress(&old(3, ""), &mut left, &never).unwrap();
         assert_eq!((left, pods.at(&old(3, "")).exists()), (100_000, true));
-        // One that grows while it is read.
+        // A file that grows while it is read.
         let source = File::open(pods.at(&old(3, ""))).unwrap();
         let written = files.write_compressed((&old(3, ""), source), &old(3, ".gz.tmp"), &mut left, &never);
         assert!(matches!(written, Ok(false)), "{written:?}");
@@ -340,7 +340,7 @@ fn what_is_compressed_in_a_pass_is_bounded() {
 }
 
 #[test]
-fn a_rotation_ends_with_the_agent() {
+fn compression_ends_when_the_agent_stops() {
     let pods = Pods::new();
     fs::write(pods.at(&old(1, "")), "older").unwrap();
     let (source, stop) = crate::util::stop::pair();
