@@ -312,7 +312,7 @@ fn rooms_import_lower_layers_only() {
 }
 
 #[test]
-fn each_third_party_crate_has_one_door() {
+fn each_third_party_crate_is_imported_by_one_room() {
     let mut problems = Vec::new();
     for (file, text) in sources() {
         let code = code(&text);
@@ -342,7 +342,7 @@ fn dependencies() -> Vec<String> {
 }
 
 #[test]
-fn every_dependency_has_a_door_or_is_shared() {
+fn every_dependency_is_in_one_table_of_crates() {
     let mut problems = Vec::new();
     for dependency in dependencies() {
         let Some(name) = dependency.strip_prefix("dependencies/") else { continue };
@@ -369,7 +369,7 @@ fn every_dependency_is_explained() {
 }
 
 #[test]
-fn threads_sleep_and_unsafe_have_their_doors() {
+fn threads_sleep_and_unsafe_are_only_in_permitted_files() {
     let mut problems = Vec::new();
     for (file, text) in sources() {
         for (number, line) in code(&text).lines().enumerate() {
@@ -476,7 +476,7 @@ fn differences_are_listed() {
 }
 
 #[test]
-fn room_docs_are_there() {
+fn every_room_begins_with_short_documentation() {
     let mut problems = Vec::new();
     for (file, text) in sources() {
         if file.ends_with("/mod.rs") && file.matches('/').count() == 2 {
@@ -597,7 +597,7 @@ fn the_list_of_open_checks_is_current() {
 }
 
 #[test]
-fn no_path_or_host_of_one_machine() {
+fn no_file_names_a_path_or_host_of_one_machine() {
     // Spelled in pieces, so that this file does not find itself.
     let forbidden =
         [concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/wo", "rk/"), concat!("/Us", "ers/")];
@@ -630,7 +630,7 @@ fn no_path_or_host_of_one_machine() {
 
 /// systemd gives a service up that ends five times in ten seconds, unless its unit says otherwise.
 #[test]
-fn the_service_is_never_given_up() {
+fn systemd_restarts_the_service_without_a_limit() {
     let unit = std::fs::read_to_string(root().join("packaging/coracle.service")).expect("the unit is there");
     let mut section = "";
     let mut settings = BTreeMap::new();
@@ -654,7 +654,7 @@ fn the_service_is_never_given_up() {
 }
 
 #[test]
-fn the_top_level_is_as_agreed() {
+fn top_level_has_only_permitted_files() {
     let allowed = [
         "Cargo.toml",
         "Cargo.lock",
@@ -685,7 +685,7 @@ fn the_top_level_is_as_agreed() {
 }
 
 #[test]
-fn the_reader_of_code_skips_prose() {
+fn imports_in_comments_and_strings_are_ignored() {
     let text = "let a = \"crate::sync\"; // crate::pods\n/* crate::cli */ use crate::{model::x, util::{a, b}};\nlet c = '\"'; crate::cri::y; r#\"crate::server\"#;";
     let rooms: Vec<String> = imported_rooms(&code(text)).into_iter().collect();
     assert_eq!(rooms, ["cri", "model", "util"]);

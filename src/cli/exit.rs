@@ -3,9 +3,9 @@
 /// How the process ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// It succeeded.
+    /// The command succeeded.
     Success,
-    /// It failed while running.
+    /// The command failed while it was running.
     Failure,
     /// The command line is wrong.
     Usage,

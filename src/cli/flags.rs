@@ -43,18 +43,18 @@ pub enum Syntax {
 /// The effect of a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// As in the Go kubelet.
+    /// The flag works as in the Go kubelet.
     Works,
-    /// Accepted without effect, for this reason.
+    /// The flag is accepted without effect, for this reason.
     Ignored(&'static str),
-    /// An error when given, for this reason.
+    /// The flag is an error when given, for this reason.
     Refused(&'static str),
-    /// Parsed and validated, without effect in this version.
+    /// The flag is parsed and validated, but has no effect in this version.
     NoEffectYet,
 }
 
 impl Effect {
-    /// As the documents print it.
+    /// The text of the effect in the documents.
     pub fn text(self) -> String {
         match self {
             Effect::Works => "works".to_owned(),
@@ -386,7 +386,7 @@ pub static FLAGS: &[Flag] = &[
     sets("vmodule", Vmodule, "logging.vmodule"),
     sets("volume-plugin-dir", Text, "volumePluginDir"),
     sets("volume-stats-agg-period", Duration, "volumeStatsAggPeriod"),
-    // This agent's own.
+    // The Go kubelet does not have these flags.
     works("check-config", Bool, "false", "check flags and configuration, print problems and exit"),
     works(
         "local-socket",
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_unique_and_fit_their_fields() {
+    fn flag_names_are_unique_and_types_fit_their_fields() {
         let names: Vec<&str> = FLAGS.iter().map(|flag| flag.name).collect();
         let mut unique = names.clone();
         unique.sort_unstable();

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn help_names_everything() {
+    fn help_shows_flags_commands_and_exit_codes() {
         let help = help();
         for words in [
             "--max-pods=N",

@@ -149,7 +149,7 @@ impl CommandLine {
             return;
         };
         self.given.push(flag.name);
-        // With these two flags no agent runs, so they are not among its effective flags.
+        // These two flags do not run the agent, so they are not among its effective flags.
         if !matches!(flag.name, "check-config" | "print-config") {
             self.args.given.insert(flag.name, text.clone());
         }

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn each_type_is_held_to() {
+    fn values_of_wrong_types_are_reported() {
         for (layer, path, words) in [
             (json!({"maxPods": "110"}), "maxPods", "whole number, not the string \"110\""),
             (json!({"maxPods": 1.5}), "maxPods", "32 bits"),

@@ -35,7 +35,7 @@ pub struct CredentialProvider {
     /// The protocol version that it uses.
     #[serde(default)]
     pub api_version: String,
-    /// Its arguments.
+    /// The arguments of the provider.
     #[serde(default)]
     pub args: Option<Vec<String>>,
     /// Additional environment variables.
@@ -49,9 +49,9 @@ pub struct CredentialProvider {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Variable {
-    /// Its name.
+    /// The name of the variable.
     pub name: String,
-    /// Its value.
+    /// The value of the variable.
     #[serde(default)]
     pub value: String,
 }
@@ -356,7 +356,7 @@ mod tests {
         env: [{name: A, value: b}]\n";
 
     #[test]
-    fn a_file_or_a_directory() {
+    fn providers_are_read_from_a_file_or_a_directory() {
         let bin = bin_dir(&["one", "two"]);
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("b.yaml"), text(&GOOD.replace("one", "two"))).unwrap();

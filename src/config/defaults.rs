@@ -64,7 +64,7 @@ pub fn fill(config: &mut Value, defaults: DefaultSet) {
         let value = match field.path {
             "serializeImagePulls" => Value::Bool(parallel < 2),
             "nodeStatusReportFrequency" => update.clone().unwrap_or_else(|| field.preset_value()),
-            // After the defaults of a file were added, only null in a drop-in removes the thresholds.
+            // A file's defaults were added before, so only null in a drop-in leaves no thresholds.
             "evictionHard" => Value::Object(Map::new()),
             _ => preset(field, defaults),
         };
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_that_follow_others() {
+    fn defaults_can_depend_on_other_fields() {
         for (mut config, path, expected) in [
             (json!({"maxParallelImagePulls": 2}), "serializeImagePulls", json!(false)),
             (json!({"maxParallelImagePulls": 1}), "serializeImagePulls", json!(true)),

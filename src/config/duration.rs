@@ -21,7 +21,7 @@ impl GoDuration {
     /// Zero.
     pub const ZERO: GoDuration = GoDuration(0);
 
-    /// From whole seconds.
+    /// A duration of this number of seconds.
     pub const fn from_secs(seconds: i64) -> Self {
         GoDuration(seconds.saturating_mul(SECOND))
     }
@@ -31,7 +31,7 @@ impl GoDuration {
         GoDuration(millis.saturating_mul(1_000_000))
     }
 
-    /// As the standard library's type; negative values become zero.
+    /// Converts to the standard library's type; negative values become zero.
     pub fn to_std(self) -> Duration {
         Duration::from_nanos(u64::try_from(self.0).unwrap_or(0))
     }
@@ -208,7 +208,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_answered(text in "\\PC{0,20}|[0-9.hmsnu+µ-]{0,20}") {
+        fn parsing_any_text_does_not_panic(text in "\\PC{0,20}|[0-9.hmsnu+µ-]{0,20}") {
             let _ = GoDuration::parse(&text);
         }
     }

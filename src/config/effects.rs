@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn names_settings_without_effect() {
+    fn settings_without_effect_are_named() {
         let mut config = default_configuration(DefaultSet::WithFile);
         config.max_pods = 5;
         config.streaming_connection_idle_timeout = crate::config::GoDuration::ZERO;

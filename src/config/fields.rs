@@ -85,11 +85,11 @@ pub enum Preset {
 /// The effect of a field in this version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// The same effect as in the Go kubelet.
+    /// The field has the same effect as in the Go kubelet.
     Works,
-    /// It is read and validated, but the feature is not implemented yet.
+    /// The field is read and validated, but the feature is not implemented yet.
     NoEffectYet,
-    /// It has no effect in the Go kubelet either, or can have none here.
+    /// The field has no effect in the Go kubelet either, or can have none here.
     Ignored,
     /// Setting it is an error.
     Refused,
@@ -112,15 +112,15 @@ impl Standing {
 pub struct Field {
     /// The path, such as `authentication.x509.clientCAFile`.
     pub path: &'static str,
-    /// Its type.
+    /// The type of the value.
     pub kind: Kind,
-    /// Its default when a configuration file is given.
+    /// The default when a configuration file is given.
     pub preset: Preset,
     /// Whether an explicit zero value is kept; otherwise zero means the default, as in Go.
     pub keeps_zero: bool,
-    /// Its effect in this version.
+    /// The effect in this version.
     pub standing: Standing,
-    /// Its meaning.
+    /// The meaning of the field, for the help.
     pub help: &'static str,
 }
 

@@ -20,9 +20,9 @@ pub enum Stage {
 /// One gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gate {
-    /// Its name.
+    /// The name of the gate.
     pub name: &'static str,
-    /// Its stage.
+    /// The stage of the feature.
     pub stage: Stage,
     /// Whether it is on by default.
     pub preset: bool,
@@ -36,7 +36,7 @@ pub struct Gate {
 pub enum GateError {
     #[error("unrecognized feature gate: {0}")]
     Unknown(String),
-    /// It cannot be changed.
+    /// The value of the gate cannot be changed.
     #[error("cannot set feature gate {name} to {wanted}, feature is locked to {locked}")]
     Locked { name: String, wanted: bool, locked: bool },
     #[error("feature gate {name} is on but depends on {needs}, which is off")]
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique() {
+    fn names_of_feature_gates_are_unique() {
         let mut names: Vec<_> = known().map(|gate| gate.name).collect();
         let count = names.len();
         names.sort_unstable();
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_and_changes() {
+    fn gates_have_their_defaults_unless_changed() {
         let (gates, problems) = Gates::resolve(&set(&[("ContainerStopSignals", true), ("EnvFiles", false)]));
         assert!(problems.is_empty());
         for (name, on) in [
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_unknown_locked_and_lonely() {
+    fn unknown_locked_and_dependent_gates_are_refused() {
         for (name, on, words) in [
             ("Nonsense", true, "unrecognized feature gate: Nonsense"),
             ("SidecarContainers", false, "locked to true"),

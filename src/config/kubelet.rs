@@ -454,9 +454,9 @@ pub struct ReservedMemory {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Taint {
-    /// Its key.
+    /// The key of the taint.
     pub key: String,
-    /// Its value.
+    /// The value of the taint.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub value: String,
     /// NoSchedule, PreferNoSchedule or NoExecute.

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_namespaces() {
+    fn sysctl_names_are_normalized_and_have_a_namespace() {
         assert_eq!(normalize("net/ipv4/conf/eno2.100/rp_filter"), "net.ipv4.conf.eno2/100.rp_filter");
         assert_eq!(normalize("net.ipv4.conf.eno2/100.rp_filter"), "net.ipv4.conf.eno2/100.rp_filter");
         for (pattern, expected) in [
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn safe_and_allowed() {
+    fn only_safe_and_listed_sysctls_are_allowed() {
         let allowed = vec!["net.core.somaxconn".to_owned(), "kernel.msg*".to_owned()];
         for (name, kernel, expected) in [
             ("net.ipv4.tcp_rmem", (4, 14), false),

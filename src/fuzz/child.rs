@@ -93,7 +93,7 @@ fn run_one(target: &Target, label: &str, input: &[u8], report: &mut File) -> boo
     let _ = write!(report, "{line}");
     let (time, memory) = (target.budget.time(input.len()), target.budget.memory_kib(input.len()));
     let begun = processor_time();
-    // With this limit, the kernel ends a case that does not return.
+    // The limit makes the kernel end a case that does not return.
     limit(Resource::Cpu, (begun + time).as_secs() + 2);
     // The peak of small inputs is not checked: to reset it takes more system calls for each input.
     let measured = input.len() > 4096 || label.starts_with("worst");

@@ -125,7 +125,7 @@ impl Session {
 pub struct DeleteOptions {
     /// Seconds until the object is deleted; `Some(0)`: immediately.
     pub grace_seconds: Option<i64>,
-    /// Only the object with this UID.
+    /// The object is deleted only if it has this UID.
     pub uid: Option<String>,
 }
 
@@ -292,8 +292,8 @@ impl Client {
         let (old, streams) = {
             let mut place = self.shared.session.lock().unwrap_or_else(PoisonError::into_inner);
             let session = Session::new(place.generation + 1, change(&place.credentials))?;
-            // Before other threads see the new session: its streams must not be ended. A stream
-            // that the old session opens after this point is ended in `send`.
+            // Other threads do not see the new session yet, so `streams` has none of its streams. A
+            // stream that the old session opens after this point is ended in `send`.
             let streams = self.shared.breaker.streams();
             (std::mem::replace(&mut *place, Arc::new(session)), streams)
         };

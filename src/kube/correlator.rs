@@ -19,7 +19,7 @@ const SIMILAR: usize = 10;
 const SIMILAR_SECONDS: f64 = 600.0;
 /// Events per object and type that may be reported without a pause.
 const BURST: f64 = 25.0;
-/// After that, one event per this number of seconds.
+/// After the burst, one event is reported per this number of seconds.
 const REFILL_SECONDS: f64 = 300.0;
 /// The prefix of the message of a combined event.
 const COMBINED: &str = "(combined from similar events): ";
@@ -129,7 +129,7 @@ impl Correlator {
         if group.messages.len() < SIMILAR {
             return false;
         }
-        // One is removed, so that the next new message also becomes part of the combined event.
+        // The first message is removed, so that the next new one also joins the combined event.
         group.messages.remove(0);
         true
     }
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_is_bounded() {
+    fn number_of_remembered_events_is_limited() {
         let mut lru = Lru::new();
         for key in 0..(CACHE as u64 + 10) {
             lru.touch(key, || key);

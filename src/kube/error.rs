@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn answers() {
+    fn error_responses_determine_the_kind_of_error() {
         let error = answered(
             404,
             r#"{"kind":"Status","status":"Failure","message":"pods \"p\" not found","reason":"NotFound","code":404}"#,
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_a_watch() {
+    fn error_events_of_a_watch_determine_the_kind_of_error() {
         let event = |object| ApiError::from_event("watch pods".to_owned(), object);
         assert!(event(serde_json::json!({"code": 410, "reason": "Expired", "message": "too old"})).is_gone());
         assert!(event(serde_json::json!({"code": 410})).is_gone());
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_answer() {
+    fn failed_connections_are_transport_errors() {
         let refused =
             DialError::Connect { address: "h:1".to_owned(), words: "connection refused".to_owned() };
         let error = ApiError::transport("get nodes \"n\"".to_owned(), "https://h:1/x".to_owned(), refused);

@@ -218,7 +218,7 @@ fn outcome(answer: Result<IgnoredAny, ApiError>) -> Outcome {
         // certificate is being renewed, or there is no API server behind a proxy.
         Some(401 | 404 | 502..=504) => Outcome::Away,
         Some(_) => Outcome::Refused(error.to_string()),
-        // Before the first certificate is approved, nothing is sent.
+        // No event is sent before the first certificate of the node is approved.
         None if error.is_transport() || error.is_stopping() || error.is_unauthenticated() => Outcome::Away,
         None => Outcome::Odd(error.to_string()),
     }
@@ -273,7 +273,7 @@ fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl Eve
 
 /// Logs a refusal at doubling counts.
 fn log_rejection(refused: u64, event: &RecordedEvent, why: &str) {
-    // As upstream: a namespace that is being deleted takes no events; that is no problem.
+    // As upstream, it is no problem that a namespace takes no events while it is deleted.
     let level = if why.contains("because it is being terminated") || !refused.is_power_of_two() {
         log::Level::Debug
     } else {

@@ -278,7 +278,7 @@ fn the_thread_sends_old_and_new_events_and_survives_rejections() {
     drop(running);
     let counts = log.delivery().unwrap();
     assert_eq!((counts.waiting, counts.refused, counts.lost), (0, 1, 0));
-    // After the end of delivery the log continues.
+    // The log continues to record events after the end of delivery.
     log.record(event("after", 5));
     assert_eq!(log.delivery().unwrap().waiting, 1);
 }

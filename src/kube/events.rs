@@ -246,7 +246,7 @@ impl EventTable {
         if self.by_seq.len() > KEPT
             && let Some((oldest, _)) = self.by_seq.pop_first()
         {
-            // One pass over a map of KEPT entries, once per event in a full table.
+            // When the table is full, each event costs one pass over the map of KEPT entries.
             self.by_key.retain(|_, seq| *seq != oldest);
         }
         for waiter in self.waiters.drain(..) {

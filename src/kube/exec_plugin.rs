@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_come_in_pairs() {
+    fn certificate_and_key_of_a_plugin_are_used() {
         let (dir, exec) = script(&printed(&json!({"clientCertificateData": "C", "clientKeyData": "K"})));
         let issued = current(&plugin(dir.path(), &exec)).unwrap();
         let expected = Identity { certificate: b"C".to_vec(), key: b"K".to_vec() };

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn debug_tells_nothing() {
+    fn debug_output_hides_the_secret() {
         assert_eq!(format!("{:?}", Secret::new("token")), "Secret(..)");
     }
 }

@@ -28,7 +28,7 @@ struct Port {
     protocol: String,
 }
 
-/// By namespace, then name.
+/// Services by namespace, then by name.
 type Table = BTreeMap<String, BTreeMap<String, Service>>;
 
 /// The current services. Clones share them.
@@ -135,7 +135,7 @@ fn insert(table: &mut Table, service: api::Service) {
             let ports = spec.ports.unwrap_or_default().into_iter().map(port).collect();
             services.insert(name, Service { address, ports });
         }
-        // Without an address there are no variables.
+        // A Service without an address has no variables.
         _ => drop(services.remove(&name)),
     }
 }
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_are_upstreams() {
+    fn service_variables_equal_those_of_the_go_kubelet() {
         let services = Services::default();
         services.replace(vec![service(
             "n",
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_api_servers_service_is_in_every_namespace() {
+    fn variables_of_the_api_server_are_in_every_namespace() {
         let services = Services::default();
         assert!(!services.wait_until_read(Duration::ZERO, &StopToken::never()));
         let port = || json!([{"port": 443, "name": "https"}]);

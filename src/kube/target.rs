@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths() {
+    fn targets_have_the_paths_of_the_api() {
         for (target, expected) in [
             (Target::pods(), "/api/v1/pods"),
             (Target::pod("ns", "p"), "/api/v1/namespaces/ns/pods/p"),

@@ -35,7 +35,7 @@ const RETRY_MAX: Duration = Duration::from_secs(60);
 pub struct Token {
     text: String,
     expires: Timestamp,
-    /// Its lifetime.
+    /// The lifetime of the token.
     seconds: i64,
 }
 
@@ -221,7 +221,7 @@ impl Shared {
     }
 }
 
-/// Whether a new token should be requested. `asked` is its age by the monotonic clock.
+/// Whether a new token should be requested. `asked` is the age of `token` by the monotonic clock.
 ///
 /// DIFFERS: the Go kubelet uses only the time of day: when the clock was set back it keeps a token
 /// that has expired, and when the clock is fast it sends a request at every sync.
@@ -311,8 +311,8 @@ mod tests {
     }
 
     #[test]
-    fn the_request_is_upstreams() {
-        // As the Go kubelet sends it.
+    fn token_request_equals_that_of_the_go_kubelet() {
+        // The file has a request of the Go kubelet.
         let golden: Value = serde_json::from_str(
             r#"{"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "metadata": {}, "spec": {"audiences": null, "expirationSeconds": 3607, "boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": "config", "uid": "<uid4>"}}, "status": {"token": "", "expirationTimestamp": null}}"#,
         )

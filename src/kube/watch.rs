@@ -22,9 +22,9 @@ use waits::Waits;
 pub enum Change<T> {
     /// These are all objects of the collection.
     Replaced(Vec<T>),
-    /// This object is new or has changed.
+    /// An object is new or has changed; this is its state.
     Set(T),
-    /// This object was deleted; this is its last state.
+    /// An object was deleted; this is its last state.
     Removed(T),
 }
 
@@ -63,7 +63,7 @@ pub fn spawn_reflector<T: DeserializeOwned + 'static>(
             match reflector.cycle(&mut waits) {
                 Ok(()) => {}
                 Err(error) if error.is_stopping() => break,
-                // The request was ended on purpose.
+                // The change of credentials ended the request.
                 Err(_) if client.generation() != generation => {}
                 Err(error) => reflector.note(&error),
             }

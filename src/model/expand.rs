@@ -57,7 +57,7 @@ impl Budget {
         self.room.min(self.work).saturating_sub(OVERHEAD)
     }
 
-    /// As [`expand`], within this budget, from which the size of the result is subtracted.
+    /// Like [`expand`], within this budget, from which the size of the result is subtracted.
     ///
     /// # Errors
     /// When the result is too large.

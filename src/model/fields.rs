@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_files() {
+    fn fields_of_downward_volumes_have_their_values() {
         let check = |path: &str, expected: Option<&str>| {
             assert_eq!(file_field(&pod(), path).ok().as_deref(), expected, "{path}");
         };
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn quoting_is_gos() {
+    fn labels_are_quoted_as_in_go() {
         for (text, expected) in [
             ("", r#""""#),
             ("plain é \u{301}", "\"plain é \u{301}\""),
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn resources() {
+    fn resource_fields_are_divided_and_rounded_up() {
         let allocatable = NodeAllocatable {
             cpu: Amount::from_milli(1900),
             memory: Amount::from_units(1 << 30),

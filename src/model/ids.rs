@@ -72,7 +72,7 @@ id!(
 );
 
 impl PodUid {
-    /// At most eight characters, for thread names and log lines.
+    /// The first eight characters, for thread names and log lines.
     pub fn short(&self) -> &str {
         self.0.get(..8).unwrap_or(&self.0)
     }

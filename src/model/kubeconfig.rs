@@ -42,7 +42,7 @@ pub struct NamedUser {
 #[derive(Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct NamedContext {
-    /// Its name in `current-context`.
+    /// The name in `current-context`.
     pub name: String,
     /// The context.
     pub context: Option<Context>,
@@ -70,7 +70,7 @@ pub struct Cluster {
     pub insecure_skip_tls_verify: Option<bool>,
     /// A file with the certificates of its authorities.
     pub certificate_authority: Option<String>,
-    /// The same as base64 text.
+    /// The certificates of the authorities, in base64.
     pub certificate_authority_data: Option<ByteString>,
     /// A proxy for the connection.
     pub proxy_url: Option<String>,
@@ -82,11 +82,11 @@ pub struct Cluster {
 pub struct User {
     /// A file with our certificate.
     pub client_certificate: Option<String>,
-    /// The same as base64 text.
+    /// Our certificate, in base64.
     pub client_certificate_data: Option<ByteString>,
     /// A file with our key.
     pub client_key: Option<String>,
-    /// The same as base64 text.
+    /// Our key, in base64.
     pub client_key_data: Option<ByteString>,
     /// A bearer token.
     pub token: Option<String>,
@@ -112,7 +112,7 @@ pub struct User {
 pub struct Exec {
     /// A path, or a name to be looked up in `PATH`.
     pub command: String,
-    /// Its arguments.
+    /// The arguments of the program.
     pub args: Option<Vec<String>>,
     /// Additional environment variables.
     pub env: Option<Vec<ExecVariable>>,
@@ -130,8 +130,8 @@ pub struct Exec {
 #[derive(Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct ExecVariable {
-    /// Its name.
+    /// The name of the variable.
     pub name: String,
-    /// Its value.
+    /// The value of the variable.
     pub value: String,
 }

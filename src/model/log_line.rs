@@ -229,7 +229,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn reads_lines() {
+    fn cri_log_lines_are_read() {
         let line = parse(b"2016-10-06T00:17:09.669794202Z stdout F log content 1\n").unwrap();
         assert_eq!(line.stream, Stream::Stdout);
         assert!(!line.partial);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_other_lines() {
+    fn malformed_log_lines_are_refused() {
         let check = |line: &[u8], expected| assert_eq!(parse(line).unwrap_err(), expected);
         check(b"", NotALogLine::Time);
         check(b"hello", NotALogLine::Time);
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn shows_nine_digits() {
+    fn log_times_are_shown_with_nine_digits() {
         for (text, full) in [
             ("2016-10-06T00:17:09.669Z", "2016-10-06T00:17:09.669000000Z"),
             ("2016-10-06T00:17:09Z", "2016-10-06T00:17:09.000000000Z"),

@@ -165,7 +165,7 @@ metrics! { ALL;
     WEBSOCKET_STREAMS: CounterVec<1> = "kubelet_websocket_streaming_requests_total",
         "Streams of clients whose WebSockets end here.", ["subresource"];
 
-    // What changed in the runtime.
+    // Changes in the runtime.
     PLEG_RELIST: Histogram = "kubelet_pleg_relist_duration_seconds", "One full list of all pods.", SHORT;
     PLEG_RELIST_INTERVAL: Histogram = "kubelet_pleg_relist_interval_seconds",
         "Between the beginnings of two full lists.", SHORT;
@@ -250,7 +250,7 @@ metrics! { ALL;
 
 /// The expiry of the client certificate, in Unix time; the metric shows its remaining lifetime.
 pub static CLIENT_CERTIFICATE_END: Gauge = Gauge::new("", "");
-/// The same for the serving certificate.
+/// The expiry of the serving certificate, like [`CLIENT_CERTIFICATE_END`].
 pub static SERVING_CERTIFICATE_END: Gauge = Gauge::new("", "");
 
 thread_local! {

@@ -39,9 +39,9 @@ pub struct SubPath<'a> {
 /// a volume, and must not learn paths of the node's files from error messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SubPathFailure {
-    /// It does not exist and cannot be created.
+    /// The sub path does not exist and cannot be created.
     Create,
-    /// It leads out of the volume, is not a file or directory, or cannot be mounted.
+    /// The sub path leads out of the volume, is not a file or directory, or cannot be mounted.
     Prepare,
 }
 

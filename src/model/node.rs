@@ -28,7 +28,7 @@ pub struct NodeView {
     pub labels: BTreeMap<String, String>,
     /// The taints of the node object, or the initial ones where there is none.
     pub taints: Vec<Taint>,
-    /// Its allocatable resources.
+    /// The allocatable resources of the node.
     pub allocatable: Allocatable,
     /// `linux`.
     pub os: String,

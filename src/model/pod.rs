@@ -133,7 +133,7 @@ impl Pod {
         self.object.metadata.annotations.as_ref()?.get(key).map(String::as_str)
     }
 
-    /// Its source.
+    /// The source of the pod.
     #[must_use]
     pub fn source(&self) -> SourceName {
         match self.annotation(CONFIG_SOURCE) {
@@ -222,7 +222,7 @@ impl Pod {
         }
     }
 
-    /// Its quality of service class, from `spec` (pod-level resources take precedence).
+    /// The quality of service class, from `spec` (pod-level resources take precedence).
     #[must_use]
     pub fn qos(&self) -> QosClass {
         qos_of(self.spec())
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn qos_classes() {
+    fn requests_and_limits_determine_the_qos_class() {
         let container =
             |resources: serde_json::Value| serde_json::json!({"name": "c", "resources": resources});
         let check = |resources: Vec<serde_json::Value>, expected| {

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_too_long_is_named() {
+    fn too_long_list_of_a_pod_is_reported() {
         check(json!({"containers": named(1000)}), None);
         check(json!({"containers": named(1001)}), Some(("containers", 1001)));
         check(json!({"containers": named(600), "initContainers": named(401)}), Some(("containers", 1001)));

@@ -22,12 +22,12 @@ impl Amount {
     /// Zero.
     pub const ZERO: Amount = Amount(0);
 
-    /// From whole units (bytes, cores).
+    /// The amount of this number of units (bytes, cores).
     pub fn from_units(units: i64) -> Self {
         Amount(i128::from(units) * NANO)
     }
 
-    /// From thousandths.
+    /// The amount of this number of thousandths of a unit.
     pub fn from_milli(milli: i64) -> Self {
         Amount(i128::from(milli) * (NANO / 1000))
     }
@@ -40,7 +40,7 @@ impl Amount {
         parse(text).ok_or_else(|| NotAQuantity { text: text.to_owned() })
     }
 
-    /// In whole units, rounded up.
+    /// The number of units, rounded up.
     ///
     /// DIFFERS: Go's rounding of negative fractions depends on its representation of the number; no
     /// such quantity is valid anywhere.
@@ -240,7 +240,7 @@ impl Wide {
         rest as u64
     }
 
-    /// `None`: it is larger than fits, with room for one more.
+    /// `None`: the number is larger than fits, with room for one more.
     fn get(&self) -> Option<i128> {
         let [low, high, rest @ ..] = &self.0;
         let value = (u128::from(*high) << 64) | u128::from(*low);
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn canonical_quantities() {
+    fn quantities_are_printed_in_canonical_form() {
         for (text, expected) in [
             ("0.5", "500m"),
             ("1500m", "1500m"),

@@ -94,9 +94,9 @@ reasons! {
     NODE_NOT_SCHEDULABLE = "NodeNotSchedulable";
     REBOOTED = "Rebooted";
     SHUTDOWN = "Shutdown";
-    /// Not in upstream: a pod field that has no effect in this version.
+    /// A pod field has no effect in this version (not in upstream).
     UNSUPPORTED_FIELD = "UnsupportedField";
-    /// Not in upstream: an invalid manifest; the last valid version continues to run.
+    /// A manifest is invalid; its last valid version continues to run (not in upstream).
     INVALID_MANIFEST = "InvalidManifest";
     // Rejections of pods (phase Failed).
     SYSCTL_FORBIDDEN = "SysctlForbidden";
@@ -117,7 +117,7 @@ reasons! {
     SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED = "SupplementalGroupsPolicyNotSupported";
     NODE_SHUTDOWN = "NodeShutdown";
     POD_FEATURE_UNSUPPORTED = "PodFeatureUnsupported";
-    /// Not in upstream: a list of the pod exceeds its limit.
+    /// A list of the pod exceeds its limit (not in upstream).
     POD_TOO_LARGE = "PodTooLarge";
 }
 

@@ -12,9 +12,9 @@ pub type Amounts = BTreeMap<String, Amount>;
 /// Whether the sandbox's overhead (`spec.overhead`) is added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Overhead {
-    /// As in the scheduler and in admission.
+    /// The overhead is added, as in the scheduler and in admission.
     Included,
-    /// Containers only.
+    /// The overhead is not added.
     Excluded,
 }
 

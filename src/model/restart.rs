@@ -39,7 +39,7 @@ pub fn should_restart(pod: &Pod, container: &Container, status: &ContainerStatus
     }
 }
 
-/// As [`should_restart`]; a container without any instance at the runtime is started, too.
+/// Like [`should_restart`]; a container without any instance in the runtime is started, too.
 #[must_use]
 pub fn should_start(pod: &Pod, container: &Container, status: Option<&ContainerStatus>) -> bool {
     match status {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_and_rules() {
+    fn restart_policies_and_rules_determine_the_restart() {
         let plain = json!({"name": "c"});
         check(Value::Null, plain.clone(), 0, true);
         check(json!("Always"), plain.clone(), 1, true);

@@ -14,9 +14,9 @@ use super::pod::SourceName;
 pub enum ContainerState {
     /// Created but not started.
     Created,
-    /// Its first process runs.
+    /// The container's first process runs.
     Running,
-    /// Its first process has ended.
+    /// The container's first process has ended.
     Exited,
     /// The runtime cannot determine it, or reported an unknown state.
     Unknown,
@@ -218,7 +218,7 @@ pub struct ListedContainer {
     pub attempt: u32,
     /// Creation time.
     pub created_at: Option<Timestamp>,
-    /// Its image.
+    /// The image of the container.
     pub image_ref: ImageRef,
     /// Restart count and grace periods: they determine the stop of a container without a manifest.
     pub annotations: Arc<BTreeMap<String, String>>,
@@ -246,7 +246,7 @@ pub struct ListedPod {
     pub name: String,
     /// Pod namespace.
     pub namespace: String,
-    /// Its source, if an annotation of its sandboxes names it.
+    /// The source of the pod, if an annotation of its sandboxes names it.
     pub source: Option<SourceName>,
     /// All its sandboxes, newest first.
     pub sandboxes: Vec<ListedSandbox>,

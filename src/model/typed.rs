@@ -52,7 +52,7 @@ pub fn read<T: de::DeserializeOwned>(value: &Value) -> Result<Typed<T>, Vec<Misf
         };
         let steps = trace.into_inner().failed.unwrap_or_default();
         let misfit = Misfit { path: render(&steps), message: error.0 };
-        // It is null already and still wrong: stop here.
+        // The value is null already and is still reported as wrong: stop here.
         let stuck = misfits.iter().any(|known: &Misfit| known.path == misfit.path);
         if !stuck {
             misfits.push(misfit);

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn only_numbers_count() {
+    fn claim_ignores_files_without_a_number() {
         let root = tempfile::tempdir().unwrap();
         for name in
             ["agent.lock", "agent.lock.", "agent.lock.x", "agent.lock.new-7", "agent.lockout.9", "other"]

@@ -59,7 +59,7 @@ pub type FindContainers = dyn Fn(&PodUid) -> Option<Arc<PodRuntime>> + Send + Sy
 pub type FindObject = dyn Fn(&str, &str) -> Option<api::Pod> + Send + Sync;
 pub type FindInstanceLog = dyn Fn(&PodUid, &str) -> Result<LogSource, String> + Send + Sync;
 
-/// See [`Deps::read_log`]. The first closure tells whether the container still runs.
+/// See [`Deps::read_log`]. The first closure returns whether the container still runs.
 pub type ReadLog = dyn Fn(&Path, &ReadOptions, &mut dyn Write, &dyn Fn() -> bool, &StopToken) -> Result<(), String>
     + Send
     + Sync;
@@ -83,7 +83,7 @@ pub struct StreamDeps {
 /// One named check of `/healthz`.
 #[derive(Clone)]
 pub struct HealthCheck {
-    /// As in `/healthz/<name>`.
+    /// The last element of the path `/healthz/<name>`.
     pub name: &'static str,
     /// Returns the reason of a failure. Must not block.
     pub probe: Arc<dyn Fn() -> Result<(), String> + Send + Sync>,

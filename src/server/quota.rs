@@ -153,7 +153,7 @@ impl Quota {
         if permit.is_none() {
             self.lock().waiting.retain(|waiter| waiter.id != id);
         }
-        // It may have arrived after the wait.
+        // A permit may have arrived after the end of the wait.
         permit.or_else(|| received.try_recv().ok())
     }
 }
@@ -164,7 +164,7 @@ impl Drop for Permit {
             let mut state = self.quota.lock();
             state.release(&self.limits);
             let mut next = Vec::new();
-            // One may end the wait of two waiters: one for the address, one for the user.
+            // One returned permit may end two waits: one for the address, one for the user.
             while let Some(at) =
                 state.waiting.iter().position(|waiter| state.fits(&waiter.limits, self.quota.all))
                 && let Some(waiter) = state.waiting.remove(at)
@@ -257,7 +257,7 @@ mod tests {
         let has = quota.take(Caller::at("10.0.0.1", Some("u")).limits(1, 1));
         let long = Duration::from_secs(60);
         let wait = |ip, user| waiter(&quota, Caller::at(ip, Some(user)).limits(1, 1), long);
-        // One waits for the address, the other for the user.
+        // The first request waits for the address, the second one for the user.
         let (address, user) = (wait("10.0.0.1", "v"), wait("10.0.0.2", "u"));
         await_waiters(&quota, 2);
         drop(has);

@@ -41,7 +41,7 @@ const BUFFER_BYTES: usize = 4 * 1024;
 /// The address of a server, how it is verified, and our credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
-    /// With or without TLS.
+    /// Whether the connection has TLS.
     pub https: bool,
     /// A name or an address, an IPv6 one without brackets.
     pub host: String,

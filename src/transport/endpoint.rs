@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_refused_by_name() {
+    fn invalid_endpoints_are_refused_with_the_reason() {
         let long = format!("unix:///{}", "x".repeat(107));
         let owned = |text: &str| text.to_owned();
         for (endpoint, expected) in [

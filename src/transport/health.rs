@@ -166,7 +166,7 @@ mod tests {
     use std::task::{Context, Poll};
 
     #[test]
-    fn messages_on_the_wire() {
+    fn health_messages_have_the_grpc_wire_format() {
         assert_eq!(encode(""), b"");
         assert_eq!(encode("ab"), b"\x0a\x02ab");
         assert_eq!(encode(&"x".repeat(300))[..3], [0x0a, 0xac, 0x02]);
@@ -241,7 +241,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     #[test]
-    fn servers_of_all_kinds() {
+    fn health_result_depends_on_service_and_status() {
         let (port, _server) = serve("app", 1);
         assert_eq!(ask(port, "app", LONG), Ok(Health::Serving));
         assert!(matches!(ask(port, "", LONG), Err(HealthError::Call(error)) if error.kind == Kind::NotFound));

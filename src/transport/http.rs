@@ -344,7 +344,7 @@ mod tests {
         serve_over(answers, |socket| socket)
     }
 
-    /// The same over TLS, with a certificate for 127.0.0.1.
+    /// Like `serve`, over TLS with a certificate for 127.0.0.1.
     fn serve_tls(answers: Vec<Vec<u8>>) -> (String, crossbeam_channel::Receiver<String>, impl Drop) {
         let chain = CertificateDer::from_pem_slice(include_bytes!("tls/testdata/server.pem")).unwrap();
         let key = PrivateKeyDer::from_pem_slice(include_bytes!("tls/testdata/server.key")).unwrap();
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_an_error() {
+    fn invalid_urls_and_headers_are_errors() {
         for url in ["", "nonsense", "ftp://127.0.0.1/", "http://", "http://127.0.0.1:1/"] {
             assert!(getter(url).get().is_err(), "{url}");
         }

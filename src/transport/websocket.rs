@@ -25,7 +25,7 @@ const HEAD_BYTES: usize = 14;
 pub enum Event<'a> {
     /// A piece of a message, text or binary, which may be empty.
     Piece {
-        /// Without the mask.
+        /// The bytes, unmasked.
         bytes: &'a [u8],
         /// Whether the message begins here.
         first: bool,
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_in_pieces_of_any_size() {
+    fn messages_are_read_in_pieces_of_any_size() {
         let long = "0123456789abcdef".repeat(4100);
         let mut all = frame(FIN | BINARY, b"one");
         all.extend(frame(FIN | TEXT, b""));
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_of_a_server() {
+    fn server_frames_have_the_length_form_of_the_rfc() {
         for (length, expected) in [
             (0, vec![0x82, 0]),
             (125, vec![0x82, 125]),

@@ -7,7 +7,7 @@ pub(super) fn since(then: Timestamp, now: Timestamp) -> String {
     human(now.as_second().saturating_sub(then.as_second()))
 }
 
-/// The same for a time that may be unknown.
+/// Like `since`, for a time that may be unknown.
 pub(super) fn since_or_unknown(then: Option<Timestamp>, now: Timestamp) -> String {
     then.map_or_else(|| "<unknown>".to_owned(), |then| since(then, now))
 }
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages_are_kubectls() {
+    fn ages_are_printed_as_by_kubectl() {
         const H: i64 = 3600;
         const D: i64 = 24 * H;
         for (seconds, expected) in [

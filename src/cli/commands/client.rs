@@ -27,7 +27,7 @@ const RESPONSE_BYTES: usize = 256 * 1024 * 1024;
 pub(super) enum ReadTimeout {
     /// [`RESPONSE_LIMIT`].
     Response,
-    /// Without a limit, for streams.
+    /// No limit, for streams.
     None,
 }
 

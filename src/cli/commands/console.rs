@@ -41,7 +41,7 @@ impl Console<'_> {
         Ok(true)
     }
 
-    /// As [`Console::document`], for one of several values.
+    /// Like [`Console::document`], for one of several values.
     pub(super) fn next_document(
         &mut self,
         output: Output,

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_row_per_name() {
+    fn image_has_one_row_per_name() {
         let image = ImageRow {
             id: "sha256:0123456789abcdef".into(),
             tags: vec!["host:5000/a/b:1".into(), "host:5000/a/b".into()],

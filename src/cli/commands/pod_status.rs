@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_status_column() {
+    fn status_column_equals_that_of_kubectl() {
         let running = || json!({"running": {}});
         check(json!({}), ("0/3", "Unknown", 0));
         check(json!({"phase": "Pending"}), ("0/3", "Pending", 0));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn init_containers_and_sidecars() {
+    fn init_containers_and_sidecars_determine_the_status() {
         let running = || json!({"running": {}});
         let with = |init: Value| json!({"phase": "Pending", "initContainerStatuses": init});
         check(with(json!([container("i1", false, 0, running())])), ("0/3", "Init:0/2", 0));
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_go() {
+    fn deleted_pods_are_terminating_until_their_phase_is_final() {
         let status = json!({"phase": "Running", "containerStatuses": [container("a", true, 0, json!({"running": {}}))]});
         let pod = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "spec": {"containers": []}, "status": status});
         assert_eq!(summary(&view(pod.clone())).status, "Terminating");
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn restarts_say_when() {
+    fn restarts_are_shown_with_the_time_of_the_last_one() {
         let now: Timestamp = "2026-01-01T01:00:00Z".parse().unwrap();
         let mut crashed = container("a", false, 3, waiting("CrashLoopBackOff"));
         crashed["lastState"] = json!({"terminated": {"exitCode": 1, "finishedAt": "2026-01-01T00:57:00Z"}});

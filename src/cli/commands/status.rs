@@ -182,7 +182,7 @@ mod tests {
     use crate::server::QueueReport;
 
     #[test]
-    fn problems_come_first_and_from_everywhere() {
+    fn status_shows_problems_of_all_parts_first() {
         let report = NodeReport {
             node: "node1".into(),
             version: "0.1.0".into(),

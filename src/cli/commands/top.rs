@@ -115,7 +115,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_busiest_comes_first() {
+    fn busiest_container_comes_first() {
         let container = |name: &str, rate: Option<u64>| {
             let mut cpu = json!({"usageCoreNanoSeconds": 1});
             if let Some(rate) = rate {

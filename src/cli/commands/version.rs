@@ -11,7 +11,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>) -> Outcome {
     let own = VersionReply::own();
     console.field(0, "coracle", &own.version)?;
     console.field(0, "Kubernetes", &own.kubernetes)?;
-    // Without an agent the program's own version is the result.
+    // If no agent runs, the program prints its own version.
     match client.get::<VersionReply>("/v1/version") {
         Ok(agent) => console.field(0, "running agent", &agent.version)?,
         Err(why) => console.field(0, "running agent", &format!("none ({why})"))?,

@@ -41,7 +41,7 @@ fn scalars_follow_yaml_1_1() {
 }
 
 #[test]
-fn keys_become_text() {
+fn keys_of_any_scalar_type_become_strings() {
     assert_eq!(one("80: a\ntrue: b\n\"x\": c\n"), json!({"80": "a", "true": "b", "x": "c"}));
     assert_eq!(one("y: a\n08: b\non: &k c\n"), json!({"y": "a", "08": "b", "on": "c"}));
 }
@@ -55,7 +55,7 @@ fn aliases_and_merges_copy() {
 }
 
 #[test]
-fn several_documents_and_empty_ones() {
+fn empty_documents_are_skipped() {
     let documents = parse_documents("---\n---\na: 1\n---\n# only a comment\n---\nb: 2\n").unwrap();
     assert_eq!(documents.iter().map(|d| d.line).collect::<Vec<_>>(), [3, 7]);
     assert!(parse_documents("").unwrap().is_empty());
@@ -64,7 +64,7 @@ fn several_documents_and_empty_ones() {
 }
 
 #[test]
-fn json_is_taken() {
+fn json_is_read_and_its_repeated_keys_refused() {
     assert_eq!(one(r#"{"a": "\ud83d\ude00\/", "b": [1, null]}"#), json!({"a": "😀/", "b": [1, null]}));
     let long = "k".repeat(5000);
     assert_eq!(one(&format!("{{\"{long}\":\t1}}"))[&long], json!(1));
@@ -73,7 +73,7 @@ fn json_is_taken() {
 }
 
 #[test]
-fn lines_of_paths() {
+fn each_field_path_has_its_line() {
     let text = "apiVersion: v1\nmetadata:\n  labels:\n    a.b/c: x\n    a: y\nspec:\n  containers:\n  - name: one\n    image: i\n  - name: two\n    env: [{name: A,\n      value: b}]\n";
     let document = &parse_documents(text).unwrap()[0];
     for (path, line) in [
@@ -96,7 +96,7 @@ fn lines_of_paths() {
 }
 
 #[test]
-fn refuses_with_a_place() {
+fn invalid_yaml_is_refused_with_its_line() {
     for (text, line, words) in [
         ("a: 1\nb: 2\na: 3\n", 3, "twice"),
         ("a: [1,\nb", 1, ""),
@@ -119,7 +119,7 @@ fn refuses_with_a_place() {
 }
 
 #[test]
-fn bombs_stay_small() {
+fn yaml_beyond_a_limit_of_size_or_depth_is_refused() {
     let mut bomb = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x]\n");
     for level in 1..30 {
         let below = format!("*a{}, ", level - 1).repeat(9);
@@ -204,7 +204,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_answered(text in "[a-z0-9 \n\t:\\-\\[\\]{}&*!|>'\"%@`#,?~.<\\\\]{0,60}") {
+    fn parsing_any_text_does_not_panic(text in "[a-z0-9 \n\t:\\-\\[\\]{}&*!|>'\"%@`#,?~.<\\\\]{0,60}") {
         let _ = parse_documents(&text);
     }
 }

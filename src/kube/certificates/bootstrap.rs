@@ -42,7 +42,7 @@ impl Cluster {
         let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
         let beside = |path: String| file.parent().map_or_else(|| PathBuf::from(&path), |dir| dir.join(&path));
         let data = cluster.certificate_authority_data.as_ref().filter(|data| !data.0.is_empty());
-        // As JSON the bytes are base64 again.
+        // The conversion to JSON encodes the bytes in base64.
         let data = data.and_then(|data| serde_json::to_value(data).ok());
         Some(Cluster {
             server: set(&cluster.server)?,

@@ -97,7 +97,7 @@ impl PrivateKey {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub struct Template {
-    /// Its purpose.
+    /// The purpose of the certificate.
     pub purpose: Purpose,
     /// The name of the node.
     pub node_name: String,
@@ -246,7 +246,7 @@ fn alternative_names(names: &ServingNames) -> Result<Vec<SanType>, rcgen::Error>
 /// The state of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Not decided or not signed yet.
+    /// The request is not decided or not signed yet.
     Waiting,
     /// The chain, in PEM.
     Issued(Vec<u8>),

@@ -24,9 +24,9 @@ const IP_ADDRESS: u8 = tag::context(7);
 /// The fields of one certificate that are used here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
-    /// Not valid before.
+    /// The time at which the validity begins.
     pub not_before: Timestamp,
-    /// Not valid after.
+    /// The time at which the validity ends.
     pub not_after: Timestamp,
     /// The subject; `None` if its form is not supported.
     pub subject: Option<Subject>,

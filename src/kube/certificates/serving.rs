@@ -16,7 +16,7 @@ use crate::util::error_chain::chain;
 
 /// Lifetime of a self-signed certificate.
 const LIFETIME: Duration = Duration::from_secs(366 * 86_400);
-/// Its validity starts earlier by this time, for clients whose clock is behind.
+/// A self-signed certificate is valid from this time ago, for clients whose clock is behind.
 const BACKDATED: SignedDuration = SignedDuration::from_hours(1);
 /// The shortest time between two checks of the operator's files.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);

@@ -23,7 +23,7 @@ pub(super) fn signer(client: &Client, breaker: &Breaker) -> Box<dyn Signer + Sen
     Box::new(client.with_limits(None, TIMEOUT).with_breaker(breaker.clone()))
 }
 
-/// The same with the bootstrap credentials.
+/// Like [`signer`], with the bootstrap credentials.
 pub(super) fn opener(mut open: OpenBootstrap, breaker: &Breaker) -> OpenSigner {
     let breaker = breaker.clone();
     Box::new(move || open().map(|client| signer(&client, &breaker)).map_err(Error::Bootstrap))

@@ -34,9 +34,9 @@ pub struct Settings {
     pub cert_dir: PathBuf,
     /// The node's name.
     pub node_name: String,
-    /// With `rotateCertificates`: the client certificate.
+    /// The client certificate, if `rotateCertificates` is set.
     pub client: Option<Renewed>,
-    /// With `serverTLSBootstrap`: the serving certificate.
+    /// The serving certificate, if `serverTLSBootstrap` is set.
     pub serving: Option<Serving>,
 }
 
@@ -59,7 +59,7 @@ struct Parts {
 
 struct ClientParts {
     current: Option<Identity>,
-    /// With the node's own credentials.
+    /// The client with the node's own credentials.
     own: Box<dyn Signer + Send>,
     bootstrap: Option<OpenSigner>,
     kubeconfig: Option<(PathBuf, Cluster)>,

@@ -21,7 +21,7 @@ fn read_at(directory: &Path, cluster: Value, user: Value) -> Result<Credentials,
 }
 
 #[test]
-fn data_in_place() {
+fn credentials_are_read_from_data_fields() {
     let cluster = json!({"server": "https://10.0.0.1:6443/", "certificate-authority-data": base64("pem"),
         "tls-server-name": "kubernetes"});
     let user = json!({"client-certificate-data": base64("cert"), "client-key-data": base64("key"), "token": "sesame"});
@@ -41,7 +41,7 @@ fn data_in_place() {
 }
 
 #[test]
-fn files_beside_it() {
+fn relative_files_are_read_from_the_kubeconfigs_directory() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
     for (name, text) in [("ca.crt", "pem"), ("k.pem", "both"), ("token", " one\n")] {
@@ -66,7 +66,7 @@ fn files_beside_it() {
 }
 
 #[test]
-fn files_are_read_again() {
+fn changed_credential_files_are_read_again() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("token");
     let file = TokenFile::new(path.clone());
@@ -97,7 +97,7 @@ fn files_are_read_again() {
 }
 
 #[test]
-fn servers() {
+fn server_url_is_split_or_rejected() {
     let read = |server: &str, more: Value| {
         let mut cluster = json!({ "server": server });
         cluster.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

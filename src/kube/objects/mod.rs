@@ -439,7 +439,7 @@ impl Table {
             (Some(entry), Err(error)) => {
                 log::warn!("cannot watch {} {}/{}: {error}", key.kind.word(), key.namespace, key.name);
                 entry.watch = Watch::No;
-                // Without a watch, callers read the object themselves.
+                // Callers read an object without a watch themselves.
                 entry.waiters = None;
                 self.watches = self.watches.saturating_sub(1);
                 None

@@ -249,7 +249,7 @@ fn the_number_of_watches_is_bounded() {
 }
 
 #[test]
-fn the_end_of_a_pod_ends_its_wait() {
+fn stop_of_a_pod_ends_its_wait_for_an_object() {
     let server = Arc::new(Server::default());
     let (objects, _told) = cache(Strategy::Watch, &server);
     objects.register(&pod("1", &["a"]));

@@ -63,9 +63,9 @@ enum Event {
 
 /// How a watch ended.
 enum End {
-    /// At the server's time limit, or because the connection broke.
+    /// The server's time limit was reached, or the connection broke.
     Closed { events: u64 },
-    /// Because of a failure that must be logged.
+    /// The watch failed in a way that must be logged.
     Failed(ApiError),
 }
 

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages() {
+    fn pages_are_decoded_and_malformed_ones_are_errors() {
         let page = |text: &str| serde_json::from_str::<Page<u32>>(text).map_err(|error| error.to_string());
         let expected = |items: &[u32], version: &str, token: &str| {
             Ok(Page { items: items.to_vec(), version: version.to_owned(), token: token.to_owned() })

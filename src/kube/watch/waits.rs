@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn double_with_jitter_and_start_over() {
+    fn waits_double_with_jitter_and_start_again_after_two_minutes() {
         let start = Instant::now();
         let mut waits = Waits::new(start);
         let millis: Vec<u128> = (0..8).map(|_| waits.next(start, 0.0).as_millis()).collect();

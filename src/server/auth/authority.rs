@@ -79,7 +79,7 @@ fn read(path: &Path) -> Result<Arc<Authorities>, String> {
     if !fs::metadata(path).map_err(|error| named(&error))?.is_file() {
         return Err(named(&"it is not a regular file"));
     }
-    // It may be a pipe by now, which reads as empty.
+    // The file may have been replaced by a pipe since; a pipe is read as empty.
     let pem = untrusted::read_own(path, MAX_BYTES).map_err(|error| named(&error))?;
     let authorities = Authorities::of_pem(&pem).map_err(|error| named(&error))?;
     let (all, signing) = authorities.count(Timestamp::now());

@@ -35,7 +35,7 @@ const OTHERS: &[&str] = &["proxy"];
 /// Why a request is denied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Denied {
-    /// With the text of the response.
+    /// The API server denied it; the string is the text of the response.
     Forbidden(String),
     /// There is no decision: the text of the response, and the reason for the log.
     Failed { text: String, why: String },
@@ -129,7 +129,7 @@ impl Webhook {
 fn key(user: &User, attributes: &Attributes<'_>) -> super::cache::Key {
     let mut text = Vec::with_capacity(512);
     let mut add = |part: &str| {
-        // With its length, so that parts cannot be confused.
+        // The length separates each part from the next one.
         text.extend_from_slice(&(part.len() as u64).to_le_bytes());
         text.extend_from_slice(part.as_bytes());
     };

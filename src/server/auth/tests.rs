@@ -23,7 +23,7 @@ fn pass(seconds: u64) {
     LATER.set(LATER.get() + Duration::from_secs(seconds));
 }
 
-/// `good-NAME` is NAME's token; users may do what their name says.
+/// An API server: `good-NAME` is the token of NAME, and the name of a user is its permission.
 #[derive(Default)]
 struct Fake {
     requests: Mutex<Vec<String>>,
@@ -245,7 +245,7 @@ fn connection_verifies_its_certificate_once_until_authorities_or_time_change() {
         assert_eq!(request("2026-01-01T00:00:00Z"), (jane(), 1));
     }
     assert_eq!(request("2040-01-01T00:00:00Z"), (jane(), 1), "its last second");
-    // It expires; this is detected once.
+    // The expiry of the certificate is detected once.
     for _ in 0..2 {
         assert_eq!(request("2040-01-01T00:00:00.000000001Z"), (Err(401), 2));
     }
@@ -265,7 +265,7 @@ fn connection_verifies_its_certificate_once_until_authorities_or_time_change() {
     for _ in 0..2 {
         assert_eq!(request("2026-01-01T00:00:00Z"), (jane(), 6));
     }
-    // A file that was written again, or that is no bundle, changes nothing that matters.
+    // A file that is not a bundle leaves the last authorities in use.
     write("nonsense");
     assert_eq!(request("2026-01-01T00:00:00Z"), (jane(), 6));
 }

@@ -129,7 +129,7 @@ enum Limit {
 }
 
 impl Pace {
-    /// For a whole response. `rate`: bytes per second.
+    /// The pace of a whole response. `rate`: bytes per second.
     pub const fn total(grace: Duration, rate: u32) -> Pace {
         Pace { limit: Limit::Total { grace, rate }, waited: Duration::ZERO, written: 0 }
     }
@@ -194,7 +194,7 @@ impl AsFd for Connection {
 }
 
 impl Connection {
-    /// Without TLS. `shutdown` becomes readable as soon as the server stops.
+    /// A connection without TLS. `shutdown` becomes readable as soon as the server stops.
     pub fn new(socket: Socket, shutdown: Arc<UnixStream>) -> Self {
         Connection {
             socket,

@@ -35,7 +35,7 @@ struct PermittedReply {
     _permit: Option<Permit>,
 }
 
-/// Responds to a request. The connection comes back if it may be used for another one.
+/// Responds to a request. Returns the connection if it may be used for another one.
 pub(super) fn exchange(
     mut connection: Connection,
     listener: Listener,

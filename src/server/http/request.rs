@@ -36,7 +36,7 @@ pub enum Method {
     /// Reads; a HEAD gets the same response without its body.
     #[default]
     Get,
-    /// As [`Method::Get`], but the node API requires other rights.
+    /// Like [`Method::Get`], but the node API requires other rights.
     Head,
     /// Changes an object, or runs a command.
     Post,

@@ -95,7 +95,7 @@ pub fn spawn(
 /// Rejects a connection without a thread: sends what fits the socket's buffer.
 pub fn reject_socket(mut socket: Socket, status: u16, text: &str) {
     use io::Write;
-    // It fails if the client has disconnected.
+    // The write fails if the client has disconnected.
     let _ = socket.write(&rejection(LAST, status, text));
     socket.shutdown_write();
 }
@@ -247,7 +247,7 @@ fn read_head(
     }
 }
 
-/// Serves one request. The connection comes back if it may be used for another one.
+/// Serves one request. Returns the connection if it may be used for another one.
 fn serve_next(
     mut connection: Connection,
     mut head: RequestHead,

@@ -82,7 +82,7 @@ impl Port {
         Ok(Port { _unlink: Some(Unlink(path.to_owned())), ..Port::new(Listener::Local, Some(bound)) })
     }
 
-    /// Its address; `None`: it is no TCP port, or is not bound yet.
+    /// The bound address. `None` if the port is a Unix socket or is not bound yet.
     #[cfg(test)]
     pub fn address(&self) -> Option<SocketAddr> {
         self.bound.as_ref().and_then(Bound::address)
@@ -125,7 +125,7 @@ impl Port {
             Err(why) if is_passing(&why) || why.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(why) => {
                 log::warn!("cannot accept a connection: {why}");
-                // It fails only for a descriptor that is not polled.
+                // `delete` fails only for a descriptor that is not polled.
                 let _ = epoll::delete(&*context.hangups, bound);
                 self.paused = Some(Instant::now() + ACCEPT_PAUSE);
             }
@@ -186,7 +186,7 @@ pub fn spawn(
 
 /// Makes the other end readable, which stops all waits for clients.
 fn shut(stopper: &UnixStream) {
-    // It fails if the socket is shut down already.
+    // `shutdown` fails if the socket is shut down already.
     let _ = stopper.shutdown(Shutdown::Both);
 }
 

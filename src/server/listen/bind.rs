@@ -139,7 +139,7 @@ mod tests {
     use std::net::TcpStream;
 
     #[test]
-    fn unspecified_address_is_that_of_both_families() {
+    fn each_unspecified_address_listens_on_both_families() {
         for address in ["0.0.0.0:0", "[::]:0"] {
             let bound = Bound::tcp(address.parse().unwrap()).unwrap();
             let port = bound.address().unwrap().port();

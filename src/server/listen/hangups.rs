@@ -67,7 +67,7 @@ impl Hangups {
 
     /// Ends the polling of a socket.
     pub fn forget(&self, socket: BorrowedFd<'_>) {
-        // It fails if the poll of this socket could not begin.
+        // `delete` fails if the polling of this socket could not begin.
         let _ = epoll::delete(&self.epoll, socket);
     }
 

@@ -24,11 +24,11 @@ const UNAUTHENTICATED_PER_PEER: usize = 32;
 /// What a connection is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// It has had no authorized request.
+    /// The connection has had no authorized request.
     Unauthenticated,
-    /// It has a running request.
+    /// A request of the connection is running.
     Busy,
-    /// It waits for the next request.
+    /// The connection waits for the next request.
     Idle,
 }
 
@@ -137,7 +137,7 @@ impl Entries {
         let Some(at) = found.map(|(at, _)| at) else { return false };
         let gone = self.all.swap_remove(at);
         if let Some(socket) = gone.socket.upgrade() {
-            // It fails if the socket is closed already.
+            // `shutdown` fails if the socket is closed already.
             let _ = socket.shutdown(Shutdown::Both);
         }
         true

@@ -69,7 +69,7 @@ mod tests {
     // tests/integration/attacks.rs tests other namespaces and users, as root.
 
     #[test]
-    fn own_process_is_accepted() {
+    fn client_in_the_namespaces_of_the_agent_is_accepted() {
         let (stream, _other) = UnixStream::pair().unwrap();
         assert_eq!(check(&stream, false), Ok(()));
         let [mount, pid] = namespaces("self").unwrap();

@@ -126,7 +126,7 @@ pub(super) fn pods(out: &mut ResponseWriter<'_>, deps: &Deps, stop: &StopToken) 
 #[derive(Default)]
 struct SentPods {
     hasher: RandomState,
-    /// By UID: hash of the document, and enough to report its end.
+    /// For each UID: the hash of the document, and what the report of its deletion needs.
     pods: HashMap<String, (u64, PodView)>,
 }
 

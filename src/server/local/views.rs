@@ -69,7 +69,7 @@ pub struct PodsReply {
 pub enum PodChange {
     Added(PodView),
     Modified(PodView),
-    /// With its identity only.
+    /// The document has only the identity of the pod.
     Deleted(PodView),
 }
 
@@ -91,7 +91,7 @@ pub struct ImageRow {
     /// Names with digests.
     pub digests: Vec<String>,
     pub size_bytes: u64,
-    /// Never removed by garbage collection.
+    /// Garbage collection never removes the image.
     pub pinned: bool,
     /// Whether a container uses it.
     pub in_use: bool,
@@ -106,7 +106,7 @@ pub struct VersionReply {
 }
 
 impl VersionReply {
-    /// Of this program.
+    /// The versions of this program.
     pub fn own() -> Self {
         VersionReply {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -129,7 +129,7 @@ pub struct DebugReply {
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeReport {
     pub node: String,
-    /// Of the agent.
+    /// The version of the agent.
     pub version: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started: Option<Timestamp>,
@@ -202,7 +202,7 @@ pub struct ProblemReport {
 #[serde(rename_all = "camelCase", default)]
 pub struct ThreadRow {
     pub name: String,
-    /// What it waits for, or `running`.
+    /// What the thread waits for, or `running`.
     pub waits_for: String,
     pub seconds: f64,
 }

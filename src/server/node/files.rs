@@ -52,7 +52,7 @@ fn serve(root: &Path, path: &str) -> Result<Reply, Response> {
         return Err(redirect("./".to_owned()));
     }
     let slash = inner.is_empty() || inner.ends_with('/');
-    // Without the slash, or a file would not be found.
+    // A file is not found under a path that ends in a slash.
     let inner = inner.trim_end_matches('/');
     let (found, metadata) = open(root, inner).map_err(rejection)?;
     let last = inner.rsplit('/').next().unwrap_or_default();
@@ -105,7 +105,7 @@ fn resolve(root: &Path, path: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let whole = root.join(path);
     match rustix::fs::openat2(CWD, &whole, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
-        // Before Linux 5.6: no links at all below `root`.
+        // Linux before 5.6 has no `openat2`: no link below `root` is followed.
         Err(Errno::NOSYS) => without_links(root, path),
         result => result,
     }
@@ -116,7 +116,7 @@ fn without_links(root: &Path, path: &str) -> Result<OwnedFd, Errno> {
     let mut found = rustix::fs::open(root, flags, Mode::empty())?;
     for name in path.split('/').filter(|name| !name.is_empty()) {
         found = rustix::fs::openat(&found, name, flags, Mode::empty())?;
-        // With these flags the link itself is opened.
+        // PATH and NOFOLLOW together open the link itself.
         if FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) == FileType::Symlink {
             return Err(Errno::LOOP);
         }

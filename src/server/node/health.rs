@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failed_checks_are_named() {
+    fn health_response_names_failed_checks() {
         let check = |name, result: Result<(), &'static str>| HealthCheck {
             name,
             probe: Arc::new(move || result.map_err(str::to_owned)),

@@ -272,7 +272,7 @@ fn copy(
                 let mut file = files::read(&found).map_err(CopyError::Read)?;
                 let mut block = vec![0; 64 * 1024];
                 loop {
-                    // An error, so that the client does not treat a part as the whole file.
+                    // An error prevents that the client treats a part as the whole file.
                     if Instant::now() >= deadline || stop.is_stopped() {
                         return Err(CopyError::Read(ErrorKind::TimedOut.into()));
                     }

@@ -83,7 +83,7 @@ pub fn request(method: Method, target: &str) -> Request {
 }
 
 #[test]
-fn each_path_has_its_methods() {
+fn method_and_path_determine_the_status() {
     let served = Served::new(|_| {});
     let pods = served.get("/pods");
     assert_eq!((pods.status, pods.header("Content-Type")), (200, "application/json"));
@@ -138,7 +138,7 @@ fn missing_slash_is_redirected() {
 }
 
 #[test]
-fn debugging_can_be_switched_off() {
+fn debug_paths_return_405_when_debugging_is_off() {
     let served = Served::new(|endpoints| endpoints.switches.debugging = false);
     for path in [
         "/run/default/web/a",
@@ -161,7 +161,7 @@ fn debugging_can_be_switched_off() {
 }
 
 #[test]
-fn single_endpoints_can_be_switched_off() {
+fn each_switched_off_endpoint_is_rejected() {
     let served = Served::new(|endpoints| {
         endpoints.switches.system_logs = false;
         endpoints.switches.debug_flags = false;

@@ -52,7 +52,7 @@ struct Url<'a> {
 
 impl<'a> Url<'a> {
     fn parse(url: &'a str) -> Result<Self, Rejection> {
-        // Without the URL, which is a secret that opens the stream.
+        // The text leaves out the URL, which is a secret that opens the stream.
         let bad = |why: &str| Rejection::closing(500, format!("the runtime's streaming URL {why}\n"));
         let rest = url.strip_prefix("http://").ok_or_else(|| bad("is not http://"))?;
         let at = rest.find(['/', '?']).unwrap_or(rest.len());
@@ -113,7 +113,7 @@ pub(super) fn spdy_request(
 }
 
 fn begin(url: &str, method: &str) -> Vec<u8> {
-    // It was parsed before it was dialed.
+    // The URL was parsed before the dial, so it is valid here.
     Url::parse(url).map_or_else(|_| Vec::new(), |url| url.begin(method))
 }
 
@@ -252,7 +252,7 @@ impl Runtime {
 
     /// Ends our direction.
     pub(super) fn finish_write(&mut self) {
-        // It fails if the peer has disconnected.
+        // `shutdown` fails if the peer has disconnected.
         let _ = self.0.shutdown(Shutdown::Write);
     }
 }
@@ -336,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runtime_urls_are_parsed() {
+    fn runtime_urls_off_the_node_are_rejected() {
         for (url, expected) in [
             ("http://127.0.0.1:10010/exec/abc", Ok(("127.0.0.1:10010", "/exec/abc"))),
             ("http://[::1]:80/attach/x?y=z", Ok(("[::1]:80", "/attach/x?y=z"))),

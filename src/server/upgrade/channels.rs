@@ -102,7 +102,7 @@ impl Channels {
         }
     }
 
-    /// Without a runtime: sends the client the reason and ends.
+    /// The channels when the runtime cannot be reached: send the client the reason and end.
     pub(super) fn failed(why: &str, client: &mut Vec<u8>) -> Channels {
         let mut channels = Channels::new();
         channels.status = internal_error(why);

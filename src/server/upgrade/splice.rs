@@ -15,7 +15,7 @@ use super::tunnel::Tunnel;
 /// The size of a read. Large, because each read and each write is a system call.
 const CHUNK: usize = 64 * 1024;
 
-/// After a shorter read there are probably no more bytes.
+/// A read of fewer bytes has probably emptied the socket.
 const RECORD: usize = 8 * 1024;
 
 /// Consecutive reads from one side.

@@ -8,7 +8,7 @@ use crate::util::threads::Stack;
 pub(in crate::transport) fn targets() -> Vec<Target> {
     vec![Target {
         name: "transport/api_answer",
-        // Also the stack size of pod workers, which send requests.
+        // Pod workers, which send requests, have the same stack size.
         stack: Stack::Small,
         max_bytes: 4 << 20,
         // The body is not stored here.

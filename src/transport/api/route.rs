@@ -15,9 +15,9 @@ use crate::transport::proxy::tunnel::{self, TunnelError};
 use crate::transport::proxy::{Proxy, ProxyScheme};
 use crate::transport::tls::client::Tls;
 
-/// For look-up, connect and TLS handshake together.
+/// The limit of look-up, connect and TLS handshake together.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// The same through a proxy, which needs additional time to connect to the server.
+/// The same limit through a proxy, which needs additional time to connect to the server.
 const PROXY_CONNECT_LIMIT: Duration = Duration::from_secs(30);
 
 /// How to connect to one server.

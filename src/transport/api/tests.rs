@@ -242,7 +242,7 @@ fn a_connect_is_broken_off_too() {
     .unwrap();
     assert!(result_receiver.recv_timeout(Duration::from_millis(50)).is_err(), "it must wait");
     breaker.trip();
-    // At the deadline it would fail with another error.
+    // A request that reached its deadline would fail with another error.
     assert_eq!(result_receiver.recv_timeout(SOON).unwrap(), Err(DialError::Stopped));
 }
 
@@ -262,7 +262,7 @@ fn silence_ends_with_the_deadline() {
 }
 
 #[test]
-fn nonsense_is_an_error() {
+fn malformed_responses_and_requests_are_errors() {
     let cut = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhal".to_vec();
     let server = serve(vec![vec![b"SSH-2.0-x\r\n\r\n".to_vec()], vec![b"HTTP/1.1 2".to_vec()], vec![cut]]);
     let connections = Connections::new(&plain(server.port)).unwrap();
@@ -416,7 +416,7 @@ fn a_blocked_tls_read_is_broken_off() {
         server.requests.recv_timeout(SOON).unwrap();
     }
     breaker.trip();
-    // At the deadline it would fail with another error.
+    // A request that reached its deadline would fail with another error.
     assert_eq!(result_receiver.recv_timeout(SOON).unwrap(), Err(DialError::Stopped));
 }
 

@@ -41,7 +41,7 @@ fn written_values_are_read_back() {
 
 /// The first call of every client, byte for byte as the reference library sends it.
 #[test]
-fn the_bytes_match_other_implementations() {
+fn encoded_messages_equal_those_of_other_implementations() {
     let hello = Message {
         serial: 1,
         path: "/org/freedesktop/DBus".to_owned(),
@@ -59,7 +59,7 @@ fn the_bytes_match_other_implementations() {
 }
 
 #[test]
-fn the_other_byte_order() {
+fn big_endian_message_is_read() {
     let bytes = b"B\x04\x00\x01\x00\x00\x00\x04\x00\x00\x00\x05\x00\x00\x00\x0f\
         \x08\x01g\x00\x01b\x00\x00\x07\x01s\x00\x00\x00\x00\x01\
         :\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01";
@@ -72,7 +72,7 @@ fn the_other_byte_order() {
 }
 
 #[test]
-fn arguments_end_where_they_are_not_understood() {
+fn arguments_are_read_up_to_the_first_unsupported_type() {
     let mut message = sample();
     message.args = vec![Value::Uint(1), Value::Text("x".to_owned())];
     let mut bytes = message.encode();
@@ -82,7 +82,7 @@ fn arguments_end_where_they_are_not_understood() {
 }
 
 #[test]
-fn no_message() {
+fn invalid_lengths_and_heads_are_no_message() {
     assert_eq!(length(b"x\x01\x00\x01aaaaaaaaaaaa"), None);
     assert_eq!(length(b"l\x01\x00\x02\0\0\0\0\0\0\0\0\0\0\0\0"), None);
     assert_eq!(length(b"l\x01\x00\x01\xff\xff\xff\xff\0\0\0\0\xff\xff\xff\xff"), None);

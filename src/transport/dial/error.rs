@@ -37,7 +37,7 @@ pub enum DialError {
     /// The proxy could not be reached, or did not connect to the server.
     #[error("proxyconnect tcp: proxy {proxy}: {cause}")]
     Proxy {
-        /// Its host and port, without credentials.
+        /// The proxy's host and port, without credentials.
         proxy: String,
         cause: Box<DialError>,
     },
@@ -73,7 +73,7 @@ pub enum DialError {
     Broken {
         /// `read` or `write`.
         op: &'static str,
-        /// Both addresses.
+        /// The addresses of both ends of the connection.
         ends: Ends,
         /// The kernel's reason.
         words: String,

@@ -60,7 +60,7 @@ pub(in crate::transport) fn lookup(
     let running = threads::spawn("lookup", Stack::Small, OnDeath::Unsupervised, move |_| {
         let _slot = slot;
         let found = (name.as_str(), port).to_socket_addrs().map(|found| found.collect::<Vec<_>>());
-        // After the deadline there is no reader.
+        // The caller has stopped to read if its deadline is over.
         let _ = result_sender.send(found.map_err(|error| error.to_string()));
     })
     .map_err(|error| failed(error.to_string()))?;

@@ -32,7 +32,7 @@ pub const MAX_BODY_BYTES: usize = 10 * 1024;
 /// The limit of redirects on the same host.
 const MAX_REDIRECTS: usize = 10;
 
-/// With or without TLS.
+/// The scheme of a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scheme {
     /// Plain.
@@ -41,10 +41,10 @@ pub enum Scheme {
     Https,
 }
 
-/// One GET.
+/// A GET request.
 #[derive(Debug, Clone)]
 pub struct HttpGet<'a> {
-    /// With or without TLS.
+    /// The scheme of the URL.
     pub scheme: Scheme,
     /// An address or a name; empty for this machine.
     pub host: &'a str,

@@ -56,7 +56,7 @@ impl Limit {
         let _waiting = threads::waiting("a pod's socket");
         loop {
             if self.stop.is_stopped() {
-                // Not `Interrupted`: callers of `Read` would retry.
+                // The kind is not `Interrupted`, because callers of `Read` would retry.
                 return Err(io::Error::new(io::ErrorKind::ConnectionAborted, Ended));
             }
             let left = self.deadline.map_or(STOP_LATENCY, |at| at.saturating_duration_since(Instant::now()));

@@ -58,7 +58,7 @@ fn never() -> StopToken {
 }
 
 #[test]
-fn the_request_is_upstreams() {
+fn probe_request_equals_that_of_the_go_kubelet() {
     let own = [
         ("host", "app.example"),
         ("X-A", "1"),
@@ -118,7 +118,7 @@ fn redirects_stay_on_the_host() {
         format!("Get \"http://127.0.0.1:{port}/again\": stopped after 10 redirects")
     );
 
-    // Without a location it is a response like any other.
+    // A redirect without a location is a response like any other.
     let (port, _requests, _server) = serve(vec![b"HTTP/1.1 302 Found\r\n\r\n".to_vec()]);
     assert_eq!(http_get(&get(port, "/", &[]), &never()).unwrap().status, 302);
 }
@@ -176,7 +176,7 @@ fn names_are_looked_up_and_no_host_is_this_machine() {
 }
 
 #[test]
-fn a_stop_ends_a_call_soon() {
+fn stop_token_ends_a_blocked_request() {
     let (port, requests, _server) = serve(vec![Vec::new()]);
     let (source, token) = stop::pair();
     let (tx, rx) = crossbeam_channel::bounded(1);
@@ -193,7 +193,7 @@ fn a_stop_ends_a_call_soon() {
 }
 
 #[test]
-fn https_meets_http() {
+fn https_request_to_a_plain_http_server_is_an_error() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let _server = spawn("t/plain", Stack::Small, OnDeath::Unsupervised, move |_| {
@@ -207,7 +207,7 @@ fn https_meets_http() {
     })
     .unwrap();
     let (tx, rx) = crossbeam_channel::bounded(1);
-    // With the stack size of the threads that make such requests.
+    // The thread has the stack size of those that make such requests.
     let _asking = spawn("t/get", Stack::Small, OnDeath::Unsupervised, move |_| {
         let _ =
             tx.send(http_get(&HttpGet { scheme: Scheme::Https, ..get(port, "/", &[]) }, &StopToken::never()));

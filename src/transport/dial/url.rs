@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn manifests_write_paths_in_many_ways() {
+    fn paths_of_manifests_are_escaped_as_in_go() {
         for (path, expected) in [
             ("", "http://10.0.0.1:80/"),
             ("/", "http://10.0.0.1:80/"),
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn redirects_resolve() {
+    fn redirect_locations_are_resolved_or_refused() {
         let from = Url::new(Scheme::Http, "10.0.0.1", 8080, "/a/b?q=1");
         for (location, expected) in [
             ("/c", Some("http://10.0.0.1:8080/c")),
@@ -227,7 +227,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_answered(path in "[-/?#%.:@\\[\\]a-cü\r\n ]{0,30}") {
+        fn any_path_becomes_a_valid_request_target(path in "[-/?#%.:@\\[\\]a-cü\r\n ]{0,30}") {
             let from = Url::new(Scheme::Http, "h", 1, &path);
             proptest::prop_assert!(from.target.starts_with('/') && from.target.bytes().all(|b| b.is_ascii_graphic()));
             if let Some(to) = from.redirect(&path) {

@@ -6,7 +6,7 @@ use super::response::Malformed;
 
 /// The longest line with the size of the next chunk, or trailer; extensions included.
 const MAX_LINE_BYTES: u64 = 16 * 1024;
-/// The same without extensions: eight digits and the line's end.
+/// The longest line of a chunk without extensions: eight digits and the line's end.
 const STRICT_LINE_BYTES: u64 = 10;
 
 /// How strictly chunks are parsed.
@@ -28,11 +28,11 @@ pub struct Framing {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// This number of bytes is left.
+    /// The number of bytes that are left.
     Length(u64),
-    /// This number of bytes of the chunk is left; then the line of the next chunk follows.
+    /// The number of bytes left in the chunk, before the line of the next one.
     Chunk(u64),
-    /// Before the line of the first chunk.
+    /// The line of the first chunk comes next.
     FirstChunk,
     /// The body ends when the connection is closed.
     Close,

@@ -38,7 +38,7 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
             b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
         ],
         run: |bytes| {
-            // As a connection does: searches for the end with each piece that arrives.
+            // Like a connection, the case searches for the end with each piece that arrives.
             let (mut length, mut searched) = (None, 0);
             for have in (1024..bytes.len()).step_by(1024).chain([bytes.len()]) {
                 length = request::head_length(bytes.get(..have).unwrap_or_default(), searched);

@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_bounded() {
+    fn response_heads_beyond_a_limit_are_rejected() {
         let long = [b"HTTP/1.1 200 OK\r\nX: ".as_slice(), &vec![b'x'; 300 * 1024]].concat();
         assert!(read(&long, 8).unwrap_err().contains("exceeded"));
         assert!(read(&b"HTTP/1.1 103 Early\r\n\r\n".repeat(20), 8).unwrap_err().contains("1xx"));

@@ -39,7 +39,7 @@ pub struct ResponseWriter<'a> {
 enum Body {
     /// The head was not written yet.
     None,
-    /// This number of bytes is missing.
+    /// The number of bytes that are missing.
     Length(u64),
     Chunked,
     UntilClose,
@@ -310,7 +310,7 @@ mod tests {
         };
         assert_eq!(announced(2, b"ab").1, Some(true));
         assert_eq!(announced(3, b"ab").1, None);
-        // Bytes after it would be taken for another response.
+        // The client would parse bytes after it as another response.
         assert_eq!(announced(1, b"ab").1, None);
         assert_eq!(written(FORM, |out| out.write_all(b"a")).1, None, "without a head");
     }

@@ -51,7 +51,7 @@ fn frame(kind: u16, flags: u8, content: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn frames_in_pieces_of_any_size() {
+fn frames_are_read_in_pieces_of_any_size() {
     let mut all = Vec::new();
     all.extend(frame(SYN_REPLY, 0, &[0, 0, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]));
     data(&mut all, 3, b"some");
@@ -115,7 +115,7 @@ fn a_stream_is_opened_without_compression() {
 }
 
 #[test]
-fn long_data_is_cut() {
+fn long_data_is_split_into_frames() {
     let mut out = Vec::new();
     data(&mut out, 1, &vec![b'x'; DATA_BYTES + 1]);
     assert_eq!(out.len(), DATA_BYTES + 1 + 16);

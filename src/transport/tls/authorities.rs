@@ -309,7 +309,7 @@ fn may_lead(certificate: &Certificate<'_>, usage: Usage, now: Timestamp) -> Resu
 }
 
 impl Authority {
-    /// `None`: it must not sign clients' certificates.
+    /// `None`: the authority must not sign clients' certificates.
     fn new(
         der: &CertificateDer<'_>,
         certificate: &Certificate<'_>,

@@ -156,7 +156,7 @@ impl Tls {
         }
     }
 
-    /// The same settings for the server `name`.
+    /// These settings for the server `name`.
     pub(in crate::transport) fn to(&self, name: &str) -> Result<Tls, TlsSetupError> {
         Ok(Tls { config: Arc::clone(&self.config), name: server_name(name)? })
     }

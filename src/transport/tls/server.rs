@@ -351,7 +351,7 @@ impl Session {
                     Err(why) => return Err(why),
                 }
             }
-            // At the socket's end there are no bytes, which is how the session detects it.
+            // No bytes are left at the end of the socket; this is how the session detects the end.
             let mut fresh = self.incoming.get(self.from..self.to).unwrap_or_default();
             self.from += self.connection.read_tls(&mut fresh)?;
             self.process(socket)?;

@@ -28,19 +28,19 @@ const NAMES: [u8; 4] = [tag::context(1), tag::context(2), tag::context(6), tag::
 /// The permitted usage of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Usage {
-    /// It is marked as an authority: in version 3 by its basic constraints; older versions have no mark.
+    /// Whether basic constraints make it an authority; one older than version 3 needs none.
     pub is_authority: bool,
-    /// Basic constraints mark it as an authority.
+    /// Whether basic constraints mark the certificate as an authority.
     pub says_authority: bool,
     /// No key usage forbids it to sign certificates.
     pub may_sign: bool,
     /// The limit of other authorities between it and a client.
     pub path_length: Option<u64>,
-    /// It may be used for clients, or for signing their certificates.
+    /// The certificate is for clients, or for signing their certificates.
     pub for_clients: bool,
-    /// It has an unsupported critical extension.
+    /// The certificate has an unsupported critical extension.
     pub is_odd: bool,
-    /// It has constraints on the policies of certificates.
+    /// The certificate has constraints on the policies of certificates.
     ///
     /// DIFFERS: Go evaluates policies; here such a certificate is refused in every chain.
     pub has_policies: bool,

@@ -22,9 +22,9 @@ const PROTOCOL: &str = "portforward.k8s.io";
 
 /// The size of a read.
 const CHUNK: usize = 64 * 1024;
-/// With more unsent bytes for the agent, local connections are not read.
+/// Local connections are not read while the agent's has more unsent bytes than this.
 const WAITING: usize = 256 * 1024;
-/// With more unsent bytes for one local connection, the agent's is not read: the protocol
+/// The agent's is not read while a local one has more unsent bytes than this: the protocol
 /// cannot pause a single stream.
 const WAITING_LOCALLY: usize = 1024 * 1024;
 /// Stream numbers have 31 bits.
@@ -116,7 +116,7 @@ impl Forwarded {
         }
         if !self.from_pod && self.out.is_empty() && !self.end_sent {
             self.end_sent = true;
-            // It fails if the client has disconnected.
+            // `shutdown` fails if the client has disconnected.
             let _ = self.socket.shutdown(Shutdown::Write);
         }
         true
@@ -135,7 +135,7 @@ struct Forward {
     out: Vec<u8>,
     /// The number of the next pair's error stream; its data stream has the next odd number.
     next: u32,
-    /// By the number of their data stream.
+    /// Connections by the number of their data stream.
     pairs: BTreeMap<u32, Forwarded>,
     over: bool,
 }
@@ -304,7 +304,7 @@ impl Forward {
                 let (local, remote) = pair.ports;
                 let text = visible(&String::from_utf8_lossy(&error));
                 complain(&format!("an error occurred forwarding {local} -> {remote}: {text}"));
-                // As kubectl does.
+                // Like kubectl, close the connection.
                 pair.from_pod = false;
                 pair.from_client = false;
             }

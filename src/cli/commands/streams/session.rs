@@ -53,7 +53,7 @@ pub fn run(client: &Client, options: &ExecOptions) -> Outcome {
     let target = target(&pod, &container, options, tty);
     let (stream, early) = client.upgrade(&target, PROTOCOL)?;
     let raw = tty && options.stdin && terminal::is_input();
-    // Before the terminal is raw: a signal must not leave it raw.
+    // Signals are handled before the terminal becomes raw, so that none leaves it raw.
     let default_action = Arc::new(AtomicBool::new(false));
     let mut endings =
         signals::termination(&default_action).map_err(client.failed("prepare the signals for"))?;

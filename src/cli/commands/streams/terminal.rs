@@ -23,7 +23,7 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // It fails if the terminal is closed.
+        // `tcsetattr` fails if the terminal is closed.
         let _ = tcsetattr(&self.stdin, OptionalActions::Now, &self.before);
     }
 }

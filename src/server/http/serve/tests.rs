@@ -18,7 +18,7 @@ fn body(head: &str, raw: &[u8]) -> (Result<Vec<u8>, u16>, String) {
         NoRequest::Rejected(RequestError(status, _)) => status,
         NoRequest::Ended | NoRequest::Lost => 0,
     });
-    // Before the close, which may reset the connection for what was not read of it.
+    // The client reads before the close, which may reset the connection if it has unread bytes.
     client.set_nonblocking(true).unwrap();
     let mut sent = Vec::new();
     let _ = client.read_to_end(&mut sent);

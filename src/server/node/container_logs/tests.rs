@@ -151,7 +151,7 @@ fn one_stream_can_be_selected_with_the_gate() {
 }
 
 #[test]
-fn status_determines_the_instance() {
+fn pod_status_determines_the_instance_whose_log_is_sent() {
     let ended = |id: &str| json!({"terminated": {"containerID": id, "exitCode": 0}});
     let waits = |reason: &str| json!({"waiting": {"reason": reason}});
     let none = || json!({});
@@ -195,7 +195,7 @@ fn status_determines_the_instance() {
 }
 
 #[test]
-fn late_errors_are_text_of_the_body() {
+fn errors_of_log_files_are_sent_as_text_with_200() {
     let dir = logs();
     let at = |id: &str| {
         let mut status = status();

@@ -45,7 +45,7 @@ fn served(dir: &tempfile::TempDir) -> Served {
 }
 
 #[test]
-fn files_and_lists_are_served() {
+fn log_files_and_directory_lists_are_served() {
     let dir = tree();
     let served = served(&dir);
     let response = served.get("/logs/syslog");
@@ -82,7 +82,7 @@ fn files_and_lists_are_served() {
 }
 
 #[test]
-fn other_spellings_are_redirected() {
+fn paths_with_wrong_slashes_or_index_html_are_redirected() {
     let dir = tree();
     let served = served(&dir);
     for (path, location) in [
@@ -100,7 +100,7 @@ fn other_spellings_are_redirected() {
 }
 
 #[test]
-fn nothing_outside_is_reached() {
+fn links_and_paths_out_of_the_log_directory_are_rejected() {
     let dir = tree();
     let served = served(&dir);
     assert_eq!(served.get("/logs/container.log").text(), "container\n");
@@ -174,7 +174,7 @@ fn without_openat2_no_link_is_followed() {
 }
 
 #[test]
-fn leased_file_is_not_waited_for() {
+fn log_file_is_opened_without_waiting_for_a_lease() {
     let dir = tree();
     let root = dir.path().join("log");
     let (found, _) = open(&root, "syslog").unwrap();
