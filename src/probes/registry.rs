@@ -62,6 +62,12 @@ impl Start {
     }
 }
 
+/// A thread that could not be started.
+pub(super) struct NotStarted {
+    pub(super) probe: Box<Probe>,
+    pub(super) error: io::Error,
+}
+
 /// Identifies a probe that gets a thread.
 pub(super) struct Key {
     uid: PodUid,
@@ -245,7 +251,7 @@ impl<T> Registry<T> {
 
     /// Attaches a started thread to its probe, or notes that there is none. Returns a thread
     /// without a probe: its pod was forgotten meanwhile, or it has ended.
-    pub(super) fn attach(&mut self, key: &Key, started: io::Result<T>) -> Option<T> {
+    pub(super) fn attach(&mut self, key: &Key, started: Result<T, NotStarted>) -> Option<T> {
         let handle = self.pods.get_mut(&key.uid).and_then(|pod| {
             let container = pod.containers.iter_mut().find(|one| one.index == key.container)?;
             let handle = container.probes.iter_mut().find(|one| Arc::ptr_eq(&one.parking, &key.parking))?;
@@ -260,9 +266,10 @@ impl<T> Registry<T> {
                 handle.thread = Some(Thread::Running(thread));
                 None
             }
-            (Some((handle, pod)), Err(error)) => {
+            (Some((handle, pod)), Err(NotStarted { probe, error })) => {
                 handle.thread = None;
                 handle.posted = Target::default();
+                *handle.parking.lock() = Some(probe);
                 self.refused.warn(pod, &error.to_string());
                 None
             }

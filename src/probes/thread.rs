@@ -4,14 +4,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Sender, never, select_biased};
+use crossbeam_channel::{Sender, bounded, never, select_biased};
 
 use super::Deps;
 use super::check::{self, Check, CheckResult};
 use super::counters::{ProbeCounters, Tally};
 use super::permits::{Permit, PermitRequest, Permits};
 use super::probe::{Effect, Probe, Update};
-use super::registry::{Clock, Limits, Registry, Start};
+use super::registry::{Clock, Limits, NotStarted, Registry, Start};
 use super::state::{Kind, Outcome};
 use crate::cri::RuntimeClient;
 use crate::model::event::{EventSink, EventType};
@@ -96,7 +96,7 @@ impl Shared {
         drop(ended);
     }
 
-    fn start(&self, start: Start) -> std::io::Result<Running> {
+    fn start(&self, start: Start) -> Result<Running, NotStarted> {
         let name = format!("probe/{}", start.probe.pod.uid().short());
         let supervisor = self.on_death.clone();
         // The thread may end without a stop, after it has parked its probe. Only a panic is an error.
@@ -106,7 +106,21 @@ impl Shared {
             }
         }));
         let check_deps = Arc::clone(&self.check_deps);
-        threads::spawn(&name, Stack::Small, on_death, move |stop| run(start, &check_deps, &stop))
+        // The thread receives the probe when it runs, so that a failed start does not lose it.
+        let (sender, receiver) = bounded(1);
+        let body = move |stop: StopToken| {
+            if let Ok(start) = receiver.recv() {
+                run(start, &check_deps, &stop);
+            }
+        };
+        match threads::spawn(&name, Stack::Small, on_death, body) {
+            Ok(running) => {
+                // The channel has a slot for it.
+                let _ = sender.send(start);
+                Ok(running)
+            }
+            Err(error) => Err(NotStarted { probe: start.probe, error }),
+        }
     }
 
     pub(super) fn verdict(&self, kind: Kind, id: &ContainerId) -> Verdict {

@@ -1,10 +1,9 @@
 //! hostPath: a path of the node, which is checked or created according to its type.
 
 use std::fs::{FileType, OpenOptions};
+use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-
-use rustix::fs::OFlags;
 
 use super::error::VolumeError;
 use crate::model::api::HostPathVolumeSource;
@@ -67,18 +66,17 @@ fn make_directory(path: &Path) -> Result<(), VolumeError> {
     })
 }
 
-/// The parent must exist: no directories are created for a file. A container may create a FIFO
-/// there just before the call, and opening the FIFO must not wait for a reader.
+/// The parent must exist: no directories are created for a file. A container may put a link, a pipe
+/// or a device there just before the call; nothing that exists is opened.
+///
+/// DIFFERS: upstream creates the file to which a dangling link leads.
 fn make_file(path: &Path) -> Result<(), VolumeError> {
-    OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o644)
-        .custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32)
-        .open(path)
-        .map(drop)
-        .map_err(|source| VolumeError::Io { attempt: "make file", path: path.to_owned(), source })
+    match OpenOptions::new().write(true).create_new(true).mode(0o644).open(path) {
+        Ok(_) => Ok(()),
+        // The caller checks what it is.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        Err(source) => Err(VolumeError::Io { attempt: "make file", path: path.to_owned(), source }),
+    }
 }
 
 #[cfg(test)]
@@ -130,6 +128,20 @@ mod tests {
         }
     }
 
+    /// A container may have put them there.
+    #[test]
+    fn file_creation_opens_no_pipe_and_follows_no_dangling_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pipe, link, target) = (dir.path().join("pipe"), dir.path().join("l"), dir.path().join("target"));
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        for path in [&pipe, &link] {
+            make_file(path).unwrap();
+            check(path, Some("FileOrCreate"), Some("hostPath type check failed: @ is not a file"));
+        }
+        assert!(!target.exists());
+    }
+
     #[test]
     fn missing_files_and_directories_are_created() {
         let dir = tempfile::tempdir().unwrap();
@@ -139,10 +151,6 @@ mod tests {
         let file = made.join("f");
         check(&file, Some("FileOrCreate"), None);
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o611, 0o600);
-        // A container may have created it first.
-        let fifo = dir.path().join("fifo");
-        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-        assert!(matches!(make_file(&fifo), Err(VolumeError::Io { attempt: "make file", .. })));
         let orphan = dir.path().join("x/y");
         let source = HostPathVolumeSource {
             path: orphan.display().to_string(),

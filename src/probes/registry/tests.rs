@@ -435,20 +435,30 @@ fn probe_with_an_update_is_not_parked() {
 }
 
 #[test]
-fn failed_thread_start_is_retried() {
-    let probe = json!({"livenessProbe": exec(json!({}))});
+fn failed_thread_start_is_retried_with_the_same_probe() {
+    let probe = json!({"startupProbe": exec(json!({}))});
     let mut bench = Bench::new(pod(json!({"containers": [container("c", probe)]}), json!({})));
-    let runtime =
-        PodRuntime { containers: vec![instance("c", "c1", RUNNING, 1100)], ..PodRuntime::default() };
-    let (pod, clock) = (bench.pod.clone(), bench.clock(100));
-    for start in bench.registry.sync(&pod, &runtime, false, clock, &mut Vec::new()) {
+    let runtime = |ip: &str| PodRuntime {
+        containers: vec![instance("c", "c1", RUNNING, 1100)],
+        ips: vec![ip.parse().unwrap()],
+        ..PodRuntime::default()
+    };
+    bench.sync_with(100, runtime("10.0.0.1"), false);
+    let checks = bench.due(110);
+    bench.finish(110, &checks[0], Outcome::Success);
+    bench.park();
+    // A new address starts the thread again; the first attempt fails.
+    let (pod, clock) = (bench.pod.clone(), bench.clock(111));
+    for start in bench.registry.sync(&pod, &runtime("10.0.0.2"), false, clock, &mut Vec::new()) {
         let key = start.key();
-        drop(start);
-        assert!(bench.registry.attach(&key, Err(io::Error::other("no memory"))).is_none());
+        let failed = NotStarted { probe: start.probe, error: io::Error::other("no memory") };
+        assert!(bench.registry.attach(&key, Err(failed)).is_none());
     }
     assert_eq!(threads(&bench.registry.alive), 0);
-    bench.sync(101, vec![instance("c", "c1", RUNNING, 1100)], false);
-    assert_eq!(names(&bench.due(110)), ["Liveness:c1"]);
+    bench.sync_with(112, runtime("10.0.0.2"), false);
+    assert_eq!(threads(&bench.registry.alive), 1);
+    assert!(bench.due(140).is_empty(), "the startup probe has passed");
+    assert_eq!(bench.verdict(Kind::Startup, "c1"), Verdict::Success);
 }
 
 #[test]

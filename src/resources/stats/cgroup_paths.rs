@@ -46,14 +46,20 @@ impl CgroupPaths {
         }
         let mut open: BTreeSet<&str> =
             wanted.iter().copied().filter(|id| !self.found.contains_key(*id)).collect();
-        walk(top, &mut open, &mut self.found);
+        walk(top, wanted, &mut open, &mut self.found);
         self.missing = open.into_iter().map(str::to_owned).collect();
         self.walked = Some(now);
     }
 }
 
-/// Moves the ids that it finds from `open` to `found`.
-fn walk(top: &Path, open: &mut BTreeSet<&str>, found: &mut BTreeMap<String, String>) {
+/// Moves the ids that it finds from `open` to `found`. It does not enter the cgroups of `wanted`: a
+/// container may have made any cgroups in its own.
+fn walk(
+    top: &Path,
+    wanted: &BTreeSet<&str>,
+    open: &mut BTreeSet<&str>,
+    found: &mut BTreeMap<String, String>,
+) {
     let mut levels: Vec<(PathBuf, usize)> = vec![(PathBuf::new(), 0)];
     let mut seen = 0;
     while let Some((path, depth)) = levels.pop() {
@@ -66,16 +72,16 @@ fn walk(top: &Path, open: &mut BTreeSet<&str>, found: &mut BTreeMap<String, Stri
                 continue;
             }
             seen += 1;
+            if seen > DIRECTORIES {
+                return;
+            }
             let name = entry.file_name();
             let Some(name) = name.to_str() else { continue };
             let below = path.join(name);
-            match open.take(id_in(name)) {
-                // Cgroups inside of a container are not read.
-                Some(id) => {
-                    found.insert(id.to_owned(), below.to_string_lossy().into_owned());
-                }
-                None if depth + 1 < DEPTH => levels.push((below, depth + 1)),
-                None => {}
+            if let Some(id) = open.take(id_in(name)) {
+                found.insert(id.to_owned(), below.to_string_lossy().into_owned());
+            } else if depth + 1 < DEPTH && !wanted.contains(id_in(name)) {
+                levels.push((below, depth + 1));
             }
         }
     }
@@ -137,7 +143,18 @@ mod tests {
     }
 
     #[test]
-    fn the_cgroup_of_a_pod() {
+    fn cgroups_that_a_container_made_are_not_searched() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut cgroup_paths, now) = (CgroupPaths::default(), Instant::now());
+        fs::create_dir_all(dir.path().join("k8s.io/aaa/inner/cri-containerd-bbb.scope")).unwrap();
+        for wanted in [&["aaa"][..], &["aaa", "bbb"]] {
+            cgroup_paths.look(dir.path(), &wanted.iter().copied().collect(), now);
+            assert_eq!((cgroup_paths.get("aaa"), cgroup_paths.get("bbb")), (Some("k8s.io/aaa"), None));
+        }
+    }
+
+    #[test]
+    fn pod_cgroup_is_the_parent_with_the_uid() {
         let uid = "1b4e28ba-2fa1-11d2-883f-0016d3cca427";
         for (path, expected) in [
             ("k8s.io/abc", None),

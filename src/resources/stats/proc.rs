@@ -13,15 +13,16 @@ use crate::resources::machine::memory_field;
 const LEFT_OUT: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
 
 /// Interfaces of one network that are shown: a container may make any number.
-const INTERFACES: usize = 64;
+pub(super) const INTERFACES: usize = 64;
 
 /// The limit of bytes of a list of interfaces.
 const LIST: u64 = 1 << 20;
 
+/// Reads a file of `/proc`. Names of interfaces may have any bytes.
 fn read(path: &Path) -> Option<String> {
-    let mut text = String::new();
-    std::fs::File::open(path).ok()?.take(LIST).read_to_string(&mut text).ok()?;
-    Some(text)
+    let mut bytes = Vec::new();
+    std::fs::File::open(path).ok()?.take(LIST).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 pub(super) fn network(proc: &Path, process: u32) -> Option<Network> {
@@ -133,6 +134,15 @@ vethab:     100       1    0    0    0     0          0         0      100      
         assert_eq!(found[0].name, "eth0");
         assert_eq!(found[0].received, Traffic { bytes: 1500, packets: 12, errors: 1, dropped: 2 });
         assert_eq!(found[0].sent, Traffic { bytes: 900, packets: 9, errors: 3, dropped: 4 });
+    }
+
+    #[test]
+    fn interface_name_of_any_bytes_hides_no_other_interface() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("7/net")).unwrap();
+        let text = [b"\xff\xfe: 1 2 3 4 0 0 0 0 5 6 7 8 0 0 0 0\n", DEV.as_bytes()].concat();
+        std::fs::write(dir.path().join("7/net/dev"), text).unwrap();
+        assert_eq!(network(dir.path(), 7).unwrap().interfaces.len(), 2);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::flight::Flight;
+use super::proc::INTERFACES;
 use super::sample::{FileSystem, Interface, Network, Numbers, Pressure, Share, Traffic};
 use super::space;
 use crate::cri::{Class, CriError, ImageClient, RuntimeClient};
@@ -274,7 +275,7 @@ fn network(usage: &runtime::NetworkUsage) -> Network {
     let all = usage.default_interface.iter().chain(&usage.interfaces);
     Network {
         at: time(usage.timestamp).unwrap_or_else(Timestamp::now),
-        interfaces: all.map(interface).filter(|interface| interface.name != "lo").collect(),
+        interfaces: all.map(interface).filter(|interface| interface.name != "lo").take(INTERFACES).collect(),
     }
 }
 

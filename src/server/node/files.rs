@@ -182,11 +182,15 @@ fn content_type(name: &str, start: &[u8]) -> &'static str {
     }
 }
 
+/// The most entries of a directory that a page lists: a container may make any number.
+const ENTRIES: usize = 10_000;
+
 /// The page that lists a directory.
 fn list(found: &OwnedFd) -> Result<Response, Response> {
     let unreadable = |_| Response::text(500, "Error reading directory\n");
     let mut names = Vec::new();
-    for entry in std::fs::read_dir(handle(found)).map_err(unreadable)? {
+    let mut entries = std::fs::read_dir(handle(found)).map_err(unreadable)?;
+    for entry in entries.by_ref().take(ENTRIES) {
         let entry = entry.map_err(unreadable)?;
         let slash = if entry.file_type().is_ok_and(|kind| kind.is_dir()) { "/" } else { "" };
         names.push(format!("{}{slash}", entry.file_name().to_string_lossy()));
@@ -198,6 +202,9 @@ fn list(found: &OwnedFd) -> Result<Response, Response> {
         // A colon in the first element would begin a scheme.
         let here = if name.contains(':') { "./" } else { "" };
         page.push_str(&format!("<a href=\"{here}{}\">{}</a>\n", encode(&name), html(&name)));
+    }
+    if entries.next().is_some() {
+        page.push_str(&format!("The directory has more than {ENTRIES} entries.\n"));
     }
     page.push_str("</pre>\n");
     Ok(Response { content_type: "text/html; charset=utf-8", ..Response::text(200, page) })

@@ -45,6 +45,18 @@ fn served(dir: &tempfile::TempDir) -> Served {
 }
 
 #[test]
+fn list_of_a_very_large_directory_is_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    for number in 0..=super::ENTRIES {
+        std::fs::write(dir.path().join(number.to_string()), "").unwrap();
+    }
+    let opened = OwnedFd::from(std::fs::File::open(dir.path()).unwrap());
+    let page = String::from_utf8(super::list(&opened).unwrap().body).unwrap();
+    assert_eq!(page.matches("<a ").count(), super::ENTRIES);
+    assert!(page.contains("The directory has more than 10000 entries."));
+}
+
+#[test]
 fn log_files_and_directory_lists_are_served() {
     let dir = tree();
     let served = served(&dir);
