@@ -298,9 +298,12 @@ fn commands_without_an_agent_fail_with_a_reason() {
     node.start_agent();
     assert!(node.command(&["pods"]).status.success());
     node.kill_agent();
-    let output = node.command(&["pods"]);
-    assert_eq!(output.status.code(), Some(NOT_REACHABLE));
-    assert!(stderr(&output).contains("no process listens"), "{}", stderr(&output));
+    // A program that the agent was starting has the socket for a moment longer.
+    wait_until("the socket to be closed", LONG, || {
+        let output = node.command(&["pods"]);
+        assert_eq!(output.status.code(), Some(NOT_REACHABLE));
+        stderr(&output).contains("no process listens")
+    });
 }
 
 #[test]
