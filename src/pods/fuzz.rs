@@ -111,12 +111,12 @@ const LABELS: usize = 50;
 fn sync() -> Target {
     Target {
         name: "pods/sync",
-        // Pod workers have the small one.
+        // Pod workers have a small stack.
         stack: Stack::Small,
         max_bytes: OBJECT_BYTES,
         budget: Budget { per_mib: std::time::Duration::from_secs(20), per_byte: 200, ..Budget::LINEAR },
         worst: |max| {
-            // As many as are admitted: each is large, so that the size is the same.
+            // The largest admitted number of containers, each large enough to fill `max`.
             let containers = |field: &str, inside: &str| {
                 let padding = "x".repeat(max / MAX_CONTAINERS - 200);
                 repeated(
@@ -224,7 +224,7 @@ fn sync() -> Target {
     }
 }
 
-/// One instance of each container for each state.
+/// A runtime with one instance of each container in each state.
 fn runtime(pod: &Pod, states: &[ContainerState]) -> PodRuntime {
     let names = pod.all_containers().map(|container| container.name.clone());
     let ephemeral = pod.spec().ephemeral_containers.iter().flatten().map(|container| container.name.clone());

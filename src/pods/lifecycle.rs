@@ -7,7 +7,7 @@ use crate::model::pod::Pod;
 pub struct Kill {
     /// Replaces the pod's own grace period, in seconds.
     pub grace_override: Option<i64>,
-    /// Set for evictions and the like: the pod ends Failed with this.
+    /// Set for evictions and the like: why the pod fails.
     pub failure: Option<Failure>,
 }
 
@@ -16,7 +16,7 @@ pub struct Kill {
 pub struct Failure {
     /// CamelCase reason.
     pub reason: &'static str,
-    /// For people.
+    /// A message for users.
     pub message: String,
 }
 
@@ -25,12 +25,12 @@ pub struct Failure {
 pub struct Update {
     /// The newest version of the pod, if it changed.
     pub pod: Option<Pod>,
-    /// Stop it.
+    /// The order to stop the pod, if there is one.
     pub kill: Option<Kill>,
 }
 
 impl Update {
-    /// Merge rule of the mailbox: the newest pod, a kill is never lost, grace only shrinks.
+    /// Merge rule of the mailbox: the newest pod counts, a kill is never lost, grace only shrinks.
     pub fn merge(&mut self, newer: Update) {
         if newer.pod.is_some() {
             self.pod = newer.pod;
@@ -54,17 +54,17 @@ impl Update {
 /// The phase of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Phase {
-    /// Its containers should be in the state that the manifest describes.
+    /// The pod's containers should be in the state that the manifest describes.
     #[default]
     Syncing,
-    /// Its containers are being stopped.
+    /// The pod's containers are being stopped.
     Terminating {
-        /// Seconds that they get; at least one.
+        /// Seconds between SIGTERM and SIGKILL; at least one.
         grace_seconds: i64,
-        /// What it fails with, for example after an eviction.
+        /// Why the pod fails, for example after an eviction.
         failure: Option<Failure>,
     },
-    /// All containers have stopped; its resources are being cleaned up.
+    /// All containers have stopped; the pod's resources are being cleaned up.
     Terminated,
     /// The clean-up is complete. The worker ends.
     Finished,
@@ -75,12 +75,12 @@ pub enum Phase {
 pub struct Lifecycle {
     /// The newest version of the pod.
     pub pod: Pod,
-    /// Its phase.
+    /// The phase of the pod.
     pub phase: Phase,
 }
 
 impl Lifecycle {
-    /// A pod that is to run.
+    /// A pod that is to run, unless it is being deleted or has ended.
     #[must_use]
     pub fn new(pod: Pod) -> Self {
         let mut life = Lifecycle { pod, phase: Phase::Syncing };
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn grace_only_shrinks_and_is_at_least_one() {
+    fn grace_period_never_grows_and_is_at_least_one_second() {
         let mut life = Lifecycle::new(pod(json!({}), "file"));
         life.apply(kill(None));
         assert_eq!(grace_of(&life), 30);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deleting_pod_terminates_with_its_deletion_grace() {
+    fn deleted_pod_terminates_with_its_deletion_grace_period() {
         let deleting =
             pod(json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 7}), "api");
         let mut life = Lifecycle::new(pod(json!({}), "api"));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn mailbox_keeps_the_kill_and_the_shorter_grace() {
+    fn merged_updates_keep_the_kill_and_the_shortest_grace_period() {
         let mut waiting = kill(Some(10));
         waiting.merge(Update { pod: Some(pod(json!({"name": "new"}), "file")), kill: None });
         waiting.merge(kill(Some(3)));

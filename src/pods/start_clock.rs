@@ -20,8 +20,8 @@ pub(super) struct StartClock {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct StartTimes {
     total: Duration,
-    /// Without pulls and init containers; `None` for a pod with volumes whose set-up depends on
-    /// other systems.
+    /// The time without pulls and init containers; `None` for a pod with volumes whose set-up
+    /// depends on other systems.
     own: Option<Duration>,
 }
 
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_is_timed_once() {
+    fn pod_start_is_timed_once_and_only_if_observed() {
         let now: Timestamp = "2026-01-02T03:04:10Z".parse().unwrap();
         let running = json!({"running": {"startedAt": "2026-01-02T03:04:08Z"}});
         let waiting = json!({"waiting": {"reason": "ContainerCreating"}});

@@ -39,7 +39,7 @@ const RETRY: Duration = Duration::from_secs(10);
 const RETRY_SOON: Duration = Duration::from_secs(1);
 
 /// Steps that may follow one another without a pause. After that each step waits a second, so that
-/// a plan that never becomes empty does not use a whole CPU.
+/// a plan that never becomes empty does not keep a CPU busy.
 const STEPS_AT_ONCE: u32 = 10;
 
 /// Settings of the workers.
@@ -52,18 +52,18 @@ pub struct Settings {
     pub host_ips: Vec<IpAddr>,
 }
 
-/// What the workers work with.
+/// Handles and channel ends of the workers.
 #[derive(Clone)]
 pub struct Deps {
-    /// Acts on the runtime.
+    /// Starts and stops sandboxes and containers in the runtime.
     pub runtime: Runtime,
     /// Inspects pods.
     pub observe: Observe,
     /// The verdicts of probes.
     pub probes: Probes,
-    /// Mounts.
+    /// Mounts volumes.
     pub volumes: Arc<Volumes>,
-    /// Keeps statuses.
+    /// Stores the last status of each pod.
     pub status: StatusCache,
     /// The resources that pods were granted, and those that the runtime received.
     pub allocations: Allocations,
@@ -78,12 +78,12 @@ pub struct Deps {
     pub clean: Sender<()>,
 }
 
-/// The state of a worker for other rooms.
+/// The state of a worker, as other rooms see it.
 #[derive(Debug, Clone, Default)]
 pub struct WorkerReport {
     /// `Waiting`, `Syncing`, `Terminating`, `Terminated` or `Finished`.
     pub phase: &'static str,
-    /// Why the last step failed, if it did.
+    /// Why the last step failed; `None` if it succeeded.
     pub last_error: Option<String>,
     /// When the next step is due.
     pub next_sync: Option<Timestamp>,
@@ -99,7 +99,7 @@ impl WorkerReport {
         matches!(self.phase, TERMINATED | FINISHED)
     }
 
-    /// Whether the pod's life on this node is over.
+    /// Whether the worker has finished: the pod has ended on this node.
     pub fn is_finished(&self) -> bool {
         self.phase == FINISHED
     }
@@ -140,7 +140,7 @@ pub(super) struct Worker {
     deps: Deps,
     life: Lifecycle,
     shared: Shared,
-    /// Container name → why it did not start last time.
+    /// Container name → the reason of the last failed start.
     reasons: HashMap<String, StartReason>,
     volumes_ready: bool,
     first_sync: bool,
@@ -204,7 +204,7 @@ impl Worker {
                         if stop.is_stopped() {
                             return false;
                         }
-                        // Interrupted by the kill that waits in the mailbox: no failure.
+                        // A kill in the mailbox interrupted the step: this is no failure.
                         if self.life.phase == Phase::Syncing && cancel.is_stopped() {
                             break Next::Now;
                         }
@@ -450,7 +450,7 @@ impl Worker {
                 .runtime
                 .create_sandbox(self.pod(), plan.attempt, cancel)
                 .map_err(|error| Failed::later(error.to_string()))?;
-            // A pull may take long, and the next whole status is composed after it.
+            // A pull may take long, and the next complete status is composed after it.
             self.deps.status.set_sandbox_ready(self.pod(), Timestamp::now());
             (made.id, self.pod_ips(&made.ips), plan.attempt)
         } else {
@@ -550,12 +550,12 @@ impl Worker {
             startup: &|id| self.deps.probes.verdict(ProbeKind::Startup, id),
             resizes: &resizes,
             memory_request: &|name| self.deps.allocations.given(pod.uid(), name)?.memory.request,
-            // Also for a pod that is over and gets no new one.
+            // The condition is also reported for a pod that has ended and gets no new sandbox.
             sandbox_needed: plan::check_sandbox(&pod, runtime).needed,
             ..status::Inputs::new(&pod, runtime, &node, now)
         });
         if let Phase::Terminating { failure: Some(failure), .. } = &self.life.phase {
-            // DIFFERS: upstream calls a pod Succeeded, without a reason, whose containers all end well.
+            // DIFFERS: upstream reports Succeeded, without a reason, if all containers exit with 0.
             composed.phase = Some("Failed".to_owned());
             composed.reason = Some(failure.reason.to_owned());
             composed.message = Some(failure.message.clone());
@@ -577,7 +577,7 @@ impl Worker {
         self.clock.stored(&pod, &composed, now);
         self.deps.status.set(&pod, composed, now);
         if std::mem::take(&mut self.first_sync) {
-            log::info!("pod is managed pod={} uid={}", pod.full_name(), pod.uid());
+            log::info!("began to manage a pod pod={} uid={}", pod.full_name(), pod.uid());
         }
         over
     }
@@ -586,7 +586,7 @@ impl Worker {
         self.within_deadline(jitter(self.settings.sync_frequency, random_unit()))
     }
 
-    /// `wait`, or less if the pod's time is up before.
+    /// Returns `wait`, or less if the pod's active deadline is earlier.
     fn within_deadline(&self, wait: Duration) -> Duration {
         if self.life.phase != Phase::Syncing {
             return wait;
@@ -648,7 +648,7 @@ impl Worker {
             )));
         }
         self.deps.probes.forget(&uid);
-        // Before the status: its publisher checks whether containers may still run.
+        // The phase is set first, because the publisher of the status checks it.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).phase = TERMINATED;
         self.store_status(&after, Finality::Final);
         self.life.phase = Phase::Terminated;
@@ -697,7 +697,7 @@ pub(super) fn stop_unknown(deps: &Deps, pod: &ListedPod, shared: &Shared, stop: 
             .inspect(&pod.uid, stop)
             .map_err(|error| error.to_string())
             .and_then(|_| {
-                // From the last inspection: more containers may run than were known at first.
+                // The inspection may show more containers than were known at first.
                 let newest = deps.observe.listed().get(&pod.uid).cloned();
                 deps.runtime
                     .kill_pod(None, Observed::Listed(newest.as_ref().unwrap_or(pod)), Some(1), stop)

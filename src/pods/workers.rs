@@ -37,7 +37,7 @@ enum Body {
 struct Record {
     body: Body,
     full_name: FullName,
-    /// Whether it waits in the queue of static pods with its full name.
+    /// Whether the pod is in the queue of static pods with its full name; the first one runs.
     in_queue: bool,
     pending: Update,
     thread: Option<Thread>,
@@ -47,9 +47,9 @@ struct Record {
     finished: bool,
     again: bool,
     killed: bool,
-    /// Whether its source has removed it: if it is delivered again, it is a new pod.
+    /// Whether the source has removed the pod: if the source delivers it again, it is a new pod.
     removed: bool,
-    /// How it is to be stopped: the order in the mailbox is lost if the worker panics.
+    /// How the pod is to be stopped: the order in the mailbox is lost if the worker panics.
     kill: Option<Kill>,
     panics: u32,
 }
@@ -82,7 +82,7 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// No workers yet.
+    /// Makes an empty set of workers.
     #[must_use]
     pub fn new(settings: Settings, deps: Deps, news: Post<PodUid, Ended>) -> Self {
         Workers {
@@ -198,7 +198,7 @@ impl Workers {
         }
     }
 
-    /// Stops a pod. One that has not started yet never will.
+    /// Stops a pod. A pod that has not started yet will never start.
     pub fn kill(&mut self, uid: &PodUid, kill: Kill) -> AfterEnd {
         let Some(record) = self.records.get_mut(uid) else { return AfterEnd::Removed };
         record.again = false;
@@ -213,9 +213,9 @@ impl Workers {
         record.kill.clone_from(&all.kill);
         record.feed(all);
         match &mut record.thread {
-            // After the update is in the mailbox: the interrupted thread reads the reason there.
+            // The thread is interrupted after the update is posted: it reads the reason there.
             Some(thread) => thread.cancel = None,
-            // Its worker panicked; the end of the pod does not wait for the next attempt.
+            // The worker panicked. The next one starts now, without the wait, to stop the pod.
             None => self.start(uid),
         }
         AfterEnd::Kept
@@ -305,7 +305,7 @@ impl Workers {
         self.retries.next()
     }
 
-    /// Starts the workers that panicked some time ago again.
+    /// Starts the workers again that panicked or could not start, when their waits are over.
     pub fn retry(&mut self, now: Instant) {
         for uid in self.retries.take_due(now) {
             if self.records.get(&uid).is_some_and(|record| record.thread.is_none() && !record.finished) {

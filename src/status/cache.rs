@@ -42,7 +42,7 @@ pub struct Stored {
 enum Force {
     No,
     Yes,
-    /// Yes, and the pod has completely ended on the node.
+    /// It is stored, because the pod has completely ended on the node.
     Final,
 }
 
@@ -190,7 +190,7 @@ impl StatusCache {
     #[must_use]
     pub fn wait_newer(&self, seen: u64, stop: &StopToken, limit: Duration) -> u64 {
         let until = timers::at(Instant::now().checked_add(limit));
-        // Before the first read, so that a change in between rings.
+        // The bell is registered before the first read, so that a later change rings it.
         let (number, bell) = self.listen();
         let _waiting = threads::waiting("a newer pod status");
         let version = loop {
@@ -232,7 +232,7 @@ impl StatusCache {
         })
     }
 
-    /// Computes outside of the lock; starts again if another thread stored a status meanwhile.
+    /// Computes a status without the lock, and again if another thread stored one meanwhile.
     fn change(
         &self,
         pod: &Pod,
@@ -301,7 +301,7 @@ fn close(pod: &Pod, status: &mut PodStatus) {
         status.container_statuses.iter_mut().flatten().for_each(end);
     }
     if let Some(list) = &mut status.init_container_statuses {
-        // Only the first one, and those up to the last one that ever ran, get an end.
+        // Only the first container, and those up to the last one that ever ran, get an end.
         let ran = list.iter().rposition(has_run).map_or(1, |last| last + 1);
         list.iter_mut().take(ran).for_each(end);
     }
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_changes_are_dropped() {
+    fn ended_container_that_cannot_restart_stays_ended() {
         let ended = |code| json!({"terminated": {"exitCode": code}});
         let rules = json!({"/spec/containers/0": {"name": "c", "restartPolicy": "Never", "restartPolicyRules":
             [{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]}});
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_share_a_budget() {
+    fn termination_messages_share_a_size_limit() {
         let cache = StatusCache::new();
         let containers: Vec<Value> = (0..6).map(|n| json!({"name": format!("c{n}")})).collect();
         let pod = pod("Never", json!({"/spec/containers": containers}));
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn finishing_ends_all_containers_without_an_end() {
+    fn finished_pod_shows_all_its_containers_as_terminated() {
         let check = |source: &str, first: Value, phase: &str, reason: &str| {
             let cache = StatusCache::new();
             let annotations = json!({"/metadata": {"name": "p", "uid": "u",
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_change_ready() {
+    fn readiness_of_the_current_instance_changes_the_ready_condition() {
         let cache = StatusCache::new();
         let pod = pod("Always", json!({}));
         let unknown = Stored { changed: false, version: 0 };

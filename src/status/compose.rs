@@ -64,7 +64,7 @@ pub fn compose(inputs: &Inputs) -> PodStatus {
         ..PodStatus::default()
     };
     statuses_of_containers(inputs, &mut status);
-    // Before the phase, which depends on whether sidecars have started.
+    // This precedes the phase, which depends on whether sidecars have started.
     fill_probed(inputs, &mut status);
     set_phase(inputs, &mut status);
     resources::set_pod_level(pod, &mut status);

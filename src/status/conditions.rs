@@ -46,7 +46,7 @@ pub(super) fn compose(inputs: &Inputs, status: &PodStatus) -> Vec<PodCondition> 
             .cloned()
             .map(|resize| PodCondition { last_transition_time: Some(Time(inputs.now)), ..resize }),
     );
-    // Shared with the controllers: the condition of an eviction stays until the API server has it.
+    // Controllers write this type, too: our condition of an eviction stays until it is reported.
     if let Some(disrupted) = find(inputs.old.and_then(|old| old.conditions.as_deref()), DISRUPTION_TARGET) {
         conditions.retain(|condition| condition.type_ != disrupted.type_);
         conditions.push(disrupted.clone());
@@ -152,7 +152,7 @@ fn initialized(inputs: &Inputs, status: &PodStatus) -> Holds {
     let has_run = status.container_statuses.iter().flatten().any(|status| {
         status.state.as_ref().is_some_and(|state| state.running.is_some() || state.terminated.is_some())
     });
-    // A restart of all in the same sandbox does not undo it.
+    // A restart of all containers in the same sandbox does not undo the initialization.
     let was = || restart::may_restart_all(pod) && holds_before(inputs, "Initialized");
     if has_run || was() {
         return Holds::yes();
@@ -174,7 +174,7 @@ fn containers_ready(pod: &Pod, status: &PodStatus) -> Holds {
     if phase_is(status, "Succeeded") && unknown.is_empty() {
         return Holds::no(reasons::POD_COMPLETED, None);
     }
-    // Its containers may still be stopping.
+    // The containers of a failed pod may still be stopping.
     if phase_is(status, "Failed") {
         return Holds::no(reasons::POD_FAILED, None);
     }

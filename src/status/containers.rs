@@ -1,4 +1,4 @@
-//! One API status per container, from the runtime's instances of it
+//! Makes one API status per container from the runtime's instances of it
 //! (Go: convertToAPIContainerStatuses).
 
 use jiff::Timestamp;
@@ -147,7 +147,7 @@ fn known(
                 old.container_id.as_deref() == Some(&id)
                     && old.state.as_ref().is_some_and(|state| state.terminated.is_some())
             }) {
-                // Already counted; the next inspection must not reset it.
+                // The restart is already counted; the next inspection must not reset the count.
                 restart_count = old.restart_count;
                 old.state.clone().unwrap_or_default()
             } else {
@@ -223,7 +223,7 @@ fn unknown_to_runtime(
     let was_running = old.and_then(|old| old.state.as_ref()).is_some_and(|state| state.running.is_some());
     let never_ended = status.last_state.as_ref().is_none_or(|last| last.terminated.is_none());
     if was_running && never_ended {
-        // A waiting state alone would mean that it never ran, and set the pod back to Pending.
+        // Without a last state the container would seem new, and the pod would be Pending again.
         status.last_state = Some(ContainerState { terminated: Some(vanished(LOST_WHEN_DELETED)), ..empty() });
         if !inputs.is_deleting() {
             status.restart_count = status.restart_count.saturating_add(1);

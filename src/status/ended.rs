@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn each_end_counts_once() {
+    fn each_container_end_is_counted_once() {
         let running = json!({"running": {}});
         let end = |id: &str, reason: &str| json!({"terminated": {"exitCode": 7, "reason": reason, "containerID": id}});
         // A reason that no other test uses, because they increase the same counters.

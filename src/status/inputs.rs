@@ -16,14 +16,14 @@ use crate::model::verdict::Verdict;
 pub struct StartReason {
     /// CamelCase, see `model::reasons`.
     pub reason: &'static str,
-    /// For people.
+    /// A message for users.
     pub message: String,
 }
 
 /// The node's own addresses, primary first, at most two.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodeAddresses {
-    /// Empty while unknown.
+    /// The addresses; empty while they are unknown.
     pub host_ips: Vec<IpAddr>,
 }
 
@@ -55,7 +55,7 @@ pub struct Inputs<'a> {
     pub node: &'a NodeAddresses,
     /// The prefix of container ids, such as `containerd`.
     pub runtime_name: &'a str,
-    /// From the plan: the present sandbox cannot be used.
+    /// The plan needs a new sandbox: the present one cannot be used.
     pub sandbox_needed: bool,
     /// Readiness of a container instance.
     pub readiness: &'a dyn Fn(&ContainerId) -> Verdict,

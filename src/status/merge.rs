@@ -14,9 +14,9 @@ use super::phase::is_terminal;
 /// Whether containers of the pod may still run on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {
-    /// Its containers may run.
+    /// Containers of the pod may run.
     MayRun,
-    /// All have stopped, and none will start again.
+    /// All containers have stopped, and none will start again.
     Stopped,
 }
 
@@ -29,7 +29,7 @@ pub struct Merged {
     pub withheld: bool,
 }
 
-/// Our status `ours` over `shown`, which the API server has.
+/// Merges our status `ours` with `shown`, which the API server has.
 /// DIFFERS: a start time that the server has stays. The Go kubelet has it in its cache; here a
 /// static pod may have another start time after a restart of the agent.
 #[must_use]
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_the_server_shows_stay() {
+    fn transition_time_at_the_server_stays_while_the_status_does() {
         let at = |status: &str, second: u8| {
             let time = format!("1970-01-01T00:00:0{second}Z");
             json!({"conditions": [{"type": "Ready", "status": status, "lastTransitionTime": time}]})
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn end_is_reported_when_no_container_runs() {
+    fn terminal_phase_is_reported_once_no_container_runs() {
         let shown = json!({"phase": "Running", "conditions": [condition("Ready", "True")]});
         let evicted = json!({"phase": "Failed", "reason": "Evicted", "message": "m", "conditions": [
             condition("DisruptionTarget", "True"), condition("Ready", "True"),
@@ -187,7 +187,7 @@ mod tests {
                 "lastTransitionTime": "1970-01-01T00:00:09Z"},
             condition("ContainersReady", "False")]});
         check(shown, evicted.clone(), Activity::Stopped, reported.clone());
-        // Once the end is reported nothing changes any more, not even a time.
+        // After the end is reported, nothing changes any more, not even a time.
         let mut again = reported;
         again["conditions"][1]["lastTransitionTime"] = json!("1970-01-01T00:00:05Z");
         check(again.clone(), evicted, Activity::MayRun, again);

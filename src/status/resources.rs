@@ -41,7 +41,7 @@ pub(super) fn of_container(
     let own = spec.resources.as_ref();
     let mut limits = canonical_map(own.and_then(|resources| resources.limits.as_ref()));
     let mut requests = allocated(spec);
-    // If the container does not run, the allocation is shown.
+    // For a container that does not run, the allocation is shown.
     if let Some(applied) = instance.resources.filter(|_| instance.state == ContainerState::Running) {
         if let Some(limits) = &mut limits {
             correct(limits, "cpu", limit_millicores(&applied).map(Amount::from_milli), MIN_LIMIT_MILLICORES);
@@ -130,7 +130,7 @@ mod unit {
     }
 
     #[test]
-    fn applied_resources_correct_the_allocation() {
+    fn status_shows_applied_instead_of_allocated_resources() {
         let none = AppliedResources::default();
         let applied = AppliedResources {
             cpu_shares: Some(102),

@@ -11,7 +11,7 @@ use super::conditions::holds_before;
 use super::containers::{UNKNOWN_EXIT, waiting};
 use super::inputs::Inputs;
 
-/// Only pods with a container that may restart all of them have this condition.
+/// The type of the condition. Only pods with a container that may restart all of them have it.
 const CONDITION: &str = "AllContainersRestarting";
 
 const REMOVED: &str = "The container is removed because RestartAllContainers in place";
@@ -42,7 +42,7 @@ pub(super) fn condition(inputs: &Inputs, status: &PodStatus) -> Option<PodCondit
 /// Whether all containers are being removed: one of them requests it and does not wait (a wait is
 /// shown as a failure), or the removal has begun already.
 ///
-/// DIFFERS: never in a pod that is being deleted, in which nothing starts again.
+/// DIFFERS: false for a pod that is being deleted, because no container starts again.
 pub(super) fn under_way(inputs: &Inputs) -> bool {
     let asks = |container: &Container| {
         restart::restarts_all(container, inputs.runtime.newest(&container.name))
@@ -66,9 +66,9 @@ pub(super) fn show_removed(status: &mut ContainerStatus, old: &ContainerStatus) 
     status.restart_count = old.restart_count.saturating_add(1);
 }
 
-/// The state that a removed container keeps.
+/// The state that a removed container keeps until it is made again.
 ///
-/// DIFFERS: until it is made again; upstream shows it once and then that it is being created.
+/// DIFFERS: upstream shows this state once, and then that the container is being created.
 pub(super) fn still_removed(old: &ContainerStatus) -> Option<&ContainerState> {
     let state = old.state.as_ref()?;
     let reason = state.waiting.as_ref()?.reason.as_deref();
@@ -94,7 +94,7 @@ mod tests {
     use crate::status::{NodeAddresses, StartReason, StatusCache, compose};
     use serde_json::{Value, json};
 
-    /// `trigger` restarts all with 42; everything else stays ended.
+    /// In this pod `trigger` restarts all with exit code 42; other containers do not restart.
     fn pod(action: &str) -> Pod {
         let rules = json!([{"action": action, "exitCodes": {"operator": "In", "values": [42]}}]);
         let object = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u", "generation": 3},

@@ -7,7 +7,7 @@ use crate::model::api::PodStatus;
 use crate::model::ids::PodUid;
 
 /// The lists of a status whose elements are changed one by one, with the field that identifies
-/// them. Every other list is replaced as a whole. `resourceClaimStatuses` is keyed as well, but
+/// them. Every other list is replaced completely. `resourceClaimStatuses` is keyed as well, but
 /// only the API server writes it, so it never differs.
 const KEYED: [(&str, &str); 3] = [("conditions", "type"), ("hostIPs", "ip"), ("podIPs", "ip")];
 
@@ -74,7 +74,7 @@ fn differences(
             }
             (Some(Value::Array(before)), Value::Array(after), Some(identity)) => {
                 let changed = elements(before, after, identity);
-                // DIFFERS: another order alone is not worth a request.
+                // DIFFERS: if only the order differs, no request is sent.
                 if changed.is_empty() {
                     continue;
                 }
@@ -180,7 +180,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn fields_and_maps() {
+    fn patch_has_only_changed_fields_and_nulls_for_removed_ones() {
         check(json!({}), json!({}), Value::Null);
         check(json!({"phase": "Pending"}), json!({"phase": "Running"}), json!({"phase": "Running"}));
         check(
@@ -197,7 +197,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn lists() {
+    fn keyed_lists_are_patched_by_item_and_others_replaced() {
         let condition = |kind: &str, status: &str| json!({"type": kind, "status": status});
         let order = |kinds: &[&str]| kinds.iter().map(|kind| json!({"type": kind})).collect::<Vec<_>>();
         check(
@@ -206,12 +206,12 @@ pub(super) mod tests {
             json!({"$setElementOrder/conditions": order(&["x/y", "Ready"]),
                 "conditions": [{"type": "Ready", "status": "True"}]}),
         );
-        // A new order alone is no change.
+        // If only the order differs, there is no patch.
         let ordered = |one: &str, two: &str| {
             status(json!({"conditions": [condition(one, "True"), condition(two, "True")]}))
         };
         assert_eq!(patch(&"u".into(), &ordered("a", "b"), &ordered("b", "a")), None);
-        // One is removed, one is added.
+        // One condition is removed, one is added.
         check(
             json!({"conditions": [condition("a", "True"), condition("b", "True")]}),
             json!({"conditions": [condition("b", "True"), condition("c", "False")]}),
@@ -226,7 +226,7 @@ pub(super) mod tests {
             json!({"$setElementOrder/podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}],
                 "podIPs": [{"ip": "fd00::1"}]}),
         );
-        // Container statuses are replaced as a whole.
+        // Lists of container statuses are replaced completely.
         let container = |name: &str, ready: bool| json!({"name": name, "ready": ready, "image": "i", "imageID": "", "restartCount": 0});
         let both = json!([container("a", true), container("b", true)]);
         check(
@@ -239,7 +239,7 @@ pub(super) mod tests {
     /// Every status patch of the recorded scenario, pod by pod: based on the result of the previous
     /// patches, ours must equal the recorded one.
     #[test]
-    fn the_recorded_patches() {
+    fn patches_equal_the_recorded_ones() {
         let mut pods: BTreeMap<String, Value> = BTreeMap::new();
         let lines = include_str!("patches.jsonl");
         for (number, line) in lines.lines().enumerate() {
@@ -260,7 +260,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_part_changes_nothing_that_the_whole_does_not() {
+    fn patch_is_part_of_another_with_the_same_fields_and_items() {
         let whole = json!({"phase": "Running", "resize": {"a": 1}, "hostIP": "1.1.1.1",
             "conditions": [{"type": "Ready", "status": "True"}, {"type": "Old", "$patch": "delete"}]});
         for (part, expected) in [

@@ -57,7 +57,6 @@ fn pod(object: Value) -> Pod {
     Pod::from(serde_json::from_value::<api::Pod>(object).unwrap())
 }
 
-/// A static pod.
 fn static_pod(spec: Value) -> Pod {
     pod(json!({"metadata": {"name": "p", "namespace": "n", "uid": "u",
         "annotations": {"kubernetes.io/config.source": "file"}}, "spec": spec}))
@@ -195,7 +194,7 @@ fn composed_statuses_equal_the_recorded_ones() {
         assert!(cache.set(&pod, compose(&inputs), now).changed);
         let stored = cache.get(pod.uid()).unwrap();
         assert_eq!(&serde_json::to_value(&*stored).unwrap(), expected, "{}", golden["pod"]);
-        // Composing again with this as the old status changes nothing.
+        // If the stored status is the old one, composing again changes nothing.
         let again = Inputs { old: Some(&stored), now: at(4_000_000_000), ..inputs };
         assert!(!cache.set(&pod, compose(&again), at(4_000_000_000)).changed, "{}", golden["pod"]);
         count += 1;
@@ -287,7 +286,7 @@ fn two(policy: &str) -> Value {
 }
 
 #[test]
-fn phases_of_regular_containers() {
+fn phase_follows_regular_containers_and_restart_policy() {
     for policy in ["Always", "OnFailure", "Never"] {
         case(two(policy), "").check("Pending");
         case(two(policy), "a=Running").check("Pending");
@@ -318,7 +317,7 @@ fn phases_of_regular_containers() {
 }
 
 #[test]
-fn phases_of_init_containers() {
+fn pod_is_pending_or_failed_until_initialization_succeeds() {
     let spec = |policy: &str| {
         json!({"restartPolicy": policy, "containers": [{"name": "c"}],
             "initContainers": [{"name": "i"}, {"name": "j"}]})
@@ -338,7 +337,7 @@ fn phases_of_init_containers() {
 }
 
 #[test]
-fn phases_with_sidecars() {
+fn sidecar_start_and_end_delay_the_phase_but_restarts_do_not() {
     let spec = json!({"restartPolicy": "Never", "containers": [{"name": "c"}],
         "initContainers": [{"name": "s", "restartPolicy": "Always"}]});
     case(spec.clone(), "").check("Pending");
@@ -530,7 +529,7 @@ fn started_and_ready_follow_the_probes() {
         (Pending, Success, None, false, false),
         (Failure, Success, Some(&was), false, false),
         (Success, Success, None, true, true),
-        // There is no verdict yet: the old values stay, or are true if there are none.
+        // With `Kept` the old values stay, or are true if there are none.
         (Kept, Kept, Some(&was), true, true),
         (Kept, Kept, Some(&was_not), false, false),
         (Kept, Kept, None, true, true),

@@ -32,8 +32,8 @@ pub(super) fn check(pod: &Pod, old: &PodStatus, new: &PodStatus) -> Result<(), I
         restart::may_restart(pod, container, code)
     })?;
     // DIFFERS: unless the policy is Never, an init container that succeeded may run again, because
-    // a new sandbox begins with the first one. Upstream drops every status until it has succeeded
-    // again.
+    // a new sandbox begins with the first one. Upstream drops every status until the container has
+    // succeeded again.
     check_list(
         pod.init_containers(),
         &old.init_container_statuses,

@@ -1,6 +1,6 @@
 //! The `clean` thread: removes resources that no pod needs any more (Go: HandlePodCleanups,
-//! container and image GC, log rotation), memory included. It waits until something is due or a pod
-//! has ended.
+//! container and image GC, log rotation), memory included. The thread waits until work is due or a
+//! pod has ended.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -32,13 +32,13 @@ use crate::volumes::Volumes;
 
 /// Period of the removal of dead containers, sandboxes and log directories after missed events.
 const GARBAGE_PERIOD: Duration = Duration::from_secs(60);
-/// First removal, of what an earlier run of the agent left; all sources should have delivered.
+/// Wait before the removal of what an earlier run left; all sources should have delivered then.
 const FIRST_GARBAGE: Duration = Duration::from_secs(5);
 /// Period of the removal of images.
 const IMAGES_PERIOD: Duration = Duration::from_secs(300);
 /// Period of the release of code pages that only the start of the agent or of pods needed.
 const CODE_PERIOD: Duration = Duration::from_secs(30);
-/// First release of code pages: a start without pods has ended by then.
+/// Wait before the first release of code pages; a start without pods ends earlier.
 const FIRST_CODE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -50,7 +50,7 @@ enum Job {
     Chains,
 }
 
-/// What the thread works with.
+/// Handles and channel ends of the thread.
 pub struct Deps {
     /// Lists pods.
     pub cri: RuntimeClient,
@@ -284,7 +284,7 @@ fn standing(snapshot: &Arc<Snapshot>, uid: &PodUid) -> PodStanding {
     match (&entry.pod, finished) {
         (_, false) => PodStanding::Wanted,
         (Some(_), true) if entry.rejected => PodStanding::Terminated,
-        // No worker yet: it is about to get one.
+        // The pod has no worker yet, but is about to get one.
         (Some(_), true) if entry.worker.is_none() => PodStanding::Wanted,
         (Some(_), true) => PodStanding::Finished,
         (None, true) => PodStanding::Terminated,

@@ -45,7 +45,7 @@ pub enum Effect {
     Resize {
         /// The pod, with the resources that it desires.
         pod: Pod,
-        /// What caused the decision: a label of the metric.
+        /// The cause of the decision: a label of the metric.
         trigger: &'static str,
     },
     /// A resize is not granted.
@@ -82,7 +82,7 @@ pub enum Effect {
 pub(super) struct Desired {
     /// The pod as its source delivered it.
     pub(super) pod: Pod,
-    /// The same with the resources that it was granted; this version runs.
+    /// The pod with the resources that it was granted; this version runs.
     pub(super) granted: Pod,
     pub(super) rejected: bool,
     /// The only reason for the rejection was a shutdown of the machine.
@@ -304,7 +304,7 @@ impl Core {
     /// The shutdown was cancelled: static pods that were rejected for it go through admission
     /// again. No controller would replace them.
     ///
-    /// DIFFERS: the Go kubelet's stay rejected until it is restarted.
+    /// DIFFERS: the Go kubelet keeps such pods rejected until it is restarted.
     pub fn readmit(&mut self, world: &World<'_>) -> Vec<Effect> {
         let rejected =
             self.desired.iter().filter(|(_, one)| one.rejected_for_shutdown && one.pod.is_static());
@@ -552,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn preemption_names_the_resource() {
+    fn preemption_names_the_missing_resource() {
         let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
         bench.node.allocatable.pods = 1;
         bench.apply(SourceName::Api, vec![pod("a", "1")]);
@@ -584,7 +584,7 @@ mod tests {
         assert!(bench.core.rejected(&"1".into()).is_some() && bench.core.admitted(&"2".into()).is_some());
     }
 
-    /// As after a restart of the agent during a shutdown.
+    /// The agent was restarted during a shutdown of the machine, while pods run.
     #[test]
     fn running_pod_is_not_rejected_for_a_shutdown() {
         let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
@@ -644,14 +644,14 @@ mod tests {
         );
         let running = BTreeMap::from([listed("2", SandboxState::Ready)]);
         assert_eq!(bench.clean_up(&running), ["stop 2"]);
-        // Its status is final only now: a taint may have caused the rejection of a running pod
-        // when the agent was restarted.
+        // The pod's status is final only now: a taint may have caused the rejection of a running
+        // pod when the agent was restarted.
         assert_eq!(bench.clean_up(&BTreeMap::new()), ["finish 2"]);
         assert_eq!(bench.apply(SourceName::Api, vec![pod("a", "1")]), ["removed 2", "forget 2"]);
     }
 
     #[test]
-    fn mirrors_are_not_run() {
+    fn mirror_pods_get_no_worker() {
         let mut bench = Bench::new(&[SourceName::Api]);
         let mut object = pod("web", "m1").object().clone();
         object.metadata.annotations =

@@ -15,16 +15,16 @@ use crate::sources::SourceSet;
 /// How long a pod waits for a read of the Node object.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// What is known about the Node object.
+/// The knowledge about the Node object.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NodeState {
-    /// Whether it was received. Without an API server there is nothing to wait for.
+    /// Whether the object was received. Without an API server there is nothing to wait for.
     pub(super) is_known: bool,
-    /// Whether it can be read again.
+    /// Whether the object can be read again.
     pub(super) can_read: bool,
 }
 
-/// What to do with a set.
+/// The decision about a set.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Decision {
     /// Admit these pods now. `None`: admit nothing yet, not even an empty set.
@@ -61,8 +61,8 @@ enum Read {
 
 impl Deferred {
     /// Decides which pods of the newest set can be admitted. `is_first`: no set of the API server
-    /// was admitted before. Then all of it waits, because pods that are missing in the first set
-    /// are stopped.
+    /// was admitted before. Then the complete set waits, because pods that are missing in the first
+    /// set are stopped.
     pub(super) fn offer(
         &mut self,
         mut set: SourceSet,
@@ -182,7 +182,7 @@ mod tests {
         let (now, mut deferred) = (Instant::now(), Deferred::default());
         let decision = offer(&mut deferred, &["a", "m1"], false, now);
         assert_eq!(decision, Decision { admit: Some(set(&["a"])), read_node: true, timed_out: 0 });
-        // A second pod arrives during the read and needs a read of its own.
+        // A second pod arrives during the read and needs another read.
         let later = now + Duration::from_secs(1);
         let decision = offer(&mut deferred, &["a", "m1", "m2"], false, later);
         assert_eq!(decision, Decision { admit: Some(set(&["a"])), read_node: false, timed_out: 0 });

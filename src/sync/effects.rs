@@ -1,4 +1,4 @@
-//! Carries out what the core decided.
+//! Carries out the decisions of the core.
 
 use std::borrow::Cow;
 

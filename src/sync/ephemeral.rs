@@ -1,6 +1,6 @@
 //! Ephemeral containers that were requested on the local socket.
 //!
-//! They belong to a pod, not to its manifest, so they are kept in memory only: as upstream, a pod
+//! They belong to a pod, not to its manifest, so they are stored in memory only: as upstream, a pod
 //! that is replaced loses them. After a restart of the agent they keep running until they or
 //! their pod end, but they are no longer in the pod's status and are not restarted.
 
@@ -53,7 +53,7 @@ impl Requester {
     /// container afterwards.
     ///
     /// # Errors
-    /// Why it was refused.
+    /// The reason why the container was refused.
     pub fn request(&self, pod: &PodUid, container: EphemeralContainer) -> Result<(), String> {
         let (response, received) = bounded(1);
         let request = Request { pod: pod.clone(), container, response };
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn request_waits_for_the_response() {
+    fn requester_receives_the_sync_threads_response_or_an_error() {
         let (requester, requests) = requests();
         let _sync = threads::spawn("t/sync", Stack::Small, OnDeath::Unsupervised, move |_| {
             for (request, response) in requests.queue.iter().zip([Ok(()), Err("no".to_owned())]) {

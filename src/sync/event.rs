@@ -1,4 +1,4 @@
-//! What the sync thread waits for.
+//! The events that the sync thread waits for.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -21,7 +21,7 @@ pub(super) enum Event {
     /// The Node object was read for pods that wait for it.
     NodeRead,
     /// Sources delivered their complete current sets. Static pods come first: the API server's
-    /// pods get what is left.
+    /// pods get the remaining resources.
     Sources(BTreeMap<SourceName, SourceSet>),
     /// The health of the runtime or the state of its pods changed.
     Runtime(HashMap<Subject, Change>),
@@ -36,7 +36,7 @@ pub(super) enum Event {
 }
 
 impl Event {
-    /// For the log.
+    /// The name of the event in log lines.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Event::WorkersEnded(_) => "workers ended",

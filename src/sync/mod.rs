@@ -8,8 +8,8 @@
 //! `departed` for those whose last status is being published, `schedule` for the periods. The
 //! thread waits for an event, lets them decide, and carries their effects out.
 //! Invariants: a turn does no I/O and does not block; a turn over 100 ms is logged.
-//! Absent on purpose: a pause while the runtime is unhealthy. That is a state that each worker
-//! checks; sources and health checks continue.
+//! Deliberately absent: a pause while the runtime is unhealthy. Each worker checks the health
+//! itself; sources and health checks continue.
 
 pub mod clean;
 pub mod core;

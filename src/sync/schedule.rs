@@ -44,7 +44,7 @@ impl Schedule {
         self.resizes = None;
     }
 
-    /// At the end of a turn: whether resizes are deferred.
+    /// Records at the end of a turn whether resizes are deferred.
     pub(super) fn set_deferred(&mut self, any: bool, now: Instant) {
         self.resizes = any.then(|| self.resizes.unwrap_or(now + RESIZE_PERIOD));
     }

@@ -140,7 +140,7 @@ pub(super) struct Loop {
     pub(super) sources: BTreeMap<SourceName, SourceState>,
     /// Whether all pods of the runtime were listed once.
     pub(super) first_list: bool,
-    /// Ring the cleaner at the end of the turn. Not earlier: it reads the new snapshot.
+    /// Ring the cleaner at the end of the turn, because it reads the new snapshot.
     pub(super) garbage: bool,
     pub(super) ephemeral: EphemeralContainers,
     deferred: Deferred,
@@ -330,8 +330,8 @@ impl Loop {
             }
         }
         let effects = self.decide(Core::readmit);
-        // Before any worker starts: the cleaner removes pods that the snapshot shows as rejected or
-        // ended.
+        // The snapshot is published before a worker starts: the cleaner removes pods that are
+        // rejected or ended in it.
         self.publish();
         self.carry_out(effects);
         self.clean_up();
@@ -419,7 +419,7 @@ impl Loop {
         let before = self.core.sources_ready();
         let set = PodSet { pods, incarnations: set.incarnations };
         let effects = self.decide(|core, world| core.apply_set(source, set, Timestamp::now(), world));
-        // Before any worker starts: the cleaner removes pods that the snapshot does not contain.
+        // This precedes the start of workers: the cleaner removes pods that the snapshot lacks.
         self.publish();
         self.carry_out(effects);
         self.ready = self.core.sources_ready();

@@ -32,18 +32,18 @@ impl Entry {
 /// The state of one source.
 #[derive(Debug, Clone, Default)]
 pub struct SourceState {
-    /// Whether it has delivered a set of pods.
+    /// Whether the source has delivered a set of pods.
     pub seen: bool,
-    /// The number of pods in its newest set.
+    /// The number of pods in the source's newest set.
     pub pods: usize,
-    /// The manifests that it could not read, and why.
+    /// The manifests that the source could not read, and why.
     pub problems: Vec<SourceProblem>,
 }
 
 /// All pods that are desired or have not ended.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
-    /// By UID.
+    /// The pods by UID.
     pub pods: BTreeMap<PodUid, Entry>,
     /// The mirror pods at the API server, by UID, with the names of their static pods.
     pub mirrors: BTreeMap<PodUid, FullName>,

@@ -34,7 +34,7 @@ pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
 enum Profile {
     /// The runtime's own profile or a named one.
     Some,
-    /// One of the host's profiles, without its name.
+    /// A profile of the host, but its name is missing.
     Nameless,
 }
 

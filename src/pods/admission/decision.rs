@@ -7,16 +7,16 @@ use crate::model::ids::PodUid;
 /// The decision about one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Admission {
-    /// It may run.
+    /// The pod may run.
     Admit,
-    /// It never will.
+    /// The pod will never run here.
     Reject {
         /// CamelCase, for the status and the event. Owned only for `OutOf<extended resource>`.
         reason: Cow<'static, str>,
-        /// For the event as it is; the status puts `Pod was rejected: ` before it.
+        /// The message of the event; the status puts `Pod was rejected: ` before it.
         message: String,
     },
-    /// It may run once these have been killed.
+    /// The pod may run once other pods have been killed.
     Preempt {
         /// The pods to kill, in this order.
         victims: Vec<PodUid>,

@@ -1,5 +1,5 @@
-//! A pod that needs what this node does not declare (`status.declaredFeatures`) waits for
-//! another node. The scheduler checks the same; this is for pods that it never saw.
+//! A pod that needs a feature that this node does not declare (`status.declaredFeatures`) is
+//! rejected. The scheduler checks the same; this is for pods that it never saw.
 
 use crate::model::pod::Pod;
 use crate::model::{reasons, restart};

@@ -10,7 +10,7 @@ use crate::model::requests::{Amounts, Overhead, pod_requests};
 
 use crate::model::node::Allocatable;
 
-/// One resource of which there is too little. CPU in millicores, others in units.
+/// One resource of which the node has too little; CPU in millicores, others in units.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Shortage {
     pub(super) resource: String,

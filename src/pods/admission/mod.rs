@@ -5,7 +5,7 @@
 //! Handlers run in a fixed order and the first refusal counts. A refusal is final for the UID.
 //! Invariants: nothing here needs the API server; no pod is preempted for a pod that a later
 //! handler refuses.
-//! Absent on purpose: the resource managers (devices, CPUs, memory); `InvalidNodeInfo`, because a
+//! Deliberately absent: the resource managers (devices, CPUs, memory); `InvalidNodeInfo`, because a
 //! view of the node always exists.
 //! Go counterpart: pkg/kubelet/lifecycle, preemption, sysctl, and pkg/security/apparmor.
 
@@ -32,7 +32,7 @@ use decision::reject;
 
 /// Message of a preempted pod.
 pub const PREEMPTED_MESSAGE: &str = "Preempted in order to admit critical pod";
-/// Message of its `DisruptionTarget` condition.
+/// Message of the `DisruptionTarget` condition of a preempted pod.
 pub const PREEMPTED_CONDITION: &str = "Pod was preempted by Kubelet to accommodate a critical pod.";
 
 /// Whether a pod is new on this node, or runs and requests other resources.
@@ -48,7 +48,7 @@ pub fn admit(pod: &Pod, others: &[Pod], node: &NodeView) -> Admission {
     decide(pod, others, node, Operation::Add)
 }
 
-/// Whether `pod`, which runs with less, may have the resources that it requests now.
+/// Whether the running pod `pod` may have the resources that it requests now.
 ///
 /// DIFFERS: no pod is preempted for a resize, however critical the pod is.
 ///
@@ -61,7 +61,7 @@ pub fn admit_resize(pod: &Pod, others: &[Pod], node: &NodeView) -> Result<(), Re
     }
 }
 
-/// Reason and message.
+/// The reason and the message of a refusal.
 pub type Refusal = (Cow<'static, str>, String);
 
 fn decide(pod: &Pod, others: &[Pod], node: &NodeView, operation: Operation) -> Admission {
@@ -70,7 +70,7 @@ fn decide(pod: &Pod, others: &[Pod], node: &NodeView, operation: Operation) -> A
     // DIFFERS: all handlers run before any pod is preempted. Upstream preempts in between and may
     // then refuse the pod for which it preempted.
     let handlers: [&dyn Fn() -> Admission; 7] = [
-        // First: the other handlers take time for each item.
+        // The size is checked first, because the other handlers take time for each item.
         &|| size(pod),
         &|| pressure(pod, node),
         &|| sysctl::admit(pod, node),
@@ -94,7 +94,7 @@ pub fn is_misplaced(pod: &Pod, node: &NodeView) -> bool {
     !placement::matches_affinity(pod, node)
 }
 
-/// The whole status of a rejected pod.
+/// The complete status of a rejected pod.
 #[must_use]
 pub fn rejected_status(pod: &Pod, reason: &str, message: &str, qos: QosClass) -> PodStatus {
     PodStatus {

@@ -8,7 +8,7 @@ use crate::model::requests::{Amounts, Overhead, pod_requests};
 
 use super::fit::{Shortage, taken};
 
-/// What is still missing after the preemption of every possible pod.
+/// The resources that are still missing after the preemption of every possible pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NoVictims {
     missing: Vec<Need>,
@@ -78,7 +78,7 @@ fn yields(pod: &Pod, other: &Pod) -> bool {
     }
 }
 
-/// What is missing after the pods `gone` have ended.
+/// The resources that are missing after the pods `gone` have ended.
 fn without<'a>(needs: &[Need], gone: impl Iterator<Item = &'a Candidate<'a>> + Clone) -> Vec<Need> {
     needs
         .iter()
@@ -92,8 +92,8 @@ fn without<'a>(needs: &[Need], gone: impl Iterator<Item = &'a Candidate<'a>> + C
         .collect()
 }
 
-/// Picks one after another the pod that comes closest to what is missing; of two equal ones the
-/// smaller.
+/// Picks pods one after another: the one that frees the missing amounts most closely; of two
+/// equal ones the smaller.
 fn nearest<'a>(
     candidates: &'a [Candidate<'a>],
     mut needs: Vec<Need>,
@@ -117,7 +117,7 @@ fn nearest<'a>(
     Ok(chosen)
 }
 
-/// Zero for a pod that frees enough of everything, at most one per resource.
+/// How much a pod frees too little: 0 if it frees enough, at most 1 for each resource.
 fn distance(needs: &[Need], candidate: &Candidate) -> f64 {
     needs
         .iter()

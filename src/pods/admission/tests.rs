@@ -56,7 +56,7 @@ fn check(pod: &Pod, others: &[Pod], node: &NodeView, expected: &str) {
 }
 
 #[test]
-fn a_pod_with_too_many_items_is_refused() {
+fn pod_with_more_than_a_thousand_containers_is_rejected() {
     let many = |count: usize| (0..count).map(|i| json!({"name": format!("c{i}")})).collect::<Vec<_>>();
     check_api(json!({"containers": many(1000)}), "admit");
     check_api(
@@ -70,7 +70,7 @@ fn check_api(spec: Value, expected: &str) {
 }
 
 #[test]
-fn sysctls() {
+fn only_safe_and_allowed_namespaced_sysctls_are_admitted() {
     let spec = |names: &[&str], more: Value| {
         let list: Vec<Value> = names.iter().map(|name| json!({"name": name, "value": "1"})).collect();
         let mut spec = json!({"securityContext": {"sysctls": list}});
@@ -115,7 +115,7 @@ fn sysctls() {
 }
 
 #[test]
-fn operating_system_and_groups() {
+fn unsupported_os_and_strict_group_policy_are_rejected() {
     let labeled = |os: &str| {
         let object = json!({"metadata": {"name": "p", "labels": {"kubernetes.io/os": os}}, "spec": {"containers": []}});
         Pod::from(serde_json::from_value::<api::Pod>(object).unwrap())
@@ -142,7 +142,7 @@ fn operating_system_and_groups() {
 }
 
 #[test]
-fn resources_of_ordinary_pods() {
+fn api_pod_with_requests_above_free_resources_is_rejected() {
     let other = |name: &str, requests: Value| pod(name, "api", requesting(requests));
     let half = || other("o", json!({"cpu": "500m", "memory": "512Mi", "ephemeral-storage": "1Gi"}));
     let check_with = |requests: Value, expected: &str| {
@@ -157,7 +157,7 @@ fn resources_of_ordinary_pods() {
     check_with(json!({"cpu": "3"}), &out_of("cpu", 3000, 500, 2000));
     check_with(json!({"memory": "512Mi"}), "admit");
     check_with(json!({"memory": "513Mi"}), &out_of("memory", 513 << 20, 512 << 20, 1 << 30));
-    // The first one is the reason.
+    // The first missing resource is the reason.
     check_with(json!({"cpu": "3", "memory": "2Gi"}), &out_of("cpu", 3000, 500, 2000));
     check_with(
         json!({"ephemeral-storage": "10Gi"}),
@@ -184,7 +184,7 @@ fn resources_of_ordinary_pods() {
 }
 
 #[test]
-fn affinity_and_name() {
+fn pod_is_rejected_unless_node_name_and_affinity_match() {
     let refused =
         "NodeAffinity: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector";
     check_api(json!({"nodeSelector": {"zone": "a"}}), "admit");
@@ -246,7 +246,7 @@ fn affinity_and_name() {
 }
 
 #[test]
-fn host_ports() {
+fn pod_with_an_occupied_host_port_is_rejected() {
     let with =
         |name: &str, port: Value| pod(name, "api", json!({"containers": [{"name": "c", "ports": [port]}]}));
     let refused =
@@ -273,7 +273,7 @@ fn host_ports() {
 }
 
 #[test]
-fn taints() {
+fn untolerated_no_execute_taint_rejects_api_pods_only() {
     let refused =
         "TaintToleration: Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate";
     let tainted = |effect: &str| NodeView {
@@ -304,7 +304,7 @@ fn taints() {
 }
 
 #[test]
-fn apparmor_profiles() {
+fn unenforceable_apparmor_profile_is_rejected_before_the_pod_runs() {
     let off = "AppArmor: Cannot enforce AppArmor: AppArmor is not enabled on the host";
     let nameless = "AppArmor: Cannot enforce AppArmor: invalid empty AppArmor profile name";
     let profile = |kind: &str| json!({"appArmorProfile": {"type": kind}});
@@ -335,7 +335,7 @@ fn apparmor_profiles() {
 }
 
 #[test]
-fn pressure_and_shutdown() {
+fn new_pods_are_rejected_under_pressure_and_during_shutdown() {
     let under = |pressures: &[&str]| NodeView {
         pressures: pressures.iter().map(|name| (*name).to_owned()).collect(),
         ..node()
@@ -360,9 +360,9 @@ fn pressure_and_shutdown() {
     check(&best_effort, &[], &down, "NodeShutdown: Pod was rejected as the node is shutting down.");
 }
 
-/// As recorded: 64 cores requested of 2, of which other static pods use 100 m.
+/// The recorded case: 64 cores are requested of 2, of which other static pods use 100 m.
 #[test]
-fn a_static_pod_with_too_large_requests_is_rejected() {
+fn static_pod_is_rejected_if_preemption_frees_too_little() {
     let others = [pod("o", "file", requesting(json!({"cpu": "100m"})))];
     let greedy = pod("p", "file", requesting(json!({"cpu": "64"})));
     let Admission::Reject { reason, message } = admit(&greedy, &others, &node()) else { panic!() };
@@ -384,14 +384,14 @@ fn a_static_pod_with_too_large_requests_is_rejected() {
         &node(),
         "NodeName: Predicate NodeName failed: node(s) didn't match the requested node name",
     );
-    // For an ordinary pod the resources come first.
+    // For an API pod the missing resource is reported first.
     let message =
         "OutOfcpu: Node didn't have enough resource: cpu, requested: 64000, used: 100, capacity: 2000";
     check(&pod("p", "api", lost), &others, &node(), message);
 }
 
 #[test]
-fn victims() {
+fn preemption_evicts_the_least_important_sufficient_pods() {
     let best = |name: &str| pod(name, "api", json!({}));
     let burst = |name: &str, cpu: &str| pod(name, "api", requesting(json!({"cpu": cpu})));
     let sure = |name: &str, cpu: &str| {
@@ -427,7 +427,7 @@ fn victims() {
 }
 
 #[test]
-fn declared_features() {
+fn pod_that_requires_an_undeclared_feature_is_rejected() {
     let rules = json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
     let restarts =
         json!({"containers": [{"name": "c", "restartPolicy": "Never", "restartPolicyRules": rules}]});

@@ -1,17 +1,17 @@
 //! The CPU and memory that each pod was granted, the part that the runtime received, and the state
 //! of a resize (Go: pkg/kubelet/allocation, and the resize conditions of pkg/kubelet/status).
 //!
-//! Owns: [`Allocations`], shared by `sync`, which grants, and the workers, which carry out.
+//! Owns: [`Allocations`], shared by `sync`, which grants resizes, and workers, which apply them.
 //! The files `allocated_pods_state` and `actuated_pods_state` in the root directory have the
 //! layout of the Go kubelet, so that either may take over from the other.
-//! Threads: none. `sync` never writes; the workers do before they start or change anything,
-//! and `clean` when a pod was removed. After a wait for another writer, a caller's own change is
-//! written, too.
+//! Threads: none. `sync` never writes the files; workers do before they start or change a
+//! container, and `clean` when a pod was removed. After a wait for another writer, a caller's own
+//! change is written, too.
 //! Invariants: what was granted is on disk before a container has it; a pod without any
 //! resources has no entry, for it is never resized (its class of service, which a resize cannot
 //! change, is BestEffort). A static pod is never resized either; but what its containers were given
 //! is stored, because a Go kubelet that takes the node over again reads it.
-//! Absent on purpose: the resources of pods themselves as trees; each is kept as the text
+//! Deliberately absent: the resources of pods themselves as trees; each is kept as the text
 //! that goes to the file.
 
 mod checkpoint;
@@ -33,9 +33,9 @@ pub use resources::PodResources;
 
 use resizing::Resizing;
 
-/// File of what was granted.
+/// The file with the granted resources.
 const ALLOCATED: &str = "allocated_pods_state";
-/// File of the values that were last sent to the runtime.
+/// The file with the values that were last sent to the runtime.
 const ACTUATED: &str = "actuated_pods_state";
 
 /// One state file's content: the entry of each pod as JSON.
@@ -88,7 +88,7 @@ struct Shared {
 pub struct Allocations(Arc<Shared>);
 
 impl Allocations {
-    /// Reads the files in `dir`; they are written there from now on.
+    /// Reads the files in `dir`; [`Allocations::store`] writes them there.
     ///
     /// # Errors
     /// When a file exists and cannot be parsed: granted resources are not guessed.
@@ -225,7 +225,7 @@ impl Allocations {
 
     /// The pod has ended: its resize is dropped.
     ///
-    /// DIFFERS: upstream's keeps its conditions, and is counted, until it is deleted.
+    /// DIFFERS: upstream keeps the conditions and the count until the pod is deleted.
     pub fn end(&self, uid: &PodUid) {
         self.lock().resizing.remove(uid);
     }

@@ -14,9 +14,9 @@ const IN_PROGRESS: &str = "PodResizeInProgress";
 /// Why a pod does not get the resources that it requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pending {
-    /// Not now.
+    /// The node lacks the resources now.
     Deferred,
-    /// Never on this node.
+    /// This node can never grant the resources.
     Infeasible,
 }
 
@@ -131,7 +131,7 @@ impl Resizing {
 
     pub(super) fn fail(&mut self, pod: &Pod, message: &str) -> bool {
         let note = Note::of(pod, reasons::ERROR, message);
-        // A newer one was granted meanwhile: it has not failed.
+        // A newer resize was granted meanwhile: it has not failed.
         let newer = self.in_progress.as_ref().is_some_and(|known| known.generation > note.generation);
         let news = !newer && !note.repeats(self.in_progress.as_ref());
         if news {
@@ -142,7 +142,7 @@ impl Resizing {
 
     pub(super) fn complete(&mut self, pod: &Pod) -> Option<i64> {
         let of = self.in_progress.as_ref()?.generation;
-        // A newer one was granted meanwhile; the worker will receive it.
+        // A newer resize was granted meanwhile; the worker will receive it.
         if of > generation(pod) {
             return None;
         }
@@ -186,7 +186,7 @@ pub fn summary(head: &str, pod: &Pod, generation: i64, error: &str) -> String {
     let list = |containers: &[Container]| {
         let one = |container: &Container| {
             let own = resources::value(container.resources.as_ref());
-            // In this order, which a map would not keep.
+            // The fields are written in this order, which a map would not keep.
             format!("{{\"name\":{},\"resources\":{own}}}", serde_json::Value::from(container.name.as_str()))
         };
         containers.iter().map(one).collect::<Vec<_>>().join(",")

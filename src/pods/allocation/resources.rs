@@ -61,18 +61,18 @@ impl PodResources {
         Value::Object(entry).to_string()
     }
 
-    /// What one container has.
+    /// The resources of one container.
     #[must_use]
     pub fn container(&self, name: &str) -> Option<&ResourceRequirements> {
         self.containers.get(name)
     }
 
-    /// Takes over all values of a container's specification.
+    /// Copies all values of a container's specification.
     pub fn set(&mut self, container: &Container) {
         self.containers.insert(container.name.clone(), plain(container.resources.as_ref()));
     }
 
-    /// Takes over the value of one resource of a container's specification.
+    /// Copies the value of one resource of a container's specification.
     pub fn set_one(&mut self, container: &Container, resource: Resource) {
         let from = plain(container.resources.as_ref());
         let to = self.containers.entry(container.name.clone()).or_default();
@@ -110,7 +110,7 @@ impl PodResources {
     }
 }
 
-/// Requests and limits only.
+/// Requests and limits, without other fields.
 fn plain(resources: Option<&ResourceRequirements>) -> ResourceRequirements {
     let resources = resources.cloned().unwrap_or_default();
     ResourceRequirements { claims: None, ..resources }
@@ -134,7 +134,7 @@ fn same(a: Option<&ResourceRequirements>, b: Option<&ResourceRequirements>) -> b
     amounts(&requests, a) == amounts(&requests, b) && amounts(&limits, a) == amounts(&limits, b)
 }
 
-/// As JSON, requests and limits only.
+/// Requests and limits as JSON, without other fields.
 pub(super) fn value(resources: Option<&ResourceRequirements>) -> Value {
     let map = |quantities: &Option<Quantities>| {
         let pairs = quantities.iter().flatten();

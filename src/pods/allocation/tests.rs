@@ -34,7 +34,7 @@ fn granted_resources_survive_a_restart() {
     assert_eq!(granted.object().metadata.generation, Some(2));
     assert_eq!(second.given(wanted.uid(), "c"), Some(Given::of(&granted.containers()[0])));
     assert_eq!(second.given(wanted.uid(), "other"), None);
-    // The same amounts in another notation are the same pod.
+    // The same amounts in another notation are no other request.
     let same = pod("u", 3, "1000m", "65536Ki");
     assert_eq!(cpu(&second.granted(&same)), "1000m");
 
@@ -47,9 +47,9 @@ fn granted_resources_survive_a_restart() {
     assert_eq!(cpu(&Allocations::load(dir.path()).unwrap().granted(&wanted)), "2");
 }
 
-/// Written by the Go kubelet for a pod with one container.
+/// `data` was written by the Go kubelet for a pod with one container.
 #[test]
-fn a_file_of_the_go_kubelet_is_taken_over() {
+fn state_file_has_the_go_kubelets_format() {
     let dir = tempfile::tempdir().unwrap();
     let data = r#"{"entries":{"u":{"ContainerResources":{"c":{"limits":{"cpu":"1","memory":"64Mi"},"requests":{"cpu":"1","memory":"64Mi"}}}}}}"#;
     let entries = BTreeMap::from([(
@@ -64,7 +64,7 @@ fn a_file_of_the_go_kubelet_is_taken_over() {
 }
 
 #[test]
-fn pods_that_are_never_resized_are_granted_nothing() {
+fn no_grant_is_stored_for_pods_that_cannot_be_resized() {
     let dir = tempfile::tempdir().unwrap();
     let allocations = Allocations::load(dir.path()).unwrap();
     let bare = object(json!({"metadata": {"uid": "b"}, "spec": {"containers": [{"name": "c"}]}}));
@@ -93,11 +93,11 @@ fn conditions(allocations: &Allocations, uid: &str) -> String {
 }
 
 #[test]
-fn conditions_follow_the_resize() {
+fn conditions_show_each_stage_of_the_newest_resize() {
     let allocations = Allocations::default();
     let second = pod("u", 2, "2", "1Mi");
     assert!(allocations.pend(&second, Pending::Deferred, "full"));
-    assert!(!allocations.pend(&second, Pending::Deferred, "full"), "nothing new");
+    assert!(!allocations.pend(&second, Pending::Deferred, "full"), "no change");
     assert_eq!(conditions(&allocations, "u"), "PodResizePending@2 Deferred: full");
     assert_eq!(allocations.counts(), Counts { deferred: 1, ..Counts::default() });
     assert_eq!(allocations.settle(second.uid()), Some(Pending::Deferred));
@@ -114,7 +114,7 @@ fn conditions_follow_the_resize() {
     allocations.begin(&third);
     assert!(allocations.pend(&third, Pending::Infeasible, "never"));
     assert_eq!(allocations.complete(&second), None);
-    assert!(!allocations.fail(&second, "no"), "nor does it spoil that");
+    assert!(!allocations.fail(&second, "no"), "the newer resize has not failed");
     assert_eq!(
         conditions(&allocations, "u"),
         "PodResizePending@3 Infeasible: never; PodResizeInProgress@3 : "
@@ -126,7 +126,7 @@ fn conditions_follow_the_resize() {
 }
 
 #[test]
-fn a_pod_that_has_ended_waits_for_nothing() {
+fn ended_pod_has_no_resize_conditions() {
     let allocations = Allocations::default();
     let second = pod("u", 2, "2", "1Mi");
     allocations.begin(&second);
@@ -136,7 +136,7 @@ fn a_pod_that_has_ended_waits_for_nothing() {
 }
 
 #[test]
-fn conditions_are_restored_from_the_api_server() {
+fn resize_conditions_are_restored_from_the_api_server() {
     let mut shown = pod("u", 2, "2", "1Mi").into_object();
     shown.status = serde_json::from_value(json!({"conditions": [
         {"type": "Ready", "status": "True"},
@@ -147,13 +147,13 @@ fn conditions_are_restored_from_the_api_server() {
     let allocations = Allocations::default();
     allocations.restore(&shown);
     assert_eq!(conditions(&allocations, "u"), "PodResizePending@2 Deferred: full");
-    assert!(!allocations.pend(&shown, Pending::Deferred, "full"), "it was reported before");
+    assert!(!allocations.pend(&shown, Pending::Deferred, "full"), "the condition was reported before");
     allocations.retain(|_| false);
     assert_eq!(conditions(&allocations, "u"), "");
 }
 
 #[test]
-fn events_have_the_containers_new_resources() {
+fn resize_events_contain_the_containers_new_resources() {
     let pod = object(json!({"metadata": {"uid": "u"}, "spec": {
         "initContainers": [{"name": "i"}],
         "containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2"}}}]}}));

@@ -18,7 +18,7 @@ const RETRY_MAX: Duration = Duration::from_secs(60);
 /// How long a mirror that was created is assumed to exist before the API server shows it.
 const UNSEEN: Duration = Duration::from_secs(30);
 
-/// The newest view and what was done since.
+/// The newest view and the results of requests since then.
 #[derive(Default)]
 pub(super) struct Core {
     view: View,
@@ -31,7 +31,7 @@ pub(super) struct Core {
 struct Memory {
     /// The object of that name, as a response showed it; the view does not show it yet.
     found: Option<(Existing, Instant)>,
-    /// Deleted, though the view still shows them.
+    /// Deleted mirrors that the view still shows.
     deleted: BTreeSet<PodUid>,
     /// An unknown object has the name.
     taken: bool,
@@ -44,7 +44,7 @@ struct Existing {
     namespace: String,
     name: String,
     uid: PodUid,
-    /// The hash of the static pod that it mirrors; `None`: it is no mirror.
+    /// The hash of the mirrored static pod; `None`: the object is no mirror.
     hash: Option<String>,
     deleting: bool,
 }
@@ -69,7 +69,7 @@ impl Existing {
 enum Step {
     Nothing,
     Ask(Request),
-    /// It would be created, but the Node object is not known.
+    /// The mirror has to be created, but the Node object is not known.
     NoNode,
     /// A pod that is no mirror has the name.
     Foreign,
@@ -101,7 +101,7 @@ impl Core {
         self.due = Some(now);
     }
 
-    /// Whether nothing is remembered.
+    /// Whether no name is known.
     #[cfg(test)]
     pub(super) fn is_blank(&self) -> bool {
         self.names.is_empty()
@@ -112,7 +112,7 @@ impl Core {
         self.due
     }
 
-    /// The next request. Without one the core is done until its due time.
+    /// The next request. `None`: there is none until [`Core::next_due`].
     pub(super) fn next(&mut self, node: Option<&api::Node>, now: Instant) -> Option<(FullName, Request)> {
         let owner = node.and_then(owner);
         let mut names: BTreeSet<FullName> = self.view.desired.iter().map(Pod::full_name).collect();
@@ -231,7 +231,7 @@ impl Core {
             && let Some(why) = why
         {
             log::warn!(
-                "cannot keep the mirror of a static pod ({} times): {why} pod={name}",
+                "cannot create or delete the mirror of a static pod ({} times): {why} pod={name}",
                 memory.failures
             );
         }

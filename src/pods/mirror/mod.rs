@@ -36,7 +36,7 @@ pub fn inbox() -> (Views, Inbox<(), View>) {
     mailbox::mailbox(mailbox::newest)
 }
 
-/// What the thread works with.
+/// Handles and channel ends of the thread.
 pub struct Deps {
     /// The newest view.
     pub views: Inbox<(), View>,

@@ -9,16 +9,16 @@ use crate::model::api;
 #[derive(Debug, Clone, PartialEq)]
 pub enum Request {
     Create(Box<api::Pod>),
-    /// Read the object that has its name.
+    /// Read the object that has the mirror's name.
     Get {
         namespace: String,
         name: String,
     },
-    /// Delete it immediately, if it still has the UID.
+    /// Delete the mirror immediately, if it still has the UID.
     Delete {
         namespace: String,
         name: String,
-        /// Its UID at the API server.
+        /// The UID of the mirror at the API server.
         uid: String,
     },
 }
@@ -26,11 +26,11 @@ pub enum Request {
 /// The result of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Response {
-    /// The pod as it is now.
+    /// The present object.
     Shown(Box<api::Pod>),
-    /// It is deleted, or no longer existed.
+    /// The mirror is deleted, or no longer existed.
     Gone,
-    /// The name is taken.
+    /// Another object has the name.
     Exists,
     /// The request failed and may succeed later.
     Failed(String),

@@ -26,13 +26,13 @@ fn node() -> api::Node {
     serde_json::from_value(json!({"metadata": {"name": "node1", "uid": "node-uid"}})).unwrap()
 }
 
-/// Keeps pods by name.
+/// A fake API server, which stores pods by name.
 #[derive(Default)]
 struct Server {
     pods: BTreeMap<String, Value>,
     made: u32,
     fails: bool,
-    /// Deleted pods stay, marked: a finalizer keeps them.
+    /// Deleted pods get a deletion time and stay: a finalizer keeps them.
     holds: bool,
     /// A webhook changes the annotation.
     changes: bool,
@@ -102,7 +102,7 @@ impl Bench {
         Bench { core: Core::default(), server: Server::default(), node: Some(node()), now: Instant::now() }
     }
 
-    /// Posts a view in which the mirrors are those of the server, and does what is to be done.
+    /// Posts a view with the mirrors of the server, and sends the requests that are due.
     fn see(&mut self, desired: &[Pod], removed: &[&Pod]) -> Vec<String> {
         let mirrors = Some(self.server.all());
         self.see_with(desired, removed, mirrors, true)
@@ -138,10 +138,10 @@ impl Bench {
 const NOTHING: Vec<String> = Vec::new();
 
 #[test]
-fn a_mirror_is_created_once() {
+fn mirror_is_created_once_and_again_after_its_deletion() {
     let mut bench = Bench::new();
     let desired = [pod("st", "h1")];
-    // Before the API server has delivered its pods it is unknown what is missing.
+    // Before the API server has delivered its pods, the missing mirrors are unknown.
     assert_eq!(bench.see_with(&desired, &[], None, false), NOTHING);
     assert_eq!(bench.see_with(&desired, &[], Some(vec![]), false), ["create st"]);
     // The watch may be late.
@@ -155,13 +155,13 @@ fn a_mirror_is_created_once() {
         "controller": true}]);
     assert_eq!(made["metadata"]["ownerReferences"], owner);
     assert_eq!(made["status"], json!({"phase": "Pending"}));
-    // Deleted by hand: a new one.
+    // A user deletes the mirror: a new one is created.
     bench.server.pods.clear();
     assert_eq!(bench.see(&desired, &[]), ["create st"]);
 }
 
 #[test]
-fn no_mirror_without_a_node() {
+fn no_mirror_is_created_without_a_live_node_object() {
     let mut bench = Bench::new();
     let desired = [pod("st", "h1")];
     bench.node = None;
@@ -176,7 +176,7 @@ fn no_mirror_without_a_node() {
 }
 
 #[test]
-fn another_static_pod_gets_another_mirror_when_the_old_one_has_ended() {
+fn mirror_is_replaced_when_the_old_static_pod_has_ended() {
     let mut bench = Bench::new();
     let (old, new) = (pod("st", "h1"), pod("st", "h2"));
     bench.see(std::slice::from_ref(&old), &[]);
@@ -184,7 +184,7 @@ fn another_static_pod_gets_another_mirror_when_the_old_one_has_ended() {
     assert_eq!(bench.see(std::slice::from_ref(&new), &[&old]), NOTHING);
     let both = std::slice::from_ref(&new);
     assert_eq!(bench.see_with(both, &[], Some(shown.clone()), true), ["delete st m1", "create st"]);
-    // The watch still shows the old one.
+    // The watch still shows the old mirror.
     assert_eq!(bench.see_with(both, &[], Some(shown), true), NOTHING);
     assert_eq!(bench.see(both, &[]), NOTHING);
     // A mirror that a user deletes gracefully has to be deleted by the agent.
@@ -193,7 +193,7 @@ fn another_static_pod_gets_another_mirror_when_the_old_one_has_ended() {
 }
 
 #[test]
-fn orphans_are_deleted_when_all_sources_delivered_and_pods_ended() {
+fn orphan_mirrors_are_deleted_once_sources_delivered_and_pods_ended() {
     let mut bench = Bench::new();
     let gone = pod("st", "h1");
     bench.see(std::slice::from_ref(&gone), &[]);
@@ -211,22 +211,22 @@ fn orphans_are_deleted_when_all_sources_delivered_and_pods_ended() {
 }
 
 #[test]
-fn only_mirrors_that_have_the_name_are_deleted() {
-    // By its own mirror, which the view does not show.
+fn name_conflict_deletes_an_outdated_mirror_but_no_other_pod() {
+    // The name belongs to the pod's own mirror, which the view does not show.
     let mut bench = Bench::new();
     let desired = [pod("st", "h1")];
     bench.see(&desired, &[]);
     bench.core = Core::default();
     assert_eq!(bench.see_with(&desired, &[], Some(vec![]), true), ["create st", "get st"]);
     assert_eq!(bench.run(), NOTHING);
-    // By the mirror of an older one.
+    // The name belongs to the mirror of an older static pod.
     bench.core = Core::default();
     let newer = [pod("st", "h2")];
     assert_eq!(
         bench.see_with(&newer, &[], Some(vec![]), true),
         ["create st", "get st", "delete st m1", "create st"]
     );
-    // By another pod, which must not be deleted.
+    // The name belongs to another pod, which must not be deleted.
     let mut bench = Bench::new();
     let foreign = json!({"metadata": {"name": "st", "namespace": "n", "uid": "x"}});
     bench.server.pods.insert("st".into(), foreign);
@@ -278,7 +278,7 @@ fn mirror_that_a_webhook_changes_causes_no_hot_loop() {
 }
 
 #[test]
-fn failures_are_retried_with_growing_waits() {
+fn failed_requests_are_retried_with_growing_waits() {
     let mut bench = Bench::new();
     bench.server.fails = true;
     assert_eq!(bench.see(&[pod("a", "a"), pod("b", "b")], &[]), ["fail", "fail"]);
@@ -295,7 +295,7 @@ fn failures_are_retried_with_growing_waits() {
 
 /// The recorded request, but for what a server adds to a pod by itself.
 #[test]
-fn the_recorded_mirror() {
+fn created_mirror_equals_the_recorded_one() {
     let recorded = json!({"metadata": {"name": "st-node1", "namespace": "default", "uid": "hash",
         "labels": {"app": "st"}, "annotations": {"kubernetes.io/config.hash": "hash",
             "kubernetes.io/config.mirror": "hash", "kubernetes.io/config.seen": "now",
@@ -327,7 +327,7 @@ impl Api for Recorded {
 }
 
 #[test]
-fn the_thread_follows_the_views() {
+fn thread_creates_and_deletes_mirrors_as_views_change() {
     let (tx, rx) = bounded(10);
     let (post, views) = inbox();
     let deps = Deps {

@@ -28,7 +28,7 @@ enum Step {
     Failed,
 }
 
-/// Fills `start_init` and `kill`.
+/// Fills `start_init` and `kill` of the plan.
 pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) -> Outcome {
     let containers = inputs.pod.init_containers();
     if containers.is_empty() {
@@ -46,10 +46,10 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) -> Outcome {
             .is_some_and(|status| matches!(status.state, ContainerState::Created | ContainerState::Running))
     });
     let mut outcome = if initialized_before { Outcome::Initialized } else { Outcome::NotYet };
-    // From the last one to the first: the newest init container that was ever made shows how far
+    // The loop runs from the last container to the first: the newest init container shows how far
     // the initialization is. Every sidecar before it was started once and must keep running;
-    // ordinary containers before it have ended. After the initialization this applies to all of
-    // them.
+    // ordinary containers before it have ended. After the initialization this applies to all
+    // init containers.
     let mut progress_known = initialized_before;
     for (index, container) in containers.iter().enumerate().rev() {
         let status = newest_here(inputs, &container.name);

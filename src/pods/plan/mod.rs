@@ -1,10 +1,10 @@
 //! The actions that make a pod's containers match its specification, as data.
 //!
-//! Owns nothing and does nothing: [`compute`] maps a pod, its state at the runtime and
+//! Owns nothing and does nothing: [`compute`] maps a pod, its state in the runtime and
 //! the verdicts of its probes onto a [`Plan`]; the pod's worker carries it out.
 //! Invariants: same inputs, same plan; a plan for a pod that is in the desired state is empty;
 //! indices in a plan are in specification order and valid for that specification.
-//! Absent on purpose: crash back-off (the worker checks it before each start).
+//! Deliberately absent: crash back-off (the worker checks it before each start).
 //! Go counterpart: computePodActions in pkg/kubelet/kuberuntime.
 
 mod init;
@@ -70,17 +70,17 @@ impl<'a> Inputs<'a> {
 /// Why a single container is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KillReason {
-    /// Its image or name differs from the specification.
+    /// The container's image or name differs from the specification.
     DefinitionChanged,
-    /// The runtime does not know its state, so it is stopped before a new start.
+    /// The runtime does not know the container's state: it is stopped before a new start.
     Unknown,
-    /// A newer instance of it exists.
+    /// A newer instance of the container exists.
     Twin,
-    /// Its liveness probe failed; the probe's own grace period applies.
+    /// The liveness probe failed; the probe's own grace period applies.
     LivenessProbe,
-    /// Its startup probe failed; the probe's own grace period applies.
+    /// The startup probe failed; the probe's own grace period applies.
     StartupProbe,
-    /// Its resources changed and its resize policy requires a restart.
+    /// The container's resources changed, and its resize policy requires a restart.
     Resize,
 }
 
@@ -100,17 +100,17 @@ impl KillReason {
 /// One container to stop while the rest of the pod continues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KillContainer {
-    /// Which instance.
+    /// The instance to stop.
     pub id: ContainerId,
-    /// Its container's name in the pod.
+    /// The container's name in the pod.
     pub name: String,
-    /// For the `Killing` event.
+    /// The message of the `Killing` event.
     pub message: String,
-    /// For the choice of the grace period.
+    /// The reason, which determines the grace period.
     pub reason: KillReason,
 }
 
-/// What to do, in the order of the fields.
+/// The actions for a pod, in the order of the fields.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
     /// Stop every running container, then every sandbox. Replaces the list in `kill`.
@@ -161,7 +161,7 @@ pub fn compute(inputs: &Inputs) -> Plan {
         attempt: sandbox.attempt,
         ..Plan::default()
     };
-    // With a dead sandbox all containers start again anyway.
+    // With a dead sandbox all containers start again in any case.
     if !inputs.reset_held || sandbox.needed {
         plan.reset = reset::compute(inputs.pod, inputs.runtime);
     }

@@ -146,7 +146,7 @@ impl World {
         };
         let is_regular = |name: &str| self.pod.containers().iter().any(|one| one.name == name);
         let init = self.pod.init_containers();
-        // Once a regular container was made, the initialization is complete.
+        // When a regular container was made, the initialization is complete.
         let initialized = self.pod.containers().iter().any(|one| !instances(&one.name).is_empty());
         let earlier = match init.iter().position(|one| one.name == name) {
             Some(at) => at,
@@ -155,7 +155,7 @@ impl World {
         };
         for container in init.iter().take(earlier).filter(|_| !initialized) {
             let fine = if is_sidecar(container) {
-                // It has started; later containers do not wait even if it has ended since.
+                // The sidecar has started; later containers do not wait even if it has ended since.
                 !instances(&container.name).is_empty()
             } else {
                 let done = |one: &&ContainerStatus| one.state == ContainerState::Exited && one.exit_code == 0;
@@ -272,16 +272,16 @@ fn older_instance_of_any_container_is_stopped() {
 #[derive(Debug, Clone)]
 struct Init {
     sidecar: bool,
-    /// As [`instance`] reads it, without the name; empty: there is no instance.
+    /// The state in the notation of [`instance`]; empty: there is no instance.
     state: &'static str,
-    /// The verdict of its startup probe, if it has one.
+    /// The verdict of the startup probe, if there is one.
     startup: Option<Verdict>,
-    /// The verdict of its liveness probe, if it has one.
+    /// The verdict of the liveness probe, if there is one.
     liveness: Option<Verdict>,
 }
 
 impl Init {
-    /// Whether it was made in the present sandbox.
+    /// Whether the container was made in the present sandbox.
     fn is_here(&self) -> bool {
         !self.state.is_empty() && !self.state.contains('@')
     }
@@ -361,7 +361,7 @@ proptest! {
     ) {
         let plan = plan_for(policy, &init, regular);
         let initialized = matches!(regular, "Created" | "Running");
-        // What was started once: up to the newest one, and all of them after the initialization.
+        // Number of init containers that were started: all after the initialization.
         let newest = init.iter().rposition(Init::is_here);
         let begun = if initialized { init.len() } else { newest.map_or(0, |newest| newest + 1) };
         if plan.kill_pod {
@@ -391,7 +391,7 @@ proptest! {
             if !one.sidecar && (is_done || one.state.starts_with("Running")) {
                 prop_assert!(!killed && !starts, "{}", what);
             }
-            // At most one that was never started, the next one.
+            // Of the containers that were never started, only the next one may start.
             prop_assert!(!starts || index <= begun, "{}", what);
         }
     }

@@ -1,4 +1,4 @@
-//! Regular containers, each by itself.
+//! Actions for regular containers, which do not depend on each other.
 
 use crate::model::api::Container;
 use crate::model::restart;
@@ -7,7 +7,7 @@ use crate::model::verdict::Verdict;
 
 use super::{Inputs, KillContainer, KillReason, Plan, definition_changed, stop_twins};
 
-/// Fills `start` and `kill`; a pod in which nothing runs and nothing will is killed.
+/// Fills `start` and `kill`; a pod in which no container runs or will run is killed.
 pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) {
     let mut kept = 0_usize;
     for (index, container) in inputs.pod.containers().iter().enumerate() {
@@ -35,7 +35,7 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) {
     }
     if kept == 0 && plan.start.is_empty() && !inputs.reset_held {
         plan.kill_pod = true;
-        // Sidecars must not keep a finished pod alive.
+        // Sidecars must not keep a finished pod running.
         plan.start_init.clear();
     }
 }
@@ -51,7 +51,7 @@ fn replace_if_needed(
     let name = &container.name;
     let comes_back = restart::comes_back_after_probe(inputs.pod, container);
     let (what, reason, comes_back) = if definition_changed(container, status) {
-        // No source has the old definition, so the policy does not matter.
+        // The old definition no longer exists in any source, so the policy does not matter.
         ("definition changed", KillReason::DefinitionChanged, true)
     } else if (inputs.liveness)(&status.id) == Verdict::Failure {
         ("failed liveness probe", KillReason::LivenessProbe, comes_back)

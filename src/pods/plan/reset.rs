@@ -10,13 +10,13 @@ use crate::model::runtime::{ContainerState, PodRuntime};
 /// One instance to remove from the runtime; its log files stay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reset {
-    /// Which instance.
+    /// The instance to remove.
     pub id: ContainerId,
-    /// Its container's name in the pod.
+    /// The container's name in the pod.
     pub name: String,
-    /// Whether it has to be stopped first.
+    /// Whether the instance has to be stopped first.
     pub stop: bool,
-    /// Whether its container requested the restart of all.
+    /// Whether the container requested the restart of all.
     pub trigger: bool,
 }
 
@@ -72,12 +72,12 @@ mod tests {
     }
 
     #[test]
-    fn all_start_again_and_the_trigger_is_removed_last() {
+    fn restart_of_all_containers_removes_the_trigger_last() {
         check("i=Exited s=Running a=Running b=Exited:42 c=Exited:1", "reset=[-a c i -s b!]");
-        // Interrupted: the remaining instances are removed.
+        // After an interruption the remaining instances are removed.
         check("s=Running b=Exited:42", "reset=[-s b!]");
         check("b=Exited:42", "reset=[b!]");
-        // Then the first init container starts.
+        // When all are removed, the first init container starts.
         check("", "init=[0]");
         // Another exit code does not match; only the newest instance counts.
         check("i=Exited s=Running a=Running b=Exited:1 c=Running", "");
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn all_start_again_with_a_dead_sandbox() {
+    fn all_containers_are_reset_although_the_sandbox_is_dead() {
         let mut runtime = ready("a=Exited b=Exited:42");
         runtime.sandboxes[0].state = SandboxState::NotReady;
         let plan = compute(&Inputs::without_probes(&pod(spec()), &runtime));
@@ -118,7 +118,7 @@ mod tests {
         ] {
             assert_eq!(held(always.clone(), &ready(instances)), expected, "{instances}");
         }
-        // Even if all other containers have ended, the pod has not.
+        // The pod has not ended, even if all other containers have.
         assert_eq!(held(spec(), &ready("i=Exited s=Running a=Exited b=Exited:42 c=Exited")), "");
         // With a dead sandbox the reset does not wait.
         let mut runtime = ready("a=Exited b=Exited:42");
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn an_init_container_that_requests_a_reset_waits_too() {
+    fn nothing_starts_while_a_reset_by_an_init_container_waits() {
         let rules = json!([
             {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
         let requests_reset = |name: &str, policy: &str| json!({"name": name, "restartPolicy": policy, "restartPolicyRules": rules});

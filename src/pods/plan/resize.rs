@@ -25,10 +25,10 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// Both, in the order in which they are changed.
+    /// Both resources, in the order in which they are changed.
     pub const ALL: [Resource; 2] = [Resource::Memory, Resource::Cpu];
 
-    /// Its name in a manifest.
+    /// The name of the resource in a manifest.
     pub fn name(self) -> &'static str {
         match self {
             Resource::Memory => "memory",
@@ -37,7 +37,7 @@ impl Resource {
     }
 }
 
-/// What a container has of one resource.
+/// The request and limit of a container for one resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Share {
     /// The request, or else the limit.
@@ -46,7 +46,7 @@ pub struct Share {
     pub limit: Option<Amount>,
 }
 
-/// What a container has of each resource.
+/// The requests and limits of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Given {
     /// Memory.
@@ -56,13 +56,13 @@ pub struct Given {
 }
 
 impl Given {
-    /// What the specification grants.
+    /// The values of a container's specification.
     #[must_use]
     pub fn of(container: &Container) -> Given {
         container.resources.as_ref().map(Given::of_resources).unwrap_or_default()
     }
 
-    /// What requests and limits grant.
+    /// The values of requests and limits.
     #[must_use]
     pub fn of_resources(resources: &ResourceRequirements) -> Given {
         let share = |resource: Resource| {
@@ -75,7 +75,7 @@ impl Given {
         Given { memory: share(Resource::Memory), cpu: share(Resource::Cpu) }
     }
 
-    /// One of the two.
+    /// The values of one resource.
     #[must_use]
     pub fn share(&self, resource: Resource) -> Share {
         match resource {
@@ -88,17 +88,17 @@ impl Given {
 /// One change of a running container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resize {
-    /// Which instance.
+    /// The instance to resize.
     pub id: ContainerId,
-    /// Its container's name in the pod.
+    /// The container's name in the pod.
     pub name: String,
-    /// What changes.
+    /// The resource that changes.
     pub resource: Resource,
 }
 
 /// Adds to `plan` the changes that give running containers the resources of their specification.
-/// `given` returns what a container was given last; a container for which this is unknown is not
-/// changed.
+/// `given` returns the last values that the runtime received for a container; a container for which
+/// they are unknown is not changed.
 pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given>, plan: &mut Plan) {
     if pod.is_static() || plan.kill_pod || plan.create_sandbox || !plan.reset.is_empty() {
         return;
@@ -181,17 +181,17 @@ fn needs_restart(container: &Container, resource: Resource) -> bool {
 /// The decision about a request for other resources.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
-    /// Nothing that can be resized differs.
+    /// No resource that can be resized differs.
     Unchanged,
     /// The pod gets what it requests: condition `PodResizeInProgress`, event `ResizeStarted`.
     Granted,
-    /// Not now: condition `PodResizePending`, retried later.
+    /// The resize has to wait: condition `PodResizePending`, retried later.
     Deferred(Refusal),
-    /// Never on this node: condition `PodResizePending`.
+    /// The resize is never possible on this node: condition `PodResizePending`.
     Infeasible {
-        /// For people.
+        /// A message for users.
         message: String,
-        /// For the metric.
+        /// The label of the metric.
         detail: &'static str,
     },
 }
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_of_running_containers() {
+    fn running_container_is_resized_in_place_or_restarted_by_policy() {
         let check = |wants: &str, policy: Value, had: &str, expected: &str| {
             let spec = json!({"containers": [
                 {"name": "c", "resources": resources(wants), "resizePolicy": policy}]});
@@ -343,11 +343,11 @@ mod tests {
     }
 
     #[test]
-    fn containers_without_a_resize() {
+    fn stopped_replaced_or_unknown_containers_are_not_resized() {
         let spec = json!({"containers": [{"name": "c", "resources": resources("1Mi/2Mi 1/2")}]});
         let had = [("c", "1Mi/2Mi 1/1")];
         assert_eq!(plan_of(spec.clone(), "c=Running", &had), "resize=[c:Cpu]");
-        // Its last values are unknown; it does not run; it is replaced for another reason.
+        // The container's last values are unknown, it does not run, or it is replaced anyway.
         assert_eq!(plan_of(spec.clone(), "c=Running", &[]), "");
         assert_eq!(plan_of(spec.clone(), "c=Exited:1", &had), "start=[0]");
         assert_eq!(plan_of(spec, "c=Running#old", &had), "kill=[c:DefinitionChanged] start=[0]");
@@ -355,7 +355,7 @@ mod tests {
 
     /// A resize is also due if another part of the plan replaces the container.
     #[test]
-    fn a_resize_is_due_until_no_running_container_has_less_or_more() {
+    fn resize_is_due_while_a_running_container_has_other_resources() {
         let spec = json!({"containers": [{"name": "c", "resources": resources("1Mi/2Mi 1/2")}]});
         let pod = pod(spec);
         let check = |instances: &str, lost: bool, had: Option<&str>, expected: bool| {
@@ -367,7 +367,7 @@ mod tests {
             assert_eq!(is_due(&pod, &runtime, &given), expected, "{instances} {lost} {had:?}");
             let mut plan = super::super::compute(&super::super::Inputs::without_probes(&pod, &runtime));
             add(&pod, &runtime, &given, &mut plan);
-            // Otherwise the case does not test the difference.
+            // If the plan contained the resize, the case would not test the difference.
             assert!(!lost || plan.resize.is_empty());
         };
         check("c=Running", false, Some("1Mi/2Mi 1/1"), true);
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn decreases_come_first_and_memory_before_cpu() {
+    fn decreases_are_applied_first_and_memory_before_cpu() {
         let containers: Vec<Value> = ["3Mi/3Mi 1/1", "1Mi/1Mi 1/1", "2Mi/2Mi 2/2"]
             .iter()
             .zip(["a", "b", "c"])
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn sidecars_restart_and_init_containers_do_not() {
+    fn resize_restarts_sidecars_but_not_init_containers() {
         let policy = json!([{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]);
         let spec = |policy_of_container: &str| {
             json!({"containers": [{"name": "c"}], "initContainers": [{"name": "i",
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn decisions() {
+    fn resize_is_granted_if_it_fits_and_deferred_otherwise() {
         let (old, new) = (with("1Mi/1Mi 1/1", 0), with("1Mi/1Mi 2/2", 0));
         let why = || ("OutOfcpu".into(), "Node didn't have enough capacity".to_owned());
         let full = |_: &Pod| Err(why());
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn guaranteed_pods_beside_static_managers() {
+    fn resize_of_guaranteed_pod_is_infeasible_with_static_managers() {
         let judge = |from: &str, to: &str, static_cpu, static_memory| {
             let rules = Rules { static_cpu, static_memory };
             match decide(&with(from, 0), &with(to, 0), rules, &|_| Ok(())) {
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_get_lower() {
+    fn first_or_smaller_limit_counts_as_lowered() {
         for (has, wants, expected) in
             [("1/2", "1/1", true), ("1/-", "1/1", true), ("1/1", "1/2", false), ("1/1", "1/-", false)]
         {
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn deferred_resizes_are_retried_in_order() {
+    fn deferred_decreases_and_important_pods_are_retried_first() {
         let small = with("1Mi/1Mi 1/1", 0);
         let mut waiting = [
             ("burstable", small.clone(), with("1Mi/2Mi 2/2", 0)),

@@ -18,7 +18,7 @@ pub const MESSAGE: &str = "Pod was terminated in response to imminent node shutd
 /// The pods of priority `from` and more, up to the next step, are stopped together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
-    /// The lowest priority of its pods.
+    /// The lowest priority of the step's pods.
     pub from: i32,
     /// The time limit of the step.
     pub period: Duration,
@@ -27,9 +27,9 @@ pub struct Step {
 /// Pods to stop at the same time, each with its grace period in seconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
-    /// How long to wait for them at most.
+    /// How long to wait for the pods at most.
     pub period: Duration,
-    /// In the order in which they were given.
+    /// The pods in the order of the input.
     pub pods: Vec<(PodUid, i64)>,
 }
 
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_by_priority() {
+    fn pods_are_grouped_by_priority_and_grace_is_limited_by_group() {
         let steps = [(10, 5), (0, 20), (100, 7)];
         let pods = [
             ("none", None, 30),
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn end_is_detected_from_the_order_or_the_status() {
+    fn end_by_shutdown_is_detected_from_the_order_or_the_status() {
         let order = |reason| {
             let failure = crate::pods::lifecycle::Failure { reason, message: String::new() };
             Kill { grace_override: Some(1), failure: Some(failure) }
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn two_values_are_two_steps() {
+    fn valid_pair_of_grace_periods_becomes_two_steps() {
         let seconds = Duration::from_secs;
         assert_eq!(
             two_steps(seconds(30), seconds(10)),

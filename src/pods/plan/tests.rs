@@ -1,4 +1,4 @@
-//! One row of the reference tables per check.
+//! Each check has a pod, the state of its containers, and the expected plan.
 
 use serde_json::{Value, json};
 
@@ -135,7 +135,7 @@ fn one(policy: &str) -> Value {
 }
 
 #[test]
-fn sandbox_rows() {
+fn sandbox_is_needed_if_missing_dead_or_unsuitable() {
     let with = |change: fn(&mut SandboxStatus)| {
         let mut newest = sandbox(3, SandboxState::Ready);
         change(&mut newest);
@@ -171,18 +171,18 @@ fn sandbox_rows() {
 }
 
 #[test]
-fn a_new_sandbox() {
+fn new_sandbox_starts_only_containers_that_must_run_again() {
     let gone = |instances| runtime(vec![sandbox(0, SandboxState::NotReady)], instances);
     let init = json!({"containers": [{"name": "c"}], "initContainers": [{"name": "i"}, {"name": "j"}]});
     check(one("Always"), runtime(vec![], ""), "pod sandbox0 start=[0]");
     check(one("Always"), gone("c=Exited:1"), "pod sandbox!1 start=[0]");
     check(init.clone(), runtime(vec![], ""), "pod sandbox0 init=[0]");
     check(init, gone("c=Exited i=Exited j=Exited"), "pod sandbox!1 init=[0]");
-    // Never: no second sandbox once there were containers.
+    // With policy Never no second sandbox is made once there were containers.
     check(one("Never"), runtime(vec![], ""), "pod sandbox0 start=[0]");
     check(one("Never"), gone(""), "pod sandbox!1 start=[0]");
     check(one("Never"), gone("c=Exited:1"), "pod");
-    // OnFailure: what succeeded is left out; nothing left, no sandbox.
+    // With OnFailure only failed containers start again; if there is none, no sandbox is made.
     let two = json!({"restartPolicy": "OnFailure", "containers": [{"name": "a"}, {"name": "b"}]});
     check(two.clone(), gone("a=Exited b=Exited:1"), "pod sandbox!1 start=[1]");
     check(two, gone("a=Exited b=Exited"), "pod");
@@ -195,7 +195,7 @@ fn a_new_sandbox() {
 }
 
 #[test]
-fn regular_rows() {
+fn regular_container_restarts_by_state_probes_and_policy() {
     for policy in ["Always", "OnFailure", "Never"] {
         check(one(policy), ready(""), "start=[0]");
         check(one(policy), ready("c=Created"), "start=[0]");
@@ -206,7 +206,7 @@ fn regular_rows() {
     check(one("Always"), ready("c=Exited"), "start=[0]");
     check(one("Always"), ready("c=Exited:1"), "start=[0]");
     check(one("OnFailure"), ready("c=Exited:1"), "start=[0]");
-    // Nothing kept and nothing to start.
+    // No container is kept or started, so the pod ends.
     check(one("OnFailure"), ready("c=Exited"), "pod");
     check(one("Never"), ready("c=Exited"), "pod");
     check(one("Never"), ready("c=Exited:1"), "pod");
@@ -222,23 +222,23 @@ fn regular_rows() {
         "restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]}]});
     check(rules.clone(), ready("c=Exited:42"), "start=[0]");
     check(rules, ready("c=Exited:1"), "pod");
-    // One of two is enough to keep the pod.
+    // One container of two is enough to keep the pod.
     let two = json!({"restartPolicy": "Never", "containers": [{"name": "a"}, {"name": "b"}]});
     check(two.clone(), ready("a=Exited b=Running"), "");
     check(two, ready("a=Exited"), "start=[1]");
 }
 
 #[test]
-fn a_container_without_a_readable_hash_is_not_changed() {
+fn container_without_a_readable_hash_keeps_running() {
     let mut runtime = ready("c=Running");
     runtime.containers[0].hash = None;
     check(one("Always"), runtime, "");
 }
 
 #[test]
-fn only_the_newest_instance_counts() {
+fn newest_instance_decides_and_older_running_ones_are_stopped() {
     check(one("Always"), ready("c=Running c=Exited:1 c=Unknown"), "");
-    // Except one that runs.
+    // An older instance that runs is stopped.
     let twin = |instances: &str| {
         let mut runtime = ready(instances);
         runtime.containers[1].id = "old".into();
@@ -249,7 +249,7 @@ fn only_the_newest_instance_counts() {
 }
 
 #[test]
-fn a_deleted_pod_starts_nothing() {
+fn deleted_pod_starts_no_container() {
     let object = json!({"metadata": {"name": "p", "deletionTimestamp": "2026-01-01T00:00:00Z"},
         "spec": {"containers": [{"name": "c", "image": IMAGE}]}});
     let pod = Pod::from(serde_json::from_value::<api::Pod>(object).unwrap());
@@ -263,11 +263,11 @@ fn ephemeral_containers_start_once() {
     check(spec.clone(), ready("c=Running"), "ephemeral=[0, 1]");
     check(spec.clone(), ready("c=Running d=Exited:1"), "ephemeral=[1]");
     check(spec.clone(), ready("c=Running d=Running e=Created"), "");
-    // Also before the pod is initialized: they may be needed to debug the initialization.
+    // They start before the pod is initialized, too, to debug the initialization.
     let mut slow = spec.clone();
     slow["initContainers"] = json!([{"name": "i"}]);
     check(slow, ready("i=Running"), "ephemeral=[0, 1]");
-    // Not in a pod that is over, nor with a new sandbox.
+    // They start neither in a pod that ends nor together with a new sandbox.
     let mut over = spec.clone();
     over["restartPolicy"] = json!("Never");
     check(over, ready("c=Exited d=Running"), "pod");
@@ -275,7 +275,7 @@ fn ephemeral_containers_start_once() {
 }
 
 #[test]
-fn init_rows_before_initialization() {
+fn init_containers_run_in_order_and_are_retried_by_policy() {
     let spec = |policy: &str| {
         json!({"restartPolicy": policy, "containers": [{"name": "c"}],
             "initContainers": [{"name": "i"}, {"name": "j"}]})
@@ -288,9 +288,9 @@ fn init_rows_before_initialization() {
         check(spec(policy), ready("i=Exited j=Created"), "init=[1]");
         check(spec(policy), ready("i=Exited j=Running"), "");
         check(spec(policy), ready("i=Exited j=Exited"), "start=[0]");
-        // The newest one alone decides, even if the records of the others were removed.
+        // Only the newest init container decides, even if the records of the others were removed.
         check(spec(policy), ready("j=Exited"), "start=[0]");
-        // An exited regular container proves nothing, a running one does.
+        // An exited regular container does not prove the initialization, a running one does.
         check(spec(policy), ready("c=Running"), "");
     }
     check(spec("Always"), ready("c=Exited:1"), "init=[0]");
@@ -319,7 +319,7 @@ fn sidecars() -> Value {
 }
 
 #[test]
-fn sidecar_rows_before_initialization() {
+fn sidecars_start_in_order_and_restart_during_initialization() {
     check(sidecars(), ready(""), "init=[0]");
     check(sidecars(), ready("s=Created"), "init=[0]");
     check(sidecars(), ready("s=Running"), "");
@@ -331,7 +331,7 @@ fn sidecar_rows_before_initialization() {
     check(sidecars(), ready("s=Exited"), "init=[0]");
     check(sidecars(), ready("s=Exited:1"), "init=[0]");
     check(sidecars(), ready("s=Unknown"), "kill=[s:Unknown] init=[0]");
-    // The last one without a startup probe: running is enough.
+    // For the last sidecar, which has no startup probe, running is enough.
     check(sidecars(), ready("s=Running t=Running"), "start=[0]");
     check(sidecars(), ready("s=Running t=Exited"), "init=[1]");
     let mixed = json!({"containers": [{"name": "c"}], "initContainers": [
@@ -342,7 +342,7 @@ fn sidecar_rows_before_initialization() {
 }
 
 #[test]
-fn earlier_sidecars_are_kept_during_initialization() {
+fn earlier_sidecars_are_kept_running_during_initialization() {
     let probe = || json!({"exec": {"command": ["true"]}});
     let spec = |policy: &str| {
         json!({"restartPolicy": policy, "containers": [{"name": "c"}], "initContainers": [
@@ -354,7 +354,7 @@ fn earlier_sidecars_are_kept_during_initialization() {
             check_probed(spec(policy), ready(instances), probes, expected);
         };
         let nothing = ("", "");
-        // Whatever the newest one does: it runs, it is done, its successor runs, it was never started.
+        // The newest init container may run, be done, have a running successor, or be created.
         check("s=Exited h=Running", nothing, "init=[0]");
         check("s=Exited h=Exited", nothing, "init=[0, 2]");
         check("s=Exited:1 h=Exited t=Exited:1 i=Running", nothing, "init=[0, 2]");
@@ -367,7 +367,7 @@ fn earlier_sidecars_are_kept_during_initialization() {
         check("s=Running h=Running", ("", "s-"), "kill=[s:StartupProbe] init=[0]");
         check("s=Running h=Running", ("s-", "s+"), "kill=[s:LivenessProbe] init=[0]");
         check("s=Running#old h=Exited t=Exited", nothing, "kill=[s:DefinitionChanged] init=[0, 2]");
-        // A sidecar that starts again does not hold back what comes after it.
+        // A sidecar that starts again does not delay later containers.
         check("s=Running h=Exited", nothing, "init=[2]");
         check("s=Running h=Running", nothing, "");
         check("s=Running h=Exited t=Running i=Running", ("", "s+"), "");
@@ -376,13 +376,13 @@ fn earlier_sidecars_are_kept_during_initialization() {
         check(spec(policy), ready("s=Exited h=Exited:1"), "init=[0, 1]");
         check(spec(policy), ready("s=Exited h=Unknown"), "kill=[h:Unknown] init=[0, 1]");
     }
-    // The pod ends: nothing is started for it.
+    // The pod ends, so no container is started.
     check(spec("Never"), ready("s=Exited h=Exited:1"), "pod");
     check(spec("Never"), ready("s=Running#old h=Exited:1"), "pod");
 }
 
 #[test]
-fn sidecar_rows_after_initialization() {
+fn sidecars_restart_after_initialization_until_the_pod_ends() {
     check(sidecars(), ready("c=Running s=Running t=Running"), "");
     check(sidecars(), ready("c=Running"), "init=[0, 1]");
     check(sidecars(), ready("c=Running s=Created t=Running"), "init=[0]");
@@ -401,7 +401,7 @@ fn sidecar_rows_after_initialization() {
     check(mixed.clone(), ready("c=Running i=Exited:1 s=Running"), "");
     check(mixed.clone(), ready("c=Running i=Unknown s=Exited"), "init=[1]");
     check(mixed, ready("c=Running s=Running"), "");
-    // Sidecars do not keep a finished pod alive, nor come back in it.
+    // Sidecars do not keep a finished pod running, and do not start again in it.
     let mut done = sidecars();
     done["restartPolicy"] = json!("Never");
     check(done.clone(), ready("c=Exited s=Running t=Running"), "pod");
@@ -409,7 +409,7 @@ fn sidecar_rows_after_initialization() {
 }
 
 #[test]
-fn messages_for_the_killing_event() {
+fn killing_event_has_upstreams_message_for_each_reason() {
     let message = |spec: Value, instances: &str, probes: (&str, &str)| {
         let plan = plan_of(&pod(spec), &ready(instances), probes.0, probes.1);
         plan.kill.first().map(|kill| kill.message.clone()).unwrap_or_default()

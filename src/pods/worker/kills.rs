@@ -55,7 +55,7 @@ impl Worker {
     }
 
     /// The wait before a restart of all containers if a container that requests it is in back-off.
-    /// From now on the status of this container shows the reason. `None`: no wait.
+    /// The status of this container shows the reason after this call. `None`: no wait.
     ///
     /// DIFFERS: upstream removes the record of the container that requests it, and so its back-off.
     pub(super) fn hold_reset(&mut self, resets: &[plan::Reset], runtime: &PodRuntime) -> Option<Failed> {

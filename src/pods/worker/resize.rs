@@ -91,7 +91,7 @@ impl Worker {
                 Some((resize, container))
             })
         };
-        // With a limit below its usage, the kernel would kill the container.
+        // The kernel would kill a container whose limit gets lower than its usage.
         let mut refused = Vec::new();
         for (resize, container) in containers().filter(|(resize, _)| resize.resource == Resource::Memory) {
             let has = self.deps.allocations.given(pod.uid(), &container.name).unwrap_or_default().memory;

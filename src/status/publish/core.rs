@@ -56,7 +56,7 @@ pub(super) struct Core {
 /// One pod at the API server.
 struct Record {
     pod: Pod,
-    /// Its UID on this node.
+    /// The UID of the pod on this node.
     local: PodUid,
     /// The version of the status that the server has.
     acknowledged: u64,
@@ -76,7 +76,7 @@ struct Record {
     /// The last patch, until its response has been compared with it.
     asked: Option<Value>,
     stage: Stage,
-    /// How often its end could not be acknowledged.
+    /// How often the end of the pod had to be withheld.
     withheld: u32,
     failures: Failures,
     /// Whether the server caused the failures: another status would fail, too.
@@ -127,7 +127,7 @@ impl Core {
                     self.due.set_earlier(uid, until);
                     return;
                 }
-                // The same version again: this object shares its memory with the other holders.
+                // The version is the same, but this object shares memory with its other holders.
                 Ordering::Equal => {
                     record.pod = shown.pod;
                     record.behind = None;
@@ -237,7 +237,7 @@ impl Core {
             return Some(record.request(uid, What::Patch(body)));
         }
         if merged.withheld {
-            // Not acknowledged in full, so the next difference is not another client's edit.
+            // Not all is acknowledged, so the next difference is no edit of another client.
             record.acknowledged = entry.version.saturating_sub(1);
             let wait = WITHHELD.saturating_mul(1 << record.withheld.min(4)).min(WITHHELD_MAX);
             record.withheld = record.withheld.saturating_add(1);

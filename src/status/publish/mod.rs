@@ -1,7 +1,7 @@
 //! The `status` thread: reports the statuses of pods to the API server (Go: pkg/kubelet/status
 //! manager's syncBatch, syncPod).
 //!
-//! In: the status cache's bell, and the pods as the API server shows them ([`ApiPods`]).
+//! Inbox: the bell of the status cache, and the pods as the API server shows them ([`ApiPods`]).
 //! Out: status patches, and the deletion of pods that have completely ended on the node.
 //! The thread wakes for a new status, a pod that the server shows with another status, and a retry.
 //! Invariants: only the newest status is sent; a pod that fails delays no other; a patch contains
@@ -39,7 +39,7 @@ pub fn inbox() -> (ApiPods, Inbox<PodUid, ApiPod>) {
     mailbox::mailbox(mailbox::newest)
 }
 
-/// What the thread works with.
+/// Handles and channel ends of the thread.
 pub struct Deps {
     /// The statuses, and the bell.
     pub status: StatusCache,
@@ -57,7 +57,7 @@ pub struct Deps {
 /// When the thread cannot be started.
 pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
     threads::spawn("status", Stack::Large, on_death, move |stop| {
-        // Before the first read, so that a change in between rings.
+        // The bell is registered before the first read, so that a later change rings it.
         let bell = deps.status.changes();
         Publisher { core: Core::default(), deps, bell }.run(&stop);
     })

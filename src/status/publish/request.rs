@@ -18,7 +18,7 @@ pub struct Request {
     pub name: String,
     /// `metadata.uid`: another pod with this name is not affected.
     pub uid: String,
-    /// What to do.
+    /// The kind of the request.
     pub what: What,
 }
 
@@ -27,9 +27,9 @@ pub struct Request {
 pub enum What {
     /// Read the pod.
     Get,
-    /// Patch its status strategically.
+    /// Patch the pod's status with a strategic merge patch.
     Patch(Value),
-    /// Delete it immediately, if it still has the UID.
+    /// Delete the pod immediately, if it still has the UID.
     Delete,
 }
 
@@ -38,11 +38,11 @@ pub enum What {
 pub enum Answer {
     /// The pod as it is now.
     Shown(Box<api::Pod>),
-    /// It is deleted.
+    /// The pod is deleted.
     Deleted,
     /// There is no such pod.
     Gone,
-    /// It is another pod, or it changed meanwhile, or the status is invalid: read the pod first.
+    /// The UID differs, the pod changed meanwhile, or the status is invalid: read the pod first.
     Conflict(String),
     /// The server refused the request.
     Refused(String),
@@ -96,7 +96,7 @@ fn failure(error: &ApiError) -> Answer {
         return Answer::Conflict(why);
     }
     match error.status() {
-        // Also the response to a UID that differs.
+        // The response to another UID or to an invalid status.
         Some(422) => Answer::Conflict(why),
         // Failed authentication concerns all pods.
         Some(401) => Answer::Away(why),
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_have_their_results() {
+    fn api_errors_are_classified_by_status_code() {
         let check = |error: ApiError, expected: &str| {
             let answer = format!("{:?}", failure(&error));
             assert_eq!(answer.split(['(', ' ']).next(), Some(expected), "{error}");

@@ -18,7 +18,7 @@ struct Server {
     pods: BTreeMap<String, Value>,
     version: u64,
     script: VecDeque<Answer>,
-    /// A status field that it does not know.
+    /// A status field that the server does not know.
     ignores: &'static str,
     log: Vec<String>,
 }
@@ -153,7 +153,7 @@ fn status_is_sent_once() {
     assert_eq!(bench.after(60), ["web get"]);
     assert_eq!(bench.after(60), NOTHING);
     assert_eq!(bench.core.next_due(), None, "nothing wakes an idle node");
-    // Only the newest of several is reported.
+    // Only the newest of several statuses is reported.
     bench.store(&pod, json!({"phase": "Pending"}));
     bench.store(&pod, json!({"phase": "Running", "hostIP": "192.0.2.1"}));
     assert_eq!(bench.run(), [r#"web patch {"phase":"Running"}"#]);
@@ -284,7 +284,7 @@ fn ended_pod_that_a_client_deleted_is_removed() {
     let mut going = json!({"/metadata/deletionTimestamp": "1970-01-01T00:00:05Z"});
     going["/status"] = bench.server.pods["web"]["status"].clone();
     let pod = bench.put("web", "1", going);
-    // While containers run the end is not reported.
+    // While containers run, the end of the pod is not reported.
     bench.store(&pod, json!({"phase": "Succeeded", "message": "m"}));
     assert_eq!(bench.run(), NOTHING);
     let looks = |bench: &mut Bench| {
@@ -304,7 +304,7 @@ fn ended_pod_that_a_client_deleted_is_removed() {
     last.metadata.resource_version = Some("100".to_owned());
     bench.show(Pod::from(last));
     assert_eq!(bench.after(60), NOTHING);
-    // A delayed event does not restore it; the event of its end removes it.
+    // A delayed event does not restore the pod; the event of its removal ends the record.
     bench.show(pod.clone());
     bench.cache.finish(&pod, Timestamp::UNIX_EPOCH);
     assert_eq!(bench.after(1), NOTHING);
@@ -329,7 +329,7 @@ fn refused_pod_is_reported_and_deleted_without_a_worker() {
     assert_eq!(bench.run(), [told, "web delete"]);
 }
 
-/// The first list of the runtime may come while the first patch is under way.
+/// The first list of the runtime's pods may come while the first patch is under way.
 #[test]
 fn withheld_end_is_sent_after_an_accepted_patch() {
     let mut bench = Bench::new();
@@ -356,10 +356,10 @@ fn no_request_is_sent_for_a_removed_or_replaced_pod() {
     bench.server.pods.clear();
     bench.store(&pod, json!({"phase": "Running"}));
     assert_eq!(bench.run(), [r#"web patch {"phase":"Running"}"#]);
-    // The watch will report it; otherwise the pod is read from time to time.
+    // The watch will report the removal; otherwise the pod is read from time to time.
     bench.store(&pod, json!({"phase": "Running", "message": "m"}));
     assert_eq!(bench.after(60), ["web get"]);
-    // Its successor has the name, but not the UID.
+    // A new pod has the same name, but another UID.
     let mut bench = Bench::new();
     let pod = bench.put("web", "1", started());
     bench.server.put("web", "2", started());
@@ -400,13 +400,13 @@ fn server_restored_from_a_backup_gets_the_status_again() {
         assert_eq!(bench.run(), [running]);
         (bench, pod)
     };
-    // It may also be a delayed event: the event of the patch follows.
+    // The older version was a delayed event: the event of the patch follows.
     let (mut bench, pod) = ready();
     bench.show(pod);
     let echo = bench.server.pod("web");
     bench.show(echo);
     assert_eq!(bench.after(60), NOTHING);
-    // No newer version follows.
+    // After a reset of the server no newer version follows.
     let (mut bench, _) = ready();
     restored(&mut bench);
     assert_eq!(bench.after(1), NOTHING);
@@ -429,7 +429,7 @@ fn pod_that_is_shown_after_a_not_found_response_is_read_again() {
     assert_eq!(bench.run().len(), 1);
     assert_eq!([1, 2].map(|_| bench.after(10)), [["web get"]; 2]);
     assert_eq!(bench.after(20), ["web get", r#"web patch {"phase":"Running"}"#]);
-    // It was really removed.
+    // The pod was really removed: no request follows.
     bench.server.script = [Answer::Gone].into();
     bench.store(&pod, json!({"phase": "Running", "message": "m"}));
     assert_eq!(bench.run().len(), 1);
@@ -453,7 +453,7 @@ fn status_of_a_static_pod_is_sent_to_its_mirror_pod() {
     };
     bench.put("st", "m1", mirror(started()));
     assert_eq!(bench.run(), [r#"st patch {"phase":"Running"}"#]);
-    // Deleted by a user: the pod has not ended, and this thread does not delete mirrors.
+    // A user deletes the mirror: the pod has not ended, and this thread does not delete mirrors.
     let gone = bench.put(
         "st",
         "m1",
@@ -462,7 +462,7 @@ fn status_of_a_static_pod_is_sent_to_its_mirror_pod() {
     );
     bench.cache.finish(&pod, Timestamp::UNIX_EPOCH);
     assert!(bench.after(60).iter().all(|line| line.contains("patch")));
-    // The next mirror, before and after the event of the first one's end.
+    // The next mirror gets statuses before and after the first one's removal is reported.
     bench.put("st", "m2", mirror(started()));
     assert_eq!(bench.run().len(), 1);
     bench.core.shown(gone.uid().clone(), ApiPod { pod: gone, removed: true }, bench.now);

@@ -14,14 +14,14 @@ const BEGIN_LIMIT: Duration = Duration::from_secs(2);
 const SOURCES_LIMIT: Duration = Duration::from_secs(10);
 /// How long statuses may take to reach the API server, out of the time that is left.
 const WRITTEN_LIMIT: Duration = Duration::from_secs(2);
-/// How often to check whether they have reached it.
+/// How often to check whether the API server has all statuses.
 const WRITTEN_STEP: Duration = Duration::from_millis(50);
 
 /// The state of the node.
 pub(super) trait World {
     /// Whether `sync` refuses new pods already.
     fn is_acknowledged(&self) -> bool;
-    /// Whether every pod that runs is known: before that its source may still deliver it.
+    /// Whether every running pod is known. Otherwise a source may still deliver such a pod.
     fn is_complete(&self) -> bool;
     /// The pods that are to be stopped.
     fn pods(&self) -> Vec<Pod>;
@@ -50,11 +50,11 @@ pub(super) enum Action {
 enum Stage {
     /// No shutdown.
     Watching,
-    /// `sync` was notified, but has not responded.
+    /// `sync` was notified, but has not responded, or not every running pod is known.
     Notifying { until: Instant },
     /// A group is being stopped. An empty group is a wait for pods that are not known yet.
     Stopping { now: Vec<PodUid>, until: Instant },
-    /// The time of every group is over; the statuses are being sent.
+    /// The pods have ended, or their time is over; the statuses are being sent.
     Writing { look: Instant, until: Instant },
     /// The lock is released.
     Over,

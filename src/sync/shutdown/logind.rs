@@ -54,7 +54,7 @@ pub(super) enum Heard {
 /// The result of the set-up.
 #[derive(Debug)]
 pub(super) enum State {
-    /// Logind delays a shutdown while this is open.
+    /// Logind delays a shutdown while this lock is open.
     Watched(OwnedFd),
     /// The machine is already about to shut down; then logind grants no lock.
     Preparing,
@@ -92,7 +92,7 @@ impl Logind {
             found => found?,
         };
         self.set_owner(owner);
-        // A shutdown that begins after this response is signaled, and we are subscribed by now.
+        // A later shutdown is signaled, and this connection is subscribed already.
         if self.is_preparing()? {
             return Ok(State::Preparing);
         }
@@ -114,7 +114,7 @@ impl Logind {
         Ok(answer.message.text(0).ok_or(DbusError::Answer("GetNameOwner"))?.to_owned())
     }
 
-    /// From now on only signals of the bus and of this connection are accepted.
+    /// Sets the owner: only signals of the bus and of this connection are accepted afterwards.
     fn set_owner(&mut self, owner: String) {
         self.bus.listen_to(&[BUS, &owner]);
         self.owner = owner;
@@ -205,7 +205,7 @@ fn of_bus(member: &'static str) -> Call {
     Call { destination: BUS, path: "/org/freedesktop/DBus", interface: BUS, member }
 }
 
-/// What a message means if it is a signal for us.
+/// The meaning of a message: a signal of logind or nothing.
 /// DIFFERS: the Go kubelet accepts the signal from any sender, and any user of the machine may send
 /// it: match rules do not apply to a message that is addressed to one connection.
 fn heard(message: &Message, owner: &str) -> Heard {
@@ -235,8 +235,8 @@ mod tests {
     use super::*;
     use crate::transport::dbus::played;
 
-    /// Sets up with a fake logind: `preparing` are its responses about a shutdown, `refuses` tells
-    /// whether it refuses locks. Returns the result and the requests.
+    /// Sets up with a fake logind: `preparing` are its responses about a shutdown, `refuses` is
+    /// whether logind refuses locks. Returns the result and the requests.
     fn set_up(preparing: &'static [bool], refuses: bool) -> (Result<State, LogindError>, Vec<String>) {
         let (sender, requests) = crossbeam_channel::bounded(16);
         let (dir, address, _bus) = played::bus(move |mut stream| {
@@ -295,8 +295,8 @@ mod tests {
         assert_eq!(error, "Inhibit: org.freedesktop.login1.OperationInProgress: too late");
     }
 
-    /// A user of the machine sends signals all the time: the lock is still taken, and signals of
-    /// logind are received.
+    /// A user of the machine sends signals all the time. The agent still gets the lock and the
+    /// signals of logind.
     #[test]
     fn flood_of_signals_prevents_neither_the_lock_nor_the_shutdown() {
         let signal = |sender: &str| Message {
@@ -324,7 +324,7 @@ mod tests {
                         let (given, _) = UnixStream::pair().unwrap();
                         played::send_with(&stream, &played::answer(&call, vec![Value::Fd(0)]), &given);
                         let _ = stream.write_all(&flood);
-                        // Until the client closes the connection.
+                        // The read ends when the client closes the connection.
                         let _ = std::io::Read::read(&mut stream, &mut [0]);
                         return;
                     }

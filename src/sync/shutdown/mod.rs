@@ -8,7 +8,7 @@
 //! Invariants: the lock is held until the pods have ended or their time has elapsed; signals are
 //! accepted only from the owner of logind's name; without D-Bus everything else works, and one
 //! warning is logged.
-//! Absent on purpose: anything about the end of the agent alone, which stops no pod.
+//! Deliberately absent: the end of the agent alone, which stops no pod.
 
 mod core;
 mod logind;
@@ -47,15 +47,15 @@ pub struct Settings {
     pub logind_conf_dir: PathBuf,
     /// The file with the times of the last shutdown.
     pub state_file: PathBuf,
-    /// Whether they are stored and reported (the gate `GracefulNodeShutdownBasedOnPodPriority`).
+    /// Whether these times are stored and reported (gate `GracefulNodeShutdownBasedOnPodPriority`).
     pub keep_times: bool,
 }
 
-/// What the thread works with.
+/// Handles and channel ends of the thread.
 pub struct Deps {
     /// All pods.
     pub view: View,
-    /// Their statuses.
+    /// The statuses of the pods.
     pub status: StatusCache,
     /// Kubernetes events.
     pub events: EventSink,
@@ -74,7 +74,7 @@ pub struct Deps {
 pub struct Flag(Arc<AtomicBool>);
 
 impl Flag {
-    /// Whether it is.
+    /// Whether the node is shutting down.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.0.load(Ordering::Relaxed)

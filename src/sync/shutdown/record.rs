@@ -14,7 +14,7 @@ const NEVER: &str = "0001-01-01T00:00:00Z";
 
 /// The times of the last shutdown.
 pub(super) struct Record {
-    /// `None`: nothing is stored.
+    /// `None`: the times are not stored.
     file: Option<PathBuf>,
     begun: Option<Timestamp>,
 }
@@ -91,7 +91,7 @@ mod tests {
         show(None, None);
         Record::load(Some(file.clone()));
         assert_eq!(shown(), (Some(1000.0), Some(1030.0)));
-        // As Go writes it.
+        // The file in the notation of Go.
         std::fs::write(
             &file,
             r#"{"startTime":"2026-01-02T03:04:05.123456789+01:00","endTime":"0001-01-01T00:00:00Z"}"#,

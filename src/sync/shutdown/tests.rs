@@ -201,7 +201,7 @@ fn cancelled_shutdown_kills_no_more_pods() {
 }
 
 #[test]
-fn pending_orders_belong_to_one_shutdown() {
+fn cancelled_shutdown_discards_pending_kill_orders() {
     let kills = |uid: &str| Orders { kills: [(uid.into(), 5)].into(), ..Orders::default() };
     let state = |on| Orders { shutting_down: Some(on), ..Orders::default() };
     let mut orders = state(true);

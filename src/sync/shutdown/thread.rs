@@ -84,7 +84,7 @@ impl Manager {
                     }
                 }
             };
-            // Before the state is read, so that no later ring is lost.
+            // The bell is silenced before the state is read, so that no later ring is lost.
             self.wake.silence();
             match heard {
                 Ok(Heard::Nothing) => {}
@@ -114,7 +114,7 @@ impl Manager {
                     log::info!("shutdowns of the machine wait for the pods, {:?} at most", self.core.total());
                 }
                 self.wait = RECONNECT_WAIT;
-                // The old lock is closed only now: at no time is there none.
+                // This closes the old lock: the agent always holds at least one.
                 self.lock = Some(lock);
                 self.prepare(false);
             }
@@ -171,12 +171,12 @@ impl Manager {
     fn carry_out(&mut self, action: Action) {
         match action {
             Action::Begin => {
-                log::warn!("the machine shuts down; pods get {:?} together", self.core.total());
+                log::warn!("the machine shuts down; all pods together get {:?}", self.core.total());
                 self.announce(true, "Shutdown manager detected shutdown event");
                 self.record.begin(Timestamp::now());
             }
             Action::Undo => {
-                log::warn!("the machine does not shut down after all");
+                log::warn!("the shutdown of the machine was cancelled");
                 self.announce(false, "Shutdown manager detected shutdown cancellation");
                 // A lock that was never released is still valid.
                 if self.lock.is_none() {
@@ -194,7 +194,7 @@ impl Manager {
             Action::Release => {
                 self.record.end(Timestamp::now());
                 self.lock = None;
-                log::info!("the time of the pods is over; the machine may shut down");
+                log::info!("pods have ended or their time is over; the machine may shut down");
             }
         }
     }
