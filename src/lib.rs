@@ -13,6 +13,7 @@ pub mod cri;
 pub mod kube;
 pub mod transport;
 // layer 2
+pub mod cgroups;
 pub(crate) mod observe;
 pub(crate) mod probes;
 pub(crate) mod resources;

@@ -26,6 +26,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("cri", 1),
     ("kube", 1),
     ("config", 1),
+    ("cgroups", 2),
     ("runtime", 2),
     ("observe", 2),
     ("volumes", 2),

@@ -47,6 +47,8 @@ mod user_namespaces;
 #[cfg(test)]
 mod golden_tests;
 #[cfg(test)]
+mod resource_golden_tests;
+#[cfg(test)]
 mod tests;
 
 pub use client::Runtime;

@@ -1,5 +1,6 @@
 //! D-Bus messages as bytes (pure). Supports only what the few exchanged messages need: basic types
-//! and variants of them. Both byte orders are read, little endian is written.
+//! and variants of them, and for writing also arrays and structures. Both byte orders are read,
+//! little endian is written.
 //! Invariants: no input panics; an unsupported part of a message costs that part or that message,
 //! never the connection, if the length of the message is known.
 
@@ -37,6 +38,12 @@ pub enum Value {
     Fd(u32),
     /// `v`.
     Variant(Box<Value>),
+    /// `y`; only written.
+    Byte(u8),
+    /// `a` with the signature of its elements, which all have this type; only written.
+    Array(&'static str, Vec<Value>),
+    /// A structure of these fields; only written.
+    Struct(Vec<Value>),
 }
 
 /// One message. Missing names are empty.
@@ -117,7 +124,7 @@ impl Message {
         let mut body = Writer::default();
         let mut signature = String::new();
         for arg in &self.args {
-            signature.push(arg.code());
+            signature.push_str(&arg.signature());
             body.value(arg);
         }
         let kind = match self.kind {
@@ -222,18 +229,24 @@ pub fn length(head: &[u8]) -> Option<usize> {
 }
 
 impl Value {
-    fn code(&self) -> char {
-        match self {
-            Value::Bool(_) => 'b',
-            Value::Int(_) => 'i',
-            Value::Uint(_) => 'u',
-            Value::Long(_) => 't',
-            Value::Text(_) => 's',
-            Value::Path(_) => 'o',
-            Value::Signature(_) => 'g',
-            Value::Fd(_) => 'h',
-            Value::Variant(_) => 'v',
-        }
+    fn signature(&self) -> String {
+        let basic = match self {
+            Value::Bool(_) => "b",
+            Value::Int(_) => "i",
+            Value::Uint(_) => "u",
+            Value::Long(_) => "t",
+            Value::Text(_) => "s",
+            Value::Path(_) => "o",
+            Value::Signature(_) => "g",
+            Value::Fd(_) => "h",
+            Value::Variant(_) => "v",
+            Value::Byte(_) => "y",
+            Value::Array(of, _) => return format!("a{of}"),
+            Value::Struct(fields) => {
+                return format!("({})", fields.iter().map(Value::signature).collect::<String>());
+            }
+        };
+        basic.to_owned()
     }
 }
 
@@ -263,7 +276,7 @@ impl Writer {
     }
 
     fn variant(&mut self, value: &Value) {
-        self.signature(value.code().encode_utf8(&mut [0; 4]));
+        self.signature(&value.signature());
         self.value(value);
     }
 
@@ -289,6 +302,33 @@ impl Writer {
             }
             Value::Signature(text) => self.signature(text),
             Value::Variant(inner) => self.variant(inner),
+            Value::Byte(byte) => self.0.push(*byte),
+            Value::Array(of, items) => self.array(of, items),
+            Value::Struct(fields) => {
+                self.align(8);
+                for field in fields {
+                    self.value(field);
+                }
+            }
+        }
+    }
+
+    /// The length, which does not count the padding before the first element, and the elements.
+    fn array(&mut self, of: &str, items: &[Value]) {
+        self.uint(0);
+        let length = self.0.len() - 4;
+        self.align(match of.as_bytes().first() {
+            Some(b'y' | b'g' | b'v') => 1,
+            Some(b't' | b'(') => 8,
+            _ => 4,
+        });
+        let start = self.0.len();
+        for item in items {
+            self.value(item);
+        }
+        let bytes = u32::try_from(self.0.len() - start).unwrap_or(u32::MAX).to_le_bytes();
+        if let Some(place) = self.0.get_mut(length..length + 4) {
+            place.copy_from_slice(&bytes);
         }
     }
 }

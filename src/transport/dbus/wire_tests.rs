@@ -39,6 +39,34 @@ fn written_values_are_read_back() {
     }
 }
 
+/// Arrays and structures are aligned to 8 bytes, and an array's length does not count the padding
+/// before its first element (the D-Bus specification, "Marshaling").
+#[test]
+fn arrays_and_structures_are_aligned() {
+    let property = |name: &str, value| {
+        Value::Struct(vec![Value::Text(name.to_owned()), Value::Variant(Box::new(value))])
+    };
+    let cpus = Value::Array("y", vec![Value::Byte(3), Value::Byte(1)]);
+    let message = Message {
+        args: vec![
+            Value::Text("a.slice".to_owned()),
+            Value::Array("(sv)", vec![property("C", cpus), property("W", Value::Long(9))]),
+            Value::Array("(sa(sv))", vec![]),
+        ],
+        ..Message::new(Kind::Call)
+    };
+    let bytes = message.encode();
+    assert_eq!(length(&bytes), Some(bytes.len()));
+    let body = b"\x07\0\0\0a.slice\0\x30\0\0\0\
+        \x01\0\0\0C\0\x02ay\0\0\0\x02\0\0\0\x03\x01\0\0\0\0\0\0\
+        \x01\0\0\0W\0\x01t\0\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\0\
+        \0\0\0\0\0\0\0\0";
+    assert!(bytes.ends_with(body), "{bytes:?}");
+    assert_eq!(bytes.len() % 8, 0);
+    let decoded = Message::decode(&bytes).unwrap();
+    assert_eq!(decoded.args, message.args[..1], "what cannot be read ends the arguments");
+}
+
 /// The first call of every client, byte for byte as the reference library sends it.
 #[test]
 fn encoded_messages_equal_those_of_other_implementations() {

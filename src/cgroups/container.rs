@@ -1,0 +1,205 @@
+//! The values of containers that depend on the node: swap, and memory protection. The runtime
+//! writes them, so they are part of requests to it (pure).
+
+use std::collections::BTreeMap;
+
+use crate::model::api::Container;
+use crate::model::pod::{Pod, QosClass};
+use crate::model::quantity::{Amount, amount};
+
+use super::pod::Reservation;
+
+/// `memorySwap.swapBehavior`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SwapBehavior {
+    /// Containers have no swap.
+    #[default]
+    NoSwap,
+    /// Some containers of Burstable pods have their share of the machine's.
+    LimitedSwap,
+}
+
+/// What the limit of swap depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SwapSettings {
+    /// The configured behavior.
+    pub behavior: SwapBehavior,
+    /// Whether the machine has version 2.
+    pub cgroup_v2: bool,
+    /// Whether the kernel can limit swap.
+    pub controller: bool,
+    /// Memory of the machine.
+    pub memory_bytes: i64,
+    /// Swap space of the machine.
+    pub swap_bytes: i64,
+}
+
+/// How a container's swap is limited in requests to the runtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SwapLimit {
+    /// Not at all: the kernel cannot.
+    Nothing,
+    /// Version 1: the limit of memory and swap together is the limit of memory
+    /// (`memory_swap_limit_in_bytes`).
+    AsMemory,
+    /// Version 2: `memory.swap.max` in bytes (`unified`).
+    Bytes(i64),
+}
+
+/// The limit of a container's swap (kubelet: kuberuntime `configureContainerSwapResources`).
+#[must_use]
+pub fn swap_limit(pod: &Pod, container: &Container, settings: &SwapSettings) -> SwapLimit {
+    if !settings.controller {
+        return SwapLimit::Nothing;
+    }
+    if !settings.cgroup_v2 {
+        return SwapLimit::AsMemory;
+    }
+    let (request, limit) = memory(container);
+    let gets_some = settings.behavior == SwapBehavior::LimitedSwap
+        && !pod.is_critical()
+        && pod.qos() == QosClass::Burstable
+        && !(request.is_zero() && limit.is_zero())
+        && request != limit;
+    SwapLimit::Bytes(if gets_some { share_of_swap(request.units(), settings) } else { 0 })
+}
+
+/// The share of swap is that of memory. Computed as upstream, so that the numbers are the same.
+fn share_of_swap(request: i64, settings: &SwapSettings) -> i64 {
+    if settings.memory_bytes <= 0 || request > settings.memory_bytes {
+        return 0;
+    }
+    let share = request.max(0) as f64 / settings.memory_bytes as f64;
+    (share * settings.swap_bytes.max(0) as f64) as i64
+}
+
+/// What the memory protection of containers depends on. Only with the gate `MemoryQoS`, and on
+/// version 2.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ProtectionSettings {
+    /// `memoryReservationPolicy`.
+    pub reservation: Reservation,
+    /// `memoryThrottlingFactor`.
+    pub throttling_factor: f64,
+    /// Memory for pods as in the Node object; 0: unknown.
+    pub allocatable_memory: i64,
+    /// Size of a page of memory.
+    pub page_bytes: i64,
+}
+
+/// The files of version 2 that protect and throttle a container's memory, for `unified` of the
+/// request to the runtime (kubelet: kuberuntime `generateLinuxContainerResources`).
+#[must_use]
+pub fn memory_protection(
+    pod: &Pod,
+    container: &Container,
+    settings: &ProtectionSettings,
+) -> BTreeMap<&'static str, i64> {
+    let (request, limit) = memory(container);
+    let (request, limit) = (request.units(), limit.units());
+    let mut files = BTreeMap::new();
+    if request != 0 && settings.reservation == Reservation::Tiered {
+        let file = if pod.qos() == QosClass::Guaranteed { "memory.min" } else { "memory.low" };
+        files.insert(file, request);
+    } else {
+        files.extend([("memory.min", 0), ("memory.low", 0)]);
+    }
+    let most = if limit != 0 { limit } else { settings.allocatable_memory };
+    if request != limit && most > 0 {
+        let high = request as f64 + (most as f64 - request as f64) * settings.throttling_factor;
+        let page = settings.page_bytes.max(1);
+        let high = ((high.floor() / page as f64) as i64).saturating_mul(page);
+        if high != 0 && high > request {
+            files.insert("memory.high", high);
+        }
+    }
+    files
+}
+
+/// Request and limit of memory; a request that is missing is zero, as in the object.
+fn memory(container: &Container) -> (Amount, Amount) {
+    let Some(resources) = &container.resources else { return (Amount::ZERO, Amount::ZERO) };
+    let of = |map: &Option<BTreeMap<String, crate::model::Quantity>>| {
+        map.as_ref().and_then(|map| map.get("memory")).map(amount).unwrap_or_default()
+    };
+    (of(&resources.requests), of(&resources.limits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn pod(requests: Value, limits: Value, priority: i64) -> Pod {
+        let resources = json!({"requests": requests, "limits": limits});
+        let spec = json!({"priority": priority, "containers": [{"name": "c", "resources": resources}]});
+        Pod::from(serde_json::from_value::<crate::model::api::Pod>(json!({"spec": spec})).unwrap())
+    }
+
+    fn swap() -> SwapSettings {
+        SwapSettings {
+            behavior: SwapBehavior::LimitedSwap,
+            cgroup_v2: true,
+            controller: true,
+            memory_bytes: 8 << 30,
+            swap_bytes: 4 << 30,
+        }
+    }
+
+    #[test]
+    fn burstable_containers_have_their_share_of_swap() {
+        let check = |pod: &Pod, settings: SwapSettings, expected| {
+            assert_eq!(swap_limit(pod, &pod.containers()[0], &settings), expected);
+        };
+        let burstable = pod(json!({"memory": "1Gi"}), json!({"memory": "2Gi"}), 0);
+        let half = SwapLimit::Bytes(512 << 20);
+        check(&burstable, swap(), half);
+        check(&pod(json!({"memory": "1Gi"}), json!({}), 0), swap(), half);
+        check(&burstable, SwapSettings { behavior: SwapBehavior::NoSwap, ..swap() }, SwapLimit::Bytes(0));
+        check(&burstable, SwapSettings { controller: false, ..swap() }, SwapLimit::Nothing);
+        check(&burstable, SwapSettings { cgroup_v2: false, ..swap() }, SwapLimit::AsMemory);
+        check(&burstable, SwapSettings { memory_bytes: 0, ..swap() }, SwapLimit::Bytes(0));
+        check(&burstable, SwapSettings { memory_bytes: 1 << 20, ..swap() }, SwapLimit::Bytes(0));
+        let none = SwapLimit::Bytes(0);
+        check(&pod(json!({"memory": "1Gi"}), json!({"memory": "2Gi"}), 2_000_000_000), swap(), none);
+        check(&pod(json!({"memory": "1Gi", "cpu": "1"}), json!({"memory": "1Gi"}), 0), swap(), none);
+        check(&pod(json!({"cpu": "1"}), json!({}), 0), swap(), none);
+        check(&pod(json!({}), json!({}), 0), swap(), none);
+        let most = json!({"memory": "1Gi", "cpu": "1"});
+        check(&pod(most.clone(), most, 0), swap(), none);
+    }
+
+    #[test]
+    fn memory_is_protected_and_throttled() {
+        let settings = ProtectionSettings {
+            reservation: Reservation::Tiered,
+            throttling_factor: 0.9,
+            allocatable_memory: 8 << 30,
+            page_bytes: 4096,
+        };
+        let check = |pod: Pod, settings: ProtectionSettings, expected: &[(&'static str, i64)]| {
+            let found = memory_protection(&pod, &pod.containers()[0], &settings);
+            assert_eq!(found, expected.iter().copied().collect());
+        };
+        let all = json!({"memory": "100Mi", "cpu": "1"});
+        check(pod(all.clone(), all, 0), settings, &[("memory.min", 100 << 20)]);
+        let burstable = || pod(json!({"memory": "100Mi"}), json!({"memory": "200Mi"}), 0);
+        check(burstable(), settings, &[("memory.low", 100 << 20), ("memory.high", 190 << 20)]);
+        let nothing = ProtectionSettings { reservation: Reservation::Nothing, ..settings };
+        check(burstable(), nothing, &[("memory.min", 0), ("memory.low", 0), ("memory.high", 190 << 20)]);
+        // Without a limit, the memory of the node is the most.
+        let high = (((100 << 20) as f64 + ((8_i64 << 30) - (100 << 20)) as f64 * 0.9) / 4096.0) as i64 * 4096;
+        let free = || pod(json!({"memory": "100Mi"}), json!({}), 0);
+        check(free(), settings, &[("memory.low", 100 << 20), ("memory.high", high)]);
+        let unknown = ProtectionSettings { allocatable_memory: 0, ..settings };
+        check(free(), unknown, &[("memory.low", 100 << 20)]);
+        check(pod(json!({}), json!({}), 0), nothing, &[("memory.min", 0), ("memory.low", 0)]);
+        let most = pod(json!({"memory": "1"}), json!({"memory": "9223372036854775807"}), 0);
+        let found = memory_protection(
+            &most,
+            &most.containers()[0],
+            &ProtectionSettings { page_bytes: 0, ..settings },
+        );
+        assert!(found["memory.high"] > 0);
+    }
+}

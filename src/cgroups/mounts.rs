@@ -1,0 +1,250 @@
+//! Where the hierarchies of cgroups are mounted, from `/proc/self/mountinfo` (pure).
+
+use std::path::{Path, PathBuf};
+
+use super::error::CgroupError;
+
+/// The version of cgroups that limits containers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// Several hierarchies, each with some controllers. There may be one of version 2 without
+    /// controllers in use (hybrid).
+    V1,
+    /// One hierarchy.
+    V2,
+}
+
+/// One hierarchy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hierarchy {
+    /// Its controllers. A named one of version 1 has its name (`systemd`), that of version 2 on a
+    /// machine with version 1 is [`UNIFIED`], and that of a machine with version 2 has none here.
+    pub controllers: Vec<String>,
+    /// Where it is mounted.
+    pub mount: PathBuf,
+}
+
+/// All hierarchies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mounts {
+    /// The version.
+    pub version: Version,
+    /// Each once; with version 2 exactly one.
+    pub hierarchies: Vec<Hierarchy>,
+}
+
+/// Stands for the controllers of version 2 on a machine with version 1.
+pub const UNIFIED: &str = "unified";
+/// The controllers of version 1 (kernel: include/linux/cgroup_subsys.h).
+const CONTROLLERS: [&str; 14] = [
+    "cpuset",
+    "cpu",
+    "cpuacct",
+    "blkio",
+    "memory",
+    "devices",
+    "freezer",
+    "net_cls",
+    "perf_event",
+    "net_prio",
+    "hugetlb",
+    "pids",
+    "rdma",
+    "misc",
+];
+/// Without these the Go kubelet does not start (pkg/kubelet/cm `validateSystemRequirements`).
+const NEEDED: [&str; 4] = ["cpu", "cpuacct", "cpuset", "memory"];
+/// More mounts than any machine has hierarchies; containers can make no mounts here.
+const MAX_MOUNTS: usize = 64;
+
+impl Mounts {
+    /// Reads the text of `/proc/self/mountinfo`. `root` is usually `/sys/fs/cgroup`; if version 2
+    /// is mounted there, it limits containers. A controller that is mounted more than once is used
+    /// at the shortest path (kubelet: `getCgroupSubsystemsV1`).
+    ///
+    /// # Errors
+    /// When no hierarchy is mounted.
+    pub fn parse(mountinfo: &str, root: &Path) -> Result<Mounts, CgroupError> {
+        let mounts: Vec<Mount> = mountinfo.lines().filter_map(Mount::parse).take(MAX_MOUNTS).collect();
+        // A later mount hides an earlier one at the same place.
+        if mounts.iter().rev().find(|mount| mount.point == root).is_some_and(|mount| mount.unified) {
+            let one = Hierarchy { controllers: Vec::new(), mount: root.to_owned() };
+            return Ok(Mounts { version: Version::V2, hierarchies: vec![one] });
+        }
+        let mut hierarchies: Vec<Hierarchy> = Vec::new();
+        let mut by_length: Vec<&Mount> = mounts.iter().collect();
+        by_length.sort_by_key(|mount| mount.point.as_os_str().len());
+        for mount in by_length {
+            let is_known = |one: &&String| hierarchies.iter().any(|known| known.controllers.contains(one));
+            let controllers: Vec<String> =
+                mount.controllers.iter().filter(|one| !is_known(one)).cloned().collect();
+            if !controllers.is_empty() {
+                hierarchies.push(Hierarchy { controllers, mount: mount.point.clone() });
+            }
+        }
+        if hierarchies.iter().all(|one| one.controllers == [UNIFIED]) {
+            return Err(CgroupError::Mounts(format!(
+                "no controllers of cgroups are mounted below {}",
+                root.display()
+            )));
+        }
+        Ok(Mounts { version: Version::V1, hierarchies })
+    }
+
+    /// The hierarchy with a controller; with version 2 the only one.
+    #[must_use]
+    pub fn of(&self, controller: &str) -> Option<&Hierarchy> {
+        match self.version {
+            Version::V1 => {
+                self.hierarchies.iter().find(|one| one.controllers.iter().any(|own| own == controller))
+            }
+            Version::V2 => self.hierarchies.first(),
+        }
+    }
+
+    /// Checks that version 1 has what the Go kubelet needs.
+    ///
+    /// # Errors
+    /// When controllers are missing.
+    pub fn check(&self) -> Result<(), CgroupError> {
+        let missing: Vec<&str> = NEEDED.into_iter().filter(|name| self.of(name).is_none()).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(CgroupError::Mounts(format!("the cgroup controllers {} are not mounted", missing.join(", "))))
+    }
+}
+
+struct Mount {
+    point: PathBuf,
+    controllers: Vec<String>,
+    unified: bool,
+}
+
+impl Mount {
+    /// One line (proc(5)): the mount point is the fifth field; after ` - ` come type, source and
+    /// the options of the file system, which name the controllers.
+    fn parse(line: &str) -> Option<Mount> {
+        let (before, after) = line.split_once(" - ")?;
+        let point = PathBuf::from(unescape(before.split(' ').nth(4)?));
+        let mut after = after.split(' ');
+        let (kind, _, options) = (after.next()?, after.next()?, after.next().unwrap_or_default());
+        let controllers = match kind {
+            "cgroup2" => vec![UNIFIED.to_owned()],
+            "cgroup" => options
+                .split(',')
+                .filter_map(|option| match option.strip_prefix("name=") {
+                    Some(name) => Some(name),
+                    None => CONTROLLERS.contains(&option).then_some(option),
+                })
+                .map(str::to_owned)
+                .collect(),
+            _ => return None,
+        };
+        Some(Mount { point, controllers, unified: kind == "cgroup2" })
+    }
+}
+
+/// Spaces and the like are written as `\040`.
+fn unescape(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, tail)) = rest.split_first() {
+        let code =
+            tail.get(..3).filter(|_| *first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
+        match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = tail.get(3..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn line(point: &str, kind: &str, options: &str) -> String {
+        format!("30 23 0:26 / {point} rw,nosuid shared:9 - {kind} {kind} rw,{options}\n")
+    }
+
+    fn check(text: &str, version: Version, expected: &[(&str, &str)]) {
+        let mounts = Mounts::parse(text, Path::new("/sys/fs/cgroup")).unwrap();
+        let found: Vec<(String, String)> = mounts
+            .hierarchies
+            .iter()
+            .map(|one| (one.mount.display().to_string(), one.controllers.join(",")))
+            .collect();
+        let expected: Vec<(String, String)> =
+            expected.iter().map(|(at, what)| ((*at).to_owned(), (*what).to_owned())).collect();
+        assert_eq!((mounts.version, found), (version, expected));
+    }
+
+    #[test]
+    fn every_layout_is_recognised() {
+        check(&line("/sys/fs/cgroup", "cgroup2", "nsdelegate"), Version::V2, &[("/sys/fs/cgroup", "")]);
+        let alone =
+            [line("/sys/fs/cgroup/cpu", "cgroup", "cpu"), line("/sys/fs/cgroup/memory", "cgroup", "memory")];
+        check(
+            &alone.concat(),
+            Version::V1,
+            &[("/sys/fs/cgroup/cpu", "cpu"), ("/sys/fs/cgroup/memory", "memory")],
+        );
+        let hybrid = [
+            line("/sys/fs/cgroup", "tmpfs", "mode=755"),
+            line("/sys/fs/cgroup/unified", "cgroup2", "nsdelegate"),
+            line("/sys/fs/cgroup/systemd", "cgroup", "xattr,name=systemd"),
+            line("/sys/fs/cgroup/cpu,cpuacct", "cgroup", "cpu,cpuacct"),
+        ];
+        check(
+            &hybrid.concat(),
+            Version::V1,
+            &[
+                ("/sys/fs/cgroup/unified", "unified"),
+                ("/sys/fs/cgroup/systemd", "systemd"),
+                ("/sys/fs/cgroup/cpu,cpuacct", "cpu,cpuacct"),
+            ],
+        );
+    }
+
+    #[test]
+    fn the_shortest_mount_of_a_controller_wins() {
+        let text = [
+            line("/var/lib/with\\040space/cpu", "cgroup", "cpu"),
+            line("/sys/fs/cgroup/cpu", "cgroup", "cpu"),
+            line("/a", "cgroup", "memory"),
+            line("/sys/fs/cgroup/memory", "cgroup", "memory"),
+        ];
+        check(&text.concat(), Version::V1, &[("/a", "memory"), ("/sys/fs/cgroup/cpu", "cpu")]);
+        assert_eq!(unescape("/with\\040space\\"), "/with space\\");
+    }
+
+    #[test]
+    fn missing_controllers_are_named() {
+        let root = Path::new("/sys/fs/cgroup");
+        for text in [String::new(), line("/sys/fs/cgroup/unified", "cgroup2", "x")] {
+            let error = Mounts::parse(&text, root).unwrap_err().to_string();
+            assert_eq!(error, "no controllers of cgroups are mounted below /sys/fs/cgroup");
+        }
+        let some = Mounts::parse(&line("/sys/fs/cgroup/cpu", "cgroup", "cpu"), root).unwrap();
+        let error = some.check().unwrap_err().to_string();
+        assert_eq!(error, "the cgroup controllers cpuacct, cpuset, memory are not mounted");
+        let v2 = Mounts::parse(&line("/sys/fs/cgroup", "cgroup2", "x"), root).unwrap();
+        assert!(v2.check().is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text: String) {
+            let _ = Mounts::parse(&text, Path::new("/"));
+            let _ = unescape(&text);
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! The values of a pod's cgroup, computed from the pod (pure).
+
+use std::collections::BTreeMap;
+
+use crate::model::api::Container;
+use crate::model::pod::{Pod, QosClass, is_sidecar, limit};
+use crate::model::quantity::{Amount, amount};
+use crate::model::requests::{Amounts, Overhead, pod_limits, pod_requests};
+
+use super::values::{HugePages, MIN_SHARES, Quota, Values, millicores_of_shares, quota, shares};
+
+/// `memoryReservationPolicy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Reservation {
+    /// No memory is protected from reclaim.
+    #[default]
+    Nothing,
+    /// The memory that pods request is protected: `memory.min` for Guaranteed pods, and the weaker
+    /// `memory.low` for Burstable ones.
+    Tiered,
+}
+
+/// What the configuration says about the cgroups of pods.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodSettings {
+    /// `cpuCFSQuota`.
+    pub cfs_quota: bool,
+    /// `cpuCFSQuotaPeriod` in microseconds.
+    pub cfs_period: u64,
+    /// `podPidsLimit`; 0 or less: none.
+    pub pids_limit: i64,
+    /// `memoryReservationPolicy`; `None` without the gate `MemoryQoS` and on version 1.
+    pub memory_qos: Option<Reservation>,
+}
+
+/// The values with which a pod's cgroup is made (kubelet: pkg/kubelet/cm `ResourceConfigForPod`).
+/// The pod has the resources that it was granted. `exclusive_cpus`: at least one of its containers
+/// has CPUs of its own, and then no quota slows them down.
+#[must_use]
+pub fn pod_values(pod: &Pod, exclusive_cpus: bool, settings: &PodSettings) -> Values {
+    let requests = pod_requests(pod, Overhead::Included);
+    let limits = limits_with_overhead(pod);
+    let class = pod.qos();
+    let of = |amounts: &Amounts, resource: &str| amounts.get(resource).copied().unwrap_or_default();
+    let cpu_quota = Quota {
+        microseconds: quota(of(&limits, "cpu").milli(), settings.cfs_period)
+            .filter(|_| settings.cfs_quota && !exclusive_cpus),
+        period: settings.cfs_period,
+    };
+    let limited = |resource| match class {
+        QosClass::Guaranteed => true,
+        QosClass::Burstable => every_container_is_limited(pod, resource),
+        QosClass::BestEffort => false,
+    };
+    let memory = of(&limits, "memory").units();
+    let protected = Some(of(&requests, "memory").units())
+        .filter(|bytes| settings.memory_qos == Some(Reservation::Tiered) && *bytes > 0);
+    let guaranteed = class == QosClass::Guaranteed;
+    Values {
+        cpu_shares: Some(match class {
+            QosClass::BestEffort => MIN_SHARES,
+            _ => shares(of(&requests, "cpu").milli()),
+        }),
+        cpu_quota: limited("cpu").then_some(cpu_quota),
+        memory_bytes: Some(memory).filter(|bytes| *bytes > 0 && limited("memory")),
+        pids: Some(settings.pids_limit).filter(|limit| *limit > 0),
+        huge_pages: HugePages::Limits(huge_pages(&requests)),
+        cpus: None,
+        memory_min: protected.filter(|_| guaranteed),
+        memory_low: protected.filter(|_| !guaranteed),
+    }
+}
+
+/// A pod's values without its overhead, as the runtime receives them when the pod is resized: it
+/// receives the overhead beside them (kubelet: kuberuntime `subtractOverheadFromResourceConfig`).
+/// Values without a limit have none.
+#[must_use]
+pub fn without_overhead(values: &Values, pod: &Pod) -> Values {
+    let overhead =
+        |resource: &str| pod.spec().overhead.as_ref().and_then(|all| all.get(resource)).map(amount);
+    let mut rest = values.clone();
+    if let Some(cpu) = overhead("cpu").map(Amount::milli) {
+        let own = values.cpu_shares.map(|own| millicores_of_shares(own).saturating_sub(cpu));
+        rest.cpu_shares = own.map(shares);
+        rest.cpu_quota = values.cpu_quota.map(|own| {
+            let less = quota(cpu, own.period).unwrap_or(0);
+            Quota { microseconds: own.microseconds.map(|time| time.saturating_sub(less).max(0)), ..own }
+        });
+    }
+    if let Some(memory) = overhead("memory").map(Amount::units) {
+        let less = |own: i64| if own > 0 { own.saturating_sub(memory).max(0) } else { own };
+        rest.memory_bytes = values.memory_bytes.map(less);
+    }
+    rest
+}
+
+/// As in `PodLimits`: overhead is only added to limits above zero.
+fn limits_with_overhead(pod: &Pod) -> Amounts {
+    let mut limits = pod_limits(pod, Overhead::Excluded);
+    for (name, more) in pod.spec().overhead.iter().flatten() {
+        if let Some(limit) = limits.get_mut(name).filter(|limit| !limit.is_zero()) {
+            *limit = *limit + amount(more);
+        }
+    }
+    limits
+}
+
+/// Whether the sum of the limits is a limit of the pod: one of the pod as a whole, or one of each
+/// container. An init container also counts as limited if a sidecar before it is, as in the sum.
+fn every_container_is_limited(pod: &Pod, resource: &str) -> bool {
+    let positive = |amount: Option<Amount>| amount.is_some_and(|amount| !amount.is_zero());
+    let of_pod = pod.spec().resources.as_ref().and_then(|all| all.limits.as_ref()?.get(resource).map(amount));
+    if positive(of_pod) {
+        return true;
+    }
+    let is_limited = |container: &Container| positive(limit(container, resource));
+    let mut limited_sidecar = false;
+    let mut limited_inits = true;
+    for container in pod.init_containers() {
+        let own = is_limited(container);
+        limited_inits &= own || limited_sidecar;
+        limited_sidecar |= own && is_sidecar(container);
+    }
+    limited_inits && pod.containers().iter().all(is_limited)
+}
+
+/// Bytes of huge pages by the size of a page.
+fn huge_pages(amounts: &Amounts) -> BTreeMap<u64, u64> {
+    let mut pages: BTreeMap<u64, u64> = BTreeMap::new();
+    for (name, amount) in amounts {
+        let Some(size) = name.strip_prefix("hugepages-").and_then(|size| Amount::parse(size).ok()) else {
+            continue;
+        };
+        let bytes = u64::try_from(amount.units()).unwrap_or(0);
+        if let Ok(size) = u64::try_from(size.units()) {
+            let sum = pages.entry(size).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
+    }
+    pages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn settings() -> PodSettings {
+        PodSettings { cfs_quota: true, cfs_period: 100_000, pids_limit: -1, memory_qos: None }
+    }
+
+    fn pod(spec: Value) -> Pod {
+        Pod::from(serde_json::from_value::<crate::model::api::Pod>(json!({"spec": spec})).unwrap())
+    }
+
+    /// Shares, quota (-1: none), memory.
+    fn check(spec: Value, expected: (u64, Option<i64>, Option<i64>)) {
+        let values = pod_values(&pod(spec.clone()), false, &settings());
+        let found = (values.cpu_shares.unwrap(), values.cpu_quota.map(Quota::number), values.memory_bytes);
+        assert_eq!(found, expected, "{spec}");
+    }
+
+    fn with(name: &str, requests: Value, limits: Value) -> Value {
+        json!({"name": name, "resources": {"requests": requests, "limits": limits}})
+    }
+
+    fn sidecar(mut container: Value) -> Value {
+        container["restartPolicy"] = json!("Always");
+        container
+    }
+
+    #[test]
+    fn classes_decide_which_values_are_written() {
+        check(json!({"containers": [{"name": "c"}]}), (2, None, None));
+        let limits = json!({"cpu": "500m", "memory": "100Mi"});
+        check(
+            json!({"containers": [with("c", limits.clone(), limits.clone())]}),
+            (512, Some(50_000), Some(100 << 20)),
+        );
+        let burstable = with("c", json!({"cpu": "100m"}), limits.clone());
+        check(json!({"containers": [burstable]}), (102, Some(50_000), Some(100 << 20)));
+        // One container without a limit of memory: the pod has none.
+        let half = with("b", json!({}), json!({"cpu": "100m"}));
+        check(
+            json!({"containers": [with("a", limits.clone(), limits.clone()), half]}),
+            (614, Some(60_000), None),
+        );
+        check(json!({"containers": [with("c", json!({"memory": "1Gi"}), json!({}))]}), (2, None, None));
+    }
+
+    #[test]
+    fn init_containers_and_sidecars_count() {
+        let small = with("a", json!({"cpu": "100m"}), json!({"cpu": "200m", "memory": "64Mi"}));
+        let large = with("i", json!({"cpu": "1"}), json!({"cpu": "1200m", "memory": "400Mi"}));
+        let free = json!({"name": "free"});
+        let spec = |inits: Vec<Value>| json!({"containers": [small.clone()], "initContainers": inits});
+        check(spec(vec![large.clone()]), (1024, Some(120_000), Some(400 << 20)));
+        check(spec(vec![large.clone(), free.clone()]), (1024, None, None));
+        // After a limited sidecar, the sum at the time of the init container is above zero.
+        let helper = sidecar(large.clone());
+        check(spec(vec![helper.clone(), free.clone()]), (1126, Some(140_000), Some(464 << 20)));
+        check(spec(vec![free, helper]), (1126, None, None));
+    }
+
+    #[test]
+    fn resources_of_the_pod_and_overhead() {
+        let limits = json!({"cpu": "600m", "memory": "200Mi"});
+        let mut spec = json!({"containers": [{"name": "a"}], "resources": {"requests": {"cpu": "300m"}, "limits": limits}});
+        check(spec.clone(), (307, Some(60_000), Some(200 << 20)));
+        spec["overhead"] = json!({"cpu": "100m", "memory": "10Mi"});
+        check(spec.clone(), (409, Some(70_000), Some(210 << 20)));
+        // Overhead makes no limit where there is none.
+        spec["resources"]["limits"] = json!({"cpu": "600m", "memory": "0"});
+        check(spec, (409, Some(70_000), None));
+    }
+
+    #[test]
+    fn the_runtime_receives_values_without_overhead() {
+        let of = |time, memory, milli| Values {
+            cpu_shares: Some(shares(milli)),
+            cpu_quota: Some(Quota { microseconds: time, period: 100_000 }),
+            memory_bytes: Some(memory),
+            ..Values::default()
+        };
+        let with = |overhead: Value| pod(json!({"containers": [{"name": "c"}], "overhead": overhead}));
+        let some = with(json!({"cpu": "100m", "memory": "10Mi"}));
+        let all = of(Some(70_000), 210 << 20, 400);
+        assert_eq!(without_overhead(&all, &some), of(Some(60_000), 200 << 20, 300));
+        assert_eq!(without_overhead(&of(None, -1, 400), &some), of(None, -1, 300));
+        assert_eq!(without_overhead(&all, &with(json!({}))), all);
+        let most = with(json!({"cpu": "9223372036854775807", "memory": "9223372036854775807"}));
+        assert_eq!(without_overhead(&all, &most), of(Some(0), 0, 0));
+    }
+
+    #[test]
+    fn settings_and_exclusive_cpus_change_the_quota() {
+        let limits = json!({"cpu": "500m", "memory": "100Mi"});
+        let pod = pod(json!({"containers": [with("c", limits.clone(), limits)]}));
+        let of = |exclusive, settings: PodSettings| pod_values(&pod, exclusive, &settings);
+        let unlimited = Some(Quota { microseconds: None, period: 100_000 });
+        assert_eq!(of(true, settings()).cpu_quota, unlimited);
+        assert_eq!(of(false, PodSettings { cfs_quota: false, ..settings() }).cpu_quota, unlimited);
+        let short = of(false, PodSettings { cfs_period: 20_000, pids_limit: 128, ..settings() });
+        assert_eq!(short.cpu_quota, Some(Quota { microseconds: Some(10_000), period: 20_000 }));
+        assert_eq!((short.pids, of(false, settings()).pids), (Some(128), None));
+        for (policy, min) in
+            [(None, None), (Some(Reservation::Nothing), None), (Some(Reservation::Tiered), Some(100 << 20))]
+        {
+            let values = of(false, PodSettings { memory_qos: policy, ..settings() });
+            assert_eq!((values.memory_min, values.memory_low), (min, None));
+        }
+    }
+
+    #[test]
+    fn huge_pages_and_hostile_numbers() {
+        let huge = json!({"hugepages-2Mi": "4Mi", "hugepages-1Gi": "1Gi", "memory": "1Gi", "cpu": "1", "hugepages-x": "1"});
+        let values =
+            pod_values(&pod(json!({"containers": [with("c", huge.clone(), huge)]})), false, &settings());
+        assert_eq!(values.huge_pages, HugePages::Limits([(2 << 20, 4 << 20), (1 << 30, 1 << 30)].into()));
+        let most = json!({"cpu": "9223372036854775807", "memory": "9223372036854775807", "hugepages-2Mi": "9223372036854775807"});
+        let many: Vec<Value> = (0..1000).map(|_| with("c", most.clone(), most.clone())).collect();
+        let spec = json!({"containers": many, "overhead": most});
+        check(spec, (262_144, Some((1 << 44) - 1), Some(i64::MAX)));
+        let small = json!({"cpu": "0.0000001", "memory": "0.1"});
+        check(json!({"containers": [with("c", small.clone(), small)]}), (2, Some(1000), Some(1)));
+    }
+
+    #[test]
+    fn burstable_pods_are_protected_more_weakly() {
+        let settings = PodSettings { memory_qos: Some(Reservation::Tiered), ..settings() };
+        let values = pod_values(
+            &pod(json!({"containers": [with("c", json!({"memory": "1Gi"}), json!({}))]})),
+            false,
+            &settings,
+        );
+        assert_eq!((values.memory_min, values.memory_low), (None, Some(1 << 30)));
+        let nothing = pod_values(&pod(json!({"containers": [{"name": "c"}]})), false, &settings);
+        assert_eq!((nothing.memory_min, nothing.memory_low), (None, None));
+    }
+}

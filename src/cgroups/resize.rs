@@ -1,0 +1,223 @@
+//! In which order a resize in place changes a pod's cgroup and its containers (pure; kubelet:
+//! kuberuntime `doPodResizeAction`).
+
+use super::values::Values;
+
+/// What is resized; memory comes before CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resource {
+    /// Memory.
+    Memory,
+    /// CPU.
+    Cpu,
+}
+
+/// One step. A step that fails ends the resize; the next try begins with the values at that time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Change the pod's cgroup.
+    Pod(Box<PodStep>),
+    /// Change the containers whose numbers differ.
+    Containers(Resource),
+}
+
+/// A change of a pod's cgroup: tell the runtime `after` (UpdatePodSandboxResources), then write
+/// `write`. If that fails, tell the runtime `before`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodStep {
+    /// The values to write.
+    pub write: Values,
+    /// All values of the pod before the step.
+    pub before: Values,
+    /// All values of the pod after the step.
+    pub after: Values,
+}
+
+/// The steps from the values that the pod's cgroup has to the `wanted` ones. Each resource of
+/// `resources` is resized. A limit that is not wanted stays: limits cannot be removed.
+///
+/// A pod that grows gets its limit first, then its request, then its containers theirs; one that
+/// shrinks has the opposite order, so that no container has more than its pod.
+///
+/// DIFFERS: on version 2 the Go kubelet takes memory without a limit for the smallest one, and
+/// limits the pod before its containers; on version 1 for the largest, as here.
+#[must_use]
+pub fn steps(current: &Values, wanted: &Values, resources: &[Resource]) -> Vec<Step> {
+    let mut plan = Plan { now: wanted.merged(current), steps: Vec::new() };
+    for resource in [Resource::Memory, Resource::Cpu].into_iter().filter(|one| resources.contains(one)) {
+        let (limit, request) = match resource {
+            Resource::Memory => {
+                (Values { memory_bytes: wanted.memory_bytes, ..Values::default() }, Values::default())
+            }
+            Resource::Cpu => (
+                Values { cpu_quota: wanted.cpu_quota, ..Values::default() },
+                Values { cpu_shares: wanted.cpu_shares, ..Values::default() },
+            ),
+        };
+        let limit_change = change(limit_of(current, resource), limit_of(&limit, resource));
+        let request_change = change(current.cpu_shares, request.cpu_shares);
+        if limit_change == Change::Grows {
+            plan.write(&limit);
+        }
+        if request_change == Change::Grows {
+            plan.write(&request);
+        }
+        plan.steps.push(Step::Containers(resource));
+        if request_change == Change::Shrinks {
+            plan.write(&request);
+        }
+        if limit_change == Change::Shrinks {
+            plan.write(&limit);
+        }
+    }
+    plan.steps
+}
+
+/// Checks that a pod does not use more memory than its new limit (kubelet:
+/// `validateMemoryResizeAction`; containers are checked in the same way).
+///
+/// # Errors
+/// The message of the failed resize.
+pub fn check_memory(current: &Values, wanted: &Values, usage_bytes: u64) -> Result<(), String> {
+    let (from, to) = (limit_of(current, Resource::Memory), limit_of(wanted, Resource::Memory));
+    match (change(from, to), to) {
+        (Change::Shrinks, Some(limit)) if usage_bytes >= limit => Err(format!(
+            "cannot decrease memory limits: attempting to set pod memory limit ({limit}) below current usage \
+             ({usage_bytes})"
+        )),
+        _ => Ok(()),
+    }
+}
+
+struct Plan {
+    now: Values,
+    steps: Vec<Step>,
+}
+
+impl Plan {
+    fn write(&mut self, values: &Values) {
+        let after = self.now.merged(values);
+        let before = std::mem::replace(&mut self.now, after.clone());
+        self.steps.push(Step::Pod(Box::new(PodStep { write: values.clone(), before, after })));
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    Grows,
+    Shrinks,
+    Stays,
+}
+
+/// `to` absent: nothing is wanted.
+fn change(from: Option<u64>, to: Option<u64>) -> Change {
+    match (from, to) {
+        (Some(from), Some(to)) if to > from => Change::Grows,
+        (Some(from), Some(to)) if to < from => Change::Shrinks,
+        (None, Some(_)) => Change::Grows,
+        _ => Change::Stays,
+    }
+}
+
+/// Memory without a limit is the largest; CPU without one is the smallest, as in upstream's
+/// number -1.
+fn limit_of(values: &Values, resource: Resource) -> Option<u64> {
+    match resource {
+        Resource::Memory => values.memory_bytes.map(|bytes| u64::try_from(bytes).unwrap_or(u64::MAX)),
+        Resource::Cpu => {
+            let quota = values.cpu_quota?;
+            Some(quota.microseconds.map_or(0, |time| u64::try_from(time).unwrap_or(0)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::values::Quota;
+    use super::*;
+
+    fn values(memory: i64, quota: i64, shares: u64) -> Values {
+        let microseconds = (quota > 0).then_some(quota);
+        Values {
+            cpu_shares: Some(shares),
+            cpu_quota: Some(Quota { microseconds, period: 100_000 }),
+            memory_bytes: Some(memory),
+            ..Values::default()
+        }
+    }
+
+    /// The steps as words: what is written, and the containers' turn.
+    fn words(current: &Values, wanted: &Values, resources: &[Resource]) -> Vec<String> {
+        let step = |step: &Step| match step {
+            Step::Containers(Resource::Memory) => "containers memory".to_owned(),
+            Step::Containers(Resource::Cpu) => "containers cpu".to_owned(),
+            Step::Pod(step) => match (step.write.memory_bytes, step.write.cpu_quota, step.write.cpu_shares) {
+                (Some(memory), None, None) => format!("memory {memory}"),
+                (None, Some(quota), None) => format!("quota {}", quota.number()),
+                (None, None, Some(shares)) => format!("shares {shares}"),
+                other => panic!("{other:?}"),
+            },
+        };
+        steps(current, wanted, resources).iter().map(step).collect()
+    }
+
+    const BOTH: [Resource; 2] = [Resource::Cpu, Resource::Memory];
+
+    #[test]
+    fn growing_pods_come_before_their_containers() {
+        let found = words(&values(100, 1000, 10), &values(200, 2000, 20), &BOTH);
+        assert_eq!(found, ["memory 200", "containers memory", "quota 2000", "shares 20", "containers cpu"]);
+    }
+
+    #[test]
+    fn shrinking_pods_come_after_their_containers() {
+        let found = words(&values(200, 2000, 20), &values(100, 1000, 10), &BOTH);
+        assert_eq!(found, ["containers memory", "memory 100", "containers cpu", "shares 10", "quota 1000"]);
+    }
+
+    /// The order of requests in the recording `a-edit-same-uid`: no limits become limits.
+    #[test]
+    fn unlimited_pods_get_limits_in_the_recorded_order() {
+        let unlimited = values(i64::MAX, -1, 102);
+        let wanted = values(134_217_728, 50_000, 307);
+        let found = words(&unlimited, &wanted, &BOTH);
+        let expected =
+            ["containers memory", "memory 134217728", "quota 50000", "shares 307", "containers cpu"];
+        assert_eq!(found, expected);
+        assert_eq!(words(&Values { memory_bytes: Some(-1), ..unlimited }, &wanted, &BOTH), expected);
+    }
+
+    #[test]
+    fn unwanted_limits_stay_and_only_the_resized_resource_changes() {
+        let current = values(100, 1000, 10);
+        let wanted =
+            Values { memory_bytes: None, cpu_quota: None, cpu_shares: Some(20), ..Values::default() };
+        assert_eq!(words(&current, &wanted, &BOTH), ["containers memory", "shares 20", "containers cpu"]);
+        assert_eq!(
+            words(&current, &values(50, 500, 5), &[Resource::Memory]),
+            ["containers memory", "memory 50"]
+        );
+        assert!(words(&current, &values(50, 500, 5), &[]).is_empty());
+    }
+
+    #[test]
+    fn the_runtime_receives_all_values_and_those_to_return_to() {
+        let (current, wanted) = (values(100, 1000, 10), values(200, 1000, 20));
+        let steps = steps(&current, &wanted, &BOTH);
+        let Step::Pod(step) = &steps[0] else { panic!("{steps:?}") };
+        assert_eq!((&step.before, &step.after), (&current, &values(200, 1000, 10)));
+        let Step::Pod(step) = &steps[2] else { panic!("{steps:?}") };
+        assert_eq!((&step.before, &step.after), (&values(200, 1000, 10), &wanted));
+    }
+
+    #[test]
+    fn limits_below_the_usage_are_refused() {
+        let check = |from, to, usage| check_memory(&values(from, -1, 2), &values(to, -1, 2), usage);
+        assert_eq!(check(200, 100, 99), Ok(()));
+        assert_eq!(check(100, 200, 500), Ok(()));
+        assert_eq!(check(100, -1, 500), Ok(()));
+        let expected = "cannot decrease memory limits: attempting to set pod memory limit (100) below current \
+                        usage (100)";
+        assert_eq!(check(-1, 100, 100), Err(expected.to_owned()));
+    }
+}
