@@ -327,6 +327,24 @@ build_differential_peer() { # <source> <directory>
     touch "$2/.done"
 }
 
+# Prints the program with the kubelet's resource managers that tests/differential compares with,
+# built once per version of its source. It shares the packages of controlplane().
+differential_managers() {
+    local source into
+    source=$(project_root)/tests/differential/managers
+    into=$CORACLE_CACHE/managers-$(sources_key "$source"/go.{mod,sum} "$source"/*.go)
+    locked managers build_differential_managers "$source" "$into" || return
+    echo "$into/managers"
+}
+
+build_differential_managers() { # <source> <directory>
+    [ -e "$2/.done" ] && return
+    need_go
+    say "building the kubelet's resource managers for tests/differential (some minutes the first time)"
+    go_build "$1" "$2" "-s -w" . || return
+    touch "$2/.done"
+}
+
 METRICS_SERVER_VERSION=0.9.0
 
 # Prints the directory with the metrics-server, which "kubectl top" needs, built once by "go install".

@@ -5,6 +5,7 @@
 //! room may import which.
 
 // layer 0
+pub mod managers;
 pub mod model;
 pub mod util;
 // layer 1

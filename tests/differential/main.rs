@@ -1,7 +1,8 @@
 //! coracle beside Go where how something is read is a contract: random cases from a seed, each
 //! given to both. Whatever coracle accepts Go must accept, and read in the same way; where
 //! coracle is stricter the cases are counted. `tests/run differential` builds the Go program
-//! (`peer`), whose path is in `DIFFERENTIAL_PEER`.
+//! (`peer`), whose path is in `DIFFERENTIAL_PEER`, and the one with the resource managers of the
+//! kubelet (`managers`, in `DIFFERENTIAL_MANAGERS`), whose decisions must be the same.
 //!
 //! `FUZZ_SECONDS` is how long each test goes on, instead of a fixed number of cases;
 //! `FUZZ_SEED` is where it begins: without it 1, and with `FUZZ_SECONDS` a random one.
@@ -14,11 +15,14 @@ mod der;
 mod random;
 
 mod chains;
+mod cpus;
 mod heads;
+mod memory;
 mod patches;
 mod peer;
 mod quantities;
 mod subjects;
+mod topology;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -17,7 +17,16 @@ pub struct Peer {
 
 impl Peer {
     pub fn start() -> Peer {
-        let path = std::env::var_os("DIFFERENTIAL_PEER").expect("run by: tests/run differential");
+        Peer::of("DIFFERENTIAL_PEER")
+    }
+
+    /// The one with the resource managers.
+    pub fn managers() -> Peer {
+        Peer::of("DIFFERENTIAL_MANAGERS")
+    }
+
+    fn of(variable: &str) -> Peer {
+        let path = std::env::var_os(variable).expect("run by: tests/run differential");
         let mut command = Command::new(path);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let answers = BufReader::new(child.stdout.take().unwrap());

@@ -1,0 +1,98 @@
+//! The state file of a resource manager on disk.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use crate::util::{atomic_file, untrusted};
+
+/// Far above the largest file: 1,000 pods with 1,000 containers each.
+const MOST_BYTES: u64 = 256 * 1024 * 1024;
+
+/// A state file, such as `memory_manager_state` in the root directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckpointFile {
+    path: PathBuf,
+}
+
+impl CheckpointFile {
+    /// The file `name` of this directory.
+    #[must_use]
+    pub fn new(dir: &Path, name: &str) -> CheckpointFile {
+        CheckpointFile { path: dir.join(name) }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its content; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// When it cannot be read, is too large, or is not text.
+    pub fn read(&self) -> io::Result<Option<String>> {
+        let file = match untrusted::open(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let mut text = String::new();
+        file.take(MOST_BYTES + 1).read_to_string(&mut text)?;
+        if text.len() as u64 > MOST_BYTES {
+            return Err(io::Error::from(io::ErrorKind::FileTooLarge));
+        }
+        Ok(Some(text))
+    }
+
+    /// Replaces it (mode 0600, as upstream).
+    ///
+    /// # Errors
+    /// When it cannot be written; the old content is then still there.
+    pub fn write(&self, text: &str) -> io::Result<()> {
+        atomic_file::write(&self.path, text.as_bytes(), 0o600)
+    }
+
+    /// Renames it to `<name>.unusable`, and returns that path. An earlier such file is replaced.
+    ///
+    /// # Errors
+    /// When it cannot be renamed.
+    pub fn put_aside(&self) -> io::Result<PathBuf> {
+        let mut name = self.path.file_name().unwrap_or_default().to_owned();
+        name.push(".unusable");
+        let aside = self.path.with_file_name(name);
+        std::fs::rename(&self.path, &aside)?;
+        Ok(aside)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_written_read_and_put_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = CheckpointFile::new(dir.path(), "memory_manager_state");
+        assert_eq!(file.read().unwrap(), None);
+        file.write("one").unwrap();
+        file.write("two").unwrap();
+        assert_eq!(file.read().unwrap().as_deref(), Some("two"));
+        let aside = file.put_aside().unwrap();
+        assert_eq!(std::fs::read_to_string(aside).unwrap(), "two");
+        assert_eq!(file.read().unwrap(), None);
+        assert!(file.put_aside().is_err());
+    }
+
+    #[test]
+    fn a_directory_or_bytes_that_are_no_text_are_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = CheckpointFile::new(dir.path(), "state");
+        std::fs::write(file.path(), b"\xff").unwrap();
+        assert!(file.read().is_err());
+        std::fs::remove_file(file.path()).unwrap();
+        std::fs::create_dir(file.path()).unwrap();
+        assert!(file.read().is_err());
+        file.put_aside().unwrap();
+        assert_eq!(file.read().unwrap(), None);
+    }
+}

@@ -1,0 +1,27 @@
+//! The CPU manager: which CPUs each container runs on.
+//!
+//! Owns: nothing; the state is a value of the caller. Threads: none. In: the machine, the
+//! reservation, the options, the state, pods, what the topology manager chose. Out: hints, CPUs of
+//! containers, errors of admission, updates of running containers, the state file.
+//! Invariants: a CPU is shared or belongs to one container, except that the containers of a pod can
+//! have the CPUs of its init containers; reserved CPUs belong to no container.
+//! Absent on purpose: pod-level exclusive CPUs (gate `PodLevelResourceManagers`, alpha).
+//! Go counterpart: pkg/kubelet/cm/cpumanager.
+
+pub mod error;
+pub mod file;
+pub mod hints;
+pub mod options;
+pub mod policy;
+pub mod provider;
+pub mod rebuild;
+pub mod request;
+mod spread;
+pub mod state;
+mod take;
+pub mod updates;
+
+#[cfg(test)]
+mod recordings;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,51 @@
+//! The CPU manager as the topology manager sees it.
+
+use super::error::AllocateError;
+use super::policy::Static;
+use super::request::PodCpus;
+use super::state::State;
+use crate::managers::numa::Hint;
+use crate::managers::topology::{self, Candidate, Hints, Provider};
+use crate::model::api::Container;
+
+/// The static policy with its state, during the admission of a pod. Under policy `none` there is no
+/// provider for CPUs.
+#[derive(Debug)]
+pub struct CpuProvider<'a> {
+    /// The policy.
+    pub policy: &'a Static,
+    /// The state, which changes with each allocation; the caller stores it afterwards.
+    pub state: &'a mut State,
+}
+
+fn hints_of(list: Option<Vec<Hint>>) -> Hints {
+    list.map(|list| ("cpu".to_owned(), list)).into_iter().collect()
+}
+
+impl Provider for CpuProvider<'_> {
+    fn hints(&self, pod: Candidate<'_>, container: &Container) -> Hints {
+        let pod = PodCpus::only(pod, container);
+        hints_of(pod.containers.first().and_then(|one| self.policy.hints(self.state, &pod, one)))
+    }
+
+    fn pod_hints(&self, pod: Candidate<'_>) -> Hints {
+        hints_of(self.policy.pod_hints(self.state, &PodCpus::of(pod.pod)))
+    }
+
+    fn allocate(
+        &mut self,
+        pod: Candidate<'_>,
+        container: &Container,
+        hint: Hint,
+    ) -> Result<(), topology::AllocateError> {
+        let pod = PodCpus::only(pod, container);
+        let Some(one) = pod.containers.first() else { return Ok(()) };
+        match self.policy.allocate(self.state, &pod, one, hint.nodes) {
+            Ok(_) => Ok(()),
+            Err(AllocateError::Take(why)) => Err(topology::AllocateError::Unexpected(why.to_string())),
+            Err(why) => {
+                Err(topology::AllocateError::Denied { reason: why.reason(), message: why.to_string() })
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! What containers and pods request of memory and huge pages.
+
+use std::collections::BTreeMap;
+
+use super::tables::is_memory;
+use crate::model::api::Container;
+use crate::model::pod::{Pod, is_sidecar};
+use crate::model::requests::requests_of;
+
+/// Bytes by resource.
+pub(super) type Bytes = BTreeMap<String, u64>;
+
+/// A request is a fraction, or more than any machine has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("[memorymanager] failed to represent quantity as int64")]
+pub(super) struct NotBytes;
+
+/// What a container requests (kubelet: `getContainerRequestedResources`).
+///
+/// DIFFERS: upstream refuses whole numbers that are written as fractions, such as 1.5Gi; an API
+/// server writes them as 1536Mi.
+pub(super) fn of_container(container: &Container) -> Result<Bytes, NotBytes> {
+    let mut bytes = Bytes::new();
+    for (name, amount) in requests_of(container.resources.as_ref()) {
+        if is_memory(&name) {
+            let units = amount.units();
+            if !amount.is_whole() || units == i64::MAX {
+                return Err(NotBytes);
+            }
+            bytes.insert(name, u64::try_from(units).unwrap_or(0));
+        }
+    }
+    Ok(bytes)
+}
+
+/// What the containers of a pod request together, as far as app containers request it at all
+/// (kubelet: `getPodRequestedResources`).
+pub(super) fn of_pod(pod: &Pod) -> Result<Bytes, NotBytes> {
+    let (mut sidecars, mut peaks, mut total) = (Bytes::new(), Bytes::new(), Bytes::new());
+    for container in pod.init_containers() {
+        for (name, bytes) in of_container(container)? {
+            let beside = sidecars.entry(name.clone()).or_default();
+            if is_sidecar(container) {
+                *beside = beside.saturating_add(bytes);
+            } else {
+                let peak = peaks.entry(name).or_default();
+                *peak = (*peak).max(beside.saturating_add(bytes));
+            }
+        }
+    }
+    for container in pod.containers() {
+        for (name, bytes) in of_container(container)? {
+            let sum = total.entry(name).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
+    }
+    for (name, sum) in &mut total {
+        *sum = sum.saturating_add(sidecars.get(name).copied().unwrap_or(0));
+        *sum = (*sum).max(peaks.get(name).copied().unwrap_or(0));
+    }
+    Ok(total)
+}

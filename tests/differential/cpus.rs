@@ -1,0 +1,477 @@
+//! The CPU manager against the kubelet's.
+
+use std::collections::BTreeMap;
+
+use coracle::managers::cpu::file::{self, STATIC};
+use coracle::managers::cpu::options::{Gates, Options};
+use coracle::managers::cpu::policy::{Allocated, Reservation, Static};
+use coracle::managers::cpu::request::PodCpus;
+use coracle::managers::cpu::state::State;
+use coracle::managers::cpus::CpuSet;
+use coracle::managers::machine::{Cpu, Level, Machine};
+use coracle::managers::numa::{Hint, NumaMask};
+use coracle::model::pod::Pod;
+use coracle::model::quantity::Amount;
+use serde_json::{Value, json};
+
+use crate::peer::Peer;
+use crate::random::Random;
+use crate::{Cases, pick, rarely};
+
+/// A machine, and how the Go program reads it.
+struct Host {
+    machine: Machine,
+    described: Vec<Value>,
+    /// Each socket, NUMA node and core is like the others.
+    even: bool,
+}
+
+/// Sockets in nodes or nodes in sockets, caches in nodes, one to four threads per core; numbered in
+/// one of the ways of real machines. Rarely some CPUs are offline.
+fn host(random: &mut Random) -> Host {
+    let nodes = pick(random, &[1_u32, 1, 2, 2, 4, 4, 8]);
+    let sockets_per_node = if rarely(random, 12) { 2 } else { 1 };
+    let nodes_per_socket = if sockets_per_node == 1 { pick(random, &[1_u32, 1, 2, 4]).min(nodes) } else { 1 };
+    let cores = pick(random, &[1_u32, 2, 2, 3, 4, 4, 6, 8]) * sockets_per_node;
+    let threads = pick(random, &[1_u32, 2, 2, 2, 4]);
+    let caches = pick(random, &[None, Some(1_u32), Some(1), Some(2), Some(2), Some(4)]);
+    let gap = if rarely(random, 10) { 3 } else { 1 };
+    let style = random.below(3);
+    let all_cores = nodes * cores;
+    let hybrid = rarely(random, 15);
+    let offline = if rarely(random, 6) { 1 + random.below(4) } else { 0 };
+    let mut found = Vec::new();
+    for node in 0..nodes {
+        for core in 0..cores {
+            for thread in 0..threads {
+                if hybrid && thread > 0 && core % 2 == 1 {
+                    continue;
+                }
+                let place = node * cores + core;
+                let cpu = match style {
+                    // Siblings side by side; all first threads first; nodes by turns.
+                    0 => place * threads + thread,
+                    1 => thread * all_cores + place,
+                    _ => thread * all_cores + core * nodes + node,
+                };
+                let socket =
+                    if sockets_per_node == 2 { node * 2 + core * 2 / cores } else { node / nodes_per_socket };
+                let cache = caches.map(|caches| node * 8 + core * caches / cores);
+                found.push((cpu, place, socket, node * gap, cache));
+            }
+        }
+    }
+    for _ in 0..offline {
+        if found.len() > 2 {
+            let at = random.below(found.len() as u64) as usize;
+            found.remove(at);
+        }
+    }
+    found.sort_unstable();
+    let mut lowest: BTreeMap<u32, u32> = BTreeMap::new();
+    for (cpu, place, ..) in &found {
+        lowest.entry(*place).or_insert(*cpu);
+    }
+    let described = found
+        .iter()
+        .map(|(cpu, core, socket, node, cache)| {
+            json!({"cpu": cpu, "core": core, "socket": socket, "node": node, "cache": cache})
+        })
+        .collect();
+    let cpus = found.iter().map(|(cpu, place, socket, node, cache)| {
+        (*cpu, Cpu { core: lowest[place], socket: *socket, node: *node, cache: cache.unwrap_or(*socket) })
+    });
+    Host { machine: Machine::new(cpus.collect()), described, even: !hybrid && offline == 0 }
+}
+
+fn options(random: &mut Random) -> BTreeMap<String, String> {
+    let mut options = BTreeMap::new();
+    for (name, one_in) in [
+        ("full-pcpus-only", 3),
+        ("strict-cpu-reservation", 3),
+        ("prefer-align-cpus-by-uncorecache", 3),
+        ("distribute-cpus-across-numa", 3),
+        ("align-by-socket", 8),
+        ("distribute-cpus-across-cores", 8),
+    ] {
+        if rarely(random, one_in) {
+            options.insert(
+                name.to_owned(),
+                pick(random, &["true", "true", "true", "1", "false", "T"]).to_owned(),
+            );
+        }
+    }
+    if rarely(random, 100) {
+        options.insert(pick(random, &["full-pcpus", "align-by-socket"]).to_owned(), "yes".to_owned());
+    }
+    options
+}
+
+fn container(random: &mut Random, name: &str, most: u64) -> Value {
+    let cpu = match random.below(10) {
+        0 => "500m".to_owned(),
+        1 => "1500m".to_owned(),
+        2 => format!("{}", 2 + 2 * random.below(most)),
+        3 => format!("{}000m", 1 + random.below(most)),
+        _ => format!("{}", 1 + random.below(most)),
+    };
+    let limits = json!({"cpu": cpu, "memory": "64Mi"});
+    let requests = if rarely(random, 15) { json!({"cpu": cpu, "memory": "32Mi"}) } else { limits.clone() };
+    json!({"name": name, "resources": {"limits": limits, "requests": requests}})
+}
+
+fn pod(random: &mut Random, number: usize, cpus: u64) -> Value {
+    let most = pick(random, &[2, 4, 4, 8, cpus.max(1)]).min(cpus.max(1));
+    let mut init = Vec::new();
+    for at in 0..pick(random, &[0, 0, 0, 1, 2, 3]) {
+        let mut one = container(random, &format!("i{at}"), most);
+        if rarely(random, 3) {
+            one["restartPolicy"] = "Always".into();
+        }
+        init.push(one);
+    }
+    let apps: Vec<Value> =
+        (0..pick(random, &[1, 1, 1, 2, 3])).map(|at| container(random, &format!("a{at}"), most)).collect();
+    let mut spec = json!({"containers": apps, "initContainers": init});
+    if rarely(random, 25) {
+        let own = json!({"cpu": "2", "memory": "1Gi"});
+        spec["resources"] = json!({"limits": own, "requests": own});
+    }
+    json!({"metadata": {"name": format!("p{number}"), "namespace": "n", "uid": format!("uid-{number}")}, "spec": spec})
+}
+
+fn plain(hints: Option<Vec<Hint>>) -> Value {
+    hints.map_or(Value::Null, |list| {
+        let one = |hint: &Hint| {
+            let nodes: Vec<u32> = hint.nodes.unwrap_or_default().iter().collect();
+            json!({"nodes": nodes, "preferred": hint.preferred})
+        };
+        list.iter().map(one).collect()
+    })
+}
+
+/// One step of ours, and what is needed to judge a difference.
+struct Done {
+    result: Value,
+    before: State,
+    kept: bool,
+    wanted: u32,
+}
+
+struct Life<'a> {
+    random: &'a mut Random,
+    policy: &'a Static,
+    state: State,
+    pods: Vec<PodCpus>,
+    steps: Vec<Value>,
+    done: Vec<Done>,
+}
+
+impl Life<'_> {
+    fn step(&mut self, what: &str, pod: usize, name: &str, nodes: Option<NumaMask>) -> Value {
+        let of = self.pods[pod].clone();
+        let before = self.state.clone();
+        let (mut result, mut kept, mut wanted) =
+            (json!({"reason": "", "message": "", "hints": null}), false, 0);
+        let container = of.container(name);
+        match what {
+            "hints" => result["hints"] = plain(self.policy.hints(&self.state, &of, container.unwrap())),
+            "podHints" => result["hints"] = plain(self.policy.pod_hints(&self.state, &of)),
+            "allocate" => {
+                wanted = container.unwrap().exclusive;
+                match self.policy.allocate(&mut self.state, &of, container.unwrap(), nodes) {
+                    Ok(allocated) => kept = matches!(allocated, Allocated::Kept(_)),
+                    Err(why) => {
+                        result["reason"] = why.reason().into();
+                        result["message"] = why.to_string().into();
+                    }
+                }
+            }
+            _ => drop(self.state.release(&of.uid, name)),
+        }
+        let cpus = self.state.exclusive_of(&of.uid, name).map(ToString::to_string).unwrap_or_default();
+        result["cpus"] = cpus.into();
+        result["default"] = self.state.shared.to_string().into();
+        let affinity = nodes.map(|nodes| nodes.iter().collect::<Vec<_>>());
+        self.steps.push(json!({"do": what, "pod": pod, "container": name, "affinity": affinity}));
+        self.done.push(Done { result: result.clone(), before, kept, wanted });
+        result
+    }
+
+    /// What a topology manager could choose of the hints.
+    fn choose(&mut self, hints: &Value) -> Option<NumaMask> {
+        let list: Vec<Value> = hints.as_array().cloned().unwrap_or_default();
+        let preferred: Vec<Value> = list.iter().filter(|hint| hint["preferred"] == true).cloned().collect();
+        let among = match self.random.below(8) {
+            0 => return None,
+            1 => list,
+            _ => preferred,
+        };
+        let chosen = self.random.pick(&among)?;
+        Some(NumaMask::of(chosen["nodes"].as_array()?.iter().filter_map(|node| Some(node.as_u64()? as u32))))
+    }
+
+    fn admit(&mut self, pod: usize) {
+        let names: Vec<String> = self.pods[pod].containers.iter().map(|one| one.name.clone()).collect();
+        let as_pod = rarely(self.random, 3);
+        let mut nodes = None;
+        if as_pod {
+            let hints = self.step("podHints", pod, &names[0], None);
+            nodes = self.choose(&hints["hints"]);
+        }
+        for name in &names {
+            if !as_pod {
+                let hints = self.step("hints", pod, name, None);
+                nodes = self.choose(&hints["hints"]);
+            }
+            if self.step("allocate", pod, name, nodes)["reason"] != "" {
+                break;
+            }
+        }
+    }
+
+    fn release(&mut self, pod: usize) {
+        let mut names: Vec<String> = self.pods[pod].containers.iter().map(|one| one.name.clone()).collect();
+        if rarely(self.random, 2) {
+            names.reverse();
+        }
+        let some = if rarely(self.random, 5) { 1 } else { names.len() };
+        for name in names.iter().take(some) {
+            self.step("release", pod, name, None);
+        }
+    }
+}
+
+/// A difference that is on purpose; each is a row in docs/differences.md.
+fn known(host: &Host, options: &Options, ours: &Done, theirs: &Value) -> Option<&'static str> {
+    let taken = CpuSet::parse(theirs["cpus"].as_str().unwrap_or_default()).unwrap();
+    if ours.kept && theirs["reason"] == "SMTAlignmentError" {
+        return Some("had its CPUs, refused by Go");
+    }
+    let reusable = ours.before.reusable.as_ref().map(|(_, cpus)| cpus.clone()).unwrap_or_default();
+    let free = ours.before.shared.union(&reusable);
+    if !host.even && theirs["reason"] == "" && !taken.is_subset(&free) {
+        return Some("CPUs that are not free, in Go");
+    }
+    if theirs["reason"] == "" && taken.len() != ours.wanted && !host.even {
+        return Some("fewer CPUs than requested, in Go");
+    }
+    if !host.even && theirs["reason"] == "" {
+        return Some("cores or sockets that are not alike");
+    }
+    if options.across_nodes && host.machine.count(Level::Node) > 4 {
+        return Some("Go overwrites its choice of nodes");
+    }
+    None
+}
+
+fn compare(
+    cases: &mut Cases,
+    host: &Host,
+    options: &Options,
+    life: &Life<'_>,
+    question: &Value,
+    theirs: &Value,
+) {
+    let answers = theirs["steps"].as_array().cloned().unwrap_or_default();
+    for (at, ours) in life.done.iter().enumerate() {
+        let Some(answer) = answers.get(at) else {
+            if theirs["hangs"] == true {
+                return cases.count("Go does not end");
+            }
+            return cases.differs(&format!("{question}: {theirs}"));
+        };
+        if ours.result == *answer {
+            continue;
+        }
+        return match known(host, options, ours, answer) {
+            Some(known) => cases.count(known),
+            None => cases.differs(&format!(
+                "step {at} {}: {}, in Go {answer}, state {:?}, {question}",
+                life.steps[at], ours.result, ours.before
+            )),
+        };
+    }
+    let written = file::encode(STATIC, &life.state);
+    if theirs["file"] == written.as_str() {
+        cases.count("all steps alike");
+    } else {
+        cases.differs(&format!("file {written}, in Go {}", theirs["file"]));
+    }
+}
+
+/// A random policy that starts, with what the Go program needs for the same; `Err`: it does not.
+fn policy(random: &mut Random, host: &Host) -> (Value, Result<(Static, Options), String>) {
+    let given = options(random);
+    let topology = pick(random, &["none", "best-effort", "restricted", "single-numa-node"]);
+    let count = 1 + random.below(u64::from(host.machine.all().len()).div_ceil(2).min(5)) as u32;
+    let mut listed = CpuSet::new();
+    if rarely(random, 2) {
+        let all: Vec<u32> = host.machine.all().iter().collect();
+        (0..count).for_each(|_| listed.insert(pick(random, &all)));
+        if rarely(random, 60) {
+            listed.insert(1000);
+        }
+    }
+    let count = if listed.is_empty() { count } else { listed.len() };
+    let question = json!({
+        "ask": "cpus", "machine": host.described, "reserved": listed.to_string(), "count": count,
+        "options": given, "policy": topology,
+    });
+    let reservation = match listed.is_empty() {
+        true => Reservation::Amount(Amount::from_milli(i64::from(count) * 1000 - 300)),
+        false => Reservation::List(listed),
+    };
+    let made = Options::parse(&given, Gates { alpha: true, beta: true })
+        .map_err(|why| why.to_string())
+        .and_then(|options| {
+            let made =
+                Static::new(host.machine.clone(), &reservation, options, topology == "single-numa-node");
+            made.map(|made| (made, options)).map_err(|why| why.to_string())
+        });
+    (question, made)
+}
+
+#[test]
+fn cpus_are_assigned_as_the_kubelet_does() {
+    let (mut cases, mut random) = Cases::new("CPU manager", 2_000);
+    let mut peer = Peer::managers();
+    while cases.next() {
+        let host = host(&mut random);
+        let (mut question, made) = policy(&mut random, &host);
+        let (policy, options) = match made {
+            Ok(made) => made,
+            Err(why) => {
+                let theirs = peer.ask(&question);
+                match theirs["error"] != "" {
+                    true => cases.count("refused to start by both"),
+                    false => cases.differs(&format!("{why}, not in Go: {question}")),
+                }
+                continue;
+            }
+        };
+        let cpus = u64::from(host.machine.all().len());
+        let pods: Vec<Value> =
+            (0..3 + random.below(6) as usize).map(|at| pod(&mut random, at, cpus / 2)).collect();
+        let read: Vec<PodCpus> = pods
+            .iter()
+            .map(|pod| {
+                PodCpus::of(&Pod::from(
+                    serde_json::from_value::<coracle::model::api::Pod>(pod.clone()).unwrap(),
+                ))
+            })
+            .collect();
+        let number = read.len();
+        let state = policy.empty_state();
+        let (steps, done) = (Vec::new(), Vec::new());
+        let mut life = Life { random: &mut random, policy: &policy, state, pods: read, steps, done };
+        for at in 0..number {
+            life.admit(at);
+            if rarely(life.random, 3) {
+                let at = life.random.below(at as u64 + 1) as usize;
+                life.release(at);
+            }
+            if rarely(life.random, 8) {
+                let at = life.random.below(at as u64 + 1) as usize;
+                life.admit(at);
+            }
+        }
+        question["pods"] = pods.into();
+        question["steps"] = life.steps.clone().into();
+        let theirs = peer.ask(&question);
+        if theirs["error"] != "" || theirs["start"] != "" {
+            // On a machine whose cores are not alike, Go can reserve the wrong number.
+            match host.even {
+                true => cases.differs(&format!("{theirs}: {question}")),
+                false => cases.count("cores or sockets that are not alike"),
+            }
+            continue;
+        }
+        if theirs["default"] != policy.empty_state().shared.to_string().as_str() {
+            match host.even && (!options.across_nodes || host.machine.count(Level::Node) <= 4) {
+                true => cases.differs(&format!("reserved {:?}: {theirs} {question}", policy.reserved())),
+                false => cases.count("cores or sockets that are not alike"),
+            }
+            continue;
+        }
+        compare(&mut cases, &host, &options, &life, &question, &theirs);
+        if theirs["hangs"] == true {
+            peer = Peer::managers();
+        }
+    }
+    cases.end("all steps alike", 2);
+}
+
+/// Changes a state file as an operator, another version or a fault of the disk could.
+fn changed(random: &mut Random, text: &str) -> String {
+    let mut content: Value = serde_json::from_str(text).unwrap();
+    match random.below(12) {
+        0 => content["checksum"] = 1.into(),
+        1 => content["checksum"] = 0.into(),
+        2 => content["policyName"] = "none".into(),
+        3 => {
+            content["defaultCpuSet"] = pick(random, &["", "0", "0-1", "a", "5-2", "0-500"]).into();
+            content["checksum"] = 0.into();
+        }
+        4 => return text[..random.below(text.len() as u64) as usize].to_owned(),
+        5 => {
+            content["entries"] = json!({"uid-9": {"a": pick(random, &["0", "1", "x", ""])}});
+            content["checksum"] = 0.into();
+        }
+        6 => {
+            content["entries"] = json!({pick(random, &["id-1", "id-2"]): pick(random, &["0", "1", "2-3"])});
+            content["checksum"] = 0.into();
+        }
+        _ => return text.to_owned(),
+    }
+    content.to_string()
+}
+
+#[test]
+fn state_files_are_read_as_the_kubelet_does() {
+    let (mut cases, mut random) = Cases::new("CPU manager's state files", 3_000);
+    let mut peer = Peer::managers();
+    while cases.next() {
+        let host = host(&mut random);
+        let (mut question, made) = policy(&mut random, &host);
+        let Ok((policy, options)) = made else {
+            cases.count("does not start");
+            continue;
+        };
+        let mut state = policy.empty_state();
+        for at in 0..random.below(4) {
+            let free: Vec<u32> = policy.free(&state).iter().collect();
+            let cpus: CpuSet = free.into_iter().filter(|_| rarely(&mut random, 3)).collect();
+            if !cpus.is_empty() {
+                let uid = format!("uid-{at}");
+                state.assign(&uid.as_str().into(), pick(&mut random, &["a", "b"]), cpus);
+            }
+        }
+        if rarely(&mut random, 12) {
+            state.shared = policy.machine().all().clone();
+        }
+        let text = changed(&mut random, &file::encode(STATIC, &state));
+        if text.is_empty() {
+            continue;
+        }
+        let known: BTreeMap<_, _> = BTreeMap::from([("id-1".into(), ("uid-1".into(), "a".to_owned()))]);
+        let ours = file::decode(&text, STATIC, &known).and_then(|state| file::check(&policy, state));
+        question["pods"] = json!([]);
+        question["file"] = text.as_str().into();
+        question["known"] = json!({"id-1": ["uid-1", "a"]});
+        let theirs = peer.ask(&question);
+        let even = host.even && (!options.across_nodes || host.machine.count(Level::Node) <= 4);
+        match (&ours, theirs["start"] == "" && theirs["error"] == "") {
+            (Ok(state), true) if theirs["default"] == state.shared.to_string().as_str() => {
+                cases.count("read alike");
+            }
+            (Err(_), false) => cases.count("refused by both"),
+            _ if !even => cases.count("cores or sockets that are not alike"),
+            (Ok(state), false) if options.strict_reservation && state.shared.is_empty() => {
+                cases.count("nothing is shared, refused by Go");
+            }
+            _ => cases.differs(&format!("{text}: {ours:?}, in Go {theirs}")),
+        }
+    }
+    cases.end("read alike", 4);
+}

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	cadvisor "github.com/google/cadvisor/info/v1"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/pkg/kubelet/apis/config"
+	"k8s.io/kubernetes/pkg/kubelet/cm/containermap"
+	"k8s.io/kubernetes/pkg/kubelet/cm/memorymanager"
+	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
+	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
+)
+
+func init() { answers["memory"] = memory }
+
+const stateFile = "memory_manager_state"
+
+type memoryNode struct {
+	node
+	Memory uint64 `json:"memory"`
+	// KiB per page, and how many pages.
+	HugePages [][2]uint64 `json:"hugePages"`
+	// Bytes by resource.
+	Reserved map[string]int64 `json:"reserved"`
+}
+
+type memoryStep struct {
+	// admit, start, stop, end, hints, restart
+	Do        string  `json:"do"`
+	Pod       *v1.Pod `json:"pod"`
+	UID       string  `json:"uid"`
+	Container string  `json:"container"`
+}
+
+type memoryQuestion struct {
+	Policy string       `json:"policy"`
+	Scope  string       `json:"scope"`
+	Nodes  []memoryNode `json:"nodes"`
+	Steps  []memoryStep `json:"steps"`
+	// A state file of coracle after the last step.
+	TakeOver string `json:"takeOver"`
+}
+
+type memoryResult struct {
+	Admit   bool              `json:"admit"`
+	Reason  string            `json:"reason"`
+	Message string            `json:"message"`
+	Hints   map[string][]hint `json:"hints"`
+	Mems    map[string][]int  `json:"mems"`
+	State   string            `json:"state"`
+}
+
+type memoryAnswer struct {
+	// Why the manager does not start.
+	Error   string         `json:"error"`
+	Results []memoryResult `json:"results"`
+	// Why it does not start from TakeOver.
+	TakeOver string `json:"takeOver"`
+}
+
+type ready struct{}
+
+func (ready) AddSource(string) {}
+func (ready) AllReady() bool   { return true }
+
+// The two managers of a node, and its pods.
+type memoryHost struct {
+	asked   *memoryQuestion
+	dir     string
+	machine *cadvisor.MachineInfo
+	manager memorymanager.Manager
+	admits  topologymanager.Manager
+	active  []*v1.Pod
+	// Containers that started, as a runtime lists them at a start of the kubelet.
+	known [][2]string
+}
+
+func (h *memoryHost) start() error {
+	topology, err := topologymanager.NewManager(h.machine.Topology, h.asked.Policy, h.asked.Scope, nil)
+	if err != nil {
+		return err
+	}
+	total := v1.ResourceList{}
+	var reserved []config.MemoryReservation
+	for _, one := range h.asked.Nodes {
+		limits := v1.ResourceList{}
+		for name, bytes := range one.Reserved {
+			quantity := *resource.NewQuantity(bytes, resource.BinarySI)
+			limits[v1.ResourceName(name)] = quantity
+			sum := total[v1.ResourceName(name)]
+			sum.Add(quantity)
+			total[v1.ResourceName(name)] = sum
+		}
+		if len(limits) > 0 {
+			reserved = append(reserved, config.MemoryReservation{NumaNode: int32(one.ID), Limits: limits})
+		}
+	}
+	h.manager, err = memorymanager.NewManager(klog.Background(), "Static", h.machine, total, reserved, h.dir, topology)
+	if err != nil {
+		return err
+	}
+	topology.AddHintProvider(klog.Background(), h.manager)
+	h.admits = topology
+	active := func() []*v1.Pod { return h.active }
+	containers := containermap.NewContainerMap()
+	for _, one := range h.known {
+		containers.Add(one[0], one[1], one[0]+"/"+one[1])
+	}
+	return h.manager.Start(context.Background(), active, ready{}, nil, nil, containers)
+}
+
+func (h *memoryHost) find(uid string) *v1.Pod {
+	for _, pod := range h.active {
+		if pod.UID == types.UID(uid) {
+			return pod
+		}
+	}
+	return nil
+}
+
+func (h *memoryHost) remove(uid string) {
+	var left []*v1.Pod
+	for _, pod := range h.active {
+		if pod.UID != types.UID(uid) {
+			left = append(left, pod)
+		}
+	}
+	h.active = left
+}
+
+func plainHints(from map[string][]topologymanager.TopologyHint) map[string][]hint {
+	to := map[string][]hint{}
+	for resource, list := range from {
+		if list == nil {
+			continue
+		}
+		to[resource] = []hint{}
+		for _, one := range list {
+			to[resource] = append(to[resource], plain(one))
+		}
+	}
+	return to
+}
+
+func (h *memoryHost) do(step memoryStep) (memoryResult, error) {
+	var result memoryResult
+	switch step.Do {
+	case "admit":
+		h.active = append(h.active, step.Pod)
+		decided := h.admits.Admit(&lifecycle.PodAdmitAttributes{Pod: step.Pod})
+		result.Admit, result.Reason, result.Message = decided.Admit, decided.Reason, decided.Message
+		result.Mems = map[string][]int{}
+		for _, list := range [][]v1.Container{step.Pod.Spec.InitContainers, step.Pod.Spec.Containers} {
+			for _, container := range list {
+				nodes := h.manager.GetMemoryNUMANodes(klog.Background(), step.Pod, &container)
+				if nodes != nil {
+					result.Mems[container.Name] = sets.List(nodes)
+				}
+			}
+		}
+		if !decided.Admit {
+			h.remove(string(step.Pod.UID))
+		}
+	case "hints":
+		// As if it was about to be admitted.
+		h.active = append(h.active, step.Pod)
+		if h.asked.Scope == "pod" {
+			result.Hints = plainHints(h.manager.GetPodTopologyHints(step.Pod))
+		} else {
+			result.Hints = plainHints(h.manager.GetTopologyHints(step.Pod, &step.Pod.Spec.Containers[0]))
+		}
+		h.remove(string(step.Pod.UID))
+	case "start":
+		pod := h.find(step.UID)
+		h.known = append(h.known, [2]string{step.UID, step.Container})
+		for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+			for index := range list {
+				if list[index].Name == step.Container {
+					h.manager.AddContainer(klog.Background(), pod, &list[index], step.UID+"/"+step.Container)
+				}
+			}
+		}
+	case "stop":
+		if err := h.manager.RemoveContainer(klog.Background(), step.UID+"/"+step.Container); err != nil {
+			return result, err
+		}
+	case "end":
+		h.remove(step.UID)
+	case "restart":
+		if err := h.start(); err != nil {
+			return result, fmt.Errorf("restart: %w", err)
+		}
+	default:
+		return result, fmt.Errorf("unknown step %q", step.Do)
+	}
+	state, err := os.ReadFile(filepath.Join(h.dir, stateFile))
+	result.State = string(state)
+	return result, err
+}
+
+func memory(raw json.RawMessage) (any, error) {
+	var asked memoryQuestion
+	if err := json.Unmarshal(raw, &asked); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "managers")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	machine := &cadvisor.MachineInfo{}
+	for _, one := range asked.Nodes {
+		node := cadvisor.Node{Id: one.ID, Memory: one.Memory, Distances: one.Distances}
+		for _, pages := range one.HugePages {
+			node.HugePages = append(node.HugePages, cadvisor.HugePagesInfo{PageSize: pages[0], NumPages: pages[1]})
+		}
+		machine.Topology = append(machine.Topology, node)
+	}
+	host := &memoryHost{asked: &asked, dir: dir, machine: machine}
+	var answer memoryAnswer
+	if err := host.start(); err != nil {
+		return memoryAnswer{Error: err.Error()}, nil
+	}
+	for _, step := range asked.Steps {
+		result, err := host.do(step)
+		if err != nil {
+			answer.Error = err.Error()
+			return answer, nil
+		}
+		answer.Results = append(answer.Results, result)
+	}
+	if asked.TakeOver != "" {
+		if err := os.WriteFile(filepath.Join(dir, stateFile), []byte(asked.TakeOver), 0o600); err != nil {
+			return nil, err
+		}
+		if err := host.start(); err != nil {
+			answer.TakeOver = err.Error()
+		}
+	}
+	return answer, nil
+}
