@@ -23,6 +23,7 @@ pub(crate) mod sources;
 pub mod status;
 pub mod volumes;
 // layer 3
+pub mod eviction;
 pub mod node;
 pub mod pods;
 // layer 4

@@ -35,6 +35,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("sources", 2),
     ("status", 2),
     ("probes", 2),
+    ("eviction", 3),
     ("node", 3),
     ("pods", 3),
     ("sync", 4),

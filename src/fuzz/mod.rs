@@ -90,7 +90,9 @@ fn targets() -> Vec<Target> {
     all.extend(crate::sources::fuzz::targets());
     all.extend(crate::runtime::fuzz::targets());
     all.extend(crate::volumes::fuzz::targets());
+    all.extend(crate::resources::fuzz::targets());
     all.extend(crate::pods::fuzz::targets());
+    all.extend(crate::eviction::fuzz::targets());
     all
 }
 

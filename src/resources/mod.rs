@@ -9,9 +9,12 @@
 
 pub mod cgroups;
 pub mod disk;
+#[cfg(test)]
+pub(crate) mod fuzz;
 pub mod iptables;
 mod kernel_files;
 pub mod machine;
+pub mod oom;
 pub mod own;
 pub mod preflight;
 pub mod stats;

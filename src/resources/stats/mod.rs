@@ -26,7 +26,7 @@ mod processes;
 mod rates;
 mod request;
 mod runtime_stats;
-mod sample;
+pub mod sample;
 mod settings;
 mod space;
 mod summary;

@@ -1,0 +1,49 @@
+//! Evicts pods when the node runs out of memory, disk space, inodes or process ids, and pods that
+//! exceed limits of their own (Go: pkg/kubelet/eviction).
+//!
+//! Owns: nothing; [`Eviction`] is a value of its caller. Threads: none. In: the configuration, a
+//! snapshot of the statistics, the pods, the time. Out: an [`Outcome`]: the conditions that the
+//! node reports, and what to do next. Everything here is pure. Read [`pass`] first, then [`state`];
+//! [`watch`] explains how a shortage of memory is noticed on an idle node.
+//!
+//! Invariants: a pass evicts at most one pod for a threshold; critical pods are never evicted; a
+//! pass acts only on statistics that the last one did not act on; all sums saturate, as the numbers
+//! and requests of a pod are its author's. Absent on purpose: the conditions' texts (`node`), the
+//! end of a pod (`pods`), images and dead containers (`runtime`), preemption (`pods::admission`).
+
+mod admit;
+#[cfg(test)]
+pub(crate) mod fuzz;
+#[cfg(test)]
+mod golden_tests;
+mod layout;
+mod local;
+pub mod notify;
+mod observations;
+pub mod pass;
+pub mod psi;
+mod rank;
+mod signal;
+pub mod state;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+pub mod texts;
+mod thresholds;
+#[cfg(test)]
+mod upstream_tests;
+mod usage;
+mod victim;
+pub mod watch;
+
+/// Reached from here until the agent reads the kernel's log.
+pub use crate::resources::oom;
+pub use admit::admit;
+pub use layout::{Layout, Part, Reclaim};
+pub use observations::{Observation, Observations, Swap, observations};
+pub use pass::{Action, Eviction, Outcome, Settings, Starved};
+pub use signal::{Pressure, Pressures, Resource, Signal};
+pub use state::{Decision, State, step};
+pub use thresholds::{Problem, Threshold, Value, ignored_fields, thresholds, with_container_fs};
+pub use victim::Victim;
