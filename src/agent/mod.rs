@@ -7,6 +7,7 @@
 //! `endpoints` make the server's responses from snapshots (`handles`).
 //! Absent on purpose: decisions; each is made in the room that it belongs to.
 
+mod cgroups;
 mod cluster;
 mod credentials;
 mod endpoints;

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use crossbeam_channel::Receiver;
 
+use super::cgroups;
 use super::error::StartError;
 use super::host::Host;
 use super::settings;
@@ -18,6 +19,7 @@ use crate::model::ids::PodUid;
 use crate::observe::Observe;
 use crate::pods::admission::Allocatable;
 use crate::pods::allocation::Allocations;
+use crate::pods::cgroups::PodCgroups;
 use crate::probes::{self, Probes};
 use crate::runtime::{self, Runtime};
 use crate::status::{NodeAddresses, StatusCache};
@@ -49,6 +51,7 @@ pub(super) struct Rooms {
     pub(super) runtime: Runtime,
     pub(super) volumes: Arc<Volumes>,
     pub(super) probes: Probes,
+    pub(super) cgroups: PodCgroups,
     pub(super) view: View,
     /// `None` without an API server.
     pub(super) pod_api: Option<PodApi>,
@@ -77,6 +80,7 @@ pub(super) fn make(
     };
     let reservations = settings::reservations(args, config);
     let allocatable = settings::allocatable(args, config, host, &reservations);
+    let cgroups = PodCgroups::new(cgroups::settings(config, host));
     let runtime = Runtime::new(
         settings::runtime(args, config, host, &allocatable)?,
         runtime::Deps {
@@ -84,6 +88,10 @@ pub(super) fn make(
             images: images.clone(),
             events: events.clone(),
             api: pod_api.clone(),
+            cgroup_parent: {
+                let cgroups = cgroups.clone();
+                Arc::new(move |pod| cgroups.path(pod))
+            },
         },
     );
     let volumes = Arc::new(Volumes::new(
@@ -112,6 +120,7 @@ pub(super) fn make(
         runtime,
         volumes,
         probes,
+        cgroups,
         pod_api,
     };
     Ok((rooms, event_queue))

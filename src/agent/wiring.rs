@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use jiff::Timestamp;
 
+use super::cgroups;
 use super::cluster::Cluster;
 use super::error::{StartError, thread};
 use super::handles::{Handles, ThreadHandles};
@@ -137,6 +138,8 @@ fn start_threads(
     let places = settings::configured(&source_settings, client);
     let sync = start_sync(context, rooms, cluster.as_ref(), &places, from_probes, from_objects)?;
     threads.extend(sync.threads);
+    let open = cgroups::open(config, rooms.cri.clone());
+    threads.extend(rooms.cgroups.spawn(open, supervisor.on_death()).map_err(thread("cgroups"))?);
     threads.extend(start_observe(context, rooms, sync.changes)?);
     let source_deps =
         sources::Deps { post: sync.sets, events: rooms.events.clone(), on_death: supervisor.deaths() };
@@ -255,6 +258,7 @@ fn workers(
         observe: rooms.observe.clone(),
         probes: rooms.probes.clone(),
         volumes: Arc::clone(&rooms.volumes),
+        cgroups: rooms.cgroups.clone(),
         status: rooms.status.clone(),
         allocations: rooms.allocations.clone(),
         node_addresses: node_addresses(cluster.map(|cluster| &cluster.node), &host.ips),

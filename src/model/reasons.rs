@@ -56,6 +56,7 @@ reasons! {
     SANDBOX_CHANGED = "SandboxChanged";
     FAILED_CREATE_POD_SANDBOX = "FailedCreatePodSandBox";
     FAILED_POD_SANDBOX_STATUS = "FailedPodSandBoxStatus";
+    FAILED_CREATE_POD_CONTAINER = "FailedCreatePodContainer";
     FAILED_KILL_POD = "FailedKillPod";
     FAILED_MOUNT = "FailedMount";
     FAILED_SYNC = "FailedSync";

@@ -11,6 +11,7 @@
 
 pub mod admission;
 pub mod allocation;
+pub mod cgroups;
 #[cfg(test)]
 pub(crate) mod fuzz;
 pub mod lifecycle;

@@ -13,6 +13,7 @@ use crossbeam_channel::{Sender, select_biased};
 use jiff::Timestamp;
 
 use super::allocation::Allocations;
+use super::cgroups::PodCgroups;
 use super::lifecycle::{Lifecycle, Phase, Update};
 use super::plan::{self, Plan};
 use super::start_clock::StartClock;
@@ -63,6 +64,8 @@ pub struct Deps {
     pub probes: Probes,
     /// Mounts volumes.
     pub volumes: Arc<Volumes>,
+    /// Makes and removes the cgroups of pods.
+    pub cgroups: PodCgroups,
     /// Stores the last status of each pod.
     pub status: StatusCache,
     /// The resources that pods were granted, and those that the runtime received.
@@ -442,6 +445,11 @@ impl Worker {
         if plan.create_sandbox {
             self.remove_init_records(runtime, cancel);
         }
+        if let Err(error) = self.deps.cgroups.make(self.pod(), cancel) {
+            let message = format!("unable to ensure pod container exists: {error}");
+            self.deps.events.warning(self.pod(), reasons::FAILED_CREATE_POD_CONTAINER, message.as_str());
+            return Err(Failed::soon(message));
+        }
         self.note_starts(plan);
         let resized = self.resize(&plan.resize, cancel);
         let (sandbox, ips, attempt) = if plan.create_sandbox {
@@ -662,6 +670,8 @@ impl Worker {
         if let Some(api) = &self.deps.api {
             api.forget(&uid);
         }
+        let removed = self.deps.cgroups.remove(self.pod(), stop);
+        removed.map_err(|error| Failed::soon(format!("cannot remove the pod's cgroup: {error}")))?;
         self.deps.status.finish(self.pod(), Timestamp::now());
         self.life.phase = Phase::Finished;
         Ok(Next::Done)

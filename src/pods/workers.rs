@@ -136,6 +136,7 @@ impl Workers {
     /// Creates the pod's worker or sends it the new version.
     pub fn update(&mut self, pod: &Pod) {
         let uid = pod.uid().clone();
+        self.deps.cgroups.add(pod);
         if let Some(record) = self.records.get_mut(&uid) {
             if record.killed && !pod.is_deleting() {
                 // The pod is being stopped; it starts again when it has ended, unless it failed.

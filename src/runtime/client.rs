@@ -10,7 +10,7 @@ use crate::model::event::EventSink;
 use crate::util::backoff::KeyedBackoff;
 
 use super::images::Images;
-use super::settings::{Deps, Host, Settings};
+use super::settings::{CgroupParent, Deps, Host, Settings};
 use super::turnstile::Turnstile;
 use super::user_namespaces::UserNamespaces;
 
@@ -35,6 +35,8 @@ pub(super) struct Shared {
     pub(super) events: EventSink,
     /// Objects that pods need from the API server, on a node that has one.
     pub(super) api: Option<PodApi>,
+    /// The path of a pod's cgroup, for the runtime; empty: the runtime chooses.
+    pub(super) cgroup_parent: CgroupParent,
     /// Waits between restarts, by pod and container.
     pub(super) crashes: Mutex<KeyedBackoff<u64>>,
     /// Limits how many sandboxes are created at the same time.
@@ -63,6 +65,7 @@ impl Runtime {
                 crashes: Mutex::new(KeyedBackoff::new(FIRST, settings.crash_backoff_max, RESET)),
                 cri: deps.cri,
                 api: deps.api,
+                cgroup_parent: deps.cgroup_parent,
                 events: deps.events,
                 settings,
             }),

@@ -142,9 +142,9 @@ impl Runtime {
         let settings = &self.shared.settings;
         let host = dns::read_host(&settings.resolv_conf)?;
         let (resolver, notices) = dns::pod_resolver(pod, host, settings);
-        // Without pod cgroups the runtime chooses the parent.
+        let cgroup_parent = &(self.shared.cgroup_parent)(pod);
         let ids = self.user_namespace(pod, stop)?;
-        let inputs = SandboxInputs { pod, attempt, resolver: &resolver, settings, cgroup_parent: "", ids };
+        let inputs = SandboxInputs { pod, attempt, resolver: &resolver, settings, cgroup_parent, ids };
         Ok((sandbox_config(inputs)?, notices))
     }
 

@@ -2,12 +2,14 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::credential_providers::CredentialProviders;
 use crate::cri;
 use crate::kube::PodApi;
 use crate::model::event::EventSink;
+use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
 
 use super::images::records::Verification;
@@ -96,7 +98,12 @@ pub struct Deps {
     pub events: EventSink,
     /// Objects that pods need from the API server, on a node that has one.
     pub api: Option<PodApi>,
+    /// The path of a pod's cgroup, for the runtime; empty: the runtime chooses.
+    pub cgroup_parent: CgroupParent,
 }
+
+/// Returns the path of a pod's cgroup.
+pub type CgroupParent = Arc<dyn Fn(&Pod) -> String + Send + Sync>;
 
 /// Traits of this kernel that the masks and mounts depend on, read once.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
