@@ -1,31 +1,51 @@
 //! The settings of cgroups, and the access to them with the driver of the runtime.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::error::StartError;
 use super::host::Host;
-use crate::cgroups::node::{Capacity, Reservations, max_pids};
+use super::settings;
+use crate::cgroups::node::{Capacity, Reservations, check_reservations, limited_daemons, max_pids};
 use crate::cgroups::pod::PodSettings;
 use crate::cgroups::tiers::TierSettings;
 use crate::cgroups::{Cgroups, Driver, Layout};
-use crate::config::KubeletConfiguration;
-use crate::cri::{CgroupDriver, RuntimeClient};
-use crate::pods::cgroups::{Open, Settings};
+use crate::config::{AgentArgs, KubeletConfiguration};
+use crate::cri::{CgroupDriver, Class, RuntimeClient};
+use crate::pods::cgroups::{Open, OpenError, Settings};
+use crate::util::cpu_list;
+
+/// The bus of the system's services.
+const SYSTEM_BUS: &str = "unix:path=/run/dbus/system_bus_socket";
 
 /// `None` if `cgroupsPerQOS` is off.
-pub(super) fn settings(config: &KubeletConfiguration, host: &Host) -> Option<Settings> {
+///
+/// # Errors
+/// When more is reserved than the machine has.
+pub(super) fn settings(
+    args: &AgentArgs,
+    config: &KubeletConfiguration,
+    host: &Host,
+) -> Result<Option<Settings>, StartError> {
+    let capacity = capacity(args, config, host);
+    let cpus = cpu_list::count(&config.reserved_system_cpus);
+    let reservations = Reservations::new(&config.system_reserved, &config.kube_reserved, cpus);
+    let thresholds = settings::reservations(args, config)
+        .thresholds(capacity.memory_bytes, capacity.ephemeral_bytes.unwrap_or(0));
+    check_reservations(&capacity, &reservations, thresholds).map_err(StartError::Refused)?;
     if !config.cgroups_per_qos {
-        return None;
+        return Ok(None);
     }
-    let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-    let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok();
-    let capacity = Capacity {
-        cpu_milli: number(u64::from(host.machine.cpus)).saturating_mul(1000),
-        memory_bytes: number(host.machine.memory_bytes),
-        pids: max_pids(read("pid_max").as_deref(), read("threads-max").as_deref()),
-        ..Capacity::default()
-    };
-    let reservations = Reservations::new(&config.system_reserved, &config.kube_reserved, None);
-    Some(Settings {
+    let daemons = limited_daemons(
+        &config.enforce_node_allocatable,
+        &reservations,
+        &config.system_reserved_cgroup,
+        &config.kube_reserved_cgroup,
+        false,
+        None,
+    );
+    let all_cpus = std::fs::read_to_string("/sys/devices/system/cpu/online").ok();
+    Ok(Some(Settings {
         pod: PodSettings {
             cfs_quota: config.cpu_cfs_quota,
             cfs_period: u64::try_from(config.cpu_cfs_quota_period.to_std().as_micros()).unwrap_or(u64::MAX),
@@ -36,29 +56,53 @@ pub(super) fn settings(config: &KubeletConfiguration, host: &Host) -> Option<Set
         capacity,
         reservations,
         enforced: config.enforce_node_allocatable.iter().any(|one| one == "pods"),
-        all_cpus: None,
-    })
+        daemons,
+        all_cpus: all_cpus
+            .map(|text| text.trim().to_owned())
+            .filter(|_| config.cpu_manager_policy.is_empty() || config.cpu_manager_policy == "none"),
+    }))
+}
+
+fn capacity(args: &AgentArgs, config: &KubeletConfiguration, host: &Host) -> Capacity {
+    let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok();
+    let huge_pages: BTreeMap<u64, u64> = host
+        .machine
+        .huge_pages
+        .iter()
+        .map(|pages| (pages.size_bytes, pages.size_bytes.saturating_mul(pages.total)))
+        .collect();
+    Capacity {
+        cpu_milli: number(u64::from(host.machine.cpus)).saturating_mul(1000),
+        memory_bytes: number(host.machine.memory_bytes),
+        pids: max_pids(read("pid_max").as_deref(), read("threads-max").as_deref()),
+        huge_pages,
+        ephemeral_bytes: settings::root_disk(args)
+            .filter(|_| config.local_storage_capacity_isolation)
+            .map(number),
+    }
 }
 
 /// Asks the runtime for its driver.
-pub(super) fn open(config: &KubeletConfiguration, cri: RuntimeClient) -> Open {
+pub(super) fn open(config: &KubeletConfiguration, host: &Host, cri: RuntimeClient) -> Open {
     let root = config.cgroup_root.clone();
     let configured = match config.cgroup_driver.as_str() {
         "systemd" => Driver::Systemd,
         _ => Driver::Cgroupfs,
     };
-    Box::new(move || {
-        let driver = match cri.cgroup_driver() {
+    let page_sizes: Vec<u64> = host.machine.huge_pages.iter().map(|pages| pages.size_bytes).collect();
+    Box::new(move |stop| {
+        let driver = match cri.with_stop(stop.clone()).cgroup_driver() {
             Ok(Some(CgroupDriver::Systemd)) => Driver::Systemd,
             Ok(Some(CgroupDriver::Cgroupfs)) => Driver::Cgroupfs,
             Ok(None) => configured,
-            Err(error) if error.class() == crate::cri::Class::Unsupported => configured,
-            Err(error) => return Err(error.to_string()),
+            Err(error) if error.class() == Class::Unsupported => configured,
+            Err(error) => return Err(OpenError::Runtime(error.to_string())),
         };
-        let layout = Layout::new(&root, driver).map_err(|error| error.to_string())?;
-        let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
-        let bus = "unix:path=/run/dbus/system_bus_socket";
-        Cgroups::new(layout, &mountinfo, Path::new("/sys/fs/cgroup"), Vec::new(), bus)
-            .map_err(|error| error.to_string())
+        let fatal = |error: &dyn std::fmt::Display| OpenError::Fatal(error.to_string());
+        let layout = Layout::new(&root, driver).map_err(|error| fatal(&error))?;
+        let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").map_err(|error| fatal(&error))?;
+        Cgroups::new(layout, &mountinfo, Path::new("/sys/fs/cgroup"), page_sizes.clone(), SYSTEM_BUS)
+            .map_err(|error| fatal(&error))
     })
 }

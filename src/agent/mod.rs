@@ -89,6 +89,10 @@ pub fn run(args: &AgentArgs, loaded: &Loaded, flags: Vec<(String, String)>) -> O
                     log::error!("stopping because thread {} ended: {why}", died.thread);
                     Outcome::Failed
                 }
+                StopReason::Fatal(message) => {
+                    log::error!("cannot continue: {message}");
+                    Outcome::Failed
+                }
             };
             agent.stop();
             outcome

@@ -80,7 +80,7 @@ pub(super) fn make(
     };
     let reservations = settings::reservations(args, config);
     let allocatable = settings::allocatable(args, config, host, &reservations);
-    let cgroups = PodCgroups::new(cgroups::settings(config, host));
+    let cgroups = PodCgroups::new(cgroups::settings(args, config, host)?);
     let runtime = Runtime::new(
         settings::runtime(args, config, host, &allocatable)?,
         runtime::Deps {

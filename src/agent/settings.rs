@@ -50,9 +50,13 @@ pub(super) fn allocatable(
     host: &Host,
     reserved: &node::Reservations,
 ) -> Allocatable {
-    let disk = disk::space(&disk::nearest_existing(&args.root_dir)).ok().map(|space| space.capacity_bytes);
-    let all = node::capacity(&host.machine, disk, config.max_pods, config.pods_per_core);
+    let all = node::capacity(&host.machine, root_disk(args), config.max_pods, config.pods_per_core);
     node::allocatable(&all, reserved)
+}
+
+/// The bytes of the file system of the root directory.
+pub(super) fn root_disk(args: &AgentArgs) -> Option<u64> {
+    disk::space(&disk::nearest_existing(&args.root_dir)).ok().map(|space| space.capacity_bytes)
 }
 
 /// The node as downward API fields show it.

@@ -15,6 +15,8 @@ pub(super) enum StopReason {
     Signal,
     /// A thread ended that must not end.
     Died(Died),
+    /// The configuration cannot be enforced on this machine.
+    Fatal(String),
 }
 
 /// Receives signals and deaths of threads on the main thread.
@@ -23,6 +25,8 @@ pub(super) struct Supervisor {
     signals: Receiver<Signal>,
     deaths: Receiver<Died>,
     report: Sender<Died>,
+    fatal: Receiver<String>,
+    fatal_report: Sender<String>,
 }
 
 impl Supervisor {
@@ -33,7 +37,8 @@ impl Supervisor {
     pub(super) fn listen() -> std::io::Result<Self> {
         let (listener, signals) = Listener::start()?;
         let (report, deaths) = bounded(DEATHS);
-        Ok(Supervisor { listener, signals, deaths, report })
+        let (fatal_report, fatal) = bounded(1);
+        Ok(Supervisor { listener, signals, deaths, report, fatal, fatal_report })
     }
 
     /// Reports the death of a thread that must not end.
@@ -46,6 +51,11 @@ impl Supervisor {
         self.report.clone()
     }
 
+    /// For rooms that find out later that the agent cannot do what the configuration says.
+    pub(super) fn fatal(&self) -> Sender<String> {
+        self.fatal_report.clone()
+    }
+
     /// Waits until the process has to end. On SIGQUIT it logs all threads.
     pub(super) fn wait(&self) -> StopReason {
         loop {
@@ -54,6 +64,11 @@ impl Supervisor {
                 recv(self.deaths) -> died => {
                     if let Ok(died) = died {
                         return StopReason::Died(died);
+                    }
+                }
+                recv(self.fatal) -> message => {
+                    if let Ok(message) = message {
+                        return StopReason::Fatal(message);
                     }
                 }
                 recv(self.signals) -> signal => match signal {

@@ -138,8 +138,13 @@ fn start_threads(
     let places = settings::configured(&source_settings, client);
     let sync = start_sync(context, rooms, cluster.as_ref(), &places, from_probes, from_objects)?;
     threads.extend(sync.threads);
-    let open = cgroups::open(config, rooms.cri.clone());
-    threads.extend(rooms.cgroups.spawn(open, supervisor.on_death()).map_err(thread("cgroups"))?);
+    let cgroup_deps = crate::pods::cgroups::Deps {
+        open: cgroups::open(config, host, rooms.cri.clone()),
+        events: rooms.events.clone(),
+        fatal: supervisor.fatal(),
+        on_death: supervisor.deaths(),
+    };
+    threads.extend(rooms.cgroups.spawn(cgroup_deps).map_err(thread("cgroups"))?);
     threads.extend(start_observe(context, rooms, sync.changes)?);
     let source_deps =
         sources::Deps { post: sync.sets, events: rooms.events.clone(), on_death: supervisor.deaths() };
@@ -309,6 +314,8 @@ fn start_clean(context: Context<'_>, rooms: &Rooms, bell: Receiver<()>) -> Resul
         }),
         chains: config.make_iptables_util_chains.then(Chains::find),
         volumes: Arc::clone(&rooms.volumes),
+        cgroups: rooms.cgroups.clone(),
+        events: rooms.events.clone(),
         runtime: rooms.runtime.clone(),
         allocations: rooms.allocations.clone(),
         bell,

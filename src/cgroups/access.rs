@@ -247,6 +247,20 @@ impl Cgroups {
         self.remove(&directories, unit, stop)
     }
 
+    /// Changes values of a cgroup that [`Cgroups::pods`] has found.
+    ///
+    /// # Errors
+    /// When a value cannot be set.
+    pub fn update_found(
+        &self,
+        found: &PodCgroup,
+        values: &Values,
+        stop: &StopToken,
+    ) -> Result<(), CgroupError> {
+        let name = self.layout.pod(&found.uid, found.class)?;
+        self.update(&name, values, stop)?.complete().map(drop)
+    }
+
     fn remove(
         &self,
         directories: &[String],

@@ -531,6 +531,25 @@ impl RuntimeClient {
         self.caller.call(&methods::UPDATE_CONTAINER_RESOURCES, id.as_str(), &request).map(drop)
     }
 
+    /// Reports the resources that the pod of a sandbox gets, before its cgroup has them.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn update_sandbox_resources(
+        &self,
+        id: &SandboxId,
+        overhead: runtime::LinuxContainerResources,
+        resources: runtime::LinuxContainerResources,
+    ) -> Result<(), CriError> {
+        let request = runtime::UpdatePodSandboxResourcesRequest {
+            pod_sandbox_id: id.to_string(),
+            overhead: MessageField::some(overhead),
+            resources: MessageField::some(resources),
+            ..Default::default()
+        };
+        self.caller.call(&methods::UPDATE_POD_SANDBOX_RESOURCES, id.as_str(), &request).map(drop)
+    }
+
     /// The bytes of memory that the container uses, caches of files included. `None`: the runtime
     /// does not report them.
     ///

@@ -58,6 +58,8 @@ reasons! {
     FAILED_POD_SANDBOX_STATUS = "FailedPodSandBoxStatus";
     FAILED_CREATE_POD_CONTAINER = "FailedCreatePodContainer";
     FAILED_KILL_POD = "FailedKillPod";
+    NODE_ALLOCATABLE_ENFORCED = "NodeAllocatableEnforced";
+    FAILED_NODE_ALLOCATABLE_ENFORCEMENT = "FailedNodeAllocatableEnforcement";
     FAILED_MOUNT = "FailedMount";
     FAILED_SYNC = "FailedSync";
     FAILED_VALIDATION = "FailedValidation";

@@ -74,6 +74,14 @@ impl Threshold {
     }
 }
 
+impl Reservations {
+    /// The hard thresholds of eviction of memory and of the disk, in bytes, for these capacities.
+    #[must_use]
+    pub fn thresholds(&self, memory_bytes: i64, disk_bytes: i64) -> (i64, i64) {
+        (self.memory_threshold.of(memory_bytes), self.disk_threshold.of(disk_bytes))
+    }
+}
+
 /// All resources of the machine. `disk_bytes`: size of the file system of the root directory.
 #[must_use]
 pub fn capacity(

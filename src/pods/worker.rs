@@ -326,6 +326,9 @@ impl Worker {
             self.life.completed();
             return Ok(Next::Now);
         }
+        if runtime.running().next().is_some() && self.deps.cgroups.is_missing(self.pod()) {
+            return self.leave_foreign_cgroup(&runtime, cancel);
+        }
         if plan.is_empty() && self.volumes_ready {
             self.deps.volumes.remount(self.pod(), cancel);
             return self.rest(held);
@@ -391,6 +394,21 @@ impl Worker {
         }
     }
 
+    /// The pod runs, but not in its cgroup: another agent started it, or this one with other
+    /// settings, or the cgroup was removed. Stops it; the next step starts it in its cgroup, if its
+    /// restart policy allows that (kubelet: `SyncPod`).
+    fn leave_foreign_cgroup(&self, runtime: &Arc<PodRuntime>, cancel: &StopToken) -> Result<Next, Failed> {
+        let uid = self.uid();
+        log::warn!("the pod has no cgroup and is restarted pod={} uid={uid}", self.pod().full_name());
+        let busy = self.deps.observe.busy(&uid);
+        let killed = self.deps.runtime.kill_pod(Some(self.pod()), Observed::Runtime(runtime), None, cancel);
+        let seen = self.deps.observe.inspect(&uid, cancel);
+        drop(busy);
+        killed.map_err(|error| Failed::later(error.to_string()))?;
+        seen.map_err(|error| Failed::soon(error.to_string()))?;
+        Ok(Next::Now)
+    }
+
     /// The plan is empty, but a restart of all containers may be waiting.
     fn rest(&self, held: Option<Failed>) -> Result<Next, Failed> {
         held.map_or_else(|| Ok(Next::After(self.until_next_sync())), Err)
@@ -413,6 +431,8 @@ impl Worker {
         });
         let given = |name: &str| self.deps.allocations.given(self.pod().uid(), name);
         plan::resize::add(self.pod(), runtime, &given, &mut plan);
+        plan.resize_pod =
+            !plan.kill_pod && !plan.create_sandbox && plan.reset.is_empty() && self.is_pod_resize_due();
         plan
     }
 
@@ -451,7 +471,7 @@ impl Worker {
             return Err(Failed::soon(message));
         }
         self.note_starts(plan);
-        let resized = self.resize(&plan.resize, cancel);
+        let resized = self.resize(plan, cancel);
         let (sandbox, ips, attempt) = if plan.create_sandbox {
             let made = self
                 .deps

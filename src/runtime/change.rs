@@ -1,14 +1,27 @@
 //! Changes of single existing containers: resize and removal.
 
-use crate::cri::CriError;
+use crate::cri::{Class, CriError};
 use crate::model::api::Container;
-use crate::model::ids::ContainerId;
+use crate::model::ids::{ContainerId, SandboxId};
 use crate::model::pod::Pod;
 use crate::transport::generated::runtime::LinuxContainerResources;
+use crate::transport::grpc::Kind;
 use crate::util::stop::StopToken;
 
 use super::client::Runtime;
 use super::numbers;
+use super::sandbox_config::overhead;
+
+/// The resources of a pod as a whole, without its overhead, that the runtime receives in a resize.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PodNumbers {
+    /// CPU weight in the scale of cgroup v1.
+    pub cpu_shares: Option<u64>,
+    /// Microseconds of CPU time per period (-1: no limit), and the period.
+    pub cpu_quota: Option<(i64, u64)>,
+    /// Bytes; -1: no limit.
+    pub memory_bytes: Option<i64>,
+}
 
 impl Runtime {
     /// Removes the record of a container; its log files stay. A container that does not exist is no
@@ -30,6 +43,37 @@ impl Runtime {
     pub fn memory_used(&self, id: &ContainerId, stop: &StopToken) -> Result<Option<i64>, CriError> {
         let used = self.shared.cri.with_stop(stop.clone()).memory_used(id)?;
         Ok(used.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX)))
+    }
+
+    /// Reports the resources that a running pod gets, before its cgroup has them. It is no error if the
+    /// runtime does not offer the call (containerd 2.2 reports that with an error of kind Unknown).
+    ///
+    /// # Errors
+    /// When the runtime refuses.
+    pub fn report_pod_resize(
+        &self,
+        pod: &Pod,
+        sandbox: &SandboxId,
+        numbers: PodNumbers,
+        stop: &StopToken,
+    ) -> Result<(), CriError> {
+        let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let (cpu_quota, cpu_period) = numbers.cpu_quota.unwrap_or_default();
+        let resources = LinuxContainerResources {
+            cpu_shares: numbers.cpu_shares.map_or(0, number),
+            cpu_quota,
+            cpu_period: number(cpu_period),
+            memory_limit_in_bytes: numbers.memory_bytes.unwrap_or_default(),
+            ..LinuxContainerResources::default()
+        };
+        let overhead = overhead(pod, &self.shared.settings);
+        match self.shared.cri.with_stop(stop.clone()).update_sandbox_resources(sandbox, overhead, resources) {
+            Err(error) if error.class() == Class::Unsupported => Ok(()),
+            Err(error) if error.kind() == Some(Kind::Unknown) && error.desc().contains("not implemented") => {
+                Ok(())
+            }
+            result => result,
+        }
     }
 
     /// Gives a running container the memory, or else the CPU, that `container` grants, without

@@ -51,6 +51,7 @@ mod resource_golden_tests;
 #[cfg(test)]
 mod tests;
 
+pub use change::PodNumbers;
 pub use client::Runtime;
 pub use image_volumes::volume_image_names;
 pub use images::records::Verification;

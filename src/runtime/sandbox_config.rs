@@ -78,7 +78,7 @@ pub fn sandbox_config(inputs: SandboxInputs<'_>) -> Result<PodSandboxConfig, Con
 }
 
 /// Overhead comes with a RuntimeClass; without one upstream sends an empty message.
-fn overhead(pod: &Pod, settings: &Settings) -> LinuxContainerResources {
+pub(super) fn overhead(pod: &Pod, settings: &Settings) -> LinuxContainerResources {
     match pod.spec().overhead.as_ref().filter(|overhead| !overhead.is_empty()) {
         Some(overhead) => numbers::overhead_resources(overhead, settings),
         None => LinuxContainerResources::default(),

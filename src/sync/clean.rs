@@ -13,11 +13,13 @@ use jiff::Timestamp;
 
 use super::view::{Snapshot, View};
 use crate::cri::{ImageClient, RuntimeClient};
+use crate::model::event::EventSink;
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::metrics;
 use crate::model::runtime::{ContainerState, ListedPod};
 use crate::observe::Observe;
 use crate::pods::allocation::Allocations;
+use crate::pods::cgroups::PodCgroups;
 use crate::resources::iptables::{self, Chains};
 use crate::runtime::Runtime;
 use crate::runtime::gc::{Collector, PodStanding, Scope};
@@ -68,6 +70,10 @@ pub struct Deps {
     pub chains: Option<Chains>,
     /// Removes directories.
     pub volumes: Arc<Volumes>,
+    /// Removes the cgroups of pods that are not known, and sets the values of the tiers.
+    pub cgroups: PodCgroups,
+    /// Events about the node.
+    pub events: EventSink,
     /// Forgets old back-off entries.
     pub runtime: Runtime,
     /// Stores the resources that pods were granted; those of removed pods are deleted.
@@ -195,6 +201,7 @@ impl Cleaner {
             log::warn!("cannot clean up: {problem}");
         }
         if !snapshot.sources_ready {
+            self.deps.cgroups.maintain(None, &|_| false, &self.deps.events, stop);
             return;
         }
         // As upstream: a pod that has ended keeps no directory, even if the runtime fails to remove
@@ -207,9 +214,11 @@ impl Cleaner {
             Ok(report) => {
                 metrics::ORPHANS_CLEANED.set(report.removed.len() as f64);
                 metrics::ORPHANS_LEFT.set(report.left.len() as f64);
-                for (uid, why) in report.left {
+                for (uid, why) in &report.left {
                     log::warn!("{why} uid={uid}");
                 }
+                let with_volumes = |uid: &PodUid| report.left.iter().any(|(left, _)| left == uid);
+                self.deps.cgroups.maintain(Some(&known), &with_volumes, &self.deps.events, stop);
             }
             Err(error) => log::warn!("cannot look for orphaned directories: {error}"),
         }

@@ -183,6 +183,7 @@ fn mutation(name: &str, bytes: &[u8]) -> Option<Value> {
         "StartContainer" => json::<rt::StartContainerRequest>(bytes),
         "StopContainer" => json::<rt::StopContainerRequest>(bytes),
         "RemoveContainer" => json::<rt::RemoveContainerRequest>(bytes),
+        "UpdatePodSandboxResources" => json::<rt::UpdatePodSandboxResourcesRequest>(bytes),
         "UpdateContainerResources" => json::<rt::UpdateContainerResourcesRequest>(bytes),
         "ReopenContainerLog" => json::<rt::ReopenContainerLogRequest>(bytes),
         "ExecSync" => json::<rt::ExecSyncRequest>(bytes),

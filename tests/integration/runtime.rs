@@ -76,7 +76,8 @@ impl Node {
         change(&mut settings);
         let (client, images) = fake.connect();
         let (sink, events) = EventSink::new();
-        let deps = Deps { cri: client.clone(), images, events: sink, api: None };
+        let cgroup_parent = Arc::new(|_: &_| String::new());
+        let deps = Deps { cri: client.clone(), images, events: sink, api: None, cgroup_parent };
         Node { fake, dir, runtime: Runtime::new(settings, deps), client, events }
     }
 

@@ -134,6 +134,8 @@ pub struct Plan {
     pub start_init: Vec<usize>,
     /// Running containers that get other resources, in this order. See [`resize::add`].
     pub resize: Vec<Resize>,
+    /// The resources of the pod as a whole have changed.
+    pub resize_pod: bool,
     /// Regular containers to start, by index.
     pub start: Vec<usize>,
 }
@@ -146,6 +148,7 @@ impl Plan {
             && self.kill.is_empty()
             && self.reset.is_empty()
             && self.resize.is_empty()
+            && !self.resize_pod
             && self.start_ephemeral.is_empty()
             && self.start_init.is_empty()
             && self.start.is_empty()

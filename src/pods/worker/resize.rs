@@ -3,12 +3,17 @@
 use std::time::Instant;
 
 use super::super::allocation::summary;
+use super::super::cgroups::Resizable;
 use super::super::plan::resize::{Given, Resource, is_due, lowers_limit};
-use super::super::plan::{self, Plan};
+use super::super::plan::{self, KillReason, Plan};
 use super::{Failed, Worker};
+use crate::cgroups::Values;
+use crate::cgroups::pod::without_overhead;
+use crate::cgroups::resize::{self, PodStep, Step};
 use crate::model::metrics;
 use crate::model::reasons;
 use crate::model::runtime::{ContainerState, PodRuntime};
+use crate::runtime::PodNumbers;
 use crate::util::stop::StopToken;
 
 impl Worker {
@@ -49,7 +54,7 @@ impl Worker {
     pub(super) fn tell_resize(&self, runtime: &PodRuntime) {
         let pod = self.pod();
         let given = |name: &str| self.deps.allocations.given(pod.uid(), name);
-        if is_due(pod, runtime, &given) {
+        if is_due(pod, runtime, &given) || self.is_pod_resize_due() {
             self.deps.allocations.go_on(pod);
             // A resize that was reported as granted must still be granted after a restart.
             self.store_allocations();
@@ -59,13 +64,15 @@ impl Worker {
         }
     }
 
-    /// Gives running containers other resources.
-    pub(super) fn resize(&self, resizes: &[plan::Resize], cancel: &StopToken) -> Result<(), Failed> {
-        if resizes.is_empty() {
+    /// Gives the pod and its running containers other resources.
+    pub(super) fn resize(&self, plan: &Plan, cancel: &StopToken) -> Result<(), Failed> {
+        // A container that restarts with other resources needs a pod that has them.
+        let restarts = plan.kill.iter().any(|kill| kill.reason == KillReason::Resize);
+        if plan.resize.is_empty() && !plan.resize_pod && !restarts {
             return Ok(());
         }
         let begun = Instant::now();
-        let result = self.resize_all(resizes, cancel);
+        let result = self.resize_all(plan, cancel);
         if cancel.is_stopped() {
             return Ok(());
         }
@@ -83,17 +90,82 @@ impl Worker {
         })
     }
 
-    fn resize_all(&self, resizes: &[plan::Resize], cancel: &StopToken) -> Result<(), String> {
+    fn resize_all(&self, plan: &Plan, cancel: &StopToken) -> Result<(), String> {
         let pod = self.pod();
-        let containers = || {
-            resizes.iter().filter_map(|resize| {
-                let container = pod.all_containers().find(|container| container.name == resize.name)?;
-                Some((resize, container))
-            })
+        self.check_memory(&plan.resize, cancel)?;
+        let cgroup = self.deps.cgroups.resizable(pod).filter(|_| !pod.is_static());
+        let Some(cgroup) = cgroup else {
+            // The resizes are in the right order already.
+            return plan.resize.iter().try_for_each(|resize| self.resize_container(resize, cancel));
         };
-        // The kernel would kill a container whose limit gets lower than its usage.
+        let (current, wanted) = (cgroup.current(), cgroup.wanted(pod));
+        if let Ok(used) = cgroup.memory_usage() {
+            resize::check_memory(&current, &wanted, used)?;
+        }
+        for step in resize::steps(&current, &wanted, &[resize::Resource::Memory, resize::Resource::Cpu]) {
+            match step {
+                Step::Containers(resource) => {
+                    let of_step = |one: &&plan::Resize| match resource {
+                        resize::Resource::Memory => one.resource == Resource::Memory,
+                        resize::Resource::Cpu => one.resource == Resource::Cpu,
+                    };
+                    plan.resize
+                        .iter()
+                        .filter(of_step)
+                        .try_for_each(|resize| self.resize_container(resize, cancel))?;
+                }
+                Step::Pod(step) => self.resize_pod(plan, &cgroup, &step, cancel)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The runtime gets the new values first. If the kernel refuses them, it gets the old ones again.
+    fn resize_pod(
+        &self,
+        plan: &Plan,
+        cgroup: &Resizable<'_>,
+        step: &PodStep,
+        cancel: &StopToken,
+    ) -> Result<(), String> {
+        let pod = self.pod();
+        let report = |values: &Values| match &plan.sandbox_id {
+            Some(sandbox) => {
+                let numbers = numbers(&without_overhead(values, pod));
+                self.deps.runtime.report_pod_resize(pod, sandbox, numbers, cancel)
+            }
+            None => Ok(()),
+        };
+        report(&step.after).map_err(|error| format!("the runtime refuses the pod's resources: {error}"))?;
+        cgroup.write(&step.write, cancel).map_err(|error| {
+            if let Err(error) = report(&step.before) {
+                log::warn!("cannot report the pod's old resources: {error} uid={}", pod.uid());
+            }
+            format!("cannot change the pod's cgroup: {error}")
+        })
+    }
+
+    fn resize_container(&self, resize: &plan::Resize, cancel: &StopToken) -> Result<(), String> {
+        let pod = self.pod();
+        let Some(container) = pod.all_containers().find(|container| container.name == resize.name) else {
+            return Ok(());
+        };
+        let memory = resize.resource == Resource::Memory;
+        self.deps.runtime.resize_container(pod, container, &resize.id, memory, cancel).map_err(|error| {
+            format!("cannot change the {} of container {:?}: {error}", resize.resource.name(), resize.name)
+        })?;
+        self.deps.allocations.gave(pod, container, resize.resource);
+        Ok(())
+    }
+
+    /// The kernel would kill a container whose limit gets lower than its usage.
+    fn check_memory(&self, resizes: &[plan::Resize], cancel: &StopToken) -> Result<(), String> {
+        let pod = self.pod();
         let mut refused = Vec::new();
-        for (resize, container) in containers().filter(|(resize, _)| resize.resource == Resource::Memory) {
+        for resize in resizes.iter().filter(|resize| resize.resource == Resource::Memory) {
+            let Some(container) = pod.all_containers().find(|container| container.name == resize.name) else {
+                continue;
+            };
             let has = self.deps.allocations.given(pod.uid(), &container.name).unwrap_or_default().memory;
             let wants = Given::of(container).memory;
             let Some(limit) = wants.limit.filter(|_| lowers_limit(has, wants)).map(|limit| limit.units())
@@ -111,23 +183,26 @@ impl Worker {
             }
         }
         match refused.as_slice() {
-            [] => {}
-            [one] => return Err(format!("cannot decrease memory limits: {one}")),
-            several => return Err(format!("cannot decrease memory limits: [{}]", several.join(", "))),
+            [] => Ok(()),
+            [one] => Err(format!("cannot decrease memory limits: {one}")),
+            several => Err(format!("cannot decrease memory limits: [{}]", several.join(", "))),
         }
-        for (resize, container) in containers() {
-            let memory = resize.resource == Resource::Memory;
-            self.deps.runtime.resize_container(pod, container, &resize.id, memory, cancel).map_err(
-                |error| {
-                    format!(
-                        "cannot change the {} of container {:?}: {error}",
-                        resize.resource.name(),
-                        resize.name
-                    )
-                },
-            )?;
-            self.deps.allocations.gave(pod, container, resize.resource);
+    }
+
+    /// Whether the pod has resources as a whole, and its cgroup has others.
+    pub(super) fn is_pod_resize_due(&self) -> bool {
+        let pod = self.pod();
+        if pod.is_static() || pod.spec().resources.is_none() {
+            return false;
         }
-        Ok(())
+        self.deps.cgroups.resizable(pod).is_some_and(|cgroup| cgroup.is_resize_due(pod))
+    }
+}
+
+fn numbers(values: &Values) -> PodNumbers {
+    PodNumbers {
+        cpu_shares: values.cpu_shares,
+        cpu_quota: values.cpu_quota.map(|quota| (quota.number(), quota.period)),
+        memory_bytes: values.memory_bytes,
     }
 }

@@ -278,6 +278,8 @@ impl stubs::RuntimeService for Service {
         remove_container "RemoveContainer" (RemoveContainerRequest) -> RemoveContainerResponse;
         list_containers "ListContainers" (ListContainersRequest) -> ListContainersResponse;
         container_status "ContainerStatus" (ContainerStatusRequest) -> ContainerStatusResponse;
+        update_pod_sandbox_resources "UpdatePodSandboxResources" (UpdatePodSandboxResourcesRequest)
+            -> UpdatePodSandboxResourcesResponse;
         update_container_resources "UpdateContainerResources" (UpdateContainerResourcesRequest)
             -> UpdateContainerResourcesResponse;
         reopen_container_log "ReopenContainerLog" (ReopenContainerLogRequest) -> ReopenContainerLogResponse;

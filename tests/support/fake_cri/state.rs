@@ -598,6 +598,14 @@ impl State {
         Ok(rt::ContainerStatusResponse { status: MessageField::some(status), ..Default::default() })
     }
 
+    pub fn update_pod_sandbox_resources(
+        &mut self,
+        request: rt::UpdatePodSandboxResourcesRequest,
+    ) -> Answer<rt::UpdatePodSandboxResourcesResponse> {
+        self.sandbox(&request.pod_sandbox_id)?;
+        Ok(rt::UpdatePodSandboxResourcesResponse::default())
+    }
+
     pub fn update_container_resources(
         &mut self,
         request: rt::UpdateContainerResourcesRequest,

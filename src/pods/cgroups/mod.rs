@@ -1,0 +1,354 @@
+//! The cgroups of pods over their lives: made before the sandbox, changed by a resize, removed after
+//! the volumes are unmounted (Go: pkg/kubelet/cm pod_container_manager, qos_container_manager).
+//!
+//! The thread `cgroups` asks the runtime for its driver, makes the cgroups of the node (`start`), and
+//! ends. The workers of pods wait for it. The cleaner calls [`PodCgroups::maintain`] every minute.
+
+mod start;
+mod tiers;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Sender, select_biased};
+
+pub use start::{Open, OpenError, Settings};
+use tiers::Written;
+
+use crate::cgroups::mounts::Version;
+use crate::cgroups::pod::pod_values;
+use crate::cgroups::values::weight;
+use crate::cgroups::{CgroupError, Cgroups, Name, Values};
+use crate::model::event::EventSink;
+use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
+use crate::util::stop::{self, StopSource, StopToken};
+use crate::util::threads::{self, Died, OnDeath, Running, Stack};
+use crate::util::timers;
+
+/// How long a worker waits for the cgroups of the node before it reports that they are not ready.
+const READY_LIMIT: Duration = Duration::from_secs(10);
+
+/// What the cgroups need from other rooms.
+pub struct Deps {
+    /// Makes the access with the driver of the runtime. May be called several times.
+    pub open: Open,
+    /// Events about the node.
+    pub events: EventSink,
+    /// Ends the agent: the configuration cannot be enforced on this machine.
+    pub fatal: Sender<String>,
+    /// Receives the death of the thread.
+    pub on_death: Sender<Died>,
+}
+
+/// The cgroups of pods. Clones share them.
+#[derive(Clone)]
+pub struct PodCgroups {
+    /// `None`: `cgroupsPerQOS` is off.
+    shared: Option<Arc<Shared>>,
+}
+
+struct Shared {
+    settings: Settings,
+    access: OnceLock<Cgroups>,
+    /// Stopped when `access` is there.
+    ready: StopToken,
+    /// Dropped when `access` is there.
+    ready_source: Mutex<Option<StopSource>>,
+    /// Why `access` is not there yet.
+    problem: Mutex<Option<String>>,
+    /// The pods that have a worker, with the resources that they were granted.
+    active: Mutex<BTreeMap<PodUid, Pod>>,
+    /// The values of the tiers that were written last.
+    written: Mutex<Written>,
+    /// Whether the limits of all pods are set.
+    enforced: AtomicBool,
+}
+
+/// Why a pod has no cgroup.
+#[derive(Debug, thiserror::Error)]
+pub enum PodCgroupError {
+    /// The runtime has not reported its driver, or the cgroup of all pods could not be made.
+    #[error("the cgroups of the node are not ready: {0}")]
+    NotReady(String),
+    /// The cgroup could not be made, changed or removed.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+}
+
+/// A pod's cgroup that exists, for a resize.
+pub struct Resizable<'a> {
+    shared: &'a Shared,
+    access: &'a Cgroups,
+    name: Name,
+}
+
+impl PodCgroups {
+    /// `settings`: `None` if `cgroupsPerQOS` is off.
+    #[must_use]
+    pub fn new(settings: Option<Settings>) -> PodCgroups {
+        let shared = |settings| {
+            let (source, ready) = stop::pair();
+            Arc::new(Shared {
+                settings,
+                access: OnceLock::new(),
+                ready,
+                ready_source: Mutex::new(Some(source)),
+                problem: Mutex::default(),
+                active: Mutex::default(),
+                written: Mutex::default(),
+                enforced: AtomicBool::new(false),
+            })
+        };
+        PodCgroups { shared: settings.map(shared) }
+    }
+
+    /// Starts the thread `cgroups`, which ends when the cgroups of the node are made; `None` if
+    /// `cgroupsPerQOS` is off.
+    ///
+    /// # Errors
+    /// When the thread cannot be started.
+    pub fn spawn(&self, deps: Deps) -> std::io::Result<Option<Running>> {
+        let Some(shared) = self.shared.clone() else { return Ok(None) };
+        let report = deps.on_death.clone();
+        let on_death = OnDeath::Unit(Box::new(move |died| {
+            // A body that returns has done its work.
+            if died.panic.is_some() {
+                let _ = report.try_send(died);
+            }
+        }));
+        let body = move |stop: StopToken| {
+            start::run(&shared, &deps, &stop);
+        };
+        threads::spawn("cgroups", Stack::Large, on_death, body).map(Some)
+    }
+
+    /// The pod has a worker, or other resources than before.
+    pub fn add(&self, pod: &Pod) {
+        if let Some(shared) = &self.shared {
+            shared.active().insert(pod.uid().clone(), pod.clone());
+        }
+    }
+
+    /// Whether the cgroups of the node are made, and that of the pod is not there.
+    #[must_use]
+    pub fn is_missing(&self, pod: &Pod) -> bool {
+        self.access().is_some_and(|(_, access)| match name_of(access, pod) {
+            Ok(name) => !access.exists(&name),
+            Err(_) => false,
+        })
+    }
+
+    /// Makes the cgroup of a pod if it does not exist. One that exists is not changed.
+    ///
+    /// # Errors
+    /// When it cannot be made. The reason is for an event.
+    pub fn make(&self, pod: &Pod, stop: &StopToken) -> Result<(), PodCgroupError> {
+        let Some(shared) = &self.shared else { return Ok(()) };
+        let access = shared.wait(stop)?;
+        let name = name_of(access, pod)?;
+        if access.exists(&name) {
+            return Ok(());
+        }
+        shared.raise_tiers(access, stop);
+        let outcome = access.make(&name, &pod_values(pod, false, &shared.settings.pod), stop)?;
+        // As upstream: the pod starts, although a value is missing.
+        for error in outcome.failed {
+            log::warn!("{error} pod={} uid={}", pod.full_name(), pod.uid());
+        }
+        // Otherwise the pod would be restarted again and again.
+        Ok(access.check(&name)?)
+    }
+
+    /// The path of the pod's cgroup for the runtime; empty if pods have none.
+    #[must_use]
+    pub fn path(&self, pod: &Pod) -> String {
+        let Some((_, access)) = self.access() else { return String::new() };
+        name_of(access, pod).map(|name| access.layout().path(&name)).unwrap_or_default()
+    }
+
+    /// The pod's cgroup; `None` without one.
+    #[must_use]
+    pub fn resizable(&self, pod: &Pod) -> Option<Resizable<'_>> {
+        let (shared, access) = self.access()?;
+        let name = name_of(access, pod).ok()?;
+        access.exists(&name).then_some(Resizable { shared, access, name })
+    }
+
+    /// Removes the cgroup of a pod that has ended, with all processes in it.
+    ///
+    /// # Errors
+    /// When something is left. Try again later.
+    pub fn remove(&self, pod: &Pod, stop: &StopToken) -> Result<(), PodCgroupError> {
+        let Some(shared) = &self.shared else { return Ok(()) };
+        let access = shared.wait(stop)?;
+        access.remove_pod(&name_of(access, pod)?, stop)?;
+        shared.active().remove(pod.uid());
+        Ok(())
+    }
+
+    /// Sets the values of the tiers, and removes the cgroups of pods that are not known any more.
+    /// `known`: pods that have a worker or run, and those that may begin to; `None` before all
+    /// sources have delivered their pods. `with_volumes`: unknown pods whose volumes remain, whose
+    /// cgroups stay with the least weight.
+    pub fn maintain(
+        &self,
+        known: Option<&dyn Fn(&PodUid) -> bool>,
+        with_volumes: &dyn Fn(&PodUid) -> bool,
+        events: &EventSink,
+        stop: &StopToken,
+    ) {
+        let Some((shared, access)) = self.access() else { return };
+        start::enforce(shared, access, events, stop);
+        let Some(known) = known else { return };
+        shared.active().retain(|uid, _| known(uid));
+        if let Err(error) = shared.set_tiers(access, stop) {
+            log::warn!("cannot update the cgroups of the QoS classes: {error}");
+        }
+        let found = match access.pods() {
+            Ok(found) => found,
+            Err(error) => {
+                log::warn!("cannot list the cgroups of pods: {error}");
+                return;
+            }
+        };
+        for orphan in found.iter().filter(|one| !known(&one.uid)) {
+            let result = if with_volumes(&orphan.uid) {
+                access.update_found(orphan, &Values::least_cpu(), stop)
+            } else {
+                log::info!("removing the cgroup of a pod that has ended uid={}", orphan.uid);
+                access.remove_found(orphan, stop)
+            };
+            match result {
+                Ok(()) => {}
+                Err(_) if stop.is_stopped() => return,
+                Err(error) => log::warn!("{error} uid={}", orphan.uid),
+            }
+        }
+    }
+
+    fn access(&self) -> Option<(&Shared, &Cgroups)> {
+        let shared = self.shared.as_ref()?;
+        Some((shared, shared.access.get()?))
+    }
+}
+
+impl Resizable<'_> {
+    /// The values that the cgroup has.
+    #[must_use]
+    pub fn current(&self) -> Values {
+        self.access.read(&self.name)
+    }
+
+    /// The values that the pod is to have.
+    #[must_use]
+    pub fn wanted(&self, pod: &Pod) -> Values {
+        pod_values(pod, false, &self.shared.settings.pod)
+    }
+
+    /// Whether the values differ by more than the kernel and systemd round them.
+    #[must_use]
+    pub fn is_resize_due(&self, pod: &Pod) -> bool {
+        differ(&self.current(), &self.wanted(pod), self.access.version())
+    }
+
+    /// The bytes of memory that the pod uses.
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub fn memory_usage(&self) -> Result<u64, CgroupError> {
+        self.access.memory_usage(&self.name)
+    }
+
+    /// Changes the cgroup. The tiers get more before the pod does.
+    ///
+    /// # Errors
+    /// When a value cannot be set.
+    pub fn write(&self, values: &Values, stop: &StopToken) -> Result<(), CgroupError> {
+        self.shared.raise_tiers(self.access, stop);
+        self.access.update(&self.name, values, stop)?.complete().map(drop)
+    }
+}
+
+impl Shared {
+    fn active(&self) -> MutexGuard<'_, BTreeMap<PodUid, Pod>> {
+        self.active.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The access, for which a worker waits.
+    fn wait(&self, stop: &StopToken) -> Result<&Cgroups, PodCgroupError> {
+        if self.access.get().is_none() {
+            let _waiting = threads::waiting("the cgroups of the node");
+            select_biased! {
+                recv(stop.signal()) -> _ => {}
+                recv(self.ready.signal()) -> _ => {}
+                recv(timers::at(Some(Instant::now() + READY_LIMIT))) -> _ => {}
+            }
+        }
+        self.access.get().ok_or_else(|| {
+            let problem = self.problem.lock().unwrap_or_else(PoisonError::into_inner);
+            let unanswered = "the runtime has not answered".to_owned();
+            PodCgroupError::NotReady(problem.clone().unwrap_or(unanswered))
+        })
+    }
+}
+
+fn name_of(access: &Cgroups, pod: &Pod) -> Result<Name, CgroupError> {
+    Ok(access.layout().pod(pod.uid(), pod.qos())?)
+}
+
+/// Whether a pod's cgroup has other requests and limits than `wants`. Limits that are not wanted stay.
+fn differ(has: &Values, wants: &Values, version: Version) -> bool {
+    /// The largest page of memory on any architecture.
+    const PAGE: u64 = 65_536;
+    let shares = |values: &Values| match version {
+        Version::V1 => values.cpu_shares,
+        // The kernel has the weight, from which the shares follow only roughly.
+        Version::V2 => values.cpu_shares.map(weight),
+    };
+    let memory = match (has.memory_bytes, wants.memory_bytes) {
+        (_, None) => false,
+        (None, Some(_)) => true,
+        (Some(has), Some(wants)) => has.abs_diff(wants) >= PAGE,
+    };
+    let microseconds = |values: &Values| values.cpu_quota.and_then(|quota| quota.microseconds);
+    let quota = match (microseconds(has), microseconds(wants)) {
+        (_, None) => false,
+        (None, Some(_)) => true,
+        // systemd rounds up to 10 ms per second.
+        (Some(has_time), Some(time)) => {
+            has_time.abs_diff(time) > wants.cpu_quota.map_or(0, |quota| quota.period / 100)
+        }
+    };
+    shares(has) != shares(wants) || memory || quota
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cgroups::values::Quota;
+
+    #[test]
+    fn rounded_values_do_not_differ() {
+        let values = |shares, memory, quota| Values {
+            cpu_shares: Some(shares),
+            memory_bytes: Some(memory),
+            cpu_quota: Some(Quota { microseconds: quota, period: 100_000 }),
+            ..Values::default()
+        };
+        let wants = values(512, 100_000_001, Some(50_100));
+        let check = |has: &Values, version| differ(has, &wants, version);
+        assert!(!check(&wants, Version::V1) && !check(&wants, Version::V2));
+        // What the kernel of version 2 has after these values were written by systemd.
+        let rounded = values(500, 99_999_744, Some(51_000));
+        assert!(!check(&rounded, Version::V2) && check(&rounded, Version::V1));
+        assert!(check(&values(1024, 100_000_001, Some(50_100)), Version::V2));
+        assert!(check(&values(512, 200_000_000, Some(50_100)), Version::V2));
+        assert!(check(&values(512, 100_000_001, Some(60_100)), Version::V2));
+        assert!(check(&values(512, 100_000_001, None), Version::V2));
+        // A limit that is not wanted stays.
+        assert!(!differ(&wants, &Values { cpu_shares: Some(512), ..Values::default() }, Version::V1));
+    }
+}
