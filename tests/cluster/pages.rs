@@ -7,16 +7,15 @@ mod scenario;
 mod shape;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::joined::{JoinedNode, directory, patience, served, shared};
 use crate::support::exposition::{Exposition, Sample};
-use crate::support::launch::{go_kubelet_config, make_cgroup, over, skip_on_go_kubelet};
+use crate::support::launch::{go_kubelet_config, over, skip_on_go_kubelet};
 use crate::support::wait::{pause, wait_for, wait_until};
 
 /// Names of the two nodes. Pods carry the name of their node.
@@ -99,66 +98,14 @@ struct NodeUnderTest {
     joined: JoinedNode<'static>,
     /// Container and sandbox ids, UIDs and names, each with what it stands for.
     names: Vec<(String, String)>,
-    /// Removed after the node.
-    _cgroups: Option<CgroupRoot>,
-}
-
-/// The cgroups below which the Go kubelet makes those of its pods, as it does on a node of its
-/// own: the machine's `kubepods` may belong to another kubelet.
-struct CgroupRoot(String);
-
-impl CgroupRoot {
-    fn make(name: &str) -> CgroupRoot {
-        for top in CgroupRoot::tops() {
-            let dir = top.join(name.trim_start_matches('/'));
-            make_cgroup(&dir);
-            // Without these nothing may run in it.
-            for file in ["cpuset.cpus", "cpuset.mems"] {
-                if let Ok(all) = fs::read_to_string(top.join(file)) {
-                    fs::write(dir.join(file), all).expect("the processors of the parent");
-                }
-            }
-        }
-        CgroupRoot(name.to_owned())
-    }
-
-    /// The trees of controllers.
-    fn tops() -> Vec<PathBuf> {
-        let root = Path::new("/sys/fs/cgroup");
-        if root.join("cgroup.controllers").exists() {
-            return vec![root.to_owned()];
-        }
-        let entries = fs::read_dir(root).expect("cgroups are mounted").flatten().map(|entry| entry.path());
-        entries.filter(|path| path.join("cgroup.procs").exists()).collect()
-    }
-}
-
-impl Drop for CgroupRoot {
-    fn drop(&mut self) {
-        fn remove(dir: &Path) {
-            for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    remove(&entry.path());
-                }
-            }
-            let _ = fs::remove_dir(dir);
-        }
-        for top in CgroupRoot::tops() {
-            remove(&top.join(self.0.trim_start_matches('/')));
-        }
-    }
 }
 
 impl NodeUnderTest {
     fn start(name: &'static str, go_kubelet: bool) -> NodeUnderTest {
         // The Go kubelet measures volumes periodically.
         let mut config = over(served(shared()), json!({"volumeStatsAggPeriod": "5s"}));
-        let cgroups = go_kubelet.then(|| CgroupRoot::make(&format!("/coracle-{name}")));
-        if let Some(root) = &cgroups {
+        if go_kubelet {
             config = over(config, go_kubelet_config(&directory(name)));
-            let own =
-                json!({"cgroupsPerQOS": true, "cgroupRoot": root.0, "enforceNodeAllocatable": ["pods"]});
-            config = over(config, own);
         }
         let kubeconfig = shared().node_kubeconfig(name).display().to_string();
         let mut flags = vec!["--kubeconfig", &kubeconfig];
@@ -169,7 +116,7 @@ impl NodeUnderTest {
         }
         let mut joined = JoinedNode::prepare_with(shared(), name, config, &flags);
         joined.node.use_go_kubelet(go_kubelet);
-        NodeUnderTest { joined: joined.start_and_wait(), names: Vec::new(), _cgroups: cgroups }
+        NodeUnderTest { joined: joined.start_and_wait(), names: Vec::new() }
     }
 
     fn page(&self, path: &str) -> Exposition {
@@ -200,7 +147,7 @@ impl NodeUnderTest {
         }
         let tests = directory("").display().to_string();
         names.push((tests.trim_end_matches('/').to_owned(), "<tests>".to_owned()));
-        names.push((format!("/coracle-{}", self.joined.name), "<root>".to_owned()));
+        names.push((self.joined.node.cgroups().path().to_owned(), "<root>".to_owned()));
         names.push((self.joined.name.clone(), "<node>".to_owned()));
         self.names = names;
     }

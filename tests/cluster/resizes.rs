@@ -1,52 +1,13 @@
 //! `kubectl patch pod --subresource resize`: CPU and memory of running pods.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
 use serde_json::{Value, json};
 
 use crate::joined::{JoinedNode, LIMIT, condition, pod, reason, shared, text};
-use crate::support::launch::{make_cgroup, runs_go_kubelet};
 use crate::support::node::{FOREVER, busybox};
 use crate::support::wait::{holds_for, pause, wait_until};
 
-/// The cgroups that are the test's where the Go kubelet runs, one per controller: it carries out
-/// resizes only where it keeps cgroups of pods.
-fn cgroups(name: &str) -> Vec<PathBuf> {
-    let top = PathBuf::from("/sys/fs/cgroup");
-    let group = format!("coracle-test-{name}");
-    if top.join("cgroup.controllers").exists() {
-        return vec![top.join(group)];
-    }
-    let controllers = fs::read_dir(top).expect("cgroups").map(|entry| entry.expect("an entry").path());
-    controllers.filter(|path| path.is_dir() && !path.is_symlink()).map(|path| path.join(&group)).collect()
-}
-
-fn start(name: &str, mut config: Value) -> JoinedNode<'static> {
-    if runs_go_kubelet() {
-        cgroups(name).iter().for_each(|path| make_cgroup(path));
-        config["cgroupsPerQOS"] = json!(true);
-        config["cgroupRoot"] = json!(format!("/coracle-test-{name}"));
-    }
+fn start(name: &str, config: Value) -> JoinedNode<'static> {
     JoinedNode::prepare(shared(), name, config).start_and_wait()
-}
-
-fn finish(joined: JoinedNode<'static>, pods: &[&str]) {
-    let name = joined.name.clone();
-    joined.finish(pods);
-    if runs_go_kubelet() {
-        cgroups(&name).iter().for_each(|path| remove(path));
-    }
-}
-
-/// Removes a cgroup with those in it. One that is not empty yet goes with the machine.
-fn remove(path: &Path) {
-    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
-        if entry.path().is_dir() {
-            remove(&entry.path());
-        }
-    }
-    let _ = fs::remove_dir(path);
 }
 
 /// A pod whose requests are its limits.
@@ -109,12 +70,31 @@ fn resize_up_and_down_without_a_restart() {
     let first = joined.wait_ready("resized-web");
     assert_eq!(main_of(&first)["resources"], resources("100m", "64Mi"));
     let running = joined.node.running_ids();
-    for (generation, (cpu, memory)) in
-        (2..).zip([("200m", "64Mi"), ("200m", "128Mi"), ("100m", "64Mi"), ("150m", "96Mi")])
-    {
+    // Of the pod's cgroup and the container's: weight, quota and memory.
+    let values = |container: &str| {
+        let cgroup = format!("kubepods/pod{}{container}", text(&first, "/metadata/uid"));
+        [
+            ["cpu.shares", "cpu.weight"],
+            ["cpu.cfs_quota_us", "cpu.max"],
+            ["memory.limit_in_bytes", "memory.max"],
+        ]
+        .map(|files| files.into_iter().find_map(|file| joined.node.cgroups().read(&cgroup, file)).unwrap())
+    };
+    let id = text(main_of(&first), "/containerID").rsplit('/').next().expect("an id").to_owned();
+    for (generation, (cpu, memory, quota, mebibytes)) in (2..).zip([
+        ("200m", "64Mi", 20_000, 64),
+        ("200m", "128Mi", 20_000, 128),
+        ("100m", "64Mi", 10_000, 64),
+        ("150m", "96Mi", 15_000, 96),
+    ]) {
         resize(&joined, "resized-web", cpu, memory);
         let now = wait_has(&joined, "resized-web", cpu, memory);
         assert_eq!(main_of(&now)["restartCount"], json!(0));
+        for container in [String::new(), format!("/{id}")] {
+            let [_, limit, bytes] = values(&container);
+            assert_eq!(limit.split(' ').next(), Some(quota.to_string().as_str()), "{container}");
+            assert_eq!(bytes, (mebibytes << 20).to_string(), "{container}");
+        }
         assert_eq!(now["metadata"]["generation"], json!(generation));
         let all = resources(cpu, memory);
         let summary = format!(
@@ -134,7 +114,7 @@ fn resize_up_and_down_without_a_restart() {
     );
     assert!(metric("kubelet_pod_resize_duration_milliseconds_count{success=\"true\"}") >= 4.0);
     assert!(metric("kubelet_pod_in_progress_resizes").abs() < f64::EPSILON);
-    finish(joined, &["resized-web"]);
+    joined.finish(&["resized-web"]);
 }
 
 #[test]
@@ -158,7 +138,7 @@ fn restart_resize_policy_applies_to_its_resource_only() {
     assert_ne!(joined.node.running_ids(), running);
     assert!(!text(main_of(&now), "/lastState/terminated/containerID").is_empty());
     wait_event(&joined, "policy-web", "Killing", "Container main resize requires restart");
-    finish(joined, &["policy-web"]);
+    joined.finish(&["policy-web"]);
 }
 
 /// CPUs that the node has for pods, in thousandths.
@@ -232,7 +212,7 @@ fn deferred_resize_survives_agent_restart() {
     joined.node.start_agent();
     let now = wait_has(&joined, "waits-web", "300m", "128Mi");
     assert_eq!(main_of(&now)["restartCount"], json!(0));
-    finish(joined, &["waits-web", "waits-big"]);
+    joined.finish(&["waits-web", "waits-big"]);
 }
 
 #[test]
@@ -253,7 +233,7 @@ fn exclusive_cpus_are_not_resized() {
     let now = wait_has(&joined, "owncpu-web", "100m", "96Mi");
     assert_eq!(main_of(&now)["restartCount"], json!(0));
     assert_eq!(joined.node.running_ids(), running);
-    finish(joined, &["owncpu-web"]);
+    joined.finish(&["owncpu-web"]);
 }
 
 #[test]
@@ -280,7 +260,7 @@ fn memory_limit_is_not_reduced_below_usage() {
     let now = wait_has(&joined, "inuse-web", "100m", "96Mi");
     assert_eq!(main_of(&now)["restartCount"], json!(0));
     assert_eq!(joined.node.running_ids(), running, "nothing was killed");
-    finish(joined, &["inuse-web"]);
+    joined.finish(&["inuse-web"]);
 }
 
 /// The state files are those of the Go kubelet; one that cannot be read is not overwritten.
@@ -305,5 +285,5 @@ fn corrupt_resize_state_file_prevents_the_start() {
     std::fs::write(&file, good).expect("it can be written");
     joined.node.start_agent();
     joined.wait_node_ready();
-    finish(joined, &["broken-web"]);
+    joined.finish(&["broken-web"]);
 }

@@ -3,6 +3,7 @@
 //! Run through `tests/run e2e`, which makes the namespaces, images and containerd versions.
 
 mod admission;
+mod cgroups;
 mod containers;
 mod crashes;
 mod env;

@@ -76,7 +76,7 @@ impl Node {
         change(&mut settings);
         let (client, images) = fake.connect();
         let (sink, events) = EventSink::new();
-        let cgroup_parent = Arc::new(|_: &_| String::new());
+        let cgroup_parent = std::sync::Arc::new(|_: &_| String::new());
         let deps = Deps { cri: client.clone(), images, events: sink, api: None, cgroup_parent };
         Node { fake, dir, runtime: Runtime::new(settings, deps), client, events }
     }

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, missing_docs, reason = "each test program uses a part")]
 
+pub mod cgroups;
 pub mod clock;
 pub mod containerd;
 pub mod control_plane;

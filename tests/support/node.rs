@@ -17,6 +17,7 @@ use coracle::transport::generated::runtime as rt;
 use coracle::util::stop::StopToken;
 use serde_json::{Value, json};
 
+use super::cgroups::CgroupRoot;
 use super::containerd::{Containerd, Task, kill};
 use super::launch;
 pub use super::manifest::*;
@@ -54,6 +55,8 @@ pub struct Node {
     agent: Option<Child>,
     starts: u32,
     first: Option<ProcessUsage>,
+    /// Removed last.
+    cgroups: CgroupRoot,
 }
 
 impl Node {
@@ -103,6 +106,7 @@ impl Node {
             agent: None,
             starts: 0,
             first: None,
+            cgroups: CgroupRoot::make(name),
         };
         node.configure(config);
         node
@@ -135,6 +139,9 @@ impl Node {
             "readOnlyPort": self.port,
             "healthzPort": self.healthz,
             "fileCheckFrequency": "20s",
+            "cgroupsPerQOS": true,
+            "cgroupRoot": self.cgroups.path(),
+            "enforceNodeAllocatable": ["pods"],
         });
         let ours = if launch::runs_go_kubelet() {
             launch::over(ours, launch::go_kubelet_config(&self.dir))
@@ -142,6 +149,11 @@ impl Node {
             ours
         };
         launch::write_config(&self.dir, &self.containerd.endpoint(), launch::over(ours, extra));
+    }
+
+    /// The node's cgroups.
+    pub fn cgroups(&self) -> &CgroupRoot {
+        &self.cgroups
     }
 
     fn manifests(&self) -> PathBuf {
@@ -528,6 +540,9 @@ impl Node {
         wait_until("no pod directories", LONG * 2, || {
             fs::read_dir(&pods).map_or(true, |mut entries| entries.next().is_none())
         });
+        if !launch::runs_go_kubelet() {
+            wait_until("no cgroups of pods", LONG * 2, || self.cgroups.pods().is_empty());
+        }
     }
 }
 

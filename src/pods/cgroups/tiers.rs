@@ -84,7 +84,8 @@ impl Shared {
 fn write_tier(access: &Cgroups, name: &Name, values: &Values, stop: &StopToken) -> Result<(), CgroupError> {
     let first = access.update(name, values, stop)?.complete();
     if first.is_err() && values.memory_bytes.is_some() {
-        let raised = raised_to_usage(values, access.memory_usage(name)?);
+        let usage = i64::try_from(access.memory_usage(name)?).unwrap_or(i64::MAX);
+        let raised = raised_to_usage(values, usage);
         return access.update(name, &raised, stop)?.complete().map(drop);
     }
     first.map(drop)

@@ -602,7 +602,9 @@ impl State {
         &mut self,
         request: rt::UpdatePodSandboxResourcesRequest,
     ) -> Answer<rt::UpdatePodSandboxResourcesResponse> {
-        self.sandbox(&request.pod_sandbox_id)?;
+        if !self.sandboxes.contains_key(&request.pod_sandbox_id) {
+            return fail(Code::NOT_FOUND, "sandbox not found");
+        }
         Ok(rt::UpdatePodSandboxResourcesResponse::default())
     }
 

@@ -1,0 +1,143 @@
+//! The cgroups of a node under test: `cgroupRoot` is a directory of its own in each hierarchy. The
+//! machine's `kubepods` may belong to another kubelet.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::launch::make_cgroup;
+
+/// A `cgroupRoot`, removed with everything in it when it is dropped.
+pub struct CgroupRoot(String);
+
+impl CgroupRoot {
+    /// Makes `/coracle-<process id>-<name>` in each hierarchy.
+    pub fn make(name: &str) -> CgroupRoot {
+        let path = format!("/coracle-{}-{name}", std::process::id());
+        for top in tops() {
+            let dir = top.join(path.trim_start_matches('/'));
+            make_cgroup(&dir);
+            // Without these nothing may run in it.
+            for file in ["cpuset.cpus", "cpuset.mems"] {
+                if let Ok(all) = fs::read_to_string(top.join(file)) {
+                    fs::write(dir.join(file), all).expect("the processors of the parent");
+                }
+            }
+        }
+        CgroupRoot(path)
+    }
+
+    /// The value of `cgroupRoot`.
+    pub fn path(&self) -> &str {
+        &self.0
+    }
+
+    /// Makes a cgroup in each hierarchy; processes can run in it.
+    pub fn make_child(&self, cgroup: &str) -> Vec<PathBuf> {
+        let make = |top: PathBuf| {
+            let mut dir = top.join(self.0.trim_start_matches('/'));
+            for part in cgroup.split('/') {
+                let parent = dir.clone();
+                dir.push(part);
+                fs::create_dir_all(&dir).expect("a cgroup can be made");
+                for file in ["cpuset.cpus", "cpuset.mems"] {
+                    if let Ok(all) = fs::read_to_string(parent.join(file)) {
+                        fs::write(dir.join(file), all).expect("the processors of the parent");
+                    }
+                }
+            }
+            dir
+        };
+        tops().into_iter().map(make).collect()
+    }
+
+    /// All cgroups below it, by their path from it: each with the hierarchies that have it.
+    pub fn tree(&self) -> BTreeMap<String, Vec<String>> {
+        fn walk(top: &Path, dir: &Path, hierarchy: &str, tree: &mut BTreeMap<String, Vec<String>>) {
+            for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    let path = entry.path();
+                    let name = path.strip_prefix(top).expect("below the root").display().to_string();
+                    tree.entry(name).or_default().push(hierarchy.to_owned());
+                    walk(top, &path, hierarchy, tree);
+                }
+            }
+        }
+        let mut tree = BTreeMap::new();
+        for top in tops() {
+            let root = top.join(self.0.trim_start_matches('/'));
+            let hierarchy = top.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            walk(&root, &root, &hierarchy, &mut tree);
+        }
+        tree
+    }
+
+    /// The cgroups of pods, without those of their containers.
+    pub fn pods(&self) -> Vec<String> {
+        let is_pod = |path: &String| path.rsplit('/').next().is_some_and(|name| name.starts_with("pod"));
+        self.tree().into_keys().filter(is_pod).collect()
+    }
+
+    /// A file of a cgroup, such as `memory.limit_in_bytes` of `kubepods/burstable`, without the line
+    /// feed; `None`: there is no such file.
+    pub fn read(&self, cgroup: &str, file: &str) -> Option<String> {
+        let text = |top: PathBuf| {
+            fs::read_to_string(top.join(self.0.trim_start_matches('/')).join(cgroup).join(file)).ok()
+        };
+        tops().into_iter().find_map(text).map(|text| text.trim_end().to_owned())
+    }
+
+    /// The values of all files of all cgroups that limit something.
+    pub fn values(&self) -> BTreeMap<String, String> {
+        const FILES: [&str; 8] = [
+            "cpu.shares",
+            "cpu.cfs_quota_us",
+            "cpu.max",
+            "cpu.weight",
+            "memory.limit_in_bytes",
+            "memory.max",
+            "pids.max",
+            "cpuset.cpus",
+        ];
+        let mut values = BTreeMap::new();
+        for cgroup in self.tree().into_keys() {
+            for file in FILES {
+                if let Some(value) = self.read(&cgroup, file) {
+                    values.insert(format!("{cgroup}/{file}"), value);
+                }
+            }
+        }
+        values
+    }
+}
+
+/// The trees of controllers.
+fn tops() -> Vec<PathBuf> {
+    let root = Path::new("/sys/fs/cgroup");
+    if root.join("cgroup.controllers").exists() {
+        return vec![root.to_owned()];
+    }
+    let entries = fs::read_dir(root).expect("cgroups are mounted").flatten().map(|entry| entry.path());
+    // `cpu` and `cpuacct` may be links to one hierarchy.
+    let mut tops: Vec<PathBuf> =
+        entries.filter(|path| !path.is_symlink() && path.join("cgroup.procs").exists()).collect();
+    // `unified` is the last one: it has a `cpu.stat` without limits.
+    tops.sort();
+    tops
+}
+
+impl Drop for CgroupRoot {
+    fn drop(&mut self) {
+        fn remove(dir: &Path) {
+            for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    remove(&entry.path());
+                }
+            }
+            let _ = fs::remove_dir(dir);
+        }
+        for top in tops() {
+            remove(&top.join(self.0.trim_start_matches('/')));
+        }
+    }
+}
