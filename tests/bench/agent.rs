@@ -85,6 +85,9 @@ impl Agent {
             "readOnlyPort": READ_ONLY,
             "healthzPort": HEALTHZ,
             "evictionHard": none,
+            "cgroupsPerQOS": true,
+            "cgroupRoot": runtime.cgroups.path(),
+            "enforceNodeAllocatable": ["pods"],
             "makeIPTablesUtilChains": false,
             // The default one is the machine's, as that of the certificates.
             "volumePluginDir": dir.join("volume-plugins"),

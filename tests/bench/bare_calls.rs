@@ -183,7 +183,20 @@ fn start(runtime: &Runtime, dir: &Path, name: &str, requests: Requests) -> BareP
             std::fs::write(dir.join(name).join(file), "").expect("the file can be made");
         }
     }
-    let sandbox_config = sandbox_config(dir, name, requests);
+    let mut sandbox_config = sandbox_config(dir, name, requests);
+    if requests == Requests::Kubelets {
+        let cgroup = cgroup(name);
+        for made in runtime.cgroups.make_child(&cgroup) {
+            // Where the hierarchy has the file: the least weight, as of a pod without requests.
+            for (file, value) in [("cpu.shares", "2"), ("cpu.weight", "1")] {
+                if made.join(file).exists() {
+                    std::fs::write(made.join(file), value).expect("the weight can be set");
+                }
+            }
+        }
+        sandbox_config.linux.mut_or_insert_default().cgroup_parent =
+            format!("{}/{cgroup}", runtime.cgroups.path());
+    }
     let sandbox = runtime.client.run_pod_sandbox(sandbox_config.clone(), "").expect("RunPodSandbox");
     let container_config = container_config(dir, name, requests);
     let container = runtime
@@ -192,6 +205,11 @@ fn start(runtime: &Runtime, dir: &Path, name: &str, requests: Requests) -> BareP
         .expect("CreateContainer");
     runtime.client.start_container(&container).expect("StartContainer");
     BarePod { sandbox, sandbox_config, container_config, container }
+}
+
+/// The cgroup of a pod in the place of an agent's.
+fn cgroup(name: &str) -> String {
+    format!("bare/pod{name}")
 }
 
 fn stop(runtime: &Runtime, pod: &BarePod) {
@@ -203,6 +221,10 @@ fn stop(runtime: &Runtime, pod: &BarePod) {
 fn remove(runtime: &Runtime, pod: &BarePod) {
     runtime.client.remove_container(&pod.container).expect("RemoveContainer");
     runtime.client.remove_pod_sandbox(&pod.sandbox).expect("RemovePodSandbox");
+    // An agent removes the cgroup when the pod has ended.
+    if !pod.sandbox_config.linux.cgroup_parent.is_empty() {
+        runtime.cgroups.remove_child(&cgroup(&pod.sandbox_config.metadata.name));
+    }
 }
 
 /// Runs `deed` for every number below `count`, `width` at a time.

@@ -8,6 +8,7 @@ use coracle::model::ids::ContainerId;
 use coracle::transport::generated::{EnumOrUnknown, MessageField, runtime as rt};
 use coracle::util::stop;
 
+use crate::support::cgroups::CgroupRoot;
 use crate::support::containerd::Containerd;
 use crate::support::wait::{wait_for, wait_until};
 
@@ -39,6 +40,8 @@ pub struct Started {
 pub struct Runtime {
     pub client: RuntimeClient,
     pub containerd: Containerd,
+    /// `cgroupRoot` of all agents, one after the other.
+    pub cgroups: CgroupRoot,
 }
 
 impl Runtime {
@@ -46,7 +49,7 @@ impl Runtime {
         let settings =
             Settings { runtime_endpoint: containerd.endpoint(), image_endpoint: None, request_timeout: LONG };
         let (client, _images) = cri::connect(settings).expect("a local endpoint");
-        Runtime { client, containerd }
+        Runtime { client, containerd, cgroups: CgroupRoot::make("bench") }
     }
 
     pub fn describe(&self) -> String {

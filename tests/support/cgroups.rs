@@ -51,6 +51,13 @@ impl CgroupRoot {
         tops().into_iter().map(make).collect()
     }
 
+    /// Removes a cgroup with those in it.
+    pub fn remove_child(&self, cgroup: &str) {
+        for top in tops() {
+            remove(&top.join(self.0.trim_start_matches('/')).join(cgroup));
+        }
+    }
+
     /// All cgroups below it, by their path from it: each with the hierarchies that have it.
     pub fn tree(&self) -> BTreeMap<String, Vec<String>> {
         fn walk(top: &Path, dir: &Path, hierarchy: &str, tree: &mut BTreeMap<String, Vec<String>>) {
@@ -126,16 +133,18 @@ fn tops() -> Vec<PathBuf> {
     tops
 }
 
+/// A cgroup with processes stays.
+fn remove(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove(&entry.path());
+        }
+    }
+    let _ = fs::remove_dir(dir);
+}
+
 impl Drop for CgroupRoot {
     fn drop(&mut self) {
-        fn remove(dir: &Path) {
-            for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    remove(&entry.path());
-                }
-            }
-            let _ = fs::remove_dir(dir);
-        }
         for top in tops() {
             remove(&top.join(self.0.trim_start_matches('/')));
         }
