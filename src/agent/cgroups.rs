@@ -6,17 +6,24 @@ use std::path::Path;
 use super::error::StartError;
 use super::host::Host;
 use super::settings;
-use crate::cgroups::node::{Capacity, Reservations, check_reservations, limited_daemons, max_pids};
-use crate::cgroups::pod::PodSettings;
+use crate::cgroups::node::{
+    Capacity, Reservations, check_reservations, limited_daemons, max_pids, pods_values,
+};
+use crate::cgroups::pod::{PodSettings, Reservation};
+use crate::cgroups::processes::{Processes, gather};
 use crate::cgroups::tiers::TierSettings;
 use crate::cgroups::{Cgroups, Driver, Layout};
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::cri::{CgroupDriver, Class, RuntimeClient};
 use crate::pods::cgroups::{Open, OpenError, Settings};
+use crate::sync::clean::PlaceProcesses;
 use crate::util::cpu_list;
 
 /// The bus of the system's services.
 const SYSTEM_BUS: &str = "unix:path=/run/dbus/system_bus_socket";
+
+const CGROUPS: &str = "/sys/fs/cgroup";
+const MOUNTINFO: &str = "/proc/self/mountinfo";
 
 /// `None` if `cgroupsPerQOS` is off.
 ///
@@ -36,12 +43,20 @@ pub(super) fn settings(
     if !config.cgroups_per_qos {
         return Ok(None);
     }
+    let gates = settings::gates(config);
+    let memory_qos = (gates.enabled("MemoryQoS") && host.cgroups.version.is_v2()).then(|| {
+        match config.memory_reservation_policy.as_str() {
+            "TieredReservation" => Reservation::Tiered,
+            _ => Reservation::Nothing,
+        }
+    });
+    let enforced = config.enforce_node_allocatable.iter().any(|one| one == "pods");
     let daemons = limited_daemons(
         &config.enforce_node_allocatable,
         &reservations,
         &config.system_reserved_cgroup,
         &config.kube_reserved_cgroup,
-        false,
+        memory_qos.is_some(),
         None,
     );
     let all_cpus = std::fs::read_to_string("/sys/devices/system/cpu/online").ok();
@@ -50,12 +65,22 @@ pub(super) fn settings(
             cfs_quota: config.cpu_cfs_quota,
             cfs_period: u64::try_from(config.cpu_cfs_quota_period.to_std().as_micros()).unwrap_or(u64::MAX),
             pids_limit: config.pod_pids_limit,
-            memory_qos: None,
+            memory_qos,
         },
-        tiers: TierSettings::default(),
+        tiers: TierSettings {
+            memory_qos,
+            memory_reserved: config
+                .qos_reserved
+                .get("memory")
+                .filter(|_| gates.enabled("QOSReserved"))
+                .and_then(|percent| percent.trim_end_matches('%').parse().ok()),
+            allocatable_memory: pods_values(&capacity, &reservations, enforced, None)
+                .memory_bytes
+                .unwrap_or_default(),
+        },
         capacity,
         reservations,
-        enforced: config.enforce_node_allocatable.iter().any(|one| one == "pods"),
+        enforced,
         daemons,
         all_cpus: all_cpus
             .map(|text| text.trim().to_owned())
@@ -83,6 +108,28 @@ fn capacity(args: &AgentArgs, config: &KubeletConfiguration, host: &Host) -> Cap
     }
 }
 
+/// Moves the agent, and processes without a cgroup, where the configuration says.
+pub(super) fn place_processes(config: &KubeletConfiguration) -> Option<PlaceProcesses> {
+    let all = [
+        (config.kubelet_cgroups.clone(), Processes::Own),
+        (config.system_cgroups.clone(), Processes::WithoutCgroup),
+    ];
+    let all: Vec<(String, Processes)> = all.into_iter().filter(|(cgroup, _)| !cgroup.is_empty()).collect();
+    if all.is_empty() {
+        return None;
+    }
+    Some(Box::new(move || {
+        let mountinfo = match std::fs::read_to_string(MOUNTINFO) {
+            Ok(text) => text,
+            Err(error) => return vec![format!("{MOUNTINFO}: {error}")],
+        };
+        let place = |(cgroup, processes): &(String, Processes)| {
+            gather(cgroup, *processes, &mountinfo, Path::new(CGROUPS), Path::new("/proc")).err()
+        };
+        all.iter().filter_map(place).map(|error| error.to_string()).collect()
+    }))
+}
+
 /// Asks the runtime for its driver.
 pub(super) fn open(config: &KubeletConfiguration, host: &Host, cri: RuntimeClient) -> Open {
     let root = config.cgroup_root.clone();
@@ -101,8 +148,8 @@ pub(super) fn open(config: &KubeletConfiguration, host: &Host, cri: RuntimeClien
         };
         let fatal = |error: &dyn std::fmt::Display| OpenError::Fatal(error.to_string());
         let layout = Layout::new(&root, driver).map_err(|error| fatal(&error))?;
-        let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").map_err(|error| fatal(&error))?;
-        Cgroups::new(layout, &mountinfo, Path::new("/sys/fs/cgroup"), page_sizes.clone(), SYSTEM_BUS)
+        let mountinfo = std::fs::read_to_string(MOUNTINFO).map_err(|error| fatal(&error))?;
+        Cgroups::new(layout, &mountinfo, Path::new(CGROUPS), page_sizes.clone(), SYSTEM_BUS)
             .map_err(|error| fatal(&error))
     })
 }

@@ -315,6 +315,7 @@ fn start_clean(context: Context<'_>, rooms: &Rooms, bell: Receiver<()>) -> Resul
         chains: config.make_iptables_util_chains.then(Chains::find),
         volumes: Arc::clone(&rooms.volumes),
         cgroups: rooms.cgroups.clone(),
+        place_processes: cgroups::place_processes(config),
         events: rooms.events.clone(),
         runtime: rooms.runtime.clone(),
         allocations: rooms.allocations.clone(),

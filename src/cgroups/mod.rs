@@ -24,6 +24,7 @@ pub mod mounts;
 pub mod names;
 pub mod node;
 pub mod pod;
+pub mod processes;
 mod reap;
 pub mod resize;
 mod systemd;

@@ -308,11 +308,11 @@ pub static FIELDS: &[Field] = &[
         .keeps_zero()
         .works(),
     time("volumeStatsAggPeriod", "1m0s", "how often volume usage is measured; negative turns it off").works(),
-    text("kubeletCgroups", "", "cgroup this process moves into"),
-    text("systemCgroups", "", "cgroup for all processes that are in none"),
-    text("cgroupRoot", "", "cgroup under which pods are placed"),
-    flag("cgroupsPerQOS", true, "keep a cgroup per QoS class and pod"),
-    text("cgroupDriver", "cgroupfs", "cgroupfs or systemd; the runtime's own value wins"),
+    text("kubeletCgroups", "", "cgroup this process moves into").works(),
+    text("systemCgroups", "", "cgroup for all processes that are in none").works(),
+    text("cgroupRoot", "", "cgroup under which pods are placed").works(),
+    flag("cgroupsPerQOS", true, "keep a cgroup per QoS class and pod").works(),
+    text("cgroupDriver", "cgroupfs", "cgroupfs or systemd; the runtime's own value wins").works(),
     text("cpuManagerPolicy", "none", "none or static"),
     Field::of(
         "singleProcessOOMKill",
@@ -328,7 +328,7 @@ pub static FIELDS: &[Field] = &[
     text("topologyManagerPolicy", "none", "none, best-effort, restricted or single-numa-node"),
     text("topologyManagerScope", "container", "container or pod"),
     map("topologyManagerPolicyOptions", "options of the topology manager policy"),
-    map("qosReserved", "share of memory kept for better QoS classes (alpha)"),
+    map("qosReserved", "share of memory kept for better QoS classes (alpha)").works(),
     time("runtimeRequestTimeout", "2m0s", "deadline of calls to the container runtime").works(),
     text(
         "hairpinMode",
@@ -338,7 +338,7 @@ pub static FIELDS: &[Field] = &[
     .ignored(),
     int("maxPods", 110, "pods this node takes").works(),
     text("podCIDR", "", "pod address range when there is no API server"),
-    long("podPidsLimit", -1, "processes per pod; -1 means the node's limit").keeps_zero(),
+    long("podPidsLimit", -1, "processes per pod; -1 means the node's limit").keeps_zero().works(),
     text("resolvConf", "/etc/resolv.conf", "resolver file that pods inherit; empty means none")
         .keeps_zero()
         .works(),
@@ -395,14 +395,15 @@ pub static FIELDS: &[Field] = &[
     )
     .works(),
     text("showHiddenMetricsForVersion", "", "previous minor version whose hidden metrics are shown"),
-    text("systemReservedCgroup", "", "cgroup of the system's daemons"),
-    text("kubeReservedCgroup", "", "cgroup of Kubernetes' daemons"),
+    text("systemReservedCgroup", "", "cgroup of the system's daemons").works(),
+    text("kubeReservedCgroup", "", "cgroup of Kubernetes' daemons").works(),
     Field::of(
         "enforceNodeAllocatable",
         Kind::TextList,
         Preset::List(&["pods"]),
         "what the node's allocatable limits are enforced on",
-    ),
+    )
+    .works(),
     list("allowedUnsafeSysctls", "sysctls, or prefixes ending in *, that pods may set").works(),
     text(
         "volumePluginDir",

@@ -72,6 +72,8 @@ pub struct Deps {
     pub volumes: Arc<Volumes>,
     /// Removes the cgroups of pods that are not known, and sets the values of the tiers.
     pub cgroups: PodCgroups,
+    /// Moves processes of the host into the cgroups that the configuration names, unless none is.
+    pub place_processes: Option<PlaceProcesses>,
     /// Events about the node.
     pub events: EventSink,
     /// Forgets old back-off entries.
@@ -82,6 +84,9 @@ pub struct Deps {
     pub bell: Receiver<()>,
 }
 
+/// Moves processes of the host into cgroups; returns what failed.
+pub type PlaceProcesses = Box<dyn Fn() -> Vec<String> + Send>;
+
 /// Starts the thread.
 ///
 /// # Errors
@@ -89,13 +94,20 @@ pub struct Deps {
 pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
     threads::spawn("clean", Stack::Large, on_death, move |stop| {
         let deps = Deps { cri: deps.cri.with_stop(stop.clone()), ..deps };
-        Cleaner { deps, failures: Failures::default(), rotations: BTreeMap::new() }.run(&stop);
+        Cleaner {
+            deps,
+            failures: Failures::default(),
+            misplaced: Failures::default(),
+            rotations: BTreeMap::new(),
+        }
+        .run(&stop);
     })
 }
 
 struct Cleaner {
     deps: Deps,
     failures: Failures,
+    misplaced: Failures,
     /// The error of the last rotation, and how often it occurred.
     rotations: BTreeMap<String, Failures>,
 }
@@ -158,6 +170,7 @@ impl Cleaner {
 
     fn garbage(&mut self, stop: &StopToken) {
         self.deps.runtime.collect_backoff_garbage();
+        self.place_processes();
         if let Err(error) = self.deps.allocations.store() {
             log::warn!("{error}");
         }
@@ -221,6 +234,19 @@ impl Cleaner {
                 self.deps.cgroups.maintain(Some(&known), &with_volumes, &self.deps.events, stop);
             }
             Err(error) => log::warn!("cannot look for orphaned directories: {error}"),
+        }
+    }
+
+    fn place_processes(&mut self) {
+        let failed = self.deps.place_processes.as_ref().map(|place| place()).unwrap_or_default();
+        if failed.is_empty() {
+            self.misplaced.end();
+        } else if self.misplaced.count() {
+            log::warn!(
+                "cannot move processes into their cgroup: {} ({} times)",
+                failed.join("; "),
+                self.misplaced
+            );
         }
     }
 

@@ -6,7 +6,7 @@
 use std::sync::PoisonError;
 
 use super::Shared;
-use crate::cgroups::tiers::{TierSettings, Tiers, raised_to_usage, tier_values};
+use crate::cgroups::tiers::{Tiers, raised_to_usage, tier_values};
 use crate::cgroups::{CgroupError, Cgroups, Name, Values};
 use crate::model::pod::QosClass;
 use crate::util::stop::StopToken;
@@ -44,7 +44,10 @@ impl Shared {
                 access.read(&name).cpu_shares.unwrap_or(0)
             }
         };
-        if shares(&tiers) <= has && self.settings.tiers == TierSettings::default() {
+        if shares(&tiers) <= has
+            && self.settings.tiers.memory_qos.is_none()
+            && self.settings.tiers.memory_reserved.is_none()
+        {
             return;
         }
         match self.write(access, &tiers, stop) {
