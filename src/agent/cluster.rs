@@ -56,6 +56,8 @@ pub(super) struct Parts<'a> {
     pub(super) mirrors: Inbox<(), mirror::View>,
     /// The serving certificate, if the cluster issues it.
     pub(super) serving: Option<Serving>,
+    /// The pressure conditions.
+    pub(super) pressures: Arc<dyn Fn() -> node::Pressures + Send + Sync>,
 }
 
 /// Makes the client and the handles; `None` without `--kubeconfig`. Starts only the watch of
@@ -122,7 +124,7 @@ impl Cluster {
         threads.push(sender.map_err(thread("events-api"))?);
         let node_deps = node::Deps {
             client: client.clone(),
-            sensors: Box::new(sensors(context, rooms, parts.shutting_down, certificates)),
+            sensors: Box::new(sensors(context, rooms, parts.shutting_down, parts.pressures, certificates)),
             events: rooms.events.clone(),
             watch: node.clone(),
             bell: health_rings,
@@ -153,6 +155,7 @@ fn sensors(
     context: Context<'_>,
     rooms: &Rooms,
     shutting_down: Flag,
+    pressures: Arc<dyn Fn() -> node::Pressures + Send + Sync>,
     certificates: Option<Certificates>,
 ) -> node::Host {
     let Context { args, config, host, .. } = context;
@@ -168,6 +171,7 @@ fn sensors(
         images: rooms.images.clone(),
         cri: rooms.cri.clone(),
         others: node::OtherRooms {
+            pressures: Some(pressures),
             problems: Some(Arc::new(move || {
                 shutting_down.is_on().then(|| shutdown::NOT_READY.to_owned()).into_iter().collect()
             })),

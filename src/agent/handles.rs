@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::rooms::{Context, Rooms};
 use super::settings::EndpointSettings;
-use super::{stats, streams};
+use super::streams;
 use crate::cri::{ImageClient, RuntimeClient};
+use crate::eviction::Reports;
 use crate::kube::client::Client;
 use crate::kube::events::EventLog;
 use crate::model::event::EventSink;
@@ -35,6 +36,9 @@ pub(super) struct ThreadHandles {
     pub(super) turn: Arc<Mutex<Instant>>,
     /// Requests ephemeral containers.
     pub(super) ephemeral: ephemeral::Requester,
+    pub(super) stats: Collector,
+    /// The node's pressures.
+    pub(super) eviction: Reports,
 }
 
 /// The handles of all rooms, and facts about the agent.
@@ -82,6 +86,7 @@ impl Handles {
             endpoint: config.container_runtime_endpoint.clone(),
             cgroups: host.cgroups.version.as_str().to_owned(),
             feature_gates: config.feature_gates.clone(),
+            stats: threads.stats.clone(),
             threads,
             view: rooms.view.clone(),
             status: rooms.status.clone(),
@@ -92,7 +97,6 @@ impl Handles {
             images: rooms.images.clone(),
             sink: rooms.events.clone(),
             turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),
-            stats: stats::collector(context, rooms),
             volumes: Arc::clone(&rooms.volumes),
             endpoints: EndpointSettings::new(args, config, flags),
             streams: streams::deps(config, rooms),

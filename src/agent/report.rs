@@ -17,7 +17,7 @@ use crate::resources::{Roots, own::OwnUse};
 use crate::runtime::logs::read::{read, resolve};
 use crate::server::{
     Deps, HealthCheck, ImageRow, LogSource, MemoryReport, NodeReport, PodView, ProblemReport, QueueReport,
-    RuntimeReport, SourceReport, ThreadRow,
+    RuntimeReport, SourceReport, ThreadRow, ThresholdReport,
 };
 use crate::util::stop::StopToken;
 use crate::util::threads;
@@ -170,6 +170,15 @@ impl Handles {
                 }
             })
             .collect();
+        let eviction = self.threads.eviction.get();
+        let thresholds = eviction.rows.iter().map(|row| ThresholdReport {
+            signal: row.signal.to_owned(),
+            available: row.available.clone(),
+            threshold: row.threshold.clone(),
+            soft: row.soft,
+            met: row.met,
+            near: row.near,
+        });
         let (name, version) = self.observe.runtime_version();
         let own = OwnUse::read(&Roots::default()).ok();
         NodeReport {
@@ -207,6 +216,8 @@ impl Handles {
                 depth: self.sink.depth(),
                 lost: self.sink.lost(),
             }],
+            pressures: self.threads.eviction.pressures(),
+            thresholds: thresholds.collect(),
         }
     }
 

@@ -13,8 +13,9 @@ use super::error::{StartError, thread};
 use super::handles::{Handles, ThreadHandles};
 use super::rooms::{Context, Rooms, node_addresses};
 use super::supervise::Supervisor;
-use super::{cluster, host, main_port, report, rooms, settings, shutdown};
+use super::{cluster, eviction, host, main_port, oom, report, rooms, settings, shutdown, stats};
 use crate::config::{AgentArgs, KubeletConfiguration};
+use crate::eviction::Reports;
 use crate::kube::PodApi;
 use crate::kube::certificates::serving::Serving;
 use crate::kube::client::Client;
@@ -33,8 +34,9 @@ use crate::runtime::logs::rotate::Rotator;
 use crate::server::Claim;
 use crate::sources::SourceSet;
 use crate::status::publish;
-use crate::sync::ephemeral;
+use crate::sync::reclaim::Request;
 use crate::sync::shutdown::Orders;
+use crate::sync::{ephemeral, evictions};
 use crate::util::mailbox::{Inbox, Post, mailbox, newest};
 use crate::util::threads::Running;
 use crate::{kube, observe, pods, server, sources, sync};
@@ -136,7 +138,12 @@ fn start_threads(
     let source_settings = settings::sources(args, config, &host.node_name);
     let client = cluster.as_ref().map(|cluster| &cluster.client);
     let places = settings::configured(&source_settings, client);
-    let sync = start_sync(context, rooms, cluster.as_ref(), &places, from_probes, from_objects)?;
+    let stats = stats::collector(context, rooms);
+    let reports = Reports::default();
+    let (ends, evictions, reclaim) = eviction::link(&reports)?;
+    let changed = cluster.as_ref().map(|cluster| cluster.health.clone());
+    let from = FromRooms { probes: from_probes, objects: from_objects, evictions, reclaim };
+    let sync = start_sync(context, rooms, cluster.as_ref(), &places, from)?;
     threads.extend(sync.threads);
     let cgroup_deps = crate::pods::cgroups::Deps {
         open: cgroups::open(config, host, rooms.cri.clone()),
@@ -157,10 +164,14 @@ fn start_threads(
             api_pods: sync.api_pods,
             mirrors: sync.mirrors,
             serving: serving.filter(|_| config.server_tls_bootstrap),
+            pressures: eviction::pressures(&reports),
         };
         threads.extend(cluster.start(context, rooms, parts)?);
     }
-    Ok((threads, ThreadHandles { places, log, turn: sync.turn, ephemeral: sync.ephemeral }))
+    threads.extend(oom::start(context, rooms)?);
+    threads.extend(eviction::start(context, rooms, stats.clone(), ends, changed)?);
+    let (turn, ephemeral) = (sync.turn, sync.ephemeral);
+    Ok((threads, ThreadHandles { places, log, turn, ephemeral, stats, eviction: reports }))
 }
 
 fn raise_start_events(events: &EventSink, is_cgroup_v2: bool) {
@@ -189,13 +200,20 @@ struct Sync {
     turn: Arc<Mutex<Instant>>,
 }
 
+/// What other rooms send to `sync` and its threads.
+struct FromRooms {
+    probes: Inbox<PodUid, ()>,
+    objects: Inbox<PodUid, ()>,
+    evictions: evictions::Link,
+    reclaim: Receiver<Request>,
+}
+
 fn start_sync(
     context: Context<'_>,
     rooms: &Rooms,
     cluster: Option<&Cluster>,
     sources: &BTreeMap<SourceName, String>,
-    from_probes: Inbox<PodUid, ()>,
-    from_objects: Inbox<PodUid, ()>,
+    from: FromRooms,
 ) -> Result<Sync, StartError> {
     let Context { args, config, host, supervisor, .. } = context;
     let (sets, from_sources) = mailbox(newest);
@@ -222,7 +240,7 @@ fn start_sync(
         from_sources,
         from_observe,
         from_workers,
-        from_probes,
+        from_probes: from.probes,
         probes: rooms.probes.clone(),
         ephemeral: ephemeral_requests,
         node: cluster.map(|cluster| cluster.node.clone()),
@@ -230,7 +248,8 @@ fn start_sync(
         health: cluster.map(|cluster| cluster.health.clone()),
         api_pods: cluster.map(|_| api_pods_post),
         mirrors: cluster.map(|_| mirrors_post),
-        from_objects,
+        from_objects: from.objects,
+        evictions: from.evictions,
         shutdown,
         turn: Arc::clone(&turn),
     };
@@ -242,7 +261,7 @@ fn start_sync(
         let running = sync::shutdown::spawn(settings, deps, &wake, supervisor.on_death());
         threads.push(running.map_err(thread("shutdown"))?);
     }
-    threads.push(start_clean(context, rooms, clean_rings)?);
+    threads.push(start_clean(context, rooms, clean_rings, from.reclaim)?);
     Ok(Sync { threads, sets, changes, api_pods, mirrors, ephemeral, shutting_down, turn })
 }
 
@@ -291,7 +310,12 @@ fn shutdown_deps(
     }
 }
 
-fn start_clean(context: Context<'_>, rooms: &Rooms, bell: Receiver<()>) -> Result<Running, StartError> {
+fn start_clean(
+    context: Context<'_>,
+    rooms: &Rooms,
+    bell: Receiver<()>,
+    reclaim: Receiver<Request>,
+) -> Result<Running, StartError> {
     let Context { args, config, supervisor, .. } = context;
     let image_policy = settings::image_gc(config);
     let runtime = rooms.runtime.clone();
@@ -308,7 +332,8 @@ fn start_clean(context: Context<'_>, rooms: &Rooms, bell: Receiver<()>) -> Resul
             rooms.cri.clone(),
             rooms.events.clone(),
         ),
-        images: (!image_policy.is_off()).then_some(images),
+        images,
+        collects_images: !image_policy.is_off(),
         rotator: rotation.map(|rotation| {
             (Rotator::new(rotation, rooms.cri.clone()), config.container_log_monitor_interval.to_std())
         }),
@@ -320,6 +345,7 @@ fn start_clean(context: Context<'_>, rooms: &Rooms, bell: Receiver<()>) -> Resul
         runtime: rooms.runtime.clone(),
         allocations: rooms.allocations.clone(),
         bell,
+        reclaim,
     };
     sync::clean::spawn(deps, supervisor.on_death()).map_err(thread("clean"))
 }

@@ -55,6 +55,13 @@ fn empty_dir(pod: &Pod, used: &PodUse) -> Option<String> {
     })
 }
 
+/// Whether the use of local storage by a pod is limited at all.
+pub(super) fn has_limit(pod: &Pod) -> bool {
+    let containers = pod.containers().iter().chain(pod.init_containers());
+    let dirs = pod.spec().volumes.iter().flatten().filter_map(|volume| volume.empty_dir.as_ref());
+    containers.filter_map(storage_limit).next().is_some() || dirs.filter_map(limit_of).next().is_some()
+}
+
 fn limit_of(dir: &EmptyDirVolumeSource) -> Option<&Quantity> {
     dir.size_limit.as_ref().filter(|limit| amount(limit) > Amount::ZERO)
 }

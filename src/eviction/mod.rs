@@ -12,10 +12,12 @@
 //! end of a pod (`pods`), images and dead containers (`runtime`), preemption (`pods::admission`).
 
 mod admit;
+pub mod driver;
 #[cfg(test)]
 pub(crate) mod fuzz;
 #[cfg(test)]
 mod golden_tests;
+pub mod kernel;
 mod layout;
 mod local;
 pub mod notify;
@@ -23,6 +25,7 @@ mod observations;
 pub mod pass;
 pub mod psi;
 mod rank;
+mod report;
 mod signal;
 pub mod state;
 #[cfg(test)]
@@ -30,6 +33,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 pub mod texts;
+mod thread;
 mod thresholds;
 #[cfg(test)]
 mod upstream_tests;
@@ -37,13 +41,13 @@ mod usage;
 mod victim;
 pub mod watch;
 
-/// Reached from here until the agent reads the kernel's log.
-pub use crate::resources::oom;
 pub use admit::admit;
 pub use layout::{Layout, Part, Reclaim};
 pub use observations::{Observation, Observations, Swap, observations};
 pub use pass::{Action, Eviction, Outcome, Settings, Starved};
+pub use report::{Report, Reports, Row};
 pub use signal::{Pressure, Pressures, Resource, Signal};
 pub use state::{Decision, State, step};
+pub use thread::{Deps, ImagePlaces, spawn};
 pub use thresholds::{Problem, Threshold, Value, ignored_fields, thresholds, with_container_fs};
 pub use victim::Victim;

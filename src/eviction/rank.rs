@@ -80,7 +80,7 @@ fn entry<'a>(pod: &'a Pod, uses: &Uses<'_>, signal: Signal, layout: Layout, swap
             // last. Both agents must choose the same pod.
             entry.requested = usage::request(pod, Resource::EphemeralStorage.as_str());
         }
-        Resource::Pids => entry.used = found.numbers.processes.map(units).unwrap_or_default(),
+        Resource::Pids => entry.used = units(usage::processes(found)),
     }
     entry
 }
@@ -284,6 +284,21 @@ mod tests {
             order(&pods, uses(), Signal::NodeFsInodesFree, Layout::One, Swap::Ignored),
             ["asks for little", "asks for nothing", "asks for much"]
         );
+    }
+
+    /// The cgroup of a pod has no process itself, so that its own number is zero.
+    #[test]
+    fn processes_of_a_pod_are_those_of_its_containers() {
+        let of = |name: &str, own: Option<u64>, containers: &[u64]| {
+            let numbers = |processes| Numbers { processes, ..Numbers::default() };
+            let container =
+                |count: &u64| ContainerUse { numbers: numbers(Some(*count)), ..ContainerUse::default() };
+            PodUse { containers: containers.iter().map(container).collect(), ..used(name, numbers(own)) }
+        };
+        let uses = vec![of("few", Some(0), &[2]), of("many", Some(0), &[5, 9]), of("some", Some(8), &[])];
+        let pods = ["few", "many", "some"].map(|name| with(name, None, None));
+        let found = order(&pods, uses, Signal::PidAvailable, Layout::One, Swap::Ignored);
+        assert_eq!(found, ["many", "some", "few"]);
     }
 
     proptest! {

@@ -12,8 +12,6 @@ use crate::model::pod::Pod;
 use crate::model::quantity::{Amount, Form, amount, canonical};
 use crate::resources::stats::sample::PodUse;
 
-/// The reason of the Warning event on the node when pods may have to be evicted.
-pub const EVICTION_THRESHOLD_MET: &str = "EvictionThresholdMet";
 /// The reason of the Warning event on a pod whose containers did not end in time.
 pub const EXCEEDED_GRACE_PERIOD: &str = "ExceededGracePeriod";
 
@@ -31,7 +29,7 @@ const RESOURCE: &str = "starved_resource";
 /// Annotations of an event.
 pub type Annotations = BTreeMap<&'static str, String>;
 
-/// The message of the event [`EVICTION_THRESHOLD_MET`].
+/// The message of the Warning event `EvictionThresholdMet` on the node.
 #[must_use]
 pub fn threshold_met(resource: Resource) -> String {
     format!("Attempting to reclaim {}", resource.as_str())

@@ -46,6 +46,13 @@ pub(super) fn memory(numbers: &Numbers, swap: Swap) -> Option<u64> {
     Some(numbers.working_set?.saturating_add(swapped))
 }
 
+/// The processes of a pod. Its cgroup contains none itself: they are in those of its containers.
+pub(super) fn processes(used: &PodUse) -> u64 {
+    let containers = used.containers.iter().filter_map(|one| one.numbers.processes);
+    let sum = containers.fold(0_u64, u64::saturating_add);
+    sum.max(used.numbers.processes.unwrap_or(0))
+}
+
 /// A pod's use of disks: bytes or inodes.
 pub(super) fn disk(pod: &Pod, used: &PodUse, parts: &[Part], resource: Resource) -> Amount {
     let number = |space: &FileSystem| match resource {

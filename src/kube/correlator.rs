@@ -187,6 +187,7 @@ mod tests {
             kind,
             reason,
             message: message.into(),
+            annotations: std::collections::BTreeMap::new(),
         }
     }
 

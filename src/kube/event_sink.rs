@@ -369,6 +369,7 @@ fn body(event: &RecordedEvent) -> api::Event {
         metadata: meta::ObjectMeta {
             name: some(&event.name),
             namespace: some(event.namespace()),
+            annotations: Some(event.annotations.clone()).filter(|all| !all.is_empty()),
             ..meta::ObjectMeta::default()
         },
         involved_object,

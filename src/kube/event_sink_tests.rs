@@ -21,6 +21,7 @@ fn event(name: &str, second: i64) -> Event {
         kind: EventType::Normal,
         reason: "Created",
         message: "Container created".into(),
+        annotations: std::collections::BTreeMap::new(),
     }
 }
 

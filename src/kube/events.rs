@@ -61,6 +61,8 @@ pub struct RecordedEvent {
     pub first_seen: Timestamp,
     /// Last time.
     pub last_seen: Timestamp,
+    /// Annotations of the event's object.
+    pub annotations: BTreeMap<String, String>,
 }
 
 impl RecordedEvent {
@@ -104,6 +106,8 @@ struct Wire {
 struct WireName {
     name: String,
     namespace: String,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    annotations: BTreeMap<String, String>,
 }
 
 #[derive(Serialize, Deserialize, Default)]
@@ -151,7 +155,7 @@ impl From<RecordedEvent> for Wire {
         };
         Wire {
             seq: event.seq,
-            metadata: WireName { name: event.name, namespace },
+            metadata: WireName { name: event.name, namespace, annotations: event.annotations },
             involved_object,
             kind: event.kind,
             reason: event.reason,
@@ -188,6 +192,7 @@ impl From<Wire> for RecordedEvent {
             count: wire.count,
             first_seen: wire.first_timestamp,
             last_seen: wire.last_timestamp,
+            annotations: wire.metadata.annotations,
         }
     }
 }
@@ -237,6 +242,7 @@ impl EventTable {
             count: report.count,
             first_seen: report.first,
             last_seen: event.at,
+            annotations: annotations(event.annotations),
         });
         self.by_key.insert(report.key, self.last);
         self.by_seq.insert(self.last, Arc::clone(&recorded));
@@ -259,6 +265,16 @@ impl EventTable {
     fn since(&self, seq: u64) -> Vec<RecordedEvent> {
         self.by_seq.range(seq.saturating_add(1)..).map(|(_, event)| RecordedEvent::clone(event)).collect()
     }
+}
+
+/// Cut as messages are: a pod has any number of containers.
+fn annotations(of: BTreeMap<&'static str, String>) -> BTreeMap<String, String> {
+    of.into_iter()
+        .map(|(name, mut value)| {
+            cut(&mut value);
+            (name.to_owned(), value)
+        })
+        .collect()
 }
 
 fn name_of(regarding: &Regarding, host: &str, at: Timestamp) -> String {
@@ -441,6 +457,7 @@ mod tests {
             kind: EventType::Warning,
             reason: "BackOff",
             message: message.into(),
+            annotations: BTreeMap::new(),
         }
     }
 

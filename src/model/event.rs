@@ -1,6 +1,7 @@
 //! Kubernetes events on their way to the API server. They are informational: a full queue drops and
 //! counts them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -55,6 +56,8 @@ pub struct Event {
     pub reason: &'static str,
     /// The message.
     pub message: String,
+    /// Annotations of the event's object.
+    pub annotations: BTreeMap<&'static str, String>,
 }
 
 /// The posting end. Never blocks. Clones share it.
@@ -81,7 +84,29 @@ impl EventSink {
         reason: &'static str,
         message: impl Into<String>,
     ) {
-        let event = Event { at: Timestamp::now(), regarding, kind, reason, message: message.into() };
+        self.send(regarding, kind, reason, message.into(), BTreeMap::new());
+    }
+
+    /// A Warning event about a pod, with annotations.
+    pub fn annotated_warning(
+        &self,
+        pod: &super::pod::Pod,
+        reason: &'static str,
+        message: impl Into<String>,
+        annotations: BTreeMap<&'static str, String>,
+    ) {
+        self.send(pod.regarding(""), EventType::Warning, reason, message.into(), annotations);
+    }
+
+    fn send(
+        &self,
+        regarding: Regarding,
+        kind: EventType,
+        reason: &'static str,
+        message: String,
+        annotations: BTreeMap<&'static str, String>,
+    ) {
+        let event = Event { at: Timestamp::now(), regarding, kind, reason, message, annotations };
         if self.queue.try_send(Box::new(event)).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }

@@ -119,6 +119,10 @@ metrics! { ALL;
         "Pods without a manifest that were found in the runtime and stopped.";
     ADMISSION_REJECTIONS: CounterVec<1> = "kubelet_admission_rejections_total",
         "Pods that were refused, by reason.", ["reason"];
+    EVICTIONS: CounterVec<1> = "kubelet_evictions",
+        "Pods that were evicted, by the signal of the threshold or the limit.", ["eviction_signal"];
+    EVICTION_STATS_AGE: HistogramVec<1> = "kubelet_eviction_stats_age_seconds",
+        "Age of the statistics for which a pod was evicted.", SHORT, ["eviction_signal"];
     PREEMPTIONS: CounterVec<1> = "kubelet_preemptions",
         "Pods that had to go for a critical one, by the resource that was short.", ["preemption_signal"];
     REQUESTED_RESIZES: CounterVec<3> = "kubelet_container_requested_resizes_total",

@@ -85,6 +85,8 @@ reasons! {
     STARTING = "Starting";
     CGROUP_V1 = "CgroupV1";
     // Events about the node.
+    EVICTION_THRESHOLD_MET = "EvictionThresholdMet";
+    SYSTEM_OOM = "SystemOOM";
     NODE_READY = "NodeReady";
     NODE_NOT_READY = "NodeNotReady";
     NODE_HAS_SUFFICIENT_MEMORY = "NodeHasSufficientMemory";

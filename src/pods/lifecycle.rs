@@ -18,6 +18,8 @@ pub struct Failure {
     pub reason: &'static str,
     /// A message for users.
     pub message: String,
+    /// Whether the pod gets the condition `DisruptionTarget`.
+    pub disrupts: bool,
 }
 
 /// What `sync` puts into a worker's mailbox.

@@ -592,7 +592,9 @@ impl Worker {
             } else {
                 &failure.message
             };
-            status::disrupt(&pod, &mut composed, why, now);
+            if failure.disrupts {
+                status::disrupt(&pod, &mut composed, why, now);
+            }
         }
         let over = matches!(composed.phase.as_deref(), Some("Failed" | "Succeeded"));
         if over

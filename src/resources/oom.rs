@@ -13,9 +13,6 @@ use std::collections::VecDeque;
 
 use crate::model::ids::PodUid;
 
-/// The reason of the Warning event on the node.
-pub const SYSTEM_OOM: &str = "SystemOOM";
-
 /// The most bytes of one record that are read; the kernel's records are smaller.
 pub const RECORD_LIMIT: usize = 8192;
 
@@ -104,7 +101,7 @@ pub struct Kill {
 }
 
 impl Kill {
-    /// The message of the event [`SYSTEM_OOM`], which is raised only for [`Scope::System`].
+    /// The message of the event `SystemOOM` on the node, which is raised only for [`Scope::System`].
     ///
     /// DIFFERS: `pod` (namespace and name), if it is known, is added to upstream's message.
     #[must_use]

@@ -45,7 +45,8 @@ pub use listen::bind::connect_local;
 pub use local::select::default_container;
 pub use local::views::{
     DebugReply, Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodChange, PodView,
-    PodsReply, ProblemReport, QueueReport, RuntimeReport, SourceReport, ThreadRow, VersionReply,
+    PodsReply, ProblemReport, QueueReport, RuntimeReport, SourceReport, ThreadRow, ThresholdReport,
+    VersionReply,
 };
 
 use crate::util::threads::{OnDeath, Running};

@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, select_biased};
 use jiff::Timestamp;
 
+use super::reclaim::Request;
 use super::view::{Snapshot, View};
 use crate::cri::{ImageClient, RuntimeClient};
+use crate::eviction::Reclaim;
 use crate::model::event::EventSink;
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::metrics;
@@ -62,8 +64,10 @@ pub struct Deps {
     pub view: View,
     /// Removes containers, sandboxes and logs.
     pub collector: Collector<RuntimeClient>,
-    /// Removes images; `None`: switched off.
-    pub images: Option<ImageCollector<ImageClient>>,
+    /// Removes images.
+    pub images: ImageCollector<ImageClient>,
+    /// Whether images are removed regularly, and not only when the disk is short.
+    pub collects_images: bool,
     /// Rotates logs; `None`: switched off.
     pub rotator: Option<(Rotator<RuntimeClient>, Duration)>,
     /// Keeps the chains of the packet filter in place; `None`: switched off.
@@ -82,6 +86,8 @@ pub struct Deps {
     pub allocations: Allocations,
     /// Rung when a pod has ended or a container has died.
     pub bell: Receiver<()>,
+    /// Requests of the thread `evict`.
+    pub reclaim: Receiver<Request>,
 }
 
 /// Moves processes of the host into cgroups; returns what failed.
@@ -118,7 +124,7 @@ impl Cleaner {
         let now = Instant::now();
         due.set(Job::Garbage, now + FIRST_GARBAGE);
         due.set(Job::Code, now + FIRST_CODE);
-        if self.deps.images.is_some() {
+        if self.deps.collects_images {
             due.set(Job::Images, now + IMAGES_PERIOD);
         }
         if let Some((_, period)) = &self.deps.rotator {
@@ -132,6 +138,11 @@ impl Cleaner {
                 let _waiting = threads::waiting("something to clean up");
                 select_biased! {
                     recv(stop.signal()) -> _ => return,
+                    recv(self.deps.reclaim) -> request => {
+                        if let Ok(request) = request {
+                            self.reclaim(request, stop);
+                        }
+                    }
                     recv(self.deps.bell) -> _ => due.set(Job::Garbage, Instant::now()),
                     recv(timers::at(due.next())) -> _ => {}
                 }
@@ -143,11 +154,11 @@ impl Cleaner {
                         CODE_PERIOD
                     }
                     Job::Garbage => {
-                        self.garbage(stop);
+                        self.garbage(Scope::Policy, stop);
                         GARBAGE_PERIOD
                     }
                     Job::Images => {
-                        self.images(stop);
+                        self.images(Scope::Policy, stop);
                         IMAGES_PERIOD
                     }
                     Job::Logs => self.rotate(stop),
@@ -168,7 +179,18 @@ impl Cleaner {
         }
     }
 
-    fn garbage(&mut self, stop: &StopToken) {
+    /// Frees space because a disk is short.
+    fn reclaim(&mut self, request: Request, stop: &StopToken) {
+        for what in request.what {
+            match what {
+                Reclaim::DeadContainers => self.garbage(Scope::Everything, stop),
+                Reclaim::UnusedImages => self.images(Scope::Everything, stop),
+            }
+        }
+        request.finish();
+    }
+
+    fn garbage(&mut self, scope: Scope, stop: &StopToken) {
         self.deps.runtime.collect_backoff_garbage();
         self.place_processes();
         if let Err(error) = self.deps.allocations.store() {
@@ -199,7 +221,7 @@ impl Cleaner {
                 (_, now) => now,
             },
             snapshot.sources_ready,
-            Scope::Policy,
+            scope,
             Timestamp::now(),
             stop,
         );
@@ -250,8 +272,8 @@ impl Cleaner {
         }
     }
 
-    fn images(&mut self, stop: &StopToken) {
-        let Some(images) = &mut self.deps.images else { return };
+    fn images(&mut self, scope: Scope, stop: &StopToken) {
+        let images = &mut self.deps.images;
         let listed = match crate::cri::list_pods(&self.deps.cri, None) {
             Ok(listed) => listed,
             Err(error) => {
@@ -282,8 +304,11 @@ impl Cleaner {
             .chain(sandbox_image.map(crate::model::ids::ImageRef::from))
             .chain(of_volumes)
             .collect();
-        // `collect` logs failures and raises events.
-        let _ = images.collect(&in_use, Timestamp::now(), stop);
+        // They log failures and raise events.
+        let _ = match scope {
+            Scope::Policy => images.collect(&in_use, Timestamp::now(), stop),
+            Scope::Everything => images.delete_unused(&in_use, Timestamp::now(), stop),
+        };
     }
 
     fn rotate(&mut self, stop: &StopToken) -> Duration {

@@ -129,8 +129,11 @@ impl Loop {
     fn preempt(&mut self, victim: &Pod, resource: String) {
         metrics::PREEMPTIONS.inc([resource]);
         self.deps.events.warning(victim, reasons::PREEMPTING, admission::PREEMPTED_MESSAGE);
-        let failure =
-            Failure { reason: reasons::PREEMPTING, message: admission::PREEMPTED_MESSAGE.to_owned() };
+        let failure = Failure {
+            reason: reasons::PREEMPTING,
+            message: admission::PREEMPTED_MESSAGE.to_owned(),
+            disrupts: true,
+        };
         self.kill(victim.uid(), Kill { grace_override: None, failure: Some(failure) });
     }
 

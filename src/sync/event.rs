@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::ephemeral;
+use super::evictions::Order;
 use super::shutdown::Orders;
 use crate::model::ids::PodUid;
 use crate::model::pod::SourceName;
@@ -16,6 +17,8 @@ pub(super) enum Event {
     WorkersEnded(HashMap<PodUid, Ended>),
     /// The machine is about to shut down, or no longer is; or pods are to be stopped for it.
     Shutdown(Orders),
+    /// Pods are to be evicted.
+    Evict(HashMap<PodUid, Order>),
     /// The Node object changed, or was received for the first time.
     NodeChanged,
     /// The Node object was read for pods that wait for it.
@@ -41,6 +44,7 @@ impl Event {
         match self {
             Event::WorkersEnded(_) => "workers ended",
             Event::Shutdown(_) => "shutdown",
+            Event::Evict(_) => "evict",
             Event::NodeChanged => "node changed",
             Event::NodeRead => "node read",
             Event::Sources(_) => "sources",

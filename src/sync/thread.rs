@@ -12,6 +12,7 @@ use super::deferred::{Deferred, NodeState};
 use super::departed::Departed;
 use super::ephemeral::{self, EphemeralContainers};
 use super::event::Event;
+use super::evictions;
 use super::schedule::Schedule;
 use super::shutdown::{Link, Orders};
 use super::view::{SourceState, View};
@@ -98,6 +99,8 @@ pub struct Deps {
     pub mirrors: Option<mirror::Views>,
     /// Pods that refer to an object that has changed.
     pub from_objects: Inbox<PodUid, ()>,
+    /// Pods to evict, and the node's pressure conditions.
+    pub evictions: evictions::Link,
     /// Orders during a shutdown of the machine.
     pub shutdown: Link,
     /// Set at the end of each turn, for the health check.
@@ -183,6 +186,7 @@ impl Loop {
             recv(self.deps.shutdown.orders.bell()) -> _ => {
                 Event::Shutdown(self.deps.shutdown.orders.take().remove(&()).unwrap_or_default())
             }
+            recv(self.deps.evictions.orders.bell()) -> _ => Event::Evict(self.deps.evictions.orders.take()),
             recv(node_changes) -> _ => Event::NodeChanged,
             recv(self.node_read.as_ref().unwrap_or(&no_read)) -> _ => Event::NodeRead,
             recv(self.deps.from_sources.bell()) -> _ => {
@@ -202,6 +206,7 @@ impl Loop {
         match event {
             Event::WorkersEnded(ended) => self.workers_ended(ended),
             Event::Shutdown(orders) => self.shutdown(orders),
+            Event::Evict(orders) => self.evict(orders),
             Event::NodeChanged => self.node_changed(),
             Event::NodeRead => {
                 self.node_read = None;
@@ -243,9 +248,11 @@ impl Loop {
     }
 
     fn workers_ended(&mut self, ended: impl IntoIterator<Item = (PodUid, Ended)>) {
+        let mut evicted = false;
         for (uid, how) in ended {
             let desired = self.core.admitted(&uid).cloned();
             let pod = self.deps.workers.pod(&uid).cloned();
+            evicted |= self.was_evicted(&uid);
             match self.deps.workers.ended(&uid, &how, desired.is_some()) {
                 AfterEnd::Restart => {
                     if let Some(pod) = desired {
@@ -271,6 +278,9 @@ impl Loop {
         }
         self.retry_resizes("pod_terminated");
         self.publish();
+        if evicted {
+            self.deps.evictions.bell.ring();
+        }
     }
 
     /// A pod has ended and is not desired. The last status of a static one is published by its
@@ -306,7 +316,8 @@ impl Loop {
             if !self.deps.workers.knows(&uid) || self.deps.workers.is_finished(&uid) {
                 continue;
             }
-            let failure = Failure { reason: shutdown::REASON, message: shutdown::MESSAGE.to_owned() };
+            let failure =
+                Failure { reason: shutdown::REASON, message: shutdown::MESSAGE.to_owned(), disrupts: true };
             self.kill(&uid, Kill { grace_override: Some(grace), failure: Some(failure) });
         }
         self.publish();
@@ -371,6 +382,7 @@ impl Loop {
 
     /// Applies the part of a set that can be admitted now.
     fn offer(&mut self, source: SourceName, set: SourceSet) {
+        self.settings.node.pressures = (self.deps.evictions.pressures)();
         if source != SourceName::Api {
             self.update_node();
             return self.apply(source, set);

@@ -9,6 +9,7 @@ mod crashes;
 mod env;
 mod event_stream;
 mod events;
+mod evictions;
 mod hooks;
 mod hostile;
 mod images;

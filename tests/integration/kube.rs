@@ -277,6 +277,7 @@ fn events_wait_for_credentials() {
         kind: EventType::Normal,
         reason: "Starting",
         message: "Starting kubelet.".to_owned(),
+        annotations: std::collections::BTreeMap::new(),
     });
     // The wait after the second attempt is ten seconds, after the first a random part of that.
     wait_until("the second attempt", SOON, || plugin.asked.load(Ordering::SeqCst) >= 2);

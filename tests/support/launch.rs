@@ -89,6 +89,8 @@ pub fn write_config(dir: &Path, endpoint: &str, extra: Value) {
         "cgroupDriver": "cgroupfs",
         "cgroupsPerQOS": false,
         "enforceNodeAllocatable": [],
+        // The machine's disk may be nearly full.
+        "evictionHard": {"memory.available": "100Mi"},
     });
     if let (Some(config), Value::Object(extra)) = (config.as_object_mut(), extra) {
         config.extend(extra);

@@ -221,6 +221,11 @@ impl Node {
         launch::wait_healthy(self.agent.as_mut().expect("the agent was started"), self.healthz, LONG);
     }
 
+    /// The port of `/healthz`.
+    pub fn healthz_port(&self) -> u16 {
+        self.healthz
+    }
+
     /// What `/healthz` says: the code and the text.
     pub fn health(&self, path: &str) -> (u16, String) {
         http_get(self.healthz, path).unwrap_or((0, String::new()))

@@ -92,6 +92,7 @@ fn print(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Resu
     console.field(0, "Cgroups", &report.cgroups)?;
     let pods: Vec<String> = report.pods.iter().map(|(phase, count)| format!("{count} {phase}")).collect();
     console.field(0, "Pods", &joined(&pods, "none"))?;
+    pressure(console, report, wide)?;
     sources(console, &report.sources)?;
     let memory = &report.memory;
     // Zero: not measured.
@@ -105,6 +106,23 @@ fn print(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Resu
     let queues: Vec<String> = busy.map(|queue| format!("{} {}", queue.name, queue.depth)).collect();
     console.field(0, "Queues", &joined(&queues, "empty"))?;
     threads(console, report, wide)
+}
+
+/// The pressure conditions and the thresholds that are met or near; with `wide`, all thresholds.
+fn pressure(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Result<()> {
+    let color = if report.pressures.is_empty() { Color::Green } else { Color::Red };
+    console.colored_field(0, "Pressure", &joined(&report.pressures, "none"), Some(color))?;
+    for threshold in report.thresholds.iter().filter(|threshold| wide || threshold.near) {
+        let state = match (threshold.met, threshold.near) {
+            (true, _) => ", which is met",
+            (false, true) => ", which is near",
+            (false, false) => "",
+        };
+        let kind = if threshold.soft { "soft threshold" } else { "threshold" };
+        let text = format!("{} available, {kind} {}{state}", threshold.available, threshold.threshold);
+        console.field(1, &threshold.signal, &text)?;
+    }
+    Ok(())
 }
 
 fn joined(words: &[String], empty: &str) -> String {
@@ -179,7 +197,7 @@ fn threads(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Re
 mod tests {
     use super::*;
     use crate::cli::table::Paint;
-    use crate::server::QueueReport;
+    use crate::server::{QueueReport, ThresholdReport};
 
     #[test]
     fn status_shows_problems_of_all_parts_first() {
@@ -207,6 +225,23 @@ mod tests {
                 }],
             }],
             queues: vec![QueueReport { name: "events".into(), depth: 2, lost: 3 }],
+            pressures: vec!["DiskPressure".into()],
+            thresholds: vec![
+                ThresholdReport {
+                    signal: "nodefs.available".into(),
+                    available: "3Gi".into(),
+                    threshold: "4Gi".into(),
+                    soft: true,
+                    met: true,
+                    near: true,
+                },
+                ThresholdReport {
+                    signal: "memory.available".into(),
+                    available: "900Mi".into(),
+                    threshold: "100Mi".into(),
+                    ..ThresholdReport::default()
+                },
+            ],
             ..NodeReport::default()
         };
         let mut out = Vec::new();
@@ -224,6 +259,8 @@ Agent:             coracle 0.1.0, up 3m20s
 Runtime:           unknown at : ready, its network is not
 Cgroups:
 Pods:              none
+Pressure:          DiskPressure
+  nodefs.available: 3Gi available, soft threshold 4Gi, which is met
 Sources:
   file:            /etc/pods: 1 pod, 1 problem
 Memory:            0 B resident, 0 B at most so far

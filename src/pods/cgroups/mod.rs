@@ -229,6 +229,13 @@ impl PodCgroups {
         }
     }
 
+    /// The path of the cgroup of all pods, once it was made.
+    #[must_use]
+    pub fn pods_path(&self) -> Option<String> {
+        let (_, access) = self.access()?;
+        Some(access.layout().path(access.layout().pods()))
+    }
+
     fn access(&self) -> Option<(&Shared, &Cgroups)> {
         let shared = self.shared.as_ref()?;
         Some((shared, shared.access.get()?))

@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn end_by_shutdown_is_detected_from_the_order_or_the_status() {
         let order = |reason| {
-            let failure = crate::pods::lifecycle::Failure { reason, message: String::new() };
+            let failure = crate::pods::lifecycle::Failure { reason, message: String::new(), disrupts: true };
             Kill { grace_override: Some(1), failure: Some(failure) }
         };
         let (shutdown, other, removal) = (order(REASON), order("Preempting"), Kill::default());

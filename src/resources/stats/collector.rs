@@ -15,13 +15,14 @@ use crossbeam_channel::{Receiver, bounded};
 
 use super::cgroup::Tree;
 use super::cgroup_paths::CgroupPaths;
+use super::glance::Places;
 use super::processes::Budget;
 use super::rates::Rates;
 use super::request::{FRESH, Wanted};
 use super::runtime_stats::{Part, Query, Responses, RuntimeQueries};
-use super::sample::{Snapshot, VolumeUse};
+use super::sample::{NodeUse, Snapshot, VolumeUse};
 use super::settings::{Deps, LimitOfPod, ListPods, ListVolumes, LookAtPod, Settings};
-use super::{collect, space};
+use super::{collect, glance, space};
 
 /// The time between the two samples of the first request.
 const FIRST_GAP: Duration = Duration::from_millis(200);
@@ -238,6 +239,12 @@ impl Collector {
         // The thread ends with the call.
         thread.leave();
         Ok(responses)
+    }
+
+    /// The numbers of the machine that eviction compares with its thresholds, read now. Never waits
+    /// for another collection or for the runtime. `None`: the machine's memory cannot be read.
+    pub fn glance(&self, places: &Places) -> Option<NodeUse> {
+        glance::read(&self.shared.tree, &self.shared.settings, places)
     }
 
     /// Volumes with a claim behind them, for the metrics by claim; usually there are none,

@@ -19,6 +19,7 @@ mod collect;
 mod collector;
 mod disks;
 mod flight;
+mod glance;
 mod mounted;
 mod pages;
 mod proc;
@@ -33,6 +34,7 @@ mod summary;
 
 pub use cadvisor::cadvisor;
 pub use collector::Collector;
+pub use glance::Places;
 pub use pages::{resource, volumes};
 pub use proc::booted;
 pub use request::Wanted;

@@ -28,6 +28,8 @@ impl Wanted {
     /// For `/stats/summary?only_cpu_and_memory=true`, and for the command line.
     pub const BRIEF: Wanted = Wanted { depth: Depth::Basic, details: false, rates: true };
     pub const RESOURCE: Wanted = Wanted { depth: Depth::Basic, details: false, rates: false };
+    /// For evictions that need pods' use of disks.
+    pub const EVICTION: Wanted = Wanted { depth: Depth::Full, details: false, rates: false };
     pub const CADVISOR: Wanted = Wanted { depth: Depth::Full, details: true, rates: false };
 
     /// Whether the numbers collected for `other` can be used for this request. Those of a greater

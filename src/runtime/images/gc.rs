@@ -376,6 +376,24 @@ where
         result
     }
 
+    /// Removes all images that are not in use and old enough, because the disk is short.
+    ///
+    /// # Errors
+    /// When the runtime does not list its images.
+    pub fn delete_unused(
+        &mut self,
+        in_use: &BTreeSet<ImageRef>,
+        now: Timestamp,
+        stop: &StopToken,
+    ) -> Result<Freed, ImageGcError<I::Error>> {
+        if let Err(error) = self.detect(in_use, now) {
+            log::warn!("cannot remove unused images: {}", chain(&error));
+            return Err(error);
+        }
+        let candidates = self.ledger.candidates(&self.policy, now);
+        Ok(self.free(&candidates, u64::MAX, "space", stop))
+    }
+
     fn round(
         &mut self,
         in_use: &BTreeSet<ImageRef>,

@@ -145,6 +145,27 @@ pub struct NodeReport {
     pub threads: Vec<ThreadRow>,
     pub memory: MemoryReport,
     pub queues: Vec<QueueReport>,
+    /// The pressure conditions of the node, such as `MemoryPressure`.
+    pub pressures: Vec<String>,
+    pub thresholds: Vec<ThresholdReport>,
+}
+
+/// A threshold at which pods are evicted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ThresholdReport {
+    /// Such as `memory.available`.
+    pub signal: String,
+    /// What is available, as a quantity.
+    pub available: String,
+    /// The least that must be available, as a quantity.
+    pub threshold: String,
+    /// Whether pods are evicted only after a grace period.
+    pub soft: bool,
+    /// Whether less than the threshold is available.
+    pub met: bool,
+    /// Whether less than twice the threshold is available.
+    pub near: bool,
 }
 
 /// The state of the container runtime.

@@ -1,0 +1,146 @@
+//! Wires the thread `evict`: what it reads of other rooms, and what it orders.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender};
+
+use super::error::{StartError, thread};
+use super::rooms::{Context, Rooms};
+use crate::config::{AgentArgs, KubeletConfiguration};
+use crate::eviction::driver::Need;
+use crate::eviction::kernel::Files;
+use crate::eviction::{self, ImagePlaces, Reports, Victim};
+use crate::model::ids::PodUid;
+use crate::node;
+use crate::resources::stats::{Collector, Wanted};
+use crate::sync::evictions::{Link, Order};
+use crate::sync::reclaim::{self, Request};
+use crate::sync::view::View;
+use crate::util::mailbox::Post;
+use crate::util::threads::Running;
+use crate::util::wake::Wake;
+
+/// The deadline of a request for the runtime's directories: a shortage of memory is not noticed
+/// meanwhile.
+const PLACES_LIMIT: Duration = Duration::from_secs(2);
+
+/// The channel ends of the thread, made before the threads that use the other ends.
+pub(super) struct Ends {
+    bell: Wake,
+    orders: Post<PodUid, Order>,
+    reclaim: Sender<Request>,
+    reports: Reports,
+}
+
+/// Makes the channels: the ends of the thread, that of `sync`, and that of `clean`.
+pub(super) fn link(reports: &Reports) -> Result<(Ends, Link, Receiver<Request>), StartError> {
+    let bell = Wake::new().map_err(thread("evict"))?;
+    let (orders, inbox) = crate::sync::evictions::orders();
+    let (reclaim, requests) = reclaim::requests();
+    let shown = reports.clone();
+    let link = Link { orders: inbox, bell: bell.clone(), pressures: Arc::new(move || shown.pressures()) };
+    Ok((Ends { bell, orders, reclaim, reports: reports.clone() }, link, requests))
+}
+
+/// Starts the thread; `None` if there is nothing to watch. `changed` is rung when the conditions
+/// of the node have changed.
+pub(super) fn start(
+    context: Context<'_>,
+    rooms: &Rooms,
+    collector: Collector,
+    ends: Ends,
+    changed: Option<Sender<()>>,
+) -> Result<Option<Running>, StartError> {
+    let Context { args, config, host, supervisor, .. } = context;
+    let settings = settings(args, config)?;
+    if !settings.is_active() {
+        return Ok(None);
+    }
+    let Ends { bell, orders, reclaim, reports } = ends;
+    let is_v2 = host.cgroups.version.is_v2();
+    let root = &host.cgroups.root;
+    let files = Files {
+        memory: if is_v2 { root.clone() } else { root.join("memory") },
+        is_v2,
+        stalls: PathBuf::from(eviction::psi::MACHINE),
+    };
+    let (glance, images, cgroups) = (collector.clone(), rooms.images.clone(), rooms.cgroups.clone());
+    let (view, ended, allocations) = (rooms.view.clone(), rooms.view.clone(), rooms.allocations.clone());
+    let ring = bell.clone();
+    let deps = eviction::Deps {
+        glance: Box::new(move |places| glance.glance(places)),
+        measure: Box::new(move |need| {
+            let wanted = match need {
+                Need::Memory => Wanted::RESOURCE,
+                Need::Disks => Wanted::EVICTION,
+            };
+            collector.snapshot(wanted).map_err(|error| error.to_string())
+        }),
+        image_places: Box::new(move || {
+            let info = images.with_request_timeout(PLACES_LIMIT).image_fs_info();
+            let info = info.map_err(|error| error.to_string())?;
+            let images = info.image_filesystems.first().ok_or("the runtime reports no file system")?;
+            let images = PathBuf::from(&images.fs_id.mountpoint);
+            let containers = info.container_filesystems.first();
+            let containers = containers.map(|one| PathBuf::from(&one.fs_id.mountpoint));
+            Ok(ImagePlaces { containers: containers.filter(|place| *place != images), images })
+        }),
+        pods_cgroup: Box::new(move || cgroups.pods_path()),
+        pods: Box::new(move || {
+            let snapshot = view.get();
+            let live = snapshot.pods.values().filter(|entry| {
+                !entry.rejected && entry.worker.as_ref().is_some_and(|worker| !worker.report().has_stopped())
+            });
+            live.filter_map(|entry| entry.any_pod()).map(|pod| allocations.granted(pod)).collect()
+        }),
+        has_ended: Box::new(move |uid| has_ended(&ended, uid)),
+        evict: Box::new(move |victim| orders.put(victim.pod.uid().clone(), order(victim))),
+        reclaim: Box::new(move |what| reclaim::request(&reclaim, what, ring.clone())),
+        events: rooms.events.clone(),
+        reports,
+        changed: Box::new(move || {
+            if let Some(bell) = &changed {
+                // If the bell is full, the thread wakes anyway.
+                let _ = bell.try_send(());
+            }
+        }),
+        root_dir: args.root_dir.clone(),
+        files,
+        processors: host.machine.cpus,
+    };
+    eviction::spawn(settings, deps, &bell, supervisor.on_death()).map(Some).map_err(thread("evict"))
+}
+
+fn settings(args: &AgentArgs, config: &KubeletConfiguration) -> Result<eviction::Settings, StartError> {
+    // Without cgroups of their own, the memory of all pods has no limit.
+    let ignored = args.allocatable_ignores_eviction || !config.cgroups_per_qos;
+    eviction::Settings::new(config, ignored).map_err(|problems| {
+        let texts: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        StartError::Refused(texts.join("; "))
+    })
+}
+
+fn order(victim: &Victim) -> Order {
+    Order {
+        grace_seconds: victim.grace_seconds,
+        message: victim.message.clone(),
+        disrupts: victim.disruption_target,
+    }
+}
+
+fn has_ended(view: &View, uid: &PodUid) -> bool {
+    let snapshot = view.get();
+    let worker = snapshot.pods.get(uid).and_then(|entry| entry.worker.as_ref());
+    worker.is_none_or(|worker| worker.report().is_finished())
+}
+
+/// The conditions for the Node object.
+pub(super) fn pressures(reports: &Reports) -> Arc<dyn Fn() -> node::Pressures + Send + Sync> {
+    let reports = reports.clone();
+    Arc::new(move || {
+        let held = reports.get().pressures;
+        node::Pressures { memory: held.memory, disk: held.disk, pid: held.pid }
+    })
+}

@@ -1,0 +1,396 @@
+//! When to measure what, and what to do with the outcome of a pass. The machine and the other rooms
+//! are behind [`World`], and time is a parameter (Go: pkg/kubelet/eviction `managerImpl.Start`,
+//! `synchronize`).
+//!
+//! Most turns only read the few numbers of the machine ([`World::glance`]). Pods are measured when
+//! a threshold is met, or when a pod has limits of local storage.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use super::kernel::Left;
+use super::layout::{Layout, Reclaim};
+use super::local::has_limit;
+use super::notify::Reading;
+use super::observations::{Observation, Observations};
+use super::pass::{Action, Eviction, Settings, Starved};
+use super::report::{Report, Row};
+use super::signal::{Pressure, Pressures, Signal};
+use super::thresholds::Threshold;
+use super::victim::Victim;
+use super::watch::{self, PERIOD, REST, VICTIM_LIMIT};
+use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
+use crate::resources::stats::sample::{NodeUse, Snapshot};
+
+/// The longest time between two looks at disks that are far from their thresholds.
+const FAR: Duration = Duration::from_secs(60);
+/// The longest time between two measurements of local storage, however long they take.
+const SLOWEST: Duration = Duration::from_secs(300);
+/// Measurements of local storage take at most this part of the time.
+const SHARE: u32 = 50;
+/// How long space may be freed before the next measurement.
+const RECLAIM_LIMIT: Duration = Duration::from_secs(120);
+
+/// Bytes per second that are expected to be written at most, until the next look.
+const FILL: i128 = 1 << 30;
+/// Inodes per second that are expected to be made at most.
+const INODES: i128 = 100_000;
+
+/// What a measurement of pods has to contain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Need {
+    /// Memory and processes, from files only.
+    Memory,
+    /// Also logs, volumes and writable layers.
+    Disks,
+}
+
+/// The machine and the other rooms.
+pub trait World {
+    /// The layout of the file systems, once the runtime has reported its directories.
+    fn layout(&mut self) -> Option<Layout>;
+    /// The numbers of the machine, which cost little.
+    fn glance(&mut self) -> Option<NodeUse>;
+    /// The path of the cgroup of all pods, if there is one.
+    fn pods_cgroup(&mut self) -> Option<String>;
+    /// The numbers of pods. `None`: they could not be measured, which was logged.
+    fn measure(&mut self, need: Need) -> Option<Snapshot>;
+    /// The pods that have not ended, with the resources that they were granted.
+    fn pods(&mut self) -> Vec<Pod>;
+    /// A threshold is met: raises the event and counts the age of the statistics.
+    fn starved(&mut self, starved: &Starved);
+    /// Begins to free space.
+    fn reclaim(&mut self, what: &'static [Reclaim]);
+    /// Whether this has ended, also if it failed.
+    fn is_reclaimed(&mut self) -> bool;
+    /// Orders the end of a pod.
+    fn evict(&mut self, victim: &Victim);
+    /// Whether nothing of a pod runs any more.
+    fn has_ended(&mut self, pod: &PodUid) -> bool;
+    /// The conditions of the node, and what is near a threshold.
+    fn publish(&mut self, report: Report);
+}
+
+/// What the thread waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wait {
+    /// When the next turn is due.
+    pub until: Option<Instant>,
+    /// When the kernel shall signal; `None`: signals are not needed now.
+    pub left: Option<Left>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Watching,
+    /// Space is being freed. If that is not enough, this victim is evicted.
+    Reclaiming {
+        victim: Option<Box<Victim>>,
+        until: Instant,
+    },
+    /// These pods were evicted.
+    Ending {
+        pods: Vec<PodUid>,
+        until: Instant,
+    },
+}
+
+/// The state of the thread.
+pub struct Driver {
+    settings: Settings,
+    processors: u32,
+    eviction: Eviction,
+    layout: Option<Layout>,
+    stage: Stage,
+    /// Pods that were evicted and have not ended yet: they are not evicted again.
+    evicted: BTreeSet<PodUid>,
+    /// When local storage is measured next.
+    local: Option<Instant>,
+    /// Signals without numbers that were logged.
+    unobserved: Vec<Signal>,
+    /// Whether it was logged that no pod may be evicted.
+    helpless: bool,
+}
+
+impl Driver {
+    /// Before the first turn.
+    #[must_use]
+    pub fn new(settings: Settings, processors: u32) -> Driver {
+        // Memory is watched before the runtime responds.
+        let eviction = Eviction::new(settings.clone(), Layout::One);
+        let (stage, evicted) = (Stage::Watching, BTreeSet::new());
+        Driver {
+            settings,
+            processors,
+            eviction,
+            layout: None,
+            stage,
+            evicted,
+            local: None,
+            unobserved: Vec::new(),
+            helpless: false,
+        }
+    }
+
+    /// The thresholds of memory decide which signals the kernel is asked for.
+    pub fn thresholds(&self) -> &[Threshold] {
+        &self.settings.thresholds
+    }
+
+    /// One turn: after a signal of the kernel, at the time of the last [`Wait`], or when a pod has
+    /// ended. `polls`: the kernel does not signal every shortage of memory.
+    pub fn turn(&mut self, world: &mut dyn World, polls: bool, now: Instant) -> Wait {
+        self.evicted.retain(|pod| !world.has_ended(pod));
+        match std::mem::replace(&mut self.stage, Stage::Watching) {
+            Stage::Watching => {}
+            Stage::Reclaiming { victim, until } => {
+                if !world.is_reclaimed() && now < until {
+                    self.stage = Stage::Reclaiming { victim, until };
+                    return Wait { until: Some(until), left: None };
+                }
+                self.reclaimed(world, victim, now);
+            }
+            // DIFFERS: upstream evicts the same pod again after this time. Here the next one is
+            // evicted: a pod whose processes the kernel cannot end frees nothing.
+            Stage::Ending { mut pods, until } => {
+                pods.retain(|pod| self.evicted.contains(pod));
+                if !pods.is_empty() && now < until {
+                    self.stage = Stage::Ending { pods, until };
+                    return Wait { until: Some(until), left: None };
+                }
+            }
+        }
+        match self.stage {
+            Stage::Watching => self.look(world, polls, now),
+            Stage::Reclaiming { until, .. } | Stage::Ending { until, .. } => {
+                Wait { until: Some(until), left: None }
+            }
+        }
+    }
+
+    /// Space was freed: evicts the victim if a threshold is still met.
+    fn reclaimed(&mut self, world: &mut dyn World, victim: Option<Box<Victim>>, now: Instant) {
+        let snapshot = world.glance().map(|node| Snapshot { node, ..Snapshot::default() });
+        if self.eviction.is_relieved(snapshot.as_ref()) {
+            log::info!("freed enough space; no pod has to be evicted");
+            return;
+        }
+        match victim {
+            // It may have ended by itself.
+            Some(victim) if world.has_ended(victim.pod.uid()) => {}
+            Some(victim) => self.evict(world, std::slice::from_ref(&*victim), now),
+            None => log::warn!("disk space is short on the node, and no pod may be evicted"),
+        }
+    }
+
+    fn evict(&mut self, world: &mut dyn World, victims: &[Victim], now: Instant) {
+        for victim in victims {
+            self.evicted.insert(victim.pod.uid().clone());
+            world.evict(victim);
+        }
+        let longest = victims.iter().map(|victim| victim.grace_seconds).max().unwrap_or(0);
+        let grace = Duration::from_secs(u64::try_from(longest).unwrap_or(0).min(3600));
+        let pods = victims.iter().map(|victim| victim.pod.uid().clone()).collect();
+        self.stage = Stage::Ending { pods, until: now + grace + VICTIM_LIMIT };
+    }
+
+    fn no_victim(&mut self, starved: &Starved) {
+        if !std::mem::replace(&mut self.helpless, true) {
+            let resource = starved.threshold.signal.resource().as_str();
+            log::warn!("{resource} is short on the node, and there is no pod that may be evicted");
+        }
+    }
+
+    /// Reads the machine's numbers and makes a pass.
+    fn look(&mut self, world: &mut dyn World, polls: bool, now: Instant) -> Wait {
+        if self.layout.is_none()
+            && let Some(layout) = world.layout()
+        {
+            self.layout = Some(layout);
+            if layout != Layout::One {
+                self.eviction = Eviction::new(self.settings.clone(), layout);
+            }
+        }
+        let Some(node) = world.glance() else { return Wait { until: Some(now + PERIOD), left: None } };
+        let pods = world.pods();
+        let limited =
+            self.settings.local_limits && pods.iter().any(|pod| !pod.is_critical() && has_limit(pod));
+        if !limited {
+            self.local = None;
+        }
+        let glance = Snapshot { node, ..Snapshot::default() };
+        let observations = self.eviction.observe(&glance);
+        let need = if self.local.is_none_or(|due| now >= due) && limited {
+            Some(Need::Disks)
+        } else {
+            self.need(&observations)
+        };
+        let (mut snapshot, mut candidates) = (glance, Vec::new());
+        if let Some(need) = need
+            && let Some(measured) = self.measure(world, need, limited, now)
+        {
+            // The machine's numbers of this moment count.
+            let node = std::mem::take(&mut snapshot.node);
+            snapshot = Snapshot { node, ..measured };
+            candidates = pods;
+            candidates.retain(|pod| !self.evicted.contains(pod.uid()));
+        }
+        let outcome = self.eviction.pass(&snapshot, &candidates, now);
+        let observations = self.eviction.observe(&snapshot);
+        self.log_unobserved(&outcome.unobserved);
+        let met = !self.eviction.is_relieved(Some(&snapshot));
+        self.helpless &= met;
+        world.publish(self.report(outcome.pressures, &observations));
+        let mut again = self.period(&observations, polls);
+        match outcome.action {
+            Action::None => {}
+            Action::Limits(victims) => self.evict(world, &victims, now),
+            Action::Starved(starved) => {
+                world.starved(&starved);
+                if starved.reclaim.is_empty() {
+                    match &starved.victim {
+                        Some(victim) => self.evict(world, std::slice::from_ref(victim), now),
+                        None => self.no_victim(&starved),
+                    }
+                } else {
+                    world.reclaim(starved.reclaim);
+                    let victim = starved.victim.map(Box::new);
+                    self.stage = Stage::Reclaiming { victim, until: now + RECLAIM_LIMIT };
+                }
+            }
+        }
+        match self.stage {
+            Stage::Watching => {}
+            Stage::Reclaiming { until, .. } | Stage::Ending { until, .. } => {
+                return Wait { until: Some(until), left: None };
+            }
+        }
+        // The cgroup of all pods is made after this thread has started.
+        if met || outcome.pressures != Pressures::default() || !outcome.unobserved.is_empty() {
+            again = Some(PERIOD);
+        }
+        let timers = [again.map(|again| now + again), outcome.due, self.local.filter(|_| limited)];
+        let until = timers.into_iter().flatten().min().map(|until| until.max(now + REST / 10));
+        Wait { until, left: Some(self.left(&snapshot.node, world.pods_cgroup())) }
+    }
+
+    fn measure(
+        &mut self,
+        world: &mut dyn World,
+        need: Need,
+        limited: bool,
+        now: Instant,
+    ) -> Option<Snapshot> {
+        let begun = Instant::now();
+        let measured = world.measure(need);
+        if need == Need::Disks && limited {
+            let pause = (begun.elapsed() * SHARE).clamp(PERIOD, SLOWEST);
+            self.local = Some(now + pause);
+        }
+        measured
+    }
+
+    /// What a pass needs to know of pods: nothing unless a threshold is met.
+    fn need(&self, observations: &Observations) -> Option<Need> {
+        let disks = |signal: Signal| signal.pressure() == Pressure::Disk;
+        if self.met(observations, disks) {
+            return Some(Need::Disks);
+        }
+        self.met(observations, |signal| !disks(signal)).then_some(Need::Memory)
+    }
+
+    fn met(&self, observations: &Observations, of: impl Fn(Signal) -> bool) -> bool {
+        self.eviction.thresholds().any(|threshold| {
+            of(threshold.signal)
+                && observations
+                    .get(&threshold.signal)
+                    .is_some_and(|observed| observed.available < threshold.value.of(observed.capacity))
+        })
+    }
+
+    /// When to look again although nothing happens; `None`: the kernel signals everything.
+    fn period(&self, observations: &Observations, polls: bool) -> Option<Duration> {
+        if self.layout.is_none() {
+            return Some(PERIOD);
+        }
+        let memory = polls.then(|| {
+            let headroom = watch::headroom(self.eviction.thresholds(), observations);
+            watch::glance(headroom, self.processors)
+        });
+        let others = self.eviction.thresholds().filter_map(|threshold| {
+            let rate = match threshold.signal.pressure() {
+                Pressure::Memory => return None,
+                // Processes are made so fast that no distance is large.
+                Pressure::Pid => return Some(PERIOD),
+                Pressure::Disk => match threshold.signal.resource() {
+                    super::signal::Resource::Inodes => INODES,
+                    _ => FILL,
+                },
+            };
+            let Some(observed) = observations.get(&threshold.signal) else { return Some(FAR) };
+            let left = observed.available.units() - threshold.value.of(observed.capacity).units();
+            let seconds = u64::try_from(i128::from(left) / rate).unwrap_or(0);
+            Some(Duration::from_secs(seconds).clamp(PERIOD, FAR))
+        });
+        others.chain(memory).min()
+    }
+
+    /// What is left until the nearest threshold of memory that is not met.
+    fn left(&self, node: &NodeUse, pods_path: Option<String>) -> Left {
+        let snapshot = Snapshot { node: node.clone(), ..Snapshot::default() };
+        let observations = self.eviction.observe(&snapshot);
+        let reading = |signal: Signal, usage: Option<u64>| {
+            let observed = observations.get(&signal)?;
+            let available = u64::try_from(observed.available.units()).ok()?;
+            let thresholds = self.eviction.thresholds().filter(|threshold| threshold.signal == signal);
+            let levels = thresholds
+                .filter_map(|threshold| u64::try_from(threshold.value.of(observed.capacity).units()).ok());
+            let next = levels.filter(|level| *level <= available).max()?;
+            Some(Reading::new(usage?, available, next))
+        };
+        let pods = node.system.iter().find(|part| part.name == "pods");
+        Left {
+            machine: reading(Signal::MemoryAvailable, node.numbers.usage),
+            pods: reading(Signal::AllocatableMemoryAvailable, pods.and_then(|pods| pods.numbers.usage)),
+            pods_path,
+        }
+    }
+
+    fn report(&self, pressures: Pressures, observations: &Observations) -> Report {
+        let mut rows: Vec<Row> = Vec::new();
+        for threshold in self.eviction.thresholds() {
+            let Some(observed) = observations.get(&threshold.signal) else { continue };
+            rows.push(row(threshold, observed));
+        }
+        Report { pressures, rows }
+    }
+
+    fn log_unobserved(&mut self, unobserved: &[Signal]) {
+        for signal in unobserved.iter().filter(|signal| !self.unobserved.contains(signal)) {
+            // The runtime reports its file systems later; pods may have no cgroup.
+            if self.layout.is_some() && *signal != Signal::AllocatableMemoryAvailable {
+                log::warn!("{} is not known, so its threshold has no effect for now", signal.as_str());
+            }
+        }
+        if self.layout.is_some() {
+            self.unobserved = unobserved.to_vec();
+        }
+    }
+}
+
+fn row(threshold: &Threshold, observed: &Observation) -> Row {
+    let least = threshold.value.of(observed.capacity);
+    Row {
+        signal: threshold.signal.as_str(),
+        available: observed.text(),
+        threshold: threshold.value.text(observed.capacity),
+        soft: !threshold.is_hard(),
+        met: observed.available < least,
+        near: observed.available < least + least,
+    }
+}
+
+#[cfg(test)]
+#[path = "driver_tests.rs"]
+mod tests;

@@ -1,0 +1,367 @@
+//! The descriptors by which the kernel signals that memory becomes short. [`watch`](super::watch)
+//! explains which are used when.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::event::{EventfdFlags, PollFlags, eventfd};
+
+use super::notify::{self, Levels, Reading};
+use super::psi::{self, Trigger};
+use super::watch::{Kernel, Plan, Source};
+
+/// Where the files of the kernel are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Files {
+    /// The mount of the memory controller (version 1), or of all controllers (version 2).
+    pub memory: PathBuf,
+    /// Whether it is version 2.
+    pub is_v2: bool,
+    /// Pressure stall information of the machine.
+    pub stalls: PathBuf,
+}
+
+/// What is left until the next thresholds, for [`Signals::arm`].
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Left {
+    /// Of the machine's memory; `None`: nothing to wait for.
+    pub machine: Option<Reading>,
+    /// The same of the cgroup of all pods.
+    pub pods: Option<Reading>,
+    /// The path of this cgroup below the mount; `None`: there is none.
+    pub pods_path: Option<String>,
+}
+
+/// The levels of one cgroup of version 1.
+#[derive(Default)]
+struct Usage {
+    /// What was requested last. An event that was requested and whose descriptor is closed ends.
+    armed: Option<(PathBuf, Levels, OwnedFd)>,
+    /// Whether the kernel refused.
+    refused: bool,
+}
+
+/// The tripwire in the cgroup of all pods of version 2.
+struct Tripwire {
+    path: PathBuf,
+    events: File,
+    seen: psi::Events,
+    /// What `memory.high` has.
+    high: String,
+}
+
+/// The open descriptors. Dropping it removes the tripwire.
+pub struct Signals {
+    files: Files,
+    plan: Plan,
+    machine: Usage,
+    pods: Usage,
+    tripwire: Option<Tripwire>,
+    stalls: Option<File>,
+    pressure: Option<OwnedFd>,
+}
+
+impl Signals {
+    /// Opens what does not depend on numbers. `plan` makes the plan for this kernel.
+    pub fn open(files: Files, plan: impl Fn(Kernel) -> Plan) -> Signals {
+        let control = || files.memory.join(notify::EVENT_CONTROL).exists();
+        let mut kernel = Kernel {
+            usage_events: !files.is_v2 && control(),
+            pressure_levels: !files.is_v2 && control() && files.memory.join(notify::PRESSURE_LEVEL).exists(),
+            pods_events: files.is_v2,
+            stall_triggers: files.stalls.exists(),
+        };
+        let mut stalls = None;
+        if plan(kernel).sources.contains(&Source::Stalls) {
+            stalls = trigger(&files.stalls);
+            // The kernel has the file, but refuses triggers.
+            kernel.stall_triggers = stalls.is_some();
+        }
+        let mut plan_now = plan(kernel);
+        let mut pressure = None;
+        if plan_now.sources.contains(&Source::MachineReclaim) {
+            pressure = pressure_events(&files.memory);
+            kernel.pressure_levels = pressure.is_some();
+            plan_now = plan(kernel);
+        }
+        let (machine, pods) = (Usage::default(), Usage::default());
+        Signals { files, plan: plan_now, machine, pods, tripwire: None, stalls, pressure }
+    }
+
+    /// Whether the use of memory has to be read regularly, because the kernel does not signal.
+    pub fn needs_polling(&self) -> bool {
+        self.plan.poll || (self.machine.refused && self.plan.sources.contains(&Source::MachineUsage))
+    }
+
+    /// What to wait for.
+    pub fn descriptors(&self) -> Vec<(BorrowedFd<'_>, PollFlags)> {
+        let usage = [&self.machine, &self.pods].into_iter().filter_map(|usage| usage.armed.as_ref());
+        let mut all: Vec<_> = usage.map(|(_, _, event)| (event.as_fd(), PollFlags::IN)).collect();
+        all.extend(self.pressure.as_ref().map(|event| (event.as_fd(), PollFlags::IN)));
+        all.extend(self.stalls.as_ref().map(|file| (file.as_fd(), PollFlags::PRI)));
+        all.extend(self.tripwire.as_ref().map(|wire| (wire.events.as_fd(), PollFlags::PRI)));
+        all
+    }
+
+    /// Takes what was signaled, so that the descriptors are no longer ready. A tripwire is removed
+    /// first: it slows pods down.
+    pub fn take(&mut self) {
+        if let Some(wire) = &mut self.tripwire {
+            wire.take();
+        }
+        for (_, _, event) in [&self.machine, &self.pods].into_iter().filter_map(|usage| usage.armed.as_ref())
+        {
+            let _ = rustix::io::read(event, &mut [0_u8; 8]);
+        }
+        if let Some(event) = &self.pressure {
+            let _ = rustix::io::read(event, &mut [0_u8; 8]);
+        }
+        // The trigger of stalls is taken by `poll` itself.
+    }
+
+    /// Sets the levels for these numbers, if the old ones are outdated.
+    pub fn arm(&mut self, left: &Left) {
+        let Signals { files, plan, machine, pods, tripwire, .. } = self;
+        if plan.sources.contains(&Source::MachineUsage) {
+            machine.arm(&files.memory, left.machine);
+        }
+        let path = left.pods_path.as_ref().map(|path| files.memory.join(path.trim_start_matches('/')));
+        if plan.sources.contains(&Source::PodsUsage) {
+            match &path {
+                Some(path) => pods.arm(path, left.pods),
+                None => *pods = Usage::default(),
+            }
+        }
+        if plan.sources.contains(&Source::PodsEvents) {
+            if tripwire.as_ref().is_some_and(|wire| Some(&wire.path) != path.as_ref()) {
+                *tripwire = None;
+            }
+            if let (None, Some(path)) = (&tripwire, &path) {
+                *tripwire = Tripwire::open(path);
+            }
+            if let Some(wire) = tripwire {
+                wire.arm(left);
+            }
+        }
+    }
+}
+
+impl Usage {
+    fn arm(&mut self, dir: &Path, reading: Option<Reading>) {
+        let Some(reading) = reading else {
+            self.armed = None;
+            return;
+        };
+        if let Some((path, levels, _)) = &self.armed
+            && path == dir
+            && !levels.are_outdated(reading)
+        {
+            return;
+        }
+        let levels = Levels::of(reading);
+        match request(dir, levels) {
+            Ok(event) => {
+                self.armed = Some((dir.to_owned(), levels, event));
+                self.refused = false;
+            }
+            Err(error) => {
+                self.armed = None;
+                if !std::mem::replace(&mut self.refused, true) {
+                    log::warn!("the kernel does not signal the use of memory: {}: {error}", dir.display());
+                }
+            }
+        }
+    }
+}
+
+/// An eventfd that the kernel signals when the use of memory of the cgroup passes a level.
+fn request(dir: &Path, levels: Levels) -> std::io::Result<OwnedFd> {
+    let event = event()?;
+    let usage = File::open(dir.join(notify::USAGE))?;
+    for level in [Some(levels.upper), levels.lower].into_iter().flatten() {
+        control(dir, &notify::usage_line(event.as_raw_fd(), usage.as_raw_fd(), level))?;
+    }
+    Ok(event)
+}
+
+fn pressure_events(dir: &Path) -> Option<OwnedFd> {
+    let event = event().ok()?;
+    let file = File::open(dir.join(notify::PRESSURE_LEVEL)).ok()?;
+    control(dir, &notify::pressure_line(event.as_raw_fd(), file.as_raw_fd())).ok()?;
+    Some(event)
+}
+
+fn event() -> std::io::Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+fn control(dir: &Path, line: &str) -> std::io::Result<()> {
+    OpenOptions::new().write(true).open(dir.join(notify::EVENT_CONTROL))?.write_all(line.as_bytes())
+}
+
+/// A trigger for stalls, if the kernel accepts one.
+fn trigger(path: &Path) -> Option<File> {
+    [Trigger::RECLAIM, Trigger::UNPRIVILEGED].into_iter().find_map(|trigger| {
+        let flags = rustix::fs::OFlags::NONBLOCK.bits();
+        let options = OpenOptions::new().read(true).write(true).custom_flags(flags.cast_signed()).open(path);
+        let mut file = options.ok()?;
+        file.write_all(trigger.text()?.as_bytes()).ok()?;
+        Some(file)
+    })
+}
+
+impl Tripwire {
+    fn open(path: &Path) -> Option<Tripwire> {
+        let events = File::open(path.join(psi::EVENTS)).ok()?;
+        let mut wire =
+            Tripwire { path: path.to_owned(), events, seen: psi::Events::default(), high: String::new() };
+        // An agent that was killed may have left its tripwire.
+        wire.set(psi::NO_LIMIT.to_owned());
+        wire.seen = wire.read();
+        Some(wire)
+    }
+
+    fn read(&mut self) -> psi::Events {
+        let mut text = String::new();
+        let read = self.events.seek(SeekFrom::Start(0)).and_then(|_| self.events.read_to_string(&mut text));
+        if read.is_ok() { psi::Events::parse(&text) } else { self.seen }
+    }
+
+    fn take(&mut self) {
+        let events = self.read();
+        if events.show_shortage_since(self.seen) {
+            self.set(psi::NO_LIMIT.to_owned());
+        }
+        self.seen = events;
+    }
+
+    fn arm(&mut self, left: &Left) {
+        let max = std::fs::read_to_string(self.path.join("memory.max")).ok();
+        let max = max.and_then(|max| max.trim().parse().ok());
+        let headroom = [left.machine, left.pods].into_iter().flatten().map(|reading| reading.headroom).min();
+        let usage = std::fs::read_to_string(self.path.join("memory.current")).ok();
+        let usage: Option<u64> = usage.and_then(|usage| usage.trim().parse().ok());
+        let level = match (usage, headroom) {
+            (Some(usage), Some(headroom)) => psi::high(usage, headroom, max),
+            _ => psi::NO_LIMIT.to_owned(),
+        };
+        self.set(level);
+    }
+
+    fn set(&mut self, high: String) {
+        // A level that moved by less than 4 MiB is left: each write makes the kernel compare.
+        let near = |old: &str| match (old.parse::<u64>(), high.parse::<u64>()) {
+            (Ok(old), Ok(new)) => old.abs_diff(new) < 4 << 20,
+            _ => old == high,
+        };
+        if near(&self.high) {
+            return;
+        }
+        match std::fs::write(self.path.join(psi::HIGH), &high) {
+            Ok(()) => self.high = high,
+            Err(error) => log::debug!("cannot write {}: {error}", self.path.join(psi::HIGH).display()),
+        }
+    }
+}
+
+impl Drop for Tripwire {
+    fn drop(&mut self) {
+        self.set(psi::NO_LIMIT.to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(dir: &Path, is_v2: bool) -> Files {
+        Files { memory: dir.to_owned(), is_v2, stalls: dir.join("stalls") }
+    }
+
+    fn memory_plan(kernel: Kernel) -> Plan {
+        let value = crate::eviction::thresholds::value("100Mi").unwrap().unwrap();
+        let threshold = |signal| crate::eviction::Threshold {
+            signal,
+            value: value.clone(),
+            grace: std::time::Duration::ZERO,
+            min_reclaim: None,
+        };
+        Plan::new(
+            &[
+                threshold(crate::eviction::Signal::MemoryAvailable),
+                threshold(crate::eviction::Signal::AllocatableMemoryAvailable),
+            ],
+            kernel,
+        )
+    }
+
+    #[test]
+    fn without_kernel_files_memory_is_polled() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut signals = Signals::open(files(dir.path(), false), memory_plan);
+        assert!(signals.needs_polling());
+        signals
+            .arm(&Left { machine: Some(Reading { usage: 1 << 30, headroom: 1 << 30 }), ..Left::default() });
+        assert!(signals.descriptors().is_empty());
+    }
+
+    #[test]
+    fn levels_are_written_once_per_change_and_a_refusal_means_polling() {
+        let dir = tempfile::tempdir().unwrap();
+        for file in [notify::EVENT_CONTROL, notify::USAGE, "stalls"] {
+            std::fs::write(dir.path().join(file), "").unwrap();
+        }
+        let mut signals = Signals::open(files(dir.path(), false), memory_plan);
+        assert!(!signals.needs_polling());
+        let lines = || std::fs::read_to_string(dir.path().join(notify::EVENT_CONTROL)).unwrap();
+        let left = |usage: u64| Left {
+            machine: Some(Reading { usage: usage << 20, headroom: 1024 << 20 }),
+            ..Left::default()
+        };
+        signals.arm(&left(3000));
+        let first = lines();
+        assert!(first.ends_with(&((3000_u64 - 256) << 20).to_string()), "{first}");
+        signals.arm(&left(3010));
+        assert_eq!(lines(), first, "a small change needs no new levels");
+        signals.arm(&left(5000));
+        assert_ne!(lines(), first);
+        // The event and the stalls.
+        assert_eq!(signals.descriptors().len(), 2);
+        std::fs::remove_file(dir.path().join(notify::USAGE)).unwrap();
+        signals.arm(&left(9000));
+        assert!(signals.needs_polling());
+    }
+
+    #[test]
+    fn tripwire_is_removed_when_it_signals_and_at_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let pods = dir.path().join("kubepods");
+        std::fs::create_dir(&pods).unwrap();
+        let write = |file: &str, text: &str| std::fs::write(pods.join(file), text).unwrap();
+        let high = || std::fs::read_to_string(pods.join(psi::HIGH)).unwrap();
+        write(psi::HIGH, "7");
+        write(psi::EVENTS, "high 3\n");
+        write("memory.max", "max\n");
+        write("memory.current", &(100_u64 << 20).to_string());
+        let mut signals = Signals::open(files(dir.path(), true), memory_plan);
+        let left = Left {
+            machine: Some(Reading { usage: 0, headroom: 400 << 20 }),
+            pods: None,
+            pods_path: Some("/kubepods".to_owned()),
+        };
+        signals.arm(&left);
+        assert_eq!(high(), (500_u64 << 20).to_string());
+        signals.take();
+        assert_eq!(high(), (500_u64 << 20).to_string(), "nothing has happened");
+        write(psi::EVENTS, "high 4\n");
+        signals.take();
+        assert_eq!(high(), psi::NO_LIMIT);
+        signals.arm(&left);
+        assert_eq!(high(), (500_u64 << 20).to_string());
+        drop(signals);
+        assert_eq!(high(), psi::NO_LIMIT);
+    }
+}

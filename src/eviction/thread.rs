@@ -1,0 +1,257 @@
+//! The thread `evict`: waits for the kernel, for a timer and for ended pods, and lets [`Driver`]
+//! decide.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, TryRecvError};
+use jiff::Timestamp;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::driver::{Driver, Need, Wait, World};
+use super::kernel::{Files, Signals};
+use super::layout::{Layout, Reclaim};
+use super::pass::{Settings, Starved};
+use super::report::{Report, Reports};
+use super::victim::Victim;
+use super::watch::{Plan, REST};
+use crate::model::event::{EventSink, EventType, Regarding};
+use crate::model::ids::PodUid;
+use crate::model::metrics;
+use crate::model::pod::Pod;
+use crate::model::reasons;
+use crate::resources::stats::Places;
+use crate::resources::stats::sample::{NodeUse, Snapshot};
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, OnDeath, Running, Stack};
+use crate::util::wake::Wake;
+
+/// The directories of the runtime.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImagePlaces {
+    /// For images.
+    pub images: PathBuf,
+    /// For writable layers, if the runtime reports another one.
+    pub containers: Option<PathBuf>,
+}
+
+/// Handles and functions of the rest of the agent.
+pub struct Deps {
+    /// Reads the machine's numbers.
+    pub glance: Box<dyn Fn(&Places) -> Option<NodeUse> + Send>,
+    /// Measures pods. The error is for the log.
+    pub measure: Box<dyn Fn(Need) -> Result<Arc<Snapshot>, String> + Send>,
+    /// Asks the runtime for its directories.
+    pub image_places: Box<dyn Fn() -> Result<ImagePlaces, String> + Send>,
+    /// The path of the cgroup of all pods, if there is one.
+    pub pods_cgroup: Box<dyn Fn() -> Option<String> + Send>,
+    /// The pods that have not ended, with the resources that they were granted.
+    pub pods: Box<dyn Fn() -> Vec<Pod> + Send>,
+    /// Whether nothing of a pod runs any more.
+    pub has_ended: Box<dyn Fn(&PodUid) -> bool + Send>,
+    /// Orders the end of a pod.
+    pub evict: Box<dyn Fn(&Victim) + Send>,
+    /// Begins to free space. The channel has a message, or is closed, when this has ended; then
+    /// the bell rings.
+    pub reclaim: Box<dyn Fn(&'static [Reclaim]) -> Receiver<()> + Send>,
+    /// Kubernetes events.
+    pub events: EventSink,
+    /// Where the conditions of the node are published.
+    pub reports: Reports,
+    /// Called when the conditions have changed.
+    pub changed: Box<dyn Fn() + Send>,
+    /// A directory on the file system of the root directory.
+    pub root_dir: PathBuf,
+    /// The files of the kernel.
+    pub files: Files,
+    /// The number of processors.
+    pub processors: u32,
+}
+
+/// Starts the thread. `bell` has to ring when a pod that was evicted has ended, and when space was
+/// freed.
+///
+/// # Errors
+/// When the thread cannot be started.
+pub fn spawn(settings: Settings, deps: Deps, bell: &Wake, on_death: OnDeath) -> std::io::Result<Running> {
+    let (own, waker) = (bell.clone(), bell.clone());
+    let running = threads::spawn("evict", Stack::Large, on_death, move |stop| {
+        let driver = Driver::new(settings, deps.processors);
+        run(
+            driver,
+            Node { deps, places: Places::default(), layout: None, reclaiming: None, failed: None },
+            &own,
+            &stop,
+        );
+    })?;
+    Ok(running.with_waker(Box::new(move || waker.ring())))
+}
+
+fn run(mut driver: Driver, mut node: Node, bell: &Wake, stop: &StopToken) {
+    let thresholds = driver.thresholds().to_vec();
+    let mut signals = Signals::open(node.deps.files.clone(), |kernel| Plan::new(&thresholds, kernel));
+    while !stop.is_stopped() {
+        let turn = driver.turn(&mut node, signals.needs_polling(), Instant::now());
+        if let Some(left) = &turn.left {
+            signals.arm(left);
+        }
+        wait(&turn, &signals, bell);
+        bell.silence();
+        signals.take();
+    }
+}
+
+/// Waits for the time of the next turn, for the bell, and for the kernel, but for the kernel only
+/// after a rest: it may signal all the time.
+fn wait(turn: &Wait, signals: &Signals, bell: &Wake) {
+    let _waiting = threads::waiting("a shortage of memory or disk space");
+    let rested = Instant::now() + REST;
+    if turn.left.is_some() {
+        let until = turn.until.map_or(rested, |until| until.min(rested));
+        if ready(&[], bell, Some(until)) || turn.until.is_some_and(|until| until <= rested) {
+            return;
+        }
+        let descriptors = signals.descriptors();
+        ready(&descriptors, bell, turn.until);
+    } else {
+        ready(&[], bell, turn.until);
+    }
+}
+
+/// Whether one of the descriptors or the bell is ready before `until`.
+fn ready(
+    descriptors: &[(std::os::fd::BorrowedFd<'_>, PollFlags)],
+    bell: &Wake,
+    until: Option<Instant>,
+) -> bool {
+    let mut fds: Vec<PollFd<'_>> = vec![PollFd::new(bell, PollFlags::IN)];
+    fds.extend(descriptors.iter().map(|(fd, flags)| PollFd::from_borrowed_fd(*fd, *flags)));
+    loop {
+        let left = until.map(|until| {
+            let left = until.saturating_duration_since(Instant::now());
+            Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 3600, tv_nsec: 0 })
+        });
+        match poll(&mut fds, left.as_ref()) {
+            Err(Errno::INTR) => {}
+            Ok(count) => return count > 0,
+            Err(error) => {
+                log::warn!("cannot wait for a shortage of memory: {error}");
+                return false;
+            }
+        }
+    }
+}
+
+/// The machine and the other rooms.
+struct Node {
+    deps: Deps,
+    places: Places,
+    layout: Option<Layout>,
+    reclaiming: Option<Receiver<()>>,
+    /// The last failure that was logged.
+    failed: Option<String>,
+}
+
+impl Node {
+    /// Logs a failure once until the next success.
+    fn fail(&mut self, text: String) {
+        if self.failed.as_ref() != Some(&text) {
+            log::warn!("{text}");
+            self.failed = Some(text);
+        }
+    }
+}
+
+impl World for Node {
+    fn layout(&mut self) -> Option<Layout> {
+        if self.layout.is_none() {
+            let found = match (self.deps.image_places)() {
+                Ok(found) => found,
+                Err(error) => {
+                    self.fail(format!("cannot find out where images are: {error}"));
+                    return None;
+                }
+            };
+            let device = |path: &std::path::Path| rustix::fs::stat(path).map(|stat| stat.st_dev).ok();
+            let root = device(&self.deps.root_dir)?;
+            let images = device(&found.images)?;
+            let layers = found.containers.as_deref().and_then(device);
+            self.layout = Some(Layout::of(root, images, layers));
+            self.places.images = Some(found.images);
+            self.places.containers = found.containers;
+            self.failed = None;
+        }
+        self.layout
+    }
+
+    fn glance(&mut self) -> Option<NodeUse> {
+        self.places.pods = (self.deps.pods_cgroup)();
+        let found = (self.deps.glance)(&self.places);
+        if found.is_none() {
+            self.fail("cannot read the machine's memory, so no pod is evicted".to_owned());
+        }
+        found
+    }
+
+    fn pods_cgroup(&mut self) -> Option<String> {
+        self.places.pods.clone()
+    }
+
+    fn measure(&mut self, need: Need) -> Option<Snapshot> {
+        match (self.deps.measure)(need) {
+            Ok(snapshot) => Some(Snapshot::clone(&snapshot)),
+            Err(error) => {
+                self.fail(format!("cannot measure pods, so no pod is evicted: {error}"));
+                None
+            }
+        }
+    }
+
+    fn pods(&mut self) -> Vec<Pod> {
+        (self.deps.pods)()
+    }
+
+    fn starved(&mut self, starved: &Starved) {
+        let reason = reasons::EVICTION_THRESHOLD_MET;
+        self.deps.events.raise(Regarding::Node, EventType::Warning, reason, starved.message.as_str());
+        if starved.victim.is_some() && starved.reclaim.is_empty() {
+            let now = Timestamp::now();
+            for (signal, at) in &starved.measured {
+                let age = Duration::try_from(now.duration_since(*at)).unwrap_or_default();
+                metrics::EVICTION_STATS_AGE.took([signal.as_str()], age);
+            }
+        }
+    }
+
+    fn reclaim(&mut self, what: &'static [Reclaim]) {
+        self.reclaiming = Some((self.deps.reclaim)(what));
+    }
+
+    fn is_reclaimed(&mut self) -> bool {
+        let ended = |done: &Receiver<()>| done.try_recv() != Err(TryRecvError::Empty);
+        self.reclaiming.as_ref().is_none_or(ended)
+    }
+
+    fn evict(&mut self, victim: &Victim) {
+        metrics::EVICTIONS.inc([victim.signal]);
+        let (pod, message) = (&victim.pod, victim.message.as_str());
+        log::warn!("evicting a pod: {message} pod={} uid={}", pod.full_name(), pod.uid());
+        self.deps.events.annotated_warning(pod, reasons::EVICTED, message, victim.annotations.clone());
+        (self.deps.evict)(victim);
+    }
+
+    fn has_ended(&mut self, pod: &PodUid) -> bool {
+        (self.deps.has_ended)(pod)
+    }
+
+    fn publish(&mut self, report: Report) {
+        let held: Vec<&str> = report.pressures.held().map(super::Pressure::as_str).collect();
+        if self.deps.reports.set(report) {
+            let held = if held.is_empty() { "none".to_owned() } else { held.join(", ") };
+            log::info!("pressure conditions of the node: {held}");
+            (self.deps.changed)();
+        }
+    }
+}

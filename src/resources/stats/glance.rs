@@ -1,0 +1,47 @@
+//! The few numbers of the machine that eviction compares with its thresholds, without pods.
+
+use std::path::PathBuf;
+
+use super::cgroup::{self, Tree};
+use super::request::Depth;
+use super::sample::{NodeUse, SystemUse};
+use super::settings::Settings;
+use super::{proc, space};
+use crate::resources::machine::memory_field;
+
+/// The root of the cgroup tree.
+const ROOT: &str = "/";
+/// The part with the numbers of all pods together.
+const PODS: &str = "pods";
+
+/// What is read besides the machine's memory, its processes and the root directory's file system.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Places {
+    /// The path of the cgroup of all pods, if there is one.
+    pub pods: Option<String>,
+    /// The runtime's directory for images.
+    pub images: Option<PathBuf>,
+    /// The runtime's directory for writable layers, if it differs.
+    pub containers: Option<PathBuf>,
+}
+
+/// A few small files and at most three `statfs`. Unknown numbers are absent.
+pub(super) fn read(tree: &Tree, settings: &Settings, places: &Places) -> Option<NodeUse> {
+    let mut numbers = tree.numbers(ROOT, Depth::Basic, false)?;
+    let meminfo = std::fs::read_to_string(settings.roots.proc.join("meminfo")).unwrap_or_default();
+    numbers.available = cgroup::available(memory_field(&meminfo, "MemTotal"), numbers.working_set);
+    if let Some((used, left)) = proc::swap(&meminfo) {
+        (numbers.swap, numbers.swap_available) = (Some(used), Some(left));
+    }
+    let pods = places.pods.as_deref().and_then(|path| tree.numbers(path, Depth::Basic, false));
+    let system = pods.map(|numbers| SystemUse { name: PODS, started: None, numbers }).into_iter().collect();
+    Some(NodeUse {
+        numbers,
+        system,
+        fs: space::file_system(&settings.root_dir),
+        image_fs: places.images.as_deref().and_then(space::file_system),
+        container_fs: places.containers.as_deref().and_then(space::file_system),
+        processes: Some(proc::processes(&settings.roots.proc)),
+        ..NodeUse::default()
+    })
+}

@@ -1,0 +1,61 @@
+//! The end of pods that the thread `evict` has chosen.
+
+use std::sync::Arc;
+
+use super::thread::Loop;
+use crate::model::ids::PodUid;
+use crate::model::reasons;
+use crate::pods::lifecycle::{Failure, Kill};
+use crate::util::mailbox::{self, Inbox, Post};
+use crate::util::wake::Wake;
+
+/// An order to evict a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Order {
+    /// The grace period in seconds; a shorter one that is already in force stays.
+    pub grace_seconds: i64,
+    /// For the status.
+    pub message: String,
+    /// Whether the pod gets the condition `DisruptionTarget`.
+    pub disrupts: bool,
+}
+
+/// The ends of the channels that `sync` holds.
+pub struct Link {
+    /// Pods to evict.
+    pub orders: Inbox<PodUid, Order>,
+    /// Rung when an evicted pod has ended.
+    pub bell: Wake,
+    /// The names of the node's pressure conditions, for admission.
+    pub pressures: Arc<dyn Fn() -> Vec<String> + Send + Sync>,
+}
+
+/// Makes the mailbox of orders.
+#[must_use]
+pub fn orders() -> (Post<PodUid, Order>, Inbox<PodUid, Order>) {
+    mailbox::mailbox(mailbox::newest)
+}
+
+impl Loop {
+    /// Orders the end of pods, unless they have just ended by themselves.
+    pub(super) fn evict(&mut self, orders: impl IntoIterator<Item = (PodUid, Order)>) {
+        for (uid, order) in orders {
+            if !self.deps.workers.knows(&uid) || self.deps.workers.is_finished(&uid) {
+                continue;
+            }
+            let failure =
+                Failure { reason: reasons::EVICTED, message: order.message, disrupts: order.disrupts };
+            self.kill(&uid, Kill { grace_override: Some(order.grace_seconds), failure: Some(failure) });
+        }
+        self.publish();
+        // A pod that had ended already does not ring.
+        self.deps.evictions.bell.ring();
+    }
+
+    /// Whether the pod was evicted by the thread `evict`.
+    pub(super) fn was_evicted(&self, uid: &PodUid) -> bool {
+        let kill = self.deps.workers.kill_of(uid);
+        let failure = kill.and_then(|kill| kill.failure.as_ref());
+        failure.is_some_and(|failure| failure.reason == reasons::EVICTED)
+    }
+}
