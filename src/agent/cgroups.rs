@@ -44,12 +44,11 @@ pub(super) fn settings(
         return Ok(None);
     }
     let gates = settings::gates(config);
-    let memory_qos = (gates.enabled("MemoryQoS") && host.cgroups.version.is_v2()).then(|| {
-        match config.memory_reservation_policy.as_str() {
-            "TieredReservation" => Reservation::Tiered,
-            _ => Reservation::Nothing,
-        }
-    });
+    let reservation = match config.memory_reservation_policy.as_str() {
+        "TieredReservation" => Reservation::Tiered,
+        _ => Reservation::Nothing,
+    };
+    let memory_qos = Some(reservation).filter(|_| gates.enabled("MemoryQoS") && host.cgroups.version.is_v2());
     let enforced = config.enforce_node_allocatable.iter().any(|one| one == "pods");
     let daemons = limited_daemons(
         &config.enforce_node_allocatable,

@@ -17,12 +17,7 @@ impl CgroupRoot {
         for top in tops() {
             let dir = top.join(path.trim_start_matches('/'));
             make_cgroup(&dir);
-            // Without these nothing may run in it.
-            for file in ["cpuset.cpus", "cpuset.mems"] {
-                if let Ok(all) = fs::read_to_string(top.join(file)) {
-                    fs::write(dir.join(file), all).expect("the processors of the parent");
-                }
-            }
+            copy_cpus(&top, &dir);
         }
         CgroupRoot(path)
     }
@@ -40,11 +35,7 @@ impl CgroupRoot {
                 let parent = dir.clone();
                 dir.push(part);
                 fs::create_dir_all(&dir).expect("a cgroup can be made");
-                for file in ["cpuset.cpus", "cpuset.mems"] {
-                    if let Ok(all) = fs::read_to_string(parent.join(file)) {
-                        fs::write(dir.join(file), all).expect("the processors of the parent");
-                    }
-                }
+                copy_cpus(&parent, &dir);
             }
             dir
         };
@@ -131,6 +122,16 @@ fn tops() -> Vec<PathBuf> {
     // `unified` is the last one: it has a `cpu.stat` without limits.
     tops.sort();
     tops
+}
+
+/// Version 1: without CPUs nothing may run in a cgroup. With version 2 those of the parent count.
+fn copy_cpus(parent: &Path, dir: &Path) {
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        let all = fs::read_to_string(parent.join(file)).unwrap_or_default();
+        if !all.trim().is_empty() {
+            fs::write(dir.join(file), all).expect("the processors of the parent");
+        }
+    }
 }
 
 /// A cgroup with processes stays.
