@@ -1,10 +1,13 @@
 //! The cgroups of pods on the machine: values, limits, and that none is left behind.
 
 use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::support::containerd::Containerd;
 use crate::support::node::{
     FOREVER, LONG, Node, busybox, container_id, ended, ended_before, is_ready, pod, restarts, simple, uid,
 };
@@ -238,6 +241,62 @@ fn missing_cgroup_of_reserved_resources_ends_the_agent_with_its_name() {
         ["102", "4"].contains(&shares.as_str())
     });
     assert!(!dirs.is_empty());
+    node.finish();
+}
+
+/// With systemd as the first process, and no other pods on the machine: `tests/vm/run`.
+#[test]
+fn pods_are_in_slices_of_systemd() {
+    if std::env::var_os("E2E_WHOLE_MACHINE").is_none() {
+        println!("needs a machine of its own: tests/vm/run");
+        return;
+    }
+    let runtime = Containerd::start_with(&Node::base("cgslices"), true);
+    let root = json!({"cgroupDriver": "cgroupfs", "cgroupRoot": "/"});
+    let mut node = Node::prepare_on("cgslices", "e2e", root, runtime);
+    node.start_agent();
+    let both = json!({"cpu": "255m", "memory": "64Mi"});
+    node.apply("gu.json", &pod("gu", json!([sized("main", FOREVER, &both, &both)])));
+    let requests = json!({"cpu": "100m", "memory": "32Mi"});
+    node.apply("bu.json", &pod("bu", json!([sized("main", FOREVER, &requests, &json!({}))])));
+    let ids = ["gu", "bu"].map(|name| container_id(&node.wait_ready(name), "main"));
+    let slice = |tier: &str, name: &str| {
+        let uid = uid(&node.pod(name).expect("the pod is listed")).replace('-', "_");
+        let tiers = if tier.is_empty() { String::new() } else { format!("/kubepods-{tier}.slice") };
+        let dash = if tier.is_empty() { String::new() } else { format!("{tier}-") };
+        PathBuf::from(format!("/sys/fs/cgroup/kubepods.slice{tiers}/kubepods-{dash}pod{uid}.slice"))
+    };
+    let (gu, bu) = (slice("", "gu"), slice("burstable", "bu"));
+    let read = |dir: &Path, file: &str| {
+        fs::read_to_string(dir.join(file)).map(|text| text.trim_end().to_owned()).unwrap_or_default()
+    };
+    // systemd rounds the quota up to 10 ms per second.
+    assert_eq!(read(&gu, "cpu.max"), "26000 100000");
+    assert_eq!(read(&gu, "memory.max"), (64 << 20).to_string());
+    assert_eq!(read(&bu, "cpu.weight"), "4");
+    let show = |unit: &Path, property: &str| {
+        let name = unit.file_name().expect("a unit");
+        let output = Command::new("systemctl").args(["show", "-P", property]).arg(name).output();
+        String::from_utf8_lossy(&output.expect("systemctl runs").stdout).trim().to_owned()
+    };
+    assert_eq!(show(&gu, "MemoryMax"), (64 << 20).to_string());
+    assert_eq!(show(&gu, "ActiveState"), "active");
+    for (pod, id) in [(&gu, &ids[0]), (&bu, &ids[1])] {
+        let id = id.rsplit('/').next().expect("an id");
+        assert!(pod.join(format!("cri-containerd-{id}.scope")).is_dir(), "{}", pod.display());
+    }
+    node.kill_agent();
+    node.start_agent();
+    let after = ["gu", "bu"].map(|name| container_id(&node.wait_ready(name), "main"));
+    assert_eq!(after, ids, "no container was restarted");
+    for name in ["gu", "bu"] {
+        node.remove(&format!("{name}.json"));
+        node.wait_gone(name);
+    }
+    for unit in [&gu, &bu] {
+        assert!(!unit.exists(), "{}", unit.display());
+        assert_eq!(show(unit, "ActiveState"), "inactive");
+    }
     node.finish();
 }
 

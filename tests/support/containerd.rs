@@ -33,13 +33,18 @@ fn tool() -> String {
 impl Containerd {
     /// Starts one in `dir`/cd with the local images in it.
     pub fn start(dir: &Path) -> Containerd {
+        Containerd::start_with(dir, false)
+    }
+
+    /// As [`Containerd::start`]; `systemd`: with the cgroup driver of systemd.
+    pub fn start_with(dir: &Path, systemd: bool) -> Containerd {
         let images = std::env::var("E2E_IMAGES").expect("E2E_IMAGES: run through tests/run e2e");
         let containerd = Containerd { dir: dir.join("cd"), bin: OnceLock::new() };
         let mut args = vec!["up".to_owned(), containerd.dir.display().to_string()];
         // The image without any program is for tests of other kinds.
         let wanted = images.split_whitespace().filter(|path| !path.ends_with("/scratch.tar"));
         args.extend(wanted.map(str::to_owned));
-        run(&args);
+        run_with(&args, &[("SYSTEMD_CGROUP", if systemd { "true" } else { "false" })]);
         containerd
     }
 
@@ -148,7 +153,12 @@ pub fn kill(pid: u32, signal: &str) {
 }
 
 fn run(args: &[String]) -> String {
-    let output = Command::new(tool()).args(args).output().expect("the tool runs");
+    run_with(args, &[])
+}
+
+fn run_with(args: &[String], environment: &[(&str, &str)]) -> String {
+    let output =
+        Command::new(tool()).args(args).envs(environment.iter().copied()).output().expect("the tool runs");
     assert!(
         output.status.success(),
         "containerd-private {args:?}: {}{}",

@@ -90,9 +90,13 @@ impl Node {
 
     /// As [`Node::prepare`], under a node name of its own.
     pub fn prepare_as(name: &str, node_name: &str, config: Value) -> Node {
+        Node::prepare_on(name, node_name, config, Containerd::start(&Node::base(name)))
+    }
+
+    /// As [`Node::prepare`], on a runtime of the test's.
+    pub fn prepare_on(name: &str, node_name: &str, config: Value, containerd: Containerd) -> Node {
         let dir = Node::base(name);
         fs::create_dir_all(dir.join("manifests")).expect("the manifest directory can be made");
-        let containerd = Containerd::start(&dir);
         let node = Node {
             containerd,
             node_name: node_name.to_owned(),
