@@ -23,7 +23,7 @@ use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::resources::stats::sample::{NodeUse, Snapshot};
 
-/// The longest time between two looks at disks that are far from their thresholds.
+/// The longest time between two reads of disks that are far from their thresholds.
 const FAR: Duration = Duration::from_secs(60);
 /// The longest time between two measurements of local storage, however long they take.
 const SLOWEST: Duration = Duration::from_secs(300);

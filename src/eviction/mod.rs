@@ -1,10 +1,12 @@
 //! Evicts pods when the node runs out of memory, disk space, inodes or process ids, and pods that
 //! exceed limits of their own (Go: pkg/kubelet/eviction).
 //!
-//! Owns: nothing; [`Eviction`] is a value of its caller. Threads: none. In: the configuration, a
-//! snapshot of the statistics, the pods, the time. Out: an [`Outcome`]: the conditions that the
-//! node reports, and what to do next. Everything here is pure. Read [`pass`] first, then [`state`];
-//! [`watch`] explains how a shortage of memory is noticed on an idle node.
+//! Owns: the history of thresholds ([`Eviction`]) and the descriptors of the kernel ([`kernel`]).
+//! Thread: `evict`, if there is a threshold or a limit of local storage. In: the configuration,
+//! statistics, the pods, signals of the kernel, the ends of evicted pods. Out: the conditions of the
+//! node ([`Reports`]), orders to end pods and to free space, events, metrics. Everything but
+//! `thread` and `kernel` is pure. Read [`driver`] first, then [`pass`] and [`state`]; [`watch`]
+//! explains how a shortage of memory is noticed on an idle node.
 //!
 //! Invariants: a pass evicts at most one pod for a threshold; critical pods are never evicted; a
 //! pass acts only on statistics that the last one did not act on; all sums saturate, as the numbers

@@ -252,7 +252,10 @@ fn soft_threshold_evicts_after_its_grace_period_with_time_to_end() {
     manifest["spec"]["terminationGracePeriodSeconds"] = json!(60);
     joined.wait_condition("MemoryPressure", "True");
     joined.bind(&manifest);
-    let evicted = joined.wait_evicted("soft");
+    let evicted = joined.wait_pod("soft", "failed", |pod| pod["status"]["phase"] == "Failed");
+    // Failed only after its container has ended.
+    let state = &evicted["status"]["containerStatuses"][0]["state"];
+    assert!(state["terminated"].is_object(), "{evicted}");
     assert!(message(&evicted).starts_with("The node was low on resource: memory. "), "{evicted}");
     // It was not killed: it had more than one second.
     assert_eq!(evicted["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"], 3);
