@@ -93,8 +93,9 @@ pub(super) fn start(
             let live = snapshot.pods.values().filter(|entry| {
                 !entry.rejected && entry.worker.as_ref().is_some_and(|worker| !worker.report().has_stopped())
             });
-            live.filter_map(|entry| entry.any_pod()).map(|pod| allocations.granted(pod)).collect()
+            live.filter_map(|entry| entry.any_pod().cloned()).collect()
         }),
+        granted: Box::new(move |pod| allocations.granted(pod)),
         has_ended: Box::new(move |uid| has_ended(&ended, uid)),
         evict: Box::new(move |victim| orders.put(victim.pod.uid().clone(), order(victim))),
         reclaim: Box::new(move |what| reclaim::request(&reclaim, what, ring.clone())),

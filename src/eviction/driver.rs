@@ -8,6 +8,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
+
 use super::kernel::Left;
 use super::layout::{Layout, Reclaim};
 use super::local::has_limit;
@@ -56,10 +58,16 @@ pub trait World {
     fn pods_cgroup(&mut self) -> Option<String>;
     /// The numbers of pods. `None`: they could not be measured, which was logged.
     fn measure(&mut self, need: Need) -> Option<Snapshot>;
-    /// The pods that have not ended, with the resources that they were granted.
+    /// The pods that have not ended.
     fn pods(&mut self) -> Vec<Pod>;
-    /// A threshold is met: raises the event and counts the age of the statistics.
+    /// A pod with the resources that it was granted.
+    fn granted(&mut self, pod: &Pod) -> Pod;
+    /// A threshold is met: raises the event.
     fn starved(&mut self, starved: &Starved);
+    /// A pod has to be evicted for statistics of these times: counts their age.
+    fn count_age(&mut self, measured: &[(Signal, Timestamp)]);
+    /// An evicted pod has not ended in time.
+    fn exceeded(&mut self, pod: &Pod);
     /// Begins to free space.
     fn reclaim(&mut self, what: &'static [Reclaim]);
     /// Whether this has ended, also if it failed.
@@ -81,17 +89,16 @@ pub struct Wait {
     pub left: Option<Left>,
 }
 
-#[derive(Debug)]
 enum Stage {
     Watching,
-    /// Space is being freed. If that is not enough, this victim is evicted.
+    /// Space is being freed. If that is not enough, the victim is evicted.
     Reclaiming {
-        victim: Option<Box<Victim>>,
+        starved: Box<Starved>,
         until: Instant,
     },
     /// These pods were evicted.
     Ending {
-        pods: Vec<PodUid>,
+        pods: Vec<Pod>,
         until: Instant,
     },
 }
@@ -144,21 +151,22 @@ impl Driver {
         self.evicted.retain(|pod| !world.has_ended(pod));
         match std::mem::replace(&mut self.stage, Stage::Watching) {
             Stage::Watching => {}
-            Stage::Reclaiming { victim, until } => {
+            Stage::Reclaiming { starved, until } => {
                 if !world.is_reclaimed() && now < until {
-                    self.stage = Stage::Reclaiming { victim, until };
+                    self.stage = Stage::Reclaiming { starved, until };
                     return Wait { until: Some(until), left: None };
                 }
-                self.reclaimed(world, victim, now);
+                self.reclaimed(world, &starved, now);
             }
             // DIFFERS: upstream evicts the same pod again after this time. Here the next one is
             // evicted: a pod whose processes the kernel cannot end frees nothing.
             Stage::Ending { mut pods, until } => {
-                pods.retain(|pod| self.evicted.contains(pod));
+                pods.retain(|pod| self.evicted.contains(pod.uid()));
                 if !pods.is_empty() && now < until {
                     self.stage = Stage::Ending { pods, until };
                     return Wait { until: Some(until), left: None };
                 }
+                pods.iter().for_each(|pod| world.exceeded(pod));
             }
         }
         match self.stage {
@@ -170,18 +178,24 @@ impl Driver {
     }
 
     /// Space was freed: evicts the victim if a threshold is still met.
-    fn reclaimed(&mut self, world: &mut dyn World, victim: Option<Box<Victim>>, now: Instant) {
+    fn reclaimed(&mut self, world: &mut dyn World, starved: &Starved, now: Instant) {
         let snapshot = world.glance().map(|node| Snapshot { node, ..Snapshot::default() });
         if self.eviction.is_relieved(snapshot.as_ref()) {
             log::info!("freed enough space; no pod has to be evicted");
             return;
         }
-        match victim {
+        match &starved.victim {
             // It may have ended by itself.
             Some(victim) if world.has_ended(victim.pod.uid()) => {}
-            Some(victim) => self.evict(world, std::slice::from_ref(&*victim), now),
-            None => log::warn!("disk space is short on the node, and no pod may be evicted"),
+            _ => self.evict_for(world, starved, now),
         }
+    }
+
+    /// Evicts the victim of a threshold.
+    fn evict_for(&mut self, world: &mut dyn World, starved: &Starved, now: Instant) {
+        let Some(victim) = &starved.victim else { return self.no_victim(starved) };
+        world.count_age(&starved.measured);
+        self.evict(world, std::slice::from_ref(victim), now);
     }
 
     fn evict(&mut self, world: &mut dyn World, victims: &[Victim], now: Instant) {
@@ -191,7 +205,7 @@ impl Driver {
         }
         let longest = victims.iter().map(|victim| victim.grace_seconds).max().unwrap_or(0);
         let grace = Duration::from_secs(u64::try_from(longest).unwrap_or(0).min(3600));
-        let pods = victims.iter().map(|victim| victim.pod.uid().clone()).collect();
+        let pods = victims.iter().map(|victim| victim.pod.clone()).collect();
         self.stage = Stage::Ending { pods, until: now + grace + VICTIM_LIMIT };
     }
 
@@ -233,8 +247,8 @@ impl Driver {
             // The machine's numbers of this moment count.
             let node = std::mem::take(&mut snapshot.node);
             snapshot = Snapshot { node, ..measured };
-            candidates = pods;
-            candidates.retain(|pod| !self.evicted.contains(pod.uid()));
+            let others = pods.iter().filter(|pod| !self.evicted.contains(pod.uid()));
+            candidates = others.map(|pod| world.granted(pod)).collect();
         }
         let outcome = self.eviction.pass(&snapshot, &candidates, now);
         let observations = self.eviction.observe(&snapshot);
@@ -249,14 +263,10 @@ impl Driver {
             Action::Starved(starved) => {
                 world.starved(&starved);
                 if starved.reclaim.is_empty() {
-                    match &starved.victim {
-                        Some(victim) => self.evict(world, std::slice::from_ref(victim), now),
-                        None => self.no_victim(&starved),
-                    }
+                    self.evict_for(world, &starved, now);
                 } else {
                     world.reclaim(starved.reclaim);
-                    let victim = starved.victim.map(Box::new);
-                    self.stage = Stage::Reclaiming { victim, until: now + RECLAIM_LIMIT };
+                    self.stage = Stage::Reclaiming { starved, until: now + RECLAIM_LIMIT };
                 }
             }
         }

@@ -126,6 +126,18 @@ impl World for Machine {
         self.pods.iter().filter(|pod| !self.ended.contains(pod.uid())).cloned().collect()
     }
 
+    fn granted(&mut self, pod: &Pod) -> Pod {
+        pod.clone()
+    }
+
+    fn count_age(&mut self, measured: &[(Signal, Timestamp)]) {
+        assert!(!measured.is_empty());
+    }
+
+    fn exceeded(&mut self, pod: &Pod) {
+        self.log.push(format!("{} exceeds its grace period", pod.name()));
+    }
+
     fn starved(&mut self, starved: &Starved) {
         self.log.push(starved.message.clone());
     }
@@ -218,7 +230,9 @@ fn shortage_of_memory_evicts_the_largest_pod_and_the_next_pass_follows_its_end()
     assert_eq!(machine.turn(&mut driver, 500), (evicts("middle"), Some(31_000)));
     assert!(machine.reports.iter().all(|report| report.pressures.memory));
     // It does not end in time: the next pod is evicted, and not the same again.
-    assert_eq!(machine.turn(&mut driver, 31_000), (evicts("small"), Some(31_000)));
+    let (mut did, wait) = machine.turn(&mut driver, 31_000);
+    assert_eq!(did.remove(0), "middle exceeds its grace period");
+    assert_eq!((did, wait), (evicts("small"), Some(31_000)));
     machine.memory_left = 500;
     machine.ended.extend(["middle".into(), "small".into()]);
     assert_eq!(machine.turn(&mut driver, 1000), (vec![], Some(10_000)));

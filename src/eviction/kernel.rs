@@ -184,6 +184,11 @@ fn request(dir: &Path, levels: Levels) -> std::io::Result<OwnedFd> {
     for level in [Some(levels.upper), levels.lower].into_iter().flatten() {
         control(dir, &notify::usage_line(event.as_raw_fd(), usage.as_raw_fd(), level))?;
     }
+    // The level may have been passed before the kernel knew it.
+    let now = std::fs::read_to_string(dir.join(notify::USAGE))?;
+    if now.trim().parse::<u64>().is_ok_and(|now| now >= levels.upper) {
+        rustix::io::write(&event, &1_u64.to_ne_bytes())?;
+    }
     Ok(event)
 }
 

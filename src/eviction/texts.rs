@@ -12,9 +12,6 @@ use crate::model::pod::Pod;
 use crate::model::quantity::{Amount, Form, amount, canonical};
 use crate::resources::stats::sample::PodUse;
 
-/// The reason of the Warning event on a pod whose containers did not end in time.
-pub const EXCEEDED_GRACE_PERIOD: &str = "ExceededGracePeriod";
-
 /// Annotation of an eviction's event: the containers that used more than they requested.
 const CONTAINERS: &str = "offending_containers";
 /// Annotation: what these containers used, in the same order.
@@ -136,7 +133,7 @@ pub(super) fn container_storage(container: &str, limit: &str) -> String {
     format!("Container {container} exceeded its local ephemeral storage limit {limit:?}. ")
 }
 
-/// The message of the event [`EXCEEDED_GRACE_PERIOD`] (kubelet: pod_workers.go
+/// The message of the Warning event `ExceededGracePeriod` on a pod (kubelet: pod_workers.go
 /// `killPodNow`).
 #[must_use]
 pub fn exceeded_grace_period() -> &'static str {

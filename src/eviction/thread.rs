@@ -15,6 +15,7 @@ use super::kernel::{Files, Signals};
 use super::layout::{Layout, Reclaim};
 use super::pass::{Settings, Starved};
 use super::report::{Report, Reports};
+use super::signal::Signal;
 use super::victim::Victim;
 use super::watch::{Plan, REST};
 use crate::model::event::{EventSink, EventType, Regarding};
@@ -37,18 +38,25 @@ pub struct ImagePlaces {
     pub containers: Option<PathBuf>,
 }
 
+/// Reads the machine's numbers.
+pub type Glance = dyn Fn(&Places) -> Option<NodeUse> + Send;
+/// Measures pods. The error is for the log.
+pub type Measure = dyn Fn(Need) -> Result<Arc<Snapshot>, String> + Send;
+
 /// Handles and functions of the rest of the agent.
 pub struct Deps {
     /// Reads the machine's numbers.
-    pub glance: Box<dyn Fn(&Places) -> Option<NodeUse> + Send>,
-    /// Measures pods. The error is for the log.
-    pub measure: Box<dyn Fn(Need) -> Result<Arc<Snapshot>, String> + Send>,
+    pub glance: Box<Glance>,
+    /// Measures pods.
+    pub measure: Box<Measure>,
     /// Asks the runtime for its directories.
     pub image_places: Box<dyn Fn() -> Result<ImagePlaces, String> + Send>,
     /// The path of the cgroup of all pods, if there is one.
     pub pods_cgroup: Box<dyn Fn() -> Option<String> + Send>,
-    /// The pods that have not ended, with the resources that they were granted.
+    /// The pods that have not ended.
     pub pods: Box<dyn Fn() -> Vec<Pod> + Send>,
+    /// A pod with the resources that it was granted.
+    pub granted: Box<dyn Fn(&Pod) -> Pod + Send>,
     /// Whether nothing of a pod runs any more.
     pub has_ended: Box<dyn Fn(&PodUid) -> bool + Send>,
     /// Orders the end of a pod.
@@ -92,32 +100,35 @@ pub fn spawn(settings: Settings, deps: Deps, bell: &Wake, on_death: OnDeath) -> 
 fn run(mut driver: Driver, mut node: Node, bell: &Wake, stop: &StopToken) {
     let thresholds = driver.thresholds().to_vec();
     let mut signals = Signals::open(node.deps.files.clone(), |kernel| Plan::new(&thresholds, kernel));
+    let mut signaled = false;
     while !stop.is_stopped() {
         let turn = driver.turn(&mut node, signals.needs_polling(), Instant::now());
         if let Some(left) = &turn.left {
             signals.arm(left);
         }
-        wait(&turn, &signals, bell);
+        signaled = wait(&turn, &signals, bell, signaled);
         bell.silence();
         signals.take();
     }
 }
 
-/// Waits for the time of the next turn, for the bell, and for the kernel, but for the kernel only
-/// after a rest: it may signal all the time.
-fn wait(turn: &Wait, signals: &Signals, bell: &Wake) {
+/// Waits for the time of the next turn, for the bell, and for the kernel. Returns whether the kernel
+/// may have signaled. After a signal (`signaled`) the next one is only waited for after a rest: the
+/// kernel may signal all the time.
+fn wait(turn: &Wait, signals: &Signals, bell: &Wake, signaled: bool) -> bool {
     let _waiting = threads::waiting("a shortage of memory or disk space");
-    let rested = Instant::now() + REST;
-    if turn.left.is_some() {
+    if turn.left.is_none() {
+        ready(&[], bell, turn.until);
+        return false;
+    }
+    if signaled {
+        let rested = Instant::now() + REST;
         let until = turn.until.map_or(rested, |until| until.min(rested));
         if ready(&[], bell, Some(until)) || turn.until.is_some_and(|until| until <= rested) {
-            return;
+            return false;
         }
-        let descriptors = signals.descriptors();
-        ready(&descriptors, bell, turn.until);
-    } else {
-        ready(&[], bell, turn.until);
     }
+    ready(&signals.descriptors(), bell, turn.until) && !bell.is_ringing()
 }
 
 /// Whether one of the descriptors or the bell is ready before `until`.
@@ -213,16 +224,27 @@ impl World for Node {
         (self.deps.pods)()
     }
 
+    fn granted(&mut self, pod: &Pod) -> Pod {
+        (self.deps.granted)(pod)
+    }
+
     fn starved(&mut self, starved: &Starved) {
         let reason = reasons::EVICTION_THRESHOLD_MET;
         self.deps.events.raise(Regarding::Node, EventType::Warning, reason, starved.message.as_str());
-        if starved.victim.is_some() && starved.reclaim.is_empty() {
-            let now = Timestamp::now();
-            for (signal, at) in &starved.measured {
-                let age = Duration::try_from(now.duration_since(*at)).unwrap_or_default();
-                metrics::EVICTION_STATS_AGE.took([signal.as_str()], age);
-            }
+    }
+
+    fn count_age(&mut self, measured: &[(Signal, Timestamp)]) {
+        let now = Timestamp::now();
+        for (signal, at) in measured {
+            let age = Duration::try_from(now.duration_since(*at)).unwrap_or_default();
+            metrics::EVICTION_STATS_AGE.took([signal.as_str()], age);
         }
+    }
+
+    fn exceeded(&mut self, pod: &Pod) {
+        let text = super::texts::exceeded_grace_period();
+        log::warn!("an evicted pod has not ended in time pod={} uid={}", pod.full_name(), pod.uid());
+        self.deps.events.warning(pod, reasons::EXCEEDED_GRACE_PERIOD, text);
     }
 
     fn reclaim(&mut self, what: &'static [Reclaim]) {

@@ -85,6 +85,7 @@ reasons! {
     STARTING = "Starting";
     CGROUP_V1 = "CgroupV1";
     // Events about the node.
+    EXCEEDED_GRACE_PERIOD = "ExceededGracePeriod";
     EVICTION_THRESHOLD_MET = "EvictionThresholdMet";
     SYSTEM_OOM = "SystemOOM";
     NODE_READY = "NodeReady";
