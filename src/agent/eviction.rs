@@ -35,12 +35,14 @@ pub(super) struct Ends {
 }
 
 /// Makes the channels: the ends of the thread, that of `sync`, and that of `clean`.
-pub(super) fn link(reports: &Reports) -> Result<(Ends, Link, Receiver<Request>), StartError> {
+pub(super) fn link(rooms: &Rooms, reports: &Reports) -> Result<(Ends, Link, Receiver<Request>), StartError> {
     let bell = Wake::new().map_err(thread("evict"))?;
     let (orders, inbox) = crate::sync::evictions::orders();
     let (reclaim, requests) = reclaim::requests();
-    let shown = reports.clone();
-    let link = Link { orders: inbox, bell: bell.clone(), pressures: Arc::new(move || shown.pressures()) };
+    let (shown, observe) = (reports.clone(), rooms.observe.clone());
+    // Before the first list it is not known which pods run; those are not refused.
+    let pressures = move || observe.last_relist().map(|_| shown.pressures()).unwrap_or_default();
+    let link = Link { orders: inbox, bell: bell.clone(), pressures: Arc::new(pressures) };
     Ok((Ends { bell, orders, reclaim, reports: reports.clone() }, link, requests))
 }
 

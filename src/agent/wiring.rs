@@ -140,7 +140,7 @@ fn start_threads(
     let places = settings::configured(&source_settings, client);
     let stats = stats::collector(context, rooms);
     let reports = Reports::default();
-    let (ends, evictions, reclaim) = eviction::link(&reports)?;
+    let (ends, evictions, reclaim) = eviction::link(rooms, &reports)?;
     let changed = cluster.as_ref().map(|cluster| cluster.health.clone());
     let from = FromRooms { probes: from_probes, objects: from_objects, evictions, reclaim };
     let sync = start_sync(context, rooms, cluster.as_ref(), &places, from)?;

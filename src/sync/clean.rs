@@ -102,6 +102,7 @@ pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
         let deps = Deps { cri: deps.cri.with_stop(stop.clone()), ..deps };
         Cleaner {
             deps,
+            knows_images: false,
             failures: Failures::default(),
             misplaced: Failures::default(),
             rotations: BTreeMap::new(),
@@ -110,8 +111,21 @@ pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
     })
 }
 
+/// What is done with images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ImageRound {
+    /// It is recorded which exist and are in use.
+    Detect,
+    /// Those that the policy names are removed.
+    Policy,
+    /// All that are not in use are removed.
+    AllUnused,
+}
+
 struct Cleaner {
     deps: Deps,
+    /// Whether images were listed since the start.
+    knows_images: bool,
     failures: Failures,
     misplaced: Failures,
     /// The error of the last rotation, and how often it occurred.
@@ -155,10 +169,14 @@ impl Cleaner {
                     }
                     Job::Garbage => {
                         self.garbage(Scope::Policy, stop);
+                        // Later, images are removed only if they were seen some time before.
+                        if !std::mem::replace(&mut self.knows_images, true) {
+                            self.images(ImageRound::Detect, stop);
+                        }
                         GARBAGE_PERIOD
                     }
                     Job::Images => {
-                        self.images(Scope::Policy, stop);
+                        self.images(ImageRound::Policy, stop);
                         IMAGES_PERIOD
                     }
                     Job::Logs => self.rotate(stop),
@@ -184,7 +202,7 @@ impl Cleaner {
         for what in request.what {
             match what {
                 Reclaim::DeadContainers => self.garbage(Scope::Everything, stop),
-                Reclaim::UnusedImages => self.images(Scope::Everything, stop),
+                Reclaim::UnusedImages => self.images(ImageRound::AllUnused, stop),
             }
         }
         request.finish();
@@ -272,7 +290,7 @@ impl Cleaner {
         }
     }
 
-    fn images(&mut self, scope: Scope, stop: &StopToken) {
+    fn images(&mut self, round: ImageRound, stop: &StopToken) {
         let images = &mut self.deps.images;
         let listed = match crate::cri::list_pods(&self.deps.cri, None) {
             Ok(listed) => listed,
@@ -304,11 +322,13 @@ impl Cleaner {
             .chain(sandbox_image.map(crate::model::ids::ImageRef::from))
             .chain(of_volumes)
             .collect();
+        let now = Timestamp::now();
         // They log failures and raise events.
-        let _ = match scope {
-            Scope::Policy => images.collect(&in_use, Timestamp::now(), stop),
-            Scope::Everything => images.delete_unused(&in_use, Timestamp::now(), stop),
-        };
+        match round {
+            ImageRound::Detect => drop(images.detect(&in_use, now)),
+            ImageRound::Policy => drop(images.collect(&in_use, now, stop)),
+            ImageRound::AllUnused => drop(images.delete_unused(&in_use, now, stop)),
+        }
     }
 
     fn rotate(&mut self, stop: &StopToken) -> Duration {

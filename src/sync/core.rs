@@ -322,11 +322,12 @@ impl Core {
         let uid = pod.uid().clone();
         let granted = (world.granted)(&pod);
         let active = self.active(world);
-        // DIFFERS: if the shutdown began before the Go kubelet learned of the pod, it rejects the
-        // pod even if it runs; its containers are then stopped without their grace period.
-        let running = world.node.shutting_down && (world.still_runs)(&uid);
-        let node = if running {
-            Cow::Owned(NodeView { shutting_down: false, ..world.node.clone() })
+        // DIFFERS: if the shutdown or the pressure began before the Go kubelet learned of the pod, it
+        // rejects the pod even if it runs; its containers are then stopped without their grace
+        // period.
+        let closed = world.node.shutting_down || !world.node.pressures.is_empty();
+        let node = if closed && (world.still_runs)(&uid) {
+            Cow::Owned(NodeView { shutting_down: false, pressures: Vec::new(), ..world.node.clone() })
         } else {
             Cow::Borrowed(world.node)
         };
@@ -598,6 +599,18 @@ mod tests {
         // All other checks of admission still apply.
         let effects = bench.apply(SourceName::File, vec![of_file("s", "3")]);
         assert_eq!(effects, ["preempt 1 pods", "update 3"]);
+    }
+
+    /// The agent was restarted while the node is short of memory.
+    #[test]
+    fn running_pod_is_not_rejected_for_a_pressure() {
+        let mut bench = Bench::new(&[SourceName::Api]);
+        bench.node.pressures = vec!["MemoryPressure".to_owned()];
+        bench.running = ["1".into()].into();
+        assert_eq!(
+            bench.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]),
+            ["shown 1", "shown 2", "update 1", "reject 2 Evicted"]
+        );
     }
 
     #[test]

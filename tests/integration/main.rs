@@ -10,6 +10,7 @@ mod attacks;
 mod authorities;
 mod containers;
 mod cri;
+mod evictions;
 mod hooks;
 mod kube;
 mod main_port;
