@@ -32,7 +32,7 @@ pub fn across_nodes(
 ) -> Result<CpuSet, TakeError> {
     let options = Options { by_cache: false, ..options };
     let free = available.intersection(machine.all());
-    if count % group != 0 || count == 0 || count > free.len() {
+    if !count.is_multiple_of(group) || count == 0 || count > free.len() {
         return packed(machine, available, count, options);
     }
     let nodes = nodes_in_order(machine, &free);

@@ -159,7 +159,7 @@ impl Taking<'_> {
         let mut cpus: Vec<u32> = self.machine.within(&self.free, Level::Core, &cores).iter().collect();
         let needed = usize::try_from(self.needed).unwrap_or(usize::MAX);
         // One thread of the last core is left over.
-        if self.needed % 2 != 0 && per_core > 1 && cpus.len() > needed {
+        if !self.needed.is_multiple_of(2) && per_core > 1 && cpus.len() > needed {
             cpus.pop();
         }
         if cpus.len() == needed {

@@ -144,8 +144,8 @@ impl Replay {
             }
             let reserved = reserved(&node, &config).map_err(|error| error.to_string())?;
             let memory = match &self.file {
-                Some(text) => Memory::restore(&[node.clone()], &reserved, text),
-                None => Ok(Memory::new(&[node.clone()], &reserved)),
+                Some(text) => Memory::restore(std::slice::from_ref(&node), &reserved, text),
+                None => Ok(Memory::new(std::slice::from_ref(&node), &reserved)),
             };
             self.memory = Some(memory.map_err(|error| error.to_string())?);
             Ok(())
@@ -203,10 +203,10 @@ impl Replay {
     }
 
     fn write(&mut self) {
-        if let Some(memory) = &mut self.memory {
-            if memory.take_changed() {
-                self.file = Some(memory.state_file());
-            }
+        if let Some(memory) = &mut self.memory
+            && memory.take_changed()
+        {
+            self.file = Some(memory.state_file());
         }
     }
 
@@ -255,7 +255,8 @@ fn replay(scenario: &'static str) -> usize {
         let mut over = names(&step["remove"]);
         over.extend(step["until"]["pod"].as_str().map(str::to_owned));
         replay.active.retain(|pod| !over.iter().any(|name| name == pod.name()));
-        if step["file"].get("<base>/root/memory_manager_state").is_some() {
+        let mut files = step["file"].as_object().into_iter().flatten();
+        if files.any(|(path, _)| path.ends_with("/memory_manager_state")) {
             replay.file = None;
         }
         if let Some(expected) = step["state_files"].get("memory_manager_state") {
