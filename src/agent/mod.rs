@@ -16,6 +16,7 @@ mod eviction;
 mod handles;
 mod host;
 mod main_port;
+mod managers;
 mod metrics;
 mod node;
 mod oom;

@@ -9,6 +9,7 @@ use crossbeam_channel::Receiver;
 use super::cgroups;
 use super::error::StartError;
 use super::host::Host;
+use super::managers;
 use super::settings;
 use super::supervise::Supervisor;
 use crate::config::{AgentArgs, KubeletConfiguration};
@@ -16,12 +17,14 @@ use crate::cri::{ImageClient, RuntimeClient};
 use crate::kube::PodApi;
 use crate::model::event::{Event, EventSink};
 use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
 use crate::observe::Observe;
 use crate::pods::admission::Allocatable;
 use crate::pods::allocation::Allocations;
 use crate::pods::cgroups::PodCgroups;
+use crate::pods::managers::Managers;
 use crate::probes::{self, Probes};
-use crate::runtime::{self, Runtime};
+use crate::runtime::{self, Placement as _, Runtime};
 use crate::status::{NodeAddresses, StatusCache};
 use crate::sync::view::View;
 use crate::util::mailbox::Post;
@@ -52,6 +55,7 @@ pub(super) struct Rooms {
     pub(super) volumes: Arc<Volumes>,
     pub(super) probes: Probes,
     pub(super) cgroups: PodCgroups,
+    pub(super) managers: Managers,
     pub(super) view: View,
     /// `None` without an API server.
     pub(super) pod_api: Option<PodApi>,
@@ -80,7 +84,12 @@ pub(super) fn make(
     };
     let reservations = settings::reservations(args, config);
     let allocatable = settings::allocatable(args, config, host, &reservations);
-    let cgroups = PodCgroups::new(cgroups::settings(args, config, host)?);
+    let managers = managers::open(args, config, host, &cri, &events)?;
+    let without_quota = {
+        let managers = managers.clone();
+        Arc::new(move |pod: &Pod| managers.is_without_quota(pod))
+    };
+    let cgroups = PodCgroups::new(cgroups::settings(args, config, host)?, without_quota);
     let runtime = Runtime::new(
         settings::runtime(args, config, host, &allocatable)?,
         runtime::Deps {
@@ -92,6 +101,7 @@ pub(super) fn make(
                 let cgroups = cgroups.clone();
                 Arc::new(move |pod| cgroups.path(pod))
             },
+            placement: Arc::new(managers.clone()),
         },
     );
     let volumes = Arc::new(Volumes::new(
@@ -121,6 +131,7 @@ pub(super) fn make(
         volumes,
         probes,
         cgroups,
+        managers,
         pod_api,
     };
     Ok((rooms, event_queue))

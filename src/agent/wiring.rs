@@ -152,6 +152,8 @@ fn start_threads(
         on_death: supervisor.deaths(),
     };
     threads.extend(rooms.cgroups.spawn(cgroup_deps).map_err(thread("cgroups"))?);
+    let updates = rooms.managers.spawn(rooms.runtime.clone(), supervisor.on_death());
+    threads.extend(updates.map_err(thread("managers"))?);
     threads.extend(start_observe(context, rooms, sync.changes)?);
     let source_deps =
         sources::Deps { post: sync.sets, events: rooms.events.clone(), on_death: supervisor.deaths() };
@@ -234,6 +236,7 @@ fn start_sync(
         observe: rooms.observe.clone(),
         status: rooms.status.clone(),
         allocations: rooms.allocations.clone(),
+        managers: rooms.managers.clone(),
         events: rooms.events.clone(),
         view: rooms.view.clone(),
         clean: clean_bell,
@@ -283,6 +286,7 @@ fn workers(
         probes: rooms.probes.clone(),
         volumes: Arc::clone(&rooms.volumes),
         cgroups: rooms.cgroups.clone(),
+        managers: rooms.managers.clone(),
         status: rooms.status.clone(),
         allocations: rooms.allocations.clone(),
         node_addresses: node_addresses(cluster.map(|cluster| &cluster.node), &host.ips),

@@ -313,7 +313,7 @@ pub static FIELDS: &[Field] = &[
     text("cgroupRoot", "", "cgroup under which pods are placed").works(),
     flag("cgroupsPerQOS", true, "keep a cgroup per QoS class and pod").works(),
     text("cgroupDriver", "cgroupfs", "cgroupfs or systemd; the runtime's own value wins").works(),
-    text("cpuManagerPolicy", "none", "none or static"),
+    text("cpuManagerPolicy", "none", "none or static").works(),
     Field::of(
         "singleProcessOOMKill",
         Kind::Bool,
@@ -322,12 +322,12 @@ pub static FIELDS: &[Field] = &[
     )
     .keeps_zero()
     .works(),
-    map("cpuManagerPolicyOptions", "options of the CPU manager policy"),
-    time("cpuManagerReconcilePeriod", "10s", "how often CPU sets are checked"),
-    text("memoryManagerPolicy", "None", "None or Static"),
-    text("topologyManagerPolicy", "none", "none, best-effort, restricted or single-numa-node"),
-    text("topologyManagerScope", "container", "container or pod"),
-    map("topologyManagerPolicyOptions", "options of the topology manager policy"),
+    map("cpuManagerPolicyOptions", "options of the CPU manager policy").works(),
+    time("cpuManagerReconcilePeriod", "10s", "how often CPU sets are checked").works(),
+    text("memoryManagerPolicy", "None", "None or Static").works(),
+    text("topologyManagerPolicy", "none", "none, best-effort, restricted or single-numa-node").works(),
+    text("topologyManagerScope", "container", "container or pod").works(),
+    map("topologyManagerPolicyOptions", "options of the topology manager policy").works(),
     map("qosReserved", "share of memory kept for better QoS classes (alpha)").works(),
     time("runtimeRequestTimeout", "2m0s", "deadline of calls to the container runtime").works(),
     text(
@@ -459,7 +459,8 @@ pub static FIELDS: &[Field] = &[
     )
     .keeps_zero()
     .works(),
-    Field::of("reservedMemory", Kind::Items(RESERVED_MEMORY), Preset::Empty, "memory reserved per NUMA node"),
+    Field::of("reservedMemory", Kind::Items(RESERVED_MEMORY), Preset::Empty, "memory reserved per NUMA node")
+        .works(),
     flag(
         "enableProfilingHandler",
         true,

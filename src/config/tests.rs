@@ -425,7 +425,7 @@ fn configuration_with_many_fields_is_accepted() {
     assert_eq!(config.tracing.endpoint.as_deref(), Some("localhost:4317"));
     assert_eq!(config.static_pod_url_header["X-A"], ["b", "c"]);
     assert!(!config.serialize_image_pulls);
-    assert!(loaded.without_effect.contains(&"reservedMemory"));
+    assert!(!loaded.without_effect.contains(&"reservedMemory"));
     assert!(!loaded.without_effect.contains(&"registerWithTaints"));
     assert!(!loaded.without_effect.contains(&"staticPodPath"));
 }

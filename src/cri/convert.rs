@@ -178,6 +178,7 @@ pub(super) fn container_status(status: runtime::ContainerStatus, sandbox: &Sandb
         termination_message_policy: annotation(labels::CONTAINER_TERMINATION_MESSAGE_POLICY).to_owned(),
         sandbox_id: sandbox.clone(),
         resources: status.resources.linux.as_ref().map(resources),
+        cpus: Some(status.resources.linux.cpuset_cpus.clone()).filter(|cpus| !cpus.is_empty()),
         user: status.user.linux.as_ref().map(|user| LinuxUser {
             uid: user.uid,
             gid: user.gid,

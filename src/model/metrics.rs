@@ -73,6 +73,9 @@ const RESIZE: &[f64] = &[
 ];
 /// Seconds of setting volumes up.
 const VOLUME: &[f64] = &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
+/// Milliseconds of the alignment of resources.
+const ALIGNMENT: &[f64] =
+    &[0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102.4, 204.8, 409.6, 819.2];
 /// Containers of a pod.
 const FEW: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0];
 
@@ -86,6 +89,31 @@ macro_rules! metrics {
 }
 
 metrics! { ALL;
+    // CPU, memory and topology managers.
+    CPU_PINNINGS: Counter = "kubelet_cpu_manager_pinning_requests_total",
+        "Containers that were to get CPUs for themselves.";
+    CPU_PINNING_ERRORS: Counter = "kubelet_cpu_manager_pinning_errors_total",
+        "Containers that could not get CPUs for themselves.";
+    SHARED_CPUS: Gauge = "kubelet_cpu_manager_shared_pool_size_millicores",
+        "Thousandths of the CPUs that no container has for itself.";
+    EXCLUSIVE_CPUS: Gauge = "kubelet_cpu_manager_exclusive_cpu_allocation_count",
+        "CPUs that containers have for themselves.";
+    CPUS_PER_NODE: GaugeVec<1> = "kubelet_cpu_manager_allocation_per_numa",
+        "CPUs that containers have for themselves, by NUMA node.", ["numa_node"];
+    MEMORY_PINNINGS: Counter = "kubelet_memory_manager_pinning_requests_total",
+        "Containers that were to get memory of certain NUMA nodes.";
+    MEMORY_PINNING_ERRORS: Counter = "kubelet_memory_manager_pinning_errors_total",
+        "Containers that could not get memory of certain NUMA nodes.";
+    TOPOLOGY_ADMISSIONS: Counter = "kubelet_topology_manager_admission_requests_total",
+        "Pods whose resources were to be aligned.";
+    TOPOLOGY_ADMISSION_ERRORS: Counter = "kubelet_topology_manager_admission_errors_total",
+        "Pods that were rejected because of their resources' alignment.";
+    TOPOLOGY_ADMISSION_DURATION: Histogram = "kubelet_topology_manager_admission_duration_ms",
+        "Milliseconds of the alignment of a pod's resources.", ALIGNMENT;
+    ALIGNED_RESOURCES: CounterVec<2> = "kubelet_container_aligned_compute_resources_count",
+        "Containers or pods with aligned resources.", ["scope", "boundary"];
+    UNALIGNED_RESOURCES: CounterVec<2> = "kubelet_container_aligned_compute_resources_failure_count",
+        "Containers or pods whose resources could not be aligned.", ["scope", "boundary"];
     // Pods and their workers.
     POD_START: Histogram = "kubelet_pod_start_duration_seconds",
         "From the first sight of a pod to its containers running.", START;

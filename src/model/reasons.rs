@@ -104,7 +104,11 @@ reasons! {
     UNSUPPORTED_FIELD = "UnsupportedField";
     /// A manifest is invalid; its last valid version continues to run (not in upstream).
     INVALID_MANIFEST = "InvalidManifest";
+    /// The state file of a resource manager cannot be used (not in upstream).
+    UNUSABLE_STATE_FILE = "UnusableStateFile";
     // Rejections of pods (phase Failed).
+    TOPOLOGY_AFFINITY_ERROR = "TopologyAffinityError";
+    SMT_ALIGNMENT_ERROR = "SMTAlignmentError";
     SYSCTL_FORBIDDEN = "SysctlForbidden";
     APP_ARMOR = "AppArmor";
     EVICTED = "Evicted";

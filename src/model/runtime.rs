@@ -98,6 +98,8 @@ pub struct ContainerStatus {
     pub sandbox_id: SandboxId,
     /// Applied resources, if reported.
     pub resources: Option<AppliedResources>,
+    /// The CPUs that it is bound to, such as `0-3,8`, if reported.
+    pub cpus: Option<String>,
     /// User, if reported.
     pub user: Option<LinuxUser>,
     /// Mounts.
@@ -127,6 +129,7 @@ impl ContainerStatus {
             termination_message_policy: String::new(),
             sandbox_id: SandboxId::default(),
             resources: None,
+            cpus: None,
             user: None,
             mounts: Vec::new(),
         }

@@ -15,6 +15,7 @@ pub mod cgroups;
 #[cfg(test)]
 pub(crate) mod fuzz;
 pub mod lifecycle;
+pub mod managers;
 pub mod mirror;
 pub mod plan;
 mod start_clock;

@@ -15,6 +15,7 @@ use jiff::Timestamp;
 use super::allocation::Allocations;
 use super::cgroups::PodCgroups;
 use super::lifecycle::{Lifecycle, Phase, Update};
+use super::managers::Managers;
 use super::plan::{self, Plan};
 use super::start_clock::StartClock;
 use crate::kube::PodApi;
@@ -66,6 +67,8 @@ pub struct Deps {
     pub volumes: Arc<Volumes>,
     /// Makes and removes the cgroups of pods.
     pub cgroups: PodCgroups,
+    /// The CPUs, memory and NUMA nodes of pods.
+    pub managers: Managers,
     /// Stores the last status of each pod.
     pub status: StatusCache,
     /// The resources that pods were granted, and those that the runtime received.
@@ -316,6 +319,7 @@ impl Worker {
             };
         }
         let runtime = self.addressed(view.pod);
+        self.deps.managers.seen(&runtime);
         self.deps.probes.sync(self.pod(), &runtime, false);
         if self.first_sync {
             self.adopt(&runtime);
@@ -379,6 +383,7 @@ impl Worker {
             // If the bell is full, the cleaner wakes anyway.
             let _ = self.deps.clean.try_send(());
         }
+        self.deps.managers.seen(&seen);
         self.deps.probes.sync(self.pod(), &seen, false);
         let (after, held) = self.plan(&seen);
         self.tell_resize(&seen);
@@ -694,6 +699,7 @@ impl Worker {
         }
         let removed = self.deps.cgroups.remove(self.pod(), stop);
         removed.map_err(|error| Failed::soon(format!("cannot remove the pod's cgroup: {error}")))?;
+        self.deps.managers.gone(&uid);
         self.deps.status.finish(self.pod(), Timestamp::now());
         self.life.phase = Phase::Finished;
         Ok(Next::Done)

@@ -45,6 +45,19 @@ impl Runtime {
         Ok(used.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX)))
     }
 
+    /// Binds a running container to these CPUs, such as `0-3,8`. `false`: there is no such container.
+    ///
+    /// # Errors
+    /// When the runtime did not apply it.
+    pub fn set_cpus(&self, id: &ContainerId, cpus: &str, stop: &StopToken) -> Result<bool, CriError> {
+        let resources =
+            LinuxContainerResources { cpuset_cpus: cpus.to_owned(), ..LinuxContainerResources::default() };
+        match self.shared.cri.with_stop(stop.clone()).update_container_resources(id, resources) {
+            Err(error) if error.is_not_found() => Ok(false),
+            result => result.map(|()| true),
+        }
+    }
+
     /// Reports the resources that a running pod gets, before its cgroup has them. It is no error if the
     /// runtime does not offer the call (containerd 2.2 reports that with an error of kind Unknown).
     ///

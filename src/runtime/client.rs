@@ -10,6 +10,7 @@ use crate::model::event::EventSink;
 use crate::util::backoff::KeyedBackoff;
 
 use super::images::Images;
+use super::placement::SharedPlacement;
 use super::settings::{CgroupParent, Deps, Host, Settings};
 use super::turnstile::Turnstile;
 use super::user_namespaces::UserNamespaces;
@@ -37,6 +38,8 @@ pub(super) struct Shared {
     pub(super) api: Option<PodApi>,
     /// The path of a pod's cgroup, for the runtime; empty: the runtime chooses.
     pub(super) cgroup_parent: CgroupParent,
+    /// The CPUs and NUMA nodes of containers.
+    pub(super) placement: SharedPlacement,
     /// Waits between restarts, by pod and container.
     pub(super) crashes: Mutex<KeyedBackoff<u64>>,
     /// Limits how many sandboxes are created at the same time.
@@ -66,6 +69,7 @@ impl Runtime {
                 cri: deps.cri,
                 api: deps.api,
                 cgroup_parent: deps.cgroup_parent,
+                placement: deps.placement,
                 events: deps.events,
                 settings,
             }),

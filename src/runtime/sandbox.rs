@@ -17,6 +17,7 @@ use super::client::Runtime;
 use super::config_error::ConfigError;
 use super::dns::{self, DnsNotice};
 use super::log_files;
+use super::placement;
 use super::sandbox_config::{SandboxInputs, log_directory, sandbox_config};
 use super::security_context::pod_text;
 use super::user_namespaces::{IdRange, UserNamespaceError};
@@ -145,7 +146,13 @@ impl Runtime {
         let cgroup_parent = &(self.shared.cgroup_parent)(pod);
         let ids = self.user_namespace(pod, stop)?;
         let inputs = SandboxInputs { pod, attempt, resolver: &resolver, settings, cgroup_parent, ids };
-        Ok((sandbox_config(inputs)?, notices))
+        let mut config = sandbox_config(inputs)?;
+        if self.shared.placement.is_without_quota(pod)
+            && let Some(resources) = config.linux.as_mut().and_then(|linux| linux.resources.as_mut())
+        {
+            placement::remove_quota(resources);
+        }
+        Ok((config, notices))
     }
 
     /// The ids of a pod with a user namespace of its own; they are chosen before its first sandbox

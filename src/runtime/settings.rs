@@ -13,6 +13,7 @@ use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
 
 use super::images::records::Verification;
+use super::placement::SharedPlacement;
 
 /// The room's part of the configuration, resolved once by `agent::wiring`.
 #[derive(Debug, Clone)]
@@ -100,6 +101,8 @@ pub struct Deps {
     pub api: Option<PodApi>,
     /// The path of a pod's cgroup, for the runtime; empty: the runtime chooses.
     pub cgroup_parent: CgroupParent,
+    /// The CPUs and NUMA nodes of containers.
+    pub placement: SharedPlacement,
 }
 
 /// Returns the path of a pod's cgroup.

@@ -24,7 +24,7 @@ use super::images::{Found, ImageFailure, Wanted};
 use super::mounts::ImageVolume;
 use super::sandbox_config::log_directory;
 use super::start_request::{Start, StartFailure, container_list, regarding};
-use super::{hosts, log_files, security_context, termination_log};
+use super::{hosts, log_files, placement, security_context, termination_log};
 
 /// The label `container_type` of metrics.
 fn container_type(pod: &Pod, container: &str) -> &'static str {
@@ -88,6 +88,7 @@ impl Runtime {
         image_volumes.iter().for_each(|_| mounted.inc());
         let id = created?;
         self.run(&start, &regarding, &id)?;
+        shared.placement.started(start.pod, &start.container.name, &id);
         drop(pass);
         self.link_log(&start, &id, restart_count);
         let lifecycle = start.container.lifecycle.as_ref();
@@ -195,7 +196,11 @@ impl Runtime {
                 let _ = std::fs::remove_file(file);
             }
         })?;
-        Ok(complete(config, container, target, settings.stop_signals))
+        let mut config = complete(config, container, target, settings.stop_signals);
+        if let Some(resources) = config.linux.as_mut().and_then(|linux| linux.resources.as_mut()) {
+            placement::apply(self.shared.placement.place(pod, &container.name), resources);
+        }
+        Ok(config)
     }
 
     fn create(

@@ -104,6 +104,9 @@ pub struct World<'a> {
     pub gates_differ: &'a dyn Fn(&Pod) -> bool,
     /// The pod with the resources that it was granted before the agent was restarted.
     pub granted: &'a dyn Fn(&Pod) -> Pod,
+    /// Allocates the CPUs, memory and devices of a pod, given the other active pods, and whether all
+    /// sources have delivered their pods.
+    pub allocate: &'a dyn Fn(&Pod, &[Pod], bool) -> Admission,
     /// The node, for admission.
     pub node: &'a NodeView,
 }
@@ -331,8 +334,11 @@ impl Core {
         } else {
             Cow::Borrowed(world.node)
         };
-        let verdict =
-            if pod.is_over() { Admission::Admit } else { admission::admit(&granted, &active, &node) };
+        let allocate = || (world.allocate)(&granted, &active, self.sources_ready());
+        let verdict = match pod.is_over() {
+            true => Admission::Admit,
+            false => admission::admit_with(&granted, &active, &node, &allocate),
+        };
         let (mut rejected, mut rejected_for_shutdown) = (false, false);
         match verdict {
             Admission::Admit => effects.push(Effect::Update(granted.clone())),
@@ -447,6 +453,7 @@ mod tests {
                 is_final: &|_| false,
                 gates_differ: &|_| false,
                 granted: &Pod::clone,
+                allocate: &|_, _, _| Admission::Admit,
                 node: &self.node,
             };
             let effects = decide(&mut self.core, &world);

@@ -180,6 +180,7 @@ mod tests {
                 is_final: &|_| false,
                 gates_differ: &|_| false,
                 granted: &before,
+                allocate: &|_, _, _| crate::pods::admission::Admission::Admit,
                 node: &self.node,
             };
             act(&mut self.core, &world)

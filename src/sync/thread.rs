@@ -27,6 +27,7 @@ use crate::observe::{Change, Observe, Subject};
 use crate::pods::admission::{self, NodeView};
 use crate::pods::allocation::Allocations;
 use crate::pods::lifecycle::{Failure, Kill};
+use crate::pods::managers::Managers;
 use crate::pods::mirror;
 use crate::pods::plan::resize::Rules;
 use crate::pods::plan::shutdown;
@@ -69,6 +70,8 @@ pub struct Deps {
     pub status: StatusCache,
     /// The CPU and memory that pods were granted.
     pub allocations: Allocations,
+    /// The CPUs, memory and NUMA nodes of pods.
+    pub managers: Managers,
     /// Kubernetes events.
     pub events: EventSink,
     /// Where the snapshot of all pods is published.
@@ -241,10 +244,19 @@ impl Loop {
             self.offer_deferred();
         }
         if std::mem::take(&mut self.garbage) {
+            self.release_cpus();
             // If the bell is full, the thread wakes anyway.
             let _ = self.deps.clean.try_send(());
         }
         self.schedule.set_deferred(self.core.has_deferred_resizes(), start);
+    }
+
+    /// Pods that have ended or were rejected need no CPUs any more.
+    fn release_cpus(&mut self) {
+        if self.core.sources_ready() && self.deps.managers.holds_cpus() {
+            let active = self.decide(|core, world| core.active(world));
+            self.deps.managers.release_cpus(&active);
+        }
     }
 
     fn workers_ended(&mut self, ended: impl IntoIterator<Item = (PodUid, Ended)>) {
@@ -540,7 +552,7 @@ impl Loop {
 
     /// Calls the core with the state of the rest of the world.
     fn decide<T>(&mut self, decide: impl FnOnce(&mut Core, &World<'_>) -> T) -> T {
-        let Deps { workers, status, observe, allocations, .. } = &self.deps;
+        let Deps { workers, status, observe, allocations, managers, .. } = &self.deps;
         let world = World {
             has_worker: &|uid| workers.knows(uid),
             still_runs: &|uid| observe.still_runs(uid),
@@ -548,6 +560,7 @@ impl Loop {
             is_final: &|uid| status.entry(uid).is_some_and(|entry| entry.finished),
             gates_differ: &|pod| status.get(pod.uid()).is_none_or(|stored| gates_differ(pod, &stored)),
             granted: &|pod| allocations.granted(pod),
+            allocate: &|pod, active, ready| managers.allocate(pod, active, ready),
             node: &self.settings.node,
         };
         decide(&mut self.core, &world)

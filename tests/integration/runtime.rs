@@ -77,7 +77,8 @@ impl Node {
         let (client, images) = fake.connect();
         let (sink, events) = EventSink::new();
         let cgroup_parent = std::sync::Arc::new(|_: &_| String::new());
-        let deps = Deps { cri: client.clone(), images, events: sink, api: None, cgroup_parent };
+        let placement = std::sync::Arc::new(());
+        let deps = Deps { cri: client.clone(), images, events: sink, api: None, cgroup_parent, placement };
         Node { fake, dir, runtime: Runtime::new(settings, deps), client, events }
     }
 

@@ -7,6 +7,7 @@ use super::state::State;
 use crate::managers::numa::Hint;
 use crate::managers::topology::{self, Candidate, Hints, Provider};
 use crate::model::api::Container;
+use crate::model::metrics;
 
 /// The static policy with its state, during the admission of a pod. Under policy `none` there is no
 /// provider for CPUs.
@@ -40,7 +41,12 @@ impl Provider for CpuProvider<'_> {
     ) -> Result<(), topology::AllocateError> {
         let pod = PodCpus::only(pod, container);
         let Some(one) = pod.containers.first() else { return Ok(()) };
-        match self.policy.allocate(self.state, &pod, one, hint.nodes) {
+        if one.exclusive == 0 {
+            return Ok(());
+        }
+        metrics::CPU_PINNINGS.inc();
+        let allocated = self.policy.allocate(self.state, &pod, one, hint.nodes);
+        match allocated.inspect_err(|_| metrics::CPU_PINNING_ERRORS.inc()) {
             Ok(_) => Ok(()),
             Err(AllocateError::Take(why)) => Err(topology::AllocateError::Unexpected(why.to_string())),
             Err(why) => {

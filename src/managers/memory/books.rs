@@ -11,6 +11,7 @@ use crate::managers::numa_nodes::NumaNode;
 use crate::managers::topology::{AllocateError, Candidate, Hints, Provider};
 use crate::model::api::Container;
 use crate::model::ids::PodUid;
+use crate::model::metrics;
 use crate::model::pod::{Pod, is_sidecar};
 
 /// What each NUMA node has, and what each container has of it.
@@ -21,7 +22,7 @@ pub struct Memory {
     /// What the init containers of the pod that is being admitted leave to its later containers,
     /// by nodes and resource.
     reusable: Option<(PodUid, BTreeMap<NumaMask, Bytes>)>,
-    changed: bool,
+    pub(super) changed: bool,
 }
 
 impl Memory {
@@ -238,11 +239,15 @@ impl Provider for Memory {
         if !exclusive {
             return Ok(());
         }
+        metrics::MEMORY_PINNINGS.inc();
         if let Some(blocks) = self.entry(pod.uid(), &container.name).map(<[Block]>::to_vec) {
             self.note_reusable(pod, container, &blocks);
             return Ok(());
         }
-        let unexpected = |why: String| AllocateError::Unexpected(why);
+        let unexpected = |why: String| {
+            metrics::MEMORY_PINNING_ERRORS.inc();
+            AllocateError::Unexpected(why)
+        };
         let requested = of_container(container).map_err(|error| unexpected(error.to_string()))?;
         let chosen = self.choose(pod, &requested, hint);
         let nodes = chosen.map_err(|why| unexpected(format!("[memorymanager] {why}")))?;

@@ -75,6 +75,29 @@ impl Memory {
     }
 }
 
+impl Memory {
+    /// A container runs that is not in the books: it has what it requests on the nodes that it is bound
+    /// to. Containers that are not entitled to memory of their own, or are in the books, are left alone.
+    ///
+    /// # Errors
+    /// When that contradicts the books, which then do not change.
+    pub fn adopt(&mut self, one: Running<'_>) -> Result<(), Problem> {
+        let (uid, name) = (one.pod.uid(), &one.container.name);
+        if !Candidate::of(one.pod).exclusive || !self.blocks(uid, name).is_empty() {
+            return Ok(());
+        }
+        let machine = NumaMask::of(self.nodes.keys().copied());
+        let problem = |why| Problem { pod: uid.clone(), container: name.clone(), why };
+        let blocks = blocks(&self.nodes, machine, one).map_err(problem)?;
+        for block in &blocks {
+            take(&mut self.nodes, block.nodes, &block.resource, block.bytes);
+        }
+        self.assignments.entry(uid.clone()).or_default().insert(name.clone(), blocks);
+        self.changed = true;
+        Ok(())
+    }
+}
+
 fn blocks(nodes: &Nodes, all: NumaMask, one: Running<'_>) -> Result<Vec<Block>, &'static str> {
     let mems = one.mems.filter(|mems| !mems.is_empty()).ok_or("it is not bound to NUMA nodes")?;
     if mems.and(all) != mems {

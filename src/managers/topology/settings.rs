@@ -167,6 +167,15 @@ impl Topology {
         Ok(Topology { policy, scope, all, distances })
     }
 
+    /// The name of the scope: a label of metrics.
+    #[must_use]
+    pub fn scope_name(&self) -> &'static str {
+        match self.scope {
+            Scope::Container => "container",
+            Scope::Pod => "pod",
+        }
+    }
+
     /// The policy.
     pub fn policy(&self) -> Policy {
         self.policy

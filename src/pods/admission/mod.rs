@@ -5,7 +5,7 @@
 //! Handlers run in a fixed order and the first refusal counts. A refusal is final for the UID.
 //! Invariants: nothing here needs the API server; no pod is preempted for a pod that a later
 //! handler refuses.
-//! Deliberately absent: the resource managers (devices, CPUs, memory); `InvalidNodeInfo`, because a
+//! Deliberately absent: the resource managers, which the caller passes in; `InvalidNodeInfo`, because a
 //! view of the node always exists.
 //! Go counterpart: pkg/kubelet/lifecycle, preemption, sysctl, and pkg/security/apparmor.
 
@@ -45,7 +45,14 @@ enum Operation {
 /// Decides about `pod`, given the other active pods. `pod` itself among them is ignored.
 #[must_use]
 pub fn admit(pod: &Pod, others: &[Pod], node: &NodeView) -> Admission {
-    decide(pod, others, node, Operation::Add)
+    admit_with(pod, others, node, &|| Admission::Admit)
+}
+
+/// As [`admit`]; `allocate` is the handler of the resource managers. What it allocates stays
+/// allocated if a later handler refuses the pod, until the managers release what inactive pods have.
+#[must_use]
+pub fn admit_with(pod: &Pod, others: &[Pod], node: &NodeView, allocate: &dyn Fn() -> Admission) -> Admission {
+    decide(pod, others, node, Operation::Add, allocate)
 }
 
 /// Whether the running pod `pod` may have the resources that it requests now.
@@ -55,7 +62,7 @@ pub fn admit(pod: &Pod, others: &[Pod], node: &NodeView) -> Admission {
 /// # Errors
 /// The first refusal.
 pub fn admit_resize(pod: &Pod, others: &[Pod], node: &NodeView) -> Result<(), Refusal> {
-    match decide(pod, others, node, Operation::Resize) {
+    match decide(pod, others, node, Operation::Resize, &|| Admission::Admit) {
         Admission::Reject { reason, message } => Err((reason, message)),
         Admission::Admit | Admission::Preempt { .. } => Ok(()),
     }
@@ -64,16 +71,23 @@ pub fn admit_resize(pod: &Pod, others: &[Pod], node: &NodeView) -> Result<(), Re
 /// The reason and the message of a refusal.
 pub type Refusal = (Cow<'static, str>, String);
 
-fn decide(pod: &Pod, others: &[Pod], node: &NodeView, operation: Operation) -> Admission {
+fn decide(
+    pod: &Pod,
+    others: &[Pod],
+    node: &NodeView,
+    operation: Operation,
+    allocate: &dyn Fn() -> Admission,
+) -> Admission {
     let others: Vec<&Pod> = others.iter().filter(|other| other.uid() != pod.uid()).collect();
     let mut outcome = Admission::Admit;
     // DIFFERS: all handlers run before any pod is preempted. Upstream preempts in between and may
     // then refuse the pod for which it preempted.
-    let handlers: [&dyn Fn() -> Admission; 7] = [
+    let handlers: [&dyn Fn() -> Admission; 8] = [
         // The size is checked first, because the other handlers take time for each item.
         &|| size(pod),
         &|| pressure(pod, node),
         &|| sysctl::admit(pod, node),
+        allocate,
         &|| predicates(pod, &others, node, operation),
         &|| apparmor::admit(pod, node),
         &|| features::admit(pod, node),

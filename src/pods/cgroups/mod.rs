@@ -50,8 +50,12 @@ pub struct PodCgroups {
     shared: Option<Arc<Shared>>,
 }
 
+/// Whether a pod has no CPU quota, because a container of it has CPUs for itself.
+pub type WithoutQuota = Arc<dyn Fn(&Pod) -> bool + Send + Sync>;
+
 struct Shared {
     settings: Settings,
+    without_quota: WithoutQuota,
     access: OnceLock<Cgroups>,
     /// Stopped when `access` is there.
     ready: StopToken,
@@ -88,11 +92,12 @@ pub struct Resizable<'a> {
 impl PodCgroups {
     /// `settings`: `None` if `cgroupsPerQOS` is off.
     #[must_use]
-    pub fn new(settings: Option<Settings>) -> PodCgroups {
+    pub fn new(settings: Option<Settings>, without_quota: WithoutQuota) -> PodCgroups {
         let shared = |settings| {
             let (source, ready) = stop::pair();
             Arc::new(Shared {
                 settings,
+                without_quota,
                 access: OnceLock::new(),
                 ready,
                 ready_source: Mutex::new(Some(source)),
@@ -153,7 +158,8 @@ impl PodCgroups {
             return Ok(());
         }
         shared.raise_tiers(access, stop);
-        let outcome = access.make(&name, &pod_values(pod, false, &shared.settings.pod), stop)?;
+        let outcome =
+            access.make(&name, &pod_values(pod, (shared.without_quota)(pod), &shared.settings.pod), stop)?;
         // As upstream: the pod starts, although a value is missing.
         for error in outcome.failed {
             log::warn!("{error} pod={} uid={}", pod.full_name(), pod.uid());
@@ -252,7 +258,7 @@ impl Resizable<'_> {
     /// The values that the pod is to have.
     #[must_use]
     pub fn wanted(&self, pod: &Pod) -> Values {
-        pod_values(pod, false, &self.shared.settings.pod)
+        pod_values(pod, (self.shared.without_quota)(pod), &self.shared.settings.pod)
     }
 
     /// Whether the values differ by more than the kernel and systemd round them.

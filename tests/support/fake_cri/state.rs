@@ -625,6 +625,9 @@ impl State {
                 *value = new;
             }
         }
+        if !wanted.cpuset_cpus.is_empty() {
+            resources.cpuset_cpus = wanted.cpuset_cpus;
+        }
         Ok(rt::UpdateContainerResourcesResponse::default())
     }
 

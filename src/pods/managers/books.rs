@@ -1,0 +1,249 @@
+//! The books of all managers (pure, but for the state files).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Held, Settings};
+use crate::managers::checkpoint_file::CheckpointFile;
+use crate::managers::cpu::file;
+use crate::managers::cpu::policy::Static;
+use crate::managers::cpu::provider::CpuProvider;
+use crate::managers::cpu::request::PodCpus;
+use crate::managers::cpu::state::State;
+use crate::managers::cpu::updates::{Applied, Running, Update};
+use crate::managers::cpus::CpuSet;
+use crate::managers::machine::Level;
+use crate::managers::memory::{self, Memory};
+use crate::managers::numa::NumaMask;
+use crate::managers::topology::{Outcome, Provider};
+use crate::model::ids::{ContainerId, PodUid};
+use crate::model::metrics;
+use crate::model::pod::Pod;
+use crate::model::runtime::PodRuntime;
+use crate::runtime::Placed;
+
+/// What all containers have.
+pub(super) struct Books {
+    pub(super) cpu: State,
+    /// `None`: policy `None`.
+    pub(super) memory: Option<Memory>,
+    /// The content of the CPU manager's state file.
+    pub(super) cpu_text: String,
+    /// The memory manager's state file is outdated.
+    pub(super) memory_is_new: bool,
+    /// Whether a write failed, so that it is logged once.
+    pub(super) is_failing: bool,
+    /// Running containers, with their pod and name.
+    running: BTreeMap<ContainerId, (PodUid, String)>,
+    /// The metric of each NUMA node.
+    shown: BTreeMap<u32, i64>,
+    applied: Applied,
+    /// The CPUs that containers are created with, by pod and name.
+    created: BTreeMap<(PodUid, String), CpuSet>,
+    /// The containers that ran at the start without a usable state file, until their pods are
+    /// admitted: their NUMA nodes by name.
+    pub(super) recovered: BTreeMap<PodUid, BTreeMap<String, Option<NumaMask>>>,
+}
+
+impl Books {
+    pub(super) fn new(cpu: State, memory: Option<Memory>) -> Books {
+        Books {
+            cpu,
+            memory,
+            cpu_text: String::new(),
+            memory_is_new: false,
+            is_failing: false,
+            running: BTreeMap::new(),
+            shown: BTreeMap::new(),
+            applied: Applied::default(),
+            created: BTreeMap::new(),
+            recovered: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn admit(&mut self, settings: &Settings, pod: &Pod) -> Outcome {
+        let mut cpu = settings.cpu.as_ref().map(|policy| CpuProvider { policy, state: &mut self.cpu });
+        let mut providers: Vec<&mut dyn Provider> = Vec::new();
+        if let Some(cpu) = &mut cpu {
+            providers.push(cpu);
+        }
+        if let Some(memory) = &mut self.memory {
+            providers.push(memory);
+        }
+        settings.topology.admit(pod, &mut providers)
+    }
+
+    /// Takes everything back that other pods have.
+    pub(super) fn release_inactive<'a>(&mut self, active: impl Iterator<Item = &'a Pod> + Clone) {
+        self.release_cpus(active.clone());
+        if let Some(memory) = &mut self.memory {
+            memory.release_inactive(active);
+        }
+    }
+
+    /// Takes the CPUs back that other pods have.
+    pub(super) fn release_cpus<'a>(&mut self, active: impl Iterator<Item = &'a Pod>) {
+        let exclusive = &self.cpu.exclusive;
+        let names = |pod: &Pod| pod.all_containers().map(|one| one.name.clone()).collect();
+        let active: BTreeMap<PodUid, BTreeSet<String>> = active
+            .filter(|pod| exclusive.contains_key(pod.uid()))
+            .map(|pod| (pod.uid().clone(), names(pod)))
+            .collect();
+        for (pod, container) in self.cpu.release_inactive(&active) {
+            log::info!("the CPUs of a container are free uid={pod} container={container}");
+        }
+    }
+
+    /// A pod that ran without a usable state file is admitted again: it keeps what it requests, and
+    /// nothing else.
+    pub(super) fn recover(&mut self, pod: &Pod) {
+        let Some(found) = self.recovered.remove(pod.uid()) else { return };
+        let cpus = PodCpus::of(pod);
+        let wanted = |name: &str| cpus.container(name).map_or(0, |container| container.exclusive);
+        let held = self.cpu.exclusive.get(pod.uid()).cloned().unwrap_or_default();
+        for (name, _) in held.iter().filter(|(name, cpus)| cpus.len() != wanted(name)) {
+            self.cpu.release(pod.uid(), name);
+        }
+        let Some(memory) = &mut self.memory else { return };
+        for container in pod.all_containers() {
+            let Some(mems) = found.get(&container.name) else { continue };
+            let running = memory::Running { pod, container, mems: *mems };
+            if let Err(problem) = memory.adopt(running) {
+                log::warn!("{problem}");
+            }
+        }
+    }
+
+    /// The sets of a container that is created now.
+    pub(super) fn place(&mut self, settings: &Settings, pod: &Pod, container: &str) -> Placed {
+        let mut placed = Placed::default();
+        if settings.cpu.is_some() {
+            let key = (pod.uid().clone(), container.to_owned());
+            match self.cpu.cpus_of(pod.uid(), container) {
+                Some(cpus) => {
+                    placed.cpus = cpus.to_string();
+                    self.created.insert(key, cpus.clone());
+                }
+                None => drop(self.created.remove(&key)),
+            }
+            placed.without_quota =
+                settings.without_quota && self.cpu.exclusive_of(pod.uid(), container).is_some();
+        }
+        if let Some(memory) = &mut self.memory {
+            memory.container_started(pod, container);
+            let nodes = memory.cpuset_mems(pod.uid(), container);
+            let numbers: Vec<String> =
+                nodes.iter().flat_map(|nodes| nodes.iter()).map(|node| node.to_string()).collect();
+            placed.mems = numbers.join(",");
+        }
+        placed
+    }
+
+    /// A container runs. Returns whether its set has changed since it was created.
+    pub(super) fn started(&mut self, pod: &PodUid, container: &str, id: &ContainerId) -> bool {
+        let Some(cpus) = self.created.remove(&(pod.clone(), container.to_owned())) else { return false };
+        let differs = self.cpu.cpus_of(pod, container) != Some(&cpus);
+        self.running.insert(id.clone(), (pod.clone(), container.to_owned()));
+        self.applied.note(id.clone(), cpus);
+        differs
+    }
+
+    /// The containers of a pod at its inspection. Returns whether one was not known.
+    pub(super) fn seen(&mut self, runtime: &PodRuntime) -> bool {
+        let now: BTreeMap<&ContainerId, &str> =
+            runtime.running().map(|one| (&one.id, one.name.as_str())).collect();
+        self.running.retain(|id, (pod, _)| *pod != runtime.uid || now.contains_key(id));
+        let mut is_new = false;
+        for one in runtime.running() {
+            if self.running.contains_key(&one.id) {
+                continue;
+            }
+            self.running.insert(one.id.clone(), (runtime.uid.clone(), one.name.clone()));
+            if let Some(cpus) = one.cpus.as_deref().and_then(|cpus| CpuSet::parse(cpus).ok()) {
+                self.applied.note(one.id.clone(), cpus);
+            }
+            is_new = true;
+        }
+        is_new
+    }
+
+    pub(super) fn forget(&mut self, uid: &PodUid) {
+        self.running.retain(|_, (pod, _)| pod != uid);
+        self.created.retain(|(pod, _), _| pod != uid);
+    }
+
+    /// The updates of running containers that are due.
+    pub(super) fn updates(&mut self) -> Vec<Update> {
+        let running = self.running.iter();
+        let running: Vec<Running> = running
+            .map(|(id, (pod, name))| Running { pod: pod.clone(), name: name.clone(), id: id.clone() })
+            .collect();
+        self.applied.updates(&self.cpu, &running)
+    }
+
+    /// An update succeeded; `None`: the container does not exist any more.
+    pub(super) fn updated(&mut self, id: &ContainerId, cpus: Option<CpuSet>) {
+        match cpus {
+            Some(cpus) => self.applied.note(id.clone(), cpus),
+            None => drop(self.running.remove(id)),
+        }
+    }
+
+    pub(super) fn held(&self, uid: &PodUid) -> Held {
+        let cpus = self.cpu.exclusive.get(uid).cloned().unwrap_or_default();
+        let memory = self.memory.as_ref();
+        let names = memory.and_then(|memory| memory.assignments().get(uid)).into_iter().flatten();
+        let nodes = names.filter_map(|(name, _)| Some((name.clone(), memory?.cpuset_mems(uid, name)?)));
+        Held { cpus, nodes: nodes.collect() }
+    }
+
+    /// Writes the CPU manager's state file if it is outdated. Returns whether the state is new.
+    pub(super) fn store_cpu(&mut self, to: &CheckpointFile) -> bool {
+        let text = file::encode(file::STATIC, &self.cpu);
+        if text == self.cpu_text {
+            return false;
+        }
+        if self.written(to, &text) {
+            self.cpu_text = text;
+        }
+        true
+    }
+
+    /// Writes the memory manager's state file if it is outdated.
+    pub(super) fn store_memory(&mut self, to: &CheckpointFile) {
+        let Some(memory) = &mut self.memory else { return };
+        self.memory_is_new |= memory.take_changed();
+        if self.memory_is_new {
+            let text = memory.state_file();
+            self.memory_is_new = !self.written(to, &text);
+        }
+    }
+
+    fn written(&mut self, to: &CheckpointFile, text: &str) -> bool {
+        match to.write(text) {
+            Ok(()) => {
+                self.is_failing = false;
+                true
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.is_failing, true) {
+                    log::warn!("cannot write {}: {error}", to.path().display());
+                }
+                false
+            }
+        }
+    }
+
+    /// Shows the numbers of CPUs as metrics.
+    pub(super) fn show(&mut self, policy: &Static) {
+        let exclusive = self.cpu.all_exclusive();
+        metrics::SHARED_CPUS.set(f64::from(self.cpu.shared.len()) * 1000.0);
+        metrics::EXCLUSIVE_CPUS.set(f64::from(exclusive.len()));
+        let of_nodes = policy.machine().groups(&exclusive, Level::Node);
+        for node in policy.machine().groups(policy.machine().all(), Level::Node).into_keys() {
+            let label = node.to_string();
+            let now = of_nodes.get(&node).map_or(0, |cpus| i64::from(cpus.len()));
+            let before = self.shown.insert(node, now).unwrap_or(0);
+            metrics::CPUS_PER_NODE.add([label], now - before);
+        }
+    }
+}

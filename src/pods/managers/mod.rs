@@ -1,0 +1,214 @@
+//! The CPUs, memory and NUMA nodes of the node's pods (Go: pkg/kubelet/cm container_manager_linux.go).
+//!
+//! Owns: the books of the managers, and their state files. In: pods that are admitted, containers that
+//! are created, start and end. Out: decisions of admission, the sets of containers, updates of running
+//! containers when the shared CPUs change. Threads: `managers`, only with the CPU manager's policy
+//! `static`: it sends the updates; it waits until a set has changed. Admission runs on the thread
+//! `sync`, one pod after the other. Invariants: a state file is written before the decision is used;
+//! an unusable one never keeps the agent from starting. Absent on purpose: devices.
+
+mod books;
+mod open;
+mod updates;
+
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+
+use self::books::Books;
+pub use self::open::Found;
+use super::admission::Admission;
+use crate::managers::checkpoint_file::CheckpointFile;
+use crate::managers::cpu::policy::Static;
+use crate::managers::cpus::CpuSet;
+use crate::managers::memory::Reserved;
+use crate::managers::numa::NumaMask;
+use crate::managers::numa_nodes::NumaNode;
+use crate::managers::topology::{Policy, Topology};
+use crate::model::ids::{ContainerId, PodUid};
+use crate::model::metrics;
+use crate::model::pod::Pod;
+use crate::model::runtime::PodRuntime;
+use crate::runtime::{Placed, Placement};
+
+/// The settings of the managers. The configuration was checked against the machine.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The topology manager.
+    pub topology: Topology,
+    /// The CPU manager; `None`: policy `none`.
+    pub cpu: Option<Static>,
+    /// The memory manager: the machine's nodes, and what is reserved of them; `None`: policy `None`.
+    pub memory: Option<(Vec<NumaNode>, Reserved)>,
+    /// Where the state files are.
+    pub root_dir: PathBuf,
+    /// Whether containers with CPUs for themselves have no quota (gate
+    /// `DisableCPUQuotaWithExclusiveCPUs`).
+    pub without_quota: bool,
+    /// The wait after a failed update (`cpuManagerReconcilePeriod`).
+    pub retry: Duration,
+}
+
+/// The managers. Clones share them.
+#[derive(Clone)]
+pub struct Managers {
+    /// `None`: all policies are `none`.
+    shared: Option<Arc<Shared>>,
+    /// State files that were not usable; for people.
+    problems: Arc<[String]>,
+}
+
+struct Shared {
+    settings: Settings,
+    cpu_file: CheckpointFile,
+    memory_file: CheckpointFile,
+    books: Mutex<Books>,
+    /// Rung when a running container may need another set.
+    bell: Sender<()>,
+    rings: Receiver<()>,
+}
+
+/// What a pod has for itself.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Held {
+    /// CPUs by container.
+    pub cpus: BTreeMap<String, CpuSet>,
+    /// NUMA nodes by container.
+    pub nodes: BTreeMap<String, NumaMask>,
+}
+
+impl Managers {
+    /// State files that were not usable at the start, for people.
+    #[must_use]
+    pub fn problems(&self) -> &[String] {
+        &self.problems
+    }
+
+    /// Allocates what the pod needs, or refuses it. `active`: the other pods that use resources;
+    /// `ready`: all sources have delivered their pods, so that what other pods had is free.
+    #[must_use]
+    pub fn allocate(&self, pod: &Pod, active: &[Pod], ready: bool) -> Admission {
+        let Some(shared) = &self.shared else { return Admission::Admit };
+        let begun = Instant::now();
+        metrics::TOPOLOGY_ADMISSIONS.inc();
+        let mut books = shared.books();
+        if ready {
+            books.release_inactive(active.iter().chain([pod]));
+        }
+        books.recover(pod);
+        let outcome = books.admit(&shared.settings, pod);
+        shared.store(&mut books);
+        metrics::TOPOLOGY_ADMISSION_DURATION.observe(begun.elapsed().as_secs_f64() * 1000.0);
+        let scope = shared.settings.topology.scope_name();
+        for _ in 0..outcome.aligned {
+            metrics::ALIGNED_RESOURCES.inc([scope, "numa_node"]);
+        }
+        for _ in 0..outcome.unaligned {
+            metrics::UNALIGNED_RESOURCES.inc([scope, "numa_node"]);
+        }
+        match outcome.denial {
+            None => Admission::Admit,
+            Some(denial) => {
+                metrics::TOPOLOGY_ADMISSION_ERRORS.inc();
+                Admission::Reject { reason: Cow::Borrowed(denial.reason), message: denial.message }
+            }
+        }
+    }
+
+    /// Whether CPUs of pods that have ended may be free.
+    #[must_use]
+    pub fn holds_cpus(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| !shared.books().cpu.exclusive.is_empty())
+    }
+
+    /// Takes the CPUs back of all pods but these. All sources have delivered their pods.
+    pub fn release_cpus(&self, active: &[Pod]) {
+        let Some(shared) = &self.shared else { return };
+        let mut books = shared.books();
+        books.release_cpus(active.iter());
+        shared.store(&mut books);
+    }
+
+    /// The containers of a pod that run now.
+    pub fn seen(&self, runtime: &PodRuntime) {
+        let Some(shared) = self.shared.as_ref().filter(|shared| shared.settings.cpu.is_some()) else {
+            return;
+        };
+        if shared.books().seen(runtime) {
+            shared.ring();
+        }
+    }
+
+    /// The pod has ended on this node.
+    pub fn gone(&self, uid: &PodUid) {
+        if let Some(shared) = &self.shared {
+            shared.books().forget(uid);
+        }
+    }
+
+    /// What a pod has for itself; `None`: nothing.
+    #[must_use]
+    pub fn held(&self, uid: &PodUid) -> Option<Held> {
+        let books = self.shared.as_ref()?.books();
+        Some(books.held(uid)).filter(|held| *held != Held::default())
+    }
+}
+
+impl Placement for Managers {
+    fn place(&self, pod: &Pod, container: &str) -> Placed {
+        let Some(shared) = &self.shared else { return Placed::default() };
+        let mut books = shared.books();
+        let placed = books.place(&shared.settings, pod, container);
+        shared.store(&mut books);
+        placed
+    }
+
+    fn started(&self, pod: &Pod, container: &str, id: &ContainerId) {
+        if let Some(shared) = &self.shared
+            && shared.books().started(pod.uid(), container, id)
+        {
+            shared.ring();
+        }
+    }
+
+    fn is_without_quota(&self, pod: &Pod) -> bool {
+        self.shared.as_ref().is_some_and(|shared| {
+            shared.settings.without_quota && shared.books().cpu.exclusive.contains_key(pod.uid())
+        })
+    }
+}
+
+impl Shared {
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ring(&self) {
+        // A full bell already rings.
+        let _ = self.bell.try_send(());
+    }
+
+    /// Writes the state files that are outdated. A failed write is repeated with the next change.
+    fn store(&self, books: &mut Books) {
+        if let Some(policy) = &self.settings.cpu {
+            let is_new = books.store_cpu(&self.cpu_file);
+            if is_new {
+                books.show(policy);
+                self.ring();
+            }
+        }
+        books.store_memory(&self.memory_file);
+    }
+}
+
+/// Whether any manager has work to do.
+fn is_active(settings: &Settings) -> bool {
+    settings.cpu.is_some() || settings.memory.is_some() || settings.topology.policy() != Policy::None
+}
