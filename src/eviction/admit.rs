@@ -1,4 +1,5 @@
-//! Which pods may start while the node reports pressure (pure; kubelet: eviction `Admit`).
+//! Which pods may start while the node reports pressure (pure; kubelet: eviction `Admit`): what
+//! `pods::admission` decides, for the comparison with recordings. That room is of the same layer.
 
 use super::signal::Pressures;
 use super::texts;

@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use super::admit::admit;
 use super::pass::{Action, Eviction, Settings};
-use super::{Layout, Pressure, Pressures, Victim, admit};
+use super::{Layout, Pressure, Pressures, Victim};
 use crate::config::{GoDuration, KubeletConfiguration};
 use crate::model::api;
 use crate::model::ids::PodUid;

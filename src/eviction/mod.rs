@@ -13,6 +13,7 @@
 //! and requests of a pod are its author's. Absent on purpose: the conditions' texts (`node`), the
 //! end of a pod (`pods`), images and dead containers (`runtime`), preemption (`pods::admission`).
 
+#[cfg(test)]
 mod admit;
 pub mod driver;
 #[cfg(test)]
@@ -43,7 +44,6 @@ mod usage;
 mod victim;
 pub mod watch;
 
-pub use admit::admit;
 pub use layout::{Layout, Part, Reclaim};
 pub use observations::{Observation, Observations, Swap, observations};
 pub use pass::{Action, Eviction, Outcome, Settings, Starved};

@@ -4,7 +4,9 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::observations::{Observations, Swap};
-use super::signal::{Pressure, Pressures, Resource};
+use super::signal::Resource;
+#[cfg(test)]
+use super::signal::{Pressure, Pressures};
 use super::thresholds::Threshold;
 use super::usage::{self, units};
 use crate::model::api::Container;
@@ -33,8 +35,8 @@ pub fn threshold_met(resource: Resource) -> String {
 }
 
 /// The message of a pod that is refused while the node reports these conditions.
-#[must_use]
-pub fn refused(pressures: Pressures) -> String {
+#[cfg(test)]
+pub(super) fn refused(pressures: Pressures) -> String {
     let names: Vec<&str> = pressures.held().map(Pressure::as_str).collect();
     format!("The node had condition: [{}]. ", names.join(" "))
 }
