@@ -15,6 +15,7 @@ use crate::model::event::EventSink;
 use crate::model::pod::SourceName;
 use crate::observe::Observe;
 use crate::pods::allocation::Allocations;
+use crate::pods::managers::Managers;
 use crate::probes::Probes;
 use crate::resources::stats::Collector;
 use crate::server::StreamDeps;
@@ -55,6 +56,7 @@ pub(super) struct Handles {
     pub(super) view: View,
     pub(super) status: StatusCache,
     pub(super) allocations: Allocations,
+    pub(super) managers: Managers,
     pub(super) observe: Observe,
     pub(super) probes: Probes,
     pub(super) cri: RuntimeClient,
@@ -91,6 +93,7 @@ impl Handles {
             view: rooms.view.clone(),
             status: rooms.status.clone(),
             allocations: rooms.allocations.clone(),
+            managers: rooms.managers.clone(),
             observe: rooms.observe.clone(),
             probes: rooms.probes.clone(),
             cri: rooms.cri.clone(),

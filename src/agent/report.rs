@@ -84,6 +84,7 @@ impl Handles {
                 phase: phase.to_owned(),
                 last_error: worker.last_error,
                 next_sync: worker.next_sync,
+                held: self.managers.held(uid).map(|held| held.lines()).unwrap_or_default(),
             });
         }
     }
@@ -133,6 +134,7 @@ impl Handles {
         let mut problems = Vec::new();
         problems.extend(health.runtime.iter().map(|why| format!("container runtime: {why}")));
         problems.extend(health.network.iter().map(|why| format!("network: {why}")));
+        problems.extend(self.managers.problems().iter().cloned());
         problems.extend(self.api.as_ref().and_then(Client::trouble).map(|why| format!("API server: {why}")));
         let mut pods: BTreeMap<String, usize> = BTreeMap::new();
         self.each_pod(&mut |view| {

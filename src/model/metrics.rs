@@ -95,7 +95,7 @@ metrics! { ALL;
     CPU_PINNING_ERRORS: Counter = "kubelet_cpu_manager_pinning_errors_total",
         "Containers that could not get CPUs for themselves.";
     SHARED_CPUS: Gauge = "kubelet_cpu_manager_shared_pool_size_millicores",
-        "Thousandths of the CPUs that no container has for itself.";
+        "Thousandths of the CPUs that containers can still get for themselves.";
     EXCLUSIVE_CPUS: Gauge = "kubelet_cpu_manager_exclusive_cpu_allocation_count",
         "CPUs that containers have for themselves.";
     CPUS_PER_NODE: GaugeVec<1> = "kubelet_cpu_manager_allocation_per_numa",

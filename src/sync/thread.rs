@@ -450,6 +450,8 @@ impl Loop {
         if !before {
             if self.core.sources_ready() {
                 log::info!("all sources have delivered their pods");
+                // The CPUs of pods that were removed while no agent ran.
+                self.garbage |= self.deps.managers.holds_cpus();
             }
             self.clean_up();
         }

@@ -15,6 +15,7 @@ mod hostile;
 mod images;
 mod init;
 mod logs;
+mod managers;
 mod manifests;
 mod many_pods;
 mod metrics;

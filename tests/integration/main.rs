@@ -14,6 +14,7 @@ mod evictions;
 mod hooks;
 mod kube;
 mod main_port;
+mod managers;
 mod proxy;
 mod runtime;
 mod status_reports;

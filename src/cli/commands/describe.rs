@@ -54,6 +54,9 @@ fn print(console: &mut Console<'_>, described: &Described) -> io::Result<()> {
         }
     }
     worker(console, described)?;
+    if !view.held.is_empty() {
+        list(console, 0, "Exclusive", &view.held)?;
+    }
     let ips: Vec<&str> = status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str()).collect();
     console.field(0, "IPs", &if ips.is_empty() { "<none>".to_owned() } else { ips.join(", ") })?;
 

@@ -1,7 +1,7 @@
 //! The CPU manager as the topology manager sees it.
 
 use super::error::AllocateError;
-use super::policy::Static;
+use super::policy::{Allocated, Static};
 use super::request::PodCpus;
 use super::state::State;
 use crate::managers::numa::Hint;
@@ -45,12 +45,26 @@ impl Provider for CpuProvider<'_> {
             return Ok(());
         }
         metrics::CPU_PINNINGS.inc();
-        let allocated = self.policy.allocate(self.state, &pod, one, hint.nodes);
-        match allocated.inspect_err(|_| metrics::CPU_PINNING_ERRORS.inc()) {
-            Ok(_) => Ok(()),
-            Err(AllocateError::Take(why)) => Err(topology::AllocateError::Unexpected(why.to_string())),
+        let is_whole = self.policy.options.full_cores;
+        match self.policy.allocate(self.state, &pod, one, hint.nodes) {
+            Ok(allocated) => {
+                if is_whole {
+                    metrics::ALIGNED_RESOURCES.inc(["container", "physical_cpu"]);
+                }
+                if matches!(allocated, Allocated::New { one_cache: true, .. }) {
+                    metrics::ALIGNED_RESOURCES.inc(["container", "uncore_cache"]);
+                }
+                Ok(())
+            }
             Err(why) => {
-                Err(topology::AllocateError::Denied { reason: why.reason(), message: why.to_string() })
+                metrics::CPU_PINNING_ERRORS.inc();
+                if is_whole {
+                    metrics::UNALIGNED_RESOURCES.inc(["container", "physical_cpu"]);
+                }
+                Err(match why {
+                    AllocateError::Take(why) => topology::AllocateError::Unexpected(why.to_string()),
+                    why => topology::AllocateError::Denied { reason: why.reason(), message: why.to_string() },
+                })
             }
         }
     }

@@ -236,7 +236,7 @@ impl Books {
     /// Shows the numbers of CPUs as metrics.
     pub(super) fn show(&mut self, policy: &Static) {
         let exclusive = self.cpu.all_exclusive();
-        metrics::SHARED_CPUS.set(f64::from(self.cpu.shared.len()) * 1000.0);
+        metrics::SHARED_CPUS.set(f64::from(policy.free(&self.cpu).len()) * 1000.0);
         metrics::EXCLUSIVE_CPUS.set(f64::from(exclusive.len()));
         let of_nodes = policy.machine().groups(&exclusive, Level::Node);
         for node in policy.machine().groups(policy.machine().all(), Level::Node).into_keys() {

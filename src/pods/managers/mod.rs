@@ -15,7 +15,7 @@ mod updates;
 mod tests;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -82,6 +82,24 @@ pub struct Held {
     pub cpus: BTreeMap<String, CpuSet>,
     /// NUMA nodes by container.
     pub nodes: BTreeMap<String, NumaMask>,
+}
+
+impl Held {
+    /// A line per container, for people: `main: CPUs 2-3, NUMA nodes 0`.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        let names: BTreeSet<&String> = self.cpus.keys().chain(self.nodes.keys()).collect();
+        let line = |name: &String| {
+            let cpus = self.cpus.get(name).map(|cpus| format!("CPUs {cpus}"));
+            let nodes = self.nodes.get(name).map(|nodes| {
+                let numbers: CpuSet = nodes.iter().collect();
+                format!("NUMA nodes {numbers}")
+            });
+            let parts: Vec<String> = cpus.into_iter().chain(nodes).collect();
+            format!("{name}: {}", parts.join(", "))
+        };
+        names.into_iter().map(line).collect()
+    }
 }
 
 impl Managers {

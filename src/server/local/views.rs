@@ -33,6 +33,9 @@ pub struct PodView {
     /// The time of the next periodic sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_sync: Option<Timestamp>,
+    /// The CPUs and NUMA nodes that each container has for itself, for people.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held: Vec<String>,
 }
 
 /// Reads a pod through the deserializer of the sources: each further deserializer of the API types

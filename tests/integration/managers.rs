@@ -1,0 +1,245 @@
+//! CPU, memory and topology managers, with the whole agent on the fake runtime.
+
+use std::fs;
+use std::time::Duration;
+
+use coracle::managers::cpus::CpuSet;
+use coracle::model::api::Pod;
+use serde_json::{Value, json};
+
+use crate::support::fake_node::{FakeNode, LONG};
+use crate::support::node::{FOREVER, busybox, pod, simple};
+use crate::support::wait::{holds_for, wait_until};
+
+/// The configuration of the recordings, with one CPU reserved.
+fn config() -> Value {
+    json!({
+        "cpuManagerPolicy": "static",
+        "cpuManagerReconcilePeriod": "2s",
+        "evictionHard": {"memory.available": "100Mi"},
+        "kubeReserved": {"cpu": "500m", "memory": "300Mi"},
+        "memoryManagerPolicy": "Static",
+        "reservedMemory": [{"limits": {"memory": "400Mi"}, "numaNode": 0}],
+        "topologyManagerPolicy": "single-numa-node",
+    })
+}
+
+/// A Guaranteed pod with a container per number of CPUs.
+fn guaranteed(name: &str, uid: &str, cpus: &[&str]) -> Value {
+    let container = |(at, cpus): (usize, &&str)| {
+        let mut container = busybox(&format!("c{at}"), FOREVER);
+        container["resources"] = json!({"limits": {"cpu": cpus, "memory": "128Mi"}});
+        container
+    };
+    let containers: Vec<Value> = cpus.iter().enumerate().map(container).collect();
+    let mut manifest = pod(name, json!(containers));
+    manifest["metadata"]["uid"] = json!(uid);
+    manifest
+}
+
+const UID: &str = "cf49803e-63f8-4e63-bc80-98c54bd89d72";
+
+fn state(node: &FakeNode, file: &str) -> Value {
+    serde_json::from_str(&fs::read_to_string(node.root().join(file)).unwrap()).unwrap()
+}
+
+/// The machine's CPUs.
+fn online() -> CpuSet {
+    let text = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    CpuSet::parse(text.trim()).unwrap()
+}
+
+/// The CPUs of a running container.
+fn cpus(node: &FakeNode, pod: &str, container: &str) -> Option<CpuSet> {
+    let all = node.containers(pod);
+    let one = all.iter().find(|one| one.is_running() && one.config.metadata.name == container)?;
+    Some(CpuSet::parse(&one.status.resources.linux.cpuset_cpus).unwrap())
+}
+
+/// The fields `cpuset_cpus` of all updates of a pod's containers, in order.
+fn updates(node: &FakeNode, pod: &str) -> Vec<String> {
+    let ids: Vec<String> = node.containers(pod).into_iter().map(|one| one.status.id).collect();
+    let journal = node.fake.journal().into_iter().filter(|one| one.method == "UpdateContainerResources");
+    journal
+        .filter(|one| ids.iter().any(|id| one.request["container_id"] == id.as_str()))
+        .map(|one| one.request["linux"]["cpuset_cpus"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+fn reason(pod: &Pod) -> Option<&str> {
+    pod.status.as_ref()?.reason.as_deref()
+}
+
+/// The recorded content of a state file.
+fn recorded(scenario: &str, dump: &str, file: &str) -> Value {
+    let path = format!("{}/tests/golden/resources/expected/{scenario}.json", env!("CARGO_MANIFEST_DIR"));
+    let all: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    let steps = all["steps"].as_array().unwrap();
+    steps.iter().find(|step| step["dump"] == dump).unwrap()["state_files"][file].clone()
+}
+
+#[test]
+fn shared_container_loses_a_cpu_that_becomes_exclusive_and_gets_it_back() {
+    let node = FakeNode::start_with(config());
+    let all = online();
+    assert_eq!(state(&node, "cpu_manager_state")["defaultCpuSet"], all.to_string());
+    node.apply(&simple("be"));
+    node.wait_ready("be");
+    assert_eq!(cpus(&node, "be", "main"), Some(all.clone()));
+    node.apply(&guaranteed("gu", UID, &["1", "500m"]));
+    node.wait_ready("gu");
+    let own = cpus(&node, "gu", "c0").unwrap();
+    let rest = all.difference(&own);
+    assert_eq!(own.len(), 1);
+    wait_until("the CPU to be gone", LONG, || cpus(&node, "be", "main").as_ref() == Some(&rest));
+    assert_eq!(cpus(&node, "gu", "c1"), Some(rest.clone()));
+    let file = state(&node, "cpu_manager_state");
+    assert_eq!(file["entries"], json!({UID: {"c0": own.to_string()}}));
+    assert_eq!(file["defaultCpuSet"], rest.to_string());
+    // The requests to the runtime: only the container with its own CPU has no quota, and the pod.
+    let containers = node.containers("gu");
+    let sent = |name: &str| {
+        let one = containers.iter().find(|one| one.config.metadata.name == name).unwrap();
+        let linux = &one.config.linux.resources;
+        (linux.cpu_quota, linux.cpuset_cpus.clone(), linux.cpuset_mems.clone())
+    };
+    assert_eq!(sent("c0"), (-1, own.to_string(), "0".to_owned()));
+    assert_eq!(sent("c1"), (50_000, rest.to_string(), "0".to_owned()));
+    assert_eq!(node.sandboxes("gu")[0].config.linux.resources.cpu_quota, -1);
+    assert_eq!(node.metric("kubelet_cpu_manager_exclusive_cpu_allocation_count"), 1.0);
+    let described = node.cli(&["describe", "gu"]);
+    assert!(described.contains(&format!("c0: CPUs {own}, NUMA nodes 0")), "{described}");
+    // Too much: refused with upstream's reason.
+    node.apply(&guaranteed("more", "more-uid", &[&all.len().to_string()]));
+    let refused = node.wait_pod("more", "refused", LONG, |pod| reason(pod).is_some());
+    assert_eq!(reason(&refused), Some("TopologyAffinityError"));
+    assert_eq!(
+        refused.status.unwrap().message.unwrap(),
+        "Pod was rejected: Resources cannot be allocated with Topology locality"
+    );
+    node.remove("gu");
+    node.wait_gone("gu", LONG);
+    wait_until("the CPU to be back", LONG, || cpus(&node, "be", "main").as_ref() == Some(&all));
+    assert_eq!(updates(&node, "be"), [rest.to_string(), all.to_string()]);
+    assert!(state(&node, "cpu_manager_state").get("entries").is_none());
+    node.remove("more");
+    node.finish();
+}
+
+#[test]
+fn state_files_equal_the_recordings() {
+    let node = FakeNode::start_with(config());
+    let mut one = guaranteed("gu-one", UID, &["1"]);
+    one["spec"]["containers"][0]["name"] = json!("main");
+    let check = |dump: &str| {
+        // The recordings are of a machine with two CPUs.
+        if online().to_string() == "0-1" {
+            assert_eq!(state(&node, "cpu_manager_state"), recorded("g-restart", dump, "cpu_manager_state"));
+        }
+        let file = state(&node, "memory_manager_state");
+        let expected = recorded("g-restart", dump, "memory_manager_state");
+        assert_eq!(file["entries"], expected["entries"]);
+        assert_eq!(file["policyName"], expected["policyName"]);
+        let (node, expected) = (&file["machineState"]["0"], &expected["machineState"]["0"]);
+        for field in ["systemReserved", "reserved"] {
+            assert_eq!(node["memoryMap"]["memory"][field], expected["memoryMap"]["memory"][field]);
+        }
+        assert_eq!(node["numberOfAssignments"], expected["numberOfAssignments"]);
+    };
+    node.apply(&one);
+    node.wait_ready("gu-one");
+    check("before");
+    node.remove("gu-one");
+    node.finish();
+}
+
+#[test]
+fn policies_none_write_the_files_of_upstream_and_no_sets() {
+    let node = FakeNode::start();
+    let read = |file: &str| fs::read_to_string(node.root().join(file)).unwrap();
+    assert_eq!(
+        read("cpu_manager_state"),
+        r#"{"policyName":"none","defaultCpuSet":"","checksum":1353318690}"#
+    );
+    assert_eq!(
+        read("memory_manager_state"),
+        r#"{"policyName":"None","machineState":{},"checksum":4236770233}"#
+    );
+    node.apply(&guaranteed("gu", UID, &["1"]));
+    node.wait_ready("gu");
+    let linux = node.containers("gu")[0].config.linux.resources.clone();
+    assert_eq!((linux.cpuset_cpus.as_str(), linux.cpuset_mems.as_str(), linux.cpu_quota), ("", "", 100_000));
+    assert!(!node.cli(&["status", "-o", "json"]).contains("\"managers\""), "no thread");
+    node.finish();
+}
+
+#[test]
+fn restart_keeps_cpus_and_a_damaged_file_is_rebuilt_from_what_runs() {
+    let mut node = FakeNode::start_with(config());
+    node.apply(&guaranteed("gu", UID, &["1"]));
+    node.wait_ready("gu");
+    node.apply(&simple("be"));
+    node.wait_ready("be");
+    let (own, rest) = (cpus(&node, "gu", "c0"), cpus(&node, "be", "main"));
+    let files = ["cpu_manager_state", "memory_manager_state"];
+    let before = files.map(|file| state(&node, file));
+    let ids = || [node.running("gu"), node.running("be")];
+    let running = ids();
+    for damage in [None, Some("{}"), Some("not json"), Some(r#"{"policyName":"none","defaultCpuSet":""}"#)] {
+        node.kill_agent();
+        if let Some(text) = damage {
+            files.iter().for_each(|file| fs::write(node.root().join(file), text).unwrap());
+        }
+        node.fake.clear_journal();
+        node.start_agent();
+        node.wait_ready("gu");
+        node.wait_ready("be");
+        wait_until("the pods to be admitted again", LONG, || files.map(|file| state(&node, file)) == before);
+        let calls = |node: &FakeNode| {
+            let changing = ["UpdateContainerResources", "StopContainer", "CreateContainer"];
+            node.fake.journal().iter().any(|one| changing.contains(&one.method))
+        };
+        holds_for("no container changes", Duration::from_millis(500), || !calls(&node));
+        assert_eq!([node.running("gu"), node.running("be")], running);
+        assert_eq!((cpus(&node, "gu", "c0"), cpus(&node, "be", "main")), (own.clone(), rest.clone()));
+        let status = node.command(&["status"]);
+        let status = String::from_utf8_lossy(&status.stdout).into_owned();
+        assert_eq!(status.contains("cpu_manager_state cannot be used"), damage.is_some(), "{status}");
+        if let Some(text) = damage {
+            for file in files {
+                let aside = node.root().join(format!("{file}.unusable"));
+                assert_eq!(fs::read_to_string(aside).unwrap(), text);
+            }
+            assert!(node.cli(&["events"]).contains("UnusableStateFile"));
+        }
+    }
+    // The CPUs of a pod that was removed meanwhile are free.
+    node.kill_agent();
+    node.remove("gu");
+    node.start_agent();
+    wait_until("the CPU to be shared", LONG, || cpus(&node, "be", "main") == Some(online()));
+    assert!(state(&node, "cpu_manager_state").get("entries").is_none());
+    node.finish();
+}
+
+#[test]
+fn configuration_that_does_not_fit_ends_the_agent_with_the_text_of_upstream() {
+    let mut wrong_memory = config();
+    wrong_memory["reservedMemory"][0]["limits"]["memory"] = json!("123Mi");
+    for (config, text) in [
+        (
+            json!({"cpuManagerPolicy": "static"}),
+            "[cpumanager] unable to determine reserved CPU resources for static policy",
+        ),
+        (
+            wrong_memory,
+            "the total amount \"123Mi\" of type \"memory\" is not equal to the value \"400Mi\" determined by \
+             Node Allocatable feature",
+        ),
+    ] {
+        let mut node = FakeNode::prepare(config);
+        node.launch_agent();
+        assert!(!node.wait_end().success());
+        assert!(node.log().contains(text), "{}", node.log());
+    }
+}
