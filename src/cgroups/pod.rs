@@ -39,7 +39,7 @@ pub struct PodSettings {
 #[must_use]
 pub fn pod_values(pod: &Pod, exclusive_cpus: bool, settings: &PodSettings) -> Values {
     let requests = pod_requests(pod, Overhead::Included);
-    let limits = limits_with_overhead(pod);
+    let limits = pod_limits(pod, Overhead::Included);
     let class = pod.qos();
     let of = |amounts: &Amounts, resource: &str| amounts.get(resource).copied().unwrap_or_default();
     let cpu_quota = Quota {
@@ -92,17 +92,6 @@ pub fn without_overhead(values: &Values, pod: &Pod) -> Values {
         rest.memory_bytes = values.memory_bytes.map(less);
     }
     rest
-}
-
-/// As in `PodLimits`: overhead is only added to limits above zero.
-fn limits_with_overhead(pod: &Pod) -> Amounts {
-    let mut limits = pod_limits(pod, Overhead::Excluded);
-    for (name, more) in pod.spec().overhead.iter().flatten() {
-        if let Some(limit) = limits.get_mut(name).filter(|limit| !limit.is_zero()) {
-            *limit = *limit + amount(more);
-        }
-    }
-    limits
 }
 
 /// Whether the sum of the limits is a limit of the pod: one of the pod as a whole, or one of each

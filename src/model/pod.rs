@@ -307,10 +307,8 @@ fn qos_of(spec: &PodSpec) -> QosClass {
         .resources
         .as_ref()
         .map(|resources| Container { resources: Some(resources.clone()), ..Container::default() });
-    let units: Vec<&Container> = match &pod_level {
-        Some(pod) if request(pod, "cpu").is_some() || request(pod, "memory").is_some() => vec![pod],
-        _ => containers,
-    };
+    // With resources of the pod as a whole, the containers' do not count, whatever they are.
+    let units = pod_level.as_ref().map_or(containers, |pod| vec![pod]);
     let positive = |amount: Option<Amount>| amount.filter(|amount| !amount.is_zero());
     let mut any = false;
     let mut guaranteed = true;
@@ -358,6 +356,17 @@ mod tests {
         check(vec![json!({"requests": {"cpu": "1"}})], QosClass::Burstable);
         check(vec![json!({"limits": {"cpu": "1", "memory": "1Gi"}})], QosClass::Guaranteed);
         check(vec![json!({"limits": {"cpu": "1", "memory": "1Gi"}}), json!({})], QosClass::Burstable);
+        // The resources of the pod as a whole count alone.
+        for (of_pod, expected) in [
+            (json!({"limits": {"cpu": "1", "memory": "1Gi"}}), QosClass::Guaranteed),
+            (json!({"requests": {"cpu": "1"}}), QosClass::Burstable),
+            (json!({"limits": {"hugepages-2Mi": "4Mi"}}), QosClass::BestEffort),
+            (json!({}), QosClass::BestEffort),
+        ] {
+            let container = container(json!({"requests": {"cpu": "1"}}));
+            let pod = pod(json!({"containers": [container], "resources": of_pod}));
+            assert_eq!(pod.qos(), expected, "{of_pod}");
+        }
         check(
             vec![json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1000m"}})],
             QosClass::Guaranteed,

@@ -41,6 +41,12 @@ pub fn container_requests(pod: &Pod) -> Amounts {
     })
 }
 
+/// The sum of the containers' limits, whatever the pod as a whole is limited to.
+#[must_use]
+pub fn container_limits(pod: &Pod) -> Amounts {
+    aggregate(pod, limits_of)
+}
+
 /// The limits of the pod as a whole: the sum for its containers, for limited resources.
 #[must_use]
 pub fn pod_limits(pod: &Pod, overhead: Overhead) -> Amounts {
@@ -52,8 +58,8 @@ pub fn pod_limits(pod: &Pod, overhead: Overhead) -> Amounts {
     }
     if overhead == Overhead::Included {
         for (name, value) in overhead_of(pod) {
-            // Resources without a limit stay unlimited.
-            if let Some(sum) = total.get_mut(&name) {
+            // Resources without a limit stay unlimited, and a limit of zero is none.
+            if let Some(sum) = total.get_mut(&name).filter(|sum| !sum.is_zero()) {
                 *sum = *sum + value;
             }
         }
@@ -161,6 +167,13 @@ mod tests {
             json!({"containers": [container("1")], "overhead": {"cpu": "250m", "memory": "1Mi"}}),
             json!({"cpu": "1250m", "memory": "1Mi"}),
             json!({}),
+        );
+        // Overhead makes no limit where there is none.
+        check(
+            json!({"containers": [{"name": "c", "resources": {"limits": {"cpu": "1", "memory": "0"}}}],
+                   "overhead": {"cpu": "250m", "memory": "1Mi"}}),
+            json!({"cpu": "1250m", "memory": "1Mi"}),
+            json!({"cpu": "1250m", "memory": "0"}),
         );
         // A limit alone is a request, too; pod-level numbers replace the sums.
         check(

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use crate::model::api::{Container, ResourceRequirements};
 use crate::model::pod::{Pod, QosClass, is_sidecar};
 use crate::model::quantity::{Amount, amount};
+use crate::model::requests::container_requests;
 use crate::transport::generated::runtime::{HugepageLimit, LinuxContainerResources};
 
 use super::settings::Settings;
@@ -158,25 +159,24 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity_bytes: u6
         lookup(container.resources.as_ref(), Side::Requests, "memory").unwrap_or_default().units()
     };
     let score = |bytes: i64| BEST_EFFORT_SCORE - clamp(i128::from(bytes) * 1000 / capacity);
-    let mut own = score(request(container).saturating_add(leftover_share(pod, &request)));
+    let share = leftover_share(pod);
+    let mut own = score(request(container).saturating_add(share));
     if is_sidecar(container) && pod.init_containers().iter().any(|init| init.name == container.name) {
         // A sidecar must not be killed before the containers that it serves.
         let smallest = pod.containers().iter().map(request).min().unwrap_or(0);
-        own = own.min(score(smallest));
+        own = own.min(score(smallest.saturating_add(share)));
     }
     // Stay between the protected and the best-effort pods.
     own.clamp(BEST_EFFORT_SCORE + PROTECTED_SCORE, BEST_EFFORT_SCORE - 1)
 }
 
-/// Each container's share of the part of a pod-level memory request beyond the containers' own.
-fn leftover_share(pod: &Pod, request: &impl Fn(&Container) -> i64) -> i64 {
+/// Each container's share of the part of a pod-level memory request beyond the containers' own, of
+/// which init containers and regular ones do not run at the same time.
+fn leftover_share(pod: &Pod) -> i64 {
     let Some(stated) = lookup(pod.spec().resources.as_ref(), Side::Requests, "memory") else { return 0 };
-    let (mut sum, mut count) = (0_i64, 0_i64);
-    for container in pod.all_containers() {
-        sum = sum.saturating_add(request(container));
-        count += 1;
-    }
-    (stated.units().saturating_sub(sum)).max(0) / count.max(1)
+    let sum = container_requests(pod).get("memory").copied().unwrap_or_default();
+    let count = i64::try_from(pod.containers().len() + pod.init_containers().len()).unwrap_or(i64::MAX);
+    stated.units().saturating_sub(sum.units()).max(0) / count.max(1)
 }
 
 fn clamp(value: i128) -> i64 {
@@ -324,6 +324,27 @@ mod tests {
             "b",
             900,
         );
+    }
+
+    #[test]
+    fn oom_score_shares_the_request_of_the_pod_that_is_left() {
+        let memory =
+            |name: &str, memory: &str| json!({"name": name, "resources": {"requests": {"memory": memory}}});
+        let score = |spec: &serde_json::Value, name: &str| {
+            let pod = pod(spec.clone());
+            let container = pod.all_containers().find(|one| one.name == name).unwrap();
+            oom_score_adj(&pod, container, 1000 << 20)
+        };
+        // The larger of init and regular containers counts: 400 less 100, in two parts.
+        let spec = json!({"containers": [memory("a", "50Mi")], "initContainers": [memory("i", "100Mi")],
+            "resources": {"requests": {"memory": "400Mi"}}});
+        assert_eq!((score(&spec, "a"), score(&spec, "i")), (800, 750));
+        // A sidecar is protected like the smallest regular container, which has its part, too.
+        let mut sidecar = memory("s", "50Mi");
+        sidecar["restartPolicy"] = json!("Always");
+        let spec = json!({"containers": [memory("a", "150Mi")], "initContainers": [sidecar],
+            "resources": {"requests": {"memory": "400Mi"}}});
+        assert_eq!((score(&spec, "a"), score(&spec, "s")), (750, 750));
     }
 
     #[test]

@@ -8,17 +8,9 @@ use serde_json::{Map, Value, json};
 
 use super::numbers::{container_resources, sandbox_resources};
 use super::settings::Settings;
+use crate::model::api;
 use crate::model::pod::Pod;
-use crate::model::quantity::Form;
-use crate::model::requests::container_requests;
-use crate::model::{Quantity, api};
 use crate::transport::generated::runtime::LinuxContainerResources;
-
-/// Pods whose containers differ in `oom_score_adj`, and why.
-const OTHER_SCORES: &[(&str, &str)] = &[(
-    "pl-init",
-    "FIXME: the part of the pod's request beyond its containers' is computed from the sum of all      containers; the Go kubelet takes the larger of init and regular containers",
-)];
 
 fn data(path: &str) -> PathBuf {
     Path::new(&std::env::var_os("CARGO_MANIFEST_DIR").unwrap()).join("tests/golden").join(path)
@@ -40,34 +32,13 @@ fn pods(name: &str) -> Vec<Pod> {
         .collect()
 }
 
-/// A static pod as the Go kubelet completes it: a limit of a container is also a request, and a pod
-/// with limits of its own requests what its containers do, or else its limits.
+/// A static pod with its defaults.
 fn static_pod(manifest: Value) -> Pod {
     let mut object: api::Pod = serde_json::from_value(manifest).unwrap();
-    let spec = object.spec.as_mut().unwrap();
-    let containers = spec.init_containers.iter_mut().flatten().chain(&mut spec.containers);
-    containers.for_each(|container| request_limits(&mut container.resources));
-    let requested = container_requests(&Pod::from(object.clone()));
-    let spec = object.spec.as_mut().unwrap();
-    if let Some(resources) = spec.resources.as_mut().filter(|all| all.limits.is_some()) {
-        let requests = resources.requests.get_or_insert_default();
-        for (name, amount) in
-            requested.into_iter().filter(|(name, _)| ["cpu", "memory"].contains(&name.as_str()))
-        {
-            requests.entry(name).or_insert_with(|| Quantity(amount.write(Form::Decimal)));
-        }
-    }
-    request_limits(&mut spec.resources);
+    crate::sources::set_defaults(&mut object);
     let annotations = object.metadata.annotations.get_or_insert_default();
     annotations.insert("kubernetes.io/config.source".to_owned(), "file".to_owned());
     Pod::from(object)
-}
-
-fn request_limits(resources: &mut Option<api::ResourceRequirements>) {
-    let Some(resources) = resources else { return };
-    for (name, quantity) in resources.limits.iter().flatten() {
-        resources.requests.get_or_insert_default().entry(name.clone()).or_insert(quantity.clone());
-    }
 }
 
 fn settings(recording: &Value) -> Settings {
@@ -141,18 +112,12 @@ fn resources_of_requests_are_those_of_the_go_kubelet() {
         for (pod, calls) in recording["cri"].as_object().into_iter().flatten() {
             let pods = pods(pod);
             for call in calls.as_array().unwrap() {
-                let mut found = computed(call, &pods, &settings);
+                let found = computed(call, &pods, &settings);
                 if found.is_empty() {
                     continue;
                 }
                 compared += 1;
-                let mut recorded = call["resources"].clone();
-                if OTHER_SCORES.iter().any(|(other, why)| other == pod && !why.is_empty()) {
-                    for resources in found.iter_mut().chain([&mut recorded]) {
-                        resources.as_object_mut().unwrap().remove("oom_score_adj");
-                    }
-                }
-                if !found.contains(&recorded) {
+                if !found.contains(&call["resources"]) {
                     problems.push(format!("{name} {pod}: {found:?}, recorded {call}"));
                 }
             }

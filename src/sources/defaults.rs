@@ -2,18 +2,23 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::Quantity;
 use crate::model::api::{
     Container, ContainerPort, DownwardAPIVolumeFile, EmptyDirVolumeSource, EnvVar, EphemeralContainer,
     HTTPGetAction, Lifecycle, LifecycleHandler, Pod, PodSecurityContext, PodSpec, Probe,
     ResourceRequirements, Volume, VolumeProjection,
 };
+use crate::model::quantity::Form;
+use crate::model::requests::{container_limits, container_requests};
+use crate::model::{self, Quantity};
+
+/// Start of the names of the resources that are huge pages.
+const HUGE_PAGES: &str = "hugepages-";
 
 /// File mode of volumes that set none.
 const VOLUME_MODE: i32 = 0o644;
 
 /// Sets all defaults of a pod.
-pub(super) fn set_defaults(pod: &mut Pod) {
+pub(crate) fn set_defaults(pod: &mut Pod) {
     let spec = pod.spec.get_or_insert_default();
     // The old name of the field is used if the new one is absent.
     if blank(&spec.service_account_name) && !blank(&spec.service_account) {
@@ -42,11 +47,49 @@ pub(super) fn set_defaults(pod: &mut Pod) {
     for container in spec.ephemeral_containers.iter_mut().flatten() {
         set_ephemeral(container);
     }
-    let limited =
-        |resources: &ResourceRequirements| resources.limits.as_ref().is_some_and(|all| !all.is_empty());
-    if spec.resources.as_ref().is_some_and(limited) {
-        set_requests(&mut spec.resources);
+    let is_stated = |resources: &ResourceRequirements| {
+        [&resources.requests, &resources.limits].into_iter().flatten().any(|all| !all.is_empty())
+    };
+    if spec.resources.as_ref().is_some_and(is_stated) {
+        set_pod_level(pod);
     }
+}
+
+/// The resources of the pod as a whole, if some of them are stated: its limits of huge pages are the
+/// sum for its containers, and its requests of CPU and memory, too. Other requests are the limits
+/// (Go: `defaultHugePagePodLimits`, `defaultPodRequests`). The containers have their defaults.
+fn set_pod_level(pod: &mut Pod) {
+    let whole = model::pod::Pod::from(pod.clone());
+    let Some(resources) = pod.spec.as_mut().and_then(|spec| spec.resources.as_mut()) else { return };
+    let is_page = |name: &String| name.starts_with(HUGE_PAGES);
+    let is_requested = |name: &String| resources.requests.as_ref().is_some_and(|all| all.contains_key(name));
+    let pages: Vec<_> = container_limits(&whole)
+        .into_iter()
+        .filter(|(name, _)| is_page(name) && !is_requested(name))
+        .map(|(name, sum)| (name, Quantity(sum.write(Form::Binary))))
+        .collect();
+    if !pages.is_empty() {
+        let limits = resources.limits.get_or_insert_default();
+        for (name, sum) in pages {
+            limits.entry(name).or_insert(sum);
+        }
+    }
+    let Some(limits) = resources.limits.clone().filter(|limits| !limits.is_empty()) else { return };
+    let mut requests = resources.requests.take().unwrap_or_default();
+    for (name, sum) in container_requests(&whole) {
+        let form = match name.as_str() {
+            "cpu" => Form::Decimal,
+            "memory" => Form::Binary,
+            _ => continue,
+        };
+        requests.entry(name).or_insert_with(|| Quantity(sum.write(form)));
+    }
+    for (name, limit) in limits {
+        if is_page(&name) || ["cpu", "memory"].contains(&name.as_str()) {
+            requests.entry(name).or_insert(limit);
+        }
+    }
+    resources.requests = Some(requests).filter(|all| !all.is_empty());
 }
 
 fn blank(field: &Option<String>) -> bool {
@@ -342,6 +385,52 @@ mod tests {
                 }))]),
                 json!({"hostNetwork": true}),
             ),
+        );
+    }
+
+    #[test]
+    fn requests_of_the_pod_default_to_the_sum_of_its_containers_before_its_limits() {
+        let check = |containers: Value, given: Value, expected: Value| {
+            let mut pod: Pod =
+                serde_json::from_value(json!({"spec": {"containers": containers, "resources": given}}))
+                    .unwrap();
+            set_defaults(&mut pod);
+            let found = serde_json::to_value(&pod.spec.as_ref().unwrap().resources).unwrap();
+            assert_eq!(found, expected, "{given}");
+            let once = pod.clone();
+            set_defaults(&mut pod);
+            assert_eq!(pod, once, "a second time changes nothing");
+        };
+        let with = |name: &str, limits: Value| json!({"name": name, "resources": {"limits": limits}});
+        let limits = json!({"cpu": "500m", "memory": "200Mi"});
+        // The recorded pod pl-gu-mix, which is Burstable.
+        let mixed = json!([with("a", json!({"cpu": "200m", "memory": "64Mi"})), {"name": "b"}]);
+        let requests = json!({"cpu": "200m", "memory": "64Mi"});
+        check(mixed.clone(), json!({"limits": limits}), json!({"limits": limits, "requests": requests}));
+        check(
+            mixed.clone(),
+            json!({"limits": limits, "requests": {"cpu": "300m"}}),
+            json!({"limits": limits, "requests": {"cpu": "300m", "memory": "64Mi"}}),
+        );
+        let alone = json!([{"name": "a"}]);
+        check(alone.clone(), json!({"limits": limits}), json!({"limits": limits, "requests": limits}));
+        // Without limits nothing is added.
+        check(mixed, json!({"requests": {"cpu": "1"}}), json!({"requests": {"cpu": "1"}}));
+        check(alone, json!({}), json!({}));
+        let pages = json!([
+            with("a", json!({"hugepages-2Mi": "4Mi", "cpu": "1"})),
+            with("b", json!({"hugepages-2Mi": "2Mi"})),
+        ]);
+        check(
+            pages.clone(),
+            json!({"requests": {"cpu": "2"}}),
+            json!({"limits": {"hugepages-2Mi": "6Mi"}, "requests": {"cpu": "2", "hugepages-2Mi": "6Mi"}}),
+        );
+        // One that is requested gets no limit.
+        check(
+            pages,
+            json!({"requests": {"hugepages-2Mi": "8Mi"}}),
+            json!({"requests": {"hugepages-2Mi": "8Mi"}}),
         );
     }
 
