@@ -43,7 +43,12 @@ pub(super) fn collector(context: Context<'_>, rooms: &Rooms) -> Collector {
     let (listed, cached) = (rooms.observe.clone(), rooms.observe.clone());
     let (view, volumes) = (rooms.view.clone(), Arc::clone(&rooms.volumes));
     let limits = rooms.view.clone();
+    let (together, of_pod) = (rooms.cgroups.clone(), rooms.cgroups.clone());
     let deps = stats::Deps {
+        cgroups: stats::PodCgroupPaths {
+            together: Box::new(move || together.common_paths()),
+            pod: Box::new(move |uid| of_pod.path_of(uid)),
+        },
         pods: Box::new(move || listed.listed()),
         pod: Box::new(move |uid| cached.cached(uid)),
         memory_limit: Box::new(move |uid| memory_limit(&pod_of(&limits, uid)?)),

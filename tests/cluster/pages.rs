@@ -29,11 +29,7 @@ struct Exception {
 }
 
 /// Of `/metrics/cadvisor`.
-const OF_CGROUPS: [Exception; 4] = [
-    Exception {
-        reason: "cgroups of pods, QoS classes and all pods together: coracle makes none yet",
-        holds: |series| series.contains("id=\"<root>/kubepods") && series.contains("image=\"\""),
-    },
+const OF_CGROUPS: [Exception; 3] = [
     Exception {
         reason: "file systems that other tests or runtimes had mounted when the Go kubelet read the table",
         holds: |series| {

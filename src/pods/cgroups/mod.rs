@@ -23,7 +23,7 @@ use crate::cgroups::values::{shares_of_weight, weight};
 use crate::cgroups::{CgroupError, Cgroups, Name, Values};
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
-use crate::model::pod::Pod;
+use crate::model::pod::{Pod, QosClass};
 use crate::util::stop::{self, StopSource, StopToken};
 use crate::util::threads::{self, Died, OnDeath, Running, Stack};
 use crate::util::timers;
@@ -173,6 +173,24 @@ impl PodCgroups {
     pub fn path(&self, pod: &Pod) -> String {
         let Some((_, access)) = self.access() else { return String::new() };
         name_of(access, pod).map(|name| access.layout().path(&name)).unwrap_or_default()
+    }
+
+    /// The path of the cgroup of a pod that has a worker; `None` if it has none.
+    #[must_use]
+    pub fn path_of(&self, uid: &PodUid) -> Option<String> {
+        let (shared, access) = self.access()?;
+        let name = name_of(access, shared.active().get(uid)?).ok()?;
+        Some(access.layout().path(&name))
+    }
+
+    /// The paths of the cgroups of all pods, of the Burstable and of the BestEffort ones; `None`
+    /// before they are made.
+    #[must_use]
+    pub fn common_paths(&self) -> Option<[String; 3]> {
+        let (_, access) = self.access()?;
+        let layout = access.layout();
+        let classes = [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort];
+        Some(classes.map(|class| layout.path(&layout.tier(class))))
     }
 
     /// The pod's cgroup; `None` without one.

@@ -466,7 +466,7 @@ fn device(roots: &Roots, numbers: &str) -> String {
     name.map_or_else(|| numbers.to_owned(), |name| format!("/dev/{name}"))
 }
 
-/// The machine, its parts, and each pod with its sandbox and containers.
+/// The machine, its parts, the QoS classes, and each pod with its sandbox and containers.
 fn subjects(snapshot: &Snapshot) -> Vec<Subject<'_>> {
     fn path(numbers: &Numbers) -> &str {
         numbers.details.as_ref().map_or("", |details| &details.path)
@@ -495,7 +495,8 @@ fn subjects(snapshot: &Snapshot) -> Vec<Subject<'_>> {
         has_limits: true,
         ..subject(&node.numbers, ["/", "", "", "", "", ""])
     }];
-    for part in node.system.iter().filter(|part| part.numbers.details.is_some()) {
+    let parts = node.system.iter().chain(&node.classes);
+    for part in parts.filter(|part| part.numbers.details.is_some()) {
         let of = subject(&part.numbers, [path(&part.numbers), "", "", "", "", ""]);
         all.push(Subject { started: part.started, ..of });
     }

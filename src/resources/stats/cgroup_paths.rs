@@ -34,6 +34,23 @@ impl CgroupPaths {
         self.found.remove(id);
     }
 
+    /// Searches the unknown ones of `ids`, which have one parent, in the cgroup that the agent made
+    /// for them. `parent` is called if there are any.
+    pub(super) fn look_in(&mut self, top: &Path, ids: &[&str], parent: impl FnOnce() -> Option<String>) {
+        let mut open: BTreeSet<&str> =
+            ids.iter().copied().filter(|id| !self.found.contains_key(*id)).collect();
+        let Some(parent) = Some(&open).filter(|open| !open.is_empty()).and_then(|_| parent()) else { return };
+        let parent = parent.trim_matches('/');
+        let entries = std::fs::read_dir(top.join(parent)).into_iter().flatten().flatten();
+        for entry in entries.take(DIRECTORIES).filter(|one| one.file_type().is_ok_and(|kind| kind.is_dir())) {
+            let name = entry.file_name();
+            let Some(name) = name.to_str() else { continue };
+            if let Some(id) = open.take(id_in(name)) {
+                self.found.insert(id.to_owned(), format!("{parent}/{name}"));
+            }
+        }
+    }
+
     /// Searches the unknown ones of `wanted`, and forgets all others.
     pub(super) fn look(&mut self, top: &Path, wanted: &BTreeSet<&str>, now: Instant) {
         self.found.retain(|id, _| wanted.contains(id.as_str()));
@@ -151,6 +168,28 @@ mod tests {
             cgroup_paths.look(dir.path(), &wanted.iter().copied().collect(), now);
             assert_eq!((cgroup_paths.get("aaa"), cgroup_paths.get("bbb")), (Some("k8s.io/aaa"), None));
         }
+    }
+
+    #[test]
+    fn containers_are_found_in_the_cgroup_of_their_pod_without_a_walk() {
+        let dir = tempfile::tempdir().unwrap();
+        // A walk would find the one with an early name.
+        for path in ["a/aaa", "kubepods/podx/aaa", "kubepods/podx/crio-bbb.scope"] {
+            fs::create_dir_all(dir.path().join(path)).unwrap();
+        }
+        let (mut cgroup_paths, now) = (CgroupPaths::default(), Instant::now());
+        cgroup_paths.look_in(dir.path(), &["aaa", "bbb"], || Some("/kubepods/podx".to_owned()));
+        assert_eq!(cgroup_paths.get("bbb"), Some("kubepods/podx/crio-bbb.scope"));
+        cgroup_paths.look(dir.path(), &["aaa", "bbb"].into(), now);
+        assert_eq!((cgroup_paths.get("aaa"), cgroup_paths.walked), (Some("kubepods/podx/aaa"), None));
+        // Known ones are not searched.
+        cgroup_paths.look_in(dir.path(), &["aaa"], || panic!("not needed"));
+        // One that the runtime put elsewhere, and one without a cgroup of its pod.
+        cgroup_paths.forget("aaa");
+        cgroup_paths.look_in(dir.path(), &["aaa"], || Some("/kubepods/pody".to_owned()));
+        cgroup_paths.look_in(dir.path(), &["aaa"], || None);
+        cgroup_paths.look(dir.path(), &["aaa", "bbb"].into(), now);
+        assert!(cgroup_paths.get("aaa").is_some() && cgroup_paths.walked.is_some());
     }
 
     #[test]

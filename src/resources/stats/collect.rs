@@ -32,21 +32,24 @@ const OWN: &str = "self";
 /// All pods of the last list.
 type Listed = BTreeMap<PodUid, ListedPod>;
 
-/// Possible paths of the common cgroup of all pods.
-const PODS_CGROUPS: [&str; 2] = ["kubepods", "kubepods.slice"];
-
 impl Shared {
     /// Reads the counters of processor time alone, so that the collection after it has rates.
     pub(super) fn first_samples(&self, work: &mut Work, pods: &Listed) {
-        let ids: BTreeSet<&str> = pods.values().filter_map(running).flat_map(ids).collect();
-        work.cgroup_paths.look(&self.tree.top(), &ids, Instant::now());
+        let live: Vec<Running<'_>> = pods_shown(pods).collect();
+        let ids = self.look(work, &live);
         for id in ids {
             if let Some(counted) = work.cgroup_paths.get(id).and_then(|path| self.tree.cpu(path)) {
                 let _ = work.rates.rate(id, counted, Instant::now());
             }
         }
         let parts = self.system_paths();
-        for path in parts.iter().map(|(_, path)| path.as_deref()).chain([Some(ROOT)]) {
+        let of_pods: Vec<String> = (self.cgroups.together)()
+            .into_iter()
+            .map(|[all, ..]| all)
+            .chain(live.iter().filter_map(|one| (self.cgroups.pod)(&one.pod.uid)))
+            .collect();
+        let system = parts.iter().map(|(_, path)| path.as_deref());
+        for path in system.chain(of_pods.iter().map(|path| Some(path.as_str()))).chain([Some(ROOT)]) {
             let counted = match path {
                 Some(path) => self.tree.cpu(path),
                 None => Some(proc::own_cpu()),
@@ -58,10 +61,24 @@ impl Shared {
         work.rates.turn();
     }
 
+    /// Searches the cgroups of all containers and sandboxes whose ids it returns: in the cgroup of
+    /// the pod, and everywhere for those that the runtime has put elsewhere.
+    fn look<'a>(&self, work: &mut Work, live: &[Running<'a>]) -> BTreeSet<&'a str> {
+        let top = self.tree.top();
+        let mut all = BTreeSet::new();
+        for running in live {
+            let ids: Vec<&str> = ids(running.clone()).collect();
+            work.cgroup_paths.look_in(&top, &ids, || (self.cgroups.pod)(&running.pod.uid));
+            all.extend(ids);
+        }
+        work.cgroup_paths.look(&top, &all, Instant::now());
+        all
+    }
+
     /// The numbers to request from the runtime.
     pub(super) fn need(&self, work: &mut Work, listed: &Listed, wanted: Wanted) -> Query {
-        let ids: BTreeSet<&str> = pods_shown(listed).flat_map(ids).collect();
-        work.cgroup_paths.look(&self.tree.top(), &ids, Instant::now());
+        let live: Vec<Running<'_>> = pods_shown(listed).collect();
+        let ids = self.look(work, &live);
         let full = wanted.depth == Depth::Full;
         let pods = match ids.iter().any(|id| work.cgroup_paths.get(id).is_none()) {
             true => Some(Part::All),
@@ -82,8 +99,7 @@ impl Shared {
         wanted: Wanted,
     ) -> Result<Snapshot, StatsError> {
         let live: Vec<Running<'_>> = pods.values().filter_map(running).collect();
-        let ids: BTreeSet<&str> = live.iter().cloned().flat_map(ids).collect();
-        work.cgroup_paths.look(&self.tree.top(), &ids, Instant::now());
+        self.look(work, &live);
         let mut once = Once { disks: Disks::default(), responses, until: Instant::now() + WALKS };
         work.budget = if wanted.details { Budget::new() } else { Budget::none() };
         let mut found = Vec::with_capacity(live.len());
@@ -217,8 +233,11 @@ impl Shared {
             let numbers = self.placed(work, id, wanted)?;
             Some(SandboxUse { id: id.to_owned(), image: String::new(), numbers })
         });
-        let together = path.as_deref().and_then(|path| cgroup_paths::pod_cgroup(path, pod.uid.as_str()));
-        let together = together.and_then(|path| self.numbers(work, path, path, wanted));
+        let made = (self.cgroups.pod)(&pod.uid);
+        let together = made.and_then(|path| self.numbers(work, &path, &path, wanted)).or_else(|| {
+            let path = cgroup_paths::pod_cgroup(path.as_deref()?, pod.uid.as_str())?;
+            self.numbers(work, path, path, wanted)
+        });
         let own = || stats.map(|stats| &stats.numbers).filter(|own| own.cpu.is_some()).cloned();
         found.numbers = together.or_else(own).unwrap_or_else(|| {
             let mut sum = Numbers::default();
@@ -316,6 +335,7 @@ impl Shared {
             ..NodeUse::default()
         };
         if wanted.details {
+            node.classes = self.classes(work, wanted);
             node.file_systems = mounted::read(&settings.roots.proc, &settings.root_dir.join("pods"));
         }
         if wanted.depth == Depth::Full {
@@ -342,6 +362,16 @@ impl Shared {
         configured.collect()
     }
 
+    /// The cgroups of the QoS classes that have one.
+    fn classes(&self, work: &mut Work, wanted: Wanted) -> Vec<SystemUse> {
+        let Some([_, burstable, best_effort]) = (self.cgroups.together)() else { return Vec::new() };
+        let read = |(name, path): (&'static str, String)| {
+            let numbers = self.numbers(work, &path, &path, wanted)?;
+            Some(SystemUse { name, started: self.tree.made(&path), numbers })
+        };
+        [("burstable", burstable), ("besteffort", best_effort)].into_iter().filter_map(read).collect()
+    }
+
     fn system(
         &self,
         work: &mut Work,
@@ -364,9 +394,8 @@ impl Shared {
             let started = if name == "kubelet" { Some(settings.started) } else { made() };
             found.extend(numbers.map(|numbers| SystemUse { name, started, numbers }));
         }
-        let together = PODS_CGROUPS
-            .iter()
-            .find_map(|path| Some((self.tree.made(path), self.numbers(work, path, path, wanted)?)));
+        let together = (self.cgroups.together)()
+            .and_then(|[path, ..]| Some((self.tree.made(&path), self.numbers(work, &path, &path, wanted)?)));
         // DIFFERS: without a cgroup around all pods the Go kubelet has no such entry.
         let (started, numbers) = together.unwrap_or_else(|| {
             let mut sum = Numbers { at: Timestamp::now(), ..Numbers::default() };

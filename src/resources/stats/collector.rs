@@ -21,7 +21,7 @@ use super::rates::Rates;
 use super::request::{FRESH, Wanted};
 use super::runtime_stats::{Part, Query, Responses, RuntimeQueries};
 use super::sample::{NodeUse, Snapshot, VolumeUse};
-use super::settings::{Deps, LimitOfPod, ListPods, ListVolumes, LookAtPod, Settings};
+use super::settings::{Deps, LimitOfPod, ListPods, ListVolumes, LookAtPod, PodCgroupPaths, Settings};
 use super::{collect, glance, space};
 
 /// The time between the two samples of the first request.
@@ -67,6 +67,7 @@ struct State {
 
 pub(super) struct Shared {
     pub(super) settings: Settings,
+    pub(super) cgroups: PodCgroupPaths,
     pub(super) pods: Box<ListPods>,
     pub(super) pod: Box<LookAtPod>,
     pub(super) memory_limit: Box<LimitOfPod>,
@@ -178,10 +179,11 @@ impl Collector {
         }
         let tree = Tree::new(&settings.cgroups);
         let state = Mutex::new(State { work: Some(Box::default()), last: None, finishing: Vec::new() });
-        let Deps { pods, pod, memory_limit, volumes, runtime } = deps;
+        let Deps { cgroups, pods, pod, memory_limit, volumes, runtime } = deps;
         let queries = RuntimeQueries::new(runtime);
         let done = Condvar::new();
-        let shared = Shared { settings, pods, pod, memory_limit, volumes, queries, tree, state, done };
+        let shared =
+            Shared { settings, cgroups, pods, pod, memory_limit, volumes, queries, tree, state, done };
         Collector { shared: Arc::new(shared) }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
 
-use super::tests::{Fake, listed, write};
+use super::tests::{Fake, listed, no_cgroups, write};
 use super::*;
 use crate::model::runtime::ContainerState;
 use crate::resources::cgroups::Cgroups;
@@ -200,6 +200,7 @@ fn recorded(version: Version, cgroups: &[(&str, &str)]) -> Recorded {
     let pods = Arc::new(BTreeMap::from([(pod.uid.clone(), pod)]));
     let fake = Fake::default();
     let deps = Deps {
+        cgroups: no_cgroups(),
         pods: Box::new(move || Arc::clone(&pods)),
         pod: Box::new(|_| None),
         memory_limit: Box::new(|_| None),

@@ -291,7 +291,7 @@ pub struct PodUse {
 /// A part of the node's processes, such as the runtime.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SystemUse {
-    /// `kubelet`, `runtime`, `misc`, `pods`.
+    /// `kubelet`, `runtime`, `misc`, `pods`; `burstable` and `besteffort` for the QoS classes.
     pub name: &'static str,
     pub started: Option<Timestamp>,
     pub numbers: Numbers,
@@ -313,6 +313,8 @@ pub struct NodeUse {
     pub network: Option<Network>,
     /// The agent, the runtime, and other named parts.
     pub system: Vec<SystemUse>,
+    /// The cgroups of QoS classes, if the details were requested.
+    pub classes: Vec<SystemUse>,
     pub fs: Option<FileSystem>,
     pub image_fs: Option<FileSystem>,
     /// The file system with writable layers, if it differs from that of images.

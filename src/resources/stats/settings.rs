@@ -49,7 +49,20 @@ pub type LimitOfPod = dyn Fn(&PodUid) -> Option<u64> + Send + Sync;
 /// Returns the mounted volumes of a pod.
 pub type ListVolumes = dyn Fn(&PodUid) -> Vec<VolumeAt> + Send + Sync;
 
+/// Returns the paths of the cgroups of all pods, of Burstable and of BestEffort ones.
+pub type PathsOfAll = dyn Fn() -> Option<[String; 3]> + Send + Sync;
+/// Returns the path of a pod's cgroup.
+pub type PathOfPod = dyn Fn(&PodUid) -> Option<String> + Send + Sync;
+
+/// The cgroups that the agent makes, as paths from the roots of the hierarchies; `None`: it makes
+/// none, or has not made them yet.
+pub struct PodCgroupPaths {
+    pub together: Box<PathsOfAll>,
+    pub pod: Box<PathOfPod>,
+}
+
 pub struct Deps {
+    pub cgroups: PodCgroupPaths,
     pub pods: Box<ListPods>,
     pub pod: Box<LookAtPod>,
     pub memory_limit: Box<LimitOfPod>,

@@ -83,7 +83,11 @@ fn pod(pod: &PodUse) -> Value {
         set(&mut object, "volume", volumes.collect::<Vec<Value>>());
     }
     put(&mut object, "ephemeral-storage", pod.local_storage.as_ref().map(space));
-    let processes = pod.numbers.processes.map(|count| json!({"process_count": count}));
+    // The pod's own cgroup has no processes. Without containers' numbers, those of the runtime.
+    let containers = pod.containers.iter().map(|one| &one.numbers);
+    let parts = containers.chain(pod.sandbox.iter().map(|one| &one.numbers));
+    let count = parts.filter_map(|part| part.processes).reduce(u64::saturating_add).or(pod.numbers.processes);
+    let processes = count.map(|count| json!({"process_count": count}));
     put(&mut object, "process_stats", processes);
     Value::Object(object)
 }

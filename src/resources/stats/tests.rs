@@ -185,8 +185,25 @@ pub(super) fn listed(
     }
 }
 
+/// An agent that makes no cgroups.
+pub(super) fn no_cgroups() -> PodCgroupPaths {
+    PodCgroupPaths { together: Box::new(|| None), pod: Box::new(|_| None) }
+}
+
+/// Set by tests of agents that make cgroups.
+type MadeCgroups = Arc<std::sync::OnceLock<([&'static str; 3], &'static str)>>;
+
+fn at_paths(made: MadeCgroups) -> PodCgroupPaths {
+    let of_pod = Arc::clone(&made);
+    PodCgroupPaths {
+        together: Box::new(move || Some(made.get()?.0.map(str::to_owned))),
+        pod: Box::new(move |uid| Some(format!("{}/pod{uid}", of_pod.get()?.1))),
+    }
+}
+
 struct Machine {
     dir: tempfile::TempDir,
+    cgroups: MadeCgroups,
     pods: Pods,
     fake: Fake,
     collector: Collector,
@@ -269,7 +286,10 @@ fn machine(fake: Fake, pods: Vec<ListedPod>, volumes: Vec<VolumeAt>) -> Machine 
         image: "docker.io/library/web:1".into(),
         ..ContainerStatus::blank("c1", "a", ContainerState::Running)
     };
+    let cgroups = MadeCgroups::default();
+    let at = Arc::clone(&cgroups);
     let deps = Deps {
+        cgroups: at_paths(at),
         pods: Box::new(move || Arc::clone(&shown.lock().unwrap())),
         pod: Box::new(move |uid| {
             Some(Arc::new(PodRuntime { containers: vec![seen.clone()], ..PodRuntime::absent(uid.clone()) }))
@@ -278,7 +298,7 @@ fn machine(fake: Fake, pods: Vec<ListedPod>, volumes: Vec<VolumeAt>) -> Machine 
         volumes: Box::new(move |_| volumes.clone()),
         runtime: Box::new(fake.clone()),
     };
-    Machine { dir, pods, fake, collector: Collector::new(settings, deps) }
+    Machine { dir, cgroups, pods, fake, collector: Collector::new(settings, deps) }
 }
 
 fn one_pod() -> Vec<ListedPod> {
@@ -291,6 +311,54 @@ fn with_cgroups(fake: Fake) -> Machine {
     cgroup(machine.dir.path(), "k8s.io/c1", "78\n79\n");
     cgroup(machine.dir.path(), "k8s.io/s1", "77\n");
     machine
+}
+
+#[test]
+fn pods_and_classes_have_the_numbers_of_their_cgroups() {
+    let machine = machine(Fake::default(), one_pod(), Vec::new());
+    let root = machine.dir.path();
+    let all = ["/own/kubepods", "/own/kubepods/burstable", "/own/kubepods/besteffort"];
+    machine.cgroups.set((all, all[1])).unwrap();
+    // A cgroup of another agent.
+    for path in ["kubepods", &all[0][1..], &all[1][1..], &all[2][1..]] {
+        cgroup(root, path, "");
+    }
+    for (path, process) in [("", ""), ("/c1", "78\n79\n"), ("/s1", "77\n")] {
+        cgroup(root, &format!("own/kubepods/burstable/podu1{path}"), process);
+    }
+    write(
+        root,
+        &[("cg/own/kubepods/memory.current", "30000000\n"), ("cg/own/kubepods/memory.max", "90000000\n")],
+    );
+    write(root, &[("cg/own/kubepods/burstable/podu1/memory.current", "15000000\n")]);
+    let summary = json(&machine.collector.snapshot(Wanted::SUMMARY).unwrap());
+    let pods = summary["node"]["systemContainers"].as_array().unwrap().last().unwrap();
+    assert_eq!((&pods["name"], &pods["memory"]["usageBytes"]), (&json!("pods"), &json!(30_000_000)));
+    assert_eq!(pods["memory"]["availableBytes"], 90_000_000 - 29_000_000);
+    let pod = &summary["pods"][0];
+    assert_eq!(pod["memory"]["usageBytes"], 15_000_000);
+    assert_eq!(pod["memory"]["availableBytes"], 20_000_000 - 14_000_000);
+    // The pod's cgroup has no processes of its own.
+    assert_eq!(pod["process_stats"]["process_count"], 3);
+    // No walk was needed, and no number of the runtime.
+    assert_eq!(pod["containers"][0]["memory"]["usageBytes"], 10_000_000);
+    let snapshot = machine.collector.snapshot(Wanted::CADVISOR).unwrap();
+    let mut page = Page::new();
+    cadvisor(&snapshot, machine.collector.roots(), &mut page);
+    let page = page.into_text();
+    let series: Vec<&str> =
+        page.lines().filter(|line| line.starts_with("container_memory_usage_bytes{")).collect();
+    for (id, pod, usage) in [
+        (all[0], "", "30000000"),
+        (all[1], "", "10000000"),
+        (all[2], "", "10000000"),
+        ("/own/kubepods/burstable/podu1", "web", "15000000"),
+    ] {
+        let of = |line: &&&str| line.contains(&format!("id=\"{id}\"")) && line.contains("container=\"\"");
+        let found: Vec<_> = series.iter().filter(of).collect();
+        assert_eq!(found.len(), 1, "{id} in {page}");
+        assert!(found[0].contains(&format!("pod=\"{pod}\"")) && found[0].contains(usage), "{found:?}");
+    }
 }
 
 /// The names of all fields, with `[]` for what is in lists.
