@@ -4,7 +4,7 @@
 //! Owns: only the last samples of `stats`. Except in `iptables`, each function reads kernel files
 //! or makes one system call. The roots of `/proc` and `/sys` are parameters, so that tests can pass
 //! their own. Threads: `stats`, during a statistics request to the runtime (see [`stats`]). Absent
-//! on purpose: pod cgroups, eviction and device plugins; nothing in this version needs them yet. Go
+//! on purpose: the making of cgroups (`cgroups`), eviction and device plugins. Go
 //! counterpart: pkg/kubelet/cm (facts only), cadvisor's machine package.
 
 pub mod cgroups;
