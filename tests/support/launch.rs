@@ -55,7 +55,7 @@ pub fn make_cgroup(path: &Path) {
         made => made.unwrap_or_else(|error| panic!("{}: {error}", path.display())),
     }
     let base = std::env::var("E2E_DIR").expect("the end-to-end tests run through: tests/run e2e");
-    let list = Path::new(&base).join("cgroups");
+    let list = Path::new(&base).join("made-cgroups");
     let mut list = File::options().create(true).append(true).open(list).expect("the list of cgroups");
     list.write_all(format!("{}\n", path.display()).as_bytes()).expect("the list of cgroups");
 }
