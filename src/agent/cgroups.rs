@@ -9,7 +9,7 @@ use super::settings;
 use crate::cgroups::node::{
     Capacity, Reservations, check_reservations, limited_daemons, max_pids, pods_values,
 };
-use crate::cgroups::pod::{PodSettings, Reservation};
+use crate::cgroups::pod::PodSettings;
 use crate::cgroups::processes::{Processes, gather};
 use crate::cgroups::tiers::TierSettings;
 use crate::cgroups::{Cgroups, Driver, Layout};
@@ -44,11 +44,8 @@ pub(super) fn settings(
         return Ok(None);
     }
     let gates = settings::gates(config);
-    let reservation = match config.memory_reservation_policy.as_str() {
-        "TieredReservation" => Reservation::Tiered,
-        _ => Reservation::Nothing,
-    };
-    let memory_qos = Some(reservation).filter(|_| gates.enabled("MemoryQoS") && host.cgroups.version.is_v2());
+    let memory_qos = Some(settings::reservation(config))
+        .filter(|_| gates.enabled("MemoryQoS") && host.cgroups.version.is_v2());
     let enforced = config.enforce_node_allocatable.iter().any(|one| one == "pods");
     let daemons = limited_daemons(
         &config.enforce_node_allocatable,

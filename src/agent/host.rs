@@ -6,10 +6,13 @@ use std::path::{Path, PathBuf};
 
 use super::error::StartError;
 use super::node;
+use super::settings::swap_behavior;
 use crate::config::{AgentArgs, KubeletConfiguration};
+use crate::model::container_memory::SwapBehavior;
 use crate::resources::Roots;
 use crate::resources::cgroups::Cgroups;
 use crate::resources::machine::Machine;
+use crate::resources::tunables;
 use crate::server::{self, Claim, LOCAL_SOCKET};
 
 /// The directory of symbolic links to container logs, which log collectors read.
@@ -33,6 +36,7 @@ pub(super) fn prepare(
     let machine = Machine::read(&roots)?;
     let cgroups = Cgroups::detect(&roots.sys.join("fs/cgroup"))?;
     check(config, &machine, &cgroups)?;
+    check_tunables(config, &roots.proc.join("sys"))?;
     let node_name = node::name(&args.hostname_override).map_err(StartError::Refused)?;
     let ips = node::addresses(&args.node_ips);
     make_dir(&args.root_dir, 0o750)?;
@@ -48,6 +52,7 @@ pub(super) fn prepare(
     make_dir(&args.root_dir.join("pods"), 0o750)?;
     make_dir(&PathBuf::from(&config.pod_logs_dir), 0o750)?;
     make_dir(Path::new(CONTAINER_LOGS_DIR), 0o755)?;
+    set_tunables(config, &roots.proc.join("sys"));
     node::prepare_process(config.max_open_files, config.oom_score_adj);
     Ok((Host { machine, cgroups, node_name, ips }, claims))
 }
@@ -65,7 +70,44 @@ fn check(config: &KubeletConfiguration, machine: &Machine, cgroups: &Cgroups) ->
             "swap is on, which failSwapOn forbids: switch swap off, or set failSwapOn: false".to_owned(),
         ));
     }
+    if swap_behavior(config) == SwapBehavior::LimitedSwap && !cgroups.version.is_v2() {
+        return Err(StartError::Refused(format!(
+            "this machine uses cgroup {}, and memorySwap.swapBehavior LimitedSwap needs cgroup v2: boot with cgroup v2, or set NoSwap",
+            cgroups.version.as_str()
+        )));
+    }
     Ok(())
+}
+
+/// Refuses the start if `protectKernelDefaults` is set and a parameter of the kernel has another
+/// value than nodes need. `sys` is `/proc/sys`.
+fn check_tunables(config: &KubeletConfiguration, sys: &Path) -> Result<(), StartError> {
+    if !config.protect_kernel_defaults {
+        return Ok(());
+    }
+    let all: Vec<String> = tunables::differences(sys).iter().map(ToString::to_string).collect();
+    if all.is_empty() {
+        return Ok(());
+    }
+    Err(StartError::Refused(format!(
+        "protectKernelDefaults is set, and {}: set them with sysctl and in /etc/sysctl.d",
+        all.join(", ")
+    )))
+}
+
+/// Sets the parameters of the kernel that nodes need. Without `cgroupsPerQOS` the machine is not
+/// changed. Errors are only logged.
+fn set_tunables(config: &KubeletConfiguration, sys: &Path) {
+    if config.protect_kernel_defaults || !config.cgroups_per_qos {
+        return;
+    }
+    let (done, failed) = tunables::set(sys);
+    if !done.is_empty() {
+        log::info!("kernel parameters: {}", done.join(", "));
+    }
+    if !failed.is_empty() {
+        log::warn!("kernel parameters: {}", failed.join(", "));
+    }
 }
 
 /// Makes a directory with exactly `mode`, and its parents. An existing directory keeps its mode.
@@ -98,6 +140,61 @@ fn restrict_dir(path: &Path, mode: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::resources::cgroups::Version;
+
+    #[test]
+    fn swap_that_the_configuration_forbids_or_cgroups_cannot_limit_refuses_the_start() {
+        let refused = |version, has_swap, fail_swap_on, behavior: &str| {
+            let mut config = KubeletConfiguration { fail_swap_on, ..KubeletConfiguration::default() };
+            config.memory_swap.swap_behavior = behavior.to_owned();
+            let machine = Machine {
+                memory_bytes: 1 << 30,
+                cpus: 1,
+                huge_pages: Vec::new(),
+                has_swap,
+                swap_bytes: 0,
+                kernel: String::new(),
+            };
+            let cgroups =
+                Cgroups { root: PathBuf::new(), version, controllers: std::collections::BTreeSet::new() };
+            check(&config, &machine, &cgroups).err().map(|error| error.to_string())
+        };
+        assert_eq!(refused(Version::V2, true, false, "LimitedSwap"), None);
+        assert_eq!(refused(Version::V2, false, true, ""), None);
+        assert_eq!(refused(Version::V1, true, false, "NoSwap"), None);
+        for (version, has_swap, fail, behavior, part) in [
+            (Version::V2, true, true, "", "failSwapOn"),
+            (Version::V1, false, false, "LimitedSwap", "needs cgroup v2"),
+            (Version::Hybrid, true, false, "LimitedSwap", "needs cgroup v2"),
+        ] {
+            let text = refused(version, has_swap, fail, behavior).unwrap_or_default();
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn kernel_parameters_are_set_or_with_protect_kernel_defaults_refuse_the_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let panic = dir.path().join("kernel/panic");
+        std::fs::create_dir_all(panic.parent().unwrap()).unwrap();
+        std::fs::write(&panic, "0\n").unwrap();
+        let after = |protect_kernel_defaults, cgroups_per_qos| {
+            let config = KubeletConfiguration {
+                protect_kernel_defaults,
+                cgroups_per_qos,
+                ..KubeletConfiguration::default()
+            };
+            let refused = check_tunables(&config, dir.path()).err().map(|error| error.to_string());
+            set_tunables(&config, dir.path());
+            (refused, std::fs::read_to_string(&panic).unwrap())
+        };
+        let (refused, text) = after(true, true);
+        assert!(refused.is_some_and(|refused| refused.contains("kernel.panic is 0 instead of 10")));
+        assert_eq!(text, "0\n");
+        assert_eq!(after(false, false), (None, "0\n".to_owned()));
+        assert_eq!(after(false, true), (None, "10".to_owned()));
+        assert_eq!(after(true, true), (None, "10".to_owned()));
+    }
 
     #[test]
     fn restrict_dir_only_removes_permissions() {

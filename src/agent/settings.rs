@@ -11,6 +11,7 @@ use super::host::{CONTAINER_LOGS_DIR, Host};
 use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, AgentArgs, Gates, KubeletConfiguration};
 use crate::kube::client::Client;
+use crate::model::container_memory::{ProtectionSettings, Reservation, SwapBehavior};
 use crate::model::fields::NodeAllocatable;
 use crate::model::pod::SourceName;
 use crate::model::quantity::Amount;
@@ -145,10 +146,13 @@ pub(super) fn runtime(
             hugepage_sizes: machine.huge_pages.iter().map(|pages| pages.runtime_size()).collect(),
             cgroup_v2: cgroups.version.is_v2(),
             swap_controller: cgroups.limits_swap(),
+            swap_capacity_bytes: machine.swap_bytes,
             allocatable_cpu: allocatable.cpu,
             allocatable_memory: allocatable.memory,
             allocatable_ephemeral_storage: allocatable.ephemeral_storage,
         },
+        swap: swap_behavior(config),
+        memory_qos: memory_qos(config, host, allocatable.memory),
         single_process_oom_kill: config.single_process_oom_kill,
         registry_pull_qps: config.registry_pull_qps,
         registry_burst: config.registry_burst,
@@ -172,6 +176,31 @@ pub(super) fn runtime(
             .unwrap_or(USER_NAMESPACE_IDS),
         max_pods: u32::try_from(config.max_pods).unwrap_or(0),
     })
+}
+
+/// `memorySwap.swapBehavior`; empty means NoSwap.
+pub(super) fn swap_behavior(config: &KubeletConfiguration) -> SwapBehavior {
+    match config.memory_swap.swap_behavior.as_str() {
+        "LimitedSwap" => SwapBehavior::LimitedSwap,
+        _ => SwapBehavior::NoSwap,
+    }
+}
+
+fn memory_qos(config: &KubeletConfiguration, host: &Host, allocatable: Amount) -> Option<ProtectionSettings> {
+    (gates(config).enabled("MemoryQoS") && host.cgroups.version.is_v2()).then(|| ProtectionSettings {
+        reservation: reservation(config),
+        throttling_factor: config.memory_throttling_factor,
+        allocatable_memory: allocatable.units(),
+        page_bytes: i64::try_from(rustix::param::page_size()).unwrap_or(4096),
+    })
+}
+
+/// `memoryReservationPolicy`.
+pub(super) fn reservation(config: &KubeletConfiguration) -> Reservation {
+    match config.memory_reservation_policy.as_str() {
+        "TieredReservation" => Reservation::Tiered,
+        _ => Reservation::Nothing,
+    }
 }
 
 /// Either both flags are given or none; that is validated.

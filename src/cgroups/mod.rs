@@ -1,7 +1,7 @@
 //! Cgroups of the node, the tiers and the pods (Go: pkg/kubelet/cm).
 //!
 //! Owns: the names of cgroups with both drivers ([`Layout`]), their values (`pod`, `tiers`, `node`,
-//! `container`, pure), the order of a resize (`resize`, pure), and the access to them ([`Cgroups`]).
+//! pure), the order of a resize (`resize`, pure), and the access to them ([`Cgroups`]).
 //! Threads: none; each operation runs on the caller's thread and may block on the kernel or systemd.
 //! In: pods with the resources that they were granted, the capacity, settings.
 //! Out: values and steps as data; files of the kernel; requests to systemd over D-Bus.
@@ -12,7 +12,6 @@
 //! resource managers; the decision when to call this.
 
 mod access;
-pub mod container;
 mod dir;
 mod error;
 #[cfg(test)]

@@ -3,22 +3,12 @@
 use std::collections::BTreeMap;
 
 use crate::model::api::Container;
+pub use crate::model::container_memory::Reservation;
 use crate::model::pod::{Pod, QosClass, is_sidecar, limit};
 use crate::model::quantity::{Amount, amount};
 use crate::model::requests::{Amounts, Overhead, pod_limits, pod_requests};
 
 use super::values::{HugePages, MIN_SHARES, Quota, Values, millicores_of_shares, quota, shares};
-
-/// `memoryReservationPolicy`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Reservation {
-    /// No memory is protected from reclaim.
-    #[default]
-    Nothing,
-    /// The memory that pods request is protected: `memory.min` for Guaranteed pods, and the weaker
-    /// `memory.low` for Burstable ones.
-    Tiered,
-}
 
 /// What the configuration says about the cgroups of pods.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -375,13 +375,13 @@ pub static FIELDS: &[Field] = &[
         .works(),
     int("podsPerCore", 0, "pods per CPU core; 0 means no limit").works(),
     flag("enableControllerAttachDetach", true, "leave attaching volumes to the controller").works(),
-    flag("protectKernelDefaults", false, "fail instead of setting kernel parameters"),
+    flag("protectKernelDefaults", false, "fail instead of setting kernel parameters").works(),
     flag("makeIPTablesUtilChains", true, "keep the hint chains that other components look for").works(),
     int("iptablesMasqueradeBit", 14, "no effect any more upstream").keeps_zero().ignored(),
     int("iptablesDropBit", 15, "no effect any more upstream").keeps_zero().ignored(),
     Field::of("featureGates", Kind::BoolMap, Preset::Empty, "feature gates to switch").works(),
     flag("failSwapOn", true, "refuse to start while swap is on").works(),
-    text("memorySwap.swapBehavior", "", "NoSwap or LimitedSwap; empty means NoSwap"),
+    text("memorySwap.swapBehavior", "", "NoSwap or LimitedSwap; empty means NoSwap").works(),
     text("containerLogMaxSize", "10Mi", "size at which a container's log is rotated").works(),
     int("containerLogMaxFiles", 5, "log files kept per container").keeps_zero().works(),
     int("containerLogMaxWorkers", 1, "logs rotated at the same time").keeps_zero(),
@@ -476,8 +476,9 @@ pub static FIELDS: &[Field] = &[
         Preset::Float(0.9),
         "where memory.high is set, with MemoryQoS",
     )
-    .keeps_zero(),
-    text("memoryReservationPolicy", "None", "None or TieredReservation, with MemoryQoS"),
+    .keeps_zero()
+    .works(),
+    text("memoryReservationPolicy", "None", "None or TieredReservation, with MemoryQoS").works(),
     Field::of("registerWithTaints", Kind::Items(TAINT), Preset::Empty, "taints the node registers with")
         .works(),
     flag("registerNode", true, "register this node with the API server").works(),

@@ -1,6 +1,7 @@
 //! Room `model`: types that all rooms share, such as identifiers, pods, quantities, reasons, pod
 //! states in the runtime and node events. Only data and pure functions.
 
+pub mod container_memory;
 pub mod event;
 pub mod expand;
 pub mod fields;

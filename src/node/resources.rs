@@ -211,6 +211,7 @@ mod tests {
                 HugePages { size_bytes: 1 << 30, total: 0 },
             ],
             has_swap: false,
+            swap_bytes: 0,
             kernel: "6.1".to_owned(),
         }
     }

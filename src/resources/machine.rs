@@ -50,6 +50,8 @@ pub struct Machine {
     pub huge_pages: Vec<HugePages>,
     /// Whether any swap space is in use by the kernel.
     pub has_swap: bool,
+    /// All swap space.
+    pub swap_bytes: u64,
     pub kernel: String,
 }
 
@@ -59,9 +61,10 @@ impl Machine {
     /// # Errors
     /// When memory or processors cannot be read; the rest has defaults.
     pub fn read(roots: &Roots) -> Result<Self, ResourceError> {
-        let meminfo = roots.proc.join("meminfo");
-        let memory_bytes = memory_field(&read(&meminfo)?, "MemTotal")
-            .ok_or(ResourceError::Content { path: meminfo, what: "MemTotal" })?;
+        let path = roots.proc.join("meminfo");
+        let meminfo = read(&path)?;
+        let memory_bytes =
+            memory_field(&meminfo, "MemTotal").ok_or(ResourceError::Content { path, what: "MemTotal" })?;
         let online = roots.sys.join("devices/system/cpu/online");
         let cpus = cpu_list::count(read(&online)?.trim())
             .filter(|count| *count > 0)
@@ -71,6 +74,7 @@ impl Machine {
             cpus,
             huge_pages: huge_pages(roots),
             has_swap: has_swap(roots),
+            swap_bytes: memory_field(&meminfo, "SwapTotal").unwrap_or(0),
             kernel: kernel_release(),
         })
     }
@@ -200,7 +204,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let roots = Roots { proc: dir.path().join("proc"), sys: dir.path().join("sys") };
         for (path, content) in [
-            ("proc/meminfo", "MemTotal:        3946772 kB\nMemFree: 1 kB\n"),
+            ("proc/meminfo", "MemTotal:        3946772 kB\nMemFree: 1 kB\nSwapTotal: 4 kB\n"),
             ("proc/swaps", "Filename Type Size Used Priority\n/dev/sda2 partition 1 0 -2\n"),
             ("sys/devices/system/cpu/online", "0-1,3\n"),
             ("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "5\n"),
@@ -213,6 +217,7 @@ mod tests {
         }
         let machine = Machine::read(&roots).unwrap();
         assert_eq!((machine.memory_bytes, machine.cpus, machine.has_swap), (4_041_494_528, 3, true));
+        assert_eq!(machine.swap_bytes, 4096);
         let names: Vec<_> = machine
             .huge_pages
             .iter()

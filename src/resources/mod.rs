@@ -19,5 +19,6 @@ pub mod own;
 pub mod preflight;
 pub mod stats;
 pub mod system;
+pub mod tunables;
 
 pub use kernel_files::{ResourceError, Roots};

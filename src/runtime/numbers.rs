@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::model::api::{Container, ResourceRequirements};
+use crate::model::container_memory::{SwapLimit, SwapSettings, memory_protection, swap_limit};
 use crate::model::pod::{Pod, QosClass, is_sidecar};
 use crate::model::quantity::{Amount, amount};
 use crate::model::requests::container_requests;
@@ -54,7 +55,11 @@ pub fn container_resources(pod: &Pod, container: &Container, settings: &Settings
     let mut resources = cpu_and_memory(request, limit("cpu"), limit("memory"), settings);
     resources.oom_score_adj = oom_score_adj(pod, container, settings.machine.memory_capacity_bytes);
     resources.hugepage_limits = hugepage_limits(pod, container, &settings.machine.hugepage_sizes);
-    forbid_swap(&mut resources, settings);
+    limit_swap(&mut resources, pod, container, settings);
+    if let Some(protection) = &settings.memory_qos {
+        let files = memory_protection(pod, container, protection);
+        resources.unified.extend(files.into_iter().map(|(file, bytes)| (file.to_owned(), bytes.to_string())));
+    }
     resources
 }
 
@@ -89,16 +94,28 @@ fn cpu_and_memory(
     resources
 }
 
-/// Swap behavior NoSwap, the default: a container gets none.
-fn forbid_swap(resources: &mut LinuxContainerResources, settings: &Settings) {
-    if !settings.machine.swap_controller {
-        return;
-    }
-    if settings.machine.cgroup_v2 {
-        resources.unified.insert("memory.swap.max".to_owned(), "0".to_owned());
-    } else {
+fn limit_swap(
+    resources: &mut LinuxContainerResources,
+    pod: &Pod,
+    container: &Container,
+    settings: &Settings,
+) {
+    let machine = &settings.machine;
+    let number = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+    let swap = SwapSettings {
+        behavior: settings.swap,
+        cgroup_v2: machine.cgroup_v2,
+        controller: machine.swap_controller,
+        memory_bytes: number(machine.memory_capacity_bytes),
+        swap_bytes: number(machine.swap_capacity_bytes),
+    };
+    match swap_limit(pod, container, &swap) {
+        SwapLimit::Nothing => {}
         // On v1 this number is memory and swap together.
-        resources.memory_swap_limit_in_bytes = resources.memory_limit_in_bytes;
+        SwapLimit::AsMemory => resources.memory_swap_limit_in_bytes = resources.memory_limit_in_bytes,
+        SwapLimit::Bytes(bytes) => {
+            resources.unified.insert("memory.swap.max".to_owned(), bytes.to_string());
+        }
     }
 }
 
@@ -223,6 +240,7 @@ pub fn page_size_name(bytes: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::container_memory::{ProtectionSettings, Reservation, SwapBehavior};
     use serde_json::json;
 
     fn settings() -> Settings {
@@ -345,6 +363,49 @@ mod tests {
         let spec = json!({"containers": [memory("a", "150Mi")], "initContainers": [sidecar],
             "resources": {"requests": {"memory": "400Mi"}}});
         assert_eq!((score(&spec, "a"), score(&spec, "s")), (750, 750));
+    }
+
+    #[test]
+    fn limited_swap_and_memory_qos_are_in_unified() {
+        let pod = pod(json!({"containers": [{"name": "c", "resources": {
+            "requests": {"memory": "100Mi"}, "limits": {"memory": "200Mi"}}}]}));
+        let unified = |settings: &Settings| {
+            container_resources(&pod, &pod.containers()[0], settings).unified.into_iter().collect::<Vec<_>>()
+        };
+        let expect = |files: &[(&str, i64)]| -> Vec<(String, String)> {
+            files.iter().map(|(file, bytes)| ((*file).to_owned(), bytes.to_string())).collect()
+        };
+        let mut settings = settings();
+        settings.machine.cgroup_v2 = true;
+        settings.machine.swap_capacity_bytes = 500 << 20;
+        assert_eq!(unified(&settings), expect(&[("memory.oom.group", 1), ("memory.swap.max", 0)]));
+        settings.swap = SwapBehavior::LimitedSwap;
+        // A tenth of the machine's 1000 MiB is requested.
+        assert_eq!(unified(&settings), expect(&[("memory.oom.group", 1), ("memory.swap.max", 50 << 20)]));
+        let protection = ProtectionSettings {
+            reservation: Reservation::Tiered,
+            throttling_factor: 0.5,
+            allocatable_memory: 1000 << 20,
+            page_bytes: 4096,
+        };
+        settings.swap = SwapBehavior::NoSwap;
+        settings.memory_qos = Some(protection);
+        let low = [
+            ("memory.high", 150 << 20),
+            ("memory.low", 100 << 20),
+            ("memory.oom.group", 1),
+            ("memory.swap.max", 0),
+        ];
+        assert_eq!(unified(&settings), expect(&low));
+        settings.memory_qos = Some(ProtectionSettings { reservation: Reservation::Nothing, ..protection });
+        let nothing = [
+            ("memory.high", 150 << 20),
+            ("memory.low", 0),
+            ("memory.min", 0),
+            ("memory.oom.group", 1),
+            ("memory.swap.max", 0),
+        ];
+        assert_eq!(unified(&settings), expect(&nothing));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::config::credential_providers::CredentialProviders;
 use crate::cri;
 use crate::kube::PodApi;
+use crate::model::container_memory::{ProtectionSettings, SwapBehavior};
 use crate::model::event::EventSink;
 use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
@@ -43,6 +44,11 @@ pub struct Settings {
     pub cpu_cfs_quota_period: Duration,
     /// Numbers and traits of the machine.
     pub machine: MachineNumbers,
+    /// `memorySwap.swapBehavior`.
+    pub swap: SwapBehavior,
+    /// How the memory of containers is protected and throttled; `None` without the gate `MemoryQoS`
+    /// and on cgroup v1.
+    pub memory_qos: Option<ProtectionSettings>,
     /// `singleProcessOOMKill`; absent: as upstream, no on cgroup v2 and yes on v1.
     pub single_process_oom_kill: Option<bool>,
     /// `registryPullQPS`; 0: no limit.
@@ -80,6 +86,8 @@ pub struct MachineNumbers {
     pub cgroup_v2: bool,
     /// Whether the kernel accounts swap per cgroup.
     pub swap_controller: bool,
+    /// Swap space of the machine.
+    pub swap_capacity_bytes: u64,
     /// Node allocatable CPU (for `limits.cpu` of a container without one).
     pub allocatable_cpu: Amount,
     /// Node allocatable memory.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::settings::{MachineNumbers, Settings};
+use crate::model::container_memory::SwapBehavior;
 
 /// A node with round numbers on cgroup v1.
 pub(super) fn settings() -> Settings {
@@ -24,6 +25,8 @@ pub(super) fn settings() -> Settings {
             swap_controller: true,
             ..MachineNumbers::default()
         },
+        swap: SwapBehavior::NoSwap,
+        memory_qos: None,
         single_process_oom_kill: None,
         registry_pull_qps: 5,
         registry_burst: 10,

@@ -61,6 +61,8 @@ impl Node {
             cpu_cfs_quota: true,
             cpu_cfs_quota_period: Duration::from_millis(100),
             machine: MachineNumbers { memory_capacity_bytes: 1 << 34, ..MachineNumbers::default() },
+            swap: coracle::model::container_memory::SwapBehavior::NoSwap,
+            memory_qos: None,
             single_process_oom_kill: None,
             registry_pull_qps: 5,
             registry_burst: 10,

@@ -3,11 +3,20 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::api::Container;
-use crate::model::pod::{Pod, QosClass};
-use crate::model::quantity::{Amount, amount};
+use super::api::Container;
+use super::pod::{Pod, QosClass};
+use super::quantity::{Amount, amount};
 
-use super::pod::Reservation;
+/// `memoryReservationPolicy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Reservation {
+    /// No memory is protected from reclaim.
+    #[default]
+    Nothing,
+    /// The memory that pods request is protected: `memory.min` for Guaranteed pods, and the weaker
+    /// `memory.low` for Burstable ones.
+    Tiered,
+}
 
 /// `memorySwap.swapBehavior`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
