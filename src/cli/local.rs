@@ -50,6 +50,8 @@ pub enum Subcommand {
     Check {
         output: Output,
         root_dir: PathBuf,
+        /// `--config`; `None`: the usual file, if it exists.
+        config: Option<PathBuf>,
     },
     /// Manifests, and directories of manifests. Needs no agent.
     Validate {
@@ -160,7 +162,7 @@ pub const COMMANDS: &[(&str, &str, &str)] = &[
     ("images", "images [-o json|yaml]", "the images on this machine"),
     (
         "check",
-        "check [-o json|yaml] [--root-dir DIR]",
+        "check [-o json|yaml] [--root-dir DIR] [--config FILE]",
         "preflight: what would keep pods from running, and the fix",
     ),
     (
@@ -190,6 +192,7 @@ struct Options {
     tty: bool,
     addresses: Vec<IpAddr>,
     root_dir: PathBuf,
+    config: Option<PathBuf>,
     /// The pod, and what comes after it.
     arguments: Vec<String>,
     /// Whether the option that is being read is one letter behind one dash.
@@ -209,7 +212,7 @@ const TAKES: &[(&str, &[&str])] = &[
     ("events", &["output", "watch", "namespace", "all-namespaces"]),
     ("top", &["once", "namespace", "all-namespaces", "output"]),
     ("images", &["output"]),
-    ("check", &["output", "root-dir"]),
+    ("check", &["output", "root-dir", "config"]),
     ("validate", &["output"]),
     ("version", &[]),
 ];
@@ -239,8 +242,8 @@ pub fn parse_local(
     before: AgentArgs,
     mut problems: Vec<Problem>,
 ) -> Result<Option<LocalCommand>, Vec<Problem>> {
-    let AgentArgs { local_socket: mut socket, root_dir, .. } = before;
-    let mut options = Options { root_dir, ..Options::default() };
+    let AgentArgs { local_socket: mut socket, root_dir, request, .. } = before;
+    let mut options = Options { root_dir, config: request.file, ..Options::default() };
     let takes = TAKES.iter().find(|(command, _)| *command == name).map_or(&[][..], |(_, takes)| takes);
     let mut help = false;
     loop {
@@ -369,6 +372,7 @@ impl Options {
                 }
             }
             "root-dir" => self.root_dir = PathBuf::from(value(parser)?),
+            "config" => self.config = Some(PathBuf::from(value(parser)?)),
             "image" => self.image = Some(value(parser)?),
             "target" => self.target = Some(value(parser)?),
             "tail" => {
@@ -459,7 +463,7 @@ impl Options {
             "events" => Subcommand::Events(EventsOptions { pod: named, namespace, output, watch }),
             "top" => Subcommand::Top(TopOptions { once: self.once, namespace, output }),
             "images" => Subcommand::Images { output },
-            "check" => Subcommand::Check { output, root_dir: self.root_dir },
+            "check" => Subcommand::Check { output, root_dir: self.root_dir, config: self.config },
             _ => Subcommand::Version,
         })
     }

@@ -226,12 +226,20 @@ fn help_version_and_checks_do_not_run_the_agent() {
 fn local_commands_are_parsed() {
     let at = |socket: &str, subcommand| Command::Local(LocalCommand { socket: socket.into(), subcommand });
     let default = |subcommand| at("/run/coracle/coracle.sock", subcommand);
-    let check = |root: &str| Subcommand::Check { output: Output::Table, root_dir: root.into() };
+    let check = |root: &str| Subcommand::Check { output: Output::Table, root_dir: root.into(), config: None };
     let pods = |output, watch, namespace: Option<&str>| {
         Subcommand::Pods(PodsOptions { output, watch, namespace: namespace.map(str::to_owned) })
     };
     let words = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
     for (text, expected) in [
+        (
+            "check --config /c.yaml",
+            default(Subcommand::Check {
+                output: Output::Table,
+                root_dir: "/var/lib/kubelet".into(),
+                config: Some("/c.yaml".into()),
+            }),
+        ),
         ("pods", default(pods(Output::Table, false, None))),
         ("pods -o wide -w -n kube-system", default(pods(Output::Wide, true, Some("kube-system")))),
         ("pods -ojson", default(pods(Output::Json, false, None))),

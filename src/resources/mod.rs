@@ -8,6 +8,7 @@
 //! counterpart: pkg/kubelet/cm (facts only), cadvisor's machine package.
 
 pub mod cgroups;
+mod controllers;
 pub mod disk;
 #[cfg(test)]
 pub(crate) mod fuzz;

@@ -7,7 +7,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::cgroups::{Cgroups, Version};
 use super::kernel_files::{Roots, list, read};
-use super::{disk, machine};
+use super::{controllers, disk, machine, tunables};
 
 /// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
@@ -43,6 +43,10 @@ pub struct Settings {
     pub time_zone: PathBuf,
     pub fail_swap_on: bool,
     pub fail_cgroup_v1: bool,
+    /// `protectKernelDefaults`: the agent does not start with other kernel parameters than it needs.
+    pub protect_kernel_defaults: bool,
+    /// `memorySwap.swapBehavior` is LimitedSwap.
+    pub limited_swap: bool,
     pub is_root: bool,
     pub now: Timestamp,
 }
@@ -57,6 +61,8 @@ impl Default for Settings {
             time_zone: PathBuf::from("/etc/localtime"),
             fail_swap_on: true,
             fail_cgroup_v1: true,
+            protect_kernel_defaults: false,
+            limited_swap: false,
             is_root: rustix::process::geteuid().is_root(),
             now: Timestamp::now(),
         }
@@ -122,6 +128,7 @@ pub fn preflight(settings: &Settings) -> Vec<CheckLine> {
         disk_space(&settings.root_dir),
     ];
     lines.extend(sysctls(settings));
+    lines.extend(protected(settings));
     lines.extend([clock(settings.now), time_zone(settings), open_files()]);
     lines
 }
@@ -167,12 +174,15 @@ fn cgroups(settings: &Settings) -> CheckLine {
     let missing = cgroups.missing(wanted);
     if !missing.is_empty() {
         let message = format!("cgroup {version} without the controllers {}", missing.join(", "));
-        let fix = "enable them on the kernel command line, for example with cgroup_enable=memory";
-        return line(name, Standing::Fail, message, fix);
+        return line(name, Standing::Fail, message, controllers::fix(&missing, &cgroups, &settings.roots));
     }
     if cgroups.version != Version::V2 && settings.fail_cgroup_v1 {
         let message = format!("cgroup {version}, and failCgroupV1 is true");
         return line(name, Standing::Fail, message, "boot with cgroup v2, or set failCgroupV1: false");
+    }
+    if cgroups.version != Version::V2 && settings.limited_swap {
+        let message = format!("cgroup {version}, and memorySwap.swapBehavior is LimitedSwap");
+        return line(name, Standing::Fail, message, "boot with cgroup v2, or set swapBehavior: NoSwap");
     }
     ok(name, format!("cgroup {version} with {}", wanted.join(", ")))
 }
@@ -272,6 +282,23 @@ fn sysctls(settings: &Settings) -> Vec<CheckLine> {
     lines
 }
 
+/// The parameters that keep an agent with `protectKernelDefaults` from its start.
+fn protected(settings: &Settings) -> Option<CheckLine> {
+    let found = if settings.protect_kernel_defaults {
+        tunables::differences(&settings.roots.proc.join("sys"))
+    } else {
+        Vec::new()
+    };
+    let names: Vec<String> = found.iter().map(ToString::to_string).collect();
+    let set: Vec<String> =
+        found.iter().map(|one| format!("{}={}", one.tunable.name, one.tunable.value)).collect();
+    (!found.is_empty()).then(|| {
+        let message = format!("protectKernelDefaults is set, and {}", names.join(", "));
+        let fix = format!("sysctl -w {}, and the same in /etc/sysctl.d", set.join(" "));
+        line("protectKernelDefaults", Standing::Fail, message, fix)
+    })
+}
+
 fn clock(now: Timestamp) -> CheckLine {
     let message = format!("{now:.0}");
     if now.as_second() < PLAUSIBLE_SECOND {
@@ -328,6 +355,8 @@ mod tests {
             time_zone: root.join("localtime"),
             fail_swap_on: true,
             fail_cgroup_v1: true,
+            protect_kernel_defaults: false,
+            limited_swap: false,
             is_root: true,
             now: Timestamp::from_second(1_800_000_000).unwrap(),
         }
@@ -412,10 +441,32 @@ mod tests {
         assert_eq!(cgroups(&settings).standing, Standing::Fail);
         settings.fail_cgroup_v1 = false;
         assert_eq!(cgroups(&settings).standing, Standing::Ok);
+        settings.limited_swap = true;
+        assert_eq!(cgroups(&settings).standing, Standing::Fail);
+        settings.limited_swap = false;
         assert_eq!(kernel(&settings, "4.18.0").standing, Standing::Warn);
         assert_eq!(kernel(&settings, "4.19.0").standing, Standing::Ok);
         fs::remove_dir_all(dir.path().join("sys/fs/cgroup/memory")).unwrap();
         let line = cgroups(&settings);
         assert_eq!(line.message, "cgroup v1 without the controllers memory");
+        assert_eq!(line.fix, "install a kernel with CONFIG_MEMCG");
+    }
+
+    #[test]
+    fn protected_kernel_parameters_with_other_values_fail() {
+        let dir = tempfile::tempdir().unwrap();
+        write(
+            dir.path(),
+            &[("proc/sys/kernel/panic", "0\n"), ("proc/sys/kernel/keys/root_maxkeys", "2000000\n")],
+        );
+        let mut settings = settings(dir.path());
+        assert_eq!(protected(&settings), None);
+        settings.protect_kernel_defaults = true;
+        let line = protected(&settings).unwrap();
+        assert_eq!(line.standing, Standing::Fail);
+        let message = "protectKernelDefaults is set, and kernel.panic is 0 instead of 10, kernel.keys.root_maxkeys is 2000000 instead of 1000000";
+        assert_eq!(line.message, message);
+        let fix = "sysctl -w kernel.panic=10 kernel.keys.root_maxkeys=1000000, and the same in /etc/sysctl.d";
+        assert_eq!(line.fix, fix);
     }
 }

@@ -1,13 +1,14 @@
 //! `coracle check`: the machine, the runtime and the agent; each line with its fix.
 //! Works without an agent.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::cli::exit::Exit;
 use crate::cli::local::Output;
 use crate::cli::table::Color;
-use crate::cri;
+use crate::config::{self, KubeletConfiguration};
+use crate::cri::{self, CgroupDriver};
 use crate::resources::preflight::{self, CheckLine, Standing};
 use crate::server::NodeReport;
 use crate::util::error_chain::chain;
@@ -23,7 +24,19 @@ const DEFAULT_ENDPOINT: &str = "unix:///run/containerd/containerd.sock";
 /// A runtime that takes longer for its status is unusable.
 const RUNTIME_LIMIT: Duration = Duration::from_secs(10);
 
-pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output, root_dir: PathBuf) -> Outcome {
+/// The directory that exists while systemd is the machine's init (sd_booted(3)).
+const SYSTEMD: &str = "/run/systemd/system";
+
+/// The configuration that the agent's unit names, used unless `--config` names another.
+const CONFIG: &str = "/etc/coracle/config.yaml";
+
+pub(super) fn run(
+    client: &Client,
+    console: &mut Console<'_>,
+    output: Output,
+    root_dir: PathBuf,
+    config: Option<&Path>,
+) -> Outcome {
     let agent = client.get::<NodeReport>("/v1/status");
     let mut settings = preflight::Settings { root_dir, ..preflight::Settings::default() };
     if agent.is_ok() {
@@ -31,12 +44,19 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output, ro
         settings.fail_swap_on = false;
         settings.fail_cgroup_v1 = false;
     }
+    // Also that of a running agent matters: it may have changed since.
+    let (config_line, config) = configuration(config, Path::new(CONFIG));
+    if let Some(config) = &config {
+        apply(&mut settings, config, agent.is_ok());
+    }
     let mut lines = preflight::preflight(&settings);
+    lines.extend(config_line);
+    let configured = config.as_ref().map(|config| config.container_runtime_endpoint.as_str());
     let endpoint = match &agent {
         Ok(report) if !report.runtime.endpoint.is_empty() => report.runtime.endpoint.as_str(),
-        _ => DEFAULT_ENDPOINT,
+        _ => configured.filter(|endpoint| !endpoint.is_empty()).unwrap_or(DEFAULT_ENDPOINT),
     };
-    let runtime = runtime(endpoint);
+    let runtime = runtime(endpoint, config.as_ref(), Path::new(SYSTEMD).exists());
     // A network that works may be configured elsewhere.
     if runtime.iter().any(|line| line.name == "pod network" && line.standing == Standing::Ok) {
         lines.retain(|line| line.name != "cni config" || line.standing == Standing::Ok);
@@ -50,20 +70,73 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output, ro
     Ok(if failed { Exit::CheckFailed } else { Exit::Success })
 }
 
+/// Loads the configuration that `given` names, or else `usual` if it exists.
+fn configuration(given: Option<&Path>, usual: &Path) -> (Option<CheckLine>, Option<KubeletConfiguration>) {
+    let Some(file) = given.or_else(|| usual.exists().then_some(usual)) else { return (None, None) };
+    let request = config::Request { file: Some(file.to_owned()), ..config::Request::default() };
+    match config::load(&request) {
+        Ok(loaded) => {
+            (Some(line("config", Standing::Ok, file.display().to_string(), "")), Some(loaded.config))
+        }
+        Err(problems) => {
+            let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+            let fix = "correct it; coracle --check-config --config FILE shows all problems";
+            (Some(line("config", Standing::Fail, problems.join("; "), fix)), None)
+        }
+    }
+}
+
+/// A running agent has started with its configuration, so swap and cgroups do not forbid that.
+fn apply(settings: &mut preflight::Settings, config: &KubeletConfiguration, runs: bool) {
+    settings.fail_swap_on = config.fail_swap_on && !runs;
+    settings.fail_cgroup_v1 = config.fail_cgroup_v1 && !runs;
+    settings.protect_kernel_defaults = config.protect_kernel_defaults;
+    settings.limited_swap = config.memory_swap.swap_behavior == "LimitedSwap";
+}
+
+/// With systemd's driver, cgroups are made by systemd. A runtime that does not report its driver
+/// has the configured one.
+fn driver(
+    reported: Option<CgroupDriver>,
+    config: Option<&KubeletConfiguration>,
+    systemd_runs: bool,
+) -> CheckLine {
+    let name = "cgroup driver";
+    let configured = config.map_or("cgroupfs", |config| config.cgroup_driver.as_str());
+    let (driver, by) = match reported {
+        Some(CgroupDriver::Systemd) => ("systemd", "the runtime"),
+        Some(CgroupDriver::Cgroupfs) => ("cgroupfs", "the runtime"),
+        None => (configured, "the configuration"),
+    };
+    if driver == "systemd" && !systemd_runs {
+        let fix = "use the driver cgroupfs (containerd: SystemdCgroup = false; CRI-O: cgroup_manager), or run systemd";
+        return line(name, Standing::Fail, format!("systemd, says {by}, but systemd does not run"), fix);
+    }
+    if reported.is_none() && config.is_some() {
+        let message = format!("{driver}, says the configuration; the runtime does not report its own");
+        let fix = "make sure that the runtime has the same, or update the runtime";
+        return line(name, Standing::Warn, message, fix);
+    }
+    line(name, Standing::Ok, format!("{driver}, says {by}"), "")
+}
+
 fn line(name: &str, standing: Standing, message: String, fix: &str) -> CheckLine {
     CheckLine { name: name.to_owned(), standing, message, fix: fix.to_owned() }
 }
 
-fn runtime(endpoint: &str) -> Vec<CheckLine> {
+fn runtime(endpoint: &str, config: Option<&KubeletConfiguration>, systemd_runs: bool) -> Vec<CheckLine> {
     let settings = cri::Settings {
         runtime_endpoint: endpoint.to_owned(),
         image_endpoint: None,
         request_timeout: RUNTIME_LIMIT,
     };
     let start = "start a container runtime there, or set containerRuntimeEndpoint";
-    let outcome = cri::connect(settings)
-        .and_then(|(runtime, _)| runtime.version().and_then(|version| Ok((version, runtime.status()?))));
-    let (version, status) = match outcome {
+    let outcome = cri::connect(settings).and_then(|(runtime, _)| {
+        let (version, status) = (runtime.version()?, runtime.status()?);
+        // Older runtimes do not have this request.
+        Ok((version, status, runtime.cgroup_driver().ok().flatten()))
+    });
+    let (version, status, reported) = match outcome {
         Ok(versions) => versions,
         Err(why) => {
             let message = format!("no usable runtime at {endpoint}: {}", chain(&why));
@@ -78,6 +151,9 @@ fn runtime(endpoint: &str) -> Vec<CheckLine> {
             line("runtime", Standing::Fail, format!("{name} is not ready: {why}"), fix)
         }
     }];
+    if config.is_none_or(|config| config.cgroups_per_qos) {
+        lines.push(driver(reported, config, systemd_runs));
+    }
     if let Err(why) = status.network_ready {
         let fix = "install a CNI configuration; until then only pods with hostNetwork start";
         lines.push(line("pod network", Standing::Warn, why, fix));
@@ -145,11 +221,62 @@ mod tests {
     }
 
     #[test]
+    fn configuration_is_that_of_the_option_or_of_the_usual_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let usual = dir.path().join("config.yaml");
+        let of = |given: Option<&Path>| {
+            let (line, config) = configuration(given, &usual);
+            (line.map(|line| line.standing), config.map(|config| config.fail_swap_on))
+        };
+        assert_eq!(of(None), (None, None));
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        std::fs::write(&usual, format!("{head}failSwapOn: false\n")).unwrap();
+        assert_eq!(of(None), (Some(Standing::Ok), Some(false)));
+        let other = dir.path().join("other.yaml");
+        std::fs::write(&other, head).unwrap();
+        assert_eq!(of(Some(&other)), (Some(Standing::Ok), Some(true)));
+        std::fs::write(&other, format!("{head}maxPods: many\n")).unwrap();
+        assert_eq!(of(Some(&other)), (Some(Standing::Fail), None));
+        assert_eq!(of(Some(&dir.path().join("absent"))), (Some(Standing::Fail), None));
+
+        let mut settings = preflight::Settings::default();
+        let (_, config) = configuration(None, &usual);
+        let mut config = config.unwrap();
+        config.protect_kernel_defaults = true;
+        config.memory_swap.swap_behavior = "LimitedSwap".to_owned();
+        config.fail_cgroup_v1 = true;
+        apply(&mut settings, &config, false);
+        assert!(!settings.fail_swap_on && settings.fail_cgroup_v1);
+        assert!(settings.protect_kernel_defaults && settings.limited_swap);
+        apply(&mut settings, &config, true);
+        assert!(!settings.fail_cgroup_v1);
+    }
+
+    #[test]
+    fn systemd_driver_without_systemd_fails() {
+        let config = |driver: &str| KubeletConfiguration {
+            cgroup_driver: driver.to_owned(),
+            ..KubeletConfiguration::default()
+        };
+        let systemd = Some(CgroupDriver::Systemd);
+        assert_eq!(driver(systemd, None, true).standing, Standing::Ok);
+        assert_eq!(driver(systemd, None, false).standing, Standing::Fail);
+        assert_eq!(driver(systemd, Some(&config("cgroupfs")), false).standing, Standing::Fail);
+        assert_eq!(
+            driver(Some(CgroupDriver::Cgroupfs), Some(&config("systemd")), false).standing,
+            Standing::Ok
+        );
+        assert_eq!(driver(None, Some(&config("systemd")), false).standing, Standing::Fail);
+        assert_eq!(driver(None, Some(&config("systemd")), true).standing, Standing::Warn);
+        assert_eq!(driver(None, None, false).standing, Standing::Ok);
+    }
+
+    #[test]
     fn an_absent_runtime_fails_and_an_absent_agent_warns() {
         let dir = tempfile::tempdir().unwrap();
         let endpoint = format!("unix://{}/none.sock", dir.path().display());
-        assert_eq!(runtime(&endpoint)[0].standing, Standing::Fail);
-        assert_eq!(runtime("http://example.org")[0].standing, Standing::Fail);
+        assert_eq!(runtime(&endpoint, None, true)[0].standing, Standing::Fail);
+        assert_eq!(runtime("http://example.org", None, true)[0].standing, Standing::Fail);
         let absent = Client::new(&dir.path().join("coracle.sock")).get::<NodeReport>("/v1/status");
         assert_eq!(agent_lines(&absent)[0].standing, Standing::Warn);
         let report = NodeReport { problems: vec!["x".into()], ..NodeReport::default() };

@@ -62,7 +62,9 @@ fn dispatch(subcommand: Subcommand, client: &Client, console: &mut Console<'_>) 
         Subcommand::Events(options) => events::run(client, console, &options),
         Subcommand::Top(options) => top::run(client, console, &options),
         Subcommand::Images { output } => images::run(client, console, output),
-        Subcommand::Check { output, root_dir } => check::run(client, console, output, root_dir),
+        Subcommand::Check { output, root_dir, config } => {
+            check::run(client, console, output, root_dir, config.as_deref())
+        }
         Subcommand::Validate { files, output } => validate::run(console, &files, output),
         Subcommand::Version => version::run(client, console),
     }
