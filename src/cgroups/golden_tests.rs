@@ -13,7 +13,11 @@ use super::resize::{self, Resource, Step};
 use super::tiers::{TierSettings, tier_values};
 use super::values::{HugePages, Quota, Values};
 use super::{Cgroups, Driver, Layout, Name, fake};
+use crate::model::Quantity;
+use crate::model::api::ResourceRequirements;
 use crate::model::pod::{Pod, QosClass};
+use crate::model::quantity::Form;
+use crate::model::requests::container_requests;
 use crate::util::stop::StopToken;
 
 /// The shares of the Burstable tier that differ in a dump, and why.
@@ -56,7 +60,8 @@ fn never() -> StopToken {
 /// UIDs for which the recordings have no placeholder: no request to the runtime names them.
 const UIDS: &[(&str, &str)] = &[("hostpath-missing", "dda494f39d9169d8858cf97e20c80c60")];
 
-/// A static pod with its defaults.
+/// A static pod as the Go kubelet completes it: a limit of a container is also a request, and a pod
+/// with limits of its own requests what its containers do, or else its limits.
 fn pod(name: &str, manifest: &str) -> Pod {
     let own = data(&format!("resources/manifests/{manifest}.json"));
     let path = if own.exists() { own } else { data(&format!("data/manifests/{manifest}.json")) };
@@ -65,10 +70,30 @@ fn pod(name: &str, manifest: &str) -> Pod {
     let fixed = UIDS.iter().find(|(pod, _)| *pod == name).map(|(_, uid)| (*uid).to_owned());
     object["metadata"]["uid"] = json!(fixed.unwrap_or_else(|| format!("uid:{name}")));
     let mut object: crate::model::api::Pod = serde_json::from_value(object).unwrap();
-    crate::sources::set_defaults(&mut object);
+    let spec = object.spec.as_mut().unwrap();
+    let containers = spec.init_containers.iter_mut().flatten().chain(&mut spec.containers);
+    containers.for_each(|container| request_limits(&mut container.resources));
+    let requested = container_requests(&Pod::from(object.clone()));
+    let spec = object.spec.as_mut().unwrap();
+    if let Some(resources) = spec.resources.as_mut().filter(|all| all.limits.is_some()) {
+        let requests = resources.requests.get_or_insert_default();
+        for (name, amount) in
+            requested.into_iter().filter(|(name, _)| ["cpu", "memory"].contains(&name.as_str()))
+        {
+            requests.entry(name).or_insert_with(|| Quantity(amount.write(Form::Decimal)));
+        }
+    }
+    request_limits(&mut spec.resources);
     let annotations = object.metadata.annotations.get_or_insert_default();
     annotations.insert("kubernetes.io/config.source".to_owned(), "file".to_owned());
     Pod::from(object)
+}
+
+fn request_limits(resources: &mut Option<ResourceRequirements>) {
+    let Some(resources) = resources else { return };
+    for (name, quantity) in resources.limits.iter().flatten() {
+        resources.requests.get_or_insert_default().entry(name.clone()).or_insert(quantity.clone());
+    }
 }
 
 /// The configuration: the base, that of the scenario, and that of the last start.

@@ -8,8 +8,10 @@ use serde_json::{Map, Value, json};
 
 use super::numbers::{container_resources, sandbox_resources};
 use super::settings::Settings;
-use crate::model::api;
 use crate::model::pod::Pod;
+use crate::model::quantity::Form;
+use crate::model::requests::container_requests;
+use crate::model::{Quantity, api};
 use crate::transport::generated::runtime::LinuxContainerResources;
 
 fn data(path: &str) -> PathBuf {
@@ -32,13 +34,34 @@ fn pods(name: &str) -> Vec<Pod> {
         .collect()
 }
 
-/// A static pod with its defaults.
+/// A static pod as the Go kubelet completes it: a limit of a container is also a request, and a pod
+/// with limits of its own requests what its containers do, or else its limits.
 fn static_pod(manifest: Value) -> Pod {
     let mut object: api::Pod = serde_json::from_value(manifest).unwrap();
-    crate::sources::set_defaults(&mut object);
+    let spec = object.spec.as_mut().unwrap();
+    let containers = spec.init_containers.iter_mut().flatten().chain(&mut spec.containers);
+    containers.for_each(|container| request_limits(&mut container.resources));
+    let requested = container_requests(&Pod::from(object.clone()));
+    let spec = object.spec.as_mut().unwrap();
+    if let Some(resources) = spec.resources.as_mut().filter(|all| all.limits.is_some()) {
+        let requests = resources.requests.get_or_insert_default();
+        for (name, amount) in
+            requested.into_iter().filter(|(name, _)| ["cpu", "memory"].contains(&name.as_str()))
+        {
+            requests.entry(name).or_insert_with(|| Quantity(amount.write(Form::Decimal)));
+        }
+    }
+    request_limits(&mut spec.resources);
     let annotations = object.metadata.annotations.get_or_insert_default();
     annotations.insert("kubernetes.io/config.source".to_owned(), "file".to_owned());
     Pod::from(object)
+}
+
+fn request_limits(resources: &mut Option<api::ResourceRequirements>) {
+    let Some(resources) = resources else { return };
+    for (name, quantity) in resources.limits.iter().flatten() {
+        resources.requests.get_or_insert_default().entry(name.clone()).or_insert(quantity.clone());
+    }
 }
 
 fn settings(recording: &Value) -> Settings {

@@ -18,7 +18,7 @@ const HUGE_PAGES: &str = "hugepages-";
 const VOLUME_MODE: i32 = 0o644;
 
 /// Sets all defaults of a pod.
-pub(crate) fn set_defaults(pod: &mut Pod) {
+pub(super) fn set_defaults(pod: &mut Pod) {
     let spec = pod.spec.get_or_insert_default();
     // The old name of the field is used if the new one is absent.
     if blank(&spec.service_account_name) && !blank(&spec.service_account) {

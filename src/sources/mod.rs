@@ -42,8 +42,6 @@ mod validate;
 mod watch;
 
 pub use decode::pod_from_value;
-#[cfg(test)]
-pub(crate) use defaults::set_defaults;
 pub use ephemeral::ephemeral_container;
 pub use problem::SourceProblem;
 pub use set::{Deps, SourceSet};
