@@ -93,7 +93,11 @@ impl Signals {
 
     /// Whether the use of memory has to be read regularly, because the kernel does not signal.
     pub fn needs_polling(&self) -> bool {
-        self.plan.poll || (self.machine.refused && self.plan.sources.contains(&Source::MachineUsage))
+        let plans = |source| self.plan.sources.contains(&source);
+        self.plan.poll
+            || (self.machine.refused && plans(Source::MachineUsage))
+            // Without `cgroupsPerQOS` there is no cgroup of all pods.
+            || (self.tripwire.is_none() && plans(Source::PodsEvents))
     }
 
     /// What to wait for.
@@ -311,6 +315,21 @@ mod tests {
         signals
             .arm(&Left { machine: Some(Reading { usage: 1 << 30, headroom: 1 << 30 }), ..Left::default() });
         assert!(signals.descriptors().is_empty());
+    }
+
+    #[test]
+    fn without_a_cgroup_of_all_pods_memory_is_polled_on_version_2() {
+        let dir = tempfile::tempdir().unwrap();
+        let pods = dir.path().join("kubepods");
+        std::fs::create_dir(&pods).unwrap();
+        for file in ["stalls", "kubepods/memory.events", "kubepods/memory.high", "kubepods/memory.current"] {
+            std::fs::write(dir.path().join(file), "").unwrap();
+        }
+        let mut signals = Signals::open(files(dir.path(), true), memory_plan);
+        signals.arm(&Left::default());
+        assert!(signals.needs_polling());
+        signals.arm(&Left { pods_path: Some("/kubepods".to_owned()), ..Left::default() });
+        assert!(!signals.needs_polling());
     }
 
     #[test]
