@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::rooms::{Context, Rooms};
-use super::settings::EndpointSettings;
+use super::settings::{self, EndpointSettings};
 use super::streams;
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::eviction::Reports;
@@ -14,7 +14,9 @@ use crate::kube::events::EventLog;
 use crate::model::event::EventSink;
 use crate::model::pod::SourceName;
 use crate::observe::Observe;
+use crate::pods::admission::Allocatable;
 use crate::pods::allocation::Allocations;
+use crate::pods::cgroups::PodCgroups;
 use crate::pods::managers::Managers;
 use crate::probes::Probes;
 use crate::resources::stats::Collector;
@@ -51,6 +53,9 @@ pub(super) struct Handles {
     pub(super) endpoint: String,
     /// `v1` or `v2`.
     pub(super) cgroups: String,
+    pub(super) pod_cgroups: PodCgroups,
+    /// What the machine has, and what pods may use.
+    pub(super) resources: Arc<[Allocatable; 2]>,
     pub(super) feature_gates: BTreeMap<String, bool>,
     pub(super) threads: ThreadHandles,
     pub(super) view: View,
@@ -87,6 +92,8 @@ impl Handles {
             started,
             endpoint: config.container_runtime_endpoint.clone(),
             cgroups: host.cgroups.version.as_str().to_owned(),
+            pod_cgroups: rooms.cgroups.clone(),
+            resources: Arc::new([settings::capacity(args, config, host), rooms.allocatable.clone()]),
             feature_gates: config.feature_gates.clone(),
             stats: threads.stats.clone(),
             threads,

@@ -13,11 +13,13 @@ use crate::model::api;
 use crate::model::ids::{ImageRef, PodUid};
 use crate::model::pod::Pod;
 use crate::model::runtime::{ContainerState, ContainerStatus};
+use crate::pods::admission::Allocatable;
+use crate::pods::cgroups::Numbers;
 use crate::resources::{Roots, own::OwnUse};
 use crate::runtime::logs::read::{read, resolve};
 use crate::server::{
-    Deps, HealthCheck, ImageRow, LogSource, MemoryReport, NodeReport, PodView, ProblemReport, QueueReport,
-    RuntimeReport, SourceReport, ThreadRow, ThresholdReport,
+    Deps, HealthCheck, ImageRow, LogSource, MemoryReport, NodeReport, PodCgroupReport, PodView,
+    ProblemReport, QueueReport, ResourceReport, RuntimeReport, SourceReport, ThreadRow, ThresholdReport,
 };
 use crate::util::stop::StopToken;
 use crate::util::threads;
@@ -47,6 +49,10 @@ pub(super) fn server_deps(handles: &Handles) -> Deps {
             let collector = handles.stats.clone();
             Arc::new(move |detail| super::stats::summary(&collector, detail))
         },
+        pod_cgroup: {
+            let cgroups = handles.pod_cgroups.clone();
+            Arc::new(move |uid| cgroups.numbers(uid).map(pod_cgroup))
+        },
         add_ephemeral: {
             let requester = handles.threads.ephemeral.clone();
             Arc::new(move |pod, container| requester.request(pod, container))
@@ -54,6 +60,47 @@ pub(super) fn server_deps(handles: &Handles) -> Deps {
         endpoints: super::endpoints::endpoints(handles),
         streams: handles.streams.clone(),
     }
+}
+
+fn pod_cgroup(numbers: Numbers) -> PodCgroupReport {
+    let milli =
+        |(time, period): (i64, u64)| Some(u64::try_from(time).ok()?.saturating_mul(1000) / period.max(1));
+    PodCgroupReport {
+        path: numbers.path,
+        cpu_shares: numbers.cpu_shares,
+        cpu_limit_milli: numbers.cpu_quota.and_then(milli),
+        throttled_periods: numbers.throttled_periods,
+        memory_limit_bytes: numbers.memory_limit_bytes,
+        memory_bytes: numbers.memory_bytes,
+        oom_kills: numbers.oom_kills,
+        pids_limit: numbers.pids_limit,
+        pids: numbers.pids,
+    }
+}
+
+fn cores(milli: i64) -> String {
+    if milli % 1000 == 0 { (milli / 1000).to_string() } else { format!("{milli}m") }
+}
+
+/// Rows for CPU, memory, disk space and the number of pods.
+fn resources([capacity, allocatable]: &[Allocatable; 2]) -> Vec<ResourceReport> {
+    let row = |name: &str, of: fn(&Allocatable) -> i64, text: fn(i64) -> String| {
+        let (all, left) = (of(capacity), of(allocatable));
+        // Not known.
+        (all != i64::MAX).then(|| ResourceReport {
+            name: name.to_owned(),
+            capacity: text(all),
+            reserved: text(all.saturating_sub(left)),
+            allocatable: text(left),
+        })
+    };
+    let rows = [
+        row("cpu", |one| one.cpu_milli, cores),
+        row("memory", |one| one.memory_bytes, |units| units.to_string()),
+        row("ephemeral-storage", |one| one.ephemeral_bytes, |units| units.to_string()),
+        row("pods", |one| one.pods, |units| units.to_string()),
+    ];
+    rows.into_iter().flatten().collect()
 }
 
 impl Handles {
@@ -220,6 +267,7 @@ impl Handles {
             }],
             pressures: self.threads.eviction.pressures(),
             thresholds: thresholds.collect(),
+            resources: resources(&self.resources),
         }
     }
 

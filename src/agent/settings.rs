@@ -51,8 +51,12 @@ pub(super) fn allocatable(
     host: &Host,
     reserved: &node::Reservations,
 ) -> Allocatable {
-    let all = node::capacity(&host.machine, root_disk(args), config.max_pods, config.pods_per_core);
-    node::allocatable(&all, reserved)
+    node::allocatable(&capacity(args, config, host), reserved)
+}
+
+/// What the machine has.
+pub(super) fn capacity(args: &AgentArgs, config: &KubeletConfiguration, host: &Host) -> Allocatable {
+    node::capacity(&host.machine, root_disk(args), config.max_pods, config.pods_per_core)
 }
 
 /// The bytes of the file system of the root directory.

@@ -192,6 +192,13 @@ impl Cgroups {
         })
     }
 
+    /// The text of a file of a cgroup; `None`: it cannot be read.
+    #[must_use]
+    pub fn read_file(&self, name: &Name, controller: &str, file: &str) -> Option<String> {
+        let directories = name.directories(self.layout.driver());
+        self.open(self.mounts.of(controller)?, &directories).ok()??.read(file).ok()?
+    }
+
     /// The bytes of memory that a cgroup uses.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::local::views::{EachPod, ImageRow, NodeReport};
+use super::local::views::{EachPod, ImageRow, NodeReport, PodCgroupReport};
 use crate::cri::RuntimeClient;
 use crate::kube::events::EventLog;
 use crate::model::api::{self, EphemeralContainer};
@@ -43,6 +43,8 @@ pub struct Deps {
     pub metrics: Arc<WriteMetrics>,
     /// The document of `/stats/summary` in JSON.
     pub summary: Arc<dyn Fn(Detail) -> Result<Vec<u8>, String> + Send + Sync>,
+    /// Reads the numbers of a pod's cgroup.
+    pub pod_cgroup: Arc<ReadCgroup>,
     /// Adds an ephemeral container to a running pod.
     pub add_ephemeral: Arc<AddEphemeral>,
     pub endpoints: Endpoints,
@@ -53,6 +55,7 @@ pub struct Deps {
 pub type FindLog = dyn Fn(&PodUid, &str, bool) -> Result<LogSource, String> + Send + Sync;
 pub type WriteMetrics = dyn Fn(MetricsPage, &mut Page) + Send + Sync;
 pub type AddEphemeral = dyn Fn(&PodUid, EphemeralContainer) -> Result<(), String> + Send + Sync;
+pub type ReadCgroup = dyn Fn(&PodUid) -> Option<PodCgroupReport> + Send + Sync;
 pub type FindPod = dyn Fn(&str, &str) -> Option<Pod> + Send + Sync;
 pub type IsMirror = dyn Fn(&PodUid, &Pod) -> bool + Send + Sync;
 pub type FindContainers = dyn Fn(&PodUid) -> Option<Arc<PodRuntime>> + Send + Sync;
@@ -189,6 +192,7 @@ impl Deps {
             events,
             metrics: Arc::new(|_, _| {}),
             summary: Arc::new(|_| Err("nothing is measured".into())),
+            pod_cgroup: Arc::new(|_| None),
             add_ephemeral: Arc::new(|_, _| Ok(())),
             endpoints: Endpoints {
                 switches: Switches::default(),

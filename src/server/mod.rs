@@ -44,9 +44,9 @@ pub use deps::{
 pub use listen::bind::connect_local;
 pub use local::select::default_container;
 pub use local::views::{
-    DebugReply, Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodChange, PodView,
-    PodsReply, ProblemReport, QueueReport, RuntimeReport, SourceReport, ThreadRow, ThresholdReport,
-    VersionReply,
+    DebugReply, Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodCgroupReport,
+    PodChange, PodView, PodsReply, ProblemReport, QueueReport, ResourceReport, RuntimeReport, SourceReport,
+    ThreadRow, ThresholdReport, VersionReply,
 };
 
 use crate::util::threads::{OnDeath, Running};

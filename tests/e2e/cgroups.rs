@@ -62,6 +62,11 @@ fn pod_has_its_cgroup_and_a_restart_of_the_agent_changes_no_value() {
         assert!(tree.keys().any(|path| path.starts_with(pod.as_str()) && path.contains(id)), "{pod} {id}");
     }
     assert!(node.cli(&["events"]).contains("Updated Node Allocatable limit across pods"));
+    let described = node.cli(&["describe", "gu"]);
+    assert!(described.contains(&format!("{}/{gu}", node.cgroups().path())), "{described}");
+    assert!(described.contains("limit 250m") && described.contains("limit 64.0 MiB"), "{described}");
+    let status = node.cli(&["status"]);
+    assert!(status.contains("Allocatable:"), "{status}");
     let before = node.cgroups().values();
     for way in ["stop", "kill"] {
         if way == "stop" {

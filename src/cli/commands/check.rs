@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::cgroups::{CgroupError, Cgroups, Driver, Layout};
 use crate::cli::exit::Exit;
 use crate::cli::local::Output;
 use crate::cli::table::Color;
@@ -51,6 +52,7 @@ pub(super) fn run(
     }
     let mut lines = preflight::preflight(&settings);
     lines.extend(config_line);
+    lines.extend(config.as_ref().and_then(cgroup_root));
     let configured = config.as_ref().map(|config| config.container_runtime_endpoint.as_str());
     let endpoint = match &agent {
         Ok(report) if !report.runtime.endpoint.is_empty() => report.runtime.endpoint.as_str(),
@@ -118,6 +120,21 @@ fn driver(
         return line(name, Standing::Warn, message, fix);
     }
     line(name, Standing::Ok, format!("{driver}, says {by}"), "")
+}
+
+/// A `cgroupRoot` that does not exist, with which the agent does not start.
+fn cgroup_root(config: &KubeletConfiguration) -> Option<CheckLine> {
+    if !config.cgroups_per_qos || config.cgroup_root.is_empty() {
+        return None;
+    }
+    let check = || -> Result<(), CgroupError> {
+        let layout = Layout::new(&config.cgroup_root, Driver::Cgroupfs)?;
+        let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        Cgroups::new(layout, &mountinfo, Path::new("/sys/fs/cgroup"), Vec::new(), "")?.check_root()
+    };
+    let error = check().err()?;
+    let fix = "make this cgroup before the agent starts, or remove cgroupRoot from the configuration";
+    Some(line("cgroup root", Standing::Fail, error.to_string(), fix))
 }
 
 fn line(name: &str, standing: Standing, message: String, fix: &str) -> CheckLine {

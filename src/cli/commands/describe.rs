@@ -13,10 +13,10 @@ use crate::model::api::{
 };
 use crate::model::meta::Time;
 use crate::model::pod::{Pod, is_sidecar};
-use crate::server::Described;
+use crate::server::{Described, PodCgroupReport};
 
 use super::client::{Client, encode};
-use super::console::Console;
+use super::console::{Console, size};
 use super::error::Outcome;
 use super::pod_status::summary;
 use super::{age, events, pods};
@@ -25,6 +25,34 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, pod: &str) -> Outc
     let described: Described = client.get(&format!("/v1/describe?pod={}", encode(pod)))?;
     print(console, &described)?;
     Ok(Exit::Success)
+}
+
+/// The limits of the pod's cgroup, and what it uses.
+fn cgroup(console: &mut Console<'_>, report: Option<&PodCgroupReport>) -> io::Result<()> {
+    let Some(report) = report else { return Ok(()) };
+    console.field(0, "Cgroup", &report.path)?;
+    if let Some(shares) = report.cpu_shares {
+        let limit = report.cpu_limit_milli.map_or("no limit".to_owned(), |milli| format!("limit {milli}m"));
+        let throttled = match report.throttled_periods {
+            Some(count) if count > 0 => format!(", throttled in {count} periods"),
+            _ => String::new(),
+        };
+        console.field(1, "CPU", &format!("shares {shares}, {limit}{throttled}"))?;
+    }
+    if let Some(used) = report.memory_bytes {
+        let limit =
+            report.memory_limit_bytes.map_or("no limit".to_owned(), |bytes| format!("limit {}", size(bytes)));
+        let kills = match report.oom_kills {
+            Some(count) if count > 0 => format!(", {count} processes killed at a limit"),
+            _ => String::new(),
+        };
+        console.field(1, "Memory", &format!("{} used, {limit}{kills}", size(used)))?;
+    }
+    if let Some(count) = report.pids {
+        let limit = report.pids_limit.map_or("no limit".to_owned(), |limit| format!("limit {limit}"));
+        console.field(1, "Processes", &format!("{count}, {limit}"))?;
+    }
+    Ok(())
 }
 
 fn print(console: &mut Console<'_>, described: &Described) -> io::Result<()> {
@@ -57,6 +85,7 @@ fn print(console: &mut Console<'_>, described: &Described) -> io::Result<()> {
     if !view.held.is_empty() {
         list(console, 0, "Exclusive", &view.held)?;
     }
+    cgroup(console, described.cgroup.as_ref())?;
     let ips: Vec<&str> = status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str()).collect();
     console.field(0, "IPs", &if ips.is_empty() { "<none>".to_owned() } else { ips.join(", ") })?;
 

@@ -92,6 +92,7 @@ fn print(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Resu
     console.field(0, "Cgroups", &report.cgroups)?;
     let pods: Vec<String> = report.pods.iter().map(|(phase, count)| format!("{count} {phase}")).collect();
     console.field(0, "Pods", &joined(&pods, "none"))?;
+    resources(console, report)?;
     pressure(console, report, wide)?;
     sources(console, &report.sources)?;
     let memory = &report.memory;
@@ -121,6 +122,27 @@ fn pressure(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::R
         let kind = if threshold.soft { "soft threshold" } else { "threshold" };
         let text = format!("{} available, {kind} {}{state}", threshold.available, threshold.threshold);
         console.field(1, &threshold.signal, &text)?;
+    }
+    Ok(())
+}
+
+/// What pods may use of each resource.
+fn resources(console: &mut Console<'_>, report: &NodeReport) -> io::Result<()> {
+    if report.resources.is_empty() {
+        return Ok(());
+    }
+    console.field(0, "Allocatable", "")?;
+    for one in &report.resources {
+        let amount = |text: &str| match text.parse::<u64>() {
+            Ok(bytes) if one.name == "memory" || one.name == "ephemeral-storage" => size(bytes),
+            _ => text.to_owned(),
+        };
+        let reserved = match one.reserved.as_str() {
+            "0" => String::new(),
+            reserved => format!(", {} reserved", amount(reserved)),
+        };
+        let text = format!("{} of {}{reserved}", amount(&one.allocatable), amount(&one.capacity));
+        console.field(1, &one.name, &text)?;
     }
     Ok(())
 }
@@ -197,7 +219,7 @@ fn threads(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Re
 mod tests {
     use super::*;
     use crate::cli::table::Paint;
-    use crate::server::{QueueReport, ThresholdReport};
+    use crate::server::{QueueReport, ResourceReport, ThresholdReport};
 
     #[test]
     fn status_shows_problems_of_all_parts_first() {
@@ -242,6 +264,20 @@ mod tests {
                     ..ThresholdReport::default()
                 },
             ],
+            resources: vec![
+                ResourceReport {
+                    name: "memory".into(),
+                    capacity: "2147483648".into(),
+                    reserved: "1073741824".into(),
+                    allocatable: "1073741824".into(),
+                },
+                ResourceReport {
+                    name: "cpu".into(),
+                    capacity: "2".into(),
+                    reserved: "0".into(),
+                    allocatable: "2".into(),
+                },
+            ],
             ..NodeReport::default()
         };
         let mut out = Vec::new();
@@ -259,6 +295,9 @@ Agent:             coracle 0.1.0, up 3m20s
 Runtime:           unknown at : ready, its network is not
 Cgroups:
 Pods:              none
+Allocatable:
+  memory:          1.0 GiB of 2.0 GiB, 1.0 GiB reserved
+  cpu:             2 of 2
 Pressure:          DiskPressure
   nodefs.available: 3Gi available, soft threshold 4Gi, which is met
 Sources:

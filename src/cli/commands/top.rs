@@ -1,6 +1,7 @@
 //! `coracle top`: the usage of pods and containers, once or periodically.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::time::Duration;
 
@@ -9,6 +10,9 @@ use serde_json::Value;
 use crate::cli::exit::Exit;
 use crate::cli::local::TopOptions;
 use crate::cli::table::{Cell, Color, Table};
+use crate::model::pod::{Pod, request};
+use crate::model::requests::{Amounts, Overhead, pod_requests};
+use crate::server::PodsReply;
 use crate::util::stop::StopToken;
 
 use super::client::Client;
@@ -35,7 +39,8 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &TopOptio
             if !once {
                 write!(console.out, "{CLEAR}")?;
             }
-            print(console, &summary)?;
+            let pods: PodsReply = client.get("/v1/pods")?;
+            print(console, &summary, &Requests::of(pods))?;
         }
         if once {
             return Ok(Exit::Success);
@@ -44,7 +49,48 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &TopOptio
     }
 }
 
-fn print(console: &mut Console<'_>, summary: &Value) -> Result<(), CommandError> {
+/// The requests of pods and containers: CPU in thousandths of a core, memory in bytes.
+#[derive(Debug, Default)]
+struct Requests(BTreeMap<(String, String), (u64, u64)>);
+
+impl Requests {
+    fn of(pods: PodsReply) -> Requests {
+        let mut all = BTreeMap::new();
+        for view in pods.pods {
+            let uid = view.uid().to_owned();
+            let pod = Pod::from(view.pod);
+            let unsigned = |number: i64| u64::try_from(number).unwrap_or(0);
+            let amounts = |amounts: &Amounts| {
+                let of = |name: &str| amounts.get(name).copied().unwrap_or_default();
+                (unsigned(of("cpu").milli()), unsigned(of("memory").units()))
+            };
+            for container in pod.all_containers() {
+                let cpu = request(container, "cpu").map_or(0, |amount| unsigned(amount.milli()));
+                let memory = request(container, "memory").map_or(0, |amount| unsigned(amount.units()));
+                all.insert((uid.clone(), container.name.clone()), (cpu, memory));
+            }
+            all.insert((uid, String::new()), amounts(&pod_requests(&pod, Overhead::Included)));
+        }
+        Requests(all)
+    }
+
+    /// Of a container, or of the pod if `container` is empty; zero: it requests nothing.
+    fn get(&self, uid: &str, container: &str) -> (u64, u64) {
+        self.0.get(&(uid.to_owned(), container.to_owned())).copied().unwrap_or_default()
+    }
+}
+
+/// A cell with the request if more than it is used.
+fn marked(text: String, used: Option<u64>, request: u64, show: impl Fn(u64) -> String) -> Cell {
+    match used {
+        Some(used) if request > 0 && used > request => {
+            Cell::colored(format!("{text} > {}", show(request)), Some(Color::Yellow))
+        }
+        _ => Cell::from(text),
+    }
+}
+
+fn print(console: &mut Console<'_>, summary: &Value, requests: &Requests) -> Result<(), CommandError> {
     let node = &summary["node"];
     let used = number(node, "memory", "workingSetBytes").unwrap_or(0);
     let left = number(node, "memory", "availableBytes").unwrap_or(0);
@@ -59,12 +105,15 @@ fn print(console: &mut Console<'_>, summary: &Value) -> Result<(), CommandError>
         ),
     )?;
     writeln!(console.out)?;
-    console.table(&mut Table::new(&["NAMESPACE", "POD", "CONTAINER", "CPU", "MEMORY"]), &rows(summary))?;
+    console.table(
+        &mut Table::new(&["NAMESPACE", "POD", "CONTAINER", "CPU", "MEMORY"]),
+        &rows(summary, requests),
+    )?;
     Ok(())
 }
 
 /// The busiest pod first; its containers below it.
-fn rows(summary: &Value) -> Vec<Vec<Cell>> {
+fn rows(summary: &Value, requests: &Requests) -> Vec<Vec<Cell>> {
     let mut pods: Vec<&Value> = summary["pods"].as_array().into_iter().flatten().collect();
     let rate = |of: &Value| number(of, "cpu", "usageNanoCores").unwrap_or(0);
     let name = |pod: &Value| (text(&pod["podRef"]["namespace"]), text(&pod["podRef"]["name"]));
@@ -72,19 +121,25 @@ fn rows(summary: &Value) -> Vec<Vec<Cell>> {
     let mut rows = Vec::new();
     for pod in pods {
         let (namespace, name) = name(pod);
-        let row = |container: Cell, of: &Value| {
+        let uid = text(&pod["podRef"]["uid"]);
+        let row = |container: Cell, key: &str, of: &Value| {
+            let (cpu_request, memory_request) = requests.get(&uid, key);
+            let used = number(of, "cpu", "usageNanoCores").map(|nanocores| nanocores.div_ceil(1_000_000));
             vec![
                 Cell::from(namespace.as_str()),
                 Cell::from(name.as_str()),
                 container,
-                Cell::from(cpu(of)),
-                Cell::from(memory(of)),
+                marked(cpu(of), used, cpu_request, |milli| format!("{milli}m")),
+                marked(memory(of), number(of, "memory", "workingSetBytes"), memory_request, size),
             ]
         };
-        rows.push(row(Cell::colored("(all)", Some(Color::Dim)), pod));
+        rows.push(row(Cell::colored("(all)", Some(Color::Dim)), "", pod));
         let mut containers: Vec<&Value> = pod["containers"].as_array().into_iter().flatten().collect();
         containers.sort_by_cached_key(|container| (Reverse(rate(container)), text(&container["name"])));
-        rows.extend(containers.into_iter().map(|one| row(Cell::from(text(&one["name"])), one)));
+        rows.extend(containers.into_iter().map(|one| {
+            let name = text(&one["name"]);
+            row(Cell::from(name.as_str()), &name, one)
+        }));
     }
     rows
 }
@@ -115,7 +170,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn busiest_container_comes_first() {
+    fn busiest_container_comes_first_and_use_above_the_request_is_marked() {
         let container = |name: &str, rate: Option<u64>| {
             let mut cpu = json!({"usageCoreNanoSeconds": 1});
             if let Some(rate) = rate {
@@ -125,7 +180,7 @@ mod tests {
         };
         let pod = |name: &str, rate: u64, containers: Value| {
             json!({
-                "podRef": {"namespace": "default", "name": name}, "containers": containers,
+                "podRef": {"namespace": "default", "name": name, "uid": name}, "containers": containers,
                 "cpu": {"usageNanoCores": rate}, "memory": {},
             })
         };
@@ -133,20 +188,25 @@ mod tests {
             pod("idle", 0, json!([container("a", None)])),
             pod("busy", 1_500_000_001, json!([container("b", Some(1)), container("c", Some(1_500_000_000))])),
         ]});
-        let lines: Vec<String> = rows(&summary)
+        let requests = Requests(BTreeMap::from([
+            (("busy".to_owned(), "c".to_owned()), (100, 1024)),
+            (("busy".to_owned(), "b".to_owned()), (1, 4096)),
+            (("busy".to_owned(), String::new()), (101, 5120)),
+        ]));
+        let lines: Vec<String> = rows(&summary, &requests)
             .into_iter()
             .map(|row| row.into_iter().map(|cell| cell.text).collect::<Vec<_>>().join(" "))
             .collect();
         assert_eq!(
             lines,
             [
-                "default busy (all) 1501m -",
-                "default busy c 1500m 2.0 KiB",
+                "default busy (all) 1501m > 101m -",
+                "default busy c 1500m > 100m 2.0 KiB > 1.0 KiB",
                 "default busy b 1m 2.0 KiB",
                 "default idle (all) 0m -",
                 "default idle a - 2.0 KiB",
             ]
         );
-        assert!(rows(&json!({})).is_empty());
+        assert!(rows(&json!({}), &Requests::default()).is_empty());
     }
 }

@@ -4,6 +4,7 @@
 //! The thread `cgroups` asks the runtime for its driver, makes the cgroups of the node (`start`), and
 //! ends. The workers of pods wait for it. The cleaner calls [`PodCgroups::maintain`] every minute.
 
+mod numbers;
 mod start;
 mod tiers;
 
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, select_biased};
 
+pub use numbers::Numbers;
 pub use start::{Open, OpenError, Settings};
 use tiers::Written;
 

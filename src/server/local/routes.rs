@@ -42,7 +42,8 @@ fn describe(target: &Target, deps: &Deps) -> Result<Response, Response> {
     let uid = PodUid::from(view.uid());
     let mut events = deps.events.recent(0);
     events.retain(|event| matches!(&event.regarding, Regarding::Pod { uid: of, .. } if *of == uid));
-    Ok(Response::json(&Described { view, events }))
+    let cgroup = (deps.pod_cgroup)(&uid);
+    Ok(Response::json(&Described { view, cgroup, events }))
 }
 
 fn logs(target: &Target, deps: &Deps) -> Result<Reply, Response> {

@@ -81,8 +81,40 @@ pub enum PodChange {
 pub struct Described {
     #[serde(flatten)]
     pub view: PodView,
+    /// The numbers of its cgroup, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<PodCgroupReport>,
     /// Events of the pod, oldest first.
     pub events: Vec<RecordedEvent>,
+}
+
+/// The numbers of a pod's cgroup; an absent number is unknown, an absent limit does not exist.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodCgroupReport {
+    /// The path below the mounts of cgroups.
+    pub path: String,
+    /// CPU weight in the scale of version 1: 1,024 per core of the requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_shares: Option<u64>,
+    /// Thousandths of a core.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_limit_milli: Option<u64>,
+    /// Periods in which the pod was throttled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub throttled_periods: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_limit_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Processes that the OOM killer ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oom_kills: Option<u64>,
+    /// Processes and threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pids_limit: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pids: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
@@ -151,6 +183,20 @@ pub struct NodeReport {
     /// The pressure conditions of the node, such as `MemoryPressure`.
     pub pressures: Vec<String>,
     pub thresholds: Vec<ThresholdReport>,
+    /// What the machine has, and what pods may use of it.
+    pub resources: Vec<ResourceReport>,
+}
+
+/// A resource of the node, as quantities.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ResourceReport {
+    /// Such as `memory`.
+    pub name: String,
+    pub capacity: String,
+    /// Not for pods: reservations, and the thresholds of eviction.
+    pub reserved: String,
+    pub allocatable: String,
 }
 
 /// A threshold at which pods are evicted.
