@@ -248,6 +248,9 @@ fn calls_and_statuses_match_the_recordings() {
         DIR,
         NODE,
         json!({
+            // As in the recordings; tests/golden/resources has the cgroups of pods.
+            "cgroupsPerQOS": false,
+            "enforceNodeAllocatable": [],
             "containerRuntimeEndpoint": format!("unix://{}", socket.display()),
             "clusterDNS": ["10.96.0.10"],
             // As recorded: what a node has left for pods shows in their environment.
