@@ -87,7 +87,11 @@ fn scenario() -> (Vec<Request>, BTreeSet<String>) {
     plane.apply(&json!({"apiVersion": "v1", "kind": "Secret", "metadata": meta("s1"), "stringData": {"pw": "swordfish"}}));
     let kubeconfig = plane.node_kubeconfig("node1").display().to_string();
     let flags = ["--kubeconfig", &kubeconfig, "--node-labels", "example.org/zone=a"];
-    let config = json!({"clusterDNS": ["10.96.0.10"], "clusterDomain": "cluster.local"});
+    // As the recorded node: it had no cgroups of pods, so that it reports no event of them.
+    let config = json!({
+        "clusterDNS": ["10.96.0.10"], "clusterDomain": "cluster.local",
+        "cgroupsPerQOS": false, "enforceNodeAllocatable": [],
+    });
     let mut joined = JoinedNode::prepare_with(&plane, "node1", config, &flags);
     let script = "trap exit TERM; while :; do sleep 1; done";
     let container = json!({"name": "c", "image": "localhost/busybox:1", "command": ["sh", "-c", script]});

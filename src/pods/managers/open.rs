@@ -18,6 +18,7 @@ use crate::managers::memory::{self, Memory};
 use crate::managers::numa::NumaMask;
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
+use crate::model::metrics;
 use crate::model::reasons;
 
 const MEMORY_FILE: &str = "memory_manager_state";
@@ -90,6 +91,11 @@ impl Managers {
             write(&memory_file, memory::NONE_STATE);
         }
         let problems = problems.into();
+        if settings.cpu.is_none() {
+            // The Go kubelet shows zeros with policy `none`.
+            metrics::SHARED_CPUS.set(0.0);
+            metrics::EXCLUSIVE_CPUS.set(0.0);
+        }
         if !is_active(&settings) {
             return Managers { shared: None, problems };
         }
