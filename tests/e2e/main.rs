@@ -18,6 +18,7 @@ mod logs;
 mod managers;
 mod manifests;
 mod many_pods;
+mod memory_levels;
 mod metrics;
 mod mounts;
 mod network;
