@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
@@ -76,8 +77,11 @@ pub fn read(
         return printer.flush();
     }
     let mut watch = None;
-    // Set when the container has ended: one more pass then reads its last lines.
-    let mut ended = false;
+    let mut ended = Ended::No;
+    // Since when the file is renamed and has not grown.
+    let mut renamed: Option<Instant> = None;
+    // Whether its writer had closed it before this pass.
+    let mut closed = false;
     loop {
         let mut any = false;
         while let Some(line) = source.next_line() {
@@ -91,14 +95,11 @@ pub fn read(
             return Err(LogError::Stopping);
         }
         if source.fill().map_err(LogError::io("read", path))? > 0 {
+            renamed = None;
             continue;
         }
-        if !options.follow || ended {
-            // A last line without its newline: a crash of the node can leave one.
-            if !source.unfinished().is_empty() {
-                printer.print(source.unfinished())?;
-            }
-            return printer.flush();
+        if !options.follow || ended == Ended::AndReplaced {
+            return finish(&source, &mut printer);
         }
         printer.flush()?;
         let Some(watch) = &mut watch else {
@@ -106,25 +107,58 @@ pub fn read(
             watch = Some(Watch::new(&place));
             continue;
         };
+        let mut replace = false;
         match source.rotated(&place).map_err(LogError::io("read", path))? {
-            Rotation::None => {}
-            Rotation::Draining => continue,
-            // The old file was read to its end: the runtime writes to the new one only.
-            Rotation::Replaced(new) => {
-                source = new;
-                continue;
+            Rotation::None if ended == Ended::Yes => return finish(&source, &mut printer),
+            Rotation::None => renamed = None,
+            Rotation::Truncated => replace = true,
+            Rotation::Renamed if ended == Ended::Yes => replace = true,
+            // The runtime writes to the old file until it has opened the new one.
+            Rotation::Renamed => {
+                let since = *renamed.get_or_insert_with(Instant::now);
+                replace = closed || since.elapsed() >= QUIET;
             }
         }
-        if !still_running() {
-            ended = true;
+        if replace {
+            source.replace(&place).map_err(LogError::io("read", path))?;
+            (renamed, closed) = (None, false);
+            if ended == Ended::Yes {
+                ended = Ended::AndReplaced;
+            }
+            continue;
+        }
+        if renamed.is_none() && !still_running() {
+            ended = Ended::Yes;
             continue;
         }
         source.rest();
         printer.rest();
-        if watch.wait(stop) == Waited::Stopped {
+        if watch.wait(&place, source.identity(), stop) == Waited::Stopped {
             return Err(LogError::Stopping);
         }
+        closed = watch.is_closed(source.identity());
     }
+}
+
+/// The lines of a renamed file are complete if it has not grown for this time. Usually the kernel
+/// reports earlier that its writer has closed it.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// Whether the container has ended. One more pass then reads its last lines, and one those of
+/// another file, if the log was rotated at the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    No,
+    Yes,
+    AndReplaced,
+}
+
+/// Prints a last line without its newline: a crash of the node can leave one.
+fn finish(source: &Source, printer: &mut Printer<'_>) -> Result<(), LogError> {
+    if !source.unfinished().is_empty() {
+        printer.print(source.unfinished())?;
+    }
+    printer.flush()
 }
 
 #[cfg(test)]
@@ -133,9 +167,12 @@ mod tests {
     use crate::model::log_line;
     use crate::runtime::logs::source::MAX_LINE_BYTES;
     use crate::util::testing::{fifo, unblocked};
+    use crate::util::threads::{self, OnDeath, Stack};
     use proptest::prelude::*;
     use std::cell::Cell;
     use std::os::unix::fs::symlink;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     fn log(lines: &[&str]) -> String {
         lines
@@ -520,6 +557,57 @@ mod tests {
         let options = ReadOptions { follow: true, ..ReadOptions::default() };
         read(&path, &options, &mut out, &still_running, &StopToken::never()).unwrap();
         assert_eq!(String::from_utf8(out).unwrap(), "one\ntwo\nthree\nfour\nfive\n");
+    }
+
+    /// Follows a log whose old file is written to after the new one exists, as by containerd. `end`
+    /// ends the writing to the old file. Returns the output, and how long the reader took.
+    fn follow_rotation(end: impl FnOnce(std::fs::File) + Send + 'static) -> (String, Duration) {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, old) = (dir.path().join("0.log"), dir.path().join("0.log.old"));
+        let mut writer = std::fs::File::create(&path).unwrap();
+        writer.write_all(log(&["F one"]).as_bytes()).unwrap();
+        let (rotate, rotated) = crossbeam_channel::bounded::<()>(0);
+        let (to, from, done) = (old, path.clone(), Arc::new(AtomicBool::new(false)));
+        let written = Arc::clone(&done);
+        let runtime = threads::spawn("t/runtime", Stack::Small, OnDeath::Unsupervised, move |stop| {
+            rotated.recv().unwrap();
+            std::fs::rename(&from, &to).unwrap();
+            std::fs::write(&from, log(&["F three"])).unwrap();
+            // The reader sees the new file before the last line of the old one.
+            let _ = stop.wait(Duration::from_millis(100));
+            writer.write_all(log(&["F two"]).as_bytes()).unwrap();
+            written.store(true, Ordering::SeqCst);
+            end(writer);
+        })
+        .unwrap();
+        let first = Cell::new(true);
+        let still_running = || {
+            if first.replace(false) {
+                rotate.send(()).unwrap();
+            }
+            !done.load(Ordering::SeqCst)
+        };
+        let mut out = Vec::new();
+        let options = ReadOptions { follow: true, ..ReadOptions::default() };
+        let begun = Instant::now();
+        read(&path, &options, &mut out, &still_running, &StopToken::never()).unwrap();
+        drop(runtime);
+        (String::from_utf8(out).unwrap(), begun.elapsed())
+    }
+
+    #[test]
+    fn lines_written_to_a_renamed_log_until_it_is_closed_come_before_those_of_the_new_one() {
+        let (out, _) = follow_rotation(drop);
+        assert_eq!(out, "one\ntwo\nthree\n");
+    }
+
+    #[test]
+    fn renamed_log_that_stays_open_is_left_after_a_second() {
+        let (end, keep) = crossbeam_channel::bounded(1);
+        let (out, took) = follow_rotation(move |writer| end.send(writer).unwrap());
+        assert_eq!(out, "one\ntwo\nthree\n");
+        assert!(took >= QUIET, "{took:?}");
+        drop(keep);
     }
 
     #[test]

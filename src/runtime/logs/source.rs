@@ -20,10 +20,10 @@ const FIRST_READ: usize = 16 * 1024;
 pub(super) enum Rotation {
     /// The same file; or no file, as the new one does not exist yet.
     None,
-    /// Another file, seen for the first time: the open one may have more lines to read.
-    Draining,
-    /// Another file, seen before; or the same file, truncated. It is read from its start.
-    Replaced(Source),
+    /// Another file. The runtime may still write to the open one.
+    Renamed,
+    /// The same file, truncated.
+    Truncated,
 }
 
 /// The open file, and the part of it that is in memory.
@@ -40,7 +40,6 @@ pub(super) struct Source {
     end: usize,
     /// The length of the unread part's beginning that is known to have no newline.
     searched: usize,
-    replaced: bool,
 }
 
 impl Source {
@@ -55,8 +54,12 @@ impl Source {
             start: 0,
             end: 0,
             searched: 0,
-            replaced: false,
         })
+    }
+
+    /// Device and inode of the file.
+    pub(super) fn identity(&self) -> (u64, u64) {
+        self.identity
     }
 
     /// Seeks to the start of the last `lines` lines. A last line that has no newline yet is read,
@@ -132,22 +135,23 @@ impl Source {
         }
     }
 
-    /// Checks whether the file was truncated, or the runtime now writes to another file.
-    pub(super) fn rotated(&mut self, place: &Place) -> io::Result<Rotation> {
+    /// Checks whether the file was truncated, or another one is at its path.
+    pub(super) fn rotated(&self, place: &Place) -> io::Result<Rotation> {
         let Some(stat) = place.stat()? else { return Ok(Rotation::None) };
-        let same = (stat.st_dev, stat.st_ino) == self.identity;
-        // A file that was truncated is read from its start.
-        if same && u64::try_from(stat.st_size).unwrap_or(0) >= self.position {
-            self.replaced = false;
-            return Ok(Rotation::None);
+        if (stat.st_dev, stat.st_ino) != self.identity {
+            return Ok(Rotation::Renamed);
         }
-        if !same && !std::mem::replace(&mut self.replaced, true) {
-            return Ok(Rotation::Draining);
-        }
+        let shorter = u64::try_from(stat.st_size).unwrap_or(0) < self.position;
+        Ok(if shorter { Rotation::Truncated } else { Rotation::None })
+    }
+
+    /// Continues at the start of the file that is at the path now. Without one, nothing changes.
+    pub(super) fn replace(&mut self, place: &Place) -> io::Result<()> {
         match Source::open(place) {
-            Ok(new) => Ok(Rotation::Replaced(new)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Rotation::None),
-            Err(error) => Err(error),
+            Ok(new) => *self = new,
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
         }
+        Ok(())
     }
 }

@@ -1,10 +1,13 @@
 //! Waiting for a log to grow, with inotify and a maximum wait.
 
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+use rustix::fs::{AtFlags, statat};
 
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads;
@@ -19,10 +22,15 @@ const BLIND: Duration = Duration::from_millis(250);
 /// A container that writes all the time is read in steps of this length, not line by line.
 const GATHER: Duration = Duration::from_millis(10);
 
+/// Events read at once. A container can cause any number of them.
+const MAX_EVENTS: usize = 1024;
+
 /// Watches a directory, because a rotated log comes back under its old name.
 pub(super) struct Watch {
     inotify: Option<OwnedFd>,
     woken: Option<Instant>,
+    /// Device and inode of the renamed log whose writer has closed it.
+    closed: Option<(u64, u64)>,
 }
 
 impl Watch {
@@ -41,11 +49,17 @@ impl Watch {
                 log::debug!("no inotify for a log: {errno}; polling it");
             })
             .ok();
-        Watch { inotify, woken: None }
+        Watch { inotify, woken: None, closed: None }
     }
 
-    /// Returns after an event in the directory, at the latest after [`LIMIT`].
-    pub(super) fn wait(&mut self, stop: &StopToken) -> Waited {
+    /// Whether the writer of this file has closed it after the file was renamed.
+    pub(super) fn is_closed(&self, identity: (u64, u64)) -> bool {
+        self.closed == Some(identity)
+    }
+
+    /// Returns after an event in the directory, at the latest after [`LIMIT`]. Notes if it shows
+    /// that the log with this identity was renamed and closed by its writer.
+    pub(super) fn wait(&mut self, place: &Place, identity: (u64, u64), stop: &StopToken) -> Waited {
         let Some(inotify) = &self.inotify else { return stop.wait(BLIND) };
         if self.woken.is_some_and(|woken| woken.elapsed() < GATHER) && stop.wait(GATHER) == Waited::Stopped {
             return Waited::Stopped;
@@ -60,9 +74,9 @@ impl Watch {
             let mut fds = [PollFd::new(inotify, PollFlags::IN)];
             let outcome = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
             if outcome.is_ok_and(|count| count > 0) {
-                // The events are discarded: the caller inspects the file.
-                let mut events = [0_u8; 4096];
-                while rustix::io::read(inotify, &mut events).is_ok_and(|count| count > 0) {}
+                if closes(inotify, place, identity) {
+                    self.closed = Some(identity);
+                }
                 self.woken = Some(Instant::now());
                 return Waited::TimedOut;
             }
@@ -71,4 +85,23 @@ impl Watch {
             }
         }
     }
+}
+
+/// Reads the events and returns whether one of them is the end of the writing to the file with this
+/// identity under another name than the log's. All else is discarded: the caller inspects the file.
+fn closes(inotify: &OwnedFd, place: &Place, identity: (u64, u64)) -> bool {
+    let is_renamed = |name: &CStr| {
+        name.to_bytes() != place.name().as_encoded_bytes()
+            && statat(place.dir(), name, AtFlags::SYMLINK_NOFOLLOW)
+                .is_ok_and(|stat| (stat.st_dev, stat.st_ino) == identity)
+    };
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut events = inotify::Reader::new(inotify, &mut buffer);
+    let mut found = false;
+    for _ in 0..MAX_EVENTS {
+        // It does not block: the descriptor returns an error after the last event.
+        let Ok(event) = events.next() else { break };
+        found |= event.events().contains(ReadFlags::CLOSE_WRITE) && event.file_name().is_some_and(is_renamed);
+    }
+    found
 }
