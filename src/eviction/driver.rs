@@ -89,6 +89,14 @@ pub struct Wait {
     pub left: Option<Left>,
 }
 
+impl Wait {
+    /// Waits no longer than `limit`.
+    pub fn within(&mut self, limit: Duration) {
+        let latest = Instant::now() + limit;
+        self.until = Some(self.until.map_or(latest, |until| until.min(latest)));
+    }
+}
+
 enum Stage {
     Watching,
     /// Space is being freed. If that is not enough, the victim is evicted.
@@ -363,6 +371,7 @@ impl Driver {
         Left {
             machine: reading(Signal::MemoryAvailable, node.numbers.usage),
             pods: reading(Signal::AllocatableMemoryAvailable, pods.and_then(|pods| pods.numbers.usage)),
+            pods_usage: pods.and_then(|pods| pods.numbers.usage),
             pods_path,
         }
     }

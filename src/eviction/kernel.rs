@@ -31,8 +31,22 @@ pub struct Left {
     pub machine: Option<Reading>,
     /// The same of the cgroup of all pods.
     pub pods: Option<Reading>,
+    /// The use of memory of this cgroup when the other numbers were read.
+    pub pods_usage: Option<u64>,
     /// The path of this cgroup below the mount; `None`: there is none.
     pub pods_path: Option<String>,
+}
+
+/// Whether the kernel will signal the next threshold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Armed {
+    /// It will, or nothing is left to wait for.
+    Set,
+    /// So little is left that a tripwire would slow pods down: read the numbers again within
+    /// [`REST`](super::watch::REST).
+    Near,
+    /// The use has passed the level since the numbers were read: read them again now.
+    Passed,
 }
 
 /// The levels of one cgroup of version 1.
@@ -127,7 +141,7 @@ impl Signals {
     }
 
     /// Sets the levels for these numbers, if the old ones are outdated.
-    pub fn arm(&mut self, left: &Left) {
+    pub fn arm(&mut self, left: &Left) -> Armed {
         let Signals { files, plan, machine, pods, tripwire, .. } = self;
         if plan.sources.contains(&Source::MachineUsage) {
             machine.arm(&files.memory, left.machine);
@@ -147,9 +161,10 @@ impl Signals {
                 *tripwire = Tripwire::open(path);
             }
             if let Some(wire) = tripwire {
-                wire.arm(left);
+                return wire.arm(left);
             }
         }
+        Armed::Set
     }
 }
 
@@ -247,17 +262,39 @@ impl Tripwire {
         self.seen = events;
     }
 
-    fn arm(&mut self, left: &Left) {
-        let max = std::fs::read_to_string(self.path.join("memory.max")).ok();
-        let max = max.and_then(|max| max.trim().parse().ok());
+    /// The level is computed from numbers of one moment. The use of now may be larger by what was
+    /// allocated since: with it, the kernel would signal too late.
+    fn arm(&mut self, left: &Left) -> Armed {
         let headroom = [left.machine, left.pods].into_iter().flatten().map(|reading| reading.headroom).min();
-        let usage = std::fs::read_to_string(self.path.join("memory.current")).ok();
-        let usage: Option<u64> = usage.and_then(|usage| usage.trim().parse().ok());
-        let level = match (usage, headroom) {
-            (Some(usage), Some(headroom)) => psi::high(usage, headroom, max),
-            _ => psi::NO_LIMIT.to_owned(),
+        let (Some(usage), Some(headroom)) = (left.pods_usage, headroom) else {
+            self.set(psi::NO_LIMIT.to_owned());
+            // Without a threshold ahead there is nothing to signal.
+            return if headroom.is_some() { Armed::Near } else { Armed::Set };
         };
-        self.set(level);
+        if headroom < psi::LEAST {
+            self.set(psi::NO_LIMIT.to_owned());
+            return Armed::Near;
+        }
+        let high = psi::high(usage, headroom, self.number("memory.max"));
+        let Ok(level) = high.parse::<u64>() else {
+            self.set(high);
+            return Armed::Set;
+        };
+        let passed = |wire: &Tripwire| wire.number("memory.current").is_some_and(|now| now >= level);
+        // The kernel reclaims memory during the write of a level that is passed already.
+        if !passed(self) {
+            self.set(high);
+            if !passed(self) {
+                return Armed::Set;
+            }
+        }
+        self.set(psi::NO_LIMIT.to_owned());
+        Armed::Passed
+    }
+
+    /// A number of a file of the cgroup; `None` for `max`.
+    fn number(&self, file: &str) -> Option<u64> {
+        std::fs::read_to_string(self.path.join(file)).ok()?.trim().parse().ok()
     }
 
     fn set(&mut self, high: String) {
@@ -360,6 +397,36 @@ mod tests {
     }
 
     #[test]
+    fn allocation_between_the_reading_and_the_tripwire_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let pods = dir.path().join("kubepods");
+        std::fs::create_dir(&pods).unwrap();
+        let write = |file: &str, text: &str| std::fs::write(pods.join(file), text).unwrap();
+        let high = || std::fs::read_to_string(pods.join(psi::HIGH)).unwrap();
+        for (file, text) in [(psi::HIGH, "max"), (psi::EVENTS, "high 0\n"), ("memory.max", "max\n")] {
+            write(file, text);
+        }
+        let mut signals = Signals::open(files(dir.path(), true), memory_plan);
+        let left = |headroom: u64| Left {
+            machine: Some(Reading { usage: 0, headroom: headroom << 20 }),
+            pods: None,
+            pods_usage: Some(100 << 20),
+            pods_path: Some("/kubepods".to_owned()),
+        };
+        // A pod has allocated 300 MiB of the 400 that were left.
+        write("memory.current", &(400_u64 << 20).to_string());
+        assert_eq!(signals.arm(&left(400)), Armed::Set);
+        assert_eq!(high(), (500_u64 << 20).to_string(), "the level of the reading");
+        write("memory.current", &(501_u64 << 20).to_string());
+        assert_eq!(signals.arm(&left(400)), Armed::Passed);
+        assert_eq!(high(), psi::NO_LIMIT, "pods are not slowed down before the next pass");
+        assert_eq!(signals.arm(&left(15)), Armed::Near);
+        assert_eq!(high(), psi::NO_LIMIT);
+        assert_eq!(signals.arm(&Left { pods_usage: None, ..left(400) }), Armed::Near);
+        assert_eq!(signals.arm(&Left { machine: None, ..left(400) }), Armed::Set);
+    }
+
+    #[test]
     fn tripwire_is_removed_when_it_signals_and_at_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let pods = dir.path().join("kubepods");
@@ -374,9 +441,10 @@ mod tests {
         let left = Left {
             machine: Some(Reading { usage: 0, headroom: 400 << 20 }),
             pods: None,
+            pods_usage: Some(100 << 20),
             pods_path: Some("/kubepods".to_owned()),
         };
-        signals.arm(&left);
+        assert_eq!(signals.arm(&left), Armed::Set);
         assert_eq!(high(), (500_u64 << 20).to_string());
         signals.take();
         assert_eq!(high(), (500_u64 << 20).to_string(), "nothing has happened");

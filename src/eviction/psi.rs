@@ -114,13 +114,16 @@ impl Events {
     }
 }
 
+/// If less is left until a threshold, [`HIGH`] has no limit: pods must not be slowed down by the
+/// agent's tripwire.
+pub const LEAST: u64 = 16 << 20;
+
 /// The value of [`HIGH`] of the cgroup of all pods that makes the kernel signal when a threshold
-/// may be met: its present use and what is left. [`NO_LIMIT`] if the pods cannot get there because
-/// `max`, their own limit, is lower (then [`Events::max`] signals), or if less than `LEAST` is left:
-/// pods must not be slowed down by the agent's tripwire.
+/// may be met: its use and what was left at the same moment. [`NO_LIMIT`] if the pods cannot get
+/// there because `max`, their own limit, is lower (then [`Events::max`] signals), or if less than
+/// [`LEAST`] is left.
 #[must_use]
 pub fn high(usage: u64, headroom: u64, max: Option<u64>) -> String {
-    const LEAST: u64 = 16 << 20;
     let level = usage.saturating_add(headroom);
     if headroom < LEAST || max.is_some_and(|max| level >= max) || level > i64::MAX as u64 {
         return NO_LIMIT.to_owned();

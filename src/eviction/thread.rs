@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::driver::{Driver, Need, Wait, World};
-use super::kernel::{Files, Signals};
+use super::kernel::{Armed, Files, Signals};
 use super::layout::{Layout, Reclaim};
 use super::pass::{Settings, Starved};
 use super::report::{Report, Reports};
@@ -102,11 +102,14 @@ fn run(mut driver: Driver, mut node: Node, bell: &Wake, stop: &StopToken) {
     let mut signals = Signals::open(node.deps.files.clone(), |kernel| Plan::new(&thresholds, kernel));
     let mut signaled = false;
     while !stop.is_stopped() {
-        let turn = driver.turn(&mut node, signals.needs_polling(), Instant::now());
-        if let Some(left) = &turn.left {
-            signals.arm(left);
+        let mut turn = driver.turn(&mut node, signals.needs_polling(), Instant::now());
+        let armed = turn.left.as_ref().map_or(Armed::Set, |left| signals.arm(left));
+        if armed == Armed::Near {
+            turn.within(REST);
         }
-        signaled = wait(&turn, &signals, bell, signaled);
+        // Memory that grows all the time may pass each level: every second time it is waited.
+        signaled =
+            if armed == Armed::Passed && !signaled { true } else { wait(&turn, &signals, bell, signaled) };
         bell.silence();
         signals.take();
     }

@@ -27,13 +27,15 @@ pub struct Places {
 
 /// A few small files and at most three `statfs`. Unknown numbers are absent.
 pub(super) fn read(tree: &Tree, settings: &Settings, places: &Places) -> Option<NodeUse> {
+    // First: what pods allocate after it must be missing in the machine's numbers, not here, or a
+    // level that is computed from both comes too late.
+    let pods = places.pods.as_deref().and_then(|path| tree.numbers(path, Depth::Basic, false));
     let mut numbers = tree.numbers(ROOT, Depth::Basic, false)?;
     let meminfo = std::fs::read_to_string(settings.roots.proc.join("meminfo")).unwrap_or_default();
     numbers.available = cgroup::available(memory_field(&meminfo, "MemTotal"), numbers.working_set);
     if let Some((used, left)) = proc::swap(&meminfo) {
         (numbers.swap, numbers.swap_available) = (Some(used), Some(left));
     }
-    let pods = places.pods.as_deref().and_then(|path| tree.numbers(path, Depth::Basic, false));
     let system = pods.map(|numbers| SystemUse { name: PODS, started: None, numbers }).into_iter().collect();
     Some(NodeUse {
         numbers,
