@@ -255,7 +255,8 @@ impl Loop {
     fn release_cpus(&mut self) {
         if self.core.sources_ready() && self.deps.managers.holds_cpus() {
             let active = self.decide(|core, world| core.active(world));
-            self.deps.managers.release_cpus(&active);
+            let observe = &self.deps.observe;
+            self.deps.managers.release_cpus(&active, &|uid| observe.still_runs(uid));
         }
     }
 
@@ -555,6 +556,11 @@ impl Loop {
     /// Calls the core with the state of the rest of the world.
     fn decide<T>(&mut self, decide: impl FnOnce(&mut Core, &World<'_>) -> T) -> T {
         let Deps { workers, status, observe, allocations, managers, .. } = &self.deps;
+        let first_list = self.first_list;
+        // A new version of a static pod starts after the old one has ended, and takes its CPUs.
+        let is_other = |uid: &PodUid, pod: &Pod| {
+            workers.pod(uid).is_none_or(|other| other.full_name() != pod.full_name())
+        };
         let world = World {
             has_worker: &|uid| workers.knows(uid),
             still_runs: &|uid| observe.still_runs(uid),
@@ -562,7 +568,11 @@ impl Loop {
             is_final: &|uid| status.entry(uid).is_some_and(|entry| entry.finished),
             gates_differ: &|pod| status.get(pod.uid()).is_none_or(|stored| gates_differ(pod, &stored)),
             granted: &|pod| allocations.granted(pod),
-            allocate: &|pod, active, ready| managers.allocate(pod, active, ready),
+            // Before the first list, every pod counts as running.
+            allocate: &|pod, active, ready| {
+                let ends = |uid: &PodUid| first_list && observe.still_runs(uid) && is_other(uid, pod);
+                managers.allocate(pod, active, ready, &ends)
+            },
             node: &self.settings.node,
         };
         decide(&mut self.core, &world)

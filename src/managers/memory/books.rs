@@ -97,9 +97,14 @@ impl Memory {
     }
 
     /// Releases what containers have that are not in `active`: the pods that are neither over nor
-    /// removed, with the one that is being admitted. Upstream does this before each admission, if
-    /// all sources of pods are ready (kubelet: `removeStaleState`).
-    pub fn release_inactive<'a>(&mut self, active: impl IntoIterator<Item = &'a Pod>) {
+    /// removed, with the one that is being admitted. Pods that are not in it keep what they have
+    /// while they run. Upstream does this before each admission, if all sources of pods are ready
+    /// (kubelet: `removeStaleState`).
+    pub fn release_inactive<'a>(
+        &mut self,
+        active: impl IntoIterator<Item = &'a Pod>,
+        still_runs: &dyn Fn(&PodUid) -> bool,
+    ) {
         let mut known: BTreeMap<&PodUid, BTreeSet<&str>> = BTreeMap::new();
         for pod in active {
             if self.assignments.contains_key(pod.uid()) {
@@ -109,6 +114,9 @@ impl Memory {
         let mut stale = Vec::new();
         for (uid, containers) in &self.assignments {
             let known = known.get(uid);
+            if known.is_none() && still_runs(uid) {
+                continue;
+            }
             let names = containers.keys().filter(|name| known.is_none_or(|all| !all.contains(name.as_str())));
             stale.extend(names.map(|name| (uid.clone(), name.clone())));
         }

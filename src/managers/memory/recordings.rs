@@ -186,7 +186,7 @@ impl Replay {
         let active = &self.active;
         self.cpu.0.retain(|name, _| active.iter().any(|pod| pod.name() == name));
         if let Some(memory) = &mut self.memory {
-            memory.release_inactive(&self.active);
+            memory.release_inactive(&self.active, &|_| false);
         }
         let admitted = self.admit(&pod);
         if !admitted || REFUSED_LATER.contains(&name) {

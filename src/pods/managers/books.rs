@@ -73,21 +73,43 @@ impl Books {
     }
 
     /// Takes everything back that other pods have.
-    pub(super) fn release_inactive<'a>(&mut self, active: impl Iterator<Item = &'a Pod> + Clone) {
-        self.release_cpus(active.clone());
+    ///
+    /// DIFFERS: upstream also takes it from removed pods whose containers are still ending. Then two
+    /// containers may share CPUs that each has for itself, although others are free.
+    pub(super) fn release_inactive<'a>(
+        &mut self,
+        active: impl Iterator<Item = &'a Pod> + Clone,
+        still_runs: &dyn Fn(&PodUid) -> bool,
+    ) {
+        self.release_cpus(active.clone(), still_runs);
         if let Some(memory) = &mut self.memory {
-            memory.release_inactive(active);
+            memory.release_inactive(active, still_runs);
         }
     }
 
+    /// The pods that have CPUs or memory for themselves.
+    pub(super) fn holders(&self) -> impl Iterator<Item = &PodUid> {
+        let of_memory = self.memory.as_ref().map(Memory::assignments);
+        self.cpu.exclusive.keys().chain(of_memory.into_iter().flat_map(|all| all.keys()))
+    }
+
     /// Takes the CPUs back that other pods have.
-    pub(super) fn release_cpus<'a>(&mut self, active: impl Iterator<Item = &'a Pod>) {
+    pub(super) fn release_cpus<'a>(
+        &mut self,
+        active: impl Iterator<Item = &'a Pod>,
+        still_runs: &dyn Fn(&PodUid) -> bool,
+    ) {
         let exclusive = &self.cpu.exclusive;
         let names = |pod: &Pod| pod.all_containers().map(|one| one.name.clone()).collect();
-        let active: BTreeMap<PodUid, BTreeSet<String>> = active
+        let mut active: BTreeMap<PodUid, BTreeSet<String>> = active
             .filter(|pod| exclusive.contains_key(pod.uid()))
             .map(|pod| (pod.uid().clone(), names(pod)))
             .collect();
+        for (pod, of_pod) in exclusive {
+            if !active.contains_key(pod) && still_runs(pod) {
+                active.insert(pod.clone(), of_pod.keys().cloned().collect());
+            }
+        }
         for (pod, container) in self.cpu.release_inactive(&active) {
             log::info!("the CPUs of a container are free uid={pod} container={container}");
         }

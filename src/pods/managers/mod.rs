@@ -110,18 +110,32 @@ impl Managers {
     }
 
     /// Allocates what the pod needs, or refuses it. `active`: the other pods that use resources;
-    /// `ready`: all sources have delivered their pods, so that what other pods had is free.
+    /// `ready`: all sources have delivered their pods, so that what other pods had is free, unless
+    /// their containers still run (`still_runs`). Only if the pod does not fit otherwise, it gets
+    /// what such pods have, as with the Go kubelet: a refusal would be final.
     #[must_use]
-    pub fn allocate(&self, pod: &Pod, active: &[Pod], ready: bool) -> Admission {
+    pub fn allocate(
+        &self,
+        pod: &Pod,
+        active: &[Pod],
+        ready: bool,
+        still_runs: &dyn Fn(&PodUid) -> bool,
+    ) -> Admission {
         let Some(shared) = &self.shared else { return Admission::Admit };
         let begun = Instant::now();
         metrics::TOPOLOGY_ADMISSIONS.inc();
         let mut books = shared.books();
         if ready {
-            books.release_inactive(active.iter().chain([pod]));
+            books.release_inactive(active.iter().chain([pod]), still_runs);
         }
         books.recover(pod);
-        let outcome = books.admit(&shared.settings, pod);
+        let mut outcome = books.admit(&shared.settings, pod);
+        let is_ending = |uid: &PodUid| active.iter().all(|other| other.uid() != uid) && still_runs(uid);
+        if ready && outcome.denial.is_some() && books.holders().any(is_ending) {
+            // Also what was allocated for the pod's first containers.
+            books.release_inactive(active.iter(), &|_| false);
+            outcome = books.admit(&shared.settings, pod);
+        }
         shared.store(&mut books);
         metrics::TOPOLOGY_ADMISSION_DURATION.observe(begun.elapsed().as_secs_f64() * 1000.0);
         let scope = shared.settings.topology.scope_name();
@@ -146,11 +160,12 @@ impl Managers {
         self.shared.as_ref().is_some_and(|shared| !shared.books().cpu.exclusive.is_empty())
     }
 
-    /// Takes the CPUs back of all pods but these. All sources have delivered their pods.
-    pub fn release_cpus(&self, active: &[Pod]) {
+    /// Takes the CPUs back of all pods but these and those whose containers still run. All sources
+    /// have delivered their pods.
+    pub fn release_cpus(&self, active: &[Pod], still_runs: &dyn Fn(&PodUid) -> bool) {
         let Some(shared) = &self.shared else { return };
         let mut books = shared.books();
-        books.release_cpus(active.iter());
+        books.release_cpus(active.iter(), still_runs);
         shared.store(&mut books);
     }
 

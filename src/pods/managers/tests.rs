@@ -40,6 +40,11 @@ fn pod(name: &str, cpus: &str) -> Pod {
     Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap())
 }
 
+/// No pod runs but the active ones.
+fn over(_: &PodUid) -> bool {
+    false
+}
+
 fn own(managers: &Managers, pod: &Pod) -> Option<String> {
     Some(managers.held(pod.uid())?.cpus["c"].to_string())
 }
@@ -54,10 +59,10 @@ fn running_shared_container_is_updated_once_when_its_set_changes() {
     let root = tempfile::tempdir().unwrap();
     let managers = open(root.path(), Vec::new());
     let (shared, first) = (pod("shared", "500m"), pod("first", "2"));
-    assert_eq!(managers.allocate(&shared, &[], true), Admission::Admit);
+    assert_eq!(managers.allocate(&shared, &[], true, &over), Admission::Admit);
     assert_eq!(managers.place(&shared, "c").cpus, "0-3");
     // The set changes while the container is created.
-    assert_eq!(managers.allocate(&first, std::slice::from_ref(&shared), true), Admission::Admit);
+    assert_eq!(managers.allocate(&first, std::slice::from_ref(&shared), true, &over), Admission::Admit);
     managers.started(&shared, "c", &"id1".into());
     let placed = managers.place(&first, "c");
     assert_eq!((placed.cpus.as_str(), placed.without_quota), ("1-2", true));
@@ -66,7 +71,7 @@ fn running_shared_container_is_updated_once_when_its_set_changes() {
     assert_eq!(due(&managers), [("id1".to_owned(), "0,3".to_owned())]);
     managers.shared.as_ref().unwrap().books().updated(&"id1".into(), Some(CpuSet::parse("0,3").unwrap()));
     assert_eq!(due(&managers), []);
-    managers.release_cpus(std::slice::from_ref(&shared));
+    managers.release_cpus(std::slice::from_ref(&shared), &over);
     managers.gone(first.uid());
     assert_eq!(due(&managers), [("id1".to_owned(), "0-3".to_owned())]);
     // A container that was removed is forgotten.
@@ -79,8 +84,8 @@ fn cpus_of_other_pods_stay_until_all_sources_are_ready() {
     let root = tempfile::tempdir().unwrap();
     let managers = open(root.path(), Vec::new());
     let (first, second) = (pod("first", "3"), pod("second", "3"));
-    assert_eq!(managers.allocate(&first, &[], true), Admission::Admit);
-    let refused = managers.allocate(&second, &[], false);
+    assert_eq!(managers.allocate(&first, &[], true, &over), Admission::Admit);
+    let refused = managers.allocate(&second, &[], false, &over);
     assert_eq!(
         refused,
         Admission::Reject {
@@ -90,15 +95,33 @@ fn cpus_of_other_pods_stay_until_all_sources_are_ready() {
                 .to_owned()
         }
     );
-    assert_eq!(managers.allocate(&second, &[], true), Admission::Admit);
+    assert_eq!(managers.allocate(&second, &[], true, &over), Admission::Admit);
     assert_eq!((own(&managers, &first), own(&managers, &second)), (None, Some("1-3".to_owned())));
+}
+
+#[test]
+fn removed_pod_keeps_its_cpus_until_its_containers_have_ended() {
+    let root = tempfile::tempdir().unwrap();
+    let managers = open(root.path(), Vec::new());
+    let (ending, other, large) = (pod("ending", "2"), pod("other", "1"), pod("large", "3"));
+    assert_eq!(managers.allocate(&ending, &[], true, &over), Admission::Admit);
+    let runs = |uid: &PodUid| uid == ending.uid();
+    managers.release_cpus(&[], &runs);
+    assert_eq!(managers.allocate(&other, &[], true, &runs), Admission::Admit);
+    let both = (own(&managers, &ending), own(&managers, &other));
+    assert_eq!((both.0.as_deref(), both.1.as_deref()), (Some("1-2"), Some("3")));
+    // Without them this pod does not fit: it is not refused.
+    assert_eq!(managers.allocate(&large, &[], true, &runs), Admission::Admit);
+    assert_eq!((own(&managers, &ending), own(&managers, &large).as_deref()), (None, Some("1-3")));
+    managers.release_cpus(&[], &over);
+    assert_eq!(own(&managers, &large), None);
 }
 
 #[test]
 fn start_reads_the_state_file_and_does_not_look_for_containers() {
     let root = tempfile::tempdir().unwrap();
     let pod = pod("first", "2");
-    assert_eq!(open(root.path(), Vec::new()).allocate(&pod, &[], true), Admission::Admit);
+    assert_eq!(open(root.path(), Vec::new()).allocate(&pod, &[], true, &over), Admission::Admit);
     let (events, _queue) = EventSink::new();
     let looked = Cell::new(false);
     let running = || {
@@ -139,10 +162,10 @@ fn unusable_file_is_put_aside_and_running_containers_keep_their_cpus() {
     assert!(root.path().join("cpu_manager_state.unusable").exists());
     let (first, new, changed) = (pod("first", "1"), pod("new", "1"), pod("changed", "2"));
     // A new pod does not get the CPUs of the others, although it comes first.
-    assert_eq!(managers.allocate(&new, &[], false), Admission::Admit);
-    assert_eq!(managers.allocate(&first, std::slice::from_ref(&new), false), Admission::Admit);
+    assert_eq!(managers.allocate(&new, &[], false, &over), Admission::Admit);
+    assert_eq!(managers.allocate(&first, std::slice::from_ref(&new), false, &over), Admission::Admit);
     assert_eq!((own(&managers, &new).as_deref(), own(&managers, &first).as_deref()), (Some("1"), Some("2")));
-    assert!(matches!(managers.allocate(&changed, &[], false), Admission::Reject { .. }));
+    assert!(matches!(managers.allocate(&changed, &[], false, &over), Admission::Reject { .. }));
     assert_eq!(own(&managers, &changed), None);
     assert_eq!(own(&managers, &pod("shared", "500m")), None);
 }
