@@ -12,8 +12,8 @@ use super::kubelet::KubeletConfiguration;
 /// The fields that differ from their defaults and have no effect yet.
 #[must_use]
 pub fn without_effect(config: &KubeletConfiguration, defaults: DefaultSet) -> Vec<&'static str> {
-    let set = serde_json::to_value(config).unwrap_or(Value::Null);
-    let plain = serde_json::to_value(default_configuration(defaults)).unwrap_or(Value::Null);
+    let set = crate::util::json::to_value(config).unwrap_or(Value::Null);
+    let plain = crate::util::json::to_value(&default_configuration(defaults)).unwrap_or(Value::Null);
     FIELDS
         .iter()
         .filter(|field| field.standing == Standing::NoEffectYet)

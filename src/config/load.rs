@@ -97,7 +97,7 @@ pub struct Loaded {
 impl Loaded {
     /// The effective configuration as a file that can be given to `--config`.
     pub fn to_yaml(&self) -> String {
-        let mut value = serde_json::to_value(&self.config).unwrap_or(Value::Null);
+        let mut value = crate::util::json::to_value(&self.config).unwrap_or(Value::Null);
         set(&mut value, "apiVersion", Value::from(API_VERSION));
         set(&mut value, "kind", Value::from(KIND));
         yaml::to_yaml(&value)

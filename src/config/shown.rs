@@ -18,7 +18,7 @@ pub fn configz(config: &KubeletConfiguration) -> Value {
         values.iter_mut().for_each(|value| MASK.clone_into(value));
     }
     shown.static_pod_url = without_password(&shown.static_pod_url);
-    let mut value = serde_json::to_value(&shown).unwrap_or(Value::Null);
+    let mut value = crate::util::json::to_value(&shown).unwrap_or(Value::Null);
     set(&mut value, "apiVersion", Value::from(API_VERSION));
     set(&mut value, "kind", Value::from(KIND));
     value

@@ -57,7 +57,7 @@ fn metadata(node: &Node) -> Object {
 
 fn status(node: &Node) -> Object {
     let status: Option<&NodeStatus> = node.status.as_ref();
-    match serde_json::to_value(status) {
+    match crate::util::json::to_value(&status) {
         Ok(Value::Object(status)) => status,
         _ => Object::new(),
     }

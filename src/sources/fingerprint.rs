@@ -36,7 +36,7 @@ impl From<std::fmt::Error> for NoFingerprint {
 /// # Errors
 /// When the text cannot be determined.
 pub(super) fn write(pod: &api::Pod, out: &mut dyn Write) -> Written {
-    let mut value = serde_json::to_value(pod).map_err(|_| NoFingerprint)?;
+    let mut value = crate::util::json::to_value(pod).map_err(|_| NoFingerprint)?;
     internal_form(&mut value)?;
     Dump { types: types(), out }.value("*core.Pod", Some(&value), true)
 }

@@ -41,7 +41,7 @@ pub fn is_part(patch: &Value, before: &Value) -> bool {
 
 /// A status as the API server writes it.
 fn document(status: &PodStatus) -> Map<String, Value> {
-    let Ok(Value::Object(mut document)) = serde_json::to_value(status) else { return Map::new() };
+    let Ok(Value::Object(mut document)) = crate::util::json::to_value(status) else { return Map::new() };
     // The API server treats an empty list like a missing one.
     document.retain(|_, value| value.as_array().is_none_or(|list| !list.is_empty()));
     let conditions = document.get_mut("conditions").and_then(Value::as_array_mut);

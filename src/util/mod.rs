@@ -9,6 +9,7 @@ pub mod child;
 pub mod cpu_list;
 pub mod encoding;
 pub mod error_chain;
+pub mod json;
 pub mod logging;
 pub mod mailbox;
 pub mod memory;

@@ -611,7 +611,7 @@ fn referenced(pod: &Pod) -> BTreeSet<&str> {
 
 /// The volume's type: the name of its field in the API. `None` if the volume has no source.
 fn kind(volume: &Volume) -> Option<String> {
-    let value = serde_json::to_value(volume).ok()?;
+    let value = crate::util::json::to_value(volume).ok()?;
     value.as_object()?.keys().find(|key| *key != "name").cloned()
 }
 

@@ -133,7 +133,7 @@ impl Host {
     fn admit(&mut self, value: &Value) -> Value {
         let pod = typed(value);
         self.active.push(pod.clone());
-        self.memory.release_inactive(&self.active);
+        self.memory.release_inactive(&self.active, &|_| false);
         let outcome = self.topology.admit(&pod, &mut [&mut self.memory]);
         let mut mems = serde_json::Map::new();
         for container in pod.all_containers() {
@@ -153,7 +153,7 @@ impl Host {
     fn hints(&mut self, value: &Value, scope: &str) -> Value {
         let pod = typed(value);
         let active = self.active.iter().chain([&pod]);
-        self.memory.release_inactive(active);
+        self.memory.release_inactive(active, &|_| false);
         let hints = match scope {
             "pod" => self.memory.pod_hints(Candidate::of(&pod)),
             _ => self.memory.hints(Candidate::of(&pod), &pod.containers()[0]),

@@ -32,7 +32,7 @@ impl Console<'_> {
                 writeln!(self.out)?;
             }
             Output::Yaml => {
-                let value = serde_json::to_value(value).map_err(io::Error::from)?;
+                let value = crate::util::json::to_value(value).map_err(io::Error::from)?;
                 self.out.write_all(to_yaml(&value).as_bytes())?;
             }
             Output::Table | Output::Wide => return Ok(false),

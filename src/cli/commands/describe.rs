@@ -296,7 +296,7 @@ fn probe_line(probe: &Probe) -> String {
 /// A name and where its value comes from. Values stay out: many are secrets.
 fn env_line(env: &EnvVar) -> String {
     let Some(from) = &env.value_from else { return env.name.clone() };
-    let from = serde_json::to_value(from).unwrap_or_default();
+    let from = crate::util::json::to_value(from).unwrap_or_default();
     format!("{} {}", env.name, from.as_object().map(origin).unwrap_or_default())
 }
 
@@ -345,7 +345,7 @@ fn volumes(console: &mut Console<'_>, volumes: &[Volume]) -> io::Result<()> {
     }
     console.field(0, "Volumes", "")?;
     for volume in volumes {
-        let value = serde_json::to_value(volume).unwrap_or_default();
+        let value = crate::util::json::to_value(volume).unwrap_or_default();
         let source = value.as_object().and_then(|fields| fields.iter().find(|(key, _)| *key != "name"));
         let (kind, fields) = match source {
             Some((kind, fields)) => (kind.as_str(), fields.as_object().map(scalars).unwrap_or_default()),

@@ -47,7 +47,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &PodsOpti
 
 /// The API object with the state of its worker.
 fn document(view: &PodView) -> Value {
-    let mut value = serde_json::to_value(&view.pod).unwrap_or_default();
+    let mut value = crate::util::json::to_value(&view.pod).unwrap_or_default();
     if let Some(object) = value.as_object_mut() {
         let mut worker = json!({"phase": view.phase});
         if let Some(error) = &view.last_error {
