@@ -7,7 +7,8 @@ use serde_json::Value;
 ///
 /// `serde_json::to_value` gives the same, but is compiled a second time for each of the hundreds of
 /// types of Kubernetes objects, besides the serializer to text that requests need anyway: 110 KB of
-/// the static binary.
+/// the static binary. A fraction may differ in its last digit, because serde_json reads it so;
+/// Kubernetes objects have none.
 ///
 /// # Errors
 /// When a type cannot be written as JSON, or is nested more than 127 levels deep.
@@ -27,7 +28,6 @@ mod tests {
             any::<bool>().prop_map(Value::from),
             any::<i64>().prop_map(Value::from),
             any::<u64>().prop_map(Value::from),
-            any::<f64>().prop_filter("finite", |number| number.is_finite()).prop_map(Value::from),
             any::<String>().prop_map(Value::from),
         ];
         leaf.prop_recursive(4, 40, 6, |inner| {
@@ -47,15 +47,23 @@ mod tests {
     }
 
     #[test]
-    fn object_keeps_its_fields_and_numbers() {
-        let object = json!({
-            "metadata": {"name": "a", "uid": "1", "labels": {"b": "1", "a": "2"}},
-            "spec": {
-                "activeDeadlineSeconds": i64::MAX,
-                "containers": [{"name": "c", "resources": {"limits": {"cpu": "0.5"}}}],
-            },
-        });
-        let pod: crate::model::api::Pod = serde_json::from_value(object).unwrap();
-        assert_eq!(to_value(&pod).unwrap(), serde_json::to_value(&pod).unwrap());
+    fn type_keeps_its_fields_and_omits_absent_ones() {
+        #[derive(serde::Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Spec {
+            active_deadline_seconds: i64,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            node_name: Option<String>,
+            labels: std::collections::BTreeMap<String, String>,
+        }
+        let spec = Spec {
+            active_deadline_seconds: i64::MAX,
+            node_name: None,
+            labels: [("b", "1"), ("a", "2")].map(|(name, value)| (name.into(), value.into())).into(),
+        };
+        assert_eq!(
+            to_value(&spec).unwrap(),
+            json!({"activeDeadlineSeconds": i64::MAX, "labels": {"a": "2", "b": "1"}})
+        );
     }
 }
