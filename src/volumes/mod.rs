@@ -18,6 +18,7 @@
 mod actual;
 mod atomic_writer;
 mod config_map;
+pub mod csi;
 mod downward_api;
 mod empty_dir;
 mod error;
