@@ -1,6 +1,7 @@
 //! Room `model`: types that all rooms share, such as identifiers, pods, quantities, reasons, pod
 //! states in the runtime and node events. Only data and pure functions.
 
+pub mod checksum;
 pub mod container_memory;
 pub mod event;
 pub mod expand;
@@ -14,6 +15,7 @@ pub mod log_line;
 pub mod metrics;
 pub mod mount;
 pub mod node;
+pub mod numa;
 pub mod pod;
 pub mod pod_size;
 pub mod quantity;
