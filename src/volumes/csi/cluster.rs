@@ -53,7 +53,7 @@ pub trait Cluster: Send + Sync {
 
 /// A node without an API server: drivers have the defaults, and nothing is attached.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct NoCluster;
+pub struct NoCluster;
 
 impl NoCluster {
     fn refused<T>(what: &str) -> Result<T, ClusterError> {

@@ -57,7 +57,6 @@ struct Inner {
     abilities: Abilities,
     /// The agent is killed at this step, counted down.
     kill_in: Option<usize>,
-    steps: usize,
 }
 
 /// The state of the node.
@@ -95,11 +94,6 @@ impl FakeNode {
 
     pub(super) fn kill_in(&self, steps: Option<usize>) {
         self.inner().kill_in = steps;
-    }
-
-    /// The steps since the start: calls of the driver, and looks at the mount table, twice each.
-    pub(super) fn steps(&self) -> usize {
-        self.inner().steps
     }
 
     pub(super) fn calls(&self) -> Vec<String> {
@@ -148,7 +142,6 @@ impl FakeNode {
     /// A point at which the agent may be killed.
     fn step(&self) {
         let mut inner = self.inner();
-        inner.steps += 1;
         match &mut inner.kill_in {
             Some(0) => {
                 inner.kill_in = None;

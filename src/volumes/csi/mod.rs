@@ -41,11 +41,16 @@ mod versions;
 mod volume;
 
 // pub use client::GrpcDriver;
-pub use cluster::{Cluster, ClusterError, TokenText};
-pub use driver::{Driver, DriverError, Secrets, Usage, VolumeStats};
+pub use cluster::{Cluster, ClusterError, NoCluster, TokenText};
+pub use driver::{
+    Abilities, Capability, Code, Driver, DriverError, DriverNode, Expand, Pairs, Publish, Secrets, Stage, Usage,
+    VolumeStats,
+};
 pub use mounter::{KernelMounter, Mounter};
 pub use names::{attachment_name, inline_handle};
-pub use node_info::{CsiNodeEntry, compose_csi_node, node_changes};
+pub use node_info::{
+    Allocatable, CsiNodeEntry, NODE_ID_ANNOTATION, NodeChanges, compose_csi_node, node_changes,
+};
 pub use rebuild::{Found, find};
 pub use registry::{NodeInfo, RegisteredDriver, Registry};
 pub use request::{Lifecycle, PodFacts, Wanted};

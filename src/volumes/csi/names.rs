@@ -44,11 +44,6 @@ impl Layout {
         Layout { root_dir: root_dir.to_owned() }
     }
 
-    /// `<root-dir>`.
-    pub(super) fn root_dir(&self) -> &Path {
-        &self.root_dir
-    }
-
     /// `plugins/kubernetes.io/csi`: one directory per driver, and `volumeDevices`.
     pub(super) fn shared(&self) -> PathBuf {
         self.root_dir.join("plugins/kubernetes.io/csi")
