@@ -184,6 +184,8 @@ metrics! { ALL;
         "Directories of unknown pods that could not be removed in the last round.";
     STORAGE_OPERATIONS: HistogramVec<4> = "storage_operation_duration_seconds",
         "Setting volumes up, by plugin.", VOLUME, ["volume_plugin", "operation_name", "status", "migrated"];
+    CSI_OPERATIONS: HistogramVec<4> = "csi_operations_seconds",
+        "Calls of CSI drivers.", VOLUME, ["driver_name", "method_name", "grpc_status_code", "migrated"];
     VOLUME_STATS: HistogramVec<1> = "kubelet_volume_metric_collection_duration_seconds",
         "Finding out how full a volume is.", SHORT, ["metric_source"];
 

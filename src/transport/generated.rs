@@ -6,6 +6,8 @@ mod messages {
     include!(concat!(env!("OUT_DIR"), "/proto/mod.rs"));
 }
 
+/// Messages of the Container Storage Interface v1.
+pub use messages::csi;
 /// Messages of device plugins, v1beta1.
 pub use messages::deviceplugin;
 /// Messages of the Container Runtime Interface v1.
@@ -20,7 +22,7 @@ pub use protobuf::{Enum, EnumOrUnknown, MessageField};
 /// One entry per remote method, named like it.
 #[allow(missing_docs)]
 pub mod methods {
-    use super::{deviceplugin, runtime};
+    use super::{csi, deviceplugin, runtime};
     use crate::transport::grpc::{Stream, Unary};
 
     include!(concat!(env!("OUT_DIR"), "/methods.rs"));

@@ -88,6 +88,11 @@ impl FakeNode {
         self.inner().faults.entry(method).or_default().push_back(fault);
     }
 
+    /// No further call has a fault.
+    pub(super) fn forget_faults(&self) {
+        self.inner().faults.clear();
+    }
+
     pub(super) fn set_abilities(&self, abilities: Abilities) {
         self.inner().abilities = abilities;
     }

@@ -14,7 +14,7 @@
 //! `Debug` output.
 
 mod block;
-// mod client;
+mod client;
 mod cluster;
 mod driver;
 mod error;
@@ -40,7 +40,7 @@ mod users;
 mod versions;
 mod volume;
 
-// pub use client::GrpcDriver;
+pub use client::{GrpcDriver, connect};
 pub use cluster::{Cluster, ClusterError, NoCluster, TokenText};
 pub use driver::{
     Abilities, Capability, Code, Driver, DriverError, DriverNode, Expand, Pairs, Publish, Secrets, Stage, Usage,

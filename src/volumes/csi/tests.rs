@@ -10,7 +10,7 @@ use super::names;
 use super::request::tests::wanted;
 use super::request::{Lifecycle, TOKENS, Wanted};
 use crate::model::storage::{
-    AccessMode, AttachError, SecretReference, TokenRequest, VolumeAttachment,
+    AccessMode, AttachError, CsiDriverSpec, SecretReference, TokenRequest, VolumeAttachment,
 };
 use crate::util::sha256;
 use crate::util::stop::{self, StopToken};
@@ -87,10 +87,11 @@ fn driver_without_staging_is_asked_to_publish_only() {
 fn inline_volume_is_neither_attached_nor_staged() {
     let agent = FakeAgent::new();
     *agent.cluster.attachment.lock().unwrap() = None;
-    let spec = &mut agent.cluster.driver.lock().unwrap().spec;
-    spec.volume_lifecycle_modes = vec!["Ephemeral".to_owned()];
-    spec.pod_info_on_mount = Some(true);
-    let _ = spec;
+    agent.cluster.driver.lock().unwrap().spec = CsiDriverSpec {
+        volume_lifecycle_modes: vec!["Ephemeral".to_owned()],
+        pod_info_on_mount: Some(true),
+        ..CsiDriverSpec::default()
+    };
     let mut a = wanted("a", &names::inline_handle("a", "v"));
     a.lifecycle = Lifecycle::Ephemeral;
     a.spec_name = "v".to_owned();
@@ -229,8 +230,7 @@ fn hanging_driver_ends_with_the_stop_signal_and_is_undone() {
             assert!(running.join().unwrap().is_err());
         });
         // The stop signal may have come before the call.
-        agent.node.fail(method, Fault::Final);
-        let _ = set_up(&agent, &a);
+        agent.node.forget_faults();
     }
     tear_down(&agent, &a).unwrap();
     agent.csi.release_unused(&StopToken::never()).unwrap();
