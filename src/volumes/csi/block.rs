@@ -12,8 +12,8 @@ use super::driver::Publish;
 use super::error::{after_call, changed_nothing, io, not_begun, of_call};
 use super::mounter::unmount_all;
 use super::names;
-use super::record::{Look, Record};
 use super::rebuild;
+use super::record::{Look, Record};
 use super::remove::{remove_empty, remove_published, remove_record};
 use super::request::Wanted;
 use super::stage::make_dirs;
@@ -118,7 +118,8 @@ impl Csi {
         let failed = |error: VolumeError| after_call(Phase::MapBlockVolume, error_text(&error));
         make_dirs(&files.dev, "make directory").map_err(failed)?;
         let held = files.dev.join(place.pod.as_str());
-        let is_held = self.mounter.is_mount_point(&held).map_err(io("read mounts at", &held)).map_err(failed)?;
+        let is_held =
+            self.mounter.is_mount_point(&held).map_err(io("read mounts at", &held)).map_err(failed)?;
         if !is_held {
             let made = std::fs::OpenOptions::new().create(true).append(true).open(&held);
             made.map_err(io("make file", &held)).map_err(failed)?;

@@ -53,7 +53,8 @@ pub fn connect(name: &str, endpoint: &str) -> Result<Arc<dyn Driver>, String> {
 impl GrpcDriver {
     /// A driver whose calls have this deadline.
     fn new(name: &str, endpoint: &str, limit: Duration) -> Result<GrpcDriver, String> {
-        let endpoint = if endpoint.starts_with('/') { format!("unix://{endpoint}") } else { endpoint.to_owned() };
+        let endpoint =
+            if endpoint.starts_with('/') { format!("unix://{endpoint}") } else { endpoint.to_owned() };
         let channel = Channel::limited(&endpoint, MAX_MESSAGE_BYTES).map_err(|error| error.to_string())?;
         Ok(GrpcDriver { name: name.to_owned(), channel, limit })
     }
@@ -70,7 +71,8 @@ impl GrpcDriver {
             Ok(_) => "OK",
             Err(error) => error.kind.as_str(),
         };
-        let values = [self.name.clone(), format!("/csi.v1.Node/{}", method.name), code.to_owned(), "false".to_owned()];
+        let values =
+            [self.name.clone(), format!("/csi.v1.Node/{}", method.name), code.to_owned(), "false".to_owned()];
         CSI_OPERATIONS.took(values, begun.elapsed());
         result.map_err(|error| of(&error))
     }
@@ -312,9 +314,7 @@ mod tests {
                 let _ = stop.signal().recv();
                 Ok(csi::NodeStageVolumeResponse::new())
             })
-            .unary(&methods::NODE_UNSTAGE_VOLUME, |_, _| {
-                Err(Refusal::internal("busy"))
-            });
+            .unary(&methods::NODE_UNSTAGE_VOLUME, |_, _| Err(Refusal::internal("busy")));
         let server = serve(&socket, service);
         let large = driver(&socket, Duration::from_secs(10)).info(&never).unwrap_err();
         assert_eq!(large.code, Code::ResourceExhausted, "{large}");

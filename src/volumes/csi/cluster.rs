@@ -74,22 +74,15 @@ impl Cluster for NoCluster {
         NoCluster::refused(&format!("Secret {}/{}", name.namespace, name.name))
     }
 
-    fn token(
-        &self,
-        _: &PodFacts,
-        _: &str,
-        _: Option<i64>,
-        _: &StopToken,
-    ) -> Result<TokenText, ClusterError> {
+    fn token(&self, _: &PodFacts, _: &str, _: Option<i64>, _: &StopToken) -> Result<TokenText, ClusterError> {
         NoCluster::refused("tokens")
     }
 }
 
 /// Tokens by audience, as drivers expect them.
 pub(super) fn tokens_json(tokens: &BTreeMap<String, TokenText>) -> String {
-    let entry = |token: &TokenText| {
-        serde_json::json!({ "token": token.token, "expirationTimestamp": token.expires })
-    };
+    let entry =
+        |token: &TokenText| serde_json::json!({ "token": token.token, "expirationTimestamp": token.expires });
     let all: serde_json::Map<_, _> = tokens.iter().map(|(name, it)| (name.clone(), entry(it))).collect();
     serde_json::Value::Object(all).to_string()
 }

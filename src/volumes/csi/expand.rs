@@ -57,9 +57,7 @@ impl Csi {
             // A driver need not report a size.
             Ok(size) => Ok(Some(if size > 0 { size } else { bytes })),
             Err(error) if error.code == Code::Unimplemented => Ok(None),
-            Err(error) => {
-                Err(of_call(phase, "Expander.NodeExpand failed to expand the volume : ", &error))
-            }
+            Err(error) => Err(of_call(phase, "Expander.NodeExpand failed to expand the volume : ", &error)),
         }
     }
 }

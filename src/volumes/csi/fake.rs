@@ -187,9 +187,7 @@ impl FakeNode {
                 let _ = stop.signal().recv();
                 Err(failed(Code::Cancelled, "Canceled"))
             }
-            Some(Fault::Babble) => {
-                Err(DriverError { message: "x".repeat(1 << 20), code: Code::Other })
-            }
+            Some(Fault::Babble) => Err(DriverError { message: "x".repeat(1 << 20), code: Code::Other }),
             None => work(&mut self.inner()),
         };
         self.step();
@@ -261,10 +259,8 @@ impl Driver for FakeDriver {
                 return Ok(());
             }
             if request.capability.is_block {
-                std::fs::write(&path, "").map_err(|_| DriverError {
-                    message: "no parent".to_owned(),
-                    code: Code::Other,
-                })?;
+                std::fs::write(&path, "")
+                    .map_err(|_| DriverError { message: "no parent".to_owned(), code: Code::Other })?;
             } else {
                 let made = std::fs::create_dir(&path);
                 if made.is_err() && !path.is_dir() {
@@ -298,13 +294,7 @@ impl Driver for FakeDriver {
         })
     }
 
-    fn stats(
-        &self,
-        volume: &str,
-        _: &str,
-        _: &str,
-        stop: &StopToken,
-    ) -> Result<VolumeStats, DriverError> {
+    fn stats(&self, volume: &str, _: &str, _: &str, stop: &StopToken) -> Result<VolumeStats, DriverError> {
         self.0.call("stats", volume, stop, |_| {
             let bytes = Some(Usage { available: 1, total: 3, used: 2 });
             Ok(VolumeStats { bytes, inodes: None, condition: Some((true, "bad".to_owned())) })

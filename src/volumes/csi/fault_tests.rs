@@ -77,7 +77,8 @@ fn each_method_may_fail_in_each_way_at_each_step() {
             for fault in FAULTS {
                 for at in 0..LIFE.len() {
                     for is_given_up in [false, true] {
-                        let what = format!("{form:?} {method} {fault:?} at step {at}, given up: {is_given_up}");
+                        let what =
+                            format!("{form:?} {method} {fault:?} at step {at}, given up: {is_given_up}");
                         let agent = FakeAgent::new();
                         let volumes = volumes(form);
                         for (number, step) in LIFE.into_iter().enumerate() {

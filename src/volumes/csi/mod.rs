@@ -43,8 +43,8 @@ mod volume;
 pub use client::{GrpcDriver, connect};
 pub use cluster::{Cluster, ClusterError, NoCluster, TokenText};
 pub use driver::{
-    Abilities, Capability, Code, Driver, DriverError, DriverNode, Expand, Pairs, Publish, Secrets, Stage, Usage,
-    VolumeStats,
+    Abilities, Capability, Code, Driver, DriverError, DriverNode, Expand, Pairs, Publish, Secrets, Stage,
+    Usage, VolumeStats,
 };
 pub use mounter::{KernelMounter, Mounter};
 pub use names::{attachment_name, inline_handle};

@@ -190,7 +190,8 @@ mod tests {
 
     #[test]
     fn csi_node_has_an_entry_per_driver_and_is_written_only_on_changes() {
-        let installed: BTreeMap<_, _> = [("d".to_owned(), node("i", 5, &[("zone", "a"), ("area", "b")]))].into();
+        let installed: BTreeMap<_, _> =
+            [("d".to_owned(), node("i", 5, &[("zone", "a"), ("area", "b")]))].into();
         let none = BTreeSet::new();
         let object = compose_csi_node(None, ("n", "u"), &installed, &none).unwrap();
         assert_eq!(
@@ -220,8 +221,7 @@ mod tests {
         for text in ["null", "[]", r#"{"spec":7}"#, r#"{"spec":{"drivers":"x"},"metadata":3}"#] {
             let existing: Value = serde_json::from_str(text).unwrap();
             let installed: BTreeMap<_, _> = [("d".to_owned(), node("i", 0, &[]))].into();
-            let object =
-                compose_csi_node(Some(&existing), ("n", "u"), &installed, &BTreeSet::new()).unwrap();
+            let object = compose_csi_node(Some(&existing), ("n", "u"), &installed, &BTreeSet::new()).unwrap();
             assert_eq!(object.pointer("/spec/drivers/0/name"), Some(&json!("d")), "{text}");
         }
     }

@@ -62,8 +62,9 @@ impl Csi {
         let phase = Phase::SetUp;
         let source = &wanted.source;
         let label = wanted.mount_label(&at.spec);
-        let (volume_context, secrets) =
-            self.inputs(wanted, at, stop).map_err(|error| not_begun(phase, format!("kubernetes.io/csi: {error}")))?;
+        let (volume_context, secrets) = self
+            .inputs(wanted, at, stop)
+            .map_err(|error| not_begun(phase, format!("kubernetes.io/csi: {error}")))?;
         let staging_path = if at.abilities.stage && !wanted.is_ephemeral() {
             text(&self.layout.staged(&source.driver, &source.volume_handle)?.join(GLOBAL_MOUNT))?
         } else {

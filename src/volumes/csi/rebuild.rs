@@ -93,7 +93,8 @@ pub(super) fn block_volumes(layout: &Layout) -> Vec<String> {
 /// a mount.
 pub(super) fn is_any_below(mounter: &dyn Mounter, dir: &Path) -> bool {
     let is_mounted = |path: PathBuf| mounter.is_mount_point(&path).unwrap_or(true);
-    is_mounted(dir.join(GLOBAL_MOUNT)) || names(&dir.join("dev")).iter().any(|pod| is_mounted(dir.join("dev").join(pod)))
+    is_mounted(dir.join(GLOBAL_MOUNT))
+        || names(&dir.join("dev")).iter().any(|pod| is_mounted(dir.join("dev").join(pod)))
 }
 
 /// Drivers keep their own files beside the staged volumes.

@@ -134,8 +134,12 @@ impl Registry {
     ) -> Result<(), String> {
         let version = self.check("RegisterPlugin", name, versions)?;
         let driver = (self.connect)(name, endpoint)?;
-        let entry =
-            RegisteredDriver { endpoint: endpoint.to_owned(), driver: Arc::clone(&driver), node: None, version };
+        let entry = RegisteredDriver {
+            endpoint: endpoint.to_owned(),
+            driver: Arc::clone(&driver),
+            node: None,
+            version,
+        };
         {
             let mut known = self.known();
             known.removed.remove(name);
@@ -215,12 +219,12 @@ fn check_node(node: DriverNode) -> Result<DriverNode, String> {
         return Err("error adding CSI driver node info: driverNodeID must not be empty".to_owned());
     }
     if node.id.len() > MAX_NODE_ID {
-        return Err(format!("error adding CSI driver node info: the node id has more than {MAX_NODE_ID} bytes"));
+        return Err(format!(
+            "error adding CSI driver node info: the node id has more than {MAX_NODE_ID} bytes"
+        ));
     }
     if node.topology.len() > MAX_TOPOLOGY {
-        return Err(format!(
-            "error adding CSI driver node info: more than {MAX_TOPOLOGY} topology segments"
-        ));
+        return Err(format!("error adding CSI driver node info: more than {MAX_TOPOLOGY} topology segments"));
     }
     let is_label = |(key, value): (&String, &String)| key.len() <= 317 && value.len() <= 63;
     if !node.topology.iter().all(is_label) {

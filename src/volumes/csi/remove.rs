@@ -51,7 +51,10 @@ impl Csi {
     ) -> Result<(), VolumeError> {
         let phase = Phase::TearDown;
         let driver = self.registry.get(&record.driver_name).map_err(|error| {
-            not_begun(phase, format!("kubernetes.io/csi: Unmounter.TearDownAt failed to get CSI client: {error}"))
+            not_begun(
+                phase,
+                format!("kubernetes.io/csi: Unmounter.TearDownAt failed to get CSI client: {error}"),
+            )
         })?;
         driver
             .unpublish(&record.volume_handle, &text(target)?, stop)
@@ -195,9 +198,9 @@ pub(super) fn remove_record(dir: &Path) -> Result<(), VolumeError> {
     let Ok(entries) = std::fs::read_dir(dir) else { return Ok(()) };
     for entry in entries.flatten() {
         let name = entry.file_name();
-        let is_ours = name.to_str().is_some_and(|name| {
-            name == RECORD || (name.starts_with(RECORD) && name.ends_with(".tmp"))
-        });
+        let is_ours = name
+            .to_str()
+            .is_some_and(|name| name == RECORD || (name.starts_with(RECORD) && name.ends_with(".tmp")));
         let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
         if is_ours && !is_dir {
             let path = entry.path();

@@ -156,7 +156,10 @@ impl Wanted {
         }
         let name = &self.source.driver;
         let only: Vec<String> = modes.iter().map(|one| format!("{one:?}")).collect();
-        Err(format!("volume mode {mode:?} not supported by driver {name} (only supports [{}])", only.join(" ")))
+        Err(format!(
+            "volume mode {mode:?} not supported by driver {name} (only supports [{}])",
+            only.join(" ")
+        ))
     }
 }
 

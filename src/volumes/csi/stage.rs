@@ -34,7 +34,9 @@ impl Csi {
         let publish_context = self.attachment(wanted, &spec, attach, stop)?;
         let driver = self.registry.get(name).map_err(|error| {
             let prefix = match stage {
-                Phase::MountDevice => "kubernetes.io/csi: attacher.MountDevice failed to create newCsiDriverClient",
+                Phase::MountDevice => {
+                    "kubernetes.io/csi: attacher.MountDevice failed to create newCsiDriverClient"
+                }
                 _ => "kubernetes.io/csi: blockMapper.SetUpDevice failed to get CSI client",
             };
             not_begun(stage, format!("{prefix}: {error}"))
@@ -73,7 +75,8 @@ impl Csi {
         if let Some(error) = found.status.attach_error {
             return Err(not_begun(phase, error.message));
         }
-        let text = format!("timed out waiting for external-attacher of {name} CSI driver to attach volume {handle}");
+        let text =
+            format!("timed out waiting for external-attacher of {name} CSI driver to attach volume {handle}");
         Err(not_begun(phase, text))
     }
 
@@ -101,7 +104,11 @@ impl Csi {
                 return Ok(());
             }
             // The context is an option of the one mount that all pods share.
-            let text = format!("conflicting SELinux labels of volume {}: {known:?} and {:?}", wanted.spec_name, label.unwrap_or_default());
+            let text = format!(
+                "conflicting SELinux labels of volume {}: {known:?} and {:?}",
+                wanted.spec_name,
+                label.unwrap_or_default()
+            );
             return Err(not_begun(phase, text));
         }
         let source = &wanted.source;

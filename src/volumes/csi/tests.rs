@@ -342,7 +342,10 @@ fn damaged_record_ends_nothing_and_loses_no_mount() {
     let mut agent = FakeAgent::new();
     let a = wanted("a", "h");
     set_up(&agent, &a).unwrap();
-    for dir in ["pods/a/volumes/kubernetes.io~csi/pv-h".to_owned(), format!("plugins/kubernetes.io/csi/{DRIVER}/{}", sha256::hex(b"h"))] {
+    for dir in [
+        "pods/a/volumes/kubernetes.io~csi/pv-h".to_owned(),
+        format!("plugins/kubernetes.io/csi/{DRIVER}/{}", sha256::hex(b"h")),
+    ] {
         std::fs::write(agent.root.path().join(dir).join("vol_data.json"), "{").unwrap();
     }
     agent.restart();

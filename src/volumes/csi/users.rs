@@ -114,11 +114,8 @@ mod tests {
 
     #[test]
     fn volume_is_kept_until_its_last_user_leaves() {
-        let place = |pod: &str| Place {
-            pod: PodUid::from(pod),
-            spec_name: "pv".to_owned(),
-            form: Form::Filesystem,
-        };
+        let place =
+            |pod: &str| Place { pod: PodUid::from(pod), spec_name: "pv".to_owned(), form: Form::Filesystem };
         let mut users = Users::default();
         users.add("v", &place("a"));
         users.add("v", &place("b"));

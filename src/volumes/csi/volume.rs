@@ -77,7 +77,15 @@ impl Csi {
         for found in rebuild::find(&settings.root_dir) {
             users.add(&names::unique_name(&found.driver, &found.handle), &found.place);
         }
-        Csi { settings, layout, registry, cluster, mounter, turns: Turns::default(), users: Mutex::new(users) }
+        Csi {
+            settings,
+            layout,
+            registry,
+            cluster,
+            mounter,
+            turns: Turns::default(),
+            users: Mutex::new(users),
+        }
     }
 
     pub(super) fn users(&self) -> MutexGuard<'_, Users> {
@@ -109,7 +117,11 @@ impl Csi {
     pub fn stats(&self, place: &Place, stop: &StopToken) -> Result<VolumeStats, VolumeError> {
         let phase = Phase::SetUp;
         let dir = self.layout.of_pod(place)?;
-        let home = if place.form == Form::Block { self.layout.block(&place.spec_name)?.join("data") } else { dir.clone() };
+        let home = if place.form == Form::Block {
+            self.layout.block(&place.spec_name)?.join("data")
+        } else {
+            dir.clone()
+        };
         let Look::Record(record) = Record::read(&home) else {
             return Err(not_begun(phase, "the volume is not mounted"));
         };
