@@ -114,6 +114,11 @@ metrics! { ALL;
         "Containers or pods with aligned resources.", ["scope", "boundary"];
     UNALIGNED_RESOURCES: CounterVec<2> = "kubelet_container_aligned_compute_resources_failure_count",
         "Containers or pods whose resources could not be aligned.", ["scope", "boundary"];
+    // Device plugins.
+    DEVICE_PLUGIN_REGISTRATIONS: CounterVec<1> = "kubelet_device_plugin_registration_total",
+        "Registrations of device plugins.", ["resource_name"];
+    DEVICE_ALLOCATION: HistogramVec<1> = "kubelet_device_plugin_alloc_duration_seconds",
+        "Duration of the call Allocate of device plugins.", SHORT, ["resource_name"];
     // Pods and their workers.
     POD_START: Histogram = "kubelet_pod_start_duration_seconds",
         "From the first sight of a pod to its containers running.", START;
@@ -179,6 +184,8 @@ metrics! { ALL;
         "Directories of unknown pods that could not be removed in the last round.";
     STORAGE_OPERATIONS: HistogramVec<4> = "storage_operation_duration_seconds",
         "Setting volumes up, by plugin.", VOLUME, ["volume_plugin", "operation_name", "status", "migrated"];
+    CSI_OPERATIONS: HistogramVec<4> = "csi_operations_seconds",
+        "Calls of CSI drivers.", VOLUME, ["driver_name", "method_name", "grpc_status_code", "migrated"];
     VOLUME_STATS: HistogramVec<1> = "kubelet_volume_metric_collection_duration_seconds",
         "Finding out how full a volume is.", SHORT, ["metric_source"];
 

@@ -1,7 +1,9 @@
 //! Room `model`: types that all rooms share, such as identifiers, pods, quantities, reasons, pod
 //! states in the runtime and node events. Only data and pure functions.
 
+pub mod checksum;
 pub mod container_memory;
+pub mod device_setup;
 pub mod event;
 pub mod expand;
 pub mod fields;
@@ -14,6 +16,7 @@ pub mod log_line;
 pub mod metrics;
 pub mod mount;
 pub mod node;
+pub mod numa;
 pub mod pod;
 pub mod pod_size;
 pub mod quantity;
@@ -21,6 +24,7 @@ pub mod reasons;
 pub mod requests;
 pub mod restart;
 pub mod runtime;
+pub mod storage;
 pub mod typed;
 pub mod verdict;
 

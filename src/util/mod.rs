@@ -5,6 +5,7 @@
 
 pub mod atomic_file;
 pub mod backoff;
+pub mod checkpoint_file;
 pub mod child;
 pub mod cpu_list;
 pub mod encoding;

@@ -18,6 +18,7 @@
 mod actual;
 mod atomic_writer;
 mod config_map;
+pub mod csi;
 mod downward_api;
 mod empty_dir;
 mod error;
@@ -25,6 +26,7 @@ mod files;
 #[cfg(test)]
 pub(crate) mod fuzz;
 mod host_path;
+pub mod kind;
 mod manager;
 mod mounts;
 mod operations;

@@ -64,7 +64,7 @@ pub(super) fn unmount_below(top: &Path, dir: &Path) -> Result<Vec<(String, Volum
 /// Unmounts `mount`, which is in `top`. Each directory between them is opened in the previous one:
 /// since the table was read a container may have replaced one with a link to a mount that is not
 /// the pod's.
-fn unmount_in(top: &Path, mount: &Path) -> io::Result<()> {
+pub(super) fn unmount_in(top: &Path, mount: &Path) -> io::Result<()> {
     let way = mount.strip_prefix(top).map_err(|_| Errno::INVAL)?;
     let (Some(parent), Some(name)) = (way.parent(), way.file_name()) else { return Err(Errno::INVAL) };
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

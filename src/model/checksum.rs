@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use crate::model::pod::fnv32;
+use super::pod::fnv32;
 
 /// A value as Go prints it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use crate::util::{atomic_file, untrusted};
+use super::{atomic_file, untrusted};
 
 /// Far above the largest file: 1,000 pods with 1,000 containers each.
 const MOST_BYTES: u64 = 256 * 1024 * 1024;

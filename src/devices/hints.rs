@@ -1,0 +1,137 @@
+//! From which NUMA nodes devices can come (pure; kubelet: `topology_hints.go`).
+
+use std::collections::BTreeMap;
+
+use super::books::{Books, Resource};
+use super::choose::Ids;
+use super::requests::{Wish, Wishes};
+use crate::model::numa::{Hint, NumaMask};
+
+/// How many sets of nodes are examined for one request: all of them on up to 12 nodes.
+///
+/// DIFFERS: upstream examines all sets, 2ⁿ on n nodes. Here larger machines get hints for the sets of
+/// one node, and for all nodes.
+const MOST_NODES: usize = 12;
+
+/// Hints by resource. A resource without an entry has no preference; one with an empty list can come
+/// from no nodes.
+pub type DeviceHints = BTreeMap<String, Vec<Hint>>;
+
+impl Books {
+    /// Where the devices of a container can come from.
+    #[must_use]
+    pub fn hints(&self, pod: &Wishes, container: &str) -> DeviceHints {
+        let Some(wish) = pod.container(container) else { return DeviceHints::new() };
+        let held = |resource: &str| {
+            self.holds.get(&pod.uid, container, resource).map(|hold| hold.ids()).unwrap_or_default()
+        };
+        let wanted = self.wanted(wish).into_iter();
+        wanted
+            .filter_map(|(resource, count)| {
+                let reusable = self.holds.reusable(pod, container, resource);
+                Some((resource.clone(), self.hints_of(resource, count, &held(resource), &reusable)?))
+            })
+            .collect()
+    }
+
+    /// Where the devices of all containers of a pod can come from.
+    #[must_use]
+    pub fn pod_hints(&self, pod: &Wishes) -> DeviceHints {
+        let all = |_: &Wish| true;
+        let mut hints = DeviceHints::new();
+        for resource in pod.resources().into_iter().filter(|name| self.is_known(name)) {
+            let holds = self.holds.pod(&pod.uid).into_iter().flat_map(BTreeMap::values);
+            let held = holds.filter_map(|holds| holds.get(resource)).flat_map(|hold| hold.ids()).collect();
+            if let Some(of_resource) = self.hints_of(resource, pod.most(resource, all), &held, &Ids::new()) {
+                hints.insert(resource.to_owned(), of_resource);
+            }
+        }
+        hints
+    }
+
+    /// `None`: no preference, because no device has nodes.
+    fn hints_of(&self, resource: &str, wanted: u64, held: &Ids, reusable: &Ids) -> Option<Vec<Hint>> {
+        let known = self.resources.get(resource)?;
+        if known.devices.values().all(|device| device.nodes.is_empty()) {
+            return None;
+        }
+        if !held.is_empty() {
+            if held.len() as u64 != wanted {
+                return Some(Vec::new());
+            }
+            return Some(possible(&self.nodes, known, held, &Ids::new(), wanted));
+        }
+        let in_use = self.holds.in_use(resource, |_, _, _| true);
+        let free: Ids = known.healthy().filter(|id| !in_use.contains(*id)).cloned().collect();
+        if (free.union(reusable).count() as u64) < wanted {
+            return Some(Vec::new());
+        }
+        Some(possible(&self.nodes, known, &free, reusable, wanted))
+    }
+}
+
+/// How many devices are near to at least one node of a set, counted by the sets of nodes that occur.
+struct Counts(BTreeMap<NumaMask, u64>);
+
+impl Counts {
+    fn new(of: impl Iterator<Item = NumaMask>, all: NumaMask) -> Counts {
+        let mut counts = BTreeMap::new();
+        for nodes in of {
+            let mut nodes = nodes.and(all);
+            if all.len() as usize > MOST_NODES {
+                // Few different sets, so that the work is bounded.
+                nodes = NumaMask::of(nodes.iter().next());
+            }
+            *counts.entry(nodes).or_insert(0) += 1;
+        }
+        Counts(counts)
+    }
+
+    fn near(&self, mask: NumaMask) -> u64 {
+        self.0.iter().filter(|(nodes, _)| !nodes.and(mask).is_empty()).map(|(_, count)| count).sum()
+    }
+}
+
+/// The sets of nodes that can provide `wanted` devices: all of `reusable`, and others of `free`. The
+/// smallest sets that could provide them if no device were in use are preferred (kubelet:
+/// `generateDeviceTopologyHints`).
+fn possible(nodes: &[u32], known: &Resource, free: &Ids, reusable: &Ids, wanted: u64) -> Vec<Hint> {
+    let all = NumaMask::of(nodes.iter().copied());
+    let nodes_of = |ids: &Ids| {
+        let listed: Vec<NumaMask> =
+            ids.iter().filter_map(|id| known.devices.get(id)).map(|device| device.nodes).collect();
+        listed
+    };
+    let every = Counts::new(known.devices.values().map(|device| device.nodes), all);
+    let free = Counts::new(nodes_of(free).into_iter(), all);
+    let reusable: Vec<NumaMask> = nodes_of(reusable).into_iter().filter(|nodes| !nodes.is_empty()).collect();
+    let must = Counts::new(reusable.iter().copied(), all);
+    let mut smallest = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
+    let mut found = Vec::new();
+    for mask in sets(nodes) {
+        if every.near(mask) >= wanted {
+            smallest = smallest.min(mask.len());
+        }
+        let reused = must.near(mask);
+        if reused == reusable.len() as u64 && reused.saturating_add(free.near(mask)) >= wanted {
+            found.push(mask);
+        }
+    }
+    found.into_iter().map(|mask| Hint { nodes: Some(mask), preferred: mask.len() == smallest }).collect()
+}
+
+/// All sets of these nodes that are not empty; on large machines only those of one node, and all.
+fn sets(nodes: &[u32]) -> Vec<NumaMask> {
+    if nodes.len() > MOST_NODES {
+        let single = nodes.iter().map(|node| NumaMask::of([*node]));
+        return single.chain([NumaMask::of(nodes.iter().copied())]).collect();
+    }
+    let mut sets = vec![NumaMask::default()];
+    for node in nodes {
+        let with: Vec<NumaMask> = sets.iter().map(|set| NumaMask::of(set.iter().chain([*node]))).collect();
+        sets.extend(with);
+    }
+    sets.sort_by_key(|set| (set.len(), *set));
+    sets.retain(|set| !set.is_empty());
+    sets
+}

@@ -1,0 +1,138 @@
+//! Which container has which devices (pure; kubelet: `pod_devices.go`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::choose::Ids;
+use super::device::{DeviceId, Granted};
+use super::requests::{Kind, Wishes};
+use crate::model::ids::PodUid;
+use crate::model::numa::NumaMask;
+
+/// The devices of one resource that a container has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hold {
+    /// The devices, with their NUMA nodes at the time of the allocation.
+    pub devices: BTreeMap<DeviceId, NumaMask>,
+    /// What the plugin answered.
+    pub state: HoldState,
+}
+
+/// Whether the plugin knows of an allocation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HoldState {
+    /// The pod is admitted, but the plugin was not called yet. The devices can be exchanged.
+    Reserved {
+        /// The NUMA nodes of the container; `None`: any.
+        nodes: Option<NumaMask>,
+    },
+    /// The plugin has answered.
+    Granted(Granted),
+}
+
+impl Hold {
+    /// The names of the devices.
+    #[must_use]
+    pub fn ids(&self) -> Ids {
+        self.devices.keys().cloned().collect()
+    }
+
+    /// Whether the plugin was not called yet.
+    #[must_use]
+    pub fn is_reserved(&self) -> bool {
+        matches!(self.state, HoldState::Reserved { .. })
+    }
+}
+
+/// Holds by resource.
+pub type ContainerHolds = BTreeMap<String, Hold>;
+/// Holds by container and resource.
+pub type PodHolds = BTreeMap<String, ContainerHolds>;
+
+/// The holds of all pods.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Holds {
+    pods: BTreeMap<PodUid, PodHolds>,
+}
+
+impl Holds {
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (&PodUid, &String, &String, &Hold)> {
+        self.pods.iter().flat_map(|(pod, containers)| {
+            containers.iter().flat_map(move |(container, holds)| {
+                holds.iter().map(move |(resource, hold)| (pod, container, resource, hold))
+            })
+        })
+    }
+
+    /// The holds of a pod.
+    #[must_use]
+    pub fn pod(&self, pod: &PodUid) -> Option<&PodHolds> {
+        self.pods.get(pod)
+    }
+
+    /// The devices of one resource that a container has.
+    #[must_use]
+    pub fn get(&self, pod: &PodUid, container: &str, resource: &str) -> Option<&Hold> {
+        self.pods.get(pod)?.get(container)?.get(resource)
+    }
+
+    /// The same, to change it.
+    pub fn get_mut(&mut self, pod: &PodUid, container: &str, resource: &str) -> Option<&mut Hold> {
+        self.pods.get_mut(pod)?.get_mut(container)?.get_mut(resource)
+    }
+
+    /// Adds or replaces a hold.
+    pub fn insert(&mut self, pod: &PodUid, container: &str, resource: &str, hold: Hold) {
+        let containers = self.pods.entry(pod.clone()).or_default();
+        containers.entry(container.to_owned()).or_default().insert(resource.to_owned(), hold);
+    }
+
+    /// Whether any container has devices of this resource.
+    #[must_use]
+    pub fn has_resource(&self, resource: &str) -> bool {
+        self.iter().any(|(_, _, name, _)| name == resource)
+    }
+
+    /// Removes all pods but these. Returns the removed ones.
+    pub fn retain(&mut self, active: &BTreeSet<&PodUid>) -> Vec<PodUid> {
+        let gone: Vec<PodUid> = self.pods.keys().filter(|uid| !active.contains(uid)).cloned().collect();
+        self.pods.retain(|uid, _| active.contains(uid));
+        gone
+    }
+
+    /// Removes the reservations of a pod. What the plugins have granted stays.
+    pub fn unreserve(&mut self, pod: &PodUid) {
+        let Some(containers) = self.pods.get_mut(pod) else { return };
+        for holds in containers.values_mut() {
+            holds.retain(|_, hold| !hold.is_reserved());
+        }
+        containers.retain(|_, holds| !holds.is_empty());
+        if containers.is_empty() {
+            self.pods.remove(pod);
+        }
+    }
+
+    /// The devices of a resource that containers have for which `counts` holds.
+    #[must_use]
+    pub fn in_use(&self, resource: &str, counts: impl Fn(&PodUid, &str, &Hold) -> bool) -> Ids {
+        let holds = self
+            .iter()
+            .filter(|(pod, container, name, hold)| *name == resource && counts(pod, container, hold));
+        holds.flat_map(|(_, _, _, hold)| hold.devices.keys()).cloned().collect()
+    }
+
+    /// The devices of earlier init containers that a container can have as well: those that no
+    /// container has that runs at the same time.
+    #[must_use]
+    pub fn reusable(&self, pod: &Wishes, container: &str, resource: &str) -> Ids {
+        let mut ids = Ids::new();
+        for wish in pod.containers.iter().take_while(|wish| wish.container != container) {
+            let Some(hold) = self.get(&pod.uid, &wish.container, resource) else { continue };
+            match wish.kind {
+                Kind::Init => ids.extend(hold.devices.keys().cloned()),
+                Kind::Lasting => ids.retain(|id| !hold.devices.contains_key(id)),
+            }
+        }
+        ids
+    }
+}

@@ -1,0 +1,242 @@
+//! Which devices containers get.
+
+use super::*;
+use crate::model::numa::Hint;
+
+#[test]
+fn the_plugin_is_called_as_in_the_recorded_conversation() {
+    let mut books = books(ASKS, four());
+    assert_eq!(
+        allocate(&mut books, &one("one", 1)).unwrap(),
+        ["prefer 1 of d1,d2,d3,d4 with ", "allocate d4"]
+    );
+    assert_eq!(
+        allocate(&mut books, &one("two", 2)).unwrap(),
+        ["prefer 2 of d1,d2,d3 with ", "allocate d2,d3"]
+    );
+    let many = allocate(&mut books, &one("many", 9)).unwrap_err();
+    assert_eq!(
+        many.to_string(),
+        "requested number of devices unavailable for example.com/widget. Requested: 9, Available: 1"
+    );
+    assert_eq!(allocate(&mut books, &one("one-b", 1)).unwrap(), ["prefer 1 of d1 with ", "allocate d1"]);
+    let three = allocate(&mut books, &one("three", 3)).unwrap_err();
+    assert!(three.to_string().ends_with("Requested: 3, Available: 0"));
+    assert_eq!(allocate(&mut books, &one("zero", 0)).unwrap(), Vec::<String>::new());
+    // `two` is removed.
+    let uids = ["one", "one-b", "zero"].map(PodUid::from);
+    let gone = books.release_inactive(&uids.iter().collect());
+    assert_eq!(gone, [PodUid::from("two")]);
+    let two_containers = pod("two-ct", &[("a", Kind::Lasting, 1), ("b", Kind::Lasting, 1)]);
+    assert_eq!(
+        allocate(&mut books, &two_containers).unwrap(),
+        ["prefer 1 of d2,d3 with ", "allocate d3", "prefer 1 of d2 with ", "allocate d2"]
+    );
+}
+
+#[test]
+fn devices_of_init_containers_are_reused_but_not_those_of_sidecars() {
+    let mut books = books(PluginOptions::default(), four());
+    let wishes = pod("p", &[("i", Kind::Init, 2), ("main", Kind::Lasting, 1), ("late", Kind::Lasting, 1)]);
+    let calls = allocate(&mut books, &wishes).unwrap();
+    assert_eq!(calls, ["allocate d1,d2", "allocate d1", "allocate d2"]);
+    let sidecar = pod("s", &[("side", Kind::Lasting, 1), ("main", Kind::Lasting, 1)]);
+    assert_eq!(allocate(&mut books, &sidecar).unwrap(), ["allocate d3", "allocate d4"]);
+}
+
+#[test]
+fn a_preference_for_the_init_container_is_followed_by_the_later_ones() {
+    let mut books = books(ASKS, four());
+    let wishes = pod("p", &[("i", Kind::Init, 1), ("main", Kind::Lasting, 2)]);
+    let calls = allocate(&mut books, &wishes).unwrap();
+    // The must-include list is what is reused.
+    assert_eq!(
+        calls,
+        ["prefer 1 of d1,d2,d3,d4 with ", "allocate d4", "prefer 2 of d1,d2,d3,d4 with d4", "allocate d3,d4"]
+    );
+}
+
+#[test]
+fn a_preference_for_a_device_that_a_later_container_has_reserved_exchanges_them() {
+    let mut books = books(ASKS, four());
+    let wishes = pod("p", &[("a", Kind::Lasting, 2), ("b", Kind::Lasting, 1), ("c", Kind::Lasting, 1)]);
+    for name in ["a", "b", "c"] {
+        books.reserve(&wishes, name, None, false).unwrap();
+    }
+    assert_eq!(
+        (held(&books, "p", "a").join(","), held(&books, "p", "c")),
+        ("d1,d2".into(), vec!["d4".into()])
+    );
+    let preferred = ids(&["d3", "d4"]);
+    let step = books.step(&wishes, "a", WIDGET, Some(preferred)).unwrap();
+    assert_eq!(step, Step::Allocate(vec!["d3".into(), "d4".into()]));
+    let all: Ids =
+        ["a", "b", "c"].iter().flat_map(|name| held(&books, "p", name)).map(DeviceId::from).collect();
+    assert_eq!(all, ids(&["d1", "d2", "d3", "d4"]));
+}
+
+#[test]
+fn devices_named_by_the_plugin_that_are_not_free_are_left_out() {
+    let mut books = books(ASKS, four());
+    allocate(&mut books, &one("first", 1)).unwrap();
+    let second = one("second", 2);
+    books.reserve(&second, "main", None, false).unwrap();
+    let step = books.step(&second, "main", WIDGET, Some(ids(&["d4", "nonsense", "d3"]))).unwrap();
+    assert_eq!(step, Step::Allocate(vec!["d1".into(), "d3".into()]));
+}
+
+#[test]
+fn devices_on_the_nodes_of_the_hint_come_first() {
+    let devices = list(&[("a", true, &[0]), ("b", true, &[1]), ("c", true, &[1]), ("d", true, &[])]);
+    let in_use = Ids::new();
+    let reusable = Ids::new();
+    let offer = |wanted, nodes: Option<u32>| Offer {
+        resource: WIDGET,
+        devices: &devices,
+        in_use: &in_use,
+        reusable: &reusable,
+        nodes: nodes.map(|node| NumaMask::of([node])),
+        wanted,
+    };
+    let chosen = |wanted, nodes| choose(offer(wanted, nodes), &Preference::Without).unwrap();
+    assert_eq!(chosen(1, Some(1)), Choice::Devices(ids(&["b"])));
+    assert_eq!(chosen(3, Some(1)), Choice::Devices(ids(&["a", "b", "c"])));
+    assert_eq!(chosen(2, None), Choice::Devices(ids(&["a", "b"])));
+    assert_eq!(chosen(4, Some(0)), Choice::Devices(ids(&["a", "b", "c", "d"])));
+    // With enough near ones only those are offered; else all, with the near ones in any case.
+    let Choice::Ask(near) = choose(offer(1, Some(1)), &Preference::Unknown).unwrap() else { panic!() };
+    assert_eq!((near.available, near.must_include, near.size), (ids(&["b", "c"]), Ids::new(), 1));
+    let Choice::Ask(far) = choose(offer(3, Some(1)), &Preference::Unknown).unwrap() else { panic!() };
+    assert_eq!((far.available, far.must_include), (ids(&["a", "b", "c", "d"]), ids(&["b", "c"])));
+    let named = choose(offer(3, Some(1)), &Preference::Named(ids(&["d"]))).unwrap();
+    assert_eq!(named, Choice::Devices(ids(&["b", "c", "d"])));
+    // Exactly as many near ones as wanted: there is nothing to ask.
+    let exact = choose(offer(2, Some(1)), &Preference::Unknown).unwrap();
+    assert_eq!(exact, Choice::Devices(ids(&["b", "c"])));
+}
+
+#[test]
+fn a_container_keeps_its_devices_and_other_counts_are_errors() {
+    let mut books = books(ASKS, four());
+    allocate(&mut books, &one("p", 2)).unwrap();
+    let before = books.holds().clone();
+    assert_eq!(allocate(&mut books, &one("p", 2)).unwrap(), Vec::<String>::new());
+    assert_eq!(*books.holds(), before);
+    let changed = allocate(&mut books, &one("p", 3)).unwrap_err();
+    assert_eq!(
+        changed.to_string(),
+        r#"pod "p" container "main" changed request for resource "example.com/widget" from 2 to 3"#
+    );
+}
+
+#[test]
+fn unhealthy_and_unknown_devices_are_refused_with_upstreams_texts() {
+    let mut books = books(ASKS, four());
+    allocate(&mut books, &one("p", 1)).unwrap();
+    let sick = |name: &str| {
+        let mut devices = four();
+        devices.get_mut(name).unwrap().is_healthy = false;
+        devices
+    };
+    let changed = books.listed(WIDGET, 1, sick("d4")).unwrap();
+    assert_eq!(changed, Listed { pods: BTreeSet::from([PodUid::from("p")]), is_new: true });
+    assert_eq!(books.listed(WIDGET, 1, sick("d4")).unwrap(), Listed::default());
+    let text = |books: &mut Books, uid| allocate(books, &one(uid, 1)).unwrap_err().to_string();
+    assert_eq!(
+        text(&mut books, "p"),
+        "previously allocated devices are no longer healthy; cannot allocate unhealthy devices example.com/widget"
+    );
+    books.reserve(&one("p", 1), "main", None, true).unwrap();
+    assert!(books.stopped(WIDGET, 1, Instant::now()));
+    assert_eq!(
+        text(&mut books, "q"),
+        "no healthy devices present; cannot allocate unhealthy devices example.com/widget"
+    );
+    books.capacity(Instant::now() + STOP_GRACE);
+    assert_eq!(text(&mut books, "q"), "cannot allocate unregistered device example.com/widget");
+    books.release_inactive(&BTreeSet::new());
+    assert_eq!(allocate(&mut books, &one("q", 1)).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn a_plugin_that_ends_during_an_allocation_is_an_error_and_frees_the_reservation() {
+    let mut books = books(PluginOptions::default(), four());
+    let p = one("p", 4);
+    books.reserve(&p, "main", None, false).unwrap();
+    assert!(allocate(&mut books, &one("q", 1)).is_err());
+    books.stopped(WIDGET, 1, Instant::now());
+    let stopped = books.step(&p, "main", WIDGET, None).unwrap_err();
+    assert_eq!(stopped.to_string(), "endpoint example.com/widget has been stopped");
+    books.unreserve(&p.uid);
+    let released = books.step(&p, "main", WIDGET, None);
+    assert_eq!(released, Err(DeviceError::Released(WIDGET.to_owned())));
+    books.connected(WIDGET, 2, PluginOptions::default()).unwrap();
+    books.listed(WIDGET, 2, four()).unwrap();
+    allocate(&mut books, &one("q", 4)).unwrap();
+}
+
+#[test]
+fn hints_prefer_the_smallest_sets_of_nodes() {
+    let devices = list(&[("a", true, &[0]), ("b", true, &[1]), ("c", true, &[1])]);
+    let mut books = books(PluginOptions::default(), devices);
+    let hint =
+        |nodes: &[u32], preferred| Hint { nodes: Some(NumaMask::of(nodes.iter().copied())), preferred };
+    let of = |books: &Books, count| books.hints(&one("p", count), "main").remove(WIDGET).unwrap();
+    assert_eq!(of(&books, 1), [hint(&[0], true), hint(&[1], true), hint(&[0, 1], false)]);
+    assert_eq!(of(&books, 2), [hint(&[1], true), hint(&[0, 1], false)]);
+    assert_eq!(of(&books, 3), [hint(&[0, 1], true)]);
+    assert_eq!(of(&books, 4), []);
+    books.reserve(&one("q", 1), "main", Some(NumaMask::of([1])), false).unwrap();
+    assert_eq!(of(&books, 2), [hint(&[0, 1], false)]);
+    // A container that has its devices gets hints for them.
+    assert_eq!(books.hints(&one("q", 1), "main")[WIDGET], [hint(&[1], true), hint(&[0, 1], false)]);
+    assert_eq!(books.hints(&one("q", 2), "main")[WIDGET], []);
+    // Other resources have no entry.
+    assert_eq!(books.hints(&one("p", 1), "main").len(), 1);
+}
+
+#[test]
+fn hints_of_a_pod_count_what_is_in_use_at_once() {
+    let devices = list(&[("a", true, &[0]), ("b", true, &[1]), ("c", true, &[1])]);
+    let mut books = books(PluginOptions::default(), devices);
+    let wishes = pod("p", &[("i", Kind::Init, 2), ("a", Kind::Lasting, 1), ("b", Kind::Lasting, 1)]);
+    assert_eq!(wishes.most(WIDGET, |_| true), 2);
+    assert_eq!(books.pod_hints(&wishes)[WIDGET].len(), 2);
+    for name in ["i", "a", "b"] {
+        books.reserve(&wishes, name, Some(NumaMask::of([1])), false).unwrap();
+    }
+    let hints = books.pod_hints(&wishes);
+    assert_eq!(hints[WIDGET].iter().filter(|hint| hint.preferred).count(), 1);
+    let plain = list(&[("a", true, &[])]);
+    books.listed(WIDGET, 1, plain).unwrap();
+    assert!(books.pod_hints(&one("q", 1)).is_empty());
+}
+
+#[test]
+fn wishes_are_made_of_limits_with_a_domain() {
+    let resources = |count: &str| serde_json::json!({"limits": {"cpu": "1", "example.com/widget": count}});
+    let spec = serde_json::json!({
+        "initContainers": [
+            {"name": "side", "restartPolicy": "Always", "resources": resources("1")},
+            {"name": "init", "resources": resources("3")},
+        ],
+        "containers": [{"name": "main", "resources": resources("1k")}, {"name": "none"}],
+    });
+    let object = serde_json::json!({"metadata": {"uid": "u", "name": "n"}, "spec": spec});
+    let object: crate::model::api::Pod = serde_json::from_value(object).unwrap();
+    let wishes = Wishes::of(&object.into());
+    let found: Vec<_> = wishes
+        .containers
+        .iter()
+        .map(|wish| (wish.container.as_str(), wish.kind, wish.limits.get(WIDGET).copied()))
+        .collect();
+    let expected = [
+        ("side", Kind::Lasting, Some(1)),
+        ("init", Kind::Init, Some(3)),
+        ("main", Kind::Lasting, Some(1000)),
+        ("none", Kind::Lasting, None),
+    ];
+    assert_eq!(found, expected);
+    assert_eq!(wishes.resources(), BTreeSet::from([WIDGET]));
+    assert_eq!(wishes.most(WIDGET, |_| true), 1001);
+}

@@ -1,0 +1,107 @@
+//! Tests of the books, against the recorded conversations and with random events.
+
+mod allocation;
+mod life;
+mod random;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use super::*;
+use crate::model::ids::PodUid;
+use crate::model::numa::NumaMask;
+
+pub(super) const WIDGET: &str = "example.com/widget";
+
+/// A container: name, kind, count of widgets.
+pub(super) fn wish(container: &str, kind: Kind, count: u64) -> Wish {
+    let limits = BTreeMap::from([(WIDGET.to_owned(), count), ("other.com/thing".to_owned(), 1)]);
+    Wish { container: container.to_owned(), kind, limits }
+}
+
+pub(super) fn pod(uid: &str, containers: &[(&str, Kind, u64)]) -> Wishes {
+    Wishes {
+        uid: PodUid::from(uid),
+        containers: containers.iter().map(|(name, kind, count)| wish(name, *kind, *count)).collect(),
+    }
+}
+
+pub(super) fn one(uid: &str, count: u64) -> Wishes {
+    pod(uid, &[("main", Kind::Lasting, count)])
+}
+
+pub(super) fn ids(names: &[&str]) -> Ids {
+    names.iter().map(|name| DeviceId::from(*name)).collect()
+}
+
+/// A list: name, health, NUMA nodes.
+pub(super) fn list(devices: &[(&str, bool, &[u32])]) -> DeviceList {
+    let device = |(name, is_healthy, nodes): &(&str, bool, &[u32])| {
+        let nodes = NumaMask::of(nodes.iter().copied());
+        (DeviceId::from(*name), Device { is_healthy: *is_healthy, nodes })
+    };
+    devices.iter().map(device).collect()
+}
+
+pub(super) fn four() -> DeviceList {
+    list(&[("d1", true, &[0]), ("d2", true, &[0]), ("d3", true, &[0]), ("d4", true, &[0])])
+}
+
+pub(super) fn books(options: PluginOptions, devices: DeviceList) -> Books {
+    let mut books = Books::new(Holds::default(), BTreeMap::new(), vec![0, 1], Instant::now());
+    books.connected(WIDGET, 1, options).unwrap();
+    books.listed(WIDGET, 1, devices).unwrap();
+    books
+}
+
+pub(super) const ASKS: PluginOptions = PluginOptions { pre_start: true, preferred: true };
+
+/// Allocates for all containers, with a plugin that prefers the last devices. Returns its calls.
+pub(super) fn allocate(books: &mut Books, pod: &Wishes) -> Result<Vec<String>, DeviceError> {
+    for wish in &pod.containers {
+        books.reserve(pod, &wish.container, None, false)?;
+    }
+    finish(books, pod)
+}
+
+pub(super) fn finish(books: &mut Books, pod: &Wishes) -> Result<Vec<String>, DeviceError> {
+    let mut calls = Vec::new();
+    let text = |ids: &mut dyn Iterator<Item = &DeviceId>| -> String {
+        ids.map(|id| &**id).collect::<Vec<_>>().join(",")
+    };
+    for wish in &pod.containers {
+        for resource in books.reserved(&pod.uid, &wish.container) {
+            let mut answer = None;
+            loop {
+                match books.step(pod, &wish.container, &resource, answer.take())? {
+                    Step::Ask(question) => {
+                        let must = text(&mut question.must_include.iter());
+                        calls.push(format!(
+                            "prefer {} of {} with {must}",
+                            question.size,
+                            text(&mut question.available.iter())
+                        ));
+                        let size = usize::try_from(question.size).unwrap();
+                        answer = Some(question.available.iter().rev().take(size).cloned().collect());
+                    }
+                    Step::Allocate(ids) => {
+                        calls.push(format!("allocate {}", text(&mut ids.iter())));
+                        let granted = Granted { setup: Setup::default(), raw: [1].into() };
+                        books.grant(&pod.uid, &wish.container, &resource, granted)?;
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    Ok(calls)
+}
+
+pub(super) fn held(books: &Books, uid: &str, container: &str) -> Vec<String> {
+    let hold = books.holds().get(&PodUid::from(uid), container, WIDGET);
+    hold.map(|hold| hold.devices.keys().map(|id| id.to_string()).collect()).unwrap_or_default()
+}
+
+pub(super) fn running(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}

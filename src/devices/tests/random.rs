@@ -1,0 +1,143 @@
+//! Random events: no device is given out twice.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Debug, Clone)]
+enum Event {
+    List(Vec<(u8, bool, u8)>),
+    Stop,
+    Register(bool),
+    Reserve(u8),
+    Finish(u8),
+    Forget(u8),
+    Capacity(u16),
+    Restart,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        3 => prop::collection::vec((0_u8..12, prop::bool::weighted(0.9), 0_u8..4), 0..12).prop_map(Event::List),
+        1 => Just(Event::Stop),
+        1 => any::<bool>().prop_map(Event::Register),
+        6 => (0_u8..6).prop_map(Event::Reserve),
+        6 => (0_u8..6).prop_map(Event::Finish),
+        3 => (0_u8..6).prop_map(Event::Forget),
+        1 => any::<u16>().prop_map(Event::Capacity),
+        1 => Just(Event::Restart),
+    ]
+}
+
+fn random_pod(number: u8) -> Wishes {
+    let uid = format!("p{number}");
+    match number % 3 {
+        0 => one(&uid, 1 + u64::from(number)),
+        1 => pod(&uid, &[("i", Kind::Init, 2), ("a", Kind::Lasting, 1), ("b", Kind::Lasting, 2)]),
+        _ => pod(&uid, &[("s", Kind::Lasting, 1), ("i", Kind::Init, 1), ("a", Kind::Lasting, 1)]),
+    }
+}
+
+/// No device belongs to two containers, except to an init container and a later one of its pod.
+fn check(books: &Books) {
+    let mut seen: BTreeMap<&DeviceId, (&PodUid, &str)> = BTreeMap::new();
+    for (pod, container, _, hold) in books.holds().iter() {
+        // Those of init containers can be reused.
+        if container == "i" {
+            continue;
+        }
+        for id in hold.devices.keys() {
+            let other = seen.insert(id, (pod, container));
+            // A reservation is only a promise of a number until its container's turn.
+            let is_promise = |uid: &PodUid, name: &str| {
+                books.holds().get(uid, name, WIDGET).is_some_and(Hold::is_reserved)
+            };
+            if let Some((uid, name)) = other {
+                assert!(
+                    uid == pod && (hold.is_reserved() || is_promise(uid, name)),
+                    "{id} is given out twice"
+                );
+            }
+        }
+    }
+    for (pod, container, _, hold) in books.holds().iter().filter(|(_, container, ..)| *container == "i") {
+        let others = books.holds().in_use(WIDGET, |uid, _, _| uid != pod);
+        assert!(hold.devices.keys().all(|id| !others.contains(id)), "{pod}/{container} shares a device");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_device_is_given_out_twice(events in prop::collection::vec(event(), 1..60), asks in any::<bool>()) {
+        let mut now = Instant::now();
+        let options = PluginOptions { pre_start: false, preferred: asks };
+        let mut books = books(options, four());
+        let mut generation = 1;
+        for event in events {
+            match event {
+                Event::List(devices) => {
+                    let device = |(number, is_healthy, nodes): (u8, bool, u8)| {
+                        let nodes = NumaMask(u64::from(nodes));
+                        (DeviceId::from(format!("d{number}")), Device { is_healthy, nodes })
+                    };
+                    books.listed(WIDGET, generation, devices.into_iter().map(device).collect());
+                }
+                Event::Stop => drop(books.stopped(WIDGET, generation, now)),
+                Event::Register(preferred) => {
+                    generation += 1;
+                    books.connected(WIDGET, generation, PluginOptions { pre_start: false, preferred }).unwrap();
+                }
+                Event::Reserve(number) => {
+                    let wishes = random_pod(number);
+                    let hints = books.pod_hints(&wishes);
+                    let nodes = hints.values().flatten().find_map(|hint| hint.nodes);
+                    for wish in &wishes.containers {
+                        let _ = books.hints(&wishes, &wish.container);
+                        if books.reserve(&wishes, &wish.container, nodes, false).is_err() {
+                            books.unreserve(&wishes.uid);
+                            break;
+                        }
+                    }
+                }
+                Event::Finish(number) => {
+                    let wishes = random_pod(number);
+                    if finish(&mut books, &wishes).is_err() {
+                        books.unreserve(&wishes.uid);
+                    }
+                    for wish in &wishes.containers {
+                        prop_assert!(books.reserved(&wishes.uid, &wish.container).is_empty());
+                    }
+                }
+                Event::Forget(number) => {
+                    let active: Vec<PodUid> =
+                        (0..6).filter(|other| *other != number).map(|other| random_pod(other).uid).collect();
+                    books.release_inactive(&active.iter().collect());
+                }
+                Event::Capacity(seconds) => {
+                    now += Duration::from_secs(u64::from(seconds));
+                    let found = books.capacity(now);
+                    let all = found.capacity.get(WIDGET).copied().unwrap_or(0);
+                    prop_assert!(found.allocatable.get(WIDGET).copied().unwrap_or(0) <= all);
+                }
+                Event::Restart => {
+                    let restored = decode(&encode(&books), |_| Some(Setup::default())).unwrap();
+                    books = Books::new(restored.holds, restored.registered, vec![0, 1], now);
+                }
+            }
+            check(&books);
+        }
+    }
+
+    #[test]
+    fn damaged_state_files_cause_no_panic(at in 0_usize..2000, byte in any::<u8>()) {
+        let mut books = books(ASKS, four());
+        allocate(&mut books, &one("p", 2)).unwrap();
+        let mut bytes = encode(&books).into_bytes();
+        if let Some(found) = bytes.get_mut(at) {
+            *found = byte;
+        }
+        let _ = decode(&String::from_utf8_lossy(&bytes), |_| Some(Setup::default()));
+    }
+}

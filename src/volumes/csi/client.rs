@@ -1,0 +1,338 @@
+//! The node service over gRPC (Go: csi_client.go, csi_metrics.go). Each call runs on the caller's
+//! thread, with a deadline; a driver's message may not be larger than a limit.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::driver::{
+    Abilities, Capability, Code, Driver, DriverError, DriverNode, Expand, Publish, Stage, Usage, VolumeStats,
+};
+use crate::model::metrics::CSI_OPERATIONS;
+use crate::transport::generated::{MessageField, csi, methods};
+use crate::transport::grpc::{CallError, Channel, Kind, Unary};
+use crate::util::stop::StopToken;
+
+/// The deadline of each call: upstream's.
+const LIMIT: Duration = Duration::from_secs(120);
+/// The largest message. Answers of drivers have some hundred bytes.
+const MAX_MESSAGE_BYTES: i32 = 4 << 20;
+/// Capabilities that are read of an answer.
+const MAX_CAPABILITIES: usize = 256;
+/// Measures that are read of an answer.
+const MAX_USAGES: usize = 16;
+/// The longest text about a volume's health, in bytes.
+const MAX_CONDITION: usize = 1024;
+
+// Numbers of the protocol.
+const STAGE_UNSTAGE_VOLUME: i32 = 1;
+const GET_VOLUME_STATS: i32 = 2;
+const EXPAND_VOLUME: i32 = 3;
+const VOLUME_CONDITION: i32 = 4;
+const SINGLE_NODE_MULTI_WRITER: i32 = 5;
+const VOLUME_MOUNT_GROUP: i32 = 6;
+const BYTES: i32 = 1;
+const INODES: i32 = 2;
+
+/// A driver at a socket.
+#[derive(Debug)]
+pub struct GrpcDriver {
+    name: String,
+    channel: Channel,
+    limit: Duration,
+}
+
+/// Prepares the connection to a driver, for [`super::Registry::new`].
+///
+/// # Errors
+/// When the endpoint cannot be a socket.
+pub fn connect(name: &str, endpoint: &str) -> Result<Arc<dyn Driver>, String> {
+    let driver = GrpcDriver::new(name, endpoint, LIMIT)?;
+    Ok(Arc::new(driver))
+}
+
+impl GrpcDriver {
+    /// A driver whose calls have this deadline.
+    fn new(name: &str, endpoint: &str, limit: Duration) -> Result<GrpcDriver, String> {
+        let endpoint =
+            if endpoint.starts_with('/') { format!("unix://{endpoint}") } else { endpoint.to_owned() };
+        let channel = Channel::limited(&endpoint, MAX_MESSAGE_BYTES).map_err(|error| error.to_string())?;
+        Ok(GrpcDriver { name: name.to_owned(), channel, limit })
+    }
+
+    fn call<Req, Resp: Unpin>(
+        &self,
+        method: &'static Unary<Req, Resp>,
+        request: &Req,
+        stop: &StopToken,
+    ) -> Result<Resp, DriverError> {
+        let begun = Instant::now();
+        let result = self.channel.call_with_stop(method, request, Some(self.limit), stop);
+        let code = match &result {
+            Ok(_) => "OK",
+            Err(error) => error.kind.as_str(),
+        };
+        let values =
+            [self.name.clone(), format!("/csi.v1.Node/{}", method.name), code.to_owned(), "false".to_owned()];
+        CSI_OPERATIONS.took(values, begun.elapsed());
+        result.map_err(|error| of(&error))
+    }
+}
+
+/// The error as the rest of the room knows it. Its text has no part of the request.
+fn of(error: &CallError) -> DriverError {
+    let code = match error.kind {
+        Kind::Cancelled => Code::Cancelled,
+        Kind::DeadlineExceeded => Code::DeadlineExceeded,
+        Kind::Unavailable => Code::Unavailable,
+        Kind::ResourceExhausted => Code::ResourceExhausted,
+        Kind::Aborted => Code::Aborted,
+        Kind::FailedPrecondition => Code::FailedPrecondition,
+        Kind::NotFound => Code::NotFound,
+        Kind::Unimplemented => Code::Unimplemented,
+        _ => Code::Other,
+    };
+    DriverError { message: error.to_string(), code }
+}
+
+fn capability(of: &Capability) -> MessageField<csi::VolumeCapability> {
+    let mut message = csi::VolumeCapability::new();
+    if of.is_block {
+        message.block = MessageField::some(csi::BlockVolume::new());
+    } else {
+        let mut mount = csi::MountVolume::new();
+        mount.fs_type.clone_from(&of.fs_type);
+        mount.mount_flags.clone_from(&of.mount_flags);
+        mount.volume_mount_group = of.mount_group.map(|gid| gid.to_string()).unwrap_or_default();
+        message.mount = MessageField::some(mount);
+    }
+    let mut mode = csi::AccessMode::new();
+    mode.mode = of.access_mode;
+    message.access_mode = MessageField::some(mode);
+    MessageField::some(message)
+}
+
+impl Driver for GrpcDriver {
+    fn info(&self, stop: &StopToken) -> Result<DriverNode, DriverError> {
+        let answer = self.call(&methods::NODE_GET_INFO, &csi::NodeGetInfoRequest::new(), stop)?;
+        let topology = answer.accessible_topology.into_option().map(|it| it.segments).unwrap_or_default();
+        Ok(DriverNode { id: answer.node_id, max_volumes: answer.max_volumes_per_node, topology })
+    }
+
+    fn abilities(&self, stop: &StopToken) -> Result<Abilities, DriverError> {
+        let request = csi::NodeGetCapabilitiesRequest::new();
+        let answer = self.call(&methods::NODE_GET_CAPABILITIES, &request, stop)?;
+        let mut abilities = Abilities::default();
+        for capability in answer.capabilities.iter().take(MAX_CAPABILITIES) {
+            match capability.rpc.as_ref().map_or(0, |rpc| rpc.type_) {
+                STAGE_UNSTAGE_VOLUME => abilities.stage = true,
+                GET_VOLUME_STATS => abilities.stats = true,
+                EXPAND_VOLUME => abilities.expand = true,
+                VOLUME_CONDITION => abilities.condition = true,
+                SINGLE_NODE_MULTI_WRITER => abilities.single_node_multi_writer = true,
+                VOLUME_MOUNT_GROUP => abilities.mount_group = true,
+                _ => {}
+            }
+        }
+        Ok(abilities)
+    }
+
+    fn stage(&self, request: &Stage, stop: &StopToken) -> Result<(), DriverError> {
+        let mut message = csi::NodeStageVolumeRequest::new();
+        message.volume_id.clone_from(&request.volume);
+        message.publish_context.clone_from(&request.publish_context);
+        message.staging_target_path.clone_from(&request.staging_path);
+        message.volume_capability = capability(&request.capability);
+        message.secrets.clone_from(request.secrets.expose());
+        message.volume_context.clone_from(&request.volume_context);
+        self.call(&methods::NODE_STAGE_VOLUME, &message, stop).map(drop)
+    }
+
+    fn unstage(&self, volume: &str, staging_path: &str, stop: &StopToken) -> Result<(), DriverError> {
+        let mut message = csi::NodeUnstageVolumeRequest::new();
+        message.volume_id = volume.to_owned();
+        message.staging_target_path = staging_path.to_owned();
+        self.call(&methods::NODE_UNSTAGE_VOLUME, &message, stop).map(drop)
+    }
+
+    fn publish(&self, request: &Publish, stop: &StopToken) -> Result<(), DriverError> {
+        let mut message = csi::NodePublishVolumeRequest::new();
+        message.volume_id.clone_from(&request.volume);
+        message.publish_context.clone_from(&request.publish_context);
+        message.staging_target_path.clone_from(&request.staging_path);
+        message.target_path.clone_from(&request.target_path);
+        message.volume_capability = capability(&request.capability);
+        message.readonly = request.read_only;
+        message.secrets.clone_from(request.secrets.expose());
+        message.volume_context.clone_from(&request.volume_context);
+        self.call(&methods::NODE_PUBLISH_VOLUME, &message, stop).map(drop)
+    }
+
+    fn unpublish(&self, volume: &str, target_path: &str, stop: &StopToken) -> Result<(), DriverError> {
+        let mut message = csi::NodeUnpublishVolumeRequest::new();
+        message.volume_id = volume.to_owned();
+        message.target_path = target_path.to_owned();
+        self.call(&methods::NODE_UNPUBLISH_VOLUME, &message, stop).map(drop)
+    }
+
+    fn expand(&self, request: &Expand, stop: &StopToken) -> Result<i64, DriverError> {
+        let mut message = csi::NodeExpandVolumeRequest::new();
+        message.volume_id.clone_from(&request.volume);
+        message.volume_path.clone_from(&request.path);
+        let mut range = csi::CapacityRange::new();
+        range.required_bytes = request.bytes;
+        message.capacity_range = MessageField::some(range);
+        message.staging_target_path.clone_from(&request.staging_path);
+        message.volume_capability = capability(&request.capability);
+        message.secrets.clone_from(request.secrets.expose());
+        self.call(&methods::NODE_EXPAND_VOLUME, &message, stop).map(|answer| answer.capacity_bytes)
+    }
+
+    fn stats(
+        &self,
+        volume: &str,
+        path: &str,
+        staging_path: &str,
+        stop: &StopToken,
+    ) -> Result<VolumeStats, DriverError> {
+        let mut message = csi::NodeGetVolumeStatsRequest::new();
+        message.volume_id = volume.to_owned();
+        message.volume_path = path.to_owned();
+        message.staging_target_path = staging_path.to_owned();
+        let answer = self.call(&methods::NODE_GET_VOLUME_STATS, &message, stop)?;
+        let mut stats = VolumeStats::default();
+        for usage in answer.usage.iter().take(MAX_USAGES) {
+            let measured = Usage { available: usage.available, total: usage.total, used: usage.used };
+            match usage.unit {
+                BYTES => stats.bytes = Some(measured),
+                INODES => stats.inodes = Some(measured),
+                _ => {}
+            }
+        }
+        stats.condition = answer.volume_condition.into_option().map(|mut condition| {
+            let end = condition.message.floor_char_boundary(MAX_CONDITION);
+            condition.message.truncate(end);
+            (condition.abnormal, condition.message)
+        });
+        Ok(stats)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crossbeam_channel::unbounded;
+
+    use super::*;
+    use crate::transport::rpc_server::{Refusal, Server, Service};
+    use crate::util::stop;
+
+    fn driver(socket: &Path, limit: Duration) -> GrpcDriver {
+        GrpcDriver::new("d.client", socket.to_str().unwrap(), limit).unwrap()
+    }
+
+    fn serve(socket: &Path, service: Service) -> Server {
+        Server::start(socket, [service]).unwrap()
+    }
+
+    #[test]
+    fn requests_and_answers_have_all_fields() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let (report, reported) = unbounded();
+        let service = Service::new()
+            .unary(&methods::NODE_GET_INFO, |_, _| {
+                let mut topology = csi::Topology::new();
+                topology.segments.insert("zone".to_owned(), "a".to_owned());
+                let mut answer = csi::NodeGetInfoResponse::new();
+                answer.node_id = "i".to_owned();
+                answer.max_volumes_per_node = 7;
+                answer.accessible_topology = MessageField::some(topology);
+                Ok(answer)
+            })
+            .unary(&methods::NODE_GET_CAPABILITIES, |_, _| {
+                let mut answer = csi::NodeGetCapabilitiesResponse::new();
+                for number in [0, STAGE_UNSTAGE_VOLUME, VOLUME_MOUNT_GROUP, 99] {
+                    let mut rpc = csi::NodeServiceRpc::new();
+                    rpc.type_ = number;
+                    let mut capability = csi::NodeServiceCapability::new();
+                    capability.rpc = MessageField::some(rpc);
+                    answer.capabilities.push(capability);
+                }
+                Ok(answer)
+            })
+            .unary(&methods::NODE_PUBLISH_VOLUME, move |request, _| {
+                report.send(request).unwrap();
+                Ok(csi::NodePublishVolumeResponse::new())
+            });
+        let _server = serve(&socket, service);
+        let driver = driver(&socket, Duration::from_secs(10));
+        let never = StopToken::never();
+        let node = driver.info(&never).unwrap();
+        assert_eq!((node.id.as_str(), node.max_volumes, node.topology.len()), ("i", 7, 1));
+        let abilities = driver.abilities(&never).unwrap();
+        assert_eq!(abilities, Abilities { stage: true, mount_group: true, ..Abilities::default() });
+        let request = Publish {
+            volume: "h".to_owned(),
+            target_path: "/t".to_owned(),
+            read_only: true,
+            capability: Capability {
+                fs_type: "ext4".to_owned(),
+                mount_group: Some(7),
+                access_mode: 5,
+                ..Capability::default()
+            },
+            ..Publish::default()
+        };
+        driver.publish(&request, &never).unwrap();
+        let message = reported.recv().unwrap();
+        assert!(message.readonly && message.target_path == "/t" && message.volume_id == "h");
+        let mount = message.volume_capability.mount.as_ref().unwrap();
+        assert_eq!((mount.fs_type.as_str(), mount.volume_mount_group.as_str()), ("ext4", "7"));
+        assert_eq!(message.volume_capability.access_mode.mode, 5);
+        let error = driver.unpublish("h", "/t", &never).unwrap_err();
+        assert_eq!(error.code, Code::Unimplemented);
+        let values = ["d.client", "/csi.v1.Node/NodePublishVolume", "OK", "false"];
+        assert_eq!(CSI_OPERATIONS.count(values), 1);
+    }
+
+    #[test]
+    fn hostile_drivers_fail_within_the_limits() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let never = StopToken::never();
+        let absent = driver(&socket, Duration::from_secs(5)).info(&never).unwrap_err();
+        assert!(!absent.is_final(), "{absent}");
+        let service = Service::new()
+            .unary(&methods::NODE_GET_INFO, |_, _| {
+                let mut answer = csi::NodeGetInfoResponse::new();
+                answer.node_id = "x".repeat(8 << 20);
+                Ok(answer)
+            })
+            .unary(&methods::NODE_STAGE_VOLUME, |_, stop: &StopToken| {
+                // Until the server ends.
+                let _ = stop.signal().recv();
+                Ok(csi::NodeStageVolumeResponse::new())
+            })
+            .unary(&methods::NODE_UNSTAGE_VOLUME, |_, _| Err(Refusal::internal("busy")));
+        let server = serve(&socket, service);
+        let large = driver(&socket, Duration::from_secs(10)).info(&never).unwrap_err();
+        assert_eq!(large.code, Code::ResourceExhausted, "{large}");
+        let slow = driver(&socket, Duration::from_millis(100)).stage(&Stage::default(), &never).unwrap_err();
+        assert_eq!(slow.code, Code::DeadlineExceeded, "{slow}");
+        let (source, token) = stop::pair();
+        drop(source);
+        let driver = driver(&socket, Duration::from_secs(60));
+        assert_eq!(driver.stage(&Stage::default(), &token).unwrap_err().code, Code::Cancelled);
+        let refused = driver.unstage("h", "/t", &never).unwrap_err();
+        assert_eq!(refused.to_string(), "rpc error: code = Internal desc = busy");
+        assert!(refused.is_final());
+        // The driver dies in the middle of a call.
+        std::thread::scope(|scope| {
+            let running = scope.spawn(|| driver.stage(&Stage::default(), &never));
+            drop(server);
+            let error = running.join().unwrap().err();
+            assert!(error.is_none_or(|error| !error.is_final()));
+        });
+    }
+}

@@ -1,0 +1,88 @@
+//! What volumes need from the API server. A trait: the requests are made by other rooms, and a node
+//! may have no API server.
+
+use std::collections::BTreeMap;
+
+use crate::model::storage::{CsiDriver, SecretReference, VolumeAttachment};
+use crate::util::stop::StopToken;
+
+use super::driver::Secrets;
+use super::request::PodFacts;
+
+/// A request that failed, in words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ClusterError(pub String);
+
+/// A token for a driver. `Debug` does not show it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TokenText {
+    /// The token.
+    pub token: String,
+    /// When it expires, as the API writes times.
+    pub expires: String,
+}
+
+impl std::fmt::Debug for TokenText {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "TokenText(expires {})", self.expires)
+    }
+}
+
+/// Reads objects. Each call has its own deadline and ends at the stop signal.
+#[expect(clippy::missing_errors_doc, reason = "all fail as requests do")]
+pub trait Cluster: Send + Sync {
+    /// The CSIDriver object; `None` if there is none. It may be a cached one.
+    fn csi_driver(&self, name: &str, stop: &StopToken) -> Result<Option<CsiDriver>, ClusterError>;
+
+    /// The VolumeAttachment of this name, read now.
+    fn attachment(&self, name: &str, stop: &StopToken) -> Result<VolumeAttachment, ClusterError>;
+
+    /// The content of a Secret.
+    fn secret(&self, name: &SecretReference, stop: &StopToken) -> Result<Secrets, ClusterError>;
+
+    /// A token of the pod's service account for an audience; empty: the API server's own.
+    fn token(
+        &self,
+        pod: &PodFacts,
+        audience: &str,
+        seconds: Option<i64>,
+        stop: &StopToken,
+    ) -> Result<TokenText, ClusterError>;
+}
+
+/// A node without an API server: drivers have the defaults, and nothing is attached.
+#[derive(Debug, Clone, Copy)]
+pub struct NoCluster;
+
+impl NoCluster {
+    fn refused<T>(what: &str) -> Result<T, ClusterError> {
+        Err(ClusterError(format!("cannot read {what} without an API server")))
+    }
+}
+
+impl Cluster for NoCluster {
+    fn csi_driver(&self, _: &str, _: &StopToken) -> Result<Option<CsiDriver>, ClusterError> {
+        Ok(None)
+    }
+
+    fn attachment(&self, name: &str, _: &StopToken) -> Result<VolumeAttachment, ClusterError> {
+        NoCluster::refused(&format!("VolumeAttachment {name}"))
+    }
+
+    fn secret(&self, name: &SecretReference, _: &StopToken) -> Result<Secrets, ClusterError> {
+        NoCluster::refused(&format!("Secret {}/{}", name.namespace, name.name))
+    }
+
+    fn token(&self, _: &PodFacts, _: &str, _: Option<i64>, _: &StopToken) -> Result<TokenText, ClusterError> {
+        NoCluster::refused("tokens")
+    }
+}
+
+/// Tokens by audience, as drivers expect them.
+pub(super) fn tokens_json(tokens: &BTreeMap<String, TokenText>) -> String {
+    let entry =
+        |token: &TokenText| serde_json::json!({ "token": token.token, "expirationTimestamp": token.expires });
+    let all: serde_json::Map<_, _> = tokens.iter().map(|(name, it)| (name.clone(), entry(it))).collect();
+    serde_json::Value::Object(all).to_string()
+}

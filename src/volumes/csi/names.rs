@@ -1,0 +1,134 @@
+//! Names and paths that other programs know: drivers, controllers, other agents (pure).
+
+use std::path::{Path, PathBuf};
+
+use super::super::error::VolumeError;
+use super::super::kind::{Form, Place};
+use super::super::paths;
+use crate::util::sha256;
+
+/// The plugin's name.
+pub(super) const PLUGIN: &str = "kubernetes.io/csi";
+/// The plugin's directory below a pod.
+pub(super) const DIRECTORY: &str = "kubernetes.io~csi";
+/// The file with what is needed to undo an operation.
+pub(super) const RECORD: &str = "vol_data.json";
+/// The staging target of a file system.
+pub(super) const GLOBAL_MOUNT: &str = "globalmount";
+
+/// The name of the VolumeAttachment of a volume on a node.
+#[must_use]
+pub fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
+    format!("csi-{}", sha256::hex(format!("{handle}{driver}{node}").as_bytes()))
+}
+
+/// The handle of an inline volume.
+#[must_use]
+pub fn inline_handle(pod_uid: &str, volume: &str) -> String {
+    format!("csi-{}", sha256::hex(format!("{pod_uid}{volume}").as_bytes()))
+}
+
+/// The name of a volume on this node.
+pub(super) fn unique_name(driver: &str, handle: &str) -> String {
+    format!("{PLUGIN}/{driver}^{handle}")
+}
+
+/// The directories of CSI below the root directory.
+#[derive(Debug, Clone)]
+pub(super) struct Layout {
+    root_dir: PathBuf,
+}
+
+impl Layout {
+    pub(super) fn new(root_dir: &Path) -> Layout {
+        Layout { root_dir: root_dir.to_owned() }
+    }
+
+    /// `plugins/kubernetes.io/csi`: one directory per driver, and `volumeDevices`.
+    pub(super) fn shared(&self) -> PathBuf {
+        self.root_dir.join("plugins/kubernetes.io/csi")
+    }
+
+    /// The directory of a staged file system: its record, and the mount in it.
+    pub(super) fn staged(&self, driver: &str, handle: &str) -> Result<PathBuf, VolumeError> {
+        Ok(self.shared().join(paths::element(driver)?).join(sha256::hex(handle.as_bytes())))
+    }
+
+    /// The directory with the files of a block volume: record and devices.
+    pub(super) fn block(&self, spec_name: &str) -> Result<PathBuf, VolumeError> {
+        // Directories beside those of the volumes have these names.
+        if matches!(spec_name, "staging" | "publish") {
+            return Err(VolumeError::Name { name: spec_name.to_owned() });
+        }
+        Ok(self.shared().join("volumeDevices").join(paths::element(spec_name)?))
+    }
+
+    /// The staging target of a block volume.
+    pub(super) fn block_staging(&self, spec_name: &str) -> Result<PathBuf, VolumeError> {
+        Ok(self.shared().join("volumeDevices/staging").join(paths::element(spec_name)?))
+    }
+
+    /// The directory of publish targets of a block volume, one per pod.
+    pub(super) fn block_publish(&self, spec_name: &str) -> Result<PathBuf, VolumeError> {
+        Ok(self.shared().join("volumeDevices/publish").join(paths::element(spec_name)?))
+    }
+
+    /// A volume of a pod: the directory of a file system, or the link to a device.
+    pub(super) fn of_pod(&self, place: &Place) -> Result<PathBuf, VolumeError> {
+        let kind = match place.form {
+            Form::Filesystem => "volumes",
+            Form::Block => "volumeDevices",
+        };
+        let pod = paths::pod(&self.root_dir, &place.pod)?;
+        Ok(pod.join(kind).join(DIRECTORY).join(paths::element(&place.spec_name)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ids::PodUid;
+
+    #[test]
+    fn names_equal_those_of_controllers_and_the_go_kubelet() {
+        // echo -n 'vol-1hostpath.csi.k8s.ion1' | sha256sum
+        assert_eq!(
+            attachment_name("vol-1", "hostpath.csi.k8s.io", "n1"),
+            format!("csi-{}", sha256::hex(b"vol-1hostpath.csi.k8s.ion1"))
+        );
+        assert_eq!(inline_handle("u", "v"), format!("csi-{}", sha256::hex(b"uv")));
+        assert_eq!(inline_handle("u", "v").len(), 68);
+        assert_eq!(unique_name("d", "h"), "kubernetes.io/csi/d^h");
+    }
+
+    #[test]
+    fn paths_equal_those_of_the_go_kubelet() {
+        let layout = Layout::new(Path::new("/r"));
+        let hash = sha256::hex(b"h/../x");
+        let staged = layout.staged("d.io", "h/../x").unwrap();
+        assert_eq!(staged, Path::new(&format!("/r/plugins/kubernetes.io/csi/d.io/{hash}")));
+        for (form, path) in [
+            (Form::Filesystem, "/r/pods/u/volumes/kubernetes.io~csi/pv"),
+            (Form::Block, "/r/pods/u/volumeDevices/kubernetes.io~csi/pv"),
+        ] {
+            let place = Place { pod: PodUid::from("u"), spec_name: "pv".to_owned(), form };
+            assert_eq!(layout.of_pod(&place).unwrap(), Path::new(path));
+        }
+        let devices = "/r/plugins/kubernetes.io/csi/volumeDevices";
+        assert_eq!(layout.block("pv").unwrap(), Path::new(devices).join("pv"));
+        assert_eq!(layout.block_staging("pv").unwrap(), Path::new(devices).join("staging/pv"));
+        assert_eq!(layout.block_publish("pv").unwrap(), Path::new(devices).join("publish/pv"));
+    }
+
+    #[test]
+    fn names_that_lead_elsewhere_are_refused() {
+        let layout = Layout::new(Path::new("/r"));
+        assert!(layout.block("staging").is_err() && layout.block("publish").is_err());
+        for name in ["..", ".", "", "a/b", "a\0"] {
+            assert!(layout.staged(name, "h").is_err(), "{name:?}");
+            assert!(layout.block(name).is_err(), "{name:?}");
+            let place = Place { pod: PodUid::from("u"), spec_name: name.to_owned(), form: Form::Block };
+            assert!(layout.of_pod(&place).is_err(), "{name:?}");
+        }
+    }
+}

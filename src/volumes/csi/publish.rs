@@ -1,0 +1,159 @@
+//! A file system for a pod (Go: csi_mounter.go).
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use super::super::error::VolumeError;
+use super::super::kind::{Form, Phase, Ready};
+use super::super::ownership::{self, Access, Broken, Policy};
+use super::cluster;
+use super::driver::{Pairs, Publish, Secrets};
+use super::error::{after_call, changed_nothing, io, not_begun, of_call};
+use super::names::{self, GLOBAL_MOUNT};
+use super::record::Record;
+use super::request::{TOKENS, Wanted};
+use super::stage::make_dirs;
+use super::volume::{At, Csi, text};
+use crate::util::stop::StopToken;
+use crate::util::untrusted;
+
+/// The publish target in the volume's directory.
+pub(super) const TARGET: &str = "mount";
+
+impl Csi {
+    /// Stages, publishes, grows and chowns a file system. The caller has the turn.
+    pub(super) fn mount(&self, wanted: &Wanted, stop: &StopToken) -> Result<Ready, VolumeError> {
+        let place = wanted.place();
+        let dir = self.layout.of_pod(&place)?;
+        let at = self.prepare(wanted, stop)?;
+        self.users().add(&wanted.unique_name(), &place);
+        if !wanted.is_ephemeral() {
+            self.stage(wanted, &at, stop)?;
+        }
+        let target = dir.join(TARGET);
+        self.publish(wanted, &at, &dir, &target, stop)?;
+        if let Some(gid) = wanted.walks(&at.spec, at.abilities) {
+            give(wanted, gid, &target, stop)?;
+        }
+        let grown_to = match wanted.grow_to {
+            Some(bytes) => self.grow_at(wanted, &at, bytes, stop)?,
+            None => None,
+        };
+        let is_republished = at.spec.requires_republish == Some(true);
+        self.users().set_republished(&place, is_republished);
+        Ok(Ready {
+            host_path: target,
+            form: Form::Filesystem,
+            read_only: wanted.is_read_only(),
+            selinux_relabel: wanted.mount_label(&at.spec).is_none(),
+            grown_to,
+        })
+    }
+
+    fn publish(
+        &self,
+        wanted: &Wanted,
+        at: &At,
+        dir: &Path,
+        target: &Path,
+        stop: &StopToken,
+    ) -> Result<(), VolumeError> {
+        let phase = Phase::SetUp;
+        let source = &wanted.source;
+        let label = wanted.mount_label(&at.spec);
+        let (volume_context, secrets) = self
+            .inputs(wanted, at, stop)
+            .map_err(|error| not_begun(phase, format!("kubernetes.io/csi: {error}")))?;
+        let staging_path = if at.abilities.stage && !wanted.is_ephemeral() {
+            text(&self.layout.staged(&source.driver, &source.volume_handle)?.join(GLOBAL_MOUNT))?
+        } else {
+            String::new()
+        };
+        let request = Publish {
+            volume: source.volume_handle.clone(),
+            publish_context: at.publish_context.clone(),
+            staging_path,
+            target_path: text(target)?,
+            capability: wanted.capability(at.abilities, label),
+            read_only: wanted.is_read_only(),
+            secrets,
+            volume_context,
+        };
+        // The driver makes the target itself.
+        make_dirs(dir, "make directory")?;
+        self.record(wanted, label).write(dir).map_err(io("write the record in", dir))?;
+        let result = at.driver.publish(&request, stop).map_err(|error| of_call(phase, "", &error));
+        if let Err(error) = &result
+            && changed_nothing(error)
+        {
+            // Published before, the volume stays as it is.
+            self.clear_failed(dir, Some(TARGET));
+        }
+        result
+    }
+
+    /// The record of a volume of a pod.
+    pub(super) fn record(&self, wanted: &Wanted, label: Option<&str>) -> Record {
+        let source = &wanted.source;
+        let node = &self.settings.node_name;
+        Record {
+            spec_name: wanted.spec_name.clone(),
+            volume_handle: source.volume_handle.clone(),
+            driver_name: source.driver.clone(),
+            node_name: node.clone(),
+            attachment: names::attachment_name(&source.volume_handle, &source.driver, node),
+            volume_lifecycle_mode: wanted.lifecycle.as_str().to_owned(),
+            selinux_context: label.unwrap_or_default().to_owned(),
+        }
+    }
+
+    /// The volume's context and the secrets of a publication, with tokens for the driver.
+    pub(super) fn inputs(
+        &self,
+        wanted: &Wanted,
+        at: &At,
+        stop: &StopToken,
+    ) -> Result<(Pairs, Secrets), String> {
+        let reference = wanted.source.node_publish_secret_ref.as_ref();
+        let mut secrets = self.secret(reference, "NodePublishSecretRef", stop)?;
+        let mut context = wanted.context(&at.spec);
+        if at.spec.token_requests.is_empty() {
+            return Ok((context, secrets));
+        }
+        let mut tokens = BTreeMap::new();
+        for request in at.spec.token_requests.iter().take(MAX_AUDIENCES) {
+            let token = self.cluster.token(&wanted.pod, &request.audience, request.expiration_seconds, stop);
+            let token = token.map_err(|error| {
+                format!("mounter.SetUpAt failed to get service account token attributes: {error}")
+            })?;
+            tokens.insert(request.audience.clone(), token);
+        }
+        let json = cluster::tokens_json(&tokens);
+        if at.spec.service_account_token_in_secrets == Some(true) {
+            secrets.insert(TOKENS, json);
+        } else {
+            context.insert(TOKENS.to_owned(), json);
+        }
+        Ok((context, secrets))
+    }
+}
+
+/// Tokens of one driver.
+const MAX_AUDIENCES: usize = 32;
+
+/// Gives the files of a published volume to the pod's group.
+fn give(wanted: &Wanted, gid: u32, target: &Path, stop: &StopToken) -> Result<(), VolumeError> {
+    let failed = |error: String| {
+        let text = format!("applyFSGroup failed for vol {}: {error}", wanted.source.volume_handle);
+        after_call(Phase::SetUp, text)
+    };
+    let policy = if wanted.fs_group_on_root_mismatch { Policy::OnRootMismatch } else { Policy::Always };
+    let root = untrusted::directory(target, 1).map_err(|error| failed(error.to_string()))?;
+    let given = ownership::give(root.as_fd(), gid, (Access::Write, policy), stop, &mut |_| {});
+    match given {
+        Ok(_) => Ok(()),
+        Err(Broken::Stopping) => Err(VolumeError::Stopping),
+        Err(Broken::Failed(errno)) => Err(failed(std::io::Error::from(errno).to_string())),
+    }
+}

@@ -1,0 +1,303 @@
+//! The drivers on this node (Go: pkg/volume/csi csi_plugin.go, csi_drivers_store.go).
+//!
+//! The watcher of plugin sockets calls [`Registry::validate`], [`Registry::register`] and
+//! [`Registry::deregister`]; it repeats a failed registration after its back-off. A driver can be
+//! used from its registration on, also while its answer about the node is awaited.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use super::super::paths;
+use super::driver::{Driver, DriverNode};
+use super::versions::{self, Version};
+use crate::util::stop::StopToken;
+
+/// Drivers that can be registered. A node has a handful.
+const MAX_DRIVERS: usize = 128;
+/// The longest name of a driver: the protocol allows 63 bytes.
+const MAX_NAME: usize = 128;
+/// The longest name of a node, in bytes: the protocol's limit.
+const MAX_NODE_ID: usize = 256;
+/// Labels of one driver for the node.
+const MAX_TOPOLOGY: usize = 64;
+
+/// Makes the client for a driver: its name and its socket.
+type Connect = dyn Fn(&str, &str) -> Result<Arc<dyn Driver>, String> + Send + Sync;
+
+/// What a driver said about this node.
+pub type NodeInfo = DriverNode;
+
+/// A driver that is registered.
+#[derive(Clone)]
+pub struct RegisteredDriver {
+    /// Its socket.
+    pub endpoint: String,
+    /// Its node service.
+    pub driver: Arc<dyn Driver>,
+    /// What it said about this node; `None` until it has.
+    pub node: Option<DriverNode>,
+    version: Version,
+}
+
+#[derive(Default)]
+struct Known {
+    drivers: BTreeMap<String, RegisteredDriver>,
+    /// Drivers that were deregistered since the start.
+    removed: BTreeSet<String>,
+}
+
+/// All drivers. Shared by the watcher, the volumes and the reporter of the node.
+pub struct Registry {
+    connect: Box<Connect>,
+    known: Mutex<Known>,
+    ring: Sender<()>,
+    changed: Receiver<()>,
+}
+
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_set().entries(self.known().drivers.keys()).finish()
+    }
+}
+
+impl Registry {
+    /// No drivers yet. `connect` makes the client of one.
+    #[must_use]
+    pub fn new(
+        connect: impl Fn(&str, &str) -> Result<Arc<dyn Driver>, String> + Send + Sync + 'static,
+    ) -> Registry {
+        let (ring, changed) = bounded(1);
+        Registry { connect: Box::new(connect), known: Mutex::default(), ring, changed }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A channel that becomes readable when the answers of drivers about this node have changed.
+    #[must_use]
+    pub fn changed(&self) -> Receiver<()> {
+        self.changed.clone()
+    }
+
+    fn ring(&self) {
+        // A full channel has the news already.
+        let _ = self.ring.try_send(());
+    }
+
+    /// Whether a driver with these versions can be registered.
+    ///
+    /// # Errors
+    /// The text that the driver gets.
+    pub fn validate(&self, name: &str, versions: &[String]) -> Result<(), String> {
+        self.check("ValidatePlugin", name, versions).map(drop)
+    }
+
+    fn check(&self, caller: &str, name: &str, versions: &[String]) -> Result<Version, String> {
+        if paths::element(name).is_err() || name.len() > MAX_NAME {
+            let name: String = name.chars().take(64).collect();
+            return Err(format!("kubernetes.io/csi: {caller} for CSI driver {name:?} failed. Invalid name"));
+        }
+        let failed = format!("kubernetes.io/csi: {caller} for CSI driver {name:?} failed.");
+        if versions.is_empty() {
+            return Err(format!("{failed} Plugin returned an empty list for supported versions"));
+        }
+        let version = versions::highest(versions).map_err(|error| {
+            let shown = versions::shown(versions);
+            format!("{failed} None of the versions specified {shown:?} are supported. err={error}")
+        })?;
+        let known = self.known();
+        match known.drivers.get(name) {
+            Some(other) if other.version > version => Err(format!(
+                "{failed} Another driver with the same name is already registered with a higher supported version: {:?}",
+                other.version.to_string()
+            )),
+            None if known.drivers.len() >= MAX_DRIVERS => {
+                Err(format!("{failed} {MAX_DRIVERS} drivers are registered already"))
+            }
+            _ => Ok(version),
+        }
+    }
+
+    /// Registers a driver, and gets its answer about this node. Waits for the answer.
+    ///
+    /// # Errors
+    /// The text that the driver gets. It is not registered then.
+    pub fn register(
+        &self,
+        name: &str,
+        endpoint: &str,
+        versions: &[String],
+        stop: &StopToken,
+    ) -> Result<(), String> {
+        let version = self.check("RegisterPlugin", name, versions)?;
+        let driver = (self.connect)(name, endpoint)?;
+        let entry = RegisteredDriver {
+            endpoint: endpoint.to_owned(),
+            driver: Arc::clone(&driver),
+            node: None,
+            version,
+        };
+        {
+            let mut known = self.known();
+            known.removed.remove(name);
+            known.drivers.insert(name.to_owned(), entry);
+        }
+        let node = driver.info(stop).map_err(|error| error.to_string()).and_then(check_node);
+        let mut known = self.known();
+        // Another registration may have replaced this one.
+        let own = known.drivers.get_mut(name).filter(|it| Arc::ptr_eq(&it.driver, &driver));
+        match node {
+            Ok(node) => {
+                if let Some(own) = own {
+                    own.node = Some(node);
+                }
+                drop(known);
+                self.ring();
+                Ok(())
+            }
+            Err(error) => {
+                if own.is_some() {
+                    known.drivers.remove(name);
+                }
+                Err(format!("kubernetes.io/csi: RegisterPlugin for CSI driver {name:?} failed. {error}"))
+            }
+        }
+    }
+
+    /// Forgets a driver, if it is the one at this socket. Its volumes stay.
+    pub fn deregister(&self, name: &str, endpoint: &str) {
+        let mut known = self.known();
+        if known.drivers.get(name).is_some_and(|driver| driver.endpoint == endpoint) {
+            known.drivers.remove(name);
+            known.removed.insert(name.to_owned());
+            drop(known);
+            self.ring();
+        }
+    }
+
+    /// The driver of this name.
+    ///
+    /// # Errors
+    /// Upstream's text; a later try may find it.
+    pub fn get(&self, name: &str) -> Result<Arc<dyn Driver>, String> {
+        let driver = self.known().drivers.get(name).map(|known| Arc::clone(&known.driver));
+        driver.ok_or_else(|| format!("driver name {name} not found in the list of registered CSI drivers"))
+    }
+
+    /// Asks a driver again about this node: the number of volumes may have changed. Returns whether
+    /// the answer differs.
+    ///
+    /// # Errors
+    /// The text for the log.
+    pub fn refresh(&self, name: &str, stop: &StopToken) -> Result<bool, String> {
+        let driver = self.get(name)?;
+        let node = driver.info(stop).map_err(|error| error.to_string()).and_then(check_node)?;
+        let mut known = self.known();
+        let own = known.drivers.get_mut(name).filter(|it| Arc::ptr_eq(&it.driver, &driver));
+        let Some(own) = own.filter(|it| it.node.as_ref() != Some(&node)) else { return Ok(false) };
+        own.node = Some(node);
+        drop(known);
+        self.ring();
+        Ok(true)
+    }
+
+    /// The drivers that have answered, and those that were deregistered: what Node and CSINode show.
+    #[must_use]
+    pub fn nodes(&self) -> (BTreeMap<String, DriverNode>, BTreeSet<String>) {
+        let known = self.known();
+        let answered = known.drivers.iter().filter_map(|(name, it)| Some((name.clone(), it.node.clone()?)));
+        (answered.collect(), known.removed.clone())
+    }
+}
+
+/// Refuses answers that the objects could not hold.
+fn check_node(node: DriverNode) -> Result<DriverNode, String> {
+    if node.id.is_empty() {
+        return Err("error adding CSI driver node info: driverNodeID must not be empty".to_owned());
+    }
+    if node.id.len() > MAX_NODE_ID {
+        return Err(format!(
+            "error adding CSI driver node info: the node id has more than {MAX_NODE_ID} bytes"
+        ));
+    }
+    if node.topology.len() > MAX_TOPOLOGY {
+        return Err(format!("error adding CSI driver node info: more than {MAX_TOPOLOGY} topology segments"));
+    }
+    let is_label = |(key, value): (&String, &String)| key.len() <= 317 && value.len() <= 63;
+    if !node.topology.iter().all(is_label) {
+        return Err("error adding CSI driver node info: a topology segment is no label".to_owned());
+    }
+    Ok(node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::{FakeNode, Fault};
+    use super::*;
+
+    fn registry() -> (Registry, Arc<FakeNode>) {
+        let node = FakeNode::new();
+        let driver = node.driver();
+        (Registry::new(move |_, _| Ok(Arc::clone(&driver))), node)
+    }
+
+    fn v(text: &str) -> Vec<String> {
+        vec![text.to_owned()]
+    }
+
+    #[test]
+    fn driver_is_known_after_its_answer_and_until_its_socket_goes() {
+        let (registry, _node) = registry();
+        let stop = StopToken::never();
+        assert_eq!(
+            registry.get("d").err().unwrap(),
+            "driver name d not found in the list of registered CSI drivers"
+        );
+        registry.register("d", "/s1", &v("1.0.0"), &stop).unwrap();
+        assert!(registry.changed().try_recv().is_ok());
+        assert!(registry.get("d").is_ok());
+        assert_eq!(registry.nodes().0.get("d").map(|it| it.id.as_str()), Some("node-id"));
+        // A new socket, then the removal of the old one.
+        registry.register("d", "/s2", &v("1.1.0"), &stop).unwrap();
+        registry.deregister("d", "/s1");
+        assert!(registry.get("d").is_ok());
+        registry.deregister("d", "/s2");
+        assert!(registry.get("d").is_err());
+        assert!(registry.nodes().1.contains("d"));
+    }
+
+    #[test]
+    fn registration_fails_with_texts_of_upstream() {
+        let (registry, node) = registry();
+        let stop = StopToken::never();
+        for (name, versions, part) in [
+            ("d", vec![], "Plugin returned an empty list for supported versions"),
+            ("d", v("0.3.0"), "must be v1.x"),
+            ("../d", v("1.0.0"), "Invalid name"),
+        ] {
+            let error = registry.validate(name, &versions).unwrap_err();
+            assert!(error.starts_with("kubernetes.io/csi: ValidatePlugin for CSI driver"), "{error}");
+            assert!(error.contains(part), "{error}");
+        }
+        registry.register("d", "/s", &v("1.2.0"), &stop).unwrap();
+        let error = registry.validate("d", &v("1.0.0")).unwrap_err();
+        assert!(error.contains("already registered with a higher supported version: \"1.2.0\""), "{error}");
+        node.fail("info", Fault::Final);
+        let error = registry.register("d", "/s", &v("1.2.0"), &stop).unwrap_err();
+        assert!(error.contains("RegisterPlugin for CSI driver \"d\" failed. rpc error"), "{error}");
+        assert!(registry.get("d").is_err());
+    }
+
+    #[test]
+    fn unusable_answers_about_the_node_are_refused() {
+        let long = DriverNode { id: "x".repeat(300), ..DriverNode::default() };
+        let mut many = DriverNode { id: "x".to_owned(), ..DriverNode::default() };
+        many.topology = (0..100).map(|i| (format!("k{i}"), String::new())).collect();
+        for node in [DriverNode::default(), long, many] {
+            assert!(check_node(node).unwrap_err().starts_with("error adding CSI driver node info"));
+        }
+    }
+}

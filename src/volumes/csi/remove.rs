@@ -1,0 +1,222 @@
+//! The end of a file system's life: unpublish, and unstage after its last user (Go: csi_mounter.go,
+//! csi_attacher.go).
+//!
+//! A directory is removed only when nothing is mounted in it and it is empty. The record is removed
+//! after the mounts, so that a removal that was interrupted is repeated.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use super::super::error::VolumeError;
+use super::super::kind::{Phase, Place};
+use super::error::{io, not_begun, of_call};
+use super::mounter::unmount_all;
+use super::names::{self, GLOBAL_MOUNT, RECORD};
+use super::publish::TARGET;
+use super::rebuild;
+use super::record::{Look, Record};
+use super::volume::{Csi, text};
+use crate::util::stop::StopToken;
+
+impl Csi {
+    /// Removes a file system from a pod.
+    pub(super) fn unmount(&self, place: &Place, stop: &StopToken) -> Result<(), VolumeError> {
+        let dir = self.layout.of_pod(place)?;
+        let name = match Record::read(&dir) {
+            Look::Record(record) => Some(names::unique_name(&record.driver_name, &record.volume_handle)),
+            Look::Missing | Look::Damaged(_) => self.users().name_at(place),
+        };
+        let Some(name) = name else {
+            // Without a record no driver was called, or its work was undone.
+            return self.clear_dir(&dir, Some(TARGET));
+        };
+        let _turn = self.turn(&name, stop)?;
+        // Another operation may have ended while this one waited.
+        match Record::read(&dir) {
+            Look::Record(record) => self.unpublish(&record, &dir.join(TARGET), stop)?,
+            Look::Missing => {}
+            Look::Damaged(why) => log::warn!("damaged record of a volume in {}: {why}", dir.display()),
+        }
+        self.clear_dir(&dir, Some(TARGET))?;
+        let is_last = self.users().remove(&name, place);
+        if is_last { self.release(&name, stop) } else { Ok(()) }
+    }
+
+    /// Calls the driver. The target may be gone already: the driver must accept that.
+    pub(super) fn unpublish(
+        &self,
+        record: &Record,
+        target: &Path,
+        stop: &StopToken,
+    ) -> Result<(), VolumeError> {
+        let phase = Phase::TearDown;
+        let driver = self.registry.get(&record.driver_name).map_err(|error| {
+            not_begun(
+                phase,
+                format!("kubernetes.io/csi: Unmounter.TearDownAt failed to get CSI client: {error}"),
+            )
+        })?;
+        driver
+            .unpublish(&record.volume_handle, &text(target)?, stop)
+            .map_err(|error| of_call(phase, "kubernetes.io/csi: Unmounter.TearDownAt failed: ", &error))
+    }
+
+    /// Removes a volume from the node. The caller has its turn, and no pod uses it.
+    pub(super) fn release(&self, name: &str, stop: &StopToken) -> Result<(), VolumeError> {
+        for dir in rebuild::staged_dirs(&self.layout) {
+            let Look::Record(record) = Record::read(&dir) else { continue };
+            if names::unique_name(&record.driver_name, &record.volume_handle) == name {
+                self.unstage(name, &record, &dir, stop)?;
+            }
+        }
+        self.users().unstaged(name);
+        Ok(())
+    }
+
+    fn unstage(&self, name: &str, record: &Record, dir: &Path, stop: &StopToken) -> Result<(), VolumeError> {
+        self.users().doubt(name);
+        let target = dir.join(GLOBAL_MOUNT);
+        self.call_unstage(record, &target, stop)?;
+        self.clear_dir(dir, Some(GLOBAL_MOUNT))
+    }
+
+    /// The call itself, for both forms.
+    pub(super) fn call_unstage(
+        &self,
+        record: &Record,
+        target: &Path,
+        stop: &StopToken,
+    ) -> Result<(), VolumeError> {
+        let phase = Phase::UnmountDevice;
+        let prefix = "kubernetes.io/csi: attacher.UnmountDevice failed";
+        let driver = self.registry.get(&record.driver_name);
+        let driver = driver
+            .map_err(|error| not_begun(phase, format!("{prefix} to create newCsiDriverClient: {error}")))?;
+        let abilities = driver.abilities(stop).map_err(|error| of_call(phase, "", &error))?;
+        if !abilities.stage {
+            return Ok(());
+        }
+        driver
+            .unstage(&record.volume_handle, &text(target)?, stop)
+            .map_err(|error| of_call(phase, &format!("{prefix}: "), &error))
+    }
+
+    /// Removes all volumes from the node that no pod uses. Each is tried.
+    pub(super) fn release_all(&self, stop: &StopToken) -> Result<(), VolumeError> {
+        let mut first = Ok(());
+        let mut keep = |result: Result<(), VolumeError>| {
+            if let Err(error) = result
+                && first.is_ok()
+            {
+                first = Err(error);
+            }
+        };
+        for dir in rebuild::staged_dirs(&self.layout) {
+            if stop.is_stopped() {
+                return Err(VolumeError::Stopping);
+            }
+            match Record::read(&dir) {
+                Look::Record(record) => {
+                    let name = names::unique_name(&record.driver_name, &record.volume_handle);
+                    keep(self.release_if_unused(&name, stop));
+                }
+                // No driver was called, or its work was undone.
+                Look::Missing => keep(self.clear_dir(&dir, Some(GLOBAL_MOUNT))),
+                Look::Damaged(why) => {
+                    log::warn!("damaged record of a staged volume in {}: {why}", dir.display());
+                    if !rebuild::is_any_below(self.mounter.as_ref(), &dir) {
+                        keep(self.clear_dir(&dir, Some(GLOBAL_MOUNT)));
+                    }
+                }
+            }
+        }
+        for spec_name in rebuild::block_volumes(&self.layout) {
+            keep(self.release_block_if_unused(&spec_name, stop));
+        }
+        first
+    }
+
+    fn release_if_unused(&self, name: &str, stop: &StopToken) -> Result<(), VolumeError> {
+        if self.users().is_used(name) {
+            return Ok(());
+        }
+        let _turn = self.turn(name, stop)?;
+        // A pod may have begun to use it meanwhile.
+        if self.users().is_used(name) { Ok(()) } else { self.release(name, stop) }
+    }
+
+    /// Removes a directory with a record whose mount the driver has removed. What is still mounted
+    /// is unmounted first; what is not empty then stays.
+    pub(super) fn clear_dir(&self, dir: &Path, mount: Option<&str>) -> Result<(), VolumeError> {
+        if let Some(mount) = mount {
+            let target = dir.join(mount);
+            unmount_all(self.mounter.as_ref(), &target).map_err(io("unmount", &target))?;
+            remove_target(&target)?;
+        }
+        remove_record(dir)?;
+        remove_empty(dir)
+    }
+
+    /// As [`Csi::clear_dir`], after an operation that did nothing. A mount there is an older one,
+    /// and everything stays.
+    pub(super) fn clear_failed(&self, dir: &Path, mount: Option<&str>) {
+        let target = mount.map(|mount| dir.join(mount));
+        let is_mounted = |target: &PathBuf| self.mounter.is_mount_point(target).unwrap_or(true);
+        if target.as_ref().is_some_and(is_mounted) {
+            return;
+        }
+        if let Err(error) = self.clear_dir(dir, mount) {
+            log::warn!("cannot remove what a failed operation left: {error}");
+        }
+    }
+}
+
+/// Removes a mount's directory, or the link or file that a driver made in its place.
+fn remove_target(target: &Path) -> Result<(), VolumeError> {
+    match std::fs::symlink_metadata(target) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(io("read", target)(error)),
+        Ok(found) if found.is_dir() => remove_empty(target),
+        // A link, or an empty file: no data are lost.
+        Ok(found) if found.is_symlink() || found.len() == 0 => {
+            std::fs::remove_file(target).map_err(io("remove", target))
+        }
+        Ok(_) => Err(io("remove", target)(std::io::Error::other("not an empty file"))),
+    }
+}
+
+/// Removes an empty directory; a missing one is fine.
+pub(super) fn remove_empty(dir: &Path) -> Result<(), VolumeError> {
+    match std::fs::remove_dir(dir) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(io("remove directory", dir)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Removes the record in a directory, and temporary files of an interrupted write.
+pub(super) fn remove_record(dir: &Path) -> Result<(), VolumeError> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Ok(()) };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let is_ours = name
+            .to_str()
+            .is_some_and(|name| name == RECORD || (name.starts_with(RECORD) && name.ends_with(".tmp")));
+        let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if is_ours && !is_dir {
+            let path = entry.path();
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(io("remove", &path)(error));
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Removes what a driver published for a block device.
+pub(super) fn remove_published(csi: &Csi, target: &Path) -> Result<(), VolumeError> {
+    unmount_all(csi.mounter.as_ref(), target).map_err(io("unmount", target))?;
+    remove_target(target)
+}

@@ -1,0 +1,371 @@
+//! The life of volumes without faults, and what drivers are asked for.
+
+use std::collections::BTreeMap;
+
+use super::super::error::VolumeError;
+use super::super::kind::{Certainty, Form, KindError, Phase, VolumeKeeper, VolumeKind};
+use super::driver::{Abilities, Secrets};
+use super::fake::{DRIVER, FakeAgent, Fault};
+use super::names;
+use super::request::tests::wanted;
+use super::request::{Lifecycle, TOKENS, Wanted};
+use crate::model::storage::{
+    AccessMode, AttachError, CsiDriverSpec, SecretReference, TokenRequest, VolumeAttachment,
+};
+use crate::util::sha256;
+use crate::util::stop::{self, StopToken};
+
+fn set_up(agent: &FakeAgent, wanted: &Wanted) -> Result<super::super::kind::Ready, VolumeError> {
+    agent.csi.volume(wanted.clone()).set_up(&StopToken::never())
+}
+
+fn tear_down(agent: &FakeAgent, wanted: &Wanted) -> Result<(), VolumeError> {
+    agent.csi.tear_down(&wanted.place(), &StopToken::never())
+}
+
+fn kind_error(error: VolumeError) -> KindError {
+    let VolumeError::Kind(error) = error else { panic!("{error}") };
+    error
+}
+
+#[test]
+fn volume_is_staged_once_for_two_pods_and_unstaged_after_the_last() {
+    let agent = FakeAgent::new();
+    let (a, b) = (wanted("a", "h"), wanted("b", "h"));
+    let ready = set_up(&agent, &a).unwrap();
+    let root = agent.root.path();
+    assert_eq!(ready.host_path, root.join("pods/a/volumes/kubernetes.io~csi/pv-h/mount"));
+    assert!(ready.selinux_relabel && !ready.read_only);
+    set_up(&agent, &b).unwrap();
+    assert_eq!(
+        agent.node.calls(),
+        ["abilities", "stage h", "publish h", "abilities", "publish h"].map(str::to_owned)
+    );
+    let global = format!("plugins/kubernetes.io/csi/{DRIVER}/{}/globalmount", sha256::hex(b"h"));
+    let stage = agent.node.last_stage();
+    assert_eq!(stage.staging_path, root.join(&global).display().to_string());
+    assert_eq!(stage.publish_context.get("dev").map(String::as_str), Some("sdx"));
+    assert_eq!(stage.capability.access_mode, 1);
+    assert_eq!(agent.csi.in_use(), [format!("kubernetes.io/csi/{DRIVER}^h")]);
+    let record = root.join("pods/a/volumes/kubernetes.io~csi/pv-h/vol_data.json");
+    let record: BTreeMap<String, String> = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
+    assert_eq!(
+        record.into_iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>(),
+        [
+            format!("attachmentID={}", names::attachment_name("h", DRIVER, "n1")),
+            format!("driverName={DRIVER}"),
+            "nodeName=n1".to_owned(),
+            "specVolID=pv-h".to_owned(),
+            "volumeHandle=h".to_owned(),
+            "volumeLifecycleMode=Persistent".to_owned(),
+        ]
+    );
+    tear_down(&agent, &a).unwrap();
+    assert_eq!(agent.node.calls(), ["unpublish h"]);
+    tear_down(&agent, &b).unwrap();
+    assert_eq!(agent.node.calls(), ["unpublish h", "abilities", "unstage h"]);
+    tear_down(&agent, &b).unwrap();
+    assert!(agent.node.calls().is_empty());
+    assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
+    agent.node.check();
+}
+
+#[test]
+fn driver_without_staging_is_asked_to_publish_only() {
+    let agent = FakeAgent::new();
+    agent.node.set_abilities(Abilities::default());
+    let a = wanted("a", "h");
+    set_up(&agent, &a).unwrap();
+    assert_eq!(agent.node.calls(), ["abilities", "publish h"]);
+    assert_eq!(agent.node.last_publish().staging_path, "");
+    tear_down(&agent, &a).unwrap();
+    assert_eq!(agent.node.calls(), ["unpublish h", "abilities"]);
+    assert!(agent.left().is_empty(), "{:?}", agent.left());
+}
+
+#[test]
+fn inline_volume_is_neither_attached_nor_staged() {
+    let agent = FakeAgent::new();
+    *agent.cluster.attachment.lock().unwrap() = None;
+    agent.cluster.driver.lock().unwrap().spec = CsiDriverSpec {
+        volume_lifecycle_modes: vec!["Ephemeral".to_owned()],
+        pod_info_on_mount: Some(true),
+        ..CsiDriverSpec::default()
+    };
+    let mut a = wanted("a", &names::inline_handle("a", "v"));
+    a.lifecycle = Lifecycle::Ephemeral;
+    a.spec_name = "v".to_owned();
+    set_up(&agent, &a).unwrap();
+    let publish = agent.node.last_publish();
+    assert_eq!(publish.volume, format!("csi-{}", sha256::hex(b"av")));
+    let ephemeral = publish.volume_context.get("csi.storage.k8s.io/ephemeral");
+    assert_eq!(ephemeral.map(String::as_str), Some("true"));
+    assert_eq!((agent.node.staged(), publish.staging_path.as_str()), (0, ""));
+    tear_down(&agent, &a).unwrap();
+    assert!(agent.left().is_empty(), "{:?}", agent.left());
+}
+
+#[test]
+fn secrets_and_tokens_reach_the_driver_and_no_text() {
+    let agent = FakeAgent::new();
+    let pairs = [("user".to_owned(), "geheim".to_owned())].into();
+    agent.cluster.secrets.lock().unwrap().insert("s".to_owned(), Secrets::new(pairs));
+    let name = |name: &str| Some(SecretReference { name: name.to_owned(), namespace: "n".to_owned() });
+    let mut a = wanted("a", "h");
+    a.source.node_stage_secret_ref = name("s");
+    a.source.node_publish_secret_ref = name("s");
+    agent.cluster.driver.lock().unwrap().spec.token_requests =
+        vec![TokenRequest { audience: "x".to_owned(), expiration_seconds: Some(600) }];
+    set_up(&agent, &a).unwrap();
+    assert_eq!(agent.node.last_stage().secrets.expose().len(), 1);
+    let publish = agent.node.last_publish();
+    assert_eq!(publish.secrets.expose().len(), 1);
+    assert_eq!(
+        publish.volume_context.get(TOKENS).unwrap(),
+        r#"{"x":{"expirationTimestamp":"2030-01-01T00:00:00Z","token":"token-default-x-600"}}"#
+    );
+    agent.cluster.driver.lock().unwrap().spec.service_account_token_in_secrets = Some(true);
+    set_up(&agent, &a).unwrap();
+    let publish = agent.node.last_publish();
+    assert!(publish.secrets.expose().contains_key(TOKENS) && publish.volume_context.is_empty());
+    assert!(!format!("{publish:?}").contains("geheim"));
+    a.source.node_publish_secret_ref = name("none");
+    let error = kind_error(set_up(&agent, &a).unwrap_err());
+    assert_eq!(
+        error.message,
+        "kubernetes.io/csi: fetching NodePublishSecretRef n/none failed: secrets \"none\" not found"
+    );
+    assert_eq!((error.phase, error.certainty), (Phase::SetUp, Certainty::NotBegun));
+}
+
+#[test]
+fn volume_waits_for_its_attachment() {
+    let agent = FakeAgent::new();
+    let a = wanted("a", "h");
+    let id = names::attachment_name("h", DRIVER, "n1");
+    let attempt = |found: Option<VolumeAttachment>| {
+        *agent.cluster.attachment.lock().unwrap() = found;
+        let error = kind_error(set_up(&agent, &a).unwrap_err());
+        assert_eq!((error.phase, error.certainty), (Phase::WaitForAttach, Certainty::NotBegun));
+        error.message
+    };
+    let text = attempt(None);
+    assert!(text.contains(&format!("volume h has GET error for volume attachment {id}: ")), "{text}");
+    let mut found = VolumeAttachment::default();
+    let waiting = "timed out waiting for external-attacher of d.example CSI driver to attach volume h";
+    assert_eq!(attempt(Some(found.clone())), waiting);
+    found.status.attach_error = Some(AttachError { message: "no slot".to_owned(), error_code: None });
+    assert_eq!(attempt(Some(found.clone())), "no slot");
+    found.metadata.deletion_timestamp = Some("2030-01-01T00:00:00Z".to_owned());
+    assert_eq!(attempt(Some(found)), "volume attachment is being deleted");
+    assert!(agent.node.calls().is_empty() && agent.left().is_empty());
+    *agent.cluster.attachment.lock().unwrap() = None;
+    agent.cluster.driver.lock().unwrap().spec.attach_required = Some(false);
+    set_up(&agent, &a).unwrap();
+    assert!(agent.node.last_stage().publish_context.is_empty());
+}
+
+#[test]
+fn unknown_driver_is_named_as_by_upstream() {
+    let agent = FakeAgent::new();
+    let mut a = wanted("a", "h");
+    a.source.driver = "other".to_owned();
+    let error = kind_error(set_up(&agent, &a).unwrap_err());
+    assert_eq!(error.phase.words(), "MountVolume.MountDevice");
+    assert_eq!(
+        error.message,
+        "kubernetes.io/csi: attacher.MountDevice failed to create newCsiDriverClient: driver name other not found in the list of registered CSI drivers"
+    );
+}
+
+#[test]
+fn failed_operations_are_reported_as_by_upstream() {
+    let agent = FakeAgent::new();
+    let a = wanted("a", "h");
+    agent.node.fail("stage", Fault::Final);
+    let error = kind_error(set_up(&agent, &a).unwrap_err());
+    assert_eq!((error.phase, error.certainty), (Phase::MountDevice, Certainty::Final));
+    assert_eq!(error.message, "rpc error: code = Internal desc = stage failed");
+    assert!(agent.left().is_empty(), "{:?}", agent.left());
+    agent.node.fail("publish", Fault::Uncertain);
+    let error = kind_error(set_up(&agent, &a).unwrap_err());
+    assert_eq!((error.phase, error.certainty), (Phase::SetUp, Certainty::Uncertain));
+    assert!(agent.left().iter().any(|name| name.ends_with("pv-h/vol_data.json")));
+    agent.node.fail("publish", Fault::Babble);
+    let error = kind_error(set_up(&agent, &a).unwrap_err());
+    assert!(error.message.len() < 5000);
+    tear_down(&agent, &a).unwrap();
+    assert!(agent.left().is_empty(), "{:?}", agent.left());
+    assert_eq!(agent.node.staged(), 0);
+}
+
+#[test]
+fn failed_repetition_leaves_a_published_volume_alone() {
+    let agent = FakeAgent::new();
+    agent.cluster.driver.lock().unwrap().spec.requires_republish = Some(true);
+    let a = wanted("a", "h");
+    let volume = agent.csi.volume(a.clone());
+    assert!(!volume.requires_remount());
+    set_up(&agent, &a).unwrap();
+    assert!(volume.requires_remount());
+    agent.node.fail("publish", Fault::Final);
+    set_up(&agent, &a).unwrap_err();
+    assert_eq!(agent.node.mounts().len(), 2);
+    assert!(agent.left().iter().any(|name| name.ends_with("pv-h/vol_data.json")));
+    tear_down(&agent, &a).unwrap();
+    assert!(!volume.requires_remount());
+    assert!(agent.left().is_empty(), "{:?}", agent.left());
+}
+
+#[test]
+fn hanging_driver_ends_with_the_stop_signal_and_is_undone() {
+    let agent = FakeAgent::new();
+    let a = wanted("a", "h");
+    for method in ["stage", "publish"] {
+        agent.node.fail(method, Fault::Hang);
+        let (source, token) = stop::pair();
+        std::thread::scope(|scope| {
+            let running = scope.spawn(|| agent.csi.volume(a.clone()).set_up(&token));
+            drop(source);
+            assert!(running.join().unwrap().is_err());
+        });
+        // The stop signal may have come before the call.
+        agent.node.forget_faults();
+    }
+    tear_down(&agent, &a).unwrap();
+    agent.csi.release_unused(&StopToken::never()).unwrap();
+    assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
+}
+
+#[test]
+fn data_below_a_mount_that_stays_are_not_removed() {
+    let agent = FakeAgent::new();
+    let a = wanted("a", "h");
+    let ready = set_up(&agent, &a).unwrap();
+    // The driver says that it is done, but a file is there.
+    std::fs::write(ready.host_path.join("data"), "precious").unwrap();
+    let error = tear_down(&agent, &a).unwrap_err();
+    assert!(error.to_string().contains("cannot remove directory"), "{error}");
+    assert_eq!(std::fs::read_to_string(ready.host_path.join("data")).unwrap(), "precious");
+    std::fs::remove_file(ready.host_path.join("data")).unwrap();
+    tear_down(&agent, &a).unwrap();
+    assert!(agent.left().is_empty(), "{:?}", agent.left());
+}
+
+#[test]
+fn mounts_that_a_driver_forgot_are_unmounted() {
+    let agent = FakeAgent::new();
+    let a = wanted("a", "h");
+    let ready = set_up(&agent, &a).unwrap();
+    agent.node.mount(&ready.host_path);
+    tear_down(&agent, &a).unwrap();
+    assert!(agent.node.mounts().is_empty() && agent.left().is_empty());
+}
+
+#[test]
+fn volume_grows_at_its_mount_and_later() {
+    let agent = FakeAgent::new();
+    let mut a = wanted("a", "h");
+    a.grow_to = Some(1 << 30);
+    assert_eq!(set_up(&agent, &a).unwrap().grown_to, Some(1 << 30));
+    let expand = agent.node.last_expand();
+    assert!(expand.path.ends_with("pods/a/volumes/kubernetes.io~csi/pv-h/mount"));
+    assert!(expand.staging_path.ends_with("globalmount"));
+    let volume = agent.csi.volume(a.clone());
+    assert_eq!(volume.expand(2 << 30, &StopToken::never()).unwrap(), Some(2 << 30));
+    agent.node.fail("expand", Fault::Final);
+    let error = kind_error(volume.expand(3 << 30, &StopToken::never()).unwrap_err());
+    assert!(error.message.starts_with("Expander.NodeExpand failed to expand the volume : rpc error"));
+    agent.node.set_abilities(Abilities { stage: true, ..Abilities::default() });
+    assert_eq!(volume.expand(3 << 30, &StopToken::never()).unwrap(), None);
+}
+
+#[test]
+fn pods_with_other_labels_cannot_share_a_mount() {
+    let agent = FakeAgent::new();
+    agent.cluster.driver.lock().unwrap().spec.selinux_mount = Some(true);
+    let labelled = |pod: &str, label: &str| {
+        let mut volume = wanted(pod, "h");
+        volume.access_modes = vec![AccessMode::ReadWriteOncePod];
+        volume.selinux_label = Some(label.to_owned());
+        volume
+    };
+    let ready = set_up(&agent, &labelled("a", "l1")).unwrap();
+    assert!(!ready.selinux_relabel);
+    assert_eq!(agent.node.last_stage().capability.mount_flags, ["context=\"l1\""]);
+    let error = set_up(&agent, &labelled("b", "l2")).unwrap_err();
+    assert!(error.to_string().contains("conflicting SELinux labels"), "{error}");
+}
+
+#[test]
+fn block_device_is_published_held_and_linked() {
+    let agent = FakeAgent::new();
+    let block = |pod: &str| Wanted { form: Form::Block, ..wanted(pod, "h") };
+    let (a, b) = (block("a"), block("b"));
+    let ready = set_up(&agent, &a).unwrap();
+    let devices = agent.root.path().join("plugins/kubernetes.io/csi/volumeDevices");
+    assert_eq!(ready.host_path, devices.join("publish/pv-h/a"));
+    assert_eq!(agent.node.mounts(), [devices.join("pv-h/dev/a")]);
+    let link = agent.root.path().join("pods/a/volumeDevices/kubernetes.io~csi/pv-h");
+    assert_eq!(std::fs::read_link(&link).unwrap(), ready.host_path);
+    assert!(devices.join("pv-h/data/vol_data.json").exists());
+    let stage = agent.node.last_stage();
+    assert_eq!(stage.staging_path, devices.join("staging/pv-h").display().to_string());
+    assert!(stage.capability.is_block && stage.capability.fs_type.is_empty());
+    set_up(&agent, &b).unwrap();
+    tear_down(&agent, &a).unwrap();
+    assert!(!link.exists() && agent.node.staged() == 1);
+    tear_down(&agent, &b).unwrap();
+    assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
+    assert_eq!(agent.node.staged(), 0);
+    agent.node.check();
+}
+
+#[test]
+fn restarted_agent_knows_volumes_and_removes_unused_ones() {
+    let mut agent = FakeAgent::new();
+    let (a, b) = (wanted("a", "h"), Wanted { form: Form::Block, ..wanted("b", "i") });
+    set_up(&agent, &a).unwrap();
+    set_up(&agent, &b).unwrap();
+    agent.restart();
+    assert_eq!(agent.csi.places(None), [a.place(), b.place()]);
+    assert_eq!(agent.csi.places(Some(&a.pod.uid)), [a.place()]);
+    agent.csi.release_unused(&StopToken::never()).unwrap();
+    assert!(agent.node.calls().is_empty());
+    tear_down(&agent, &a).unwrap();
+    tear_down(&agent, &b).unwrap();
+    assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
+}
+
+#[test]
+fn damaged_record_ends_nothing_and_loses_no_mount() {
+    let mut agent = FakeAgent::new();
+    let a = wanted("a", "h");
+    set_up(&agent, &a).unwrap();
+    for dir in [
+        "pods/a/volumes/kubernetes.io~csi/pv-h".to_owned(),
+        format!("plugins/kubernetes.io/csi/{DRIVER}/{}", sha256::hex(b"h")),
+    ] {
+        std::fs::write(agent.root.path().join(dir).join("vol_data.json"), "{").unwrap();
+    }
+    agent.restart();
+    assert!(agent.csi.places(None).is_empty());
+    agent.csi.release_unused(&StopToken::never()).unwrap();
+    assert_eq!(agent.node.mounts().len(), 2);
+    // The pod is still there: its set-up writes both records again.
+    set_up(&agent, &a).unwrap();
+    tear_down(&agent, &a).unwrap();
+    assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
+    agent.node.check();
+}
+
+#[test]
+fn stats_come_from_the_driver() {
+    let agent = FakeAgent::new();
+    let a = wanted("a", "h");
+    assert!(agent.csi.stats(&a.place(), &StopToken::never()).is_err());
+    set_up(&agent, &a).unwrap();
+    let stats = agent.csi.stats(&a.place(), &StopToken::never()).unwrap();
+    assert_eq!(stats.bytes.map(|bytes| bytes.total), Some(3));
+    assert_eq!(stats.condition, None);
+}

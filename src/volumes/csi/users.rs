@@ -1,0 +1,134 @@
+//! Which pods use which volume, and which volumes are staged (pure). The table is rebuilt from the
+//! disk at a start.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::super::kind::Place;
+use crate::model::ids::PodUid;
+
+/// A volume on the node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Volume {
+    users: BTreeSet<Place>,
+    /// The label of the staged mount, once it is known to be staged.
+    staged: Option<String>,
+}
+
+/// All volumes by unique name.
+#[derive(Debug, Default)]
+pub(super) struct Users {
+    volumes: HashMap<String, Volume>,
+    /// Volumes that must be published again at each sync of their pod.
+    republished: BTreeSet<Place>,
+}
+
+impl Users {
+    /// A pod uses a volume, or may use it.
+    pub(super) fn add(&mut self, name: &str, place: &Place) {
+        self.volumes.entry(name.to_owned()).or_default().users.insert(place.clone());
+    }
+
+    /// A pod no longer uses a volume. Returns whether no other pod uses it.
+    pub(super) fn remove(&mut self, name: &str, place: &Place) -> bool {
+        self.republished.remove(place);
+        let Some(volume) = self.volumes.get_mut(name) else { return true };
+        volume.users.remove(place);
+        volume.users.is_empty()
+    }
+
+    /// Whether any pod uses the volume.
+    pub(super) fn is_used(&self, name: &str) -> bool {
+        self.volumes.get(name).is_some_and(|volume| !volume.users.is_empty())
+    }
+
+    /// Whether another pod uses the volume.
+    pub(super) fn is_used_by_others(&self, name: &str, place: &Place) -> bool {
+        self.volumes.get(name).is_some_and(|volume| volume.users.iter().any(|user| user != place))
+    }
+
+    /// The volume is staged, with this label or none.
+    pub(super) fn staged(&mut self, name: &str, label: &str) {
+        self.volumes.entry(name.to_owned()).or_default().staged = Some(label.to_owned());
+    }
+
+    /// The label of a volume that this process has staged.
+    pub(super) fn label(&self, name: &str) -> Option<&str> {
+        self.volumes.get(name)?.staged.as_deref()
+    }
+
+    /// It is not known whether the volume is staged.
+    pub(super) fn doubt(&mut self, name: &str) {
+        if let Some(volume) = self.volumes.get_mut(name) {
+            volume.staged = None;
+        }
+    }
+
+    /// The volume is no longer staged.
+    pub(super) fn unstaged(&mut self, name: &str) {
+        self.doubt(name);
+        if !self.is_used(name) {
+            self.volumes.remove(name);
+        }
+    }
+
+    /// The volume at a place of a pod.
+    pub(super) fn name_at(&self, place: &Place) -> Option<String> {
+        let has = |volume: &Volume| volume.users.contains(place);
+        self.volumes.iter().find(|(_, volume)| has(volume)).map(|(name, _)| name.clone())
+    }
+
+    /// What a pod uses; all pods without a UID.
+    pub(super) fn places(&self, pod: Option<&PodUid>) -> Vec<Place> {
+        let all = self.volumes.values().flat_map(|volume| &volume.users);
+        let mut places: Vec<Place> =
+            all.filter(|place| pod.is_none_or(|pod| place.pod == *pod)).cloned().collect();
+        places.sort();
+        places
+    }
+
+    /// The names of all volumes that pods use, for `node.status.volumesInUse`.
+    pub(super) fn names(&self) -> Vec<String> {
+        let used = self.volumes.iter().filter(|(_, volume)| !volume.users.is_empty());
+        let mut names: Vec<String> = used.map(|(name, _)| name.clone()).collect();
+        names.sort();
+        names
+    }
+
+    pub(super) fn set_republished(&mut self, place: &Place, is_republished: bool) {
+        if is_republished {
+            self.republished.insert(place.clone());
+        } else {
+            self.republished.remove(place);
+        }
+    }
+
+    pub(super) fn is_republished(&self, place: &Place) -> bool {
+        self.republished.contains(place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::kind::Form;
+    use super::*;
+
+    #[test]
+    fn volume_is_kept_until_its_last_user_leaves() {
+        let place =
+            |pod: &str| Place { pod: PodUid::from(pod), spec_name: "pv".to_owned(), form: Form::Filesystem };
+        let mut users = Users::default();
+        users.add("v", &place("a"));
+        users.add("v", &place("b"));
+        users.staged("v", "");
+        assert_eq!(users.label("v"), Some(""));
+        assert_eq!(users.name_at(&place("b")).as_deref(), Some("v"));
+        assert!(!users.remove("v", &place("a")));
+        assert_eq!(users.places(None), [place("b")]);
+        assert!(users.remove("v", &place("b")));
+        assert!(!users.is_used("v") && users.names().is_empty());
+        assert_eq!(users.label("v"), Some(""));
+        users.unstaged("v");
+        assert!(users.volumes.is_empty());
+        assert!(users.remove("v", &place("b")));
+    }
+}

@@ -1,0 +1,219 @@
+//! CSI as a kind of volume of this room.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::super::error::VolumeError;
+use super::super::kind::{Form, Phase, Place, Ready, VolumeKeeper, VolumeKind};
+use super::cluster::Cluster;
+use super::driver::{Abilities, Driver, Pairs, VolumeStats};
+use super::error::{not_begun, of_call};
+use super::mounter::Mounter;
+use super::names::{self, Layout};
+use super::rebuild;
+use super::record::{Look, Record};
+use super::registry::Registry;
+use super::request::Wanted;
+use super::turns::{Turn, Turns};
+use super::users::Users;
+use crate::model::ids::PodUid;
+use crate::model::storage::CsiDriverSpec;
+use crate::util::stop::StopToken;
+
+/// The configuration of CSI volumes.
+#[derive(Debug, Clone)]
+pub struct CsiSettings {
+    /// `--root-dir`, its links resolved.
+    pub root_dir: PathBuf,
+    /// The node's name, in the names of VolumeAttachments.
+    pub node_name: String,
+}
+
+/// All CSI volumes of the node.
+pub struct Csi {
+    pub(super) settings: CsiSettings,
+    pub(super) layout: Layout,
+    pub(super) registry: Arc<Registry>,
+    pub(super) cluster: Arc<dyn Cluster>,
+    pub(super) mounter: Arc<dyn Mounter>,
+    pub(super) turns: Turns,
+    /// Held for look-ups only, never across a call or a system call.
+    users: Mutex<Users>,
+}
+
+impl fmt::Debug for Csi {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Csi({})", self.settings.root_dir.display())
+    }
+}
+
+/// One volume of one pod.
+#[derive(Debug, Clone)]
+pub struct CsiVolume {
+    csi: Arc<Csi>,
+    wanted: Wanted,
+}
+
+/// A driver and what is known of it, for one operation.
+pub(super) struct At {
+    pub(super) driver: Arc<dyn Driver>,
+    pub(super) spec: CsiDriverSpec,
+    pub(super) abilities: Abilities,
+    pub(super) publish_context: Pairs,
+}
+
+impl Csi {
+    /// Finds the volumes on the disk. No driver is called yet.
+    #[must_use]
+    pub fn new(
+        settings: CsiSettings,
+        registry: Arc<Registry>,
+        cluster: Arc<dyn Cluster>,
+        mounter: Arc<dyn Mounter>,
+    ) -> Csi {
+        let layout = Layout::new(&settings.root_dir);
+        let mut users = Users::default();
+        for found in rebuild::find(&settings.root_dir) {
+            users.add(&names::unique_name(&found.driver, &found.handle), &found.place);
+        }
+        Csi {
+            settings,
+            layout,
+            registry,
+            cluster,
+            mounter,
+            turns: Turns::default(),
+            users: Mutex::new(users),
+        }
+    }
+
+    pub(super) fn users(&self) -> MutexGuard<'_, Users> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a pod uses, or what all pods use, also found on the disk after a start.
+    #[must_use]
+    pub fn places(&self, pod: Option<&PodUid>) -> Vec<Place> {
+        self.users().places(pod)
+    }
+
+    /// The unique names of all volumes that pods use.
+    #[must_use]
+    pub fn in_use(&self) -> Vec<String> {
+        self.users().names()
+    }
+
+    /// A volume of a pod.
+    #[must_use]
+    pub fn volume(self: &Arc<Csi>, wanted: Wanted) -> CsiVolume {
+        CsiVolume { csi: Arc::clone(self), wanted }
+    }
+
+    /// Measures a volume that is set up, by the driver if it can.
+    ///
+    /// # Errors
+    /// When the driver cannot, or the volume is not known.
+    pub fn stats(&self, place: &Place, stop: &StopToken) -> Result<VolumeStats, VolumeError> {
+        let phase = Phase::SetUp;
+        let dir = self.layout.of_pod(place)?;
+        let home = if place.form == Form::Block {
+            self.layout.block(&place.spec_name)?.join("data")
+        } else {
+            dir.clone()
+        };
+        let Look::Record(record) = Record::read(&home) else {
+            return Err(not_begun(phase, "the volume is not mounted"));
+        };
+        let driver = self.registry.get(&record.driver_name).map_err(|error| not_begun(phase, error))?;
+        let abilities = driver.abilities(stop).map_err(|error| of_call(phase, "", &error))?;
+        if !abilities.stats {
+            return Err(not_begun(phase, "the driver does not measure volumes"));
+        }
+        let path = if place.form == Form::Block { self.publish_path(place)? } else { dir.join("mount") };
+        let staging = self.staging_path(place.form, &record)?;
+        let staging = if abilities.stage { text(&staging)? } else { String::new() };
+        let stats = driver.stats(&record.volume_handle, &text(&path)?, &staging, stop);
+        let mut stats = stats.map_err(|error| of_call(phase, "", &error))?;
+        if !abilities.condition {
+            stats.condition = None;
+        }
+        Ok(stats)
+    }
+
+    /// Waits for the turn of a volume.
+    pub(super) fn turn(&self, name: &str, stop: &StopToken) -> Result<Turn, VolumeError> {
+        self.turns.take(name, stop).ok_or(VolumeError::Stopping)
+    }
+
+    /// The staging target of a volume.
+    pub(super) fn staging_path(&self, form: Form, record: &Record) -> Result<PathBuf, VolumeError> {
+        match form {
+            Form::Filesystem => {
+                let dir = self.layout.staged(&record.driver_name, &record.volume_handle)?;
+                Ok(dir.join(names::GLOBAL_MOUNT))
+            }
+            Form::Block => self.layout.block_staging(&record.spec_name),
+        }
+    }
+
+    /// The publish target of a block volume.
+    pub(super) fn publish_path(&self, place: &Place) -> Result<PathBuf, VolumeError> {
+        Ok(self.layout.block_publish(&place.spec_name)?.join(place.pod.as_str()))
+    }
+}
+
+/// A path for a driver.
+pub(super) fn text(path: &Path) -> Result<String, VolumeError> {
+    let text = path.to_str().map(str::to_owned);
+    text.ok_or_else(|| VolumeError::Name { name: path.display().to_string() })
+}
+
+impl VolumeKind for CsiVolume {
+    fn plugin(&self) -> &'static str {
+        names::PLUGIN
+    }
+
+    fn unique_name(&self) -> String {
+        self.wanted.unique_name()
+    }
+
+    fn must_be_attached(&self) -> bool {
+        // The set-up waits for the VolumeAttachment itself, because it knows the driver's object.
+        false
+    }
+
+    fn requires_remount(&self) -> bool {
+        self.csi.users().is_republished(&self.wanted.place())
+    }
+
+    fn set_up(&self, stop: &StopToken) -> Result<Ready, VolumeError> {
+        let _turn = self.csi.turn(&self.unique_name(), stop)?;
+        match self.wanted.form {
+            Form::Filesystem => self.csi.mount(&self.wanted, stop),
+            Form::Block => self.csi.map(&self.wanted, stop),
+        }
+    }
+
+    fn expand(&self, bytes: i64, stop: &StopToken) -> Result<Option<i64>, VolumeError> {
+        let _turn = self.csi.turn(&self.unique_name(), stop)?;
+        self.csi.grow(&self.wanted, bytes, stop)
+    }
+}
+
+impl VolumeKeeper for Csi {
+    fn directory(&self) -> &'static str {
+        names::DIRECTORY
+    }
+
+    fn tear_down(&self, place: &Place, stop: &StopToken) -> Result<(), VolumeError> {
+        match place.form {
+            Form::Filesystem => self.unmount(place, stop),
+            Form::Block => self.unmap(place, stop),
+        }
+    }
+
+    fn release_unused(&self, stop: &StopToken) -> Result<(), VolumeError> {
+        self.release_all(stop)
+    }
+}
