@@ -5,7 +5,13 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-const PROTOS: &[&str] = &["proto/csi.proto", "proto/deviceplugin.proto", "proto/runtime.proto"];
+const PROTOS: &[&str] = &[
+    "proto/csi.proto",
+    "proto/deviceplugin.proto",
+    "proto/pluginregistration.proto",
+    "proto/podresources.proto",
+    "proto/runtime.proto",
+];
 /// The file for which tests get server stubs and a JSON view.
 const FAKED: &str = "runtime";
 
@@ -49,6 +55,11 @@ fn main() {
     for file in &parsed.file_descriptors {
         let module =
             Path::new(file.name()).file_stem().and_then(|stem| stem.to_str()).expect("a .proto name");
+        // Methods of two files may have one name: each file has a module. Names that only one file
+        // uses are also in the parent.
+        if !file.service.is_empty() {
+            writeln!(methods, "pub mod {module} {{\nuse super::super::{module};\nuse crate::transport::grpc::{{Stream, Unary}};").expect("a String grows");
+        }
         for service_type in &file.service {
             let service_name = service_type.name();
             let mut add = String::new();
@@ -102,6 +113,9 @@ fn main() {
                 snake(service_name)
             )
             .expect("a String grows");
+        }
+        if !file.service.is_empty() {
+            writeln!(methods, "}}\npub use {module}::*;").expect("a String grows");
         }
         for message in file.message_type.iter().filter(|_| module == FAKED) {
             let mut body = String::new();

@@ -17,6 +17,7 @@ pub mod transport;
 pub mod cgroups;
 pub mod devices;
 pub(crate) mod observe;
+pub mod plugins;
 pub(crate) mod probes;
 pub(crate) mod resources;
 pub mod runtime;

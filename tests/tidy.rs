@@ -28,6 +28,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("config", 1),
     ("cgroups", 2),
     ("devices", 2),
+    ("plugins", 2),
     ("runtime", 2),
     ("observe", 2),
     ("volumes", 2),

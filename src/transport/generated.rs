@@ -10,6 +10,10 @@ mod messages {
 pub use messages::csi;
 /// Messages of device plugins, v1beta1.
 pub use messages::deviceplugin;
+/// Messages of the registration of plugins, v1.
+pub use messages::pluginregistration;
+/// Messages of the pod-resources API, v1.
+pub use messages::podresources;
 /// Messages of the Container Runtime Interface v1.
 pub use messages::runtime;
 /// For tests that create and parse messages themselves.
@@ -19,12 +23,10 @@ pub use protobuf::Message;
 /// sub-message.
 pub use protobuf::{Enum, EnumOrUnknown, MessageField};
 
-/// One entry per remote method, named like it.
-#[allow(missing_docs)]
+/// One entry per remote method, named like it, in a module per file of `proto/`. Names that only one
+/// file uses are also at the top.
+#[allow(missing_docs, unused_imports)]
 pub mod methods {
-    use super::{csi, deviceplugin, runtime};
-    use crate::transport::grpc::{Stream, Unary};
-
     include!(concat!(env!("OUT_DIR"), "/methods.rs"));
 }
 

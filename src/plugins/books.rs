@@ -1,0 +1,199 @@
+//! Which sockets there are, which are registered, and what is done next. Pure.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::util::backoff::Failures;
+
+/// Operations at once: one that hangs must not delay others.
+pub const MOST_OPERATIONS: usize = 8;
+/// Sockets that are considered. Upstream has no limit.
+pub const MOST_SOCKETS: usize = 4096;
+/// The pause after the first failure, which doubles with each further one (kubelet:
+/// `exponentialbackoff`).
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(122);
+
+/// What distinguishes a socket from an earlier one of the same path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// The file system.
+    pub device: u64,
+    /// The inode, which the kernel may use again.
+    pub inode: u64,
+    /// The time of creation, in nanoseconds: a socket is not written to.
+    pub modified: i128,
+}
+
+/// A plugin as it registered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plugin {
+    /// The type, such as [`super::CSI`].
+    pub kind: String,
+    /// The name.
+    pub name: String,
+    /// The socket of its service.
+    pub endpoint: String,
+    /// The versions that it offers.
+    pub versions: Vec<String>,
+}
+
+/// What is to be done with a socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Make the handshake with this socket.
+    Register(Identity),
+    /// Remove the plugin from its handler.
+    Deregister(Plugin),
+}
+
+/// How an operation ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// The plugin is registered.
+    Registered(Plugin),
+    /// It is not, for this reason.
+    Failed(String),
+    /// It is removed.
+    Deregistered,
+}
+
+#[derive(Debug, Default)]
+struct Socket {
+    desired: Option<Identity>,
+    actual: Option<(Identity, Plugin)>,
+    /// The operation that runs.
+    busy: Option<Step>,
+    failures: Failures,
+    /// Not before this time.
+    due: Option<Instant>,
+    error: Option<String>,
+}
+
+impl Socket {
+    fn next(&self) -> Option<Step> {
+        match (&self.actual, self.desired) {
+            (Some((identity, plugin)), desired) if desired != Some(*identity) => {
+                Some(Step::Deregister(plugin.clone()))
+            }
+            (None, Some(identity)) => Some(Step::Register(identity)),
+            _ => None,
+        }
+    }
+}
+
+/// A socket, for the status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// The registration socket.
+    pub socket: PathBuf,
+    /// Whether the socket exists.
+    pub exists: bool,
+    /// The plugin, while it is registered.
+    pub plugin: Option<Plugin>,
+    /// Why the last attempt failed.
+    pub error: Option<String>,
+}
+
+/// All sockets.
+#[derive(Debug, Default)]
+pub struct Books {
+    sockets: BTreeMap<PathBuf, Socket>,
+    busy: usize,
+}
+
+impl Books {
+    /// The directory was read: `found` are its sockets.
+    pub fn found(&mut self, found: &BTreeMap<PathBuf, Identity>) {
+        for (path, socket) in &mut self.sockets {
+            if !found.contains_key(path) {
+                socket.desired = None;
+            }
+        }
+        for (path, identity) in found {
+            if !self.sockets.contains_key(path) && self.sockets.len() >= MOST_SOCKETS {
+                continue;
+            }
+            let socket = self.sockets.entry(path.clone()).or_default();
+            if socket.desired != Some(*identity) {
+                // The back-off stays: it is that of the path, as upstream's.
+                socket.desired = Some(*identity);
+            }
+        }
+        self.sweep();
+    }
+
+    /// The next operation; it runs until [`Books::ended`]. The one that is due for the longest time
+    /// is first, so that sockets that hang do not hold up others.
+    pub fn next(&mut self, now: Instant) -> Option<(PathBuf, Step)> {
+        if self.busy >= MOST_OPERATIONS {
+            return None;
+        }
+        let ready = |socket: &Socket| socket.busy.is_none() && socket.due.is_none_or(|due| due <= now);
+        let (path, socket, step) = self
+            .sockets
+            .iter_mut()
+            .filter(|(_, socket)| ready(socket))
+            .filter_map(|(path, socket)| socket.next().map(|step| (path, socket, step)))
+            .min_by_key(|(_, socket, _)| socket.due)?;
+        socket.busy = Some(step.clone());
+        self.busy += 1;
+        Some((path.clone(), step))
+    }
+
+    /// An operation has ended. Returns whether a failure is to be logged.
+    pub fn ended(&mut self, path: &Path, ended: Ended, now: Instant) -> bool {
+        let Some(socket) = self.sockets.get_mut(path) else { return false };
+        let Some(step) = socket.busy.take() else { return false };
+        let mut is_news = false;
+        self.busy -= 1;
+        socket.due = None;
+        match (step, ended) {
+            (Step::Register(identity), Ended::Registered(plugin)) => {
+                socket.actual = Some((identity, plugin));
+                socket.failures.end();
+                socket.error = None;
+            }
+            (Step::Deregister(_), _) => socket.actual = None,
+            (Step::Register(_), Ended::Failed(error)) => {
+                is_news = socket.failures.count();
+                socket.due = Some(now + socket.failures.delay(FIRST_PAUSE, LONGEST_PAUSE));
+                socket.error = Some(error);
+            }
+            (Step::Register(_), Ended::Deregistered) => {}
+        }
+        self.sweep();
+        is_news
+    }
+
+    /// When [`Books::next`] may have more to do, without an event before.
+    #[must_use]
+    pub fn wakes(&self) -> Option<Instant> {
+        if self.busy >= MOST_OPERATIONS {
+            return None;
+        }
+        let waits = |socket: &&Socket| socket.busy.is_none() && socket.next().is_some();
+        self.sockets.values().filter(waits).filter_map(|socket| socket.due).min()
+    }
+
+    /// All sockets that exist or are registered.
+    #[must_use]
+    pub fn list(&self) -> Vec<Listed> {
+        let one = |(path, socket): (&PathBuf, &Socket)| Listed {
+            socket: path.clone(),
+            exists: socket.desired.is_some(),
+            plugin: socket.actual.as_ref().map(|(_, plugin)| plugin.clone()),
+            error: socket.error.clone(),
+        };
+        self.sockets.iter().map(one).collect()
+    }
+
+    fn sweep(&mut self) {
+        self.sockets.retain(|_, it| it.desired.is_some() || it.actual.is_some() || it.busy.is_some());
+    }
+}
+
+#[cfg(test)]
+#[path = "books_tests.rs"]
+mod tests;

@@ -1,0 +1,222 @@
+//! The threads: one that waits for changes, and one per operation.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use rustix::event::PollFlags;
+
+use super::books::{Books, Ended, Listed, Step};
+use super::tree::Tree;
+use super::{Handlers, handshake};
+use crate::util::metrics::{Page, Type};
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, OnDeath, Running, Stack};
+use crate::util::untrusted;
+use crate::util::wake::Wake;
+
+/// The least time between two scans of a directory that changes all the time.
+const PACE: Duration = Duration::from_millis(100);
+/// The time between scans of directories that cannot be watched.
+const BLIND: Duration = Duration::from_secs(10);
+/// The pause after the kernel refused to start a thread or to wait.
+const PAUSE: Duration = Duration::from_secs(1);
+/// How long an operation may take to end when the agent ends.
+const END_LIMIT: Duration = Duration::from_secs(2);
+
+/// What the watcher needs.
+pub struct Settings {
+    /// `<root-dir>/plugins_registry`.
+    pub directory: PathBuf,
+    /// The handler of each type.
+    pub handlers: Handlers,
+}
+
+/// The watcher of the directory. Dropping it ends its threads; plugins stay registered.
+pub struct Plugins {
+    books: Arc<Mutex<Books>>,
+    _running: Running,
+}
+
+impl Plugins {
+    /// Creates the directory and starts the thread `plugins`.
+    ///
+    /// # Errors
+    /// When the directory cannot be created, or a limit of the kernel is reached.
+    pub fn start(settings: Settings, on_death: OnDeath) -> std::io::Result<Plugins> {
+        let _created: OwnedFd = untrusted::make_directory(&settings.directory, 1, 0o750)?;
+        let books = Arc::new(Mutex::new(Books::default()));
+        let wake = Wake::new()?;
+        let (done, ends) = unbounded();
+        let worker = Worker {
+            tree: Tree::new(&settings.directory),
+            handlers: Arc::new(settings.handlers),
+            books: Arc::clone(&books),
+            wake: wake.clone(),
+            done,
+            ends,
+            calls: Vec::new(),
+            is_cut: false,
+        };
+        let running = threads::spawn("plugins", Stack::Large, on_death, move |stop| worker.run(&stop))?
+            .with_waker(Box::new(move || wake.ring()));
+        Ok(Plugins { books, _running: running })
+    }
+
+    /// All sockets and plugins, for the status.
+    #[must_use]
+    pub fn list(&self) -> Vec<Listed> {
+        lock(&self.books).list()
+    }
+
+    /// Writes `plugin_manager_total_plugins`.
+    pub fn write_metrics(&self, page: &mut Page) {
+        let help = "Number of plugins in Plugin Manager";
+        let mut family = page.family("plugin_manager_total_plugins", help, Type::Gauge);
+        for listed in self.list() {
+            let path = listed.socket.to_string_lossy();
+            for (state, holds) in [
+                ("actual_state_of_world", listed.plugin.is_some()),
+                ("desired_state_of_world", listed.exists),
+            ] {
+                if holds {
+                    family.series(&[("socket_path", &path), ("state", state)], 1.0);
+                }
+            }
+        }
+    }
+}
+
+fn lock(books: &Mutex<Books>) -> MutexGuard<'_, Books> {
+    books.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Worker {
+    tree: Tree,
+    handlers: Arc<Handlers>,
+    books: Arc<Mutex<Books>>,
+    wake: Wake,
+    done: Sender<(PathBuf, Ended)>,
+    ends: Receiver<(PathBuf, Ended)>,
+    calls: Vec<Running>,
+    is_cut: bool,
+}
+
+impl Worker {
+    fn run(mut self, stop: &StopToken) {
+        let mut scan_at = Some(Instant::now());
+        let mut last_scan = None;
+        while !stop.is_stopped() {
+            self.wake.silence();
+            while let Ok((path, ended)) = self.ends.try_recv() {
+                let error = if let Ended::Failed(error) = &ended { error.clone() } else { String::new() };
+                if lock(&self.books).ended(&path, ended, Instant::now()) {
+                    log::warn!("{error}");
+                }
+            }
+            let now = Instant::now();
+            if scan_at.is_some_and(|at| at <= now) {
+                last_scan = Some(now);
+                scan_at = self.scan().then(|| now + BLIND);
+            }
+            let retry = self.start_operations();
+            if stop.is_stopped() {
+                break;
+            }
+            let until = [scan_at, lock(&self.books).wakes(), retry].into_iter().flatten().min();
+            let _waiting = threads::waiting("plugins");
+            // A scan that is due soon: changes until then belong to it.
+            let is_soon = scan_at.is_some_and(|at| at <= Instant::now() + PACE);
+            let changes = self.tree.changes().filter(|_| !is_soon).map(|fd| (fd, PollFlags::IN));
+            match self.wake.wait(changes, until) {
+                Ok(true) => {
+                    let earliest = last_scan.map_or_else(Instant::now, |last| last + PACE);
+                    scan_at = Some(earliest.max(Instant::now()));
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    log::warn!("cannot wait for changes of plugins_registry: {error}");
+                    stop.wait(PAUSE);
+                }
+            }
+        }
+        self.calls.iter_mut().for_each(Running::ask_to_stop);
+        for call in self.calls {
+            call.stop(END_LIMIT);
+        }
+    }
+
+    /// Reads the directory. Returns whether it cannot be watched.
+    fn scan(&mut self) -> bool {
+        self.tree.silence();
+        let found = self.tree.scan();
+        if found.cut && !self.is_cut {
+            log::warn!("plugins_registry has too many sockets or directories: some are ignored");
+        }
+        self.is_cut = found.cut;
+        lock(&self.books).found(&found.sockets);
+        found.blind
+    }
+
+    /// Starts what is due. Returns when to try again, if the kernel has no threads.
+    fn start_operations(&mut self) -> Option<Instant> {
+        self.calls.retain(|call| !call.is_finished());
+        loop {
+            let (path, step) = lock(&self.books).next(Instant::now())?;
+            let mut end = End {
+                done: self.done.clone(),
+                wake: self.wake.clone(),
+                ended: Some((path.clone(), Ended::Failed(format!("the operation for {} died", path.display())))),
+            };
+            let handlers = Arc::clone(&self.handlers);
+            let spawned = threads::spawn("plugin-call", Stack::Large, OnDeath::Unsupervised, move |stop| {
+                let _waiting = threads::waiting("a plugin");
+                let ended = match step {
+                    Step::Register(_) => {
+                        match handshake::register(&path, &handlers, &stop) {
+                            Ok(plugin) => {
+                                log::info!("registered {} {} at {}", plugin.kind, plugin.name, path.display());
+                                Ended::Registered(plugin)
+                            }
+                            Err(error) => Ended::Failed(error),
+                        }
+                    }
+                    Step::Deregister(plugin) => {
+                        log::info!("removing {} {} of {}", plugin.kind, plugin.name, path.display());
+                        if let Some(handler) = handlers.get(plugin.kind.as_str()) {
+                            handler.deregister(&plugin.name, &plugin.endpoint);
+                        }
+                        Ended::Deregistered
+                    }
+                };
+                end.ended = Some((path, ended));
+            });
+            match spawned {
+                Ok(running) => self.calls.push(running),
+                // The end reported a failure when it was dropped.
+                Err(error) => {
+                    log::warn!("cannot start a thread for a plugin: {error}");
+                    return Some(Instant::now() + PAUSE);
+                }
+            }
+        }
+    }
+}
+
+/// Reports the end of an operation when dropped, also after a panic.
+struct End {
+    done: Sender<(PathBuf, Ended)>,
+    wake: Wake,
+    ended: Option<(PathBuf, Ended)>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if let Some(ended) = self.ended.take() {
+            let _ = self.done.send(ended);
+            self.wake.ring();
+        }
+    }
+}

@@ -1,0 +1,295 @@
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use super::*;
+use crate::transport::generated::methods::pluginregistration as methods;
+use crate::transport::generated::pluginregistration::{
+    InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
+};
+use crate::transport::rpc_server::{Refusal, Server, Service};
+use crate::util::metrics::Page;
+use crate::util::threads::OnDeath;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Refuses the version `v0`, and cannot register the name `broken`.
+struct Recorder(Sender<String>);
+
+impl Handler for Recorder {
+    fn validate(&self, _name: &str, _endpoint: &str, versions: &[String]) -> Result<(), String> {
+        if versions.iter().any(|version| version == "v0") { Err("no v0".into()) } else { Ok(()) }
+    }
+
+    fn register(&self, name: &str, endpoint: &str, _: &[String], _: &StopToken) -> Result<(), String> {
+        match name {
+            "broken" => Err("it is broken".into()),
+            "panic" => panic!("on purpose"),
+            _ => {
+                self.0.send(format!("+{name} {endpoint}")).unwrap();
+                Ok(())
+            }
+        }
+    }
+
+    fn deregister(&self, name: &str, _endpoint: &str) {
+        self.0.send(format!("-{name}")).unwrap();
+    }
+}
+
+struct Fixture {
+    dir: tempfile::TempDir,
+    calls: Receiver<String>,
+    plugins: Plugins,
+}
+
+impl Fixture {
+    fn new() -> Fixture {
+        Fixture::with(|_| ())
+    }
+
+    /// `prepare` runs before the start.
+    fn with(prepare: impl FnOnce(&Path)) -> Fixture {
+        let dir = tempfile::tempdir().unwrap();
+        prepare(dir.path());
+        let (told, calls) = unbounded();
+        let handler: Arc<dyn Handler> = Arc::new(Recorder(told));
+        let settings =
+            Settings { directory: dir.path().to_owned(), handlers: Handlers::from([(CSI, handler)]) };
+        let plugins = Plugins::start(settings, OnDeath::Unsupervised).unwrap();
+        Fixture { dir, calls, plugins }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn next(&self) -> String {
+        self.calls.recv_timeout(LIMIT).expect("a call of the handler")
+    }
+
+    /// Waits until the list fulfils a condition.
+    fn until(&self, holds: impl Fn(&[books::Listed]) -> bool) -> Vec<books::Listed> {
+        let end = Instant::now() + LIMIT;
+        loop {
+            let list = self.plugins.list();
+            if holds(&list) {
+                return list;
+            }
+            assert!(Instant::now() < end, "{list:?}");
+            let _ = self.calls.recv_timeout(Duration::from_millis(20)).map(|call| panic!("{call}"));
+        }
+    }
+
+    fn fails_with(&self, text: &str) {
+        let list = self.until(|list| list.iter().any(|one| one.error.is_some()));
+        let error = list[0].error.clone().unwrap();
+        assert!(error.contains(text), "{error}");
+        assert_eq!(list[0].plugin, None);
+    }
+}
+
+struct Fake {
+    _server: Server,
+    statuses: Receiver<(bool, String)>,
+}
+
+impl Fake {
+    fn start(path: &Path, kind: &str, name: &str, version: &str) -> Fake {
+        let info = PluginInfo {
+            type_: kind.into(),
+            name: name.into(),
+            supported_versions: vec![version.into()],
+            ..PluginInfo::default()
+        };
+        Fake::with(path, move |_| Ok(info.clone()), |_| Ok(()))
+    }
+
+    fn with(
+        path: &Path,
+        info: impl Fn(&StopToken) -> Result<PluginInfo, Refusal> + Send + Sync + 'static,
+        status: impl Fn(bool) -> Result<(), Refusal> + Send + Sync + 'static,
+    ) -> Fake {
+        let (told, statuses) = unbounded();
+        let told = Mutex::new(told);
+        let service = Service::new()
+            .unary(&methods::GET_INFO, move |_: InfoRequest, stop: &StopToken| info(stop))
+            .unary(&methods::NOTIFY_REGISTRATION_STATUS, move |request: RegistrationStatus, _: &StopToken| {
+                let _ = told.lock().unwrap().send((request.plugin_registered, request.error));
+                status(request.plugin_registered)?;
+                Ok(RegistrationStatusResponse::default())
+            });
+        Fake { _server: Server::start(path, [service]).unwrap(), statuses }
+    }
+
+    fn status(&self) -> (bool, String) {
+        self.statuses.recv_timeout(LIMIT).unwrap()
+    }
+}
+
+#[test]
+fn plugin_registers_and_leaves_with_its_socket() {
+    let fixture = Fixture::new();
+    let path = fixture.path("a.sock");
+    let fake = Fake::start(&path, CSI, "a", "v1");
+    assert_eq!(fixture.next(), format!("+a {}", path.display()));
+    assert_eq!(fake.status(), (true, String::new()));
+    fixture.until(|list| list.iter().any(|one| one.plugin.is_some()));
+    let mut page = Page::new();
+    fixture.plugins.write_metrics(&mut page);
+    let text = page.into_text();
+    let labels = format!("{{socket_path=\"{}\",state=\"actual_state_of_world\"}} 1", path.display());
+    assert!(text.contains(&labels), "{text}");
+    drop(fake);
+    assert_eq!(fixture.next(), "-a");
+    fixture.until(<[_]>::is_empty);
+}
+
+#[test]
+fn socket_that_is_there_at_the_start_registers() {
+    let mut fake = None;
+    let fixture = Fixture::with(|dir| fake = Some(Fake::start(&dir.join("a.sock"), CSI, "a", "v1")));
+    assert!(fixture.next().starts_with("+a "));
+}
+
+#[test]
+fn replaced_socket_leaves_and_registers_again() {
+    let fixture = Fixture::new();
+    let path = fixture.path("a.sock");
+    let _old = Fake::start(&path, CSI, "old", "v1");
+    assert!(fixture.next().starts_with("+old "));
+    let other = tempfile::tempdir_in("/tmp").unwrap();
+    let new_path = other.path().join("n.sock");
+    let _new = Fake::start(&new_path, CSI, "new", "v1");
+    std::fs::rename(&new_path, &path).unwrap();
+    assert_eq!(fixture.next(), "-old");
+    assert!(fixture.next().starts_with("+new "));
+}
+
+#[test]
+fn refused_plugins_get_the_reason() {
+    for (kind, name, version, text) in [
+        ("Other", "a", "v1", "RegisterPlugin error -- no handler registered for plugin type: Other at socket "),
+        (CSI, "a", "v0", "RegisterPlugin error -- plugin validation failed with err: no v0"),
+        (CSI, "broken", "v1", "RegisterPlugin error -- plugin registration failed with err: it is broken"),
+    ] {
+        let fixture = Fixture::new();
+        let fake = Fake::start(&fixture.path("a.sock"), kind, name, version);
+        let (registered, error) = fake.status();
+        assert!(!registered && error.starts_with(text), "{error}");
+        fixture.fails_with(text);
+    }
+}
+
+#[test]
+fn panic_of_a_handler_is_a_failure() {
+    let fixture = Fixture::new();
+    let _fake = Fake::start(&fixture.path("a.sock"), CSI, "panic", "v1");
+    fixture.fails_with("died");
+}
+
+#[test]
+fn lost_notice_removes_the_plugin_again() {
+    let fixture = Fixture::new();
+    let info = PluginInfo { type_: CSI.into(), name: "a".into(), ..PluginInfo::default() };
+    let _fake = Fake::with(
+        &fixture.path("a.sock"),
+        move |_| Ok(info.clone()),
+        |_| Err(Refusal::unavailable("gone")),
+    );
+    assert!(fixture.next().starts_with("+a "));
+    assert_eq!(fixture.next(), "-a");
+}
+
+#[test]
+fn plugins_that_hang_delay_no_other() {
+    let fixture = Fixture::new();
+    let hang = |stop: &StopToken| {
+        let _ = stop.signal().recv();
+        Err(Refusal::unavailable("end"))
+    };
+    let hanging: Vec<Fake> =
+        (0..3).map(|n| Fake::with(&fixture.path(&format!("h{n}.sock")), hang, |_| Ok(()))).collect();
+    let mute = UnixListener::bind(fixture.path("mute.sock")).unwrap();
+    let _fake = Fake::start(&fixture.path("z.sock"), CSI, "z", "v1");
+    assert!(fixture.next().starts_with("+z "));
+    let failed = |list: &[books::Listed]| list.iter().filter(|one| one.error.is_some()).count() == 4;
+    let list = fixture.until(failed);
+    assert!(list[0].error.as_ref().unwrap().contains("using RPC GetInfo"), "{list:?}");
+    drop((hanging, mute));
+}
+
+#[test]
+fn plugin_that_ends_midway_fails_and_its_successor_registers() {
+    let fixture = Fixture::new();
+    let path = fixture.path("a.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    drop(listener.accept().unwrap());
+    drop(listener);
+    fixture.fails_with("RegisterPlugin error -- ");
+    let _fake = Fake::start(&path, CSI, "a", "v1");
+    assert!(fixture.next().starts_with("+a "));
+}
+
+#[test]
+fn huge_answer_is_an_error() {
+    let fixture = Fixture::new();
+    let info = PluginInfo { type_: CSI.into(), name: "x".repeat(1 << 20), ..PluginInfo::default() };
+    let _fake = Fake::with(&fixture.path("a.sock"), move |_| Ok(info.clone()), |_| Ok(()));
+    fixture.fails_with("using RPC GetInfo");
+}
+
+#[test]
+fn only_sockets_without_a_dot_count() {
+    let fixture = Fixture::new();
+    let outside = tempfile::tempdir().unwrap();
+    let _linked = Fake::start(&outside.path().join("o.sock"), CSI, "linked", "v1");
+    symlink(outside.path().join("o.sock"), fixture.path("link.sock")).unwrap();
+    symlink(outside.path(), fixture.path("linked")).unwrap();
+    std::fs::write(fixture.path("file.sock"), "x").unwrap();
+    let fifo = fixture.path("fifo.sock");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let _hidden = Fake::start(&fixture.path(".hidden.sock"), CSI, "hidden", "v1");
+    let _fake = Fake::start(&fixture.path("z.sock"), CSI, "z", "v1");
+    assert!(fixture.next().starts_with("+z "));
+    assert_eq!(fixture.plugins.list().len(), 1);
+}
+
+#[test]
+fn sockets_in_new_directories_register_and_leave_with_them() {
+    let fixture = Fixture::new();
+    let deep = fixture.path("a/b/c");
+    std::fs::create_dir_all(&deep).unwrap();
+    let _fake = Fake::start(&deep.join("s.sock"), CSI, "deep", "v1");
+    assert!(fixture.next().starts_with("+deep "));
+    std::fs::remove_dir_all(fixture.path("a")).unwrap();
+    assert_eq!(fixture.next(), "-deep");
+}
+
+#[test]
+fn directory_trees_without_end_are_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut path = dir.path().to_owned();
+    for _ in 0..100 {
+        path.push("d");
+    }
+    std::fs::create_dir_all(&path).unwrap();
+    let found = tree::Tree::new(dir.path()).scan();
+    assert!(found.cut && found.sockets.is_empty() && !found.blind);
+}
+
+#[test]
+fn thousand_dead_sockets_do_not_stop_a_live_one() {
+    let fixture = Fixture::with(|dir| {
+        for n in 0..1000 {
+            drop(UnixListener::bind(dir.join(format!("{n}.sock"))).unwrap());
+        }
+    });
+    let _fake = Fake::start(&fixture.path("live.sock"), CSI, "live", "v1");
+    assert!(fixture.next().starts_with("+live "));
+    assert_eq!(fixture.plugins.list().len(), 1001);
+}

@@ -1,0 +1,135 @@
+//! The sockets below a directory, and waiting for changes there.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
+
+use super::books::{Identity, MOST_SOCKETS};
+
+/// Directories below each other. A longer path is no address of a socket anyway.
+const MOST_LEVELS: usize = 32;
+/// Directories that are read and watched.
+const MOST_DIRECTORIES: usize = 1024;
+/// Names that are looked at in one scan.
+const MOST_NAMES: usize = 65_536;
+
+/// The sockets of the last scan.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) sockets: BTreeMap<PathBuf, Identity>,
+    /// Some were left out, because of a limit.
+    pub(super) cut: bool,
+    /// Some directory is not watched.
+    pub(super) blind: bool,
+}
+
+/// A directory, with everything below it.
+pub(super) struct Tree {
+    root: PathBuf,
+    inotify: Option<OwnedFd>,
+}
+
+impl Tree {
+    pub(super) fn new(root: &Path) -> Tree {
+        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)
+            .map_err(|error| log::warn!("plugins_registry is not watched, but read now and then: {error}"))
+            .ok();
+        Tree { root: root.to_owned(), inotify }
+    }
+
+    /// Ready to read when something has changed.
+    pub(super) fn changes(&self) -> Option<BorrowedFd<'_>> {
+        self.inotify.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Discards the reports of changes, before a scan.
+    pub(super) fn silence(&self) {
+        let mut events = [0_u8; 4096];
+        // Limited, as the directory may change all the time.
+        for _ in 0..64 {
+            match &self.inotify {
+                Some(inotify) if rustix::io::read(inotify, &mut events).is_ok_and(|count| count > 0) => {}
+                _ => return,
+            }
+        }
+    }
+
+    /// Reads the directories, and watches each before it is read. Links are not followed.
+    pub(super) fn scan(&self) -> Found {
+        let mut found = Found { blind: self.inotify.is_none(), ..Found::default() };
+        let mut waiting = vec![(self.root.clone(), 0)];
+        let (mut directories, mut names) = (0, 0);
+        while let Some((path, level)) = waiting.pop() {
+            directories += 1;
+            // Opened again by its whole path: a stack of open files could reach their limit.
+            let Some(dir) = self.open(&path) else {
+                // The root may come back without an event.
+                found.blind |= level == 0;
+                continue;
+            };
+            self.watch(&dir, &mut found);
+            let Ok(entries) = Dir::read_from(&dir) else { continue };
+            for entry in entries {
+                let Ok(entry) = entry else { break };
+                let name = entry.file_name();
+                if name.to_bytes().starts_with(b".") {
+                    continue;
+                }
+                names += 1;
+                if names > MOST_NAMES {
+                    found.cut = true;
+                    return found;
+                }
+                let Ok(stat) = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+                let path = path.join(std::ffi::OsStr::from_bytes(name.to_bytes()));
+                match FileType::from_raw_mode(stat.st_mode) {
+                    FileType::Directory
+                        if level < MOST_LEVELS && directories + waiting.len() < MOST_DIRECTORIES =>
+                    {
+                        waiting.push((path, level + 1));
+                    }
+                    FileType::Directory => found.cut = true,
+                    FileType::Socket if found.sockets.len() < MOST_SOCKETS => {
+                        let modified =
+                            i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec);
+                        let identity = Identity { device: stat.st_dev, inode: stat.st_ino, modified };
+                        found.sockets.insert(path, identity);
+                    }
+                    FileType::Socket => found.cut = true,
+                    _ => {}
+                }
+            }
+        }
+        found
+    }
+
+    /// Opens a directory at or below the root, without links below the root.
+    fn open(&self, path: &Path) -> Option<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mut dir = rustix::fs::openat(CWD, &self.root, flags, Mode::empty()).ok()?;
+        for name in path.strip_prefix(&self.root).ok()?.components() {
+            dir = rustix::fs::openat(&dir, name.as_os_str(), flags | OFlags::NOFOLLOW, Mode::empty()).ok()?;
+        }
+        Some(dir)
+    }
+
+    fn watch(&self, dir: &OwnedFd, found: &mut Found) {
+        let Some(inotify) = &self.inotify else { return };
+        let flags = WatchFlags::CREATE
+            | WatchFlags::DELETE
+            | WatchFlags::MOVED_FROM
+            | WatchFlags::MOVED_TO
+            | WatchFlags::DELETE_SELF
+            | WatchFlags::MOVE_SELF
+            | WatchFlags::ONLYDIR;
+        // The open directory, even if its path has been replaced. A second watch is the first one.
+        let path = format!("/proc/self/fd/{}", dir.as_raw_fd());
+        if inotify::add_watch(inotify, path, flags).is_err() {
+            found.blind = true;
+        }
+    }
+}
