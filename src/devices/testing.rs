@@ -154,6 +154,11 @@ impl FakePlugin {
         std::mem::take(&mut *self.state.calls.lock().unwrap())
     }
 
+    /// The next message goes to a stream that begins later.
+    pub(crate) fn forget_streams(&self) {
+        self.state.feeds.lock().unwrap().clear();
+    }
+
     /// Sends to the newest stream, and waits until there is one. `None` ends it.
     pub(crate) fn send(&self, list: Option<pb::DeviceListResponse>) {
         let deadline = Instant::now() + Duration::from_secs(20);

@@ -10,7 +10,7 @@ use super::*;
 use crate::transport::generated::{deviceplugin as pb, to_bytes};
 use crate::util::stop::StopToken;
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 
 struct Bench {
@@ -48,6 +48,7 @@ impl Bench {
 
     fn register(&self, plugin: &FakePlugin, list: &DeviceList) {
         let name = plugin.socket.file_name().unwrap().to_str().unwrap();
+        plugin.forget_streams();
         self.devices.register("v1beta1", name, WIDGET).unwrap();
         plugin.list(list);
         self.changed();

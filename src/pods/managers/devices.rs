@@ -121,6 +121,12 @@ impl Managers {
         admission
     }
 
+    /// Whether this is a resource of device plugins: admission leaves it to this room.
+    #[must_use]
+    pub fn has_devices(&self, resource: &str) -> bool {
+        self.devices.as_ref().is_some_and(|own| own.devices.read(|books| books.is_known(resource)))
+    }
+
     fn devices_of(&self, pod: &Pod) -> Option<(&PodDevices, Wishes)> {
         let own = self.devices.as_deref()?;
         let wishes = Wishes::of(pod);
