@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::error::StartError;
 use super::host::Host;
 use super::settings;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::cri::{self, RuntimeClient};
+use crate::devices::{self, Devices};
 use crate::managers::cpu::options::{Gates, Options};
 use crate::managers::cpu::policy::{Reservation, Static};
 use crate::managers::cpus::CpuSet;
@@ -16,11 +18,15 @@ use crate::managers::memory::Reserved;
 use crate::managers::numa::NumaMask;
 use crate::managers::numa_nodes::{self, NumaNode};
 use crate::managers::topology::{Policy, Scope, Topology};
-use crate::model::event::EventSink;
+use crate::model::event::{EventSink, EventType, Regarding};
+use crate::model::ids::PodUid;
 use crate::model::quantity::{Amount, amount};
+use crate::model::reasons;
 use crate::model::requests::Amounts;
 use crate::model::runtime::ContainerState;
-use crate::pods::managers::{Found, Managers, Settings};
+use crate::observe::Observe;
+use crate::pods::managers::{Found, Managers, RunningContainers, Settings};
+use crate::util::mailbox::Post;
 
 /// The devices of the machine.
 const SYSTEM: &str = "/sys/devices/system";
@@ -39,11 +45,55 @@ pub(super) fn open(
     cri: &RuntimeClient,
     events: &EventSink,
 ) -> Result<Managers, StartError> {
-    let settings = settings(args, config, host)?;
+    let (settings, _) = settings(args, config, host)?;
     Ok(Managers::open(settings, &|| running(cri), events))
 }
 
-fn settings(args: &AgentArgs, config: &KubeletConfiguration, host: &Host) -> Result<Settings, StartError> {
+/// Opens the device manager. Pods whose devices change are posted to `changed`.
+///
+/// # Errors
+/// When the NUMA nodes of the machine cannot be read.
+pub(super) fn open_devices(
+    args: &AgentArgs,
+    config: &KubeletConfiguration,
+    host: &Host,
+    events: &EventSink,
+    changed: Post<PodUid, ()>,
+) -> Result<Devices, StartError> {
+    let (_, nodes) = settings(args, config, host)?;
+    let settings = devices::Settings {
+        directory: args.root_dir.join(devices::DIRECTORY),
+        nodes,
+        wait: devices::WAIT_LIMIT,
+        limits: devices::Limits::default(),
+    };
+    let on_change = move |change: &devices::Change| {
+        change.pods.iter().for_each(|uid| changed.put(uid.clone(), ()));
+    };
+    let (devices, found) = Devices::open(settings, Box::new(on_change));
+    if let Some(problem) = found.problem {
+        events.raise(Regarding::Node, EventType::Warning, reasons::UNUSABLE_STATE_FILE, problem);
+    }
+    Ok(devices)
+}
+
+/// The names of a pod's containers that the runtime has last listed as running.
+pub(super) fn running_containers(observe: &Observe) -> RunningContainers {
+    let observe = observe.clone();
+    Arc::new(move |uid| {
+        let listed = observe.listed();
+        let containers = listed.get(uid).into_iter().flat_map(|pod| &pod.containers);
+        let running = containers.filter(|one| one.state == ContainerState::Running);
+        running.map(|one| one.name.clone()).collect()
+    })
+}
+
+/// The settings, and the NUMA nodes if resources are aligned.
+fn settings(
+    args: &AgentArgs,
+    config: &KubeletConfiguration,
+    host: &Host,
+) -> Result<(Settings, Vec<u32>), StartError> {
     let refused = |error: &dyn std::fmt::Display| StartError::Refused(error.to_string());
     let policy = Policy::parse(&config.topology_manager_policy).unwrap_or(Policy::None);
     let scope = Scope::parse(&config.topology_manager_scope).unwrap_or_default();
@@ -57,6 +107,7 @@ fn settings(args: &AgentArgs, config: &KubeletConfiguration, host: &Host) -> Res
         false => Vec::new(),
     };
     let options = &config.topology_manager_policy_options;
+    let numbers = nodes.iter().map(|node| node.number).collect();
     let topology = Topology::new(policy, scope, options, &nodes).map_err(|error| refused(&error))?;
     let cpu = match is_cpu_static {
         true => Some(cpu(config, policy == Policy::SingleNumaNode).map_err(|error| refused(&error))?),
@@ -71,14 +122,15 @@ fn settings(args: &AgentArgs, config: &KubeletConfiguration, host: &Host) -> Res
         true => Some(memory(args, config, host, nodes)?),
         false => None,
     };
-    Ok(Settings {
+    let settings = Settings {
         topology,
         cpu,
         memory,
         root_dir: args.root_dir.clone(),
         without_quota: settings::gates(config).enabled("DisableCPUQuotaWithExclusiveCPUs"),
         retry: config.cpu_manager_reconcile_period.to_std().max(std::time::Duration::from_secs(1)),
-    })
+    };
+    Ok((settings, numbers))
 }
 
 /// A map as Go prints it.

@@ -22,6 +22,7 @@ use crate::observe::Observe;
 use crate::pods::admission::Allocatable;
 use crate::pods::allocation::Allocations;
 use crate::pods::cgroups::PodCgroups;
+use crate::devices::Devices;
 use crate::pods::managers::Managers;
 use crate::probes::{self, Probes};
 use crate::runtime::{self, Placement as _, Runtime};
@@ -56,6 +57,8 @@ pub(super) struct Rooms {
     pub(super) probes: Probes,
     pub(super) cgroups: PodCgroups,
     pub(super) managers: Managers,
+    /// Device plugins.
+    pub(super) devices: Devices,
     pub(super) view: View,
     /// `None` without an API server.
     pub(super) pod_api: Option<PodApi>,
@@ -84,7 +87,10 @@ pub(super) fn make(
     };
     let reservations = settings::reservations(args, config);
     let allocatable = settings::allocatable(args, config, host, &reservations);
+    let observe = observe::new(cri.clone());
+    let devices = managers::open_devices(args, config, host, &events, verdicts.clone())?;
     let managers = managers::open(args, config, host, &cri, &events)?;
+    let managers = managers.with_devices(devices.clone(), managers::running_containers(&observe));
     let without_quota = {
         let managers = managers.clone();
         Arc::new(move |pod: &Pod| managers.is_without_quota(pod))
@@ -119,7 +125,7 @@ pub(super) fn make(
     });
     let rooms = Rooms {
         status: StatusCache::new(),
-        observe: observe::new(cri.clone()),
+        observe,
         view: View::default(),
         events,
         cri,
@@ -132,6 +138,7 @@ pub(super) fn make(
         probes,
         cgroups,
         managers,
+        devices,
         pod_api,
     };
     Ok((rooms, event_queue))

@@ -19,9 +19,12 @@ mod names;
 mod options;
 mod pace;
 mod requests;
+mod server;
 mod service;
 mod wait;
 
+#[cfg(test)]
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
@@ -40,5 +43,6 @@ pub use names::{
 };
 pub use options::{Conflict, ResourceHealth, merge};
 pub use requests::{Kind, Wish, Wishes};
+pub use server::serve;
 pub use service::{Change, Devices, Found, OnChange, Settings};
 pub use wait::{Readiness, WAIT_LIMIT, Waiting};

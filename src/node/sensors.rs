@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use super::addresses::{Kernel, addresses};
 use super::compose::{Facts, Image, largest_images};
 use super::conditions::Pressures;
+use crate::devices::Capacity;
+use crate::model::node::Allocatable;
 use super::resources::{Reservations, allocatable, capacity};
 use super::settings::Settings;
 use crate::cri::{ImageClient, RuntimeClient};
@@ -52,8 +54,21 @@ pub struct OtherRooms {
     pub problems: Option<Arc<dyn Fn() -> Vec<String> + Send + Sync>>,
     /// Attachable volumes in use, once they are known.
     pub volumes_in_use: Option<Arc<dyn Fn() -> Option<Vec<String>> + Send + Sync>>,
+    /// The devices of plugins.
+    pub devices: Option<Arc<dyn Fn() -> Capacity + Send + Sync>>,
     /// Soft requirements that are not met.
     pub warnings: Vec<String>,
+}
+
+/// Adds devices to the capacity and to what pods may use. Of a resource without a plugin there are 0.
+fn add_devices(devices: Capacity, all: &mut Allocatable, left: &mut Allocatable) {
+    let signed = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+    for name in devices.removed {
+        all.extended.insert(name.clone(), 0);
+        left.extended.insert(name, 0);
+    }
+    all.extended.extend(devices.capacity.into_iter().map(|(name, count)| (name, signed(count))));
+    left.extended.extend(devices.allocatable.into_iter().map(|(name, count)| (name, signed(count))));
 }
 
 /// The real machine and runtime.
@@ -101,15 +116,19 @@ impl Sensors for Host {
 
     fn facts(&mut self) -> Facts {
         let disk = self.disk.as_deref().and_then(|path| disk::space(&disk::nearest_existing(path)).ok());
-        let all = capacity(
+        let mut all = capacity(
             &self.machine,
             disk.map(|space| space.capacity_bytes),
             self.max_pods,
             self.pods_per_core,
         );
+        let mut left = allocatable(&all, &self.reservations);
+        if let Some(devices) = &self.others.devices {
+            add_devices(devices(), &mut all, &mut left);
+        }
         Facts {
             settled: self.observe.runtime_features().is_some() && self.observe.last_relist().is_some(),
-            allocatable: allocatable(&all, &self.reservations),
+            allocatable: left,
             capacity: Some(all),
             system: self.system.clone(),
             runtime_version: self
@@ -165,5 +184,24 @@ impl Host {
             self.listed.again = Some(now + wait);
         }
         self.listed.images.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    #[test]
+    fn devices_are_added_and_those_without_a_plugin_are_zero() {
+        let (mut all, mut left) = (Allocatable::default(), Allocatable::default());
+        let devices = Capacity {
+            capacity: BTreeMap::from([("a/b".to_owned(), 4)]),
+            allocatable: BTreeMap::from([("a/b".to_owned(), 3)]),
+            removed: BTreeSet::from(["a/gone".to_owned()]),
+        };
+        add_devices(devices, &mut all, &mut left);
+        let of = |map: &Allocatable| (map.extended["a/b"], map.extended["a/gone"]);
+        assert_eq!((of(&all), of(&left)), ((4, 0), (3, 0)));
     }
 }

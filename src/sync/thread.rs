@@ -431,6 +431,9 @@ impl Loop {
     fn update_node(&mut self) {
         if let Some(object) = self.deps.node.as_ref().and_then(NodeWatch::object) {
             self.settings.node = node::view_of(&object, &self.settings.node);
+            // The device manager knows better, and devices may still wait for their plugin.
+            let extended = &mut self.settings.node.allocatable.extended;
+            extended.retain(|name, _| !self.deps.managers.has_devices(name));
         }
     }
 

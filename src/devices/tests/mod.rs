@@ -1,6 +1,7 @@
 //! Tests of the books, against the recorded conversations and with random events.
 
 mod allocation;
+mod faults;
 mod life;
 mod random;
 

@@ -169,3 +169,155 @@ fn unusable_file_is_put_aside_and_running_containers_keep_their_cpus() {
     assert_eq!(own(&managers, &changed), None);
     assert_eq!(own(&managers, &pod("shared", "500m")), None);
 }
+
+mod devices {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use crossbeam_channel::{Receiver, unbounded};
+
+    use super::*;
+    use crate::devices::testing::{FakePlugin, Fault};
+    use crate::devices::{self, Device, DeviceList, Devices, Limits, PluginOptions};
+    use crate::pods::managers::Brought;
+
+    const LONG: Duration = Duration::from_secs(60);
+    const WIDGET: &str = "example.com/widget";
+
+    struct Bench {
+        managers: Managers,
+        devices: Devices,
+        changes: Receiver<()>,
+    }
+
+    impl Drop for Bench {
+        fn drop(&mut self) {
+            self.devices.stop();
+        }
+    }
+
+    fn bench(root: &Path, running: &'static [&'static str]) -> Bench {
+        let (sender, changes) = unbounded();
+        let short = Duration::from_millis(300);
+        let limits = Limits { options: short, preferred: short, allocate: short, pre_start: short };
+        let settings = devices::Settings {
+            directory: root.to_owned(),
+            nodes: vec![0],
+            wait: devices::WAIT_LIMIT,
+            limits,
+        };
+        let on_change = Box::new(move |_: &devices::Change| {
+            let _ = sender.send(());
+        });
+        let (devices, _) = Devices::open(settings, on_change);
+        let running: BTreeSet<String> = running.iter().map(|name| (*name).to_owned()).collect();
+        let managers = open(root, Vec::new()).with_devices(devices.clone(), Arc::new(move |_| running.clone()));
+        Bench { managers, devices, changes }
+    }
+
+    impl Bench {
+        fn register(&self, plugin: &FakePlugin, count: usize) {
+            plugin.forget_streams();
+            self.devices.register("v1beta1", "widget.sock", WIDGET).unwrap();
+            let device = Device { is_healthy: true, ..Device::default() };
+            let list: DeviceList = (1..=count).map(|number| (format!("d{number}").into(), device)).collect();
+            plugin.list(&list);
+            self.changes.recv_timeout(LONG).unwrap();
+        }
+    }
+
+    fn plugin(root: &Path) -> FakePlugin {
+        FakePlugin::start(root, "widget.sock", PluginOptions { pre_start: true, preferred: false })
+    }
+
+    fn widget_pod(name: &str, count: u32) -> Pod {
+        let object = json!({
+            "metadata": {"name": name, "namespace": "default", "uid": name},
+            "spec": {"containers": [{"name": "c", "image": "i", "resources": {
+                "limits": {"example.com/widget": count.to_string()}}}]},
+        });
+        Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap())
+    }
+
+    fn bring(bench: &Bench, pod: &Pod) -> Brought {
+        bench.managers.bring_devices(pod, &PodRuntime::default(), &StopToken::never())
+    }
+
+    #[test]
+    fn devices_are_reserved_at_admission_and_allocated_by_the_worker() {
+        let root = tempfile::tempdir().unwrap();
+        let (plugin, bench) = (plugin(root.path()), bench(root.path(), &[]));
+        bench.register(&plugin, 2);
+        let (first, second) = (widget_pod("first", 2), widget_pod("second", 1));
+        assert_eq!(bench.managers.allocate(&first, &[], true), Admission::Admit);
+        assert_eq!(plugin.calls(), ["Options", "ListAndWatch"]);
+        let refused = bench.managers.allocate(&second, std::slice::from_ref(&first), true);
+        let message = "Allocate failed due to requested number of devices unavailable for example.com/widget. \
+                       Requested: 1, Available: 0, which is unexpected";
+        let expected =
+            Admission::Reject { reason: "UnexpectedAdmissionError".into(), message: message.to_owned() };
+        assert_eq!(refused, expected);
+        assert_eq!(bring(&bench, &first), Brought::Ready);
+        assert_eq!(bring(&bench, &first), Brought::Ready);
+        let setup = bench.managers.devices(&first, "c", &StopToken::never()).unwrap();
+        assert_eq!(setup.envs["WIDGETS"], "d1,d2");
+        assert_eq!(plugin.calls(), ["Allocate d1,d2", "PreStart d1,d2"]);
+        // The first pod is gone.
+        assert_eq!(bench.managers.allocate(&second, &[], true), Admission::Admit);
+        plugin.fault("Allocate", Some(Fault::Fail));
+        let message = "Allocate failed due to rpc error: code = Internal desc = made to fail, which is unexpected";
+        let expected = Brought::Denied { reason: "UnexpectedAdmissionError", message: message.to_owned() };
+        assert_eq!(bring(&bench, &second), expected);
+        plugin.fault("PreStart", Some(Fault::Fail));
+        let none = widget_pod("none", 0);
+        assert_eq!(bench.managers.allocate(&none, &[], true), Admission::Admit);
+        assert_eq!(bench.managers.devices(&none, "c", &StopToken::never()), Ok(Setup::default()));
+    }
+
+    #[test]
+    fn a_pod_waits_after_a_reboot_and_runs_when_the_plugin_is_back() {
+        let root = tempfile::tempdir().unwrap();
+        let plugin = plugin(root.path());
+        let pod = widget_pod("pod", 1);
+        {
+            let before = bench(root.path(), &[]);
+            before.register(&plugin, 2);
+            assert_eq!(before.managers.allocate(&pod, &[], true), Admission::Admit);
+            assert_eq!(bring(&before, &pod), Brought::Ready);
+        }
+        plugin.calls();
+        let other = widget_pod("other", 1);
+        let after = bench(root.path(), &[]);
+        for pod in [&pod, &other] {
+            assert_eq!(after.managers.allocate(pod, &[], false), Admission::Admit);
+            assert!(matches!(bring(&after, pod), Brought::Wait { .. }));
+        }
+        after.register(&plugin, 2);
+        for pod in [&pod, &other] {
+            assert_eq!(bring(&after, pod), Brought::Ready);
+        }
+        // The pod keeps the device that it had before.
+        assert_eq!(plugin.calls(), ["Options", "ListAndWatch", "Allocate d2"]);
+        let more = widget_pod("more", 1);
+        assert!(matches!(after.managers.allocate(&more, &[pod, other], true), Admission::Reject { .. }));
+    }
+
+    #[test]
+    fn a_pod_that_runs_at_the_start_does_not_wait() {
+        let root = tempfile::tempdir().unwrap();
+        let plugin = plugin(root.path());
+        let pod = widget_pod("pod", 1);
+        {
+            let before = bench(root.path(), &[]);
+            before.register(&plugin, 1);
+            assert_eq!(before.managers.allocate(&pod, &[], true), Admission::Admit);
+            assert_eq!(bring(&before, &pod), Brought::Ready);
+        }
+        plugin.calls();
+        let after = bench(root.path(), &["c"]);
+        assert_eq!(after.managers.allocate(&pod, &[], false), Admission::Admit);
+        assert_eq!(bring(&after, &pod), Brought::Ready);
+        assert_eq!(plugin.calls(), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,302 @@
+//! The service with plugins that fail, hang, die, or send too much.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, unbounded};
+
+use super::super::testing::{FakePlugin, Fault};
+use super::*;
+use crate::transport::generated::{deviceplugin as pb, to_bytes};
+use crate::util::stop::StopToken;
+
+const LONG: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_millis(300);
+
+struct Bench {
+    devices: Devices,
+    changes: Receiver<Change>,
+    found: Found,
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.devices.stop();
+    }
+}
+
+fn open(directory: &Path) -> Bench {
+    let (sender, changes) = unbounded();
+    let limits = Limits { options: SHORT, preferred: SHORT, allocate: SHORT, pre_start: SHORT };
+    let settings =
+        Settings { directory: directory.to_owned(), nodes: vec![0, 1], wait: WAIT_LIMIT, limits };
+    let (devices, found) = Devices::open(settings, Box::new(move |change| {
+        let _ = sender.send(change.clone());
+    }));
+    Bench { devices, changes, found }
+}
+
+impl Bench {
+    fn changed(&self) -> Change {
+        self.changes.recv_timeout(LONG).unwrap()
+    }
+
+    fn counts(&self) -> (u64, u64) {
+        let found = self.devices.capacity();
+        (found.capacity[WIDGET], found.allocatable[WIDGET])
+    }
+
+    fn register(&self, plugin: &FakePlugin, list: &DeviceList) {
+        let name = plugin.socket.file_name().unwrap().to_str().unwrap();
+        plugin.forget_streams();
+        self.devices.register("v1beta1", name, WIDGET).unwrap();
+        plugin.list(list);
+        self.changed();
+    }
+
+    fn allocate(&self, pod: &Wishes) -> Result<(), DeviceError> {
+        for wish in &pod.containers {
+            self.devices.reserve(pod, &wish.container, None, false)?;
+        }
+        self.devices.allocate(pod, &StopToken::never())
+    }
+}
+
+fn state(directory: &Path) -> String {
+    std::fs::read_to_string(directory.join(CHECKPOINT)).unwrap()
+}
+
+#[test]
+fn a_plugin_registers_and_is_called_as_recorded_and_a_restart_keeps_the_devices() {
+    let directory = tempfile::tempdir().unwrap();
+    let plugin = FakePlugin::start(directory.path(), "widget.sock", ASKS);
+    let pod = one("p", 1);
+    {
+        let bench = open(directory.path());
+        assert_eq!(bench.found, Found { problem: None, is_new: true });
+        bench.register(&plugin, &four());
+        assert_eq!(bench.counts(), (4, 4));
+        assert!(bench.devices.concerns(&pod));
+        bench.allocate(&pod).unwrap();
+        let setup = bench.devices.prepare(&pod, "main", true, &StopToken::never()).unwrap().unwrap();
+        assert_eq!(setup.envs["WIDGETS"], "d4");
+        assert_eq!(
+            plugin.calls(),
+            ["Options", "ListAndWatch", "Preferred d1,d2,d3,d4", "Allocate d4", "PreStart d4"]
+        );
+        let health = bench.devices.health(&pod.uid, "main");
+        assert_eq!(health[0].devices, [("d4".to_owned(), true)]);
+        let mut sick = four();
+        sick.get_mut("d4").unwrap().is_healthy = false;
+        plugin.list(&sick);
+        assert_eq!(bench.changed().pods, BTreeSet::from([pod.uid.clone()]));
+        plugin.list(&four());
+        bench.changed();
+    }
+    // The stop did not change the file.
+    assert!(state(directory.path()).contains(r#""RegisteredDevices":{"example.com/widget":["d1","d2","d3","d4"]}"#));
+    let bench = open(directory.path());
+    assert_eq!(bench.found, Found::default());
+    assert_eq!(bench.counts(), (0, 0));
+    assert!(matches!(bench.devices.readiness(&one("q", 1), &BTreeSet::new()), Readiness::Wait(_)));
+    let setup = bench.devices.prepare(&pod, "main", true, &StopToken::never()).unwrap().unwrap();
+    assert_eq!(setup.envs["WIDGETS"], "d4");
+    assert_eq!(plugin.calls(), Vec::<String>::new());
+    bench.register(&plugin, &four());
+    assert_eq!(bench.devices.readiness(&one("q", 1), &BTreeSet::new()), Readiness::Ready);
+}
+
+#[test]
+fn a_method_that_fails_or_hangs_is_an_error_and_frees_the_devices() {
+    let directory = tempfile::tempdir().unwrap();
+    let plugin = FakePlugin::start(directory.path(), "widget.sock", ASKS);
+    let bench = open(directory.path());
+    bench.register(&plugin, &four());
+    let failed = "rpc error: code = Internal desc = made to fail";
+    let late = "rpc error: code = DeadlineExceeded desc = context deadline exceeded";
+    for (method, prefix) in
+        [("Preferred", "device plugin GetPreferredAllocation rpc failed with err: "), ("Allocate", "")]
+    {
+        for (fault, text) in [(Fault::Fail, failed), (Fault::Hang, late)] {
+            plugin.fault(method, Some(fault));
+            let error = bench.allocate(&one("p", 4)).unwrap_err();
+            assert_eq!(error.to_string(), format!("{prefix}{text}"));
+            let message = format!("Allocate failed due to {prefix}{text}, which is unexpected");
+            assert_eq!(error.message(), message);
+            plugin.fault(method, None);
+        }
+    }
+    plugin.fault("Allocate", Some(Fault::Empty));
+    assert_eq!(bench.allocate(&one("p", 4)), Err(DeviceError::NoAnswer));
+    plugin.fault("Allocate", Some(Fault::Large(2 << 20)));
+    assert!(matches!(bench.allocate(&one("p", 4)), Err(DeviceError::Large { .. })));
+    plugin.fault("Allocate", Some(Fault::Large(5 << 20)));
+    let error = bench.allocate(&one("p", 4)).unwrap_err();
+    assert!(error.to_string().contains("ResourceExhausted"), "{error}");
+    plugin.fault("Allocate", None);
+    plugin.fault("Preferred", Some(Fault::Empty));
+    bench.allocate(&one("p", 4)).unwrap();
+    let pod = one("p", 4);
+    for (fault, text) in [(Fault::Fail, failed), (Fault::Hang, late)] {
+        plugin.fault("PreStart", Some(fault));
+        let error = bench.devices.prepare(&pod, "main", true, &StopToken::never()).unwrap_err();
+        assert_eq!(error.to_string(), format!("device plugin PreStartContainer rpc failed with err: {text}"));
+    }
+    plugin.fault("PreStart", Some(Fault::Slow(SHORT / 10)));
+    assert!(bench.devices.prepare(&pod, "main", true, &StopToken::never()).unwrap().is_some());
+}
+
+#[test]
+fn a_plugin_that_does_not_answer_is_not_registered() {
+    let directory = tempfile::tempdir().unwrap();
+    let plugin = FakePlugin::start(directory.path(), "widget.sock", ASKS);
+    let bench = open(directory.path());
+    for fault in [Fault::Fail, Fault::Hang] {
+        plugin.fault("Options", Some(fault));
+        let error = bench.devices.register("v1beta1", "widget.sock", WIDGET).unwrap_err();
+        assert!(error.starts_with("failed to dial device plugin: rpc error"), "{error}");
+    }
+    assert!(bench.devices.register("v1beta1", "none.sock", WIDGET).is_err());
+    assert!(bench.devices.register("v1", "widget.sock", WIDGET).is_err());
+    assert!(bench.devices.register("v1beta1", "../widget.sock", WIDGET).is_err());
+    assert!(bench.devices.capacity().capacity.is_empty());
+    assert!(!bench.devices.concerns(&one("p", 1)));
+}
+
+#[test]
+fn a_plugin_that_dies_during_a_call_loses_its_devices_until_another_one_is_registered() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut plugin = FakePlugin::start(directory.path(), "widget.sock", PluginOptions::default());
+    let bench = open(directory.path());
+    bench.register(&plugin, &four());
+    plugin.die();
+    assert_eq!(bench.changed(), Change::default());
+    assert_eq!(bench.counts(), (4, 0));
+    let error = bench.allocate(&one("p", 1)).unwrap_err();
+    assert!(error.to_string().starts_with("no healthy devices present"));
+    let next = FakePlugin::start(directory.path(), "next.sock", PluginOptions::default());
+    bench.register(&next, &four());
+    assert_eq!(bench.counts(), (4, 4));
+    bench.allocate(&one("p", 1)).unwrap();
+}
+
+#[test]
+fn a_second_registration_replaces_the_first_and_the_end_of_that_has_no_effect() {
+    let directory = tempfile::tempdir().unwrap();
+    let first = FakePlugin::start(directory.path(), "first.sock", PluginOptions::default());
+    let second = FakePlugin::start(directory.path(), "second.sock", PluginOptions::default());
+    let bench = open(directory.path());
+    bench.register(&first, &four());
+    bench.register(&second, &list(&[("x", true, &[])]));
+    assert_eq!(bench.counts(), (1, 1));
+    first.list(&four());
+    drop(first);
+    assert_eq!(bench.counts(), (1, 1));
+    // The watcher reports the end of another socket, then that of ours.
+    bench.devices.disconnect(WIDGET, Path::new("/other.sock"));
+    assert_eq!(bench.counts(), (1, 1));
+    bench.devices.disconnect(WIDGET, &second.socket);
+    assert_eq!(bench.counts(), (1, 0));
+}
+
+#[test]
+fn a_stream_that_ends_makes_the_devices_unhealthy() {
+    let directory = tempfile::tempdir().unwrap();
+    let plugin = FakePlugin::start(directory.path(), "widget.sock", PluginOptions::default());
+    let bench = open(directory.path());
+    bench.register(&plugin, &four());
+    // The same list again changes nothing.
+    plugin.list(&four());
+    plugin.send(None);
+    assert_eq!(bench.changed(), Change::default());
+    assert_eq!(bench.counts(), (4, 0));
+}
+
+#[test]
+fn lists_of_millions_are_limited() {
+    let directory = tempfile::tempdir().unwrap();
+    let plugin = FakePlugin::start(directory.path(), "widget.sock", PluginOptions::default());
+    let bench = open(directory.path());
+    bench.register(&plugin, &four());
+    // Two million devices without a name.
+    let nameless = pb::DeviceListResponse { devices: vec![Vec::new(); 2_000_000], ..Default::default() };
+    plugin.send(Some(nameless));
+    bench.changed();
+    assert_eq!(bench.counts(), (0, 0));
+    let named = |number: usize| {
+        to_bytes(&pb::PluginDevice { id: format!("{number:06}"), ..Default::default() })
+    };
+    let many = pb::DeviceListResponse {
+        devices: (0..MOST_DEVICES + 100_000).map(named).collect(),
+        ..Default::default()
+    };
+    plugin.send(Some(many));
+    bench.changed();
+    assert_eq!(bench.counts(), (MOST_DEVICES as u64, 0));
+    // Above the limit of a message the stream ends.
+    let large = pb::DeviceListResponse { devices: vec![vec![0; 5 << 20]], ..Default::default() };
+    plugin.send(Some(large));
+    assert_eq!(bench.changed(), Change::default());
+}
+
+#[test]
+fn a_damaged_state_file_is_put_aside() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join(CHECKPOINT), "{\"Data\":{},\"Checksum\":1}").unwrap();
+    let bench = open(directory.path());
+    let problem = bench.found.problem.clone().unwrap();
+    assert!(problem.contains("its checksum is 1") && problem.contains(".unusable"), "{problem}");
+    assert!(!bench.found.is_new);
+    assert!(directory.path().join(format!("{CHECKPOINT}.unusable")).exists());
+    bench.devices.release_inactive(&BTreeSet::new());
+    let plugin = FakePlugin::start(directory.path(), "widget.sock", PluginOptions::default());
+    bench.register(&plugin, &four());
+    assert!(state(directory.path()).contains("widget"));
+}
+
+#[test]
+fn a_stop_ends_a_call_that_hangs() {
+    let directory = tempfile::tempdir().unwrap();
+    let plugin = FakePlugin::start(directory.path(), "widget.sock", ASKS);
+    let bench = open(directory.path());
+    bench.register(&plugin, &four());
+    plugin.fault("Allocate", Some(Fault::Hang));
+    let pod = one("p", 1);
+    bench.devices.reserve(&pod, "main", None, false).unwrap();
+    let (source, stop) = crate::util::stop::pair();
+    drop(source);
+    let error = bench.devices.allocate(&pod, &stop).unwrap_err();
+    assert!(error.to_string().contains("code = Canceled"), "{error}");
+    bench.devices.stop();
+    assert!(bench.devices.register("v1beta1", "widget.sock", WIDGET).is_err());
+}
+
+#[test]
+fn plugins_register_on_our_socket_and_get_the_reason_of_a_refusal() {
+    use crate::transport::generated::methods;
+    use crate::transport::grpc::Channel;
+    let directory = tempfile::tempdir().unwrap();
+    let bench = open(directory.path());
+    let _server = serve(&bench.devices, directory.path()).unwrap();
+    let plugin = FakePlugin::start(directory.path(), "widget.sock", ASKS);
+    let ours = directory.path().join(SOCKET);
+    let channel = Channel::new(&format!("unix://{}", ours.display())).unwrap();
+    let register = |version: &str, resource: &str| {
+        let request = pb::RegisterRequest {
+            version: version.to_owned(),
+            endpoint: "widget.sock".to_owned(),
+            resource_name: resource.to_owned(),
+            ..Default::default()
+        };
+        let called = channel.call_with_stop(&methods::REGISTER, &request, Some(LONG), &StopToken::never());
+        called.map(drop).map_err(|error| error.to_string())
+    };
+    register("v1beta1", WIDGET).unwrap();
+    plugin.list(&four());
+    bench.changed();
+    assert_eq!(bench.counts(), (4, 4));
+    let error = register("v1beta1", "cpu").unwrap_err();
+    assert_eq!(error, r#"rpc error: code = Unknown desc = the ResourceName "cpu" is invalid"#);
+    assert!(register("v2", WIDGET).is_err());
+    assert_eq!(bench.counts(), (4, 4));
+}
