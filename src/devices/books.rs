@@ -79,6 +79,15 @@ pub struct Capacity {
     pub removed: BTreeSet<String>,
 }
 
+/// What a list of a plugin has changed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Listed {
+    /// The pods that have a device whose health has changed, or which was not listed before.
+    pub pods: BTreeSet<PodUid>,
+    /// Whether the list differs from the one before.
+    pub is_new: bool,
+}
+
 /// What to do next for a container that has a reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
@@ -171,8 +180,7 @@ impl Books {
         matches!(endpoint, Some(Endpoint::Connected { generation: own, .. }) if own == generation)
     }
 
-    /// A plugin has listed its devices. Returns the pods that have a device whose health has changed,
-    /// or which was not listed before; `None`: another plugin has replaced this one.
+    /// A plugin has listed its devices. `None`: another plugin has replaced this one.
     ///
     /// Devices above [`MOST_DEVICES`] are left out.
     pub fn listed(
@@ -180,7 +188,7 @@ impl Books {
         resource: &str,
         generation: Generation,
         mut devices: DeviceList,
-    ) -> Option<BTreeSet<PodUid>> {
+    ) -> Option<Listed> {
         if !self.is_current(resource, generation) {
             return None;
         }
@@ -191,8 +199,9 @@ impl Books {
             devices.split_off(&first_without_room);
         }
         let known = self.resources.get_mut(resource)?;
-        known.is_alive = true;
+        let was_alive = std::mem::replace(&mut known.is_alive, true);
         let before = std::mem::replace(&mut known.devices, devices);
+        let is_new = !was_alive || before != known.devices;
         let has_changed = |id: &DeviceId| match (before.get(id), known.devices.get(id)) {
             (Some(old), Some(new)) => old.is_healthy != new.is_healthy,
             (None, Some(_)) => true,
@@ -200,7 +209,7 @@ impl Books {
         };
         let holds = self.holds.iter().filter(|(_, _, name, _)| *name == resource);
         let changed = holds.filter(|(_, _, _, hold)| hold.devices.keys().any(has_changed));
-        Some(changed.map(|(pod, ..)| pod.clone()).collect())
+        Some(Listed { pods: changed.map(|(pod, ..)| pod.clone()).collect(), is_new })
     }
 
     /// The devices for the status of the node. Removes resources whose plugin ended [`STOP_GRACE`]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+pub use crate::model::device_setup::{DeviceMount, DeviceNode, Setup};
 use crate::model::numa::NumaMask;
 
 /// The name of a device, unique in its resource.
@@ -27,43 +28,6 @@ pub struct PluginOptions {
     pub pre_start: bool,
     /// `GetPreferredAllocation` before devices are chosen.
     pub preferred: bool,
-}
-
-/// What a container needs to use its devices (kubelet: `ContainerAllocateResponse`).
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Setup {
-    /// Environment variables.
-    pub envs: BTreeMap<String, String>,
-    /// Mounts.
-    pub mounts: Vec<DeviceMount>,
-    /// Device nodes.
-    pub nodes: Vec<DeviceNode>,
-    /// Annotations for the runtime.
-    pub annotations: BTreeMap<String, String>,
-    /// Fully qualified names of CDI devices.
-    pub cdi: Vec<String>,
-}
-
-/// A file or directory of the node that a container sees.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct DeviceMount {
-    /// Where it is in the container.
-    pub container_path: String,
-    /// Where it is on the node.
-    pub host_path: String,
-    /// Whether the container cannot change it.
-    pub read_only: bool,
-}
-
-/// A device node that a container sees.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct DeviceNode {
-    /// Where it is in the container.
-    pub container_path: String,
-    /// Where it is on the node.
-    pub host_path: String,
-    /// Some of `r`, `w` and `m`.
-    pub permissions: String,
 }
 
 /// The answer of a plugin to `Allocate` for one container.

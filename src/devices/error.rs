@@ -86,3 +86,15 @@ pub enum DeviceError {
     #[error("the pod has no devices of {0} any more")]
     Released(String),
 }
+
+impl DeviceError {
+    /// The reason of a pod that cannot run because of its devices.
+    pub const REASON: &'static str = "UnexpectedAdmissionError";
+
+    /// The message of a pod that cannot run because of its devices; `Pod was rejected: ` precedes it
+    /// in the status.
+    #[must_use]
+    pub fn message(&self) -> String {
+        format!("Allocate failed due to {self}, which is unexpected")
+    }
+}

@@ -3,28 +3,32 @@
 //! Owns: which plugin is registered, its devices, and which container has them; the state file
 //! `kubelet_internal_checkpoint`. In: registrations and lists of plugins, pods that are admitted,
 //! containers that are created. Out: devices for the status of the node, hints of NUMA nodes,
-//! reservations, what the devices of a container need. Invariants: a plugin that hangs holds up only
+//! reservations, what the devices of a container need. Threads: `device/<n>`, one per plugin. Invariants: a plugin that hangs holds up only
 //! the pods that want its devices; the end of an old connection does not affect a new one; the
 //! numbers and sizes of all that a plugin sends have a limit; a damaged state file is put aside.
 
 mod books;
 mod checkpoint;
 mod choose;
+mod client;
 mod device;
 mod error;
 mod hints;
 mod holds;
 mod names;
 mod options;
+mod pace;
 mod requests;
+mod service;
 mod wait;
 
 #[cfg(test)]
 mod tests;
 
-pub use books::{Books, Capacity, Endpoint, Generation, MOST_DEVICES, MOST_RESOURCES, Resource, STOP_GRACE, Step};
+pub use books::{Books, Capacity, Endpoint, Generation, Listed, MOST_DEVICES, MOST_RESOURCES, Resource, STOP_GRACE, Step};
 pub use checkpoint::{CheckpointError, Restored, decode, encode};
 pub use choose::{Choice, Ids, Offer, Preference, Question, choose};
+pub use client::{Client, Limits, Lists, setup};
 pub use device::{Device, DeviceId, DeviceList, DeviceMount, DeviceNode, Granted, PluginOptions, Setup};
 pub use error::DeviceError;
 pub use hints::DeviceHints;
@@ -32,4 +36,5 @@ pub use holds::{ContainerHolds, Hold, HoldState, Holds, PodHolds};
 pub use names::{CHECKPOINT, DIRECTORY, SOCKET, VERSION, check_request, check_watched, is_extended_resource, socket};
 pub use options::{Conflict, ResourceHealth, merge};
 pub use requests::{Kind, Wish, Wishes};
+pub use service::{Change, Devices, Found, OnChange, Settings};
 pub use wait::{Readiness, WAIT_LIMIT, Waiting};

@@ -132,6 +132,11 @@ metrics! { ALL;
         "Containers or pods with aligned resources.", ["scope", "boundary"];
     UNALIGNED_RESOURCES: CounterVec<2> = "kubelet_container_aligned_compute_resources_failure_count",
         "Containers or pods whose resources could not be aligned.", ["scope", "boundary"];
+    // Device plugins.
+    DEVICE_PLUGIN_REGISTRATIONS: CounterVec<1> = "kubelet_device_plugin_registration_total",
+        "Registrations of device plugins.", ["resource_name"];
+    DEVICE_ALLOCATION: HistogramVec<1> = "kubelet_device_plugin_alloc_duration_seconds",
+        "Duration of the call Allocate of device plugins.", SHORT, ["resource_name"];
     // Pods and their workers.
     POD_START: Histogram = "kubelet_pod_start_duration_seconds",
         "From the first sight of a pod to its containers running.", START;

@@ -3,6 +3,7 @@
 
 pub mod checksum;
 pub mod container_memory;
+pub mod device_setup;
 pub mod event;
 pub mod expand;
 pub mod fields;

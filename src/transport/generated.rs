@@ -6,6 +6,8 @@ mod messages {
     include!(concat!(env!("OUT_DIR"), "/proto/mod.rs"));
 }
 
+/// Messages of device plugins, v1beta1.
+pub use messages::deviceplugin;
 /// Messages of the Container Runtime Interface v1.
 pub use messages::runtime;
 /// For tests that create and parse messages themselves.
@@ -18,8 +20,21 @@ pub use protobuf::{Enum, EnumOrUnknown, MessageField};
 /// One entry per remote method, named like it.
 #[allow(missing_docs)]
 pub mod methods {
-    use super::runtime;
+    use super::{deviceplugin, runtime};
     use crate::transport::grpc::{Stream, Unary};
 
     include!(concat!(env!("OUT_DIR"), "/methods.rs"));
+}
+
+/// A message as bytes, for state files.
+#[must_use]
+pub fn to_bytes<M: protobuf::Message>(message: &M) -> Vec<u8> {
+    // Only a message above 2 GiB, or one without a required field, cannot be written.
+    message.write_to_bytes().unwrap_or_default()
+}
+
+/// A message from bytes; `None` if they are not one.
+#[must_use]
+pub fn from_bytes<M: protobuf::Message>(bytes: &[u8]) -> Option<M> {
+    M::parse_from_bytes(bytes).ok()
 }

@@ -170,6 +170,16 @@ impl Channel {
         Ok(Channel::to(&target, endpoint, agent, MAX_MESSAGE_BYTES as i32))
     }
 
+    /// Like [`Channel::new`], with another limit for messages than [`MAX_MESSAGE_BYTES`].
+    ///
+    /// # Errors
+    /// Those of [`Channel::new`].
+    pub fn limited(endpoint: &str, max_message_bytes: i32) -> Result<Channel, EndpointError> {
+        let target = endpoint::target(endpoint)?;
+        let agent = concat!("coracle/", env!("CARGO_PKG_VERSION"));
+        Ok(Channel::to(&target, endpoint, agent, max_message_bytes))
+    }
+
     /// A connection to a target in the library's notation.
     pub(super) fn to(target: &str, endpoint: &str, agent: &str, max_message_bytes: i32) -> Channel {
         let number = |name: &std::ffi::CStr, value: i32| (name.to_owned(), value);

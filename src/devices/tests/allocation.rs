@@ -141,8 +141,8 @@ fn unhealthy_and_unknown_devices_are_refused_with_upstreams_texts() {
         devices
     };
     let changed = books.listed(WIDGET, 1, sick("d4")).unwrap();
-    assert_eq!(changed, BTreeSet::from([PodUid::from("p")]));
-    assert_eq!(books.listed(WIDGET, 1, sick("d4")).unwrap(), BTreeSet::new());
+    assert_eq!(changed, Listed { pods: BTreeSet::from([PodUid::from("p")]), is_new: true });
+    assert_eq!(books.listed(WIDGET, 1, sick("d4")).unwrap(), Listed::default());
     let text = |books: &mut Books, uid| allocate(books, &one(uid, 1)).unwrap_err().to_string();
     assert_eq!(
         text(&mut books, "p"),
@@ -224,8 +224,8 @@ fn wishes_are_made_of_limits_with_a_domain() {
         "containers": [{"name": "main", "resources": resources("1k")}, {"name": "none"}],
     });
     let object = serde_json::json!({"metadata": {"uid": "u", "name": "n"}, "spec": spec});
-    let object = serde_json::from_value(object).unwrap();
-    let wishes = Wishes::of(&crate::model::pod::Pod::new(object, crate::model::pod::SourceName::File));
+    let object: crate::model::api::Pod = serde_json::from_value(object).unwrap();
+    let wishes = Wishes::of(&object.into());
     let found: Vec<_> = wishes
         .containers
         .iter()

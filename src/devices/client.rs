@@ -1,0 +1,265 @@
+//! Calls to one device plugin.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::choose::{Ids, Question};
+use super::device::{Device, DeviceId, DeviceList, DeviceMount, DeviceNode, Granted, PluginOptions, Setup};
+use super::error::DeviceError;
+use crate::model::numa::NumaMask;
+use crate::transport::generated::{deviceplugin as pb, from_bytes, methods};
+use crate::transport::grpc::{CallError, Channel, Incoming};
+use crate::util::stop::StopToken;
+
+/// The largest message of a plugin: the default of Go's library, so upstream's limit.
+pub const MOST_BYTES: i32 = 4 * 1024 * 1024;
+/// The largest answer to `Allocate` for a container, because it is part of the state file.
+pub const MOST_ANSWER_BYTES: usize = 1024 * 1024;
+/// The largest name of a device. The Go kubelet has no limit.
+pub const MOST_ID_BYTES: usize = 1024;
+/// Time limit of `GetDevicePluginOptions`, with the connection: upstream's limit of the latter.
+const OPTIONS_LIMIT: Duration = Duration::from_secs(10);
+/// Time limit of `GetPreferredAllocation`. Upstream has none.
+const PREFERRED_LIMIT: Duration = Duration::from_secs(30);
+/// Time limit of `Allocate`. Upstream has none; some plugins program hardware.
+const ALLOCATE_LIMIT: Duration = Duration::from_secs(120);
+/// Time limit of `PreStartContainer` (kubelet: `KubeletPreStartContainerRPCTimeoutInSecs`).
+const PRE_START_LIMIT: Duration = Duration::from_secs(30);
+
+/// The time limits of calls; tests have shorter ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// `GetDevicePluginOptions`, with the connection.
+    pub options: Duration,
+    /// `GetPreferredAllocation`.
+    pub preferred: Duration,
+    /// `Allocate`.
+    pub allocate: Duration,
+    /// `PreStartContainer`.
+    pub pre_start: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            options: OPTIONS_LIMIT,
+            preferred: PREFERRED_LIMIT,
+            allocate: ALLOCATE_LIMIT,
+            pre_start: PRE_START_LIMIT,
+        }
+    }
+}
+
+/// The connection to a plugin. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Client {
+    resource: String,
+    channel: Channel,
+    limits: Limits,
+}
+
+impl Client {
+    /// Prepares the connection to the plugin of this resource.
+    ///
+    /// # Errors
+    /// When the path cannot be that of a socket.
+    pub fn new(resource: &str, socket: &Path, limits: Limits) -> Result<Client, String> {
+        let endpoint = format!("unix://{}", socket.display());
+        let channel = Channel::limited(&endpoint, MOST_BYTES).map_err(|error| error.to_string())?;
+        Ok(Client { resource: resource.to_owned(), channel, limits })
+    }
+
+    /// What the plugin wants to be called for.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn options(&self, stop: &StopToken) -> Result<PluginOptions, CallError> {
+        let limit = Some(self.limits.options);
+        let method = &methods::GET_DEVICE_PLUGIN_OPTIONS;
+        let found = self.channel.call_with_stop(method, &pb::Empty::default(), limit, stop)?;
+        Ok(PluginOptions {
+            pre_start: found.pre_start_required,
+            preferred: found.get_preferred_allocation_available,
+        })
+    }
+
+    /// Opens the stream of the plugin's lists.
+    ///
+    /// # Errors
+    /// When the call cannot be started.
+    pub fn watch(&self) -> Result<Lists, CallError> {
+        let stream = self.channel.open(&methods::LIST_AND_WATCH, &pb::Empty::default())?;
+        Ok(Lists { resource: self.resource.clone(), stream })
+    }
+
+    /// The devices that the plugin prefers.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn preferred(&self, question: &Question, stop: &StopToken) -> Result<Ids, DeviceError> {
+        let names = |ids: &Ids| ids.iter().map(|id| id.to_string()).collect();
+        let of_container = pb::ContainerPreferredRequest {
+            available: names(&question.available),
+            must_include: names(&question.must_include),
+            size: i32::try_from(question.size).unwrap_or(i32::MAX),
+            ..Default::default()
+        };
+        let request = pb::PreferredRequest { container_requests: vec![of_container], ..Default::default() };
+        let limit = Some(self.limits.preferred);
+        let found = self
+            .channel
+            .call_with_stop(&methods::GET_PREFERRED_ALLOCATION, &request, limit, stop)
+            .map_err(|error| DeviceError::Preferred(error.to_string()))?;
+        let first = found.container_responses.into_iter().next();
+        let names = first.into_iter().flat_map(|container| container.devices);
+        // Others cannot be chosen anyway.
+        Ok(names.map(DeviceId::from).filter(|id| question.available.contains(id)).collect())
+    }
+
+    /// Has the plugin prepare these devices for a container.
+    ///
+    /// # Errors
+    /// Those of the call, and unusable answers.
+    pub fn allocate(&self, ids: &[DeviceId], stop: &StopToken) -> Result<Granted, DeviceError> {
+        let devices = ids.iter().map(|id| id.to_string()).collect();
+        let of_container = pb::ContainerAllocateRequest { devices, ..Default::default() };
+        let request = pb::AllocateRequest { container_requests: vec![of_container], ..Default::default() };
+        let found = self
+            .channel
+            .call_with_stop(&methods::ALLOCATE, &request, Some(self.limits.allocate), stop)
+            .map_err(|error| DeviceError::Allocate(error.to_string()))?;
+        let raw = found.container_responses.into_iter().next().ok_or(DeviceError::NoAnswer)?;
+        if raw.len() > MOST_ANSWER_BYTES {
+            let (resource, bytes) = (self.resource.clone(), raw.len());
+            return Err(DeviceError::Large { resource, bytes, limit: MOST_ANSWER_BYTES });
+        }
+        let setup = setup(&raw).ok_or(DeviceError::NoAnswer)?;
+        Ok(Granted { setup, raw: raw.into() })
+    }
+
+    /// Has the plugin prepare these devices for the start of their container.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn pre_start(&self, ids: &Ids, stop: &StopToken) -> Result<(), DeviceError> {
+        let devices = ids.iter().map(|id| id.to_string()).collect();
+        let request = pb::PreStartRequest { devices, ..Default::default() };
+        let limit = Some(self.limits.pre_start);
+        let called = self.channel.call_with_stop(&methods::PRE_START_CONTAINER, &request, limit, stop);
+        called.map(drop).map_err(|error| DeviceError::PreStart(error.to_string()))
+    }
+}
+
+/// The lists of a plugin.
+pub struct Lists {
+    resource: String,
+    stream: Incoming<pb::DeviceListResponse>,
+}
+
+impl Lists {
+    /// Waits for the next list; `None`: the plugin has ended the stream. A device that cannot be read,
+    /// or with an unusable name, is left out.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn next(&mut self, limit: usize, stop: &StopToken) -> Result<Option<DeviceList>, CallError> {
+        let Some(found) = self.stream.next(stop)? else { return Ok(None) };
+        let total = found.devices.len();
+        let mut list = DeviceList::new();
+        let mut unusable = 0_usize;
+        for bytes in found.devices {
+            if list.len() >= limit {
+                break;
+            }
+            match from_bytes::<pb::PluginDevice>(&bytes).and_then(device) {
+                Some((id, device)) => drop(list.insert(id, device)),
+                None => unusable += 1,
+            }
+        }
+        if unusable > 0 || list.len() + unusable < total {
+            log::warn!("of {total} devices of {} {} are used", self.resource, list.len());
+        }
+        Ok(Some(list))
+    }
+}
+
+fn device(found: pb::PluginDevice) -> Option<(DeviceId, Device)> {
+    if found.id.is_empty() || found.id.len() > MOST_ID_BYTES {
+        return None;
+    }
+    let nodes = found.topology.into_option().map(|topology| topology.nodes).unwrap_or_default();
+    let numbers = nodes.iter().filter_map(|node| u32::try_from(node.id).ok());
+    let device = Device { is_healthy: found.health == "Healthy", nodes: NumaMask::of(numbers) };
+    Some((found.id.into(), device))
+}
+
+/// Reads the answer to `Allocate` for one container, also from the state file.
+#[must_use]
+pub fn setup(raw: &[u8]) -> Option<Setup> {
+    let found: pb::ContainerAllocateResponse = from_bytes(raw)?;
+    let mount = |mount: pb::PluginMount| DeviceMount {
+        container_path: mount.container_path,
+        host_path: mount.host_path,
+        read_only: mount.read_only,
+    };
+    let node = |node: pb::PluginNode| DeviceNode {
+        container_path: node.container_path,
+        host_path: node.host_path,
+        permissions: node.permissions,
+    };
+    Some(Setup {
+        envs: found.envs,
+        mounts: found.mounts.into_iter().map(mount).collect(),
+        nodes: found.devices.into_iter().map(node).collect(),
+        annotations: found.annotations,
+        cdi: found.cdi_devices.into_iter().map(|device| device.name).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::util::encoding::from_base64;
+
+    #[test]
+    fn the_recorded_answer_of_a_plugin_is_read() {
+        let raw = "Cg0KB1dJREdFVFMSAmQ0EhsKCy93aWRnZXQtZGlyEgovdXNyL3NoYXJlGAEaHwoOL2Rldi93aWRnZXQtZDQSCS9k\
+                   ZXYvbnVsbBoCcnciGQoTZXhhbXBsZS5jb20vd2lkZ2V0cxICZDQ=";
+        let found = setup(&from_base64(raw).unwrap()).unwrap();
+        assert_eq!(found.envs["WIDGETS"], "d4");
+        assert_eq!(found.annotations["example.com/widgets"], "d4");
+        let mount = DeviceMount {
+            container_path: "/widget-dir".into(),
+            host_path: "/usr/share".into(),
+            read_only: true,
+        };
+        assert_eq!(found.mounts, [mount]);
+        let node = DeviceNode {
+            container_path: "/dev/widget-d4".into(),
+            host_path: "/dev/null".into(),
+            permissions: "rw".into(),
+        };
+        assert_eq!(found.nodes, [node]);
+        assert_eq!(setup(b""), Some(Setup::default()));
+        assert_eq!(setup(b"\xff\xff"), None);
+    }
+
+    #[test]
+    fn devices_have_usable_names_and_known_nodes() {
+        let of = |id: &str, health: &str, nodes: &[i64]| {
+            let nodes = nodes.iter().map(|id| pb::DeviceNumaNode { id: *id, ..Default::default() });
+            let topology = pb::DeviceTopology { nodes: nodes.collect(), ..Default::default() };
+            device(pb::PluginDevice {
+                id: id.into(),
+                health: health.into(),
+                topology: Some(topology).into(),
+                ..Default::default()
+            })
+        };
+        let (id, found) = of("a", "Healthy", &[0, 3, -1, 64, i64::MAX]).unwrap();
+        assert_eq!((&*id, found.is_healthy, found.nodes), ("a", true, NumaMask::of([0, 3])));
+        assert!(!of("a", "healthy", &[]).unwrap().1.is_healthy);
+        assert_eq!(of("", "Healthy", &[]), None);
+        assert_eq!(of(&"x".repeat(MOST_ID_BYTES + 1), "Healthy", &[]), None);
+    }
+}

@@ -1,0 +1,526 @@
+//! The device manager with its threads and files.
+//!
+//! Threads: `device/<n>`, one per registered plugin, which waits for the plugin's lists. All methods
+//! that call a plugin block the caller, with a deadline and a stop token.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::books::{Books, Capacity, Endpoint, Generation, MOST_DEVICES, Step};
+use super::checkpoint::{Restored, decode, encode};
+use super::client::{Client, Limits, setup};
+use super::device::Setup;
+use super::error::DeviceError;
+use super::hints::DeviceHints;
+use super::names;
+use super::options::ResourceHealth;
+use super::pace::Pace;
+use super::requests::Wishes;
+use super::wait::Readiness;
+use crate::model::ids::PodUid;
+use crate::model::metrics;
+use crate::model::numa::NumaMask;
+use crate::transport::grpc::CallError;
+use crate::util::checkpoint_file::CheckpointFile;
+use crate::util::stop::{self, StopSource, StopToken};
+use crate::util::threads::{self, OnDeath, Running, Stack};
+
+/// The settings of the device manager.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where the sockets and the state file are, such as `/var/lib/kubelet/device-plugins`.
+    pub directory: PathBuf,
+    /// The NUMA nodes of the machine.
+    pub nodes: Vec<u32>,
+    /// How long pods wait for plugins after a start.
+    pub wait: Duration,
+    /// Time limits of calls.
+    pub limits: Limits,
+}
+
+/// What a plugin has changed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Change {
+    /// Pods that have a device whose health has changed.
+    pub pods: BTreeSet<PodUid>,
+}
+
+/// Called on the thread of a plugin when its devices have changed: the status of the node is
+/// outdated, waiting pods can be tried, and the status of the named pods is outdated. It must not
+/// block.
+pub type OnChange = Box<dyn Fn(&Change) + Send + Sync>;
+
+/// The device manager. Clones share it.
+#[derive(Clone)]
+pub struct Devices {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    settings: Settings,
+    books: Mutex<Books>,
+    file: Mutex<StateFile>,
+    plugins: Mutex<BTreeMap<String, Plugin>>,
+    last_generation: AtomicU64,
+    on_change: OnChange,
+    /// Ends registrations; `None` after the stop.
+    stop: Mutex<Option<StopSource>>,
+    stopped: StopToken,
+}
+
+struct Plugin {
+    generation: Generation,
+    socket: PathBuf,
+    client: Client,
+    thread: Running,
+}
+
+struct StateFile {
+    file: CheckpointFile,
+    /// The hash of its content; `None`: it must be written.
+    written: Option<u64>,
+    /// Whether a write failed, so that it is logged once.
+    is_failing: bool,
+}
+
+/// What the start has found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Found {
+    /// The state file was not usable; for people.
+    pub problem: Option<String>,
+    /// There was no state file. Then the node is new, and extended resources that its Node object may
+    /// still have are set to 0 at the registration, as upstream.
+    pub is_new: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn hash(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Reads the state file. A damaged one is put aside.
+fn restore(file: &CheckpointFile) -> (Restored, Found) {
+    let why = match file.read() {
+        Ok(None) => return (Restored::default(), Found { problem: None, is_new: true }),
+        Ok(Some(text)) => match decode(&text, setup) {
+            Ok(restored) => return (restored, Found::default()),
+            Err(error) => error.to_string(),
+        },
+        Err(error) => error.to_string(),
+    };
+    let path = file.path().display();
+    let aside = match file.put_aside() {
+        Ok(aside) => format!("it is now {}", aside.display()),
+        Err(error) => format!("it cannot be renamed: {error}"),
+    };
+    let problem = format!(
+        "the state file {path} cannot be used: {why}; {aside}; the devices of pods that run are not known"
+    );
+    log::warn!("{problem}");
+    (Restored::default(), Found { problem: Some(problem), is_new: false })
+}
+
+impl Devices {
+    /// Reads the state file. Plugins can be registered then.
+    pub fn open(settings: Settings, on_change: OnChange) -> (Devices, Found) {
+        let file = CheckpointFile::new(&settings.directory, names::CHECKPOINT);
+        let (restored, found) = restore(&file);
+        let books =
+            Books::new(restored.holds, restored.registered, settings.nodes.clone(), Instant::now());
+        let (stop, stopped) = stop::pair();
+        let shared = Shared {
+            settings,
+            books: Mutex::new(books),
+            file: Mutex::new(StateFile { file, written: None, is_failing: false }),
+            plugins: Mutex::new(BTreeMap::new()),
+            last_generation: AtomicU64::new(0),
+            on_change,
+            stop: Mutex::new(Some(stop)),
+            stopped,
+        };
+        (Devices { shared: Arc::new(shared) }, found)
+    }
+
+    /// Ends all threads and calls of registrations. The state file stays as it is.
+    pub fn stop(&self) {
+        drop(lock(&self.shared.stop).take());
+        let mut plugins = std::mem::take(&mut *lock(&self.shared.plugins));
+        plugins.values_mut().for_each(|plugin| plugin.thread.ask_to_stop());
+    }
+
+    /// A plugin registers on our socket. Blocks while the plugin is called.
+    ///
+    /// # Errors
+    /// The text for the plugin.
+    pub fn register(&self, version: &str, endpoint: &str, resource: &str) -> Result<(), String> {
+        let checked = names::check_request(version, resource)
+            .and_then(|()| names::socket(&self.shared.settings.directory, endpoint));
+        match checked.and_then(|socket| self.connect(resource, &socket)) {
+            Ok(()) => {
+                metrics::DEVICE_PLUGIN_REGISTRATIONS.inc([resource.to_owned()]);
+                Ok(())
+            }
+            Err(why) => {
+                let shown: String = resource.chars().take(100).collect();
+                log::warn!("a device plugin was refused: {why} resource={shown:?}");
+                Err(why)
+            }
+        }
+    }
+
+    /// Connects to a plugin whose name is checked. One that is registered for this resource is
+    /// replaced.
+    ///
+    /// # Errors
+    /// When the plugin cannot be called.
+    pub fn connect(&self, resource: &str, socket: &Path) -> Result<(), String> {
+        let shared = &self.shared;
+        let generation = shared.last_generation.fetch_add(1, Ordering::Relaxed) + 1;
+        let dial = |error: String| format!("failed to dial device plugin: {error}");
+        let client = Client::new(resource, socket, shared.settings.limits).map_err(dial)?;
+        let options = client.options(&shared.stopped).map_err(|error| dial(error.to_string()))?;
+        let mut outdated = Vec::new();
+        let connected = {
+            let mut plugins = lock(&shared.plugins);
+            if shared.stopped.is_stopped() {
+                return Err("the agent is stopping".to_owned());
+            }
+            if plugins.get(resource).is_some_and(|plugin| plugin.generation > generation) {
+                return Err("a later registration has replaced this one".to_owned());
+            }
+            lock(&shared.books).connected(resource, generation, options)?;
+            let thread = self.watch(resource, generation, client.clone());
+            match thread {
+                Ok(thread) => {
+                    let plugin = Plugin { generation, socket: socket.to_owned(), client, thread };
+                    outdated.extend(plugins.insert(resource.to_owned(), plugin));
+                    let books = lock(&shared.books);
+                    let gone: Vec<String> = plugins
+                        .iter()
+                        .filter(|(name, plugin)| {
+                            !books.is_current(name, plugin.generation) && plugin.thread.is_finished()
+                        })
+                        .map(|(name, _)| name.clone())
+                        .collect();
+                    outdated.extend(gone.iter().filter_map(|name| plugins.remove(name)));
+                    Ok(())
+                }
+                Err(error) => {
+                    lock(&shared.books).stopped(resource, generation, Instant::now());
+                    Err(format!("cannot start a thread: {error}"))
+                }
+            }
+        };
+        // Joins their threads, without a lock.
+        drop(outdated);
+        if connected.is_ok() {
+            log::info!("a device plugin is registered resource={resource} socket={}", socket.display());
+        }
+        connected
+    }
+
+    /// The plugin watcher has found that the socket of a plugin is gone.
+    pub fn disconnect(&self, resource: &str, socket: &Path) {
+        let plugin = {
+            let mut plugins = lock(&self.shared.plugins);
+            if plugins.get(resource).is_none_or(|plugin| plugin.socket != socket) {
+                return;
+            }
+            plugins.remove(resource)
+        };
+        if let Some(plugin) = plugin {
+            let generation = plugin.generation;
+            drop(plugin);
+            self.shared.ended(resource, generation);
+        }
+    }
+
+    fn watch(&self, resource: &str, generation: Generation, client: Client) -> std::io::Result<Running> {
+        let (shared, name) = (self.shared.clone(), resource.to_owned());
+        let (at_end, of) = (self.shared.clone(), resource.to_owned());
+        let on_death = OnDeath::Unit(Box::new(move |_| at_end.ended(&of, generation)));
+        threads::spawn(&format!("device/{generation}"), Stack::Small, on_death, move |stop| {
+            if let Err(error) = shared.follow(&name, generation, &client, &stop)
+                && !stop.is_stopped()
+            {
+                log::warn!("listAndWatch ended unexpectedly for device plugin {name} with error: {error}");
+            }
+        })
+    }
+
+    /// Whether a pod should wait for plugins that were there before the start. `running`: its
+    /// containers that run.
+    #[must_use]
+    pub fn readiness(&self, pod: &Wishes, running: &BTreeSet<String>) -> Readiness {
+        lock(&self.shared.books).readiness(pod, running, self.shared.settings.wait, Instant::now())
+    }
+
+    /// Whether the pod has limits for which there are device plugins.
+    #[must_use]
+    pub fn concerns(&self, pod: &Wishes) -> bool {
+        let books = lock(&self.shared.books);
+        pod.resources().into_iter().any(|name| books.is_known(name))
+    }
+
+    /// From which NUMA nodes the devices of a container can come.
+    #[must_use]
+    pub fn hints(&self, pod: &Wishes, container: &str) -> DeviceHints {
+        lock(&self.shared.books).hints(pod, container)
+    }
+
+    /// From which NUMA nodes the devices of all containers of a pod can come.
+    #[must_use]
+    pub fn pod_hints(&self, pod: &Wishes) -> DeviceHints {
+        lock(&self.shared.books).pod_hints(pod)
+    }
+
+    /// Gives the devices back of all pods but these. All sources have delivered their pods.
+    pub fn release_inactive(&self, active: &BTreeSet<&PodUid>) {
+        let gone = lock(&self.shared.books).release_inactive(active);
+        for pod in &gone {
+            log::info!("the devices of a pod are free uid={pod}");
+        }
+        if !gone.is_empty() {
+            self.shared.store();
+        }
+    }
+
+    /// Chooses devices for a container at the admission of its pod, without a call. See
+    /// [`Books::reserve`].
+    ///
+    /// # Errors
+    /// When there are not enough devices; the reservations of the pod are removed.
+    pub fn reserve(
+        &self,
+        pod: &Wishes,
+        container: &str,
+        nodes: Option<NumaMask>,
+        keeps: bool,
+    ) -> Result<(), DeviceError> {
+        let mut books = lock(&self.shared.books);
+        let reserved = books.reserve(pod, container, nodes, keeps);
+        if reserved.is_err() {
+            books.unreserve(&pod.uid);
+        }
+        reserved
+    }
+
+    /// Removes the reservations of a pod that was refused for another reason.
+    pub fn unreserve(&self, pod: &PodUid) {
+        lock(&self.shared.books).unreserve(pod);
+    }
+
+    /// Has the plugins prepare the devices that were reserved for the pod, container by container.
+    /// Without reservations it does nothing.
+    ///
+    /// # Errors
+    /// When a plugin fails. The pod cannot run: see [`DeviceError::message`].
+    pub fn allocate(&self, pod: &Wishes, stop: &StopToken) -> Result<(), DeviceError> {
+        for wish in &pod.containers {
+            let reserved = lock(&self.shared.books).reserved(&pod.uid, &wish.container);
+            for resource in reserved {
+                let allocated = self.allocate_one(pod, &wish.container, &resource, stop);
+                if allocated.is_err() {
+                    self.unreserve(&pod.uid);
+                }
+                // Also after a failure: what was granted before must not be lost.
+                self.shared.store();
+                allocated?;
+            }
+        }
+        Ok(())
+    }
+
+    fn allocate_one(
+        &self,
+        pod: &Wishes,
+        container: &str,
+        resource: &str,
+        stop: &StopToken,
+    ) -> Result<(), DeviceError> {
+        let mut answer = None;
+        loop {
+            let step = lock(&self.shared.books).step(pod, container, resource, answer.take())?;
+            let client = self.client(resource)?;
+            match step {
+                Step::Ask(question) => answer = Some(client.preferred(&question, stop)?),
+                Step::Allocate(ids) => {
+                    let begun = Instant::now();
+                    let granted = client.allocate(&ids, stop);
+                    metrics::DEVICE_ALLOCATION.took([resource.to_owned()], begun.elapsed());
+                    return lock(&self.shared.books).grant(&pod.uid, container, resource, granted?);
+                }
+            }
+        }
+    }
+
+    fn client(&self, resource: &str) -> Result<Client, DeviceError> {
+        let plugins = lock(&self.shared.plugins);
+        let client = plugins.get(resource).map(|plugin| plugin.client.clone());
+        client.ok_or_else(|| DeviceError::NoPlugin(resource.to_owned()))
+    }
+
+    /// What a container needs that is created now; `None`: it has no devices. Calls the plugins that
+    /// want it. A container without devices, which it should have, gets them now if `is_active`.
+    ///
+    /// # Errors
+    /// When a plugin fails. The container cannot be created now.
+    pub fn prepare(
+        &self,
+        pod: &Wishes,
+        container: &str,
+        is_active: bool,
+        stop: &StopToken,
+    ) -> Result<Option<Setup>, DeviceError> {
+        let Some(wish) = pod.container(container) else { return Ok(None) };
+        let wanted: Vec<String> = {
+            let books = lock(&self.shared.books);
+            let wanted = books.wanted(wish).into_iter().filter(|(_, count)| *count > 0);
+            wanted.map(|(resource, _)| resource.clone()).collect()
+        };
+        let mut is_missing = false;
+        for resource in &wanted {
+            self.pre_start(&pod.uid, container, resource, stop)?;
+            let books = lock(&self.shared.books);
+            is_missing |= books.holds().get(&pod.uid, container, resource).is_none();
+        }
+        if is_missing && is_active {
+            self.reserve(pod, container, None, false)?;
+        }
+        if is_active {
+            self.allocate(pod, stop)?;
+        }
+        let Some((setup, conflicts)) = lock(&self.shared.books).setup(&pod.uid, container) else {
+            return Ok(None);
+        };
+        for conflict in conflicts {
+            log::warn!(
+                "two device plugins set the {} {} differently uid={} container={container}",
+                conflict.kind,
+                conflict.name,
+                pod.uid
+            );
+        }
+        Ok(Some(setup))
+    }
+
+    fn pre_start(
+        &self,
+        pod: &PodUid,
+        container: &str,
+        resource: &str,
+        stop: &StopToken,
+    ) -> Result<(), DeviceError> {
+        let ids = {
+            let books = lock(&self.shared.books);
+            let known = books.resources().get(resource);
+            let known = known.ok_or_else(|| DeviceError::NoEndpoint(resource.to_owned()))?;
+            match known.endpoint {
+                Endpoint::Connected { options, .. } if options.pre_start => {}
+                _ => return Ok(()),
+            }
+            let hold = books.holds().get(pod, container, resource);
+            hold.map(|hold| hold.ids()).ok_or_else(|| DeviceError::NothingAllocated {
+                pod: pod.to_string(),
+                container: container.to_owned(),
+                resource: resource.to_owned(),
+            })?
+        };
+        self.client(resource)?.pre_start(&ids, stop)
+    }
+
+    /// The devices for the status of the node. See [`Books::capacity`].
+    #[must_use]
+    pub fn capacity(&self) -> Capacity {
+        let (capacity, has_changed) = {
+            let mut books = lock(&self.shared.books);
+            let before = books.resources().len();
+            let capacity = books.capacity(Instant::now());
+            (capacity, books.resources().len() != before)
+        };
+        if has_changed {
+            self.shared.store();
+        }
+        capacity
+    }
+
+    /// When [`Devices::capacity`] changes without a plugin's doing.
+    #[must_use]
+    pub fn next_removal(&self) -> Option<Instant> {
+        lock(&self.shared.books).next_removal()
+    }
+
+    /// The health of the devices of a container.
+    #[must_use]
+    pub fn health(&self, pod: &PodUid, container: &str) -> Vec<ResourceHealth> {
+        lock(&self.shared.books).health(pod, container)
+    }
+
+    /// Reads the books, for the pod-resources API and for people. The function must not block.
+    pub fn read<T>(&self, read: impl FnOnce(&Books) -> T) -> T {
+        read(&lock(&self.shared.books))
+    }
+}
+
+impl Shared {
+    /// Passes the lists of a plugin to the books until its stream ends.
+    fn follow(
+        &self,
+        resource: &str,
+        generation: Generation,
+        client: &Client,
+        stop: &StopToken,
+    ) -> Result<(), CallError> {
+        let mut lists = client.watch()?;
+        let mut pace = Pace::new(Instant::now());
+        while let Some(list) = lists.next(MOST_DEVICES, stop)? {
+            let listed = lock(&self.books).listed(resource, generation, list);
+            let Some(listed) = listed else { return Ok(()) };
+            if listed.is_new {
+                self.store();
+                (self.on_change)(&Change { pods: listed.pods });
+            }
+            let wait = pace.next(Instant::now());
+            if !wait.is_zero() {
+                let _ = stop.wait(wait);
+            }
+        }
+        Ok(())
+    }
+
+    /// The connection of a plugin has ended.
+    fn ended(&self, resource: &str, generation: Generation) {
+        if lock(&self.books).stopped(resource, generation, Instant::now()) {
+            log::info!("the connection of a device plugin has ended resource={resource}");
+            self.store();
+            (self.on_change)(&Change::default());
+        }
+    }
+
+    /// Writes the state file if it is outdated. A failed write is repeated with the next change.
+    fn store(&self) {
+        let mut state = lock(&self.file);
+        let text = encode(&lock(&self.books));
+        let new = hash(&text);
+        if state.written == Some(new) {
+            return;
+        }
+        match state.file.write(&text) {
+            Ok(()) => (state.written, state.is_failing) = (Some(new), false),
+            Err(error) => {
+                if !std::mem::replace(&mut state.is_failing, true) {
+                    log::warn!("cannot write {}: {error}", state.file.path().display());
+                }
+            }
+        }
+    }
+}
