@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::info::{ClaimKey, ClaimRef, Device};
 
 /// Devices of one claim by one driver; the API allows 32 in an allocation.
-const MOST_DEVICES: usize = 1_024;
+pub(super) const MOST_DEVICES: usize = 1_024;
 /// Requests or CDI devices of one device.
 const MOST_NAMES: usize = 1_024;
 /// Bytes of a name.

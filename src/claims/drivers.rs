@@ -85,7 +85,6 @@ pub fn check_name(driver: &str) -> Result<(), String> {
 #[derive(Debug)]
 struct Instance<C> {
     endpoint: String,
-    connected: bool,
     client: C,
 }
 
@@ -124,7 +123,7 @@ impl<C: Clone> Drivers<C> {
         }
         let client = client()?;
         self.names.insert(driver.to_owned());
-        let instance = Instance { endpoint: endpoint.to_owned(), connected: false, client };
+        let instance = Instance { endpoint: endpoint.to_owned(), client };
         self.by_name.entry(driver.to_owned()).or_default().push(instance);
         Ok(())
     }
@@ -140,40 +139,28 @@ impl<C: Clone> Drivers<C> {
         Some(instance.client)
     }
 
-    /// Records whether an instance is connected.
-    pub fn connected(&mut self, driver: &str, endpoint: &str, connected: bool) {
-        let instances = self.by_name.get_mut(driver).into_iter().flatten();
-        for instance in instances.filter(|one| one.endpoint == endpoint) {
-            instance.connected = connected;
-        }
-    }
-
     /// Whether an instance of the driver is connected.
-    #[must_use]
-    pub fn is_usable(&self, driver: &str) -> bool {
-        self.by_name.get(driver).into_iter().flatten().any(|one| one.connected)
+    pub fn is_usable(&self, driver: &str, is_connected: impl Fn(&C) -> bool) -> bool {
+        self.by_name.get(driver).into_iter().flatten().any(|one| is_connected(&one.client))
     }
 
     /// The client of the instance to call.
     ///
     /// # Errors
     /// When the driver is not registered.
-    pub fn get(&self, driver: &str) -> Result<C, String> {
+    pub fn get(&self, driver: &str, is_connected: impl Fn(&C) -> bool) -> Result<C, String> {
         if driver.is_empty() {
             return Err("DRA driver name is empty".to_owned());
         }
         let known = self.by_name.get(driver).map(Vec::as_slice).unwrap_or_default();
-        let newest = known.iter().rev().find(|one| one.connected).or(known.last());
+        let newest = known.iter().rev().find(|one| is_connected(&one.client)).or(known.last());
         newest.map(|one| one.client.clone()).ok_or_else(|| format!("DRA driver {driver} is not registered"))
     }
 
-    /// The registered drivers, with the number of their instances and whether one is connected.
-    pub fn list(&self) -> impl Iterator<Item = (&str, usize, bool)> {
-        let one = |known: &Vec<Instance<C>>| (known.len(), known.iter().any(|one| one.connected));
-        self.by_name.iter().map(move |(name, known)| {
-            let (number, connected) = one(known);
-            (name.as_str(), number, connected)
-        })
+    /// The registered drivers, with the endpoints and clients of their instances.
+    pub fn list(&self) -> impl Iterator<Item = (&str, &str, &C)> {
+        let all = self.by_name.iter();
+        all.flat_map(|(name, known)| known.iter().map(move |one| (name.as_str(), one.endpoint.as_str(), &one.client)))
     }
 }
 
@@ -215,7 +202,9 @@ mod tests {
     #[test]
     fn the_newest_connected_instance_is_called() {
         let mut drivers = Drivers::default();
-        assert_eq!(drivers.get("d"), Err("DRA driver d is not registered".to_owned()));
+        let none = |_: &i32| false;
+        assert_eq!(drivers.get("d", none), Err("DRA driver d is not registered".to_owned()));
+        assert_eq!(drivers.get("", none), Err("DRA driver name is empty".to_owned()));
         drivers.add("d", "/1", || Ok(1)).unwrap();
         drivers.add("d", "/2", || Ok(2)).unwrap();
         assert_eq!(drivers.add("d", "/3", || Err("no".to_owned())), Err("no".to_owned()));
@@ -223,18 +212,16 @@ mod tests {
             drivers.add("d", "/1", || Ok(9)),
             Err("endpoint /1 already registered for DRA driver plugin d".to_owned())
         );
-        assert_eq!((drivers.get("d"), drivers.is_usable("d")), (Ok(2), false));
-        drivers.connected("d", "/1", true);
-        assert_eq!((drivers.get("d"), drivers.is_usable("d")), (Ok(1), true));
-        drivers.connected("d", "/2", true);
-        assert_eq!(drivers.get("d"), Ok(2));
+        assert_eq!((drivers.get("d", none), drivers.is_usable("d", none)), (Ok(2), false));
+        let old = |one: &i32| *one == 1;
+        assert_eq!((drivers.get("d", old), drivers.is_usable("d", old)), (Ok(1), true));
+        assert_eq!(drivers.get("d", |_| true), Ok(2));
+        assert_eq!(drivers.list().collect::<Vec<_>>(), [("d", "/1", &1), ("d", "/2", &2)]);
         assert_eq!(drivers.remove("d", "/2"), Some(2));
         assert_eq!(drivers.remove("d", "/2"), None);
-        drivers.connected("d", "/2", true);
-        assert_eq!(drivers.get("d"), Ok(1));
-        assert_eq!(drivers.list().collect::<Vec<_>>(), [("d", 1, true)]);
+        assert_eq!(drivers.get("d", none), Ok(1));
         assert_eq!(drivers.remove("d", "/1"), Some(1));
-        assert!(drivers.get("d").is_err());
+        assert!(drivers.get("d", none).is_err());
     }
 
     #[test]

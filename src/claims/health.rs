@@ -87,6 +87,8 @@ type DeviceKey = (String, String);
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct HealthCache {
     drivers: BTreeMap<String, BTreeMap<DeviceKey, Known>>,
+    /// The instance of each driver that reported last.
+    reporters: BTreeMap<String, String>,
 }
 
 /// The file is plain JSON, one object per driver.
@@ -136,7 +138,7 @@ impl HealthCache {
             let devices = driver.devices.unwrap_or_default().into_values().take(MOST_DEVICES);
             (name, devices.filter_map(device).collect())
         };
-        Ok(HealthCache { drivers: stored.into_iter().map(driver).collect() })
+        Ok(HealthCache { drivers: stored.into_iter().map(driver).collect(), ..HealthCache::default() })
     }
 
     /// The text of the file.
@@ -165,11 +167,12 @@ impl HealthCache {
     /// Devices that it does not name any more become unknown when their last report is too old.
     pub fn update(
         &mut self,
-        driver: &str,
+        (driver, endpoint): (&str, &str),
         reports: Vec<Report>,
         now: Instant,
         on: Timestamp,
     ) -> BTreeSet<DeviceKey> {
+        self.reporters.insert(driver.to_owned(), endpoint.to_owned());
         let known = self.drivers.entry(driver.to_owned()).or_default();
         let mut changed = BTreeSet::new();
         let mut named = BTreeSet::new();
@@ -202,8 +205,14 @@ impl HealthCache {
         changed
     }
 
-    /// Removes the reports of a driver whose stream has ended, and returns its devices.
-    pub fn clear(&mut self, driver: &str) -> BTreeSet<DeviceKey> {
+    /// Removes the reports of an instance whose stream has ended, and returns their devices.
+    ///
+    /// DIFFERS: upstream also removes what a newer instance of the driver has reported.
+    pub fn clear(&mut self, driver: &str, endpoint: &str) -> BTreeSet<DeviceKey> {
+        if self.reporters.get(driver).is_some_and(|reporter| reporter != endpoint) {
+            return BTreeSet::new();
+        }
+        self.reporters.remove(driver);
         self.drivers.remove(driver).unwrap_or_default().into_keys().collect()
     }
 
@@ -217,13 +226,6 @@ impl HealthCache {
             Some(known) => (known.health, &known.message),
             None => (Health::Unknown, ""),
         }
-    }
-
-    /// The next time at which a report becomes too old.
-    #[must_use]
-    pub fn next_stale(&self, now: Instant) -> Option<Instant> {
-        let devices = self.drivers.values().flat_map(BTreeMap::values);
-        devices.filter(|known| known.is_fresh(now)).map(|known| known.at + known.limit).min()
     }
 
     /// `allocatedResourcesStatus` of a container, for its claims.
@@ -312,19 +314,18 @@ mod tests {
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         let mut cache = HealthCache::default();
         let both = || vec![report("a", Health::Healthy, 0, ""), report("b", Health::Unhealthy, 60, "hot")];
-        assert_eq!(cache.update("d", both(), at(0), on), keys(&["a", "b"]));
-        assert!(cache.update("d", both(), at(20), on).is_empty());
+        assert_eq!(cache.update(("d", "/e"), both(), at(0), on), keys(&["a", "b"]));
+        assert!(cache.update(("d", "/e"), both(), at(20), on).is_empty());
         assert_eq!(cache.get("d", &device("a", &[]), at(50)), (Health::Healthy, ""));
         assert_eq!(cache.get("d", &device("a", &[]), at(51)), (Health::Unknown, ""));
         assert_eq!(cache.get("d", &device("b", &[]), at(51)), (Health::Unhealthy, "hot"));
         assert_eq!(cache.get("e", &device("b", &[]), at(51)), (Health::Unknown, ""));
-        assert_eq!(cache.next_stale(at(20)), Some(at(50)));
-        assert_eq!(cache.next_stale(at(51)), Some(at(80)));
         // A device that is healthy again after its report was too old is a change.
-        assert_eq!(cache.update("d", vec![report("a", Health::Healthy, -5, "")], at(60), on), keys(&["a"]));
-        assert_eq!(cache.update("d", vec![report("a", Health::Healthy, 0, "")], at(81), on), keys(&["b"]));
-        assert_eq!(cache.clear("d"), keys(&["a"]));
-        assert!(cache.clear("d").is_empty());
+        assert_eq!(cache.update(("d", "/e"), vec![report("a", Health::Healthy, -5, "")], at(60), on), keys(&["a"]));
+        assert_eq!(cache.update(("d", "/e"), vec![report("a", Health::Healthy, 0, "")], at(81), on), keys(&["b"]));
+        assert!(cache.clear("d", "/older").is_empty());
+        assert_eq!(cache.clear("d", "/e"), keys(&["a"]));
+        assert!(cache.clear("d", "/e").is_empty());
     }
 
     #[test]
@@ -332,7 +333,7 @@ mod tests {
         let now = Instant::now() + Duration::from_secs(1_000);
         let on: Timestamp = "2026-03-01T10:00:00.5Z".parse().unwrap();
         let mut cache = HealthCache::default();
-        cache.update("d", vec![report("a", Health::Unhealthy, 60, "x<y")], now, on);
+        cache.update(("d", "/e"), vec![report("a", Health::Unhealthy, 60, "x<y")], now, on);
         let text = cache.write();
         assert_eq!(
             text,
@@ -356,11 +357,11 @@ mod tests {
         let mut cache = HealthCache::default();
         let long = "é".repeat(600);
         let many = (0..MOST_DEVICES + 5).map(|number| report(&number.to_string(), Health::Healthy, i64::MAX, &long));
-        assert_eq!(cache.update("d", many.collect(), now, on).len(), MOST_DEVICES);
+        assert_eq!(cache.update(("d", "/e"), many.collect(), now, on).len(), MOST_DEVICES);
         let (_, message) = cache.get("d", &device("1", &[]), now);
         assert!(message.ends_with("é...") && message.len() <= MOST_MESSAGE);
-        assert!(cache.next_stale(now).unwrap() <= now + MOST_LIMIT);
-        assert!(cache.update("e", vec![report(&"n".repeat(600), Health::Healthy, 0, "")], now, on).is_empty());
+        assert_eq!(cache.get("d", &device("1", &[]), now + MOST_LIMIT * 2).0, Health::Unknown);
+        assert!(cache.update(("e", "/e"), vec![report(&"n".repeat(600), Health::Healthy, 0, "")], now, on).is_empty());
         assert!(HealthCache::read(&cache.write(), now, on).is_ok());
     }
 
@@ -368,7 +369,7 @@ mod tests {
     fn a_container_shows_the_health_of_its_devices() {
         let now = Instant::now();
         let mut cache = HealthCache::default();
-        cache.update("x", vec![report("one", Health::Unhealthy, 0, "hot")], now, Timestamp::UNIX_EPOCH);
+        cache.update(("x", "/e"), vec![report("one", Health::Unhealthy, 0, "hot")], now, Timestamp::UNIX_EPOCH);
         let mut claim = info("c", "u", &["x", "y"]);
         let bare = Device { cdi_ids: vec![], ..device("bare", &["other"]) };
         claim.drivers.insert("x".into(), vec![device("one", &["r"]), device("one", &["r"]), bare]);

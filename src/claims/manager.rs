@@ -1,6 +1,6 @@
 //! Preparing and unpreparing the claims of pods: the books, the state file, and the calls.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +24,7 @@ use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::util::checkpoint_file::CheckpointFile;
 use crate::util::stop::StopToken;
-use crate::util::threads;
+use crate::util::threads::{self, Running};
 
 /// How long an operation waits for another one on the same claim: one call to each of two drivers.
 const WAIT: Duration = Duration::from_secs(100);
@@ -42,6 +42,9 @@ pub trait Driver: Send + Sync {
     /// # Errors
     /// The call's error, as a text for users.
     fn unprepare(&self, claims: &[ClaimRef], stop: &StopToken) -> Result<Unprepared, String>;
+
+    /// Whether the driver can be called now.
+    fn is_connected(&self) -> bool;
 }
 
 /// Why the claims of a pod are not prepared or unprepared.
@@ -116,8 +119,11 @@ pub(super) struct Shared {
     pub(super) books: Mutex<Books>,
     pub(super) drivers: Mutex<Drivers<Arc<dyn Driver>>>,
     pub(super) health: Mutex<HealthCache>,
-    pub(super) health_file: CheckpointFile,
+    /// Locked while it is written.
+    pub(super) health_file: Mutex<CheckpointFile>,
     pub(super) wipes: Mutex<Wipes>,
+    /// The threads of health streams, by driver and endpoint.
+    pub(super) streams: Mutex<BTreeMap<(String, String), Running>>,
     /// Rung when `wipes` or `books` changed.
     pub(super) bell: Sender<()>,
     problems: Vec<String>,
@@ -165,8 +171,9 @@ impl Claims {
             books: Mutex::new(books),
             drivers: Mutex::default(),
             health: Mutex::new(health.unwrap_or_default()),
-            health_file,
+            health_file: Mutex::new(health_file),
             wipes: Mutex::new(wipes),
+            streams: Mutex::default(),
             bell,
             problems,
         };
@@ -243,7 +250,7 @@ impl Claims {
     }
 
     fn driver(&self, name: &str) -> Result<Arc<dyn Driver>, Failure> {
-        lock(&self.shared.drivers).get(name).map_err(Failure::Driver)
+        lock(&self.shared.drivers).get(name, |one| one.is_connected()).map_err(Failure::Driver)
     }
 
     /// Begins an operation when no other one uses its claims.

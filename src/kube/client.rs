@@ -331,7 +331,7 @@ impl Client {
     }
 
     /// Waits for `limit`, or until the credentials change.
-    pub(super) fn pause(&self, limit: Duration) -> Waited {
+    pub fn pause(&self, limit: Duration) -> Waited {
         self.wait_with(&self.session(), limit)
     }
 

@@ -8,6 +8,10 @@ mod messages {
 
 /// Messages of device plugins, v1beta1.
 pub use messages::deviceplugin;
+/// Messages of drivers for resource claims, v1 and v1beta1.
+pub use messages::dra;
+/// Messages about the health of such drivers' devices, v1alpha1.
+pub use messages::drahealth;
 /// Messages of the Container Runtime Interface v1.
 pub use messages::runtime;
 /// For tests that create and parse messages themselves.
@@ -20,7 +24,7 @@ pub use protobuf::{Enum, EnumOrUnknown, MessageField};
 /// One entry per remote method, named like it.
 #[allow(missing_docs)]
 pub mod methods {
-    use super::{deviceplugin, runtime};
+    use super::{deviceplugin, dra, drahealth, runtime};
     use crate::transport::grpc::{Stream, Unary};
 
     include!(concat!(env!("OUT_DIR"), "/methods.rs"));

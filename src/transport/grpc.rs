@@ -33,6 +33,26 @@ pub struct Unary<Req: 'static, Resp: 'static> {
     pub(crate) method: grpcio::Method<Req, Resp>,
 }
 
+impl<Req, Resp> Unary<Req, Resp> {
+    /// The method at another path, such as that of an older service with the same messages.
+    #[must_use]
+    pub fn at(&self, path: &'static str) -> Unary<Req, Resp> {
+        let Unary { name, method } = self;
+        let method =
+            grpcio::Method { ty: method.ty, name: path, req_mar: marshaller(&method.req_mar), resp_mar: marshaller(&method.resp_mar) };
+        Unary { name, method }
+    }
+
+    /// The path of the method, such as `/runtime.v1.RuntimeService/StopContainer`.
+    pub fn path(&self) -> &'static str {
+        self.method.name
+    }
+}
+
+fn marshaller<T>(one: &grpcio::Marshaller<T>) -> grpcio::Marshaller<T> {
+    grpcio::Marshaller { ser: one.ser, de: one.de }
+}
+
 /// A remote method with a stream of responses.
 pub struct Stream<Req: 'static, Resp: 'static> {
     /// The name without the service, such as `GetContainerEvents`.
@@ -209,7 +229,7 @@ impl Channel {
     }
 
     /// Whether the channel is connected now.
-    pub(super) fn is_connected(&self) -> bool {
+    pub fn is_connected(&self) -> bool {
         self.client.channel().check_connectivity_state(false) == grpcio::ConnectivityState::GRPC_CHANNEL_READY
     }
 

@@ -1,4 +1,3 @@
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::{Receiver, bounded};
@@ -81,6 +80,10 @@ impl Driver for Fake {
             prepared.remove(uid);
         })?;
         Ok(claims.iter().map(|claim| (claim.uid.clone(), Ok(()))).collect())
+    }
+
+    fn is_connected(&self) -> bool {
+        true
     }
 }
 
