@@ -154,9 +154,11 @@ impl Books {
         let endpoint = Endpoint::Connected { generation, options };
         // The devices of an earlier plugin are replaced by the first list of this one.
         let entry = self.resources.entry(resource.to_owned());
-        entry
-            .and_modify(|known| known.endpoint = endpoint)
-            .or_insert_with(|| Resource { devices: DeviceList::new(), endpoint, is_alive: false });
+        entry.and_modify(|known| known.endpoint = endpoint).or_insert_with(|| Resource {
+            devices: DeviceList::new(),
+            endpoint,
+            is_alive: false,
+        });
         Ok(())
     }
 
@@ -231,7 +233,9 @@ impl Books {
         let healthy = self.resources.iter();
         Capacity {
             capacity: all.map(|(name, known)| (name.clone(), known.devices.len() as u64)).collect(),
-            allocatable: healthy.map(|(name, known)| (name.clone(), known.healthy().count() as u64)).collect(),
+            allocatable: healthy
+                .map(|(name, known)| (name.clone(), known.healthy().count() as u64))
+                .collect(),
             removed: self.removed.clone(),
         }
     }
@@ -364,8 +368,7 @@ impl Books {
         let hold = self.holds.get(&pod.uid, container, resource).ok_or_else(released)?;
         let HoldState::Reserved { nodes } = hold.state else { return Err(released()) };
         let (old, wanted) = (hold.ids(), hold.devices.len() as u64);
-        let known =
-            self.resources.get(resource).ok_or_else(|| DeviceError::NoPlugin(resource.to_owned()))?;
+        let known = self.resources.get(resource).ok_or_else(|| DeviceError::NoPlugin(resource.to_owned()))?;
         let Endpoint::Connected { options, .. } = known.endpoint else {
             return Err(DeviceError::Stopped(resource.to_owned()));
         };
@@ -410,8 +413,7 @@ impl Books {
         for wish in pod.containers.iter().skip_while(|wish| wish.container != container).skip(1) {
             let hold = self.holds.get_mut(&pod.uid, &wish.container, resource);
             let Some(hold) = hold.filter(|hold| hold.is_reserved()) else { continue };
-            let shared: Vec<DeviceId> =
-                hold.devices.keys().filter(|id| new.contains(*id)).cloned().collect();
+            let shared: Vec<DeviceId> = hold.devices.keys().filter(|id| new.contains(*id)).cloned().collect();
             for id in shared {
                 let Some(other) = spare.pop() else { return };
                 hold.devices.remove(&id);

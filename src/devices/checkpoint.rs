@@ -128,10 +128,7 @@ fn by_node(devices: &BTreeMap<DeviceId, NumaMask>) -> BTreeMap<String, Option<Ve
 ///
 /// # Errors
 /// When the file is damaged.
-pub fn decode(
-    text: &str,
-    setup: impl Fn(&[u8]) -> Option<Setup>,
-) -> Result<Restored, CheckpointError> {
+pub fn decode(text: &str, setup: impl Fn(&[u8]) -> Option<Setup>) -> Result<Restored, CheckpointError> {
     let file: File =
         serde_json::from_str(text).map_err(|error| CheckpointError::Syntax(error.to_string()))?;
     let computed = sum(&file.data);

@@ -26,7 +26,9 @@ pub enum DeviceError {
         available: usize,
     },
     /// The limits of a container differ from those it was admitted with.
-    #[error("pod {pod:?} container {container:?} changed request for resource {resource:?} from {from} to {to}")]
+    #[error(
+        "pod {pod:?} container {container:?} changed request for resource {resource:?} from {from} to {to}"
+    )]
     Changed {
         /// The pod's UID.
         pod: String,

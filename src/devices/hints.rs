@@ -104,8 +104,7 @@ fn possible(nodes: &[u32], known: &Resource, free: &Ids, reusable: &Ids, wanted:
     };
     let every = Counts::new(known.devices.values().map(|device| device.nodes), all);
     let free = Counts::new(nodes_of(free).into_iter(), all);
-    let reusable: Vec<NumaMask> =
-        nodes_of(reusable).into_iter().filter(|nodes| !nodes.is_empty()).collect();
+    let reusable: Vec<NumaMask> = nodes_of(reusable).into_iter().filter(|nodes| !nodes.is_empty()).collect();
     let must = Counts::new(reusable.iter().copied(), all);
     let mut smallest = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
     let mut found = Vec::new();

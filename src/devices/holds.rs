@@ -115,9 +115,9 @@ impl Holds {
     /// The devices of a resource that containers have for which `counts` holds.
     #[must_use]
     pub fn in_use(&self, resource: &str, counts: impl Fn(&PodUid, &str, &Hold) -> bool) -> Ids {
-        let holds = self.iter().filter(|(pod, container, name, hold)| {
-            *name == resource && counts(pod, container, hold)
-        });
+        let holds = self
+            .iter()
+            .filter(|(pod, container, name, hold)| *name == resource && counts(pod, container, hold));
         holds.flat_map(|(_, _, _, hold)| hold.devices.keys()).cloned().collect()
     }
 

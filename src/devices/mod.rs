@@ -25,7 +25,9 @@ mod wait;
 #[cfg(test)]
 mod tests;
 
-pub use books::{Books, Capacity, Endpoint, Generation, Listed, MOST_DEVICES, MOST_RESOURCES, Resource, STOP_GRACE, Step};
+pub use books::{
+    Books, Capacity, Endpoint, Generation, Listed, MOST_DEVICES, MOST_RESOURCES, Resource, STOP_GRACE, Step,
+};
 pub use checkpoint::{CheckpointError, Restored, decode, encode};
 pub use choose::{Choice, Ids, Offer, Preference, Question, choose};
 pub use client::{Client, Limits, Lists, setup};
@@ -33,7 +35,9 @@ pub use device::{Device, DeviceId, DeviceList, DeviceMount, DeviceNode, Granted,
 pub use error::DeviceError;
 pub use hints::DeviceHints;
 pub use holds::{ContainerHolds, Hold, HoldState, Holds, PodHolds};
-pub use names::{CHECKPOINT, DIRECTORY, SOCKET, VERSION, check_request, check_watched, is_extended_resource, socket};
+pub use names::{
+    CHECKPOINT, DIRECTORY, SOCKET, VERSION, check_request, check_watched, is_extended_resource, socket,
+};
 pub use options::{Conflict, ResourceHealth, merge};
 pub use requests::{Kind, Wish, Wishes};
 pub use service::{Change, Devices, Found, OnChange, Settings};

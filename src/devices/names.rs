@@ -164,7 +164,8 @@ mod tests {
         assert_eq!(socket(directory, "x.sock").unwrap(), Path::new("/d/x.sock"));
         assert_eq!(socket(directory, "a/x.sock").unwrap(), Path::new("/d/a/x.sock"));
         let long = "x".repeat(108);
-        for endpoint in ["", ".", "..", "../x", "a/../../x", "/x", "kubelet.sock", CHECKPOINT, "a\0b", &long] {
+        for endpoint in ["", ".", "..", "../x", "a/../../x", "/x", "kubelet.sock", CHECKPOINT, "a\0b", &long]
+        {
             assert!(socket(directory, endpoint).is_err(), "{endpoint}");
         }
     }

@@ -97,9 +97,8 @@ impl Books {
         let holds = holds.into_iter().flatten();
         let of = |(resource, hold): (&String, &super::holds::Hold)| {
             let devices = self.resources.get(resource).map(|known| &known.devices);
-            let is_healthy = |id: &str| {
-                devices.and_then(|devices| devices.get(id)).is_none_or(|device| device.is_healthy)
-            };
+            let is_healthy =
+                |id: &str| devices.and_then(|devices| devices.get(id)).is_none_or(|device| device.is_healthy);
             let devices = hold.devices.keys().map(|id| (id.to_string(), is_healthy(id))).collect();
             ResourceHealth { name: resource.clone(), devices }
         };

@@ -134,8 +134,7 @@ impl Devices {
     pub fn open(settings: Settings, on_change: OnChange) -> (Devices, Found) {
         let file = CheckpointFile::new(&settings.directory, names::CHECKPOINT);
         let (restored, found) = restore(&file);
-        let books =
-            Books::new(restored.holds, restored.registered, settings.nodes.clone(), Instant::now());
+        let books = Books::new(restored.holds, restored.registered, settings.nodes.clone(), Instant::now());
         let (stop, stopped) = stop::pair();
         let shared = Shared {
             settings,

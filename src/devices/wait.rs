@@ -91,9 +91,8 @@ impl Books {
             return true;
         }
         let held = |wish: &Wish| self.holds.get(&pod.uid, &wish.container, resource);
-        let is_lost = |wish: &Wish| {
-            held(wish).is_some_and(|hold| !hold.devices.keys().all(|id| known.is_healthy(id)))
-        };
+        let is_lost =
+            |wish: &Wish| held(wish).is_some_and(|hold| !hold.devices.keys().all(|id| known.is_healthy(id)));
         if pod.containers.iter().any(|wish| wants(wish) && is_lost(wish)) {
             return true;
         }

@@ -149,7 +149,7 @@ impl CallError {
 }
 
 /// The library and its one thread exist while any channel exists.
-fn environment() -> Arc<grpcio::Environment> {
+pub(super) fn environment() -> Arc<grpcio::Environment> {
     static SHARED: Mutex<Weak<grpcio::Environment>> = Mutex::new(Weak::new());
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     shared.upgrade().unwrap_or_else(|| {
@@ -359,14 +359,16 @@ fn options(limit: Option<Duration>) -> grpcio::CallOption {
 }
 
 #[derive(PartialEq, Eq)]
-enum Woken {
+pub(super) enum Woken {
     Answer,
     Stop,
+    /// Nothing has happened within the limit.
+    Late,
 }
 
 /// Rung by the completion queue's thread when a call has made progress.
-struct Bell {
-    waker: Waker,
+pub(super) struct Bell {
+    pub(super) waker: Waker,
     rung: Receiver<()>,
 }
 
@@ -384,9 +386,18 @@ impl Wake for Ringer {
 }
 
 impl Bell {
-    fn new() -> Bell {
+    pub(super) fn new() -> Bell {
         let (tx, rung) = bounded(1);
         Bell { waker: Waker::from(Arc::new(Ringer(tx))), rung }
+    }
+
+    /// Like [`Bell::wait`], with a limit.
+    pub(super) fn wait_within(&self, stop: &StopToken, limit: Duration) -> Woken {
+        select_biased! {
+            recv(stop.signal()) -> _ => Woken::Stop,
+            recv(self.rung) -> _ => Woken::Answer,
+            default(limit) => Woken::Late,
+        }
     }
 
     fn wait(&self, stop: &StopToken) -> Woken {

@@ -21,6 +21,7 @@ pub mod health;
 pub mod http;
 pub mod http1;
 pub mod proxy;
+pub mod rpc_server;
 pub mod spdy;
 pub mod tls;
 pub mod websocket;

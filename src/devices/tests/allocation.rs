@@ -52,28 +52,26 @@ fn a_preference_for_the_init_container_is_followed_by_the_later_ones() {
     // The must-include list is what is reused.
     assert_eq!(
         calls,
-        [
-            "prefer 1 of d1,d2,d3,d4 with ",
-            "allocate d4",
-            "prefer 2 of d1,d2,d3,d4 with d4",
-            "allocate d3,d4"
-        ]
+        ["prefer 1 of d1,d2,d3,d4 with ", "allocate d4", "prefer 2 of d1,d2,d3,d4 with d4", "allocate d3,d4"]
     );
 }
 
 #[test]
 fn a_preference_for_a_device_that_a_later_container_has_reserved_exchanges_them() {
     let mut books = books(ASKS, four());
-    let wishes =
-        pod("p", &[("a", Kind::Lasting, 2), ("b", Kind::Lasting, 1), ("c", Kind::Lasting, 1)]);
+    let wishes = pod("p", &[("a", Kind::Lasting, 2), ("b", Kind::Lasting, 1), ("c", Kind::Lasting, 1)]);
     for name in ["a", "b", "c"] {
         books.reserve(&wishes, name, None, false).unwrap();
     }
-    assert_eq!((held(&books, "p", "a").join(","), held(&books, "p", "c")), ("d1,d2".into(), vec!["d4".into()]));
+    assert_eq!(
+        (held(&books, "p", "a").join(","), held(&books, "p", "c")),
+        ("d1,d2".into(), vec!["d4".into()])
+    );
     let preferred = ids(&["d3", "d4"]);
     let step = books.step(&wishes, "a", WIDGET, Some(preferred)).unwrap();
     assert_eq!(step, Step::Allocate(vec!["d3".into(), "d4".into()]));
-    let all: Ids = ["a", "b", "c"].iter().flat_map(|name| held(&books, "p", name)).map(DeviceId::from).collect();
+    let all: Ids =
+        ["a", "b", "c"].iter().flat_map(|name| held(&books, "p", name)).map(DeviceId::from).collect();
     assert_eq!(all, ids(&["d1", "d2", "d3", "d4"]));
 }
 
@@ -181,7 +179,8 @@ fn a_plugin_that_ends_during_an_allocation_is_an_error_and_frees_the_reservation
 fn hints_prefer_the_smallest_sets_of_nodes() {
     let devices = list(&[("a", true, &[0]), ("b", true, &[1]), ("c", true, &[1])]);
     let mut books = books(PluginOptions::default(), devices);
-    let hint = |nodes: &[u32], preferred| Hint { nodes: Some(NumaMask::of(nodes.iter().copied())), preferred };
+    let hint =
+        |nodes: &[u32], preferred| Hint { nodes: Some(NumaMask::of(nodes.iter().copied())), preferred };
     let of = |books: &Books, count| books.hints(&one("p", count), "main").remove(WIDGET).unwrap();
     assert_eq!(of(&books, 1), [hint(&[0], true), hint(&[1], true), hint(&[0, 1], false)]);
     assert_eq!(of(&books, 2), [hint(&[1], true), hint(&[0, 1], false)]);

@@ -161,11 +161,7 @@ fn health_of_devices_is_that_of_the_last_list() {
 fn of_two_plugins_the_first_ones_settings_are_used() {
     let setup = |value: &str| Setup {
         envs: BTreeMap::from([("KEY".into(), value.into()), (format!("ONLY_{value}"), "1".into())]),
-        mounts: vec![DeviceMount {
-            container_path: "/m".into(),
-            host_path: value.into(),
-            read_only: true,
-        }],
+        mounts: vec![DeviceMount { container_path: "/m".into(), host_path: value.into(), read_only: true }],
         nodes: vec![
             DeviceNode { container_path: "/dev/x".into(), host_path: value.into(), permissions: "rw".into() },
             DeviceNode { container_path: "/dev/y".into(), host_path: "same".into(), permissions: "r".into() },

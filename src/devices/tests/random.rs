@@ -55,7 +55,10 @@ fn check(books: &Books) {
                 books.holds().get(uid, name, WIDGET).is_some_and(Hold::is_reserved)
             };
             if let Some((uid, name)) = other {
-                assert!(uid == pod && (hold.is_reserved() || is_promise(uid, name)), "{id} is given out twice");
+                assert!(
+                    uid == pod && (hold.is_reserved() || is_promise(uid, name)),
+                    "{id} is given out twice"
+                );
             }
         }
     }

@@ -1,0 +1,362 @@
+//! A gRPC server on a Unix socket, with handlers that may block.
+//!
+//! The library's thread only receives requests: each call has a thread of its own, which ends with
+//! the call. So an idle server has no thread. Above [`MAX_CALLS`] calls at once a further one fails
+//! with `ResourceExhausted`.
+
+use std::fs;
+use std::future::Future;
+use std::io::{Error, ErrorKind};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::sink::Sink as _;
+use grpcio::{RpcStatus, RpcStatusCode, WriteFlags};
+
+use super::endpoint;
+use super::grpc::{Bell, Stream, Unary, Woken, environment};
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, OnDeath, Running, Stack};
+
+/// Calls that are served at once, by all clients of one server.
+pub const MAX_CALLS: usize = 32;
+/// The largest request that is accepted.
+const MAX_REQUEST_BYTES: i32 = 4 << 20;
+/// How long a response may take to be sent: a client may stop to read.
+const SEND_LIMIT: Duration = Duration::from_secs(10);
+/// How long calls may take to end when the server is dropped.
+const END_LIMIT: Duration = Duration::from_secs(2);
+
+/// Why a call fails. The client receives it as the status of the call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    code: RpcStatusCode,
+    message: String,
+}
+
+macro_rules! refusals {
+    ($($name:ident = $code:ident;)*) => {
+        impl Refusal {
+            $(
+                /// The status with the code of this name.
+                pub fn $name(message: impl Into<String>) -> Refusal {
+                    Refusal { code: RpcStatusCode::$code, message: message.into() }
+                }
+            )*
+        }
+    };
+}
+
+refusals! {
+    unknown = UNKNOWN;
+    invalid_argument = INVALID_ARGUMENT;
+    not_found = NOT_FOUND;
+    failed_precondition = FAILED_PRECONDITION;
+    resource_exhausted = RESOURCE_EXHAUSTED;
+    unimplemented = UNIMPLEMENTED;
+    internal = INTERNAL;
+    unavailable = UNAVAILABLE;
+}
+
+impl Refusal {
+    fn status(self) -> RpcStatus {
+        RpcStatus::with_message(self.code, self.message)
+    }
+}
+
+/// The client of a stream has left, or reads nothing any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Left;
+
+/// The methods that a server offers.
+pub struct Service {
+    builder: grpcio::ServiceBuilder,
+    calls: Calls,
+}
+
+impl Default for Service {
+    fn default() -> Self {
+        Service::new()
+    }
+}
+
+impl Service {
+    /// Without a method.
+    #[must_use]
+    pub fn new() -> Service {
+        Service { builder: grpcio::ServiceBuilder::new(), calls: Calls::default() }
+    }
+
+    /// Adds a method with one response. The token is stopped when the server is dropped.
+    #[must_use]
+    pub fn unary<Req, Resp, F>(self, method: &'static Unary<Req, Resp>, handler: F) -> Service
+    where
+        Req: Send + 'static,
+        Resp: Send + 'static,
+        F: Fn(Req, &StopToken) -> Result<Resp, Refusal> + Send + Sync + 'static,
+    {
+        let (handler, calls) = (Arc::new(handler), self.calls.clone());
+        let builder = self.builder.add_unary_handler(&method.method, move |ctx, request, sink| {
+            let Some(place) = calls.admit() else {
+                // Not waited for: this is the library's thread.
+                ctx.spawn(Ignored(sink.fail(too_many())));
+                return;
+            };
+            let handler = Arc::clone(&handler);
+            calls.start(place, method.name, move |stop| {
+                let done = match handler(request, stop) {
+                    Ok(response) => sink.success(response),
+                    Err(refusal) => sink.fail(refusal.status()),
+                };
+                let _ = complete(done, stop);
+            });
+        });
+        Service { builder, ..self }
+    }
+
+    /// Adds a method with a stream of responses, which ends when the handler returns.
+    #[must_use]
+    pub fn stream<Req, Resp, F>(self, method: &'static Stream<Req, Resp>, handler: F) -> Service
+    where
+        Req: Send + 'static,
+        Resp: Send + 'static,
+        F: Fn(Req, &mut Outgoing<Resp>, &StopToken) -> Result<(), Refusal> + Send + Sync + 'static,
+    {
+        let (handler, calls) = (Arc::new(handler), self.calls.clone());
+        let builder = self.builder.add_server_streaming_handler(&method.method, move |ctx, request, sink| {
+            let Some(place) = calls.admit() else {
+                ctx.spawn(Ignored(sink.fail(too_many())));
+                return;
+            };
+            let handler = Arc::clone(&handler);
+            calls.start(place, method.name, move |stop| {
+                let mut out = Outgoing { sink, bell: Bell::new() };
+                match handler(request, &mut out, stop) {
+                    Ok(()) => out.close(stop),
+                    Err(refusal) => {
+                        let _ = complete(out.sink.fail(refusal.status()), stop);
+                    }
+                }
+            });
+        });
+        Service { builder, ..self }
+    }
+}
+
+fn too_many() -> RpcStatus {
+    RpcStatus::with_message(RpcStatusCode::RESOURCE_EXHAUSTED, "too many calls at once".to_owned())
+}
+
+/// A future without its outcome, for the library's thread to drive.
+struct Ignored<F>(F);
+
+impl<F: Future + Unpin> Future for Ignored<F> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        Pin::new(&mut self.0).poll(context).map(drop)
+    }
+}
+
+/// Waits until the library has sent a status. `None`: it was stopped, or the client did not read.
+fn complete<F: Future + Unpin>(mut future: F, stop: &StopToken) -> Option<F::Output> {
+    let bell = Bell::new();
+    loop {
+        if let Poll::Ready(outcome) = Pin::new(&mut future).poll(&mut Context::from_waker(&bell.waker)) {
+            return Some(outcome);
+        }
+        if bell.wait_within(stop, SEND_LIMIT) != Woken::Answer {
+            return None;
+        }
+    }
+}
+
+/// The responses of one call. Dropping it without an end cancels the call.
+pub struct Outgoing<Resp> {
+    sink: grpcio::ServerStreamingSink<Resp>,
+    bell: Bell,
+}
+
+impl<Resp> Outgoing<Resp> {
+    /// Sends a response, and waits until the library has taken it.
+    ///
+    /// # Errors
+    /// When the client has left or does not read, or when the server ends.
+    pub fn send(&mut self, response: Resp, stop: &StopToken) -> Result<(), Left> {
+        self.wait(stop, |sink, context| sink.poll_ready(context))?;
+        Pin::new(&mut self.sink).start_send((response, WriteFlags::default())).map_err(|_| Left)?;
+        self.wait(stop, |sink, context| sink.poll_flush(context))
+    }
+
+    fn close(mut self, stop: &StopToken) {
+        let _ = self.wait(stop, |sink, context| sink.poll_close(context));
+    }
+
+    /// Whether the client has left.
+    pub fn is_left(&mut self) -> bool {
+        let mut context = Context::from_waker(&self.bell.waker);
+        matches!(Pin::new(&mut self.sink).poll_flush(&mut context), Poll::Ready(Err(_)))
+    }
+
+    fn wait(
+        &mut self,
+        stop: &StopToken,
+        poll: impl Fn(
+            Pin<&mut grpcio::ServerStreamingSink<Resp>>,
+            &mut Context<'_>,
+        ) -> Poll<Result<(), grpcio::Error>>,
+    ) -> Result<(), Left> {
+        loop {
+            match poll(Pin::new(&mut self.sink), &mut Context::from_waker(&self.bell.waker)) {
+                Poll::Ready(outcome) => return outcome.map_err(|_| Left),
+                Poll::Pending => {}
+            }
+            if self.bell.wait_within(stop, SEND_LIMIT) != Woken::Answer {
+                return Err(Left);
+            }
+        }
+    }
+}
+
+/// The threads of the calls of one server.
+#[derive(Clone, Default)]
+struct Calls(Arc<Mutex<Threads>>);
+
+#[derive(Default)]
+struct Threads {
+    /// Calls that were admitted and have not ended.
+    admitted: usize,
+    running: Vec<Running>,
+    ended: bool,
+}
+
+/// The place of one call among [`MAX_CALLS`].
+struct Admitted(Calls);
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.0.lock().admitted -= 1;
+    }
+}
+
+impl Calls {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Threads> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn admit(&self) -> Option<Admitted> {
+        let mut threads = self.lock();
+        if threads.ended || threads.admitted >= MAX_CALLS {
+            return None;
+        }
+        threads.admitted += 1;
+        Some(Admitted(self.clone()))
+    }
+
+    /// Without a thread the call is cancelled, as `body` holds it.
+    fn start(&self, place: Admitted, method: &'static str, body: impl FnOnce(&StopToken) + Send + 'static) {
+        let spawned = threads::spawn("rpc-call", Stack::Large, OnDeath::Unsupervised, move |stop| {
+            let _place = place;
+            let _waiting = threads::waiting(method);
+            body(&stop);
+        });
+        let mut threads = self.lock();
+        threads.running.retain(|running| !running.is_finished());
+        match spawned {
+            Ok(mut running) => {
+                if threads.ended {
+                    running.ask_to_stop();
+                }
+                threads.running.push(running);
+            }
+            Err(error) => log::warn!("cannot start a thread for a gRPC call: {error}"),
+        }
+    }
+
+    /// Stops all calls, and waits for their threads.
+    fn end(&self) {
+        let mut running = {
+            let mut threads = self.lock();
+            threads.ended = true;
+            std::mem::take(&mut threads.running)
+        };
+        running.iter_mut().for_each(Running::ask_to_stop);
+        for running in running {
+            running.stop(END_LIMIT);
+        }
+    }
+}
+
+/// A server that accepts calls. Dropping it ends the calls and removes the socket.
+pub struct Server {
+    server: grpcio::Server,
+    calls: Vec<Calls>,
+    path: PathBuf,
+}
+
+impl Server {
+    /// Listens on a socket at `path`, which only root can connect to. A socket that is there
+    /// already is replaced.
+    ///
+    /// # Errors
+    /// When `path` is too long or has something else than a socket, or when the kernel refuses it.
+    pub fn start(path: &Path, services: impl IntoIterator<Item = Service>) -> std::io::Result<Server> {
+        let text =
+            path.to_str().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "the path is not UTF-8"))?;
+        let target = endpoint::target(text).map_err(|error| Error::new(ErrorKind::InvalidInput, error))?;
+        remove_socket(path)?;
+        let environment = environment();
+        let arguments = grpcio::ChannelBuilder::new(Arc::clone(&environment))
+            .max_receive_message_len(MAX_REQUEST_BYTES)
+            .http2_bdp_probe(false)
+            .max_concurrent_stream(i32::try_from(MAX_CALLS).unwrap_or(i32::MAX))
+            .reuse_port(false)
+            .build_args();
+        let mut builder = grpcio::ServerBuilder::new(environment)
+            .channel_args(arguments)
+            // Requests that wait to be received; each holds memory of the library.
+            .requests_slot_per_cq(4);
+        let mut calls = Vec::new();
+        for service in services {
+            calls.push(service.calls);
+            builder = builder.register_service(service.builder.build());
+        }
+        let mut server = builder.build().map_err(Error::other)?;
+        server.add_listening_port(target, grpcio::ServerCredentials::insecure()).map_err(Error::other)?;
+        // Nothing is served before the server starts, so the mode holds for all calls.
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        server.start();
+        Ok(Server { server, calls, path: path.to_owned() })
+    }
+}
+
+/// Removes a socket that an earlier process left.
+fn remove_socket(path: &Path) -> std::io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => fs::remove_file(path),
+        Ok(_) => {
+            let text = format!("{} exists and is not a socket", path.display());
+            Err(Error::new(ErrorKind::AlreadyExists, text))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let ended = self.server.shutdown();
+        self.calls.iter().for_each(Calls::end);
+        self.server.cancel_all_calls();
+        let _ = complete(ended, &StopToken::never());
+        let _ = remove_socket(&self.path);
+    }
+}
+
+#[cfg(test)]
+#[path = "rpc_server_tests.rs"]
+mod tests;

@@ -1,0 +1,187 @@
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+
+use super::*;
+use crate::transport::generated::deviceplugin::{
+    DeviceListResponse, DevicePluginOptions, Empty, RegisterRequest,
+};
+use crate::transport::generated::methods;
+use crate::transport::grpc::{Channel, Kind};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+struct Fixture {
+    dir: tempfile::TempDir,
+}
+
+impl Fixture {
+    fn new() -> Fixture {
+        Fixture { dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("test.sock")
+    }
+
+    fn channel(&self) -> Channel {
+        Channel::new(self.path().to_str().unwrap()).unwrap()
+    }
+
+    fn register(&self, channel: &Channel, name: &str, limit: Duration) -> Result<Empty, (Kind, String)> {
+        let request = RegisterRequest { resource_name: name.to_owned(), ..RegisterRequest::default() };
+        channel
+            .call_with_stop(&methods::REGISTER, &request, Some(limit), &StopToken::never())
+            .map_err(|error| (error.kind, error.message))
+    }
+}
+
+/// Refuses an empty name, and waits for `go` if the name is `wait`.
+fn service(entered: Sender<()>, go: Receiver<()>) -> Service {
+    Service::new().unary(&methods::REGISTER, move |request: RegisterRequest, stop| {
+        match request.resource_name.as_str() {
+            "" => return Err(Refusal::invalid_argument("no name")),
+            "wait" => {
+                entered.send(()).unwrap();
+                crossbeam_channel::select! {
+                    recv(go) -> _ => {}
+                    recv(stop.signal()) -> _ => {}
+                }
+            }
+            "panic" => panic!("on purpose"),
+            _ => {}
+        }
+        Ok(Empty::default())
+    })
+}
+
+fn simple() -> Service {
+    service(unbounded().0, crossbeam_channel::never())
+}
+
+#[test]
+fn calls_get_their_response_or_their_refusal() {
+    let fixture = Fixture::new();
+    let _server = Server::start(&fixture.path(), [simple()]).unwrap();
+    let channel = fixture.channel();
+    assert!(fixture.register(&channel, "a", LIMIT).is_ok());
+    let refused = fixture.register(&channel, "", LIMIT).unwrap_err();
+    assert_eq!(refused, (Kind::InvalidArgument, "no name".to_owned()));
+    let unknown: Result<DevicePluginOptions, _> = channel.call_with_stop(
+        &methods::GET_DEVICE_PLUGIN_OPTIONS,
+        &Empty::default(),
+        Some(LIMIT),
+        &StopToken::never(),
+    );
+    assert_eq!(unknown.unwrap_err().kind, Kind::Unimplemented);
+    let mode = fs::metadata(fixture.path()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn panic_of_a_handler_fails_its_call_only() {
+    let fixture = Fixture::new();
+    let _server = Server::start(&fixture.path(), [simple()]).unwrap();
+    let channel = fixture.channel();
+    assert!(fixture.register(&channel, "panic", LIMIT).is_err());
+    assert!(fixture.register(&channel, "a", LIMIT).is_ok());
+}
+
+#[test]
+fn call_that_waits_delays_no_other_and_calls_are_limited() {
+    let fixture = Fixture::new();
+    let (entered, inside) = unbounded();
+    let (go, gone) = bounded::<()>(0);
+    let _server = Server::start(&fixture.path(), [service(entered, gone)]).unwrap();
+    let channel = fixture.channel();
+    while_calling(
+        MAX_CALLS - 1,
+        || fixture.register(&channel, "wait", LIMIT).is_ok(),
+        || {
+            for _ in 1..MAX_CALLS {
+                inside.recv_timeout(LIMIT).unwrap();
+            }
+            assert!(fixture.register(&channel, "a", LIMIT).is_ok(), "one place is left");
+            let other = fixture.channel();
+            let more = crossbeam_channel::unbounded();
+            while_calling(
+                1,
+                || fixture.register(&other, "wait", LIMIT).is_ok(),
+                || {
+                    inside.recv_timeout(LIMIT).unwrap();
+                    let refused = fixture.register(&fixture.channel(), "a", LIMIT).unwrap_err();
+                    assert_eq!(refused.0, Kind::ResourceExhausted);
+                    drop(go);
+                    more.0.send(()).unwrap();
+                },
+            );
+        },
+    );
+}
+
+/// Runs `body` while `count` threads run `call`, which has to return true.
+fn while_calling(count: usize, call: impl Fn() -> bool + Sync, body: impl FnOnce()) {
+    std::thread::scope(|scope| {
+        let calls: Vec<_> = (0..count).map(|_| scope.spawn(&call)).collect();
+        body();
+        for one in calls {
+            assert!(one.join().unwrap());
+        }
+    });
+}
+
+#[test]
+fn dropped_server_ends_its_calls_and_removes_its_socket() {
+    let fixture = Fixture::new();
+    let (entered, inside) = unbounded();
+    let server = Server::start(&fixture.path(), [service(entered, crossbeam_channel::never())]).unwrap();
+    let channel = fixture.channel();
+    std::thread::scope(|scope| {
+        let call = scope.spawn(|| fixture.register(&channel, "wait", LIMIT));
+        inside.recv_timeout(LIMIT).unwrap();
+        let begun = std::time::Instant::now();
+        drop(server);
+        assert!(begun.elapsed() < LIMIT);
+        let _ = call.join().unwrap();
+    });
+    assert!(!fixture.path().exists());
+    assert_eq!(fixture.register(&channel, "a", LIMIT).unwrap_err().0, Kind::Unavailable);
+}
+
+#[test]
+fn only_a_socket_is_replaced() {
+    let fixture = Fixture::new();
+    let old = std::os::unix::net::UnixListener::bind(fixture.path()).unwrap();
+    drop(Server::start(&fixture.path(), [simple()]).unwrap());
+    drop(old);
+    fs::write(fixture.path(), "text").unwrap();
+    let error = Server::start(&fixture.path(), [simple()]).err().unwrap();
+    assert!(error.to_string().ends_with("exists and is not a socket"), "{error}");
+    assert_eq!(fs::read_to_string(fixture.path()).unwrap(), "text");
+}
+
+#[test]
+fn stream_delivers_in_order_and_its_handler_sees_that_the_client_left() {
+    let fixture = Fixture::new();
+    let (left, client_left) = bounded(1);
+    let service = Service::new().stream(&methods::LIST_AND_WATCH, move |_: Empty, out, stop| {
+        for count in 0..200 {
+            let response = DeviceListResponse { devices: vec![vec![count; 10_000]], ..Default::default() };
+            if out.send(response, stop).is_err() {
+                break;
+            }
+        }
+        while !out.is_left() && !stop.is_stopped() {
+            let _ = out.bell.wait_within(stop, Duration::from_millis(50));
+        }
+        left.send(()).unwrap();
+        Ok(())
+    });
+    let _server = Server::start(&fixture.path(), [service]).unwrap();
+    let channel = fixture.channel();
+    let mut incoming = channel.open(&methods::LIST_AND_WATCH, &Empty::default()).unwrap();
+    for count in 0..200 {
+        let response = incoming.next(&StopToken::never()).unwrap().unwrap();
+        assert_eq!(response.devices, [vec![count; 10_000]]);
+    }
+    drop(incoming);
+    client_left.recv_timeout(LIMIT).unwrap();
+}
