@@ -18,10 +18,10 @@ pub const LIMIT: Duration = Duration::from_secs(45);
 /// The largest message of a driver: the default of Go's library, so upstream's limit.
 const MOST_BYTES: i32 = 4 * 1024 * 1024;
 
-static PREPARE_V1BETA1: LazyLock<Unary<dra::ClaimsRequest, dra::PrepareResponse>> = LazyLock::new(|| {
+pub(super) static PREPARE_V1BETA1: LazyLock<Unary<dra::ClaimsRequest, dra::PrepareResponse>> = LazyLock::new(|| {
     methods::NODE_PREPARE_RESOURCES.at("/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources")
 });
-static UNPREPARE_V1BETA1: LazyLock<Unary<dra::ClaimsRequest, dra::UnprepareResponse>> = LazyLock::new(|| {
+pub(super) static UNPREPARE_V1BETA1: LazyLock<Unary<dra::ClaimsRequest, dra::UnprepareResponse>> = LazyLock::new(|| {
     methods::NODE_UNPREPARE_RESOURCES
         .at("/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources")
 });

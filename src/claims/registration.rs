@@ -178,3 +178,6 @@ impl Instance {
         pods.iter().for_each(|uid| (self.shared.changed)(uid));
     }
 }
+
+#[cfg(test)]
+mod tests;
