@@ -90,9 +90,6 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// The reason of a pod that cannot run because of its devices.
-    pub const REASON: &'static str = "UnexpectedAdmissionError";
-
     /// The message of a pod that cannot run because of its devices; `Pod was rejected: ` precedes it
     /// in the status.
     #[must_use]

@@ -47,6 +47,8 @@ reasons! {
     CREATED = "Created";
     STARTED = "Started";
     FAILED = "Failed";
+    /// Of our own: a pod waits for a device plugin after a reboot.
+    WAITING_FOR_DEVICES = "WaitingForDevicePlugin";
     KILLING = "Killing";
     BACK_OFF = "BackOff";
     PULLING = "Pulling";

@@ -1,6 +1,7 @@
 //! The thread of one pod: inspect, plan, act, inspect again (Go: podWorkerLoop, SyncPod,
 //! SyncTerminatingPod, SyncTerminatedPod).
 
+mod devices;
 mod kills;
 mod resize;
 
@@ -354,6 +355,10 @@ impl Worker {
             let message = format!("network is not ready: {network}");
             self.deps.events.warning(self.pod(), reasons::NETWORK_NOT_READY, message.as_str());
             return Err(Failed::soon(message));
+        }
+        if let Some(denied) = self.bring_devices(&runtime, cancel)? {
+            self.life.apply(Update { pod: None, kill: Some(denied) });
+            return Ok(Next::Now);
         }
         if let Some(api) = &self.deps.api {
             api.register(self.pod());

@@ -33,6 +33,9 @@ pub enum ConfigError {
          there is no room for {field}"
     )]
     TooLarge { container: String, field: String },
+    /// A device plugin has failed.
+    #[error("{0}")]
+    Devices(String),
     /// The services are not known yet, so some variables could be missing.
     #[error("services have not yet been read at least once, cannot construct envvars")]
     ServicesNotRead,

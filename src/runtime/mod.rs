@@ -14,6 +14,7 @@ mod client;
 mod config_error;
 mod container_config;
 mod crash;
+mod devices;
 mod dns;
 mod durations;
 mod env;

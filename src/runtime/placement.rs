@@ -1,10 +1,12 @@
-//! Which CPUs and NUMA nodes a container gets (Go: pkg/kubelet/cm internal_container_lifecycle_linux.go).
+//! Which CPUs, NUMA nodes and devices a container gets (Go: pkg/kubelet/cm internal_container_lifecycle_linux.go).
 
 use std::sync::Arc;
 
+use crate::model::device_setup::Setup;
 use crate::model::ids::ContainerId;
 use crate::model::pod::Pod;
 use crate::transport::generated::runtime::LinuxContainerResources;
+use crate::util::stop::StopToken;
 
 /// The decisions of the resource managers, for requests to the runtime.
 pub trait Placement: Send + Sync {
@@ -13,6 +15,13 @@ pub trait Placement: Send + Sync {
 
     /// The container runs, with what [`Placement::place`] returned last for it.
     fn started(&self, pod: &Pod, container: &str, id: &ContainerId);
+
+    /// What the devices of a container mean for it, which is created now. Device plugins may be
+    /// called; `stop` cancels that.
+    ///
+    /// # Errors
+    /// A text for the event and the status when the container cannot be created now.
+    fn devices(&self, pod: &Pod, container: &str, stop: &StopToken) -> Result<Setup, String>;
 
     /// Whether the pod has no CPU quota, because a container of it has CPUs for itself.
     fn is_without_quota(&self, pod: &Pod) -> bool;
@@ -25,6 +34,10 @@ impl Placement for () {
     }
 
     fn started(&self, _: &Pod, _: &str, _: &ContainerId) {}
+
+    fn devices(&self, _: &Pod, _: &str, _: &StopToken) -> Result<Setup, String> {
+        Ok(Setup::default())
+    }
 
     fn is_without_quota(&self, _: &Pod) -> bool {
         false

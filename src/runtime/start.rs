@@ -24,7 +24,7 @@ use super::images::{Found, ImageFailure, Wanted};
 use super::mounts::ImageVolume;
 use super::sandbox_config::log_directory;
 use super::start_request::{Start, StartFailure, container_list, regarding};
-use super::{hosts, log_files, placement, security_context, termination_log};
+use super::{devices, hosts, log_files, placement, security_context, termination_log};
 
 /// The label `container_type` of metrics.
 fn container_type(pod: &Pod, container: &str) -> &'static str {
@@ -156,6 +156,8 @@ impl Runtime {
         let settings = &self.shared.settings;
         // Before any file is made: this fails at every retry until the manifest changes.
         security_context::verify_non_root(pod, container, &image.user)?;
+        let setup = self.shared.placement.devices(pod, &container.name, start.stop);
+        let setup = setup.map_err(ConfigError::Devices)?;
         let log_dir = self.container_log_dir(start);
         log_files::make_log_directory(&log_dir).map_err(|error| ConfigError::File {
             what: "make log directory",
@@ -197,6 +199,7 @@ impl Runtime {
             }
         })?;
         let mut config = complete(config, container, target, settings.stop_signals);
+        devices::apply(setup, &mut config);
         if let Some(resources) = config.linux.as_mut().and_then(|linux| linux.resources.as_mut()) {
             placement::apply(self.shared.placement.place(pod, &container.name), resources);
         }

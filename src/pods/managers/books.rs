@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::devices::DeviceProvider;
 use super::{Held, Settings};
 use crate::managers::checkpoint_file::CheckpointFile;
 use crate::managers::cpu::file;
@@ -60,9 +61,17 @@ impl Books {
         }
     }
 
-    pub(super) fn admit(&mut self, settings: &Settings, pod: &Pod) -> Outcome {
+    pub(super) fn admit(
+        &mut self,
+        settings: &Settings,
+        pod: &Pod,
+        devices: Option<&mut DeviceProvider<'_>>,
+    ) -> Outcome {
         let mut cpu = settings.cpu.as_ref().map(|policy| CpuProvider { policy, state: &mut self.cpu });
         let mut providers: Vec<&mut dyn Provider> = Vec::new();
+        if let Some(devices) = devices {
+            providers.push(devices);
+        }
         if let Some(cpu) = &mut cpu {
             providers.push(cpu);
         }

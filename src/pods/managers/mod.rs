@@ -5,9 +5,10 @@
 //! containers when the shared CPUs change. Threads: `managers`, only with the CPU manager's policy
 //! `static`: it sends the updates; it waits until a set has changed. Admission runs on the thread
 //! `sync`, one pod after the other. Invariants: a state file is written before the decision is used;
-//! an unusable one never keeps the agent from starting. Absent on purpose: devices.
+//! an unusable one never keeps the agent from starting; a lock is never held while a plugin is called.
 
 mod books;
+mod devices;
 mod open;
 mod updates;
 
@@ -23,20 +24,24 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender};
 
 use self::books::Books;
+pub use self::devices::{Brought, RunningContainers};
+use self::devices::{DeviceProvider, PodDevices};
 pub use self::open::Found;
 use super::admission::Admission;
 use crate::managers::checkpoint_file::CheckpointFile;
 use crate::managers::cpu::policy::Static;
 use crate::managers::cpus::CpuSet;
 use crate::managers::memory::Reserved;
-use crate::managers::numa::NumaMask;
+use crate::managers::numa::{Hint, NumaMask};
 use crate::managers::numa_nodes::NumaNode;
-use crate::managers::topology::{Policy, Topology};
+use crate::managers::topology::{Candidate, Denial, Policy, Provider as _, Topology};
+use crate::model::device_setup::Setup;
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::runtime::PodRuntime;
 use crate::runtime::{Placed, Placement};
+use crate::util::stop::StopToken;
 
 /// The settings of the managers. The configuration was checked against the machine.
 #[derive(Debug, Clone)]
@@ -61,6 +66,8 @@ pub struct Settings {
 pub struct Managers {
     /// `None`: all policies are `none`.
     shared: Option<Arc<Shared>>,
+    /// `None`: there are no device plugins.
+    devices: Option<Arc<PodDevices>>,
     /// State files that were not usable; for people.
     problems: Arc<[String]>,
 }
@@ -109,11 +116,21 @@ impl Managers {
         &self.problems
     }
 
-    /// Allocates what the pod needs, or refuses it. `active`: the other pods that use resources;
-    /// `ready`: all sources have delivered their pods, so that what other pods had is free.
-    #[must_use]
-    pub fn allocate(&self, pod: &Pod, active: &[Pod], ready: bool) -> Admission {
-        let Some(shared) = &self.shared else { return Admission::Admit };
+    /// Allocates the pod's resources, aligned if the topology manager wants that.
+    fn align(
+        &self,
+        pod: &Pod,
+        active: &[Pod],
+        ready: bool,
+        devices: Option<&mut DeviceProvider<'_>>,
+    ) -> Admission {
+        let Some(shared) = &self.shared else {
+            let Some(devices) = devices else { return Admission::Admit };
+            let any = Hint { nodes: None, preferred: false };
+            let mut containers = pod.all_containers();
+            let denied = containers.find_map(|one| devices.allocate(Candidate::of(pod), one, any).err());
+            return denied.map_or(Admission::Admit, |error| refused(error.into()));
+        };
         let begun = Instant::now();
         metrics::TOPOLOGY_ADMISSIONS.inc();
         let mut books = shared.books();
@@ -121,7 +138,7 @@ impl Managers {
             books.release_inactive(active.iter().chain([pod]));
         }
         books.recover(pod);
-        let outcome = books.admit(&shared.settings, pod);
+        let outcome = books.admit(&shared.settings, pod, devices);
         shared.store(&mut books);
         metrics::TOPOLOGY_ADMISSION_DURATION.observe(begun.elapsed().as_secs_f64() * 1000.0);
         let scope = shared.settings.topology.scope_name();
@@ -135,7 +152,7 @@ impl Managers {
             None => Admission::Admit,
             Some(denial) => {
                 metrics::TOPOLOGY_ADMISSION_ERRORS.inc();
-                Admission::Reject { reason: Cow::Borrowed(denial.reason), message: denial.message }
+                refused(denial)
             }
         }
     }
@@ -166,6 +183,7 @@ impl Managers {
 
     /// The pod has ended on this node.
     pub fn gone(&self, uid: &PodUid) {
+        self.forget_devices(uid);
         if let Some(shared) = &self.shared {
             shared.books().forget(uid);
         }
@@ -186,6 +204,10 @@ impl Placement for Managers {
         let placed = books.place(&shared.settings, pod, container);
         shared.store(&mut books);
         placed
+    }
+
+    fn devices(&self, pod: &Pod, container: &str, stop: &StopToken) -> Result<Setup, String> {
+        self.device_setup(pod, container, stop)
     }
 
     fn started(&self, pod: &Pod, container: &str, id: &ContainerId) {
@@ -224,6 +246,10 @@ impl Shared {
         }
         books.store_memory(&self.memory_file);
     }
+}
+
+fn refused(denial: Denial) -> Admission {
+    Admission::Reject { reason: Cow::Borrowed(denial.reason), message: denial.message }
 }
 
 /// Whether any manager has work to do.

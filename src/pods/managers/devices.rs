@@ -1,0 +1,181 @@
+//! The devices of pods (Go: pkg/kubelet/cm/devicemanager, as the topology manager and the pod workers
+//! use it).
+//!
+//! Admission reserves devices, and the pod's worker has the plugins prepare them before the sandbox is
+//! made: a plugin that hangs holds up only that pod. A pod that waits for a plugin after a reboot is
+//! admitted without a reservation; its worker makes up for that when the plugin is back.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Managers;
+use crate::devices::{Devices, Readiness, Wishes};
+use crate::managers::numa::Hint;
+use crate::managers::topology::{AllocateError, Candidate, Hints, Provider};
+use crate::model::api::Container;
+use crate::model::device_setup::Setup;
+use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
+use crate::model::reasons;
+use crate::model::runtime::PodRuntime;
+use crate::pods::admission::Admission;
+use crate::util::stop::StopToken;
+
+/// How often a pod that waits is tried.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// The containers of a pod that the runtime has last listed as running.
+pub type RunningContainers = Arc<dyn Fn(&PodUid) -> BTreeSet<String> + Send + Sync>;
+
+/// The device manager, and the pods that wait for it.
+pub(super) struct PodDevices {
+    pub(super) devices: Devices,
+    running: RunningContainers,
+    /// Pods that were admitted without their devices.
+    late: Mutex<BTreeSet<PodUid>>,
+}
+
+/// Whether the devices of a pod are ready.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Brought {
+    /// The pod can start.
+    Ready,
+    /// A plugin is not back yet.
+    Wait {
+        /// For the event and the status.
+        message: String,
+        /// When to try again.
+        retry: Duration,
+    },
+    /// The pod cannot run.
+    Denied {
+        /// `status.reason`.
+        reason: &'static str,
+        /// The message of the event; the status puts `Pod was rejected: ` before it.
+        message: String,
+    },
+}
+
+impl PodDevices {
+    fn late(&self) -> MutexGuard<'_, BTreeSet<PodUid>> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The devices during the admission of a pod.
+pub(super) struct DeviceProvider<'a> {
+    devices: &'a Devices,
+    pod: &'a Wishes,
+    /// Containers that have their devices already.
+    keep: &'a BTreeSet<String>,
+}
+
+impl Provider for DeviceProvider<'_> {
+    fn hints(&self, _: Candidate<'_>, container: &Container) -> Hints {
+        self.devices.hints(self.pod, &container.name)
+    }
+
+    fn pod_hints(&self, _: Candidate<'_>) -> Hints {
+        self.devices.pod_hints(self.pod)
+    }
+
+    fn allocate(&mut self, _: Candidate<'_>, container: &Container, hint: Hint) -> Result<(), AllocateError> {
+        let keeps = self.keep.contains(&container.name);
+        let reserved = self.devices.reserve(self.pod, &container.name, hint.nodes, keeps);
+        reserved.map_err(|error| AllocateError::Unexpected(error.to_string()))
+    }
+}
+
+impl Managers {
+    /// Adds the device manager. `running`: what the runtime has last listed.
+    #[must_use]
+    pub fn with_devices(mut self, devices: Devices, running: RunningContainers) -> Managers {
+        self.devices = Some(Arc::new(PodDevices { devices, running, late: Mutex::default() }));
+        self
+    }
+
+    /// Allocates what the pod needs, or refuses it. `active`: the other pods that use resources;
+    /// `ready`: all sources have delivered their pods, so that what other pods had is free.
+    #[must_use]
+    pub fn allocate(&self, pod: &Pod, active: &[Pod], ready: bool) -> Admission {
+        let Some((own, wishes)) = self.devices_of(pod) else {
+            return self.align(pod, active, ready, None);
+        };
+        if ready {
+            let active = active.iter().map(Pod::uid).chain([pod.uid()]);
+            own.devices.release_inactive(&active.collect());
+        }
+        let running = (own.running)(pod.uid());
+        if let Readiness::Wait(waiting) = own.devices.readiness(&wishes, &running) {
+            log::info!("{} pod={} uid={}", waiting.message(), pod.full_name(), pod.uid());
+            own.late().insert(pod.uid().clone());
+            return Admission::Admit;
+        }
+        let keep = if ready { BTreeSet::new() } else { running };
+        let mut provider = DeviceProvider { devices: &own.devices, pod: &wishes, keep: &keep };
+        let admission = self.align(pod, active, ready, Some(&mut provider));
+        if admission != Admission::Admit {
+            own.devices.unreserve(pod.uid());
+        }
+        admission
+    }
+
+    fn devices_of(&self, pod: &Pod) -> Option<(&PodDevices, Wishes)> {
+        let own = self.devices.as_deref()?;
+        let wishes = Wishes::of(pod);
+        own.devices.concerns(&wishes).then_some((own, wishes))
+    }
+
+    /// Has the plugins prepare the devices of a pod whose containers are to start. Blocks while a
+    /// plugin is called. `runtime`: the containers that run.
+    #[must_use]
+    pub fn bring_devices(&self, pod: &Pod, runtime: &PodRuntime, stop: &StopToken) -> Brought {
+        let Some((own, wishes)) = self.devices_of(pod) else { return Brought::Ready };
+        if own.late().contains(pod.uid()) {
+            let running = runtime.running().map(|one| one.name.clone()).collect();
+            if let Readiness::Wait(waiting) = own.devices.readiness(&wishes, &running) {
+                let left = waiting.until.saturating_duration_since(Instant::now());
+                return Brought::Wait { message: waiting.message(), retry: left.min(RETRY) };
+            }
+            let mut provider = DeviceProvider { devices: &own.devices, pod: &wishes, keep: &running };
+            // No pods are known to be inactive here, so none are released.
+            let admission = self.align(pod, &[], false, Some(&mut provider));
+            if let Admission::Reject { reason, message } = admission {
+                own.devices.unreserve(pod.uid());
+                return Brought::Denied { reason: reasons::intern(&reason), message };
+            }
+            own.late().remove(pod.uid());
+        }
+        match own.devices.allocate(&wishes, stop) {
+            Ok(()) => Brought::Ready,
+            // The call was cancelled, and a later step tries again.
+            Err(error) if stop.is_stopped() => {
+                own.late().insert(pod.uid().clone());
+                Brought::Wait { message: error.to_string(), retry: RETRY }
+            }
+            Err(error) => {
+                Brought::Denied { reason: reasons::UNEXPECTED_ADMISSION_ERROR, message: error.message() }
+            }
+        }
+    }
+
+    /// What the devices of a container mean for it, which is created now.
+    pub(super) fn device_setup(
+        &self,
+        pod: &Pod,
+        container: &str,
+        stop: &StopToken,
+    ) -> Result<Setup, String> {
+        let Some((own, wishes)) = self.devices_of(pod) else { return Ok(Setup::default()) };
+        let prepared = own.devices.prepare(&wishes, container, true, stop);
+        prepared.map(Option::unwrap_or_default).map_err(|error| error.to_string())
+    }
+
+    /// The pod has ended on this node. Its devices are free at the next admission, as upstream.
+    pub(super) fn forget_devices(&self, uid: &PodUid) {
+        if let Some(own) = &self.devices {
+            own.late().remove(uid);
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! The devices of the pod, before its containers start.
+
+use super::super::lifecycle::{Failure, Kill};
+use super::super::managers::Brought;
+use super::{Failed, Worker};
+use crate::model::runtime::PodRuntime;
+use crate::model::{metrics, reasons};
+use crate::util::stop::StopToken;
+
+impl Worker {
+    /// Has the device plugins prepare the pod's devices. Returns why the pod fails if they cannot.
+    pub(super) fn bring_devices(&self, runtime: &PodRuntime, cancel: &StopToken) -> Result<Option<Kill>, Failed> {
+        match self.deps.managers.bring_devices(self.pod(), runtime, cancel) {
+            Brought::Ready => Ok(None),
+            Brought::Wait { message, retry } => {
+                self.deps.events.warning(self.pod(), reasons::WAITING_FOR_DEVICES, message.as_str());
+                Err(Failed { message, retry, level: log::Level::Info })
+            }
+            Brought::Denied { reason, message } => {
+                metrics::ADMISSION_REJECTIONS.inc([reason]);
+                self.deps.events.warning(self.pod(), reason, message.as_str());
+                let message = format!("Pod was rejected: {message}");
+                let failure = Some(Failure { reason, message, disrupts: false });
+                Ok(Some(Kill { grace_override: None, failure }))
+            }
+        }
+    }
+}
