@@ -5,7 +5,8 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-const PROTOS: &[&str] = &["proto/deviceplugin.proto", "proto/dra.proto", "proto/drahealth.proto", "proto/runtime.proto"];
+const PROTOS: &[&str] =
+    &["proto/deviceplugin.proto", "proto/dra.proto", "proto/drahealth.proto", "proto/runtime.proto"];
 /// The file for which tests get server stubs and a JSON view.
 const FAKED: &str = "runtime";
 

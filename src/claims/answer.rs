@@ -157,7 +157,10 @@ mod tests {
             let (good, outcome) = prepared(&batch(), answers(list));
             (good.len(), outcome.unwrap_err().to_string())
         };
-        assert_eq!(fails(&[("a-uid", Ok(vec![]))]), (1, "NodePrepareResources skipped 1 ResourceClaims".to_owned()));
+        assert_eq!(
+            fails(&[("a-uid", Ok(vec![]))]),
+            (1, "NodePrepareResources skipped 1 ResourceClaims".to_owned())
+        );
         assert_eq!(
             fails(&[("a-uid", Ok(vec![])), ("b-uid", Ok(vec![])), ("x", Ok(vec![]))]),
             (2, "NodePrepareResources returned result for unknown claim UID x".to_owned())
@@ -166,7 +169,8 @@ mod tests {
             fails(&[("a-uid", Err("no such GPU")), ("b-uid", Ok(vec![]))]),
             (1, "NodePrepareResources failed for ResourceClaim a: no such GPU".to_owned())
         );
-        let (good, outcome) = prepared(&batch(), answers(&[("a-uid", Ok(vec![device("x", &[])])), ("b-uid", Ok(vec![]))]));
+        let (good, outcome) =
+            prepared(&batch(), answers(&[("a-uid", Ok(vec![device("x", &[])])), ("b-uid", Ok(vec![]))]));
         assert_eq!((good.len(), good[0].1.len(), outcome), (2, 1, Ok(())));
     }
 
@@ -202,7 +206,8 @@ mod tests {
             vec![Device { cdi_ids: vec![long.clone()], ..Device::default() }],
             vec![Device { share_id: Some(long.clone()), ..Device::default() }],
         ] {
-            let (good, outcome) = prepared(&batch(), answers(&[("a-uid", Ok(devices)), ("b-uid", Ok(vec![]))]));
+            let (good, outcome) =
+                prepared(&batch(), answers(&[("a-uid", Ok(devices)), ("b-uid", Ok(vec![]))]));
             assert_eq!(good.len(), 1);
             assert!(matches!(outcome, Err(AnswerError::TooMuch { .. })));
         }

@@ -178,8 +178,12 @@ impl Books {
 
     /// As [`Books::begin_unprepare`], for claims that no pod uses. Only a damaged file has some.
     pub fn begin_unprepare_unused(&mut self) -> Begun {
-        let ending: Vec<ClaimRef> =
-            self.claims.values().filter(|claim| claim.pods.is_empty()).map(|claim| claim.id.clone()).collect();
+        let ending: Vec<ClaimRef> = self
+            .claims
+            .values()
+            .filter(|claim| claim.pods.is_empty())
+            .map(|claim| claim.id.clone())
+            .collect();
         self.begin_end(&PodUid::default(), ending)
     }
 
@@ -208,7 +212,12 @@ impl Books {
     ///
     /// # Errors
     /// The first claim that failed; the devices of all others are entered.
-    pub fn driver_prepared(&mut self, work: &mut Work, driver: &str, answer: Prepared) -> Result<(), AnswerError> {
+    pub fn driver_prepared(
+        &mut self,
+        work: &mut Work,
+        driver: &str,
+        answer: Prepared,
+    ) -> Result<(), AnswerError> {
         let batch = work.batches.get(driver).cloned().unwrap_or_default();
         let (good, outcome) = answer::prepared(&batch, answer);
         for (key, devices) in good {
@@ -229,7 +238,12 @@ impl Books {
     ///
     /// # Errors
     /// The first claim that failed; all others count as unprepared by this driver.
-    pub fn driver_unprepared(&mut self, work: &mut Work, driver: &str, answer: &Unprepared) -> Result<(), AnswerError> {
+    pub fn driver_unprepared(
+        &mut self,
+        work: &mut Work,
+        driver: &str,
+        answer: &Unprepared,
+    ) -> Result<(), AnswerError> {
         let batch = work.batches.get(driver).cloned().unwrap_or_default();
         let (good, outcome) = answer::unprepared(&batch, answer);
         for key in good {

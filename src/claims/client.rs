@@ -18,13 +18,16 @@ pub const LIMIT: Duration = Duration::from_secs(45);
 /// The largest message of a driver: the default of Go's library, so upstream's limit.
 const MOST_BYTES: i32 = 4 * 1024 * 1024;
 
-pub(super) static PREPARE_V1BETA1: LazyLock<Unary<dra::ClaimsRequest, dra::PrepareResponse>> = LazyLock::new(|| {
-    methods::NODE_PREPARE_RESOURCES.at("/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources")
-});
-pub(super) static UNPREPARE_V1BETA1: LazyLock<Unary<dra::ClaimsRequest, dra::UnprepareResponse>> = LazyLock::new(|| {
-    methods::NODE_UNPREPARE_RESOURCES
-        .at("/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources")
-});
+pub(super) static PREPARE_V1BETA1: LazyLock<Unary<dra::ClaimsRequest, dra::PrepareResponse>> =
+    LazyLock::new(|| {
+        methods::NODE_PREPARE_RESOURCES
+            .at("/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources")
+    });
+pub(super) static UNPREPARE_V1BETA1: LazyLock<Unary<dra::ClaimsRequest, dra::UnprepareResponse>> =
+    LazyLock::new(|| {
+        methods::NODE_UNPREPARE_RESOURCES
+            .at("/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources")
+    });
 
 /// The connection to an instance. Clones share it.
 #[derive(Debug, Clone)]
@@ -74,7 +77,8 @@ impl Client {
     /// # Errors
     /// When the call cannot be started.
     pub fn watch(&self) -> Result<Reports, CallError> {
-        let stream = self.channel.open(&methods::NODE_WATCH_RESOURCES, &drahealth::WatchRequest::default())?;
+        let stream =
+            self.channel.open(&methods::NODE_WATCH_RESOURCES, &drahealth::WatchRequest::default())?;
         Ok(Reports { stream })
     }
 }

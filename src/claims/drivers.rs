@@ -52,7 +52,9 @@ pub fn choose(driver: &str, endpoint: &str, offered: &[String]) -> Result<Servic
             quoted(Service::ALL.into_iter().map(Service::as_str))
         )
     };
-    Err(format!("invalid supported gRPC versions of DRA driver plugin {driver} at endpoint {endpoint}: {why}"))
+    Err(format!(
+        "invalid supported gRPC versions of DRA driver plugin {driver} at endpoint {endpoint}: {why}"
+    ))
 }
 
 fn quoted<'a>(names: impl Iterator<Item = &'a str>) -> String {
@@ -160,7 +162,9 @@ impl<C: Clone> Drivers<C> {
     /// The registered drivers, with the endpoints and clients of their instances.
     pub fn list(&self) -> impl Iterator<Item = (&str, &str, &C)> {
         let all = self.by_name.iter();
-        all.flat_map(|(name, known)| known.iter().map(move |one| (name.as_str(), one.endpoint.as_str(), &one.client)))
+        all.flat_map(|(name, known)| {
+            known.iter().map(move |one| (name.as_str(), one.endpoint.as_str(), &one.client))
+        })
     }
 }
 

@@ -243,8 +243,7 @@ impl HealthCache {
             let entries = pod.spec().resource_claims.iter().flatten();
             let entry = entries.into_iter().find(|entry| entry.name == used.name);
             let Some(Ok(Some(reference))) = entry.map(|entry| names::reference(pod, entry)) else { continue };
-            let key =
-                ClaimKey { namespace: pod.namespace().to_owned(), name: reference.claim.to_owned() };
+            let key = ClaimKey { namespace: pod.namespace().to_owned(), name: reference.claim.to_owned() };
             let Some(claim) = books.get(&key) else { continue };
             let request = used.request.as_deref().unwrap_or_default();
             let name = match request {
@@ -253,8 +252,10 @@ impl HealthCache {
             };
             let mut seen = BTreeSet::new();
             let mut resources = Vec::new();
-            for (driver, device) in
-                claim.drivers.iter().flat_map(|(driver, devices)| devices.iter().map(move |one| (driver, one)))
+            for (driver, device) in claim
+                .drivers
+                .iter()
+                .flat_map(|(driver, devices)| devices.iter().map(move |one| (driver, one)))
             {
                 if !device.is_for(names::base_request(request)) {
                     continue;
@@ -321,8 +322,14 @@ mod tests {
         assert_eq!(cache.get("d", &device("b", &[]), at(51)), (Health::Unhealthy, "hot"));
         assert_eq!(cache.get("e", &device("b", &[]), at(51)), (Health::Unknown, ""));
         // A device that is healthy again after its report was too old is a change.
-        assert_eq!(cache.update(("d", "/e"), vec![report("a", Health::Healthy, -5, "")], at(60), on), keys(&["a"]));
-        assert_eq!(cache.update(("d", "/e"), vec![report("a", Health::Healthy, 0, "")], at(81), on), keys(&["b"]));
+        assert_eq!(
+            cache.update(("d", "/e"), vec![report("a", Health::Healthy, -5, "")], at(60), on),
+            keys(&["a"])
+        );
+        assert_eq!(
+            cache.update(("d", "/e"), vec![report("a", Health::Healthy, 0, "")], at(81), on),
+            keys(&["b"])
+        );
         assert!(cache.clear("d", "/older").is_empty());
         assert_eq!(cache.clear("d", "/e"), keys(&["a"]));
         assert!(cache.clear("d", "/e").is_empty());
@@ -356,12 +363,17 @@ mod tests {
         let (now, on) = (Instant::now(), Timestamp::UNIX_EPOCH);
         let mut cache = HealthCache::default();
         let long = "é".repeat(600);
-        let many = (0..MOST_DEVICES + 5).map(|number| report(&number.to_string(), Health::Healthy, i64::MAX, &long));
+        let many =
+            (0..MOST_DEVICES + 5).map(|number| report(&number.to_string(), Health::Healthy, i64::MAX, &long));
         assert_eq!(cache.update(("d", "/e"), many.collect(), now, on).len(), MOST_DEVICES);
         let (_, message) = cache.get("d", &device("1", &[]), now);
         assert!(message.ends_with("é...") && message.len() <= MOST_MESSAGE);
         assert_eq!(cache.get("d", &device("1", &[]), now + MOST_LIMIT * 2).0, Health::Unknown);
-        assert!(cache.update(("e", "/e"), vec![report(&"n".repeat(600), Health::Healthy, 0, "")], now, on).is_empty());
+        assert!(
+            cache
+                .update(("e", "/e"), vec![report(&"n".repeat(600), Health::Healthy, 0, "")], now, on)
+                .is_empty()
+        );
         assert!(HealthCache::read(&cache.write(), now, on).is_ok());
     }
 
@@ -369,7 +381,12 @@ mod tests {
     fn a_container_shows_the_health_of_its_devices() {
         let now = Instant::now();
         let mut cache = HealthCache::default();
-        cache.update(("x", "/e"), vec![report("one", Health::Unhealthy, 0, "hot")], now, Timestamp::UNIX_EPOCH);
+        cache.update(
+            ("x", "/e"),
+            vec![report("one", Health::Unhealthy, 0, "hot")],
+            now,
+            Timestamp::UNIX_EPOCH,
+        );
         let mut claim = info("c", "u", &["x", "y"]);
         let bare = Device { cdi_ids: vec![], ..device("bare", &["other"]) };
         claim.drivers.insert("x".into(), vec![device("one", &["r"]), device("one", &["r"]), bare]);

@@ -149,7 +149,12 @@ impl Claims {
     /// Reads the state files. A file that cannot be used is renamed and logged; the claims are
     /// entered again when their pods are prepared again.
     #[must_use]
-    pub fn open(settings: Settings, api: Option<Box<dyn ClaimApi>>, changed: Changed, bell: Sender<()>) -> Claims {
+    pub fn open(
+        settings: Settings,
+        api: Option<Box<dyn ClaimApi>>,
+        changed: Changed,
+        bell: Sender<()>,
+    ) -> Claims {
         let file = CheckpointFile::new(&settings.root_dir, state_file::NAME);
         let health_file = CheckpointFile::new(&settings.root_dir, health::NAME);
         let mut problems = Vec::new();

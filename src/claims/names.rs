@@ -29,9 +29,7 @@ pub enum NameError {
     #[error("pod \"{namespace}/{pod}\": ResourceClaim not created yet")]
     NotCreated { namespace: String, pod: String },
     /// An entry without a source that is known here.
-    #[error(
-        "pod \"{namespace}/{pod}\", spec.resourceClaim {entry:?}: none of the supported fields are set"
-    )]
+    #[error("pod \"{namespace}/{pod}\", spec.resourceClaim {entry:?}: none of the supported fields are set")]
     Unsupported { namespace: String, pod: String, entry: String },
 }
 
@@ -171,11 +169,9 @@ mod tests {
 
     #[test]
     fn missing_names_have_the_messages_of_the_go_kubelet() {
-        let early = pod(json!({"resourceClaims": [{"name": "b", "resourceClaimTemplateName": "t"}]}), json!({}));
-        assert_eq!(
-            references(&early).unwrap_err().to_string(),
-            "pod \"n/p\": ResourceClaim not created yet"
-        );
+        let early =
+            pod(json!({"resourceClaims": [{"name": "b", "resourceClaimTemplateName": "t"}]}), json!({}));
+        assert_eq!(references(&early).unwrap_err().to_string(), "pod \"n/p\": ResourceClaim not created yet");
         let strange = pod(json!({"resourceClaims": [{"name": "b"}]}), json!({}));
         assert_eq!(
             references(&strange).unwrap_err().to_string(),

@@ -159,7 +159,8 @@ mod tests {
         let info = claim.usable_by(&pod(json!({}), json!({})), false).unwrap();
         assert_eq!(info.drivers.keys().collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!((info.id.uid.as_str(), info.id.key.to_string().as_str()), ("u1", "n/c"));
-        let parts: Vec<_> = claim.allocated().map(|one| (one.admin_access, one.share_id.as_deref())).collect();
+        let parts: Vec<_> =
+            claim.allocated().map(|one| (one.admin_access, one.share_id.as_deref())).collect();
         assert_eq!(parts, [(Some(true), None), (None, Some("s")), (None, None)]);
         let second = claim.allocated().nth(1).unwrap();
         assert_eq!(second.consumed_capacity.as_ref().unwrap()["memory"].0, "1Gi");
@@ -179,7 +180,8 @@ mod tests {
         assert_eq!(refused(&other), "ResourceClaim m/c is not in the same namespace as Pod n/p");
         let not_owner = "ResourceClaim n/c was not created for Pod n/p (Pod is not owner)";
         assert_eq!(refused(&with(|_| {})), not_owner);
-        let owner = json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "pod-uid", "controller": false}]);
+        let owner =
+            json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "pod-uid", "controller": false}]);
         assert_eq!(refused(&with(|object| object["metadata"]["ownerReferences"] = owner.clone())), not_owner);
         let owned = |change: fn(&mut Value)| {
             with(|object| {
@@ -190,7 +192,8 @@ mod tests {
         };
         assert!(owned(|_| {}).usable_by(&pod, true).is_ok());
         assert_eq!(
-            refused(&owned(|object| object["status"]["reservedFor"] = json!([{"resource": "pods", "name": "p", "uid": "x"}]))),
+            refused(&owned(|object| object["status"]["reservedFor"] =
+                json!([{"resource": "pods", "name": "p", "uid": "x"}]))),
             "pod p (pod-uid) is not allowed to use ResourceClaim c (u1)"
         );
         assert_eq!(

@@ -55,7 +55,8 @@ impl Claims {
         let called: Arc<dyn Driver> = Arc::new(client.clone());
         lock(&shared.drivers).add(driver, endpoint, || Ok(called))?;
         shared.lost(driver);
-        let instance = Instance { shared: Arc::clone(shared), driver: driver.into(), endpoint: endpoint.into() };
+        let instance =
+            Instance { shared: Arc::clone(shared), driver: driver.into(), endpoint: endpoint.into() };
         let body = move |stop: StopToken| instance.follow(&client, &stop);
         let running = match spawn(&format!("dra/{driver}"), Stack::Large, OnDeath::Unsupervised, body) {
             Ok(running) => running,

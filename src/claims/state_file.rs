@@ -201,9 +201,15 @@ mod tests {
         let text = of_go("null", 2_570_581_864);
         assert_eq!(
             read(&text.replace("worker-1", "worker-2")).unwrap_err().to_string(),
-            format!("its checksum is {}, and it says 2570581864", crc32(
-                serde_json::from_str::<Envelope>(&text.replace("worker-1", "worker-2")).unwrap().data.as_bytes()
-            ))
+            format!(
+                "its checksum is {}, and it says 2570581864",
+                crc32(
+                    serde_json::from_str::<Envelope>(&text.replace("worker-1", "worker-2"))
+                        .unwrap()
+                        .data
+                        .as_bytes()
+                )
+            )
         );
         assert!(matches!(read(&text[..text.len() / 2]), Err(StateError::Form(_))));
         assert!(matches!(read(""), Err(StateError::Form(_))));

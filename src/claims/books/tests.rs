@@ -85,7 +85,8 @@ fn a_claim_of_the_same_name_waits_for_the_end_of_the_old_one() {
     let mut books = Books::default();
     prepare(&mut books, "p", &[info("a", "1", &["x"])]);
     let version = books.version();
-    let error = books.begin_prepare(&uid("q"), &[info("b", "9", &["x"]), info("a", "2", &["x"])]).unwrap_err();
+    let error =
+        books.begin_prepare(&uid("q"), &[info("b", "9", &["x"]), info("a", "2", &["x"])]).unwrap_err();
     assert_eq!(
         error.to_string(),
         "old ResourceClaim with same name a and different UID 1 still exists (previous pod force-deleted?!)"
@@ -140,7 +141,9 @@ fn containers_get_the_devices_of_their_requests_once() {
     both.cdi_ids.push("example.com/dev=more".into());
     let answer = [("1".to_owned(), Ok(vec![device("r", &["r"]), both, device("s", &["s"])]))].into();
     books.driver_prepared(&mut one, "x", answer).unwrap();
-    let answer = [("1".to_owned(), Ok(vec![device("all", &[]), Device { cdi_ids: vec![], ..device("none", &[]) }]))].into();
+    let answer =
+        [("1".to_owned(), Ok(vec![device("all", &[]), Device { cdi_ids: vec![], ..device("none", &[]) }]))]
+            .into();
     books.driver_prepared(&mut one, "y", answer).unwrap();
     books.finish(one);
     let key = info("a", "1", &[]).id.key;

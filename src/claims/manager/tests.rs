@@ -24,7 +24,9 @@ impl ClaimApi for Server {
         }
         let found = lock(&self.claims).get(&key.name).cloned();
         let missing = format!("resourceclaims.resource.k8s.io {:?} not found", key.name);
-        found.map(|claim| serde_json::from_value(claim).unwrap()).ok_or(ReadError { text: missing, unavailable: false })
+        found
+            .map(|claim| serde_json::from_value(claim).unwrap())
+            .ok_or(ReadError { text: missing, unavailable: false })
     }
 
     fn delete_slices(&self, _: &str) -> Result<(), String> {
@@ -45,7 +47,12 @@ struct Fake {
 }
 
 impl Fake {
-    fn call(&self, method: &str, claims: &[ClaimRef], work: impl Fn(&mut BTreeSet<String>, &str)) -> Result<(), String> {
+    fn call(
+        &self,
+        method: &str,
+        claims: &[ClaimRef],
+        work: impl Fn(&mut BTreeSet<String>, &str),
+    ) -> Result<(), String> {
         let names: Vec<&str> = claims.iter().map(|claim| claim.key.name.as_str()).collect();
         lock(&self.calls).push(format!("{method} {}", names.join(",")));
         let gate = lock(&self.gate).take();
@@ -126,7 +133,12 @@ fn pod(name: &str, uid: &str, claims: &[&str]) -> Pod {
     let entries: Vec<Value> =
         claims.iter().map(|claim| json!({"name": claim, "resourceClaimName": claim})).collect();
     let uses: Vec<Value> = claims.iter().map(|claim| json!({"name": claim})).collect();
-    pod_of(name, uid, json!({"resourceClaims": entries, "containers": [{"name": "c", "resources": {"claims": uses}}]}), json!({}))
+    pod_of(
+        name,
+        uid,
+        json!({"resourceClaims": entries, "containers": [{"name": "c", "resources": {"claims": uses}}]}),
+        json!({}),
+    )
 }
 
 fn p() -> Pod {
@@ -271,7 +283,8 @@ fn pods_that_share_a_claim_wait_for_each_other_and_others_do_not() {
     let (go, go_rx) = bounded::<()>(1);
     *lock(&node.driver.gate) = Some((reached_tx, go_rx));
     let (first, second) = (claims.clone(), claims.clone());
-    let one = spawn("t/one", Stack::Large, OnDeath::Unsupervised, move |_| prepare(&first, &q()).unwrap()).unwrap();
+    let one =
+        spawn("t/one", Stack::Large, OnDeath::Unsupervised, move |_| prepare(&first, &q()).unwrap()).unwrap();
     reached.recv_timeout(Duration::from_secs(20)).unwrap();
     // The call for `one` hangs; a pod with `two` is prepared, and a stop ends a wait.
     prepare(&claims, &pod("p", "pod-uid", &["two"])).unwrap();

@@ -115,7 +115,11 @@ impl FakeDriver {
         }
     }
 
-    fn prepare(&self, request: &dra::ClaimsRequest, stop: &StopToken) -> Result<dra::PrepareResponse, Refusal> {
+    fn prepare(
+        &self,
+        request: &dra::ClaimsRequest,
+        stop: &StopToken,
+    ) -> Result<dra::PrepareResponse, Refusal> {
         let answers = self.handle(request, stop, |prepared, uid| {
             prepared.insert(uid.to_owned());
         })?;
@@ -133,7 +137,11 @@ impl FakeDriver {
         Ok(dra::PrepareResponse { claims, ..Default::default() })
     }
 
-    fn unprepare(&self, request: &dra::ClaimsRequest, stop: &StopToken) -> Result<dra::UnprepareResponse, Refusal> {
+    fn unprepare(
+        &self,
+        request: &dra::ClaimsRequest,
+        stop: &StopToken,
+    ) -> Result<dra::UnprepareResponse, Refusal> {
         let answers = self.handle(request, stop, |prepared, uid| {
             prepared.remove(uid);
         })?;
@@ -243,7 +251,11 @@ fn each_fault_of_a_driver_is_an_error_in_time_and_the_next_attempt_succeeds() {
             driver.set(fault);
             let begun = Instant::now();
             let outcome = step(&node);
-            assert!(begun.elapsed() < LIMIT + Duration::from_secs(10), "{fault:?} took {:?}", begun.elapsed());
+            assert!(
+                begun.elapsed() < LIMIT + Duration::from_secs(10),
+                "{fault:?} took {:?}",
+                begun.elapsed()
+            );
             // An answer to the end of a claim has no devices that could be unreadable.
             let harmless = fault == Fault::Slow || fault == Fault::Unreadable && number == 1;
             assert_eq!(outcome.is_ok(), harmless, "{fault:?} in step {number}: {outcome:?}");
@@ -253,7 +265,11 @@ fn each_fault_of_a_driver_is_an_error_in_time_and_the_next_attempt_succeeds() {
             driver.set(Fault::None);
             node.until_ok(step);
             let devices = node.claims.cdi_devices(&user(), &user().containers()[0]);
-            assert_eq!(devices.ok(), (number == 0).then(|| vec!["example.com/dev=0".to_owned()]), "{fault:?}");
+            assert_eq!(
+                devices.ok(),
+                (number == 0).then(|| vec!["example.com/dev=0".to_owned()]),
+                "{fault:?}"
+            );
         }
         assert!(lock(&driver.prepared).is_empty() && node.claims.list().is_empty(), "{fault:?}");
     }
@@ -289,7 +305,10 @@ fn a_driver_with_the_older_service_is_called_by_it() {
     node.register("v1.DRAPlugin");
     assert!(node.prepare().unwrap_err().contains("code = Unimplemented"));
     node.claims.deregister(DRIVER, &node.socket().display().to_string());
-    assert_eq!(node.unprepare().unwrap_err(), format!("unprepare dynamic resources: DRA driver {DRIVER} is not registered"));
+    assert_eq!(
+        node.unprepare().unwrap_err(),
+        format!("unprepare dynamic resources: DRA driver {DRIVER} is not registered")
+    );
     node.register("v1beta1.DRAPlugin");
     node.until_ok(Node::prepare);
     node.until_ok(Node::unprepare);
@@ -314,9 +333,8 @@ fn health_reports_reach_the_status_of_the_pod_and_end_with_the_stream() {
     let _server = Server::start(&node.socket(), [service]).unwrap();
     node.register("v1.DRAPlugin");
     node.until_ok(Node::prepare);
-    let shown = || -> Value {
-        serde_json::to_value(node.claims.statuses(&user(), &user().containers()[0])).unwrap()
-    };
+    let shown =
+        || -> Value { serde_json::to_value(node.claims.statuses(&user(), &user().containers()[0])).unwrap() };
     let of = |health: Value| {
         let mut resource = json!({"resourceID": "example.com/dev=0"});
         resource.as_object_mut().unwrap().extend(health.as_object().unwrap().clone());
