@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 const PROTOS: &[&str] = &[
     "proto/csi.proto",
     "proto/deviceplugin.proto",
+    "proto/dra.proto",
+    "proto/drahealth.proto",
     "proto/pluginregistration.proto",
     "proto/podresources.proto",
     "proto/runtime.proto",

@@ -15,6 +15,7 @@ pub mod kube;
 pub mod transport;
 // layer 2
 pub mod cgroups;
+pub mod claims;
 pub mod devices;
 pub(crate) mod observe;
 pub mod plugins;

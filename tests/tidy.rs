@@ -27,6 +27,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("kube", 1),
     ("config", 1),
     ("cgroups", 2),
+    ("claims", 2),
     ("devices", 2),
     ("plugins", 2),
     ("runtime", 2),

@@ -238,8 +238,20 @@ impl Client {
             }
         }
         let body = Some(("application/json", body.to_string().into_bytes()));
-        let call = Call { method: "DELETE", verb: "delete", target, query: &[], body, kind: Use::Call };
-        let mut response = self.send(&call)?;
+        self.discard(&Call { method: "DELETE", verb: "delete", target, query: &[], body, kind: Use::Call })
+    }
+
+    /// Deletes all objects of a collection that a field selector matches.
+    pub fn delete_collection(&self, target: &Target, field_selector: &str) -> Result<(), ApiError> {
+        let body = Some(("application/json", br#"{"kind":"DeleteOptions","apiVersion":"v1"}"#.to_vec()));
+        let query = &[("fieldSelector", field_selector)];
+        let verb = "deletecollection";
+        self.discard(&Call { method: "DELETE", verb, target, query, body, kind: Use::Call })
+    }
+
+    /// Sends a request whose response is not used.
+    fn discard(&self, call: &Call<'_>) -> Result<(), ApiError> {
+        let mut response = self.send(call)?;
         drain(&mut response.body);
         self.took(call.method, &response.body);
         Ok(())
@@ -319,7 +331,7 @@ impl Client {
     }
 
     /// Waits for `limit`, or until the credentials change.
-    pub(super) fn pause(&self, limit: Duration) -> Waited {
+    pub fn pause(&self, limit: Duration) -> Waited {
         self.wait_with(&self.session(), limit)
     }
 

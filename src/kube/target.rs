@@ -17,6 +17,8 @@ pub enum Group {
     Authentication,
     /// `authorization.k8s.io/v1`.
     Authorization,
+    /// `resource.k8s.io/v1`.
+    Resource,
 }
 
 impl Group {
@@ -28,6 +30,7 @@ impl Group {
             Group::Node => "/apis/node.k8s.io/v1",
             Group::Authentication => "/apis/authentication.k8s.io/v1",
             Group::Authorization => "/apis/authorization.k8s.io/v1",
+            Group::Resource => "/apis/resource.k8s.io/v1",
         }
     }
 }
@@ -160,6 +163,16 @@ impl Target {
     /// Access reviews, which are made by POST.
     pub fn subject_access_reviews() -> Target {
         Target::new(Group::Authorization, "subjectaccessreviews")
+    }
+
+    /// One ResourceClaim.
+    pub fn resource_claim(namespace: &str, name: &str) -> Target {
+        Target::new(Group::Resource, "resourceclaims").namespace(namespace).name(name)
+    }
+
+    /// All ResourceSlices.
+    pub fn resource_slices() -> Target {
+        Target::new(Group::Resource, "resourceslices")
     }
 
     /// The path below the server's address.

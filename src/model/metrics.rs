@@ -76,6 +76,24 @@ const VOLUME: &[f64] = &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 
 /// Milliseconds of the alignment of resources.
 const ALIGNMENT: &[f64] =
     &[0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102.4, 204.8, 409.6, 819.2];
+/// Seconds of operations of resource drivers: 15 steps from 0.1 to 40.
+const DRIVER: &[f64] = &[
+    0.1,
+    0.1534127404634391,
+    0.23535468936502524,
+    0.36106407876409946,
+    0.5539182980610752,
+    0.8497812409839363,
+    1.303672689737678,
+    1.9999999999999993,
+    3.068254809268781,
+    4.707093787300503,
+    7.221281575281985,
+    11.0783659612215,
+    16.995624819678717,
+    26.07345379475355,
+    39.99999999999997,
+];
 /// Containers of a pod.
 const FEW: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0];
 
@@ -188,6 +206,12 @@ metrics! { ALL;
         "Calls of CSI drivers.", VOLUME, ["driver_name", "method_name", "grpc_status_code", "migrated"];
     VOLUME_STATS: HistogramVec<1> = "kubelet_volume_metric_collection_duration_seconds",
         "Finding out how full a volume is.", SHORT, ["metric_source"];
+
+    // Drivers of resource claims.
+    CLAIM_OPERATIONS: HistogramVec<2> = "dra_operations_duration_seconds",
+        "Preparing and unpreparing all resource claims of a pod.", DRIVER, ["operation_name", "is_error"];
+    DRIVER_CALLS: HistogramVec<3> = "dra_grpc_operations_duration_seconds",
+        "Calls to drivers of resource claims.", DRIVER, ["driver_name", "method_name", "grpc_status_code"];
 
     // The node's start.
     STARTUP_BEFORE: Gauge = "kubelet_node_startup_pre_kubelet_duration_seconds",

@@ -57,6 +57,7 @@ reasons! {
     INSPECT_FAILED = "InspectFailed";
     SANDBOX_CHANGED = "SandboxChanged";
     FAILED_CREATE_POD_SANDBOX = "FailedCreatePodSandBox";
+    FAILED_PREPARE_DYNAMIC_RESOURCES = "FailedPrepareDynamicResources";
     FAILED_POD_SANDBOX_STATUS = "FailedPodSandBoxStatus";
     FAILED_CREATE_POD_CONTAINER = "FailedCreatePodContainer";
     FAILED_KILL_POD = "FailedKillPod";

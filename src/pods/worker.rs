@@ -1,6 +1,7 @@
 //! The thread of one pod: inspect, plan, act, inspect again (Go: podWorkerLoop, SyncPod,
 //! SyncTerminatingPod, SyncTerminatedPod).
 
+mod claims;
 mod devices;
 mod kills;
 mod resize;
@@ -475,6 +476,7 @@ impl Worker {
         if plan.create_sandbox {
             self.remove_init_records(runtime, cancel);
         }
+        self.prepare_claims(plan, cancel)?;
         if let Err(error) = self.deps.cgroups.make(self.pod(), cancel) {
             let message = format!("unable to ensure pod container exists: {error}");
             self.deps.events.warning(self.pod(), reasons::FAILED_CREATE_POD_CONTAINER, message.as_str());
@@ -687,6 +689,9 @@ impl Worker {
                 running.join(", ")
             )));
         }
+        // Before the status is final, because the pod may be deleted then.
+        let unprepared = self.deps.managers.unprepare_claims(&uid, stop);
+        unprepared.map_err(|error| Failed::later(error.to_string()))?;
         self.deps.probes.forget(&uid);
         // The phase is set first, because the publisher of the status checks it.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).phase = TERMINATED;

@@ -10,6 +10,10 @@ mod messages {
 pub use messages::csi;
 /// Messages of device plugins, v1beta1.
 pub use messages::deviceplugin;
+/// Messages of drivers for resource claims, v1 and v1beta1.
+pub use messages::dra;
+/// Messages about the health of such drivers' devices, v1alpha1.
+pub use messages::drahealth;
 /// Messages of the registration of plugins, v1.
 pub use messages::pluginregistration;
 /// Messages of the pod-resources API, v1.

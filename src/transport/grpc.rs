@@ -38,8 +38,12 @@ impl<Req, Resp> Unary<Req, Resp> {
     #[must_use]
     pub fn at(&self, path: &'static str) -> Unary<Req, Resp> {
         let Unary { name, method } = self;
-        let method =
-            grpcio::Method { ty: method.ty, name: path, req_mar: marshaller(&method.req_mar), resp_mar: marshaller(&method.resp_mar) };
+        let method = grpcio::Method {
+            ty: method.ty,
+            name: path,
+            req_mar: marshaller(&method.req_mar),
+            resp_mar: marshaller(&method.resp_mar),
+        };
         Unary { name, method }
     }
 
@@ -229,7 +233,7 @@ impl Channel {
     }
 
     /// Whether the channel is connected now.
-    pub(super) fn is_connected(&self) -> bool {
+    pub fn is_connected(&self) -> bool {
         self.client.channel().check_connectivity_state(false) == grpcio::ConnectivityState::GRPC_CHANNEL_READY
     }
 

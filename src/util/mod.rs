@@ -8,6 +8,7 @@ pub mod backoff;
 pub mod checkpoint_file;
 pub mod child;
 pub mod cpu_list;
+pub mod crc32;
 pub mod encoding;
 pub mod error_chain;
 pub mod json;

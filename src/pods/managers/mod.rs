@@ -8,6 +8,7 @@
 //! an unusable one never keeps the agent from starting; a lock is never held while a plugin is called.
 
 mod books;
+mod claims;
 mod devices;
 mod open;
 mod updates;
@@ -28,6 +29,7 @@ pub use self::devices::{Brought, RunningContainers};
 use self::devices::{DeviceProvider, PodDevices};
 pub use self::open::Found;
 use super::admission::Admission;
+use crate::claims::Claims;
 use crate::managers::checkpoint_file::CheckpointFile;
 use crate::managers::cpu::policy::Static;
 use crate::managers::cpus::CpuSet;
@@ -68,6 +70,8 @@ pub struct Managers {
     shared: Option<Arc<Shared>>,
     /// `None`: there are no device plugins.
     devices: Option<Arc<PodDevices>>,
+    /// `None`: no pod has resource claims.
+    claims: Option<Claims>,
     /// State files that were not usable; for people.
     problems: Arc<[String]>,
 }
@@ -218,7 +222,9 @@ impl Placement for Managers {
     }
 
     fn devices(&self, pod: &Pod, container: &str, stop: &StopToken) -> Result<Setup, String> {
-        self.device_setup(pod, container, stop)
+        let mut setup = self.device_setup(pod, container, stop)?;
+        self.add_claims(pod, container, &mut setup)?;
+        Ok(setup)
     }
 
     fn started(&self, pod: &Pod, container: &str, id: &ContainerId) {

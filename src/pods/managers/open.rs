@@ -97,7 +97,7 @@ impl Managers {
             metrics::EXCLUSIVE_CPUS.set(0.0);
         }
         if !is_active(&settings) {
-            return Managers { shared: None, devices: None, problems };
+            return Managers { shared: None, devices: None, claims: None, problems };
         }
         let mut books = Books::new(state, books_of_memory);
         if !write_cpu {
@@ -112,7 +112,7 @@ impl Managers {
         let (bell, rings) = bounded(1);
         let shared = Shared { settings, cpu_file, memory_file, books: Mutex::new(books), bell, rings };
         shared.store(&mut shared.books());
-        Managers { shared: Some(Arc::new(shared)), devices: None, problems }
+        Managers { shared: Some(Arc::new(shared)), devices: None, claims: None, problems }
     }
 }
 

@@ -1,0 +1,218 @@
+//! The answers of drivers (pure). A driver may answer anything: what it sends is limited, and
+//! checked against what was requested.
+
+use std::collections::BTreeMap;
+
+use super::info::{ClaimKey, ClaimRef, Device};
+
+/// Devices of one claim by one driver; the API allows 32 in an allocation.
+pub(super) const MOST_DEVICES: usize = 1_024;
+/// Requests or CDI devices of one device.
+const MOST_NAMES: usize = 1_024;
+/// Bytes of a name.
+const MOST_NAME_BYTES: usize = 4_096;
+/// Characters of an error that are shown.
+const MOST_TEXT: usize = 1_024;
+
+/// By the UID of the claim: its devices, or why it could not be prepared.
+pub type Prepared = BTreeMap<String, Result<Vec<Device>, String>>;
+/// By the UID of the claim: why it could not be unprepared.
+pub type Unprepared = BTreeMap<String, Result<(), String>>;
+
+/// What was called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// `NodePrepareResources`.
+    Prepare,
+    /// `NodeUnprepareResources`.
+    Unprepare,
+}
+
+impl Method {
+    /// The name of the method.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Method::Prepare => "NodePrepareResources",
+            Method::Unprepare => "NodeUnprepareResources",
+        }
+    }
+}
+
+/// What is wrong with an answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the names say what the values are")]
+pub enum AnswerError {
+    #[error("{} failed for ResourceClaim {claim}: {text}", method.as_str())]
+    Claim { method: Method, claim: String, text: String },
+    #[error("{} returned result for unknown claim UID {uid}", method.as_str())]
+    UnknownUid { method: Method, uid: String },
+    #[error("{} skipped {number} ResourceClaims", method.as_str())]
+    Skipped { method: Method, number: usize },
+    #[error("{} returned too much for ResourceClaim {claim}: {what}", Method::Prepare.as_str())]
+    TooMuch { claim: String, what: &'static str },
+}
+
+/// The devices of the claims that were prepared, and the first error.
+pub fn prepared(
+    batch: &[ClaimRef],
+    mut answer: Prepared,
+) -> (Vec<(ClaimKey, Vec<Device>)>, Result<(), AnswerError>) {
+    let mut good = Vec::new();
+    let outcome = check(batch, |claim| {
+        let Some(result) = answer.remove(&claim.uid) else { return Ok(None) };
+        let devices = result.map_err(|text| failed(Method::Prepare, claim, &text))?;
+        within_limits(claim, &devices)?;
+        good.push((claim.key.clone(), devices));
+        Ok(Some(()))
+    });
+    (good, outcome.and_then(|skipped| rest(Method::Prepare, skipped, answer.keys().next())))
+}
+
+/// The claims that were unprepared, and the first error.
+pub fn unprepared(batch: &[ClaimRef], answer: &Unprepared) -> (Vec<ClaimKey>, Result<(), AnswerError>) {
+    let mut good = Vec::new();
+    let outcome = check(batch, |claim| {
+        let Some(result) = answer.get(&claim.uid) else { return Ok(None) };
+        result.as_ref().map_err(|text| failed(Method::Unprepare, claim, text))?;
+        good.push(claim.key.clone());
+        Ok(Some(()))
+    });
+    let unknown = answer.keys().find(|uid| batch.iter().all(|claim| claim.uid != **uid));
+    (good, outcome.and_then(|skipped| rest(Method::Unprepare, skipped, unknown)))
+}
+
+/// Checks all claims of the batch, and returns the number of those without an answer, or the first
+/// error.
+fn check(
+    batch: &[ClaimRef],
+    mut one: impl FnMut(&ClaimRef) -> Result<Option<()>, AnswerError>,
+) -> Result<usize, AnswerError> {
+    let mut first = None;
+    let mut skipped = 0;
+    for claim in batch {
+        match one(claim) {
+            Ok(Some(())) => {}
+            Ok(None) => skipped += 1,
+            Err(error) => first = first.or(Some(error)),
+        }
+    }
+    first.map_or(Ok(skipped), Err)
+}
+
+fn rest(method: Method, skipped: usize, unknown: Option<&String>) -> Result<(), AnswerError> {
+    if let Some(uid) = unknown {
+        return Err(AnswerError::UnknownUid { method, uid: shown(uid) });
+    }
+    if skipped > 0 {
+        return Err(AnswerError::Skipped { method, number: skipped });
+    }
+    Ok(())
+}
+
+fn failed(method: Method, claim: &ClaimRef, text: &str) -> AnswerError {
+    AnswerError::Claim { method, claim: claim.key.name.clone(), text: shown(text) }
+}
+
+/// A driver's text in messages for users.
+fn shown(text: &str) -> String {
+    text.chars().take(MOST_TEXT).collect()
+}
+
+fn within_limits(claim: &ClaimRef, devices: &[Device]) -> Result<(), AnswerError> {
+    let too_much = |what| Err(AnswerError::TooMuch { claim: claim.key.name.clone(), what });
+    if devices.len() > MOST_DEVICES {
+        return too_much("more than 1024 devices");
+    }
+    for device in devices {
+        if device.requests.len() > MOST_NAMES || device.cdi_ids.len() > MOST_NAMES {
+            return too_much("a device with more than 1024 requests or CDI devices");
+        }
+        let names = [&device.pool, &device.name].into_iter().chain(&device.share_id);
+        if names.chain(&device.requests).chain(&device.cdi_ids).any(|name| name.len() > MOST_NAME_BYTES) {
+            return too_much("a name of more than 4096 bytes");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claims::testing::{device, info};
+
+    fn batch() -> Vec<ClaimRef> {
+        ["a", "b"].iter().map(|name| info(name, &format!("{name}-uid"), &[]).id).collect()
+    }
+
+    fn answers(list: &[(&str, Result<Vec<Device>, &str>)]) -> Prepared {
+        let one = |(uid, result): &(&str, Result<Vec<Device>, &str>)| {
+            ((*uid).to_owned(), result.clone().map_err(str::to_owned))
+        };
+        list.iter().map(one).collect()
+    }
+
+    #[test]
+    fn each_claim_needs_an_answer_and_no_other_may_have_one() {
+        let fails = |list: &[(&str, Result<Vec<Device>, &str>)]| {
+            let (good, outcome) = prepared(&batch(), answers(list));
+            (good.len(), outcome.unwrap_err().to_string())
+        };
+        assert_eq!(
+            fails(&[("a-uid", Ok(vec![]))]),
+            (1, "NodePrepareResources skipped 1 ResourceClaims".to_owned())
+        );
+        assert_eq!(
+            fails(&[("a-uid", Ok(vec![])), ("b-uid", Ok(vec![])), ("x", Ok(vec![]))]),
+            (2, "NodePrepareResources returned result for unknown claim UID x".to_owned())
+        );
+        assert_eq!(
+            fails(&[("a-uid", Err("no such GPU")), ("b-uid", Ok(vec![]))]),
+            (1, "NodePrepareResources failed for ResourceClaim a: no such GPU".to_owned())
+        );
+        let (good, outcome) =
+            prepared(&batch(), answers(&[("a-uid", Ok(vec![device("x", &[])])), ("b-uid", Ok(vec![]))]));
+        assert_eq!((good.len(), good[0].1.len(), outcome), (2, 1, Ok(())));
+    }
+
+    #[test]
+    fn unpreparing_is_checked_in_the_same_way() {
+        let of = |list: &[(&str, Result<(), &str>)]| {
+            let answer: Unprepared =
+                list.iter().map(|(uid, result)| ((*uid).to_owned(), result.map_err(str::to_owned))).collect();
+            let (good, outcome) = unprepared(&batch(), &answer);
+            (good.len(), outcome.map_err(|error| error.to_string()))
+        };
+        assert_eq!(of(&[("a-uid", Ok(())), ("b-uid", Ok(()))]), (2, Ok(())));
+        let fails = |number, text: &str| (number, Err(text.to_owned()));
+        assert_eq!(of(&[]), fails(0, "NodeUnprepareResources skipped 2 ResourceClaims"));
+        assert_eq!(
+            of(&[("a-uid", Ok(())), ("b-uid", Err("busy"))]),
+            fails(1, "NodeUnprepareResources failed for ResourceClaim b: busy")
+        );
+        assert_eq!(
+            of(&[("a-uid", Ok(())), ("c", Ok(()))]),
+            fails(1, "NodeUnprepareResources returned result for unknown claim UID c")
+        );
+    }
+
+    #[test]
+    fn answers_beyond_the_limits_are_refused() {
+        let long = "x".repeat(MOST_NAME_BYTES + 1);
+        let many = vec![String::new(); MOST_NAMES + 1];
+        for devices in [
+            vec![Device::default(); MOST_DEVICES + 1],
+            vec![Device { cdi_ids: many.clone(), ..Device::default() }],
+            vec![Device { requests: many, ..Device::default() }],
+            vec![Device { cdi_ids: vec![long.clone()], ..Device::default() }],
+            vec![Device { share_id: Some(long.clone()), ..Device::default() }],
+        ] {
+            let (good, outcome) =
+                prepared(&batch(), answers(&[("a-uid", Ok(devices)), ("b-uid", Ok(vec![]))]));
+            assert_eq!(good.len(), 1);
+            assert!(matches!(outcome, Err(AnswerError::TooMuch { .. })));
+        }
+        let text = "y".repeat(1_000_000);
+        let (_, outcome) = prepared(&batch(), answers(&[("a-uid", Err(&text)), ("b-uid", Ok(vec![]))]));
+        assert!(outcome.unwrap_err().to_string().len() < 2_000);
+    }
+}

@@ -1,0 +1,163 @@
+//! Calls to one instance of a driver (kubelet: pkg/kubelet/cm/dra/plugin/dra_plugin.go).
+
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use super::answer::{self, Prepared, Unprepared};
+use super::drivers::Service;
+use super::health::{self, Health, Report};
+use super::info::{ClaimRef, Device};
+use super::manager::Driver;
+use crate::model::metrics;
+use crate::transport::generated::{dra, drahealth, from_bytes, methods};
+use crate::transport::grpc::{CallError, Channel, Incoming, Unary};
+use crate::util::stop::StopToken;
+
+/// Time limit of a call: upstream's, half of the time between attempts.
+pub const LIMIT: Duration = Duration::from_secs(45);
+/// The largest message of a driver: the default of Go's library, so upstream's limit.
+const MOST_BYTES: i32 = 4 * 1024 * 1024;
+
+pub(super) static PREPARE_V1BETA1: LazyLock<Unary<dra::ClaimsRequest, dra::PrepareResponse>> =
+    LazyLock::new(|| {
+        methods::NODE_PREPARE_RESOURCES
+            .at("/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources")
+    });
+pub(super) static UNPREPARE_V1BETA1: LazyLock<Unary<dra::ClaimsRequest, dra::UnprepareResponse>> =
+    LazyLock::new(|| {
+        methods::NODE_UNPREPARE_RESOURCES
+            .at("/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources")
+    });
+
+/// The connection to an instance. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Client {
+    driver: String,
+    service: Service,
+    limit: Duration,
+    channel: Channel,
+}
+
+impl Client {
+    /// Prepares the connection to a socket; `limit` ends each call.
+    ///
+    /// # Errors
+    /// When the path cannot be that of a socket.
+    pub fn new(driver: &str, endpoint: &str, service: Service, limit: Duration) -> Result<Client, String> {
+        let target = format!("unix://{endpoint}");
+        let channel = Channel::limited(&target, MOST_BYTES).map_err(|error| {
+            format!("create gRPC connection to DRA driver {driver} plugin at endpoint {endpoint}: {error}")
+        })?;
+        Ok(Client { driver: driver.to_owned(), service, limit, channel })
+    }
+
+    fn call<Resp: Unpin>(
+        &self,
+        method: &'static Unary<dra::ClaimsRequest, Resp>,
+        claims: &[ClaimRef],
+        stop: &StopToken,
+    ) -> Result<Resp, String> {
+        let claim = |one: &ClaimRef| dra::ClaimId {
+            namespace: one.key.namespace.clone(),
+            uid: one.uid.clone(),
+            name: one.key.name.clone(),
+            ..Default::default()
+        };
+        let request = dra::ClaimsRequest { claims: claims.iter().map(claim).collect(), ..Default::default() };
+        let begun = Instant::now();
+        let result = self.channel.call_with_stop(method, &request, Some(self.limit), stop);
+        let code = result.as_ref().map_or_else(|error| error.kind.as_str(), |_| "OK");
+        let labels = [self.driver.clone().into(), method.path().into(), code.into()];
+        metrics::DRIVER_CALLS.took::<crate::util::metrics::Value>(labels, begun.elapsed());
+        result.map_err(|error| error.to_string())
+    }
+
+    /// Opens the stream of the driver's reports.
+    ///
+    /// # Errors
+    /// When the call cannot be started.
+    pub fn watch(&self) -> Result<Reports, CallError> {
+        let stream =
+            self.channel.open(&methods::NODE_WATCH_RESOURCES, &drahealth::WatchRequest::default())?;
+        Ok(Reports { stream })
+    }
+}
+
+impl Driver for Client {
+    fn prepare(&self, claims: &[ClaimRef], stop: &StopToken) -> Result<Prepared, String> {
+        let method = match self.service {
+            Service::V1 => &methods::NODE_PREPARE_RESOURCES,
+            Service::V1beta1 => &*PREPARE_V1BETA1,
+        };
+        let found = self.call(method, claims, stop)?;
+        let result = |one: dra::PrepareResult| match one.error.is_empty() {
+            true => devices(&one.devices),
+            false => Err(one.error),
+        };
+        // One more than was requested is enough to see that the answer is wrong.
+        let found = found.claims.into_iter().take(claims.len() + 1);
+        Ok(found.map(|(uid, one)| (uid, result(one))).collect())
+    }
+
+    fn unprepare(&self, claims: &[ClaimRef], stop: &StopToken) -> Result<Unprepared, String> {
+        let method = match self.service {
+            Service::V1 => &methods::NODE_UNPREPARE_RESOURCES,
+            Service::V1beta1 => &*UNPREPARE_V1BETA1,
+        };
+        let found = self.call(method, claims, stop)?.claims.into_iter().take(claims.len() + 1);
+        let result = |error: String| if error.is_empty() { Ok(()) } else { Err(error) };
+        Ok(found.map(|(uid, one)| (uid, result(one.error))).collect())
+    }
+
+    fn is_connected(&self) -> bool {
+        self.channel.is_connected()
+    }
+}
+
+fn devices(messages: &[Vec<u8>]) -> Result<Vec<Device>, String> {
+    let device = |bytes: &Vec<u8>| {
+        let one: dra::PreparedDevice = from_bytes(bytes)?;
+        Some(Device {
+            pool: one.pool_name,
+            name: one.device_name,
+            share_id: one.share_id,
+            requests: one.request_names,
+            cdi_ids: one.cdi_device_ids,
+        })
+    };
+    let found = messages.iter().take(answer::MOST_DEVICES + 1).map(device);
+    found.collect::<Option<_>>().ok_or_else(|| "a device of the answer cannot be read".to_owned())
+}
+
+/// The reports of a driver.
+pub struct Reports {
+    stream: Incoming<drahealth::HealthResponse>,
+}
+
+impl Reports {
+    /// Waits for the next complete list; `None`: the driver has ended the stream. A device that
+    /// cannot be read is left out.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn next(&mut self, stop: &StopToken) -> Result<Option<Vec<Report>>, CallError> {
+        let Some(found) = self.stream.next(stop)? else { return Ok(None) };
+        let reports = found.devices.iter().take(health::MOST_DEVICES);
+        Ok(Some(reports.filter_map(|bytes| from_bytes(bytes)).map(report).collect()))
+    }
+}
+
+fn report(one: drahealth::DeviceReport) -> Report {
+    let device = one.device.into_option().unwrap_or_default();
+    Report {
+        pool: device.pool_name,
+        device: device.device_name,
+        health: match one.health.enum_value_or_default() {
+            drahealth::HealthStatus::HEALTHY => Health::Healthy,
+            drahealth::HealthStatus::UNHEALTHY => Health::Unhealthy,
+            drahealth::HealthStatus::UNKNOWN => Health::Unknown,
+        },
+        limit_seconds: one.health_check_timeout_seconds,
+        message: one.message,
+    }
+}

@@ -1,0 +1,415 @@
+//! What drivers say about the health of their devices (pure; kubelet:
+//! pkg/kubelet/cm/dra/healthinfo.go), and its text in `dra_health_state`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::books::Books;
+use super::info::{ClaimKey, Device};
+use super::names;
+use crate::model::api::{Container, ResourceHealth, ResourceStatus};
+use crate::model::pod::Pod;
+
+/// The name below the root directory.
+pub const NAME: &str = "dra_health_state";
+
+/// How long a report holds if the driver does not say.
+const DEFAULT_LIMIT: Duration = Duration::from_secs(30);
+/// The longest that a report may hold: a driver's number may be anything.
+const MOST_LIMIT: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Devices of one driver that are recorded.
+pub const MOST_DEVICES: usize = 10_000;
+/// Bytes of a message, as in the API.
+const MOST_MESSAGE: usize = 1_024;
+/// Bytes of the name of a pool or a device.
+const MOST_NAME: usize = 512;
+
+/// The health of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[expect(missing_docs, reason = "the names say what the values are")]
+pub enum Health {
+    Healthy,
+    Unhealthy,
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+impl Health {
+    /// The text in the pod's status.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Health::Healthy => "Healthy",
+            Health::Unhealthy => "Unhealthy",
+            Health::Unknown => "Unknown",
+        }
+    }
+}
+
+/// A driver's report about one device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// The pool of the device.
+    pub pool: String,
+    /// The device in the pool.
+    pub device: String,
+    /// Its health.
+    pub health: Health,
+    /// How long the report holds, in seconds; zero or less: 30 s.
+    pub limit_seconds: i64,
+    /// For people; may be empty.
+    pub message: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Known {
+    health: Health,
+    message: String,
+    limit: Duration,
+    /// When it was reported, on both clocks: one for the age, one for the file.
+    at: Instant,
+    on: Timestamp,
+}
+
+impl Known {
+    fn is_fresh(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.at) <= self.limit
+    }
+}
+
+/// Pool and device.
+type DeviceKey = (String, String);
+
+/// The reports of all drivers.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct HealthCache {
+    drivers: BTreeMap<String, BTreeMap<DeviceKey, Known>>,
+    /// The instance of each driver that reported last.
+    reporters: BTreeMap<String, String>,
+}
+
+/// The file is plain JSON, one object per driver.
+#[derive(Serialize, Deserialize, Default)]
+#[serde(rename_all = "PascalCase")]
+struct StoredDriver {
+    devices: Option<BTreeMap<String, StoredDevice>>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct StoredDevice {
+    pool_name: String,
+    device_name: String,
+    health: Health,
+    last_updated: Timestamp,
+    /// In nanoseconds.
+    #[serde(default)]
+    health_check_timeout: i64,
+    #[serde(default)]
+    message: String,
+}
+
+impl HealthCache {
+    /// The reports of a file; reports that are too old count as unknown.
+    ///
+    /// # Errors
+    /// When the text is not in this format.
+    pub fn read(text: &str, now: Instant, on: Timestamp) -> Result<HealthCache, String> {
+        let stored: BTreeMap<String, StoredDriver> =
+            serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let device = |one: StoredDevice| {
+            // A report from the future is of an unknown age.
+            let age = Duration::try_from(on.duration_since(one.last_updated)).ok()?;
+            let nanos = u64::try_from(one.health_check_timeout).unwrap_or(0);
+            let limit = limit_of(Duration::from_nanos(nanos));
+            let known = Known {
+                health: one.health,
+                message: cut(&one.message),
+                limit,
+                at: now.checked_sub(age).filter(|_| age <= limit)?,
+                on: one.last_updated,
+            };
+            Some(((one.pool_name, one.device_name), known))
+        };
+        let driver = |(name, driver): (String, StoredDriver)| {
+            let devices = driver.devices.unwrap_or_default().into_values().take(MOST_DEVICES);
+            (name, devices.filter_map(device).collect())
+        };
+        Ok(HealthCache { drivers: stored.into_iter().map(driver).collect(), ..HealthCache::default() })
+    }
+
+    /// The text of the file.
+    #[must_use]
+    pub fn write(&self) -> String {
+        let device = |((pool, device), known): (&DeviceKey, &Known)| {
+            let stored = StoredDevice {
+                pool_name: pool.clone(),
+                device_name: device.clone(),
+                health: known.health,
+                last_updated: known.on,
+                health_check_timeout: i64::try_from(known.limit.as_nanos()).unwrap_or(i64::MAX),
+                message: known.message.clone(),
+            };
+            (format!("{pool}/{device}"), stored)
+        };
+        let driver = |devices: &BTreeMap<DeviceKey, Known>| StoredDriver {
+            devices: Some(devices.iter().map(device).collect()),
+        };
+        let stored: BTreeMap<&String, StoredDriver> =
+            self.drivers.iter().map(|(name, devices)| (name, driver(devices))).collect();
+        serde_json::to_string(&stored).unwrap_or_default()
+    }
+
+    /// Enters the complete list of a driver's devices, and returns the devices whose state changed.
+    /// Devices that it does not name any more become unknown when their last report is too old.
+    pub fn update(
+        &mut self,
+        (driver, endpoint): (&str, &str),
+        reports: Vec<Report>,
+        now: Instant,
+        on: Timestamp,
+    ) -> BTreeSet<DeviceKey> {
+        self.reporters.insert(driver.to_owned(), endpoint.to_owned());
+        let known = self.drivers.entry(driver.to_owned()).or_default();
+        let mut changed = BTreeSet::new();
+        let mut named = BTreeSet::new();
+        for report in reports {
+            let key = (report.pool, report.device);
+            let too_long = key.0.len() > MOST_NAME || key.1.len() > MOST_NAME;
+            if too_long || known.len() >= MOST_DEVICES && !known.contains_key(&key) {
+                continue;
+            }
+            let limit = limit_of(Duration::from_secs(u64::try_from(report.limit_seconds).unwrap_or(0)));
+            let message = cut(&report.message);
+            let new = Known { health: report.health, message, limit, at: now, on };
+            let same = known.get(&key).is_some_and(|old| {
+                (old.health, &old.message, old.limit) == (new.health, &new.message, new.limit)
+                    && old.is_fresh(now)
+            });
+            if !same {
+                changed.insert(key.clone());
+            }
+            named.insert(key.clone());
+            known.insert(key, new);
+        }
+        known.retain(|key, device| {
+            let keep = named.contains(key) || device.is_fresh(now);
+            if !keep {
+                changed.insert(key.clone());
+            }
+            keep
+        });
+        changed
+    }
+
+    /// Removes the reports of an instance whose stream has ended, and returns their devices.
+    ///
+    /// DIFFERS: upstream also removes what a newer instance of the driver has reported.
+    pub fn clear(&mut self, driver: &str, endpoint: &str) -> BTreeSet<DeviceKey> {
+        if self.reporters.get(driver).is_some_and(|reporter| reporter != endpoint) {
+            return BTreeSet::new();
+        }
+        self.reporters.remove(driver);
+        self.drivers.remove(driver).unwrap_or_default().into_keys().collect()
+    }
+
+    /// The health of a device and the message for people.
+    #[must_use]
+    pub fn get(&self, driver: &str, device: &Device, now: Instant) -> (Health, &str) {
+        // The map's key is owned; devices are few.
+        let key = (device.pool.clone(), device.name.clone());
+        let known = self.drivers.get(driver).and_then(|devices| devices.get(&key));
+        match known.filter(|known| known.is_fresh(now)) {
+            Some(known) => (known.health, &known.message),
+            None => (Health::Unknown, ""),
+        }
+    }
+
+    /// `allocatedResourcesStatus` of a container, for its claims.
+    #[must_use]
+    pub fn statuses(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        books: &Books,
+        now: Instant,
+    ) -> Vec<ResourceStatus> {
+        let claims = container.resources.as_ref().and_then(|resources| resources.claims.as_ref());
+        let mut found: Vec<ResourceStatus> = Vec::new();
+        for used in claims.into_iter().flatten() {
+            let entries = pod.spec().resource_claims.iter().flatten();
+            let entry = entries.into_iter().find(|entry| entry.name == used.name);
+            let Some(Ok(Some(reference))) = entry.map(|entry| names::reference(pod, entry)) else { continue };
+            let key = ClaimKey { namespace: pod.namespace().to_owned(), name: reference.claim.to_owned() };
+            let Some(claim) = books.get(&key) else { continue };
+            let request = used.request.as_deref().unwrap_or_default();
+            let name = match request {
+                "" => format!("claim:{}", used.name),
+                request => format!("claim:{}/{request}", used.name),
+            };
+            let mut seen = BTreeSet::new();
+            let mut resources = Vec::new();
+            for (driver, device) in claim
+                .drivers
+                .iter()
+                .flat_map(|(driver, devices)| devices.iter().map(move |one| (driver, one)))
+            {
+                if !device.is_for(names::base_request(request)) {
+                    continue;
+                }
+                let resource_id = device
+                    .cdi_ids
+                    .first()
+                    .cloned()
+                    .unwrap_or_else(|| format!("{driver}/{}/{}", device.pool, device.name));
+                if seen.insert(resource_id.clone()) {
+                    let (health, message) = self.get(driver, device, now);
+                    resources.push(ResourceHealth {
+                        health: Some(health.as_str().to_owned()),
+                        message: (!message.is_empty()).then(|| message.to_owned()),
+                        resource_id,
+                    });
+                }
+            }
+            if !resources.is_empty() && found.iter().all(|status| status.name != name) {
+                found.push(ResourceStatus { name, resources: Some(resources) });
+            }
+        }
+        found
+    }
+}
+
+fn limit_of(limit: Duration) -> Duration {
+    if limit.is_zero() { DEFAULT_LIMIT } else { limit.min(MOST_LIMIT) }
+}
+
+/// A message within its limit.
+fn cut(message: &str) -> String {
+    if message.len() <= MOST_MESSAGE {
+        return message.to_owned();
+    }
+    format!("{}...", &message[..message.floor_char_boundary(MOST_MESSAGE - 3)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claims::testing::{device, info, pod};
+    use serde_json::json;
+
+    fn report(device: &str, health: Health, limit_seconds: i64, message: &str) -> Report {
+        let (pool, device, message) = ("pool".to_owned(), device.to_owned(), message.to_owned());
+        Report { pool, device, health, limit_seconds, message }
+    }
+
+    fn keys(names: &[&str]) -> BTreeSet<DeviceKey> {
+        names.iter().map(|name| ("pool".to_owned(), (*name).to_owned())).collect()
+    }
+
+    #[test]
+    fn changes_are_reported_once_and_old_reports_become_unknown() {
+        let (start, on) = (Instant::now(), Timestamp::UNIX_EPOCH);
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        let mut cache = HealthCache::default();
+        let both = || vec![report("a", Health::Healthy, 0, ""), report("b", Health::Unhealthy, 60, "hot")];
+        assert_eq!(cache.update(("d", "/e"), both(), at(0), on), keys(&["a", "b"]));
+        assert!(cache.update(("d", "/e"), both(), at(20), on).is_empty());
+        assert_eq!(cache.get("d", &device("a", &[]), at(50)), (Health::Healthy, ""));
+        assert_eq!(cache.get("d", &device("a", &[]), at(51)), (Health::Unknown, ""));
+        assert_eq!(cache.get("d", &device("b", &[]), at(51)), (Health::Unhealthy, "hot"));
+        assert_eq!(cache.get("e", &device("b", &[]), at(51)), (Health::Unknown, ""));
+        // A device that is healthy again after its report was too old is a change.
+        assert_eq!(
+            cache.update(("d", "/e"), vec![report("a", Health::Healthy, -5, "")], at(60), on),
+            keys(&["a"])
+        );
+        assert_eq!(
+            cache.update(("d", "/e"), vec![report("a", Health::Healthy, 0, "")], at(81), on),
+            keys(&["b"])
+        );
+        assert!(cache.clear("d", "/older").is_empty());
+        assert_eq!(cache.clear("d", "/e"), keys(&["a"]));
+        assert!(cache.clear("d", "/e").is_empty());
+    }
+
+    #[test]
+    fn the_file_is_read_again_with_the_age_of_its_reports() {
+        let now = Instant::now() + Duration::from_secs(1_000);
+        let on: Timestamp = "2026-03-01T10:00:00.5Z".parse().unwrap();
+        let mut cache = HealthCache::default();
+        cache.update(("d", "/e"), vec![report("a", Health::Unhealthy, 60, "x<y")], now, on);
+        let text = cache.write();
+        assert_eq!(
+            text,
+            r#"{"d":{"Devices":{"pool/a":{"PoolName":"pool","DeviceName":"a","Health":"Unhealthy","LastUpdated":"2026-03-01T10:00:00.5Z","HealthCheckTimeout":60000000000,"Message":"x<y"}}}}"#
+        );
+        let after = |seconds: i64| {
+            let cache = HealthCache::read(&text, now, on + jiff::SignedDuration::from_secs(seconds)).unwrap();
+            cache.get("d", &device("a", &[]), now).0
+        };
+        assert_eq!((after(60), after(61), after(-1)), (Health::Unhealthy, Health::Unknown, Health::Unknown));
+        let zone = text.replace("10:00:00.5Z", "11:00:00.5+01:00").replace("Unhealthy", "Odd");
+        assert!(HealthCache::read(&zone, now, on).is_ok());
+        assert!(HealthCache::read("[]", now, on).is_err());
+        assert_eq!(HealthCache::read("{}", now, on), Ok(HealthCache::default()));
+        assert!(HealthCache::read(r#"{"d":{"Devices":null}}"#, now, on).is_ok());
+    }
+
+    #[test]
+    fn hostile_reports_are_limited() {
+        let (now, on) = (Instant::now(), Timestamp::UNIX_EPOCH);
+        let mut cache = HealthCache::default();
+        let long = "é".repeat(600);
+        let many =
+            (0..MOST_DEVICES + 5).map(|number| report(&number.to_string(), Health::Healthy, i64::MAX, &long));
+        assert_eq!(cache.update(("d", "/e"), many.collect(), now, on).len(), MOST_DEVICES);
+        let (_, message) = cache.get("d", &device("1", &[]), now);
+        assert!(message.ends_with("é...") && message.len() <= MOST_MESSAGE);
+        assert_eq!(cache.get("d", &device("1", &[]), now + MOST_LIMIT * 2).0, Health::Unknown);
+        assert!(
+            cache
+                .update(("e", "/e"), vec![report(&"n".repeat(600), Health::Healthy, 0, "")], now, on)
+                .is_empty()
+        );
+        assert!(HealthCache::read(&cache.write(), now, on).is_ok());
+    }
+
+    #[test]
+    fn a_container_shows_the_health_of_its_devices() {
+        let now = Instant::now();
+        let mut cache = HealthCache::default();
+        cache.update(
+            ("x", "/e"),
+            vec![report("one", Health::Unhealthy, 0, "hot")],
+            now,
+            Timestamp::UNIX_EPOCH,
+        );
+        let mut claim = info("c", "u", &["x", "y"]);
+        let bare = Device { cdi_ids: vec![], ..device("bare", &["other"]) };
+        claim.drivers.insert("x".into(), vec![device("one", &["r"]), device("one", &["r"]), bare]);
+        claim.drivers.insert("y".into(), vec![device("all", &[])]);
+        let books = Books::new(vec![claim]);
+        let pod = pod(
+            json!({"resourceClaims": [{"name": "a", "resourceClaimName": "c"}, {"name": "gone", "resourceClaimName": "z"}],
+                "containers": [{"name": "m", "resources": {"claims": [{"name": "a", "request": "r/sub"}, {"name": "a"}, {"name": "gone"}]}}]}),
+            json!({}),
+        );
+        let shown = cache.statuses(&pod, &pod.containers()[0], &books, now);
+        let shown = serde_json::to_value(shown).unwrap();
+        assert_eq!(
+            shown,
+            json!([
+                {"name": "claim:a/r/sub", "resources": [
+                    {"health": "Unhealthy", "message": "hot", "resourceID": "example.com/dev=one"},
+                    {"health": "Unknown", "resourceID": "example.com/dev=all"}]},
+                {"name": "claim:a", "resources": [
+                    {"health": "Unhealthy", "message": "hot", "resourceID": "example.com/dev=one"},
+                    {"health": "Unknown", "resourceID": "x/pool/bare"},
+                    {"health": "Unknown", "resourceID": "example.com/dev=all"}]}
+            ])
+        );
+    }
+}

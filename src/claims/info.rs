@@ -1,0 +1,73 @@
+//! What the node knows about a claim (pure; kubelet: pkg/kubelet/cm/dra/claiminfo.go).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use crate::model::ids::PodUid;
+
+/// Identifies a claim on the node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClaimKey {
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// `metadata.name`.
+    pub name: String,
+}
+
+impl fmt::Display for ClaimKey {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Identifies a claim to a driver.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClaimRef {
+    /// Namespace and name.
+    pub key: ClaimKey,
+    /// `metadata.uid`.
+    pub uid: String,
+}
+
+/// A prepared device, as its driver describes it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Device {
+    /// The pool of the device.
+    pub pool: String,
+    /// The device in the pool.
+    pub name: String,
+    /// Identifies the share of a device that several claims use.
+    pub share_id: Option<String>,
+    /// The requests of the claim that it belongs to; none: all.
+    pub requests: Vec<String>,
+    /// What the runtime adds to containers, such as `example.com/gpu=0`.
+    pub cdi_ids: Vec<String>,
+}
+
+impl Device {
+    /// Whether the device belongs to a request; an empty request means all devices.
+    pub fn is_for(&self, request: &str) -> bool {
+        request.is_empty() || self.requests.is_empty() || self.requests.iter().any(|one| one == request)
+    }
+}
+
+/// A claim that pods of this node use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimInfo {
+    /// Name and UID.
+    pub id: ClaimRef,
+    /// The pods that use it.
+    pub pods: BTreeSet<PodUid>,
+    /// The devices by driver. A driver without devices is here as well.
+    pub drivers: BTreeMap<String, Vec<Device>>,
+    /// Whether all drivers have prepared it since the agent started.
+    pub prepared: bool,
+}
+
+impl ClaimInfo {
+    /// A claim without pods and drivers.
+    #[must_use]
+    pub fn new(id: ClaimRef) -> ClaimInfo {
+        ClaimInfo { id, pods: BTreeSet::new(), drivers: BTreeMap::new(), prepared: false }
+    }
+}

@@ -1,0 +1,435 @@
+//! Preparing and unpreparing the claims of pods: the books, the state file, and the calls.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Sender, select_biased};
+
+use super::answer::{AnswerError, Prepared, Unprepared};
+use super::api::ClaimApi;
+use super::books::{Begun, BookError, Books, Work};
+use super::drivers::Drivers;
+use super::health::{self, HealthCache};
+use super::info::{ClaimInfo, ClaimKey, ClaimRef};
+use super::names::{self, NameError};
+use super::object::UseError;
+use super::state_file;
+use super::wipes::Wipes;
+use crate::model::api::{Container, ResourceStatus};
+use crate::model::ids::PodUid;
+use crate::model::metrics;
+use crate::model::pod::Pod;
+use crate::util::checkpoint_file::CheckpointFile;
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, Running};
+
+/// How long an operation waits for another one on the same claim: one call to each of two drivers.
+const WAIT: Duration = Duration::from_secs(100);
+
+/// The calls to one instance of a driver; a trait so that tests need no gRPC.
+pub trait Driver: Send + Sync {
+    /// Prepares the claims. The call is repeated after failures and restarts.
+    ///
+    /// # Errors
+    /// The call's error, as a text for users.
+    fn prepare(&self, claims: &[ClaimRef], stop: &StopToken) -> Result<Prepared, String>;
+
+    /// Reverts [`Driver::prepare`].
+    ///
+    /// # Errors
+    /// The call's error, as a text for users.
+    fn unprepare(&self, claims: &[ClaimRef], stop: &StopToken) -> Result<Unprepared, String>;
+
+    /// Whether the driver can be called now.
+    fn is_connected(&self) -> bool;
+}
+
+/// Why the claims of a pod are not prepared or unprepared.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts say what the values are")]
+pub enum Failure {
+    #[error(transparent)]
+    Name(#[from] NameError),
+    #[error("fetch ResourceClaim {claim}: {text}")]
+    Fetch { claim: String, text: String },
+    #[error(transparent)]
+    Use(#[from] UseError),
+    #[error(transparent)]
+    Book(#[from] BookError),
+    #[error(transparent)]
+    Answer(#[from] AnswerError),
+    /// A driver is not registered.
+    #[error("{0}")]
+    Driver(String),
+    #[error("{method}: {text}")]
+    Call { method: &'static str, text: String },
+    #[error("checkpoint ResourceClaim {what}: {text}")]
+    File { what: &'static str, text: String },
+    #[error("another operation on one of the ResourceClaims has not ended")]
+    Busy,
+    #[error("stopping")]
+    Stopping,
+}
+
+/// An error in the text of the Go kubelet.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{operation} dynamic resources: {failure}")]
+pub struct ClaimError {
+    operation: &'static str,
+    /// The reason.
+    pub failure: Failure,
+}
+
+/// Where and for whom.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where the state files are.
+    pub root_dir: PathBuf,
+    /// The name of the Node object.
+    pub node: String,
+}
+
+/// Receives pods whose `allocatedResourcesStatus` changed.
+pub type Changed = Box<dyn Fn(&PodUid) + Send + Sync>;
+
+/// The claims of the node's pods. Clones share them.
+#[derive(Clone)]
+pub struct Claims {
+    pub(super) shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Claims {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Claims")
+    }
+}
+
+pub(super) struct Shared {
+    pub(super) settings: Settings,
+    /// `None`: standalone; then no pod has claims.
+    pub(super) api: Option<Box<dyn ClaimApi>>,
+    pub(super) changed: Changed,
+    file: CheckpointFile,
+    /// The version of the books that the file shows. Locked while the file is written.
+    written: Mutex<u64>,
+    /// Locked for short reads and updates only, as all below.
+    pub(super) books: Mutex<Books>,
+    pub(super) drivers: Mutex<Drivers<Arc<dyn Driver>>>,
+    pub(super) health: Mutex<HealthCache>,
+    /// Locked while it is written.
+    pub(super) health_file: Mutex<CheckpointFile>,
+    pub(super) wipes: Mutex<Wipes>,
+    /// The threads of health streams, by driver and endpoint.
+    pub(super) streams: Mutex<BTreeMap<(String, String), Running>>,
+    /// Rung when `wipes` or `books` changed.
+    pub(super) bell: Sender<()>,
+    problems: Vec<String>,
+}
+
+/// Ends an operation also if the thread panics.
+struct Operation<'a> {
+    shared: &'a Shared,
+    work: Work,
+}
+
+impl Drop for Operation<'_> {
+    fn drop(&mut self) {
+        lock(&self.shared.books).finish(std::mem::take(&mut self.work));
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Claims {
+    /// Reads the state files. A file that cannot be used is renamed and logged; the claims are
+    /// entered again when their pods are prepared again.
+    #[must_use]
+    pub fn open(
+        settings: Settings,
+        api: Option<Box<dyn ClaimApi>>,
+        changed: Changed,
+        bell: Sender<()>,
+    ) -> Claims {
+        let file = CheckpointFile::new(&settings.root_dir, state_file::NAME);
+        let health_file = CheckpointFile::new(&settings.root_dir, health::NAME);
+        let mut problems = Vec::new();
+        let books = match read_or_put_aside(&file, &mut problems, |text| {
+            state_file::read(text).map_err(|error| error.to_string())
+        }) {
+            Some(claims) => Books::new(claims),
+            None => Books::default(),
+        };
+        let (now, on) = (Instant::now(), jiff::Timestamp::now());
+        let health = read_or_put_aside(&health_file, &mut problems, |text| HealthCache::read(text, now, on));
+        let wipes = if api.is_some() { Wipes::at_start(now) } else { Wipes::default() };
+        let shared = Shared {
+            settings,
+            api,
+            changed,
+            file,
+            written: Mutex::new(0),
+            books: Mutex::new(books),
+            drivers: Mutex::default(),
+            health: Mutex::new(health.unwrap_or_default()),
+            health_file: Mutex::new(health_file),
+            wipes: Mutex::new(wipes),
+            streams: Mutex::default(),
+            bell,
+            problems,
+        };
+        Claims { shared: Arc::new(shared) }
+    }
+
+    /// State files that could not be used at the start, for people.
+    #[must_use]
+    pub fn problems(&self) -> &[String] {
+        &self.shared.problems
+    }
+
+    /// Prepares all claims of a pod, before its sandbox is created. A repeated call is cheap if they
+    /// are prepared. It calls the API server and drivers, each with its own deadline.
+    ///
+    /// # Errors
+    /// The text for the event `FailedPrepareDynamicResources`; the caller retries.
+    pub fn prepare(&self, pod: &Pod, stop: &StopToken) -> Result<(), ClaimError> {
+        let begun = Instant::now();
+        let result = self.try_prepare(pod, stop);
+        let is_error = if result.is_err() { "true" } else { "false" };
+        metrics::CLAIM_OPERATIONS.took(["PrepareResources", is_error], begun.elapsed());
+        result.map_err(|failure| ClaimError { operation: "prepare", failure })
+    }
+
+    fn try_prepare(&self, pod: &Pod, stop: &StopToken) -> Result<(), Failure> {
+        if !names::has_claims(pod) {
+            return Ok(());
+        }
+        let wanted = self.wanted(pod)?;
+        // All drivers must be there before anything is entered: a pod that fails here can be deleted
+        // without them.
+        for driver in wanted.iter().flat_map(|claim| claim.drivers.keys()) {
+            self.driver(driver)?;
+        }
+        let mut operation = self.begin(stop, |books| Ok(books.begin_prepare(pod.uid(), &wanted)?))?;
+        self.write("cache")?;
+        for (driver, batch) in operation.work.batches.clone() {
+            let client = self.driver(&driver)?;
+            let answer = client
+                .prepare(&batch, stop)
+                .map_err(|text| Failure::Call { method: "NodePrepareResources", text })?;
+            lock(&self.shared.books).driver_prepared(&mut operation.work, &driver, answer)?;
+        }
+        // The file has the devices before a container uses them.
+        self.write("state")?;
+        drop(operation);
+        let _ = self.shared.bell.try_send(());
+        Ok(())
+    }
+
+    /// What the API server says about the pod's claims.
+    fn wanted(&self, pod: &Pod) -> Result<Vec<ClaimInfo>, Failure> {
+        let mut wanted = Vec::new();
+        for reference in names::references(pod)? {
+            let key = ClaimKey { namespace: pod.namespace().to_owned(), name: reference.claim.to_owned() };
+            let fetch = |text: String| Failure::Fetch { claim: reference.claim.to_owned(), text };
+            let Some(api) = &self.shared.api else {
+                return Err(fetch("there is no API server".to_owned()));
+            };
+            match api.read(&key) {
+                Ok(claim) => wanted.push(claim.usable_by(pod, reference.generated)?),
+                // DIFFERS: upstream cannot start a pod again without the API server. An allocation
+                // does not change while the claim is reserved for the pod.
+                Err(error) if error.unavailable => {
+                    let books = lock(&self.shared.books);
+                    let known = books.get(&key).filter(|claim| claim.pods.contains(pod.uid()));
+                    wanted.push(known.cloned().ok_or_else(|| fetch(error.text))?);
+                }
+                Err(error) => return Err(fetch(error.text)),
+            }
+        }
+        Ok(wanted)
+    }
+
+    fn driver(&self, name: &str) -> Result<Arc<dyn Driver>, Failure> {
+        lock(&self.shared.drivers).get(name, |one| one.is_connected()).map_err(Failure::Driver)
+    }
+
+    /// Begins an operation when no other one uses its claims.
+    fn begin(
+        &self,
+        stop: &StopToken,
+        mut begin: impl FnMut(&mut Books) -> Result<Begun, Failure>,
+    ) -> Result<Operation<'_>, Failure> {
+        let until = Instant::now() + WAIT;
+        loop {
+            // The lock ends with this statement.
+            let begun = begin(&mut lock(&self.shared.books))?;
+            let ended = match begun {
+                Begun::Work(work) => return Ok(Operation { shared: &self.shared, work }),
+                Begun::Wait(ended) => ended,
+            };
+            let _waiting = threads::waiting("another pod's resource claim");
+            select_biased! {
+                recv(stop.signal()) -> _ => return Err(Failure::Stopping),
+                recv(ended) -> _ => {}
+                default(until.saturating_duration_since(Instant::now())) => return Err(Failure::Busy),
+            }
+        }
+    }
+
+    /// Unprepares the claims that no other pod uses. Called after the pod's containers have ended
+    /// and before the pod may be deleted. A repeated call is harmless.
+    ///
+    /// # Errors
+    /// The first problem; the claims of other drivers are unprepared. The caller retries.
+    pub fn unprepare(&self, pod: &PodUid, stop: &StopToken) -> Result<(), ClaimError> {
+        let begun = Instant::now();
+        let result = self.end(stop, |books| books.begin_unprepare(pod));
+        let is_error = if result.is_err() { "true" } else { "false" };
+        metrics::CLAIM_OPERATIONS.took(["UnprepareResources", is_error], begun.elapsed());
+        result.map_err(|failure| ClaimError { operation: "unprepare", failure })
+    }
+
+    /// Unprepares claims whose pods are gone: `active` are all pods that may still use claims.
+    pub(super) fn clean(&self, active: &BTreeSet<PodUid>, stop: &StopToken, limit: Duration) {
+        let until = Instant::now() + limit;
+        let (departed, unused) = {
+            let books = lock(&self.shared.books);
+            (books.departed(active), books.has_unused())
+        };
+        if unused && let Err(failure) = self.end(stop, Books::begin_unprepare_unused) {
+            log::info!("resource claims without pods could not be unprepared: {failure}");
+        }
+        for pod in departed {
+            if stop.is_stopped() || Instant::now() > until {
+                return;
+            }
+            if let Err(failure) = self.end(stop, |books| books.begin_unprepare(&pod)) {
+                log::info!("the resource claims of the former pod {pod} could not be unprepared: {failure}");
+            }
+        }
+    }
+
+    fn end(&self, stop: &StopToken, mut begin: impl FnMut(&mut Books) -> Begun) -> Result<(), Failure> {
+        let mut operation = self.begin(stop, |books| Ok(begin(books)))?;
+        let mut first = Ok(());
+        for (driver, batch) in operation.work.batches.clone() {
+            let outcome = self.driver(&driver).and_then(|client| {
+                let answer = client
+                    .unprepare(&batch, stop)
+                    .map_err(|text| Failure::Call { method: "NodeUnprepareResources", text })?;
+                let mut books = lock(&self.shared.books);
+                Ok(books.driver_unprepared(&mut operation.work, &driver, &answer)?)
+            });
+            first = first.and(outcome);
+        }
+        drop(operation);
+        first.and(self.write("state"))
+    }
+
+    /// Writes the state file if it does not show the books.
+    fn write(&self, what: &'static str) -> Result<(), Failure> {
+        let mut written = lock(&self.shared.written);
+        let (version, text) = {
+            let books = lock(&self.shared.books);
+            if books.version() == *written {
+                return Ok(());
+            }
+            (books.version(), state_file::write(books.claims()))
+        };
+        let failed = |error: std::io::Error| Failure::File { what, text: error.to_string() };
+        self.shared.file.write(&text).map_err(failed)?;
+        *written = version;
+        Ok(())
+    }
+
+    /// Whether the pod still uses a claim: then it must not be reported as ended.
+    #[must_use]
+    pub fn uses_any(&self, pod: &PodUid) -> bool {
+        lock(&self.shared.books).uses_any(pod)
+    }
+
+    /// Whether the books have all claims of the pod. If not (the state file was not usable), the
+    /// pod must be prepared before its next container is created.
+    #[must_use]
+    pub fn knows(&self, pod: &Pod) -> bool {
+        let Ok(references) = names::references(pod) else { return false };
+        let books = lock(&self.shared.books);
+        references.iter().all(|one| {
+            let key = ClaimKey { namespace: pod.namespace().to_owned(), name: one.claim.to_owned() };
+            books.get(&key).is_some_and(|claim| claim.pods.contains(pod.uid()))
+        })
+    }
+
+    /// The CDI devices of a container.
+    ///
+    /// # Errors
+    /// When a claim is not known: the pod was not prepared.
+    pub fn cdi_devices(&self, pod: &Pod, container: &Container) -> Result<Vec<String>, Failure> {
+        let claims = names::of_container(pod, container)?;
+        let mut found = Vec::new();
+        let books = lock(&self.shared.books);
+        for (claim, requests) in claims {
+            let key = ClaimKey { namespace: pod.namespace().to_owned(), name: claim.to_owned() };
+            for id in books.cdi_devices(&key, &requests)? {
+                if !found.contains(&id) {
+                    found.push(id);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The entries of `allocatedResourcesStatus` of a container that are from claims.
+    #[must_use]
+    pub fn statuses(&self, pod: &Pod, container: &Container) -> Vec<ResourceStatus> {
+        let uses = container.resources.as_ref().and_then(|resources| resources.claims.as_ref());
+        if uses.is_none_or(Vec::is_empty) {
+            return Vec::new();
+        }
+        let health = lock(&self.shared.health);
+        health.statuses(pod, container, &lock(&self.shared.books), Instant::now())
+    }
+
+    /// The number of prepared claims per driver, and of all: `dra_resource_claims_in_use`.
+    #[must_use]
+    pub fn in_use(&self) -> Vec<(String, u64)> {
+        lock(&self.shared.books).in_use().into_iter().collect()
+    }
+
+    /// A copy of all claims, for views.
+    #[must_use]
+    pub fn list(&self) -> Vec<ClaimInfo> {
+        lock(&self.shared.books).claims().cloned().collect()
+    }
+}
+
+fn read_or_put_aside<T>(
+    file: &CheckpointFile,
+    problems: &mut Vec<String>,
+    read: impl FnOnce(&str) -> Result<T, String>,
+) -> Option<T> {
+    let why = match file.read() {
+        Ok(None) => return None,
+        Ok(Some(text)) => match read(&text) {
+            Ok(value) => return Some(value),
+            Err(why) => why,
+        },
+        Err(error) => error.to_string(),
+    };
+    let place = match file.put_aside() {
+        Ok(aside) => format!("renamed to {}", aside.display()),
+        Err(error) => format!("and cannot be renamed: {error}"),
+    };
+    let problem = format!("the state file {} cannot be used ({why}), {place}", file.path().display());
+    log::warn!("{problem}");
+    problems.push(problem);
+    None
+}
+
+#[cfg(test)]
+mod tests;

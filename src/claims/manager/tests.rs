@@ -1,0 +1,353 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crossbeam_channel::{Receiver, bounded};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::claims::api::ReadError;
+use crate::claims::object::ResourceClaim;
+use crate::claims::testing::{claim, device, pod_of};
+use crate::util::stop;
+use crate::util::threads::{OnDeath, Stack, spawn};
+
+/// An API server that can be away.
+#[derive(Clone, Default)]
+struct Server {
+    claims: Arc<Mutex<BTreeMap<String, Value>>>,
+    away: Arc<AtomicBool>,
+}
+
+impl ClaimApi for Server {
+    fn read(&self, key: &ClaimKey) -> Result<ResourceClaim, ReadError> {
+        if self.away.load(Ordering::SeqCst) {
+            return Err(ReadError { text: "connection refused".to_owned(), unavailable: true });
+        }
+        let found = lock(&self.claims).get(&key.name).cloned();
+        let missing = format!("resourceclaims.resource.k8s.io {:?} not found", key.name);
+        found
+            .map(|claim| serde_json::from_value(claim).unwrap())
+            .ok_or(ReadError { text: missing, unavailable: false })
+    }
+
+    fn delete_slices(&self, _: &str) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// A driver in memory: which claims it has prepared, its calls, and its next failures.
+#[derive(Default)]
+struct Fake {
+    prepared: Mutex<BTreeSet<String>>,
+    calls: Mutex<Vec<String>>,
+    fail: Mutex<Option<&'static str>>,
+    /// The failing call has done its work.
+    lost: AtomicBool,
+    /// The next call sends to the first channel and waits for the second.
+    gate: Mutex<Option<(Sender<()>, Receiver<()>)>>,
+}
+
+impl Fake {
+    fn call(
+        &self,
+        method: &str,
+        claims: &[ClaimRef],
+        work: impl Fn(&mut BTreeSet<String>, &str),
+    ) -> Result<(), String> {
+        let names: Vec<&str> = claims.iter().map(|claim| claim.key.name.as_str()).collect();
+        lock(&self.calls).push(format!("{method} {}", names.join(",")));
+        let gate = lock(&self.gate).take();
+        if let Some((reached, go)) = gate {
+            reached.send(()).unwrap();
+            let _ = go.recv();
+        }
+        let fail = *lock(&self.fail);
+        if fail.is_none() || self.lost.load(Ordering::SeqCst) {
+            let mut prepared = lock(&self.prepared);
+            claims.iter().for_each(|claim| work(&mut prepared, &claim.uid));
+        }
+        fail.map_or(Ok(()), |text| Err(text.to_owned()))
+    }
+
+    fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut lock(&self.calls))
+    }
+}
+
+impl Driver for Fake {
+    fn prepare(&self, claims: &[ClaimRef], _: &StopToken) -> Result<Prepared, String> {
+        self.call("prepare", claims, |prepared, uid| {
+            prepared.insert(uid.to_owned());
+        })?;
+        let devices = |one: &ClaimRef| vec![device(&one.key.name, &[])];
+        Ok(claims.iter().map(|one| (one.uid.clone(), Ok(devices(one)))).collect())
+    }
+
+    fn unprepare(&self, claims: &[ClaimRef], _: &StopToken) -> Result<Unprepared, String> {
+        self.call("unprepare", claims, |prepared, uid| {
+            prepared.remove(uid);
+        })?;
+        Ok(claims.iter().map(|claim| (claim.uid.clone(), Ok(()))).collect())
+    }
+
+    fn is_connected(&self) -> bool {
+        true
+    }
+}
+
+struct Node {
+    dir: tempfile::TempDir,
+    server: Server,
+    driver: Arc<Fake>,
+}
+
+impl Node {
+    /// The claims `one` and `two` of the driver `d` exist.
+    fn new() -> Node {
+        let server = Server::default();
+        for (name, uid) in [("one", "u1"), ("two", "u2")] {
+            lock(&server.claims).insert(name.to_owned(), claim(name, uid, &["d"]));
+        }
+        Node { dir: tempfile::tempdir().unwrap(), server, driver: Arc::new(Fake::default()) }
+    }
+
+    /// Starts the agent; the driver is registered.
+    fn start(&self) -> Claims {
+        let claims = self.start_without_driver();
+        let driver: Arc<dyn Driver> = self.driver.clone();
+        lock(&claims.shared.drivers).add("d", "/d.sock", || Ok(driver)).unwrap();
+        claims
+    }
+
+    fn start_without_driver(&self) -> Claims {
+        let settings = Settings { root_dir: self.dir.path().to_owned(), node: "n1".to_owned() };
+        let api: Box<dyn ClaimApi> = Box::new(self.server.clone());
+        Claims::open(settings, Some(api), Box::new(|_| {}), bounded(1).0)
+    }
+
+    fn file(&self) -> PathBuf {
+        self.dir.path().join("dra_manager_state")
+    }
+}
+
+fn pod(name: &str, uid: &str, claims: &[&str]) -> Pod {
+    let entries: Vec<Value> =
+        claims.iter().map(|claim| json!({"name": claim, "resourceClaimName": claim})).collect();
+    let uses: Vec<Value> = claims.iter().map(|claim| json!({"name": claim})).collect();
+    pod_of(
+        name,
+        uid,
+        json!({"resourceClaims": entries, "containers": [{"name": "c", "resources": {"claims": uses}}]}),
+        json!({}),
+    )
+}
+
+fn p() -> Pod {
+    pod("p", "pod-uid", &["one", "two"])
+}
+
+fn q() -> Pod {
+    pod("q", "q-uid", &["one"])
+}
+
+fn devices(claims: &Claims, pod: &Pod) -> Vec<String> {
+    claims.cdi_devices(pod, &pod.containers()[0]).unwrap()
+}
+
+fn prepare(claims: &Claims, pod: &Pod) -> Result<(), String> {
+    claims.prepare(pod, &StopToken::never()).map_err(|error| error.to_string())
+}
+
+fn unprepare(claims: &Claims, pod: &Pod) -> Result<(), String> {
+    claims.unprepare(pod.uid(), &StopToken::never()).map_err(|error| error.to_string())
+}
+
+#[test]
+fn claims_are_prepared_once_and_unprepared_after_the_last_pod() {
+    let node = Node::new();
+    let claims = node.start();
+    prepare(&claims, &p()).unwrap();
+    prepare(&claims, &p()).unwrap();
+    prepare(&claims, &q()).unwrap();
+    assert_eq!(node.driver.calls(), ["prepare one,two"]);
+    assert_eq!(devices(&claims, &p()), ["example.com/dev=one", "example.com/dev=two"]);
+    assert_eq!(devices(&claims, &q()), ["example.com/dev=one"]);
+    assert_eq!(claims.in_use(), [("<any>".to_owned(), 2), ("d".to_owned(), 2)]);
+    assert!(claims.knows(&p()) && claims.uses_any(p().uid()));
+    unprepare(&claims, &p()).unwrap();
+    assert_eq!(node.driver.calls(), ["unprepare two"]);
+    assert!(!claims.uses_any(p().uid()));
+    unprepare(&claims, &q()).unwrap();
+    assert_eq!(node.driver.calls(), ["unprepare one"]);
+    assert_eq!(state_file::read(&std::fs::read_to_string(node.file()).unwrap()), Ok(vec![]));
+    assert_eq!(prepare(&claims, &pod("r", "r", &[])), Ok(()));
+}
+
+#[test]
+fn errors_have_the_texts_of_the_go_kubelet() {
+    let node = Node::new();
+    let claims = node.start_without_driver();
+    let text = |pod: &Pod| prepare(&claims, pod).unwrap_err();
+    assert_eq!(text(&p()), "prepare dynamic resources: DRA driver d is not registered");
+    assert!(!node.file().exists() && !claims.uses_any(p().uid()), "the pod can be deleted");
+    assert_eq!(unprepare(&claims, &p()), Ok(()));
+    assert_eq!(
+        text(&pod("p", "pod-uid", &["three"])),
+        "prepare dynamic resources: fetch ResourceClaim three: resourceclaims.resource.k8s.io \"three\" not found"
+    );
+    assert_eq!(
+        text(&pod("s", "s", &["one"])),
+        "prepare dynamic resources: pod s (s) is not allowed to use ResourceClaim one (u1)"
+    );
+    let claims = node.start();
+    *lock(&node.driver.fail) = Some("rpc error: code = Unavailable desc = gone");
+    let prefix = "prepare dynamic resources: NodePrepareResources: rpc error:";
+    assert!(prepare(&claims, &p()).unwrap_err().starts_with(prefix));
+    let prefix = "unprepare dynamic resources: NodeUnprepareResources: rpc error:";
+    assert!(unprepare(&claims, &p()).unwrap_err().starts_with(prefix));
+}
+
+#[test]
+fn an_answer_that_was_lost_is_repeated() {
+    let node = Node::new();
+    let claims = node.start();
+    node.driver.lost.store(true, Ordering::SeqCst);
+    *lock(&node.driver.fail) = Some("lost");
+    prepare(&claims, &p()).unwrap_err();
+    // The driver has the claims, so they must be unprepared even if the pod never starts.
+    assert!(claims.uses_any(p().uid()) && lock(&node.driver.prepared).len() == 2);
+    unprepare(&claims, &p()).unwrap_err();
+    *lock(&node.driver.fail) = None;
+    unprepare(&claims, &p()).unwrap();
+    assert!(lock(&node.driver.prepared).is_empty() && claims.list().is_empty());
+    assert_eq!(node.driver.calls(), ["prepare one,two", "unprepare one,two", "unprepare one,two"]);
+}
+
+#[test]
+fn after_a_restart_containers_have_their_devices_and_a_new_sandbox_is_prepared_again() {
+    let node = Node::new();
+    prepare(&node.start(), &p()).unwrap();
+    let claims = node.start();
+    assert_eq!(devices(&claims, &p()).len(), 2);
+    assert!(claims.knows(&p()));
+    prepare(&claims, &p()).unwrap();
+    assert_eq!(node.driver.calls(), ["prepare one,two", "prepare one,two"]);
+    assert_eq!(devices(&claims, &p()).len(), 2);
+}
+
+#[test]
+fn an_agent_that_is_killed_during_a_call_loses_no_claim() {
+    let node = Node::new();
+    let killed = node.start();
+    // The call succeeds, and its result is never written: the next start has the earlier file.
+    let (reached_tx, reached) = bounded(1);
+    let (go, go_rx) = bounded::<()>(1);
+    *lock(&node.driver.gate) = Some((reached_tx, go_rx));
+    let running = spawn("t/killed", Stack::Large, OnDeath::Unsupervised, move |_| {
+        let _ = prepare(&killed, &p());
+    })
+    .unwrap();
+    reached.recv_timeout(Duration::from_secs(20)).unwrap();
+    let file = std::fs::read(node.file()).unwrap();
+    drop(go);
+    drop(running);
+    std::fs::write(node.file(), file).unwrap();
+    let claims = node.start();
+    assert!(claims.uses_any(p().uid()));
+    assert!(devices(&claims, &p()).is_empty(), "containers start only after the pod is prepared");
+    node.driver.calls();
+    claims.clean(&BTreeSet::new(), &StopToken::never(), Duration::from_secs(60));
+    assert_eq!(node.driver.calls(), ["unprepare one,two"]);
+    assert!(lock(&node.driver.prepared).is_empty() && claims.list().is_empty());
+}
+
+#[test]
+fn clean_up_ends_the_claims_of_pods_that_are_gone_only() {
+    let node = Node::new();
+    let claims = node.start();
+    prepare(&claims, &p()).unwrap();
+    prepare(&claims, &q()).unwrap();
+    node.driver.calls();
+    let active = BTreeSet::from([q().uid().clone()]);
+    claims.clean(&active, &StopToken::never(), Duration::from_secs(60));
+    assert_eq!(node.driver.calls(), ["unprepare two"]);
+    claims.clean(&active, &StopToken::never(), Duration::from_secs(60));
+    assert!(node.driver.calls().is_empty());
+    assert_eq!(devices(&claims, &q()).len(), 1);
+}
+
+#[test]
+fn pods_that_share_a_claim_wait_for_each_other_and_others_do_not() {
+    let node = Node::new();
+    let claims = node.start();
+    let (reached_tx, reached) = bounded(1);
+    let (go, go_rx) = bounded::<()>(1);
+    *lock(&node.driver.gate) = Some((reached_tx, go_rx));
+    let (first, second) = (claims.clone(), claims.clone());
+    let one =
+        spawn("t/one", Stack::Large, OnDeath::Unsupervised, move |_| prepare(&first, &q()).unwrap()).unwrap();
+    reached.recv_timeout(Duration::from_secs(20)).unwrap();
+    // The call for `one` hangs; a pod with `two` is prepared, and a stop ends a wait.
+    prepare(&claims, &pod("p", "pod-uid", &["two"])).unwrap();
+    let (source, token) = stop::pair();
+    drop(source);
+    assert_eq!(claims.prepare(&p(), &token).unwrap_err().failure, Failure::Stopping);
+    let (done, ended) = bounded(1);
+    let two = spawn("t/two", Stack::Large, OnDeath::Unsupervised, move |_| {
+        let _ = done.send(prepare(&second, &p()));
+    })
+    .unwrap();
+    assert!(ended.try_recv().is_err());
+    drop(go);
+    assert_eq!(ended.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
+    drop((one, two));
+    assert_eq!(node.driver.calls(), ["prepare one", "prepare two"]);
+}
+
+#[test]
+fn without_the_api_server_a_pod_that_was_prepared_before_is_prepared_again() {
+    let node = Node::new();
+    prepare(&node.start(), &p()).unwrap();
+    node.server.away.store(true, Ordering::SeqCst);
+    let claims = node.start();
+    prepare(&claims, &p()).unwrap();
+    assert_eq!(node.driver.calls().len(), 2);
+    let text = prepare(&claims, &q()).unwrap_err();
+    assert_eq!(text, "prepare dynamic resources: fetch ResourceClaim one: connection refused");
+}
+
+#[test]
+fn a_damaged_state_file_is_put_aside_and_the_books_are_rebuilt() {
+    let node = Node::new();
+    prepare(&node.start(), &p()).unwrap();
+    let text = std::fs::read_to_string(node.file()).unwrap();
+    std::fs::write(node.file(), &text[..text.len() - 4]).unwrap();
+    std::fs::write(node.dir.path().join("dra_health_state"), "[").unwrap();
+    let claims = node.start();
+    assert_eq!(claims.problems().len(), 2);
+    assert!(node.dir.path().join("dra_manager_state.unusable").exists());
+    assert!(!claims.knows(&p()) && claims.cdi_devices(&p(), &p().containers()[0]).is_err());
+    prepare(&claims, &p()).unwrap();
+    assert!(claims.knows(&p()) && claims.problems().len() == 2);
+    unprepare(&claims, &p()).unwrap();
+    assert!(lock(&node.driver.prepared).is_empty());
+}
+
+#[test]
+fn a_state_file_that_cannot_be_written_keeps_the_pod_from_starting() {
+    let node = Node::new();
+    let claims = node.start();
+    std::fs::create_dir(node.file()).unwrap();
+    let text = prepare(&claims, &p()).unwrap_err();
+    assert!(text.starts_with("prepare dynamic resources: checkpoint ResourceClaim cache: "), "{text}");
+    assert!(node.driver.calls().is_empty());
+    std::fs::remove_dir(node.file()).unwrap();
+    prepare(&claims, &p()).unwrap();
+    assert_eq!(node.driver.calls(), ["prepare one,two"]);
+    std::fs::remove_file(node.file()).unwrap();
+    std::fs::create_dir(node.file()).unwrap();
+    let text = unprepare(&claims, &p()).unwrap_err();
+    assert!(text.starts_with("unprepare dynamic resources: checkpoint ResourceClaim state: "), "{text}");
+    std::fs::remove_dir(node.file()).unwrap();
+    unprepare(&claims, &p()).unwrap();
+    assert_eq!(node.driver.calls(), ["unprepare one,two"]);
+}

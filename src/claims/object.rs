@@ -1,0 +1,204 @@
+//! What the node reads of a ResourceClaim, and whether a pod may use it (pure; kubelet:
+//! k8s.io/dynamic-resource-allocation/resourceclaim `IsForPod` and `IsReservedForPod`).
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::info::{ClaimInfo, ClaimKey, ClaimRef};
+use crate::model::Quantity;
+use crate::model::meta::ObjectMeta;
+use crate::model::pod::Pod;
+
+/// A ResourceClaim (`resource.k8s.io/v1`), without the fields that only the scheduler reads.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct ResourceClaim {
+    metadata: ObjectMeta,
+    status: Option<Status>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Status {
+    allocation: Option<Allocation>,
+    reserved_for: Option<Vec<Consumer>>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct Allocation {
+    devices: Option<Devices>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct Devices {
+    results: Option<Vec<Allocated>>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct Consumer {
+    uid: String,
+}
+
+/// One allocated device, or a part of one.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Allocated {
+    /// The driver that prepares it.
+    pub driver: String,
+    /// The pool of the device.
+    pub pool: String,
+    /// The device in the pool.
+    pub device: String,
+    /// The request in the claim.
+    pub request: String,
+    /// Whether it is for administration only, and may be in use elsewhere.
+    pub admin_access: Option<bool>,
+    /// Identifies this share of a device that several claims use.
+    #[serde(rename = "shareID")]
+    pub share_id: Option<String>,
+    /// What this claim consumes of a device that is shared by capacity.
+    pub consumed_capacity: Option<BTreeMap<String, Quantity>>,
+}
+
+/// Why a pod cannot use a claim.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the names say what the values are")]
+pub enum UseError {
+    #[error("ResourceClaim {claim} is not in the same namespace as Pod {pod}")]
+    OtherNamespace { claim: ClaimKey, pod: String },
+    #[error("ResourceClaim {claim} was not created for Pod {pod} (Pod is not owner)")]
+    NotOwner { claim: ClaimKey, pod: String },
+    #[error("pod {pod} ({pod_uid}) is not allowed to use ResourceClaim {claim} ({claim_uid})")]
+    NotReserved { pod: String, pod_uid: String, claim: String, claim_uid: String },
+    #[error("ResourceClaim {claim}: not allocated")]
+    NotAllocated { claim: String },
+}
+
+impl ResourceClaim {
+    fn name(&self) -> &str {
+        self.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    /// What identifies the claim to drivers.
+    #[must_use]
+    pub fn identity(&self) -> ClaimRef {
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        let key = ClaimKey { namespace: text(&self.metadata.namespace), name: text(&self.metadata.name) };
+        ClaimRef { key, uid: text(&self.metadata.uid) }
+    }
+
+    /// All allocated devices.
+    pub fn allocated(&self) -> impl Iterator<Item = &Allocated> {
+        let allocation = self.status.as_ref().and_then(|status| status.allocation.as_ref());
+        allocation.and_then(|found| found.devices.as_ref()?.results.as_ref()).into_iter().flatten()
+    }
+
+    /// Whether the pod may use the claim; what is to be prepared.
+    ///
+    /// # Errors
+    /// See [`UseError`].
+    pub fn usable_by(&self, pod: &Pod, generated: bool) -> Result<ClaimInfo, UseError> {
+        let identity = self.identity();
+        let full = || format!("{}/{}", pod.namespace(), pod.name());
+        if generated {
+            if identity.key.namespace != pod.namespace() {
+                return Err(UseError::OtherNamespace { claim: identity.key, pod: full() });
+            }
+            if !self.is_controlled_by(pod) {
+                return Err(UseError::NotOwner { claim: identity.key, pod: full() });
+            }
+        }
+        let reserved = self.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
+        if !reserved.into_iter().any(|consumer| consumer.uid == pod.uid().as_str()) {
+            return Err(UseError::NotReserved {
+                pod: pod.name().to_owned(),
+                pod_uid: pod.uid().to_string(),
+                claim: identity.key.name,
+                claim_uid: identity.uid,
+            });
+        }
+        if self.status.as_ref().is_none_or(|status| status.allocation.is_none()) {
+            return Err(UseError::NotAllocated { claim: self.name().to_owned() });
+        }
+        let drivers = self.allocated().map(|one| (one.driver.clone(), Vec::new())).collect();
+        Ok(ClaimInfo { drivers, ..ClaimInfo::new(identity) })
+    }
+
+    fn is_controlled_by(&self, pod: &Pod) -> bool {
+        let mut owners = self.metadata.owner_references.iter().flatten();
+        let controller = owners.find(|owner| owner.controller == Some(true));
+        controller.is_some_and(|owner| owner.uid == pod.uid().as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claims::testing::{claim, pod};
+    use serde_json::{Value, json};
+
+    fn with(change: impl FnOnce(&mut Value)) -> ResourceClaim {
+        let mut object = claim("c", "u1", &["gpu.example.com"]);
+        change(&mut object);
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn a_claim_names_its_drivers_and_the_parts_of_devices() {
+        let claim = with(|object| {
+            object["status"]["allocation"]["devices"]["results"] = json!([
+                {"driver": "b", "pool": "p", "device": "d", "request": "r/small", "adminAccess": true},
+                {"driver": "a", "pool": "p", "device": "d", "request": "r", "shareID": "s",
+                    "consumedCapacity": {"memory": "1Gi"}, "bindingConditions": ["x"]},
+                {"driver": "b", "pool": "p", "device": "e", "request": "r"}]);
+        });
+        let info = claim.usable_by(&pod(json!({}), json!({})), false).unwrap();
+        assert_eq!(info.drivers.keys().collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!((info.id.uid.as_str(), info.id.key.to_string().as_str()), ("u1", "n/c"));
+        let parts: Vec<_> =
+            claim.allocated().map(|one| (one.admin_access, one.share_id.as_deref())).collect();
+        assert_eq!(parts, [(Some(true), None), (None, Some("s")), (None, None)]);
+        let second = claim.allocated().nth(1).unwrap();
+        assert_eq!(second.consumed_capacity.as_ref().unwrap()["memory"].0, "1Gi");
+    }
+
+    #[test]
+    fn a_claim_without_devices_needs_no_driver() {
+        let claim = with(|object| object["status"]["allocation"] = json!({"devices": {"results": null}}));
+        assert!(claim.usable_by(&pod(json!({}), json!({})), false).unwrap().drivers.is_empty());
+    }
+
+    #[test]
+    fn a_claim_that_the_pod_may_not_use_is_refused_in_the_words_of_the_go_kubelet() {
+        let pod = pod(json!({}), json!({}));
+        let refused = |claim: &ResourceClaim| claim.usable_by(&pod, true).unwrap_err().to_string();
+        let other = with(|object| object["metadata"]["namespace"] = json!("m"));
+        assert_eq!(refused(&other), "ResourceClaim m/c is not in the same namespace as Pod n/p");
+        let not_owner = "ResourceClaim n/c was not created for Pod n/p (Pod is not owner)";
+        assert_eq!(refused(&with(|_| {})), not_owner);
+        let owner =
+            json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "pod-uid", "controller": false}]);
+        assert_eq!(refused(&with(|object| object["metadata"]["ownerReferences"] = owner.clone())), not_owner);
+        let owned = |change: fn(&mut Value)| {
+            with(|object| {
+                object["metadata"]["ownerReferences"] = owner.clone();
+                object["metadata"]["ownerReferences"][0]["controller"] = json!(true);
+                change(object);
+            })
+        };
+        assert!(owned(|_| {}).usable_by(&pod, true).is_ok());
+        assert_eq!(
+            refused(&owned(|object| object["status"]["reservedFor"] =
+                json!([{"resource": "pods", "name": "p", "uid": "x"}]))),
+            "pod p (pod-uid) is not allowed to use ResourceClaim c (u1)"
+        );
+        assert_eq!(
+            refused(&owned(|object| object["status"]["allocation"] = Value::Null)),
+            "ResourceClaim c: not allocated"
+        );
+    }
+}

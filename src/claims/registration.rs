@@ -1,0 +1,184 @@
+//! Drivers that come and go, and the reports about their devices (kubelet:
+//! pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go).
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::client::{self, Client};
+use super::drivers::{self, Service};
+use super::health::Report;
+use super::manager::{Claims, Driver, Shared, lock};
+use crate::transport::grpc::Kind;
+use crate::util::stop::{StopToken, Waited};
+use crate::util::threads::{OnDeath, Stack, spawn};
+
+/// The pause before a stream is opened again.
+const PAUSE: Duration = Duration::from_secs(5);
+/// The same for a driver without reports, which is only called to see whether it is still there.
+///
+/// DIFFERS: upstream calls it every 5 s.
+const QUIET_PAUSE: Duration = Duration::from_secs(30);
+/// The least time between two lists of a driver.
+const PACE: Duration = Duration::from_secs(1);
+
+impl Claims {
+    /// Checks a driver that wants to register.
+    ///
+    /// # Errors
+    /// The text for the driver.
+    pub fn validate(&self, driver: &str, endpoint: &str, offered: &[String]) -> Result<(), String> {
+        drivers::check_name(driver)?;
+        drivers::choose(driver, endpoint, offered).map(|_| ())
+    }
+
+    /// Registers an instance of a driver, and starts the thread `dra/<driver>` that reads its
+    /// reports.
+    ///
+    /// # Errors
+    /// The text for the driver.
+    pub fn register(&self, driver: &str, endpoint: &str, offered: &[String]) -> Result<(), String> {
+        self.register_with(driver, endpoint, offered, client::LIMIT)
+    }
+
+    pub(super) fn register_with(
+        &self,
+        driver: &str,
+        endpoint: &str,
+        offered: &[String],
+        limit: Duration,
+    ) -> Result<(), String> {
+        drivers::check_name(driver)?;
+        let service: Service = drivers::choose(driver, endpoint, offered)?;
+        let client = Client::new(driver, endpoint, service, limit)?;
+        let shared = &self.shared;
+        let called: Arc<dyn Driver> = Arc::new(client.clone());
+        lock(&shared.drivers).add(driver, endpoint, || Ok(called))?;
+        shared.lost(driver);
+        let instance =
+            Instance { shared: Arc::clone(shared), driver: driver.into(), endpoint: endpoint.into() };
+        let body = move |stop: StopToken| instance.follow(&client, &stop);
+        let running = match spawn(&format!("dra/{driver}"), Stack::Large, OnDeath::Unsupervised, body) {
+            Ok(running) => running,
+            Err(error) => {
+                lock(&shared.drivers).remove(driver, endpoint);
+                return Err(format!("no thread can be started for DRA driver {driver}: {error}"));
+            }
+        };
+        let key = (driver.to_owned(), endpoint.to_owned());
+        // The thread of an instance that was replaced is joined after the lock is released.
+        let replaced = lock(&shared.streams).insert(key, running);
+        drop(replaced);
+        Ok(())
+    }
+
+    /// Removes an instance of a driver.
+    pub fn deregister(&self, driver: &str, endpoint: &str) {
+        let shared = &self.shared;
+        let removed = lock(&shared.drivers).remove(driver, endpoint);
+        let running = lock(&shared.streams).remove(&(driver.to_owned(), endpoint.to_owned()));
+        // Both end outside of the locks; this joins the thread, which takes them.
+        drop((removed, running));
+        shared.lost(driver);
+    }
+
+    /// The registered drivers: name, endpoint, and whether it is connected.
+    #[must_use]
+    pub fn drivers(&self) -> Vec<(String, String, bool)> {
+        let drivers = lock(&self.shared.drivers);
+        let one = |(name, endpoint, client): (&str, &str, &Arc<dyn Driver>)| {
+            (name.to_owned(), endpoint.to_owned(), client.is_connected())
+        };
+        drivers.list().map(one).collect()
+    }
+
+    /// Ends the threads of all drivers.
+    pub fn shut_down(&self) {
+        let mut streams = std::mem::take(&mut *lock(&self.shared.streams));
+        streams.values_mut().for_each(crate::util::threads::Running::ask_to_stop);
+        drop(streams);
+    }
+}
+
+impl Shared {
+    /// Whether the driver can be called.
+    pub(super) fn is_usable(&self, driver: &str) -> bool {
+        lock(&self.drivers).is_usable(driver, |one| one.is_connected())
+    }
+
+    /// The driver may be gone: if it is still gone later, its slices are deleted.
+    fn lost(&self, driver: &str) {
+        if self.api.is_some() && !self.is_usable(driver) {
+            lock(&self.wipes).lost(driver, Instant::now());
+            let _ = self.bell.try_send(());
+        }
+    }
+}
+
+/// One instance and its reports.
+struct Instance {
+    shared: Arc<Shared>,
+    driver: String,
+    endpoint: String,
+}
+
+impl Instance {
+    fn follow(&self, client: &Client, stop: &StopToken) {
+        loop {
+            let mut pause = PAUSE;
+            match self.read(client, stop) {
+                Ok(()) => log::debug!("DRA driver {} has ended its stream of health reports", self.driver),
+                Err(Kind::Unimplemented) => pause = QUIET_PAUSE,
+                Err(kind) => {
+                    log::debug!("no health reports of DRA driver {}: {}", self.driver, kind.as_str());
+                }
+            }
+            let changed = lock(&self.shared.health).clear(&self.driver, &self.endpoint);
+            self.report(changed);
+            if stop.is_stopped() {
+                return;
+            }
+            self.shared.lost(&self.driver);
+            if stop.wait(pause) == Waited::Stopped {
+                return;
+            }
+        }
+    }
+
+    fn read(&self, client: &Client, stop: &StopToken) -> Result<(), Kind> {
+        let mut stream = client.watch().map_err(|error| error.kind)?;
+        while let Some(reports) = stream.next(stop).map_err(|error| error.kind)? {
+            self.update(reports);
+            if stop.wait(PACE) == Waited::Stopped {
+                return Err(Kind::Cancelled);
+            }
+        }
+        Ok(())
+    }
+
+    fn update(&self, reports: Vec<Report>) {
+        let (now, on) = (Instant::now(), jiff::Timestamp::now());
+        let changed = lock(&self.shared.health).update((&self.driver, &self.endpoint), reports, now, on);
+        self.report(changed);
+    }
+
+    /// Writes the file and reports the pods whose devices changed.
+    fn report(&self, changed: BTreeSet<(String, String)>) {
+        if changed.is_empty() {
+            return;
+        }
+        {
+            // The lock also keeps the order of writes; the file is small and local.
+            let file = lock(&self.shared.health_file);
+            let text = lock(&self.shared.health).write();
+            if let Err(error) = file.write(&text) {
+                log::warn!("{} cannot be written: {error}", file.path().display());
+            }
+        }
+        let pods = lock(&self.shared.books).users_of(&self.driver, &changed);
+        pods.iter().for_each(|uid| (self.shared.changed)(uid));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,384 @@
+//! A driver that fails in many ways, on a real socket.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::claims::Settings;
+use crate::claims::api::{ClaimApi, ReadError};
+use crate::claims::client::{PREPARE_V1BETA1, UNPREPARE_V1BETA1};
+use crate::claims::info::ClaimKey;
+use crate::claims::object::ResourceClaim;
+use crate::claims::testing::{claim, pod};
+use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
+use crate::transport::generated::{dra, drahealth, methods, to_bytes};
+use crate::transport::rpc_server::{Refusal, Server, Service as Methods};
+use crate::util::threads;
+
+const DRIVER: &str = "dev.example.com";
+/// Ends the calls that hang; the others are far below it on a slow machine.
+const LIMIT: Duration = Duration::from_secs(3);
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What the driver does with a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    None,
+    /// An error, and nothing is done.
+    Refuse,
+    /// No answer.
+    Hang,
+    /// A late answer.
+    Slow,
+    /// Everything is done, and the answer is lost.
+    LoseAnswer,
+    /// Megabytes.
+    Huge,
+    /// A message that is none.
+    Unreadable,
+    /// An answer for another claim.
+    UnknownClaim,
+    /// No answer for a claim.
+    NoClaims,
+    /// An error for each claim.
+    ClaimError,
+}
+
+const FAULTS: [Fault; 9] = [
+    Fault::Refuse,
+    Fault::Hang,
+    Fault::Slow,
+    Fault::LoseAnswer,
+    Fault::Huge,
+    Fault::Unreadable,
+    Fault::UnknownClaim,
+    Fault::NoClaims,
+    Fault::ClaimError,
+];
+
+struct FakeDriver {
+    fault: Mutex<Fault>,
+    prepared: Mutex<BTreeSet<String>>,
+    entered: (Sender<()>, Receiver<()>),
+}
+
+impl FakeDriver {
+    fn new() -> Arc<FakeDriver> {
+        let (fault, prepared) = (Mutex::new(Fault::None), Mutex::default());
+        Arc::new(FakeDriver { fault, prepared, entered: unbounded() })
+    }
+
+    fn set(&self, fault: Fault) {
+        *lock(&self.fault) = fault;
+    }
+
+    /// The claims of the answer, with the text of their error.
+    fn handle(
+        &self,
+        request: &dra::ClaimsRequest,
+        stop: &StopToken,
+        work: fn(&mut BTreeSet<String>, &str),
+    ) -> Result<Vec<(String, String)>, Refusal> {
+        let _ = self.entered.0.send(());
+        let fault = *lock(&self.fault);
+        if !matches!(fault, Fault::Refuse | Fault::Hang) {
+            let mut prepared = lock(&self.prepared);
+            request.claims.iter().for_each(|claim| work(&mut prepared, &claim.uid));
+        }
+        let of_claims = |text: &str| -> Vec<(String, String)> {
+            request.claims.iter().map(|claim| (claim.uid.clone(), text.to_owned())).collect()
+        };
+        match fault {
+            Fault::Refuse => Err(Refusal::internal("broken")),
+            Fault::LoseAnswer => Err(Refusal::unavailable("the answer is lost")),
+            Fault::Hang => {
+                let _ = stop.wait(Duration::from_secs(600));
+                Err(Refusal::unavailable("stopped"))
+            }
+            Fault::Slow => {
+                let _ = stop.wait(Duration::from_millis(100));
+                Ok(of_claims(""))
+            }
+            Fault::None | Fault::Unreadable => Ok(of_claims("")),
+            Fault::Huge => Ok(of_claims(&"x".repeat(5 << 20))),
+            Fault::UnknownClaim => {
+                let mut answers = of_claims("");
+                answers.push(("other".to_owned(), String::new()));
+                Ok(answers)
+            }
+            Fault::NoClaims => Ok(Vec::new()),
+            Fault::ClaimError => Ok(of_claims("no power")),
+        }
+    }
+
+    fn prepare(
+        &self,
+        request: &dra::ClaimsRequest,
+        stop: &StopToken,
+    ) -> Result<dra::PrepareResponse, Refusal> {
+        let answers = self.handle(request, stop, |prepared, uid| {
+            prepared.insert(uid.to_owned());
+        })?;
+        let is_unreadable = *lock(&self.fault) == Fault::Unreadable;
+        let device = dra::PreparedDevice {
+            pool_name: "pool".to_owned(),
+            device_name: "dev".to_owned(),
+            cdi_device_ids: vec!["example.com/dev=0".to_owned()],
+            ..Default::default()
+        };
+        let bytes = if is_unreadable { vec![0xff, 0xff] } else { to_bytes(&device) };
+        let result =
+            |error: String| dra::PrepareResult { devices: vec![bytes.clone()], error, ..Default::default() };
+        let claims = answers.into_iter().map(|(uid, error)| (uid, result(error))).collect();
+        Ok(dra::PrepareResponse { claims, ..Default::default() })
+    }
+
+    fn unprepare(
+        &self,
+        request: &dra::ClaimsRequest,
+        stop: &StopToken,
+    ) -> Result<dra::UnprepareResponse, Refusal> {
+        let answers = self.handle(request, stop, |prepared, uid| {
+            prepared.remove(uid);
+        })?;
+        let result = |error: String| dra::UnprepareResult { error, ..Default::default() };
+        let claims = answers.into_iter().map(|(uid, error)| (uid, result(error))).collect();
+        Ok(dra::UnprepareResponse { claims, ..Default::default() })
+    }
+
+    fn methods(self: &Arc<Self>, version: Service) -> Methods {
+        let (prepare, unprepare) = match version {
+            Service::V1 => (&methods::NODE_PREPARE_RESOURCES, &methods::NODE_UNPREPARE_RESOURCES),
+            Service::V1beta1 => (&*PREPARE_V1BETA1, &*UNPREPARE_V1BETA1),
+        };
+        let (first, second) = (Arc::clone(self), Arc::clone(self));
+        Methods::new()
+            .unary(prepare, move |request, stop| first.prepare(&request, stop))
+            .unary(unprepare, move |request, stop| second.unprepare(&request, stop))
+    }
+}
+
+struct Api(Sender<String>);
+
+impl ClaimApi for Api {
+    fn read(&self, key: &ClaimKey) -> Result<ResourceClaim, ReadError> {
+        Ok(serde_json::from_value(claim(&key.name, "claim-uid", &[DRIVER])).unwrap())
+    }
+
+    fn delete_slices(&self, selector: &str) -> Result<(), String> {
+        let _ = self.0.send(selector.to_owned());
+        Ok(())
+    }
+}
+
+struct Node {
+    dir: tempfile::TempDir,
+    claims: Claims,
+    changed: Receiver<PodUid>,
+    wiped: Receiver<String>,
+    rings: Receiver<()>,
+}
+
+impl Node {
+    fn new() -> Node {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = Settings { root_dir: dir.path().to_owned(), node: "n1".to_owned() };
+        let (changed_tx, changed) = unbounded();
+        let (wiped_tx, wiped) = unbounded();
+        let (bell, rings) = bounded(1);
+        let changed_fn = Box::new(move |uid: &PodUid| changed_tx.send(uid.clone()).unwrap());
+        let claims = Claims::open(settings, Some(Box::new(Api(wiped_tx))), changed_fn, bell);
+        Node { dir, claims, changed, wiped, rings }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("dra.sock")
+    }
+
+    fn serve(&self, driver: &Arc<FakeDriver>) -> Server {
+        Server::start(&self.socket(), [driver.methods(Service::V1)]).unwrap()
+    }
+
+    fn register(&self, offered: &str) {
+        let endpoint = self.socket().display().to_string();
+        self.claims.register_with(DRIVER, &endpoint, &[offered.to_owned()], LIMIT).unwrap();
+    }
+
+    fn prepare(&self) -> Result<(), String> {
+        self.claims.prepare(&user(), &StopToken::never()).map_err(|error| error.to_string())
+    }
+
+    fn unprepare(&self) -> Result<(), String> {
+        self.claims.unprepare(user().uid(), &StopToken::never()).map_err(|error| error.to_string())
+    }
+
+    /// Repeats a step until it succeeds, as the agent does.
+    fn until_ok(&self, step: impl Fn(&Node) -> Result<(), String>) {
+        let begun = Instant::now();
+        while let Err(text) = step(self) {
+            assert!(begun.elapsed() < PATIENCE, "{text}");
+            let _ = StopToken::never().wait(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.claims.shut_down();
+    }
+}
+
+fn user() -> Pod {
+    pod(
+        json!({"resourceClaims": [{"name": "a", "resourceClaimName": "one"}],
+            "containers": [{"name": "c", "resources": {"claims": [{"name": "a"}]}}]}),
+        json!({}),
+    )
+}
+
+#[test]
+fn each_fault_of_a_driver_is_an_error_in_time_and_the_next_attempt_succeeds() {
+    for fault in FAULTS {
+        let (node, driver) = (Node::new(), FakeDriver::new());
+        let _server = node.serve(&driver);
+        node.register("v1.DRAPlugin");
+        let steps: [fn(&Node) -> Result<(), String>; 2] = [Node::prepare, Node::unprepare];
+        for (number, step) in steps.into_iter().enumerate() {
+            driver.set(fault);
+            let begun = Instant::now();
+            let outcome = step(&node);
+            assert!(
+                begun.elapsed() < LIMIT + Duration::from_secs(10),
+                "{fault:?} took {:?}",
+                begun.elapsed()
+            );
+            // An answer to the end of a claim has no devices that could be unreadable.
+            let harmless = fault == Fault::Slow || fault == Fault::Unreadable && number == 1;
+            assert_eq!(outcome.is_ok(), harmless, "{fault:?} in step {number}: {outcome:?}");
+            if let Err(text) = &outcome {
+                assert!(text.len() < 2_000, "{fault:?}");
+            }
+            driver.set(Fault::None);
+            node.until_ok(step);
+            let devices = node.claims.cdi_devices(&user(), &user().containers()[0]);
+            assert_eq!(
+                devices.ok(),
+                (number == 0).then(|| vec!["example.com/dev=0".to_owned()]),
+                "{fault:?}"
+            );
+        }
+        assert!(lock(&driver.prepared).is_empty() && node.claims.list().is_empty(), "{fault:?}");
+    }
+}
+
+#[test]
+fn a_driver_that_dies_during_a_call_is_called_again_when_it_is_back() {
+    let (node, driver) = (Node::new(), FakeDriver::new());
+    let server = node.serve(&driver);
+    node.register("v1.DRAPlugin");
+    driver.set(Fault::Hang);
+    let claims = node.claims.clone();
+    let (done, ended) = bounded(1);
+    let caller = threads::spawn("t/caller", Stack::Large, OnDeath::Unsupervised, move |_| {
+        let _ = done.send(claims.prepare(&user(), &StopToken::never()).is_ok());
+    })
+    .unwrap();
+    driver.entered.1.recv_timeout(PATIENCE).unwrap();
+    drop(server);
+    assert_eq!(ended.recv_timeout(PATIENCE), Ok(false));
+    drop(caller);
+    driver.set(Fault::None);
+    let _server = node.serve(&driver);
+    node.until_ok(Node::prepare);
+    node.until_ok(Node::unprepare);
+    assert!(lock(&driver.prepared).is_empty());
+}
+
+#[test]
+fn a_driver_with_the_older_service_is_called_by_it() {
+    let (node, driver) = (Node::new(), FakeDriver::new());
+    let _server = Server::start(&node.socket(), [driver.methods(Service::V1beta1)]).unwrap();
+    node.register("v1.DRAPlugin");
+    assert!(node.prepare().unwrap_err().contains("code = Unimplemented"));
+    node.claims.deregister(DRIVER, &node.socket().display().to_string());
+    assert_eq!(
+        node.unprepare().unwrap_err(),
+        format!("unprepare dynamic resources: DRA driver {DRIVER} is not registered")
+    );
+    node.register("v1beta1.DRAPlugin");
+    node.until_ok(Node::prepare);
+    node.until_ok(Node::unprepare);
+    let offered = ["v2.DRAPlugin".to_owned()];
+    assert!(node.claims.validate(DRIVER, "/x", &offered).is_err());
+    assert!(node.claims.register("Not A Name", "/x", &["v1.DRAPlugin".to_owned()]).is_err());
+}
+
+#[test]
+fn health_reports_reach_the_status_of_the_pod_and_end_with_the_stream() {
+    let (node, driver) = (Node::new(), FakeDriver::new());
+    let (lists, source) = bounded::<Vec<Vec<u8>>>(4);
+    let service = driver.methods(Service::V1).stream(&methods::NODE_WATCH_RESOURCES, move |_, out, stop| {
+        while let Ok(devices) = source.recv() {
+            let answer = drahealth::HealthResponse { devices, ..Default::default() };
+            if out.send(answer, stop).is_err() {
+                break;
+            }
+        }
+        Ok(())
+    });
+    let _server = Server::start(&node.socket(), [service]).unwrap();
+    node.register("v1.DRAPlugin");
+    node.until_ok(Node::prepare);
+    let shown =
+        || -> Value { serde_json::to_value(node.claims.statuses(&user(), &user().containers()[0])).unwrap() };
+    let of = |health: Value| {
+        let mut resource = json!({"resourceID": "example.com/dev=0"});
+        resource.as_object_mut().unwrap().extend(health.as_object().unwrap().clone());
+        json!([{"name": "claim:a", "resources": [resource]}])
+    };
+    assert_eq!(shown(), of(json!({"health": "Unknown"})));
+    let report = drahealth::DeviceReport {
+        device: Some(drahealth::DeviceId {
+            pool_name: "pool".to_owned(),
+            device_name: "dev".to_owned(),
+            ..Default::default()
+        })
+        .into(),
+        health: drahealth::HealthStatus::UNHEALTHY.into(),
+        health_check_timeout_seconds: 3600,
+        message: "too hot".to_owned(),
+        ..Default::default()
+    };
+    lists.send(vec![vec![0xff], to_bytes(&report)]).unwrap();
+    assert_eq!(node.changed.recv_timeout(PATIENCE), Ok("pod-uid".into()));
+    assert_eq!(shown(), of(json!({"health": "Unhealthy", "message": "too hot"})));
+    let file = || std::fs::read_to_string(node.dir.path().join("dra_health_state")).unwrap();
+    assert!(file().contains("\"pool/dev\""));
+    drop(lists);
+    assert_eq!(node.changed.recv_timeout(PATIENCE), Ok("pod-uid".into()));
+    assert_eq!(shown(), of(json!({"health": "Unknown"})));
+    assert_eq!(file(), "{}");
+}
+
+#[test]
+fn the_start_deletes_the_slices_of_the_node_and_cleans_up() {
+    let (node, driver) = (Node::new(), FakeDriver::new());
+    let _server = node.serve(&driver);
+    node.register("v1.DRAPlugin");
+    node.until_ok(Node::prepare);
+    let active = Box::new(|| Some(BTreeSet::<PodUid>::new()));
+    let running = node.claims.start(active, node.rings.clone(), OnDeath::Unsupervised).unwrap();
+    assert_eq!(node.wiped.recv_timeout(PATIENCE), Ok("spec.nodeName=n1".to_owned()));
+    let begun = Instant::now();
+    while node.claims.uses_any(user().uid()) {
+        assert!(begun.elapsed() < PATIENCE);
+        let _ = StopToken::never().wait(Duration::from_millis(20));
+    }
+    drop(running);
+    assert!(lock(&driver.prepared).is_empty());
+    assert!(node.wiped.try_recv().is_err(), "the driver is connected");
+}

@@ -1,0 +1,53 @@
+//! The resource claims of pods, for their workers (Go: pkg/kubelet/cm container_manager_linux.go
+//! `PrepareDynamicResources`).
+
+use super::Managers;
+use crate::claims::{ClaimError, Claims};
+use crate::model::device_setup::Setup;
+use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
+use crate::util::stop::StopToken;
+
+impl Managers {
+    /// Adds the resource claims.
+    #[must_use]
+    pub fn with_claims(mut self, claims: Claims) -> Managers {
+        self.claims = Some(claims);
+        self
+    }
+
+    /// The resource claims, if there are any on this node.
+    pub fn claims(&self) -> Option<&Claims> {
+        self.claims.as_ref()
+    }
+
+    /// Has the drivers prepare the pod's claims. `new_sandbox`: also claims that were prepared
+    /// before, because a machine that has started again may have lost them.
+    ///
+    /// # Errors
+    /// See [`Claims::prepare`].
+    pub fn prepare_claims(&self, pod: &Pod, new_sandbox: bool, stop: &StopToken) -> Result<(), ClaimError> {
+        match &self.claims {
+            Some(claims) if new_sandbox || !claims.knows(pod) => claims.prepare(pod, stop),
+            _ => Ok(()),
+        }
+    }
+
+    /// Has the drivers revert it, after the last container has stopped.
+    ///
+    /// # Errors
+    /// See [`Claims::unprepare`].
+    pub fn unprepare_claims(&self, uid: &PodUid, stop: &StopToken) -> Result<(), ClaimError> {
+        self.claims.as_ref().map_or(Ok(()), |claims| claims.unprepare(uid, stop))
+    }
+
+    /// Adds the devices of a container's claims. As upstream they precede those of device plugins.
+    pub(super) fn add_claims(&self, pod: &Pod, container: &str, setup: &mut Setup) -> Result<(), String> {
+        let Some(claims) = &self.claims else { return Ok(()) };
+        // Ephemeral containers have no resources.
+        let Some(container) = pod.all_containers().find(|one| one.name == container) else { return Ok(()) };
+        let devices = claims.cdi_devices(pod, container).map_err(|failure| failure.to_string())?;
+        setup.cdi.splice(0..0, devices);
+        Ok(())
+    }
+}
