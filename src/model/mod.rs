@@ -14,6 +14,7 @@ pub mod log_line;
 pub mod metrics;
 pub mod mount;
 pub mod node;
+pub mod persistent;
 pub mod pod;
 pub mod pod_size;
 pub mod quantity;

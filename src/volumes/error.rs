@@ -140,9 +140,55 @@ pub enum VolumeError {
         /// The first failure, in words.
         cause: String,
     },
+    /// The claim of a volume cannot be used, or could not be read.
+    #[error("error processing PVC {namespace}/{claim}: {why}")]
+    Claim {
+        /// The pod's namespace.
+        namespace: String,
+        /// The claim's name.
+        claim: String,
+        /// Why, in upstream's words.
+        why: String,
+    },
+    /// The mode of a volume does not match its use.
+    #[error(transparent)]
+    ClaimUse(#[from] crate::model::persistent::ClaimProblem),
+    /// A volume that only one pod may use at a time.
+    #[error("volume uses the ReadWriteOncePod access mode and is already in use by another pod")]
+    InUse,
+    /// A helper program is missing, or gave no result.
+    #[error(transparent)]
+    Tool(#[from] super::persistent::ToolError),
+    /// An operation on a device or a server failed.
+    #[error("{what}")]
+    Device {
+        /// A sentence.
+        what: String,
+        /// Whether it belongs to the step that serves all pods (Go: MountDevice).
+        step: Step,
+    },
+    /// No way to unmount ends.
+    #[error("cannot unmount {}: its server does not respond", path.display())]
+    UnmountHangs {
+        /// The mount point.
+        path: PathBuf,
+    },
     /// The agent stops.
     #[error("stopping")]
     Stopping,
+}
+
+/// The step of a set-up that failed: upstream's events name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// The volume is attached to the node.
+    Attach,
+    /// The device is mounted once for all pods.
+    MountDevice,
+    /// The volume is mounted for the pod.
+    SetUp,
+    /// The device is prepared for the pod.
+    MapDevice,
 }
 
 impl VolumeError {
@@ -158,6 +204,10 @@ impl VolumeError {
     /// Whether a hostPath volume may succeed once another volume of its pod is ready.
     pub(super) fn may_pass(&self) -> bool {
         matches!(self, VolumeError::HostPathType { .. } | VolumeError::Io { .. })
+    }
+
+    pub(super) fn device(step: Step, what: impl Into<String>) -> VolumeError {
+        VolumeError::Device { what: what.into(), step }
     }
 
     pub(super) fn io(

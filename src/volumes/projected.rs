@@ -150,6 +150,7 @@ fn one_user(pod: &Pod) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::kube::objects::{Key, Object, Objects};
+    use crate::kube::claims::Claims;
     use crate::kube::runtime_classes::RuntimeClasses;
     use crate::kube::tokens::Tokens;
     use serde_json::{Value, json};
@@ -176,7 +177,7 @@ mod tests {
             objects,
             tokens: Tokens::fixed(),
             services: Default::default(),
-            classes: RuntimeClasses::none(),
+            classes: RuntimeClasses::none(), claims: Claims::none(),
         }
     }
 

@@ -148,6 +148,7 @@ fn go_escaped(json: &str) -> String {
 mod tests {
     use super::*;
     use crate::kube::objects::{Key, Kind, Objects};
+    use crate::kube::claims::Claims;
     use crate::kube::runtime_classes::RuntimeClasses;
     use crate::kube::tokens::Tokens;
     use serde_json::json;
@@ -204,7 +205,7 @@ mod tests {
             objects,
             tokens: Tokens::fixed(),
             services: Default::default(),
-            classes: RuntimeClasses::none(),
+            classes: RuntimeClasses::none(), claims: Claims::none(),
         };
         let of = |names: &[&str]| PullSecrets::of(&pod(names), Some(&api), &StopToken::never());
         let (found, missing) =
