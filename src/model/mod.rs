@@ -22,6 +22,7 @@ pub mod reasons;
 pub mod requests;
 pub mod restart;
 pub mod runtime;
+pub mod storage;
 pub mod typed;
 pub mod verdict;
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::atomic_writer::{MAX_BYTES, PathError};
+use super::kind::KindError;
 use crate::kube::objects::ObjectError;
 use crate::model::mount::SubPathFailure;
 use crate::util::error_chain::chain;
@@ -74,6 +75,9 @@ pub enum VolumeError {
     /// A file's place in its volume.
     #[error(transparent)]
     Path(#[from] PathError),
+    /// A volume on real storage.
+    #[error(transparent)]
+    Kind(#[from] KindError),
     /// The files of the volume would exceed what all volumes of a pod may have.
     #[error("more than {MAX_BYTES} bytes for the files of all volumes of the pod")]
     FilesTooLarge,

@@ -25,6 +25,7 @@ mod files;
 #[cfg(test)]
 pub(crate) mod fuzz;
 mod host_path;
+pub mod kind;
 mod manager;
 mod mounts;
 mod operations;

@@ -1,0 +1,167 @@
+//! Objects of the group `storage.k8s.io`, and the CSI source of a volume. They hold only the fields
+//! that a node reads.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+/// The name of a Secret and its namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct SecretReference {
+    pub name: String,
+    pub namespace: String,
+}
+
+/// `csi` of a persistent volume. For an inline volume the handle is empty until it is computed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct CsiVolumeSource {
+    pub driver: String,
+    pub volume_handle: String,
+    pub read_only: bool,
+    pub fs_type: Option<String>,
+    pub volume_attributes: BTreeMap<String, String>,
+    pub node_stage_secret_ref: Option<SecretReference>,
+    pub node_publish_secret_ref: Option<SecretReference>,
+    pub node_expand_secret_ref: Option<SecretReference>,
+}
+
+/// A CSIDriver object. A driver without one has the defaults.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct CsiDriver {
+    pub spec: CsiDriverSpec,
+}
+
+/// `spec` of a CSIDriver.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct CsiDriverSpec {
+    /// Absent: true.
+    pub attach_required: Option<bool>,
+    pub pod_info_on_mount: Option<bool>,
+    pub fs_group_policy: Option<FsGroupPolicy>,
+    pub volume_lifecycle_modes: Vec<String>,
+    pub token_requests: Vec<TokenRequest>,
+    pub requires_republish: Option<bool>,
+    #[serde(rename = "seLinuxMount")]
+    pub selinux_mount: Option<bool>,
+    /// Seconds between updates of the allocatable count; absent: no updates.
+    pub node_allocatable_update_period_seconds: Option<i64>,
+    pub service_account_token_in_secrets: Option<bool>,
+}
+
+/// `spec.fsGroupPolicy`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub enum FsGroupPolicy {
+    #[default]
+    ReadWriteOnceWithFSType,
+    File,
+    None,
+}
+
+/// An entry of `spec.tokenRequests`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct TokenRequest {
+    pub audience: String,
+    pub expiration_seconds: Option<i64>,
+}
+
+/// A VolumeAttachment.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct VolumeAttachment {
+    pub metadata: AttachmentMeta,
+    pub status: VolumeAttachmentStatus,
+}
+
+/// `metadata` of a VolumeAttachment.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct AttachmentMeta {
+    pub name: String,
+    pub deletion_timestamp: Option<String>,
+}
+
+/// `status` of a VolumeAttachment.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct VolumeAttachmentStatus {
+    pub attached: bool,
+    pub attachment_metadata: BTreeMap<String, String>,
+    pub attach_error: Option<AttachError>,
+}
+
+/// `status.attachError`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct AttachError {
+    pub message: String,
+    /// The gRPC code, if the driver gave one.
+    pub error_code: Option<i32>,
+}
+
+/// An access mode of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub enum AccessMode {
+    ReadWriteOnce,
+    ReadOnlyMany,
+    ReadWriteMany,
+    ReadWriteOncePod,
+}
+
+impl AccessMode {
+    /// The mode with this name in the API.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<AccessMode> {
+        Some(match text {
+            "ReadWriteOnce" => AccessMode::ReadWriteOnce,
+            "ReadOnlyMany" => AccessMode::ReadOnlyMany,
+            "ReadWriteMany" => AccessMode::ReadWriteMany,
+            "ReadWriteOncePod" => AccessMode::ReadWriteOncePod,
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_read_with_defaults_for_absent_fields() {
+        let driver: CsiDriver = serde_json::from_str(
+            r#"{"kind":"CSIDriver","metadata":{"name":"d"},"spec":{"attachRequired":false,
+            "podInfoOnMount":true,"fsGroupPolicy":"File","volumeLifecycleModes":["Ephemeral"],
+            "tokenRequests":[{"audience":"a","expirationSeconds":3600}],"seLinuxMount":true}}"#,
+        )
+        .unwrap();
+        let spec = driver.spec;
+        assert_eq!(spec.attach_required, Some(false));
+        assert_eq!(spec.fs_group_policy, Some(FsGroupPolicy::File));
+        assert_eq!(spec.volume_lifecycle_modes, ["Ephemeral"]);
+        assert_eq!(spec.token_requests.first().map(|it| it.audience.as_str()), Some("a"));
+        assert_eq!((spec.selinux_mount, spec.requires_republish), (Some(true), None));
+        let attachment: VolumeAttachment = serde_json::from_str(
+            r#"{"metadata":{"name":"csi-1"},"status":{"attached":true,"attachmentMetadata":{"p":"/dev/x"}}}"#,
+        )
+        .unwrap();
+        assert!(attachment.status.attached && attachment.status.attach_error.is_none());
+        assert_eq!(serde_json::from_str::<VolumeAttachment>("{}").unwrap(), VolumeAttachment::default());
+        assert_eq!(AccessMode::parse("ReadWriteOncePod"), Some(AccessMode::ReadWriteOncePod));
+        assert_eq!(AccessMode::parse("x"), None);
+    }
+}
