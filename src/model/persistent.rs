@@ -14,6 +14,7 @@ use super::api::{
 };
 use super::pod::Pod;
 use super::quantity::amount;
+use super::storage::{CsiVolumeSource, SecretReference};
 
 /// A claim with this finalizer is not removed while a pod uses it.
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
@@ -96,7 +97,7 @@ pub struct PersistentSpec {
     pub iscsi: Option<Iscsi>,
     pub fc: Option<FCVolumeSource>,
     pub flex_volume: Option<Flex>,
-    pub csi: Option<Csi>,
+    pub csi: Option<CsiVolumeSource>,
     /// All other fields, among them the sources that CSI drivers serve.
     #[serde(flatten)]
     pub other: Map<String, Value>,
@@ -130,15 +131,6 @@ pub struct ClaimRef {
     pub uid: String,
 }
 
-/// A reference to a Secret.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-#[expect(missing_docs, reason = "the names are those of the API")]
-pub struct SecretRef {
-    pub name: String,
-    pub namespace: String,
-}
-
 /// A directory or a block device of this node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -165,7 +157,7 @@ pub struct Iscsi {
     pub chap_discovery: bool,
     #[serde(rename = "chapAuthSession")]
     pub chap_session: bool,
-    pub secret_ref: Option<SecretRef>,
+    pub secret_ref: Option<SecretReference>,
 }
 
 impl Iscsi {
@@ -186,7 +178,7 @@ impl Iscsi {
             secret_ref: source
                 .secret_ref
                 .as_ref()
-                .map(|secret| SecretRef { name: secret.name.clone(), namespace: namespace.to_owned() }),
+                .map(|secret| SecretReference { name: secret.name.clone(), namespace: namespace.to_owned() }),
         }
     }
 }
@@ -200,7 +192,7 @@ pub struct Flex {
     pub fs_type: String,
     pub read_only: bool,
     pub options: BTreeMap<String, String>,
-    pub secret_ref: Option<SecretRef>,
+    pub secret_ref: Option<SecretReference>,
 }
 
 impl Flex {
@@ -213,24 +205,9 @@ impl Flex {
             secret_ref: source
                 .secret_ref
                 .as_ref()
-                .map(|secret| SecretRef { name: secret.name.clone(), namespace: namespace.to_owned() }),
+                .map(|secret| SecretReference { name: secret.name.clone(), namespace: namespace.to_owned() }),
         }
     }
-}
-
-/// A volume of a CSI driver.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-#[expect(missing_docs, reason = "the names are those of the API")]
-pub struct Csi {
-    pub driver: String,
-    pub volume_handle: String,
-    pub read_only: bool,
-    pub fs_type: Option<String>,
-    pub volume_attributes: BTreeMap<String, String>,
-    pub node_stage_secret_ref: Option<SecretRef>,
-    pub node_publish_secret_ref: Option<SecretRef>,
-    pub node_expand_secret_ref: Option<SecretRef>,
 }
 
 /// Where the data of a volume are.
@@ -243,7 +220,7 @@ pub enum Source {
     Iscsi(Iscsi),
     Fc(FCVolumeSource),
     Flex(Flex),
-    Csi(Csi),
+    Csi(CsiVolumeSource),
     /// A kind that this node cannot mount, or none.
     Other(String),
 }
@@ -465,17 +442,17 @@ fn source_of(volume: &PersistentVolume) -> Source {
 }
 
 /// A disk of a cloud, as its CSI driver names it; `None` for other sources.
-fn migrated(volume: &PersistentVolume) -> Option<Csi> {
+fn migrated(volume: &PersistentVolume) -> Option<CsiVolumeSource> {
     let find = |kind: &str| volume.spec.other.get(kind)?.as_object();
     let text = |source: &Map<String, Value>, key: &str| {
         source.get(key).and_then(Value::as_str).unwrap_or_default().to_owned()
     };
-    let disk = |driver: &str, handle: String, source: &Map<String, Value>| Csi {
+    let disk = |driver: &str, handle: String, source: &Map<String, Value>| CsiVolumeSource {
         driver: driver.to_owned(),
         volume_handle: handle,
         read_only: source.get("readOnly").and_then(Value::as_bool).unwrap_or(false),
         fs_type: source.get("fsType").and_then(Value::as_str).map(str::to_owned),
-        ..Csi::default()
+        ..CsiVolumeSource::default()
     };
     if let Some(source) = find("awsElasticBlockStore") {
         let id = text(source, "volumeID");

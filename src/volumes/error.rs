@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::atomic_writer::{MAX_BYTES, PathError};
-use super::kind::KindError;
+use super::kind::{Certainty, KindError, Phase};
 use crate::kube::objects::ObjectError;
 use crate::model::mount::SubPathFailure;
 use crate::util::error_chain::chain;
@@ -163,14 +163,6 @@ pub enum VolumeError {
     /// A helper program is missing, or gave no result.
     #[error(transparent)]
     Tool(#[from] super::persistent::ToolError),
-    /// An operation on a device or a server failed.
-    #[error("{what}")]
-    Device {
-        /// A sentence.
-        what: String,
-        /// Whether it belongs to the step that serves all pods (Go: MountDevice).
-        step: Step,
-    },
     /// No way to unmount ends.
     #[error("cannot unmount {}: its server does not respond", path.display())]
     UnmountHangs {
@@ -180,19 +172,6 @@ pub enum VolumeError {
     /// The agent stops.
     #[error("stopping")]
     Stopping,
-}
-
-/// The step of a set-up that failed: upstream's events name it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
-    /// The volume is attached to the node.
-    Attach,
-    /// The device is mounted once for all pods.
-    MountDevice,
-    /// The volume is mounted for the pod.
-    SetUp,
-    /// The device is prepared for the pod.
-    MapDevice,
 }
 
 impl VolumeError {
@@ -210,8 +189,9 @@ impl VolumeError {
         matches!(self, VolumeError::HostPathType { .. } | VolumeError::Io { .. })
     }
 
-    pub(super) fn device(step: Step, what: impl Into<String>) -> VolumeError {
-        VolumeError::Device { what: what.into(), step }
+    /// The failure of a kind of volume that has changed nothing, or that is repeated anyway.
+    pub(super) fn device(phase: Phase, what: impl Into<String>) -> VolumeError {
+        KindError { phase, message: what.into(), certainty: Certainty::Uncertain }.into()
     }
 
     pub(super) fn io(

@@ -14,6 +14,7 @@ use crate::util::error_chain::chain;
 
 use super::actual::Actual;
 use super::error::VolumeError;
+use super::kind::CsiVolumes;
 use super::operations::Operations;
 use super::persistent::Kinds;
 use super::retries::Retries;
@@ -97,6 +98,19 @@ impl Volumes {
             failures: Mutex::default(),
             sweep_at: Mutex::new(Some(Instant::now())),
         }
+    }
+
+    /// Serves volumes of CSI drivers too.
+    #[must_use]
+    pub fn with_csi(mut self, csi: Arc<dyn CsiVolumes>) -> Volumes {
+        let kinds = Kinds::new(
+            (&self.settings.root_dir, &self.settings.plugin_dir),
+            &self.settings.node,
+            self.api.clone(),
+            self.events.clone(),
+        );
+        self.kinds = Arc::new(kinds.with_csi(csi));
+        self
     }
 
     /// The pods whose volumes could not be removed, with the reason.

@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
 use super::atomic_writer::Payload;
-use super::error::{Step, VolumeError};
+use super::error::VolumeError;
 use super::files::Site;
+use super::kind::Phase;
 use super::manager::Volumes;
 use super::operations::{self, Operation};
 use super::persistent::{self, Kinds};
@@ -102,7 +103,7 @@ impl Plugin<'_> {
     }
 
     /// Counts a set-up. `served` is the plugin of a volume of `kinds`.
-    fn count(self, served: Option<&str>, result: Result<(), ()>, begun: Option<Instant>) {
+    fn count(self, served: Option<&'static str>, result: Result<(), ()>, begun: Option<Instant>) {
         let Some(plugin) = self.name().or(served) else { return };
         let status = if result.is_ok() { "success" } else { "fail-unknown" };
         let took = begun.map(|begun| begun.elapsed()).unwrap_or_default();
@@ -293,8 +294,8 @@ impl Wanted<'_> {
     /// The text of the event of a failure.
     fn cause(&self, error: &VolumeError) -> String {
         let (name, cause) = (&self.volume.name, chain(error));
-        let step = match error {
-            VolumeError::Device { step, .. } => *step,
+        let phase = match error {
+            VolumeError::Kind(error) => error.phase,
             // Upstream resolves claims before it mounts.
             VolumeError::Claim { .. } | VolumeError::ClaimUse(_) => {
                 return format!(
@@ -302,14 +303,9 @@ impl Wanted<'_> {
                      failed to process volumes=[{name}]: {cause}"
                 );
             }
-            _ => Step::SetUp,
+            _ => Phase::SetUp,
         };
-        let operation = match step {
-            Step::Attach => "MountVolume.WaitForAttach",
-            Step::MountDevice => "MountVolume.MountDevice",
-            Step::SetUp => "MountVolume.SetUp",
-            Step::MapDevice => "MapVolume.MapBlockVolume",
-        };
+        let operation = phase.words();
         format!("{operation} failed for volume {name:?} : {cause}")
     }
 }
@@ -551,7 +547,7 @@ impl<'a> SetUp<'a> {
             Ok(mounted) => {
                 self.volumes.keep(self.site.pod, &mounted);
                 let served = self.volumes.kinds.plugin(self.site.pod.uid(), wanted.volume);
-                Plugin::of(wanted.volume).count(served.as_deref(), Ok(()), wanted.begun);
+                Plugin::of(wanted.volume).count(served, Ok(()), wanted.begun);
                 wanted.state = State::Ready(mounted);
                 Ok(Outcome::Ready)
             }
@@ -570,7 +566,7 @@ impl<'a> SetUp<'a> {
     fn fail(&mut self, index: usize, error: &VolumeError) {
         let Some(wanted) = self.wanted.get_mut(index) else { return };
         let served = self.volumes.kinds.plugin(self.site.pod.uid(), wanted.volume);
-        Plugin::of(wanted.volume).count(served.as_deref(), Err(()), wanted.begun);
+        Plugin::of(wanted.volume).count(served, Err(()), wanted.begun);
         let until = self.volumes.give_up(self.site.pod, wanted.volume, error, self.changes);
         let cause = wanted.cause(error);
         if !wanted.is_reported {
@@ -629,7 +625,7 @@ impl Missing {
 /// The reason of the event of a failure.
 fn reason(error: &VolumeError) -> &'static str {
     match error {
-        VolumeError::Device { step: Step::MapDevice, .. } => reasons::FAILED_MAP_VOLUME,
+        VolumeError::Kind(error) => error.phase.reason().unwrap_or(reasons::FAILED_MOUNT),
         _ => reasons::FAILED_MOUNT,
     }
 }

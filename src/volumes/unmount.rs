@@ -152,7 +152,8 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     /// A server that does not answer the listed ways until the hold is released.
-    fn dead(hangs: &'static [UnmountFlags], hold: Receiver<()>, end: Result<(), Errno>) -> Arc<Call> {
+    fn dead(hangs: &[UnmountFlags], hold: Receiver<()>, end: Result<(), Errno>) -> Arc<Call> {
+        let hangs = hangs.to_vec();
         Arc::new(move |flags| {
             if hangs.contains(&flags) {
                 let _ = hold.recv();

@@ -4,7 +4,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::super::error::{Step, VolumeError};
+use super::super::error::VolumeError;
+use super::super::kind::Phase;
 use super::filesystem::tool;
 use super::host::{Host, below};
 use super::sysfs;
@@ -73,7 +74,7 @@ impl Disk {
 }
 
 fn attach(what: impl Into<String>) -> VolumeError {
-    VolumeError::device(Step::Attach, what)
+    VolumeError::device(Phase::WaitForAttach, what)
 }
 
 /// The device, that of the device mapper if there is one. Unless that is found at once, all SCSI

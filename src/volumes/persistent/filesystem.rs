@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use super::super::error::{Step, VolumeError};
+use super::super::error::VolumeError;
+use super::super::kind::Phase;
 use super::host::Host;
 use super::tools::{Ended, ToolError, has_mount_helper};
 use crate::util::stop::StopToken;
@@ -66,7 +67,7 @@ pub(super) fn mount(
         return Err(VolumeError::Tool(ToolError::Missing { program: helper }));
     }
     Err(VolumeError::device(
-        Step::SetUp,
+        Phase::SetUp,
         format!(
             "mount failed: {}\nMounting command: mount\nMounting arguments: {}\nOutput: {}\n",
             ended.status(),
@@ -101,20 +102,20 @@ pub(super) fn format_and_mount(
         Content::FileSystem(_) | Content::Partitions => {}
     }
     mount(host, (&source, target), kind, &options, stop).map_err(|error| match (&content, error) {
-        (Content::FileSystem(found), VolumeError::Device { what, .. }) if found != kind => fails(format!(
-            "failed to mount the volume as {kind:?}, it already contains {found}. Mount error: {what}"
+        (Content::FileSystem(found), VolumeError::Kind(error)) if found != kind => fails(format!(
+            "failed to mount the volume as {kind:?}, it already contains {found}. Mount error: {error}"
         )),
-        (Content::Partitions, VolumeError::Device { what, .. }) => fails(format!(
+        (Content::Partitions, VolumeError::Kind(error)) => fails(format!(
             "failed to mount the volume as {kind:?}, it already contains unknown data, probably \
-             partitions. Mount error: {what}"
+             partitions. Mount error: {error}"
         )),
-        (_, VolumeError::Device { what, .. }) => fails(what),
+        (_, VolumeError::Kind(error)) => fails(error.message),
         (_, error) => error,
     })
 }
 
 fn fails(what: String) -> VolumeError {
-    VolumeError::device(Step::MountDevice, what)
+    VolumeError::device(Phase::MountDevice, what)
 }
 
 /// A tool's error; a stop of the agent is no failure.

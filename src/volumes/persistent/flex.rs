@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::super::error::{Step, VolumeError};
+use super::super::error::VolumeError;
+use super::super::kind::Phase;
 use super::filesystem::tool;
 use super::host::Host;
 use super::tools::clip;
@@ -222,7 +223,7 @@ impl Drivers {
 }
 
 fn fails(what: String) -> VolumeError {
-    VolumeError::device(Step::SetUp, what)
+    VolumeError::device(Phase::SetUp, what)
 }
 
 /// The name of the plugin's directory of a driver below `pods/<uid>/volumes`.

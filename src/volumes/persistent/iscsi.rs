@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::error::{Step, VolumeError};
+use super::super::error::VolumeError;
+use super::super::kind::Phase;
 use super::filesystem::tool;
 use super::host::{Host, below};
 use super::sysfs;
@@ -125,7 +126,7 @@ pub(super) struct Chap {
 }
 
 fn attach(what: impl Into<String>) -> VolumeError {
-    VolumeError::device(Step::Attach, what)
+    VolumeError::device(Phase::WaitForAttach, what)
 }
 
 /// Commands to `iscsiadm`.
@@ -201,7 +202,7 @@ pub(super) fn attach_disk(
             if !hosts.contains_key(portal) {
                 match log_in(&admin, disk, portal, (chap, credentials)) {
                     Ok(()) => hosts = sysfs::portal_hosts(host, &disk.iqn),
-                    Err(error @ VolumeError::Device { .. }) => {
+                    Err(error @ VolumeError::Kind(_)) => {
                         last = Some(error);
                         continue;
                     }

@@ -3,7 +3,8 @@
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use super::super::error::{Step, VolumeError};
+use super::super::error::VolumeError;
+use super::super::kind::Phase;
 use super::host::{Host, below};
 use crate::model::persistent::Local;
 
@@ -16,7 +17,7 @@ pub(super) enum Place {
 
 /// Looks at the path. Its file system may hang.
 pub(super) fn place(host: &dyn Host, volume: &str, source: &Local) -> Result<Place, VolumeError> {
-    let fails = |what: String| VolumeError::device(Step::MountDevice, what);
+    let fails = |what: String| VolumeError::device(Phase::MountDevice, what);
     if source.path.is_empty() {
         return Err(fails(format!("LocalVolume volume {volume:?} path is empty")));
     }

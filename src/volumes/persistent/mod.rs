@@ -23,10 +23,11 @@ use std::ffi::CString;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::error::{Step, VolumeError};
+use super::error::VolumeError;
+use super::kind::{CsiVolumes, Form, Phase};
 use super::ownership::{self, Broken, Policy};
 use super::{empty_dir, host_path, paths};
 use crate::kube::PodApi;
@@ -35,9 +36,10 @@ use crate::model::api::Volume;
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
-use crate::model::persistent::{self, Flex, Iscsi, Mode, SecretRef, Source, Spec};
+use crate::model::persistent::{self, Flex, Iscsi, Mode, Source, Spec};
 use crate::model::pod::Pod;
 use crate::model::reasons;
+use crate::model::storage::SecretReference;
 use crate::util::atomic_file;
 use crate::util::stop::StopToken;
 use crate::util::tree;
@@ -58,11 +60,12 @@ pub(super) struct Kinds {
     api: Option<PodApi>,
     events: EventSink,
     drivers: flex::Drivers,
+    csi: Option<Arc<dyn CsiVolumes>>,
     locks: Locks,
     /// The pod that uses a ReadWriteOncePod volume, by the name of the volume.
     singles: Mutex<HashMap<String, PodUid>>,
     /// The plugin of each volume of a claim, once it is known.
-    plugins: Mutex<HashMap<PodUid, HashMap<String, String>>>,
+    plugins: Mutex<HashMap<PodUid, HashMap<String, &'static str>>>,
 }
 
 impl std::fmt::Debug for Kinds {
@@ -92,10 +95,17 @@ impl Kinds {
             api,
             events,
             drivers: flex::Drivers::new(plugin_dir),
+            csi: None,
             locks: Locks::default(),
             singles: Mutex::default(),
             plugins: Mutex::default(),
         }
+    }
+
+    /// Serves volumes of CSI drivers too.
+    pub(super) fn with_csi(mut self, csi: Arc<dyn CsiVolumes>) -> Kinds {
+        self.csi = Some(csi);
+        self
     }
 
     /// Whether volumes of this kind are set up here.
@@ -109,13 +119,10 @@ impl Kinds {
     }
 
     /// The name of the volume's plugin; `None` for a claim that was not resolved yet.
-    pub(super) fn plugin(&self, uid: &PodUid, volume: &Volume) -> Option<String> {
+    pub(super) fn plugin(&self, uid: &PodUid, volume: &Volume) -> Option<&'static str> {
         let known = self.plugins.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = known.get(uid).and_then(|volumes| volumes.get(&volume.name)).cloned();
-        found.or_else(|| match &volume.flex_volume {
-            Some(flex) => Some(format!("flexvolume-{}", flex.driver)),
-            None => inline_plugin(volume).map(str::to_owned),
-        })
+        let found = known.get(uid).and_then(|volumes| volumes.get(&volume.name)).copied();
+        found.or_else(|| inline_plugin(volume))
     }
 
     /// Forgets the pod, whose volumes are gone.
@@ -185,9 +192,9 @@ impl Kinds {
             .unwrap_or_else(PoisonError::into_inner)
             .entry(pod.uid().clone())
             .or_default()
-            .insert(volume.name.clone(), plugin.clone());
+            .insert(volume.name.clone(), plugin);
         self.claim_alone(pod, &spec)?;
-        if spec.mode == Mode::Block {
+        if spec.mode == Mode::Block && !matches!(spec.source, Source::Csi(_)) {
             return self.map_device(pod, &volume.name, &spec, stop);
         }
         let mounted = |host_path: PathBuf, selinux_relabel| MountedVolume {
@@ -202,12 +209,12 @@ impl Kinds {
                 Ok(MountedVolume { read_only: spec.read_only, ..found })
             }
             Source::Nfs(source) => {
-                let target = self.target(pod.uid(), &plugin, &spec.name)?;
+                let target = self.target(pod.uid(), plugin, &spec.name)?;
                 nfs::set_up(&*self.host, &spec, source, &target, stop).inspect_err(|_| remove_dir(&target))?;
                 Ok(mounted(target, false))
             }
             Source::Local(source) => {
-                let target = self.target(pod.uid(), &plugin, &spec.name)?;
+                let target = self.target(pod.uid(), plugin, &spec.name)?;
                 match local::place(&*self.host, &spec.name, source)? {
                     local::Place::Directory(path) => self.bind(pod, &spec, (&path, &target))?,
                     local::Place::Device(device) => {
@@ -221,7 +228,7 @@ impl Kinds {
                 Ok(mounted(target, true))
             }
             Source::Iscsi(source) => {
-                let target = self.target(pod.uid(), &plugin, &spec.name)?;
+                let target = self.target(pod.uid(), plugin, &spec.name)?;
                 let wanted = iscsi::Disk::of(&spec.name, source);
                 let global = devices::plugins(&self.root_dir).join("iscsi").join(relative(wanted.dir())?);
                 let disk = Disk { global, fs_type: &source.fs_type };
@@ -234,7 +241,7 @@ impl Kinds {
                 Ok(mounted(target, true))
             }
             Source::Fc(source) => {
-                let target = self.target(pod.uid(), &plugin, &spec.name)?;
+                let target = self.target(pod.uid(), plugin, &spec.name)?;
                 let wanted = fc::Disk::of(source)?;
                 let global = devices::plugins(&self.root_dir).join("fc").join(relative(wanted.dir())?);
                 let disk = Disk { global, fs_type: source.fs_type.as_deref().unwrap_or_default() };
@@ -248,9 +255,27 @@ impl Kinds {
                 let relabel = self.set_up_flex(pod, &spec, source, &target, stop)?;
                 Ok(mounted(target, relabel))
             }
-            Source::Csi(_) => Err(VolumeError::Unsupported { kind: "csi".to_owned() }),
+            Source::Csi(_) => self.set_up_csi(pod, &volume.name, &spec, stop),
             Source::Other(kind) => Err(VolumeError::Unsupported { kind: kind.clone() }),
         }
+    }
+
+    /// Volumes of CSI drivers are set up by their own part of this room.
+    fn set_up_csi(
+        &self,
+        pod: &Pod,
+        volume: &str,
+        spec: &Spec,
+        stop: &StopToken,
+    ) -> Result<MountedVolume, VolumeError> {
+        let Some(csi) = &self.csi else { return Err(VolumeError::Unsupported { kind: "csi".to_owned() }) };
+        let ready = csi.kind(pod, volume, spec)?.set_up(stop)?;
+        Ok(MountedVolume {
+            volume: volume.to_owned(),
+            host_path: ready.host_path,
+            read_only: ready.read_only,
+            selinux_relabel: ready.selinux_relabel && ready.form == Form::Filesystem,
+        })
     }
 
     /// Refuses a volume for one pod that another pod of this node has.
@@ -384,7 +409,7 @@ impl Kinds {
         let chap = iscsi::Chap { discovery: source.chap_discovery, session: source.chap_session };
         let mut credentials = iscsi::Credentials::new();
         if chap.discovery || chap.session {
-            let secret = self.secret(source.secret_ref.as_ref(), Step::Attach)?;
+            let secret = self.secret(source.secret_ref.as_ref(), Phase::WaitForAttach)?;
             let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
             credentials.extend(secret.into_iter().map(|(key, value)| (key, text(value))));
         }
@@ -393,14 +418,14 @@ impl Kinds {
 
     fn secret(
         &self,
-        wanted: Option<&SecretRef>,
-        step: Step,
+        wanted: Option<&SecretReference>,
+        phase: Phase,
     ) -> Result<std::collections::BTreeMap<String, Vec<u8>>, VolumeError> {
-        let Some(SecretRef { name, namespace }) = wanted.filter(|wanted| !wanted.name.is_empty()) else {
+        let Some(SecretReference { name, namespace }) = wanted.filter(|wanted| !wanted.name.is_empty()) else {
             return Ok(Default::default());
         };
         let fails =
-            |why: String| VolumeError::device(step, format!("couldn't get secret {namespace}/{name} err: {why}"));
+            |why: String| VolumeError::device(phase, format!("couldn't get secret {namespace}/{name} err: {why}"));
         let api = self.api.as_ref().ok_or_else(|| fails("there is no API server".to_owned()))?;
         match api.claims.secret(namespace, name) {
             Ok(object) => Ok(object.data),
@@ -439,7 +464,7 @@ impl Kinds {
             }
             secret
         });
-        let secret = self.secret(wanted.as_ref(), Step::SetUp)?;
+        let secret = self.secret(wanted.as_ref(), Phase::SetUp)?;
         let options = flex::options(spec, source, &flex::pod_options(pod, gid, &secret));
         let is_done = self
             .drivers
@@ -447,7 +472,7 @@ impl Kinds {
             .inspect_err(|_| remove_dir(target))?;
         if !is_done {
             let Some(global) = global else {
-                return Err(VolumeError::device(Step::SetUp, format!("driver {driver} supports no mount")));
+                return Err(VolumeError::device(Phase::SetUp, format!("driver {driver} supports no mount")));
             };
             host.bind(&global, target, Access::of(spec.read_only)).inspect_err(|_| remove_dir(target))?;
         }
@@ -491,7 +516,7 @@ impl Kinds {
         spec: &Spec,
         stop: &StopToken,
     ) -> Result<MountedVolume, VolumeError> {
-        let fails = |what: String| VolumeError::device(Step::MapDevice, what);
+        let fails = |what: String| VolumeError::device(Phase::MapBlockVolume, what);
         let top = devices::plugins(&self.root_dir);
         let (global, device, _lock) = match &spec.source {
             Source::Local(source) => {
@@ -521,7 +546,6 @@ impl Kinds {
                 make_dirs(&global)?;
                 (global, PathBuf::from(fc::attach_disk(&*self.host, &disk)?), lock)
             }
-            Source::Csi(_) => return Err(VolumeError::Unsupported { kind: "csi".to_owned() }),
             other => return Err(fails(format!("volumes of {} have no block mode", plugin_of(other)))),
         };
         let device = std::fs::canonicalize(&device)
@@ -556,16 +580,16 @@ fn link(dir: std::os::fd::BorrowedFd<'_>, name: &std::ffi::CStr, device: &Path) 
 }
 
 /// The name of the plugin that serves a source.
-fn plugin_of(source: &Source) -> String {
+fn plugin_of(source: &Source) -> &'static str {
     match source {
-        Source::HostPath(_) => "kubernetes.io/host-path".to_owned(),
-        Source::Local(_) => "kubernetes.io/local-volume".to_owned(),
-        Source::Nfs(_) => "kubernetes.io/nfs".to_owned(),
-        Source::Iscsi(_) => "kubernetes.io/iscsi".to_owned(),
-        Source::Fc(_) => "kubernetes.io/fc".to_owned(),
-        Source::Flex(flex) => format!("flexvolume-{}", flex.driver),
-        Source::Csi(csi) => format!("kubernetes.io/csi:{}", csi.driver),
-        Source::Other(kind) => kind.clone(),
+        Source::HostPath(_) => "kubernetes.io/host-path",
+        Source::Local(_) => "kubernetes.io/local-volume",
+        Source::Nfs(_) => "kubernetes.io/nfs",
+        Source::Iscsi(_) => "kubernetes.io/iscsi",
+        Source::Fc(_) => "kubernetes.io/fc",
+        Source::Flex(_) => "kubernetes.io/flexvolume",
+        Source::Csi(_) => "kubernetes.io/csi",
+        Source::Other(_) => "unknown",
     }
 }
 

@@ -6,7 +6,8 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use super::super::error::{Step, VolumeError};
+use super::super::error::VolumeError;
+use super::super::kind::Phase;
 use super::host::{Host, below};
 
 /// The most entries of a directory that are looked at.
@@ -129,7 +130,7 @@ pub(super) fn lun_disks(host: &dyn Host, iqn: &str, lun: i32) -> Vec<String> {
 pub(super) fn scan_lun(host: &dyn Host, number: u32, lun: i32) -> Result<(), VolumeError> {
     let path = below(host, &format!("/sys/class/scsi_host/host{number}/scan"));
     write(&path, &format!("0 0 {lun}"))
-        .map_err(|error| VolumeError::device(Step::Attach, format!("cannot write {}: {error}", path.display())))
+        .map_err(|error| VolumeError::device(Phase::WaitForAttach, format!("cannot write {}: {error}", path.display())))
 }
 
 /// Makes the kernel look for new disks at all SCSI hosts.
