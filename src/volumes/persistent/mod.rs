@@ -6,14 +6,17 @@
 //! as it is. Disks are mounted once below `plugins`, and bound to each pod; [`Kinds::sweep`] unmounts
 //! and detaches those that no pod uses any more.
 
+mod block;
 mod devices;
 mod fc;
 mod filesystem;
 mod flex;
+mod flex_mount;
 mod host;
 mod iscsi;
 mod local;
 mod nfs;
+mod owner;
 mod sweep;
 mod sysfs;
 mod tools;
@@ -21,36 +24,29 @@ mod tools;
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use super::error::VolumeError;
 use super::kind::{CsiVolumes, Form, Phase};
-use super::ownership::{self, Broken, Policy};
-use super::{empty_dir, host_path, paths};
+use super::{host_path, paths};
 use crate::kube::PodApi;
 use crate::kube::claims::ReadError;
 use crate::model::api::Volume;
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
-use crate::model::persistent::{self, Flex, Iscsi, Mode, Source, Spec};
+use crate::model::persistent::{self, Iscsi, Mode, Source, Spec};
 use crate::model::pod::Pod;
-use crate::model::reasons;
 use crate::model::storage::SecretReference;
 use crate::util::atomic_file;
 use crate::util::stop::StopToken;
 use crate::util::tree;
 
 use devices::{Lock, Locks};
-use host::{Access, Host, RealHost, mount_at};
+use host::{Host, RealHost, mount_at};
 pub use tools::ToolError;
-
-/// The first event about a slow change of owners, and the time between later ones.
-const OWNERS_SLOW: Duration = Duration::from_secs(30);
-const OWNERS_AGAIN: Duration = Duration::from_secs(60);
 
 /// The kinds of volumes, with what they share.
 pub(super) struct Kinds {
@@ -334,72 +330,6 @@ impl Kinds {
         Ok(lock)
     }
 
-    /// Binds a directory to the pod's volume, and sets the group of its files.
-    fn bind(&self, pod: &Pod, spec: &Spec, (from, target): (&Path, &Path)) -> Result<(), VolumeError> {
-        let table = self.host.mounts()?;
-        let was_mounted = mount_at(&table, target).is_some();
-        if !was_mounted {
-            let access = Access::of(spec.read_only);
-            self.host.bind(from, target, access).inspect_err(|_| remove_dir(target))?;
-        }
-        if spec.read_only {
-            return Ok(());
-        }
-        let Some(gid) = empty_dir::fs_group(pod) else { return Ok(()) };
-        if matches!(spec.source, Source::Local(_)) && self.is_shared(target)? {
-            self.compare_group(pod, spec, target, gid);
-            return Ok(());
-        }
-        // An earlier attempt that was interrupted has not changed the root.
-        self.own(pod, target, gid, if was_mounted { Policy::OnRootMismatch } else { policy(pod) })
-    }
-
-    /// Whether another pod has a mount of the same directory.
-    fn is_shared(&self, target: &Path) -> Result<bool, VolumeError> {
-        let table = self.host.mounts()?;
-        let Some(own) = mount_at(&table, target) else { return Ok(false) };
-        let pods = paths::pods(&self.root_dir);
-        let is_same = |mount: &&super::mounts::Mount| {
-            mount.device == own.device && mount.root == own.root && mount.point != target
-        };
-        Ok(table.iter().filter(is_same).any(|mount| mount.point.starts_with(&pods) && is_volume(&mount.point)))
-    }
-
-    fn compare_group(&self, pod: &Pod, spec: &Spec, target: &Path, gid: u32) {
-        let Ok(found) = std::fs::metadata(target) else { return };
-        if found.mode() & 0o2000 != 0 && found.gid() != gid {
-            let message = format!(
-                "The requested fsGroup is {gid}, but the volume {} has GID {}. The volume may not be shareable.",
-                spec.name,
-                found.gid()
-            );
-            self.events.warning(pod, reasons::ALREADY_MOUNTED_VOLUME, message);
-        }
-    }
-
-    /// Sets the group of all files. The walk continues when the set-up is over its time: each
-    /// attempt would begin at the first file.
-    fn own(&self, pod: &Pod, target: &Path, gid: u32, policy: Policy) -> Result<(), VolumeError> {
-        let dir = tree::open(target).map_err(VolumeError::io("open", target))?;
-        let mut next = Instant::now() + OWNERS_SLOW;
-        let mut progress = |count: u64| {
-            if Instant::now() >= next {
-                next = Instant::now() + OWNERS_AGAIN;
-                let name = target.file_name().unwrap_or_default().to_string_lossy();
-                let message = format!(
-                    "Setting volume ownership for {name} is taking longer than expected, processed {count} files"
-                );
-                self.events.warning(pod, reasons::VOLUME_PERMISSION_CHANGE, message);
-            }
-        };
-        let access = (ownership::Access::Write, policy);
-        match ownership::give(dir.as_fd(), gid, access, &StopToken::never(), &mut progress) {
-            Ok(_) => Ok(()),
-            Err(Broken::Stopping) => Err(VolumeError::Stopping),
-            Err(Broken::Failed(errno)) => Err(VolumeError::io("set the group of", target)(errno)),
-        }
-    }
-
     fn attach_iscsi(
         &self,
         disk: &iscsi::Disk,
@@ -434,149 +364,6 @@ impl Kinds {
         }
     }
 
-    /// Returns whether the runtime may relabel the files.
-    fn set_up_flex(
-        &self,
-        pod: &Pod,
-        spec: &Spec,
-        source: &Flex,
-        target: &Path,
-        stop: &StopToken,
-    ) -> Result<bool, VolumeError> {
-        let (host, driver) = (&*self.host, source.driver.as_str());
-        let able = self.drivers.init(host, driver, stop)?;
-        if mount_at(&host.mounts()?, target).is_some() {
-            return Ok(able.selinux_relabel);
-        }
-        let mut global = None;
-        let mut lock = None;
-        if able.attach {
-            let dir = devices::plugins(&self.root_dir).join("flexvolume");
-            let dir = dir.join(relative(PathBuf::from(driver))?).join("mounts").join(paths::element(&spec.name)?);
-            lock = Some(self.locks.take(&dir, stop)?);
-            self.mount_flex_device(spec, source, &dir, stop)?;
-            global = Some(dir);
-        }
-        let gid = empty_dir::fs_group(pod);
-        let wanted = source.secret_ref.clone().map(|mut secret| {
-            if secret.namespace.is_empty() {
-                secret.namespace = pod.namespace().to_owned();
-            }
-            secret
-        });
-        let secret = self.secret(wanted.as_ref(), Phase::SetUp)?;
-        let options = flex::options(spec, source, &flex::pod_options(pod, gid, &secret));
-        let is_done = self
-            .drivers
-            .mount(host, (driver, target), &options, stop)
-            .inspect_err(|_| remove_dir(target))?;
-        if !is_done {
-            let Some(global) = global else {
-                return Err(VolumeError::device(Phase::SetUp, format!("driver {driver} supports no mount")));
-            };
-            host.bind(&global, target, Access::of(spec.read_only)).inspect_err(|_| remove_dir(target))?;
-        }
-        drop(lock);
-        if able.fs_group && !spec.read_only
-            && let Some(gid) = gid
-        {
-            self.own(pod, target, gid, policy(pod))?;
-        }
-        Ok(able.selinux_relabel)
-    }
-
-    fn mount_flex_device(
-        &self,
-        spec: &Spec,
-        source: &Flex,
-        dir: &Path,
-        stop: &StopToken,
-    ) -> Result<(), VolumeError> {
-        let (host, driver) = (&*self.host, source.driver.as_str());
-        if mount_at(&host.mounts()?, dir).is_some() {
-            return Ok(());
-        }
-        let options = flex::options(spec, source, &[]);
-        let device = self.drivers.attach(host, (driver, &self.node), &options, stop)?;
-        make_dirs(dir)?;
-        let is_done = self.drivers.mount_device(host, (driver, dir, &device), &options, stop)?;
-        if is_done || device.is_empty() {
-            return Ok(());
-        }
-        let access = if spec.read_only { "ro" } else { "rw" };
-        let at = (Path::new(&device), dir);
-        filesystem::format_and_mount(host, at, &source.fs_type, &[access.to_owned()], stop)
-    }
-
-    /// Makes a block device ready for the pod: links to it, and its path.
-    fn map_device(
-        &self,
-        pod: &Pod,
-        volume: &str,
-        spec: &Spec,
-        stop: &StopToken,
-    ) -> Result<MountedVolume, VolumeError> {
-        let fails = |what: String| VolumeError::device(Phase::MapBlockVolume, what);
-        let top = devices::plugins(&self.root_dir);
-        let (global, device, _lock) = match &spec.source {
-            Source::Local(source) => {
-                let global = top.join("local-volume/volumeDevices").join(paths::element(&spec.name)?);
-                let lock = self.locks.take(&global, stop)?;
-                make_dirs(&global)?;
-                match local::place(&*self.host, &spec.name, source)? {
-                    local::Place::Device(device) => (global, device, lock),
-                    local::Place::Directory(path) => {
-                        return Err(fails(format!("{} is not a block device", path.display())));
-                    }
-                }
-            }
-            Source::Iscsi(source) => {
-                let disk = iscsi::Disk::of(&spec.name, source);
-                let global = top.join("iscsi/volumeDevices").join(relative(disk.dir())?);
-                let lock = self.locks.take(&global, stop)?;
-                make_dirs(&global)?;
-                write_state(&global, &disk)?;
-                let device = self.attach_iscsi(&disk, source, stop)?;
-                (global, device, lock)
-            }
-            Source::Fc(source) => {
-                let disk = fc::Disk::of(source)?;
-                let global = top.join("fc/volumeDevices").join(relative(disk.dir())?);
-                let lock = self.locks.take(&global, stop)?;
-                make_dirs(&global)?;
-                (global, PathBuf::from(fc::attach_disk(&*self.host, &disk)?), lock)
-            }
-            other => return Err(fails(format!("volumes of {} have no block mode", plugin_of(other)))),
-        };
-        let device = std::fs::canonicalize(&device)
-            .map_err(|error| fails(format!("cannot find device {}: {error}", device.display())))?;
-        let plugin = plugin_of(&spec.source).replace('/', "~");
-        let mut dir = paths::open_pod(&self.root_dir, pod.uid())?;
-        let path = paths::pod(&self.root_dir, pod.uid())?.join("volumeDevices").join(&plugin);
-        for name in [c"volumeDevices".to_owned(), paths::c_name(&plugin)?] {
-            dir = tree::make_at(dir.as_fd(), &name, 0o750).map_err(VolumeError::io("make directory", &path))?.0;
-        }
-        let name = paths::c_name(&spec.name)?;
-        link(dir.as_fd(), &name, &device).map_err(VolumeError::io("make a link in", &path))?;
-        let global_dir = tree::open(&global).map_err(VolumeError::io("open", &global))?;
-        let uid = paths::c_name(pod.uid().as_str())?;
-        link(global_dir.as_fd(), &uid, &device).map_err(VolumeError::io("make a link in", &global))?;
-        Ok(MountedVolume {
-            volume: volume.to_owned(),
-            host_path: device,
-            read_only: spec.read_only,
-            selinux_relabel: false,
-        })
-    }
-}
-
-/// Makes or replaces a link to a device.
-fn link(dir: std::os::fd::BorrowedFd<'_>, name: &std::ffi::CStr, device: &Path) -> rustix::io::Result<()> {
-    match rustix::fs::unlinkat(dir, name, rustix::fs::AtFlags::empty()) {
-        Ok(()) | Err(rustix::io::Errno::NOENT) => {}
-        Err(errno) => return Err(errno),
-    }
-    rustix::fs::symlinkat(device, dir, name)
 }
 
 /// The name of the plugin that serves a source.
@@ -604,20 +391,6 @@ pub(super) fn inline_plugin(volume: &Volume) -> Option<&'static str> {
     } else {
         volume.flex_volume.as_ref().map(|_| "kubernetes.io/flexvolume")
     }
-}
-
-/// `fsGroupChangePolicy` of the pod.
-fn policy(pod: &Pod) -> Policy {
-    let context = pod.spec().security_context.as_ref();
-    match context.and_then(|context| context.fs_group_change_policy.as_deref()) {
-        Some("OnRootMismatch") => Policy::OnRootMismatch,
-        _ => Policy::Always,
-    }
-}
-
-/// Whether a mount point is a volume of a pod, and not a sub path of one.
-fn is_volume(point: &Path) -> bool {
-    !point.components().any(|part| part.as_os_str() == paths::SUB_PATHS)
 }
 
 /// A path of plain names: names of targets come from objects.

@@ -1,5 +1,6 @@
 //! Tests of the kinds together: commands and mounts of a fake node.
 
+use super::host::Access;
 use super::host::fake::FakeHost;
 use super::sysfs::tests::{link as device_link, session};
 use super::*;
@@ -8,7 +9,7 @@ use crate::kube::objects::Objects;
 use crate::kube::runtime_classes::RuntimeClasses;
 use crate::kube::tokens::Tokens;
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::time::Duration;
 
 struct Node {
     root: tempfile::TempDir,
@@ -268,12 +269,12 @@ fn data_in_the_directory_of_a_device_are_never_removed() {
 #[test]
 fn block_volume_is_linked_and_released() {
     let node = node(json!({"fc": {"targetWWNs": ["500a"], "lun": 0}, "volumeMode": "Block"}));
-    device_link(node.root.path(), "dev/disk/by-path/fc-0x500a-lun-0", "dev/sda");
+    device_link(node.root.path(), "dev/disk/by-path/fc-0x500a-lun-0", "dev/disk-of-the-test");
     // The fake device is not in /dev of this machine.
     let mut volume = claimed();
     volume["block"] = json!(true);
     let error = node.set_up("u1", volume).unwrap_err();
-    assert!(error.starts_with("cannot find device /dev/sda"), "{error}");
+    assert!(error.starts_with("cannot find device /dev/disk-of-the-test"), "{error}");
     // Half of the work was done: the sweep removes it.
     assert!(node.kinds.has_devices());
     node.kinds.sweep(&StopToken::never()).unwrap();
