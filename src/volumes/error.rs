@@ -7,6 +7,7 @@ use super::atomic_writer::{MAX_BYTES, PathError};
 use super::kind::{Certainty, KindError, Phase};
 use crate::kube::objects::ObjectError;
 use crate::model::mount::SubPathFailure;
+use crate::util::child::ChildError;
 use crate::util::error_chain::chain;
 
 /// The failure of an operation on a volume or directory.
@@ -162,7 +163,7 @@ pub enum VolumeError {
     InUse,
     /// A helper program is missing, or gave no result.
     #[error(transparent)]
-    Tool(#[from] super::persistent::ToolError),
+    Tool(#[from] ToolError),
     /// No way to unmount ends.
     #[error("cannot unmount {}: its server does not respond", path.display())]
     UnmountHangs {
@@ -172,6 +173,28 @@ pub enum VolumeError {
     /// The agent stops.
     #[error("stopping")]
     Stopping,
+}
+
+/// Why a helper program gave no result.
+#[derive(Debug, thiserror::Error)]
+pub enum ToolError {
+    /// It is not installed.
+    #[error("{program} is not installed on this node{packages}")]
+    Missing {
+        /// Its name.
+        program: String,
+        /// The packages that contain it, in brackets; empty if they are not known.
+        packages: String,
+    },
+    /// It hung, wrote too much, or the agent stops.
+    #[error(transparent)]
+    Child(#[from] ChildError),
+}
+
+impl ToolError {
+    pub(super) fn is_stopping(&self) -> bool {
+        matches!(self, ToolError::Child(ChildError::Stopped { .. }))
+    }
 }
 
 impl VolumeError {

@@ -42,8 +42,7 @@ mod sub_path;
 mod teardown;
 mod unmount;
 
-pub use error::VolumeError;
+pub use error::{ToolError, VolumeError};
 pub use manager::{Deps, Lingering, Settings, Volumes};
-pub use persistent::ToolError;
 pub use setup::plugins;
 pub use unmount::{Stuck, stuck};

@@ -841,8 +841,8 @@ mod tests {
     fn volume_that_needs_a_missing_feature_fails_with_its_cause() {
         for (source, text) in [
             (
-                json!({"nfs": {"server": "s", "path": "/x"}}),
-                "volumes of type nfs are not supported by this version of coracle",
+                json!({"rbd": {"image": "i", "monitors": []}}),
+                "volumes of type rbd are not supported by this version of coracle",
             ),
             (
                 json!({"secret": {"secretName": "x"}}),

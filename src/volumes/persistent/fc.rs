@@ -4,12 +4,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::super::error::VolumeError;
+use super::super::error::{ToolError, VolumeError};
 use super::super::kind::Phase;
 use super::filesystem::tool;
 use super::host::{Host, below};
 use super::sysfs;
-use super::tools::ToolError;
 use crate::model::api::FCVolumeSource;
 use crate::util::stop::StopToken;
 

@@ -9,10 +9,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use super::super::error::VolumeError;
+use super::super::error::{ToolError, VolumeError};
 use super::super::kind::Phase;
 use super::host::Host;
-use super::tools::{Ended, ToolError, has_mount_helper};
+use super::tools::{Ended, has_mount_helper, missing};
 use crate::util::stop::StopToken;
 
 /// The limit of a mount: less than that of a set-up.
@@ -64,7 +64,7 @@ pub(super) fn mount(
     let helper = format!("mount.{kind}");
     let lacks_helper = ended.output.contains("helper program") || ended.output.contains(&helper);
     if lacks_helper && kind.starts_with("nfs") && !has_mount_helper(host.root(), &helper) {
-        return Err(VolumeError::Tool(ToolError::Missing { program: helper }));
+        return Err(VolumeError::Tool(missing(&helper)));
     }
     Err(VolumeError::device(
         Phase::SetUp,

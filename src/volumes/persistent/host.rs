@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use rustix::mount::MountFlags;
 
-use super::super::error::VolumeError;
+use super::super::error::{ToolError, VolumeError};
 use super::super::mounts::{self, Mount};
 use super::super::unmount;
-use super::tools::{self, Ended, ToolError};
+use super::tools::{self, Ended};
 use crate::util::stop::{StopToken, Waited};
 
 /// The node.
@@ -142,7 +142,7 @@ pub(super) mod fake {
         /// The next command that begins with `prefix` has no program.
         pub(in super::super) fn lacks(&self, prefix: &str) {
             let program = prefix.split(' ').next().unwrap_or_default().to_owned();
-            let answer = (prefix.to_owned(), Err(ToolError::Missing { program }));
+            let answer = (prefix.to_owned(), Err(tools::missing(&program)));
             self.answers.lock().unwrap().push_back(answer);
         }
 

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::error::VolumeError;
+use super::super::error::{ToolError, VolumeError};
 use super::super::kind::Phase;
 use super::filesystem::tool;
 use super::host::{Host, below};
 use super::sysfs;
-use super::tools::{Ended, ToolError};
+use super::tools::Ended;
 use crate::model::persistent::Iscsi;
 use crate::util::stop::StopToken;
 

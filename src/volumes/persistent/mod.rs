@@ -46,7 +46,6 @@ use crate::util::tree;
 
 use devices::{Lock, Locks};
 use host::{Host, RealHost, mount_at};
-pub use tools::ToolError;
 
 /// The kinds of volumes, with what they share.
 pub(super) struct Kinds {

@@ -4,6 +4,7 @@ use super::host::Access;
 use super::host::fake::FakeHost;
 use super::sysfs::tests::{link as device_link, session};
 use super::*;
+use super::super::error::ToolError;
 use crate::kube::claims::Claims;
 use crate::kube::objects::Objects;
 use crate::kube::runtime_classes::RuntimeClasses;

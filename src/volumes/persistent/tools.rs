@@ -4,7 +4,8 @@
 use std::process::Command;
 use std::time::Duration;
 
-use crate::util::child::{self, ChildError, Limits};
+use super::super::error::ToolError;
+use crate::util::child::{self, Limits};
 use crate::util::stop::StopToken;
 
 /// The most output of a program that is kept.
@@ -67,35 +68,15 @@ impl Ended {
     }
 }
 
-/// Why a program gave no result.
-#[derive(Debug, thiserror::Error)]
-pub enum ToolError {
-    /// It is not installed.
-    #[error("{}", missing(.program))]
-    Missing {
-        /// Its name.
-        program: String,
-    },
-    /// It hung, wrote too much, or the agent stops.
-    #[error(transparent)]
-    Child(#[from] ChildError),
-}
-
-impl ToolError {
-    pub(super) fn is_stopping(&self) -> bool {
-        matches!(self, ToolError::Child(ChildError::Stopped { .. }))
-    }
-}
-
-/// The message for a program that is not installed.
-fn missing(program: &str) -> String {
-    match PACKAGES.iter().find(|(name, _)| *name == program) {
-        Some((_, [debian, alpine, fedora])) => format!(
-            "{program} is not installed on this node (package {debian} on Debian, {alpine} on Alpine, \
-             {fedora} on Fedora)"
-        ),
-        None => format!("{program} is not installed on this node"),
-    }
+/// The error for a program that is not installed.
+pub(super) fn missing(program: &str) -> ToolError {
+    let packages = match PACKAGES.iter().find(|(name, _)| *name == program) {
+        Some((_, [debian, alpine, fedora])) => {
+            format!(" (package {debian} on Debian, {alpine} on Alpine, {fedora} on Fedora)")
+        }
+        None => String::new(),
+    };
+    ToolError::Missing { program: program.to_owned(), packages }
 }
 
 /// Runs a program until its end.
@@ -117,7 +98,7 @@ pub(super) fn run(
             text.push_str(&String::from_utf8_lossy(&output.stderr));
             Ok(Ended { code: output.status.code(), output: text })
         }
-        Err(error) if error.is_missing() => Err(ToolError::Missing { program: program.to_owned() }),
+        Err(error) if error.is_missing() => Err(missing(program)),
         Err(error) => Err(ToolError::Child(error)),
     }
 }
@@ -141,6 +122,7 @@ pub(super) fn clip(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::util::child::ChildError;
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -149,7 +131,7 @@ mod tests {
         let error = run("mkfs.no-such", &[], LONG, &StopToken::never()).unwrap_err();
         assert_eq!(error.to_string(), "mkfs.no-such is not installed on this node");
         assert_eq!(
-            missing("iscsiadm"),
+            missing("iscsiadm").to_string(),
             "iscsiadm is not installed on this node (package open-iscsi on Debian, open-iscsi on Alpine, \
              iscsi-initiator-utils on Fedora)"
         );
