@@ -191,9 +191,9 @@ impl Handles {
             format!("volumes of pod {} cannot be removed for {} s: {}", one.uid, one.since.as_secs(), one.why)
         }));
         let hung = crate::volumes::stuck().into_iter().filter(|one| one.since >= SLOW_UNMOUNT);
-        problems.extend(hung.map(|one| {
-            format!("unmounting {} hangs for {} s", one.path.display(), one.since.as_secs())
-        }));
+        problems.extend(
+            hung.map(|one| format!("unmounting {} hangs for {} s", one.path.display(), one.since.as_secs())),
+        );
         let mut pods: BTreeMap<String, usize> = BTreeMap::new();
         self.each_pod(&mut |view| {
             let phase = view.pod.status.as_ref().and_then(|status| status.phase.clone());

@@ -134,7 +134,9 @@ impl Claims {
                 remember(&mut self.known().volumes, name.to_owned(), volume.clone());
                 Ok(volume)
             }
-            Err(error @ ReadError::Unavailable { .. }) => self.known().volumes.get(name).cloned().ok_or(error),
+            Err(error @ ReadError::Unavailable { .. }) => {
+                self.known().volumes.get(name).cloned().ok_or(error)
+            }
             Err(error) => {
                 self.known().volumes.remove(name);
                 Err(error)

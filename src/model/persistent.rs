@@ -258,7 +258,9 @@ pub enum ClaimProblem {
     NoVolume,
     #[error("PVC {namespace}/{claim} was not created for pod {namespace}/{pod} (pod is not owner)")]
     NotOwner { namespace: String, claim: String, pod: String },
-    #[error("found PV object {0} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim")]
+    #[error(
+        "found PV object {0} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
+    )]
     NoClaimRef(String),
     #[error("found PV object {pv} but its pv.Spec.ClaimRef.UID {found} does not point to claim.UID {wanted}")]
     OtherClaim { pv: String, found: String, wanted: String },

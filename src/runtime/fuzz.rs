@@ -14,9 +14,9 @@ use super::settings::Host;
 use super::{env_file, images};
 use crate::fuzz::{Budget, Named, Target, repeated};
 use crate::kube::PodApi;
-use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::claims::Claims;
-    use crate::kube::runtime_classes::RuntimeClasses;
+use crate::kube::objects::{Key, Kind, Object, Objects};
+use crate::kube::runtime_classes::RuntimeClasses;
 use crate::kube::services::Services;
 use crate::kube::tokens::Tokens;
 use crate::model::mount::{MountedVolume, SubPath, SubPathFailure, SubPaths};
@@ -278,7 +278,13 @@ static API: LazyLock<PodApi> = LazyLock::new(|| {
     objects.set(&Key::new(Kind::Secret, "n", "s"), None);
     let services = Services::default();
     services.replace(Vec::new());
-    PodApi { objects, tokens: Tokens::fixed(), services, classes: RuntimeClasses::none(), claims: Claims::none() }
+    PodApi {
+        objects,
+        tokens: Tokens::fixed(),
+        services,
+        classes: RuntimeClasses::none(),
+        claims: Claims::none(),
+    }
 });
 
 /// Builds the configuration of the pod's first container.

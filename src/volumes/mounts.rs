@@ -140,7 +140,8 @@ mod tests {
 
     #[test]
     fn lines_of_the_mount_table_have_device_kind_and_source() {
-        let one = line(b"99 26 0:55 /export /r/v\\040w rw,relatime shared:7 master:1 - nfs4 srv:/x rw,hard").unwrap();
+        let one = line(b"99 26 0:55 /export /r/v\\040w rw,relatime shared:7 master:1 - nfs4 srv:/x rw,hard")
+            .unwrap();
         assert_eq!((one.point.as_path(), one.root.as_path()), (Path::new("/r/v w"), Path::new("/export")));
         assert_eq!((one.device.as_str(), one.kind.as_str(), one.source.as_str()), ("0:55", "nfs4", "srv:/x"));
         assert!(one.is_remote());

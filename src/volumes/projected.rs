@@ -149,8 +149,8 @@ fn one_user(pod: &Pod) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::objects::{Key, Object, Objects};
     use crate::kube::claims::Claims;
+    use crate::kube::objects::{Key, Object, Objects};
     use crate::kube::runtime_classes::RuntimeClasses;
     use crate::kube::tokens::Tokens;
     use serde_json::{Value, json};
@@ -177,7 +177,8 @@ mod tests {
             objects,
             tokens: Tokens::fixed(),
             services: Default::default(),
-            classes: RuntimeClasses::none(), claims: Claims::none(),
+            classes: RuntimeClasses::none(),
+            claims: Claims::none(),
         }
     }
 

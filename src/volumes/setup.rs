@@ -663,19 +663,30 @@ mod tests {
 
     fn volumes(root: &Path) -> (Volumes, Receiver<Box<Event>>) {
         let (events, queue) = EventSink::new();
-        let settings = Settings { root_dir: root.to_owned(), allocatable: Default::default(), plugin_dir: Default::default(), node: String::new() };
+        let settings = Settings {
+            root_dir: root.to_owned(),
+            allocatable: Default::default(),
+            plugin_dir: Default::default(),
+            node: String::new(),
+        };
         (Volumes::new(settings, Deps { events, api: None }), queue)
     }
 
     /// Volumes with these objects of an API server.
     fn volumes_with(root: &Path, objects: &Objects) -> (Volumes, PodApi, Receiver<Box<Event>>) {
         let (events, queue) = EventSink::new();
-        let settings = Settings { root_dir: root.to_owned(), allocatable: Default::default(), plugin_dir: Default::default(), node: String::new() };
+        let settings = Settings {
+            root_dir: root.to_owned(),
+            allocatable: Default::default(),
+            plugin_dir: Default::default(),
+            node: String::new(),
+        };
         let api = PodApi {
             objects: objects.clone(),
             tokens: Tokens::fixed(),
             services: Default::default(),
-            classes: RuntimeClasses::none(), claims: Claims::none(),
+            classes: RuntimeClasses::none(),
+            claims: Claims::none(),
         };
         (Volumes::new(settings, Deps { events, api: Some(api.clone()) }), api, queue)
     }

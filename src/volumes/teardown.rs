@@ -245,7 +245,12 @@ mod tests {
 
     fn volumes(root: &Path) -> Volumes {
         let (events, _) = EventSink::new();
-        let settings = Settings { root_dir: root.to_owned(), allocatable: Default::default(), plugin_dir: Default::default(), node: String::new() };
+        let settings = Settings {
+            root_dir: root.to_owned(),
+            allocatable: Default::default(),
+            plugin_dir: Default::default(),
+            node: String::new(),
+        };
         Volumes::new(settings, Deps { events, api: None })
     }
 

@@ -31,11 +31,8 @@ const MAX_STUCK: usize = 32;
 static STUCK: Mutex<Vec<(PathBuf, Instant)>> = Mutex::new(Vec::new());
 
 /// The ways to unmount, in order.
-const WAYS: [(UnmountFlags, Duration); 3] = [
-    (UnmountFlags::empty(), PLAIN),
-    (UnmountFlags::FORCE, FORCED),
-    (UnmountFlags::DETACH, LAZY),
-];
+const WAYS: [(UnmountFlags, Duration); 3] =
+    [(UnmountFlags::empty(), PLAIN), (UnmountFlags::FORCE, FORCED), (UnmountFlags::DETACH, LAZY)];
 
 /// A mount whose unmount hangs in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]

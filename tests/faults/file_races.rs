@@ -63,7 +63,12 @@ impl Field {
 
     fn volumes(&self, api: Option<PodApi>) -> (Arc<Volumes>, Receiver<Box<Event>>) {
         let (events, queue) = EventSink::new();
-        let settings = Settings { root_dir: self.root(), allocatable: NodeAllocatable::default(), plugin_dir: Default::default(), node: String::new() };
+        let settings = Settings {
+            root_dir: self.root(),
+            allocatable: NodeAllocatable::default(),
+            plugin_dir: Default::default(),
+            node: String::new(),
+        };
         (Arc::new(Volumes::new(settings, Deps { events, api })), queue)
     }
 

@@ -102,7 +102,11 @@ impl Place {
     fn mounts(&self) -> usize {
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let below = self.0.path().to_str().unwrap().to_owned();
-        table.lines().filter_map(|line| line.split(' ').nth(4)).filter(|mount| mount.starts_with(&below)).count()
+        table
+            .lines()
+            .filter_map(|line| line.split(' ').nth(4))
+            .filter(|mount| mount.starts_with(&below))
+            .count()
     }
 }
 

@@ -114,7 +114,8 @@ fn sources_and_options_of_a_persistent_volume_are_read() {
     assert!(matches!(&nfs.source, Source::Nfs(source) if source.server == "s"));
     assert_eq!((nfs.name.as_str(), nfs.mount_options.len()), ("pv", 2));
     assert!(nfs.is_single_pod && nfs.has_grown && nfs.is_persistent);
-    let mut annotated = volume(json!({"local": {"path": "/d"}, "volumeMode": "Block", "mountOptions": ["a"]}));
+    let mut annotated =
+        volume(json!({"local": {"path": "/d"}, "volumeMode": "Block", "mountOptions": ["a"]}));
     annotated.metadata.annotations.insert(MOUNT_OPTIONS.to_owned(), "ro,noatime".to_owned());
     let local = Spec::persistent(&named(), &claim(json!({})), &annotated);
     assert_eq!((local.mode, local.mount_options), (Mode::Block, vec!["ro".to_owned(), "noatime".to_owned()]));

@@ -147,8 +147,8 @@ fn go_escaped(json: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::objects::{Key, Kind, Objects};
     use crate::kube::claims::Claims;
+    use crate::kube::objects::{Key, Kind, Objects};
     use crate::kube::runtime_classes::RuntimeClasses;
     use crate::kube::tokens::Tokens;
     use serde_json::json;
@@ -205,7 +205,8 @@ mod tests {
             objects,
             tokens: Tokens::fixed(),
             services: Default::default(),
-            classes: RuntimeClasses::none(), claims: Claims::none(),
+            classes: RuntimeClasses::none(),
+            claims: Claims::none(),
         };
         let of = |names: &[&str]| PullSecrets::of(&pod(names), Some(&api), &StopToken::never());
         let (found, missing) =

@@ -60,7 +60,8 @@ impl Kinds {
         let mut dir = paths::open_pod(&self.root_dir, pod.uid())?;
         let path = paths::pod(&self.root_dir, pod.uid())?.join("volumeDevices").join(&plugin);
         for name in [c"volumeDevices".to_owned(), paths::c_name(&plugin)?] {
-            dir = tree::make_at(dir.as_fd(), &name, 0o750).map_err(VolumeError::io("make directory", &path))?.0;
+            dir =
+                tree::make_at(dir.as_fd(), &name, 0o750).map_err(VolumeError::io("make directory", &path))?.0;
         }
         let name = paths::c_name(&spec.name)?;
         link(dir.as_fd(), &name, &device).map_err(VolumeError::io("make a link in", &path))?;

@@ -27,8 +27,7 @@ impl Disk {
     /// A WWID may contain spaces, which are underscores in names of devices.
     pub(super) fn of(source: &FCVolumeSource) -> Result<Disk, VolumeError> {
         let wwns = source.target_wwns.clone().unwrap_or_default();
-        let wwids: Vec<String> =
-            source.wwids.iter().flatten().map(|wwid| wwid.replace(' ', "_")).collect();
+        let wwids: Vec<String> = source.wwids.iter().flatten().map(|wwid| wwid.replace(' ', "_")).collect();
         let plain = |id: &String| !id.is_empty() && !id.contains(['/', '\0']);
         if wwns.is_empty() == wwids.is_empty() || (!wwns.is_empty() && source.lun.is_none()) {
             return Err(attach(format!(
@@ -58,8 +57,7 @@ impl Disk {
             let found = names.into_iter().filter(|name| wanted.contains(name));
             return found.map(|name| format!("/dev/disk/by-id/{name}")).collect();
         }
-        let ends: Vec<String> =
-            self.wwns.iter().map(|wwn| format!("fc-0x{wwn}-lun-{}", self.lun)).collect();
+        let ends: Vec<String> = self.wwns.iter().map(|wwn| format!("fc-0x{wwn}-lun-{}", self.lun)).collect();
         let is_it = |name: &String| {
             ends.iter().any(|end| {
                 name.strip_suffix(end.as_str()).is_some_and(|begin| {

@@ -243,7 +243,11 @@ pub(super) fn grow(
         log::info!("the file system of {device} has grown to the size of its device");
         return Ok(());
     }
-    Err(fails(format!("resize of device {device} failed: {}. {program} output: {}", ended.status(), ended.shown())))
+    Err(fails(format!(
+        "resize of device {device} failed: {}. {program} output: {}",
+        ended.status(),
+        ended.shown()
+    )))
 }
 
 fn probe_with(host: &dyn Host, program: &str, args: &[&str], stop: &StopToken) -> Result<Ended, VolumeError> {
@@ -338,9 +342,18 @@ mod tests {
             "cannot mount unformatted disk /dev/x as we are manipulating it in read-only mode"
         );
         for (found, text) in [
-            ("TYPE=xfs\n", "failed to mount the volume as \"ext4\", it already contains xfs. Mount error: mount f"),
-            ("PTTYPE=gpt\n", "failed to mount the volume as \"ext4\", it already contains unknown data, probably"),
-            ("DEVNAME=x\nPTTYPE=dos\nTYPE=ext4\n", "failed to mount the volume as \"ext4\", it already contains unk"),
+            (
+                "TYPE=xfs\n",
+                "failed to mount the volume as \"ext4\", it already contains xfs. Mount error: mount f",
+            ),
+            (
+                "PTTYPE=gpt\n",
+                "failed to mount the volume as \"ext4\", it already contains unknown data, probably",
+            ),
+            (
+                "DEVNAME=x\nPTTYPE=dos\nTYPE=ext4\n",
+                "failed to mount the volume as \"ext4\", it already contains unk",
+            ),
         ] {
             host.answer("blkid", 0, found);
             host.answer("mount", 32, "wrong fs type");

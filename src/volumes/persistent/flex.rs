@@ -122,8 +122,7 @@ impl Drivers {
         options: &str,
         stop: &StopToken,
     ) -> Result<String, VolumeError> {
-        let device =
-            self.call(host, driver, &["attach", options, node], stop)?.unwrap_or_default().device;
+        let device = self.call(host, driver, &["attach", options, node], stop)?.unwrap_or_default().device;
         let waited = self.call(host, driver, &["waitforattach", &device, options], stop)?;
         Ok(waited.map(|answer| answer.device).unwrap_or(device))
     }
@@ -161,7 +160,13 @@ impl Drivers {
         self.call(host, driver, &["detach", name, node], stop).map(drop)
     }
 
-    fn call(&self, host: &dyn Host, driver: &str, args: &[&str], stop: &StopToken) -> Result<Called, VolumeError> {
+    fn call(
+        &self,
+        host: &dyn Host,
+        driver: &str,
+        args: &[&str],
+        stop: &StopToken,
+    ) -> Result<Called, VolumeError> {
         let command = args.first().copied().unwrap_or_default();
         if self.with(driver, |known| known.unsupported.contains(command)) {
             return Ok(None);
@@ -244,7 +249,11 @@ pub(super) fn options(spec: &Spec, source: &Flex, more: &[(String, String)]) -> 
 }
 
 /// The further options of a mount: the pod, its group, and values of the secret.
-pub(super) fn pod_options(pod: &Pod, gid: Option<u32>, secret: &BTreeMap<String, Vec<u8>>) -> Vec<(String, String)> {
+pub(super) fn pod_options(
+    pod: &Pod,
+    gid: Option<u32>,
+    secret: &BTreeMap<String, Vec<u8>>,
+) -> Vec<(String, String)> {
     let account = pod.spec().service_account_name.clone().unwrap_or_default();
     let mut more = vec![
         ("kubernetes.io/pod.name".to_owned(), pod.name().to_owned()),
@@ -332,7 +341,11 @@ mod tests {
 
     #[test]
     fn options_have_upstreams_keys() {
-        let source = Flex { fs_type: "ext4".to_owned(), options: [("k".to_owned(), "v".to_owned())].into(), ..Flex::default() };
+        let source = Flex {
+            fs_type: "ext4".to_owned(),
+            options: [("k".to_owned(), "v".to_owned())].into(),
+            ..Flex::default()
+        };
         let spec = Spec {
             name: "pv".to_owned(),
             source: Source::Flex(source.clone()),

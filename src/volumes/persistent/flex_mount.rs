@@ -31,7 +31,8 @@ impl Kinds {
         let mut lock = None;
         if able.attach {
             let dir = devices::plugins(&self.root_dir).join("flexvolume");
-            let dir = dir.join(relative(PathBuf::from(driver))?).join("mounts").join(paths::element(&spec.name)?);
+            let dir =
+                dir.join(relative(PathBuf::from(driver))?).join("mounts").join(paths::element(&spec.name)?);
             lock = Some(self.locks.take(&dir, stop)?);
             self.mount_flex_device(spec, source, &dir, stop)?;
             global = Some(dir);
@@ -45,10 +46,8 @@ impl Kinds {
         });
         let secret = self.secret(wanted.as_ref(), Phase::SetUp)?;
         let options = flex::options(spec, source, &flex::pod_options(pod, gid, &secret));
-        let is_done = self
-            .drivers
-            .mount(host, (driver, target), &options, stop)
-            .inspect_err(|_| remove_dir(target))?;
+        let is_done =
+            self.drivers.mount(host, (driver, target), &options, stop).inspect_err(|_| remove_dir(target))?;
         if !is_done {
             let Some(global) = global else {
                 return Err(VolumeError::device(Phase::SetUp, format!("driver {driver} supports no mount")));
@@ -56,7 +55,8 @@ impl Kinds {
             host.bind(&global, target, Access::of(spec.read_only)).inspect_err(|_| remove_dir(target))?;
         }
         drop(lock);
-        if able.fs_group && !spec.read_only
+        if able.fs_group
+            && !spec.read_only
             && let Some(gid) = gid
         {
             self.own(pod, target, gid, policy(pod))?;

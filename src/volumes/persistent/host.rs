@@ -15,13 +15,8 @@ use crate::util::stop::{StopToken, Waited};
 /// The node.
 pub(super) trait Host: Send + Sync {
     /// Runs a helper program until its end.
-    fn run(
-        &self,
-        program: &str,
-        args: &[&str],
-        time: Duration,
-        stop: &StopToken,
-    ) -> Result<Ended, ToolError>;
+    fn run(&self, program: &str, args: &[&str], time: Duration, stop: &StopToken)
+    -> Result<Ended, ToolError>;
 
     /// The mount table.
     fn mounts(&self) -> Result<Vec<Mount>, VolumeError>;

@@ -61,9 +61,8 @@ pub(super) struct Disk {
 impl Disk {
     pub(super) fn of(volume: &str, source: &Iscsi) -> Disk {
         let with_port = |portal: &String| {
-            let has_port = portal.rsplit_once(':').is_some_and(|(host, _)| {
-                !host.contains(':') || host.ends_with(']')
-            });
+            let has_port =
+                portal.rsplit_once(':').is_some_and(|(host, _)| !host.contains(':') || host.ends_with(']'));
             if has_port { portal.clone() } else { format!("{portal}:3260") }
         };
         let portals: Vec<String> =
@@ -164,7 +163,9 @@ impl Admin<'_> {
         what: &str,
     ) -> Result<(), VolumeError> {
         let update = |key, value| [record, &["-o", "update", "-n", key, "-v", value]].concat();
-        self.must(&update(method, "CHAP"), |out| format!("iscsi: failed to update {what} with CHAP, output: {out}"))?;
+        self.must(&update(method, "CHAP"), |out| {
+            format!("iscsi: failed to update {what} with CHAP, output: {out}")
+        })?;
         for key in keys {
             let Some(value) = credentials.get(*key).filter(|value| !value.is_empty()) else { continue };
             // The output might contain the value.
@@ -210,7 +211,9 @@ pub(super) fn attach_disk(
                 }
             }
             let Some(number) = hosts.get(portal) else {
-                last = Some(attach(format!("Could not get SCSI host number for portal {portal} after logging in")));
+                last = Some(attach(format!(
+                    "Could not get SCSI host number for portal {portal} after logging in"
+                )));
                 continue;
             };
             sysfs::scan_lun(host, *number, lun)?;
@@ -269,8 +272,9 @@ fn log_in(
         let keys = ("node.session.auth.authmethod", &SESSION_KEYS[..]);
         admin.authenticate(&node, keys, credentials, "node")?;
     }
-    let logged_in =
-        admin.must(&[&node[..], &["--login"]].concat(), |out| format!("iscsi: failed to attach disk: Error: {out}"));
+    let logged_in = admin.must(&[&node[..], &["--login"]].concat(), |out| {
+        format!("iscsi: failed to attach disk: Error: {out}")
+    });
     if let Err(error) = logged_in {
         admin.may(&["-m", "node", "-p", portal, "-I", iface, "-T", iqn, "-o", "delete"])?;
         return Err(error);
@@ -299,7 +303,9 @@ fn wait_for_device(
             }
         } else {
             let end = format!("-{end}");
-            let found = sysfs::names(&by_path).into_iter().find(|name| name.starts_with("pci-") && name.ends_with(&end));
+            let found = sysfs::names(&by_path)
+                .into_iter()
+                .find(|name| name.starts_with("pci-") && name.ends_with(&end));
             if let Some(found) = found {
                 return Ok(Some(format!("/dev/disk/by-path/{found}")));
             }
@@ -320,8 +326,9 @@ fn clone_iface(admin: &Admin<'_>, disk: &Disk) -> Result<(), VolumeError> {
     let shown = admin.must(&["-m", "iface", "-I", &disk.init_iface, "-o", "show"], |out| {
         format!("iscsi: failed to show iface records: {out}")
     })?;
-    let mut settings = settings(&shown.output)
-        .map_err(|line| attach(format!("iscsi: failed to parse iface records: invalid iface setting: {line}")))?;
+    let mut settings = settings(&shown.output).map_err(|line| {
+        attach(format!("iscsi: failed to parse iface records: invalid iface setting: {line}"))
+    })?;
     settings.insert("iface.initiatorname".to_owned(), disk.initiator_name.clone());
     let made = admin.run(&["-m", "iface", "-I", iface, "-o", "new"])?;
     if !made.is_fine() && made.code != Some(ALREADY_EXISTS) {
@@ -329,7 +336,8 @@ fn clone_iface(admin: &Admin<'_>, disk: &Disk) -> Result<(), VolumeError> {
     }
     for (key, value) in &settings {
         let update = ["-m", "iface", "-I", iface, "-o", "update", "-n", key, "-v", value];
-        if let Err(error) = admin.must(&update, |out| format!("iscsi: failed to update iface records: {out}")) {
+        if let Err(error) = admin.must(&update, |out| format!("iscsi: failed to update iface records: {out}"))
+        {
             admin.may(&["-m", "iface", "-I", iface, "-o", "delete"])?;
             return Err(error);
         }

@@ -51,7 +51,10 @@ fn login_issues_upstreams_commands() {
     // With a session, only the LUN is looked for.
     session(root.path(), (3, IQN), "10.0.0.1", "sda");
     host.answer("iscsiadm -m iface", 0, TCP);
-    assert_eq!(attach_it(&host, &disk).unwrap(), format!("/dev/disk/by-path/ip-10.0.0.1:3260-iscsi-{IQN}-lun-1"));
+    assert_eq!(
+        attach_it(&host, &disk).unwrap(),
+        format!("/dev/disk/by-path/ip-10.0.0.1:3260-iscsi-{IQN}-lun-1")
+    );
     assert_eq!(host.log(), ["iscsiadm -m iface -I default -o show"]);
     let scan = std::fs::read_to_string(root.path().join("sys/class/scsi_host/host3/scan")).unwrap();
     assert_eq!(scan, "0 0 1");
@@ -68,7 +71,11 @@ fn chap_is_set_before_discovery_and_login_and_secrets_are_in_no_message() {
         ("node.session.auth.password".to_owned(), "hunter2".to_owned()),
     ]);
     host.answer("iscsiadm -m iface", 0, TCP);
-    host.answer("iscsiadm -m node -p p:1 -T iqn.2020-01.x:t -I default -o update -n node.session.auth.password", 1, "hunter2");
+    host.answer(
+        "iscsiadm -m node -p p:1 -T iqn.2020-01.x:t -I default -o update -n node.session.auth.password",
+        1,
+        "hunter2",
+    );
     let error = attach_disk(&host, &disk, (chap, &credentials), &StopToken::never()).unwrap_err().to_string();
     assert!(!error.contains("hunter2"), "{error}");
     let discovery = "iscsiadm -m discoverydb -t sendtargets -p p:1 -I default";

@@ -205,7 +205,8 @@ impl Kinds {
             }
             Source::Nfs(source) => {
                 let target = self.target(pod.uid(), plugin, &spec.name)?;
-                nfs::set_up(&*self.host, &spec, source, &target, stop).inspect_err(|_| remove_dir(&target))?;
+                nfs::set_up(&*self.host, &spec, source, &target, stop)
+                    .inspect_err(|_| remove_dir(&target))?;
                 Ok(mounted(target, false))
             }
             Source::Local(source) => {
@@ -350,11 +351,13 @@ impl Kinds {
         wanted: Option<&SecretReference>,
         phase: Phase,
     ) -> Result<std::collections::BTreeMap<String, Vec<u8>>, VolumeError> {
-        let Some(SecretReference { name, namespace }) = wanted.filter(|wanted| !wanted.name.is_empty()) else {
+        let Some(SecretReference { name, namespace }) = wanted.filter(|wanted| !wanted.name.is_empty())
+        else {
             return Ok(Default::default());
         };
-        let fails =
-            |why: String| VolumeError::device(phase, format!("couldn't get secret {namespace}/{name} err: {why}"));
+        let fails = |why: String| {
+            VolumeError::device(phase, format!("couldn't get secret {namespace}/{name} err: {why}"))
+        };
         let api = self.api.as_ref().ok_or_else(|| fails("there is no API server".to_owned()))?;
         match api.claims.secret(namespace, name) {
             Ok(object) => Ok(object.data),
@@ -362,7 +365,6 @@ impl Kinds {
             Err(error) => Err(fails(error.to_string())),
         }
     }
-
 }
 
 /// The name of the plugin that serves a source.
@@ -423,7 +425,11 @@ const STATE: &str = "iscsi.json";
 fn write_state(dir: &Path, disk: &iscsi::Disk) -> Result<(), VolumeError> {
     let path = dir.join(STATE);
     let text = serde_json::to_vec(disk).unwrap_or_default();
-    atomic_file::write(&path, &text, 0o600).map_err(|source| VolumeError::Io { attempt: "write", path, source })
+    atomic_file::write(&path, &text, 0o600).map_err(|source| VolumeError::Io {
+        attempt: "write",
+        path,
+        source,
+    })
 }
 
 #[cfg(test)]

@@ -23,7 +23,12 @@ const OWNERS_AGAIN: Duration = Duration::from_secs(60);
 
 impl Kinds {
     /// Binds a directory to the pod's volume, and sets the group of its files.
-    pub(super) fn bind(&self, pod: &Pod, spec: &Spec, (from, target): (&Path, &Path)) -> Result<(), VolumeError> {
+    pub(super) fn bind(
+        &self,
+        pod: &Pod,
+        spec: &Spec,
+        (from, target): (&Path, &Path),
+    ) -> Result<(), VolumeError> {
         let table = self.host.mounts()?;
         let was_mounted = mount_at(&table, target).is_some();
         if !was_mounted {
@@ -47,10 +52,12 @@ impl Kinds {
         let table = self.host.mounts()?;
         let Some(own) = mount_at(&table, target) else { return Ok(false) };
         let pods = paths::pods(&self.root_dir);
-        let is_same = |mount: &&Mount| {
-            mount.device == own.device && mount.root == own.root && mount.point != target
-        };
-        Ok(table.iter().filter(is_same).any(|mount| mount.point.starts_with(&pods) && is_volume(&mount.point)))
+        let is_same =
+            |mount: &&Mount| mount.device == own.device && mount.root == own.root && mount.point != target;
+        Ok(table
+            .iter()
+            .filter(is_same)
+            .any(|mount| mount.point.starts_with(&pods) && is_volume(&mount.point)))
     }
 
     fn compare_group(&self, pod: &Pod, spec: &Spec, target: &Path, gid: u32) {

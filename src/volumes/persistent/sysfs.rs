@@ -31,7 +31,8 @@ fn line(path: &Path) -> Option<String> {
 /// Writes a value to a file of `/sys`, which must exist.
 pub(super) fn write(path: &Path, value: &str) -> std::io::Result<()> {
     let mut options = std::fs::OpenOptions::new();
-    let mut file = options.write(true).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed()).open(path)?;
+    let mut file =
+        options.write(true).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed()).open(path)?;
     file.write_all(value.as_bytes())
 }
 
@@ -129,8 +130,9 @@ pub(super) fn lun_disks(host: &dyn Host, iqn: &str, lun: i32) -> Vec<String> {
 /// Makes the kernel find one LUN of a SCSI host.
 pub(super) fn scan_lun(host: &dyn Host, number: u32, lun: i32) -> Result<(), VolumeError> {
     let path = below(host, &format!("/sys/class/scsi_host/host{number}/scan"));
-    write(&path, &format!("0 0 {lun}"))
-        .map_err(|error| VolumeError::device(Phase::WaitForAttach, format!("cannot write {}: {error}", path.display())))
+    write(&path, &format!("0 0 {lun}")).map_err(|error| {
+        VolumeError::device(Phase::WaitForAttach, format!("cannot write {}: {error}", path.display()))
+    })
 }
 
 /// Makes the kernel look for new disks at all SCSI hosts.

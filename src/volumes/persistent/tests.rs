@@ -1,10 +1,10 @@
 //! Tests of the kinds together: commands and mounts of a fake node.
 
+use super::super::error::ToolError;
 use super::host::Access;
 use super::host::fake::FakeHost;
 use super::sysfs::tests::{link as device_link, session};
 use super::*;
-use super::super::error::ToolError;
 use crate::kube::claims::Claims;
 use crate::kube::objects::Objects;
 use crate::kube::runtime_classes::RuntimeClasses;
@@ -22,7 +22,13 @@ struct Node {
 struct Shared(Arc<FakeHost>);
 
 impl Host for Shared {
-    fn run(&self, program: &str, args: &[&str], time: Duration, stop: &StopToken) -> Result<tools::Ended, ToolError> {
+    fn run(
+        &self,
+        program: &str,
+        args: &[&str],
+        time: Duration,
+        stop: &StopToken,
+    ) -> Result<tools::Ended, ToolError> {
         self.0.run(program, args, time, stop)
     }
     fn mounts(&self) -> Result<Vec<super::super::mounts::Mount>, VolumeError> {
@@ -288,13 +294,20 @@ fn flex_volume_is_mounted_and_unmounted_by_its_driver() {
     std::fs::create_dir_all(node.path("exec/a~b")).unwrap();
     std::fs::write(node.path("exec/a~b/b"), "").unwrap();
     let program = node.path("exec/a~b/b").display().to_string();
-    node.host.answer(&format!("{program} init"), 0, r#"{"status": "Success", "capabilities": {"attach": false}}"#);
+    node.host.answer(
+        &format!("{program} init"),
+        0,
+        r#"{"status": "Success", "capabilities": {"attach": false}}"#,
+    );
     node.host.answer(&format!("{program} mount"), 0, r#"{"status": "Success"}"#);
     let volume = node.set_up("u1", json!({"flexVolume": {"driver": "a/b"}})).unwrap();
     let target = node.path("pods/u1/volumes/a~b/v");
     assert_eq!(volume.host_path, target);
     let log = node.log();
-    assert!(log[1].starts_with("R/exec/a~b/b mount R/pods/u1/volumes/a~b/v {\"kubernetes.io/fsType\":\"\""), "{log:?}");
+    assert!(
+        log[1].starts_with("R/exec/a~b/b mount R/pods/u1/volumes/a~b/v {\"kubernetes.io/fsType\":\"\""),
+        "{log:?}"
+    );
     node.host.mounted("x", &target, "tmpfs");
     node.host.answer(&format!("{program} unmount"), 0, r#"{"status": "Success"}"#);
     node.kinds.unmount_flex(&PodUid::from("u1"), &StopToken::never()).unwrap();
