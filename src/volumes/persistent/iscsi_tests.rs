@@ -48,7 +48,7 @@ fn login_issues_upstreams_commands() {
             format!("iscsiadm -m node {portal} -T {IQN} -o update -n node.startup -v manual"),
         ]
     );
-    // With a session, only the LUN is looked for.
+    // With a session, only the LUN is scanned.
     session(root.path(), (3, IQN), "10.0.0.1", "sda");
     host.answer("iscsiadm -m iface", 0, TCP);
     assert_eq!(

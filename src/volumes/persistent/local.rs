@@ -15,7 +15,7 @@ pub(super) enum Place {
     Device(PathBuf),
 }
 
-/// Looks at the path. Its file system may hang.
+/// Finds what the path is. Its file system may hang.
 pub(super) fn place(host: &dyn Host, volume: &str, source: &Local) -> Result<Place, VolumeError> {
     let fails = |what: String| VolumeError::device(Phase::MountDevice, what);
     if source.path.is_empty() {

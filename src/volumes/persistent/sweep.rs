@@ -18,7 +18,7 @@ use crate::util::untrusted;
 const MAX_STATE_BYTES: u64 = 64 << 10;
 
 impl Kinds {
-    /// Whether there may be a device to clean up; looks at directories only.
+    /// Whether there may be a device to clean up; reads directories only.
     pub(in super::super) fn has_devices(&self) -> bool {
         !devices::all(&self.root_dir).is_empty()
     }

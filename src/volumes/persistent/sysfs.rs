@@ -10,7 +10,7 @@ use super::super::error::VolumeError;
 use super::super::kind::Phase;
 use super::host::{Host, below};
 
-/// The most entries of a directory that are looked at.
+/// The most entries of a directory that are read.
 const MAX_ENTRIES: usize = 4096;
 
 /// The names in a directory, sorted; none if it cannot be read.
@@ -102,7 +102,7 @@ pub(super) fn portal_hosts(host: &dyn Host, iqn: &str) -> BTreeMap<String, u32> 
     for session in sessions(host, iqn) {
         for name in names(&session.dir).into_iter().filter(|name| name.starts_with("connection")) {
             let dir = session.dir.join(&name).join("iscsi_connection").join(&name);
-            // The address that was asked for, and the one that the target redirected to.
+            // The address of the login, and the one that the target redirected to.
             for (address, port) in [("persistent_address", "persistent_port"), ("address", "port")] {
                 if let (Some(address), Some(port)) = (line(&dir.join(address)), line(&dir.join(port))) {
                     let address = if address.contains(':') { format!("[{address}]") } else { address };
@@ -135,7 +135,7 @@ pub(super) fn scan_lun(host: &dyn Host, number: u32, lun: i32) -> Result<(), Vol
     })
 }
 
-/// Makes the kernel look for new disks at all SCSI hosts.
+/// Makes the kernel search new disks at all SCSI hosts.
 pub(super) fn rescan(host: &dyn Host) {
     let hosts = below(host, "/sys/class/scsi_host");
     for name in names(&hosts) {

@@ -179,7 +179,7 @@ fn inline_nfs_volume_is_mounted_in_the_directory_of_the_pod() {
     let target = node.path("pods/u1/volumes/kubernetes.io~nfs/v");
     assert_eq!(volume.host_path, target);
     assert_eq!(node.log(), ["mount -t nfs s:/x R/pods/u1/volumes/kubernetes.io~nfs/v"]);
-    // After a restart the mount is found, and its server is not asked.
+    // After a restart the mount is found, and no call goes to its server.
     node.set_up("u1", nfs.clone()).unwrap();
     assert!(node.log().is_empty());
     // The directory of a failed mount does not remain.
