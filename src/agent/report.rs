@@ -27,6 +27,9 @@ use crate::util::threads;
 /// How long a removed log is searched for again.
 const LOG_LIMIT: Duration = Duration::from_secs(1);
 
+/// The time after which an unmount is a problem.
+const SLOW_UNMOUNT: std::time::Duration = std::time::Duration::from_secs(10);
+
 /// The dependencies of the server.
 pub(super) fn server_deps(handles: &Handles) -> Deps {
     let clones: [Handles; 6] = std::array::from_fn(|_| handles.clone());
@@ -183,6 +186,14 @@ impl Handles {
         problems.extend(health.network.iter().map(|why| format!("network: {why}")));
         problems.extend(self.managers.problems().iter().cloned());
         problems.extend(self.api.as_ref().and_then(Client::trouble).map(|why| format!("API server: {why}")));
+        let lingering = self.volumes.lingering();
+        problems.extend(lingering.iter().map(|one| {
+            format!("volumes of pod {} cannot be removed for {} s: {}", one.uid, one.since.as_secs(), one.why)
+        }));
+        let hung = crate::volumes::stuck().into_iter().filter(|one| one.since >= SLOW_UNMOUNT);
+        problems.extend(
+            hung.map(|one| format!("unmounting {} hangs for {} s", one.path.display(), one.since.as_secs())),
+        );
         let mut pods: BTreeMap<String, usize> = BTreeMap::new();
         self.each_pod(&mut |view| {
             let phase = view.pod.status.as_ref().and_then(|status| status.phase.clone());

@@ -114,6 +114,8 @@ pub(super) fn make(
         volumes::Settings {
             root_dir: args.root_dir.clone(),
             allocatable: settings::node_allocatable(&allocatable),
+            plugin_dir: config.volume_plugin_dir.clone().into(),
+            node: host.node_name.clone(),
         },
         volumes::Deps { events: events.clone(), api: pod_api.clone() },
     ));

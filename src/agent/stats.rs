@@ -106,8 +106,9 @@ fn volumes_of(view: &View, volumes: &Volumes, uid: &PodUid) -> Vec<VolumeAt> {
 
 /// How a volume's usage is measured; `None`: it is not measured.
 fn measurement(volume: &Volume, mounted: &MountedVolume, pod: &str) -> Option<VolumeAt> {
-    // Directories of the node, and images.
-    if volume.host_path.is_some() || volume.image.is_some() {
+    // Directories of the node, images, and block devices.
+    let is_device = mounted.host_path.starts_with("/dev");
+    if volume.host_path.is_some() || volume.image.is_some() || is_device {
         return None;
     }
     let claimed = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.clone());

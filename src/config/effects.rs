@@ -102,11 +102,11 @@ mod tests {
         config.max_pods = 5;
         config.streaming_connection_idle_timeout = crate::config::GoDuration::ZERO;
         config.port = 10251;
-        config.volume_plugin_dir = "/plugins".to_owned();
+        config.show_hidden_metrics_for_version = "1.35".to_owned();
         config.pod_cidr = "10.0.0.0/24".to_owned();
         let fields = without_effect(&config, DefaultSet::WithFile);
-        assert_eq!(fields, ["podCIDR", "volumePluginDir"]);
-        assert!(warning(&fields).is_some_and(|text| text.ends_with("podCIDR, volumePluginDir")));
+        assert_eq!(fields, ["podCIDR", "showHiddenMetricsForVersion"]);
+        assert!(warning(&fields).is_some_and(|text| text.ends_with("podCIDR, showHiddenMetricsForVersion")));
         assert_eq!(warning(&[]), None);
         assert_eq!(
             json!(preset_text("evictionHard", DefaultSet::WithFile)),

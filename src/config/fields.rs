@@ -411,7 +411,8 @@ pub static FIELDS: &[Field] = &[
         "volumePluginDir",
         "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/",
         "directory of exec volume plugins",
-    ),
+    )
+    .works(),
     text("providerID", "", "the cloud's name for this machine, for spec.providerID").works(),
     flag("kernelMemcgNotification", false, "the kernel always reports memory thresholds").ignored(),
     text("logging.format", "text", "text or json"),

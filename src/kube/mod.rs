@@ -13,6 +13,7 @@
 //! certificate,events}.
 
 pub mod certificates;
+pub mod claims;
 pub mod client;
 mod correlator;
 pub mod error;

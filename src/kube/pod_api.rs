@@ -5,6 +5,7 @@ mod requests;
 
 use std::time::Duration;
 
+use super::claims::Claims;
 use super::objects::Objects;
 use super::runtime_classes::RuntimeClasses;
 use super::services::Services;
@@ -23,6 +24,8 @@ pub struct PodApi {
     pub services: Services,
     /// RuntimeClasses, for handlers.
     pub classes: RuntimeClasses,
+    /// Claims and persistent volumes.
+    pub claims: Claims,
 }
 
 impl PodApi {

@@ -120,6 +120,16 @@ impl Target {
         Target::new(Group::Core, "configmaps").namespace(namespace).name(name)
     }
 
+    /// One PersistentVolumeClaim.
+    pub fn claim(namespace: &str, name: &str) -> Target {
+        Target::new(Group::Core, "persistentvolumeclaims").namespace(namespace).name(name)
+    }
+
+    /// One PersistentVolume.
+    pub fn persistent_volume(name: &str) -> Target {
+        Target::new(Group::Core, "persistentvolumes").name(name)
+    }
+
     /// Tokens of a service account, which are made by POST.
     pub fn service_account_token(namespace: &str, name: &str) -> Target {
         Target::new(Group::Core, "serviceaccounts").namespace(namespace).name(name).subresource("token")

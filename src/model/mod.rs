@@ -17,6 +17,7 @@ pub mod metrics;
 pub mod mount;
 pub mod node;
 pub mod numa;
+pub mod persistent;
 pub mod pod;
 pub mod pod_size;
 pub mod quantity;

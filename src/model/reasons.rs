@@ -64,6 +64,10 @@ reasons! {
     NODE_ALLOCATABLE_ENFORCED = "NodeAllocatableEnforced";
     FAILED_NODE_ALLOCATABLE_ENFORCEMENT = "FailedNodeAllocatableEnforcement";
     FAILED_MOUNT = "FailedMount";
+    FAILED_MAP_VOLUME = "FailedMapVolume";
+    FAILED_ATTACH_VOLUME = "FailedAttachVolume";
+    ALREADY_MOUNTED_VOLUME = "AlreadyMountedVolume";
+    VOLUME_PERMISSION_CHANGE = "VolumePermissionChangeInProgress";
     FAILED_SYNC = "FailedSync";
     FAILED_VALIDATION = "FailedValidation";
     NETWORK_NOT_READY = "NetworkNotReady";

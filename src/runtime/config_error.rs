@@ -49,13 +49,6 @@ pub enum ConfigError {
     /// A `fileKeyRef` to a key that the file does not define.
     #[error("environment variable key {key:?} not found in file {path:?}")]
     EnvFileKey { key: String, path: String },
-    /// A source that this version cannot read.
-    #[error("{what} in container {container:?} has no effect in this version")]
-    Unsupported {
-        /// The field and its target.
-        what: String,
-        container: String,
-    },
     /// A volumeMount without a mounted volume.
     #[error("cannot find volume {volume:?} to mount into container {container:?}")]
     VolumeNotMounted { volume: String, container: String },

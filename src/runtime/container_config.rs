@@ -101,6 +101,7 @@ pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerC
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: environment.iter().map(key_value).collect(),
         mounts: mapped(mounts, inputs.ids),
+        devices: mounts::devices(&inputs)?,
         labels: labels::container_labels(pod, container),
         annotations: labels::container_annotations(pod, container, restart_count),
         log_path: log_path(&container.name, restart_count),

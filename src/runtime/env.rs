@@ -275,6 +275,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    use crate::kube::claims::Claims;
     use crate::kube::objects::Objects;
     use crate::kube::runtime_classes::RuntimeClasses;
     use crate::kube::services::Services;
@@ -329,7 +330,13 @@ mod tests {
         }
         let services = Services::default();
         services.replace(Vec::new());
-        PodApi { objects, tokens: Tokens::fixed(), services, classes: RuntimeClasses::none() }
+        PodApi {
+            objects,
+            tokens: Tokens::fixed(),
+            services,
+            classes: RuntimeClasses::none(),
+            claims: Claims::none(),
+        }
     }
 
     fn service(namespace: &str, name: &str, address: &str) -> crate::model::api::Service {

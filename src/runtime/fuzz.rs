@@ -14,6 +14,7 @@ use super::settings::Host;
 use super::{env_file, images};
 use crate::fuzz::{Budget, Named, Target, repeated};
 use crate::kube::PodApi;
+use crate::kube::claims::Claims;
 use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::runtime_classes::RuntimeClasses;
 use crate::kube::services::Services;
@@ -277,7 +278,13 @@ static API: LazyLock<PodApi> = LazyLock::new(|| {
     objects.set(&Key::new(Kind::Secret, "n", "s"), None);
     let services = Services::default();
     services.replace(Vec::new());
-    PodApi { objects, tokens: Tokens::fixed(), services, classes: RuntimeClasses::none() }
+    PodApi {
+        objects,
+        tokens: Tokens::fixed(),
+        services,
+        classes: RuntimeClasses::none(),
+        claims: Claims::none(),
+    }
 });
 
 /// Builds the configuration of the pod's first container.

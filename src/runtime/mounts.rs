@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::cri::CriError;
-use crate::model::api::VolumeMount;
+use crate::model::api::{VolumeDevice, VolumeMount};
 use crate::model::ids::ImageRef;
 use crate::model::metrics;
 use crate::model::mount::{MountedVolume, SubPath, SubPathFailure};
 use crate::model::pod::Pod;
 use crate::transport::generated::MessageField;
-use crate::transport::generated::runtime::{ImageSpec, Mount, MountPropagation, PodSandboxConfig};
+use crate::transport::generated::runtime::{Device, ImageSpec, Mount, MountPropagation, PodSandboxConfig};
 use crate::util::stop::StopToken;
 
 use super::client::Runtime;
@@ -96,15 +96,27 @@ fn image_volume(pod: &Pod, volume: &str, reference: &str, requested: Option<&str
     }
 }
 
+/// The block devices of volumes (kubelet: makeBlockVolumes).
+pub(super) fn devices(inputs: &ContainerInputs<'_>) -> Result<Vec<Device>, ConfigError> {
+    let wanted = inputs.container.volume_devices.iter().flatten();
+    let device = |device: &VolumeDevice| {
+        let volume = inputs.volumes.iter().find(|volume| volume.volume == device.name).ok_or_else(|| {
+            let container = inputs.container.name.clone();
+            ConfigError::VolumeNotMounted { volume: device.name.clone(), container }
+        })?;
+        Ok(Device {
+            container_path: device.device_path.clone(),
+            host_path: volume.host_path.to_string_lossy().into_owned(),
+            permissions: if volume.read_only { "mr" } else { "mrw" }.to_owned(),
+            ..Device::default()
+        })
+    };
+    wanted.map(device).collect()
+}
+
 /// Volume mounts in the order of the manifest, then the hosts file, then the termination log.
 pub(super) fn mounts(inputs: &ContainerInputs<'_>, environment: &mut Env) -> Result<Vec<Mount>, ConfigError> {
     let ContainerInputs { container, volumes, host, .. } = *inputs;
-    if let Some(device) = container.volume_devices.iter().flatten().next() {
-        return Err(ConfigError::Unsupported {
-            what: format!("volumeDevice {:?}", device.name),
-            container: container.name.clone(),
-        });
-    }
     let wanted = container.volume_mounts.as_deref().unwrap_or_default();
     let mut mounts = Vec::with_capacity(wanted.len() + 2);
     for (index, mount) in wanted.iter().enumerate() {

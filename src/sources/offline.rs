@@ -181,8 +181,8 @@ mod tests {
             ],
         );
         check(
-            &format!("{GOOD}  volumes:\n  - {{name: data, nfs: {{server: s, path: /}}}}\n"),
-            &["a.yaml default/web", "Warning 0 spec.volumes[0].nfs: has no effect yet (pod default/web)"],
+            &format!("{GOOD}  volumes:\n  - {{name: data, rbd: {{image: i, monitors: []}}}}\n"),
+            &["a.yaml default/web", "Warning 0 spec.volumes[0].rbd: has no effect yet (pod default/web)"],
         );
         check("", &["a.yaml ", "Error 0 : the manifest is empty"]);
         std::fs::write(&path, "apiVersion: v1\nspec: [").unwrap();

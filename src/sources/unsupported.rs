@@ -36,7 +36,21 @@ fn filled<T>(list: &Option<Vec<T>>) -> bool {
 }
 
 fn volume_fields(path: &str, volume: &Volume, found: &mut Vec<String>) {
-    let built = ["emptyDir", "hostPath", "downwardAPI", "projected", "configMap", "secret", "image"];
+    let built = [
+        "emptyDir",
+        "hostPath",
+        "downwardAPI",
+        "projected",
+        "configMap",
+        "secret",
+        "image",
+        "persistentVolumeClaim",
+        "ephemeral",
+        "nfs",
+        "iscsi",
+        "fc",
+        "flexVolume",
+    ];
     let later = sources_of(volume).into_iter().filter(|name| !built.contains(name));
     found.extend(later.map(|name| format!("{path}.{name}")));
 }
@@ -47,7 +61,6 @@ fn container_fields(path: &str, container: &Container, found: &mut Vec<String>) 
             found.push(format!("{path}.{name}"));
         }
     };
-    field(filled(&container.volume_devices), "volumeDevices");
     let claims = container.resources.as_ref().and_then(|resources| resources.claims.as_ref());
     field(claims.is_some_and(|claims| !claims.is_empty()), "resources.claims");
 }
@@ -63,9 +76,9 @@ mod tests {
             "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}], "hostUsers": false, "activeDeadlineSeconds": 5, "priority": 7,
             "containers": [{"name": "c", "livenessProbe": {}, "lifecycle": {}, "volumeMounts": [
                 {"name": "v", "mountPath": "/v"}, {"name": "v", "mountPath": "/w", "subPath": "w"}]}],
-            "volumes": [{"name": "v", "emptyDir": {}}, {"name": "d", "downwardAPI": {}}, {"name": "n", "nfs": {"server": "s", "path": "/"}}],
+            "volumes": [{"name": "v", "emptyDir": {}}, {"name": "d", "downwardAPI": {}}, {"name": "n", "nfs": {"server": "s", "path": "/"}}, {"name": "r", "rbd": {"image": "i", "monitors": []}}],
         }}))
         .unwrap();
-        assert_eq!(unsupported_fields(&Pod::from(object)), ["spec.volumes[2].nfs",]);
+        assert_eq!(unsupported_fields(&Pod::from(object)), ["spec.volumes[3].rbd"]);
     }
 }

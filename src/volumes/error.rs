@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::atomic_writer::{MAX_BYTES, PathError};
-use super::kind::KindError;
+use super::kind::{Certainty, KindError, Phase};
 use crate::kube::objects::ObjectError;
 use crate::model::mount::SubPathFailure;
+use crate::util::child::ChildError;
 use crate::util::error_chain::chain;
 
 /// The failure of an operation on a volume or directory.
@@ -144,9 +145,56 @@ pub enum VolumeError {
         /// The first failure, in words.
         cause: String,
     },
+    /// The claim of a volume cannot be used, or could not be read.
+    #[error("error processing PVC {namespace}/{claim}: {why}")]
+    Claim {
+        /// The pod's namespace.
+        namespace: String,
+        /// The claim's name.
+        claim: String,
+        /// Why, in upstream's words.
+        why: String,
+    },
+    /// The mode of a volume does not match its use.
+    #[error(transparent)]
+    ClaimUse(#[from] crate::model::persistent::ClaimProblem),
+    /// A volume that only one pod may use at a time.
+    #[error("volume uses the ReadWriteOncePod access mode and is already in use by another pod")]
+    InUse,
+    /// A helper program is missing, or gave no result.
+    #[error(transparent)]
+    Tool(#[from] ToolError),
+    /// No way to unmount ends.
+    #[error("cannot unmount {}: its server does not respond", path.display())]
+    UnmountHangs {
+        /// The mount point.
+        path: PathBuf,
+    },
     /// The agent stops.
     #[error("stopping")]
     Stopping,
+}
+
+/// Why a helper program gave no result.
+#[derive(Debug, thiserror::Error)]
+pub enum ToolError {
+    /// It is not installed.
+    #[error("{program} is not installed on this node{packages}")]
+    Missing {
+        /// Its name.
+        program: String,
+        /// The packages that contain it, in brackets; empty if they are not known.
+        packages: String,
+    },
+    /// It hung, wrote too much, or the agent stops.
+    #[error(transparent)]
+    Child(#[from] ChildError),
+}
+
+impl ToolError {
+    pub(super) fn is_stopping(&self) -> bool {
+        matches!(self, ToolError::Child(ChildError::Stopped { .. }))
+    }
 }
 
 impl VolumeError {
@@ -162,6 +210,11 @@ impl VolumeError {
     /// Whether a hostPath volume may succeed once another volume of its pod is ready.
     pub(super) fn may_pass(&self) -> bool {
         matches!(self, VolumeError::HostPathType { .. } | VolumeError::Io { .. })
+    }
+
+    /// The failure of a kind of volume that has changed nothing, or that is repeated anyway.
+    pub(super) fn device(phase: Phase, what: impl Into<String>) -> VolumeError {
+        KindError { phase, message: what.into(), certainty: Certainty::Uncertain }.into()
     }
 
     pub(super) fn io(

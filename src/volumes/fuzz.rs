@@ -11,6 +11,7 @@ use super::files::Nested;
 use super::{config_map, downward_api, projected, secret};
 use crate::fuzz::{Budget, Named, Target, repeated};
 use crate::kube::PodApi;
+use crate::kube::claims::Claims;
 use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::runtime_classes::RuntimeClasses;
 use crate::kube::tokens::Tokens;
@@ -255,7 +256,13 @@ fn payloads(bytes: &[u8], each: &mut dyn FnMut(&Payload)) {
     let (map, keys) = (Key::new(Kind::ConfigMap, "n", "m"), Key::new(Kind::Secret, "n", "m"));
     let objects = Objects::fixed(vec![(map, object.clone()), (keys, object)]);
     let services = Default::default();
-    let api = PodApi { objects, tokens: Tokens::fixed(), services, classes: RuntimeClasses::none() };
+    let api = PodApi {
+        objects,
+        tokens: Tokens::fixed(),
+        services,
+        classes: RuntimeClasses::none(),
+        claims: Claims::none(),
+    };
     // Objects that were never read are not waited for.
     let (source, stop) = crate::util::stop::pair();
     drop(source);

@@ -9,6 +9,8 @@ use std::path::PathBuf;
 
 use super::error::VolumeError;
 use crate::model::ids::PodUid;
+use crate::model::persistent::Spec;
+use crate::model::pod::Pod;
 use crate::util::stop::StopToken;
 
 /// One volume of one pod, its source resolved (claim, persistent volume, secrets' names).
@@ -48,6 +50,15 @@ pub trait VolumeKind: Send + Sync {
         let _ = (bytes, stop);
         Ok(None)
     }
+}
+
+/// Makes the volumes of CSI drivers, for volumes whose claim was resolved.
+pub trait CsiVolumes: Send + Sync {
+    /// The volume of one pod. `spec.source` is [`Source::Csi`](crate::model::persistent::Source::Csi).
+    ///
+    /// # Errors
+    /// When the pod cannot have the volume.
+    fn kind(&self, pod: &Pod, volume: &str, spec: &Spec) -> Result<Box<dyn VolumeKind>, VolumeError>;
 }
 
 /// What a kind of volume does without the volume's source: the other end of its life.

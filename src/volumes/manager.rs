@@ -1,16 +1,22 @@
 //! The state that all operations on volumes share.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::kube::PodApi;
 use crate::model::event::EventSink;
 use crate::model::fields::NodeAllocatable;
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
+use crate::util::error_chain::chain;
 
 use super::actual::Actual;
+use super::error::VolumeError;
+use super::kind::CsiVolumes;
 use super::operations::Operations;
+use super::persistent::Kinds;
 use super::retries::Retries;
 
 /// The configuration of volumes.
@@ -21,6 +27,10 @@ pub struct Settings {
     /// Defaults for limits that a pod does not have. The memory is also the upper bound of a
     /// memory-backed volume; zero: bounded by the pod's limits and its own only.
     pub allocatable: NodeAllocatable,
+    /// `volumePluginDir`, the directory of flexVolume drivers.
+    pub plugin_dir: PathBuf,
+    /// The node's name.
+    pub node: String,
 }
 
 /// The other rooms that volumes need.
@@ -43,6 +53,24 @@ pub struct Volumes {
     /// Likewise.
     actual: Mutex<Actual>,
     pub(super) operations: Operations,
+    /// Volumes of claims, and those that helper programs mount.
+    pub(super) kinds: Arc<Kinds>,
+    /// Why the volumes of a pod cannot be removed, since when.
+    failures: Mutex<BTreeMap<PodUid, (String, Instant)>>,
+    /// When the next clean-up of devices is due: at the start, after the end of a pod, and some time
+    /// after a failure.
+    pub(super) sweep_at: Mutex<Option<Instant>>,
+}
+
+/// A pod whose volumes cannot be removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lingering {
+    /// The pod.
+    pub uid: PodUid,
+    /// The volumes, and the reason.
+    pub why: String,
+    /// Since the first failure.
+    pub since: Duration,
 }
 
 impl Volumes {
@@ -53,6 +81,12 @@ impl Volumes {
         if let Ok(real) = std::fs::canonicalize(&settings.root_dir) {
             settings.root_dir = real;
         }
+        let kinds = Kinds::new(
+            (&settings.root_dir, &settings.plugin_dir),
+            &settings.node,
+            deps.api.clone(),
+            deps.events.clone(),
+        );
         Volumes {
             settings,
             events: deps.events,
@@ -60,6 +94,49 @@ impl Volumes {
             retries: Mutex::default(),
             actual: Mutex::default(),
             operations: Operations::default(),
+            kinds: Arc::new(kinds),
+            failures: Mutex::default(),
+            sweep_at: Mutex::new(Some(Instant::now())),
+        }
+    }
+
+    /// Serves volumes of CSI drivers too.
+    #[must_use]
+    pub fn with_csi(mut self, csi: Arc<dyn CsiVolumes>) -> Volumes {
+        let kinds = Kinds::new(
+            (&self.settings.root_dir, &self.settings.plugin_dir),
+            &self.settings.node,
+            self.api.clone(),
+            self.events.clone(),
+        );
+        self.kinds = Arc::new(kinds.with_csi(csi));
+        self
+    }
+
+    /// The pods whose volumes could not be removed, with the reason.
+    #[must_use]
+    pub fn lingering(&self) -> Vec<Lingering> {
+        let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let one = |(uid, (why, since)): (&PodUid, &(String, Instant))| Lingering {
+            uid: uid.clone(),
+            why: why.clone(),
+            since: since.elapsed(),
+        };
+        failures.iter().map(one).collect()
+    }
+
+    /// Records the result of a removal of the pod's volumes.
+    pub(super) fn removed(&self, uid: &PodUid, result: &Result<(), VolumeError>) {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        match result {
+            Ok(()) => {
+                failures.remove(uid);
+            }
+            Err(VolumeError::Stopping) => {}
+            Err(error) => {
+                let why = chain(error);
+                failures.entry(uid.clone()).or_insert_with(|| (String::new(), Instant::now())).0 = why;
+            }
         }
     }
 

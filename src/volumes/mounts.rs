@@ -10,20 +10,65 @@ use rustix::io::{self, Errno};
 use rustix::mount::UnmountFlags;
 
 use super::error::VolumeError;
+use super::unmount;
 use crate::util::encoding::from_octal;
 use crate::util::tree;
 
 /// The kernel's table for this process.
 const TABLE: &str = "/proc/self/mountinfo";
 
+/// File systems whose server may stop to respond.
+const REMOTE: [&str; 9] = ["nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "afs", "glusterfs", "lustre"];
+
+/// One line of the mount table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mount {
+    /// The directory or file that it covers.
+    pub(super) point: PathBuf,
+    /// The part of the file system that is visible there.
+    pub(super) root: PathBuf,
+    /// `major:minor` of the file system.
+    pub(super) device: String,
+    /// The type of the file system.
+    pub(super) kind: String,
+    /// The device or export that was mounted.
+    pub(super) source: String,
+}
+
+impl Mount {
+    /// Whether its server may stop to respond, so that calls on it hang.
+    pub(super) fn is_remote(&self) -> bool {
+        REMOTE.contains(&self.kind.as_str()) || self.kind == "fuse" || self.kind.starts_with("fuse.")
+    }
+}
+
 /// Every mount point in the mount table, in its order. One path may occur several times.
 pub(super) fn read() -> Result<Vec<PathBuf>, VolumeError> {
-    let table = std::fs::read(TABLE).map_err(|source| VolumeError::Io {
+    Ok(parse(&bytes()?))
+}
+
+/// The mount table with all fields, in its order.
+pub(super) fn table() -> Result<Vec<Mount>, VolumeError> {
+    Ok(bytes()?.split(|byte| *byte == b'\n').filter_map(line).collect())
+}
+
+fn bytes() -> Result<Vec<u8>, VolumeError> {
+    std::fs::read(TABLE).map_err(|source| VolumeError::Io {
         attempt: "read",
         path: PathBuf::from(TABLE),
         source,
-    })?;
-    Ok(parse(&table))
+    })
+}
+
+fn line(line: &[u8]) -> Option<Mount> {
+    let path = |field: &[u8]| PathBuf::from(OsString::from_vec(from_octal(field)));
+    let text = |field: &[u8]| String::from_utf8_lossy(&from_octal(field)).into_owned();
+    let mut fields = line.split(|byte| *byte == b' ');
+    let device = text(fields.nth(2)?);
+    let (root, point) = (path(fields.next()?), path(fields.next()?));
+    // Optional fields end with a dash.
+    let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
+    Some(Mount { point, root, device, kind: text(rest.next()?), source: text(rest.next()?) })
 }
 
 /// The fifth field of every line; lines that lack it are left out.
@@ -48,39 +93,63 @@ pub(super) fn below(mounts: &[PathBuf], dir: &Path) -> Vec<PathBuf> {
 /// `dir`, and the others are tried nevertheless. Links in `top` are not followed.
 pub(super) fn unmount_below(top: &Path, dir: &Path) -> Result<Vec<(String, VolumeError)>, VolumeError> {
     let mut failures = Vec::new();
-    for mount in below(&read()?, dir) {
-        match unmount_in(top, &mount) {
-            // Unmounted already, with the one above it or by another process.
-            Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
-            Err(errno) => {
-                let name = mount.strip_prefix(dir).unwrap_or(&mount).display().to_string();
-                failures.push((name, VolumeError::io("unmount", &mount)(errno)));
-            }
+    let table = table()?;
+    let points: Vec<PathBuf> = table.iter().map(|mount| mount.point.clone()).collect();
+    for mount in below(&points, dir) {
+        let is_remote = table.iter().any(|one| one.point == mount && one.is_remote());
+        let result = if is_remote { unmount::remote(top, &mount) } else { plain(top, &mount) };
+        if let Err(error) = result {
+            let name = mount.strip_prefix(dir).unwrap_or(&mount).display().to_string();
+            failures.push((name, error));
         }
     }
     Ok(failures)
 }
 
+/// Unmounts `mount`, which is in `top`.
+pub(super) fn plain(top: &Path, mount: &Path) -> Result<(), VolumeError> {
+    match unmount_in(top, mount, UnmountFlags::empty()) {
+        // Unmounted already, with the one above it or by another process.
+        Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
+        Err(errno) => Err(VolumeError::io("unmount", mount)(errno)),
+    }
+}
+
 /// Unmounts `mount`, which is in `top`. Each directory between them is opened in the previous one:
 /// since the table was read a container may have replaced one with a link to a mount that is not
 /// the pod's.
-pub(super) fn unmount_in(top: &Path, mount: &Path) -> io::Result<()> {
+pub(super) fn unmount_in(top: &Path, mount: &Path, flags: UnmountFlags) -> io::Result<()> {
     let way = mount.strip_prefix(top).map_err(|_| Errno::INVAL)?;
     let (Some(parent), Some(name)) = (way.parent(), way.file_name()) else { return Err(Errno::INVAL) };
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let step = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut dir = tree::open(top)?;
     for element in parent {
-        dir = fs::openat(&dir, element, flags, Mode::empty())?;
+        dir = fs::openat(&dir, element, step, Mode::empty())?;
     }
     let mut path = OsString::from(format!("/proc/self/fd/{}/", dir.as_raw_fd()));
     path.push(name);
-    rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW)
+    rustix::mount::unmount(&path, flags | UnmountFlags::NOFOLLOW)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    const NONE: UnmountFlags = UnmountFlags::empty();
+
+    #[test]
+    fn lines_of_the_mount_table_have_device_kind_and_source() {
+        let one = line(b"99 26 0:55 /export /r/v\\040w rw,relatime shared:7 master:1 - nfs4 srv:/x rw,hard")
+            .unwrap();
+        assert_eq!((one.point.as_path(), one.root.as_path()), (Path::new("/r/v w"), Path::new("/export")));
+        assert_eq!((one.device.as_str(), one.kind.as_str(), one.source.as_str()), ("0:55", "nfs4", "srv:/x"));
+        assert!(one.is_remote());
+        assert!(!line(b"22 26 8:1 / / rw - ext4 /dev/sda1 rw").unwrap().is_remote());
+        assert!(line(b"1 2 3:4 / / rw - fuse.sshfs x rw").unwrap().is_remote());
+        assert_eq!(line(b"22 26 8:1 / / rw ext4"), None);
+        assert!(table().unwrap().iter().any(|mount| mount.point == Path::new("/")));
+    }
 
     #[test]
     fn mount_points_are_parsed_and_broken_lines_skipped() {
@@ -114,11 +183,11 @@ mod tests {
             ("u2/volumes/e", false),
             ("u2/volumes/e/deep", false),
         ] {
-            let error = unmount_in(top.path(), &top.path().join(mount)).unwrap_err();
+            let error = unmount_in(top.path(), &top.path().join(mount), NONE).unwrap_err();
             assert_eq!(error == Errno::NOTDIR, is_refused, "{mount}: {error}");
         }
-        assert_eq!(unmount_in(top.path(), Path::new("/elsewhere")), Err(Errno::INVAL));
-        assert_eq!(unmount_in(top.path(), top.path()), Err(Errno::INVAL));
+        assert_eq!(unmount_in(top.path(), Path::new("/elsewhere"), NONE), Err(Errno::INVAL));
+        assert_eq!(unmount_in(top.path(), top.path(), NONE), Err(Errno::INVAL));
     }
 
     #[test]
@@ -130,6 +199,7 @@ mod tests {
         #[test]
         fn random_mount_table_causes_no_panic(table in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse(&table);
+            let _ = line(&table);
         }
     }
 }

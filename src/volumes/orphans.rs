@@ -54,6 +54,7 @@ impl Volumes {
                 }
             }
         }
+        self.sweep_devices(stop);
         Ok(report)
     }
 
@@ -91,7 +92,12 @@ mod tests {
     fn directories_of_unknown_pods_are_removed_without_foreign_data() {
         let root = tempfile::tempdir().unwrap();
         let (events, _) = EventSink::new();
-        let settings = Settings { root_dir: root.path().to_owned(), allocatable: Default::default() };
+        let settings = Settings {
+            root_dir: root.path().to_owned(),
+            allocatable: Default::default(),
+            plugin_dir: Default::default(),
+            node: String::new(),
+        };
         let volumes = Volumes::new(settings, Deps { events, api: None });
         let none = volumes.orphans(&|_| false, &StopToken::never()).unwrap();
         assert_eq!(none, OrphanReport::default());

@@ -149,6 +149,7 @@ fn one_user(pod: &Pod) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kube::claims::Claims;
     use crate::kube::objects::{Key, Object, Objects};
     use crate::kube::runtime_classes::RuntimeClasses;
     use crate::kube::tokens::Tokens;
@@ -177,6 +178,7 @@ mod tests {
             tokens: Tokens::fixed(),
             services: Default::default(),
             classes: RuntimeClasses::none(),
+            claims: Claims::none(),
         }
     }
 

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
@@ -16,8 +17,10 @@ use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use super::atomic_writer::Payload;
 use super::error::VolumeError;
 use super::files::Site;
+use super::kind::Phase;
 use super::manager::Volumes;
 use super::operations::{self, Operation};
+use super::persistent::{self, Kinds};
 use super::queue::{Next, Outcome, Queue};
 use super::retries::Hope;
 use super::{config_map, downward_api, empty_dir, files, host_path, paths, projected, secret};
@@ -54,6 +57,8 @@ enum Plugin<'a> {
     Image,
     ConfigMap(&'a ConfigMapVolumeSource),
     Secret(&'a SecretVolumeSource),
+    /// A volume of a claim, or one that helper programs mount.
+    Served,
     Other,
 }
 
@@ -73,6 +78,8 @@ impl Plugin<'_> {
             Plugin::ConfigMap(source)
         } else if let Some(source) = &volume.secret {
             Plugin::Secret(source)
+        } else if Kinds::serves(volume) {
+            Plugin::Served
         } else if kind(volume).is_none() {
             // A volume without a source is an emptyDir by the API's defaults.
             Plugin::EmptyDir(None)
@@ -91,12 +98,13 @@ impl Plugin<'_> {
             Plugin::Image => "kubernetes.io/image",
             Plugin::ConfigMap(_) => "kubernetes.io/configmap",
             Plugin::Secret(_) => "kubernetes.io/secret",
-            Plugin::Other => return None,
+            Plugin::Served | Plugin::Other => return None,
         })
     }
 
-    fn count(self, result: Result<(), ()>, begun: Option<Instant>) {
-        let Some(plugin) = self.name() else { return };
+    /// Counts a set-up. `served` is the plugin of a volume of `kinds`.
+    fn count(self, served: Option<&'static str>, result: Result<(), ()>, begun: Option<Instant>) {
+        let Some(plugin) = self.name().or(served) else { return };
         let status = if result.is_ok() { "success" } else { "fail-unknown" };
         let took = begun.map(|begun| begun.elapsed()).unwrap_or_default();
         STORAGE_OPERATIONS.took([plugin, "volume_mount", status, "false"], took);
@@ -222,6 +230,7 @@ impl Volumes {
                 read_only: true,
                 selinux_relabel: false,
             }),
+            Plugin::Served => return None,
             Plugin::Other => Err(VolumeError::Unsupported { kind: kind(volume).unwrap_or_default() }),
         })
     }
@@ -256,12 +265,14 @@ impl Volumes {
     }
 }
 
-/// The plugin and the name of each volume that the pod's containers refer to.
+/// The plugin and the name of each volume that the pod's containers refer to. Volumes of claims are
+/// not among them: their plugin is not in the pod.
 pub fn plugins(pod: &Pod) -> impl Iterator<Item = (&'static str, &str)> {
     let referenced = referenced(pod);
     let volumes = pod.spec().volumes.iter().flatten();
     let wanted = volumes.filter(move |volume| referenced.contains(volume.name.as_str()));
-    wanted.filter_map(|volume| Some((Plugin::of(volume).name()?, volume.name.as_str())))
+    let name = |volume| Plugin::of(volume).name().or_else(|| persistent::inline_plugin(volume));
+    wanted.filter_map(move |volume| Some((name(volume)?, volume.name.as_str())))
 }
 
 struct Wanted<'a> {
@@ -282,7 +293,20 @@ impl Wanted<'_> {
 
     /// The text of the event of a failure.
     fn cause(&self, error: &VolumeError) -> String {
-        format!("MountVolume.SetUp failed for volume {:?} : {}", self.volume.name, chain(error))
+        let (name, cause) = (&self.volume.name, chain(error));
+        let phase = match error {
+            VolumeError::Kind(error) => error.phase,
+            // Upstream resolves claims before it mounts.
+            VolumeError::Claim { .. } | VolumeError::ClaimUse(_) => {
+                return format!(
+                    "Unable to attach or mount volumes: unmounted volumes=[{name}], unattached volumes=[], \
+                     failed to process volumes=[{name}]: {cause}"
+                );
+            }
+            _ => Phase::SetUp,
+        };
+        let operation = phase.words();
+        format!("{operation} failed for volume {name:?} : {cause}")
     }
 }
 
@@ -404,14 +428,16 @@ impl<'a> SetUp<'a> {
     /// Starts the set-up of a volume that touches a file system which may hang: the path may
     /// lie on a network mount whose server does not respond.
     fn start(&self, index: usize, volume: &Volume) -> Result<Operation, VolumeError> {
-        let source = volume.host_path.clone().unwrap_or_default();
-        let name = volume.name.clone();
         let report = self.report.clone();
         let to = move |result| {
             // Sending fails if the set-up is over.
             let _ = report.send((index, result));
         };
-        let work = move |_: &StopToken| host_path::set_up(&name, &source);
+        let (kinds, pod, wanted) = (Arc::clone(&self.volumes.kinds), self.site.pod.clone(), volume.clone());
+        let work = move |stop: &StopToken| match &wanted.host_path {
+            Some(source) => host_path::set_up(&wanted.name, source),
+            None => kinds.set_up(&pod, &wanted, stop),
+        };
         self.volumes.operations.start(self.site.pod.uid(), &volume.name, to, work)
     }
 
@@ -520,7 +546,8 @@ impl<'a> SetUp<'a> {
         match result {
             Ok(mounted) => {
                 self.volumes.keep(self.site.pod, &mounted);
-                Plugin::of(wanted.volume).count(Ok(()), wanted.begun);
+                let served = self.volumes.kinds.plugin(self.site.pod.uid(), wanted.volume);
+                Plugin::of(wanted.volume).count(served, Ok(()), wanted.begun);
                 wanted.state = State::Ready(mounted);
                 Ok(Outcome::Ready)
             }
@@ -538,12 +565,13 @@ impl<'a> SetUp<'a> {
 
     fn fail(&mut self, index: usize, error: &VolumeError) {
         let Some(wanted) = self.wanted.get_mut(index) else { return };
-        Plugin::of(wanted.volume).count(Err(()), wanted.begun);
+        let served = self.volumes.kinds.plugin(self.site.pod.uid(), wanted.volume);
+        Plugin::of(wanted.volume).count(served, Err(()), wanted.begun);
         let until = self.volumes.give_up(self.site.pod, wanted.volume, error, self.changes);
         let cause = wanted.cause(error);
         if !wanted.is_reported {
             wanted.is_reported = true;
-            self.volumes.events.warning(self.site.pod, reasons::FAILED_MOUNT, cause.as_str());
+            self.volumes.events.warning(self.site.pod, reason(error), cause.as_str());
         }
         wanted.state = State::Failed { until, cause };
     }
@@ -594,6 +622,14 @@ impl Missing {
     }
 }
 
+/// The reason of the event of a failure.
+fn reason(error: &VolumeError) -> &'static str {
+    match error {
+        VolumeError::Kind(error) => error.phase.reason().unwrap_or(reasons::FAILED_MOUNT),
+        _ => reasons::FAILED_MOUNT,
+    }
+}
+
 /// The names of the volumes that containers of any kind mount or use as devices.
 fn referenced(pod: &Pod) -> BTreeSet<&str> {
     let spec = pod.spec();
@@ -620,26 +656,37 @@ mod tests {
     use super::super::manager::{Deps, Settings};
     use super::*;
     use crate::kube::objects::{Key, Kind, Object};
-    use crate::kube::{PodApi, runtime_classes::RuntimeClasses, tokens::Tokens};
+    use crate::kube::{PodApi, claims::Claims, runtime_classes::RuntimeClasses, tokens::Tokens};
     use crate::model::event::{Event, EventSink};
     use crossbeam_channel::Receiver;
     use serde_json::json;
 
     fn volumes(root: &Path) -> (Volumes, Receiver<Box<Event>>) {
         let (events, queue) = EventSink::new();
-        let settings = Settings { root_dir: root.to_owned(), allocatable: Default::default() };
+        let settings = Settings {
+            root_dir: root.to_owned(),
+            allocatable: Default::default(),
+            plugin_dir: Default::default(),
+            node: String::new(),
+        };
         (Volumes::new(settings, Deps { events, api: None }), queue)
     }
 
     /// Volumes with these objects of an API server.
     fn volumes_with(root: &Path, objects: &Objects) -> (Volumes, PodApi, Receiver<Box<Event>>) {
         let (events, queue) = EventSink::new();
-        let settings = Settings { root_dir: root.to_owned(), allocatable: Default::default() };
+        let settings = Settings {
+            root_dir: root.to_owned(),
+            allocatable: Default::default(),
+            plugin_dir: Default::default(),
+            node: String::new(),
+        };
         let api = PodApi {
             objects: objects.clone(),
             tokens: Tokens::fixed(),
             services: Default::default(),
             classes: RuntimeClasses::none(),
+            claims: Claims::none(),
         };
         (Volumes::new(settings, Deps { events, api: Some(api.clone()) }), api, queue)
     }
@@ -805,8 +852,8 @@ mod tests {
     fn volume_that_needs_a_missing_feature_fails_with_its_cause() {
         for (source, text) in [
             (
-                json!({"nfs": {"server": "s", "path": "/x"}}),
-                "volumes of type nfs are not supported by this version of coracle",
+                json!({"rbd": {"image": "i", "monitors": []}}),
+                "volumes of type rbd are not supported by this version of coracle",
             ),
             (
                 json!({"secret": {"secretName": "x"}}),

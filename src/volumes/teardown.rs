@@ -5,6 +5,8 @@ use std::ffi::CStr;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
@@ -17,6 +19,11 @@ use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
 use crate::util::tree::{self, Leftover};
 
+/// How long the end of a pod waits for the clean-up of devices, which then continues by itself.
+const SWEEP: Duration = Duration::from_secs(2);
+/// The time between tries after a failure.
+const SWEEP_AGAIN: Duration = Duration::from_secs(30);
+
 impl Volumes {
     /// Unmounts everything below the pod's volume directories, then removes the content of its
     /// emptyDirs and of the volumes whose content an agent made. The call is idempotent. Data of
@@ -25,6 +32,17 @@ impl Volumes {
     /// # Errors
     /// [`VolumeError::LeftBehind`] names what could not be removed; the caller may retry later.
     pub fn tear_down(&self, uid: &PodUid, stop: &StopToken) -> Result<(), VolumeError> {
+        let result = self.remove_all(uid, stop);
+        self.removed(uid, &result);
+        if result.is_ok() {
+            self.kinds.forget(uid);
+            *self.sweep_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+            self.sweep_devices(stop);
+        }
+        result
+    }
+
+    fn remove_all(&self, uid: &PodUid, stop: &StopToken) -> Result<(), VolumeError> {
         let path = paths::pod(&self.settings.root_dir, uid)?;
         self.retries().forget(uid);
         self.actual().forget(uid);
@@ -42,6 +60,7 @@ impl Volumes {
             left.add(volume, chain(&error));
         }
         left.check(paths::SUB_PATHS, sub_path::remove_targets(dir.as_fd()))?;
+        left.check("volumeDevices", remove_device_links(dir.as_fd()))?;
         // Without a marker, a partly removed volume is set up again if its pod is created again.
         let markers = remove_markers(dir.as_fd(), stop);
         left.check("plugins", markers)?;
@@ -66,8 +85,10 @@ impl Volumes {
             return Ok(Vec::new());
         }
         let (pods, path) = (paths::pods(&self.settings.root_dir), path.to_owned());
-        let work = move |_: &StopToken| {
+        let (kinds, owner) = (Arc::clone(&self.kinds), uid.clone());
+        let work = move |stop: &StopToken| {
             let mut failures = Vec::new();
+            kinds.unmount_flex(&owner, stop)?;
             for name in [paths::SUB_PATHS, "volumes"] {
                 failures.extend(mounts::unmount_below(&pods, &path.join(name))?);
             }
@@ -75,6 +96,51 @@ impl Volumes {
         };
         self.operations.run(uid, operations::UNMOUNT, operations::LIMIT, stop, work)
     }
+}
+
+impl Volumes {
+    /// Unmounts and detaches devices that no pod uses any more, if there are any. This does not hold
+    /// up the end of a pod, and is repeated after a failure.
+    pub(super) fn sweep_devices(&self, stop: &StopToken) {
+        let mut next = self.sweep_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if next.is_none_or(|next| next > Instant::now()) {
+            return;
+        }
+        *next = None;
+        drop(next);
+        if !self.kinds.has_devices() {
+            return;
+        }
+        let kinds = Arc::clone(&self.kinds);
+        let work = move |stop: &StopToken| kinds.sweep(stop);
+        let result = self.operations.run(&PodUid::from("devices"), operations::UNMOUNT, SWEEP, stop, work);
+        if result.is_err() {
+            let again = Some(Instant::now() + SWEEP_AGAIN);
+            *self.sweep_at.lock().unwrap_or_else(PoisonError::into_inner) = again;
+        }
+    }
+}
+
+/// Removes the links to block devices. What else is there is not changed.
+fn remove_device_links(pod_dir: BorrowedFd<'_>) -> Result<(), Leftover> {
+    let failed = |errno| Leftover::Entry { path: String::new(), errno };
+    let devices = match tree::open_at(pod_dir, c"volumeDevices") {
+        Ok(devices) => devices,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(errno) => return Err(failed(errno)),
+    };
+    for plugin in tree::names(devices.as_fd()).map_err(failed)? {
+        let Ok(dir) = tree::open_same_mount(devices.as_fd(), &plugin) else { continue };
+        for name in tree::names(dir.as_fd()).map_err(failed)? {
+            match rustix::fs::unlinkat(&dir, &*name, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(Leftover::Entry { path: empty_dir::shown(&name), errno }),
+            }
+        }
+        let _ = rustix::fs::unlinkat(&devices, &*plugin, AtFlags::REMOVEDIR);
+    }
+    let _ = rustix::fs::unlinkat(pod_dir, c"volumeDevices", AtFlags::REMOVEDIR);
+    Ok(())
 }
 
 /// The volumes that could not be removed so far, and the first cause.
@@ -179,7 +245,12 @@ mod tests {
 
     fn volumes(root: &Path) -> Volumes {
         let (events, _) = EventSink::new();
-        let settings = Settings { root_dir: root.to_owned(), allocatable: Default::default() };
+        let settings = Settings {
+            root_dir: root.to_owned(),
+            allocatable: Default::default(),
+            plugin_dir: Default::default(),
+            node: String::new(),
+        };
         Volumes::new(settings, Deps { events, api: None })
     }
 

@@ -63,7 +63,12 @@ impl Field {
 
     fn volumes(&self, api: Option<PodApi>) -> (Arc<Volumes>, Receiver<Box<Event>>) {
         let (events, queue) = EventSink::new();
-        let settings = Settings { root_dir: self.root(), allocatable: NodeAllocatable::default() };
+        let settings = Settings {
+            root_dir: self.root(),
+            allocatable: NodeAllocatable::default(),
+            plugin_dir: Default::default(),
+            node: String::new(),
+        };
         (Arc::new(Volumes::new(settings, Deps { events, api })), queue)
     }
 
@@ -321,6 +326,7 @@ fn volume_file_writer_never_escapes_its_volume() {
         tokens: Tokens::new(Box::new(Server)),
         services: Default::default(),
         classes: RuntimeClasses::new(Box::new(Server)),
+        claims: Default::default(),
     };
     let label = |path: &str| json!({"path": path, "fieldRef": {"fieldPath": "metadata.labels"}});
     let mounts: Vec<Value> = ["all", "map"]

@@ -15,6 +15,7 @@ mod hooks;
 mod kube;
 mod main_port;
 mod managers;
+mod persistent;
 mod proxy;
 mod runtime;
 mod status_reports;

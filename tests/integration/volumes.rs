@@ -53,7 +53,18 @@ impl VolumeFixture {
         let (events, queue) = EventSink::new();
         let allocatable =
             NodeAllocatable { memory: Amount::from_units(64 << 20), ..NodeAllocatable::default() };
-        (Volumes::new(Settings { root_dir: self.root(), allocatable }, Deps { events, api: None }), queue)
+        (
+            Volumes::new(
+                Settings {
+                    root_dir: self.root(),
+                    allocatable,
+                    plugin_dir: Default::default(),
+                    node: String::new(),
+                },
+                Deps { events, api: None },
+            ),
+            queue,
+        )
     }
 
     /// The mounts below a path of this place.
@@ -478,6 +489,7 @@ impl Server {
             tokens: Tokens::new(Box::new(self.clone())),
             services: Default::default(),
             classes: RuntimeClasses::new(Box::new(NoClasses)),
+            claims: Default::default(),
         }
     }
 }
@@ -495,8 +507,15 @@ fn secrets_and_tokens_are_in_memory_and_follow_their_objects() {
     let Some(place) = VolumeFixture::new() else { return };
     fs::create_dir_all(place.root()).unwrap();
     let (events, queue) = EventSink::new();
-    let (server, settings) =
-        (Server::default(), Settings { root_dir: place.root(), allocatable: NodeAllocatable::default() });
+    let (server, settings) = (
+        Server::default(),
+        Settings {
+            root_dir: place.root(),
+            allocatable: NodeAllocatable::default(),
+            plugin_dir: Default::default(),
+            node: String::new(),
+        },
+    );
     let api = server.api();
     let volumes = Volumes::new(settings, Deps { events, api: Some(api.clone()) });
     let pod = pod(
@@ -560,7 +579,12 @@ fn links_have_the_owner_and_group_of_their_files() {
     let server = Server::default();
     server.set("one");
     let api = server.api();
-    let settings = Settings { root_dir: place.root(), allocatable: NodeAllocatable::default() };
+    let settings = Settings {
+        root_dir: place.root(),
+        allocatable: NodeAllocatable::default(),
+        plugin_dir: Default::default(),
+        node: String::new(),
+    };
     let volumes = Volumes::new(settings, Deps { events, api: Some(api.clone()) });
     let names = ["secret", "map", "fields", "all"];
     let mounts = names.map(|name| json!({"name": name, "mountPath": format!("/{name}")}));

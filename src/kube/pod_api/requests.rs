@@ -7,6 +7,7 @@ use std::time::Duration;
 use crossbeam_channel::Sender;
 use serde_json::Value;
 
+use super::super::claims::{ClaimApi, Claims, ReadError};
 use super::super::client::Client;
 use super::super::error::ApiError;
 use super::super::objects::{
@@ -18,6 +19,7 @@ use super::super::target::{Group, Target};
 use super::super::tokens::{TokenAnswer, TokenApi, Tokens};
 use super::super::watch::{Change, Watched, spawn_reflector};
 use super::PodApi;
+use crate::model::persistent::{Claim, PersistentVolume};
 use crate::util::stop::Waited;
 use crate::util::threads::{Died, OnDeath, Running};
 
@@ -67,6 +69,7 @@ impl PodApi {
             tokens: Tokens::new(Box::new(requests(client))),
             services,
             classes: RuntimeClasses::new(Box::new(requests(client))),
+            claims: Claims::new(Box::new(requests(client))),
         };
         Ok((pod_api, running))
     }
@@ -136,6 +139,32 @@ impl ClassApi for Requests {
             true => ClassError::NotFound(name.to_owned()),
             false => ClassError::Unavailable { name: name.to_owned(), why: error.to_string() },
         })
+    }
+}
+
+impl ClaimApi for Requests {
+    fn read_claim(&self, namespace: &str, name: &str) -> Result<Claim, ReadError> {
+        self.client.get(&Target::claim(namespace, name)).map_err(|error| read_error(&error))
+    }
+
+    fn read_volume(&self, name: &str) -> Result<PersistentVolume, ReadError> {
+        self.client.get(&Target::persistent_volume(name)).map_err(|error| read_error(&error))
+    }
+
+    fn read_secret(&self, namespace: &str, name: &str) -> Result<Object, ReadError> {
+        let stored = self.client.get::<Stored>(&Target::secret(namespace, name));
+        stored.map(|stored| stored.into_object(Kind::Secret)).map_err(|error| read_error(&error))
+    }
+}
+
+fn read_error(error: &ApiError) -> ReadError {
+    let text = error.to_string();
+    if error.is_stopping() {
+        ReadError::Stopping
+    } else if error.is_not_found() || error.is_forbidden() {
+        ReadError::Refused { text }
+    } else {
+        ReadError::Unavailable { text }
     }
 }
 

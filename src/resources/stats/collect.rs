@@ -14,7 +14,7 @@ use super::sample::{
     ContainerUse, FileSystem, NodeUse, Numbers, PodUse, SandboxUse, Snapshot, SystemUse, VolumeUse,
 };
 use super::settings::{Settings, VolumeAt};
-use super::{cgroup, cgroup_paths, mounted, proc, space};
+use super::{cgroup, cgroup_paths, guarded, mounted, proc, space};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::runtime::{ContainerState, ListedPod, ListedSandbox, SandboxState};
@@ -451,7 +451,11 @@ pub(super) fn logs_dir(settings: &Settings, pod: &ListedPod) -> Option<PathBuf> 
 
 pub(super) fn volume_use(volume: &VolumeAt, until: Instant) -> Option<VolumeUse> {
     let begun = Instant::now();
-    let mut space = space::file_system(&volume.path)?;
+    let mut space = match volume.walk {
+        true => space::file_system(&volume.path)?,
+        // Its server may not respond.
+        false => guarded::file_system(&volume.path)?,
+    };
     if volume.walk {
         let content = space::content(&volume.path, until)?;
         (space.used, space.inodes_used) = (Some(content.bytes), Some(content.inodes));

@@ -20,6 +20,7 @@ mod collector;
 mod disks;
 mod flight;
 mod glance;
+mod guarded;
 mod mounted;
 mod pages;
 mod proc;

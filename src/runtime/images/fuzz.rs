@@ -8,6 +8,7 @@ use super::gc::{Ledger, Policy, SeenImage};
 use super::pull_secrets::PullSecrets;
 use crate::fuzz::{Budget, Target, nested, repeated};
 use crate::kube::PodApi;
+use crate::kube::claims::Claims;
 use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::runtime_classes::RuntimeClasses;
 use crate::kube::tokens::Tokens;
@@ -120,7 +121,13 @@ fn credentials(bytes: &[u8]) {
         (Key::new(Kind::Secret, "n", "old"), secret("kubernetes.io/dockercfg", ".dockercfg")),
     ]);
     let services = Default::default();
-    let api = PodApi { objects, tokens: Tokens::fixed(), services, classes: RuntimeClasses::none() };
+    let api = PodApi {
+        objects,
+        tokens: Tokens::fixed(),
+        services,
+        classes: RuntimeClasses::none(),
+        claims: Claims::none(),
+    };
     let value = serde_json::json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"},
         "spec": {"containers": [], "imagePullSecrets": [{"name": "new"}, {"name": "old"}]}});
     let pod = Pod::from(serde_json::from_value::<api::Pod>(value).unwrap());

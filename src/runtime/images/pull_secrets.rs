@@ -147,6 +147,7 @@ fn go_escaped(json: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kube::claims::Claims;
     use crate::kube::objects::{Key, Kind, Objects};
     use crate::kube::runtime_classes::RuntimeClasses;
     use crate::kube::tokens::Tokens;
@@ -205,6 +206,7 @@ mod tests {
             tokens: Tokens::fixed(),
             services: Default::default(),
             classes: RuntimeClasses::none(),
+            claims: Claims::none(),
         };
         let of = |names: &[&str]| PullSecrets::of(&pod(names), Some(&api), &StopToken::never());
         let (found, missing) =

@@ -1,0 +1,251 @@
+//! Claims and persistent volumes that pods of this node name, one request each (Go:
+//! pkg/kubelet/volumemanager/populator). A node may read exactly these.
+//!
+//! A volume is resolved once, before it is mounted; until then each attempt sends new requests, and
+//! the volume's back-off limits them. DIFFERS: while the API server is unavailable, the last known
+//! objects are used, so that a pod can be set up again.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::objects::Object;
+use crate::model::persistent::{Claim, PersistentVolume};
+
+/// The largest number of pairs of claim and volume that are remembered.
+const MAX_KNOWN: usize = 1024;
+
+/// Why there is no object.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the names say what the values are")]
+pub enum ReadError {
+    /// The object does not exist, or this node may not read it.
+    #[error("{text}")]
+    Refused { text: String },
+    /// The request failed.
+    #[error("{text}")]
+    Unavailable { text: String },
+    /// The agent stops.
+    #[error("stopping")]
+    Stopping,
+}
+
+/// The requests to the API server; a trait so that tests need no server.
+pub trait ClaimApi: Send + Sync {
+    /// Reads a claim.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    fn read_claim(&self, namespace: &str, name: &str) -> Result<Claim, ReadError>;
+
+    /// Reads a persistent volume.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    fn read_volume(&self, name: &str) -> Result<PersistentVolume, ReadError>;
+
+    /// Reads a Secret that a persistent volume names.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    fn read_secret(&self, namespace: &str, name: &str) -> Result<Object, ReadError>;
+}
+
+/// The claims of pods. Clones share them.
+#[derive(Clone)]
+pub struct Claims {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    api: Box<dyn ClaimApi>,
+    /// Not locked during a request.
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    claims: HashMap<(String, String), Claim>,
+    volumes: HashMap<String, PersistentVolume>,
+}
+
+impl fmt::Debug for Claims {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Claims")
+    }
+}
+
+impl Default for Claims {
+    /// No claim can be read.
+    fn default() -> Claims {
+        struct Nothing;
+        impl ClaimApi for Nothing {
+            fn read_claim(&self, _: &str, _: &str) -> Result<Claim, ReadError> {
+                Err(refused())
+            }
+            fn read_volume(&self, _: &str) -> Result<PersistentVolume, ReadError> {
+                Err(refused())
+            }
+            fn read_secret(&self, _: &str, _: &str) -> Result<Object, ReadError> {
+                Err(refused())
+            }
+        }
+        Claims::new(Box::new(Nothing))
+    }
+}
+
+fn refused() -> ReadError {
+    ReadError::Refused { text: "there is no API server".to_owned() }
+}
+
+impl Claims {
+    /// Nothing is known yet.
+    #[must_use]
+    pub fn new(api: Box<dyn ClaimApi>) -> Claims {
+        Claims { shared: Arc::new(Shared { api, known: Mutex::default() }) }
+    }
+
+    /// A claim; sends a request.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn claim(&self, namespace: &str, name: &str) -> Result<Claim, ReadError> {
+        let key = (namespace.to_owned(), name.to_owned());
+        match self.shared.api.read_claim(namespace, name) {
+            Ok(claim) => {
+                remember(&mut self.known().claims, key, claim.clone());
+                Ok(claim)
+            }
+            Err(error @ ReadError::Unavailable { .. }) => self.known().claims.get(&key).cloned().ok_or(error),
+            Err(error) => {
+                self.known().claims.remove(&key);
+                Err(error)
+            }
+        }
+    }
+
+    /// A persistent volume; sends a request.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn volume(&self, name: &str) -> Result<PersistentVolume, ReadError> {
+        match self.shared.api.read_volume(name) {
+            Ok(volume) => {
+                remember(&mut self.known().volumes, name.to_owned(), volume.clone());
+                Ok(volume)
+            }
+            Err(error @ ReadError::Unavailable { .. }) => {
+                self.known().volumes.get(name).cloned().ok_or(error)
+            }
+            Err(error) => {
+                self.known().volumes.remove(name);
+                Err(error)
+            }
+        }
+    }
+
+    /// A Secret of a persistent volume; sends a request, and is never remembered.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn secret(&self, namespace: &str, name: &str) -> Result<Object, ReadError> {
+        self.shared.api.read_secret(namespace, name)
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.shared.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps the table small: when it is full, an arbitrary entry leaves it.
+fn remember<K: std::hash::Hash + Eq + Clone, V>(table: &mut HashMap<K, V>, key: K, value: V) {
+    if table.len() >= MAX_KNOWN
+        && !table.contains_key(&key)
+        && let Some(other) = table.keys().next().cloned()
+    {
+        table.remove(&other);
+    }
+    table.insert(key, value);
+}
+
+#[cfg(test)]
+type Fixed = (HashMap<(String, String), Claim>, HashMap<String, PersistentVolume>);
+
+#[cfg(test)]
+impl Claims {
+    /// No claim exists.
+    pub(crate) fn none() -> Claims {
+        Claims::fixed(Vec::new(), Vec::new())
+    }
+
+    /// Fixed claims and volumes for tests of other rooms.
+    pub(crate) fn fixed(claims: Vec<Claim>, volumes: Vec<PersistentVolume>) -> Claims {
+        struct Store(Fixed);
+        impl ClaimApi for Store {
+            fn read_claim(&self, namespace: &str, name: &str) -> Result<Claim, ReadError> {
+                let text = format!("persistentvolumeclaims {name:?} not found");
+                let key = (namespace.to_owned(), name.to_owned());
+                self.0.0.get(&key).cloned().ok_or(ReadError::Refused { text })
+            }
+            fn read_volume(&self, name: &str) -> Result<PersistentVolume, ReadError> {
+                let text = format!("persistentvolumes {name:?} not found");
+                self.0.1.get(name).cloned().ok_or(ReadError::Refused { text })
+            }
+            fn read_secret(&self, _: &str, name: &str) -> Result<Object, ReadError> {
+                Err(ReadError::Refused { text: format!("secrets {name:?} not found") })
+            }
+        }
+        let key = |claim: &Claim| (claim.metadata.namespace.clone(), claim.metadata.name.clone());
+        let claims = claims.into_iter().map(|claim| (key(&claim), claim)).collect();
+        let volumes = volumes.into_iter().map(|one| (one.metadata.name.clone(), one)).collect();
+        Claims::new(Box::new(Store((claims, volumes))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Server(Arc<Mutex<Option<ReadError>>>);
+
+    impl ClaimApi for Server {
+        fn read_claim(&self, _: &str, name: &str) -> Result<Claim, ReadError> {
+            let mut claim = Claim::default();
+            claim.metadata.name = name.to_owned();
+            self.0.lock().unwrap().clone().map_or(Ok(claim), Err)
+        }
+        fn read_volume(&self, _: &str) -> Result<PersistentVolume, ReadError> {
+            self.0.lock().unwrap().clone().map_or(Ok(PersistentVolume::default()), Err)
+        }
+        fn read_secret(&self, _: &str, _: &str) -> Result<Object, ReadError> {
+            self.0.lock().unwrap().clone().map_or(Ok(Object::default()), Err)
+        }
+    }
+
+    #[test]
+    fn last_known_objects_serve_while_the_server_is_away() {
+        let state = Arc::new(Mutex::new(None));
+        let claims = Claims::new(Box::new(Server(Arc::clone(&state))));
+        assert_eq!(claims.claim("n", "c").unwrap().metadata.name, "c");
+        claims.volume("pv").unwrap();
+        let away = ReadError::Unavailable { text: "connection refused".to_owned() };
+        *state.lock().unwrap() = Some(away.clone());
+        assert!(claims.claim("n", "c").is_ok() && claims.volume("pv").is_ok());
+        assert_eq!(claims.claim("m", "c"), Err(away.clone()));
+        assert!(claims.secret("n", "s").is_err());
+        // A deleted object is forgotten.
+        *state.lock().unwrap() = Some(ReadError::Refused { text: "not found".to_owned() });
+        assert!(claims.claim("n", "c").is_err());
+        *state.lock().unwrap() = Some(away.clone());
+        assert_eq!(claims.claim("n", "c"), Err(away));
+    }
+
+    #[test]
+    fn memory_of_claims_is_bounded() {
+        let mut table = HashMap::new();
+        for number in 0..MAX_KNOWN * 2 {
+            remember(&mut table, number, ());
+        }
+        assert_eq!(table.len(), MAX_KNOWN);
+    }
+}

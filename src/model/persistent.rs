@@ -1,0 +1,519 @@
+//! Claims, persistent volumes and what a pod's volume means on this node. Pure (Go:
+//! pkg/kubelet/volumemanager/populator, pkg/volume/util, k8s.io/csi-translation-lib).
+//!
+//! The types hold only the fields that a node reads.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::Quantity;
+use super::api::{
+    FCVolumeSource, FlexVolumeSource, HostPathVolumeSource, ISCSIVolumeSource, NFSVolumeSource, Volume,
+};
+use super::pod::Pod;
+use super::quantity::amount;
+use super::storage::{CsiVolumeSource, SecretReference};
+
+/// A claim with this finalizer is not removed while a pod uses it.
+const PROTECTION: &str = "kubernetes.io/pvc-protection";
+/// The annotation for mount options that is older than `spec.mountOptions`.
+const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
+
+/// `metadata` of a claim or a persistent volume.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct Meta {
+    pub name: String,
+    pub namespace: String,
+    pub uid: String,
+    pub deletion_timestamp: Option<String>,
+    pub finalizers: Vec<String>,
+    pub annotations: BTreeMap<String, String>,
+    pub owner_references: Vec<Owner>,
+}
+
+/// An entry of `metadata.ownerReferences`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct Owner {
+    pub uid: String,
+    pub controller: bool,
+}
+
+/// A PersistentVolumeClaim.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct Claim {
+    pub metadata: Meta,
+    pub spec: ClaimSpec,
+    pub status: ClaimStatus,
+}
+
+/// `spec` of a claim.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct ClaimSpec {
+    pub volume_name: String,
+    pub access_modes: Vec<String>,
+}
+
+/// `status` of a claim.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct ClaimStatus {
+    pub phase: String,
+    pub capacity: BTreeMap<String, Quantity>,
+}
+
+/// A PersistentVolume.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct PersistentVolume {
+    pub metadata: Meta,
+    pub spec: PersistentSpec,
+}
+
+/// `spec` of a persistent volume.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct PersistentSpec {
+    pub capacity: BTreeMap<String, Quantity>,
+    pub access_modes: Vec<String>,
+    pub mount_options: Vec<String>,
+    pub volume_mode: Mode,
+    pub claim_ref: Option<ClaimRef>,
+    pub host_path: Option<HostPathVolumeSource>,
+    pub local: Option<Local>,
+    pub nfs: Option<NFSVolumeSource>,
+    pub iscsi: Option<Iscsi>,
+    pub fc: Option<FCVolumeSource>,
+    pub flex_volume: Option<Flex>,
+    pub csi: Option<CsiVolumeSource>,
+    /// All other fields, among them the sources that CSI drivers serve.
+    #[serde(flatten)]
+    pub other: Map<String, Value>,
+}
+
+/// `volumeMode`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub enum Mode {
+    #[default]
+    Filesystem,
+    Block,
+}
+
+impl Mode {
+    /// The name in the API.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Mode::Filesystem => "Filesystem",
+            Mode::Block => "Block",
+        }
+    }
+}
+
+/// `spec.claimRef` of a persistent volume.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct ClaimRef {
+    pub uid: String,
+}
+
+/// A directory or a block device of this node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct Local {
+    pub path: String,
+    pub fs_type: Option<String>,
+}
+
+/// A LUN of an iSCSI target.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct Iscsi {
+    pub target_portal: String,
+    pub portals: Vec<String>,
+    pub iqn: String,
+    pub lun: i32,
+    pub iscsi_interface: String,
+    pub initiator_name: String,
+    pub fs_type: String,
+    pub read_only: bool,
+    #[serde(rename = "chapAuthDiscovery")]
+    pub chap_discovery: bool,
+    #[serde(rename = "chapAuthSession")]
+    pub chap_session: bool,
+    pub secret_ref: Option<SecretReference>,
+}
+
+impl Iscsi {
+    /// An inline source; its secret is in the namespace of the pod.
+    fn inline(source: &ISCSIVolumeSource, namespace: &str) -> Iscsi {
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        Iscsi {
+            target_portal: source.target_portal.clone(),
+            portals: source.portals.clone().unwrap_or_default(),
+            iqn: source.iqn.clone(),
+            lun: source.lun,
+            iscsi_interface: text(&source.iscsi_interface),
+            initiator_name: text(&source.initiator_name),
+            fs_type: text(&source.fs_type),
+            read_only: source.read_only.unwrap_or(false),
+            chap_discovery: source.chap_auth_discovery.unwrap_or(false),
+            chap_session: source.chap_auth_session.unwrap_or(false),
+            secret_ref: source
+                .secret_ref
+                .as_ref()
+                .map(|secret| SecretReference { name: secret.name.clone(), namespace: namespace.to_owned() }),
+        }
+    }
+}
+
+/// A volume of an exec driver.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct Flex {
+    pub driver: String,
+    pub fs_type: String,
+    pub read_only: bool,
+    pub options: BTreeMap<String, String>,
+    pub secret_ref: Option<SecretReference>,
+}
+
+impl Flex {
+    fn inline(source: &FlexVolumeSource, namespace: &str) -> Flex {
+        Flex {
+            driver: source.driver.clone(),
+            fs_type: source.fs_type.clone().unwrap_or_default(),
+            read_only: source.read_only.unwrap_or(false),
+            options: source.options.clone().unwrap_or_default(),
+            secret_ref: source
+                .secret_ref
+                .as_ref()
+                .map(|secret| SecretReference { name: secret.name.clone(), namespace: namespace.to_owned() }),
+        }
+    }
+}
+
+/// Where the data of a volume are.
+#[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub enum Source {
+    HostPath(HostPathVolumeSource),
+    Local(Local),
+    Nfs(NFSVolumeSource),
+    Iscsi(Iscsi),
+    Fc(FCVolumeSource),
+    Flex(Flex),
+    Csi(CsiVolumeSource),
+    /// A kind that this node cannot mount, or none.
+    Other(String),
+}
+
+/// A volume of a pod after its claim was resolved (Go: volume.Spec).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Spec {
+    /// The persistent volume's name, or the volume's name in the pod. Names its directories.
+    pub name: String,
+    /// Where the data are.
+    pub source: Source,
+    /// Whether the pod may only read.
+    pub read_only: bool,
+    /// Options of the administrator for `mount`.
+    pub mount_options: Vec<String>,
+    /// File system or block device.
+    pub mode: Mode,
+    /// Whether only one pod may use it at a time.
+    pub is_single_pod: bool,
+    /// Whether the persistent volume is larger than its claim's status says.
+    pub has_grown: bool,
+    /// Whether it comes from a persistent volume, and not from the pod.
+    pub is_persistent: bool,
+}
+
+/// Why a claim cannot be used. Texts as upstream's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the names say what the values are")]
+pub enum ClaimProblem {
+    #[error("PVC is being deleted")]
+    Deleting,
+    #[error("PVC is not bound")]
+    NotBound,
+    #[error("PVC has empty pvc.Spec.VolumeName")]
+    NoVolume,
+    #[error("PVC {namespace}/{claim} was not created for pod {namespace}/{pod} (pod is not owner)")]
+    NotOwner { namespace: String, claim: String, pod: String },
+    #[error(
+        "found PV object {0} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
+    )]
+    NoClaimRef(String),
+    #[error("found PV object {pv} but its pv.Spec.ClaimRef.UID {found} does not point to claim.UID {wanted}")]
+    OtherClaim { pv: String, found: String, wanted: String },
+    #[error("volume {volume} has volumeMode {}, but is specified in volumeMounts", mode.word())]
+    Mounted { volume: String, mode: Mode },
+    #[error("volume {volume} has volumeMode {}, but is specified in volumeDevices", mode.word())]
+    Device { volume: String, mode: Mode },
+}
+
+/// The claim that a volume of a pod names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimName {
+    /// The claim, in the pod's namespace.
+    pub name: String,
+    /// `persistentVolumeClaim.readOnly`.
+    pub read_only: bool,
+    /// Whether the claim was made for the pod from a template, and must belong to it.
+    pub is_ephemeral: bool,
+}
+
+/// The claim of a volume: a named one, or `<pod>-<volume>` of a generic ephemeral volume.
+#[must_use]
+pub fn claim_name(pod: &Pod, volume: &Volume) -> Option<ClaimName> {
+    if let Some(source) = &volume.persistent_volume_claim {
+        let read_only = source.read_only.unwrap_or(false);
+        return Some(ClaimName { name: source.claim_name.clone(), read_only, is_ephemeral: false });
+    }
+    volume.ephemeral.as_ref()?;
+    let name = format!("{}-{}", pod.name(), volume.name);
+    Some(ClaimName { name, read_only: false, is_ephemeral: true })
+}
+
+/// Whether the claim may be used by the pod. `Ok` with the name of its persistent volume.
+///
+/// # Errors
+/// The first problem, in upstream's order.
+pub fn check_claim<'a>(pod: &Pod, wanted: &ClaimName, claim: &'a Claim) -> Result<&'a str, ClaimProblem> {
+    let meta = &claim.metadata;
+    if meta.deletion_timestamp.is_some() && !meta.finalizers.iter().any(|one| one == PROTECTION) {
+        return Err(ClaimProblem::Deleting);
+    }
+    if claim.status.phase != "Bound" {
+        return Err(ClaimProblem::NotBound);
+    }
+    if claim.spec.volume_name.is_empty() {
+        return Err(ClaimProblem::NoVolume);
+    }
+    let owns = |owner: &Owner| owner.controller && owner.uid == pod.uid().as_str();
+    if wanted.is_ephemeral && !meta.owner_references.iter().any(owns) {
+        return Err(ClaimProblem::NotOwner {
+            namespace: pod.namespace().to_owned(),
+            claim: wanted.name.clone(),
+            pod: pod.name().to_owned(),
+        });
+    }
+    Ok(&claim.spec.volume_name)
+}
+
+/// Whether the persistent volume is bound to the claim.
+///
+/// # Errors
+/// When it is bound to none or another one.
+pub fn check_binding(claim: &Claim, volume: &PersistentVolume) -> Result<(), ClaimProblem> {
+    let pv = || claim.spec.volume_name.clone();
+    match &volume.spec.claim_ref {
+        None => Err(ClaimProblem::NoClaimRef(pv())),
+        Some(found) if found.uid != claim.metadata.uid => Err(ClaimProblem::OtherClaim {
+            pv: pv(),
+            found: found.uid.clone(),
+            wanted: claim.metadata.uid.clone(),
+        }),
+        Some(_) => Ok(()),
+    }
+}
+
+/// Whether containers use the volume as its mode allows.
+///
+/// # Errors
+/// When a file system is used as a device, or the opposite.
+pub fn check_mode(pod: &Pod, volume: &str, mode: Mode) -> Result<(), ClaimProblem> {
+    let (mounts, devices) = uses(pod, volume);
+    if mounts && mode != Mode::Filesystem {
+        return Err(ClaimProblem::Mounted { volume: volume.to_owned(), mode });
+    }
+    if devices && mode != Mode::Block {
+        return Err(ClaimProblem::Device { volume: volume.to_owned(), mode });
+    }
+    Ok(())
+}
+
+/// Whether containers mount the volume, and whether they use it as a device.
+fn uses(pod: &Pod, volume: &str) -> (bool, bool) {
+    let ephemeral = pod.ephemeral_containers();
+    let mut found = (false, false);
+    for container in pod.all_containers().chain(&ephemeral) {
+        found.0 |= container.volume_mounts.iter().flatten().any(|mount| mount.name == volume);
+        found.1 |= container.volume_devices.iter().flatten().any(|device| device.name == volume);
+    }
+    found
+}
+
+impl Spec {
+    /// The volume that a claim leads to.
+    #[must_use]
+    pub fn persistent(wanted: &ClaimName, claim: &Claim, volume: &PersistentVolume) -> Spec {
+        let size = |capacity: &BTreeMap<String, Quantity>| capacity.get("storage").map(amount);
+        let spec = &volume.spec;
+        Spec {
+            name: volume.metadata.name.clone(),
+            source: source_of(volume),
+            read_only: wanted.read_only,
+            mount_options: mount_options(volume),
+            mode: spec.volume_mode,
+            is_single_pod: spec.access_modes.iter().any(|mode| mode == "ReadWriteOncePod"),
+            has_grown: size(&spec.capacity) > size(&claim.status.capacity),
+            is_persistent: true,
+        }
+    }
+
+    /// A volume whose source is in the pod; `None` for kinds that are not served here.
+    #[must_use]
+    pub fn inline(pod: &Pod, volume: &Volume) -> Option<Spec> {
+        let (source, read_only) = if let Some(nfs) = &volume.nfs {
+            (Source::Nfs(nfs.clone()), nfs.read_only.unwrap_or(false))
+        } else if let Some(iscsi) = &volume.iscsi {
+            (Source::Iscsi(Iscsi::inline(iscsi, pod.namespace())), iscsi.read_only.unwrap_or(false))
+        } else if let Some(fc) = &volume.fc {
+            (Source::Fc(fc.clone()), fc.read_only.unwrap_or(false))
+        } else if let Some(flex) = &volume.flex_volume {
+            (Source::Flex(Flex::inline(flex, pod.namespace())), flex.read_only.unwrap_or(false))
+        } else {
+            return None;
+        };
+        Some(Spec {
+            name: volume.name.clone(),
+            source,
+            read_only,
+            mount_options: Vec::new(),
+            mode: Mode::Filesystem,
+            is_single_pod: false,
+            has_grown: false,
+            is_persistent: false,
+        })
+    }
+}
+
+/// `spec.mountOptions`, or those of the older annotation, which takes precedence.
+fn mount_options(volume: &PersistentVolume) -> Vec<String> {
+    match volume.metadata.annotations.get(MOUNT_OPTIONS) {
+        Some(text) => text.split(',').filter(|one| !one.is_empty()).map(str::to_owned).collect(),
+        None => volume.spec.mount_options.clone(),
+    }
+}
+
+fn source_of(volume: &PersistentVolume) -> Source {
+    let spec = volume.spec.clone();
+    if let Some(source) = spec.host_path {
+        Source::HostPath(source)
+    } else if let Some(source) = spec.local {
+        Source::Local(source)
+    } else if let Some(source) = spec.nfs {
+        Source::Nfs(source)
+    } else if let Some(mut source) = spec.iscsi {
+        if source.iscsi_interface.is_empty() {
+            source.iscsi_interface = "default".to_owned();
+        }
+        Source::Iscsi(source)
+    } else if let Some(source) = spec.fc {
+        Source::Fc(source)
+    } else if let Some(source) = spec.flex_volume {
+        Source::Flex(source)
+    } else if let Some(source) = spec.csi {
+        Source::Csi(source)
+    } else if let Some(source) = migrated(volume) {
+        Source::Csi(source)
+    } else {
+        let known = ["rbd", "cephfs", "glusterfs", "azureFile", "quobyte", "scaleIO", "storageos", "flocker"];
+        let kind = known.into_iter().find(|kind| spec.other.contains_key(*kind));
+        Source::Other(kind.unwrap_or("unknown").to_owned())
+    }
+}
+
+/// A disk of a cloud, as its CSI driver names it; `None` for other sources.
+fn migrated(volume: &PersistentVolume) -> Option<CsiVolumeSource> {
+    let find = |kind: &str| volume.spec.other.get(kind)?.as_object();
+    let text = |source: &Map<String, Value>, key: &str| {
+        source.get(key).and_then(Value::as_str).unwrap_or_default().to_owned()
+    };
+    let disk = |driver: &str, handle: String, source: &Map<String, Value>| CsiVolumeSource {
+        driver: driver.to_owned(),
+        volume_handle: handle,
+        read_only: source.get("readOnly").and_then(Value::as_bool).unwrap_or(false),
+        fs_type: source.get("fsType").and_then(Value::as_str).map(str::to_owned),
+        ..CsiVolumeSource::default()
+    };
+    if let Some(source) = find("awsElasticBlockStore") {
+        let id = text(source, "volumeID");
+        let handle = id.rsplit('/').next().unwrap_or_default().to_owned();
+        let mut csi = disk("ebs.csi.aws.com", handle, source);
+        let partition = source.get("partition").and_then(Value::as_i64).unwrap_or(0);
+        let partition = if partition > 0 { partition.to_string() } else { String::new() };
+        csi.volume_attributes.insert("partition".to_owned(), partition);
+        return Some(csi);
+    }
+    if let Some(source) = find("gcePersistentDisk") {
+        let zone = zone(volume).unwrap_or_else(|| "UNSPECIFIED".to_owned());
+        let handle = format!("projects/UNSPECIFIED/zones/{zone}/disks/{}", text(source, "pdName"));
+        let mut csi = disk("pd.csi.storage.gke.io", handle, source);
+        let partition = source.get("partition").and_then(Value::as_i64).unwrap_or(0);
+        let partition = if partition > 0 { partition.to_string() } else { String::new() };
+        csi.volume_attributes.insert("partition".to_owned(), partition);
+        return Some(csi);
+    }
+    if let Some(source) = find("azureDisk") {
+        let mut csi = disk("disk.csi.azure.com", text(source, "diskURI"), source);
+        for (key, attribute) in [("cachingMode", "cachingMode"), ("kind", "kind"), ("fsType", "fsType")] {
+            if let Some(value) = source.get(key).and_then(Value::as_str) {
+                csi.volume_attributes.insert(attribute.to_owned(), value.to_owned());
+            }
+        }
+        return Some(csi);
+    }
+    for (kind, driver, key) in [
+        ("cinder", "cinder.csi.openstack.org", "volumeID"),
+        ("vsphereVolume", "csi.vsphere.vmware.com", "volumePath"),
+        ("portworxVolume", "pxd.portworx.com", "volumeID"),
+    ] {
+        if let Some(source) = find(kind) {
+            return Some(disk(driver, text(source, key), source));
+        }
+    }
+    None
+}
+
+/// The zone of the labels of a cloud disk; several zones are a region.
+fn zone(volume: &PersistentVolume) -> Option<String> {
+    let terms = volume.spec.other.get("nodeAffinity")?.pointer("/required/nodeSelectorTerms")?.as_array()?;
+    let expressions = terms.iter().filter_map(|term| term.get("matchExpressions")?.as_array()).flatten();
+    let mut zones = expressions
+        .filter(|one| {
+            let key = one.get("key").and_then(Value::as_str);
+            matches!(key, Some("topology.kubernetes.io/zone" | "failure-domain.beta.kubernetes.io/zone"))
+        })
+        .filter_map(|one| one.get("values")?.as_array())
+        .flatten()
+        .filter_map(Value::as_str);
+    let first = zones.next()?;
+    match zones.next() {
+        None => Some(first.to_owned()),
+        // A regional disk is named by its region: the zone without its last part.
+        Some(_) => first.rsplit_once('-').map(|(region, _)| region.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,181 @@
+//! Tests of the resolution of claims.
+
+use super::*;
+use proptest::prelude::*;
+use serde_json::json;
+
+fn pod(spec: Value) -> Pod {
+    let value = json!({"metadata": {"name": "p", "namespace": "n", "uid": "pu"}, "spec": spec});
+    Pod::from(serde_json::from_value::<crate::model::api::Pod>(value).unwrap())
+}
+
+fn claim(change: Value) -> Claim {
+    let mut value = json!({"metadata": {"name": "c", "namespace": "n", "uid": "cu"},
+        "spec": {"volumeName": "pv"}, "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}}});
+    merge(&mut value, change);
+    serde_json::from_value(value).unwrap()
+}
+
+fn volume(spec: Value) -> PersistentVolume {
+    let mut value = json!({"metadata": {"name": "pv", "uid": "vu"},
+        "spec": {"claimRef": {"uid": "cu"}, "capacity": {"storage": "1Gi"}}});
+    merge(&mut value, json!({"spec": spec}));
+    serde_json::from_value(value).unwrap()
+}
+
+fn merge(into: &mut Value, change: Value) {
+    match (into, change) {
+        (Value::Object(into), Value::Object(change)) => {
+            for (key, value) in change {
+                merge(into.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (into, change) => *into = change,
+    }
+}
+
+fn named() -> ClaimName {
+    ClaimName { name: "c".to_owned(), read_only: false, is_ephemeral: false }
+}
+
+#[test]
+fn claim_that_cannot_be_used_has_upstreams_text() {
+    let pod = pod(json!({"containers": []}));
+    let check = |change: Value, wanted: &ClaimName| {
+        check_claim(&pod, wanted, &claim(change)).map(str::to_owned).map_err(|problem| problem.to_string())
+    };
+    assert_eq!(check(json!({}), &named()).unwrap(), "pv");
+    let gone = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
+    assert_eq!(check(gone, &named()).unwrap_err(), "PVC is being deleted");
+    let protected = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z",
+        "finalizers": ["kubernetes.io/pvc-protection"]}});
+    assert_eq!(check(protected, &named()).unwrap(), "pv");
+    for phase in ["Pending", "Lost", ""] {
+        assert_eq!(check(json!({"status": {"phase": phase}}), &named()).unwrap_err(), "PVC is not bound");
+    }
+    let unnamed = json!({"spec": {"volumeName": ""}});
+    assert_eq!(check(unnamed, &named()).unwrap_err(), "PVC has empty pvc.Spec.VolumeName");
+}
+
+#[test]
+fn generic_ephemeral_volume_has_a_claim_that_its_pod_owns() {
+    let pod = pod(json!({"containers": [], "volumes": [
+        {"name": "v", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}},
+        {"name": "w", "persistentVolumeClaim": {"claimName": "c", "readOnly": true}},
+        {"name": "x", "emptyDir": {}}]}));
+    let volumes = pod.spec().volumes.as_ref().unwrap();
+    let wanted = claim_name(&pod, &volumes[0]).unwrap();
+    assert_eq!((wanted.name.as_str(), wanted.is_ephemeral), ("p-v", true));
+    let other = claim_name(&pod, &volumes[1]).unwrap();
+    assert_eq!(other, ClaimName { name: "c".to_owned(), read_only: true, is_ephemeral: false });
+    assert_eq!(claim_name(&pod, &volumes[2]), None);
+    let owner = |uid: &str, controller: bool| {
+        claim(json!({"metadata": {"ownerReferences": [{"uid": uid, "controller": controller}]}}))
+    };
+    assert!(check_claim(&pod, &wanted, &owner("pu", true)).is_ok());
+    for claim in [owner("pu", false), owner("other", true), claim(json!({}))] {
+        assert_eq!(
+            check_claim(&pod, &wanted, &claim).unwrap_err().to_string(),
+            "PVC n/p-v was not created for pod n/p (pod is not owner)"
+        );
+    }
+}
+
+#[test]
+fn volume_must_be_bound_to_the_claim_and_used_in_its_mode() {
+    let bound = claim(json!({}));
+    assert_eq!(check_binding(&bound, &volume(json!({}))), Ok(()));
+    let text = |spec: Value| check_binding(&bound, &volume(spec)).unwrap_err().to_string();
+    assert!(text(json!({"claimRef": null})).starts_with("found PV object pv but it has a nil"));
+    assert_eq!(
+        text(json!({"claimRef": {"uid": "x"}})),
+        "found PV object pv but its pv.Spec.ClaimRef.UID x does not point to claim.UID cu"
+    );
+    let pod = pod(json!({"containers": [{"name": "c", "volumeMounts": [{"name": "m", "mountPath": "/m"}],
+        "volumeDevices": [{"name": "d", "devicePath": "/dev/x"}]}]}));
+    let check = |volume, mode| check_mode(&pod, volume, mode).map_err(|problem| problem.to_string());
+    assert_eq!(check("m", Mode::Filesystem), Ok(()));
+    assert_eq!(check("d", Mode::Block), Ok(()));
+    assert_eq!(
+        check("m", Mode::Block).unwrap_err(),
+        "volume m has volumeMode Block, but is specified in volumeMounts"
+    );
+    assert_eq!(
+        check("d", Mode::Filesystem).unwrap_err(),
+        "volume d has volumeMode Filesystem, but is specified in volumeDevices"
+    );
+}
+
+#[test]
+fn sources_and_options_of_a_persistent_volume_are_read() {
+    let spec = |spec: Value| Spec::persistent(&named(), &claim(json!({})), &volume(spec));
+    let nfs = spec(json!({"nfs": {"server": "s", "path": "/x"}, "mountOptions": ["hard", "nfsvers=4.1"],
+        "accessModes": ["ReadWriteOncePod"], "capacity": {"storage": "2Gi"}}));
+    assert!(matches!(&nfs.source, Source::Nfs(source) if source.server == "s"));
+    assert_eq!((nfs.name.as_str(), nfs.mount_options.len()), ("pv", 2));
+    assert!(nfs.is_single_pod && nfs.has_grown && nfs.is_persistent);
+    let mut annotated =
+        volume(json!({"local": {"path": "/d"}, "volumeMode": "Block", "mountOptions": ["a"]}));
+    annotated.metadata.annotations.insert(MOUNT_OPTIONS.to_owned(), "ro,noatime".to_owned());
+    let local = Spec::persistent(&named(), &claim(json!({})), &annotated);
+    assert_eq!((local.mode, local.mount_options), (Mode::Block, vec!["ro".to_owned(), "noatime".to_owned()]));
+    assert!(!local.has_grown);
+    let Source::Iscsi(iscsi) =
+        spec(json!({"iscsi": {"targetPortal": "1.2.3.4", "iqn": "iqn.x", "lun": 3, "chapAuthSession": true,
+            "secretRef": {"name": "s", "namespace": "m"}}}))
+        .source
+    else {
+        panic!("an iSCSI source")
+    };
+    assert_eq!((iscsi.iscsi_interface.as_str(), iscsi.lun, iscsi.chap_session), ("default", 3, true));
+    assert_eq!(iscsi.secret_ref.unwrap().namespace, "m");
+    assert_eq!(spec(json!({"rbd": {"image": "i"}})).source, Source::Other("rbd".to_owned()));
+}
+
+#[test]
+fn cloud_disks_have_the_names_of_their_drivers() {
+    let csi = |spec: Value| match Spec::persistent(&named(), &claim(json!({})), &volume(spec)).source {
+        Source::Csi(csi) => (csi.driver, csi.volume_handle),
+        other => panic!("{other:?}"),
+    };
+    let pair = |driver: &str, handle: &str| (driver.to_owned(), handle.to_owned());
+    assert_eq!(
+        csi(json!({"awsElasticBlockStore": {"volumeID": "aws://us-east-1a/vol-1", "fsType": "xfs"}})),
+        pair("ebs.csi.aws.com", "vol-1")
+    );
+    let zone = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [
+        {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["europe-a"]}]}]}});
+    assert_eq!(
+        csi(json!({"gcePersistentDisk": {"pdName": "d"}, "nodeAffinity": zone})),
+        pair("pd.csi.storage.gke.io", "projects/UNSPECIFIED/zones/europe-a/disks/d")
+    );
+    assert_eq!(csi(json!({"azureDisk": {"diskURI": "/s/d"}})), pair("disk.csi.azure.com", "/s/d"));
+    assert_eq!(csi(json!({"cinder": {"volumeID": "id"}})), pair("cinder.csi.openstack.org", "id"));
+    assert_eq!(csi(json!({"csi": {"driver": "d", "volumeHandle": "h"}})), pair("d", "h"));
+}
+
+#[test]
+fn inline_sources_carry_their_own_read_only_field() {
+    let pod = pod(json!({"containers": [], "volumes": [
+        {"name": "n", "nfs": {"server": "s", "path": "/x", "readOnly": true}},
+        {"name": "i", "iscsi": {"targetPortal": "t", "iqn": "q", "lun": 0, "secretRef": {"name": "s"}}},
+        {"name": "f", "flexVolume": {"driver": "a/b", "options": {"k": "v"}}},
+        {"name": "e", "emptyDir": {}}]}));
+    let specs: Vec<_> = pod.spec().volumes.iter().flatten().map(|one| Spec::inline(&pod, one)).collect();
+    assert!(specs[0].as_ref().unwrap().read_only);
+    assert!(matches!(&specs[1].as_ref().unwrap().source,
+        Source::Iscsi(iscsi) if iscsi.secret_ref.as_ref().unwrap().namespace == "n"));
+    assert!(matches!(&specs[2].as_ref().unwrap().source, Source::Flex(flex) if flex.options["k"] == "v"));
+    assert!(specs[3].is_none());
+}
+
+proptest! {
+    #[test]
+    fn random_objects_cause_no_panic(phase in "[A-Z][a-z]{0,6}", id in "\\PC{0,20}", zone in "\\PC{0,9}") {
+        let value = json!({"gcePersistentDisk": {"pdName": id}, "awsElasticBlockStore": {"volumeID": zone},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": zone}]}}});
+        let claim = claim(json!({"status": {"phase": phase}}));
+        let _ = Spec::persistent(&named(), &claim, &volume(value));
+        let _ = check_claim(&pod(json!({"containers": []})), &named(), &claim);
+    }
+}

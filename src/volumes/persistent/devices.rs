@@ -1,0 +1,216 @@
+//! Devices that are mounted once for all pods, below `<root-dir>/plugins/kubernetes.io`.
+//!
+//! Nothing is remembered: a device is in use while a mount below `pods` shows its file system, or
+//! while a pod that has it as a block device exists. So a restart of the agent changes nothing.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::super::error::VolumeError;
+use super::super::mounts::Mount;
+use super::host::mount_at;
+use super::sysfs::names;
+use crate::util::stop::{StopToken, Waited};
+
+/// How long an operation waits for another one on its device.
+const WAIT: Duration = Duration::from_secs(100);
+const SLICE: Duration = Duration::from_millis(100);
+
+/// The kinds of devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Kind {
+    Local,
+    Iscsi,
+    Fc,
+    /// With the driver.
+    Flex(String),
+}
+
+/// The directory of one device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Device {
+    pub(super) kind: Kind,
+    pub(super) dir: PathBuf,
+    /// Whether the directory has one link per pod, and no mount.
+    pub(super) is_block: bool,
+}
+
+/// The directories of all devices of the node.
+pub(super) fn all(root_dir: &Path) -> Vec<Device> {
+    let top = plugins(root_dir);
+    let mut found = Vec::new();
+    let mut add = |kind: Kind, dir: PathBuf, is_block| {
+        if dir.is_symlink() || names_of_dirs(&dir).is_none() {
+            return;
+        }
+        found.push(Device { kind, dir, is_block });
+    };
+    for (name, is_block) in [("mounts", false), ("volumeDevices", true)] {
+        let dir = top.join("local-volume").join(name);
+        names(&dir).iter().for_each(|name| add(Kind::Local, dir.join(name), is_block));
+    }
+    for (dir, is_block) in [(top.join("iscsi"), false), (top.join("iscsi/volumeDevices"), true)] {
+        for iface in names(&dir).iter().filter(|name| name.starts_with("iface-")) {
+            let dir = dir.join(iface);
+            names(&dir).iter().for_each(|name| add(Kind::Iscsi, dir.join(name), is_block));
+        }
+    }
+    for (dir, is_block) in [(top.join("fc"), false), (top.join("fc/volumeDevices"), true)] {
+        let own = names(&dir).into_iter().filter(|name| name != "volumeDevices");
+        own.for_each(|name| add(Kind::Fc, dir.join(name), is_block));
+    }
+    let flex = top.join("flexvolume");
+    for vendor in names(&flex) {
+        let plain = flex.join(&vendor).join("mounts");
+        names(&plain).iter().for_each(|name| add(Kind::Flex(vendor.clone()), plain.join(name), false));
+        for driver in names(&flex.join(&vendor)).into_iter().filter(|name| name != "mounts") {
+            let dir = flex.join(&vendor).join(&driver).join("mounts");
+            let driver = format!("{vendor}/{driver}");
+            names(&dir).iter().for_each(|name| add(Kind::Flex(driver.clone()), dir.join(name), false));
+        }
+    }
+    found
+}
+
+/// Whether it is a directory; its content is not read, because its file system may hang.
+fn names_of_dirs(dir: &Path) -> Option<()> {
+    // The mount on the directory is not entered: only the kind of the entry in its parent counts.
+    let name = dir.file_name()?;
+    let mut entries = std::fs::read_dir(dir.parent()?).ok()?.filter_map(Result::ok);
+    let entry = entries.find(|entry| entry.file_name() == name)?;
+    entry.file_type().ok()?.is_dir().then_some(())
+}
+
+/// `<root-dir>/plugins/kubernetes.io`.
+pub(super) fn plugins(root_dir: &Path) -> PathBuf {
+    root_dir.join("plugins/kubernetes.io")
+}
+
+/// Whether a pod uses the device.
+pub(super) fn is_used(device: &Device, table: &[Mount], pods: &Path) -> bool {
+    if device.is_block {
+        return names(&device.dir).iter().any(|uid| pods.join(uid).join("volumeDevices").is_dir());
+    }
+    let Some(own) = mount_at(table, &device.dir) else { return false };
+    table.iter().any(|mount| mount.device == own.device && mount.point.starts_with(pods))
+}
+
+/// Devices with an operation. One at a time works on a device.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Locks(Arc<Mutex<HashSet<PathBuf>>>);
+
+/// Frees the device when it is dropped.
+#[derive(Debug)]
+pub(super) struct Lock {
+    locks: Locks,
+    key: PathBuf,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        self.locks.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+    }
+}
+
+impl Locks {
+    /// The device, unless another operation has it.
+    pub(super) fn try_take(&self, key: &Path) -> Option<Lock> {
+        let is_free = self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned());
+        is_free.then(|| Lock { locks: self.clone(), key: key.to_owned() })
+    }
+
+    /// The device, after the operation that has it.
+    pub(super) fn take(&self, key: &Path, stop: &StopToken) -> Result<Lock, VolumeError> {
+        let until = Instant::now() + WAIT;
+        loop {
+            if let Some(lock) = self.try_take(key) {
+                return Ok(lock);
+            }
+            if Instant::now() >= until {
+                return Err(VolumeError::Pending);
+            }
+            if stop.wait(SLICE) == Waited::Stopped {
+                return Err(VolumeError::Stopping);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_found_by_their_directories() {
+        let root = tempfile::tempdir().unwrap();
+        let top = plugins(root.path());
+        for dir in [
+            "local-volume/mounts/pv",
+            "local-volume/volumeDevices/pvb/u1",
+            "iscsi/iface-default/1.1.1.1:3260-iqn.x-lun-1",
+            "iscsi/volumeDevices/iface-default/1.1.1.1:3260-iqn.x-lun-2",
+            "fc/500a-lun-1",
+            "flexvolume/k8s/nfs/mounts/v",
+            "flexvolume/plain/mounts/w",
+            "csi/other",
+        ] {
+            std::fs::create_dir_all(top.join(dir)).unwrap();
+        }
+        std::fs::write(top.join("fc/file"), "").unwrap();
+        let found: Vec<(Kind, bool, String)> = all(root.path())
+            .into_iter()
+            .map(|one| (one.kind, one.is_block, one.dir.strip_prefix(&top).unwrap().display().to_string()))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (Kind::Local, false, "local-volume/mounts/pv".to_owned()),
+                (Kind::Local, true, "local-volume/volumeDevices/pvb".to_owned()),
+                (Kind::Iscsi, false, "iscsi/iface-default/1.1.1.1:3260-iqn.x-lun-1".to_owned()),
+                (Kind::Iscsi, true, "iscsi/volumeDevices/iface-default/1.1.1.1:3260-iqn.x-lun-2".to_owned()),
+                (Kind::Fc, false, "fc/500a-lun-1".to_owned()),
+                (Kind::Flex("k8s/nfs".to_owned()), false, "flexvolume/k8s/nfs/mounts/v".to_owned()),
+                (Kind::Flex("plain".to_owned()), false, "flexvolume/plain/mounts/w".to_owned()),
+            ]
+        );
+    }
+
+    #[test]
+    fn device_is_used_while_a_pod_shows_its_file_system() {
+        let root = tempfile::tempdir().unwrap();
+        let pods = root.path().join("pods");
+        let mount = |point: PathBuf, device: &str| Mount {
+            point,
+            root: "/".into(),
+            device: device.to_owned(),
+            kind: "ext4".to_owned(),
+            source: String::new(),
+        };
+        let dir = root.path().join("d");
+        let device = Device { kind: Kind::Fc, dir: dir.clone(), is_block: false };
+        let own = mount(dir.clone(), "8:1");
+        let other = mount(pods.join("u/volumes/x/v"), "8:2");
+        assert!(!is_used(&device, &[own.clone(), other.clone()], &pods));
+        assert!(is_used(&device, &[own, other, mount(pods.join("u/volumes/x/w"), "8:1")], &pods));
+        let block = Device { kind: Kind::Fc, dir: dir.clone(), is_block: true };
+        std::fs::create_dir_all(dir.join("u")).unwrap();
+        assert!(!is_used(&block, &[], &pods));
+        std::fs::create_dir_all(pods.join("u/volumeDevices")).unwrap();
+        assert!(is_used(&block, &[], &pods));
+    }
+
+    #[test]
+    fn one_operation_at_a_time_has_a_device() {
+        let locks = Locks::default();
+        let lock = locks.try_take(Path::new("/a")).unwrap();
+        assert!(locks.try_take(Path::new("/a")).is_none());
+        assert!(locks.try_take(Path::new("/b")).is_some());
+        let (source, stop) = crate::util::stop::pair();
+        drop(source);
+        assert!(matches!(locks.take(Path::new("/a"), &stop), Err(VolumeError::Stopping)));
+        drop(lock);
+        locks.take(Path::new("/a"), &StopToken::never()).unwrap();
+    }
+}

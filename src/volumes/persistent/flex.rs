@@ -1,0 +1,372 @@
+//! flexVolume: a program of the administrator that mounts volumes (Go: pkg/volume/flexvolume).
+//!
+//! Drivers are in `<volumePluginDir>/<vendor>~<driver>/<driver>`. A driver is called with a command,
+//! its arguments and a JSON text of options, and answers with JSON. Its output is limited, and it
+//! is killed at its deadline.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::super::error::VolumeError;
+use super::super::kind::Phase;
+use super::filesystem::tool;
+use super::host::Host;
+use super::tools::clip;
+use crate::model::persistent::{Flex, Spec};
+use crate::model::pod::Pod;
+use crate::util::encoding;
+use crate::util::stop::StopToken;
+
+/// The limit of a call.
+const LIMIT: Duration = Duration::from_secs(110);
+/// Commands that drivers do not support are remembered for at most this many drivers.
+const MAX_DRIVERS: usize = 256;
+
+/// What a driver can do; a driver that says nothing can do everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Capabilities {
+    pub(super) attach: bool,
+    pub(super) selinux_relabel: bool,
+    #[serde(rename = "fsGroup")]
+    pub(super) fs_group: bool,
+}
+
+impl Default for Capabilities {
+    fn default() -> Capabilities {
+        Capabilities { attach: true, selinux_relabel: true, fs_group: true }
+    }
+}
+
+/// A driver's answer.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Answer {
+    status: String,
+    message: String,
+    device: String,
+    #[serde(alias = "Capabilities")]
+    capabilities: Option<Capabilities>,
+}
+
+/// The drivers of the node.
+#[derive(Debug, Default)]
+pub(super) struct Drivers {
+    dir: PathBuf,
+    known: Mutex<BTreeMap<String, Known>>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Known {
+    capabilities: Option<Capabilities>,
+    unsupported: BTreeSet<String>,
+}
+
+/// The result of a call: `None` if the driver does not support the command.
+type Called = Option<Answer>;
+
+impl Drivers {
+    pub(super) fn new(dir: &Path) -> Drivers {
+        Drivers { dir: dir.to_owned(), known: Mutex::default() }
+    }
+
+    /// The driver's capabilities. Its first use calls `init`.
+    pub(super) fn init(
+        &self,
+        host: &dyn Host,
+        driver: &str,
+        stop: &StopToken,
+    ) -> Result<Capabilities, VolumeError> {
+        let known = self.with(driver, |known| known.capabilities);
+        if let Some(capabilities) = known {
+            return Ok(capabilities);
+        }
+        let answer = self.call(host, driver, &["init"], stop)?.unwrap_or_default();
+        let capabilities = answer.capabilities.unwrap_or_default();
+        self.with(driver, |known| known.capabilities = Some(capabilities));
+        Ok(capabilities)
+    }
+
+    /// Mounts the volume at `target`. `false`: the driver leaves this to the agent.
+    pub(super) fn mount(
+        &self,
+        host: &dyn Host,
+        (driver, target): (&str, &Path),
+        options: &str,
+        stop: &StopToken,
+    ) -> Result<bool, VolumeError> {
+        let target = target.to_string_lossy();
+        Ok(self.call(host, driver, &["mount", &target, options], stop)?.is_some())
+    }
+
+    /// Unmounts the volume at `target`. `false`: the driver leaves this to the agent.
+    pub(super) fn unmount(
+        &self,
+        host: &dyn Host,
+        (driver, target): (&str, &Path),
+        stop: &StopToken,
+    ) -> Result<bool, VolumeError> {
+        let target = target.to_string_lossy();
+        Ok(self.call(host, driver, &["unmount", &target], stop)?.is_some())
+    }
+
+    /// Attaches the volume to this node, and waits for its device. Empty: the driver does not attach.
+    pub(super) fn attach(
+        &self,
+        host: &dyn Host,
+        (driver, node): (&str, &str),
+        options: &str,
+        stop: &StopToken,
+    ) -> Result<String, VolumeError> {
+        let device = self.call(host, driver, &["attach", options, node], stop)?.unwrap_or_default().device;
+        let waited = self.call(host, driver, &["waitforattach", &device, options], stop)?;
+        Ok(waited.map(|answer| answer.device).unwrap_or(device))
+    }
+
+    /// Mounts the device once for all pods. `false`: the driver leaves this to the agent.
+    pub(super) fn mount_device(
+        &self,
+        host: &dyn Host,
+        (driver, target, device): (&str, &Path, &str),
+        options: &str,
+        stop: &StopToken,
+    ) -> Result<bool, VolumeError> {
+        let target = target.to_string_lossy();
+        Ok(self.call(host, driver, &["mountdevice", &target, device, options], stop)?.is_some())
+    }
+
+    /// Unmounts the device. `false`: the driver leaves this to the agent.
+    pub(super) fn unmount_device(
+        &self,
+        host: &dyn Host,
+        (driver, target): (&str, &Path),
+        stop: &StopToken,
+    ) -> Result<bool, VolumeError> {
+        let target = target.to_string_lossy();
+        Ok(self.call(host, driver, &["unmountdevice", &target], stop)?.is_some())
+    }
+
+    /// Detaches the volume `name` from this node.
+    pub(super) fn detach(
+        &self,
+        host: &dyn Host,
+        (driver, name, node): (&str, &str, &str),
+        stop: &StopToken,
+    ) -> Result<(), VolumeError> {
+        self.call(host, driver, &["detach", name, node], stop).map(drop)
+    }
+
+    fn call(
+        &self,
+        host: &dyn Host,
+        driver: &str,
+        args: &[&str],
+        stop: &StopToken,
+    ) -> Result<Called, VolumeError> {
+        let command = args.first().copied().unwrap_or_default();
+        if self.with(driver, |known| known.unsupported.contains(command)) {
+            return Ok(None);
+        }
+        let program = self.program(driver)?;
+        if !program.is_file() {
+            return Err(fails(format!(
+                "no volume plugin matched: flexVolume driver {driver} is not installed ({} does not exist)",
+                program.display()
+            )));
+        }
+        let ended = host.run(&program.to_string_lossy(), args, LIMIT, stop).map_err(tool)?;
+        // Some drivers also print other texts; only the whole output counts, as upstream.
+        let answer: Answer = match serde_json::from_str(ended.output.trim()) {
+            Ok(answer) => answer,
+            Err(error) => {
+                return Err(fails(format!(
+                    "{command} command of flexVolume driver {driver} has an invalid answer: {error}: {:?}",
+                    clip(&ended.output)
+                )));
+            }
+        };
+        match answer.status.as_str() {
+            "Not supported" => {
+                self.with(driver, |known| known.unsupported.insert(command.to_owned()));
+                Ok(None)
+            }
+            "Success" if ended.is_fine() => Ok(Some(answer)),
+            "Success" => Err(fails(ended.status())),
+            status => Err(fails(format!(
+                "{command} command failed, status: {}, reason: {}",
+                clip(status),
+                clip(&answer.message)
+            ))),
+        }
+    }
+
+    fn with<T: Default>(&self, driver: &str, act: impl FnOnce(&mut Known) -> T) -> T {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MAX_DRIVERS && !known.contains_key(driver) {
+            known.clear();
+        }
+        act(known.entry(driver.to_owned()).or_default())
+    }
+
+    /// `<dir>/<vendor>~<driver>/<driver>`.
+    fn program(&self, driver: &str) -> Result<PathBuf, VolumeError> {
+        let plain = |part: &str| {
+            !part.is_empty()
+                && !part.starts_with('.')
+                && part.chars().all(|one| one.is_ascii_alphanumeric() || "-_.".contains(one))
+        };
+        let (vendor, name) = driver.split_once('/').unwrap_or(("", driver));
+        if !plain(name) || !(vendor.is_empty() || plain(vendor)) {
+            return Err(fails(format!("{driver:?} cannot be the name of a flexVolume driver")));
+        }
+        Ok(self.dir.join(driver.replace('/', "~")).join(name))
+    }
+}
+
+fn fails(what: String) -> VolumeError {
+    VolumeError::device(Phase::SetUp, what)
+}
+
+/// The name of the plugin's directory of a driver below `pods/<uid>/volumes`.
+pub(super) fn plugin_dir(driver: &str) -> String {
+    driver.replace('/', "~")
+}
+
+/// The options of a call, as JSON.
+pub(super) fn options(spec: &Spec, source: &Flex, more: &[(String, String)]) -> String {
+    let mut options: BTreeMap<&str, &str> = BTreeMap::from([
+        ("kubernetes.io/fsType", source.fs_type.as_str()),
+        ("kubernetes.io/readwrite", if spec.read_only { "ro" } else { "rw" }),
+        ("kubernetes.io/pvOrVolumeName", spec.name.as_str()),
+    ]);
+    options.extend(more.iter().map(|(key, value)| (key.as_str(), value.as_str())));
+    options.extend(source.options.iter().map(|(key, value)| (key.as_str(), value.as_str())));
+    serde_json::to_string(&options).unwrap_or_default()
+}
+
+/// The further options of a mount: the pod, its group, and values of the secret.
+pub(super) fn pod_options(
+    pod: &Pod,
+    gid: Option<u32>,
+    secret: &BTreeMap<String, Vec<u8>>,
+) -> Vec<(String, String)> {
+    let account = pod.spec().service_account_name.clone().unwrap_or_default();
+    let mut more = vec![
+        ("kubernetes.io/pod.name".to_owned(), pod.name().to_owned()),
+        ("kubernetes.io/pod.namespace".to_owned(), pod.namespace().to_owned()),
+        ("kubernetes.io/pod.uid".to_owned(), pod.uid().as_str().to_owned()),
+        ("kubernetes.io/serviceAccount.name".to_owned(), account),
+    ];
+    if let Some(gid) = gid {
+        more.push(("kubernetes.io/mounterArgs.FsGroup".to_owned(), gid.to_string()));
+    }
+    for (key, value) in secret {
+        more.push((format!("kubernetes.io/secret/{key}"), encoding::base64(value)));
+    }
+    more
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::host::fake::FakeHost;
+    use super::*;
+    use crate::model::persistent::{Mode, Source};
+
+    fn drivers(root: &Path) -> Drivers {
+        let dir = root.join("exec");
+        std::fs::create_dir_all(dir.join("a~b")).unwrap();
+        std::fs::write(dir.join("a~b/b"), "").unwrap();
+        Drivers::new(&dir)
+    }
+
+    #[test]
+    fn driver_is_called_with_command_and_options() {
+        let root = tempfile::tempdir().unwrap();
+        let (host, drivers, never) = (FakeHost::default(), drivers(root.path()), StopToken::never());
+        let program = root.path().join("exec/a~b/b").display().to_string();
+        let answer = |command: &str, text: &str| host.answer(&format!("{program} {command}"), 0, text);
+        answer("init", r#"{"status": "Success", "capabilities": {"attach": false}}"#);
+        let capabilities = drivers.init(&host, "a/b", &never).unwrap();
+        assert_eq!(capabilities, Capabilities { attach: false, selinux_relabel: true, fs_group: true });
+        assert_eq!(drivers.init(&host, "a/b", &never).unwrap(), capabilities);
+        answer("mount", r#"{"status": "Success"}"#);
+        assert!(drivers.mount(&host, ("a/b", Path::new("/t")), "{}", &never).unwrap());
+        answer("unmount", r#"{"status": "Success"}"#);
+        assert!(drivers.unmount(&host, ("a/b", Path::new("/t")), &never).unwrap());
+        assert_eq!(
+            host.log(),
+            [format!("{program} init"), format!("{program} mount /t {{}}"), format!("{program} unmount /t")]
+        );
+        // A command that is not supported is called once.
+        answer("attach", r#"{"status": "Not supported"}"#);
+        answer("waitforattach", r#"{"status": "Success", "device": "/dev/x"}"#);
+        answer("waitforattach", r#"{"status": "Success", "device": "/dev/y"}"#);
+        assert_eq!(drivers.attach(&host, ("a/b", "n"), "{}", &never).unwrap(), "/dev/x");
+        assert_eq!(drivers.attach(&host, ("a/b", "n"), "{}", &never).unwrap(), "/dev/y");
+        assert_eq!(
+            host.log(),
+            [
+                format!("{program} attach {{}} n"),
+                format!("{program} waitforattach  {{}}"),
+                format!("{program} waitforattach  {{}}"),
+            ]
+        );
+    }
+
+    #[test]
+    fn failure_and_invalid_answer_of_a_driver_are_errors() {
+        let root = tempfile::tempdir().unwrap();
+        let (host, drivers, never) = (FakeHost::default(), drivers(root.path()), StopToken::never());
+        let text = |driver: &str| {
+            drivers.mount(&host, (driver, Path::new("/t")), "{}", &never).unwrap_err().to_string()
+        };
+        let prefix = root.path().join("exec").display().to_string();
+        host.answer(&prefix, 1, r#"{"status": "Failure", "message": "no disk"}"#);
+        assert_eq!(text("a/b"), "mount command failed, status: Failure, reason: no disk");
+        host.answer(&prefix, 3, r#"{"status": "Success"}"#);
+        assert_eq!(text("a/b"), "exit status 3");
+        host.answer(&prefix, 0, "nonsense\x1b");
+        assert!(text("a/b").contains("has an invalid answer"));
+        host.answer(&prefix, 0, "[[[[");
+        assert!(text("a/b").contains("has an invalid answer"));
+        assert!(text("a/other").contains("is not installed"));
+        for name in ["../x", "a/../b", "a/b/c", "", "a/"] {
+            assert!(text(name).contains("cannot be the name"), "{name}");
+        }
+    }
+
+    #[test]
+    fn options_have_upstreams_keys() {
+        let source = Flex {
+            fs_type: "ext4".to_owned(),
+            options: [("k".to_owned(), "v".to_owned())].into(),
+            ..Flex::default()
+        };
+        let spec = Spec {
+            name: "pv".to_owned(),
+            source: Source::Flex(source.clone()),
+            read_only: true,
+            mount_options: Vec::new(),
+            mode: Mode::Filesystem,
+            is_single_pod: false,
+            has_grown: false,
+            is_persistent: true,
+        };
+        let object = serde_json::json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}});
+        let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
+        let more = pod_options(&pod, Some(7), &[("pw".to_owned(), b"hi".to_vec())].into());
+        let text: serde_json::Value = serde_json::from_str(&options(&spec, &source, &more)).unwrap();
+        assert_eq!(
+            text,
+            serde_json::json!({"k": "v", "kubernetes.io/fsType": "ext4", "kubernetes.io/readwrite": "ro",
+                "kubernetes.io/pvOrVolumeName": "pv", "kubernetes.io/pod.name": "p",
+                "kubernetes.io/pod.namespace": "n", "kubernetes.io/pod.uid": "u",
+                "kubernetes.io/serviceAccount.name": "", "kubernetes.io/mounterArgs.FsGroup": "7",
+                "kubernetes.io/secret/pw": "aGk="})
+        );
+    }
+}

@@ -1,0 +1,89 @@
+//! The set-up of flexVolumes: by their driver, or what the driver leaves to the agent.
+
+use std::path::{Path, PathBuf};
+
+use super::super::error::VolumeError;
+use super::super::kind::Phase;
+use super::super::{empty_dir, paths};
+use super::host::{Access, mount_at};
+use super::owner::policy;
+use super::{Kinds, devices, filesystem, flex, make_dirs, relative, remove_dir};
+use crate::model::persistent::{Flex, Spec};
+use crate::model::pod::Pod;
+use crate::util::stop::StopToken;
+
+impl Kinds {
+    /// Returns whether the runtime may relabel the files.
+    pub(super) fn set_up_flex(
+        &self,
+        pod: &Pod,
+        spec: &Spec,
+        source: &Flex,
+        target: &Path,
+        stop: &StopToken,
+    ) -> Result<bool, VolumeError> {
+        let (host, driver) = (&*self.host, source.driver.as_str());
+        let able = self.drivers.init(host, driver, stop)?;
+        if mount_at(&host.mounts()?, target).is_some() {
+            return Ok(able.selinux_relabel);
+        }
+        let mut global = None;
+        let mut lock = None;
+        if able.attach {
+            let dir = devices::plugins(&self.root_dir).join("flexvolume");
+            let dir =
+                dir.join(relative(PathBuf::from(driver))?).join("mounts").join(paths::element(&spec.name)?);
+            lock = Some(self.locks.take(&dir, stop)?);
+            self.mount_flex_device(spec, source, &dir, stop)?;
+            global = Some(dir);
+        }
+        let gid = empty_dir::fs_group(pod);
+        let wanted = source.secret_ref.clone().map(|mut secret| {
+            if secret.namespace.is_empty() {
+                secret.namespace = pod.namespace().to_owned();
+            }
+            secret
+        });
+        let secret = self.secret(wanted.as_ref(), Phase::SetUp)?;
+        let options = flex::options(spec, source, &flex::pod_options(pod, gid, &secret));
+        let is_done =
+            self.drivers.mount(host, (driver, target), &options, stop).inspect_err(|_| remove_dir(target))?;
+        if !is_done {
+            let Some(global) = global else {
+                return Err(VolumeError::device(Phase::SetUp, format!("driver {driver} supports no mount")));
+            };
+            host.bind(&global, target, Access::of(spec.read_only)).inspect_err(|_| remove_dir(target))?;
+        }
+        drop(lock);
+        if able.fs_group
+            && !spec.read_only
+            && let Some(gid) = gid
+        {
+            self.own(pod, target, gid, policy(pod))?;
+        }
+        Ok(able.selinux_relabel)
+    }
+
+    fn mount_flex_device(
+        &self,
+        spec: &Spec,
+        source: &Flex,
+        dir: &Path,
+        stop: &StopToken,
+    ) -> Result<(), VolumeError> {
+        let (host, driver) = (&*self.host, source.driver.as_str());
+        if mount_at(&host.mounts()?, dir).is_some() {
+            return Ok(());
+        }
+        let options = flex::options(spec, source, &[]);
+        let device = self.drivers.attach(host, (driver, &self.node), &options, stop)?;
+        make_dirs(dir)?;
+        let is_done = self.drivers.mount_device(host, (driver, dir, &device), &options, stop)?;
+        if is_done || device.is_empty() {
+            return Ok(());
+        }
+        let access = if spec.read_only { "ro" } else { "rw" };
+        let at = (Path::new(&device), dir);
+        filesystem::format_and_mount(host, at, &source.fs_type, &[access.to_owned()], stop)
+    }
+}

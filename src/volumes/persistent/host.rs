@@ -1,0 +1,221 @@
+//! What the kinds of volumes need from the node: programs, mounts, sysfs. A trait, so that tests
+//! compare the commands and need no devices.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::mount::MountFlags;
+
+use super::super::error::{ToolError, VolumeError};
+use super::super::mounts::{self, Mount};
+use super::super::unmount;
+use super::tools::{self, Ended};
+use crate::util::stop::{StopToken, Waited};
+
+/// The node.
+pub(super) trait Host: Send + Sync {
+    /// Runs a helper program until its end.
+    fn run(&self, program: &str, args: &[&str], time: Duration, stop: &StopToken)
+    -> Result<Ended, ToolError>;
+
+    /// The mount table.
+    fn mounts(&self) -> Result<Vec<Mount>, VolumeError>;
+
+    /// Bind-mounts `source` at `target`.
+    fn bind(&self, source: &Path, target: &Path, access: Access) -> Result<(), VolumeError>;
+
+    /// Removes the mount at `target`.
+    fn unmount(&self, target: &Path, is_remote: bool) -> Result<(), VolumeError>;
+
+    /// The directory that contains `dev` and `sys`: `/` except in tests.
+    fn root(&self) -> &Path;
+
+    /// Waits. Ends with an error when the agent stops.
+    fn pause(&self, time: Duration, stop: &StopToken) -> Result<(), VolumeError> {
+        match stop.wait(time) {
+            Waited::TimedOut => Ok(()),
+            Waited::Stopped => Err(VolumeError::Stopping),
+        }
+    }
+}
+
+/// Whether a mount may be written to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    ReadWrite,
+    ReadOnly,
+}
+
+impl Access {
+    pub(super) fn of(read_only: bool) -> Access {
+        if read_only { Access::ReadOnly } else { Access::ReadWrite }
+    }
+}
+
+/// The node that this process runs on.
+#[derive(Debug, Default)]
+pub(super) struct RealHost;
+
+impl Host for RealHost {
+    fn run(
+        &self,
+        program: &str,
+        args: &[&str],
+        time: Duration,
+        stop: &StopToken,
+    ) -> Result<Ended, ToolError> {
+        tools::run(program, args, time, stop)
+    }
+
+    fn mounts(&self) -> Result<Vec<Mount>, VolumeError> {
+        mounts::table()
+    }
+
+    fn bind(&self, source: &Path, target: &Path, access: Access) -> Result<(), VolumeError> {
+        rustix::mount::mount_bind(source, target).map_err(VolumeError::io("bind a volume to", target))?;
+        if access == Access::ReadOnly {
+            let flags = MountFlags::BIND | MountFlags::RDONLY;
+            if let Err(errno) = rustix::mount::mount_remount(target, flags, "") {
+                // A mount that can be written to must not remain.
+                let _ = rustix::mount::unmount(target, rustix::mount::UnmountFlags::NOFOLLOW);
+                return Err(VolumeError::io("make read-only", target)(errno));
+            }
+        }
+        Ok(())
+    }
+
+    fn unmount(&self, target: &Path, is_remote: bool) -> Result<(), VolumeError> {
+        unmount::one(target, is_remote)
+    }
+
+    fn root(&self) -> &Path {
+        Path::new("/")
+    }
+}
+
+/// The mount on top of `path`, if `path` is a mount point.
+pub(super) fn mount_at<'a>(table: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+    table.iter().rev().find(|mount| mount.point == path)
+}
+
+/// A path below the host's root.
+pub(super) fn below(host: &dyn Host, path: &str) -> PathBuf {
+    host.root().join(path.trim_start_matches('/'))
+}
+
+#[cfg(test)]
+pub(super) mod fake {
+    //! A node that only records.
+
+    use super::*;
+    use std::collections::VecDeque;
+    use std::sync::Mutex;
+
+    type Answer = (String, Result<Ended, ToolError>);
+
+    /// Records commands and answers them from a list; each unlisted command succeeds.
+    #[derive(Default)]
+    pub(in super::super) struct FakeHost {
+        pub(in super::super) root: PathBuf,
+        log: Mutex<Vec<String>>,
+        answers: Mutex<VecDeque<Answer>>,
+        table: Mutex<Vec<Mount>>,
+    }
+
+    impl FakeHost {
+        /// A node whose `/dev` and `/sys` are in `root`.
+        pub(in super::super) fn new(root: &Path) -> FakeHost {
+            FakeHost { root: root.to_owned(), ..FakeHost::default() }
+        }
+
+        /// The answer to the next command that begins with `prefix`.
+        pub(in super::super) fn answer(&self, prefix: &str, code: i32, output: &str) {
+            let ended = Ended { code: Some(code), output: output.to_owned() };
+            self.answers.lock().unwrap().push_back((prefix.to_owned(), Ok(ended)));
+        }
+
+        /// The next command that begins with `prefix` has no program.
+        pub(in super::super) fn lacks(&self, prefix: &str) {
+            let program = prefix.split(' ').next().unwrap_or_default().to_owned();
+            let answer = (prefix.to_owned(), Err(tools::missing(&program)));
+            self.answers.lock().unwrap().push_back(answer);
+        }
+
+        /// The commands so far; the record is emptied.
+        pub(in super::super) fn log(&self) -> Vec<String> {
+            std::mem::take(&mut *self.log.lock().unwrap())
+        }
+
+        pub(in super::super) fn mounted(&self, source: &str, point: &Path, kind: &str) {
+            self.table.lock().unwrap().push(Mount {
+                point: point.to_owned(),
+                root: PathBuf::from("/"),
+                device: source.to_owned(),
+                kind: kind.to_owned(),
+                source: source.to_owned(),
+            });
+        }
+
+        fn note(&self, text: String) {
+            self.log.lock().unwrap().push(text);
+        }
+    }
+
+    impl Host for FakeHost {
+        fn run(
+            &self,
+            program: &str,
+            args: &[&str],
+            _: Duration,
+            stop: &StopToken,
+        ) -> Result<Ended, ToolError> {
+            let line = format!("{program} {}", args.join(" "));
+            self.note(line.clone());
+            if stop.is_stopped() {
+                let program = program.to_owned();
+                return Err(ToolError::Child(crate::util::child::ChildError::Stopped { program }));
+            }
+            let mut answers = self.answers.lock().unwrap();
+            let index = answers.iter().position(|(prefix, _)| line.starts_with(prefix.as_str()));
+            let answer = index.and_then(|index| answers.remove(index)).map(|(_, answer)| answer);
+            let result = answer.unwrap_or(Ok(Ended { code: Some(0), output: String::new() }));
+            if program == "mount"
+                && result.as_ref().is_ok_and(Ended::is_fine)
+                && let [.., source, target] = args
+            {
+                let kind = args.iter().position(|arg| *arg == "-t").and_then(|at| args.get(at + 1));
+                self.mounted(source, Path::new(target), kind.unwrap_or(&"auto"));
+            }
+            result
+        }
+
+        fn mounts(&self) -> Result<Vec<Mount>, VolumeError> {
+            Ok(self.table.lock().unwrap().clone())
+        }
+
+        fn bind(&self, source: &Path, target: &Path, access: Access) -> Result<(), VolumeError> {
+            let suffix = if access == Access::ReadOnly { " ro" } else { "" };
+            self.note(format!("bind {} {}{suffix}", source.display(), target.display()));
+            let device = self.table.lock().unwrap().iter().rev().find(|one| one.point == source).cloned();
+            let device = device.map_or_else(|| source.display().to_string(), |one| one.device);
+            self.mounted(&device, target, "none");
+            Ok(())
+        }
+
+        fn unmount(&self, target: &Path, is_remote: bool) -> Result<(), VolumeError> {
+            let suffix = if is_remote { " remote" } else { "" };
+            self.note(format!("umount {}{suffix}", target.display()));
+            self.table.lock().unwrap().retain(|mount| mount.point != target);
+            Ok(())
+        }
+
+        fn root(&self) -> &Path {
+            &self.root
+        }
+
+        fn pause(&self, time: Duration, stop: &StopToken) -> Result<(), VolumeError> {
+            self.note(format!("wait {time:?}"));
+            if stop.is_stopped() { Err(VolumeError::Stopping) } else { Ok(()) }
+        }
+    }
+}

@@ -1,0 +1,436 @@
+//! Volumes of claims, and the kinds that the distribution's programs mount: hostPath and local
+//! persistent volumes, nfs, iscsi, fc and flexVolume.
+//!
+//! Every call may hang, so all run on the threads of `operations`. State is in directories and in
+//! the mount table, never in memory only: after a restart, a mounted volume is found again and left
+//! as it is. Disks are mounted once below `plugins`, and bound to each pod; [`Kinds::sweep`] unmounts
+//! and detaches those that no pod uses any more.
+
+mod block;
+mod devices;
+mod fc;
+mod filesystem;
+mod flex;
+mod flex_mount;
+mod host;
+mod iscsi;
+mod local;
+mod nfs;
+mod owner;
+mod sweep;
+mod sysfs;
+mod tools;
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::os::fd::AsFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::error::VolumeError;
+use super::kind::{CsiVolumes, Form, Phase};
+use super::{host_path, paths};
+use crate::kube::PodApi;
+use crate::kube::claims::ReadError;
+use crate::model::api::Volume;
+use crate::model::event::EventSink;
+use crate::model::ids::PodUid;
+use crate::model::mount::MountedVolume;
+use crate::model::persistent::{self, Iscsi, Mode, Source, Spec};
+use crate::model::pod::Pod;
+use crate::model::storage::SecretReference;
+use crate::util::atomic_file;
+use crate::util::stop::StopToken;
+use crate::util::tree;
+
+use devices::{Lock, Locks};
+use host::{Host, RealHost, mount_at};
+
+/// The kinds of volumes, with what they share.
+pub(super) struct Kinds {
+    host: Box<dyn Host>,
+    root_dir: PathBuf,
+    node: String,
+    api: Option<PodApi>,
+    events: EventSink,
+    drivers: flex::Drivers,
+    csi: Option<Arc<dyn CsiVolumes>>,
+    locks: Locks,
+    /// The pod that uses a ReadWriteOncePod volume, by the name of the volume.
+    singles: Mutex<HashMap<String, PodUid>>,
+    /// The plugin of each volume of a claim, once it is known.
+    plugins: Mutex<HashMap<PodUid, HashMap<String, &'static str>>>,
+}
+
+impl std::fmt::Debug for Kinds {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Kinds")
+    }
+}
+
+/// A disk that is mounted once for all pods.
+struct Disk<'a> {
+    /// The directory below `plugins/kubernetes.io`.
+    global: PathBuf,
+    fs_type: &'a str,
+}
+
+impl Kinds {
+    pub(super) fn new(
+        (root_dir, plugin_dir): (&Path, &Path),
+        node: &str,
+        api: Option<PodApi>,
+        events: EventSink,
+    ) -> Kinds {
+        Kinds {
+            host: Box::new(RealHost),
+            root_dir: root_dir.to_owned(),
+            node: node.to_owned(),
+            api,
+            events,
+            drivers: flex::Drivers::new(plugin_dir),
+            csi: None,
+            locks: Locks::default(),
+            singles: Mutex::default(),
+            plugins: Mutex::default(),
+        }
+    }
+
+    /// Serves volumes of CSI drivers too.
+    pub(super) fn with_csi(mut self, csi: Arc<dyn CsiVolumes>) -> Kinds {
+        self.csi = Some(csi);
+        self
+    }
+
+    /// Whether volumes of this kind are set up here.
+    pub(super) fn serves(volume: &Volume) -> bool {
+        volume.persistent_volume_claim.is_some()
+            || volume.ephemeral.is_some()
+            || volume.nfs.is_some()
+            || volume.iscsi.is_some()
+            || volume.fc.is_some()
+            || volume.flex_volume.is_some()
+    }
+
+    /// The name of the volume's plugin; `None` for a claim that was not resolved yet.
+    pub(super) fn plugin(&self, uid: &PodUid, volume: &Volume) -> Option<&'static str> {
+        let known = self.plugins.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = known.get(uid).and_then(|volumes| volumes.get(&volume.name)).copied();
+        found.or_else(|| inline_plugin(volume))
+    }
+
+    /// Forgets the pod, whose volumes are gone.
+    pub(super) fn forget(&self, uid: &PodUid) {
+        self.plugins.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+        self.singles().retain(|_, user| user != uid);
+    }
+
+    fn singles(&self) -> MutexGuard<'_, HashMap<String, PodUid>> {
+        self.singles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The volume behind the pod's volume. Sends requests to the API server for a claim.
+    pub(super) fn resolve(&self, pod: &Pod, volume: &Volume) -> Result<Spec, VolumeError> {
+        let Some(wanted) = persistent::claim_name(pod, volume) else {
+            let kind = || VolumeError::Unsupported { kind: volume.name.clone() };
+            return Spec::inline(pod, volume).ok_or_else(kind);
+        };
+        let fails = |why: String| VolumeError::Claim {
+            namespace: pod.namespace().to_owned(),
+            claim: wanted.name.clone(),
+            why,
+        };
+        let Some(api) = &self.api else {
+            return Err(fails("failed to fetch PVC from API server: there is no API server".to_owned()));
+        };
+        let read = |what: String| {
+            move |error: ReadError| match error {
+                ReadError::Stopping => VolumeError::Stopping,
+                error => fails(format!("failed to fetch {what} from API server: {error}")),
+            }
+        };
+        let claim = api.claims.claim(pod.namespace(), &wanted.name).map_err(read("PVC".to_owned()))?;
+        let fails = |problem: persistent::ClaimProblem| VolumeError::Claim {
+            namespace: pod.namespace().to_owned(),
+            claim: wanted.name.clone(),
+            why: problem.to_string(),
+        };
+        let name = persistent::check_claim(pod, &wanted, &claim).map_err(|problem| match problem {
+            problem @ persistent::ClaimProblem::NotOwner { .. } => VolumeError::ClaimUse(problem),
+            problem => fails(problem),
+        })?;
+        let found = api.claims.volume(name).map_err(|error| match error {
+            ReadError::Stopping => VolumeError::Stopping,
+            error => VolumeError::Claim {
+                namespace: pod.namespace().to_owned(),
+                claim: wanted.name.clone(),
+                why: format!("failed to fetch PV {name} from API server: {error}"),
+            },
+        })?;
+        persistent::check_binding(&claim, &found).map_err(fails)?;
+        persistent::check_mode(pod, &volume.name, found.spec.volume_mode)?;
+        Ok(Spec::persistent(&wanted, &claim, &found))
+    }
+
+    /// Makes the volume ready for the pod. Idempotent. May hang.
+    pub(super) fn set_up(
+        &self,
+        pod: &Pod,
+        volume: &Volume,
+        stop: &StopToken,
+    ) -> Result<MountedVolume, VolumeError> {
+        let spec = self.resolve(pod, volume)?;
+        let plugin = plugin_of(&spec.source);
+        self.plugins
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(pod.uid().clone())
+            .or_default()
+            .insert(volume.name.clone(), plugin);
+        self.claim_alone(pod, &spec)?;
+        if spec.mode == Mode::Block && !matches!(spec.source, Source::Csi(_)) {
+            return self.map_device(pod, &volume.name, &spec, stop);
+        }
+        let mounted = |host_path: PathBuf, selinux_relabel| MountedVolume {
+            volume: volume.name.clone(),
+            host_path,
+            read_only: spec.read_only,
+            selinux_relabel,
+        };
+        match &spec.source {
+            Source::HostPath(source) => {
+                let found = host_path::set_up(&volume.name, source)?;
+                Ok(MountedVolume { read_only: spec.read_only, ..found })
+            }
+            Source::Nfs(source) => {
+                let target = self.target(pod.uid(), plugin, &spec.name)?;
+                nfs::set_up(&*self.host, &spec, source, &target, stop)
+                    .inspect_err(|_| remove_dir(&target))?;
+                Ok(mounted(target, false))
+            }
+            Source::Local(source) => {
+                let target = self.target(pod.uid(), plugin, &spec.name)?;
+                match local::place(&*self.host, &spec.name, source)? {
+                    local::Place::Directory(path) => self.bind(pod, &spec, (&path, &target))?,
+                    local::Place::Device(device) => {
+                        let global = devices::plugins(&self.root_dir).join("local-volume/mounts");
+                        let global = global.join(paths::element(&spec.name)?);
+                        let disk = Disk { global, fs_type: source.fs_type.as_deref().unwrap_or_default() };
+                        let _lock = self.stage(&spec, &disk, &|| Ok(device.clone()), stop)?;
+                        self.bind(pod, &spec, (&disk.global, &target))?;
+                    }
+                }
+                Ok(mounted(target, true))
+            }
+            Source::Iscsi(source) => {
+                let target = self.target(pod.uid(), plugin, &spec.name)?;
+                let wanted = iscsi::Disk::of(&spec.name, source);
+                let global = devices::plugins(&self.root_dir).join("iscsi").join(relative(wanted.dir())?);
+                let disk = Disk { global, fs_type: &source.fs_type };
+                let log_in = || {
+                    write_state(&disk.global, &wanted)?;
+                    self.attach_iscsi(&wanted, source, stop)
+                };
+                let _lock = self.stage(&spec, &disk, &log_in, stop)?;
+                self.bind(pod, &spec, (&disk.global, &target))?;
+                Ok(mounted(target, true))
+            }
+            Source::Fc(source) => {
+                let target = self.target(pod.uid(), plugin, &spec.name)?;
+                let wanted = fc::Disk::of(source)?;
+                let global = devices::plugins(&self.root_dir).join("fc").join(relative(wanted.dir())?);
+                let disk = Disk { global, fs_type: source.fs_type.as_deref().unwrap_or_default() };
+                let find = || fc::attach_disk(&*self.host, &wanted).map(PathBuf::from);
+                let _lock = self.stage(&spec, &disk, &find, stop)?;
+                self.bind(pod, &spec, (&disk.global, &target))?;
+                Ok(mounted(target, true))
+            }
+            Source::Flex(source) => {
+                let target = self.target(pod.uid(), &flex::plugin_dir(&source.driver), &spec.name)?;
+                let relabel = self.set_up_flex(pod, &spec, source, &target, stop)?;
+                Ok(mounted(target, relabel))
+            }
+            Source::Csi(_) => self.set_up_csi(pod, &volume.name, &spec, stop),
+            Source::Other(kind) => Err(VolumeError::Unsupported { kind: kind.clone() }),
+        }
+    }
+
+    /// Volumes of CSI drivers are set up by their own part of this room.
+    fn set_up_csi(
+        &self,
+        pod: &Pod,
+        volume: &str,
+        spec: &Spec,
+        stop: &StopToken,
+    ) -> Result<MountedVolume, VolumeError> {
+        let Some(csi) = &self.csi else { return Err(VolumeError::Unsupported { kind: "csi".to_owned() }) };
+        let ready = csi.kind(pod, volume, spec)?.set_up(stop)?;
+        Ok(MountedVolume {
+            volume: volume.to_owned(),
+            host_path: ready.host_path,
+            read_only: ready.read_only,
+            selinux_relabel: ready.selinux_relabel && ready.form == Form::Filesystem,
+        })
+    }
+
+    /// Refuses a volume for one pod that another pod of this node has.
+    fn claim_alone(&self, pod: &Pod, spec: &Spec) -> Result<(), VolumeError> {
+        if !spec.is_single_pod {
+            return Ok(());
+        }
+        let mut singles = self.singles();
+        let user = singles.entry(spec.name.clone()).or_insert_with(|| pod.uid().clone());
+        if user == pod.uid() { Ok(()) } else { Err(VolumeError::InUse) }
+    }
+
+    /// The volume's directory in the pod, made unless something is mounted there: its server may
+    /// not respond.
+    fn target(&self, uid: &PodUid, plugin: &str, name: &str) -> Result<PathBuf, VolumeError> {
+        let plugin = plugin.replace('/', "~");
+        let path = paths::pod(&self.root_dir, uid)?;
+        let target = path.join("volumes").join(paths::element(&plugin)?).join(paths::element(name)?);
+        if mount_at(&self.host.mounts()?, &target).is_some() {
+            return Ok(target);
+        }
+        let failed = |errno| VolumeError::io("make directory", &target)(errno);
+        let mut dir = paths::open_pod(&self.root_dir, uid)?;
+        for name in ["volumes", plugin.as_str(), name] {
+            let name = CString::new(name).map_err(|_| VolumeError::Name { name: name.to_owned() })?;
+            dir = tree::make_at(dir.as_fd(), &name, 0o750).map_err(failed)?.0;
+        }
+        Ok(target)
+    }
+
+    /// Mounts a disk for all pods, unless it is mounted. The lock ends when the pod's mount exists.
+    fn stage(
+        &self,
+        spec: &Spec,
+        disk: &Disk<'_>,
+        attach: &dyn Fn() -> Result<PathBuf, VolumeError>,
+        stop: &StopToken,
+    ) -> Result<Lock, VolumeError> {
+        let lock = self.locks.take(&disk.global, stop)?;
+        let table = self.host.mounts()?;
+        let device = match mount_at(&table, &disk.global) {
+            Some(mount) => PathBuf::from(&mount.source),
+            None => {
+                make_dirs(&disk.global)?;
+                let device = attach()?;
+                let access = if spec.read_only { "ro" } else { "rw" };
+                let options = filesystem::join(&spec.mount_options, &[access]);
+                let at = (device.as_path(), disk.global.as_path());
+                filesystem::format_and_mount(&*self.host, at, disk.fs_type, &options, stop)?;
+                device
+            }
+        };
+        if spec.has_grown && !spec.read_only {
+            filesystem::grow(&*self.host, (&device, &disk.global), stop)?;
+        }
+        Ok(lock)
+    }
+
+    fn attach_iscsi(
+        &self,
+        disk: &iscsi::Disk,
+        source: &Iscsi,
+        stop: &StopToken,
+    ) -> Result<PathBuf, VolumeError> {
+        let chap = iscsi::Chap { discovery: source.chap_discovery, session: source.chap_session };
+        let mut credentials = iscsi::Credentials::new();
+        if chap.discovery || chap.session {
+            let secret = self.secret(source.secret_ref.as_ref(), Phase::WaitForAttach)?;
+            let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+            credentials.extend(secret.into_iter().map(|(key, value)| (key, text(value))));
+        }
+        iscsi::attach_disk(&*self.host, disk, (chap, &credentials), stop).map(PathBuf::from)
+    }
+
+    fn secret(
+        &self,
+        wanted: Option<&SecretReference>,
+        phase: Phase,
+    ) -> Result<std::collections::BTreeMap<String, Vec<u8>>, VolumeError> {
+        let Some(SecretReference { name, namespace }) = wanted.filter(|wanted| !wanted.name.is_empty())
+        else {
+            return Ok(Default::default());
+        };
+        let fails = |why: String| {
+            VolumeError::device(phase, format!("couldn't get secret {namespace}/{name} err: {why}"))
+        };
+        let api = self.api.as_ref().ok_or_else(|| fails("there is no API server".to_owned()))?;
+        match api.claims.secret(namespace, name) {
+            Ok(object) => Ok(object.data),
+            Err(ReadError::Stopping) => Err(VolumeError::Stopping),
+            Err(error) => Err(fails(error.to_string())),
+        }
+    }
+}
+
+/// The name of the plugin that serves a source.
+fn plugin_of(source: &Source) -> &'static str {
+    match source {
+        Source::HostPath(_) => "kubernetes.io/host-path",
+        Source::Local(_) => "kubernetes.io/local-volume",
+        Source::Nfs(_) => "kubernetes.io/nfs",
+        Source::Iscsi(_) => "kubernetes.io/iscsi",
+        Source::Fc(_) => "kubernetes.io/fc",
+        Source::Flex(_) => "kubernetes.io/flexvolume",
+        Source::Csi(_) => "kubernetes.io/csi",
+        Source::Other(_) => "unknown",
+    }
+}
+
+/// The plugin of a volume whose source is in the pod.
+pub(super) fn inline_plugin(volume: &Volume) -> Option<&'static str> {
+    if volume.nfs.is_some() {
+        Some("kubernetes.io/nfs")
+    } else if volume.iscsi.is_some() {
+        Some("kubernetes.io/iscsi")
+    } else if volume.fc.is_some() {
+        Some("kubernetes.io/fc")
+    } else {
+        volume.flex_volume.as_ref().map(|_| "kubernetes.io/flexvolume")
+    }
+}
+
+/// A path of plain names: names of targets come from objects.
+fn relative(path: PathBuf) -> Result<PathBuf, VolumeError> {
+    use std::path::Component;
+    let is_plain = path.components().all(|part| matches!(part, Component::Normal(_)));
+    let is_short = path.components().all(|part| part.as_os_str().len() <= 255);
+    if is_plain && is_short && (1..=2).contains(&path.components().count()) {
+        Ok(path)
+    } else {
+        Err(VolumeError::Name { name: path.display().to_string() })
+    }
+}
+
+fn make_dirs(path: &Path) -> Result<(), VolumeError> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o750).create(path).map_err(|source| VolumeError::Io {
+        attempt: "make directory",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Removes the mount point of a failed mount, if it is empty.
+fn remove_dir(path: &Path) {
+    let _ = std::fs::remove_dir(path);
+}
+
+/// The name of the state file of an iSCSI disk.
+const STATE: &str = "iscsi.json";
+
+fn write_state(dir: &Path, disk: &iscsi::Disk) -> Result<(), VolumeError> {
+    let path = dir.join(STATE);
+    let text = serde_json::to_vec(disk).unwrap_or_default();
+    atomic_file::write(&path, &text, 0o600).map_err(|source| VolumeError::Io {
+        attempt: "write",
+        path,
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,111 @@
+//! The mount of a volume for its pod, and the group of its files.
+
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::super::error::VolumeError;
+use super::super::mounts::Mount;
+use super::super::ownership::{self, Broken, Policy};
+use super::super::{empty_dir, paths};
+use super::host::{Access, mount_at};
+use super::{Kinds, remove_dir};
+use crate::model::persistent::{Source, Spec};
+use crate::model::pod::Pod;
+use crate::model::reasons;
+use crate::util::stop::StopToken;
+use crate::util::tree;
+
+/// The first event about a slow change of owners, and the time between later ones.
+const OWNERS_SLOW: Duration = Duration::from_secs(30);
+const OWNERS_AGAIN: Duration = Duration::from_secs(60);
+
+impl Kinds {
+    /// Binds a directory to the pod's volume, and sets the group of its files.
+    pub(super) fn bind(
+        &self,
+        pod: &Pod,
+        spec: &Spec,
+        (from, target): (&Path, &Path),
+    ) -> Result<(), VolumeError> {
+        let table = self.host.mounts()?;
+        let was_mounted = mount_at(&table, target).is_some();
+        if !was_mounted {
+            let access = Access::of(spec.read_only);
+            self.host.bind(from, target, access).inspect_err(|_| remove_dir(target))?;
+        }
+        if spec.read_only {
+            return Ok(());
+        }
+        let Some(gid) = empty_dir::fs_group(pod) else { return Ok(()) };
+        if matches!(spec.source, Source::Local(_)) && self.is_shared(target)? {
+            self.compare_group(pod, spec, target, gid);
+            return Ok(());
+        }
+        // An earlier attempt that was interrupted has not changed the root.
+        self.own(pod, target, gid, if was_mounted { Policy::OnRootMismatch } else { policy(pod) })
+    }
+
+    /// Whether another pod has a mount of the same directory.
+    fn is_shared(&self, target: &Path) -> Result<bool, VolumeError> {
+        let table = self.host.mounts()?;
+        let Some(own) = mount_at(&table, target) else { return Ok(false) };
+        let pods = paths::pods(&self.root_dir);
+        let is_same =
+            |mount: &&Mount| mount.device == own.device && mount.root == own.root && mount.point != target;
+        Ok(table
+            .iter()
+            .filter(is_same)
+            .any(|mount| mount.point.starts_with(&pods) && is_volume(&mount.point)))
+    }
+
+    fn compare_group(&self, pod: &Pod, spec: &Spec, target: &Path, gid: u32) {
+        let Ok(found) = std::fs::metadata(target) else { return };
+        if found.mode() & 0o2000 != 0 && found.gid() != gid {
+            let message = format!(
+                "The requested fsGroup is {gid}, but the volume {} has GID {}. The volume may not be shareable.",
+                spec.name,
+                found.gid()
+            );
+            self.events.warning(pod, reasons::ALREADY_MOUNTED_VOLUME, message);
+        }
+    }
+
+    /// Sets the group of all files. The walk continues when the set-up is over its time: each
+    /// attempt would begin at the first file.
+    pub(super) fn own(&self, pod: &Pod, target: &Path, gid: u32, policy: Policy) -> Result<(), VolumeError> {
+        let dir = tree::open(target).map_err(VolumeError::io("open", target))?;
+        let mut next = Instant::now() + OWNERS_SLOW;
+        let mut progress = |count: u64| {
+            if Instant::now() >= next {
+                next = Instant::now() + OWNERS_AGAIN;
+                let name = target.file_name().unwrap_or_default().to_string_lossy();
+                let message = format!(
+                    "Setting volume ownership for {name} is taking longer than expected, processed {count} files"
+                );
+                self.events.warning(pod, reasons::VOLUME_PERMISSION_CHANGE, message);
+            }
+        };
+        let access = (ownership::Access::Write, policy);
+        match ownership::give(dir.as_fd(), gid, access, &StopToken::never(), &mut progress) {
+            Ok(_) => Ok(()),
+            Err(Broken::Stopping) => Err(VolumeError::Stopping),
+            Err(Broken::Failed(errno)) => Err(VolumeError::io("set the group of", target)(errno)),
+        }
+    }
+}
+
+/// `fsGroupChangePolicy` of the pod.
+pub(super) fn policy(pod: &Pod) -> Policy {
+    let context = pod.spec().security_context.as_ref();
+    match context.and_then(|context| context.fs_group_change_policy.as_deref()) {
+        Some("OnRootMismatch") => Policy::OnRootMismatch,
+        _ => Policy::Always,
+    }
+}
+
+/// Whether a mount point is a volume of a pod, and not a sub path of one.
+fn is_volume(point: &Path) -> bool {
+    !point.components().any(|part| part.as_os_str() == paths::SUB_PATHS)
+}

@@ -1,0 +1,155 @@
+//! Clean-up of devices that no pod uses any more: unmounted, detached, and their directories
+//! removed. Nothing is removed through a mount, only an empty mount point and the agent's own state
+//! file.
+
+use std::path::Path;
+
+use super::super::error::VolumeError;
+use super::super::paths;
+use super::devices::{self, Device, Kind};
+use super::host::mount_at;
+use super::{Kinds, STATE, iscsi};
+use crate::model::ids::PodUid;
+use crate::util::error_chain::chain;
+use crate::util::stop::StopToken;
+use crate::util::untrusted;
+
+/// The largest state file that is read.
+const MAX_STATE_BYTES: u64 = 64 << 10;
+
+impl Kinds {
+    /// Whether there may be a device to clean up; reads directories only.
+    pub(in super::super) fn has_devices(&self) -> bool {
+        !devices::all(&self.root_dir).is_empty()
+    }
+
+    /// Lets drivers of flexVolumes unmount the volumes of a pod. What they leave is unmounted like
+    /// every other mount.
+    pub(in super::super) fn unmount_flex(&self, uid: &PodUid, stop: &StopToken) -> Result<(), VolumeError> {
+        let dir = paths::pod(&self.root_dir, uid)?.join("volumes");
+        for mount in self.host.mounts()? {
+            let Ok(way) = mount.point.strip_prefix(&dir) else { continue };
+            let mut parts = way.iter().filter_map(|part| part.to_str());
+            let (Some(plugin), Some(_), None) = (parts.next(), parts.next(), parts.next()) else { continue };
+            if plugin.starts_with("kubernetes.io~") {
+                continue;
+            }
+            let driver = plugin.replacen('~', "/", 1);
+            if let Err(error) = self.drivers.unmount(&*self.host, (&driver, &mount.point), stop) {
+                log::warn!("flexVolume driver {driver}: {}", chain(&error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Unmounts and detaches the devices that no pod uses. A failure leaves the device as it is, for
+    /// the next sweep; the first one is returned.
+    pub(in super::super) fn sweep(&self, stop: &StopToken) -> Result<(), VolumeError> {
+        let mut first = Ok(());
+        for device in devices::all(&self.root_dir) {
+            if stop.is_stopped() {
+                return Err(VolumeError::Stopping);
+            }
+            if let Err(error) = self.release(&device, stop) {
+                log::warn!("device {}: {}", device.dir.display(), chain(&error));
+                first = first.and(Err(error));
+            }
+        }
+        first
+    }
+
+    fn release(&self, device: &Device, stop: &StopToken) -> Result<(), VolumeError> {
+        let pods = paths::pods(&self.root_dir);
+        // A set-up holds the lock until the mount of its pod exists.
+        let Some(_lock) = self.locks.try_take(&device.dir) else { return Ok(()) };
+        let table = self.host.mounts()?;
+        if devices::is_used(device, &table, &pods) {
+            return Ok(());
+        }
+        let mount = mount_at(&table, &device.dir).cloned();
+        let host = &*self.host;
+        if let Some(mount) = &mount {
+            let is_done = match &device.kind {
+                Kind::Flex(driver) => self.drivers.unmount_device(host, (driver, &device.dir), stop)?,
+                _ => false,
+            };
+            if !is_done || mount_at(&host.mounts()?, &device.dir).is_some() {
+                host.unmount(&device.dir, mount.is_remote())?;
+            }
+            if mount_at(&host.mounts()?, &device.dir).is_some() {
+                // Another mount was below the one that is gone.
+                return Err(VolumeError::Pending);
+            }
+        }
+        match &device.kind {
+            Kind::Local => {}
+            Kind::Iscsi => {
+                let disk = read_state(&device.dir).or_else(|| iscsi::Disk::from_dir(&device.dir));
+                if let Some(disk) = disk {
+                    let is_used = self.target_is_used(device, &disk);
+                    iscsi::detach_disk(host, &disk, is_used, stop)?;
+                }
+            }
+            Kind::Fc => {
+                let source = mount.map(|mount| mount.source).or_else(|| linked(&device.dir));
+                if let Some(source) = source {
+                    super::fc::detach_disk(host, &source, stop)?;
+                }
+            }
+            Kind::Flex(driver) => {
+                let name = device.dir.file_name().unwrap_or_default().to_string_lossy();
+                if self.drivers.init(host, driver, stop)?.attach {
+                    self.drivers.detach(host, (driver, &name, &self.node), stop)?;
+                }
+            }
+        }
+        remove(device)
+    }
+
+    /// Whether another LUN of the same target is still there.
+    fn target_is_used(&self, own: &Device, disk: &iscsi::Disk) -> bool {
+        devices::all(&self.root_dir).iter().any(|device| {
+            let is_other = device.kind == Kind::Iscsi && device.dir != own.dir;
+            let found = || read_state(&device.dir).or_else(|| iscsi::Disk::from_dir(&device.dir));
+            is_other && found().is_some_and(|other| other.iqn == disk.iqn && other.iface == disk.iface)
+        })
+    }
+}
+
+/// The state file of an iSCSI disk. It is below a mounted disk, and then the directory names count.
+fn read_state(dir: &Path) -> Option<iscsi::Disk> {
+    let bytes = untrusted::read_own(&dir.join(STATE), MAX_STATE_BYTES).ok()?;
+    serde_json::from_slice(&bytes).ok()
+}
+
+/// The device behind the first link in a directory of links.
+fn linked(dir: &Path) -> Option<String> {
+    let name = super::sysfs::names(dir).into_iter().next()?;
+    std::fs::read_link(dir.join(name)).ok()?.to_str().map(str::to_owned)
+}
+
+/// Removes the directory of a device that is not mounted: links and the state file first. Any other
+/// content stays, and is an error.
+fn remove(device: &Device) -> Result<(), VolumeError> {
+    for name in super::sysfs::names(&device.dir) {
+        let path = device.dir.join(&name);
+        if name == STATE || path.is_symlink() {
+            // The removal of the directory reports what is left.
+            let _ = std::fs::remove_file(&path);
+        }
+    }
+    match std::fs::remove_dir(&device.dir) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            Err(VolumeError::Io { attempt: "remove", path: device.dir.clone(), source })
+        }
+        _ => {
+            if device.kind == Kind::Iscsi
+                && let Some(parent) = device.dir.parent()
+            {
+                // The directory of the interface, if this was its last disk.
+                let _ = std::fs::remove_dir(parent);
+            }
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Devices of SCSI, iSCSI and the device mapper, as `/sys` and `/dev` show them (Go:
+//! pkg/volume/util/device_util_linux.go).
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use super::super::error::VolumeError;
+use super::super::kind::Phase;
+use super::host::{Host, below};
+
+/// The most entries of a directory that are read.
+const MAX_ENTRIES: usize = 4096;
+
+/// The names in a directory, sorted; none if it cannot be read.
+pub(super) fn names(dir: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    let entries = entries.take(MAX_ENTRIES).filter_map(Result::ok);
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+/// The first line of a file of `/sys`.
+fn line(path: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    text.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
+}
+
+/// Writes a value to a file of `/sys`, which must exist.
+pub(super) fn write(path: &Path, value: &str) -> std::io::Result<()> {
+    let mut options = std::fs::OpenOptions::new();
+    let mut file =
+        options.write(true).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed()).open(path)?;
+    file.write_all(value.as_bytes())
+}
+
+/// The device behind a link such as `/dev/disk/by-path/…`, as a path below `/dev`.
+pub(super) fn resolve(host: &dyn Host, link: &str) -> Option<String> {
+    let real = std::fs::canonicalize(below(host, link)).ok()?;
+    let root = std::fs::canonicalize(host.root()).ok()?;
+    Some(format!("/{}", real.strip_prefix(root).ok()?.display()))
+}
+
+/// The name of the disk: `sda` for `/dev/sda`.
+fn disk_name(device: &str) -> Option<&str> {
+    device.strip_prefix("/dev/").filter(|name| !name.is_empty() && !name.contains('/'))
+}
+
+/// The device of the device mapper that uses the disk, if there is one.
+pub(super) fn multipath_of(host: &dyn Host, link: &str) -> Option<String> {
+    let device = resolve(host, link)?;
+    let disk = disk_name(&device)?;
+    let blocks = below(host, "/sys/block");
+    let mut mapped = names(&blocks).into_iter().filter(|name| name.starts_with("dm-"));
+    let found = mapped.find(|name| blocks.join(name).join("slaves").join(disk).symlink_metadata().is_ok())?;
+    Some(format!("/dev/{found}"))
+}
+
+/// The disks that a device of the device mapper uses.
+pub(super) fn slaves_of(host: &dyn Host, device: &str) -> Vec<String> {
+    let Some(name) = disk_name(device) else { return Vec::new() };
+    let dir = below(host, "/sys/block").join(name).join("slaves");
+    names(&dir).into_iter().map(|name| format!("/dev/{name}")).collect()
+}
+
+/// Removes a disk from the kernel. A disk that is gone already is no error.
+pub(super) fn delete_disk(host: &dyn Host, name: &str) {
+    let path = below(host, "/sys/block").join(name).join("device/delete");
+    if let Err(error) = write(&path, "1") {
+        log::debug!("cannot remove the device {name}: {error}");
+    }
+}
+
+/// A session of an iSCSI target.
+struct Session {
+    host: u32,
+    dir: PathBuf,
+}
+
+fn sessions(host: &dyn Host, iqn: &str) -> Vec<Session> {
+    let hosts = below(host, "/sys/class/iscsi_host");
+    let mut found = Vec::new();
+    for name in names(&hosts) {
+        let Some(number) = name.strip_prefix("host").and_then(|number| number.parse().ok()) else { continue };
+        let device = hosts.join(&name).join("device");
+        for session in names(&device).into_iter().filter(|name| name.starts_with("session")) {
+            let dir = device.join(&session);
+            let target = line(&dir.join("iscsi_session").join(&session).join("targetname"));
+            if target.as_deref() == Some(iqn) {
+                found.push(Session { host: number, dir });
+            }
+        }
+    }
+    found
+}
+
+/// The SCSI host of each portal at which the target is logged in.
+pub(super) fn portal_hosts(host: &dyn Host, iqn: &str) -> BTreeMap<String, u32> {
+    let mut portals = BTreeMap::new();
+    for session in sessions(host, iqn) {
+        for name in names(&session.dir).into_iter().filter(|name| name.starts_with("connection")) {
+            let dir = session.dir.join(&name).join("iscsi_connection").join(&name);
+            // The address of the login, and the one that the target redirected to.
+            for (address, port) in [("persistent_address", "persistent_port"), ("address", "port")] {
+                if let (Some(address), Some(port)) = (line(&dir.join(address)), line(&dir.join(port))) {
+                    let address = if address.contains(':') { format!("[{address}]") } else { address };
+                    portals.insert(format!("{address}:{port}"), session.host);
+                }
+            }
+        }
+    }
+    portals
+}
+
+/// The disks of a LUN, on all paths.
+pub(super) fn lun_disks(host: &dyn Host, iqn: &str, lun: i32) -> Vec<String> {
+    let mut disks = Vec::new();
+    for session in sessions(host, iqn) {
+        for target in names(&session.dir) {
+            let Some(address) = target.strip_prefix("target") else { continue };
+            let blocks = session.dir.join(&target).join(format!("{address}:{lun}")).join("block");
+            disks.extend(names(&blocks));
+        }
+    }
+    disks
+}
+
+/// Makes the kernel find one LUN of a SCSI host.
+pub(super) fn scan_lun(host: &dyn Host, number: u32, lun: i32) -> Result<(), VolumeError> {
+    let path = below(host, &format!("/sys/class/scsi_host/host{number}/scan"));
+    write(&path, &format!("0 0 {lun}")).map_err(|error| {
+        VolumeError::device(Phase::WaitForAttach, format!("cannot write {}: {error}", path.display()))
+    })
+}
+
+/// Makes the kernel search new disks at all SCSI hosts.
+pub(super) fn rescan(host: &dyn Host) {
+    let hosts = below(host, "/sys/class/scsi_host");
+    for name in names(&hosts) {
+        if let Err(error) = write(&hosts.join(&name).join("scan"), "- - -") {
+            log::debug!("cannot rescan {name}: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::host::fake::FakeHost;
+    use super::*;
+
+    pub(in super::super) fn put(root: &Path, path: &str, text: &str) {
+        let path = root.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    pub(in super::super) fn link(root: &Path, path: &str, target: &str) {
+        let path = root.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        put(root, target, "");
+        std::os::unix::fs::symlink(root.join(target), path).unwrap();
+    }
+
+    /// A session of `iqn` at `portal` on SCSI host `number`, whose LUN 1 is `disk`.
+    pub(in super::super) fn session(root: &Path, (number, iqn): (u32, &str), address: &str, disk: &str) {
+        let dir = format!("sys/class/iscsi_host/host{number}/device/session{number}");
+        put(root, &format!("{dir}/iscsi_session/session{number}/targetname"), &format!("{iqn}\n"));
+        let connection = format!("{dir}/connection{number}:0/iscsi_connection/connection{number}:0");
+        put(root, &format!("{connection}/persistent_address"), &format!("{address}\n"));
+        put(root, &format!("{connection}/persistent_port"), "3260\n");
+        put(root, &format!("{dir}/target{number}:0:0/{number}:0:0:1/block/{disk}/size"), "1\n");
+        put(root, &format!("sys/class/scsi_host/host{number}/scan"), "");
+        put(root, &format!("sys/block/{disk}/device/delete"), "");
+    }
+
+    #[test]
+    fn sessions_portals_and_disks_are_found_in_sysfs() {
+        let root = tempfile::tempdir().unwrap();
+        let host = FakeHost::new(root.path());
+        session(root.path(), (3, "iqn.a"), "10.0.0.1", "sda");
+        session(root.path(), (4, "iqn.a"), "fd00::1", "sdb");
+        session(root.path(), (5, "iqn.b"), "10.0.0.1", "sdc");
+        let portals = portal_hosts(&host, "iqn.a");
+        assert_eq!(portals, [("10.0.0.1:3260".to_owned(), 3), ("[fd00::1]:3260".to_owned(), 4)].into());
+        assert_eq!(lun_disks(&host, "iqn.a", 1), ["sda", "sdb"]);
+        assert!(lun_disks(&host, "iqn.a", 2).is_empty());
+        scan_lun(&host, 3, 7).unwrap();
+        let scan = || std::fs::read_to_string(root.path().join("sys/class/scsi_host/host3/scan")).unwrap();
+        assert_eq!(scan(), "0 0 7");
+        rescan(&host);
+        assert_eq!(scan(), "- - -");
+        assert!(scan_lun(&host, 9, 1).is_err());
+        delete_disk(&host, "sda");
+        delete_disk(&host, "none");
+    }
+
+    #[test]
+    fn multipath_device_of_a_disk_is_found() {
+        let root = tempfile::tempdir().unwrap();
+        let host = FakeHost::new(root.path());
+        link(root.path(), "dev/disk/by-path/x", "dev/sda");
+        assert_eq!(resolve(&host, "/dev/disk/by-path/x").as_deref(), Some("/dev/sda"));
+        assert_eq!(multipath_of(&host, "/dev/disk/by-path/x"), None);
+        put(root.path(), "sys/block/dm-0/slaves/sdz", "");
+        put(root.path(), "sys/block/dm-1/slaves/sda", "");
+        put(root.path(), "sys/block/dm-1/slaves/sdb", "");
+        assert_eq!(multipath_of(&host, "/dev/disk/by-path/x").as_deref(), Some("/dev/dm-1"));
+        assert_eq!(slaves_of(&host, "/dev/dm-1"), ["/dev/sda", "/dev/sdb"]);
+        assert!(slaves_of(&host, "/dev/mapper/x").is_empty());
+    }
+}

@@ -1,0 +1,326 @@
+//! Tests of the kinds together: commands and mounts of a fake node.
+
+use super::super::error::ToolError;
+use super::host::Access;
+use super::host::fake::FakeHost;
+use super::sysfs::tests::{link as device_link, session};
+use super::*;
+use crate::kube::claims::Claims;
+use crate::kube::objects::Objects;
+use crate::kube::runtime_classes::RuntimeClasses;
+use crate::kube::tokens::Tokens;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+struct Node {
+    root: tempfile::TempDir,
+    host: Arc<FakeHost>,
+    kinds: Kinds,
+}
+
+/// Lets tests keep the fake.
+struct Shared(Arc<FakeHost>);
+
+impl Host for Shared {
+    fn run(
+        &self,
+        program: &str,
+        args: &[&str],
+        time: Duration,
+        stop: &StopToken,
+    ) -> Result<tools::Ended, ToolError> {
+        self.0.run(program, args, time, stop)
+    }
+    fn mounts(&self) -> Result<Vec<super::super::mounts::Mount>, VolumeError> {
+        self.0.mounts()
+    }
+    fn bind(&self, source: &Path, target: &Path, access: Access) -> Result<(), VolumeError> {
+        self.0.bind(source, target, access)
+    }
+    fn unmount(&self, target: &Path, is_remote: bool) -> Result<(), VolumeError> {
+        self.0.unmount(target, is_remote)
+    }
+    fn root(&self) -> &Path {
+        self.0.root()
+    }
+    fn pause(&self, time: Duration, stop: &StopToken) -> Result<(), VolumeError> {
+        self.0.pause(time, stop)
+    }
+}
+
+impl Node {
+    fn new(claims: Vec<Value>, volumes: Vec<Value>) -> Node {
+        let root = tempfile::tempdir().unwrap();
+        let host = Arc::new(FakeHost::new(root.path()));
+        let parse = |value: Value| serde_json::from_value(value).unwrap();
+        let api = PodApi {
+            objects: Objects::fixed(Vec::new()),
+            tokens: Tokens::fixed(),
+            services: Default::default(),
+            classes: RuntimeClasses::none(),
+            claims: Claims::fixed(
+                claims.into_iter().map(parse).collect(),
+                volumes.into_iter().map(|value| serde_json::from_value(value).unwrap()).collect(),
+            ),
+        };
+        let (events, _) = EventSink::new();
+        let mut kinds = Kinds::new((root.path(), &root.path().join("exec")), "node", Some(api), events);
+        kinds.host = Box::new(Shared(Arc::clone(&host)));
+        for uid in ["u1", "u2"] {
+            std::fs::create_dir_all(root.path().join("pods").join(uid)).unwrap();
+        }
+        Node { root, host, kinds }
+    }
+
+    fn set_up(&self, uid: &str, volume: Value) -> Result<MountedVolume, String> {
+        let pod = pod(uid, volume);
+        let volume = pod.spec().volumes.as_ref().unwrap()[0].clone();
+        let result = self.kinds.set_up(&pod, &volume, &StopToken::never());
+        result.map_err(|error| crate::util::error_chain::chain(&error))
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.root.path().join(path)
+    }
+
+    /// The commands, without the root directory.
+    fn log(&self) -> Vec<String> {
+        let root = format!("{}/", self.root.path().display());
+        self.host.log().into_iter().map(|line| line.replace(&root, "R/")).collect()
+    }
+
+    /// The pod's mounts are gone.
+    fn remove_pod(&self, uid: &str) {
+        let pod = self.path("pods").join(uid);
+        for mount in self.host.mounts().unwrap() {
+            if mount.point.starts_with(&pod) {
+                self.host.unmount(&mount.point, false).unwrap();
+            }
+        }
+        std::fs::remove_dir_all(pod).unwrap();
+        self.kinds.forget(&PodUid::from(uid));
+        self.host.log();
+    }
+}
+
+fn pod(uid: &str, mut volume: Value) -> Pod {
+    volume["name"] = json!("v");
+    let used = if volume.get("block").is_some() {
+        volume.as_object_mut().unwrap().remove("block");
+        json!([{"name": "c", "volumeDevices": [{"name": "v", "devicePath": "/dev/x"}]}])
+    } else {
+        json!([{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}])
+    };
+    let value = json!({"metadata": {"name": "p", "namespace": "n", "uid": uid},
+        "spec": {"containers": used, "volumes": [volume]}});
+    Pod::from(serde_json::from_value::<crate::model::api::Pod>(value).unwrap())
+}
+
+fn bound(spec: Value) -> (Vec<Value>, Vec<Value>) {
+    let claim = json!({"metadata": {"name": "c", "namespace": "n", "uid": "cu"},
+        "spec": {"volumeName": "pv"}, "status": {"phase": "Bound"}});
+    let mut volume = json!({"metadata": {"name": "pv"}, "spec": spec});
+    volume["spec"]["claimRef"] = json!({"uid": "cu"});
+    (vec![claim], vec![volume])
+}
+
+fn node(spec: Value) -> Node {
+    let (claims, volumes) = bound(spec);
+    Node::new(claims, volumes)
+}
+
+fn claimed() -> Value {
+    json!({"persistentVolumeClaim": {"claimName": "c"}})
+}
+
+#[test]
+fn unusable_claim_has_upstreams_text() {
+    let node = Node::new(Vec::new(), Vec::new());
+    assert_eq!(
+        node.set_up("u1", claimed()).unwrap_err(),
+        "error processing PVC n/c: failed to fetch PVC from API server: persistentvolumeclaims \"c\" not found"
+    );
+    let (mut claims, _) = bound(json!({}));
+    let node = Node::new(claims.clone(), Vec::new());
+    assert_eq!(
+        node.set_up("u1", claimed()).unwrap_err(),
+        "error processing PVC n/c: failed to fetch PV pv from API server: persistentvolumes \"pv\" not found"
+    );
+    claims[0]["status"]["phase"] = json!("Pending");
+    let node = Node::new(claims, Vec::new());
+    assert_eq!(node.set_up("u1", claimed()).unwrap_err(), "error processing PVC n/c: PVC is not bound");
+    let node = self::node(json!({"volumeMode": "Block", "local": {"path": "/d"}}));
+    assert_eq!(
+        node.set_up("u1", claimed()).unwrap_err(),
+        "volume v has volumeMode Block, but is specified in volumeMounts"
+    );
+}
+
+#[test]
+fn volume_for_one_pod_is_refused_to_a_second_one() {
+    let node = node(json!({"hostPath": {"path": "/data"}, "accessModes": ["ReadWriteOncePod"]}));
+    let volume = node.set_up("u1", claimed()).unwrap();
+    assert_eq!((volume.host_path.as_path(), volume.read_only), (Path::new("/data"), false));
+    assert_eq!(node.set_up("u1", claimed()).unwrap(), volume);
+    assert_eq!(
+        node.set_up("u2", claimed()).unwrap_err(),
+        "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
+    );
+    node.kinds.forget(&PodUid::from("u1"));
+    let read_only = json!({"persistentVolumeClaim": {"claimName": "c", "readOnly": true}});
+    assert!(node.set_up("u2", read_only).unwrap().read_only);
+}
+
+#[test]
+fn inline_nfs_volume_is_mounted_in_the_directory_of_the_pod() {
+    let node = Node::new(Vec::new(), Vec::new());
+    let nfs = json!({"nfs": {"server": "s", "path": "/x"}});
+    let volume = node.set_up("u1", nfs.clone()).unwrap();
+    let target = node.path("pods/u1/volumes/kubernetes.io~nfs/v");
+    assert_eq!(volume.host_path, target);
+    assert_eq!(node.log(), ["mount -t nfs s:/x R/pods/u1/volumes/kubernetes.io~nfs/v"]);
+    // After a restart the mount is found, and no call goes to its server.
+    node.set_up("u1", nfs.clone()).unwrap();
+    assert!(node.log().is_empty());
+    // The directory of a failed mount does not remain.
+    node.host.answer("mount", 32, "no route to host");
+    assert!(node.set_up("u2", nfs).unwrap_err().contains("no route to host"));
+    assert!(!node.path("pods/u2/volumes/kubernetes.io~nfs/v").exists());
+    let any = pod("u1", json!({"emptyDir": {}}));
+    let plugin = node.kinds.plugin(any.uid(), &any.spec().volumes.as_ref().unwrap()[0]);
+    assert_eq!(plugin, Some("kubernetes.io/nfs"));
+}
+
+#[test]
+fn local_directory_is_bound_and_its_group_changed_for_the_first_pod() {
+    let node = node(json!({"local": {"path": "/data"}}));
+    std::fs::create_dir(node.path("data")).unwrap();
+    node.set_up("u1", claimed()).unwrap();
+    assert_eq!(node.log(), ["bind R/data R/pods/u1/volumes/kubernetes.io~local-volume/pv"]);
+    let read_only = json!({"persistentVolumeClaim": {"claimName": "c", "readOnly": true}});
+    assert!(node.set_up("u2", read_only).unwrap().read_only);
+    assert_eq!(node.log(), ["bind R/data R/pods/u2/volumes/kubernetes.io~local-volume/pv ro"]);
+    assert!(!node.kinds.has_devices());
+}
+
+const IQN: &str = "iqn.2020-01.x:t";
+
+#[test]
+fn iscsi_disk_is_mounted_once_and_detached_after_its_last_pod() {
+    let node = node(json!({"iscsi": {"targetPortal": "10.0.0.1", "iqn": IQN, "lun": 1, "fsType": "ext4"}}));
+    session(node.root.path(), (3, IQN), "10.0.0.1", "sda");
+    let by_path = format!("dev/disk/by-path/ip-10.0.0.1:3260-iscsi-{IQN}-lun-1");
+    device_link(node.root.path(), &by_path, "dev/sda");
+    node.host.answer("iscsiadm -m iface", 0, "iface.transport_name = tcp\n");
+    node.host.answer("blkid", 2, "");
+    let volume = node.set_up("u1", claimed()).unwrap();
+    assert_eq!(volume.host_path, node.path("pods/u1/volumes/kubernetes.io~iscsi/pv"));
+    let global = format!("plugins/kubernetes.io/iscsi/iface-default/10.0.0.1:3260-{IQN}-lun-1");
+    assert_eq!(
+        node.log(),
+        [
+            "iscsiadm -m iface -I default -o show".to_owned(),
+            format!("blkid -p -s TYPE -s PTTYPE -o export /{by_path}"),
+            format!("mkfs.ext4 -F -m0 /{by_path}"),
+            format!("mount -t ext4 -o defaults,rw /{by_path} R/{global}"),
+            format!("bind R/{global} R/pods/u1/volumes/kubernetes.io~iscsi/pv"),
+        ]
+    );
+    let state = std::fs::read_to_string(node.path(&global).join("iscsi.json")).unwrap();
+    assert!(state.contains("\"Portals\":[\"10.0.0.1:3260\"]"), "{state}");
+    node.set_up("u2", claimed()).unwrap();
+    assert_eq!(node.log(), [format!("bind R/{global} R/pods/u2/volumes/kubernetes.io~iscsi/pv")]);
+    // It is used until the last pod is gone.
+    node.remove_pod("u1");
+    node.kinds.sweep(&StopToken::never()).unwrap();
+    assert!(node.log().is_empty());
+    node.remove_pod("u2");
+    node.kinds.sweep(&StopToken::never()).unwrap();
+    let portal = format!("-p 10.0.0.1:3260 -T {IQN}");
+    assert_eq!(
+        node.log(),
+        [
+            format!("umount R/{global}"),
+            format!("iscsiadm -m node {portal} --logout -I default"),
+            format!("iscsiadm -m node {portal} -o delete -I default"),
+        ]
+    );
+    assert!(!node.kinds.has_devices() && !node.path(&global).exists());
+}
+
+#[test]
+fn target_stays_logged_in_for_its_other_disks() {
+    let node = Node::new(Vec::new(), Vec::new());
+    for lun in [1, 2] {
+        let source = Iscsi { target_portal: "p".into(), iqn: IQN.into(), lun, ..Iscsi::default() };
+        let disk = iscsi::Disk::of("pv", &source);
+        let dir = devices::plugins(node.root.path()).join("iscsi").join(disk.dir());
+        make_dirs(&dir).unwrap();
+        write_state(&dir, &disk).unwrap();
+    }
+    node.kinds.sweep(&StopToken::never()).unwrap();
+    let logouts = node.log().iter().filter(|line| line.contains("--logout")).count();
+    assert_eq!(logouts, 1, "the second one was the last");
+}
+
+#[test]
+fn data_in_the_directory_of_a_device_are_never_removed() {
+    let node = Node::new(Vec::new(), Vec::new());
+    let dir = devices::plugins(node.root.path()).join("local-volume/mounts/pv");
+    make_dirs(&dir).unwrap();
+    std::fs::write(dir.join("precious"), "x").unwrap();
+    assert!(node.kinds.sweep(&StopToken::never()).is_err());
+    assert!(dir.join("precious").exists());
+}
+
+#[test]
+fn block_volume_is_linked_and_released() {
+    let node = node(json!({"fc": {"targetWWNs": ["500a"], "lun": 0}, "volumeMode": "Block"}));
+    device_link(node.root.path(), "dev/disk/by-path/fc-0x500a-lun-0", "dev/disk-of-the-test");
+    // The fake device is not in /dev of this machine.
+    let mut volume = claimed();
+    volume["block"] = json!(true);
+    let error = node.set_up("u1", volume).unwrap_err();
+    assert!(error.starts_with("cannot find device /dev/disk-of-the-test"), "{error}");
+    // Half of the work was done: the sweep removes it.
+    assert!(node.kinds.has_devices());
+    node.kinds.sweep(&StopToken::never()).unwrap();
+    assert!(!node.kinds.has_devices());
+}
+
+#[test]
+fn flex_volume_is_mounted_and_unmounted_by_its_driver() {
+    let node = Node::new(Vec::new(), Vec::new());
+    std::fs::create_dir_all(node.path("exec/a~b")).unwrap();
+    std::fs::write(node.path("exec/a~b/b"), "").unwrap();
+    let program = node.path("exec/a~b/b").display().to_string();
+    node.host.answer(
+        &format!("{program} init"),
+        0,
+        r#"{"status": "Success", "capabilities": {"attach": false}}"#,
+    );
+    node.host.answer(&format!("{program} mount"), 0, r#"{"status": "Success"}"#);
+    let volume = node.set_up("u1", json!({"flexVolume": {"driver": "a/b"}})).unwrap();
+    let target = node.path("pods/u1/volumes/a~b/v");
+    assert_eq!(volume.host_path, target);
+    let log = node.log();
+    assert!(
+        log[1].starts_with("R/exec/a~b/b mount R/pods/u1/volumes/a~b/v {\"kubernetes.io/fsType\":\"\""),
+        "{log:?}"
+    );
+    node.host.mounted("x", &target, "tmpfs");
+    node.host.answer(&format!("{program} unmount"), 0, r#"{"status": "Success"}"#);
+    node.kinds.unmount_flex(&PodUid::from("u1"), &StopToken::never()).unwrap();
+    assert_eq!(node.log(), ["R/exec/a~b/b unmount R/pods/u1/volumes/a~b/v"]);
+}
+
+#[test]
+fn names_of_targets_cannot_leave_their_directory() {
+    for path in ["../x", "/x", "a/b/c", "", "a/../b"] {
+        assert!(relative(PathBuf::from(path)).is_err(), "{path}");
+    }
+    assert!(relative(PathBuf::from("iface-default/1.1.1.1:3260-iqn.x-lun-0")).is_ok());
+    let node = Node::new(Vec::new(), Vec::new());
+    let evil = json!({"iscsi": {"targetPortal": "a/../../b", "iqn": "iqn.x", "lun": 0}});
+    assert!(node.set_up("u1", evil).unwrap_err().contains("cannot be the name of a directory"));
+}

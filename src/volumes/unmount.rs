@@ -1,0 +1,204 @@
+//! Unmounts of file systems whose server may not respond (Go: mount-utils UnmountWithForce).
+//!
+//! A plain unmount of a dead server hangs in the kernel. It runs on its own thread; after
+//! [`PLAIN`], upstream's minute, a forced one aborts the requests to the server, and if that hangs
+//! too, the mount is detached from the tree and the kernel removes it when it can. A mount that is
+//! only busy is never forced: a process still uses it. Threads that hang end with the kernel's call;
+//! [`stuck`] counts and names them.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{RecvTimeoutError, bounded};
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+
+use super::error::VolumeError;
+use super::mounts;
+use crate::util::threads::{self, OnDeath, Stack};
+
+/// The wait for a plain unmount: upstream's limit for NFS.
+const PLAIN: Duration = Duration::from_secs(60);
+/// The wait for a forced one.
+const FORCED: Duration = Duration::from_secs(20);
+/// The wait for a lazy one, which the kernel ends without the server.
+const LAZY: Duration = Duration::from_secs(10);
+/// Unmounts that may hang at the same time. Beyond that, none is begun.
+const MAX_STUCK: usize = 32;
+
+/// Unmounts that have not ended, by path.
+static STUCK: Mutex<Vec<(PathBuf, Instant)>> = Mutex::new(Vec::new());
+
+/// The ways to unmount, in order.
+const WAYS: [(UnmountFlags, Duration); 3] =
+    [(UnmountFlags::empty(), PLAIN), (UnmountFlags::FORCE, FORCED), (UnmountFlags::DETACH, LAZY)];
+
+/// A mount whose unmount hangs in the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stuck {
+    /// The mount point.
+    pub path: PathBuf,
+    /// How long it has hung.
+    pub since: Duration,
+}
+
+/// The unmounts that have not ended, for `coracle status`.
+#[must_use]
+pub fn stuck() -> Vec<Stuck> {
+    let table = STUCK.lock().unwrap_or_else(PoisonError::into_inner);
+    table.iter().map(|(path, begun)| Stuck { path: path.clone(), since: begun.elapsed() }).collect()
+}
+
+/// Unmounts a mount of the agent's own.
+pub(super) fn one(mount: &Path, is_remote: bool) -> Result<(), VolumeError> {
+    let Some(top) = mount.parent() else { return Ok(()) };
+    if is_remote { remote(top, mount) } else { mounts::plain(top, mount) }
+}
+
+/// Unmounts `mount`, in `top`, whose server may not respond.
+pub(super) fn remote(top: &Path, mount: &Path) -> Result<(), VolumeError> {
+    let (top, point) = (top.to_owned(), mount.to_owned());
+    let call = Arc::new(move |flags| mounts::unmount_in(&top, &point, flags));
+    escalate(mount, &call, &WAYS)
+}
+
+/// One try of an unmount.
+type Call = dyn Fn(UnmountFlags) -> Result<(), Errno> + Send + Sync;
+
+/// Tries the ways in order; the next one only when the one before hangs.
+fn escalate<C>(mount: &Path, call: &Arc<C>, ways: &[(UnmountFlags, Duration)]) -> Result<(), VolumeError>
+where
+    C: Fn(UnmountFlags) -> Result<(), Errno> + Send + Sync + ?Sized + 'static,
+{
+    for (flags, limit) in ways {
+        match attempt(mount, call, *flags, *limit)? {
+            None => log::warn!("unmounting {} hangs after {limit:?} ({flags:?})", mount.display()),
+            // Unmounted already, perhaps by the attempt before.
+            Some(Ok(()) | Err(Errno::INVAL | Errno::NOENT)) => return Ok(()),
+            Some(Err(errno)) => return Err(VolumeError::io("unmount", mount)(errno)),
+        }
+    }
+    Err(VolumeError::UnmountHangs { path: mount.to_owned() })
+}
+
+/// The result of one way; `None`: it hangs, and its thread is left behind.
+fn attempt<C>(
+    mount: &Path,
+    call: &Arc<C>,
+    flags: UnmountFlags,
+    limit: Duration,
+) -> Result<Option<Result<(), Errno>>, VolumeError>
+where
+    C: Fn(UnmountFlags) -> Result<(), Errno> + Send + Sync + ?Sized + 'static,
+{
+    let entry = Entry::enter(mount)?;
+    let (report, reported) = bounded(1);
+    let call = Arc::clone(call);
+    let running = threads::spawn("vol/unmount", Stack::Small, OnDeath::Unsupervised, move |_| {
+        let _entry = entry;
+        let _waiting = threads::waiting("unmount of a server that may not respond");
+        // The caller may have stopped waiting.
+        let _ = report.send(call(flags));
+    })
+    .map_err(|source| VolumeError::Thread { source })?;
+    let _waiting = threads::waiting("unmount");
+    match reported.recv_timeout(limit) {
+        Ok(result) => {
+            drop(running);
+            Ok(Some(result))
+        }
+        Err(RecvTimeoutError::Timeout) => {
+            running.leave();
+            Ok(None)
+        }
+        Err(RecvTimeoutError::Disconnected) => Err(VolumeError::Panicked),
+    }
+}
+
+/// Takes the unmount off the list when it ends.
+struct Entry(PathBuf, Instant);
+
+impl Entry {
+    fn enter(mount: &Path) -> Result<Entry, VolumeError> {
+        let mut table = STUCK.lock().unwrap_or_else(PoisonError::into_inner);
+        if table.len() >= MAX_STUCK {
+            return Err(VolumeError::TooManyPending);
+        }
+        let begun = Instant::now();
+        table.push((mount.to_owned(), begun));
+        Ok(Entry(mount.to_owned(), begun))
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let mut table = STUCK.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(index) = table.iter().position(|(path, begun)| *path == self.0 && *begun == self.1) {
+            table.swap_remove(index);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crossbeam_channel::Receiver;
+
+    const SHORT: Duration = Duration::from_millis(20);
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// A server that does not answer the listed ways until the hold is released.
+    fn dead(hangs: &[UnmountFlags], hold: Receiver<()>, end: Result<(), Errno>) -> Arc<Call> {
+        let hangs = hangs.to_vec();
+        Arc::new(move |flags| {
+            if hangs.contains(&flags) {
+                let _ = hold.recv();
+            }
+            end
+        })
+    }
+
+    fn ways(limits: [Duration; 3]) -> Vec<(UnmountFlags, Duration)> {
+        WAYS.iter().zip(limits).map(|((flags, _), limit)| (*flags, limit)).collect()
+    }
+
+    fn hangs_at(path: &Path) -> usize {
+        stuck().iter().filter(|one| one.path == path).count()
+    }
+
+    #[test]
+    fn dead_server_is_unmounted_by_force_and_then_lazily() {
+        let (release, hold) = bounded::<()>(0);
+        let path = Path::new("/t/forced");
+        let call = dead(&[UnmountFlags::empty()], hold.clone(), Ok(()));
+        escalate(path, &call, &ways([SHORT, LONG, LONG])).unwrap();
+        assert_eq!(hangs_at(path), 1);
+        let path = Path::new("/t/lazy");
+        let call = dead(&[UnmountFlags::empty(), UnmountFlags::FORCE], hold.clone(), Ok(()));
+        escalate(path, &call, &ways([SHORT, SHORT, LONG])).unwrap();
+        assert_eq!(hangs_at(path), 2);
+        let path = Path::new("/t/never");
+        let all = &[UnmountFlags::empty(), UnmountFlags::FORCE, UnmountFlags::DETACH];
+        let error = escalate(path, &dead(all, hold, Ok(())), &ways([SHORT; 3])).unwrap_err();
+        assert_eq!(error.to_string(), "cannot unmount /t/never: its server does not respond");
+        drop(release);
+        // The threads return with the server.
+        let until = Instant::now() + LONG;
+        while hangs_at(path) > 0 && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        assert_eq!(hangs_at(path), 0);
+    }
+
+    #[test]
+    fn busy_mount_is_not_forced() {
+        let (_release, hold) = bounded::<()>(0);
+        let call = dead(&[UnmountFlags::FORCE, UnmountFlags::DETACH], hold, Err(Errno::BUSY));
+        let error = escalate(Path::new("/t/busy"), &call, &ways([LONG; 3])).unwrap_err();
+        assert!(matches!(error, VolumeError::Io { attempt: "unmount", .. }), "{error}");
+        let (_release, hold) = bounded::<()>(0);
+        let gone = dead(&[], hold, Err(Errno::INVAL));
+        escalate(Path::new("/t/gone"), &gone, &ways([LONG; 3])).unwrap();
+    }
+}

@@ -1,0 +1,159 @@
+//! Volumes of claims with real mounts, in the mount namespace that `tests/run` makes.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use coracle::kube::PodApi;
+use coracle::kube::claims::{ClaimApi, Claims, ReadError};
+use coracle::kube::objects::{self, Key, Object, ObjectApi, ObjectError, Objects, Sink, Strategy};
+use coracle::kube::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
+use coracle::kube::tokens::{TokenAnswer, TokenApi, Tokens};
+use coracle::model::api;
+use coracle::model::event::EventSink;
+use coracle::model::fields::NodeAllocatable;
+use coracle::model::ids::PodUid;
+use coracle::model::persistent::{Claim, PersistentVolume};
+use coracle::model::pod::Pod;
+use coracle::util::stop::StopToken;
+use coracle::util::threads;
+use coracle::volumes::{Deps, Settings, Volumes};
+use serde_json::{Value, json};
+
+#[derive(Clone)]
+struct Server(Value);
+
+impl ObjectApi for Server {
+    fn read(&self, key: &Key) -> Result<Object, ObjectError> {
+        Err(objects::not_found(key))
+    }
+    fn watch(&self, _: &Key, _: Sink) -> std::io::Result<threads::Running> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+}
+
+impl TokenApi for Server {
+    fn create(&self, _: &str, _: &str, _: &Value) -> Result<TokenAnswer, String> {
+        Err("no tokens".to_owned())
+    }
+}
+
+impl ClassApi for Server {
+    fn read_class(&self, name: &str) -> Result<Class, ClassError> {
+        Err(ClassError::NotFound(name.to_owned()))
+    }
+}
+
+impl ClaimApi for Server {
+    fn read_claim(&self, _: &str, name: &str) -> Result<Claim, ReadError> {
+        let claim = json!({"metadata": {"name": name, "namespace": "n", "uid": "cu"},
+            "spec": {"volumeName": "pv"}, "status": {"phase": "Bound"}});
+        serde_json::from_value(claim).map_err(|error| ReadError::Refused { text: error.to_string() })
+    }
+    fn read_volume(&self, name: &str) -> Result<PersistentVolume, ReadError> {
+        let mut volume = json!({"metadata": {"name": name}, "spec": self.0});
+        volume["spec"]["claimRef"] = json!({"uid": "cu"});
+        serde_json::from_value(volume).map_err(|error| ReadError::Refused { text: error.to_string() })
+    }
+    fn read_secret(&self, _: &str, name: &str) -> Result<Object, ReadError> {
+        Err(ReadError::Refused { text: format!("secrets {name:?} not found") })
+    }
+}
+
+struct Place(tempfile::TempDir);
+
+impl Place {
+    /// `None`: there is no private mount namespace.
+    fn new() -> Option<Place> {
+        let Some(base) = std::env::var_os("E2E_DIR") else {
+            eprintln!("skipped: no namespace of its own; run through tests/run integration");
+            return None;
+        };
+        Some(Place(tempfile::Builder::new().prefix("claims").tempdir_in(base).unwrap()))
+    }
+
+    fn root(&self) -> PathBuf {
+        self.0.path().join("root")
+    }
+
+    /// A new agent on the same directories.
+    fn volumes(&self, spec: &Value) -> Volumes {
+        fs::create_dir_all(self.root()).unwrap();
+        let (events, _) = EventSink::new();
+        let server = Server(spec.clone());
+        let changed = Box::new(|_: &PodUid| {});
+        let api = PodApi {
+            objects: Objects::new(Strategy::Get, Arc::new(server.clone()), Box::new(|| None), changed),
+            tokens: Tokens::new(Box::new(server.clone())),
+            services: Default::default(),
+            classes: RuntimeClasses::new(Box::new(server.clone())),
+            claims: Claims::new(Box::new(server)),
+        };
+        let settings = Settings {
+            root_dir: self.root(),
+            allocatable: NodeAllocatable::default(),
+            plugin_dir: self.0.path().join("exec"),
+            node: "node".to_owned(),
+        };
+        Volumes::new(settings, Deps { events, api: Some(api) })
+    }
+
+    fn mounts(&self) -> usize {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let below = self.0.path().to_str().unwrap().to_owned();
+        table
+            .lines()
+            .filter_map(|line| line.split(' ').nth(4))
+            .filter(|mount| mount.starts_with(&below))
+            .count()
+    }
+}
+
+fn pod(uid: &str, read_only: bool) -> Pod {
+    let value = json!({"metadata": {"name": "p", "namespace": "n", "uid": uid}, "spec": {
+        "securityContext": {"fsGroup": 2000},
+        "containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+        "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c", "readOnly": read_only}}]}});
+    Pod::from(serde_json::from_value::<api::Pod>(value).unwrap())
+}
+
+const STOP: fn() -> StopToken = StopToken::never;
+
+#[test]
+fn data_of_a_local_volume_outlive_pod_and_agent() {
+    let Some(place) = Place::new() else { return };
+    let data = place.0.path().join("data");
+    fs::create_dir_all(data.join("sub")).unwrap();
+    fs::write(data.join("sub/file"), "kept").unwrap();
+    let spec = json!({"local": {"path": data.to_str().unwrap()}});
+    let volumes = place.volumes(&spec);
+    let ready = volumes.setup(&pod("u1", false), &STOP()).unwrap();
+    let target = ready[0].host_path.clone();
+    assert!(target.ends_with("pods/u1/volumes/kubernetes.io~local-volume/pv"));
+    assert_eq!(place.mounts(), 1);
+    assert_eq!(fs::metadata(data.join("sub/file")).unwrap().gid(), 2000);
+    fs::write(target.join("new"), "x").unwrap();
+
+    // Another pod reads the same volume, and cannot write to it.
+    let reader = volumes.setup(&pod("u2", true), &STOP()).unwrap();
+    assert!(reader[0].read_only);
+    let refused = fs::write(reader[0].host_path.join("other"), "x").unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    assert_eq!(place.mounts(), 2);
+    drop(volumes);
+
+    // A new agent finds the mounts, and makes none.
+    let volumes = place.volumes(&spec);
+    assert_eq!(volumes.setup(&pod("u1", false), &STOP()).unwrap(), ready);
+    assert_eq!(place.mounts(), 2);
+    // The pod of the reader is gone from all sources: its mount is removed, its data stay.
+    let report = volumes.orphans(&|uid| uid.as_str() == "u1", &STOP()).unwrap();
+    assert_eq!(report.removed, [PodUid::from("u2")]);
+    volumes.tear_down(&PodUid::from("u1"), &STOP()).unwrap();
+    assert_eq!(place.mounts(), 0);
+    assert_eq!(fs::read_to_string(data.join("sub/file")).unwrap(), "kept");
+    assert_eq!(fs::read_to_string(data.join("new")).unwrap(), "x");
+    assert!(!Path::new(&target).exists());
+    assert!(volumes.lingering().is_empty());
+}
