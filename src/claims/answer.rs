@@ -52,11 +52,11 @@ pub enum AnswerError {
     TooMuch { claim: String, what: &'static str },
 }
 
+/// The devices of claims.
+pub type ClaimDevices = Vec<(ClaimKey, Vec<Device>)>;
+
 /// The devices of the claims that were prepared, and the first error.
-pub fn prepared(
-    batch: &[ClaimRef],
-    mut answer: Prepared,
-) -> (Vec<(ClaimKey, Vec<Device>)>, Result<(), AnswerError>) {
+pub fn prepared(batch: &[ClaimRef], mut answer: Prepared) -> (ClaimDevices, Result<(), AnswerError>) {
     let mut good = Vec::new();
     let outcome = check(batch, |claim| {
         let Some(result) = answer.remove(&claim.uid) else { return Ok(None) };

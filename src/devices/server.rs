@@ -65,7 +65,8 @@ mod tests {
         fs::write(at("kubelet_internal_checkpoint"), "x").unwrap();
         std::os::unix::fs::symlink(at("directory/inner.sock"), at("link")).unwrap();
         remove_sockets(directory.path()).unwrap();
-        let mut left: Vec<_> = fs::read_dir(directory.path()).unwrap().map(|one| one.unwrap().file_name()).collect();
+        let mut left: Vec<_> =
+            fs::read_dir(directory.path()).unwrap().map(|one| one.unwrap().file_name()).collect();
         left.sort();
         assert_eq!(left, ["directory", "kubelet_internal_checkpoint", "link"]);
         assert!(at("directory/inner.sock").exists());

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Sender, select, unbounded};
+use crossbeam_channel::{Sender, bounded, select};
 
 use super::{Device, DeviceId, DeviceList, PluginOptions};
 use crate::transport::generated::{deviceplugin as pb, methods, to_bytes};
@@ -65,7 +65,8 @@ fn answer<T>(fault: Option<Fault>, good: T, stop: &StopToken) -> Result<T, Refus
 
 pub(crate) fn message(devices: &DeviceList) -> pb::DeviceListResponse {
     let device = |(id, device): (&DeviceId, &Device)| {
-        let nodes = device.nodes.iter().map(|node| pb::DeviceNumaNode { id: node.into(), ..Default::default() });
+        let nodes =
+            device.nodes.iter().map(|node| pb::DeviceNumaNode { id: node.into(), ..Default::default() });
         to_bytes(&pb::PluginDevice {
             id: id.to_string(),
             health: if device.is_healthy { "Healthy" } else { "Unhealthy" }.to_owned(),
@@ -111,7 +112,8 @@ impl FakePlugin {
                 if let Some(Fault::Large(bytes)) = fault {
                     container.envs.insert("LARGE".to_owned(), "x".repeat(bytes));
                 }
-                let containers = if fault == Some(Fault::Empty) { vec![] } else { vec![to_bytes(&container)] };
+                let containers =
+                    if fault == Some(Fault::Empty) { vec![] } else { vec![to_bytes(&container)] };
                 let good = pb::AllocateResponse { container_responses: containers, ..Default::default() };
                 answer(fault, good, stop)
             })
@@ -121,7 +123,7 @@ impl FakePlugin {
             })
             .stream(&methods::LIST_AND_WATCH, move |_, out, stop| {
                 of_lists.call("ListAndWatch", "");
-                let (sender, lists) = unbounded();
+                let (sender, lists) = bounded(64);
                 of_lists.feeds.lock().unwrap().push(sender);
                 loop {
                     select! {

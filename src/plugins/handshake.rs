@@ -31,9 +31,7 @@ const MOST_ERROR: usize = 8192;
 pub fn register(socket: &Path, handlers: &Handlers, stop: &StopToken) -> Result<Plugin, String> {
     let shown = socket.display();
     let endpoint = socket.to_str().ok_or("RegisterPlugin error -- the path of the socket is not UTF-8")?;
-    let dial = |error: String| {
-        format!("RegisterPlugin error -- dial failed at socket {shown}, err: {error}")
-    };
+    let dial = |error: String| format!("RegisterPlugin error -- dial failed at socket {shown}, err: {error}");
     let channel = Channel::limited(endpoint, MOST_BYTES).map_err(|error| dial(error.to_string()))?;
     let info = channel
         .call_with_stop(&methods::GET_INFO, &InfoRequest::default(), Some(INFO_LIMIT), stop)
@@ -50,7 +48,9 @@ pub fn register(socket: &Path, handlers: &Handlers, stop: &StopToken) -> Result<
         let kind = short(plugin.kind);
         return Err(tell.failure(
             socket,
-            format!("RegisterPlugin error -- no handler registered for plugin type: {kind} at socket {shown}"),
+            format!(
+                "RegisterPlugin error -- no handler registered for plugin type: {kind} at socket {shown}"
+            ),
         ));
     };
     let checked = if plugin.name.len() > MOST_TEXT || plugin.endpoint.len() > MOST_TEXT {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use rustix::event::PollFlags;
 
 use super::books::{Books, Ended, Listed, Step};
@@ -23,6 +23,8 @@ const PACE: Duration = Duration::from_millis(100);
 const BLIND: Duration = Duration::from_secs(10);
 /// The pause after the kernel refused to start a thread or to wait.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Results of operations that wait to be read; more of them wait in their threads.
+const ENDED_CALLS: usize = 64;
 /// How long an operation may take to end when the agent ends.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
@@ -49,7 +51,7 @@ impl Plugins {
         let _created: OwnedFd = untrusted::make_directory(&settings.directory, 1, 0o750)?;
         let books = Arc::new(Mutex::new(Books::default()));
         let wake = Wake::new()?;
-        let (done, ends) = unbounded();
+        let (done, ends) = bounded(ENDED_CALLS);
         let worker = Worker {
             tree: Tree::new(&settings.directory),
             handlers: Arc::new(settings.handlers),
@@ -138,7 +140,7 @@ impl Worker {
                 Ok(false) => {}
                 Err(error) => {
                     log::warn!("cannot wait for changes of plugins_registry: {error}");
-                    stop.wait(PAUSE);
+                    let _ = stop.wait(PAUSE);
                 }
             }
         }
@@ -165,24 +167,25 @@ impl Worker {
         self.calls.retain(|call| !call.is_finished());
         loop {
             let (path, step) = lock(&self.books).next(Instant::now())?;
-            let mut end = End {
+            let end = End {
                 done: self.done.clone(),
                 wake: self.wake.clone(),
-                ended: Some((path.clone(), Ended::Failed(format!("the operation for {} died", path.display())))),
+                ended: Some((
+                    path.clone(),
+                    Ended::Failed(format!("the operation for {} died", path.display())),
+                )),
             };
             let handlers = Arc::clone(&self.handlers);
             let spawned = threads::spawn("plugin-call", Stack::Large, OnDeath::Unsupervised, move |stop| {
                 let _waiting = threads::waiting("a plugin");
                 let ended = match step {
-                    Step::Register(_) => {
-                        match handshake::register(&path, &handlers, &stop) {
-                            Ok(plugin) => {
-                                log::info!("registered {} {} at {}", plugin.kind, plugin.name, path.display());
-                                Ended::Registered(plugin)
-                            }
-                            Err(error) => Ended::Failed(error),
+                    Step::Register(_) => match handshake::register(&path, &handlers, &stop) {
+                        Ok(plugin) => {
+                            log::info!("registered {} {} at {}", plugin.kind, plugin.name, path.display());
+                            Ended::Registered(plugin)
                         }
-                    }
+                        Err(error) => Ended::Failed(error),
+                    },
                     Step::Deregister(plugin) => {
                         log::info!("removing {} {} of {}", plugin.kind, plugin.name, path.display());
                         if let Some(handler) = handlers.get(plugin.kind.as_str()) {
@@ -191,7 +194,7 @@ impl Worker {
                         Ended::Deregistered
                     }
                 };
-                end.ended = Some((path, ended));
+                end.report(path, ended);
             });
             match spawned {
                 Ok(running) => self.calls.push(running),
@@ -210,6 +213,12 @@ struct End {
     done: Sender<(PathBuf, Ended)>,
     wake: Wake,
     ended: Option<(PathBuf, Ended)>,
+}
+
+impl End {
+    fn report(mut self, path: PathBuf, ended: Ended) {
+        self.ended = Some((path, ended));
+    }
 }
 
 impl Drop for End {

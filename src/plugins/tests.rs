@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::*;
 use crate::transport::generated::methods::pluginregistration as methods;
@@ -56,7 +56,7 @@ impl Fixture {
     fn with(prepare: impl FnOnce(&Path)) -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         prepare(dir.path());
-        let (told, calls) = unbounded();
+        let (told, calls) = bounded(256);
         let handler: Arc<dyn Handler> = Arc::new(Recorder(told));
         let settings =
             Settings { directory: dir.path().to_owned(), handlers: Handlers::from([(CSI, handler)]) };
@@ -114,15 +114,18 @@ impl Fake {
         info: impl Fn(&StopToken) -> Result<PluginInfo, Refusal> + Send + Sync + 'static,
         status: impl Fn(bool) -> Result<(), Refusal> + Send + Sync + 'static,
     ) -> Fake {
-        let (told, statuses) = unbounded();
+        let (told, statuses) = bounded(256);
         let told = Mutex::new(told);
         let service = Service::new()
             .unary(&methods::GET_INFO, move |_: InfoRequest, stop: &StopToken| info(stop))
-            .unary(&methods::NOTIFY_REGISTRATION_STATUS, move |request: RegistrationStatus, _: &StopToken| {
-                let _ = told.lock().unwrap().send((request.plugin_registered, request.error));
-                status(request.plugin_registered)?;
-                Ok(RegistrationStatusResponse::default())
-            });
+            .unary(
+                &methods::NOTIFY_REGISTRATION_STATUS,
+                move |request: RegistrationStatus, _: &StopToken| {
+                    let _ = told.lock().unwrap().send((request.plugin_registered, request.error));
+                    status(request.plugin_registered)?;
+                    Ok(RegistrationStatusResponse::default())
+                },
+            );
         Fake { _server: Server::start(path, [service]).unwrap(), statuses }
     }
 
@@ -173,7 +176,12 @@ fn replaced_socket_leaves_and_registers_again() {
 #[test]
 fn refused_plugins_get_the_reason() {
     for (kind, name, version, text) in [
-        ("Other", "a", "v1", "RegisterPlugin error -- no handler registered for plugin type: Other at socket "),
+        (
+            "Other",
+            "a",
+            "v1",
+            "RegisterPlugin error -- no handler registered for plugin type: Other at socket ",
+        ),
         (CSI, "a", "v0", "RegisterPlugin error -- plugin validation failed with err: no v0"),
         (CSI, "broken", "v1", "RegisterPlugin error -- plugin registration failed with err: it is broken"),
     ] {
@@ -196,11 +204,8 @@ fn panic_of_a_handler_is_a_failure() {
 fn lost_notice_removes_the_plugin_again() {
     let fixture = Fixture::new();
     let info = PluginInfo { type_: CSI.into(), name: "a".into(), ..PluginInfo::default() };
-    let _fake = Fake::with(
-        &fixture.path("a.sock"),
-        move |_| Ok(info.clone()),
-        |_| Err(Refusal::unavailable("gone")),
-    );
+    let _fake =
+        Fake::with(&fixture.path("a.sock"), move |_| Ok(info.clone()), |_| Err(Refusal::unavailable("gone")));
     assert!(fixture.next().starts_with("+a "));
     assert_eq!(fixture.next(), "-a");
 }

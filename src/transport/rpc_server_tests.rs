@@ -1,4 +1,4 @@
-use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::*;
 use crate::transport::generated::deviceplugin::{
@@ -54,7 +54,7 @@ fn service(entered: Sender<()>, go: Receiver<()>) -> Service {
 }
 
 fn simple() -> Service {
-    service(unbounded().0, crossbeam_channel::never())
+    service(bounded(256).0, crossbeam_channel::never())
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn panic_of_a_handler_fails_its_call_only() {
 #[test]
 fn call_that_waits_delays_no_other_and_calls_are_limited() {
     let fixture = Fixture::new();
-    let (entered, inside) = unbounded();
+    let (entered, inside) = bounded(256);
     let (go, gone) = bounded::<()>(0);
     let _server = Server::start(&fixture.path(), [service(entered, gone)]).unwrap();
     let channel = fixture.channel();
@@ -101,7 +101,7 @@ fn call_that_waits_delays_no_other_and_calls_are_limited() {
             }
             assert!(fixture.register(&channel, "a", LIMIT).is_ok(), "one place is left");
             let other = fixture.channel();
-            let more = crossbeam_channel::unbounded();
+            let more = crossbeam_channel::bounded(256);
             while_calling(
                 1,
                 || fixture.register(&other, "wait", LIMIT).is_ok(),
@@ -131,7 +131,7 @@ fn while_calling(count: usize, call: impl Fn() -> bool + Sync, body: impl FnOnce
 #[test]
 fn dropped_server_ends_its_calls_and_removes_its_socket() {
     let fixture = Fixture::new();
-    let (entered, inside) = unbounded();
+    let (entered, inside) = bounded(256);
     let server = Server::start(&fixture.path(), [service(entered, crossbeam_channel::never())]).unwrap();
     let channel = fixture.channel();
     std::thread::scope(|scope| {

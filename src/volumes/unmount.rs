@@ -63,9 +63,6 @@ pub(super) fn remote(top: &Path, mount: &Path) -> Result<(), VolumeError> {
     escalate(mount, &call, &WAYS)
 }
 
-/// One try of an unmount.
-type Call = dyn Fn(UnmountFlags) -> Result<(), Errno> + Send + Sync;
-
 /// Tries the ways in order; the next one only when the one before hangs.
 fn escalate<C>(mount: &Path, call: &Arc<C>, ways: &[(UnmountFlags, Duration)]) -> Result<(), VolumeError>
 where
@@ -147,6 +144,9 @@ mod tests {
 
     const SHORT: Duration = Duration::from_millis(20);
     const LONG: Duration = Duration::from_secs(60);
+
+    /// One attempt of an unmount.
+    type Call = dyn Fn(UnmountFlags) -> Result<(), Errno> + Send + Sync;
 
     /// A server that does not answer the listed ways until the hold is released.
     fn dead(hangs: &[UnmountFlags], hold: Receiver<()>, end: Result<(), Errno>) -> Arc<Call> {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use serde_json::{Value, json};
 
 use super::*;
@@ -69,7 +69,7 @@ struct FakeDriver {
 impl FakeDriver {
     fn new() -> Arc<FakeDriver> {
         let (fault, prepared) = (Mutex::new(Fault::None), Mutex::default());
-        Arc::new(FakeDriver { fault, prepared, entered: unbounded() })
+        Arc::new(FakeDriver { fault, prepared, entered: bounded(64) })
     }
 
     fn set(&self, fault: Fault) {
@@ -187,8 +187,8 @@ impl Node {
     fn new() -> Node {
         let dir = tempfile::tempdir().unwrap();
         let settings = Settings { root_dir: dir.path().to_owned(), node: "n1".to_owned() };
-        let (changed_tx, changed) = unbounded();
-        let (wiped_tx, wiped) = unbounded();
+        let (changed_tx, changed) = bounded(64);
+        let (wiped_tx, wiped) = bounded(64);
         let (bell, rings) = bounded(1);
         let changed_fn = Box::new(move |uid: &PodUid| changed_tx.send(uid.clone()).unwrap());
         let claims = Claims::open(settings, Some(Box::new(Api(wiped_tx))), changed_fn, bell);
@@ -246,11 +246,11 @@ fn each_fault_of_a_driver_is_an_error_in_time_and_the_next_attempt_succeeds() {
         let (node, driver) = (Node::new(), FakeDriver::new());
         let _server = node.serve(&driver);
         node.register("v1.DRAPlugin");
-        let steps: [fn(&Node) -> Result<(), String>; 2] = [Node::prepare, Node::unprepare];
-        for (number, step) in steps.into_iter().enumerate() {
+        let step = |node: &Node, number| if number == 0 { node.prepare() } else { node.unprepare() };
+        for number in 0..2 {
             driver.set(fault);
             let begun = Instant::now();
-            let outcome = step(&node);
+            let outcome = step(&node, number);
             assert!(
                 begun.elapsed() < LIMIT + Duration::from_secs(10),
                 "{fault:?} took {:?}",
@@ -263,7 +263,7 @@ fn each_fault_of_a_driver_is_an_error_in_time_and_the_next_attempt_succeeds() {
                 assert!(text.len() < 2_000, "{fault:?}");
             }
             driver.set(Fault::None);
-            node.until_ok(step);
+            node.until_ok(|node| step(node, number));
             let devices = node.claims.cdi_devices(&user(), &user().containers()[0]);
             assert_eq!(
                 devices.ok(),

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, unbounded};
+use crossbeam_channel::{Receiver, bounded};
 
 use super::super::testing::{FakePlugin, Fault};
 use super::*;
@@ -26,13 +26,15 @@ impl Drop for Bench {
 }
 
 fn open(directory: &Path) -> Bench {
-    let (sender, changes) = unbounded();
+    let (sender, changes) = bounded(64);
     let limits = Limits { options: SHORT, preferred: SHORT, allocate: SHORT, pre_start: SHORT };
-    let settings =
-        Settings { directory: directory.to_owned(), nodes: vec![0, 1], wait: WAIT_LIMIT, limits };
-    let (devices, found) = Devices::open(settings, Box::new(move |change| {
-        let _ = sender.send(change.clone());
-    }));
+    let settings = Settings { directory: directory.to_owned(), nodes: vec![0, 1], wait: WAIT_LIMIT, limits };
+    let (devices, found) = Devices::open(
+        settings,
+        Box::new(move |change| {
+            let _ = sender.send(change.clone());
+        }),
+    );
     Bench { devices, changes, found }
 }
 
@@ -94,7 +96,10 @@ fn a_plugin_registers_and_is_called_as_recorded_and_a_restart_keeps_the_devices(
         bench.changed();
     }
     // The stop did not change the file.
-    assert!(state(directory.path()).contains(r#""RegisteredDevices":{"example.com/widget":["d1","d2","d3","d4"]}"#));
+    assert!(
+        state(directory.path())
+            .contains(r#""RegisteredDevices":{"example.com/widget":["d1","d2","d3","d4"]}"#)
+    );
     let bench = open(directory.path());
     assert_eq!(bench.found, Found::default());
     assert_eq!(bench.counts(), (0, 0));
@@ -223,9 +228,8 @@ fn lists_of_millions_are_limited() {
     plugin.send(Some(nameless));
     bench.changed();
     assert_eq!(bench.counts(), (0, 0));
-    let named = |number: usize| {
-        to_bytes(&pb::PluginDevice { id: format!("{number:06}"), ..Default::default() })
-    };
+    let named =
+        |number: usize| to_bytes(&pb::PluginDevice { id: format!("{number:06}"), ..Default::default() });
     let many = pb::DeviceListResponse {
         devices: (0..MOST_DEVICES + 100_000).map(named).collect(),
         ..Default::default()

@@ -182,12 +182,7 @@ impl Managers {
     }
 
     /// What the devices of a container mean for it, which is created now.
-    pub(super) fn device_setup(
-        &self,
-        pod: &Pod,
-        container: &str,
-        stop: &StopToken,
-    ) -> Result<Setup, String> {
+    pub(super) fn device_setup(&self, pod: &Pod, container: &str, stop: &StopToken) -> Result<Setup, String> {
         let Some((own, wishes)) = self.devices_of(pod) else { return Ok(Setup::default()) };
         let prepared = own.devices.prepare(&wishes, container, true, stop);
         prepared.map(Option::unwrap_or_default).map_err(|error| error.to_string())

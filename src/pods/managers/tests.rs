@@ -175,7 +175,7 @@ mod devices {
     use std::path::Path;
     use std::sync::Arc;
 
-    use crossbeam_channel::{Receiver, unbounded};
+    use crossbeam_channel::{Receiver, bounded};
 
     use super::*;
     use crate::devices::testing::{FakePlugin, Fault};
@@ -198,7 +198,7 @@ mod devices {
     }
 
     fn bench(root: &Path, running: &'static [&'static str]) -> Bench {
-        let (sender, changes) = unbounded();
+        let (sender, changes) = bounded(64);
         let short = Duration::from_millis(300);
         let limits = Limits { options: short, preferred: short, allocate: short, pre_start: short };
         let settings = devices::Settings {
@@ -212,7 +212,8 @@ mod devices {
         });
         let (devices, _) = Devices::open(settings, on_change);
         let running: BTreeSet<String> = running.iter().map(|name| (*name).to_owned()).collect();
-        let managers = open(root, Vec::new()).with_devices(devices.clone(), Arc::new(move |_| running.clone()));
+        let managers =
+            open(root, Vec::new()).with_devices(devices.clone(), Arc::new(move |_| running.clone()));
         Bench { managers, devices, changes }
     }
 
@@ -250,9 +251,9 @@ mod devices {
         let (plugin, bench) = (plugin(root.path()), bench(root.path(), &[]));
         bench.register(&plugin, 2);
         let (first, second) = (widget_pod("first", 2), widget_pod("second", 1));
-        assert_eq!(bench.managers.allocate(&first, &[], true), Admission::Admit);
+        assert_eq!(bench.managers.allocate(&first, &[], true, &over), Admission::Admit);
         assert_eq!(plugin.calls(), ["Options", "ListAndWatch"]);
-        let refused = bench.managers.allocate(&second, std::slice::from_ref(&first), true);
+        let refused = bench.managers.allocate(&second, std::slice::from_ref(&first), true, &over);
         let message = "Allocate failed due to requested number of devices unavailable for example.com/widget. \
                        Requested: 1, Available: 0, which is unexpected";
         let expected =
@@ -264,14 +265,15 @@ mod devices {
         assert_eq!(setup.envs["WIDGETS"], "d1,d2");
         assert_eq!(plugin.calls(), ["Allocate d1,d2", "PreStart d1,d2"]);
         // The first pod is gone.
-        assert_eq!(bench.managers.allocate(&second, &[], true), Admission::Admit);
+        assert_eq!(bench.managers.allocate(&second, &[], true, &over), Admission::Admit);
         plugin.fault("Allocate", Some(Fault::Fail));
-        let message = "Allocate failed due to rpc error: code = Internal desc = made to fail, which is unexpected";
+        let message =
+            "Allocate failed due to rpc error: code = Internal desc = made to fail, which is unexpected";
         let expected = Brought::Denied { reason: "UnexpectedAdmissionError", message: message.to_owned() };
         assert_eq!(bring(&bench, &second), expected);
         plugin.fault("PreStart", Some(Fault::Fail));
         let none = widget_pod("none", 0);
-        assert_eq!(bench.managers.allocate(&none, &[], true), Admission::Admit);
+        assert_eq!(bench.managers.allocate(&none, &[], true, &over), Admission::Admit);
         assert_eq!(bench.managers.devices(&none, "c", &StopToken::never()), Ok(Setup::default()));
     }
 
@@ -283,14 +285,14 @@ mod devices {
         {
             let before = bench(root.path(), &[]);
             before.register(&plugin, 2);
-            assert_eq!(before.managers.allocate(&pod, &[], true), Admission::Admit);
+            assert_eq!(before.managers.allocate(&pod, &[], true, &over), Admission::Admit);
             assert_eq!(bring(&before, &pod), Brought::Ready);
         }
         plugin.calls();
         let other = widget_pod("other", 1);
         let after = bench(root.path(), &[]);
         for pod in [&pod, &other] {
-            assert_eq!(after.managers.allocate(pod, &[], false), Admission::Admit);
+            assert_eq!(after.managers.allocate(pod, &[], false, &over), Admission::Admit);
             assert!(matches!(bring(&after, pod), Brought::Wait { .. }));
         }
         after.register(&plugin, 2);
@@ -300,7 +302,10 @@ mod devices {
         // The pod keeps the device that it had before.
         assert_eq!(plugin.calls(), ["Options", "ListAndWatch", "Allocate d2"]);
         let more = widget_pod("more", 1);
-        assert!(matches!(after.managers.allocate(&more, &[pod, other], true), Admission::Reject { .. }));
+        assert!(matches!(
+            after.managers.allocate(&more, &[pod, other], true, &over),
+            Admission::Reject { .. }
+        ));
     }
 
     #[test]
@@ -311,12 +316,12 @@ mod devices {
         {
             let before = bench(root.path(), &[]);
             before.register(&plugin, 1);
-            assert_eq!(before.managers.allocate(&pod, &[], true), Admission::Admit);
+            assert_eq!(before.managers.allocate(&pod, &[], true, &over), Admission::Admit);
             assert_eq!(bring(&before, &pod), Brought::Ready);
         }
         plugin.calls();
         let after = bench(root.path(), &["c"]);
-        assert_eq!(after.managers.allocate(&pod, &[], false), Admission::Admit);
+        assert_eq!(after.managers.allocate(&pod, &[], false, &over), Admission::Admit);
         assert_eq!(bring(&after, &pod), Brought::Ready);
         assert_eq!(plugin.calls(), Vec::<String>::new());
     }

@@ -9,7 +9,11 @@ use crate::util::stop::StopToken;
 
 impl Worker {
     /// Has the device plugins prepare the pod's devices. Returns why the pod fails if they cannot.
-    pub(super) fn bring_devices(&self, runtime: &PodRuntime, cancel: &StopToken) -> Result<Option<Kill>, Failed> {
+    pub(super) fn bring_devices(
+        &self,
+        runtime: &PodRuntime,
+        cancel: &StopToken,
+    ) -> Result<Option<Kill>, Failed> {
         match self.deps.managers.bring_devices(self.pod(), runtime, cancel) {
             Brought::Ready => Ok(None),
             Brought::Wait { message, retry } => {

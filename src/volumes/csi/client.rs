@@ -221,7 +221,7 @@ impl Driver for GrpcDriver {
 mod tests {
     use std::path::Path;
 
-    use crossbeam_channel::unbounded;
+    use crossbeam_channel::bounded;
 
     use super::*;
     use crate::transport::rpc_server::{Refusal, Server, Service};
@@ -239,7 +239,7 @@ mod tests {
     fn requests_and_answers_have_all_fields() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s");
-        let (report, reported) = unbounded();
+        let (report, reported) = bounded(64);
         let service = Service::new()
             .unary(&methods::NODE_GET_INFO, |_, _| {
                 let mut topology = csi::Topology::new();

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::CWD;
-use rustix::mount::{MoveMountFlags, OpenTreeFlags};
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 use super::super::mounts;
 
@@ -64,7 +64,7 @@ impl Mounter for KernelMounter {
     }
 
     fn unmount(&self, path: &Path) -> io::Result<()> {
-        Ok(mounts::unmount_in(&self.top, path)?)
+        Ok(mounts::unmount_in(&self.top, path, UnmountFlags::empty())?)
     }
 
     fn bind(&self, from: &Path, to: &Path) -> io::Result<()> {
