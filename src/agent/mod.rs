@@ -20,6 +20,7 @@ mod managers;
 mod metrics;
 mod node;
 mod oom;
+mod plugins;
 mod report;
 mod rooms;
 mod settings;

@@ -11,11 +11,11 @@ use super::cgroups;
 use super::cluster::Cluster;
 use super::error::{StartError, thread};
 use super::handles::{Handles, ThreadHandles};
+use super::plugins::Registrations;
 use super::rooms::{Context, Rooms, node_addresses};
 use super::supervise::Supervisor;
 use super::{cluster, eviction, host, main_port, oom, report, rooms, settings, shutdown, stats};
 use crate::config::{AgentArgs, KubeletConfiguration};
-use crate::devices::{self, Devices};
 use crate::eviction::Reports;
 use crate::kube::PodApi;
 use crate::kube::certificates::serving::Serving;
@@ -38,7 +38,6 @@ use crate::status::publish;
 use crate::sync::reclaim::Request;
 use crate::sync::shutdown::Orders;
 use crate::sync::{ephemeral, evictions};
-use crate::transport::rpc_server;
 use crate::util::mailbox::{Inbox, Post, mailbox, newest};
 use crate::util::threads::Running;
 use crate::{kube, observe, pods, server, sources, sync};
@@ -53,10 +52,7 @@ const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and
 
 /// Owners of all threads, in start order.
 pub(super) struct Agent {
-    /// Device plugins.
-    devices: Devices,
-    /// `None`: the socket could not be made.
-    registrations: Option<rpc_server::Server>,
+    registrations: Registrations,
     threads: Vec<Running>,
     probes: Probes,
     client: Option<Client>,
@@ -71,8 +67,7 @@ impl Agent {
         let deadline = Instant::now() + STOP_LIMIT;
         // First, so that neither a check nor a request delays the end of a worker.
         self.probes.stop(PROBES_LIMIT);
-        drop(self.registrations);
-        self.devices.stop();
+        self.registrations.stop();
         if let Some(client) = &self.client {
             client.shut_down();
         }
@@ -114,20 +109,12 @@ pub(super) fn start(
         supervisor.on_death(),
     )?;
     threads.push(server);
-    let registrations = register_devices(args, &rooms);
+    let registrations = Registrations::open(&args.root_dir, &rooms, supervisor.on_death());
     rooms.runtime.check_resolv_conf();
     raise_start_events(&rooms.events, host.cgroups.version.is_v2());
     log::info!("node {} is up after {:?}", host.node_name, started.elapsed());
-    let Rooms { probes, pod_api, devices, .. } = rooms;
-    Ok(Agent { threads, probes, client, pod_api, devices, registrations, _claims: claims })
-}
-
-/// Serves the registrations of device plugins. Without them pods that need no devices run.
-fn register_devices(args: &AgentArgs, rooms: &Rooms) -> Option<rpc_server::Server> {
-    let directory = args.root_dir.join(devices::DIRECTORY);
-    let served = devices::serve(&rooms.devices, &directory);
-    let failed = |error: &std::io::Error| log::error!("device plugins cannot register: {error}");
-    served.inspect_err(failed).ok()
+    let Rooms { probes, pod_api, .. } = rooms;
+    Ok(Agent { threads, probes, client, pod_api, registrations, _claims: claims })
 }
 
 /// The ends of channels to which the rooms send since they were made.

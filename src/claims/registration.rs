@@ -11,7 +11,7 @@ use super::health::Report;
 use super::manager::{Claims, Driver, Shared, lock};
 use crate::transport::grpc::Kind;
 use crate::util::stop::{StopToken, Waited};
-use crate::util::threads::{OnDeath, Stack, spawn};
+use crate::util::threads::{self, OnDeath, Stack};
 
 /// The pause before a stream is opened again.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -58,13 +58,14 @@ impl Claims {
         let instance =
             Instance { shared: Arc::clone(shared), driver: driver.into(), endpoint: endpoint.into() };
         let body = move |stop: StopToken| instance.follow(&client, &stop);
-        let running = match spawn(&format!("dra/{driver}"), Stack::Large, OnDeath::Unsupervised, body) {
-            Ok(running) => running,
-            Err(error) => {
-                lock(&shared.drivers).remove(driver, endpoint);
-                return Err(format!("no thread can be started for DRA driver {driver}: {error}"));
-            }
-        };
+        let running =
+            match threads::spawn(&format!("dra/{driver}"), Stack::Large, OnDeath::Unsupervised, body) {
+                Ok(running) => running,
+                Err(error) => {
+                    lock(&shared.drivers).remove(driver, endpoint);
+                    return Err(format!("no thread can be started for DRA driver {driver}: {error}"));
+                }
+            };
         let key = (driver.to_owned(), endpoint.to_owned());
         // The thread of an instance that was replaced is joined after the lock is released.
         let replaced = lock(&shared.streams).insert(key, running);

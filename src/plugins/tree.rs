@@ -14,7 +14,7 @@ use super::books::{Identity, MOST_SOCKETS};
 const MOST_LEVELS: usize = 32;
 /// Directories that are read and watched.
 const MOST_DIRECTORIES: usize = 1024;
-/// Names that are looked at in one scan.
+/// The most names that one scan reads.
 const MOST_NAMES: usize = 65_536;
 
 /// The sockets of the last scan.

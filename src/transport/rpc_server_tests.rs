@@ -6,6 +6,7 @@ use crate::transport::generated::deviceplugin::{
 };
 use crate::transport::generated::methods;
 use crate::transport::grpc::{Channel, Kind};
+use crate::util::testing::{Beside, beside};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -27,11 +28,15 @@ impl Fixture {
     }
 
     fn register(&self, channel: &Channel, name: &str, limit: Duration) -> Result<Empty, (Kind, String)> {
-        let request = RegisterRequest { resource_name: name.to_owned(), ..RegisterRequest::default() };
-        channel
-            .call_with_stop(&methods::REGISTER, &request, Some(limit), &StopToken::never())
-            .map_err(|error| (error.kind, error.message))
+        register(channel, name, limit)
     }
+}
+
+fn register(channel: &Channel, name: &str, limit: Duration) -> Result<Empty, (Kind, String)> {
+    let request = RegisterRequest { resource_name: name.to_owned(), ..RegisterRequest::default() };
+    channel
+        .call_with_stop(&methods::REGISTER, &request, Some(limit), &StopToken::never())
+        .map_err(|error| (error.kind, error.message))
 }
 
 /// Refuses an empty name, and waits for `go` if the name is `wait`.
@@ -92,40 +97,23 @@ fn call_that_waits_delays_no_other_and_calls_are_limited() {
     let (go, gone) = bounded::<()>(0);
     let _server = Server::start(&fixture.path(), [service(entered, gone)]).unwrap();
     let channel = fixture.channel();
-    while_calling(
-        MAX_CALLS - 1,
-        || fixture.register(&channel, "wait", LIMIT).is_ok(),
-        || {
-            for _ in 1..MAX_CALLS {
-                inside.recv_timeout(LIMIT).unwrap();
-            }
-            assert!(fixture.register(&channel, "a", LIMIT).is_ok(), "one place is left");
-            let other = fixture.channel();
-            let more = crossbeam_channel::bounded(256);
-            while_calling(
-                1,
-                || fixture.register(&other, "wait", LIMIT).is_ok(),
-                || {
-                    inside.recv_timeout(LIMIT).unwrap();
-                    let refused = fixture.register(&fixture.channel(), "a", LIMIT).unwrap_err();
-                    assert_eq!(refused.0, Kind::ResourceExhausted);
-                    drop(go);
-                    more.0.send(()).unwrap();
-                },
-            );
-        },
-    );
+    let calls = waiting_calls(&channel, MAX_CALLS - 1);
+    for _ in 1..MAX_CALLS {
+        inside.recv_timeout(LIMIT).unwrap();
+    }
+    assert!(fixture.register(&channel, "a", LIMIT).is_ok(), "one place is left");
+    let last = waiting_calls(&fixture.channel(), 1);
+    inside.recv_timeout(LIMIT).unwrap();
+    let refused = fixture.register(&fixture.channel(), "a", LIMIT).unwrap_err();
+    assert_eq!(refused.0, Kind::ResourceExhausted);
+    drop(go);
+    assert!(calls.into_iter().chain(last).all(Beside::result));
 }
 
-/// Runs `body` while `count` threads run `call`, which has to return true.
-fn while_calling(count: usize, call: impl Fn() -> bool + Sync, body: impl FnOnce()) {
-    std::thread::scope(|scope| {
-        let calls: Vec<_> = (0..count).map(|_| scope.spawn(&call)).collect();
-        body();
-        for one in calls {
-            assert!(one.join().unwrap());
-        }
-    });
+/// Starts `count` calls that wait in the handler.
+fn waiting_calls(channel: &Channel, count: usize) -> Vec<Beside<bool>> {
+    let call = |channel: Channel| move || register(&channel, "wait", LIMIT).is_ok();
+    (0..count).map(|_| beside(call(channel.clone()))).collect()
 }
 
 #[test]
@@ -134,14 +122,12 @@ fn dropped_server_ends_its_calls_and_removes_its_socket() {
     let (entered, inside) = bounded(256);
     let server = Server::start(&fixture.path(), [service(entered, crossbeam_channel::never())]).unwrap();
     let channel = fixture.channel();
-    std::thread::scope(|scope| {
-        let call = scope.spawn(|| fixture.register(&channel, "wait", LIMIT));
-        inside.recv_timeout(LIMIT).unwrap();
-        let begun = std::time::Instant::now();
-        drop(server);
-        assert!(begun.elapsed() < LIMIT);
-        let _ = call.join().unwrap();
-    });
+    let call = waiting_calls(&channel, 1).remove(0);
+    inside.recv_timeout(LIMIT).unwrap();
+    let begun = std::time::Instant::now();
+    drop(server);
+    assert!(begun.elapsed() < LIMIT);
+    let _ = call.result();
     assert!(!fixture.path().exists());
     assert_eq!(fixture.register(&channel, "a", LIMIT).unwrap_err().0, Kind::Unavailable);
 }

@@ -6,11 +6,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use crossbeam_channel::Receiver;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::child::{self, Limits};
 use super::stop::StopToken;
-use super::threads::{OnDeath, Stack, spawn};
+use super::threads::{OnDeath, Running, Stack, spawn};
 pub(crate) use refusing::refusing;
 
 /// Writes a program, by another process: a child process that another test has just forked shortly
@@ -31,9 +32,27 @@ pub(crate) fn fifo(path: &Path) {
 
 /// Runs `body` on its own thread: a blocked call fails the test and does not block it.
 pub(crate) fn unblocked<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
+    beside(body).result()
+}
+
+/// A call on its own thread.
+pub(crate) struct Beside<T> {
+    done: Receiver<T>,
+    _running: Running,
+}
+
+impl<T> Beside<T> {
+    /// Waits for the result.
+    pub(crate) fn result(self) -> T {
+        self.done.recv_timeout(Duration::from_secs(60)).expect("the call ends")
+    }
+}
+
+/// Starts `body` on its own thread.
+pub(crate) fn beside<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> Beside<T> {
     let (send, done) = crossbeam_channel::bounded(1);
-    let _running = spawn("t/unblocked", Stack::Large, OnDeath::Unsupervised, move |_| {
+    let running = spawn("t/beside", Stack::Large, OnDeath::Unsupervised, move |_| {
         let _ = send.send(body());
     });
-    done.recv_timeout(Duration::from_secs(60)).expect("the call ends")
+    Beside { done, _running: running.expect("a thread is started") }
 }

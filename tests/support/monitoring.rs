@@ -31,7 +31,9 @@ const FUNCTIONS: [&str; 13] = [
 const WORDS: [&str; 6] = ["by", "on", "and", "or", "unless", "without"];
 
 /// Starts of names of metrics, to find them among the string literals of the sources.
-const STARTS: [&str; 15] = [
+const STARTS: [&str; 17] = [
+    "csi_operations_",
+    "dra_",
     "volume_manager_",
     "kubelet_",
     "coracle_",
@@ -50,7 +52,7 @@ const STARTS: [&str; 15] = [
 ];
 
 /// Literals that look like metrics and are labels.
-const NO_METRICS: [&str; 10] = [
+const NO_METRICS: [&str; 11] = [
     "container_type",
     "container_state",
     "container_stats",
@@ -61,6 +63,7 @@ const NO_METRICS: [&str; 10] = [
     "pod_uid",
     "process_count",
     "process_stats",
+    "resource_name",
 ];
 
 struct Metric {

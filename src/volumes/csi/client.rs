@@ -221,6 +221,7 @@ impl Driver for GrpcDriver {
 mod tests {
     use std::path::Path;
 
+    use crate::util::testing::beside;
     use crossbeam_channel::bounded;
 
     use super::*;
@@ -328,11 +329,8 @@ mod tests {
         assert_eq!(refused.to_string(), "rpc error: code = Internal desc = busy");
         assert!(refused.is_final());
         // The driver dies in the middle of a call.
-        std::thread::scope(|scope| {
-            let running = scope.spawn(|| driver.stage(&Stage::default(), &never));
-            drop(server);
-            let error = running.join().unwrap().err();
-            assert!(error.is_none_or(|error| !error.is_final()));
-        });
+        let running = beside(move || driver.stage(&Stage::default(), &StopToken::never()));
+        drop(server);
+        assert!(running.result().err().is_none_or(|error| !error.is_final()));
     }
 }

@@ -14,6 +14,7 @@ use crate::model::storage::{
 };
 use crate::util::sha256;
 use crate::util::stop::{self, StopToken};
+use crate::util::testing::beside;
 
 fn set_up(agent: &FakeAgent, wanted: &Wanted) -> Result<super::super::kind::Ready, VolumeError> {
     agent.csi.volume(wanted.clone()).set_up(&StopToken::never())
@@ -224,11 +225,10 @@ fn hanging_driver_ends_with_the_stop_signal_and_is_undone() {
     for method in ["stage", "publish"] {
         agent.node.fail(method, Fault::Hang);
         let (source, token) = stop::pair();
-        std::thread::scope(|scope| {
-            let running = scope.spawn(|| agent.csi.volume(a.clone()).set_up(&token));
-            drop(source);
-            assert!(running.join().unwrap().is_err());
-        });
+        let volume = agent.csi.volume(a.clone());
+        let running = beside(move || volume.set_up(&token));
+        drop(source);
+        assert!(running.result().is_err());
         // The stop signal may have come before the call.
         agent.node.forget_faults();
     }

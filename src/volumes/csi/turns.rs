@@ -72,6 +72,7 @@ impl Drop for Turn {
 mod tests {
     use super::*;
     use crate::util::stop;
+    use crate::util::testing::beside;
 
     #[test]
     fn second_operation_waits_for_the_first_or_for_the_stop_signal() {
@@ -82,16 +83,15 @@ mod tests {
         let (source, token) = stop::pair();
         drop(source);
         assert!(turns.take("v", &token).is_none());
+        let others = turns.clone();
         let (done, is_done) = bounded(1);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let _turn = turns.take("v", &never);
-                done.send(()).unwrap();
-            });
-            assert!(is_done.try_recv().is_err());
-            drop(first);
-            is_done.recv().unwrap();
+        let running = beside(move || {
+            let _turn = others.take("v", &StopToken::never());
+            done.send(()).unwrap();
         });
+        assert!(is_done.try_recv().is_err());
+        drop(first);
+        running.result();
         assert!(turns.lanes.lock().unwrap().is_empty());
     }
 }
