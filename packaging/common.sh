@@ -303,7 +303,7 @@ build_controlplane() { # <source> <directory of the slow builds> <directory of a
         go_build "$1" "$2" "$flags" ./controlplane ./kubectl ./kubelet || return
         touch "$2/.done"
     fi
-    go_build "$1" "$3" "$flags" ./cluster ./caller || return
+    go_build "$1" "$3" "$flags" ./cluster ./caller ./plugin || return
     ln -sf "$2"/{controlplane,kubectl,kubelet} "$3/"
     package=$(metrics_server) || return
     ln -sf "$package/metrics-server" "$3/"
@@ -351,19 +351,24 @@ METRICS_SERVER_VERSION=0.9.0
 # It is not a part of tests/controlplane, because its requirements would raise the versions of the
 # modules there.
 metrics_server() {
-    local into=$CORACLE_CACHE/metrics-server-$METRICS_SERVER_VERSION
-    locked metrics-server build_metrics_server "$into" || return
+    go_program metrics-server "$METRICS_SERVER_VERSION" \
+        "sigs.k8s.io/metrics-server/cmd/metrics-server@v$METRICS_SERVER_VERSION"
+}
+
+# Builds a program by "go install", once per version. Prints its directory.
+go_program() { # <name> <version> <package with its version>
+    local into=$CORACLE_CACHE/$1-$2
+    locked "$1" build_go_program "$into" "$3" || return
     echo "$into"
 }
 
-build_metrics_server() {
+build_go_program() { # <directory> <package with its version>
     [ -e "$1/.done" ] && return
     need_go
-    say "building metrics-server $METRICS_SERVER_VERSION (some minutes the first time)"
+    say "building $2 (some minutes the first time)"
     GOTOOLCHAIN=local GOFLAGS=-modcacherw GOBIN=$1 CGO_ENABLED=0 \
         GOMODCACHE=$CORACLE_CACHE/go/mod GOCACHE=$CORACLE_CACHE/go/build \
-        nice "$GO" install -trimpath -ldflags "-s -w" \
-        "sigs.k8s.io/metrics-server/cmd/metrics-server@v$METRICS_SERVER_VERSION" >&2 || return
+        nice "$GO" install -trimpath -ldflags "-s -w" "$2" >&2 || return
     touch "$1/.done"
 }
 

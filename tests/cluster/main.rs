@@ -4,6 +4,7 @@
 
 mod certificates;
 mod checks;
+mod devices;
 mod drains;
 mod golden_api;
 mod joined;

@@ -129,6 +129,17 @@ pub fn local_socket(dir: &Path) -> PathBuf {
     dir.join("run/coracle.sock")
 }
 
+/// The same command with another `/var/lib/kubelet`.
+pub fn with_kubelet_place(command: &Command, place: &Path) -> Command {
+    let script = "mount --bind \"$0\" /var/lib/kubelet && exec \"$@\"";
+    let mut other = Command::new("unshare");
+    other.args(["--mount", "--propagation", "private", "sh", "-c", script]).arg(place);
+    other.arg(command.get_program()).args(command.get_args());
+    let set = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    other.envs(set);
+    other
+}
+
 /// Starts it; its output goes to `log`.
 pub fn spawn(command: &mut Command, log: &Path) -> Child {
     let log = File::create(log).expect("a log file");

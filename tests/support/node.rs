@@ -50,6 +50,7 @@ pub struct Node {
     flags: Vec<String>,
     /// Whether the next start is the Go kubelet's.
     go_kubelet: bool,
+    kubelet_place: Option<PathBuf>,
     env: Vec<(&'static str, String)>,
     runtime: OnceLock<RuntimeClient>,
     agent: Option<Child>,
@@ -106,6 +107,7 @@ impl Node {
             flags: Vec::new(),
             go_kubelet: launch::runs_go_kubelet(),
             env: Vec::new(),
+            kubelet_place: None,
             runtime: OnceLock::new(),
             agent: None,
             starts: 0,
@@ -124,6 +126,12 @@ impl Node {
     /// Gives the node to the Go kubelet, or to coracle, from the next start on.
     pub fn use_go_kubelet(&mut self, go_kubelet: bool) {
         self.go_kubelet = go_kubelet;
+    }
+
+    /// The agent's next starts see this directory as `/var/lib/kubelet`, in which the Go kubelet has
+    /// the sockets of device plugins. Pods can have no volumes with mounts then.
+    pub fn set_kubelet_place(&mut self, place: PathBuf) {
+        self.kubelet_place = Some(place);
     }
 
     /// A variable in the environment of the agent's next starts.
@@ -217,6 +225,9 @@ impl Node {
             command.arg("--local-socket").arg(self.local_socket());
         }
         command.args(&self.flags).envs(self.env.iter().cloned());
+        if let Some(place) = &self.kubelet_place {
+            command = launch::with_kubelet_place(&command, place);
+        }
         self.agent = Some(launch::spawn(&mut command, &log));
     }
 
