@@ -5,6 +5,7 @@
 mod certificates;
 mod checks;
 mod drains;
+mod evictions;
 mod golden_api;
 mod joined;
 mod kubectl_debug;
