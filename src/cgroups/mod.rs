@@ -26,6 +26,7 @@ pub mod pod;
 pub mod processes;
 mod reap;
 pub mod resize;
+mod sent;
 mod systemd;
 #[cfg(test)]
 mod systemd_tests;
