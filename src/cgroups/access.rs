@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::dir::{Dir, text};
 use super::error::CgroupError;
 use super::files::{self, PERIOD, QUOTA, Write};
-use super::mounts::{Hierarchy, Mounts, Version};
+use super::mounts::{Hierarchy, MountError, Mounts, Version};
 use super::names::{Driver, Layout, Name};
 use super::reap::{self, Doomed};
 use super::sent::Sent;
@@ -339,7 +339,7 @@ impl Cgroups {
 
     fn mount(&self) -> Result<&PathBuf, CgroupError> {
         let first = self.mounts.hierarchies.first().map(|one| &one.mount);
-        first.ok_or_else(|| CgroupError::Mounts("no cgroups are mounted".to_owned()))
+        first.ok_or_else(|| MountError("no cgroups are mounted".to_owned()).into())
     }
 
     fn open(&self, hierarchy: &Hierarchy, directories: &[String]) -> io::Result<Option<Dir>> {

@@ -112,7 +112,8 @@ impl Side {
         // The buffer of "dd" is in memory until "cat" reads it. The Go kubelet's numbers of pods are
         // some seconds old (docs/differences.md): it has to know before the shortage that this pod
         // uses more than it requests.
-        let eat = |mebibytes| format!("dd if=/dev/zero bs={mebibytes}M count=1 | (sleep 100000; cat) >/dev/null");
+        let eat =
+            |mebibytes| format!("dd if=/dev/zero bs={mebibytes}M count=1 | (sleep 100000; cat) >/dev/null");
         let more = self.name(MORE);
         let script = format!("{} & {}; {}", eat(250), until(&more), eat(200));
         self.bind("eater", json!({"requests": {"memory": "64Mi"}}), &script);
@@ -144,7 +145,8 @@ impl Side {
     fn available(&self) -> u64 {
         let cgroups = self.joined.node.cgroups();
         let read = |file: &str| cgroups.read("kubepods", file);
-        let used = read("memory.usage_in_bytes").or_else(|| read("memory.current")).expect("the use of memory");
+        let used =
+            read("memory.usage_in_bytes").or_else(|| read("memory.current")).expect("the use of memory");
         let stat = read("memory.stat").unwrap_or_default();
         let field = |name: &str| -> Option<u64> {
             stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
@@ -230,7 +232,8 @@ impl Side {
     /// Events about evictions and shortages.
     fn events(&self, object: &str) -> Vec<Value> {
         let selector = format!("involvedObject.name={object}");
-        let list = self.joined.plane.get(&["events", "-A", "--field-selector", &selector]).unwrap_or_default();
+        let list =
+            self.joined.plane.get(&["events", "-A", "--field-selector", &selector]).unwrap_or_default();
         let mut events: Vec<Value> = Vec::new();
         for event in list["items"].as_array().into_iter().flatten() {
             let reason = text(event, "/reason");
@@ -268,7 +271,10 @@ impl Side {
         for name in VICTIMS {
             let shown = self.shown(name);
             outcome.phases.insert(name, shown["status"]["phase"].clone());
-            outcome.statuses.insert(name, self.common(&shown["status"]));
+            let mut status = self.common(&shown["status"]);
+            // The Go kubelet reads them from a cgroup that is being removed (docs/differences.md).
+            status["resources"].take();
+            outcome.statuses.insert(name, status);
             outcome.events.insert(name, self.events(&self.name(name)));
         }
         for name in OTHERS {
@@ -323,7 +329,12 @@ fn common(value: &Value, node: &str) -> Value {
                     (_, Value::Null) => Value::Null,
                     ("containerID", _) => json!("<id>"),
                     ("podIP" | "ip", _) => json!("<address>"),
-                    (key, Value::String(_)) if key.ends_with("Time") || key.ends_with("At") => json!("<time>"),
+                    (key, Value::String(_)) if key.ends_with("Time") || key.ends_with("At") => {
+                        json!("<time>")
+                    }
+                    ("timeAdded", _) => json!("<time>"),
+                    // Its name has a random part.
+                    ("name", Value::String(name)) if name.starts_with("kube-api-access-") => json!("<token>"),
                     ("offending_containers_usage", _) => json!("<n>"),
                     (_, value) => common(value, node),
                 };
@@ -356,7 +367,8 @@ fn differences(at: &str, own: &Value, other: &Value, found: &mut Vec<String>) {
         (Value::Object(own), Value::Object(other)) => {
             let keys: BTreeSet<&String> = own.keys().chain(other.keys()).collect();
             for key in keys {
-                let of = |fields: &serde_json::Map<String, Value>| fields.get(key).cloned().unwrap_or_default();
+                let of =
+                    |fields: &serde_json::Map<String, Value>| fields.get(key).cloned().unwrap_or_default();
                 differences(&format!("{at}.{key}"), &of(own), &of(other), found);
             }
         }
