@@ -45,6 +45,8 @@ struct Outcome {
     pressure: Value,
     taints: Value,
     relieved: Value,
+    /// What the agent logged about evictions, for a failure.
+    log: String,
 }
 
 /// What is printed.
@@ -59,6 +61,23 @@ struct Times {
     /// From the moment at which a limit of local storage was exceeded to the end of the process.
     dir: Duration,
     layer: Duration,
+}
+
+impl Outcome {
+    /// Why this is an outcome that the Go kubelet has only now and then.
+    fn is_not_comparable(&self) -> Option<String> {
+        if let Some(other) = OTHERS.into_iter().find(|other| self.phases[other] != "Running") {
+            return Some(format!("it evicted the pod {other}, by numbers that were too old"));
+        }
+        let lost = |status: &Value| status.to_string().contains("ContainerStatusUnknown");
+        let (name, _) = self.statuses.iter().find(|(_, status)| lost(status))?;
+        Some(format!("it removed the container of {name} before it had read its end"))
+    }
+}
+
+/// Not by the macro, whose output the test harness hides when a test passes.
+fn print(line: &str) {
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 impl Side {
@@ -284,6 +303,9 @@ impl Side {
             assert_eq!(restarts, &json!(0), "{name}: {}", shown["status"]);
         }
         outcome.events.insert("node", self.events(&self.joined.name));
+        let log = self.joined.node.log();
+        let lines: Vec<&str> = log.lines().filter(|line| line.contains("vict")).collect();
+        outcome.log = lines.join("\n");
         outcome
     }
 
@@ -403,13 +425,17 @@ fn evictions_beside_the_go_kubelet_have_the_same_outcome() {
             seconds(times.dir),
             seconds(times.layer)
         );
-        // Not by the macro, whose output the test harness hides when a test passes.
-        let _ = std::io::stderr().write_all(line.as_bytes());
+        print(&line);
         side.finish();
         outcome
     };
     let ours = of("evours", false);
-    let theirs = of("evtheirs", true);
+    let mut theirs = of("evtheirs", true);
+    for name in ["evtheirs2", "evtheirs3"] {
+        let Some(reason) = theirs.is_not_comparable() else { break };
+        print(&format!("evictions: Go kubelet: the scenario is repeated: {reason}\n{}\n", theirs.log));
+        theirs = of(name, true);
+    }
     for name in VICTIMS {
         assert_eq!(ours.phases[name], "Failed", "{name}");
     }
@@ -424,7 +450,14 @@ fn evictions_beside_the_go_kubelet_have_the_same_outcome() {
     compare("condition", &ours.pressure, &theirs.pressure);
     compare("taints", &ours.taints, &theirs.taints);
     compare("condition after it", &ours.relieved, &theirs.relieved);
-    assert!(different.is_empty(), "{} differences:\n{}", different.len(), different.join("\n"));
+    assert!(
+        different.is_empty(),
+        "{} differences:\n{}\n--- coracle ---\n{}\n--- Go kubelet ---\n{}",
+        different.len(),
+        different.join("\n"),
+        ours.log,
+        theirs.log
+    );
     let message = text(&ours.statuses["eater"], "/message");
     assert!(message.starts_with("The node was low on resource: memory. "), "{message}");
     assert_eq!(ours.taints[0]["effect"], "NoSchedule", "{}", ours.taints);

@@ -27,6 +27,11 @@ pub(super) const WALKS: Duration = Duration::from_secs(5);
 /// last numbers until the next period.
 const VOLUME_WALKS: Duration = Duration::from_secs(4);
 
+/// Walks through the volumes of a pod may take one part in this many of the time, if they then are
+/// not further apart than [`SLOWEST_WALKS`].
+const WALK_SHARE: u32 = 50;
+const SLOWEST_WALKS: Duration = Duration::from_secs(300);
+
 /// The key of the machine's own counter.
 const ROOT: &str = "/";
 
@@ -297,15 +302,19 @@ impl Shared {
         pod.local_storage = Some(once.disks.part(&self.settings.root_dir, Some(bytes), Some(inodes)));
     }
 
-    /// Whether the numbers of a pod's volumes are older than a period.
+    /// Whether the volumes of a pod are to be measured: a period after the last time, or later if
+    /// that took long.
     fn are_volumes_due(&self, work: &Work, uid: &PodUid) -> bool {
-        let Some(period) = self.settings.volume_period else { return false };
-        work.volumes.get(uid).is_none_or(|(at, _)| at.elapsed() >= period)
+        if self.settings.volume_period.is_none() {
+            return false;
+        }
+        work.volumes.get(uid).is_none_or(|(due, _)| Instant::now() >= *due)
     }
 
     /// Measures the volumes of a pod. Returns whether all were measured before the deadline.
     pub(super) fn walk_volumes(&self, work: &mut Work, uid: &PodUid, deadline: Instant) -> bool {
         let last = work.volumes.remove(uid).map(|(_, volumes)| volumes).unwrap_or_default();
+        let begun = Instant::now();
         let mut found = Vec::new();
         let mut is_complete = true;
         for volume in (self.volumes)(uid) {
@@ -318,7 +327,10 @@ impl Shared {
                 None => {}
             }
         }
-        work.volumes.insert(uid.clone(), (Instant::now(), found));
+        let now = Instant::now();
+        let pause = now.saturating_duration_since(begun).saturating_mul(WALK_SHARE).min(SLOWEST_WALKS);
+        work.volumes
+            .insert(uid.clone(), (now + pause.max(self.settings.volume_period.unwrap_or_default()), found));
         is_complete
     }
 
