@@ -62,12 +62,8 @@ pub(super) fn start(
     }
     let Ends { bell, orders, reclaim, reports } = ends;
     let is_v2 = host.cgroups.version.is_v2();
-    let root = &host.cgroups.root;
-    let files = Files {
-        memory: if is_v2 { root.clone() } else { root.join("memory") },
-        is_v2,
-        stalls: PathBuf::from(eviction::psi::MACHINE),
-    };
+    let files =
+        Files { memory: host.cgroups.dir("memory"), is_v2, stalls: PathBuf::from(eviction::psi::MACHINE) };
     let (glance, images, cgroups) = (collector.clone(), rooms.images.clone(), rooms.cgroups.clone());
     let (view, ended, allocations) = (rooms.view.clone(), rooms.view.clone(), rooms.allocations.clone());
     let ring = bell.clone();

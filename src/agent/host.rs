@@ -34,7 +34,7 @@ pub(super) fn prepare(
 ) -> Result<(Host, [Claim; 2]), StartError> {
     let roots = Roots::default();
     let machine = Machine::read(&roots)?;
-    let cgroups = Cgroups::detect(&roots.sys.join("fs/cgroup"))?;
+    let cgroups = Cgroups::detect(&roots)?;
     check(config, &machine, &cgroups)?;
     check_tunables(config, &roots.proc.join("sys"))?;
     let node_name = node::name(&args.hostname_override).map_err(StartError::Refused)?;
@@ -156,7 +156,7 @@ mod tests {
                 kernel: String::new(),
             };
             let cgroups =
-                Cgroups { root: PathBuf::new(), version, controllers: std::collections::BTreeSet::new() };
+                Cgroups { root: PathBuf::new(), version, controllers: std::collections::BTreeMap::new() };
             check(&config, &machine, &cgroups).err().map(|error| error.to_string())
         };
         assert_eq!(refused(Version::V2, true, false, "LimitedSwap"), None);

@@ -46,7 +46,8 @@ pub(super) fn open(
     events: &EventSink,
 ) -> Result<Managers, StartError> {
     let (settings, _) = settings(args, config, host)?;
-    Ok(Managers::open(settings, &|| running(cri), events))
+    let cpusets = host.cgroups.dir("cpuset");
+    Ok(Managers::open(settings, &|| running(cri, &cpusets), events))
 }
 
 /// Opens the device manager. Pods whose devices change are posted to `changed`.
@@ -206,8 +207,8 @@ fn memory(
 }
 
 /// The running containers with their CPUs and NUMA nodes: as the runtime reports them, or else from
-/// their cgroups.
-fn running(cri: &RuntimeClient) -> Result<Vec<Found>, String> {
+/// their cgroups below `cpusets`.
+fn running(cri: &RuntimeClient, cpusets: &Path) -> Result<Vec<Found>, String> {
     let pods = cri::list_pods(cri, None).map_err(|error| error.to_string())?;
     let mut cgroups = None;
     let mut found = Vec::new();
@@ -217,7 +218,7 @@ fn running(cri: &RuntimeClient) -> Result<Vec<Found>, String> {
             let linux = &status.resources.linux;
             let mut sets = (linux.cpuset_cpus.clone(), linux.cpuset_mems.clone());
             if sets.0.is_empty() {
-                let all = cgroups.get_or_insert_with(container_cgroups);
+                let all = cgroups.get_or_insert_with(|| container_cgroups(cpusets));
                 let read = |file: &str| {
                     let path = all.get(container.id.as_str())?.join(file);
                     Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
@@ -237,9 +238,7 @@ fn running(cri: &RuntimeClient) -> Result<Vec<Found>, String> {
 }
 
 /// Cgroups by the last part of their name, which is a container's id with both drivers.
-fn container_cgroups() -> BTreeMap<String, PathBuf> {
-    let v1 = Path::new("/sys/fs/cgroup/cpuset");
-    let top = if v1.is_dir() { v1 } else { Path::new("/sys/fs/cgroup") };
+fn container_cgroups(top: &Path) -> BTreeMap<String, PathBuf> {
     let (mut found, mut open) = (BTreeMap::new(), vec![top.to_owned()]);
     while let Some(dir) = open.pop() {
         for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use super::dir::{Dir, text};
 use super::error::CgroupError;
 use super::files::{self, PERIOD, QUOTA, Write};
-use super::mounts::{Hierarchy, Mounts, Version};
+use super::mounts::{Hierarchy, MountError, Mounts, Version};
 use super::names::{Driver, Layout, Name};
 use super::reap::{self, Doomed};
+use super::sent::Sent;
 use super::systemd::Systemd;
 use super::units;
 use super::values::Values;
@@ -28,6 +29,7 @@ pub struct Cgroups {
     page_sizes: Vec<u64>,
     /// D-Bus address of the system's bus; used with the driver of systemd only.
     bus: String,
+    sent: Sent,
 }
 
 /// What an operation wrote.
@@ -80,12 +82,17 @@ impl Cgroups {
     ) -> Result<Cgroups, CgroupError> {
         let mounts = Mounts::parse(mountinfo, root)?;
         mounts.check()?;
-        Ok(Cgroups { layout, mounts, page_sizes, bus: bus.to_owned() })
+        Ok(Cgroups { layout, mounts, page_sizes, bus: bus.to_owned(), sent: Sent::default() })
     }
 
     #[cfg(test)]
     pub(super) fn with_mounts(layout: Layout, mounts: Mounts, page_sizes: Vec<u64>, bus: &str) -> Cgroups {
-        Cgroups { layout, mounts, page_sizes, bus: bus.to_owned() }
+        Cgroups { layout, mounts, page_sizes, bus: bus.to_owned(), sent: Sent::default() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn with_bus(self, bus: &str) -> Cgroups {
+        Cgroups { bus: bus.to_owned(), ..self }
     }
 
     #[cfg(test)]
@@ -149,6 +156,7 @@ impl Cgroups {
         self.own(name)?;
         let mut systemd = self.systemd(stop)?;
         if let Some(systemd) = &mut systemd {
+            self.sent.forget(&name.slice());
             systemd.start(&name.slice(), &units::new_slice(name, self.mounts.version))?;
         }
         let directories = name.directories(self.layout.driver());
@@ -169,7 +177,7 @@ impl Cgroups {
     /// When the cgroup is not one of this agent's, or systemd refuses.
     pub fn update(&self, name: &Name, values: &Values, stop: &StopToken) -> Result<Outcome, CgroupError> {
         self.own(name)?;
-        self.set(name, values, self.systemd(stop)?.as_mut())
+        self.change(name, values, stop)
     }
 
     /// Changes values of an existing cgroup that the configuration names, of daemons. It is neither
@@ -180,7 +188,7 @@ impl Cgroups {
     pub fn limit_daemons(&self, cgroup: &str, values: &Values, stop: &StopToken) -> Result<(), CgroupError> {
         let name = Name::parse_literal(cgroup, self.layout.driver())?;
         self.check(&name)?;
-        self.set(&name, values, self.systemd(stop)?.as_mut())?.complete().map(drop)
+        self.change(&name, values, stop)?.complete().map(drop)
     }
 
     /// The values that a cgroup has; of files that cannot be read there are none.
@@ -287,7 +295,10 @@ impl Cgroups {
         // DIFFERS: the Go kubelet kills the processes and then tells systemd to stop the slice, and
         // does not remove the directories if systemd does not. Here they are removed anyway.
         let stopped = match unit {
-            Some(unit) => Systemd::connect(&self.bus, stop).and_then(|mut systemd| systemd.stop(unit)),
+            Some(unit) => {
+                self.sent.forget(unit);
+                Systemd::connect(&self.bus, stop).and_then(|mut systemd| systemd.stop(unit))
+            }
             None => Ok(()),
         };
         reap::destroy(&doomed, stop)?;
@@ -328,7 +339,7 @@ impl Cgroups {
 
     fn mount(&self) -> Result<&PathBuf, CgroupError> {
         let first = self.mounts.hierarchies.first().map(|one| &one.mount);
-        first.ok_or_else(|| CgroupError::Mounts("no cgroups are mounted".to_owned()))
+        first.ok_or_else(|| MountError("no cgroups are mounted".to_owned()).into())
     }
 
     fn open(&self, hierarchy: &Hierarchy, directories: &[String]) -> io::Result<Option<Dir>> {
@@ -343,6 +354,26 @@ impl Cgroups {
         }
     }
 
+    /// Sets values of a cgroup that exists. No request is sent if nothing has changed.
+    fn change(&self, name: &Name, values: &Values, stop: &StopToken) -> Result<Outcome, CgroupError> {
+        if self.layout.driver() == Driver::Systemd && self.has(name, values) {
+            return Ok(Outcome::default());
+        }
+        self.set(name, values, self.systemd(stop)?.as_mut())
+    }
+
+    /// Whether systemd has received these values, and the files have them. If a file has another
+    /// one, systemd may have lost the unit.
+    fn has(&self, name: &Name, values: &Values) -> bool {
+        let Some(rounded) = self.sent.rounded(&name.slice(), values) else { return false };
+        let directories = name.directories(self.layout.driver());
+        let is_written = |one: &Write| match self.find_file(&directories, one) {
+            Ok(found) => found.is_same,
+            Err(error) => one.optional && error.is_missing(),
+        };
+        files::writes(&rounded, self.mounts.version, self.page_sizes()).iter().all(is_written)
+    }
+
     /// Sets values: with systemd as properties of the unit first.
     fn set(
         &self,
@@ -353,17 +384,18 @@ impl Cgroups {
         let Some(systemd) = systemd else { return Ok(self.write(name, values)) };
         let version = systemd.version()?;
         let (properties, rounded) = units::properties(values, self.mounts.version, version);
+        self.sent.forget(&name.slice());
         systemd.set(&name.slice(), &properties)?;
+        self.sent.accepted(name.slice(), values, &rounded);
         Ok(self.write(name, &rounded))
     }
 
     /// Writes the files that have another value.
     fn write(&self, name: &Name, values: &Values) -> Outcome {
         let directories = name.directories(self.layout.driver());
-        let page_sizes = if self.limits_huge_pages() { self.page_sizes.as_slice() } else { &[] };
         let mut outcome = Outcome::default();
         let mut later: Option<Write> = None;
-        for one in files::writes(values, self.mounts.version, page_sizes) {
+        for one in files::writes(values, self.mounts.version, self.page_sizes()) {
             match self.write_file(&directories, &one) {
                 Ok(true) => outcome.written.push(one.file.clone()),
                 Ok(false) => {}
@@ -390,6 +422,11 @@ impl Cgroups {
         outcome
     }
 
+    /// The sizes that the kernel limits.
+    fn page_sizes(&self) -> &[u64] {
+        if self.limits_huge_pages() { &self.page_sizes } else { &[] }
+    }
+
     /// With version 2 the files show whether the kernel does.
     fn limits_huge_pages(&self) -> bool {
         let v2 = || {
@@ -404,25 +441,38 @@ impl Cgroups {
 
     /// Writes a file unless it has the value. Returns whether it was written.
     fn write_file(&self, directories: &[String], one: &Write) -> Result<bool, CgroupError> {
+        let Found { dir, path, is_same } = self.find_file(directories, one)?;
+        if !is_same {
+            dir.write(&one.file, &one.text).map_err(|source| CgroupError::io("write", path, source))?;
+        }
+        Ok(!is_same)
+    }
+
+    fn find_file(&self, directories: &[String], one: &Write) -> Result<Found, CgroupError> {
         let Write { controller, file, text, .. } = one;
         let Some(hierarchy) = self.mounts.of(controller) else {
             return Err(CgroupError::Controller { controller, file: file.clone() });
         };
         let path = format!("{}/{}/{file}", hierarchy.mount.display(), directories.join("/"));
-        let failed = |attempt| move |source| CgroupError::io(attempt, path.clone(), source);
         let missing = || io::Error::from(io::ErrorKind::NotFound);
         let dir = self.open(hierarchy, directories).and_then(|dir| dir.ok_or_else(missing));
-        let dir = dir.map_err(failed.clone()("open"))?;
+        let dir = dir.map_err(|source| CgroupError::io("open", &path, source))?;
         let current = dir.read(file).and_then(|text| text.ok_or_else(missing));
         // A file that cannot be read may still be written.
         let current = match current {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(failed("write")(error)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(CgroupError::io("write", path, error));
+            }
             current => current.unwrap_or_default(),
         };
-        if files::is_same(file, &current, text) {
-            return Ok(false);
-        }
-        dir.write(file, text).map_err(failed("write"))?;
-        Ok(true)
+        Ok(Found { is_same: files::is_same(file, &current, text), dir, path })
     }
+}
+
+/// A file of a cgroup.
+struct Found {
+    dir: Dir,
+    path: String,
+    /// Whether it has the value.
+    is_same: bool,
 }

@@ -4,6 +4,7 @@ use std::io;
 
 use super::names::NameError;
 use crate::transport::dbus::DbusError;
+use crate::util::cgroup_mounts::MountError;
 
 /// Why an operation on a cgroup failed.
 #[derive(Debug, thiserror::Error)]
@@ -15,8 +16,8 @@ pub enum CgroupError {
     #[error("cannot {attempt} {path}: {source}")]
     Io { attempt: &'static str, path: String, source: io::Error },
     /// No file system of cgroups is mounted, or a needed controller is missing.
-    #[error("{0}")]
-    Mounts(String),
+    #[error(transparent)]
+    Mounts(#[from] MountError),
     /// It does not exist, or not in all hierarchies.
     #[error("cgroup {name} has some missing {what}: {}", missing.join(", "))]
     Missing { name: String, what: &'static str, missing: Vec<String> },

@@ -19,13 +19,13 @@ mod fake;
 mod files;
 #[cfg(test)]
 mod golden_tests;
-pub mod mounts;
 pub mod names;
 pub mod node;
 pub mod pod;
 pub mod processes;
 mod reap;
 pub mod resize;
+mod sent;
 mod systemd;
 #[cfg(test)]
 mod systemd_tests;
@@ -41,3 +41,5 @@ pub use access::{Cgroups, Outcome, PodCgroup};
 pub use error::CgroupError;
 pub use names::{Driver, Layout, Name};
 pub use values::Values;
+
+pub use crate::util::cgroup_mounts as mounts;

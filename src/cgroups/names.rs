@@ -32,6 +32,11 @@ pub enum NameError {
     /// A part has a character that one of the drivers cannot express.
     #[error("{0:?} cannot be part of the name of a cgroup")]
     Part(String),
+    /// A pod's UID, which two pods could share in the form of systemd, or which is no name.
+    #[error(
+        "metadata.uid {0:?} cannot be part of the name of a cgroup: only letters, digits, \"-\", \".\" and \":\" can"
+    )]
+    Uid(String),
     /// A directory's name, or the path, is too long.
     #[error("the name of the cgroup of {0:?} is too long")]
     Long(String),
@@ -207,14 +212,15 @@ impl Layout {
     /// A pod's cgroup.
     ///
     /// # Errors
-    /// When the UID cannot be part of a name. A pod with such a UID cannot run.
+    /// When the UID cannot be part of a name. A pod with such a UID cannot run. Different UIDs have
+    /// different names with both drivers.
     ///
     /// DIFFERS: the Go kubelet panics for a UID with `/` or `_`, and lets the kernel or systemd
     /// refuse other ones.
     pub fn pod(&self, uid: &PodUid, class: QosClass) -> Result<Name, NameError> {
         let allowed = |one: char| one.is_ascii_alphanumeric() || matches!(one, '-' | '.' | ':');
         if uid.is_empty() || !uid.as_str().chars().all(allowed) {
-            return Err(NameError::Part(uid.as_str().chars().take(MAX_NAME).collect()));
+            return Err(NameError::Uid(uid.as_str().chars().take(MAX_NAME).collect()));
         }
         let name = self.tier(class).join(&format!("{POD}{uid}"))?;
         let long = self.driver == Driver::Systemd && name.slice().len() > MAX_NAME;
@@ -333,6 +339,13 @@ mod tests {
         }
     }
 
+    #[test]
+    fn error_of_an_unusable_uid_names_the_field() {
+        let refused = layout("", Driver::Systemd).pod(&"a_b".into(), QosClass::Guaranteed);
+        let text = refused.unwrap_err().to_string();
+        assert!(text.starts_with("metadata.uid \"a_b\" cannot be part of the name of a cgroup"), "{text}");
+    }
+
     /// The names of the recording `a-orphans`, and what systemd makes of them.
     #[test]
     fn orphans_are_recognised_by_upstreams_rule() {
@@ -359,6 +372,23 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn different_uids_have_different_cgroups(one in "[aA0._:/\\\\-]{0,5}", other in "[aA0._:/\\\\-]{0,5}") {
+            for driver in [Driver::Cgroupfs, Driver::Systemd] {
+                let layout = layout("/root", driver);
+                let path = |uid: &str| {
+                    let name = layout.pod(&PodUid::from(uid), QosClass::BestEffort).ok()?;
+                    let path = layout.path(&name);
+                    Some((path.rsplit('/').next().unwrap().to_owned(), path))
+                };
+                if let (Some(first), Some(second)) = (path(&one), path(&other)) {
+                    prop_assert_eq!(first == second, one == other);
+                    let found = layout.pod_of(&first.0).unwrap();
+                    prop_assert_eq!(found.as_str(), one.as_str());
+                }
+            }
+        }
+
         #[test]
         fn no_name_leaves_its_parent(uid: String, root: String, directory: String) {
             for driver in [Driver::Cgroupfs, Driver::Systemd] {

@@ -218,3 +218,37 @@ fn directories_are_removed_even_if_systemd_cannot_be_reached() {
     let found = all.pods().unwrap();
     all.remove_found(&found[0], &StopToken::never()).unwrap();
 }
+
+#[test]
+fn systemd_receives_values_only_if_they_differ() {
+    let dir = tempfile::tempdir().unwrap();
+    let never = StopToken::never();
+    // The replies to one operation; only the first one starts the slice.
+    let replies: &'static [Reply] = &[Reply::Job("done"), Reply::Version("252"), Reply::Nothing];
+    let mut all = cgroups(dir.path(), "");
+    let tier = all.layout().tier(QosClass::Burstable);
+    let file = dir.path().join("cpu,cpuacct/kubepods.slice/kubepods-burstable.slice/cpu.shares");
+    for (step, (shares, request)) in
+        [(300, true), (300, false), (300, true), (400, true), (400, false)].into_iter().enumerate()
+    {
+        if step == 2 {
+            // Another program has changed the file.
+            std::fs::write(&file, "77").unwrap();
+        }
+        let values = Values { cpu_shares: Some(shares), ..Values::default() };
+        let mut change = |bus: &str| {
+            all = all.clone().with_bus(bus);
+            let outcome =
+                if step == 0 { all.make(&tier, &values, &never) } else { all.update(&tier, &values, &never) };
+            assert!(outcome.unwrap().failed.is_empty());
+        };
+        if request {
+            let ((), calls) = play_at(if step == 0 { replies } else { &replies[1..] }, change);
+            assert_eq!(calls.last().unwrap(), "SetUnitProperties kubepods-burstable.slice");
+        } else {
+            // A request would fail.
+            change("unix:path=/nonexistent/bus");
+        }
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), shares.to_string());
+    }
+}

@@ -122,10 +122,19 @@ pub struct Driver {
     evicted: BTreeSet<PodUid>,
     /// When local storage is measured next.
     local: Option<Instant>,
+    /// How long the last measurement of local storage took.
+    took: Option<Duration>,
     /// Signals without numbers that were logged.
     unobserved: Vec<Signal>,
     /// Whether it was logged that no pod may be evicted.
     helpless: bool,
+}
+
+/// The time until local storage is measured again. The quicker of the last two measurements counts:
+/// a single slow one has waited for a runtime or a disk that was busy, and must not keep pods above
+/// their limits for minutes.
+fn pause(took: Duration, before: Option<Duration>) -> Duration {
+    took.min(before.unwrap_or(Duration::ZERO)).saturating_mul(SHARE).clamp(PERIOD, SLOWEST)
 }
 
 impl Driver {
@@ -143,6 +152,7 @@ impl Driver {
             stage,
             evicted,
             local: None,
+            took: None,
             unobserved: Vec::new(),
             helpless: false,
         }
@@ -303,8 +313,8 @@ impl Driver {
         let begun = Instant::now();
         let measured = world.measure(need);
         if need == Need::Disks && limited {
-            let pause = (begun.elapsed() * SHARE).clamp(PERIOD, SLOWEST);
-            self.local = Some(now + pause);
+            let took = begun.elapsed();
+            self.local = Some(now + pause(took, self.took.replace(took)));
         }
         measured
     }

@@ -385,3 +385,13 @@ fn report_shows_what_is_near_a_threshold() {
     assert_eq!(report.rows[0].available, "150Mi");
     assert_eq!(report.rows[0].threshold, "100Mi");
 }
+
+#[test]
+fn one_slow_measurement_of_local_storage_does_not_delay_the_next() {
+    let seconds = Duration::from_secs;
+    assert_eq!(pause(seconds(30), None), PERIOD);
+    assert_eq!(pause(seconds(30), Some(Duration::from_millis(20))), PERIOD);
+    assert_eq!(pause(Duration::from_millis(20), Some(seconds(30))), PERIOD);
+    assert_eq!(pause(seconds(1), Some(seconds(2))), seconds(50));
+    assert_eq!(pause(Duration::MAX, Some(seconds(30))), SLOWEST);
+}

@@ -1,9 +1,13 @@
 //! Which cgroup version the node has, and which controllers.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::kernel_files::{ResourceError, list, read};
+use super::kernel_files::{ResourceError, Roots, list, read};
+use crate::util::cgroup_mounts::{self, Mounts, UNIFIED};
+
+/// Version 2: the controllers that a cgroup can use.
+const CONTROLLERS: &str = "cgroup.controllers";
 
 /// How cgroups are mounted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,39 +38,79 @@ impl Version {
 /// The cgroup file systems of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cgroups {
-    /// Where they are mounted, usually `/sys/fs/cgroup`.
+    /// Usually `/sys/fs/cgroup`. With version 2 it is mounted here.
     pub root: PathBuf,
     pub version: Version,
-    /// Controllers by their kernel names.
-    pub controllers: BTreeSet<String>,
+    /// Controllers by their kernel names, each with the directory in which its hierarchy is mounted.
+    pub controllers: BTreeMap<String, PathBuf>,
 }
 
 impl Cgroups {
-    /// Reads what is mounted at `root`.
-    pub fn detect(root: &Path) -> Result<Self, ResourceError> {
-        let of = |version, controllers| Cgroups { root: root.to_owned(), version, controllers };
-        let unified = root.join("cgroup.controllers");
-        if unified.exists() {
-            let controllers = read(&unified)?.split_whitespace().map(str::to_owned).collect();
-            return Ok(of(Version::V2, controllers));
+    /// Reads which hierarchies are mounted, from the mount table: version 1 can be mounted anywhere,
+    /// with several controllers together. Without the table they are searched in `/sys/fs/cgroup`.
+    pub fn detect(roots: &Roots) -> Result<Self, ResourceError> {
+        let root = roots.sys.join("fs/cgroup");
+        let table = read(&roots.proc.join("self/mountinfo")).unwrap_or_default();
+        match Mounts::parse(&table, &root) {
+            Ok(mounts) => Cgroups::mounted(root, &mounts),
+            Err(_) => Cgroups::named(root),
         }
-        let mut version = Version::V1;
-        let mut controllers = BTreeSet::new();
-        for dir in list(root)? {
-            let at = root.join(&dir);
-            if at.join("cgroup.controllers").exists() {
-                version = Version::Hybrid;
-                controllers
-                    .extend(read(&at.join("cgroup.controllers"))?.split_whitespace().map(str::to_owned));
+    }
+
+    fn mounted(root: PathBuf, mounts: &Mounts) -> Result<Self, ResourceError> {
+        if mounts.version == cgroup_mounts::Version::V2 {
+            return Cgroups::second(root);
+        }
+        let mut found = Cgroups { root, version: Version::V1, controllers: BTreeMap::new() };
+        if let Some(unified) = mounts.of(UNIFIED) {
+            found.version = Version::Hybrid;
+            found.add(&unified.mount)?;
+        }
+        let first = mounts.controllers().map(|(name, at)| (name.to_owned(), at.to_owned()));
+        found.controllers.extend(first);
+        Ok(found)
+    }
+
+    fn named(root: PathBuf) -> Result<Self, ResourceError> {
+        if root.join(CONTROLLERS).exists() {
+            return Cgroups::second(root);
+        }
+        let mut found = Cgroups { root, version: Version::V1, controllers: BTreeMap::new() };
+        for dir in list(&found.root)? {
+            let at = found.root.join(&dir);
+            if at.join(CONTROLLERS).exists() {
+                found.version = Version::Hybrid;
+                found.add(&at)?;
             } else if at.join("cgroup.procs").exists() && dir != "systemd" {
                 // `cpu,cpuacct` is one tree with two controllers.
-                controllers.extend(dir.split(',').map(str::to_owned));
+                found.controllers.extend(dir.split(',').map(|name| (name.to_owned(), at.clone())));
             }
         }
-        if controllers.is_empty() {
-            return Err(ResourceError::NoCgroups { path: root.to_owned() });
+        if found.controllers.is_empty() {
+            return Err(ResourceError::NoCgroups { path: found.root });
         }
-        Ok(of(version, controllers))
+        Ok(found)
+    }
+
+    fn second(root: PathBuf) -> Result<Self, ResourceError> {
+        let mut found = Cgroups { root: root.clone(), version: Version::V2, controllers: BTreeMap::new() };
+        found.add(&root)?;
+        Ok(found)
+    }
+
+    /// Adds the controllers of a hierarchy of version 2.
+    fn add(&mut self, mount: &Path) -> Result<(), ResourceError> {
+        let names = read(&mount.join(CONTROLLERS))?;
+        self.controllers.extend(names.split_whitespace().map(|name| (name.to_owned(), mount.to_owned())));
+        Ok(())
+    }
+
+    /// The directory in which the cgroups of a controller are.
+    #[must_use]
+    pub fn dir(&self, controller: &str) -> PathBuf {
+        let known = self.controllers.get(controller).filter(|_| !self.version.is_v2());
+        let own = || if self.version.is_v2() { self.root.clone() } else { self.root.join(controller) };
+        known.cloned().unwrap_or_else(own)
     }
 
     /// Whether a container's swap can be limited. Version 2 has the file in every cgroup
@@ -76,12 +120,12 @@ impl Cgroups {
             let below = list(&self.root).unwrap_or_default();
             return below.iter().any(|dir| self.root.join(dir).join("memory.swap.max").exists());
         }
-        self.root.join("memory/memory.memsw.limit_in_bytes").exists()
+        self.dir("memory").join("memory.memsw.limit_in_bytes").exists()
     }
 
     /// The controllers of `wanted` that the node lacks.
     pub fn missing<'a>(&self, wanted: &[&'a str]) -> Vec<&'a str> {
-        wanted.iter().copied().filter(|name| !self.controllers.contains(*name)).collect()
+        wanted.iter().copied().filter(|name| !self.controllers.contains_key(*name)).collect()
     }
 }
 
@@ -90,18 +134,64 @@ mod tests {
     use super::*;
     use std::fs;
 
-    fn check(files: &[(&str, &str)], expected: Option<(Version, &[&str])>) {
-        let root = tempfile::tempdir().unwrap();
+    /// `files` are below `/sys/fs/cgroup`. In the mount table, `SYS` stands for `/sys`.
+    fn detect(dir: &Path, files: &[(&str, &str)], table: &str) -> Result<Cgroups, ResourceError> {
+        let roots = Roots { proc: dir.join("proc"), sys: dir.join("sys") };
+        let root = roots.sys.join("fs/cgroup");
+        fs::create_dir_all(&root).unwrap();
         for (file, content) in files {
-            let path = root.path().join(file);
+            let path = root.join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, content).unwrap();
         }
-        let found = Cgroups::detect(root.path());
+        fs::create_dir_all(roots.proc.join("self")).unwrap();
+        let table = table.replace("SYS", &roots.sys.display().to_string());
+        fs::write(roots.proc.join("self/mountinfo"), table).unwrap();
+        Cgroups::detect(&roots)
+    }
+
+    /// The names of directories are those of no distribution: only the table knows the controllers.
+    #[test]
+    fn mounted_hierarchies_are_found_at_any_place() {
+        let line = |at: &str, kind: &str, options: &str| {
+            format!("30 23 0:26 / {at} rw,nosuid shared:9 - {kind} {kind} rw,{options}\n")
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let first = [
+            line("SYS/fs/cgroup", "tmpfs", "mode=755"),
+            line("SYS/fs/cgroup/a", "cgroup", "cpu,cpuacct"),
+            line("/dev/groups", "cgroup", "memory,pids"),
+            line("SYS/fs/cgroup/systemd", "cgroup", "xattr,name=systemd"),
+        ];
+        let found = detect(dir.path(), &[("cpu/cgroup.procs", "")], &first.concat()).unwrap();
+        assert_eq!(found.version, Version::V1);
+        let names: Vec<&str> = found.controllers.keys().map(String::as_str).collect();
+        assert_eq!(names, ["cpu", "cpuacct", "memory", "pids"]);
+        assert_eq!(found.dir("memory"), Path::new("/dev/groups"));
+        let at = dir.path().join("sys/fs/cgroup/a");
+        assert_eq!([found.dir("cpu"), found.dir("cpuacct")], [at.clone(), at]);
+        assert_eq!(found.dir("blkio"), found.root.join("blkio"), "it is not mounted");
+
+        let hybrid = format!("{}{}", first.concat(), line("SYS/fs/cgroup/u", "cgroup2", "nsdelegate"));
+        let files = [("u/cgroup.controllers", "hugetlb memory\n")];
+        let found = detect(dir.path(), &files, &hybrid).unwrap();
+        assert_eq!(found.version, Version::Hybrid);
+        assert_eq!(found.dir("hugetlb"), dir.path().join("sys/fs/cgroup/u"));
+        assert_eq!(found.dir("memory"), Path::new("/dev/groups"));
+
+        let second = line("SYS/fs/cgroup", "cgroup2", "nsdelegate");
+        let found = detect(dir.path(), &[("cgroup.controllers", "cpu memory\n")], &second).unwrap();
+        assert_eq!((found.version, found.dir("memory")), (Version::V2, found.root.clone()));
+        assert!(found.missing(&["cpu", "memory"]).is_empty());
+    }
+
+    fn check(files: &[(&str, &str)], expected: Option<(Version, &[&str])>) {
+        let dir = tempfile::tempdir().unwrap();
+        let found = detect(dir.path(), files, "");
         match (&found, expected) {
             (Ok(found), Some((version, controllers))) => {
                 assert_eq!(found.version, version);
-                assert_eq!(found.controllers.iter().map(String::as_str).collect::<Vec<_>>(), controllers);
+                assert_eq!(found.controllers.keys().map(String::as_str).collect::<Vec<_>>(), controllers);
             }
             (Err(ResourceError::NoCgroups { .. }), None) => {}
             _ => panic!("{files:?}: {found:?}"),
@@ -122,7 +212,7 @@ mod tests {
             let path = root.path().join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "").unwrap();
-            let cgroups = Cgroups { root: root.path().to_owned(), version, controllers: BTreeSet::new() };
+            let cgroups = Cgroups { root: root.path().to_owned(), version, controllers: BTreeMap::new() };
             assert_eq!(cgroups.limits_swap(), expected, "{version:?} {file}");
         }
     }
@@ -147,7 +237,8 @@ mod tests {
             Some((Version::Hybrid, &["hugetlb", "memory"])),
         );
         check(&[("other/file", "")], None);
-        let none = Cgroups::detect(Path::new("/no/such/cgroup"));
+        let nowhere = PathBuf::from("/no/such/root");
+        let none = Cgroups::detect(&Roots { proc: nowhere.clone(), sys: nowhere });
         assert!(matches!(none, Err(ResourceError::Io { .. })));
     }
 
@@ -156,7 +247,7 @@ mod tests {
         let cgroups = Cgroups {
             root: PathBuf::new(),
             version: Version::V2,
-            controllers: ["cpu".to_owned()].into_iter().collect(),
+            controllers: [("cpu".to_owned(), PathBuf::new())].into_iter().collect(),
         };
         assert_eq!(cgroups.missing(&["cpu", "memory", "pids"]), ["memory", "pids"]);
     }

@@ -111,7 +111,7 @@ fn is_raspberry_pi(roots: &Roots) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
+    use std::collections::BTreeMap;
     use std::fs;
     use std::path::PathBuf;
 
@@ -126,7 +126,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        let cgroups = Cgroups { root: PathBuf::new(), version, controllers: BTreeSet::new() };
+        let cgroups = Cgroups { root: PathBuf::new(), version, controllers: BTreeMap::new() };
         assert_eq!(fix(missing, &cgroups, &roots), expected);
     }
 

@@ -150,8 +150,7 @@ fn user(settings: &Settings) -> CheckLine {
 
 fn kernel(settings: &Settings, release: &str) -> CheckLine {
     let version = machine::kernel_version(release);
-    let root = settings.roots.sys.join("fs/cgroup");
-    let is_v2 = Cgroups::detect(&root).is_ok_and(|cgroups| cgroups.version.is_v2());
+    let is_v2 = Cgroups::detect(&settings.roots).is_ok_and(|cgroups| cgroups.version.is_v2());
     let oldest = if is_v2 { OLDEST_KERNEL_V2 } else { OLDEST_KERNEL };
     if version >= oldest {
         return ok("kernel", format!("Linux {release}"));
@@ -162,7 +161,7 @@ fn kernel(settings: &Settings, release: &str) -> CheckLine {
 
 fn cgroups(settings: &Settings) -> CheckLine {
     let name = "cgroups";
-    let cgroups = match Cgroups::detect(&settings.roots.sys.join("fs/cgroup")) {
+    let cgroups = match Cgroups::detect(&settings.roots) {
         Ok(cgroups) => cgroups,
         Err(error) => {
             let fix = "mount the cgroup file system at /sys/fs/cgroup";

@@ -1,10 +1,11 @@
 //! Tools that are independent of Kubernetes: the rules for threads (`threads`, `stop`, `mailbox`,
 //! `timers`, `wake`), the thread `signals`, waits (`backoff`), files and directories (`untrusted`
-//! and `tree` for those that a container can change), memory, certificates (`x509`), log lines and
+//! and `tree` for those that a container can change), `cgroup_mounts`, memory, certificates (`x509`), log lines and
 //! `metrics`.
 
 pub mod atomic_file;
 pub mod backoff;
+pub mod cgroup_mounts;
 pub mod checkpoint_file;
 pub mod child;
 pub mod cpu_list;

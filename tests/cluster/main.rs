@@ -6,6 +6,7 @@ mod certificates;
 mod checks;
 mod devices;
 mod drains;
+mod evictions;
 mod golden_api;
 mod joined;
 mod kubectl_debug;

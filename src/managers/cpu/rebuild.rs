@@ -30,7 +30,7 @@ pub fn rebuild(policy: &Static, pods: &[PodCpus], observed: &Observed) -> Rebuil
     let mut rebuilt = Rebuilt { state: policy.empty_state(), left_out: Vec::new() };
     let allocatable = policy.allocatable();
     for pod in pods {
-        // Init containers share their CPUs with later containers; the others with nobody.
+        // Init containers share their CPUs with later containers; the others with no container.
         let (mut of_init, mut of_others) = (CpuSet::new(), CpuSet::new());
         for container in pod.containers.iter().filter(|container| container.exclusive > 0) {
             let Some(cpus) = observed.get(&pod.uid).and_then(|of_pod| of_pod.get(&container.name)) else {

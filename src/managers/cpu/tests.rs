@@ -324,7 +324,7 @@ fn recorded_state_files_are_read_and_written() {
 }
 
 #[test]
-fn unusable_state_files_are_told_apart() {
+fn unusable_state_files_are_distinguished() {
     let known = BTreeMap::from([("id".into(), ("1".into(), "a".to_owned()))]);
     let policy = reserved("0", machine(1, 2), Options::default());
     let read = |text: &str| {

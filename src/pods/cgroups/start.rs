@@ -60,7 +60,7 @@ pub(super) fn run(shared: &Shared, deps: &Deps, stop: &StopToken) {
             }
             Err(OpenError::Runtime(problem)) => problem,
             Err(OpenError::Fatal(problem)) => {
-                // Nobody receives it if the agent stops already.
+                // There is no receiver if the agent stops already.
                 let _ = deps.fatal.try_send(problem);
                 return;
             }

@@ -19,23 +19,22 @@ const TICK_NANOSECONDS: u64 = 10_000_000;
 
 #[derive(Debug, Clone)]
 pub(super) struct Tree {
-    root: PathBuf,
+    cgroups: Cgroups,
     v2: bool,
 }
 
 impl Tree {
     pub(super) fn new(cgroups: &Cgroups) -> Self {
-        Tree { root: cgroups.root.clone(), v2: cgroups.version.is_v2() }
+        Tree { cgroups: cgroups.clone(), v2: cgroups.version.is_v2() }
     }
 
     /// The directory in which cgroups of containers are searched.
     pub(super) fn top(&self) -> PathBuf {
-        if self.v2 { self.root.clone() } else { self.root.join("memory") }
+        self.cgroups.dir("memory")
     }
 
     fn dir(&self, controller: &str, path: &str) -> PathBuf {
-        let top = if self.v2 { self.root.clone() } else { self.root.join(controller) };
-        top.join(path.trim_start_matches('/'))
+        self.cgroups.dir(controller).join(path.trim_start_matches('/'))
     }
 
     fn read(&self, controller: &str, path: &str, file: &str) -> Option<String> {

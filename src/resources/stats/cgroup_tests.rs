@@ -2,7 +2,7 @@ use super::*;
 use crate::resources::cgroups::Version;
 use crate::resources::stats::sample::{Counted, Operation};
 use proptest::prelude::*;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
 
 fn tree(version: Version, files: &[(&str, &str)]) -> (tempfile::TempDir, Tree) {
@@ -12,7 +12,7 @@ fn tree(version: Version, files: &[(&str, &str)]) -> (tempfile::TempDir, Tree) {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, content).unwrap();
     }
-    let cgroups = Cgroups { root: dir.path().to_owned(), version, controllers: BTreeSet::new() };
+    let cgroups = Cgroups { root: dir.path().to_owned(), version, controllers: BTreeMap::new() };
     let tree = Tree::new(&cgroups);
     (dir, tree)
 }

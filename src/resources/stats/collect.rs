@@ -14,14 +14,23 @@ use super::sample::{
     ContainerUse, FileSystem, NodeUse, Numbers, PodUse, SandboxUse, Snapshot, SystemUse, VolumeUse,
 };
 use super::settings::{Settings, VolumeAt};
+use super::shares::share;
 use super::{cgroup, cgroup_paths, guarded, mounted, proc, space};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::runtime::{ContainerState, ListedPod, ListedSandbox, SandboxState};
 
-/// All walks through volumes and logs of one collection. Volumes not read by then are not reported
-/// until the next period.
+/// All walks through volumes and logs of one collection.
 pub(super) const WALKS: Duration = Duration::from_secs(5);
+
+/// The part of [`WALKS`] for volumes, which pods share. A volume that is not read by then keeps its
+/// last numbers until the next period.
+const VOLUME_WALKS: Duration = Duration::from_secs(4);
+
+/// Walks through the volumes of a pod may take one part in this many of the time, if they then are
+/// not further apart than [`SLOWEST_WALKS`].
+const WALK_SHARE: u32 = 50;
+const SLOWEST_WALKS: Duration = Duration::from_secs(300);
 
 /// The key of the machine's own counter.
 const ROOT: &str = "/";
@@ -100,7 +109,16 @@ impl Shared {
     ) -> Result<Snapshot, StatsError> {
         let live: Vec<Running<'_>> = pods.values().filter_map(running).collect();
         self.look(work, &live);
-        let mut once = Once { disks: Disks::default(), responses, until: Instant::now() + WALKS };
+        let until = Instant::now() + WALKS;
+        if wanted.depth == Depth::Full {
+            // The sizes of logs, of which there are few, are read after them.
+            let volumes_until = Instant::now() + VOLUME_WALKS;
+            let due = live.iter().map(|one| &one.pod.uid).filter(|uid| self.are_volumes_due(work, uid));
+            share(due.collect(), volumes_until, Instant::now, |uid, deadline| {
+                self.walk_volumes(work, uid, deadline)
+            });
+        }
+        let mut once = Once { disks: Disks::default(), responses, until };
         work.budget = if wanted.details { Budget::new() } else { Budget::none() };
         let mut found = Vec::with_capacity(live.len());
         for pod in &live {
@@ -269,7 +287,7 @@ impl Shared {
 
     /// Volumes and local storage of a pod, without the writable layers.
     fn storage(&self, work: &mut Work, once: &mut Once<'_>, pod: &mut PodUse) {
-        pod.volumes = self.volumes(work, &pod.uid, once.until);
+        pod.volumes = work.volumes.get(&pod.uid).map(|(_, volumes)| volumes.clone()).unwrap_or_default();
         let sum = |of: fn(&FileSystem) -> Option<u64>| {
             let containers = pod.containers.iter().filter_map(|one| one.logs.as_ref());
             let volumes = pod.volumes.iter().filter(|volume| volume.ephemeral).map(|volume| &volume.space);
@@ -284,18 +302,36 @@ impl Shared {
         pod.local_storage = Some(once.disks.part(&self.settings.root_dir, Some(bytes), Some(inodes)));
     }
 
-    /// From the last walk, unless it is older than a period.
-    fn volumes(&self, work: &mut Work, uid: &PodUid, until: Instant) -> Vec<VolumeUse> {
-        let Some(period) = self.settings.volume_period else { return Vec::new() };
-        if let Some((at, volumes)) = work.volumes.get(uid)
-            && at.elapsed() < period
-        {
-            return volumes.clone();
+    /// Whether the volumes of a pod are to be measured: a period after the last time, or later if
+    /// that took long.
+    fn are_volumes_due(&self, work: &Work, uid: &PodUid) -> bool {
+        if self.settings.volume_period.is_none() {
+            return false;
         }
-        let found: Vec<VolumeUse> =
-            (self.volumes)(uid).iter().filter_map(|volume| volume_use(volume, until)).collect();
-        work.volumes.insert(uid.clone(), (Instant::now(), found.clone()));
-        found
+        work.volumes.get(uid).is_none_or(|(due, _)| Instant::now() >= *due)
+    }
+
+    /// Measures the volumes of a pod. Returns whether all were measured before the deadline.
+    pub(super) fn walk_volumes(&self, work: &mut Work, uid: &PodUid, deadline: Instant) -> bool {
+        let last = work.volumes.remove(uid).map(|(_, volumes)| volumes).unwrap_or_default();
+        let begun = Instant::now();
+        let mut found = Vec::new();
+        let mut is_complete = true;
+        for volume in (self.volumes)(uid) {
+            match volume_use(&volume, deadline) {
+                Some(now) => found.push(now),
+                None if Instant::now() >= deadline => {
+                    is_complete = false;
+                    found.extend(last.iter().find(|old| old.name == volume.name).cloned());
+                }
+                None => {}
+            }
+        }
+        let now = Instant::now();
+        let pause = now.saturating_duration_since(begun).saturating_mul(WALK_SHARE).min(SLOWEST_WALKS);
+        work.volumes
+            .insert(uid.clone(), (now + pause.max(self.settings.volume_period.unwrap_or_default()), found));
+        is_complete
     }
 
     fn node(&self, work: &mut Work, pods: &[PodUse], wanted: Wanted) -> Result<NodeUse, StatsError> {

@@ -52,6 +52,7 @@ pub enum StatsError {
 pub(super) struct Work {
     pub(super) rates: Rates,
     pub(super) cgroup_paths: CgroupPaths,
+    /// The numbers of the last walk, and when the next one is due.
     pub(super) volumes: HashMap<PodUid, (Instant, Vec<VolumeUse>)>,
     /// The remaining budget for reading processes.
     pub(super) budget: Budget,

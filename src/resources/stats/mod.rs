@@ -30,6 +30,7 @@ mod request;
 mod runtime_stats;
 pub mod sample;
 mod settings;
+mod shares;
 mod space;
 mod summary;
 

@@ -188,7 +188,7 @@ fn recorded(version: Version, cgroups: &[(&str, &str)]) -> Recorded {
     let settings = Settings {
         node: "n1".into(),
         roots: Roots { proc: root.join("proc"), sys: root.join("sys") },
-        cgroups: Cgroups { root: root.join("cg"), version, controllers: BTreeSet::new() },
+        cgroups: Cgroups { root: root.join("cg"), version, controllers: BTreeMap::new() },
         root_dir: root.clone(),
         pod_logs_dir: root.join("logs"),
         system: [("kubelet", String::new()), ("runtime", String::new()), ("misc", String::new())],

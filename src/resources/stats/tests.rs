@@ -273,7 +273,7 @@ fn machine(fake: Fake, pods: Vec<ListedPod>, volumes: Vec<VolumeAt>) -> Machine 
     let settings = Settings {
         node: "n1".into(),
         roots: Roots { proc: root.join("proc"), sys: root.join("sys") },
-        cgroups: Cgroups { root: root.join("cg"), version: Version::V2, controllers: BTreeSet::new() },
+        cgroups: Cgroups { root: root.join("cg"), version: Version::V2, controllers: BTreeMap::new() },
         root_dir: root.join("link"),
         pod_logs_dir: root.join("logs"),
         system: [("kubelet", String::new()), ("runtime", String::new()), ("misc", "/none".into())],
@@ -712,6 +712,34 @@ fn volumes_below_a_linked_root_directory_are_no_file_systems_of_the_machine() {
     let snapshot = machine.collector.snapshot(Wanted::CADVISOR).unwrap();
     let shown: Vec<&str> = snapshot.node.file_systems.iter().map(|one| one.device.as_str()).collect();
     assert_eq!(shown, [root.join("logs").to_str().unwrap()]);
+}
+
+#[test]
+fn volume_whose_walk_is_cut_keeps_its_last_numbers() {
+    let place = tempfile::tempdir().unwrap();
+    std::fs::write(place.path().join("file"), vec![1; 100_000]).unwrap();
+    let volume = VolumeAt {
+        name: "walked".into(),
+        path: place.path().to_owned(),
+        walk: true,
+        ephemeral: true,
+        claim: None,
+    };
+    let machine = machine(Fake::default(), one_pod(), vec![volume]);
+    cgroup(machine.dir.path(), "k8s.io/c1", "78\n");
+    let snapshot = machine.collector.snapshot(Wanted::SUMMARY).unwrap();
+    let volumes = &snapshot.pods[0].volumes;
+    assert!(volumes[0].space.used.unwrap() >= 100_000);
+    let shared = &machine.collector.shared;
+    let mut state = shared.lock();
+    let work = state.work.as_mut().unwrap();
+    let uid = &snapshot.pods[0].uid;
+    assert!(!shared.walk_volumes(work, uid, std::time::Instant::now()));
+    assert_eq!(work.volumes[uid].1, *volumes);
+    // A volume that does not exist any more is no cut walk.
+    drop(place);
+    assert!(shared.walk_volumes(work, uid, std::time::Instant::now() + Duration::from_secs(60)));
+    assert!(work.volumes[uid].1.is_empty());
 }
 
 #[test]

@@ -165,13 +165,15 @@ pub(super) fn ip_address(text: &str) -> Option<String> {
         .then(|| "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)".to_owned())
 }
 
-/// The UID in a manifest. It becomes the name of a directory, so it must be valid as one.
+/// The UID in a manifest. It becomes the name of a directory, and part of the name of a cgroup. In
+/// the name of a slice of systemd `_` stands for `-`: UIDs with `_` are refused, so that two pods
+/// never have one slice.
 ///
 /// DIFFERS: upstream accepts any text.
 pub(super) fn uid_problem(uid: &str) -> Option<String> {
-    let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
     (uid.len() > 63 || !uid.bytes().all(good) || !ends(uid, |byte| byte.is_ascii_alphanumeric())).then(|| {
-        "must have at most 63 bytes, consist of alphanumeric characters, '-', '_' or '.', and start and \
+        "must have at most 63 bytes, consist of alphanumeric characters, '-' or '.', and start and \
          end with an alphanumeric character"
             .to_owned()
     })
@@ -218,7 +220,11 @@ mod tests {
             &["", ".", "a..b", "A.b", "a b"],
         );
         check(ip_address, &["1.2.3.4", "::1"], &["", "1.2.3", "1.2.3.400", "a", "1.2.3.4/8"]);
-        check(uid_problem, &["0123abcd", "a-b-c", "A"], &["", "..", "a/b", "../../x", ".a", &longer]);
+        check(
+            uid_problem,
+            &["0123abcd", "a-b-c", "A", "a.b", &long],
+            &["", "..", "a/b", "../../x", ".a", "a_b", "a:b", "a\\x2db", &longer],
+        );
         check(header_name, &["X-A", "Host"], &["", "a b", "a:"]);
     }
 }

@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use super::error::CgroupError;
+/// No file system of cgroups is mounted, or a needed controller is missing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct MountError(pub String);
 
 /// The version of cgroups that limits containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +67,7 @@ impl Mounts {
     ///
     /// # Errors
     /// When no hierarchy is mounted.
-    pub fn parse(mountinfo: &str, root: &Path) -> Result<Mounts, CgroupError> {
+    pub fn parse(mountinfo: &str, root: &Path) -> Result<Mounts, MountError> {
         let mounts: Vec<Mount> = mountinfo.lines().filter_map(Mount::parse).take(MAX_MOUNTS).collect();
         // A later mount hides an earlier one at the same place.
         if mounts.iter().rev().find(|mount| mount.point == root).is_some_and(|mount| mount.unified) {
@@ -83,7 +86,7 @@ impl Mounts {
             }
         }
         if hierarchies.iter().all(|one| one.controllers == [UNIFIED]) {
-            return Err(CgroupError::Mounts(format!(
+            return Err(MountError(format!(
                 "no controllers of cgroups are mounted below {}",
                 root.display()
             )));
@@ -102,16 +105,25 @@ impl Mounts {
         }
     }
 
+    /// The controllers of version 1, each with the directory in which its hierarchy is mounted.
+    /// Controllers of version 2 are in its files.
+    pub fn controllers(&self) -> impl Iterator<Item = (&str, &Path)> {
+        let all =
+            self.hierarchies.iter().flat_map(|one| one.controllers.iter().map(|name| (name, &one.mount)));
+        all.filter(|(name, _)| CONTROLLERS.contains(&name.as_str()))
+            .map(|(name, mount)| (name.as_str(), mount.as_path()))
+    }
+
     /// Checks that version 1 has what the Go kubelet needs.
     ///
     /// # Errors
     /// When controllers are missing.
-    pub fn check(&self) -> Result<(), CgroupError> {
+    pub fn check(&self) -> Result<(), MountError> {
         let missing: Vec<&str> = NEEDED.into_iter().filter(|name| self.of(name).is_none()).collect();
         if missing.is_empty() {
             return Ok(());
         }
-        Err(CgroupError::Mounts(format!("the cgroup controllers {} are not mounted", missing.join(", "))))
+        Err(MountError(format!("the cgroup controllers {} are not mounted", missing.join(", "))))
     }
 }
 
@@ -212,6 +224,52 @@ mod tests {
                 ("/sys/fs/cgroup/cpu,cpuacct", "cpu,cpuacct"),
             ],
         );
+    }
+
+    /// Of a Debian 12 with `systemd.unified_cgroup_hierarchy=0`.
+    const HYBRID: &str = "\
+24 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
+25 24 0:23 / /sys rw,nosuid,nodev,noexec,relatime shared:7 - sysfs sysfs rw
+29 25 0:26 / /sys/fs/cgroup ro,nosuid,nodev,noexec shared:9 - tmpfs tmpfs ro,size=4096k,nr_inodes=1024,mode=755
+30 29 0:27 / /sys/fs/cgroup/unified rw,nosuid,nodev,noexec,relatime shared:10 - cgroup2 cgroup2 rw,nsdelegate
+31 29 0:28 / /sys/fs/cgroup/systemd rw,nosuid,nodev,noexec,relatime shared:11 - cgroup cgroup rw,xattr,name=systemd
+36 29 0:33 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid,nodev,noexec,relatime shared:16 - cgroup cgroup rw,cpu,cpuacct
+37 29 0:34 / /sys/fs/cgroup/cpuset rw,nosuid,nodev,noexec,relatime shared:17 - cgroup cgroup rw,cpuset
+38 29 0:35 / /sys/fs/cgroup/memory rw,nosuid,nodev,noexec,relatime shared:18 - cgroup cgroup rw,memory
+";
+    /// Of a Debian 12 as it is installed.
+    const SECOND: &str = "\
+25 24 0:23 / /sys rw,nosuid,nodev,noexec,relatime shared:7 - sysfs sysfs rw
+29 25 0:26 / /sys/fs/cgroup rw,nosuid,nodev,noexec,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot
+";
+    /// Of a machine without systemd: all controllers together, at another place.
+    const TOGETHER: &str = "\
+20 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
+21 20 0:20 / /dev/cgroup rw,relatime - cgroup cgroup rw,cpuset,cpu,cpuacct,memory,pids
+";
+
+    #[test]
+    fn controllers_of_recorded_tables_have_their_directories() {
+        for (table, expected) in [
+            (
+                HYBRID,
+                "cpu /sys/fs/cgroup/cpu,cpuacct; cpuacct /sys/fs/cgroup/cpu,cpuacct; \
+                cpuset /sys/fs/cgroup/cpuset; memory /sys/fs/cgroup/memory",
+            ),
+            (SECOND, ""),
+            (
+                TOGETHER,
+                "cpu /dev/cgroup; cpuacct /dev/cgroup; cpuset /dev/cgroup; memory /dev/cgroup; \
+                pids /dev/cgroup",
+            ),
+        ] {
+            let mounts = Mounts::parse(table, Path::new("/sys/fs/cgroup")).unwrap();
+            let mut found: Vec<String> =
+                mounts.controllers().map(|(name, at)| format!("{name} {}", at.display())).collect();
+            found.sort();
+            assert_eq!(found.join("; "), expected);
+            assert!(mounts.check().is_ok());
+        }
     }
 
     #[test]
