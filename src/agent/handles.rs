@@ -17,6 +17,7 @@ use crate::observe::Observe;
 use crate::pods::admission::Allocatable;
 use crate::pods::allocation::Allocations;
 use crate::pods::cgroups::PodCgroups;
+use crate::kube::LocalObjects;
 use crate::pods::managers::Managers;
 use crate::probes::Probes;
 use crate::resources::stats::Collector;
@@ -62,6 +63,8 @@ pub(super) struct Handles {
     pub(super) status: StatusCache,
     pub(super) allocations: Allocations,
     pub(super) managers: Managers,
+    /// ConfigMaps and Secrets of static pods.
+    pub(super) local: LocalObjects,
     pub(super) observe: Observe,
     pub(super) probes: Probes,
     pub(super) cri: RuntimeClient,
@@ -101,6 +104,7 @@ impl Handles {
             status: rooms.status.clone(),
             allocations: rooms.allocations.clone(),
             managers: rooms.managers.clone(),
+            local: rooms.local.clone(),
             observe: rooms.observe.clone(),
             probes: rooms.probes.clone(),
             cri: rooms.cri.clone(),

@@ -14,7 +14,7 @@ use super::settings;
 use super::supervise::Supervisor;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::cri::{ImageClient, RuntimeClient};
-use crate::kube::PodApi;
+use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::{Event, EventSink};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
@@ -59,13 +59,15 @@ pub(super) struct Rooms {
     pub(super) view: View,
     /// `None` without an API server.
     pub(super) pod_api: Option<PodApi>,
+    /// ConfigMaps and Secrets of static pods.
+    pub(super) local: LocalObjects,
 }
 
 /// Connects to the container runtime and makes the handles. Also returns the queue behind
 /// `Rooms::events`. Verdicts of probes go to `verdicts`; `pod_api` is `None` without an API server.
 pub(super) fn make(
     context: Context<'_>,
-    pod_api: Option<PodApi>,
+    (pod_api, local): (Option<PodApi>, LocalObjects),
     verdicts: Post<PodUid, ()>,
 ) -> Result<(Rooms, Receiver<Box<Event>>), StartError> {
     let Context { args, config, host, supervisor, .. } = context;
@@ -97,6 +99,7 @@ pub(super) fn make(
             images: images.clone(),
             events: events.clone(),
             api: pod_api.clone(),
+            local: local.clone(),
             cgroup_parent: {
                 let cgroups = cgroups.clone();
                 Arc::new(move |pod| cgroups.path(pod))
@@ -109,7 +112,7 @@ pub(super) fn make(
             root_dir: args.root_dir.clone(),
             allocatable: settings::node_allocatable(&allocatable),
         },
-        volumes::Deps { events: events.clone(), api: pod_api.clone() },
+        volumes::Deps { events: events.clone(), api: pod_api.clone(), local: local.clone() },
     ));
     let probes = Probes::new(probes::Deps {
         cri: cri.clone(),
@@ -133,6 +136,7 @@ pub(super) fn make(
         cgroups,
         managers,
         pod_api,
+        local,
     };
     Ok((rooms, event_queue))
 }

@@ -22,6 +22,7 @@ mod exec_plugin;
 #[cfg(test)]
 pub(crate) mod fuzz;
 pub mod kubeconfig;
+mod local_objects;
 pub mod objects;
 mod pod_api;
 mod rate;
@@ -33,4 +34,5 @@ pub mod target;
 pub mod tokens;
 pub mod watch;
 
+pub use local_objects::{LocalObjects, ObjectMap, PodObjects};
 pub use pod_api::PodApi;

@@ -13,7 +13,7 @@ use super::security_context::ImageUser;
 use super::settings::Host;
 use super::{env_file, images};
 use crate::fuzz::{Budget, Named, Target, repeated};
-use crate::kube::PodApi;
+use crate::kube::{LocalObjects, PodApi};
 use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::runtime_classes::RuntimeClasses;
 use crate::kube::services::Services;
@@ -315,6 +315,7 @@ fn container(bytes: &[u8]) {
         recursive_read_only_mounts: false,
         stop: &stop,
         api: Some(&API),
+        local: &LocalObjects::default(),
         hosts_file: None,
         termination_log: None,
         settings: &settings,

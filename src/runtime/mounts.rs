@@ -252,6 +252,7 @@ mod tests {
     use crate::runtime::env::{EnvInputs, environment};
     use crate::runtime::fields::Addresses;
     use crate::runtime::security_context::ImageUser;
+    use crate::kube::LocalObjects;
     use crate::runtime::settings::Host;
     use serde_json::{Value, json};
 
@@ -295,6 +296,7 @@ mod tests {
             recursive_read_only_mounts: supported,
             stop: &StopToken::never(),
             api: None,
+            local: &LocalObjects::default(),
             hosts_file: Some(Path::new("/hosts")),
             termination_log: Some(Path::new("/log")),
             settings: &settings,
@@ -308,6 +310,7 @@ mod tests {
             machine: &settings.machine,
             volumes: inputs.volumes,
             api: None,
+            local: &LocalObjects::default(),
             stop: inputs.stop,
         });
         mounts(&inputs, &mut env.unwrap()).map_err(|error| error.to_string())

@@ -28,6 +28,7 @@ mod fingerprint;
 pub(crate) mod fuzz;
 mod http;
 mod identity;
+pub mod local;
 mod manifest;
 pub mod merge;
 mod notice;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::kube::PodApi;
+use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::EventSink;
 use crate::model::fields::NodeAllocatable;
 use crate::model::ids::PodUid;
@@ -30,6 +30,8 @@ pub struct Deps {
     pub events: EventSink,
     /// Objects that pods need from the API server, on a node that has one.
     pub api: Option<PodApi>,
+    /// ConfigMaps and Secrets of static pods.
+    pub local: LocalObjects,
 }
 
 /// The volumes of all pods. All pod workers share it.
@@ -38,6 +40,7 @@ pub struct Volumes {
     pub(super) settings: Settings,
     pub(super) events: EventSink,
     pub(super) api: Option<PodApi>,
+    pub(super) local: LocalObjects,
     /// Held for table look-ups only, never across a system call.
     retries: Mutex<Retries>,
     /// Likewise.
@@ -57,6 +60,7 @@ impl Volumes {
             settings,
             events: deps.events,
             api: deps.api,
+            local: deps.local,
             retries: Mutex::default(),
             actual: Mutex::default(),
             operations: Operations::default(),

@@ -92,7 +92,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (events, _) = EventSink::new();
         let settings = Settings { root_dir: root.path().to_owned(), allocatable: Default::default() };
-        let volumes = Volumes::new(settings, Deps { events, api: None });
+        let volumes = Volumes::new(settings, Deps { events, api: None, local: Default::default() });
         let none = volumes.orphans(&|_| false, &StopToken::never()).unwrap();
         assert_eq!(none, OrphanReport::default());
         let pods = root.path().join("pods");

@@ -7,7 +7,7 @@ use super::atomic_writer::{File, Payload};
 use super::config_map::Choice;
 use super::downward_api::{self, DEFAULT_MODE, MAX_PROBLEMS};
 use super::error::VolumeError;
-use crate::kube::PodApi;
+use crate::kube::{PodApi, PodObjects};
 use crate::kube::objects::Kind;
 use crate::model::api::{ProjectedVolumeSource, ServiceAccountTokenProjection, VolumeProjection};
 use crate::model::fields::NodeAllocatable;
@@ -22,7 +22,7 @@ pub(super) fn payload(
     pod: &Pod,
     volume: &str,
     source: &ProjectedVolumeSource,
-    (api, allocatable): (Option<&PodApi>, &NodeAllocatable),
+    (objects, api, allocatable): (Option<PodObjects<'_>>, Option<&PodApi>, &NodeAllocatable),
     stop: &StopToken,
 ) -> Result<Payload, VolumeError> {
     let mut payload = Payload::default();
@@ -33,12 +33,18 @@ pub(super) fn payload(
         let files = if let Some(downward) = &projection.downward_api {
             downward_api::payload(pod, downward.items.as_deref(), source.default_mode, allocatable)
         } else {
-            let api = api.ok_or_else(|| VolumeError::Content {
+            let without_client = || VolumeError::Content {
                 problem: format!(
                     "cannot setup projected volume {volume} because kube client is not configured"
                 ),
-            })?;
-            of_the_api(pod, projection, source.default_mode, api, stop)
+            };
+            match of_objects(pod, projection, source.default_mode, objects, stop) {
+                Some(files) => files,
+                None => {
+                    let api = api.ok_or_else(without_client)?;
+                    of_the_api(pod, projection, source.default_mode, api)
+                }
+            }
         };
         match files {
             Ok(files) => payload.extend(files)?,
@@ -63,26 +69,35 @@ pub(super) fn payload(
     }
 }
 
+/// The files of a ConfigMap or a Secret; `None` for another source, or without a source of objects.
+fn of_objects(
+    pod: &Pod,
+    projection: &VolumeProjection,
+    default_mode: Option<i32>,
+    objects: Option<PodObjects<'_>>,
+    stop: &StopToken,
+) -> Option<Result<Payload, VolumeError>> {
+    let namespace = pod.namespace();
+    let objects = objects?;
+    if let Some(source) = &projection.config_map {
+        let items = source.items.as_deref();
+        let optional = source.optional;
+        let choice = Choice { kind: Kind::ConfigMap, name: &source.name, items, default_mode, optional };
+        return Some(choice.payload(objects.config_map(namespace, &source.name, stop)));
+    }
+    let source = projection.secret.as_ref()?;
+    let items = source.items.as_deref();
+    let optional = source.optional;
+    let choice = Choice { kind: Kind::Secret, name: &source.name, items, default_mode, optional };
+    Some(choice.payload(objects.secret(namespace, &source.name, stop)))
+}
+
 fn of_the_api(
     pod: &Pod,
     projection: &VolumeProjection,
     default_mode: Option<i32>,
     api: &PodApi,
-    stop: &StopToken,
 ) -> Result<Payload, VolumeError> {
-    let namespace = pod.namespace();
-    if let Some(source) = &projection.config_map {
-        let items = source.items.as_deref();
-        let optional = source.optional;
-        let choice = Choice { kind: Kind::ConfigMap, name: &source.name, items, default_mode, optional };
-        return choice.payload(api.objects.config_map(namespace, &source.name, stop));
-    }
-    if let Some(source) = &projection.secret {
-        let items = source.items.as_deref();
-        let optional = source.optional;
-        let choice = Choice { kind: Kind::Secret, name: &source.name, items, default_mode, optional };
-        return choice.payload(api.objects.secret(namespace, &source.name, stop));
-    }
     if let Some(source) = &projection.service_account_token {
         return token(pod, source, default_mode, api);
     }
@@ -149,6 +164,7 @@ fn one_user(pod: &Pod) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kube::LocalObjects;
     use crate::kube::objects::{Key, Object, Objects};
     use crate::kube::runtime_classes::RuntimeClasses;
     use crate::kube::tokens::Tokens;
@@ -182,7 +198,9 @@ mod tests {
 
     fn collect_for(pod: &Pod, source: Value, api: Option<&PodApi>) -> Result<Payload, String> {
         let source: ProjectedVolumeSource = serde_json::from_value(source).unwrap();
-        payload(pod, "v", &source, (api, &NodeAllocatable::default()), &StopToken::never())
+        let local = LocalObjects::default();
+        let known = (PodObjects::of(pod, api, &local), api, &NodeAllocatable::default());
+        payload(pod, "v", &source, known, &StopToken::never())
             .map_err(|error| error.to_string())
     }
 

@@ -180,7 +180,7 @@ mod tests {
     fn volumes(root: &Path) -> Volumes {
         let (events, _) = EventSink::new();
         let settings = Settings { root_dir: root.to_owned(), allocatable: Default::default() };
-        Volumes::new(settings, Deps { events, api: None })
+        Volumes::new(settings, Deps { events, api: None, local: Default::default() })
     }
 
     #[test]

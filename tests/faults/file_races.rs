@@ -64,7 +64,7 @@ impl Field {
     fn volumes(&self, api: Option<PodApi>) -> (Arc<Volumes>, Receiver<Box<Event>>) {
         let (events, queue) = EventSink::new();
         let settings = Settings { root_dir: self.root(), allocatable: NodeAllocatable::default() };
-        (Arc::new(Volumes::new(settings, Deps { events, api })), queue)
+        (Arc::new(Volumes::new(settings, Deps { events, api, local: Default::default() })), queue)
     }
 
     fn attack(&self, dir: &Path) -> RunningAttack {

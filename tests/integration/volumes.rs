@@ -53,7 +53,7 @@ impl VolumeFixture {
         let (events, queue) = EventSink::new();
         let allocatable =
             NodeAllocatable { memory: Amount::from_units(64 << 20), ..NodeAllocatable::default() };
-        (Volumes::new(Settings { root_dir: self.root(), allocatable }, Deps { events, api: None }), queue)
+        (Volumes::new(Settings { root_dir: self.root(), allocatable }, Deps { events, api: None, local: Default::default() }), queue)
     }
 
     /// The mounts below a path of this place.
@@ -498,7 +498,7 @@ fn secrets_and_tokens_are_in_memory_and_follow_their_objects() {
     let (server, settings) =
         (Server::default(), Settings { root_dir: place.root(), allocatable: NodeAllocatable::default() });
     let api = server.api();
-    let volumes = Volumes::new(settings, Deps { events, api: Some(api.clone()) });
+    let volumes = Volumes::new(settings, Deps { events, api: Some(api.clone()), local: Default::default() });
     let pod = pod(
         json!({}),
         json!({
@@ -561,7 +561,7 @@ fn links_have_the_owner_and_group_of_their_files() {
     server.set("one");
     let api = server.api();
     let settings = Settings { root_dir: place.root(), allocatable: NodeAllocatable::default() };
-    let volumes = Volumes::new(settings, Deps { events, api: Some(api.clone()) });
+    let volumes = Volumes::new(settings, Deps { events, api: Some(api.clone()), local: Default::default() });
     let names = ["secret", "map", "fields", "all"];
     let mounts = names.map(|name| json!({"name": name, "mountPath": format!("/{name}")}));
     let label = json!([{"path": "pw", "fieldRef": {"fieldPath": "metadata.name"}}]);
