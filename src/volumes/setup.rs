@@ -620,6 +620,7 @@ mod tests {
     use super::super::manager::{Deps, Settings};
     use super::*;
     use crate::kube::objects::{Key, Kind, Object};
+    use crate::kube::objects::Objects;
     use crate::kube::{PodApi, runtime_classes::RuntimeClasses, tokens::Tokens};
     use crate::model::event::{Event, EventSink};
     use crossbeam_channel::Receiver;

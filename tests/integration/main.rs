@@ -13,6 +13,7 @@ mod cri;
 mod evictions;
 mod hooks;
 mod kube;
+mod local_objects;
 mod main_port;
 mod managers;
 mod proxy;

@@ -305,8 +305,8 @@ mod tests {
             ---\nkind: Pod\napiVersion: v1\n---\napiVersion: v2\nkind: ConfigMap\ndata: 7\nimmutable: 1\n";
         let found = flaws(text, None);
         let starts = [
-            "6: data[pw]: Invalid value: want a string, found a number",
             "7: data[key]: Invalid value: want base64",
+            "6: data[pw]: Invalid value: want a string, found a number",
             "12: metadata.name: Invalid value: \"UP\": a lowercase RFC 1123 subdomain",
             "13: metadata.namespace: Invalid value: \"a.b\": a lowercase RFC 1123 label",
             "15: data[a/b]: Invalid value: \"a/b\": a valid config key",
