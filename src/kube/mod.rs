@@ -25,6 +25,7 @@ pub mod kubeconfig;
 mod local_objects;
 pub mod objects;
 mod pod_api;
+pub mod pod_certificates;
 mod rate;
 pub mod reviews;
 pub mod runtime_classes;
@@ -32,7 +33,8 @@ pub mod secret;
 pub mod services;
 pub mod target;
 pub mod tokens;
+pub mod trust_bundles;
 pub mod watch;
 
 pub use local_objects::{LocalObjects, ObjectMap, PodObjects};
-pub use pod_api::PodApi;
+pub use pod_api::{PodApi, Trust};

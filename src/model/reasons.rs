@@ -61,6 +61,8 @@ reasons! {
     NODE_ALLOCATABLE_ENFORCED = "NodeAllocatableEnforced";
     FAILED_NODE_ALLOCATABLE_ENFORCEMENT = "FailedNodeAllocatableEnforcement";
     FAILED_MOUNT = "FailedMount";
+    CERTIFICATE_OVERDUE_FOR_REFRESH = "CertificateOverdueForRefresh";
+    CERTIFICATE_EXPIRED = "CertificateExpired";
     FAILED_SYNC = "FailedSync";
     FAILED_VALIDATION = "FailedValidation";
     NETWORK_NOT_READY = "NetworkNotReady";

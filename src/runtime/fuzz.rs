@@ -277,7 +277,7 @@ static API: LazyLock<PodApi> = LazyLock::new(|| {
     objects.set(&Key::new(Kind::Secret, "n", "s"), None);
     let services = Services::default();
     services.replace(Vec::new());
-    PodApi { objects, tokens: Tokens::fixed(), services, classes: RuntimeClasses::none() }
+    PodApi { objects, tokens: Tokens::fixed(), services, classes: RuntimeClasses::none(), trust: Default::default() }
 });
 
 /// Builds the configuration of the pod's first container.

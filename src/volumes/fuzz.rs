@@ -14,6 +14,7 @@ use crate::kube::{PodApi, PodObjects};
 use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::runtime_classes::RuntimeClasses;
 use crate::kube::tokens::Tokens;
+use crate::model::event::EventSink;
 use crate::model::fields::NodeAllocatable;
 use crate::model::pod::Pod;
 use crate::model::pod_size::{self, MAX_CONTAINER_ITEMS, MAX_VOLUMES};
@@ -255,12 +256,19 @@ fn payloads(bytes: &[u8], each: &mut dyn FnMut(&Payload)) {
     let (map, keys) = (Key::new(Kind::ConfigMap, "n", "m"), Key::new(Kind::Secret, "n", "m"));
     let objects = Objects::fixed(vec![(map, object.clone()), (keys, object)]);
     let services = Default::default();
-    let api = PodApi { objects, tokens: Tokens::fixed(), services, classes: RuntimeClasses::none() };
+    let api = PodApi { objects, tokens: Tokens::fixed(), services, classes: RuntimeClasses::none(), trust: Default::default() };
     // Objects that were never read are not waited for.
     let (source, stop) = crate::util::stop::pair();
     drop(source);
     let allocatable = NodeAllocatable::default();
     let known = PodObjects::Api(&api.objects);
+    let (events, _queue) = EventSink::new();
+    let all = projected::Known {
+        objects: Some(known),
+        api: Some(&api),
+        allocatable: &allocatable,
+        events: &events,
+    };
     for volume in pod.spec().volumes.iter().flatten() {
         let payload = if let Some(source) = &volume.config_map {
             config_map::payload(known, &pod, source, &stop)
@@ -269,7 +277,7 @@ fn payloads(bytes: &[u8], each: &mut dyn FnMut(&Payload)) {
         } else if let Some(source) = &volume.downward_api {
             downward_api::payload(&pod, source.items.as_deref(), source.default_mode, &allocatable)
         } else if let Some(source) = &volume.projected {
-            projected::payload(&pod, &volume.name, source, (Some(known), Some(&api), &allocatable), &stop)
+            projected::payload(&pod, &volume.name, source, &all, &stop)
         } else {
             continue;
         };

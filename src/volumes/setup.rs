@@ -205,8 +205,13 @@ impl Volumes {
                 files(paths::DOWNWARD_API, payload)
             }
             Plugin::Projected(source) => {
-                let known = (self.objects(pod).ok(), self.api.as_ref(), allocatable);
-                files(paths::PROJECTED, projected::payload(pod, name, source, known, stop))
+                let known = projected::Known {
+                    objects: self.objects(pod).ok(),
+                    api: self.api.as_ref(),
+                    allocatable,
+                    events: &self.events,
+                };
+                files(paths::PROJECTED, projected::payload(pod, name, source, &known, stop))
             }
             Plugin::ConfigMap(source) => {
                 let objects = self.objects(pod);
@@ -641,6 +646,7 @@ mod tests {
             tokens: Tokens::fixed(),
             services: Default::default(),
             classes: RuntimeClasses::none(),
+            trust: Default::default(),
         };
         (Volumes::new(settings, Deps { events, api: Some(api.clone()), local: Default::default() }), api, queue)
     }

@@ -321,6 +321,7 @@ fn volume_file_writer_never_escapes_its_volume() {
         tokens: Tokens::new(Box::new(Server)),
         services: Default::default(),
         classes: RuntimeClasses::new(Box::new(Server)),
+        trust: Default::default(),
     };
     let label = |path: &str| json!({"path": path, "fieldRef": {"fieldPath": "metadata.labels"}});
     let mounts: Vec<Value> = ["all", "map"]

@@ -478,6 +478,7 @@ impl Server {
             tokens: Tokens::new(Box::new(self.clone())),
             services: Default::default(),
             classes: RuntimeClasses::new(Box::new(NoClasses)),
+            trust: Default::default(),
         }
     }
 }

@@ -120,7 +120,7 @@ fn credentials(bytes: &[u8]) {
         (Key::new(Kind::Secret, "n", "old"), secret("kubernetes.io/dockercfg", ".dockercfg")),
     ]);
     let services = Default::default();
-    let api = PodApi { objects, tokens: Tokens::fixed(), services, classes: RuntimeClasses::none() };
+    let api = PodApi { objects, tokens: Tokens::fixed(), services, classes: RuntimeClasses::none(), trust: Default::default() };
     let value = serde_json::json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"},
         "spec": {"containers": [], "imagePullSecrets": [{"name": "new"}, {"name": "old"}]}});
     let pod = Pod::from(serde_json::from_value::<api::Pod>(value).unwrap());
