@@ -27,7 +27,6 @@ use crate::model::api::PodCertificateProjection;
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
-use crate::model::reasons;
 use crate::util::backoff::random_unit;
 use crate::util::encoding::base64;
 use crate::util::stop::{StopToken, Waited};
@@ -337,10 +336,6 @@ fn clean(chain: &str) -> String {
     let blocks = pem::parse_many(chain).unwrap_or_default();
     blocks.into_iter().map(|block| super::trust_bundles::certificate_pem(block.into_contents())).collect()
 }
-
-/// The reasons of the events about certificates that are not renewed.
-const OVERDUE: &str = reasons::CERTIFICATE_OVERDUE_FOR_REFRESH;
-const EXPIRED: &str = reasons::CERTIFICATE_EXPIRED;
 
 #[cfg(test)]
 mod tests;

@@ -16,6 +16,7 @@ mod kube;
 mod local_objects;
 mod main_port;
 mod managers;
+mod projections;
 mod proxy;
 mod runtime;
 mod status_reports;

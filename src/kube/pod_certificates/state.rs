@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 
-use super::{CertificateError, Credential, EXPIRED, OVERDUE};
+use super::{CertificateError, Credential};
+use crate::model::reasons::{CERTIFICATE_EXPIRED as EXPIRED, CERTIFICATE_OVERDUE_FOR_REFRESH as OVERDUE};
 
 /// A certificate that is not renewed this long after its time is overdue.
 const OVERDUE_AFTER: SignedDuration = SignedDuration::from_mins(10);

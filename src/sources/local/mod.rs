@@ -60,6 +60,12 @@ fn run(mut watch: Watch, mut files: Files, objects: &LocalObjects, deps: &Deps, 
     }
 }
 
+/// Decodes a file, for the fuzz targets.
+#[cfg(test)]
+pub(super) fn fuzzed(bytes: &[u8], exposed: Option<&str>) {
+    let _ = decode::read(bytes, exposed);
+}
+
 /// The problems of the directory's files, without an agent. `None`: there is no such directory.
 #[must_use]
 pub fn check(directory: &Path) -> Option<Vec<String>> {
