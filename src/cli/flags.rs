@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 
+use crate::config::LOCAL_OBJECTS;
 use crate::config::effects::preset_text;
 use crate::config::fields::{Standing, field};
 use crate::config::{DefaultSet, MASK, without_password};
-use crate::config::LOCAL_OBJECTS;
 use crate::server::LOCAL_SOCKET;
 use Syntax::{
     Bool, Duration, Gates, Headers, Int, List, NumaMemory, Pairs, Taints, Text, Thresholds, Vmodule,

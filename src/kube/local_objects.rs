@@ -229,7 +229,7 @@ impl<'a> PodObjects<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crossbeam_channel::unbounded;
+    use crate::util::threads::{OnDeath, Stack};
     use serde_json::json;
 
     fn pod(uid: &str, source: &str, secret: &str) -> Pod {
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn pods_with_a_changed_object_are_reported() {
-        let (sent, received) = unbounded();
+        let (sent, received) = bounded(100);
         let local = LocalObjects::new(Box::new(move |uid| sent.send(uid.as_str().to_owned()).unwrap()));
         for (uid, name) in [("u1", "a"), ("u2", "b"), ("u3", "c")] {
             local.register(&pod(uid, "file", name));
@@ -285,12 +285,13 @@ mod tests {
         let stop = StopToken::never();
         let early = local.get(&key, Duration::ZERO, &stop);
         assert_eq!(early, Err(ObjectError::NotYet { kind: Kind::Secret }));
-        let reader = local.clone();
-        std::thread::scope(|scope| {
-            let read = scope.spawn(move || reader.get(&key, Duration::from_secs(60), &StopToken::never()));
-            local.replace([secret("a", "1")].into(), Vec::new());
-            assert!(read.join().unwrap().is_ok());
+        let writer = local.clone();
+        let running = threads::spawn("t/writer", Stack::Small, OnDeath::Unsupervised, move |stop| {
+            writer.replace([secret("a", "1")].into(), Vec::new());
+            let _ = stop.wait(Duration::from_secs(60));
         });
+        assert!(local.get(&key, Duration::from_secs(60), &stop).is_ok());
+        drop(running);
         assert!(!format!("{local:?}").contains('1'), "content is not printed");
     }
 }

@@ -277,9 +277,8 @@ impl PodCertificates {
         let account = pod.spec().service_account_name.as_deref().unwrap_or_default();
         let node = pod.spec().node_name.as_deref().unwrap_or_default();
         let key = key::Key::generate(&source.key_type)?;
-        let account_uid = api
-            .account_uid(namespace, account)
-            .map_err(|text| fetch("fetching service account", text))?;
+        let account_uid =
+            api.account_uid(namespace, account).map_err(|text| fetch("fetching service account", text))?;
         let node_uid = api.node_uid(node).map_err(|text| fetch("getting node object", text))?;
         let body = json!({
             "kind": "PodCertificateRequest",

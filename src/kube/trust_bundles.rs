@@ -277,10 +277,14 @@ mod tests {
     }
 
     fn bundle(signer: Value, labels: Value, certificates: &[&str]) -> Bundle {
-        let text: String =
-            certificates.iter().map(|text| format!("text\n{}", certificate_pem(text.as_bytes().to_vec()))).collect();
-        serde_json::from_value(json!({"kind": "ClusterTrustBundle", "metadata": {"name": "x", "labels": labels},
-            "spec": {"signerName": signer, "trustBundle": text}}))
+        let text: String = certificates
+            .iter()
+            .map(|text| format!("text\n{}", certificate_pem(text.as_bytes().to_vec())))
+            .collect();
+        serde_json::from_value(
+            json!({"kind": "ClusterTrustBundle", "metadata": {"name": "x", "labels": labels},
+            "spec": {"signerName": signer, "trustBundle": text}}),
+        )
         .unwrap()
     }
 
@@ -333,7 +337,8 @@ mod tests {
         assert_eq!(rule("Like", Value::Null), Err(BundleError::Selector("Like".into())));
         assert_eq!(by(Value::Null), Err(BundleError::NoMatch), "no selector matches nothing");
         assert_eq!(rule("In", json!(["z"])), Err(BundleError::NoMatch));
-        let optional = source(json!({"signerName": "s/c", "labelSelector": {}, "optional": true, "path": "p"}));
+        let optional =
+            source(json!({"signerName": "s/c", "labelSelector": {}, "optional": true, "path": "p"}));
         assert_eq!(bundles.file(&optional), Ok(Vec::new()));
         assert_eq!(bundles.file(&source(json!({"path": "p"}))), Err(BundleError::NoSource));
     }
@@ -346,7 +351,10 @@ mod tests {
         assert_eq!(normalize(&[&one], 1), normalize(&[&one], 1));
         assert_ne!(normalize(&[&one], 1), normalize(&[&one], 2));
         let broken = Bundle {
-            spec: BundleSpec { trust_bundle: "-----BEGIN CERTIFICATE-----\n!".into(), ..BundleSpec::default() },
+            spec: BundleSpec {
+                trust_bundle: "-----BEGIN CERTIFICATE-----\n!".into(),
+                ..BundleSpec::default()
+            },
             ..Bundle::default()
         };
         assert!(matches!(normalize(&[&broken], 1), Err(BundleError::NotPem) | Ok(_)));

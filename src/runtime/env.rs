@@ -334,7 +334,13 @@ mod tests {
         }
         let services = Services::default();
         services.replace(Vec::new());
-        PodApi { objects, tokens: Tokens::fixed(), services, classes: RuntimeClasses::none(), trust: Default::default() }
+        PodApi {
+            objects,
+            tokens: Tokens::fixed(),
+            services,
+            classes: RuntimeClasses::none(),
+            trust: Default::default(),
+        }
     }
 
     fn service(namespace: &str, name: &str, address: &str) -> crate::model::api::Service {

@@ -13,11 +13,11 @@ use super::security_context::ImageUser;
 use super::settings::Host;
 use super::{env_file, images};
 use crate::fuzz::{Budget, Named, Target, repeated};
-use crate::kube::{LocalObjects, PodApi};
 use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::runtime_classes::RuntimeClasses;
 use crate::kube::services::Services;
 use crate::kube::tokens::Tokens;
+use crate::kube::{LocalObjects, PodApi};
 use crate::model::mount::{MountedVolume, SubPath, SubPathFailure, SubPaths};
 use crate::model::pod::Pod;
 use crate::model::pod_size::{self, MAX_CONTAINER_ITEMS, MAX_VOLUMES};
@@ -277,7 +277,13 @@ static API: LazyLock<PodApi> = LazyLock::new(|| {
     objects.set(&Key::new(Kind::Secret, "n", "s"), None);
     let services = Services::default();
     services.replace(Vec::new());
-    PodApi { objects, tokens: Tokens::fixed(), services, classes: RuntimeClasses::none(), trust: Default::default() }
+    PodApi {
+        objects,
+        tokens: Tokens::fixed(),
+        services,
+        classes: RuntimeClasses::none(),
+        trust: Default::default(),
+    }
 });
 
 /// Builds the configuration of the pod's first container.

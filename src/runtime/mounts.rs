@@ -248,11 +248,11 @@ fn recursive_read_only(mount: &VolumeMount, supported: bool) -> Result<bool, Con
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kube::LocalObjects;
     use crate::model::mount::SubPaths;
     use crate::runtime::env::{EnvInputs, environment};
     use crate::runtime::fields::Addresses;
     use crate::runtime::security_context::ImageUser;
-    use crate::kube::LocalObjects;
     use crate::runtime::settings::Host;
     use serde_json::{Value, json};
 

@@ -128,10 +128,7 @@ mod tests {
     #[test]
     fn references_to_api_objects_are_refused() {
         check(json!({"serviceAccountName": "x"}), &[("spec.serviceAccountName", "serviceaccounts")]);
-        check(
-            json!({"resourceClaims": [{"name": "x"}]}),
-            &[("spec.resourceClaims", "resourceclaims")],
-        );
+        check(json!({"resourceClaims": [{"name": "x"}]}), &[("spec.resourceClaims", "resourceclaims")]);
         check(
             json!({"volumes": [{"name": "a", "secret": {"secretName": "s"}},
                 {"name": "b", "persistentVolumeClaim": {"claimName": "c"}},

@@ -123,7 +123,8 @@ mod tests {
             json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": []}});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
         let source: ConfigMapVolumeSource = serde_json::from_value(source).unwrap();
-        payload(PodObjects::Api(&objects), &pod, &source, &StopToken::never()).map_err(|error| error.to_string())
+        payload(PodObjects::Api(&objects), &pod, &source, &StopToken::never())
+            .map_err(|error| error.to_string())
     }
 
     #[test]

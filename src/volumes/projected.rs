@@ -7,9 +7,9 @@ use super::atomic_writer::{File, Payload};
 use super::config_map::Choice;
 use super::downward_api::{self, DEFAULT_MODE, MAX_PROBLEMS};
 use super::error::VolumeError;
-use crate::kube::{PodApi, PodObjects};
 use crate::kube::objects::Kind;
 use crate::kube::pod_certificates::CertificateError;
+use crate::kube::{PodApi, PodObjects};
 use crate::model::api::{
     PodCertificateProjection, ProjectedVolumeSource, ServiceAccountTokenProjection, VolumeProjection,
 };
@@ -254,8 +254,7 @@ mod tests {
             allocatable: &NodeAllocatable::default(),
             events: &EventSink::new().0,
         };
-        payload(pod, "v", &source, &known, &StopToken::never())
-            .map_err(|error| error.to_string())
+        payload(pod, "v", &source, &known, &StopToken::never()).map_err(|error| error.to_string())
     }
 
     fn collect(source: Value) -> Result<Payload, String> {

@@ -44,7 +44,8 @@ mod tests {
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
         let collect = |source: Value| {
             let source: SecretVolumeSource = serde_json::from_value(source).unwrap();
-            payload(PodObjects::Api(&objects), &pod, &source, &StopToken::never()).map_err(|error| error.to_string())
+            payload(PodObjects::Api(&objects), &pod, &source, &StopToken::never())
+                .map_err(|error| error.to_string())
         };
         let files = collect(json!({"secretName": "s", "defaultMode": 0o400})).unwrap();
         assert_eq!(files.get("pw").map(|file| (&*file.data, file.mode)), Some((&b"x"[..], 0o400)));

@@ -624,8 +624,8 @@ fn kind(volume: &Volume) -> Option<String> {
 mod tests {
     use super::super::manager::{Deps, Settings};
     use super::*;
-    use crate::kube::objects::{Key, Kind, Object};
     use crate::kube::objects::Objects;
+    use crate::kube::objects::{Key, Kind, Object};
     use crate::kube::{PodApi, runtime_classes::RuntimeClasses, tokens::Tokens};
     use crate::model::event::{Event, EventSink};
     use crossbeam_channel::Receiver;
@@ -648,7 +648,11 @@ mod tests {
             classes: RuntimeClasses::none(),
             trust: Default::default(),
         };
-        (Volumes::new(settings, Deps { events, api: Some(api.clone()), local: Default::default() }), api, queue)
+        (
+            Volumes::new(settings, Deps { events, api: Some(api.clone()), local: Default::default() }),
+            api,
+            queue,
+        )
     }
 
     fn pod(volumes: serde_json::Value, mounts: &[&str]) -> Pod {

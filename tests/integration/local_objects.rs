@@ -41,7 +41,7 @@ fn write(node: &FakeNode, text: &str) {
 fn variable(node: &FakeNode, id: &str, name: &str) -> Option<String> {
     let made = node.fake.containers().into_iter().find(|made| made.status.id == id)?;
     let env = made.config.envs.iter().find(|env| env.key == name)?;
-    Some(String::from_utf8(env.value.clone().into()).unwrap())
+    Some(String::from_utf8(env.value.clone()).unwrap())
 }
 
 fn running(node: &FakeNode) -> Option<String> {

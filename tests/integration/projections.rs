@@ -129,7 +129,8 @@ fn denied_certificate_names_the_reason() {
     let name = denied["metadata"]["name"].as_str().unwrap().to_owned();
     node.api().put(&format!("{REQUESTS}/{name}"), denied);
     wait_until("the reason to be reported", LONG, || {
-        node.cli(&["events"]).contains("permanently denied: reason=\"UnsupportedKeyType\" message=\"use ECDSAP256\"")
+        node.cli(&["events"])
+            .contains("permanently denied: reason=\"UnsupportedKeyType\" message=\"use ECDSAP256\"")
     });
     assert_eq!(node.api().objects(REQUESTS).len(), 1);
     assert!(node.running("web").is_empty());

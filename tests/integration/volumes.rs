@@ -53,7 +53,13 @@ impl VolumeFixture {
         let (events, queue) = EventSink::new();
         let allocatable =
             NodeAllocatable { memory: Amount::from_units(64 << 20), ..NodeAllocatable::default() };
-        (Volumes::new(Settings { root_dir: self.root(), allocatable }, Deps { events, api: None, local: Default::default() }), queue)
+        (
+            Volumes::new(
+                Settings { root_dir: self.root(), allocatable },
+                Deps { events, api: None, local: Default::default() },
+            ),
+            queue,
+        )
     }
 
     /// The mounts below a path of this place.

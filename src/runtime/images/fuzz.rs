@@ -7,10 +7,10 @@ use jiff::Timestamp;
 use super::gc::{Ledger, Policy, SeenImage};
 use super::pull_secrets::PullSecrets;
 use crate::fuzz::{Budget, Target, nested, repeated};
-use crate::kube::{PodApi, PodObjects};
 use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::runtime_classes::RuntimeClasses;
 use crate::kube::tokens::Tokens;
+use crate::kube::{PodApi, PodObjects};
 use crate::model::api;
 use crate::model::ids::ImageRef;
 use crate::model::pod::Pod;
@@ -120,7 +120,13 @@ fn credentials(bytes: &[u8]) {
         (Key::new(Kind::Secret, "n", "old"), secret("kubernetes.io/dockercfg", ".dockercfg")),
     ]);
     let services = Default::default();
-    let api = PodApi { objects, tokens: Tokens::fixed(), services, classes: RuntimeClasses::none(), trust: Default::default() };
+    let api = PodApi {
+        objects,
+        tokens: Tokens::fixed(),
+        services,
+        classes: RuntimeClasses::none(),
+        trust: Default::default(),
+    };
     let value = serde_json::json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"},
         "spec": {"containers": [], "imagePullSecrets": [{"name": "new"}, {"name": "old"}]}});
     let pod = Pod::from(serde_json::from_value::<api::Pod>(value).unwrap());

@@ -5,6 +5,7 @@
 //! `model::typed`.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
@@ -69,11 +70,17 @@ pub(super) fn read(bytes: &[u8], exposed: Option<&str>) -> Content {
                 if content.objects.len() >= MAX_OBJECTS {
                     let message = format!("more than {MAX_OBJECTS} objects in one file");
                     content.flaws.push(place(Flaw::whole(message)));
-                } else if content.objects.contains_key(&key) {
-                    let what = format!("{} {}/{}", key.kind.word(), key.namespace, key.name);
-                    content.flaws.push(place(Flaw::at("metadata.name", format!("Duplicate value: {what}"))));
                 } else {
-                    content.objects.insert(key, Arc::new(object));
+                    match content.objects.entry(key) {
+                        Entry::Vacant(free) => {
+                            free.insert(Arc::new(object));
+                        }
+                        Entry::Occupied(taken) => {
+                            let Key { kind, namespace, name } = taken.key();
+                            let message = format!("Duplicate value: {} {namespace}/{name}", kind.word());
+                            content.flaws.push(place(Flaw::at("metadata.name", message)));
+                        }
+                    }
                 }
             }
             content.flaws.extend(report.flaws.into_iter().map(place));
@@ -231,7 +238,12 @@ enum Form {
     Base64,
 }
 
-fn values(map: &Map<String, Value>, field: &str, form: Form, report: &mut Report) -> BTreeMap<String, Vec<u8>> {
+fn values(
+    map: &Map<String, Value>,
+    field: &str,
+    form: Form,
+    report: &mut Report,
+) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     let pairs = match map.get(field) {
         None | Some(Value::Null) => return found,
@@ -292,7 +304,10 @@ mod tests {
         let content = read(text.as_bytes(), None);
         assert_eq!((content.flaws, content.unknown), (vec![], vec![]));
         let map = &content.objects[&Key::new(Kind::ConfigMap, "default", "a")];
-        assert_eq!((map.get("k"), map.get("n"), map.get("b")), (Some(&b"v"[..]), Some(&b""[..]), Some(&[0, 255][..])));
+        assert_eq!(
+            (map.get("k"), map.get("n"), map.get("b")),
+            (Some(&b"v"[..]), Some(&b""[..]), Some(&[0, 255][..]))
+        );
         let secret = &content.objects[&Key::new(Kind::Secret, "n", "a")];
         assert_eq!((secret.get("k"), secret.get("l")), (Some(&b"hunter"[..]), Some(&b"y"[..])));
         assert_eq!(secret.secret_type, "t");

@@ -98,12 +98,7 @@ pub(super) struct Files {
 
 impl Files {
     pub(super) fn new(root: &Path) -> Self {
-        Files {
-            root: root.to_owned(),
-            entries: BTreeMap::new(),
-            unlisted: None,
-            collisions: Vec::new(),
-        }
+        Files { root: root.to_owned(), entries: BTreeMap::new(), unlisted: None, collisions: Vec::new() }
     }
 
     /// The objects of all files; of two with the same name, that of the later file.

@@ -56,8 +56,7 @@ fn broken_file_keeps_its_objects_and_a_removed_one_does_not() {
     assert_eq!(bench.value(Kind::Secret, "s").as_deref(), Some("one"));
     bench.write("a.yaml", &(secret("s", "two") + "---\n" + &secret("t", "[two]")));
     let kept = "; the objects of the last valid version stay in use";
-    let expected =
-        format!("a.yaml:9: stringData[k]: Invalid value: want a string, found a list{kept}");
+    let expected = format!("a.yaml:9: stringData[k]: Invalid value: want a string, found a list{kept}");
     assert_eq!(bench.scan(), [expected]);
     assert_eq!(bench.scan(), Vec::<String>::new(), "a problem is reported once");
     assert_eq!(bench.files.problems().len(), 1);
