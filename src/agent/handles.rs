@@ -9,6 +9,7 @@ use super::settings::{self, EndpointSettings};
 use super::streams;
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::eviction::Reports;
+use crate::kube::LocalObjects;
 use crate::kube::client::Client;
 use crate::kube::events::EventLog;
 use crate::model::event::EventSink;
@@ -62,6 +63,8 @@ pub(super) struct Handles {
     pub(super) status: StatusCache,
     pub(super) allocations: Allocations,
     pub(super) managers: Managers,
+    /// ConfigMaps and Secrets of static pods.
+    pub(super) local: LocalObjects,
     pub(super) observe: Observe,
     pub(super) probes: Probes,
     pub(super) cri: RuntimeClient,
@@ -101,6 +104,7 @@ impl Handles {
             status: rooms.status.clone(),
             allocations: rooms.allocations.clone(),
             managers: rooms.managers.clone(),
+            local: rooms.local.clone(),
             observe: rooms.observe.clone(),
             probes: rooms.probes.clone(),
             cri: rooms.cri.clone(),

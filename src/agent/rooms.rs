@@ -15,7 +15,7 @@ use super::supervise::Supervisor;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::devices::Devices;
-use crate::kube::PodApi;
+use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::{Event, EventSink};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
@@ -62,13 +62,15 @@ pub(super) struct Rooms {
     pub(super) view: View,
     /// `None` without an API server.
     pub(super) pod_api: Option<PodApi>,
+    /// ConfigMaps and Secrets of static pods.
+    pub(super) local: LocalObjects,
 }
 
 /// Connects to the container runtime and makes the handles. Also returns the queue behind
 /// `Rooms::events`. Verdicts of probes go to `verdicts`; `pod_api` is `None` without an API server.
 pub(super) fn make(
     context: Context<'_>,
-    pod_api: Option<PodApi>,
+    (pod_api, local): (Option<PodApi>, LocalObjects),
     verdicts: Post<PodUid, ()>,
 ) -> Result<(Rooms, Receiver<Box<Event>>), StartError> {
     let Context { args, config, host, supervisor, .. } = context;
@@ -103,6 +105,7 @@ pub(super) fn make(
             images: images.clone(),
             events: events.clone(),
             api: pod_api.clone(),
+            local: local.clone(),
             cgroup_parent: {
                 let cgroups = cgroups.clone();
                 Arc::new(move |pod| cgroups.path(pod))
@@ -117,7 +120,7 @@ pub(super) fn make(
             plugin_dir: config.volume_plugin_dir.clone().into(),
             node: host.node_name.clone(),
         },
-        volumes::Deps { events: events.clone(), api: pod_api.clone() },
+        volumes::Deps { events: events.clone(), api: pod_api.clone(), local: local.clone() },
     ));
     let probes = Probes::new(probes::Deps {
         cri: cri.clone(),
@@ -142,6 +145,7 @@ pub(super) fn make(
         managers,
         devices,
         pod_api,
+        local,
     };
     Ok((rooms, event_queue))
 }

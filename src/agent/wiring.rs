@@ -17,9 +17,9 @@ use super::supervise::Supervisor;
 use super::{cluster, eviction, host, main_port, oom, report, rooms, settings, shutdown, stats};
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::eviction::Reports;
-use crate::kube::PodApi;
 use crate::kube::certificates::serving::Serving;
 use crate::kube::client::Client;
+use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::{Event, EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
 use crate::model::pod::SourceName;
@@ -92,13 +92,15 @@ pub(super) fn start(
     let context = Context { args, config, host: &host, supervisor, started };
 
     let (objects, from_objects) = mailbox(newest);
+    let changed = objects.clone();
+    let local = LocalObjects::new(Box::new(move |uid| changed.put(uid.clone(), ())));
     let cluster = cluster::connect(context, objects)?;
     let client = cluster.as_ref().map(|cluster| cluster.client.clone());
     let serving = main_port::certificate(args, config, &host)?;
     let main_port = main_port::main_port(config, &host.node_name, serving.clone(), client.as_ref())?;
     let (verdicts, from_probes) = mailbox(newest);
     let pod_api = cluster.as_ref().map(|cluster| cluster.pod_api.clone());
-    let (rooms, event_queue) = rooms::make(context, pod_api, verdicts)?;
+    let (rooms, event_queue) = rooms::make(context, (pod_api, local), verdicts)?;
 
     let inboxes = Inboxes { event_queue, from_probes, from_objects };
     let (mut threads, thread_handles) = start_threads(context, &rooms, cluster, serving, inboxes)?;
@@ -162,6 +164,9 @@ fn start_threads(
     threads.extend(start_observe(context, rooms, sync.changes)?);
     let source_deps =
         sources::Deps { post: sync.sets, events: rooms.events.clone(), on_death: supervisor.deaths() };
+    // First, so that the first static pods wait less for their objects.
+    let local = sources::local::spawn(&args.local_objects_dir(), &rooms.local, &source_deps);
+    threads.push(local.map_err(thread("src-objects"))?);
     threads.extend(sources::spawn(&source_settings, &source_deps).map_err(thread("sources"))?);
     if let Some(cluster) = cluster {
         let parts = cluster::Parts {
@@ -297,6 +302,7 @@ fn workers(
         node_addresses: node_addresses(cluster.map(|cluster| &cluster.node), &host.ips),
         events: rooms.events.clone(),
         api: rooms.pod_api.clone(),
+        local: rooms.local.clone(),
         clean,
     };
     Workers::new(settings, deps, ended)

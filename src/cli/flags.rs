@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::config::LOCAL_OBJECTS;
 use crate::config::effects::preset_text;
 use crate::config::fields::{Standing, field};
 use crate::config::{DefaultSet, MASK, without_password};
@@ -388,6 +389,12 @@ pub static FLAGS: &[Flag] = &[
     sets("volume-stats-agg-period", Duration, "volumeStatsAggPeriod"),
     // The Go kubelet does not have these flags.
     works("check-config", Bool, "false", "check flags and configuration, print problems and exit"),
+    works(
+        "local-objects",
+        Text,
+        LOCAL_OBJECTS,
+        "directory of ConfigMaps and Secrets for static pods; a relative path is below --root-dir",
+    ),
     works(
         "local-socket",
         Text,

@@ -233,6 +233,7 @@ impl CommandLine {
             "root-dir" => {
                 args.root_dir = path().ok_or("must not be empty")?;
             }
+            "local-objects" => args.local_objects = path().ok_or("must not be empty")?,
             "local-socket" => {
                 args.local_socket =
                     path().filter(|path| path.is_absolute()).ok_or("must be an absolute path")?;

@@ -12,6 +12,9 @@ use super::load::{Loaded, Request};
 /// The directory of the agent's state unless `--root-dir` sets another.
 const DEFAULT_ROOT_DIR: &str = "/var/lib/kubelet";
 
+/// The directory of the local objects unless `--local-objects` sets another.
+pub const LOCAL_OBJECTS: &str = "local-objects";
+
 /// The agent's flags: those that are no configuration field, and how to load the configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AgentArgs {
@@ -23,6 +26,8 @@ pub struct AgentArgs {
     pub local_socket: PathBuf,
     /// `--local-socket-any-namespace`.
     pub local_socket_any_namespace: bool,
+    /// `--local-objects`; a relative path is below `root_dir`.
+    pub local_objects: PathBuf,
     /// `--hostname-override`; empty means the host's name.
     pub hostname_override: String,
     /// `--node-ip`: none, one, or an IPv4 and an IPv6 address.
@@ -70,6 +75,7 @@ impl AgentArgs {
             root_dir: PathBuf::from(DEFAULT_ROOT_DIR),
             local_socket: PathBuf::from(local_socket),
             local_socket_any_namespace: false,
+            local_objects: PathBuf::from(LOCAL_OBJECTS),
             hostname_override: String::new(),
             node_ips: Vec::new(),
             node_labels: BTreeMap::new(),
@@ -89,6 +95,12 @@ impl AgentArgs {
             without_effect: Vec::new(),
             given: BTreeMap::new(),
         }
+    }
+
+    /// The directory of the ConfigMaps and Secrets for static pods.
+    #[must_use]
+    pub fn local_objects_dir(&self) -> PathBuf {
+        self.root_dir.join(&self.local_objects)
     }
 
     /// One warning about all fields and flags that are set without effect; `None` if there are

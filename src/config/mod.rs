@@ -29,7 +29,7 @@ pub mod yaml;
 #[cfg(test)]
 mod tests;
 
-pub use args::AgentArgs;
+pub use args::{AgentArgs, LOCAL_OBJECTS};
 pub use defaults::DefaultSet;
 pub use duration::GoDuration;
 pub use gates::Gates;

@@ -23,8 +23,10 @@ mod exec_plugin;
 #[cfg(test)]
 pub(crate) mod fuzz;
 pub mod kubeconfig;
+mod local_objects;
 pub mod objects;
 mod pod_api;
+pub mod pod_certificates;
 mod rate;
 pub mod reviews;
 pub mod runtime_classes;
@@ -32,6 +34,8 @@ pub mod secret;
 pub mod services;
 pub mod target;
 pub mod tokens;
+pub mod trust_bundles;
 pub mod watch;
 
-pub use pod_api::PodApi;
+pub use local_objects::{LocalObjects, ObjectMap, PodObjects};
+pub use pod_api::{PodApi, Trust};

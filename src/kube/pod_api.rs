@@ -5,11 +5,15 @@ mod requests;
 
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::claims::Claims;
 use super::objects::Objects;
+use super::pod_certificates::{CertificateApi, PodCertificates, Request};
 use super::runtime_classes::RuntimeClasses;
 use super::services::Services;
 use super::tokens::Tokens;
+use super::trust_bundles::{Bundle, BundleApi, Query, TrustBundles};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 
@@ -26,6 +30,56 @@ pub struct PodApi {
     pub classes: RuntimeClasses,
     /// Claims and persistent volumes.
     pub claims: Claims,
+    /// Certificates for projected volumes.
+    pub trust: Trust,
+}
+
+/// The sources of certificates for projected volumes. The default has no API server, so that every
+/// read fails. Clones share everything.
+#[derive(Debug, Clone)]
+pub struct Trust {
+    /// Certificates of authorities.
+    pub bundles: TrustBundles,
+    /// Certificates of pods.
+    pub certificates: PodCertificates,
+}
+
+/// An API server that does not exist.
+struct Nowhere;
+
+const NOWHERE: &str = "there is no API server";
+
+impl BundleApi for Nowhere {
+    fn read_bundles(&self, _: &Query) -> Result<Vec<Bundle>, String> {
+        Err(NOWHERE.to_owned())
+    }
+}
+
+impl CertificateApi for Nowhere {
+    fn account_uid(&self, _: &str, _: &str) -> Result<String, String> {
+        Err(NOWHERE.to_owned())
+    }
+
+    fn node_uid(&self, _: &str) -> Result<String, String> {
+        Err(NOWHERE.to_owned())
+    }
+
+    fn create_request(&self, _: &str, _: &Value) -> Result<Request, String> {
+        Err(NOWHERE.to_owned())
+    }
+
+    fn read_request(&self, _: &str, _: &str) -> Result<Option<Request>, String> {
+        Err(NOWHERE.to_owned())
+    }
+}
+
+impl Default for Trust {
+    fn default() -> Trust {
+        Trust {
+            bundles: TrustBundles::new(Box::new(Nowhere)),
+            certificates: PodCertificates::new(Box::new(Nowhere)),
+        }
+    }
 }
 
 impl PodApi {
@@ -41,6 +95,7 @@ impl PodApi {
     pub fn forget(&self, uid: &PodUid) {
         self.objects.unregister(uid);
         self.tokens.forget(uid);
+        self.trust.certificates.forget(uid);
     }
 
     /// Stops the threads that watch objects.

@@ -11,6 +11,8 @@ pub enum Group {
     Coordination,
     /// `certificates.k8s.io/v1`.
     Certificates,
+    /// `certificates.k8s.io/v1beta1`.
+    CertificatesBeta,
     /// `node.k8s.io/v1`.
     Node,
     /// `authentication.k8s.io/v1`.
@@ -27,6 +29,7 @@ impl Group {
             Group::Core => "/api/v1",
             Group::Coordination => "/apis/coordination.k8s.io/v1",
             Group::Certificates => "/apis/certificates.k8s.io/v1",
+            Group::CertificatesBeta => "/apis/certificates.k8s.io/v1beta1",
             Group::Node => "/apis/node.k8s.io/v1",
             Group::Authentication => "/apis/authentication.k8s.io/v1",
             Group::Authorization => "/apis/authorization.k8s.io/v1",
@@ -155,6 +158,21 @@ impl Target {
         Target::new(Group::Certificates, "certificatesigningrequests")
     }
 
+    /// All ClusterTrustBundles.
+    pub fn trust_bundles() -> Target {
+        Target::new(Group::CertificatesBeta, "clustertrustbundles")
+    }
+
+    /// The PodCertificateRequests of a namespace.
+    pub fn pod_certificate_requests(namespace: &str) -> Target {
+        Target::new(Group::CertificatesBeta, "podcertificaterequests").namespace(namespace)
+    }
+
+    /// One service account.
+    pub fn service_account(namespace: &str, name: &str) -> Target {
+        Target::new(Group::Core, "serviceaccounts").namespace(namespace).name(name)
+    }
+
     /// A namespace's events.
     pub fn events(namespace: &str) -> Target {
         Target::new(Group::Core, "events").namespace(namespace)
@@ -259,6 +277,11 @@ mod tests {
             (Target::node_status("n1"), "/api/v1/nodes/n1/status"),
             (Target::lease("n1"), "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1"),
             (Target::csr("c"), "/apis/certificates.k8s.io/v1/certificatesigningrequests/c"),
+            (Target::trust_bundles().name("b"), "/apis/certificates.k8s.io/v1beta1/clustertrustbundles/b"),
+            (
+                Target::pod_certificate_requests("ns"),
+                "/apis/certificates.k8s.io/v1beta1/namespaces/ns/podcertificaterequests",
+            ),
             (Target::runtime_classes(), "/apis/node.k8s.io/v1/runtimeclasses"),
             (Target::service_account_token("ns", "a"), "/api/v1/namespaces/ns/serviceaccounts/a/token"),
             (Target::event("ns", "p.17ab"), "/api/v1/namespaces/ns/events/p.17ab"),

@@ -68,6 +68,8 @@ reasons! {
     FAILED_ATTACH_VOLUME = "FailedAttachVolume";
     ALREADY_MOUNTED_VOLUME = "AlreadyMountedVolume";
     VOLUME_PERMISSION_CHANGE = "VolumePermissionChangeInProgress";
+    CERTIFICATE_OVERDUE_FOR_REFRESH = "CertificateOverdueForRefresh";
+    CERTIFICATE_EXPIRED = "CertificateExpired";
     FAILED_SYNC = "FailedSync";
     FAILED_VALIDATION = "FailedValidation";
     NETWORK_NOT_READY = "NetworkNotReady";

@@ -20,7 +20,7 @@ use super::lifecycle::{Lifecycle, Phase, Update};
 use super::managers::Managers;
 use super::plan::{self, Plan};
 use super::start_clock::StartClock;
-use crate::kube::PodApi;
+use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::EventSink;
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::metrics;
@@ -81,6 +81,8 @@ pub struct Deps {
     pub events: EventSink,
     /// Reads objects of the API server for pods; `None` without one.
     pub api: Option<PodApi>,
+    /// ConfigMaps and Secrets of static pods.
+    pub local: LocalObjects,
     /// Rung when a container has several dead instances, which the cleaner removes. The relist does
     /// not report a death that a worker has seen first.
     pub clean: Sender<()>,
@@ -364,6 +366,7 @@ impl Worker {
         if let Some(api) = &self.deps.api {
             api.register(self.pod());
         }
+        self.deps.local.register(self.pod());
         let mounts = self.deps.volumes.setup(self.pod(), cancel).map_err(|error| Failed {
             retry: error.retry_at().map_or_else(
                 || jitter(RETRY, random_unit()),
@@ -707,6 +710,7 @@ impl Worker {
         if let Some(api) = &self.deps.api {
             api.forget(&uid);
         }
+        self.deps.local.forget(&uid);
         let removed = self.deps.cgroups.remove(self.pod(), stop);
         removed.map_err(|error| Failed::soon(format!("cannot remove the pod's cgroup: {error}")))?;
         self.deps.managers.gone(&uid);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::cri;
-use crate::kube::PodApi;
+use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::EventSink;
 use crate::util::backoff::KeyedBackoff;
 
@@ -36,6 +36,8 @@ pub(super) struct Shared {
     pub(super) events: EventSink,
     /// Objects that pods need from the API server, on a node that has one.
     pub(super) api: Option<PodApi>,
+    /// ConfigMaps and Secrets of static pods.
+    pub(super) local: LocalObjects,
     /// The path of a pod's cgroup, for the runtime; empty: the runtime chooses.
     pub(super) cgroup_parent: CgroupParent,
     /// The CPUs and NUMA nodes of containers.
@@ -68,6 +70,7 @@ impl Runtime {
                 crashes: Mutex::new(KeyedBackoff::new(FIRST, settings.crash_backoff_max, RESET)),
                 cri: deps.cri,
                 api: deps.api,
+                local: deps.local,
                 cgroup_parent: deps.cgroup_parent,
                 placement: deps.placement,
                 events: deps.events,

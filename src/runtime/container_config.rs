@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::kube::PodApi;
+use crate::kube::{LocalObjects, PodApi};
 use crate::model::api::Container;
 use crate::model::mount::{MountedVolume, SubPaths};
 use crate::model::pod::Pod;
@@ -40,8 +40,10 @@ pub(super) struct ContainerInputs<'a> {
     pub(super) recursive_read_only_mounts: bool,
     /// Cancels the wait for sub paths and objects.
     pub(super) stop: &'a StopToken,
-    /// ConfigMaps, Secrets and services.
+    /// Services, and the objects of pods that are not static.
     pub(super) api: Option<&'a PodApi>,
+    /// ConfigMaps and Secrets of static pods.
+    pub(super) local: &'a LocalObjects,
     /// The pod's hosts file, when its containers get one.
     pub(super) hosts_file: Option<&'a Path>,
     /// The file behind `terminationMessagePath`.
@@ -67,6 +69,7 @@ pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerC
         machine: &settings.machine,
         volumes: inputs.volumes,
         api: inputs.api,
+        local: inputs.local,
         stop: inputs.stop,
     })?;
     let mut expanded = |field: &str, texts: &Option<Vec<String>>| {
@@ -171,6 +174,7 @@ mod tests {
             recursive_read_only_mounts: false,
             stop: &StopToken::never(),
             api: None,
+            local: &LocalObjects::default(),
             hosts_file: Some(Path::new("/hosts")),
             termination_log: Some(Path::new("/log")),
             settings: &super::super::tests::settings(),

@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::kube::PodApi;
 use crate::kube::objects::{FIRST_READ, Key, Kind, Object, ObjectError};
+use crate::kube::{LocalObjects, PodApi, PodObjects};
 use crate::model::api::{Container, EnvVarSource};
 use crate::model::expand::{Budget, TooLarge, expand};
 use crate::model::mount::MountedVolume;
@@ -121,6 +121,8 @@ pub struct EnvInputs<'a> {
     pub volumes: &'a [MountedVolume],
     /// Objects and services, on a node with an API server.
     pub api: Option<&'a PodApi>,
+    /// The objects of static pods.
+    pub local: &'a LocalObjects,
     pub stop: &'a StopToken,
 }
 
@@ -199,12 +201,14 @@ impl Lookup<'_> {
         name: &str,
         optional: Option<bool>,
     ) -> Result<Option<Arc<Object>>, ConfigError> {
-        let EnvInputs { pod, api, stop, .. } = self.inputs;
-        let Some(api) = api else { return without_client(pod, kind, name, optional).map(|()| None) };
+        let EnvInputs { pod, api, local, stop, .. } = self.inputs;
+        let Some(objects) = PodObjects::of(pod, api, local) else {
+            return without_client(pod, kind, name, optional).map(|()| None);
+        };
         if let Some(object) = self.found.get(&(kind, name.to_owned())) {
             return Ok(Some(Arc::clone(object)));
         }
-        match api.objects.get(&Key::new(kind, pod.namespace(), name), FIRST_READ, stop) {
+        match objects.get(&Key::new(kind, pod.namespace(), name), stop) {
             Ok(object) => {
                 self.found.insert((kind, name.to_owned()), Arc::clone(&object));
                 Ok(Some(object))
@@ -298,6 +302,7 @@ mod tests {
             machine: &MachineNumbers::default(),
             volumes: &[],
             api,
+            local: &LocalObjects::default(),
             stop: &stop,
         })
         .map(|env| {
@@ -336,6 +341,7 @@ mod tests {
             services,
             classes: RuntimeClasses::none(),
             claims: Claims::none(),
+            trust: Default::default(),
         }
     }
 

@@ -13,12 +13,12 @@ use super::security_context::ImageUser;
 use super::settings::Host;
 use super::{env_file, images};
 use crate::fuzz::{Budget, Named, Target, repeated};
-use crate::kube::PodApi;
 use crate::kube::claims::Claims;
 use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::runtime_classes::RuntimeClasses;
 use crate::kube::services::Services;
 use crate::kube::tokens::Tokens;
+use crate::kube::{LocalObjects, PodApi};
 use crate::model::mount::{MountedVolume, SubPath, SubPathFailure, SubPaths};
 use crate::model::pod::Pod;
 use crate::model::pod_size::{self, MAX_CONTAINER_ITEMS, MAX_VOLUMES};
@@ -284,6 +284,7 @@ static API: LazyLock<PodApi> = LazyLock::new(|| {
         services,
         classes: RuntimeClasses::none(),
         claims: Claims::none(),
+        trust: Default::default(),
     }
 });
 
@@ -322,6 +323,7 @@ fn container(bytes: &[u8]) {
         recursive_read_only_mounts: false,
         stop: &stop,
         api: Some(&API),
+        local: &LocalObjects::default(),
         hosts_file: None,
         termination_log: None,
         settings: &settings,

@@ -12,6 +12,7 @@ use super::hosts;
 use super::sandbox_config::{SandboxInputs, sandbox_config};
 use super::security_context::ImageUser;
 use super::settings::{Host, Settings};
+use crate::kube::LocalObjects;
 use crate::model::api;
 use crate::model::mount::{MountedVolume, SubPath, SubPathFailure, SubPaths};
 use crate::model::pod::Pod;
@@ -201,6 +202,7 @@ impl Node {
             recursive_read_only_mounts: false,
             stop: &StopToken::never(),
             api: None,
+            local: &LocalObjects::default(),
             hosts_file: Some(&hosts_file),
             termination_log: Some(&termination_log),
             settings: &self.settings,

@@ -260,6 +260,7 @@ fn recursive_read_only(mount: &VolumeMount, supported: bool) -> Result<bool, Con
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kube::LocalObjects;
     use crate::model::mount::SubPaths;
     use crate::runtime::env::{EnvInputs, environment};
     use crate::runtime::fields::Addresses;
@@ -307,6 +308,7 @@ mod tests {
             recursive_read_only_mounts: supported,
             stop: &StopToken::never(),
             api: None,
+            local: &LocalObjects::default(),
             hosts_file: Some(Path::new("/hosts")),
             termination_log: Some(Path::new("/log")),
             settings: &settings,
@@ -320,6 +322,7 @@ mod tests {
             machine: &settings.machine,
             volumes: inputs.volumes,
             api: None,
+            local: &LocalObjects::default(),
             stop: inputs.stop,
         });
         mounts(&inputs, &mut env.unwrap()).map_err(|error| error.to_string())

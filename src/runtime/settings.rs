@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::config::credential_providers::CredentialProviders;
 use crate::cri;
-use crate::kube::PodApi;
+use crate::kube::{LocalObjects, PodApi};
 use crate::model::container_memory::{ProtectionSettings, SwapBehavior};
 use crate::model::event::EventSink;
 use crate::model::pod::Pod;
@@ -107,6 +107,8 @@ pub struct Deps {
     pub events: EventSink,
     /// Objects that pods need from the API server, on a node that has one.
     pub api: Option<PodApi>,
+    /// ConfigMaps and Secrets of static pods.
+    pub local: LocalObjects,
     /// The path of a pod's cgroup, for the runtime; empty: the runtime chooses.
     pub cgroup_parent: CgroupParent,
     /// The CPUs and NUMA nodes of containers.

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::cri::{Class, CriError};
+use crate::kube::PodObjects;
 use crate::model::api::Container;
 use crate::model::event::{EventType, Regarding};
 use crate::model::ids::ContainerId;
@@ -121,7 +122,8 @@ impl Runtime {
     ///
     /// DIFFERS: upstream reads them once per sync of the pod, here once per container start.
     fn pull_secrets(&self, start: &Start<'_>) -> PullSecrets {
-        let (secrets, missing) = PullSecrets::of(start.pod, self.shared.api.as_ref(), start.stop);
+        let objects = PodObjects::of(start.pod, self.shared.api.as_ref(), &self.shared.local);
+        let (secrets, missing) = PullSecrets::of(start.pod, objects, start.stop);
         if !missing.is_empty() && !start.stop.is_stopped() {
             let message = format!(
                 "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
@@ -186,6 +188,7 @@ impl Runtime {
             recursive_read_only_mounts: start.recursive_read_only_mounts,
             stop: start.stop,
             api: self.shared.api.as_ref(),
+            local: &self.shared.local,
             hosts_file: hosts_file.as_deref(),
             termination_log: termination_log.as_deref(),
             settings,

@@ -94,7 +94,7 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    fn of(meta: &Metadata) -> Self {
+    pub(super) fn of(meta: &Metadata) -> Self {
         Stamp {
             device: meta.dev(),
             inode: meta.ino(),
@@ -105,7 +105,7 @@ impl Stamp {
     }
 
     /// Whether a later write could leave the same stamp.
-    fn is_fresh(&self, now: Timestamp) -> bool {
+    pub(super) fn is_fresh(&self, now: Timestamp) -> bool {
         let changed = i128::from(self.changed.0) * 1_000_000_000 + i128::from(self.changed.1);
         now.as_nanosecond() - changed < STAMP_GRAIN_NANOSECONDS
     }
@@ -455,7 +455,7 @@ fn key(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
 
-fn held(watch: &mut Watch, path: &Path, name: &OsStr) -> bool {
+pub(super) fn held(watch: &mut Watch, path: &Path, name: &OsStr) -> bool {
     let size = std::fs::metadata(path).map_or(0, |meta| meta.len());
     watch.holds(name, size, Instant::now())
 }

@@ -1,6 +1,7 @@
 //! Hostile manifests.
 
 use super::identity::Origin;
+use super::local;
 use super::manifest;
 use crate::fuzz::{Budget, Target, nested, repeated};
 use crate::util::threads::Stack;
@@ -8,7 +9,11 @@ use crate::util::threads::Stack;
 const HEAD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n";
 
 pub(crate) fn targets() -> Vec<Target> {
-    vec![Target {
+    vec![manifests(), local_objects()]
+}
+
+fn manifests() -> Target {
+    Target {
         name: "sources/manifest",
         stack: Stack::Large,
         // The limit is 10 MiB; this target measures how the cost grows.
@@ -130,5 +135,43 @@ pub(crate) fn targets() -> Vec<Target> {
                 let _ = manifest::read(bytes, "node", &origin);
             }
         },
-    }]
+    }
+}
+
+/// Files of ConfigMaps and Secrets.
+fn local_objects() -> Target {
+    const HEAD: &str = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\n";
+    Target {
+        name: "sources/local_objects",
+        stack: Stack::Large,
+        max_bytes: 512 * 1024,
+        budget: Budget { per_mib: std::time::Duration::from_secs(12), per_byte: 400, ..Budget::LINEAR },
+        worst: |max| {
+            vec![
+                ("values", repeated(&format!("{HEAD}data:\n"), |i| format!("  k{i}: eA==\n"), "", max)),
+                ("wrong values", repeated(&format!("{HEAD}data:\n"), |i| format!("  k{i}: [1]\n"), "", max)),
+                ("unknown fields", repeated(HEAD, |i| format!("x{i}: 1\n"), "", max)),
+                (
+                    "objects",
+                    repeated(
+                        "",
+                        |i| format!("---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: m{i}}}\n"),
+                        "",
+                        max,
+                    ),
+                ),
+                ("items", repeated("kind: List\nitems:\n", |_| "- {kind: Secret}\n".to_owned(), "", max)),
+                ("nested", nested("[", "]", max)),
+            ]
+        },
+        seeds: &[
+            b"apiVersion: v1\nkind: Secret\nmetadata: {name: s, namespace: n}\ntype: Opaque\nimmutable: true\ndata: {k: eA==}\nstringData: {l: x}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\ndata: {k: x}\nbinaryData: {b: AP8=}\n",
+            br#"{"apiVersion":"v1","kind":"List","items":[{"apiVersion":"v1","kind":"Secret","metadata":{"name":"s"},"data":{"k":"eA=="}}]}"#,
+        ],
+        run: |bytes| {
+            for exposed in [None, Some("must have mode 0600")] {
+                local::fuzzed(bytes, exposed);
+            }
+        },
+    }
 }

@@ -4,7 +4,7 @@
 //! Owns: the last valid version of every manifest, in memory and, for the next start, in
 //! `Settings::state_dir`; in [`merge`], the pods of each source.
 //! Threads: `src-file` (waits on inotify, an eventfd and the list timer) and `src-http`
-//! (waits on its token, then on one GET), each only if it is configured.
+//! (waits on its token, then on one GET), each only if it is configured; `src-objects` (inotify, likewise).
 //! Posts: [`SourceSet`], always the complete current set of one source; the newest replaces others.
 //! Raises: `InvalidManifest` events, once per fault, for the manifest and for its pods.
 //! May call: `config::yaml`, `transport::http`.
@@ -28,6 +28,7 @@ mod fingerprint;
 pub(crate) mod fuzz;
 mod http;
 mod identity;
+pub mod local;
 mod manifest;
 pub mod merge;
 mod notice;

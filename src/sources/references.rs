@@ -1,8 +1,11 @@
 //! Refuses static pods that name objects that only an API server has (Go: pkg/api/pod
 //! HasAPIObjectReference).
+//!
+//! DIFFERS: upstream also refuses ConfigMaps and Secrets, and image pull secrets; here they come
+//! from files of the node (`kube::LocalObjects`).
 
 use super::problem::Flaw;
-use crate::model::api::{Container, EnvFromSource, EnvVar, Pod, Volume};
+use crate::model::api::{Pod, Volume};
 
 /// All references to API objects in a static pod.
 pub(super) fn forbidden(pod: &Pod) -> Vec<Flaw> {
@@ -16,24 +19,8 @@ pub(super) fn forbidden(pod: &Pod) -> Vec<Flaw> {
         };
         found.add(field, "serviceaccounts");
     }
-    if spec.image_pull_secrets.as_ref().is_some_and(|secrets| !secrets.is_empty()) {
-        found.add("spec.imagePullSecrets", "secrets");
-    }
     if spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty()) {
         found.add("spec.resourceClaims", "resourceclaims");
-    }
-    for (kind, list) in [
-        ("initContainers", spec.init_containers.as_deref().unwrap_or_default()),
-        ("containers", spec.containers.as_slice()),
-    ] {
-        for (index, Container { env, env_from, .. }) in list.iter().enumerate() {
-            let path = format!("spec.{kind}[{index}]");
-            found.environment(&path, env.as_deref(), env_from.as_deref());
-        }
-    }
-    for (index, container) in spec.ephemeral_containers.iter().flatten().enumerate() {
-        let path = format!("spec.ephemeralContainers[{index}]");
-        found.environment(&path, container.env.as_deref(), container.env_from.as_deref());
     }
     for (index, volume) in spec.volumes.iter().flatten().enumerate() {
         found.volume(&format!("spec.volumes[{index}]"), volume);
@@ -48,30 +35,8 @@ impl Flaws {
         self.0.push(Flaw::at(field, format!("static pods may not reference {resource}")));
     }
 
-    fn environment(&mut self, path: &str, env: Option<&[EnvVar]>, from: Option<&[EnvFromSource]>) {
-        for (index, variable) in env.unwrap_or_default().iter().enumerate() {
-            let Some(source) = &variable.value_from else { continue };
-            if source.secret_key_ref.is_some() {
-                self.add(&format!("{path}.env[{index}].valueFrom.secretKeyRef"), "secrets");
-            }
-            if source.config_map_key_ref.is_some() {
-                self.add(&format!("{path}.env[{index}].valueFrom.configMapKeyRef"), "configmaps");
-            }
-        }
-        for (index, source) in from.unwrap_or_default().iter().enumerate() {
-            if source.secret_ref.is_some() {
-                self.add(&format!("{path}.envFrom[{index}].secretRef"), "secrets");
-            }
-            if source.config_map_ref.is_some() {
-                self.add(&format!("{path}.envFrom[{index}].configMapRef"), "configmaps");
-            }
-        }
-    }
-
     fn volume(&mut self, path: &str, volume: &Volume) {
         for (set, name, resource) in [
-            (volume.secret.is_some(), "secret", "secrets"),
-            (volume.config_map.is_some(), "configMap", "configmaps"),
             (volume.csi.is_some(), "csi", "csidrivers"),
             (volume.persistent_volume_claim.is_some(), "persistentVolumeClaim", "persistentvolumeclaims"),
             (volume.ephemeral.is_some(), "ephemeral", "persistentvolumeclaims"),
@@ -86,8 +51,6 @@ impl Flaws {
         let sources = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
         for (index, source) in sources.enumerate() {
             for (set, name, resource) in [
-                (source.secret.is_some(), "secret", "secrets"),
-                (source.config_map.is_some(), "configMap", "configmaps"),
                 (source.service_account_token.is_some(), "serviceAccountToken", "serviceaccounts"),
                 (source.cluster_trust_bundle.is_some(), "clusterTrustBundle", "clustertrustbundles"),
                 (source.pod_certificate.is_some(), "podCertificate", "podcertificates"),
@@ -150,28 +113,28 @@ mod tests {
     }
 
     #[test]
+    fn config_maps_and_secrets_are_accepted() {
+        check(
+            json!({"imagePullSecrets": [{"name": "x"}],
+                "initContainers": [{"name": "i", "envFrom": [{"secretRef": {"name": "s"}}]}],
+                "containers": [{"name": "c",
+                    "env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}]}],
+                "volumes": [{"name": "a", "secret": {"secretName": "s"}}, {"name": "b", "configMap": {"name": "m"}},
+                    {"name": "c", "projected": {"sources": [{"secret": {"name": "s"}}, {"configMap": {"name": "m"}}]}}]}),
+            &[],
+        );
+    }
+
+    #[test]
     fn references_to_api_objects_are_refused() {
         check(json!({"serviceAccountName": "x"}), &[("spec.serviceAccountName", "serviceaccounts")]);
-        check(
-            json!({"imagePullSecrets": [{"name": "x"}], "resourceClaims": [{"name": "x"}]}),
-            &[("spec.imagePullSecrets", "secrets"), ("spec.resourceClaims", "resourceclaims")],
-        );
-        check(
-            json!({"initContainers": [{"name": "i", "envFrom": [{"secretRef": {"name": "s"}}]}],
-                "containers": [{"name": "c",
-                    "env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}]}]}),
-            &[
-                ("spec.initContainers[0].envFrom[0].secretRef", "secrets"),
-                ("spec.containers[0].env[0].valueFrom.configMapKeyRef", "configmaps"),
-            ],
-        );
+        check(json!({"resourceClaims": [{"name": "x"}]}), &[("spec.resourceClaims", "resourceclaims")]);
         check(
             json!({"volumes": [{"name": "a", "secret": {"secretName": "s"}},
                 {"name": "b", "persistentVolumeClaim": {"claimName": "c"}},
                 {"name": "c", "projected": {"sources": [{"downwardAPI": {}}, {"serviceAccountToken": {"path": "t"}}]}},
                 {"name": "d", "rbd": {"image": "i", "monitors": [], "secretRef": {"name": "s"}}}]}),
             &[
-                ("spec.volumes[0].secret", "secrets"),
                 ("spec.volumes[1].persistentVolumeClaim", "persistentvolumeclaims"),
                 ("spec.volumes[2].projected.sources[1].serviceAccountToken", "serviceaccounts"),
                 ("spec.volumes[3].rbd.secretRef", "secrets"),

@@ -414,8 +414,8 @@ mod tests {
         check(&edited("/pods/1/metadata/name", json!("UP")), &["a-n"]);
         check(&edited("/pods/1/spec/nodeName", json!("m")), &["a-n"]);
         check(&edited("/pods/1/spec/volumes/0/name", json!("../x")), &["a-n"]);
-        let secret = json!({"name": "e", "secret": {"secretName": "s"}});
-        check(&edited("/pods/1/spec/volumes/0", secret), &["a-n"]);
+        let claim = json!({"name": "e", "persistentVolumeClaim": {"claimName": "c"}});
+        check(&edited("/pods/1/spec/volumes/0", claim), &["a-n"]);
         check(&bytes, &["a-n", "b-n"]);
 
         // Not a regular file: it is not read, and does not block.

@@ -164,6 +164,11 @@ impl Watch {
         }
     }
 
+    /// Whether changes may be missed, because of the limits of inotify.
+    pub(super) fn is_partial(&self) -> bool {
+        self.inotify.is_none() || self.warned
+    }
+
     /// Returns the names that changed since the last call.
     pub(super) fn take_touched(&mut self) -> Touched {
         std::mem::take(&mut self.touched)

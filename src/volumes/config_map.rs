@@ -7,14 +7,15 @@ use std::sync::Arc;
 use super::atomic_writer::{File, PathError, Payload};
 use super::downward_api::DEFAULT_MODE;
 use super::error::VolumeError;
-use crate::kube::objects::{Kind, Object, ObjectError, Objects};
+use crate::kube::PodObjects;
+use crate::kube::objects::{Kind, Object, ObjectError};
 use crate::model::api::{ConfigMapVolumeSource, KeyToPath};
 use crate::model::pod::Pod;
 use crate::util::stop::StopToken;
 
 /// The files of a configMap volume.
 pub(super) fn payload(
-    objects: &Objects,
+    objects: PodObjects<'_>,
     pod: &Pod,
     source: &ConfigMapVolumeSource,
     stop: &StopToken,
@@ -106,7 +107,7 @@ impl Choice<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::objects::Key;
+    use crate::kube::objects::{Key, Objects};
     use serde_json::{Value, json};
     use std::collections::BTreeMap;
 
@@ -122,7 +123,8 @@ mod tests {
             json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": []}});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
         let source: ConfigMapVolumeSource = serde_json::from_value(source).unwrap();
-        payload(&objects, &pod, &source, &StopToken::never()).map_err(|error| error.to_string())
+        payload(PodObjects::Api(&objects), &pod, &source, &StopToken::never())
+            .map_err(|error| error.to_string())
     }
 
     #[test]

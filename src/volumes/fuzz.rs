@@ -10,11 +10,12 @@ use super::atomic_writer::{self, MAX_DEPTH, MAX_ENTRIES, Payload};
 use super::files::Nested;
 use super::{config_map, downward_api, projected, secret};
 use crate::fuzz::{Budget, Named, Target, repeated};
-use crate::kube::PodApi;
 use crate::kube::claims::Claims;
 use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::runtime_classes::RuntimeClasses;
 use crate::kube::tokens::Tokens;
+use crate::kube::{PodApi, PodObjects};
+use crate::model::event::EventSink;
 use crate::model::fields::NodeAllocatable;
 use crate::model::pod::Pod;
 use crate::model::pod_size::{self, MAX_CONTAINER_ITEMS, MAX_VOLUMES};
@@ -262,20 +263,29 @@ fn payloads(bytes: &[u8], each: &mut dyn FnMut(&Payload)) {
         services,
         classes: RuntimeClasses::none(),
         claims: Claims::none(),
+        trust: Default::default(),
     };
     // Objects that were never read are not waited for.
     let (source, stop) = crate::util::stop::pair();
     drop(source);
     let allocatable = NodeAllocatable::default();
+    let known = PodObjects::Api(&api.objects);
+    let (events, _queue) = EventSink::new();
+    let all = projected::Known {
+        objects: Some(known),
+        api: Some(&api),
+        allocatable: &allocatable,
+        events: &events,
+    };
     for volume in pod.spec().volumes.iter().flatten() {
         let payload = if let Some(source) = &volume.config_map {
-            config_map::payload(&api.objects, &pod, source, &stop)
+            config_map::payload(known, &pod, source, &stop)
         } else if let Some(source) = &volume.secret {
-            secret::payload(&api.objects, &pod, source, &stop)
+            secret::payload(known, &pod, source, &stop)
         } else if let Some(source) = &volume.downward_api {
             downward_api::payload(&pod, source.items.as_deref(), source.default_mode, &allocatable)
         } else if let Some(source) = &volume.projected {
-            projected::payload(&pod, &volume.name, source, (Some(&api), &allocatable), &stop)
+            projected::payload(&pod, &volume.name, source, &all, &stop)
         } else {
             continue;
         };

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::kube::PodApi;
+use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::EventSink;
 use crate::model::fields::NodeAllocatable;
 use crate::model::ids::PodUid;
@@ -40,6 +40,8 @@ pub struct Deps {
     pub events: EventSink,
     /// Objects that pods need from the API server, on a node that has one.
     pub api: Option<PodApi>,
+    /// ConfigMaps and Secrets of static pods.
+    pub local: LocalObjects,
 }
 
 /// The volumes of all pods. All pod workers share it.
@@ -48,6 +50,7 @@ pub struct Volumes {
     pub(super) settings: Settings,
     pub(super) events: EventSink,
     pub(super) api: Option<PodApi>,
+    pub(super) local: LocalObjects,
     /// Held for table look-ups only, never across a system call.
     retries: Mutex<Retries>,
     /// Likewise.
@@ -91,6 +94,7 @@ impl Volumes {
             settings,
             events: deps.events,
             api: deps.api,
+            local: deps.local,
             retries: Mutex::default(),
             actual: Mutex::default(),
             operations: Operations::default(),

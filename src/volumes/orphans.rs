@@ -98,7 +98,7 @@ mod tests {
             plugin_dir: Default::default(),
             node: String::new(),
         };
-        let volumes = Volumes::new(settings, Deps { events, api: None });
+        let volumes = Volumes::new(settings, Deps { events, api: None, local: Default::default() });
         let none = volumes.orphans(&|_| false, &StopToken::never()).unwrap();
         assert_eq!(none, OrphanReport::default());
         let pods = root.path().join("pods");

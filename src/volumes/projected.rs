@@ -7,38 +7,60 @@ use super::atomic_writer::{File, Payload};
 use super::config_map::Choice;
 use super::downward_api::{self, DEFAULT_MODE, MAX_PROBLEMS};
 use super::error::VolumeError;
-use crate::kube::PodApi;
 use crate::kube::objects::Kind;
-use crate::model::api::{ProjectedVolumeSource, ServiceAccountTokenProjection, VolumeProjection};
+use crate::kube::pod_certificates::CertificateError;
+use crate::kube::{PodApi, PodObjects};
+use crate::model::api::{
+    PodCertificateProjection, ProjectedVolumeSource, ServiceAccountTokenProjection, VolumeProjection,
+};
+use crate::model::event::EventSink;
 use crate::model::fields::NodeAllocatable;
 use crate::model::pod::Pod;
 use crate::util::stop::StopToken;
 
-/// The mode of a token's file for one particular user.
+/// The mode of a token's or certificate's file for one particular user.
 const PRIVATE_MODE: u32 = 0o600;
+
+/// What the files are made of.
+pub(super) struct Known<'a> {
+    /// ConfigMaps and Secrets; `None` without any source of them.
+    pub(super) objects: Option<PodObjects<'a>>,
+    /// Tokens and certificates.
+    pub(super) api: Option<&'a PodApi>,
+    pub(super) allocatable: &'a NodeAllocatable,
+    /// The sink of warnings about certificates.
+    pub(super) events: &'a EventSink,
+}
 
 /// The files of the volume; of two with the same path the later one is used.
 pub(super) fn payload(
     pod: &Pod,
     volume: &str,
     source: &ProjectedVolumeSource,
-    (api, allocatable): (Option<&PodApi>, &NodeAllocatable),
+    known: &Known<'_>,
     stop: &StopToken,
 ) -> Result<Payload, VolumeError> {
     let mut payload = Payload::default();
     let mut problems: Vec<String> = Vec::new();
     // Each source that fails may have cost as much as a whole volume before.
     let mut failed = 0;
-    for projection in source.sources.iter().flatten() {
+    for (index, projection) in source.sources.iter().flatten().enumerate() {
         let files = if let Some(downward) = &projection.downward_api {
-            downward_api::payload(pod, downward.items.as_deref(), source.default_mode, allocatable)
+            downward_api::payload(pod, downward.items.as_deref(), source.default_mode, known.allocatable)
         } else {
-            let api = api.ok_or_else(|| VolumeError::Content {
+            let without_client = || VolumeError::Content {
                 problem: format!(
                     "cannot setup projected volume {volume} because kube client is not configured"
                 ),
-            })?;
-            of_the_api(pod, projection, source.default_mode, api, stop)
+            };
+            match of_objects(pod, projection, source.default_mode, known.objects, stop) {
+                Some(files) => files,
+                None => {
+                    let api = known.api.ok_or_else(without_client)?;
+                    let known = (api, known.events, stop);
+                    of_the_api(pod, (volume, index), projection, source.default_mode, known)
+                }
+            }
         };
         match files {
             Ok(files) => payload.extend(files)?,
@@ -63,45 +85,54 @@ pub(super) fn payload(
     }
 }
 
-fn of_the_api(
+/// The files of a ConfigMap or a Secret; `None` for another source, or without a source of objects.
+fn of_objects(
     pod: &Pod,
     projection: &VolumeProjection,
     default_mode: Option<i32>,
-    api: &PodApi,
+    objects: Option<PodObjects<'_>>,
     stop: &StopToken,
-) -> Result<Payload, VolumeError> {
+) -> Option<Result<Payload, VolumeError>> {
     let namespace = pod.namespace();
+    let objects = objects?;
     if let Some(source) = &projection.config_map {
         let items = source.items.as_deref();
         let optional = source.optional;
         let choice = Choice { kind: Kind::ConfigMap, name: &source.name, items, default_mode, optional };
-        return choice.payload(api.objects.config_map(namespace, &source.name, stop));
+        return Some(choice.payload(objects.config_map(namespace, &source.name, stop)));
     }
-    if let Some(source) = &projection.secret {
-        let items = source.items.as_deref();
-        let optional = source.optional;
-        let choice = Choice { kind: Kind::Secret, name: &source.name, items, default_mode, optional };
-        return choice.payload(api.objects.secret(namespace, &source.name, stop));
-    }
+    let source = projection.secret.as_ref()?;
+    let items = source.items.as_deref();
+    let optional = source.optional;
+    let choice = Choice { kind: Kind::Secret, name: &source.name, items, default_mode, optional };
+    Some(choice.payload(objects.secret(namespace, &source.name, stop)))
+}
+
+fn of_the_api(
+    pod: &Pod,
+    place: (&str, usize),
+    projection: &VolumeProjection,
+    default_mode: Option<i32>,
+    (api, events, stop): (&PodApi, &EventSink, &StopToken),
+) -> Result<Payload, VolumeError> {
     if let Some(source) = &projection.service_account_token {
         return token(pod, source, default_mode, api);
     }
-    for (set, kind) in [
-        (projection.cluster_trust_bundle.is_some(), "ClusterTrustBundle"),
-        (projection.pod_certificate.is_some(), "PodCertificate"),
-    ] {
-        if set {
-            return Err(VolumeError::Content {
-                problem: format!("{kind} projections are not supported by this version of coracle"),
-            });
-        }
+    if let Some(source) = &projection.cluster_trust_bundle {
+        let data = api.trust.bundles.file(source);
+        let data = data.map_err(|error| VolumeError::Content { problem: error.to_string() })?;
+        let mut payload = Payload::default();
+        payload.insert(&source.path, private(pod, data, default_mode))?;
+        return Ok(payload);
+    }
+    if let Some(source) = &projection.pod_certificate {
+        return certificate(pod, place, source, default_mode, (api, events, stop));
     }
     // A source without a field.
     Ok(Payload::default())
 }
 
-/// The token's file, readable for the pod's user if all containers have the same. With an fsGroup
-/// the group's permission is set with the group of the volume.
+/// The token's file.
 fn token(
     pod: &Pod,
     source: &ServiceAccountTokenProjection,
@@ -113,6 +144,41 @@ fn token(
         .tokens
         .get(pod, audience, source.expiration_seconds)
         .map_err(|error| VolumeError::Content { problem: error.to_string() })?;
+    let mut payload = Payload::default();
+    payload.insert(&source.path, private(pod, token.expose().as_bytes().to_vec(), default_mode))?;
+    Ok(payload)
+}
+
+/// The files of a certificate and its key.
+fn certificate(
+    pod: &Pod,
+    place: (&str, usize),
+    source: &PodCertificateProjection,
+    default_mode: Option<i32>,
+    (api, events, stop): (&PodApi, &EventSink, &StopToken),
+) -> Result<Payload, VolumeError> {
+    let credential = match api.trust.certificates.get(pod, place, source, (events, stop)) {
+        Ok(credential) => credential,
+        Err(CertificateError::Stopping) => return Err(VolumeError::Stopping),
+        Err(error) => return Err(VolumeError::Content { problem: error.to_string() }),
+    };
+    let (key, chain) = (credential.key(), credential.chain());
+    let mut payload = Payload::default();
+    for (path, data) in [
+        (&source.credential_bundle_path, format!("{key}{chain}")),
+        (&source.key_path, key.to_owned()),
+        (&source.certificate_chain_path, chain.to_owned()),
+    ] {
+        if let Some(path) = path.as_deref().filter(|path| !path.is_empty()) {
+            payload.insert(path, private(pod, data.into_bytes(), default_mode))?;
+        }
+    }
+    Ok(payload)
+}
+
+/// A file that is readable for the pod's user if all containers have the same. With an fsGroup the
+/// group's permission is set with the group of the volume.
+fn private(pod: &Pod, data: Vec<u8>, default_mode: Option<i32>) -> File {
     let user = one_user(pod);
     let has_group = pod.spec().security_context.as_ref().is_some_and(|context| context.fs_group.is_some());
     let mode = if user.is_some() || has_group {
@@ -120,10 +186,7 @@ fn token(
     } else {
         u32::try_from(default_mode.unwrap_or(DEFAULT_MODE)).unwrap_or_default()
     };
-    let mut payload = Payload::default();
-    let file = File { owner: user, ..File::new(token.expose().as_bytes().to_vec(), mode) };
-    payload.insert(&source.path, file)?;
-    Ok(payload)
+    File { owner: user, ..File::new(data, mode) }
 }
 
 /// The user that all containers run as, ephemeral ones included, if each names one and it is
@@ -149,6 +212,7 @@ fn one_user(pod: &Pod) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kube::LocalObjects;
     use crate::kube::claims::Claims;
     use crate::kube::objects::{Key, Object, Objects};
     use crate::kube::runtime_classes::RuntimeClasses;
@@ -179,13 +243,20 @@ mod tests {
             services: Default::default(),
             classes: RuntimeClasses::none(),
             claims: Claims::none(),
+            trust: Default::default(),
         }
     }
 
     fn collect_for(pod: &Pod, source: Value, api: Option<&PodApi>) -> Result<Payload, String> {
         let source: ProjectedVolumeSource = serde_json::from_value(source).unwrap();
-        payload(pod, "v", &source, (api, &NodeAllocatable::default()), &StopToken::never())
-            .map_err(|error| error.to_string())
+        let local = LocalObjects::default();
+        let known = Known {
+            objects: PodObjects::of(pod, api, &local),
+            api,
+            allocatable: &NodeAllocatable::default(),
+            events: &EventSink::new().0,
+        };
+        payload(pod, "v", &source, &known, &StopToken::never()).map_err(|error| error.to_string())
     }
 
     fn collect(source: Value) -> Result<Payload, String> {
@@ -263,7 +334,11 @@ mod tests {
             ),
             (
                 json!([{"clusterTrustBundle": {"path": "ca"}}]),
-                "ClusterTrustBundle projections are not supported by this version of coracle",
+                "ClusterTrustBundle projection requires either name or signerName to be set",
+            ),
+            (
+                json!([{"podCertificate": {"signerName": "s", "keyType": "RSA3072"}}]),
+                "key type \"RSA3072\" is not supported by this agent: it supports ECDSAP256, ECDSAP384 and ED25519",
             ),
         ] {
             let pod = pod(json!({"serviceAccountName": "missing"}));

@@ -3,14 +3,15 @@
 use super::atomic_writer::Payload;
 use super::config_map::Choice;
 use super::error::VolumeError;
-use crate::kube::objects::{Kind, Objects};
+use crate::kube::PodObjects;
+use crate::kube::objects::Kind;
 use crate::model::api::SecretVolumeSource;
 use crate::model::pod::Pod;
 use crate::util::stop::StopToken;
 
 /// The files of a secret volume.
 pub(super) fn payload(
-    objects: &Objects,
+    objects: PodObjects<'_>,
     pod: &Pod,
     source: &SecretVolumeSource,
     stop: &StopToken,
@@ -30,7 +31,7 @@ pub(super) fn payload(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::objects::{Key, Object};
+    use crate::kube::objects::{Key, Object, Objects};
     use serde_json::{Value, json};
 
     #[test]
@@ -43,7 +44,8 @@ mod tests {
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
         let collect = |source: Value| {
             let source: SecretVolumeSource = serde_json::from_value(source).unwrap();
-            payload(&objects, &pod, &source, &StopToken::never()).map_err(|error| error.to_string())
+            payload(PodObjects::Api(&objects), &pod, &source, &StopToken::never())
+                .map_err(|error| error.to_string())
         };
         let files = collect(json!({"secretName": "s", "defaultMode": 0o400})).unwrap();
         assert_eq!(files.get("pw").map(|file| (&*file.data, file.mode)), Some((&b"x"[..], 0o400)));

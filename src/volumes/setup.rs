@@ -24,7 +24,7 @@ use super::persistent::{self, Kinds};
 use super::queue::{Next, Outcome, Queue};
 use super::retries::Hope;
 use super::{config_map, downward_api, empty_dir, files, host_path, paths, projected, secret};
-use crate::kube::objects::Objects;
+use crate::kube::PodObjects;
 use crate::model::api::{
     ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, HostPathVolumeSource,
     ProjectedVolumeSource, SecretVolumeSource, Volume,
@@ -213,15 +213,20 @@ impl Volumes {
                 files(paths::DOWNWARD_API, payload)
             }
             Plugin::Projected(source) => {
-                let known = (self.api.as_ref(), allocatable);
-                files(paths::PROJECTED, projected::payload(pod, name, source, known, stop))
+                let known = projected::Known {
+                    objects: self.objects(pod).ok(),
+                    api: self.api.as_ref(),
+                    allocatable,
+                    events: &self.events,
+                };
+                files(paths::PROJECTED, projected::payload(pod, name, source, &known, stop))
             }
             Plugin::ConfigMap(source) => {
-                let objects = self.objects();
+                let objects = self.objects(pod);
                 files(paths::CONFIG_MAP, objects.and_then(|it| config_map::payload(it, pod, source, stop)))
             }
             Plugin::Secret(source) => {
-                let objects = self.objects();
+                let objects = self.objects(pod);
                 files(paths::SECRET, objects.and_then(|it| secret::payload(it, pod, source, stop)))
             }
             Plugin::Image => Ok(MountedVolume {
@@ -235,8 +240,8 @@ impl Volumes {
         })
     }
 
-    fn objects(&self) -> Result<&Objects, VolumeError> {
-        self.api.as_ref().map(|api| &api.objects).ok_or_else(|| VolumeError::Content {
+    fn objects(&self, pod: &Pod) -> Result<PodObjects<'_>, VolumeError> {
+        PodObjects::of(pod, self.api.as_ref(), &self.local).ok_or_else(|| VolumeError::Content {
             problem: "not supported due to running kubelet in standalone mode".to_owned(),
         })
     }
@@ -348,7 +353,7 @@ impl<'a> SetUp<'a> {
         SetUp {
             volumes,
             site,
-            changes: volumes.api.as_ref().map_or(0, |api| api.objects.changes(site.pod.uid())),
+            changes: volumes.objects(site.pod).map_or(0, |objects| objects.changes(site.pod.uid())),
             queue: Queue::new(wanted.len()),
             wanted,
             report,
@@ -655,6 +660,7 @@ fn kind(volume: &Volume) -> Option<String> {
 mod tests {
     use super::super::manager::{Deps, Settings};
     use super::*;
+    use crate::kube::objects::Objects;
     use crate::kube::objects::{Key, Kind, Object};
     use crate::kube::{PodApi, claims::Claims, runtime_classes::RuntimeClasses, tokens::Tokens};
     use crate::model::event::{Event, EventSink};
@@ -669,7 +675,7 @@ mod tests {
             plugin_dir: Default::default(),
             node: String::new(),
         };
-        (Volumes::new(settings, Deps { events, api: None }), queue)
+        (Volumes::new(settings, Deps { events, api: None, local: Default::default() }), queue)
     }
 
     /// Volumes with these objects of an API server.
@@ -687,8 +693,13 @@ mod tests {
             services: Default::default(),
             classes: RuntimeClasses::none(),
             claims: Claims::none(),
+            trust: Default::default(),
         };
-        (Volumes::new(settings, Deps { events, api: Some(api.clone()) }), api, queue)
+        (
+            Volumes::new(settings, Deps { events, api: Some(api.clone()), local: Default::default() }),
+            api,
+            queue,
+        )
     }
 
     fn pod(volumes: serde_json::Value, mounts: &[&str]) -> Pod {

@@ -251,7 +251,7 @@ mod tests {
             plugin_dir: Default::default(),
             node: String::new(),
         };
-        Volumes::new(settings, Deps { events, api: None })
+        Volumes::new(settings, Deps { events, api: None, local: Default::default() })
     }
 
     #[test]

@@ -76,7 +76,8 @@ fn container(pod: &Value) -> &str {
 
 #[test]
 fn pods_keep_their_devices_over_restarts_of_agent_and_plugin() {
-    let mut joined = JoinedNode::prepare(shared(), "devices", crate::joined::served(shared())).start_and_wait();
+    let mut joined =
+        JoinedNode::prepare(shared(), "devices", crate::joined::served(shared())).start_and_wait();
     let place = joined.node.root().join("device-plugins");
     let log = |number: u32| directory("devices").join(format!("plugin-{number}.log"));
     let plugin = Plugin::start(&place, log(1));
@@ -95,7 +96,10 @@ fn pods_keep_their_devices_over_restarts_of_agent_and_plugin() {
         let pod = joined.wait_pod(name, "rejected", |pod| text(pod, "/status/phase") == "Failed");
         assert_eq!(text(&pod, "/status/reason"), "UnexpectedAdmissionError");
         let message = text(&pod, "/status/message");
-        assert!(message.contains(&format!("requested number of devices unavailable for {RESOURCE}")), "{message}");
+        assert!(
+            message.contains(&format!("requested number of devices unavailable for {RESOURCE}")),
+            "{message}"
+        );
     };
     rejected("devices-c");
     joined.node.kill_agent();
@@ -168,7 +172,8 @@ fn reboot(name: &'static str, go_kubelet: bool) -> String {
         pause(LATE);
     } else {
         holds_for("the pod waits for the plugin", LATE, || phase() != "Failed");
-        let waits = joined.events(&pod_name).into_iter().any(|(reason, _)| reason == "WaitingForDevicePlugin");
+        let waits =
+            joined.events(&pod_name).into_iter().any(|(reason, _)| reason == "WaitingForDevicePlugin");
         assert!(waits, "{:?}", joined.events(&pod_name));
     }
     let _plugin = Plugin::start(&place, log(2));
@@ -178,7 +183,8 @@ fn reboot(name: &'static str, go_kubelet: bool) -> String {
             && pod["status"]["containerStatuses"][0]["restartCount"] != json!(0);
         runs || text(pod, "/status/phase") == "Failed"
     });
-    let end = format!("{} {}", text(&end, "/status/phase"), text(&end, "/status/reason")).trim_end().to_owned();
+    let end =
+        format!("{} {}", text(&end, "/status/phase"), text(&end, "/status/reason")).trim_end().to_owned();
     joined.finish(&[&pod_name]);
     end
 }

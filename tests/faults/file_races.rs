@@ -69,7 +69,7 @@ impl Field {
             plugin_dir: Default::default(),
             node: String::new(),
         };
-        (Arc::new(Volumes::new(settings, Deps { events, api })), queue)
+        (Arc::new(Volumes::new(settings, Deps { events, api, local: Default::default() })), queue)
     }
 
     fn attack(&self, dir: &Path) -> RunningAttack {
@@ -327,6 +327,7 @@ fn volume_file_writer_never_escapes_its_volume() {
         services: Default::default(),
         classes: RuntimeClasses::new(Box::new(Server)),
         claims: Default::default(),
+        trust: Default::default(),
     };
     let label = |path: &str| json!({"path": path, "fieldRef": {"fieldPath": "metadata.labels"}});
     let mounts: Vec<Value> = ["all", "map"]

@@ -89,6 +89,7 @@ impl Place {
             services: Default::default(),
             classes: RuntimeClasses::new(Box::new(server.clone())),
             claims: Claims::new(Box::new(server)),
+            trust: Default::default(),
         };
         let settings = Settings {
             root_dir: self.root(),
@@ -96,7 +97,7 @@ impl Place {
             plugin_dir: self.0.path().join("exec"),
             node: "node".to_owned(),
         };
-        Volumes::new(settings, Deps { events, api: Some(api) })
+        Volumes::new(settings, Deps { events, api: Some(api), local: Default::default() })
     }
 
     fn mounts(&self) -> usize {

@@ -80,7 +80,15 @@ impl Node {
         let (sink, events) = EventSink::new();
         let cgroup_parent = std::sync::Arc::new(|_: &_| String::new());
         let placement = std::sync::Arc::new(());
-        let deps = Deps { cri: client.clone(), images, events: sink, api: None, cgroup_parent, placement };
+        let deps = Deps {
+            cri: client.clone(),
+            images,
+            events: sink,
+            api: None,
+            local: Default::default(),
+            cgroup_parent,
+            placement,
+        };
         Node { fake, dir, runtime: Runtime::new(settings, deps), client, events }
     }
 

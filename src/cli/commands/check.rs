@@ -12,6 +12,7 @@ use crate::config::{self, KubeletConfiguration};
 use crate::cri::{self, CgroupDriver};
 use crate::resources::preflight::{self, CheckLine, Standing};
 use crate::server::NodeReport;
+use crate::sources;
 use crate::util::error_chain::chain;
 
 use super::age;
@@ -51,6 +52,10 @@ pub(super) fn run(
         apply(&mut settings, config, agent.is_ok());
     }
     let mut lines = preflight::preflight(&settings);
+    // A running agent reports the problems itself, and may have another directory.
+    if agent.is_err() {
+        lines.extend(local_objects(&settings.root_dir.join(config::LOCAL_OBJECTS)));
+    }
     lines.extend(config_line);
     lines.extend(config.as_ref().and_then(cgroup_root));
     let configured = config.as_ref().map(|config| config.container_runtime_endpoint.as_str());
@@ -94,6 +99,21 @@ fn apply(settings: &mut preflight::Settings, config: &KubeletConfiguration, runs
     settings.fail_cgroup_v1 = config.fail_cgroup_v1 && !runs;
     settings.protect_kernel_defaults = config.protect_kernel_defaults;
     settings.limited_swap = config.memory_swap.swap_behavior == "LimitedSwap";
+}
+
+/// The ConfigMaps and Secrets for static pods; nothing without their directory.
+fn local_objects(directory: &Path) -> Vec<CheckLine> {
+    const NAME: &str = "local objects";
+    match sources::local::check(directory) {
+        None => Vec::new(),
+        Some(problems) if problems.is_empty() => {
+            vec![line(NAME, Standing::Ok, directory.display().to_string(), "")]
+        }
+        Some(problems) => {
+            let fix = "correct the file; static pods that need its objects do not start";
+            problems.into_iter().map(|problem| line(NAME, Standing::Warn, problem, fix)).collect()
+        }
+    }
 }
 
 /// With systemd's driver, cgroups are made by systemd. A runtime that does not report its driver
@@ -286,6 +306,18 @@ mod tests {
         assert_eq!(driver(None, Some(&config("systemd")), false).standing, Standing::Fail);
         assert_eq!(driver(None, Some(&config("systemd")), true).standing, Standing::Warn);
         assert_eq!(driver(None, None, false).standing, Standing::Ok);
+    }
+
+    #[test]
+    fn problems_of_local_objects_are_warnings() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(local_objects(&dir.path().join("none")).len(), 0);
+        assert_eq!(local_objects(dir.path())[0].standing, Standing::Ok);
+        std::fs::write(dir.path().join("a.yaml"), "kind: ConfigMap\n").unwrap();
+        let lines = local_objects(dir.path());
+        assert!(lines.iter().all(|line| line.standing == Standing::Warn));
+        let place = dir.path().join("a.yaml");
+        assert_eq!(lines[0].message, format!("{}:1: apiVersion: Required value", place.display()));
     }
 
     #[test]

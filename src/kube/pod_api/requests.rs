@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::super::claims::{ClaimApi, Claims, ReadError};
@@ -13,12 +14,14 @@ use super::super::error::ApiError;
 use super::super::objects::{
     self, Changed, Key, Kind, Object, ObjectApi, ObjectError, Objects, Sink, Stored, Strategy, TimeToLive,
 };
+use super::super::pod_certificates::{CertificateApi, PodCertificates, Request};
 use super::super::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
 use super::super::services::Services;
 use super::super::target::{Group, Target};
 use super::super::tokens::{TokenAnswer, TokenApi, Tokens};
+use super::super::trust_bundles::{Bundle, BundleApi, BundleList, Query, TrustBundles};
 use super::super::watch::{Change, Watched, spawn_reflector};
-use super::PodApi;
+use super::{PodApi, Trust};
 use crate::model::persistent::{Claim, PersistentVolume};
 use crate::util::stop::Waited;
 use crate::util::threads::{Died, OnDeath, Running};
@@ -70,6 +73,10 @@ impl PodApi {
             services,
             classes: RuntimeClasses::new(Box::new(requests(client))),
             claims: Claims::new(Box::new(requests(client))),
+            trust: Trust {
+                bundles: TrustBundles::new(Box::new(requests(client))),
+                certificates: PodCertificates::new(Box::new(requests(client))),
+            },
         };
         Ok((pod_api, running))
     }
@@ -165,6 +172,70 @@ fn read_error(error: &ApiError) -> ReadError {
         ReadError::Refused { text }
     } else {
         ReadError::Unavailable { text }
+    }
+}
+
+impl BundleApi for Requests {
+    fn read_bundles(&self, query: &Query) -> Result<Vec<Bundle>, String> {
+        let all = Target::trust_bundles();
+        match query {
+            Query::Name(name) => match self.client.get(&all.name(name)) {
+                Ok(bundle) => Ok(vec![bundle]),
+                Err(error) if error.is_not_found() && !is_unserved(&error) => Ok(Vec::new()),
+                Err(error) => Err(error.to_string()),
+            },
+            Query::Signer(signer) => {
+                let selector = format!("spec.signerName={signer}");
+                let list = self.client.get_with::<BundleList>(&all, &[("fieldSelector", &selector)]);
+                list.map(|list| list.items).map_err(|error| error.to_string())
+            }
+        }
+    }
+}
+
+/// Whether the API server does not serve the resource at all.
+fn is_unserved(error: &ApiError) -> bool {
+    error.to_string().contains("could not find the requested resource")
+}
+
+/// The metadata of any object.
+#[derive(Deserialize)]
+struct Named {
+    metadata: NamedMetadata,
+}
+
+#[derive(Deserialize)]
+struct NamedMetadata {
+    uid: String,
+}
+
+impl Requests {
+    fn uid(&self, target: &Target) -> Result<String, String> {
+        let named = self.client.get::<Named>(target);
+        named.map(|named| named.metadata.uid).map_err(|error| error.to_string())
+    }
+}
+
+impl CertificateApi for Requests {
+    fn account_uid(&self, namespace: &str, name: &str) -> Result<String, String> {
+        self.uid(&Target::service_account(namespace, name))
+    }
+
+    fn node_uid(&self, name: &str) -> Result<String, String> {
+        self.uid(&Target::node(name))
+    }
+
+    fn create_request(&self, namespace: &str, body: &Value) -> Result<Request, String> {
+        let target = Target::pod_certificate_requests(namespace);
+        self.client.create(&target, body).map_err(|error| error.to_string())
+    }
+
+    fn read_request(&self, namespace: &str, name: &str) -> Result<Option<Request>, String> {
+        match self.client.get(&Target::pod_certificate_requests(namespace).name(name)) {
+            Ok(request) => Ok(Some(request)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error.to_string()),
+        }
     }
 }
 

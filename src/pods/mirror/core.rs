@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use super::redact::redact;
 use super::request::{Request, Response};
 use super::view::View;
 use crate::model::api;
@@ -280,5 +281,8 @@ fn mirror_of(pod: &Pod, owner: &OwnerReference) -> api::Pod {
     meta.managed_fields = None;
     meta.generate_name = None;
     meta.self_link = None;
+    if let Some(spec) = &mut mirror.spec {
+        redact(spec);
+    }
     mirror
 }

@@ -7,6 +7,7 @@
 //! is deleted for a missing static pod before all sources have delivered their sets.
 
 mod core;
+mod redact;
 mod request;
 #[cfg(test)]
 mod tests;

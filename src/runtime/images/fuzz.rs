@@ -7,11 +7,11 @@ use jiff::Timestamp;
 use super::gc::{Ledger, Policy, SeenImage};
 use super::pull_secrets::PullSecrets;
 use crate::fuzz::{Budget, Target, nested, repeated};
-use crate::kube::PodApi;
 use crate::kube::claims::Claims;
 use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::runtime_classes::RuntimeClasses;
 use crate::kube::tokens::Tokens;
+use crate::kube::{PodApi, PodObjects};
 use crate::model::api;
 use crate::model::ids::ImageRef;
 use crate::model::pod::Pod;
@@ -127,11 +127,12 @@ fn credentials(bytes: &[u8]) {
         services,
         classes: RuntimeClasses::none(),
         claims: Claims::none(),
+        trust: Default::default(),
     };
     let value = serde_json::json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"},
         "spec": {"containers": [], "imagePullSecrets": [{"name": "new"}, {"name": "old"}]}});
     let pod = Pod::from(serde_json::from_value::<api::Pod>(value).unwrap());
-    let (secrets, _) = PullSecrets::of(&pod, Some(&api), &StopToken::never());
+    let (secrets, _) = PullSecrets::of(&pod, Some(PodObjects::Api(&api.objects)), &StopToken::never());
     // A host as long as one may be, and the one that fits most of what stars leave open.
     let (long, parts) = (format!("{}.b/x", "a".repeat(250)), format!("{}/x", "a.".repeat(126)));
     for image in ["r.example/team/x:1", "busybox", &long, &parts] {

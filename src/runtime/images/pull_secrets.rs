@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::credentials::{Credential, DockerConfig, Entry, Index, MAX_ENTRIES, index, lookup};
 use super::records::PullSecret;
-use crate::kube::PodApi;
+use crate::kube::PodObjects;
 use crate::kube::objects::Object;
 use crate::model::pod::Pod;
 use crate::util::sha256;
@@ -26,10 +26,10 @@ impl PullSecrets {
     /// them.
     ///
     /// DIFFERS: one that holds no credentials counts as missing; upstream fails the pull.
-    pub fn of(pod: &Pod, api: Option<&PodApi>, stop: &StopToken) -> (PullSecrets, Vec<String>) {
+    pub fn of(pod: &Pod, objects: Option<PodObjects<'_>>, stop: &StopToken) -> (PullSecrets, Vec<String>) {
         let mut all = PullSecrets::default();
         let mut missing = Vec::new();
-        let Some(api) = api else { return (all, missing) };
+        let Some(objects) = objects else { return (all, missing) };
         let mut seen = BTreeSet::new();
         for reference in pod.spec().image_pull_secrets.iter().flatten() {
             // The API allows references without a name. A Secret that is listed twice is read once.
@@ -37,7 +37,7 @@ impl PullSecrets {
                 continue;
             }
             let (namespace, name) = (pod.namespace(), reference.name.as_str());
-            let problem = match api.objects.secret(namespace, name, stop) {
+            let problem = match objects.secret(namespace, name, stop) {
                 Ok(secret) => match entries(&secret).and_then(|entries| all.index_more(entries)) {
                     Ok(index) => {
                         all.add(index, (namespace, name), &secret);
@@ -147,10 +147,7 @@ fn go_escaped(json: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::claims::Claims;
     use crate::kube::objects::{Key, Kind, Objects};
-    use crate::kube::runtime_classes::RuntimeClasses;
-    use crate::kube::tokens::Tokens;
     use serde_json::json;
 
     fn secret(kind: &str, key: &str, content: &str) -> Object {
@@ -201,14 +198,8 @@ mod tests {
         let secrets = secrets.into_iter().map(|(name, object)| (Key::new(Kind::Secret, "n", name), object));
         let objects = Objects::fixed(secrets.collect());
         objects.set(&Key::new(Kind::Secret, "n", "gone"), None);
-        let api = PodApi {
-            objects,
-            tokens: Tokens::fixed(),
-            services: Default::default(),
-            classes: RuntimeClasses::none(),
-            claims: Claims::none(),
-        };
-        let of = |names: &[&str]| PullSecrets::of(&pod(names), Some(&api), &StopToken::never());
+        let source = Some(PodObjects::Api(&objects));
+        let of = |names: &[&str]| PullSecrets::of(&pod(names), source, &StopToken::never());
         let (found, missing) =
             of(&["gone", "", "old", "old", "new", "other", "broken", "gone", "many", "rest"]);
         assert_eq!(missing, ["gone", "broken", "many", "rest"]);

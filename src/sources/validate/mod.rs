@@ -8,7 +8,7 @@ mod container;
 mod environment;
 mod ephemeral;
 mod handlers;
-mod names;
+pub(super) mod names;
 mod paths;
 mod pod;
 mod report;

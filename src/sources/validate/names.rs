@@ -12,7 +12,7 @@ fn should(what: &str, examples: &[&str], expression: &str) -> String {
 }
 
 /// `[a-z0-9]([-a-z0-9]*[a-z0-9])?`, at most 63 bytes.
-pub(super) fn dns_label(name: &str) -> Option<String> {
+pub(crate) fn dns_label(name: &str) -> Option<String> {
     if name.len() > 63 {
         return Some("must be no more than 63 bytes".to_owned());
     }
@@ -24,7 +24,7 @@ pub(super) fn dns_label(name: &str) -> Option<String> {
 }
 
 /// Labels joined by dots, at most 253 bytes.
-pub(super) fn dns_subdomain(name: &str) -> Option<String> {
+pub(crate) fn dns_subdomain(name: &str) -> Option<String> {
     if name.len() > 253 {
         return Some("must be no more than 253 bytes".to_owned());
     }
@@ -124,7 +124,7 @@ pub(super) fn env_name(name: &str) -> Option<String> {
 }
 
 /// A key of a ConfigMap, a Secret or a file of variables.
-pub(super) fn config_key(key: &str) -> Option<String> {
+pub(crate) fn config_key(key: &str) -> Option<String> {
     if key.len() > 253 {
         return Some("must be no more than 253 bytes".to_owned());
     }

@@ -62,6 +62,7 @@ impl Node {
                 claims.into_iter().map(parse).collect(),
                 volumes.into_iter().map(|value| serde_json::from_value(value).unwrap()).collect(),
             ),
+            trust: Default::default(),
         };
         let (events, _) = EventSink::new();
         let mut kinds = Kinds::new((root.path(), &root.path().join("exec")), "node", Some(api), events);

@@ -1,0 +1,340 @@
+//! Certificates for pods: a key, and a PodCertificateRequest that a signer answers (Go:
+//! pkg/kubelet/podcertificate).
+//!
+//! A certificate is requested when a pod's volume needs it, and renewed from the time that the
+//! signer names. No thread is needed: pods are synced at least every minute or so, and each sync
+//! calls this. Keys are only in memory and in the volume; after a restart of the agent a new
+//! certificate is requested, and the old files serve until it is issued.
+//!
+//! DIFFERS: upstream watches all requests of the node; here a pending request is read when its pod
+//! is synced, and the first one is waited for. Feature gates have no effect: the API server decides
+//! whether pods have such volumes. Keys of the types RSA3072, RSA4096 and ECDSAP521 are not
+//! generated, because the cryptographic library of the agent cannot.
+
+mod key;
+mod state;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use jiff::{SignedDuration, Timestamp};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::model::api::PodCertificateProjection;
+use crate::model::event::EventSink;
+use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
+use crate::util::backoff::random_unit;
+use crate::util::encoding::base64;
+use crate::util::stop::{StopToken, Waited};
+use crate::util::threads;
+
+pub use state::Condition;
+use state::{Answer, Pending, State, Step};
+
+/// How long a volume waits for a new request to be answered. A later answer is found when the
+/// volume is tried again.
+const FIRST_WAIT: Duration = Duration::from_secs(3);
+/// The time between two reads meanwhile.
+const PAUSE: Duration = Duration::from_millis(250);
+/// The longest random time that is added to the time of a renewal, so that not all certificates are
+/// renewed at once.
+const JITTER_SECONDS: f64 = 300.0;
+
+/// The key and the certificates of a volume, both in PEM. `Debug` does not print them.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credential {
+    key: String,
+    chain: String,
+}
+
+impl Credential {
+    /// The private key (PKCS #8), for a file that only the pod reads.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// The certificate, and those of intermediate authorities.
+    #[must_use]
+    pub fn chain(&self) -> &str {
+        &self.chain
+    }
+}
+
+impl fmt::Debug for Credential {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Credential(***)")
+    }
+}
+
+/// Why there is no certificate.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CertificateError {
+    /// The signer has not answered yet.
+    #[error("credential bundle is not issued yet")]
+    NotIssued,
+    /// The signer has denied the request, or has failed. There is no other request for this volume
+    /// until the agent is started again.
+    #[error("PodCertificateRequest was permanently {what}: reason={reason:?} message={message:?}")]
+    #[expect(missing_docs, reason = "the names say what the values are")]
+    Refused { what: &'static str, reason: String, message: String },
+    /// The agent cannot generate such a key.
+    #[error("key type {0:?} is not supported by this agent: it supports ECDSAP256, ECDSAP384 and ED25519")]
+    KeyType(String),
+    /// No key could be generated.
+    #[error("cannot generate a key: {0}")]
+    Key(String),
+    /// A request to the API server failed.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The pod or the agent stops.
+    #[error("stopping")]
+    Stopping,
+}
+
+/// The fields of a PodCertificateRequest that are used.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Request {
+    metadata: RequestMetadata,
+    status: Option<RequestStatus>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RequestMetadata {
+    name: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RequestStatus {
+    conditions: Option<Vec<Condition>>,
+    certificate_chain: Option<String>,
+    begin_refresh_at: Option<Timestamp>,
+    not_after: Option<Timestamp>,
+}
+
+/// The requests to the API server; a trait so that tests need no server.
+pub trait CertificateApi: Send + Sync {
+    /// The UID of a service account.
+    ///
+    /// # Errors
+    /// The API server's error message, as of the other requests.
+    fn account_uid(&self, namespace: &str, name: &str) -> Result<String, String>;
+
+    /// The UID of the node.
+    ///
+    /// # Errors
+    /// The API server's error message.
+    fn node_uid(&self, name: &str) -> Result<String, String>;
+
+    /// Creates a PodCertificateRequest.
+    ///
+    /// # Errors
+    /// The API server's error message.
+    fn create_request(&self, namespace: &str, body: &Value) -> Result<Request, String>;
+
+    /// Reads one; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// The API server's error message.
+    fn read_request(&self, namespace: &str, name: &str) -> Result<Option<Request>, String>;
+}
+
+/// The place of a certificate in a pod: the name of the volume and the index of the source.
+type Place = (String, usize);
+
+/// The certificates of this node's pods. Clones share them.
+#[derive(Clone)]
+pub struct PodCertificates {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    api: Box<dyn CertificateApi>,
+    /// Locked for short reads and updates only, never during a request.
+    table: Mutex<HashMap<PodUid, HashMap<Place, State>>>,
+}
+
+impl fmt::Debug for PodCertificates {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("PodCertificates")
+    }
+}
+
+impl PodCertificates {
+    /// An empty table.
+    #[must_use]
+    pub fn new(api: Box<dyn CertificateApi>) -> PodCertificates {
+        PodCertificates { shared: Arc::new(Shared { api, table: Mutex::default() }) }
+    }
+
+    /// The credential of the source with this index in a projected volume. Requests it if there is
+    /// none or it is due; blocks during the requests, and waits a moment for the first answer. Only
+    /// the pod's worker may call this. `events` receives the warnings about certificates that are
+    /// not renewed in time.
+    ///
+    /// # Errors
+    /// When there is no certificate.
+    pub fn get(
+        &self,
+        pod: &Pod,
+        (volume, index): (&str, usize),
+        source: &PodCertificateProjection,
+        (events, stop): (&EventSink, &StopToken),
+    ) -> Result<Credential, CertificateError> {
+        let place = (volume.to_owned(), index);
+        let mut state = {
+            let mut table = self.table();
+            table.get_mut(pod.uid()).and_then(|places| places.remove(&place)).unwrap_or_default()
+        };
+        let result = self.advance(&mut state, pod, source, (events, stop));
+        self.table().entry(pod.uid().clone()).or_default().insert(place, state);
+        result
+    }
+
+    /// Drops the certificates of a pod that was removed.
+    pub fn forget(&self, uid: &PodUid) {
+        self.table().remove(uid);
+    }
+
+    fn table(&self) -> MutexGuard<'_, HashMap<PodUid, HashMap<Place, State>>> {
+        self.shared.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn advance(
+        &self,
+        state: &mut State,
+        pod: &Pod,
+        source: &PodCertificateProjection,
+        (events, stop): (&EventSink, &StopToken),
+    ) -> Result<Credential, CertificateError> {
+        let namespace = pod.namespace();
+        // A request that was deleted is repeated once; a second one is left to the next call.
+        let mut repeats = 0;
+        loop {
+            let now = Timestamp::now();
+            match state.next(now, Instant::now()) {
+                Step::Use => break,
+                Step::Create if repeats > 1 => break,
+                Step::Create => {
+                    repeats += 1;
+                    match self.request(pod, source) {
+                        Ok(pending) => state.requested(pending),
+                        Err(error) => {
+                            let text = error.to_string();
+                            if !state.failed(Instant::now()) {
+                                return Err(error);
+                            }
+                            log::warn!(
+                                "cannot renew a certificate, the old one serves: {text} pod={} uid={}",
+                                pod.name(),
+                                pod.uid()
+                            );
+                            break;
+                        }
+                    }
+                }
+                Step::Read { name, created } => {
+                    let answer = match self.shared.api.read_request(namespace, &name) {
+                        Ok(request) => answer(request),
+                        Err(text) if state.has_credential() => {
+                            log::debug!("PodCertificateRequest {namespace}/{name}: {text}");
+                            break;
+                        }
+                        Err(text) => return Err(CertificateError::Unavailable(text)),
+                    };
+                    let jitter = SignedDuration::from_secs_f64(random_unit() * JITTER_SECONDS);
+                    if state.answered(answer, jitter) {
+                        continue;
+                    }
+                    let _waiting = threads::waiting("answer to a PodCertificateRequest");
+                    if state.has_credential() || created.elapsed() >= FIRST_WAIT {
+                        break;
+                    }
+                    if stop.wait(PAUSE) == Waited::Stopped {
+                        return Err(CertificateError::Stopping);
+                    }
+                }
+            }
+        }
+        for (reason, message) in state.warnings(Timestamp::now()) {
+            events.warning(pod, reason, message);
+        }
+        state.credential()
+    }
+
+    /// Generates a key and creates a request for it.
+    fn request(&self, pod: &Pod, source: &PodCertificateProjection) -> Result<Pending, CertificateError> {
+        let fetch = |what: &str, text: String| CertificateError::Unavailable(format!("while {what}: {text}"));
+        let api = &self.shared.api;
+        let namespace = pod.namespace();
+        let account = pod.spec().service_account_name.as_deref().unwrap_or_default();
+        let node = pod.spec().node_name.as_deref().unwrap_or_default();
+        let key = key::Key::generate(&source.key_type)?;
+        let account_uid =
+            api.account_uid(namespace, account).map_err(|text| fetch("fetching service account", text))?;
+        let node_uid = api.node_uid(node).map_err(|text| fetch("getting node object", text))?;
+        let body = json!({
+            "kind": "PodCertificateRequest",
+            "apiVersion": "certificates.k8s.io/v1beta1",
+            "metadata": {
+                "namespace": namespace,
+                "generateName": "req-",
+                "ownerReferences": [
+                    {"apiVersion": "v1", "kind": "Pod", "name": pod.name(), "uid": pod.uid().as_str()},
+                ],
+            },
+            "spec": {
+                "signerName": source.signer_name,
+                "podName": pod.name(),
+                "podUID": pod.uid().as_str(),
+                "serviceAccountName": account,
+                "serviceAccountUID": account_uid,
+                "nodeName": node,
+                "nodeUID": node_uid,
+                "maxExpirationSeconds": source.max_expiration_seconds,
+                "stubPKCS10Request": base64(key.request()),
+                "unverifiedUserAnnotations": source.user_annotations,
+            },
+        });
+        let created = api
+            .create_request(namespace, &body)
+            .map_err(|text| fetch("creating PodCertificateRequest", text))?;
+        Ok(Pending { name: created.metadata.name, key: key.into_pem(), created: Instant::now() })
+    }
+}
+
+/// The part of a request's status that decides.
+fn answer(request: Option<Request>) -> Answer {
+    let Some(request) = request else { return Answer::Deleted };
+    let status = request.status.unwrap_or_default();
+    for condition in status.conditions.into_iter().flatten() {
+        match condition.type_.as_str() {
+            "Denied" => return Answer::Refused("denied", condition),
+            "Failed" => return Answer::Refused("failed", condition),
+            "Issued" => {
+                let chain = clean(status.certificate_chain.as_deref().unwrap_or_default());
+                let not_after = status.not_after.unwrap_or(Timestamp::MAX);
+                let begin_refresh_at = status.begin_refresh_at.unwrap_or(not_after);
+                return Answer::Issued { chain, begin_refresh_at, not_after };
+            }
+            _ => {}
+        }
+    }
+    Answer::Pending
+}
+
+/// The certificates without text between them and without headers.
+fn clean(chain: &str) -> String {
+    let blocks = pem::parse_many(chain).unwrap_or_default();
+    blocks.into_iter().map(|block| super::trust_bundles::certificate_pem(block.into_contents())).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,156 @@
+use super::*;
+use crossbeam_channel::Receiver;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::model::event::Event;
+
+/// An API server whose signer answers after some reads.
+#[derive(Clone, Default)]
+struct Fake {
+    created: Arc<Mutex<Vec<Value>>>,
+    /// What each read answers, in order; the last answer repeats. `null`: deleted.
+    answers: Arc<Mutex<Vec<Value>>>,
+    reads: Arc<AtomicUsize>,
+    down: Arc<Mutex<bool>>,
+}
+
+impl CertificateApi for Fake {
+    fn account_uid(&self, namespace: &str, name: &str) -> Result<String, String> {
+        Ok(format!("uid-of-{namespace}/{name}"))
+    }
+
+    fn node_uid(&self, name: &str) -> Result<String, String> {
+        Ok(format!("uid-of-{name}"))
+    }
+
+    fn create_request(&self, _: &str, body: &Value) -> Result<Request, String> {
+        if *self.down.lock().unwrap() {
+            return Err("down".to_owned());
+        }
+        let mut created = self.created.lock().unwrap();
+        created.push(body.clone());
+        let name = format!("req-{}", created.len());
+        Ok(Request { metadata: RequestMetadata { name }, status: None })
+    }
+
+    fn read_request(&self, namespace: &str, name: &str) -> Result<Option<Request>, String> {
+        assert_eq!((namespace, name), ("n", format!("req-{}", self.created.lock().unwrap().len()).as_str()));
+        let number = self.reads.fetch_add(1, Ordering::Relaxed);
+        let answers = self.answers.lock().unwrap();
+        let answer = answers.get(number).or(answers.last()).cloned().unwrap_or_default();
+        Ok(serde_json::from_value(answer).unwrap())
+    }
+}
+
+impl Fake {
+    fn answer(&self, answers: &[Value]) {
+        *self.answers.lock().unwrap() = answers.to_vec();
+        self.reads.store(0, Ordering::Relaxed);
+    }
+
+    fn created(&self) -> usize {
+        self.created.lock().unwrap().len()
+    }
+}
+
+fn issued(begin: &str) -> Value {
+    let chain = format!("words\n{}", super::super::trust_bundles::certificate_pem(b"leaf".to_vec()));
+    json!({"metadata": {"name": "r"}, "status": {"certificateChain": chain,
+        "conditions": [{"type": "Issued", "status": "True", "reason": "r", "message": "m"}],
+        "notBefore": "2020-01-01T00:00:00Z", "beginRefreshAt": begin, "notAfter": "2999-01-01T00:00:00Z"}})
+}
+
+fn pod() -> Pod {
+    let object = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"},
+        "spec": {"serviceAccountName": "sa", "nodeName": "node", "containers": []}});
+    Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap())
+}
+
+struct Bench {
+    fake: Fake,
+    certificates: PodCertificates,
+    events: EventSink,
+    queue: Receiver<Box<Event>>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let fake = Fake::default();
+        let (events, queue) = EventSink::new();
+        Bench { certificates: PodCertificates::new(Box::new(fake.clone())), fake, events, queue }
+    }
+
+    fn get(&self, kind: &str) -> Result<Credential, CertificateError> {
+        let source = json!({"signerName": "example.org/signer", "keyType": kind, "maxExpirationSeconds": 7200,
+            "userAnnotations": {"example.org/a": "b"}, "credentialBundlePath": "bundle"});
+        let source: PodCertificateProjection = serde_json::from_value(source).unwrap();
+        let stop = StopToken::never();
+        self.certificates.get(&pod(), ("v", 1), &source, (&self.events, &stop))
+    }
+}
+
+#[test]
+fn request_names_pod_account_and_node_and_its_answer_is_used() {
+    let bench = Bench::new();
+    bench.fake.answer(&[json!({"metadata": {"name": "r"}}), issued("2999-01-01T00:00:00Z")]);
+    let credential = bench.get("ECDSAP256").unwrap();
+    assert!(credential.key().starts_with("-----BEGIN PRIVATE KEY-----\n"));
+    assert!(credential.chain().starts_with("-----BEGIN CERTIFICATE-----\n"), "no text is left");
+    assert_eq!(format!("{credential:?}"), "Credential(***)");
+    let mut body = bench.fake.created.lock().unwrap()[0].clone();
+    let stub = body["spec"].as_object_mut().unwrap().remove("stubPKCS10Request").unwrap();
+    assert!(crate::util::encoding::from_base64(stub.as_str().unwrap()).is_some());
+    assert_eq!(
+        body,
+        json!({"kind": "PodCertificateRequest", "apiVersion": "certificates.k8s.io/v1beta1",
+            "metadata": {"namespace": "n", "generateName": "req-",
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}]},
+            "spec": {"signerName": "example.org/signer", "podName": "p", "podUID": "u",
+                "serviceAccountName": "sa", "serviceAccountUID": "uid-of-n/sa",
+                "nodeName": "node", "nodeUID": "uid-of-node", "maxExpirationSeconds": 7200,
+                "unverifiedUserAnnotations": {"example.org/a": "b"}}})
+    );
+    assert_eq!(bench.get("ECDSAP256"), Ok(credential));
+    assert_eq!(bench.fake.created(), 1);
+    bench.certificates.forget(pod().uid());
+    bench.fake.answer(&[issued("2999-01-01T00:00:00Z")]);
+    assert!(bench.get("ECDSAP256").is_ok());
+    assert_eq!(bench.fake.created(), 2);
+}
+
+#[test]
+fn certificate_that_is_due_is_renewed_and_the_old_one_serves_meanwhile() {
+    let bench = Bench::new();
+    bench.fake.answer(&[issued("2020-01-01T00:00:00Z"), json!({"metadata": {"name": "r"}})]);
+    // The first one is due at once.
+    let first = bench.get("ED25519").unwrap();
+    assert_eq!(bench.get("ED25519"), Ok(first.clone()));
+    assert_eq!(bench.fake.created(), 2);
+    let event = bench.queue.try_recv().unwrap();
+    assert_eq!(event.reason, "CertificateOverdueForRefresh");
+    *bench.fake.down.lock().unwrap() = true;
+    bench.fake.answer(&[Value::Null]);
+    assert_eq!(bench.get("ED25519"), Ok(first.clone()), "the request is gone, and no other is made");
+    *bench.fake.down.lock().unwrap() = false;
+    assert_eq!(bench.get("ED25519"), Ok(first), "a failed renewal is not repeated at once");
+    assert_eq!(bench.fake.created(), 2);
+}
+
+#[test]
+fn errors_of_first_requests_are_returned() {
+    let bench = Bench::new();
+    assert!(matches!(bench.get("RSA4096"), Err(CertificateError::KeyType(_))));
+    *bench.fake.down.lock().unwrap() = true;
+    let error = bench.get("ECDSAP384").unwrap_err().to_string();
+    assert_eq!(error, "while creating PodCertificateRequest: down");
+    *bench.fake.down.lock().unwrap() = false;
+    let denied = json!({"metadata": {"name": "r"}, "status": {"conditions": [
+        {"type": "Denied", "reason": "UnsupportedKeyType", "message": "ED25519"}]}});
+    bench.fake.answer(&[denied]);
+    let expected =
+        "PodCertificateRequest was permanently denied: reason=\"UnsupportedKeyType\" message=\"ED25519\"";
+    for _ in 0..2 {
+        assert_eq!(bench.get("ECDSAP384").unwrap_err().to_string(), expected);
+    }
+    assert_eq!(bench.fake.created(), 1);
+}

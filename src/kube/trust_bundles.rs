@@ -1,0 +1,387 @@
+//! ClusterTrustBundles: certificates of authorities for projected volumes (Go:
+//! pkg/kubelet/clustertrustbundle).
+//!
+//! DIFFERS: upstream watches all bundles from the first use on. Few pods name one, so a bundle, or
+//! the bundles of a signer, are read when a volume needs them, and cached for a minute; cached
+//! ones stay usable while the API server is unavailable. Feature gates have no effect: the API
+//! server decides whether pods have such volumes.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+
+use crate::model::api::ClusterTrustBundleProjection;
+use crate::model::meta::LabelSelector;
+use crate::util::backoff::random_u64;
+use crate::util::sha256;
+
+/// How long cached bundles are used without another request.
+const FRESH: Duration = Duration::from_secs(60);
+/// The largest number of cached responses; beyond it the oldest is dropped.
+const MAX_CACHED: usize = 256;
+/// The limit of the certificates in one file, and of the bytes of bundles that are read for it.
+const MAX_CERTIFICATES: usize = 10_000;
+const MAX_BYTES: usize = 4 * 1024 * 1024;
+
+/// The fields of a ClusterTrustBundle that are used.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Bundle {
+    metadata: BundleMetadata,
+    spec: BundleSpec,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+struct BundleMetadata {
+    labels: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct BundleSpec {
+    signer_name: Option<String>,
+    trust_bundle: String,
+}
+
+/// A list of bundles.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct BundleList {
+    /// The bundles.
+    pub items: Vec<Bundle>,
+}
+
+/// The bundles to read.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Query {
+    /// The bundle of this name.
+    Name(String),
+    /// All bundles of this signer.
+    Signer(String),
+}
+
+/// Why there is no file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BundleError {
+    /// The source names neither a bundle nor a signer.
+    #[error("ClusterTrustBundle projection requires either name or signerName to be set")]
+    NoSource,
+    /// There is no bundle of this name.
+    #[error("while getting ClusterTrustBundle: clustertrustbundle.certificates.k8s.io {0:?} not found")]
+    NotFound(String),
+    /// No bundle has the signer and the labels.
+    #[error("combination of signerName and labelSelector matched zero ClusterTrustBundles")]
+    NoMatch,
+    /// The selector has an operator that does not exist.
+    #[error("while parsing label selector: {0:?} is not a valid label selector operator")]
+    Selector(String),
+    /// A bundle is not PEM.
+    #[error("while normalizing trust anchors: a bundle is not PEM")]
+    NotPem,
+    /// The bundles are too large for one file.
+    #[error("the trust bundles have more than {MAX_CERTIFICATES} certificates or {MAX_BYTES} bytes")]
+    TooLarge,
+    /// The request failed.
+    #[error("while getting ClusterTrustBundle: {0}")]
+    Unavailable(String),
+}
+
+/// The requests to the API server; a trait so that tests need no server.
+pub trait BundleApi: Send + Sync {
+    /// Reads bundles. The bundle of a name that does not exist is an empty list.
+    ///
+    /// # Errors
+    /// The API server's error message.
+    fn read_bundles(&self, query: &Query) -> Result<Vec<Bundle>, String>;
+}
+
+struct Cached {
+    bundles: Arc<[Bundle]>,
+    read: Instant,
+}
+
+/// The bundles that pods of this node have named. Clones share them.
+#[derive(Clone)]
+pub struct TrustBundles {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    api: Box<dyn BundleApi>,
+    /// Decides the order of certificates: stable, but another one after each start.
+    seed: u64,
+    /// Not locked during a request.
+    known: Mutex<HashMap<Query, Cached>>,
+}
+
+impl fmt::Debug for TrustBundles {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("TrustBundles")
+    }
+}
+
+impl TrustBundles {
+    /// An empty cache.
+    #[must_use]
+    pub fn new(api: Box<dyn BundleApi>) -> TrustBundles {
+        let shared = Shared { api, seed: random_u64(), known: Mutex::default() };
+        TrustBundles { shared: Arc::new(shared) }
+    }
+
+    /// The content of the file of a source: its certificates in PEM, each once, in an order of this
+    /// process. Empty if the source is optional and has no bundle. May send a request.
+    ///
+    /// # Errors
+    /// See [`BundleError`].
+    pub fn file(&self, source: &ClusterTrustBundleProjection) -> Result<Vec<u8>, BundleError> {
+        self.file_at(source, Instant::now())
+    }
+
+    fn file_at(&self, source: &ClusterTrustBundleProjection, now: Instant) -> Result<Vec<u8>, BundleError> {
+        let query = match (&source.name, &source.signer_name) {
+            (Some(name), _) => Query::Name(name.clone()),
+            (None, Some(signer)) => Query::Signer(signer.clone()),
+            (None, None) => return Err(BundleError::NoSource),
+        };
+        let bundles = self.bundles(&query, now)?;
+        let chosen: Vec<&Bundle> = match &query {
+            Query::Name(_) => bundles.iter().collect(),
+            Query::Signer(signer) => select(&bundles, signer, source.label_selector.as_ref())?,
+        };
+        if chosen.is_empty() {
+            return match query {
+                _ if source.optional == Some(true) => Ok(Vec::new()),
+                Query::Name(name) => Err(BundleError::NotFound(name)),
+                Query::Signer(_) => Err(BundleError::NoMatch),
+            };
+        }
+        normalize(&chosen, self.shared.seed)
+    }
+
+    fn bundles(&self, query: &Query, now: Instant) -> Result<Arc<[Bundle]>, BundleError> {
+        let known = self.known().get(query).map(|cached| (Arc::clone(&cached.bundles), cached.read));
+        if let Some((bundles, read)) = &known
+            && now.saturating_duration_since(*read) < FRESH
+            // A missing bundle may exist now.
+            && !bundles.is_empty()
+        {
+            return Ok(Arc::clone(bundles));
+        }
+        match (self.shared.api.read_bundles(query), known) {
+            (Ok(bundles), _) => {
+                let bundles: Arc<[Bundle]> = bundles.into();
+                let mut known = self.known();
+                if known.len() >= MAX_CACHED && !known.contains_key(query) {
+                    let oldest = known.iter().min_by_key(|(_, cached)| cached.read);
+                    if let Some(oldest) = oldest.map(|(query, _)| query.clone()) {
+                        known.remove(&oldest);
+                    }
+                }
+                known.insert(query.clone(), Cached { bundles: Arc::clone(&bundles), read: now });
+                Ok(bundles)
+            }
+            (Err(why), Some((bundles, _))) => {
+                log::debug!("ClusterTrustBundles: {why}; the last known ones are used");
+                Ok(bundles)
+            }
+            (Err(why), None) => Err(BundleError::Unavailable(why)),
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<Query, Cached>> {
+        self.shared.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The bundles of the signer that the selector matches. Without a selector, none.
+fn select<'a>(
+    bundles: &'a [Bundle],
+    signer: &str,
+    selector: Option<&LabelSelector>,
+) -> Result<Vec<&'a Bundle>, BundleError> {
+    let mut chosen = Vec::new();
+    let Some(selector) = selector else { return Ok(chosen) };
+    let none = BTreeMap::new();
+    for bundle in bundles {
+        let labels = bundle.metadata.labels.as_ref().unwrap_or(&none);
+        if matches(selector, labels)? && bundle.spec.signer_name.as_deref() == Some(signer) {
+            chosen.push(bundle);
+        }
+    }
+    Ok(chosen)
+}
+
+fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> Result<bool, BundleError> {
+    let mut all = selector.match_labels.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
+    for one in selector.match_expressions.iter().flatten() {
+        let value = labels.get(&one.key);
+        let listed = || value.is_some_and(|value| one.values.iter().flatten().any(|each| each == value));
+        all &= match one.operator.as_str() {
+            "In" => listed(),
+            "NotIn" => !listed(),
+            "Exists" => value.is_some(),
+            "DoesNotExist" => value.is_none(),
+            other => return Err(BundleError::Selector(other.to_owned())),
+        };
+    }
+    Ok(all)
+}
+
+/// Each certificate once, without text between them. The order depends on the seed, so that no
+/// program relies on it, and is the same at each update of the volume.
+fn normalize(bundles: &[&Bundle], seed: u64) -> Result<Vec<u8>, BundleError> {
+    let bytes: usize = bundles.iter().map(|bundle| bundle.spec.trust_bundle.len()).sum();
+    if bytes > MAX_BYTES {
+        return Err(BundleError::TooLarge);
+    }
+    let mut anchors = BTreeSet::new();
+    for bundle in bundles {
+        let blocks = pem::parse_many(&bundle.spec.trust_bundle).map_err(|_| BundleError::NotPem)?;
+        anchors.extend(blocks.into_iter().map(pem::Pem::into_contents));
+    }
+    if anchors.len() > MAX_CERTIFICATES {
+        return Err(BundleError::TooLarge);
+    }
+    let mut anchors: Vec<Vec<u8>> = anchors.into_iter().collect();
+    anchors.sort_by_cached_key(|anchor| {
+        let mut text = seed.to_be_bytes().to_vec();
+        text.extend_from_slice(anchor);
+        sha256::digest(&text)
+    });
+    Ok(anchors.into_iter().flat_map(|anchor| certificate_pem(anchor).into_bytes()).collect())
+}
+
+/// A certificate in PEM.
+pub(super) fn certificate_pem(der: Vec<u8>) -> String {
+    let block = pem::Pem::new("CERTIFICATE", der);
+    pem::encode_config(&block, pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    type Responses = Arc<Mutex<HashMap<Query, Result<Vec<Bundle>, String>>>>;
+
+    struct Fake(Responses);
+
+    impl BundleApi for Fake {
+        fn read_bundles(&self, query: &Query) -> Result<Vec<Bundle>, String> {
+            self.0.lock().unwrap().get(query).cloned().unwrap_or_else(|| Ok(Vec::new()))
+        }
+    }
+
+    fn bundle(signer: Value, labels: Value, certificates: &[&str]) -> Bundle {
+        let text: String = certificates
+            .iter()
+            .map(|text| format!("text\n{}", certificate_pem(text.as_bytes().to_vec())))
+            .collect();
+        serde_json::from_value(
+            json!({"kind": "ClusterTrustBundle", "metadata": {"name": "x", "labels": labels},
+            "spec": {"signerName": signer, "trustBundle": text}}),
+        )
+        .unwrap()
+    }
+
+    fn source(value: Value) -> ClusterTrustBundleProjection {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn certificates(file: &[u8]) -> BTreeSet<String> {
+        let blocks = pem::parse_many(file).unwrap();
+        let found: Vec<String> =
+            blocks.into_iter().map(|block| String::from_utf8(block.into_contents()).unwrap()).collect();
+        let count = found.len();
+        let set: BTreeSet<String> = found.into_iter().collect();
+        assert_eq!(set.len(), count, "each certificate once");
+        set
+    }
+
+    fn set(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn fake() -> (TrustBundles, Responses) {
+        let responses = Responses::default();
+        (TrustBundles::new(Box::new(Fake(Arc::clone(&responses)))), responses)
+    }
+
+    #[test]
+    fn bundles_are_selected_united_and_deduplicated() {
+        let (bundles, responses) = fake();
+        let all = vec![
+            bundle(json!("s/a"), json!({"env": "x", "tier": "1"}), &["one", "two"]),
+            bundle(json!("s/a"), json!({"env": "y"}), &["two", "three"]),
+            bundle(json!("s/a"), Value::Null, &["four"]),
+            bundle(json!("s/b"), json!({"env": "x"}), &["other"]),
+        ];
+        responses.lock().unwrap().insert(Query::Signer("s/a".into()), Ok(all));
+        let by = |selector: Value| {
+            let source = source(json!({"signerName": "s/a", "labelSelector": selector, "path": "p"}));
+            bundles.file(&source).map(|file| certificates(&file))
+        };
+        assert_eq!(by(json!({})), Ok(set(&["one", "two", "three", "four"])));
+        assert_eq!(by(json!({"matchLabels": {"env": "x"}})), Ok(set(&["one", "two"])));
+        let rule = |operator: &str, values: Value| {
+            by(json!({"matchExpressions": [{"key": "env", "operator": operator, "values": values}]}))
+        };
+        assert_eq!(rule("In", json!(["y", "z"])), Ok(set(&["two", "three"])));
+        assert_eq!(rule("NotIn", json!(["y"])), Ok(set(&["one", "two", "four"])));
+        assert_eq!(rule("Exists", Value::Null), Ok(set(&["one", "two", "three"])));
+        assert_eq!(rule("DoesNotExist", Value::Null), Ok(set(&["four"])));
+        assert_eq!(rule("Like", Value::Null), Err(BundleError::Selector("Like".into())));
+        assert_eq!(by(Value::Null), Err(BundleError::NoMatch), "no selector matches nothing");
+        assert_eq!(rule("In", json!(["z"])), Err(BundleError::NoMatch));
+        let optional =
+            source(json!({"signerName": "s/c", "labelSelector": {}, "optional": true, "path": "p"}));
+        assert_eq!(bundles.file(&optional), Ok(Vec::new()));
+        assert_eq!(bundles.file(&source(json!({"path": "p"}))), Err(BundleError::NoSource));
+    }
+
+    #[test]
+    fn order_is_stable_within_a_process_only() {
+        let names: Vec<String> = (0..20).map(|n| format!("c{n}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let one = bundle(Value::Null, Value::Null, &names);
+        assert_eq!(normalize(&[&one], 1), normalize(&[&one], 1));
+        assert_ne!(normalize(&[&one], 1), normalize(&[&one], 2));
+        let broken = Bundle {
+            spec: BundleSpec {
+                trust_bundle: "-----BEGIN CERTIFICATE-----\n!".into(),
+                ..BundleSpec::default()
+            },
+            ..Bundle::default()
+        };
+        assert!(matches!(normalize(&[&broken], 1), Err(BundleError::NotPem) | Ok(_)));
+    }
+
+    #[test]
+    fn named_bundle_is_cached_and_survives_an_outage() {
+        let (bundles, responses) = fake();
+        let named = source(json!({"name": "b", "path": "p"}));
+        let query = Query::Name("b".into());
+        let now = Instant::now();
+        assert_eq!(bundles.file_at(&named, now), Err(BundleError::NotFound("b".into())));
+        let put = |response| responses.lock().unwrap().insert(query.clone(), response);
+        put(Ok(vec![bundle(Value::Null, Value::Null, &["one"])]));
+        let file = |at| bundles.file_at(&named, at).map(|file| certificates(&file));
+        assert_eq!(file(now), Ok(set(&["one"])), "a missing bundle is read again");
+        put(Ok(vec![bundle(Value::Null, Value::Null, &["two"])]));
+        assert_eq!(file(now), Ok(set(&["one"])));
+        assert_eq!(file(now + FRESH), Ok(set(&["two"])));
+        put(Err("down".into()));
+        assert_eq!(file(now + FRESH * 3), Ok(set(&["two"])));
+        put(Ok(Vec::new()));
+        assert_eq!(file(now + FRESH * 4), Err(BundleError::NotFound("b".into())));
+        put(Err("down".into()));
+        let (empty, responses) = fake();
+        responses.lock().unwrap().insert(query.clone(), Err("down".into()));
+        let error = empty.file_at(&named, now).unwrap_err().to_string();
+        assert_eq!(error, "while getting ClusterTrustBundle: down");
+    }
+}

@@ -1,0 +1,138 @@
+//! Trust bundles and certificates of pods in projected volumes, on a node of a cluster.
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::support::fake_node::{FakeNode, LONG, full_name};
+use crate::support::node::{FOREVER, NODE, busybox, pod};
+use crate::support::wait::{wait_for, wait_until};
+
+const BUNDLES: &str = "/apis/certificates.k8s.io/v1beta1/clustertrustbundles";
+const REQUESTS: &str = "/apis/certificates.k8s.io/v1beta1/namespaces/default/podcertificaterequests";
+const ACCOUNT: &str = "/api/v1/namespaces/default/serviceaccounts/default";
+
+/// PEM of any bytes.
+fn certificate(base64: &str) -> String {
+    format!("-----BEGIN CERTIFICATE-----\n{base64}\n-----END CERTIFICATE-----\n")
+}
+
+fn manifest(sources: Value) -> Value {
+    let mut main = busybox("main", FOREVER);
+    main["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+    let mut web = pod("web", json!([main]));
+    web["metadata"]["uid"] = json!("0a1b2c3d-0000-4000-8000-000000000001");
+    web["spec"]["serviceAccountName"] = json!("default");
+    web["spec"]["volumes"] = json!([{"name": "v", "projected": {"defaultMode": 0o644, "sources": sources}}]);
+    web
+}
+
+fn volume(node: &FakeNode) -> PathBuf {
+    let uid = node.pod("web").unwrap().metadata.uid.unwrap();
+    node.root().join("pods").join(uid).join("volumes/kubernetes.io~projected/v")
+}
+
+/// The request with this place in the order of creation.
+fn request(node: &FakeNode, number: usize) -> Value {
+    wait_for("the request for a certificate", LONG, || node.api().objects(REQUESTS).get(number).cloned())
+}
+
+/// Answers as a signer does.
+fn issue(node: &FakeNode, request: &Value, leaf: &str) {
+    let mut issued = request.clone();
+    issued["status"] = json!({
+        "conditions": [{"type": "Issued", "status": "True", "reason": "Test", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+        "certificateChain": format!("{}{}", certificate(leaf), certificate("aW50ZXJtZWRpYXRl")),
+        "notBefore": "2026-01-01T00:00:00Z",
+        "beginRefreshAt": "2998-01-01T00:00:00Z",
+        "notAfter": "2999-01-01T00:00:00Z",
+    });
+    let name = request["metadata"]["name"].as_str().unwrap();
+    node.api().put(&format!("{REQUESTS}/{name}"), issued);
+}
+
+#[test]
+fn pod_waits_for_its_trust_bundles() {
+    let node = FakeNode::join(json!({}));
+    node.api().put(
+        &format!("{BUNDLES}/x.org:ca:one"),
+        json!({"metadata": {"name": "x.org:ca:one", "labels": {"env": "test"}},
+            "spec": {"signerName": "x.org/ca", "trustBundle": certificate("b25l") + &certificate("dHdv")}}),
+    );
+    node.bind(&manifest(json!([
+        {"clusterTrustBundle": {"name": "roots", "path": "named.pem"}},
+        {"clusterTrustBundle": {"name": "none", "optional": true, "path": "none.pem"}},
+        {"clusterTrustBundle": {"signerName": "x.org/ca", "labelSelector": {"matchLabels": {"env": "test"}}, "path": "signer.pem"}},
+    ])));
+    wait_until("the missing bundle to be reported", LONG, || {
+        node.cli(&["events"]).contains("clustertrustbundle.certificates.k8s.io \"roots\" not found")
+    });
+    node.api().put(
+        &format!("{BUNDLES}/roots"),
+        json!({"metadata": {"name": "roots"}, "spec": {"trustBundle": certificate("cm9vdA==")}}),
+    );
+    node.wait_ready("web");
+    let read = |name: &str| fs::read_to_string(volume(&node).join(name)).unwrap();
+    assert_eq!(read("named.pem"), certificate("cm9vdA=="));
+    assert_eq!(read("none.pem"), "");
+    let both = read("signer.pem");
+    let (one, two) = (certificate("b25l"), certificate("dHdv"));
+    assert!(both == format!("{one}{two}") || both == format!("{two}{one}"), "{both}");
+    node.finish();
+}
+
+#[test]
+fn pod_gets_a_certificate_and_another_one_after_a_restart_of_the_agent() {
+    let mut node = FakeNode::join(json!({}));
+    node.api().put(ACCOUNT, json!({"metadata": {"name": "default", "namespace": "default"}}));
+    let account = node.api().object(ACCOUNT).unwrap();
+    node.bind(&manifest(json!([{"podCertificate": {"signerName": "x.org/signer", "keyType": "ECDSAP256",
+        "credentialBundlePath": "bundle.pem", "keyPath": "key.pem", "certificateChainPath": "chain.pem"}}])));
+    let first = request(&node, 0);
+    let spec = &first["spec"];
+    assert_eq!(spec["signerName"], "x.org/signer");
+    assert_eq!((&spec["nodeName"], &spec["podName"]), (&json!(NODE), &json!(full_name("web"))));
+    assert_eq!(spec["serviceAccountUID"], account["metadata"]["uid"]);
+    assert_eq!(spec["podUID"], first["metadata"]["ownerReferences"][0]["uid"]);
+    assert!(spec["stubPKCS10Request"].as_str().is_some_and(|text| !text.is_empty()));
+    issue(&node, &first, "b25l");
+    node.wait_ready("web");
+    let read = |node: &FakeNode, name: &str| fs::read_to_string(volume(node).join(name)).unwrap_or_default();
+    let (key, chain) = (read(&node, "key.pem"), read(&node, "chain.pem"));
+    assert!(key.starts_with("-----BEGIN PRIVATE KEY-----\n"));
+    assert_eq!(chain, certificate("b25l") + &certificate("aW50ZXJtZWRpYXRl"));
+    assert_eq!(read(&node, "bundle.pem"), format!("{key}{chain}"));
+
+    node.stop_agent();
+    node.start_agent();
+    let second = request(&node, 1);
+    // The old files serve until the answer.
+    assert_eq!(read(&node, "bundle.pem"), format!("{key}{chain}"));
+    issue(&node, &second, "dHdv");
+    wait_until("the new certificate", LONG, || read(&node, "chain.pem").contains("dHdv"));
+    assert_ne!(read(&node, "key.pem"), key);
+    assert!(!node.log().contains("PRIVATE KEY"));
+    node.finish();
+}
+
+#[test]
+fn denied_certificate_names_the_reason() {
+    let node = FakeNode::join(json!({}));
+    node.api().put(ACCOUNT, json!({"metadata": {"name": "default", "namespace": "default"}}));
+    node.bind(&manifest(json!([{"podCertificate": {"signerName": "x.org/signer", "keyType": "ED25519",
+        "credentialBundlePath": "bundle.pem"}}])));
+    let mut denied = request(&node, 0);
+    denied["status"] = json!({"conditions": [{"type": "Denied", "status": "True",
+        "reason": "UnsupportedKeyType", "message": "use ECDSAP256"}]});
+    let name = denied["metadata"]["name"].as_str().unwrap().to_owned();
+    node.api().put(&format!("{REQUESTS}/{name}"), denied);
+    wait_until("the reason to be reported", LONG, || {
+        node.cli(&["events"])
+            .contains("permanently denied: reason=\"UnsupportedKeyType\" message=\"use ECDSAP256\"")
+    });
+    assert_eq!(node.api().objects(REQUESTS).len(), 1);
+    assert!(node.running("web").is_empty());
+    node.finish();
+}
