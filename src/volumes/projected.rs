@@ -290,6 +290,35 @@ mod tests {
         }
     }
 
+    #[test]
+    fn static_pod_gets_local_objects_with_and_without_an_api_server() {
+        let local = LocalObjects::default();
+        let object = Object { data: [("k".to_owned(), b"here".to_vec())].into(), ..Object::default() };
+        let keys = [Key::new(Kind::Secret, "n", "s"), Key::new(Kind::ConfigMap, "n", "kube-root-ca.crt")];
+        let objects = keys.into_iter().map(|key| (key, std::sync::Arc::new(object.clone())));
+        local.replace(objects.collect(), Vec::new());
+        let source = json!({"sources": [{"secret": {"name": "s"}},
+            {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "k", "path": "map"}]}}]});
+        let source: ProjectedVolumeSource = serde_json::from_value(source).unwrap();
+        let mut object = pod(json!({})).object().clone();
+        let annotations = object.metadata.annotations.get_or_insert_default();
+        annotations.insert("kubernetes.io/config.source".to_owned(), "file".to_owned());
+        let pod = Pod::from(object);
+        let api = api();
+        for api in [None, Some(&api)] {
+            let known = Known {
+                objects: PodObjects::of(&pod, api, &local),
+                api,
+                allocatable: &NodeAllocatable::default(),
+                events: &EventSink::new().0,
+            };
+            let files = payload(&pod, "v", &source, &known, &StopToken::never()).unwrap();
+            for path in ["k", "map"] {
+                assert_eq!(files.get(path).map(|file| &*file.data), Some(&b"here"[..]), "{path}");
+            }
+        }
+    }
+
     /// The volume that the API server adds to every pod.
     #[test]
     fn service_account_volume_has_token_ca_and_namespace() {
