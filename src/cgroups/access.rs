@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use super::dir::{Dir, text};
 use super::error::CgroupError;
 use super::files::{self, PERIOD, QUOTA, Write};
-use super::mounts::{Hierarchy, MountError, Mounts, Version};
 use super::names::{Driver, Layout, Name};
 use super::reap::{self, Doomed};
 use super::sent::Sent;
@@ -17,6 +16,7 @@ use super::values::Values;
 use super::{v1, v2};
 use crate::model::ids::PodUid;
 use crate::model::pod::QosClass;
+use crate::util::cgroup_mounts::{Hierarchy, MountError, Mounts, Version};
 use crate::util::stop::StopToken;
 
 /// The cgroups of this agent. Clones are cheap; operations on different cgroups may run at the same

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Dir as Listing, FileType};
 
 use super::dir::Dir;
-use super::mounts::{Hierarchy, Mounts, Version};
+use crate::util::cgroup_mounts::{Hierarchy, Mounts, Version};
 
 /// The files of a new cgroup, with the controllers that have them.
 const V1: &[(&str, &str, &str)] = &[

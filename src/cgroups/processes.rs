@@ -6,9 +6,9 @@ use std::path::Path;
 
 use super::dir::Dir;
 use super::error::CgroupError;
-use super::mounts::{Mounts, Version};
 use super::names::{Driver, Name};
 use super::v1;
+use crate::util::cgroup_mounts::{Mounts, Version};
 
 /// How often the list of processes is read again: they may start others meanwhile.
 const PASSES: u32 = 11;

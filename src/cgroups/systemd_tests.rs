@@ -2,7 +2,6 @@
 
 use std::io::Write;
 
-use super::mounts::Version;
 use super::systemd::Systemd;
 use super::units::{new_slice, properties};
 use super::values::{Quota, Values};
@@ -10,6 +9,7 @@ use super::{CgroupError, Cgroups, Driver, Layout, Name, fake};
 use crate::model::pod::QosClass;
 use crate::transport::dbus::played;
 use crate::transport::dbus::wire::{Kind, Message, Value};
+use crate::util::cgroup_mounts::Version;
 use crate::util::stop::StopToken;
 
 const OWNER: &str = ":1.2";

@@ -5,12 +5,12 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 
 use super::fake;
-use super::mounts::{Hierarchy, Mounts, Version};
 use super::names::{Driver, Layout, Name};
 use super::values::{HugePages, Quota, Values};
 use super::{CgroupError, Cgroups};
 use crate::model::ids::PodUid;
 use crate::model::pod::QosClass;
+use crate::util::cgroup_mounts::{Hierarchy, Mounts, Version};
 use crate::util::stop::{self, StopToken};
 
 const ALONE: [&str; 9] =

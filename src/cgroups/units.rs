@@ -1,9 +1,9 @@
 //! Cgroups as slices of systemd: their properties (pure; github.com/opencontainers/cgroups systemd).
 
-use super::mounts::Version;
 use super::names::Name;
 use super::values::{Quota, Values, cpus, rounded_for_systemd, weight};
 use crate::transport::dbus::wire::Value;
+use crate::util::cgroup_mounts::Version;
 
 /// From this version on, the period of a quota can be set.
 const HAS_PERIOD: u32 = 242;

@@ -4,7 +4,7 @@ use std::io;
 
 use super::dir::Dir;
 use super::error::CgroupError;
-use super::mounts::{Hierarchy, Mounts, UNIFIED};
+use crate::util::cgroup_mounts::{Hierarchy, Mounts, UNIFIED};
 
 /// A cgroup exists if it does in the hierarchies of these (kubelet: cgroup_v1_manager `Validate`).
 const NEEDED: [&str; 7] = ["cpu", "cpuacct", "cpuset", "memory", "systemd", "pids", "hugetlb"];
