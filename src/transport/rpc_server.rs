@@ -134,8 +134,9 @@ impl Service {
             };
             let handler = Arc::clone(&handler);
             calls.start(place, method.name, move |stop| {
-                let mut out = Outgoing { sink, bell: Bell::new() };
+                let mut out = Outgoing { sink, bell: Bell::new(), left: false };
                 match handler(request, &mut out, stop) {
+                    _ if out.left => {}
                     Ok(()) => out.close(stop),
                     Err(refusal) => {
                         let _ = complete(out.sink.fail(refusal.status()), stop);
@@ -179,6 +180,8 @@ fn complete<F: Future + Unpin>(mut future: F, stop: &StopToken) -> Option<F::Out
 pub struct Outgoing<Resp> {
     sink: grpcio::ServerStreamingSink<Resp>,
     bell: Bell,
+    /// The library panics when it is asked again about a call that ended.
+    left: bool,
 }
 
 impl<Resp> Outgoing<Resp> {
@@ -188,7 +191,9 @@ impl<Resp> Outgoing<Resp> {
     /// When the client has left or does not read, or when the server ends.
     pub fn send(&mut self, response: Resp, stop: &StopToken) -> Result<(), Left> {
         self.wait(stop, |sink, context| sink.poll_ready(context))?;
-        Pin::new(&mut self.sink).start_send((response, WriteFlags::default())).map_err(|_| Left)?;
+        let started = Pin::new(&mut self.sink).start_send((response, WriteFlags::default()));
+        self.left |= started.is_err();
+        started.map_err(|_| Left)?;
         self.wait(stop, |sink, context| sink.poll_flush(context))
     }
 
@@ -198,22 +203,27 @@ impl<Resp> Outgoing<Resp> {
 
     /// Whether the client has left.
     pub fn is_left(&mut self) -> bool {
-        let mut context = Context::from_waker(&self.bell.waker);
-        matches!(Pin::new(&mut self.sink).poll_flush(&mut context), Poll::Ready(Err(_)))
+        let _ = self.poll(|sink, context| sink.poll_flush(context));
+        self.left
+    }
+
+    fn poll(&mut self, poll: impl FnOnce(SinkOf<'_, Resp>, &mut Context<'_>) -> Sent) -> Poll<Result<(), Left>> {
+        if self.left {
+            return Poll::Ready(Err(Left));
+        }
+        let polled = poll(Pin::new(&mut self.sink), &mut Context::from_waker(&self.bell.waker));
+        self.left = matches!(polled, Poll::Ready(Err(_)));
+        polled.map_err(|_| Left)
     }
 
     fn wait(
         &mut self,
         stop: &StopToken,
-        poll: impl Fn(
-            Pin<&mut grpcio::ServerStreamingSink<Resp>>,
-            &mut Context<'_>,
-        ) -> Poll<Result<(), grpcio::Error>>,
+        poll: impl Fn(SinkOf<'_, Resp>, &mut Context<'_>) -> Sent,
     ) -> Result<(), Left> {
         loop {
-            match poll(Pin::new(&mut self.sink), &mut Context::from_waker(&self.bell.waker)) {
-                Poll::Ready(outcome) => return outcome.map_err(|_| Left),
-                Poll::Pending => {}
+            if let Poll::Ready(outcome) = self.poll(&poll) {
+                return outcome;
             }
             if self.bell.wait_within(stop, SEND_LIMIT) != Woken::Answer {
                 return Err(Left);
@@ -221,6 +231,9 @@ impl<Resp> Outgoing<Resp> {
         }
     }
 }
+
+type SinkOf<'a, Resp> = Pin<&'a mut grpcio::ServerStreamingSink<Resp>>;
+type Sent = Poll<Result<(), grpcio::Error>>;
 
 /// The threads of the calls of one server.
 #[derive(Clone, Default)]

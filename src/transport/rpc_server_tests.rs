@@ -158,6 +158,9 @@ fn stream_delivers_in_order_and_its_handler_sees_that_the_client_left() {
         while !out.is_left() && !stop.is_stopped() {
             let _ = out.bell.wait_within(stop, Duration::from_millis(50));
         }
+        // The library must not be asked again about an ended call: it would panic.
+        assert!(out.is_left() || stop.is_stopped());
+        assert!(out.send(DeviceListResponse::default(), stop).is_err());
         left.send(()).unwrap();
         Ok(())
     });
