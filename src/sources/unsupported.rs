@@ -17,7 +17,6 @@ pub fn unsupported_fields(pod: &Pod) -> Vec<String> {
             found.push(format!("spec.{name}"));
         }
     };
-    spec_field(filled(&spec.resource_claims), "resourceClaims");
     spec_field(spec.resources.is_some(), "resources");
     for (index, volume) in spec.volumes.iter().flatten().enumerate() {
         volume_fields(&format!("spec.volumes[{index}]"), volume, &mut found);
