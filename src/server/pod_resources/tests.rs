@@ -87,9 +87,17 @@ fn pod_json(pod: &pb::PodResources) -> Value {
     json!({"name": pod.name, "namespace": pod.namespace, "containers": containers})
 }
 
-/// The answer's pods by name: the Go kubelet lists them in the order of a map.
-fn by_name(pods: impl IntoIterator<Item = Value>) -> BTreeMap<String, Value> {
-    pods.into_iter().map(|pod| (pod["name"].as_str().unwrap().to_owned(), pod)).collect()
+/// Pods or containers by name: the Go kubelet lists pods in the order of a map, and the recording
+/// has sorted the containers.
+fn by_name<'a>(items: impl IntoIterator<Item = &'a Value>) -> BTreeMap<String, Value> {
+    let item = |item: &Value| {
+        let mut item = item.clone();
+        if let Some(containers) = item.get("containers") {
+            item["containers"] = json!(by_name(containers.as_array().unwrap()));
+        }
+        (item["name"].as_str().unwrap().to_owned(), item)
+    };
+    items.into_iter().map(item).collect()
 }
 
 fn pod(object: Value) -> Pod {
@@ -109,9 +117,9 @@ fn answers_equal_those_of_the_go_kubelet() {
             match request.split_once(' ') {
                 None if request == "List" => {
                     let own = list(&pods, &given);
-                    let own = by_name(own.pod_resources.iter().map(pod_json));
-                    let theirs = by_name(answer["pod_resources"].as_array().unwrap().clone());
-                    assert_eq!(own, theirs, "{what}");
+                    let own: Vec<Value> = own.pod_resources.iter().map(pod_json).collect();
+                    let theirs = answer["pod_resources"].as_array().unwrap();
+                    assert_eq!(by_name(&own), by_name(theirs), "{what}");
                 }
                 None => {
                     let registered = state["devices"]["RegisteredDevices"].as_object().unwrap();
@@ -127,9 +135,8 @@ fn answers_equal_those_of_the_go_kubelet() {
                 }
                 Some((_, name)) => {
                     let name = name.trim_start_matches('=');
-                    let own = get(&pods, ("golden", name), &given);
-                    let theirs = answer.get("pod_resources");
-                    assert_eq!(own.as_ref().map(pod_json).as_ref(), theirs, "{what}");
+                    let own = get(&pods, ("golden", name), &given).as_ref().map(pod_json);
+                    assert_eq!(by_name(&own), by_name(answer.get("pod_resources")), "{what}");
                 }
             }
         }
