@@ -35,7 +35,8 @@ impl Registrations {
         let failed =
             |what: &'static str| move |error: &io::Error| log::error!("{what} cannot register: {error}");
         let server = devices::serve(&rooms.devices, &root_dir.join(devices::DIRECTORY));
-        let drivers = Drivers { claims: rooms.claims.clone(), view: rooms.view.clone(), wake: rooms.wake.clone() };
+        let drivers =
+            Drivers { claims: rooms.claims.clone(), view: rooms.view.clone(), wake: rooms.wake.clone() };
         let handlers = Handlers::from([
             (plugins::DEVICE, Arc::new(WatchedDevices(rooms.devices.clone())) as Arc<dyn Handler>),
             (plugins::DRA, Arc::new(drivers)),

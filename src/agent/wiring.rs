@@ -15,7 +15,8 @@ use super::plugins::Registrations;
 use super::rooms::{Context, Rooms, node_addresses};
 use super::supervise::Supervisor;
 use super::{
-    cluster, eviction, host, main_port, managers, oom, pod_resources, report, rooms, settings, shutdown, stats,
+    cluster, eviction, host, main_port, managers, oom, pod_resources, report, rooms, settings, shutdown,
+    stats,
 };
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::eviction::Reports;

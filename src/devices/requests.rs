@@ -44,7 +44,10 @@ impl Wishes {
         let wish = |(index, container): (usize, &crate::model::api::Container)| {
             let is_init = index < last_init && !is_sidecar(container);
             let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
-            let limits = limits.into_iter().flatten().filter(|(name, _)| name.contains('/') && !pod.is_claimed(&container.name, name));
+            let limits = limits
+                .into_iter()
+                .flatten()
+                .filter(|(name, _)| name.contains('/') && !pod.is_claimed(&container.name, name));
             Wish {
                 container: container.name.clone(),
                 kind: if is_init { Kind::Init } else { Kind::Lasting },

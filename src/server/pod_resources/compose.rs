@@ -130,9 +130,10 @@ fn claim(info: ClaimInfo) -> pb::DynamicResource {
         share_id: device.share_id,
         ..Default::default()
     };
-    let devices = info.drivers.into_iter().flat_map(|(driver, devices)| {
-        devices.into_iter().map(move |device| resource(&driver, device))
-    });
+    let devices = info
+        .drivers
+        .into_iter()
+        .flat_map(|(driver, devices)| devices.into_iter().map(move |device| resource(&driver, device)));
     pb::DynamicResource {
         claim_name: info.id.key.name,
         claim_namespace: info.id.key.namespace,

@@ -139,7 +139,14 @@ mod tests {
         let socket = root.path().join("pod-resources/kubelet.sock");
         let channel = Channel::new(&format!("unix://{}", socket.display())).unwrap();
         let limit = Some(Duration::from_secs(10));
-        let list = |method| channel.call_with_stop(method, &pb::ListPodResourcesRequest::default(), limit, &StopToken::never());
+        let list = |method| {
+            channel.call_with_stop(
+                method,
+                &pb::ListPodResourcesRequest::default(),
+                limit,
+                &StopToken::never(),
+            )
+        };
         assert_eq!(list(&methods::podresources::LIST).unwrap().pod_resources.len(), 0);
         assert_eq!(list(&OLD_LIST).unwrap().pod_resources.len(), 0);
         let wanted = pb::GetPodResourcesRequest {
@@ -147,7 +154,9 @@ mod tests {
             pod_namespace: "n".into(),
             ..Default::default()
         };
-        let error = channel.call_with_stop(&methods::podresources::GET, &wanted, limit, &StopToken::never()).unwrap_err();
+        let error = channel
+            .call_with_stop(&methods::podresources::GET, &wanted, limit, &StopToken::never())
+            .unwrap_err();
         assert_eq!((error.kind, error.message.as_str()), (Kind::Unknown, "pod a in namespace n not found"));
         drop(server);
         assert!(!socket.exists());
@@ -156,8 +165,9 @@ mod tests {
         let _server = Server::start(&socket, services(empty(), empty_bucket)).unwrap();
         let channel = Channel::new(&format!("unix://{}", socket.display())).unwrap();
         for method in [&methods::podresources::LIST, &*OLD_LIST] {
-            let error =
-                channel.call_with_stop(method, &pb::ListPodResourcesRequest::default(), limit, &StopToken::never()).unwrap_err();
+            let error = channel
+                .call_with_stop(method, &pb::ListPodResourcesRequest::default(), limit, &StopToken::never())
+                .unwrap_err();
             let expected = (Kind::ResourceExhausted, "rejected by rate limit");
             assert_eq!((error.kind, error.message.as_str()), expected);
         }

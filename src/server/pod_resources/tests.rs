@@ -48,7 +48,8 @@ fn fill(to: &mut Map<String, Value>, name: &str, list: Vec<Value>) {
 
 /// Messages as the recording shows them: as protobuf's JSON, but zeros are left out.
 fn topology_json(topology: &pb::TopologyInfo) -> Value {
-    let node = |node: &pb::NumaNode| if node.id == 0 { json!({}) } else { json!({"id": node.id.to_string()}) };
+    let node =
+        |node: &pb::NumaNode| if node.id == 0 { json!({}) } else { json!({"id": node.id.to_string()}) };
     json!({"nodes": topology.nodes.iter().map(node).collect::<Vec<_>>()})
 }
 
@@ -109,7 +110,8 @@ fn answers_equal_those_of_the_go_kubelet() {
     let scenarios: Vec<Value> = serde_json::from_str(RECORDED).unwrap();
     assert_eq!(scenarios.len(), 3);
     for state in scenarios {
-        let listed = |one: &Value| Listed { pod: pod(one["pod"].clone()), is_active: one["phase"] != "Failed" };
+        let listed =
+            |one: &Value| Listed { pod: pod(one["pod"].clone()), is_active: one["phase"] != "Failed" };
         let pods: Vec<Listed> = state["pods"].as_array().unwrap().iter().map(listed).collect();
         let given = |pod: &Pod, container: &Container| recorded(&state, pod, container);
         for (request, answer) in state["answers"].as_object().unwrap() {
