@@ -462,6 +462,7 @@ fn resources_that_come_from_claims_do_not_count() {
         Pod::from(object)
     };
     check(&claimed("p"), &[claimed("q")], &node(), "admit");
-    let without = json!({"deviceclass.resource.kubernetes.io/gpu": "1"});
-    check_with(without, &out_of("deviceclass.resource.kubernetes.io/gpu", 1, 0, 0));
+    let without = requesting(json!({"deviceclass.resource.kubernetes.io/gpu": "1"}));
+    let refused = admit(&pod("p", "api", without), &[], &node());
+    assert!(short(&refused).starts_with("OutOfdeviceclass.resource.kubernetes.io/gpu: "), "{refused:?}");
 }
