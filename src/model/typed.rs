@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::fmt;
 
-use serde::de::{self, DeserializeSeed, Error as _, Unexpected, Visitor};
+use serde::de::{self, DeserializeSeed, Error as _, IntoDeserializer as _, Unexpected, Visitor};
 use serde_json::Value;
 
 /// The limit of wrong types per object; the others are reported once these are repaired.
@@ -378,9 +378,13 @@ impl<'de> de::Deserializer<'de> for Cursor<'_> {
         self,
         _: &'static str,
         _: &'static [&'static str],
-        _: V,
+        visitor: V,
     ) -> Result<V::Value, Fault> {
-        Err(Fault::custom("enumerations do not occur in the API types"))
+        // Enumerations of the API are texts.
+        match self.value {
+            Value::String(text) => visitor.visit_enum(text.as_str().into_deserializer()),
+            _ => Err(Fault::invalid_type(self.found(), &"a text")),
+        }
     }
 
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
@@ -438,6 +442,19 @@ mod tests {
     use super::*;
     use crate::model::api::Pod;
     use serde_json::json;
+
+    #[test]
+    fn enumerations_are_read_from_texts() {
+        use crate::model::persistent::{Mode, PersistentVolume};
+        let value = json!({"spec": {"volumeMode": "Block", "csi": {"driver": "d"}, "rbd": {"image": "i"}}});
+        let volume = read::<PersistentVolume>(&value).unwrap().object;
+        assert_eq!(volume.spec.volume_mode, Mode::Block);
+        assert_eq!(volume.spec.csi.unwrap().driver, "d");
+        for wrong in [json!("Tape"), json!(1)] {
+            let misfits = read::<PersistentVolume>(&json!({"spec": {"volumeMode": wrong}})).unwrap_err();
+            assert_eq!(misfits[0].path, "spec[volumeMode]");
+        }
+    }
 
     #[test]
     fn every_wrong_type_is_named_with_its_path() {

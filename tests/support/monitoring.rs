@@ -51,8 +51,12 @@ const STARTS: [&str; 17] = [
     "resource_",
 ];
 
-/// Literals that look like metrics and are labels.
-const NO_METRICS: [&str; 11] = [
+/// Literals that look like metrics and are labels, and metrics of rooms that are not started yet.
+const NO_METRICS: [&str; 15] = [
+    "csi_operations_seconds",
+    "dra_grpc_operations_duration_seconds",
+    "dra_operations_duration_seconds",
+    "dra_resource_claims_in_use",
     "container_type",
     "container_state",
     "container_stats",

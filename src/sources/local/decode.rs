@@ -20,6 +20,9 @@ use crate::model::ByteString;
 const MAX_OBJECT_BYTES: usize = 1024 * 1024;
 /// The limit of objects in one file.
 const MAX_OBJECTS: usize = 256;
+/// The limit of reported faults, and of reported unknown fields, of one object and of one file: to
+/// find the line of one takes time in proportion to the size of its object.
+const MAX_FAULTS: usize = 20;
 /// The UID of all local objects: those of an API server have another one.
 const LOCAL_UID: &str = "local";
 
@@ -69,7 +72,7 @@ pub(super) fn read(bytes: &[u8], exposed: Option<&str>) -> Content {
             {
                 if content.objects.len() >= MAX_OBJECTS {
                     let message = format!("more than {MAX_OBJECTS} objects in one file");
-                    content.flaws.push(place(Flaw::whole(message)));
+                    report.flaws.push(Flaw::whole(message));
                 } else {
                     match content.objects.entry(key) {
                         Entry::Vacant(free) => {
@@ -78,13 +81,15 @@ pub(super) fn read(bytes: &[u8], exposed: Option<&str>) -> Content {
                         Entry::Occupied(taken) => {
                             let Key { kind, namespace, name } = taken.key();
                             let message = format!("Duplicate value: {} {namespace}/{name}", kind.word());
-                            content.flaws.push(place(Flaw::at("metadata.name", message)));
+                            report.flaws.push(Flaw::at("metadata.name", message));
                         }
                     }
                 }
             }
-            content.flaws.extend(report.flaws.into_iter().map(place));
-            content.unknown.extend(report.unknown.into_iter().map(place));
+            let room = MAX_FAULTS.saturating_sub(content.flaws.len());
+            content.flaws.extend(report.flaws.into_iter().take(room).map(place));
+            let room = MAX_FAULTS.saturating_sub(content.unknown.len());
+            content.unknown.extend(report.unknown.into_iter().take(room).map(place));
         };
         let items = document.value.get("items").and_then(Value::as_array);
         match (document.value.get("kind").and_then(Value::as_str), items) {
@@ -106,7 +111,9 @@ struct Report {
 
 impl Report {
     fn flaw(&mut self, field: &str, message: impl Into<String>) {
-        self.flaws.push(Flaw::at(field, message));
+        if self.flaws.len() < MAX_FAULTS {
+            self.flaws.push(Flaw::at(field, message));
+        }
     }
 
     /// The text of a field; empty if it is absent.
@@ -200,7 +207,8 @@ fn object(value: &Value, exposed: Option<&str>, report: &mut Report) -> Option<(
     };
     for name in map.keys() {
         let common = ["apiVersion", "kind", "metadata", "immutable"];
-        if !common.contains(&name.as_str()) && !own.contains(&name.as_str()) {
+        let known = common.contains(&name.as_str()) || own.contains(&name.as_str());
+        if !known && report.unknown.len() < MAX_FAULTS {
             report.unknown.push(Flaw::at(name.as_str(), "unknown field, ignored"));
         }
     }
