@@ -4,12 +4,18 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::error::StartError;
+use crossbeam_channel::{Receiver, bounded};
+
+use super::error::{StartError, thread};
 use super::host::Host;
+use super::rooms::Rooms;
 use super::settings;
+use crate::claims::api::{ClaimApi, Requests};
+use crate::claims::{self, Claims};
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::cri::{self, RuntimeClient};
 use crate::devices::{self, Devices};
+use crate::kube::client::Client;
 use crate::managers::cpu::options::{Gates, Options};
 use crate::managers::cpu::policy::{Reservation, Static};
 use crate::managers::cpus::CpuSet;
@@ -26,7 +32,9 @@ use crate::model::requests::Amounts;
 use crate::model::runtime::ContainerState;
 use crate::observe::Observe;
 use crate::pods::managers::{Found, Managers, RunningContainers, Settings};
+use crate::sync::view::Entry;
 use crate::util::mailbox::Post;
+use crate::util::threads::{OnDeath, Running};
 
 /// The devices of the machine.
 const SYSTEM: &str = "/sys/devices/system";
@@ -76,6 +84,44 @@ pub(super) fn open_devices(
         events.raise(Regarding::Node, EventType::Warning, reasons::UNUSABLE_STATE_FILE, problem);
     }
     Ok(devices)
+}
+
+/// Opens the resource claims. Pods whose devices change are posted to `changed`. Also returns what
+/// [`start_claims`] needs.
+pub(super) fn open_claims(
+    args: &AgentArgs,
+    host: &Host,
+    events: &EventSink,
+    client: Option<&Client>,
+    changed: Post<PodUid, ()>,
+) -> (Claims, Receiver<()>) {
+    // One slot: a bell.
+    let (bell, rings) = bounded(1);
+    let settings = claims::Settings { root_dir: args.root_dir.clone(), node: host.node_name.clone() };
+    let api = client.map(|client| Box::new(Requests::new(client)) as Box<dyn ClaimApi>);
+    let on_change = move |uid: &PodUid| changed.put(uid.clone(), ());
+    let claims = Claims::open(settings, api, Box::new(on_change), bell);
+    for problem in claims.problems() {
+        let problem = problem.as_str();
+        events.raise(Regarding::Node, EventType::Warning, reasons::UNUSABLE_STATE_FILE, problem);
+    }
+    (claims, rings)
+}
+
+/// Starts the thread of the claims.
+pub(super) fn start_claims(rooms: &Rooms, on_death: OnDeath) -> Result<Running, StartError> {
+    let view = rooms.view.clone();
+    let active = move || {
+        let snapshot = view.get();
+        let may_use = |entry: &Entry| match &entry.worker {
+            Some(worker) => !worker.report().has_stopped(),
+            None => entry.pod.as_ref().is_some_and(|pod| !entry.rejected && !pod.is_over()),
+        };
+        let pods = snapshot.pods.iter().filter(|(_, entry)| may_use(entry)).map(|(uid, _)| uid.clone());
+        snapshot.sources_ready.then(|| pods.collect())
+    };
+    let running = rooms.claims.start(Box::new(active), rooms.claim_rings.clone(), on_death);
+    running.map_err(thread("claims"))
 }
 
 /// The names of a pod's containers that the runtime has last listed as running.

@@ -21,6 +21,7 @@ mod metrics;
 mod node;
 mod oom;
 mod plugins;
+mod pod_resources;
 mod report;
 mod rooms;
 mod settings;

@@ -5,9 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::rooms::Rooms;
+use crate::claims::{Claims, names};
 use crate::devices::{self, Devices};
+use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
 use crate::plugins::{self, Handler, Handlers, Plugins};
+use crate::sync::view::View;
 use crate::transport::rpc_server;
+use crate::util::mailbox::Post;
 use crate::util::stop::StopToken;
 use crate::util::threads::OnDeath;
 
@@ -17,6 +22,7 @@ const DIRECTORY: &str = "plugins_registry";
 /// The ways to register. Dropping it closes them; what is registered stays.
 pub(super) struct Registrations {
     devices: Devices,
+    claims: Claims,
     /// `None`: the socket could not be made.
     _server: Option<rpc_server::Server>,
     /// `None`: the directory could not be made.
@@ -29,24 +35,28 @@ impl Registrations {
         let failed =
             |what: &'static str| move |error: &io::Error| log::error!("{what} cannot register: {error}");
         let server = devices::serve(&rooms.devices, &root_dir.join(devices::DIRECTORY));
-        let handlers = Handlers::from([(
-            plugins::DEVICE,
-            Arc::new(WatchedDevices(rooms.devices.clone())) as Arc<dyn Handler>,
-        )]);
+        let drivers =
+            Drivers { claims: rooms.claims.clone(), view: rooms.view.clone(), wake: rooms.wake.clone() };
+        let handlers = Handlers::from([
+            (plugins::DEVICE, Arc::new(WatchedDevices(rooms.devices.clone())) as Arc<dyn Handler>),
+            (plugins::DRA, Arc::new(drivers)),
+        ]);
         let settings = plugins::Settings { directory: root_dir.join(DIRECTORY), handlers };
         let watcher = Plugins::start(settings, on_death);
         Registrations {
             devices: rooms.devices.clone(),
+            claims: rooms.claims.clone(),
             _server: server.inspect_err(failed("device plugins")).ok(),
             _watcher: watcher.inspect_err(failed("plugins")).ok(),
         }
     }
 
-    /// Ends the registrations, and the connections to device plugins.
+    /// Ends the registrations, and the connections to plugins.
     pub(super) fn stop(self) {
-        let devices = self.devices.clone();
+        let (devices, claims) = (self.devices.clone(), self.claims.clone());
         drop(self);
         devices.stop();
+        claims.shut_down();
     }
 }
 
@@ -64,5 +74,35 @@ impl Handler for WatchedDevices {
 
     fn deregister(&self, name: &str, endpoint: &str) {
         self.0.disconnect(name, Path::new(endpoint));
+    }
+}
+
+/// Drivers of resource claims.
+struct Drivers {
+    claims: Claims,
+    view: View,
+    /// Wakes the worker of a pod.
+    wake: Post<PodUid, ()>,
+}
+
+impl Handler for Drivers {
+    fn validate(&self, name: &str, endpoint: &str, versions: &[String]) -> Result<(), String> {
+        self.claims.validate(name, endpoint, versions)
+    }
+
+    fn register(&self, name: &str, endpoint: &str, versions: &[String], _: &StopToken) -> Result<(), String> {
+        self.claims.register(name, endpoint, versions)?;
+        // Pods that wait for the driver need not wait for their next retry.
+        for (uid, entry) in &self.view.get().pods {
+            let waits = |pod: &Pod| names::has_claims(pod) && !self.claims.knows(pod);
+            if entry.pod.as_ref().is_some_and(waits) {
+                self.wake.put(uid.clone(), ());
+            }
+        }
+        Ok(())
+    }
+
+    fn deregister(&self, name: &str, endpoint: &str) {
+        self.claims.deregister(name, endpoint);
     }
 }

@@ -12,9 +12,11 @@ use super::host::Host;
 use super::managers;
 use super::settings;
 use super::supervise::Supervisor;
+use crate::claims::Claims;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::devices::Devices;
+use crate::kube::client::Client;
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::{Event, EventSink};
 use crate::model::ids::PodUid;
@@ -59,6 +61,12 @@ pub(super) struct Rooms {
     pub(super) managers: Managers,
     /// Device plugins.
     pub(super) devices: Devices,
+    /// Resource claims.
+    pub(super) claims: Claims,
+    /// The other end of the channel that wakes the thread of the claims.
+    pub(super) claim_rings: Receiver<()>,
+    /// Wakes the worker of a pod.
+    pub(super) wake: Post<PodUid, ()>,
     pub(super) view: View,
     /// `None` without an API server.
     pub(super) pod_api: Option<PodApi>,
@@ -70,6 +78,7 @@ pub(super) struct Rooms {
 /// `Rooms::events`. Verdicts of probes go to `verdicts`; `pod_api` is `None` without an API server.
 pub(super) fn make(
     context: Context<'_>,
+    client: Option<&Client>,
     (pod_api, local): (Option<PodApi>, LocalObjects),
     verdicts: Post<PodUid, ()>,
 ) -> Result<(Rooms, Receiver<Box<Event>>), StartError> {
@@ -93,6 +102,8 @@ pub(super) fn make(
     let devices = managers::open_devices(args, config, host, &events, verdicts.clone())?;
     let managers = managers::open(args, config, host, &cri, &events)?;
     let managers = managers.with_devices(devices.clone(), managers::running_containers(&observe));
+    let (claims, claim_rings) = managers::open_claims(args, host, &events, client, verdicts.clone());
+    let managers = managers.with_claims(claims.clone());
     let without_quota = {
         let managers = managers.clone();
         Arc::new(move |pod: &Pod| managers.is_without_quota(pod))
@@ -125,7 +136,7 @@ pub(super) fn make(
     let probes = Probes::new(probes::Deps {
         cri: cri.clone(),
         events: events.clone(),
-        post: verdicts,
+        post: verdicts.clone(),
         on_death: supervisor.deaths(),
     });
     let rooms = Rooms {
@@ -144,6 +155,9 @@ pub(super) fn make(
         cgroups,
         managers,
         devices,
+        claims,
+        claim_rings,
+        wake: verdicts,
         pod_api,
         local,
     };

@@ -14,7 +14,10 @@ use super::handles::{Handles, ThreadHandles};
 use super::plugins::Registrations;
 use super::rooms::{Context, Rooms, node_addresses};
 use super::supervise::Supervisor;
-use super::{cluster, eviction, host, main_port, oom, report, rooms, settings, shutdown, stats};
+use super::{
+    cluster, eviction, host, main_port, managers, oom, pod_resources, report, rooms, settings, shutdown,
+    stats,
+};
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::eviction::Reports;
 use crate::kube::certificates::serving::Serving;
@@ -38,6 +41,7 @@ use crate::status::publish;
 use crate::sync::reclaim::Request;
 use crate::sync::shutdown::Orders;
 use crate::sync::{ephemeral, evictions};
+use crate::transport::rpc_server;
 use crate::util::mailbox::{Inbox, Post, mailbox, newest};
 use crate::util::threads::Running;
 use crate::{kube, observe, pods, server, sources, sync};
@@ -53,6 +57,8 @@ const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and
 /// Owners of all threads, in start order.
 pub(super) struct Agent {
     registrations: Registrations,
+    /// `None`: the socket could not be made.
+    pod_resources: Option<rpc_server::Server>,
     threads: Vec<Running>,
     probes: Probes,
     client: Option<Client>,
@@ -68,6 +74,7 @@ impl Agent {
         // First, so that neither a check nor a request delays the end of a worker.
         self.probes.stop(PROBES_LIMIT);
         self.registrations.stop();
+        drop(self.pod_resources);
         if let Some(client) = &self.client {
             client.shut_down();
         }
@@ -100,7 +107,7 @@ pub(super) fn start(
     let main_port = main_port::main_port(config, &host.node_name, serving.clone(), client.as_ref())?;
     let (verdicts, from_probes) = mailbox(newest);
     let pod_api = cluster.as_ref().map(|cluster| cluster.pod_api.clone());
-    let (rooms, event_queue) = rooms::make(context, (pod_api, local), verdicts)?;
+    let (rooms, event_queue) = rooms::make(context, client.as_ref(), (pod_api, local), verdicts)?;
 
     let inboxes = Inboxes { event_queue, from_probes, from_objects };
     let (mut threads, thread_handles) = start_threads(context, &rooms, cluster, serving, inboxes)?;
@@ -111,12 +118,13 @@ pub(super) fn start(
         supervisor.on_death(),
     )?;
     threads.push(server);
+    let pod_resources = pod_resources::serve(&args.root_dir, &rooms);
     let registrations = Registrations::open(&args.root_dir, &rooms, supervisor.on_death());
     rooms.runtime.check_resolv_conf();
     raise_start_events(&rooms.events, host.cgroups.version.is_v2());
     log::info!("node {} is up after {:?}", host.node_name, started.elapsed());
     let Rooms { probes, pod_api, .. } = rooms;
-    Ok(Agent { threads, probes, client, pod_api, registrations, _claims: claims })
+    Ok(Agent { threads, probes, client, pod_api, registrations, pod_resources, _claims: claims })
 }
 
 /// The ends of channels to which the rooms send since they were made.
@@ -169,6 +177,7 @@ fn start_threads(
     threads.push(local.map_err(thread("src-objects"))?);
     threads.extend(sources::spawn(&source_settings, &source_deps).map_err(thread("sources"))?);
     if let Some(cluster) = cluster {
+        threads.push(managers::start_claims(rooms, supervisor.on_death())?);
         let parts = cluster::Parts {
             log: &log,
             shutting_down: sync.shutting_down,

@@ -384,6 +384,21 @@ impl Claims {
         Ok(found)
     }
 
+    /// The claims of a container, for the pod-resources API. Claims that are not known are left out.
+    #[must_use]
+    pub fn of_container(&self, pod: &Pod, container: &Container) -> Vec<ClaimInfo> {
+        let Ok(claims) = names::of_container(pod, container) else { return Vec::new() };
+        if claims.is_empty() {
+            return Vec::new();
+        }
+        let books = lock(&self.shared.books);
+        let known = claims.into_keys().filter_map(|name| {
+            let key = ClaimKey { namespace: pod.namespace().to_owned(), name: name.to_owned() };
+            books.get(&key).cloned()
+        });
+        known.collect()
+    }
+
     /// The entries of `allocatedResourcesStatus` of a container that are from claims.
     #[must_use]
     pub fn statuses(&self, pod: &Pod, container: &Container) -> Vec<ResourceStatus> {

@@ -107,9 +107,14 @@ impl Shared {
         lock(&self.drivers).is_usable(driver, |one| one.is_connected())
     }
 
-    /// The driver may be gone: if it is still gone later, its slices are deleted.
+    /// The driver may be gone, or back: if it is gone later, too, its slices are deleted.
     fn lost(&self, driver: &str) {
-        if self.api.is_some() && !self.is_usable(driver) {
+        if self.api.is_none() {
+            return;
+        }
+        if self.is_usable(driver) {
+            lock(&self.wipes).usable(driver);
+        } else {
             lock(&self.wipes).lost(driver, Instant::now());
             let _ = self.bell.try_send(());
         }
@@ -125,6 +130,8 @@ struct Instance {
 
 impl Instance {
     fn follow(&self, client: &Client, stop: &StopToken) {
+        // The loss of the driver is reported once: its slices are deleted once.
+        let mut is_lost = false;
         loop {
             let mut pause = PAUSE;
             match self.read(client, stop) {
@@ -139,7 +146,10 @@ impl Instance {
             if stop.is_stopped() {
                 return;
             }
-            self.shared.lost(&self.driver);
+            if !is_lost {
+                self.shared.lost(&self.driver);
+            }
+            is_lost = !self.shared.is_usable(&self.driver);
             if stop.wait(pause) == Waited::Stopped {
                 return;
             }

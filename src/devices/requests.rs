@@ -37,14 +37,17 @@ pub struct Wishes {
 
 impl Wishes {
     /// Of this pod. Resources of the kubelet itself (`cpu`, `memory` and so on, names without a
-    /// domain) are left out.
+    /// domain) are left out, and resources that come from claims.
     #[must_use]
     pub fn of(pod: &Pod) -> Wishes {
         let last_init = pod.init_containers().len();
         let wish = |(index, container): (usize, &crate::model::api::Container)| {
             let is_init = index < last_init && !is_sidecar(container);
             let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
-            let limits = limits.into_iter().flatten().filter(|(name, _)| name.contains('/'));
+            let limits = limits
+                .into_iter()
+                .flatten()
+                .filter(|(name, _)| name.contains('/') && !pod.is_claimed(&container.name, name));
             Wish {
                 container: container.name.clone(),
                 kind: if is_init { Kind::Init } else { Kind::Lasting },

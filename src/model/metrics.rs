@@ -213,6 +213,18 @@ metrics! { ALL;
     DRIVER_CALLS: HistogramVec<3> = "dra_grpc_operations_duration_seconds",
         "Calls to drivers of resource claims.", DRIVER, ["driver_name", "method_name", "grpc_status_code"];
 
+    // The pod-resources API.
+    POD_RESOURCES_REQUESTS: CounterVec<1> = "kubelet_pod_resources_endpoint_requests_total",
+        "Requests for the resources of pods.", ["server_api_version"];
+    POD_RESOURCES_LISTS: CounterVec<1> = "kubelet_pod_resources_endpoint_requests_list",
+        "Requests for the resources of all pods.", ["server_api_version"];
+    POD_RESOURCES_GETS: CounterVec<1> = "kubelet_pod_resources_endpoint_requests_get",
+        "Requests for the resources of one pod.", ["server_api_version"];
+    POD_RESOURCES_ALLOCATABLES: CounterVec<1> = "kubelet_pod_resources_endpoint_requests_get_allocatable",
+        "Requests for the resources that pods can have.", ["server_api_version"];
+    POD_RESOURCES_GET_ERRORS: CounterVec<1> = "kubelet_pod_resources_endpoint_errors_get",
+        "Requests for the resources of a pod that failed.", ["server_api_version"];
+
     // The node's start.
     STARTUP_BEFORE: Gauge = "kubelet_node_startup_pre_kubelet_duration_seconds",
         "From the machine's start to the agent's.";

@@ -179,6 +179,17 @@ impl Pod {
         !self.is_static() && matches!(self.source_phase(), "Failed" | "Succeeded")
     }
 
+    /// Whether a container gets an extended resource from a resource claim, which the scheduler has
+    /// made, and not from a device plugin.
+    pub fn is_claimed(&self, container: &str, resource: &str) -> bool {
+        let status = self.object().status.as_ref();
+        let claim = status.and_then(|status| status.extended_resource_claim_status.as_ref());
+        claim.is_some_and(|claim| {
+            let mut mappings = claim.request_mappings.iter();
+            mappings.any(|one| one.container_name == container && one.resource_name == resource)
+        })
+    }
+
     /// Whether it is being deleted.
     pub fn is_deleting(&self) -> bool {
         self.object.metadata.deletion_timestamp.is_some()

@@ -593,6 +593,7 @@ impl Worker {
             startup: &|id| self.deps.probes.verdict(ProbeKind::Startup, id),
             resizes: &resizes,
             memory_request: &|name| self.deps.allocations.given(pod.uid(), name)?.memory.request,
+            devices: &|container| self.deps.managers.device_health(&pod, container),
             // The condition is also reported for a pod that has ended and gets no new sandbox.
             sandbox_needed: plan::check_sandbox(&pod, runtime).needed,
             ..status::Inputs::new(&pod, runtime, &node, now)

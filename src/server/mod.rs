@@ -8,7 +8,7 @@
 //! Layout: `listen` (sockets, limits of connections), `http` (one connection, its requests and
 //! responses), `auth` (callers of the node API), `route` (paths by listener), `node` (paths of the
 //! kubelet's ports), `local` (paths of the local socket), `upgrade` (streams of bytes in both
-//! directions), `quota` and `context` (limits and shared state).
+//! directions), `pod_resources` (a gRPC server of its own), `quota` and `context` (limits and shared state).
 //! Invariants: a request is parsed once, strictly, and served on its connection's thread; every wait
 //! ends when the `listen` thread stops; a slow client, a slow response or a panic affects one
 //! connection.
@@ -24,6 +24,7 @@ mod http;
 mod listen;
 mod local;
 mod node;
+pub mod pod_resources;
 mod quota;
 mod route;
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Pod fields that have no effect in this version, so that users can be warned.
 
-use crate::model::api::{Container, Volume};
+use crate::model::api::Volume;
 use crate::model::pod::Pod;
 
 use super::defaults::sources_of;
@@ -12,27 +12,13 @@ use super::defaults::sources_of;
 pub fn unsupported_fields(pod: &Pod) -> Vec<String> {
     let spec = pod.spec();
     let mut found: Vec<String> = Vec::new();
-    let mut spec_field = |set: bool, name: &str| {
-        if set {
-            found.push(format!("spec.{name}"));
-        }
-    };
-    spec_field(filled(&spec.resource_claims), "resourceClaims");
-    spec_field(spec.resources.is_some(), "resources");
+    if spec.resources.is_some() {
+        found.push("spec.resources".to_owned());
+    }
     for (index, volume) in spec.volumes.iter().flatten().enumerate() {
         volume_fields(&format!("spec.volumes[{index}]"), volume, &mut found);
     }
-    for (index, container) in pod.init_containers().iter().enumerate() {
-        container_fields(&format!("spec.initContainers[{index}]"), container, &mut found);
-    }
-    for (index, container) in pod.containers().iter().enumerate() {
-        container_fields(&format!("spec.containers[{index}]"), container, &mut found);
-    }
     found
-}
-
-fn filled<T>(list: &Option<Vec<T>>) -> bool {
-    list.as_ref().is_some_and(|list| !list.is_empty())
 }
 
 fn volume_fields(path: &str, volume: &Volume, found: &mut Vec<String>) {
@@ -53,16 +39,6 @@ fn volume_fields(path: &str, volume: &Volume, found: &mut Vec<String>) {
     ];
     let later = sources_of(volume).into_iter().filter(|name| !built.contains(name));
     found.extend(later.map(|name| format!("{path}.{name}")));
-}
-
-fn container_fields(path: &str, container: &Container, found: &mut Vec<String>) {
-    let mut field = |set: bool, name: &str| {
-        if set {
-            found.push(format!("{path}.{name}"));
-        }
-    };
-    let claims = container.resources.as_ref().and_then(|resources| resources.claims.as_ref());
-    field(claims.is_some_and(|claims| !claims.is_empty()), "resources.claims");
 }
 
 #[cfg(test)]

@@ -103,6 +103,9 @@ fn one(inputs: &Inputs, spec: &Container, kind: Kind) -> ContainerStatus {
         None => unknown_to_runtime(inputs, spec, kind, old),
     };
     status.volume_mounts = volume_mounts(spec, newest);
+    // As upstream, only of regular containers.
+    let devices = if kind == Kind::Regular { (inputs.devices)(spec) } else { Vec::new() };
+    status.allocated_resources_status = Some(devices).filter(|devices| !devices.is_empty());
     show_failure(inputs, spec, kind, newest, &mut status);
     status
 }

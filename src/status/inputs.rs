@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use jiff::Timestamp;
 
-use crate::model::api::{PodCondition, PodStatus};
+use crate::model::api::{Container, PodCondition, PodStatus, ResourceStatus};
 use crate::model::ids::ContainerId;
 use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
@@ -65,6 +65,8 @@ pub struct Inputs<'a> {
     pub resizes: &'a [PodCondition],
     /// The memory request that a container, by name, runs with: runtimes do not report it.
     pub memory_request: &'a dyn Fn(&str) -> Option<Amount>,
+    /// The health of a container's devices.
+    pub devices: &'a dyn Fn(&Container) -> Vec<ResourceStatus>,
 }
 
 impl<'a> Inputs<'a> {
@@ -86,6 +88,7 @@ impl<'a> Inputs<'a> {
             startup: &|_| Verdict::NoProbe,
             resizes: &[],
             memory_request: &|_| None,
+            devices: &|_| Vec::new(),
         }
     }
 

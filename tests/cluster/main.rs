@@ -5,6 +5,7 @@
 mod certificates;
 mod checks;
 mod devices;
+mod dra;
 mod drains;
 mod evictions;
 mod golden_api;

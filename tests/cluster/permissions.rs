@@ -45,6 +45,8 @@ const KINDS: &[(&str, bool)] = &[
     ("get secrets", false),
     ("get runtimeclasses", false),
     ("create serviceaccounts/token", true),
+    // At the start, when no driver has registered.
+    ("deletecollection resourceslices", true),
 ];
 
 const PASSWORD: &str = "swordfish-of-the-registry";

@@ -17,6 +17,7 @@ mod local_objects;
 mod main_port;
 mod managers;
 mod persistent;
+mod pod_resources;
 mod projections;
 mod proxy;
 mod runtime;

@@ -213,6 +213,23 @@ fn hints_of_a_pod_count_what_is_in_use_at_once() {
 }
 
 #[test]
+fn resources_that_come_from_claims_are_not_wished_of_plugins() {
+    let limits = serde_json::json!({"limits": {"example.com/widget": 1, "example.com/gpu": 1}});
+    let mapping = serde_json::json!({
+        "containerName": "a", "resourceName": "example.com/gpu", "requestName": "r"});
+    let object = serde_json::json!({
+        "metadata": {"uid": "u", "name": "n"},
+        "spec": {"containers": [{"name": "a", "resources": limits}, {"name": "b", "resources": limits}]},
+        "status": {"extendedResourceClaimStatus": {"resourceClaimName": "c", "requestMappings": [mapping]}},
+    });
+    let object: crate::model::api::Pod = serde_json::from_value(object).unwrap();
+    let wishes = Wishes::of(&object.into());
+    let names = |wish: &Wish| wish.limits.keys().cloned().collect::<Vec<_>>();
+    let found: Vec<_> = wishes.containers.iter().map(names).collect();
+    assert_eq!(found, [vec!["example.com/widget"], vec!["example.com/gpu", "example.com/widget"]]);
+}
+
+#[test]
 fn wishes_are_made_of_limits_with_a_domain() {
     let resources = |count: &str| serde_json::json!({"limits": {"cpu": "1", "example.com/widget": count}});
     let spec = serde_json::json!({

@@ -60,6 +60,14 @@ fn is_extended(resource: &str) -> bool {
     resource.contains('/') && !resource.contains("kubernetes.io/") && !resource.starts_with("requests.")
 }
 
+/// What a pod requests of the node: not what it gets from resource claims.
+fn requests(pod: &Pod) -> Amounts {
+    let mut wanted = pod_requests(pod, Overhead::Included);
+    let is_claimed = |name: &str| pod.all_containers().any(|one| pod.is_claimed(&one.name, name));
+    wanted.retain(|name, _| rows_have(name) || !is_claimed(name));
+    wanted
+}
+
 /// All resources of which there is too little, in the order in which they are reported.
 pub(super) fn shortages(pod: &Pod, others: &[&Pod], node: &Allocatable) -> Vec<Shortage> {
     let mut short = Vec::new();
@@ -67,7 +75,7 @@ pub(super) fn shortages(pod: &Pod, others: &[&Pod], node: &Allocatable) -> Vec<S
     if count.saturating_add(1) > node.pods {
         short.push(Shortage { resource: "pods".to_owned(), requested: 1, used: count, capacity: node.pods });
     }
-    let wanted = pod_requests(pod, Overhead::Included);
+    let wanted = requests(pod);
     if wanted.values().all(|amount| amount.is_zero()) {
         return short;
     }
@@ -84,7 +92,7 @@ pub(super) fn shortages(pod: &Pod, others: &[&Pod], node: &Allocatable) -> Vec<S
             None => rows.push((name, 0)),
         }
     }
-    let used: Vec<Amounts> = others.iter().map(|other| pod_requests(other, Overhead::Included)).collect();
+    let used: Vec<Amounts> = others.iter().map(|other| requests(other)).collect();
     for (resource, capacity) in rows {
         let requested = taken(&wanted, resource);
         let used = used.iter().fold(0_i64, |sum, other| sum.saturating_add(taken(other, resource)));

@@ -448,3 +448,21 @@ fn pod_that_requires_an_undeclared_feature_is_rejected() {
     }
     check(&pod("p", "api", json!({})), &[], &declaring(&[]), "admit");
 }
+
+#[test]
+fn resources_that_come_from_claims_do_not_count() {
+    let claimed = |name: &str| {
+        let pod = pod(name, "api", requesting(json!({"deviceclass.resource.kubernetes.io/gpu": "1"})));
+        let mut object = pod.object().clone();
+        let mapping = json!({"containerName": "c", "requestName": "r",
+            "resourceName": "deviceclass.resource.kubernetes.io/gpu"});
+        let status = json!({"extendedResourceClaimStatus":
+            {"resourceClaimName": "x", "requestMappings": [mapping]}});
+        object.status = Some(serde_json::from_value(status).unwrap());
+        Pod::from(object)
+    };
+    check(&claimed("p"), &[claimed("q")], &node(), "admit");
+    let without = requesting(json!({"deviceclass.resource.kubernetes.io/gpu": "1"}));
+    let refused = admit(&pod("p", "api", without), &[], &node());
+    assert!(short(&refused).starts_with("OutOfdeviceclass.resource.kubernetes.io/gpu: "), "{refused:?}");
+}

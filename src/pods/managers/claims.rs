@@ -3,6 +3,7 @@
 
 use super::Managers;
 use crate::claims::{ClaimError, Claims};
+use crate::model::api::{Container, ResourceStatus};
 use crate::model::device_setup::Setup;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
@@ -39,6 +40,15 @@ impl Managers {
     /// See [`Claims::unprepare`].
     pub fn unprepare_claims(&self, uid: &PodUid, stop: &StopToken) -> Result<(), ClaimError> {
         self.claims.as_ref().map_or(Ok(()), |claims| claims.unprepare(uid, stop))
+    }
+
+    /// `allocatedResourcesStatus` of a container: the health of its devices, those of plugins first.
+    pub fn device_health(&self, pod: &Pod, container: &Container) -> Vec<ResourceStatus> {
+        let mut found = self.plugin_health(pod.uid(), &container.name);
+        if let Some(claims) = &self.claims {
+            found.extend(claims.statuses(pod, container));
+        }
+        found
     }
 
     /// Adds the devices of a container's claims. As upstream they precede those of device plugins.

@@ -13,7 +13,7 @@ use super::Managers;
 use crate::devices::{Devices, Readiness, Wishes};
 use crate::managers::numa::Hint;
 use crate::managers::topology::{AllocateError, Candidate, Hints, Provider};
-use crate::model::api::Container;
+use crate::model::api::{Container, ResourceHealth, ResourceStatus};
 use crate::model::device_setup::Setup;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
@@ -186,6 +186,21 @@ impl Managers {
         let Some((own, wishes)) = self.devices_of(pod) else { return Ok(Setup::default()) };
         let prepared = own.devices.prepare(&wishes, container, true, stop);
         prepared.map(Option::unwrap_or_default).map_err(|error| error.to_string())
+    }
+
+    /// The health of a container's devices.
+    pub(super) fn plugin_health(&self, uid: &PodUid, container: &str) -> Vec<ResourceStatus> {
+        let Some(own) = &self.devices else { return Vec::new() };
+        let device = |(id, is_healthy): (String, bool)| ResourceHealth {
+            health: Some(if is_healthy { "Healthy" } else { "Unhealthy" }.to_owned()),
+            resource_id: id,
+            ..ResourceHealth::default()
+        };
+        let resource = |one: crate::devices::ResourceHealth| ResourceStatus {
+            name: one.name,
+            resources: Some(one.devices.into_iter().map(device).collect()),
+        };
+        own.devices.health(uid, container).into_iter().map(resource).collect()
     }
 
     /// The pod has ended on this node. Its devices are free at the next admission, as upstream.

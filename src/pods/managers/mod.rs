@@ -10,6 +10,7 @@
 mod books;
 mod claims;
 mod devices;
+mod given;
 mod open;
 mod updates;
 
@@ -27,6 +28,7 @@ use crossbeam_channel::{Receiver, Sender};
 use self::books::Books;
 pub use self::devices::{Brought, RunningContainers};
 use self::devices::{DeviceProvider, PodDevices};
+pub use self::given::{Given, GivenDevice};
 pub use self::open::Found;
 use super::admission::Admission;
 use crate::claims::Claims;

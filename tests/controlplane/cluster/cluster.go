@@ -46,7 +46,7 @@ var controllers = []string{
 	"pod-garbage-collector-controller", "garbage-collector-controller", "ttl-after-finished-controller",
 	"job-controller", "cronjob-controller", "daemonset-controller", "replicaset-controller",
 	"deployment-controller", "statefulset-controller", "disruption-controller",
-	"endpoints-controller", "endpointslice-controller",
+	"endpoints-controller", "endpointslice-controller", "resourceclaim-controller",
 }
 
 type cluster struct {

@@ -1,0 +1,69 @@
+//! The rate of requests (pure; kubelet: pkg/kubelet/apis/grpc/ratelimit.go).
+
+use std::time::{Duration, Instant};
+
+/// Requests at once after a pause.
+const BURST: u32 = 10;
+/// The time after which a further request is accepted: 100 per second.
+const STEP: Duration = Duration::from_millis(10);
+
+/// A token bucket. Its state is the time at which it is full again.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bucket {
+    full: Instant,
+}
+
+impl Bucket {
+    /// A full one.
+    pub(super) fn new(now: Instant) -> Bucket {
+        Bucket { full: now }
+    }
+
+    /// Takes a token. Returns whether there was one.
+    pub(super) fn take(&mut self, now: Instant) -> bool {
+        let next = self.full.max(now) + STEP;
+        let is_allowed = next.saturating_duration_since(now) <= STEP * BURST;
+        if is_allowed {
+            self.full = next;
+        }
+        is_allowed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn ten_requests_at_once_then_one_every_ten_milliseconds() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(start);
+        let at = |milliseconds: u64| start + Duration::from_millis(milliseconds);
+        assert_eq!((0..15).filter(|_| bucket.take(at(0))).count(), 10);
+        assert!(!bucket.take(at(9)));
+        assert!(bucket.take(at(10)));
+        assert!(!bucket.take(at(19)));
+        assert_eq!((0..15).filter(|_| bucket.take(at(60))).count(), 5);
+        assert_eq!((0..15).filter(|_| bucket.take(at(60_000))).count(), 10);
+    }
+
+    proptest! {
+        #[test]
+        fn no_second_has_more_than_the_rate_and_the_burst(gaps in prop::collection::vec(0_u64..30, 1..400)) {
+            let start = Instant::now();
+            let mut bucket = Bucket::new(start);
+            let (mut now, mut taken) = (start, Vec::new());
+            for gap in gaps {
+                now += Duration::from_millis(gap);
+                if bucket.take(now) {
+                    taken.push(now);
+                }
+            }
+            for (index, first) in taken.iter().enumerate() {
+                let within = taken[index..].iter().filter(|at| **at - *first < Duration::from_secs(1));
+                prop_assert!(within.count() <= 110);
+            }
+        }
+    }
+}

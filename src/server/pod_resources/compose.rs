@@ -1,0 +1,147 @@
+//! The responses, from what containers have (pure; kubelet: pkg/kubelet/apis/podresources).
+
+use super::{Given, Listed};
+use crate::claims::info::{ClaimInfo, Device};
+use crate::managers::memory::Block;
+use crate::model::api::Container;
+use crate::model::numa::NumaMask;
+use crate::model::pod::{Pod, is_sidecar};
+use crate::pods::managers::GivenDevice;
+use crate::transport::generated::{MessageField, podresources as pb};
+
+/// What a container of a pod has.
+pub(super) type Lookup<'a> = &'a dyn Fn(&Pod, &Container) -> Given;
+
+/// All pods that use resources: sidecars first, then the other containers that last. Init containers
+/// that end, and ephemeral containers, are not shown.
+pub(super) fn list(pods: &[Listed], given: Lookup<'_>) -> pb::ListPodResourcesResponse {
+    let active = pods.iter().filter(|one| one.is_active);
+    let pod_resources = active.map(|one| pod_resources(&one.pod, given)).collect();
+    pb::ListPodResourcesResponse { pod_resources, ..Default::default() }
+}
+
+/// All pods as v1alpha1 shows them: containers with devices, without NUMA nodes, also those of pods
+/// that have ended.
+pub(super) fn old_list(pods: &[Listed], given: Lookup<'_>) -> pb::ListPodResourcesResponse {
+    let one = |listed: &Listed| {
+        let containers = listed.pod.containers().iter().map(|container| {
+            // What a pod that has ended had may be that of another pod now.
+            let devices = if listed.is_active { given(&listed.pod, container).devices } else { Vec::new() };
+            let mut devices = self::devices(devices);
+            devices.iter_mut().for_each(|device| device.topology = MessageField::none());
+            pb::ContainerResources { name: container.name.clone(), devices, ..Default::default() }
+        });
+        named(&listed.pod, containers.collect())
+    };
+    pb::ListPodResourcesResponse { pod_resources: pods.iter().map(one).collect(), ..Default::default() }
+}
+
+/// One pod; `None`: no pod of this name uses resources.
+pub(super) fn get(
+    pods: &[Listed],
+    (namespace, name): (&str, &str),
+    given: Lookup<'_>,
+) -> Option<pb::PodResources> {
+    let is_wanted = |one: &&Listed| one.pod.name() == name && one.pod.namespace() == namespace;
+    let found = pods.iter().filter(|one| one.is_active).find(is_wanted)?;
+    Some(pod_resources(&found.pod, given))
+}
+
+/// What all containers together can have.
+pub(super) fn allocatable(given: Given) -> pb::AllocatableResourcesResponse {
+    pb::AllocatableResourcesResponse {
+        devices: devices(given.devices),
+        cpu_ids: given.cpus.iter().map(i64::from).collect(),
+        memory: given.memory.into_iter().map(memory).collect(),
+        ..Default::default()
+    }
+}
+
+fn named(pod: &Pod, containers: Vec<pb::ContainerResources>) -> pb::PodResources {
+    pb::PodResources {
+        name: pod.name().to_owned(),
+        namespace: pod.namespace().to_owned(),
+        containers,
+        ..Default::default()
+    }
+}
+
+fn pod_resources(pod: &Pod, given: Lookup<'_>) -> pb::PodResources {
+    let sidecars = pod.init_containers().iter().filter(|one| is_sidecar(one));
+    let one = |container: &Container| {
+        let given = given(pod, container);
+        pb::ContainerResources {
+            name: container.name.clone(),
+            devices: devices(given.devices),
+            cpu_ids: given.cpus.iter().map(i64::from).collect(),
+            memory: given.memory.into_iter().map(memory).collect(),
+            dynamic_resources: given.claims.into_iter().map(claim).collect(),
+            ..Default::default()
+        }
+    };
+    named(pod, sidecars.chain(pod.containers()).map(one).collect())
+}
+
+fn topology(nodes: NumaMask) -> pb::TopologyInfo {
+    let node = |number: u32| pb::NumaNode { id: i64::from(number), ..Default::default() };
+    pb::TopologyInfo { nodes: nodes.iter().map(node).collect(), ..Default::default() }
+}
+
+/// An entry for each NUMA node of each device, as upstream: tools add the entries up by node.
+fn devices(given: Vec<GivenDevice>) -> Vec<pb::ContainerDevices> {
+    let mut found = Vec::new();
+    for device in given {
+        let entry = |topology| pb::ContainerDevices {
+            resource_name: device.resource.clone(),
+            device_ids: vec![device.id.to_string()],
+            topology,
+            ..Default::default()
+        };
+        if device.nodes.is_empty() {
+            found.push(entry(MessageField::none()));
+        }
+        for node in device.nodes.iter() {
+            found.push(entry(MessageField::some(topology(NumaMask::of([node])))));
+        }
+    }
+    found
+}
+
+fn memory(block: Block) -> pb::ContainerMemory {
+    pb::ContainerMemory {
+        memory_type: block.resource,
+        size: block.bytes,
+        topology: MessageField::some(topology(block.nodes)),
+        ..Default::default()
+    }
+}
+
+/// DIFFERS: upstream adds to each device the CDI devices of those before it.
+fn claim(info: ClaimInfo) -> pb::DynamicResource {
+    let resource = |driver: &str, device: Device| pb::ClaimResource {
+        cdi_devices: device
+            .cdi_ids
+            .into_iter()
+            .map(|name| pb::CdiDevice { name, ..Default::default() })
+            .collect(),
+        driver_name: driver.to_owned(),
+        pool_name: device.pool,
+        device_name: device.name,
+        share_id: device.share_id,
+        ..Default::default()
+    };
+    let devices = info
+        .drivers
+        .into_iter()
+        .flat_map(|(driver, devices)| devices.into_iter().map(move |device| resource(&driver, device)));
+    pb::DynamicResource {
+        claim_name: info.id.key.name,
+        claim_namespace: info.id.key.namespace,
+        claim_resources: devices.collect(),
+        ..Default::default()
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,175 @@
+//! The pod-resources API, v1 and v1alpha1: which container has which devices, CPUs, memory and claims
+//! (kubelet: pkg/kubelet/apis/podresources).
+//!
+//! Monitoring agents call it over a socket below the root directory, which only root can open. An idle
+//! server has no thread of its own and costs 12 KiB; a call has one while it lasts (`rpc-call`).
+
+mod bucket;
+mod compose;
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::Instant;
+
+use self::bucket::Bucket;
+use crate::model::api::Container;
+use crate::model::metrics;
+use crate::model::pod::Pod;
+use crate::pods::managers::Given;
+use crate::transport::generated::{MessageField, methods, podresources as pb};
+use crate::transport::grpc::Unary;
+use crate::transport::rpc_server::{Refusal, Server, Service};
+
+/// The directory below the root directory.
+const DIRECTORY: &str = "pod-resources";
+/// The socket in it.
+const SOCKET: &str = "kubelet.sock";
+
+static OLD_LIST: LazyLock<Unary<pb::ListPodResourcesRequest, pb::ListPodResourcesResponse>> =
+    LazyLock::new(|| methods::podresources::LIST.at("/v1alpha1.PodResourcesLister/List"));
+
+/// A pod of the node.
+#[derive(Debug, Clone)]
+pub struct Listed {
+    /// The pod, with the resources that it was granted.
+    pub pod: Pod,
+    /// Whether it was admitted and has not ended.
+    pub is_active: bool,
+}
+
+/// Where the responses come from.
+pub struct Deps {
+    /// All pods that sources have.
+    pub pods: Box<dyn Fn() -> Vec<Listed> + Send + Sync>,
+    /// What a container has.
+    pub given: Box<dyn Fn(&Pod, &Container) -> Given + Send + Sync>,
+    /// What all containers together can have.
+    pub givable: Box<dyn Fn() -> Given + Send + Sync>,
+}
+
+/// Serves the API on `<root_dir>/pod-resources/kubelet.sock`. Dropping the server ends it.
+///
+/// # Errors
+/// When the directory or the socket cannot be made.
+pub fn serve(root_dir: &Path, deps: Deps) -> io::Result<Server> {
+    let directory = root_dir.join(DIRECTORY);
+    fs::DirBuilder::new().recursive(true).mode(0o750).create(&directory)?;
+    Server::start(&directory.join(SOCKET), services(deps, Bucket::new(Instant::now())))
+}
+
+/// The dependencies with the rate, which all methods share.
+struct Limited {
+    deps: Deps,
+    bucket: Mutex<Bucket>,
+}
+
+impl Limited {
+    fn admit(&self) -> Result<&Deps, Refusal> {
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        match bucket.take(Instant::now()) {
+            true => Ok(&self.deps),
+            false => Err(Refusal::resource_exhausted("rejected by rate limit")),
+        }
+    }
+}
+
+fn services(deps: Deps, bucket: Bucket) -> [Service; 2] {
+    let limited = Arc::new(Limited { deps, bucket: Mutex::new(bucket) });
+    let shared = || Arc::clone(&limited);
+    let (for_list, for_get, for_allocatable, for_old) = (shared(), shared(), shared(), shared());
+    let service = Service::new()
+        .unary(&methods::podresources::LIST, move |_: pb::ListPodResourcesRequest, _| {
+            let deps = for_list.admit()?;
+            metrics::POD_RESOURCES_REQUESTS.inc(["v1"]);
+            metrics::POD_RESOURCES_LISTS.inc(["v1"]);
+            Ok(compose::list(&(deps.pods)(), &*deps.given))
+        })
+        .unary(&methods::podresources::GET, move |request: pb::GetPodResourcesRequest, _| {
+            let deps = for_get.admit()?;
+            metrics::POD_RESOURCES_REQUESTS.inc(["v1"]);
+            metrics::POD_RESOURCES_GETS.inc(["v1"]);
+            let wanted = (request.pod_namespace.as_str(), request.pod_name.as_str());
+            let Some(found) = compose::get(&(deps.pods)(), wanted, &*deps.given) else {
+                metrics::POD_RESOURCES_GET_ERRORS.inc(["v1"]);
+                let (namespace, name) = wanted;
+                return Err(Refusal::unknown(format!("pod {name} in namespace {namespace} not found")));
+            };
+            Ok(pb::GetPodResourcesResponse { pod_resources: MessageField::some(found), ..Default::default() })
+        })
+        .unary(
+            &methods::podresources::GET_ALLOCATABLE_RESOURCES,
+            move |_: pb::AllocatableResourcesRequest, _| {
+                let deps = for_allocatable.admit()?;
+                metrics::POD_RESOURCES_REQUESTS.inc(["v1"]);
+                metrics::POD_RESOURCES_ALLOCATABLES.inc(["v1"]);
+                Ok(compose::allocatable((deps.givable)()))
+            },
+        );
+    let old = Service::new().unary(&OLD_LIST, move |_: pb::ListPodResourcesRequest, _| {
+        let deps = for_old.admit()?;
+        metrics::POD_RESOURCES_REQUESTS.inc(["v1alpha1"]);
+        Ok(compose::old_list(&(deps.pods)(), &*deps.given))
+    });
+    [service, old]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::grpc::{Channel, Kind};
+    use crate::util::stop::StopToken;
+    use std::time::Duration;
+
+    /// A node without pods.
+    fn empty() -> Deps {
+        Deps {
+            pods: Box::new(Vec::new),
+            given: Box::new(|_, _| Given::default()),
+            givable: Box::new(Given::default),
+        }
+    }
+
+    #[test]
+    fn a_client_gets_both_versions_and_too_many_requests_are_rejected() {
+        let root = tempfile::tempdir().unwrap();
+        let server = serve(root.path(), empty()).unwrap();
+        let socket = root.path().join("pod-resources/kubelet.sock");
+        let channel = Channel::new(&format!("unix://{}", socket.display())).unwrap();
+        let limit = Some(Duration::from_secs(10));
+        let list = |method| {
+            channel.call_with_stop(
+                method,
+                &pb::ListPodResourcesRequest::default(),
+                limit,
+                &StopToken::never(),
+            )
+        };
+        assert_eq!(list(&methods::podresources::LIST).unwrap().pod_resources.len(), 0);
+        assert_eq!(list(&OLD_LIST).unwrap().pod_resources.len(), 0);
+        let wanted = pb::GetPodResourcesRequest {
+            pod_name: "a".into(),
+            pod_namespace: "n".into(),
+            ..Default::default()
+        };
+        let error = channel
+            .call_with_stop(&methods::podresources::GET, &wanted, limit, &StopToken::never())
+            .unwrap_err();
+        assert_eq!((error.kind, error.message.as_str()), (Kind::Unknown, "pod a in namespace n not found"));
+        drop(server);
+        assert!(!socket.exists());
+        // Full again in an hour.
+        let empty_bucket = Bucket::new(Instant::now() + Duration::from_secs(3_600));
+        let _server = Server::start(&socket, services(empty(), empty_bucket)).unwrap();
+        let channel = Channel::new(&format!("unix://{}", socket.display())).unwrap();
+        for method in [&methods::podresources::LIST, &*OLD_LIST] {
+            let error = channel
+                .call_with_stop(method, &pb::ListPodResourcesRequest::default(), limit, &StopToken::never())
+                .unwrap_err();
+            let expected = (Kind::ResourceExhausted, "rejected by rate limit");
+            assert_eq!((error.kind, error.message.as_str()), expected);
+        }
+    }
+}

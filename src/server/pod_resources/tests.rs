@@ -1,0 +1,225 @@
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::*;
+use crate::managers::cpus::CpuSet;
+
+/// What the Go kubelet's state files have, and its answers (golden scenarios dp-static and dp-basic).
+const RECORDED: &str = include_str!("recorded.json");
+
+/// What the state files say that a container has.
+fn recorded(state: &Value, pod: &Pod, container: &Container) -> Given {
+    let (uid, name) = (pod.uid().as_str(), container.name.as_str());
+    let mut given = Given::default();
+    for entry in state["devices"]["PodDeviceEntries"].as_array().unwrap() {
+        if entry["PodUID"] != uid || entry["ContainerName"] != name {
+            continue;
+        }
+        for (node, ids) in entry["DeviceIDs"].as_object().unwrap() {
+            for id in ids.as_array().unwrap() {
+                given.devices.push(GivenDevice {
+                    resource: entry["ResourceName"].as_str().unwrap().to_owned(),
+                    id: id.as_str().unwrap().into(),
+                    nodes: NumaMask::of([node.parse().unwrap()]),
+                });
+            }
+        }
+    }
+    if let Some(cpus) = state["cpus"][uid][name].as_str() {
+        given.cpus = CpuSet::parse(cpus).unwrap();
+    }
+    for block in state["memory"][uid][name].as_array().into_iter().flatten() {
+        let nodes = block["numaAffinity"].as_array().unwrap().iter();
+        given.memory.push(Block {
+            nodes: NumaMask::of(nodes.map(|node| u32::try_from(node.as_u64().unwrap()).unwrap())),
+            resource: block["type"].as_str().unwrap().to_owned(),
+            bytes: block["size"].as_u64().unwrap(),
+        });
+    }
+    given
+}
+
+fn fill(to: &mut Map<String, Value>, name: &str, list: Vec<Value>) {
+    if !list.is_empty() {
+        to.insert(name.to_owned(), Value::Array(list));
+    }
+}
+
+/// Messages as the recording shows them: as protobuf's JSON, but zeros are left out.
+fn topology_json(topology: &pb::TopologyInfo) -> Value {
+    let node =
+        |node: &pb::NumaNode| if node.id == 0 { json!({}) } else { json!({"id": node.id.to_string()}) };
+    json!({"nodes": topology.nodes.iter().map(node).collect::<Vec<_>>()})
+}
+
+fn devices_json(devices: &[pb::ContainerDevices]) -> Vec<Value> {
+    let one = |device: &pb::ContainerDevices| {
+        let mut shown = json!({"device_ids": device.device_ids, "resource_name": device.resource_name});
+        if let Some(topology) = device.topology.as_ref() {
+            shown["topology"] = topology_json(topology);
+        }
+        shown
+    };
+    devices.iter().map(one).collect()
+}
+
+fn memory_json(memory: &[pb::ContainerMemory]) -> Vec<Value> {
+    let one = |block: &pb::ContainerMemory| {
+        let topology = topology_json(block.topology.as_ref().unwrap());
+        json!({"memory_type": block.memory_type, "size": block.size.to_string(), "topology": topology})
+    };
+    memory.iter().map(one).collect()
+}
+
+fn cpus_json(cpus: &[i64]) -> Vec<Value> {
+    cpus.iter().map(|cpu| json!(cpu.to_string())).collect()
+}
+
+fn pod_json(pod: &pb::PodResources) -> Value {
+    let container = |one: &pb::ContainerResources| {
+        let mut shown = Map::from_iter([("name".to_owned(), json!(one.name))]);
+        fill(&mut shown, "devices", devices_json(&one.devices));
+        fill(&mut shown, "cpu_ids", cpus_json(&one.cpu_ids));
+        fill(&mut shown, "memory", memory_json(&one.memory));
+        Value::Object(shown)
+    };
+    let containers: Vec<Value> = pod.containers.iter().map(container).collect();
+    json!({"name": pod.name, "namespace": pod.namespace, "containers": containers})
+}
+
+/// Pods or containers by name: the Go kubelet lists pods in the order of a map, and the recording
+/// has sorted the containers.
+fn by_name<'a>(items: impl IntoIterator<Item = &'a Value>) -> BTreeMap<String, Value> {
+    let item = |item: &Value| {
+        let mut item = item.clone();
+        if let Some(containers) = item.get("containers") {
+            item["containers"] = json!(by_name(containers.as_array().unwrap()));
+        }
+        (item["name"].as_str().unwrap().to_owned(), item)
+    };
+    items.into_iter().map(item).collect()
+}
+
+fn pod(object: Value) -> Pod {
+    Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap())
+}
+
+#[test]
+fn answers_equal_those_of_the_go_kubelet() {
+    let scenarios: Vec<Value> = serde_json::from_str(RECORDED).unwrap();
+    assert_eq!(scenarios.len(), 3);
+    for state in scenarios {
+        let listed =
+            |one: &Value| Listed { pod: pod(one["pod"].clone()), is_active: one["phase"] != "Failed" };
+        let pods: Vec<Listed> = state["pods"].as_array().unwrap().iter().map(listed).collect();
+        let given = |pod: &Pod, container: &Container| recorded(&state, pod, container);
+        for (request, answer) in state["answers"].as_object().unwrap() {
+            let what = format!("{}: {request}", state["scenario"]);
+            match request.split_once(' ') {
+                None if request == "List" => {
+                    let own = list(&pods, &given);
+                    let own: Vec<Value> = own.pod_resources.iter().map(pod_json).collect();
+                    let theirs = answer["pod_resources"].as_array().unwrap();
+                    assert_eq!(by_name(&own), by_name(theirs), "{what}");
+                }
+                None => {
+                    let registered = state["devices"]["RegisteredDevices"].as_object().unwrap();
+                    let devices = registered.iter().flat_map(|(resource, ids)| {
+                        ids.as_array().unwrap().iter().map(|id| GivenDevice {
+                            resource: resource.clone(),
+                            id: id.as_str().unwrap().into(),
+                            nodes: NumaMask::of([0]),
+                        })
+                    });
+                    let own = allocatable(Given { devices: devices.collect(), ..Given::default() });
+                    assert_eq!(json!(devices_json(&own.devices)), answer["devices"], "{what}");
+                }
+                Some((_, name)) => {
+                    let name = name.trim_start_matches('=');
+                    let own = get(&pods, ("golden", name), &given).as_ref().map(pod_json);
+                    assert_eq!(by_name(&own), by_name(answer.get("pod_resources")), "{what}");
+                }
+            }
+        }
+    }
+}
+
+fn device(id: &str, nodes: &[u32]) -> GivenDevice {
+    GivenDevice {
+        resource: "example.com/gpu".into(),
+        id: id.into(),
+        nodes: NumaMask::of(nodes.iter().copied()),
+    }
+}
+
+fn listed(is_active: bool) -> [Listed; 1] {
+    let object = json!({
+        "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+        "spec": {
+            "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}],
+            "containers": [{"name": "c"}],
+        },
+    });
+    [Listed { pod: pod(object), is_active }]
+}
+
+#[test]
+fn a_device_has_an_entry_for_each_of_its_nodes() {
+    let given = |_: &Pod, _: &Container| Given {
+        devices: vec![device("a", &[]), device("b", &[1, 3])],
+        ..Given::default()
+    };
+    let found = list(&listed(true), &given);
+    let containers = &found.pod_resources[0].containers;
+    assert_eq!(containers.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(), ["s", "c"]);
+    let shown = json!(devices_json(&containers[0].devices));
+    let of = |id: &str| json!({"device_ids": [id], "resource_name": "example.com/gpu"});
+    let near = |node: &str| {
+        let mut shown = of("b");
+        shown["topology"] = json!({"nodes": [{"id": node}]});
+        shown
+    };
+    assert_eq!(shown, json!([of("a"), near("1"), near("3")]));
+    // The older version has neither nodes nor sidecars.
+    let old = old_list(&listed(true), &given);
+    let containers = &old.pod_resources[0].containers;
+    assert_eq!(containers.len(), 1);
+    assert_eq!(json!(devices_json(&containers[0].devices)), json!([of("a"), of("b"), of("b")]));
+}
+
+#[test]
+fn the_devices_of_a_pod_that_has_ended_are_not_shown() {
+    let given = |_: &Pod, _: &Container| Given { devices: vec![device("a", &[0])], ..Given::default() };
+    assert!(list(&listed(false), &given).pod_resources.is_empty());
+    assert_eq!(get(&listed(false), ("n", "p"), &given), None);
+    let old = old_list(&listed(false), &given);
+    assert!(old.pod_resources[0].containers[0].devices.is_empty());
+    assert!(get(&listed(true), ("n", "p"), &given).is_some());
+    assert_eq!(get(&listed(true), ("m", "p"), &given), None);
+}
+
+#[test]
+fn a_claim_has_its_devices_by_driver_with_their_own_cdi_devices() {
+    let claim_device = |name: &str, cdi: &[&str], share: Option<&str>| Device {
+        pool: "pool".into(),
+        name: name.into(),
+        share_id: share.map(str::to_owned),
+        cdi_ids: cdi.iter().map(|id| (*id).to_owned()).collect(),
+        ..Device::default()
+    };
+    let key = crate::claims::info::ClaimKey { namespace: "n".into(), name: "c".into() };
+    let mut info = ClaimInfo::new(crate::claims::info::ClaimRef { key, uid: "u".into() });
+    let one = claim_device("one", &["d/c=1"], None);
+    info.drivers.insert("d".into(), vec![one, claim_device("two", &["d/c=2", "d/c=3"], Some("s"))]);
+    let shown = claim(info);
+    assert_eq!((shown.claim_namespace.as_str(), shown.claim_name.as_str()), ("n", "c"));
+    let of = |one: &pb::ClaimResource| {
+        let cdi: Vec<&str> = one.cdi_devices.iter().map(|device| device.name.as_str()).collect();
+        json!([one.driver_name, one.pool_name, one.device_name, one.share_id, cdi])
+    };
+    assert_eq!(
+        json!(shown.claim_resources.iter().map(of).collect::<Vec<_>>()),
+        json!([["d", "pool", "one", null, ["d/c=1"]], ["d", "pool", "two", "s", ["d/c=2", "d/c=3"]]])
+    );
+}

@@ -1,0 +1,225 @@
+//! Resource claims: the driver of `tests/controlplane/plugin`, which is made of the library that real
+//! drivers use, and the scheduler of a real control plane.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::joined::{JoinedNode, LIMIT, condition, directory, pod, shared, text};
+use crate::support::launch;
+use crate::support::node::{FOREVER, busybox};
+use crate::support::wait::{holds_for, wait_until};
+
+/// Where the runtime finds CDI files.
+const CDI: &str = "/var/run/cdi";
+
+/// Containerd before 1.7 does not know CDI.
+fn skip_without_cdi(test: &str) -> bool {
+    let is_old = std::env::var("E2E_CONTAINERD").is_ok_and(|version| version == "1");
+    if is_old {
+        let line = format!("{test}: skipped: containerd 1.6 does not know CDI\n");
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+    }
+    is_old
+}
+
+/// The running driver. It ends with SIGKILL.
+struct Driver {
+    process: Child,
+    log: PathBuf,
+}
+
+impl Driver {
+    fn start(joined: &JoinedNode<'_>, number: u32) -> Driver {
+        fs::create_dir_all(CDI).expect("the directory can be made");
+        let log = directory(&joined.name).join(format!("driver-{number}.log"));
+        let mut command = Command::new(shared().bin().join("plugin"));
+        command.args(["claims", "--devices", "2", "--cdi", CDI, "--node", &joined.name]);
+        command.args(["--driver", &driver(joined), "--kubeconfig"]).arg(shared().admin_kubeconfig());
+        command.arg("--root").arg(joined.node.root());
+        let driver = Driver { process: launch::spawn(&mut command, &log), log };
+        wait_until("the driver's devices", LIMIT, || slices(joined) == 1);
+        driver
+    }
+
+    /// How often a method was called for a claim.
+    fn calls(&self, method: &str, claim: &str) -> usize {
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        log.lines().filter(|line| *line == format!("{method} {claim}")).count()
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn driver(joined: &JoinedNode<'_>) -> String {
+    format!("{}.example.com", joined.name)
+}
+
+/// The number of ResourceSlices of the node.
+fn slices(joined: &JoinedNode<'_>) -> usize {
+    let selector = format!("spec.nodeName={}", joined.name);
+    let list = joined.plane.get(&["resourceslices", "--field-selector", &selector]);
+    list.as_ref().and_then(|list| list["items"].as_array()).map_or(0, Vec::len)
+}
+
+/// The CDI files of the driver's claims.
+fn cdi_files(joined: &JoinedNode<'_>) -> Vec<String> {
+    let names = fs::read_dir(CDI).into_iter().flatten().flatten();
+    let names = names.map(|file| file.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with(&driver(joined))).collect()
+}
+
+/// One device of the test's class.
+fn devices(joined: &JoinedNode<'_>) -> Value {
+    json!({"devices": {"requests": [{"name": "dev", "exactly": {"deviceClassName": driver(joined)}}]}})
+}
+
+fn make_class(joined: &JoinedNode<'_>) {
+    let expression = format!("device.driver == '{}'", driver(joined));
+    joined.plane.apply(&json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": driver(joined)},
+        "spec": {"selectors": [{"cel": {"expression": expression}}]},
+    }));
+}
+
+fn make_claim(joined: &JoinedNode<'_>, name: &str) {
+    joined.plane.apply(&json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": devices(joined),
+    }));
+}
+
+fn make_template(joined: &JoinedNode<'_>, name: &str) {
+    joined.plane.apply(&json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"spec": devices(joined)},
+    }));
+}
+
+/// Makes a pod with a claim, which prints its device. The scheduler allocates the device.
+fn make_pod(joined: &JoinedNode<'_>, name: &str, source: Value) {
+    let mut main = busybox("main", &format!("env | grep CLAIMED; {FOREVER}"));
+    main["resources"] = json!({"claims": [{"name": "device"}]});
+    let mut pod = pod(name, json!([main]));
+    let mut entry = source;
+    entry["name"] = json!("device");
+    pod["spec"]["resourceClaims"] = json!([entry]);
+    pod["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": joined.name});
+    pod["spec"]["automountServiceAccountToken"] = json!(false);
+    joined.plane.apply(&pod);
+}
+
+/// The variable of the device, such as `CLAIMED_dev_0=claim`.
+fn device_of(joined: &JoinedNode<'_>, pod: &str) -> String {
+    let log = || joined.plane.kubectl(&["logs", pod]);
+    wait_until("the name of the device", LIMIT, || log().contains("CLAIMED_"));
+    log().lines().last().unwrap_or_default().to_owned()
+}
+
+fn container(pod: &Value) -> &str {
+    text(pod, "/status/containerStatuses/0/containerID")
+}
+
+fn in_use(joined: &JoinedNode<'_>, driver: &str) -> f64 {
+    joined.node.metric(&format!("dra_resource_claims_in_use{{driver_name=\"{driver}\"}}"))
+}
+
+fn delete(joined: &JoinedNode<'_>, pod: &str) {
+    joined.plane.kubectl(&["delete", "pod", pod, "--wait=false", "--grace-period=1"]);
+}
+
+#[test]
+fn claims_are_prepared_once_and_unprepared_when_their_pods_end_also_after_a_kill_of_the_agent() {
+    if skip_without_cdi("claims_are_prepared_once") {
+        return;
+    }
+    let mut joined = JoinedNode::prepare(shared(), "dra", crate::joined::served(shared())).start_and_wait();
+    let driver = Driver::start(&joined, 1);
+    make_class(&joined);
+    make_claim(&joined, "dra-claim");
+    make_template(&joined, "dra-template");
+    make_pod(&joined, "dra-a", json!({"resourceClaimName": "dra-claim"}));
+    let a = joined.wait_ready("dra-a");
+    make_pod(&joined, "dra-b", json!({"resourceClaimTemplateName": "dra-template"}));
+    let b = joined.wait_ready("dra-b");
+    let generated = text(&b, "/status/resourceClaimStatuses/0/resourceClaimName").to_owned();
+    let owned = [device_of(&joined, "dra-a"), device_of(&joined, "dra-b")];
+    assert!(owned[0].ends_with("=dra-claim") && owned[1].ends_with(&format!("={generated}")), "{owned:?}");
+    assert_ne!(owned[0].split('=').next(), owned[1].split('=').next());
+    let health = &a["status"]["containerStatuses"][0]["allocatedResourcesStatus"][0];
+    assert_eq!((text(health, "/name"), text(health, "/resources/0/health")), ("claim:device", "Unknown"));
+    assert_eq!((in_use(&joined, "<any>"), cdi_files(&joined).len()), (2.0, 2));
+    // The pods run on, and their claims are not prepared again.
+    joined.node.kill_agent();
+    joined.node.start_agent();
+    wait_until("the driver registers again", LIMIT, || slices(&joined) == 1);
+    for (name, before) in [("dra-a", &a), ("dra-b", &b)] {
+        assert_eq!(container(&joined.wait_ready(name)), container(before), "{name} was not restarted");
+    }
+    // A container that is restarted has the same device.
+    let id = container(&a).rsplit('/').next().expect("an id").to_owned();
+    joined.node.containerd.kill_task(&id);
+    joined.wait_pod("dra-a", "restarted", |pod| {
+        container(pod) != container(&a) && condition(pod, "Ready") == "True"
+    });
+    assert_eq!(device_of(&joined, "dra-a"), owned[0]);
+    assert_eq!((driver.calls("Prepare", "dra-claim"), driver.calls("Prepare", &generated)), (1, 1));
+    // The agent is killed while the pod ends.
+    delete(&joined, "dra-a");
+    joined.node.kill_agent();
+    assert_eq!(driver.calls("Unprepare", &generated), 0);
+    joined.node.start_agent();
+    joined.wait_gone("dra-a");
+    assert!(driver.calls("Unprepare", "dra-claim") >= 1);
+    delete(&joined, "dra-b");
+    joined.wait_gone("dra-b");
+    assert_eq!((driver.calls("Unprepare", &generated), cdi_files(&joined).len()), (1, 0));
+    assert_eq!(in_use(&joined, "<any>"), 0.0);
+    joined.finish(&[]);
+}
+
+#[test]
+fn pod_waits_for_a_driver_that_is_away_and_the_slices_of_a_driver_that_is_gone_are_deleted() {
+    if skip_without_cdi("pod_waits_for_a_driver") {
+        return;
+    }
+    let joined = JoinedNode::prepare(shared(), "dralate", crate::joined::served(shared())).start_and_wait();
+    make_class(&joined);
+    make_template(&joined, "dralate-template");
+    drop(Driver::start(&joined, 1));
+    // The slices stay for 30 s, so that the pod can be scheduled.
+    make_pod(&joined, "dralate-pod", json!({"resourceClaimTemplateName": "dralate-template"}));
+    let reported =
+        || joined.events("dralate-pod").iter().any(|(why, _)| why == "FailedPrepareDynamicResources");
+    wait_until("an event that names the driver", LIMIT, reported);
+    let phase = || {
+        let pod = joined.plane.look(&["pod", "dralate-pod"]).unwrap_or_default();
+        text(&pod, "/status/phase").to_owned()
+    };
+    // The driver's library registers again: slices that were deleted are made again.
+    wait_until("the slices of the driver are deleted", LIMIT * 2, || slices(&joined) == 0);
+    holds_for("the pod waits for the driver", Duration::from_secs(3), || phase() == "Pending");
+    let driver = Driver::start(&joined, 2);
+    joined.wait_ready("dralate-pod");
+    assert!(device_of(&joined, "dralate-pod").starts_with("CLAIMED_dev_"));
+    assert_eq!(in_use(&joined, "<any>"), 1.0);
+    delete(&joined, "dralate-pod");
+    joined.wait_gone("dralate-pod");
+    assert_eq!(cdi_files(&joined).len(), 0);
+    drop(driver);
+    joined.finish(&[]);
+}
