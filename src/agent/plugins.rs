@@ -101,9 +101,8 @@ impl Handler for CsiDrivers {
         stop: &StopToken,
     ) -> Result<(), String> {
         self.registry.register(name, endpoint, versions, stop)?;
-        let failed = |error| {
-            format!("kubernetes.io/csi: RegisterPlugin for CSI driver {name:?} failed. {error}")
-        };
+        let failed =
+            |error| format!("kubernetes.io/csi: RegisterPlugin for CSI driver {name:?} failed. {error}");
         self.announce(stop).map_err(failed)
     }
 

@@ -170,9 +170,12 @@ fn inline_sources_carry_their_own_read_only_field() {
     assert!(matches!(&specs[2].as_ref().unwrap().source, Source::Flex(flex) if flex.options["k"] == "v"));
     assert!(specs[3].is_none());
     let spec = specs[4].as_ref().unwrap();
-    assert!(!spec.is_persistent && matches!(&spec.source, Source::Csi(csi) if csi.volume_handle.is_empty()
+    assert!(
+        !spec.is_persistent
+            && matches!(&spec.source, Source::Csi(csi) if csi.volume_handle.is_empty()
         && csi.volume_attributes["a"] == "b"
-        && csi.node_publish_secret_ref.as_ref().unwrap().namespace == "n"));
+        && csi.node_publish_secret_ref.as_ref().unwrap().namespace == "n")
+    );
 }
 
 proptest! {

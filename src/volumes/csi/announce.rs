@@ -36,11 +36,7 @@ impl NodeObjects {
     /// The objects of the node with this name. Nothing is sent.
     #[must_use]
     pub fn new(client: &Client, node: &str) -> NodeObjects {
-        NodeObjects {
-            client: client.with_timeout(TIMEOUT),
-            node: node.to_owned(),
-            turns: Turns::default(),
-        }
+        NodeObjects { client: client.with_timeout(TIMEOUT), node: node.to_owned(), turns: Turns::default() }
     }
 
     /// Writes what the drivers said about this node, if the objects differ.

@@ -72,9 +72,8 @@ impl Cluster for PodCluster {
     fn secret(&self, name: &SecretReference, _: &StopToken) -> Result<Secrets, ClusterError> {
         let object = self.0.claims.secret(&name.namespace, &name.name).map_err(failed)?;
         // The protocol has only text.
-        let text = |(key, value): (&String, &Vec<u8>)| {
-            (key.clone(), String::from_utf8_lossy(value).into_owned())
-        };
+        let text =
+            |(key, value): (&String, &Vec<u8>)| (key.clone(), String::from_utf8_lossy(value).into_owned());
         Ok(Secrets::new(object.data.iter().map(text).collect()))
     }
 

@@ -89,7 +89,8 @@ mod tests {
 
     #[test]
     fn persistent_volume_that_is_larger_than_its_claim_is_grown() {
-        let claim: Claim = serde_json::from_value(json!({"status": {"capacity": {"storage": "1Gi"}}})).unwrap();
+        let claim: Claim =
+            serde_json::from_value(json!({"status": {"capacity": {"storage": "1Gi"}}})).unwrap();
         let volume = |handle: &str| -> PersistentVolume {
             serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": {
                 "capacity": {"storage": "2Gi"}, "accessModes": ["ReadWriteMany", "Unknown"],

@@ -14,12 +14,7 @@ use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
 
 impl Kinds {
-    fn csi_volume(
-        &self,
-        pod: &Pod,
-        volume: &str,
-        spec: &Spec,
-    ) -> Result<Box<dyn VolumeKind>, VolumeError> {
+    fn csi_volume(&self, pod: &Pod, volume: &str, spec: &Spec) -> Result<Box<dyn VolumeKind>, VolumeError> {
         let Some(csi) = &self.csi else { return Err(VolumeError::Unsupported { kind: "csi".to_owned() }) };
         csi.kind(pod, volume, spec)
     }
@@ -95,10 +90,8 @@ impl Kinds {
     fn report_growth(&self, pod: &Pod, volume: &Volume, spec: &Spec) {
         let (Some(api), Some(size)) = (&self.api, &spec.size) else { return };
         let Some(claim) = persistent::claim_name(pod, volume) else { return };
-        let message = format!(
-            "MountVolume.NodeExpandVolume succeeded for volume {:?} {}",
-            spec.name, self.node
-        );
+        let message =
+            format!("MountVolume.NodeExpandVolume succeeded for volume {:?} {}", spec.name, self.node);
         match api.claims.report_size(pod.namespace(), &claim.name, &size.0) {
             Ok(()) => self.events.normal(pod, reasons::FILE_SYSTEM_RESIZE_SUCCESS, message),
             Err(ReadError::Stopping) => {}
