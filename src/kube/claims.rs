@@ -55,19 +55,28 @@ pub trait ClaimApi: Send + Sync {
     ///
     /// # Errors
     /// See [`ReadError`].
-    fn read_driver(&self, name: &str) -> Result<Option<CsiDriver>, ReadError>;
+    fn read_driver(&self, name: &str) -> Result<Option<CsiDriver>, ReadError> {
+        let _ = name;
+        Err(refused())
+    }
 
     /// Reads a VolumeAttachment.
     ///
     /// # Errors
     /// See [`ReadError`].
-    fn read_attachment(&self, name: &str) -> Result<VolumeAttachment, ReadError>;
+    fn read_attachment(&self, name: &str) -> Result<VolumeAttachment, ReadError> {
+        let _ = name;
+        Err(refused())
+    }
 
     /// Writes the new size of a claim's volume, a quantity, into the claim's status.
     ///
     /// # Errors
     /// See [`ReadError`].
-    fn write_size(&self, namespace: &str, name: &str, size: &str) -> Result<(), ReadError>;
+    fn write_size(&self, namespace: &str, name: &str, size: &str) -> Result<(), ReadError> {
+        let _ = (namespace, name, size);
+        Err(refused())
+    }
 }
 
 /// The claims of pods. Clones share them.
@@ -107,15 +116,6 @@ impl Default for Claims {
                 Err(refused())
             }
             fn read_secret(&self, _: &str, _: &str) -> Result<Object, ReadError> {
-                Err(refused())
-            }
-            fn read_driver(&self, _: &str) -> Result<Option<CsiDriver>, ReadError> {
-                Err(refused())
-            }
-            fn read_attachment(&self, _: &str) -> Result<VolumeAttachment, ReadError> {
-                Err(refused())
-            }
-            fn write_size(&self, _: &str, _: &str, _: &str) -> Result<(), ReadError> {
                 Err(refused())
             }
         }
