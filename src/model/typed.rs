@@ -378,9 +378,13 @@ impl<'de> de::Deserializer<'de> for Cursor<'_> {
         self,
         _: &'static str,
         _: &'static [&'static str],
-        _: V,
+        visitor: V,
     ) -> Result<V::Value, Fault> {
-        Err(Fault::custom("enumerations do not occur in the API types"))
+        // Only enumerations without values occur in objects.
+        match self.value {
+            Value::String(text) => visitor.visit_enum(de::value::StrDeserializer::<Fault>::new(text)),
+            _ => Err(Fault::invalid_type(self.found(), &"a string")),
+        }
     }
 
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
@@ -464,6 +468,23 @@ mod tests {
             ]
         );
         assert_eq!(misfits[1].message, "want a string, found integer `7`");
+    }
+
+    #[test]
+    fn words_of_enumerations_are_read_and_unknown_ones_are_misfits() {
+        use crate::model::persistent::{Mode, PersistentVolume};
+        use crate::model::storage::{CsiDriver, FsGroupPolicy};
+        let value = json!({"metadata": {"name": "pv"}, "spec": {"volumeMode": "Block",
+            "capacity": {"storage": "1Gi"}, "csi": {"driver": "d", "volumeHandle": "h"},
+            "persistentVolumeReclaimPolicy": "Retain"}});
+        let volume: PersistentVolume = decode(&value).unwrap();
+        assert_eq!((volume.spec.volume_mode, volume.spec.csi.unwrap().driver.as_str()), (Mode::Block, "d"));
+        let driver: CsiDriver = decode(&json!({"spec": {"fsGroupPolicy": "File"}})).unwrap();
+        assert_eq!(driver.spec.fs_group_policy, Some(FsGroupPolicy::File));
+        for wrong in [json!("Other"), json!(7)] {
+            let value = json!({"spec": {"fsGroupPolicy": wrong}});
+            assert!(decode::<CsiDriver>(&value).unwrap_err().starts_with("spec.fsGroupPolicy: "));
+        }
     }
 
     #[test]
