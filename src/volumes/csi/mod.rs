@@ -33,6 +33,8 @@ mod record;
 mod registry;
 mod remove;
 mod request;
+#[cfg(test)]
+mod room_tests;
 mod stage;
 #[cfg(test)]
 mod tests;
