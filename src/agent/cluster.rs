@@ -175,6 +175,10 @@ fn sensors(
             problems: Some(Arc::new(move || {
                 shutting_down.is_on().then(|| shutdown::NOT_READY.to_owned()).into_iter().collect()
             })),
+            volumes_in_use: {
+                let volumes = Arc::clone(&rooms.volumes);
+                Some(Arc::new(move || Some(volumes.in_use())))
+            },
             devices: {
                 let devices = rooms.devices.clone();
                 Some(Arc::new(move || devices.capacity()))

@@ -15,6 +15,7 @@ use crate::transport::rpc_server;
 use crate::util::mailbox::Post;
 use crate::util::stop::StopToken;
 use crate::util::threads::OnDeath;
+use crate::volumes::csi::{NodeObjects, Registry};
 
 /// The directory below the root directory in which the sockets of plugins are.
 const DIRECTORY: &str = "plugins_registry";
@@ -31,16 +32,26 @@ pub(super) struct Registrations {
 
 impl Registrations {
     /// Opens both. Without them pods that need no plugin run.
-    pub(super) fn open(root_dir: &Path, rooms: &Rooms, on_death: OnDeath) -> Registrations {
+    /// `objects`: what the API server shows of CSI drivers, if there is one.
+    pub(super) fn open(
+        root_dir: &Path,
+        rooms: &Rooms,
+        objects: Option<NodeObjects>,
+        on_death: OnDeath,
+    ) -> Registrations {
+        let registry = Arc::clone(rooms.volumes.drivers());
         let failed =
             |what: &'static str| move |error: &io::Error| log::error!("{what} cannot register: {error}");
         let server = devices::serve(&rooms.devices, &root_dir.join(devices::DIRECTORY));
-        let drivers =
-            Drivers { claims: rooms.claims.clone(), view: rooms.view.clone(), wake: rooms.wake.clone() };
-        let handlers = Handlers::from([
-            (plugins::DEVICE, Arc::new(WatchedDevices(rooms.devices.clone())) as Arc<dyn Handler>),
-            (plugins::DRA, Arc::new(drivers)),
-        ]);
+        let devices: Arc<dyn Handler> = Arc::new(WatchedDevices(rooms.devices.clone()));
+        let csi: Arc<dyn Handler> = Arc::new(CsiDrivers { registry, objects });
+        let claims: Arc<dyn Handler> = Arc::new(ClaimDrivers {
+            claims: rooms.claims.clone(),
+            view: rooms.view.clone(),
+            wake: rooms.wake.clone(),
+        });
+        let handlers =
+            Handlers::from([(plugins::DEVICE, devices), (plugins::CSI, csi), (plugins::DRA, claims)]);
         let settings = plugins::Settings { directory: root_dir.join(DIRECTORY), handlers };
         let watcher = Plugins::start(settings, on_death);
         Registrations {
@@ -78,14 +89,14 @@ impl Handler for WatchedDevices {
 }
 
 /// Drivers of resource claims.
-struct Drivers {
+struct ClaimDrivers {
     claims: Claims,
     view: View,
     /// Wakes the worker of a pod.
     wake: Post<PodUid, ()>,
 }
 
-impl Handler for Drivers {
+impl Handler for ClaimDrivers {
     fn validate(&self, name: &str, endpoint: &str, versions: &[String]) -> Result<(), String> {
         self.claims.validate(name, endpoint, versions)
     }
@@ -104,5 +115,46 @@ impl Handler for Drivers {
 
     fn deregister(&self, name: &str, endpoint: &str) {
         self.claims.deregister(name, endpoint);
+    }
+}
+
+/// CSI drivers.
+struct CsiDrivers {
+    registry: Arc<Registry>,
+    objects: Option<NodeObjects>,
+}
+
+impl CsiDrivers {
+    fn announce(&self, stop: &StopToken) -> Result<(), String> {
+        self.objects.as_ref().map_or(Ok(()), |objects| objects.announce(&self.registry, stop))
+    }
+}
+
+impl Handler for CsiDrivers {
+    fn validate(&self, name: &str, _: &str, versions: &[String]) -> Result<(), String> {
+        self.registry.validate(name, versions)
+    }
+
+    /// DIFFERS: if the API server cannot be reached, the registration fails and is repeated, but
+    /// until then the driver serves the volumes of this node.
+    fn register(
+        &self,
+        name: &str,
+        endpoint: &str,
+        versions: &[String],
+        stop: &StopToken,
+    ) -> Result<(), String> {
+        self.registry.register(name, endpoint, versions, stop)?;
+        let failed =
+            |error| format!("kubernetes.io/csi: RegisterPlugin for CSI driver {name:?} failed. {error}");
+        self.announce(stop).map_err(failed)
+    }
+
+    fn deregister(&self, name: &str, endpoint: &str) {
+        self.registry.deregister(name, endpoint);
+        // The next registration writes what could not be written now.
+        if let Err(error) = self.announce(&StopToken::never()) {
+            log::warn!("CSI driver {name} is gone: {error}");
+        }
     }
 }

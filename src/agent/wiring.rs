@@ -44,6 +44,7 @@ use crate::sync::{ephemeral, evictions};
 use crate::transport::rpc_server;
 use crate::util::mailbox::{Inbox, Post, mailbox, newest};
 use crate::util::threads::Running;
+use crate::volumes::csi::NodeObjects;
 use crate::{kube, observe, pods, server, sources, sync};
 
 /// How long the threads together may take to stop.
@@ -119,7 +120,8 @@ pub(super) fn start(
     )?;
     threads.push(server);
     let pod_resources = pod_resources::serve(&args.root_dir, &rooms);
-    let registrations = Registrations::open(&args.root_dir, &rooms, supervisor.on_death());
+    let objects = client.as_ref().map(|client| NodeObjects::new(client, &host.node_name));
+    let registrations = Registrations::open(&args.root_dir, &rooms, objects, supervisor.on_death());
     rooms.runtime.check_resolv_conf();
     raise_start_events(&rooms.events, host.cgroups.version.is_v2());
     log::info!("node {} is up after {:?}", host.node_name, started.elapsed());

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::objects::Object;
 use crate::model::persistent::{Claim, PersistentVolume};
+use crate::model::storage::{CsiDriver, VolumeAttachment};
 
 /// The largest number of pairs of claim and volume that are remembered.
 const MAX_KNOWN: usize = 1024;
@@ -49,6 +50,33 @@ pub trait ClaimApi: Send + Sync {
     /// # Errors
     /// See [`ReadError`].
     fn read_secret(&self, namespace: &str, name: &str) -> Result<Object, ReadError>;
+
+    /// Reads a CSIDriver; `None` if there is none.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    fn read_driver(&self, name: &str) -> Result<Option<CsiDriver>, ReadError> {
+        let _ = name;
+        Err(refused())
+    }
+
+    /// Reads a VolumeAttachment.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    fn read_attachment(&self, name: &str) -> Result<VolumeAttachment, ReadError> {
+        let _ = name;
+        Err(refused())
+    }
+
+    /// Writes the new size of a claim's volume, a quantity, into the claim's status.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    fn write_size(&self, namespace: &str, name: &str, size: &str) -> Result<(), ReadError> {
+        let _ = (namespace, name, size);
+        Err(refused())
+    }
 }
 
 /// The claims of pods. Clones share them.
@@ -67,6 +95,7 @@ struct Shared {
 struct Known {
     claims: HashMap<(String, String), Claim>,
     volumes: HashMap<String, PersistentVolume>,
+    drivers: HashMap<String, Option<CsiDriver>>,
 }
 
 impl fmt::Debug for Claims {
@@ -152,6 +181,39 @@ impl Claims {
         self.shared.api.read_secret(namespace, name)
     }
 
+    /// The object of a CSI driver, if there is one; sends a request.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn driver(&self, name: &str) -> Result<Option<CsiDriver>, ReadError> {
+        match self.shared.api.read_driver(name) {
+            Ok(driver) => {
+                remember(&mut self.known().drivers, name.to_owned(), driver.clone());
+                Ok(driver)
+            }
+            Err(error @ ReadError::Unavailable { .. }) => {
+                self.known().drivers.get(name).cloned().ok_or(error)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A VolumeAttachment; sends a request, and is never remembered.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn attachment(&self, name: &str) -> Result<VolumeAttachment, ReadError> {
+        self.shared.api.read_attachment(name)
+    }
+
+    /// Reports the new size of a claim's volume, a quantity.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn report_size(&self, namespace: &str, name: &str, size: &str) -> Result<(), ReadError> {
+        self.shared.api.write_size(namespace, name, size)
+    }
+
     fn known(&self) -> MutexGuard<'_, Known> {
         self.shared.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -194,6 +256,19 @@ impl Claims {
             fn read_secret(&self, _: &str, name: &str) -> Result<Object, ReadError> {
                 Err(ReadError::Refused { text: format!("secrets {name:?} not found") })
             }
+            fn read_driver(&self, _: &str) -> Result<Option<CsiDriver>, ReadError> {
+                // Volumes of tests are not attached.
+                let mut driver = CsiDriver::default();
+                driver.spec.attach_required = Some(false);
+                driver.spec.volume_lifecycle_modes = vec!["Persistent".to_owned(), "Ephemeral".to_owned()];
+                Ok(Some(driver))
+            }
+            fn read_attachment(&self, name: &str) -> Result<VolumeAttachment, ReadError> {
+                Err(ReadError::Refused { text: format!("volumeattachments {name:?} not found") })
+            }
+            fn write_size(&self, _: &str, _: &str, _: &str) -> Result<(), ReadError> {
+                Ok(())
+            }
         }
         let key = |claim: &Claim| (claim.metadata.namespace.clone(), claim.metadata.name.clone());
         let claims = claims.into_iter().map(|claim| (key(&claim), claim)).collect();
@@ -220,6 +295,15 @@ mod tests {
         fn read_secret(&self, _: &str, _: &str) -> Result<Object, ReadError> {
             self.0.lock().unwrap().clone().map_or(Ok(Object::default()), Err)
         }
+        fn read_driver(&self, _: &str) -> Result<Option<CsiDriver>, ReadError> {
+            self.0.lock().unwrap().clone().map_or(Ok(None), Err)
+        }
+        fn read_attachment(&self, _: &str) -> Result<VolumeAttachment, ReadError> {
+            self.0.lock().unwrap().clone().map_or(Ok(VolumeAttachment::default()), Err)
+        }
+        fn write_size(&self, _: &str, _: &str, _: &str) -> Result<(), ReadError> {
+            self.0.lock().unwrap().clone().map_or(Ok(()), Err)
+        }
     }
 
     #[test]
@@ -228,11 +312,13 @@ mod tests {
         let claims = Claims::new(Box::new(Server(Arc::clone(&state))));
         assert_eq!(claims.claim("n", "c").unwrap().metadata.name, "c");
         claims.volume("pv").unwrap();
+        assert_eq!(claims.driver("d"), Ok(None));
         let away = ReadError::Unavailable { text: "connection refused".to_owned() };
         *state.lock().unwrap() = Some(away.clone());
         assert!(claims.claim("n", "c").is_ok() && claims.volume("pv").is_ok());
         assert_eq!(claims.claim("m", "c"), Err(away.clone()));
-        assert!(claims.secret("n", "s").is_err());
+        assert!(claims.secret("n", "s").is_err() && claims.attachment("a").is_err());
+        assert_eq!((claims.driver("d"), claims.driver("e").is_err()), (Ok(None), true));
         // A deleted object is forgotten.
         *state.lock().unwrap() = Some(ReadError::Refused { text: "not found".to_owned() });
         assert!(claims.claim("n", "c").is_err());

@@ -21,6 +21,8 @@ pub enum Group {
     Authorization,
     /// `resource.k8s.io/v1`.
     Resource,
+    /// `storage.k8s.io/v1`.
+    Storage,
 }
 
 impl Group {
@@ -34,6 +36,7 @@ impl Group {
             Group::Authentication => "/apis/authentication.k8s.io/v1",
             Group::Authorization => "/apis/authorization.k8s.io/v1",
             Group::Resource => "/apis/resource.k8s.io/v1",
+            Group::Storage => "/apis/storage.k8s.io/v1",
         }
     }
 }
@@ -131,6 +134,26 @@ impl Target {
     /// One PersistentVolume.
     pub fn persistent_volume(name: &str) -> Target {
         Target::new(Group::Core, "persistentvolumes").name(name)
+    }
+
+    /// The status of one claim.
+    pub fn claim_status(namespace: &str, name: &str) -> Target {
+        Target::claim(namespace, name).subresource("status")
+    }
+
+    /// One CSIDriver.
+    pub fn csi_driver(name: &str) -> Target {
+        Target::new(Group::Storage, "csidrivers").name(name)
+    }
+
+    /// All CSINodes.
+    pub fn csi_nodes() -> Target {
+        Target::new(Group::Storage, "csinodes")
+    }
+
+    /// One VolumeAttachment.
+    pub fn volume_attachment(name: &str) -> Target {
+        Target::new(Group::Storage, "volumeattachments").name(name)
     }
 
     /// Tokens of a service account, which are made by POST.
@@ -283,6 +306,10 @@ mod tests {
                 "/apis/certificates.k8s.io/v1beta1/namespaces/ns/podcertificaterequests",
             ),
             (Target::runtime_classes(), "/apis/node.k8s.io/v1/runtimeclasses"),
+            (Target::csi_driver("d"), "/apis/storage.k8s.io/v1/csidrivers/d"),
+            (Target::csi_nodes().name("n"), "/apis/storage.k8s.io/v1/csinodes/n"),
+            (Target::volume_attachment("a"), "/apis/storage.k8s.io/v1/volumeattachments/a"),
+            (Target::claim_status("n", "c"), "/api/v1/namespaces/n/persistentvolumeclaims/c/status"),
             (Target::service_account_token("ns", "a"), "/api/v1/namespaces/ns/serviceaccounts/a/token"),
             (Target::event("ns", "p.17ab"), "/api/v1/namespaces/ns/events/p.17ab"),
             (Target::secret("a/b", ".."), "/api/v1/namespaces/a%2Fb/secrets/%2E%2E"),

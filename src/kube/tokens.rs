@@ -44,6 +44,11 @@ impl Token {
     pub fn expose(&self) -> &str {
         &self.text
     }
+
+    /// When it expires.
+    pub fn expires(&self) -> Timestamp {
+        self.expires
+    }
 }
 
 impl fmt::Debug for Token {

@@ -10,11 +10,12 @@ use serde_json::{Map, Value};
 
 use super::Quantity;
 use super::api::{
-    FCVolumeSource, FlexVolumeSource, HostPathVolumeSource, ISCSIVolumeSource, NFSVolumeSource, Volume,
+    CSIVolumeSource, FCVolumeSource, FlexVolumeSource, HostPathVolumeSource, ISCSIVolumeSource,
+    NFSVolumeSource, Volume,
 };
 use super::pod::Pod;
 use super::quantity::amount;
-use super::storage::{CsiVolumeSource, SecretReference};
+use super::storage::{AccessMode, CsiVolumeSource, SecretReference};
 
 /// A claim with this finalizer is not removed while a pod uses it.
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
@@ -238,10 +239,14 @@ pub struct Spec {
     pub mount_options: Vec<String>,
     /// File system or block device.
     pub mode: Mode,
+    /// The persistent volume's modes; those that this version does not know are left out.
+    pub access_modes: Vec<AccessMode>,
     /// Whether only one pod may use it at a time.
     pub is_single_pod: bool,
     /// Whether the persistent volume is larger than its claim's status says.
     pub has_grown: bool,
+    /// The persistent volume's size, if it is known.
+    pub size: Option<Quantity>,
     /// Whether it comes from a persistent volume, and not from the pod.
     pub is_persistent: bool,
 }
@@ -374,8 +379,10 @@ impl Spec {
             read_only: wanted.read_only,
             mount_options: mount_options(volume),
             mode: spec.volume_mode,
+            access_modes: spec.access_modes.iter().filter_map(|mode| AccessMode::parse(mode)).collect(),
             is_single_pod: spec.access_modes.iter().any(|mode| mode == "ReadWriteOncePod"),
             has_grown: size(&spec.capacity) > size(&claim.status.capacity),
+            size: spec.capacity.get("storage").cloned(),
             is_persistent: true,
         }
     }
@@ -391,6 +398,8 @@ impl Spec {
             (Source::Fc(fc.clone()), fc.read_only.unwrap_or(false))
         } else if let Some(flex) = &volume.flex_volume {
             (Source::Flex(Flex::inline(flex, pod.namespace())), flex.read_only.unwrap_or(false))
+        } else if let Some(csi) = &volume.csi {
+            (Source::Csi(inline_csi(csi, pod.namespace())), csi.read_only.unwrap_or(false))
         } else {
             return None;
         };
@@ -400,10 +409,35 @@ impl Spec {
             read_only,
             mount_options: Vec::new(),
             mode: Mode::Filesystem,
+            access_modes: Vec::new(),
             is_single_pod: false,
             has_grown: false,
+            size: None,
             is_persistent: false,
         })
+    }
+}
+
+impl Spec {
+    /// The size in bytes that a volume must be grown to.
+    #[must_use]
+    pub fn grow_to(&self) -> Option<i64> {
+        self.size.as_ref().filter(|_| self.has_grown).map(|size| amount(size).units())
+    }
+}
+
+/// A volume that a driver makes for one pod. Its handle is computed by the node.
+fn inline_csi(source: &CSIVolumeSource, namespace: &str) -> CsiVolumeSource {
+    CsiVolumeSource {
+        driver: source.driver.clone(),
+        read_only: source.read_only.unwrap_or(false),
+        fs_type: source.fs_type.clone(),
+        volume_attributes: source.volume_attributes.clone().unwrap_or_default(),
+        node_publish_secret_ref: source
+            .node_publish_secret_ref
+            .as_ref()
+            .map(|secret| SecretReference { name: secret.name.clone(), namespace: namespace.to_owned() }),
+        ..CsiVolumeSource::default()
     }
 }
 

@@ -73,6 +73,7 @@ reasons! {
     FAILED_SYNC = "FailedSync";
     FAILED_VALIDATION = "FailedValidation";
     NETWORK_NOT_READY = "NetworkNotReady";
+    FILE_SYSTEM_RESIZE_SUCCESS = "FileSystemResizeSuccessful";
     RESIZE_STARTED = "ResizeStarted";
     RESIZE_COMPLETED = "ResizeCompleted";
     RESIZE_DEFERRED = "ResizeDeferred";

@@ -444,19 +444,6 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn enumerations_are_read_from_texts() {
-        use crate::model::persistent::{Mode, PersistentVolume};
-        let value = json!({"spec": {"volumeMode": "Block", "csi": {"driver": "d"}, "rbd": {"image": "i"}}});
-        let volume = read::<PersistentVolume>(&value).unwrap().object;
-        assert_eq!(volume.spec.volume_mode, Mode::Block);
-        assert_eq!(volume.spec.csi.unwrap().driver, "d");
-        for wrong in [json!("Tape"), json!(1)] {
-            let misfits = read::<PersistentVolume>(&json!({"spec": {"volumeMode": wrong}})).unwrap_err();
-            assert_eq!(misfits[0].path, "spec[volumeMode]");
-        }
-    }
-
-    #[test]
     fn every_wrong_type_is_named_with_its_path() {
         let value = json!({
             "apiVersion": "v1", "kind": "Pod",
@@ -481,6 +468,23 @@ mod tests {
             ]
         );
         assert_eq!(misfits[1].message, "want a string, found integer `7`");
+    }
+
+    #[test]
+    fn words_of_enumerations_are_read_and_unknown_ones_are_misfits() {
+        use crate::model::persistent::{Mode, PersistentVolume};
+        use crate::model::storage::{CsiDriver, FsGroupPolicy};
+        let value = json!({"metadata": {"name": "pv"}, "spec": {"volumeMode": "Block",
+            "capacity": {"storage": "1Gi"}, "csi": {"driver": "d", "volumeHandle": "h"},
+            "persistentVolumeReclaimPolicy": "Retain"}});
+        let volume: PersistentVolume = decode(&value).unwrap();
+        assert_eq!((volume.spec.volume_mode, volume.spec.csi.unwrap().driver.as_str()), (Mode::Block, "d"));
+        let driver: CsiDriver = decode(&json!({"spec": {"fsGroupPolicy": "File"}})).unwrap();
+        assert_eq!(driver.spec.fs_group_policy, Some(FsGroupPolicy::File));
+        for wrong in [json!("Other"), json!(7)] {
+            let value = json!({"spec": {"fsGroupPolicy": wrong}});
+            assert!(decode::<CsiDriver>(&value).unwrap_err().starts_with("spec.fsGroupPolicy: "));
+        }
     }
 
     #[test]

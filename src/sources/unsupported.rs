@@ -36,6 +36,7 @@ fn volume_fields(path: &str, volume: &Volume, found: &mut Vec<String>) {
         "iscsi",
         "fc",
         "flexVolume",
+        "csi",
     ];
     let later = sources_of(volume).into_iter().filter(|name| !built.contains(name));
     found.extend(later.map(|name| format!("{path}.{name}")));

@@ -207,7 +207,10 @@ impl<Resp> Outgoing<Resp> {
         self.left
     }
 
-    fn poll(&mut self, poll: impl FnOnce(SinkOf<'_, Resp>, &mut Context<'_>) -> Sent) -> Poll<Result<(), Left>> {
+    fn poll(
+        &mut self,
+        poll: impl FnOnce(SinkOf<'_, Resp>, &mut Context<'_>) -> Sent,
+    ) -> Poll<Result<(), Left>> {
         if self.left {
             return Poll::Ready(Err(Left));
         }

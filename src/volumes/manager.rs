@@ -13,8 +13,8 @@ use crate::model::mount::MountedVolume;
 use crate::util::error_chain::chain;
 
 use super::actual::Actual;
+use super::csi::{self, Cluster, Csi, CsiSettings, KernelMounter, NoCluster, PodCluster, Registry};
 use super::error::VolumeError;
-use super::kind::CsiVolumes;
 use super::operations::Operations;
 use super::persistent::Kinds;
 use super::retries::Retries;
@@ -58,6 +58,8 @@ pub struct Volumes {
     pub(super) operations: Operations,
     /// Volumes of claims, and those that helper programs mount.
     pub(super) kinds: Arc<Kinds>,
+    /// Volumes of CSI drivers.
+    pub(super) csi: Arc<Csi>,
     /// Why the volumes of a pod cannot be removed, since when.
     failures: Mutex<BTreeMap<PodUid, (String, Instant)>>,
     /// When the next clean-up of devices is due: at the start, after the end of a pod, and some time
@@ -80,10 +82,24 @@ impl Volumes {
     /// Nothing is read or made yet, except that links in the root directory are resolved:
     /// the mount table names mounts by their real path.
     #[must_use]
-    pub fn new(mut settings: Settings, deps: Deps) -> Self {
+    pub fn new(settings: Settings, deps: Deps) -> Self {
+        Volumes::with_drivers(settings, deps, Registry::new(csi::connect))
+    }
+
+    /// As [`Volumes::new`], with these CSI drivers.
+    #[must_use]
+    pub fn with_drivers(mut settings: Settings, deps: Deps, drivers: Registry) -> Self {
         if let Ok(real) = std::fs::canonicalize(&settings.root_dir) {
             settings.root_dir = real;
         }
+        let cluster: Arc<dyn Cluster> = match &deps.api {
+            Some(api) => Arc::new(PodCluster(api.clone())),
+            None => Arc::new(NoCluster),
+        };
+        let csi_settings =
+            CsiSettings { root_dir: settings.root_dir.clone(), node_name: settings.node.clone() };
+        let mounter = Arc::new(KernelMounter::new(&settings.root_dir));
+        let csi = Arc::new(Csi::new(csi_settings, Arc::new(drivers), cluster, mounter));
         let kinds = Kinds::new(
             (&settings.root_dir, &settings.plugin_dir),
             &settings.node,
@@ -98,23 +114,23 @@ impl Volumes {
             retries: Mutex::default(),
             actual: Mutex::default(),
             operations: Operations::default(),
-            kinds: Arc::new(kinds),
+            kinds: Arc::new(kinds.with_csi(Arc::new(Arc::clone(&csi)))),
+            csi,
             failures: Mutex::default(),
             sweep_at: Mutex::new(Some(Instant::now())),
         }
     }
 
-    /// Serves volumes of CSI drivers too.
+    /// The CSI drivers of this node.
     #[must_use]
-    pub fn with_csi(mut self, csi: Arc<dyn CsiVolumes>) -> Volumes {
-        let kinds = Kinds::new(
-            (&self.settings.root_dir, &self.settings.plugin_dir),
-            &self.settings.node,
-            self.api.clone(),
-            self.events.clone(),
-        );
-        self.kinds = Arc::new(kinds.with_csi(csi));
-        self
+    pub fn drivers(&self) -> &Arc<Registry> {
+        self.csi.registry()
+    }
+
+    /// The volumes that pods use and that a controller may detach, for `node.status.volumesInUse`.
+    #[must_use]
+    pub fn in_use(&self) -> Vec<String> {
+        self.csi.in_use()
     }
 
     /// The pods whose volumes could not be removed, with the reason.

@@ -92,10 +92,27 @@ pub(super) fn below(mounts: &[PathBuf], dir: &Path) -> Vec<PathBuf> {
 /// Unmounts everything below `dir`, which is in `top`. A busy mount is an error with its name below
 /// `dir`, and the others are tried nevertheless. Links in `top` are not followed.
 pub(super) fn unmount_below(top: &Path, dir: &Path) -> Result<Vec<(String, VolumeError)>, VolumeError> {
+    unmount_if(top, dir, &|_| true)
+}
+
+/// As [`unmount_below`], but leaves what is in the directory `kept`.
+pub(super) fn unmount_below_except(
+    top: &Path,
+    dir: &Path,
+    kept: &Path,
+) -> Result<Vec<(String, VolumeError)>, VolumeError> {
+    unmount_if(top, dir, &|mount| !mount.starts_with(kept))
+}
+
+fn unmount_if(
+    top: &Path,
+    dir: &Path,
+    is_wanted: &dyn Fn(&Path) -> bool,
+) -> Result<Vec<(String, VolumeError)>, VolumeError> {
     let mut failures = Vec::new();
     let table = table()?;
     let points: Vec<PathBuf> = table.iter().map(|mount| mount.point.clone()).collect();
-    for mount in below(&points, dir) {
+    for mount in below(&points, dir).into_iter().filter(|mount| is_wanted(mount)) {
         let is_remote = table.iter().any(|one| one.point == mount && one.is_remote());
         let result = if is_remote { unmount::remote(top, &mount) } else { plain(top, &mount) };
         if let Err(error) = result {

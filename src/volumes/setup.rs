@@ -148,7 +148,7 @@ impl Volumes {
     /// raises an event, and the old files remain.
     pub fn remount(&self, pod: &Pod, stop: &StopToken) {
         let volumes = || pod.spec().volumes.iter().flatten();
-        let due = |volume: &&Volume| Plugin::of(volume).is_kept_up_to_date();
+        let due = |volume: &&Volume| self.is_kept_up_to_date(pod, volume);
         if !volumes().any(|volume| due(&volume)) {
             return;
         }
@@ -160,6 +160,11 @@ impl Volumes {
         let mut set_up = SetUp::new(self, &site, volumes().filter(due).filter(mounted));
         // A failure already has an event.
         let _ = set_up.run();
+    }
+
+    /// Whether the volume may change after its set-up, and is inspected at each sync.
+    fn is_kept_up_to_date(&self, pod: &Pod, volume: &Volume) -> bool {
+        Plugin::of(volume).is_kept_up_to_date() || self.kinds.is_refreshed(pod.uid(), &volume.name)
     }
 
     /// The end of the volume's back-off, if it must not be tried now.
@@ -390,7 +395,7 @@ impl<'a> SetUp<'a> {
         let volume = wanted.volume;
         if wanted.begun.is_none() {
             let before = self.volumes.actual().get(pod.uid(), &volume.name);
-            if let Some(mounted) = before.filter(|_| !Plugin::of(volume).is_kept_up_to_date()) {
+            if let Some(mounted) = before.filter(|_| !self.volumes.is_kept_up_to_date(pod, volume)) {
                 wanted.state = State::Ready(mounted);
                 self.queue.tried(index, Outcome::Ready);
                 return Ok(());
@@ -439,9 +444,11 @@ impl<'a> SetUp<'a> {
             let _ = report.send((index, result));
         };
         let (kinds, pod, wanted) = (Arc::clone(&self.volumes.kinds), self.site.pod.clone(), volume.clone());
-        let work = move |stop: &StopToken| match &wanted.host_path {
-            Some(source) => host_path::set_up(&wanted.name, source),
-            None => kinds.set_up(&pod, &wanted, stop),
+        let before = self.volumes.actual().get(pod.uid(), &volume.name);
+        let work = move |stop: &StopToken| match (&wanted.host_path, before) {
+            (Some(source), _) => host_path::set_up(&wanted.name, source),
+            (None, Some(mounted)) => kinds.refresh(&pod, &wanted, mounted, stop),
+            (None, None) => kinds.set_up(&pod, &wanted, stop),
         };
         self.volumes.operations.start(self.site.pod.uid(), &volume.name, to, work)
     }

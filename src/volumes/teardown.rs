@@ -12,8 +12,9 @@ use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
 use super::error::VolumeError;
+use super::kind::VolumeKeeper as _;
 use super::manager::Volumes;
-use super::{empty_dir, mounts, operations, paths, sub_path};
+use super::{csi, empty_dir, mounts, operations, paths, sub_path};
 use crate::model::ids::PodUid;
 use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
@@ -81,17 +82,26 @@ impl Volumes {
         stop: &StopToken,
     ) -> Result<Vec<(String, VolumeError)>, VolumeError> {
         let table = mounts::read()?;
-        if mounts::below(&table, path).is_empty() {
+        let places = self.csi.places_of(uid);
+        if mounts::below(&table, path).is_empty() && places.is_empty() {
             return Ok(Vec::new());
         }
+        let csi = Arc::clone(&self.csi);
         let (pods, path) = (paths::pods(&self.settings.root_dir), path.to_owned());
         let (kinds, owner) = (Arc::clone(&self.kinds), uid.clone());
         let work = move |stop: &StopToken| {
             let mut failures = Vec::new();
             kinds.unmount_flex(&owner, stop)?;
-            for name in [paths::SUB_PATHS, "volumes"] {
-                failures.extend(mounts::unmount_below(&pods, &path.join(name))?);
+            failures.extend(mounts::unmount_below(&pods, &path.join(paths::SUB_PATHS))?);
+            for place in places {
+                if let Err(error) = csi.tear_down(&place, stop) {
+                    failures.push((format!("{}/{}", csi.directory(), place.spec_name), error));
+                }
             }
+            let volumes = path.join("volumes");
+            // What a driver has mounted, only the driver unmounts.
+            let own = volumes.join(csi.directory());
+            failures.extend(mounts::unmount_below_except(&pods, &volumes, &own)?);
             Ok(failures)
         };
         self.operations.run(uid, operations::UNMOUNT, operations::LIMIT, stop, work)
@@ -108,11 +118,15 @@ impl Volumes {
         }
         *next = None;
         drop(next);
-        if !self.kinds.has_devices() {
+        if !self.kinds.has_devices() && !self.csi.has_volumes() {
             return;
         }
-        let kinds = Arc::clone(&self.kinds);
-        let work = move |stop: &StopToken| kinds.sweep(stop);
+        let (kinds, csi) = (Arc::clone(&self.kinds), Arc::clone(&self.csi));
+        let work = move |stop: &StopToken| {
+            let swept = kinds.sweep(stop);
+            csi.release_unused(stop).inspect_err(|error| log::warn!("CSI volume: {}", chain(error)))?;
+            swept
+        };
         let result = self.operations.run(&PodUid::from("devices"), operations::UNMOUNT, SWEEP, stop, work);
         if result.is_err() {
             let again = Some(Instant::now() + SWEEP_AGAIN);
@@ -130,6 +144,13 @@ fn remove_device_links(pod_dir: BorrowedFd<'_>) -> Result<(), Leftover> {
         Err(errno) => return Err(failed(errno)),
     };
     for plugin in tree::names(devices.as_fd()).map_err(failed)? {
+        if plugin.to_bytes() == csi::DIRECTORY.as_bytes() {
+            // A link that is left belongs to a device that its driver has not taken away.
+            match rustix::fs::unlinkat(&devices, &*plugin, AtFlags::REMOVEDIR) {
+                Ok(()) | Err(Errno::NOENT) => continue,
+                Err(errno) => return Err(Leftover::Entry { path: csi::DIRECTORY.to_owned(), errno }),
+            }
+        }
         let Ok(dir) = tree::open_same_mount(devices.as_fd(), &plugin) else { continue };
         for name in tree::names(dir.as_fd()).map_err(failed)? {
             match rustix::fs::unlinkat(&dir, &*name, AtFlags::empty()) {

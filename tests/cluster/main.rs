@@ -4,6 +4,7 @@
 
 mod certificates;
 mod checks;
+mod csi;
 mod devices;
 mod dra;
 mod drains;

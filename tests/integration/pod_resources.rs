@@ -30,9 +30,11 @@ fn list(channel: &Channel) -> Vec<pb::PodResources> {
 }
 
 fn get(channel: &Channel, name: &str) -> Result<pb::PodResources, CallError> {
-    let mut request = pb::GetPodResourcesRequest::default();
-    request.pod_name = name.to_owned();
-    request.pod_namespace = "default".to_owned();
+    let request = pb::GetPodResourcesRequest {
+        pod_name: name.to_owned(),
+        pod_namespace: "default".to_owned(),
+        ..Default::default()
+    };
     let found = call(channel, &api::GET, &request)?;
     Ok(found.pod_resources.unwrap_or_default())
 }

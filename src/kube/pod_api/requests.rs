@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::super::claims::{ClaimApi, Claims, ReadError};
 use super::super::client::Client;
@@ -23,6 +23,7 @@ use super::super::trust_bundles::{Bundle, BundleApi, BundleList, Query, TrustBun
 use super::super::watch::{Change, Watched, spawn_reflector};
 use super::{PodApi, Trust};
 use crate::model::persistent::{Claim, PersistentVolume};
+use crate::model::storage::{CsiDriver, VolumeAttachment};
 use crate::util::stop::Waited;
 use crate::util::threads::{Died, OnDeath, Running};
 
@@ -161,6 +162,32 @@ impl ClaimApi for Requests {
     fn read_secret(&self, namespace: &str, name: &str) -> Result<Object, ReadError> {
         let stored = self.client.get::<Stored>(&Target::secret(namespace, name));
         stored.map(|stored| stored.into_object(Kind::Secret)).map_err(|error| read_error(&error))
+    }
+
+    fn read_driver(&self, name: &str) -> Result<Option<CsiDriver>, ReadError> {
+        match self.client.get(&Target::csi_driver(name)) {
+            Ok(driver) => Ok(Some(driver)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(read_error(&error)),
+        }
+    }
+
+    fn read_attachment(&self, name: &str) -> Result<VolumeAttachment, ReadError> {
+        self.client.get(&Target::volume_attachment(name)).map_err(|error| read_error(&error))
+    }
+
+    fn write_size(&self, namespace: &str, name: &str, size: &str) -> Result<(), ReadError> {
+        // Conditions are merged by their type.
+        let gone = ["FileSystemResizePending", "Resizing", "NodeResizeError", "ControllerResizeError"]
+            .map(|kind| json!({"type": kind, "$patch": "delete"}));
+        let body = json!({"status": {
+            "capacity": {"storage": size},
+            "conditions": gone,
+            "allocatedResourceStatuses": {"storage": null},
+        }});
+        let changed: Result<Value, ApiError> =
+            self.client.patch(&Target::claim_status(namespace, name), &body);
+        changed.map(drop).map_err(|error| read_error(&error))
     }
 }
 

@@ -160,13 +160,22 @@ fn inline_sources_carry_their_own_read_only_field() {
         {"name": "n", "nfs": {"server": "s", "path": "/x", "readOnly": true}},
         {"name": "i", "iscsi": {"targetPortal": "t", "iqn": "q", "lun": 0, "secretRef": {"name": "s"}}},
         {"name": "f", "flexVolume": {"driver": "a/b", "options": {"k": "v"}}},
-        {"name": "e", "emptyDir": {}}]}));
+        {"name": "e", "emptyDir": {}},
+        {"name": "c", "csi": {"driver": "d", "volumeAttributes": {"a": "b"},
+            "nodePublishSecretRef": {"name": "s"}}}]}));
     let specs: Vec<_> = pod.spec().volumes.iter().flatten().map(|one| Spec::inline(&pod, one)).collect();
     assert!(specs[0].as_ref().unwrap().read_only);
     assert!(matches!(&specs[1].as_ref().unwrap().source,
         Source::Iscsi(iscsi) if iscsi.secret_ref.as_ref().unwrap().namespace == "n"));
     assert!(matches!(&specs[2].as_ref().unwrap().source, Source::Flex(flex) if flex.options["k"] == "v"));
     assert!(specs[3].is_none());
+    let spec = specs[4].as_ref().unwrap();
+    assert!(
+        !spec.is_persistent
+            && matches!(&spec.source, Source::Csi(csi) if csi.volume_handle.is_empty()
+        && csi.volume_attributes["a"] == "b"
+        && csi.node_publish_secret_ref.as_ref().unwrap().namespace == "n")
+    );
 }
 
 proptest! {

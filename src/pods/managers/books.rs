@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::devices::DeviceProvider;
-use super::{Held, Settings};
+use super::provider::DeviceProvider;
+use super::settings::{Held, Settings};
 use crate::managers::checkpoint_file::CheckpointFile;
 use crate::managers::cpu::file;
 use crate::managers::cpu::policy::Static;

@@ -10,10 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Managers;
+use super::provider::DeviceProvider;
 use crate::devices::{Devices, Readiness, Wishes};
-use crate::managers::numa::Hint;
-use crate::managers::topology::{AllocateError, Candidate, Hints, Provider};
-use crate::model::api::{Container, ResourceHealth, ResourceStatus};
+use crate::model::api::{ResourceHealth, ResourceStatus};
 use crate::model::device_setup::Setup;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
@@ -60,37 +59,6 @@ pub enum Brought {
 impl PodDevices {
     fn late(&self) -> MutexGuard<'_, BTreeSet<PodUid>> {
         self.late.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The devices during the admission of a pod.
-pub(super) struct DeviceProvider<'a> {
-    devices: &'a Devices,
-    pod: &'a Wishes,
-    /// Containers that have their devices already.
-    keep: &'a BTreeSet<String>,
-}
-
-impl DeviceProvider<'_> {
-    /// Gives back what admission has reserved for the pod.
-    pub(super) fn unreserve(&self) {
-        self.devices.unreserve(&self.pod.uid);
-    }
-}
-
-impl Provider for DeviceProvider<'_> {
-    fn hints(&self, _: Candidate<'_>, container: &Container) -> Hints {
-        self.devices.hints(self.pod, &container.name)
-    }
-
-    fn pod_hints(&self, _: Candidate<'_>) -> Hints {
-        self.devices.pod_hints(self.pod)
-    }
-
-    fn allocate(&mut self, _: Candidate<'_>, container: &Container, hint: Hint) -> Result<(), AllocateError> {
-        let keeps = self.keep.contains(&container.name);
-        let reserved = self.devices.reserve(self.pod, &container.name, hint.nodes, keeps);
-        reserved.map_err(|error| AllocateError::Unexpected(error.to_string()))
     }
 }
 

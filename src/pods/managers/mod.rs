@@ -12,33 +12,31 @@ mod claims;
 mod devices;
 mod given;
 mod open;
+mod provider;
+mod settings;
 mod updates;
 
 #[cfg(test)]
 mod tests;
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 
 use self::books::Books;
+use self::devices::PodDevices;
 pub use self::devices::{Brought, RunningContainers};
-use self::devices::{DeviceProvider, PodDevices};
 pub use self::given::{Given, GivenDevice};
 pub use self::open::Found;
+use self::provider::DeviceProvider;
+pub use self::settings::{Held, Settings};
 use super::admission::Admission;
 use crate::claims::Claims;
 use crate::managers::checkpoint_file::CheckpointFile;
-use crate::managers::cpu::policy::Static;
-use crate::managers::cpus::CpuSet;
-use crate::managers::memory::Reserved;
-use crate::managers::numa::{Hint, NumaMask};
-use crate::managers::numa_nodes::NumaNode;
-use crate::managers::topology::{Candidate, Denial, Policy, Provider as _, Topology};
+use crate::managers::numa::Hint;
+use crate::managers::topology::{Candidate, Denial, Policy, Provider as _};
 use crate::model::device_setup::Setup;
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::metrics;
@@ -46,24 +44,6 @@ use crate::model::pod::Pod;
 use crate::model::runtime::PodRuntime;
 use crate::runtime::{Placed, Placement};
 use crate::util::stop::StopToken;
-
-/// The settings of the managers. The configuration was checked against the machine.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// The topology manager.
-    pub topology: Topology,
-    /// The CPU manager; `None`: policy `none`.
-    pub cpu: Option<Static>,
-    /// The memory manager: the machine's nodes, and what is reserved of them; `None`: policy `None`.
-    pub memory: Option<(Vec<NumaNode>, Reserved)>,
-    /// Where the state files are.
-    pub root_dir: PathBuf,
-    /// Whether containers with CPUs for themselves have no quota (gate
-    /// `DisableCPUQuotaWithExclusiveCPUs`).
-    pub without_quota: bool,
-    /// The wait after a failed update (`cpuManagerReconcilePeriod`).
-    pub retry: Duration,
-}
 
 /// The managers. Clones share them.
 #[derive(Clone)]
@@ -86,33 +66,6 @@ struct Shared {
     /// Rung when a running container may need another set.
     bell: Sender<()>,
     rings: Receiver<()>,
-}
-
-/// What a pod has for itself.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Held {
-    /// CPUs by container.
-    pub cpus: BTreeMap<String, CpuSet>,
-    /// NUMA nodes by container.
-    pub nodes: BTreeMap<String, NumaMask>,
-}
-
-impl Held {
-    /// A line per container, for people: `main: CPUs 2-3, NUMA nodes 0`.
-    #[must_use]
-    pub fn lines(&self) -> Vec<String> {
-        let names: BTreeSet<&String> = self.cpus.keys().chain(self.nodes.keys()).collect();
-        let line = |name: &String| {
-            let cpus = self.cpus.get(name).map(|cpus| format!("CPUs {cpus}"));
-            let nodes = self.nodes.get(name).map(|nodes| {
-                let numbers: CpuSet = nodes.iter().collect();
-                format!("NUMA nodes {numbers}")
-            });
-            let parts: Vec<String> = cpus.into_iter().chain(nodes).collect();
-            format!("{name}: {}", parts.join(", "))
-        };
-        names.into_iter().map(line).collect()
-    }
 }
 
 impl Managers {

@@ -1,12 +1,15 @@
 use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::*;
 use crate::managers::cpu::options::Options;
-use crate::managers::cpu::policy::Reservation;
+use crate::managers::cpu::policy::{Reservation, Static};
+use crate::managers::cpus::CpuSet;
 use crate::managers::machine::{Cpu, Machine};
-use crate::managers::topology::{Policy, Scope};
+use crate::managers::topology::{Policy, Scope, Topology};
 use crate::model::event::EventSink;
 use crate::model::quantity::Amount;
 use crate::model::runtime::{ContainerState, ContainerStatus};

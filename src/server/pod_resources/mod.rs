@@ -40,12 +40,15 @@ pub struct Listed {
     pub is_active: bool,
 }
 
+/// Says what a container has.
+pub type GivenOf = dyn Fn(&Pod, &Container) -> Given + Send + Sync;
+
 /// Where the responses come from.
 pub struct Deps {
     /// All pods that sources have.
     pub pods: Box<dyn Fn() -> Vec<Listed> + Send + Sync>,
     /// What a container has.
-    pub given: Box<dyn Fn(&Pod, &Container) -> Given + Send + Sync>,
+    pub given: Box<GivenOf>,
     /// What all containers together can have.
     pub givable: Box<dyn Fn() -> Given + Send + Sync>,
 }

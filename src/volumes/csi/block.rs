@@ -52,7 +52,7 @@ impl Csi {
         let files = self.files(&wanted.spec_name)?;
         let at = self.prepare(wanted, stop)?;
         let name = wanted.unique_name();
-        self.users().add(&name, &place);
+        self.enter(wanted, &at);
         make_dirs(&files.data, "make directory")?;
         self.record(wanted, None).write(&files.data).map_err(io("write the record in", &files.data))?;
         if self.users().label(&name).is_none() {

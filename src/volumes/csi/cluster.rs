@@ -3,6 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use crate::kube::PodApi;
+use crate::kube::claims::ReadError;
+use crate::model::api;
+use crate::model::pod::Pod;
 use crate::model::storage::{CsiDriver, SecretReference, VolumeAttachment};
 use crate::util::stop::StopToken;
 
@@ -49,6 +53,56 @@ pub trait Cluster: Send + Sync {
         seconds: Option<i64>,
         stop: &StopToken,
     ) -> Result<TokenText, ClusterError>;
+}
+
+/// The API server, with the rights of this node. The client ends its requests when the agent stops,
+/// and each has a short deadline.
+#[derive(Debug, Clone)]
+pub struct PodCluster(pub PodApi);
+
+impl Cluster for PodCluster {
+    fn csi_driver(&self, name: &str, _: &StopToken) -> Result<Option<CsiDriver>, ClusterError> {
+        self.0.claims.driver(name).map_err(failed)
+    }
+
+    fn attachment(&self, name: &str, _: &StopToken) -> Result<VolumeAttachment, ClusterError> {
+        self.0.claims.attachment(name).map_err(failed)
+    }
+
+    fn secret(&self, name: &SecretReference, _: &StopToken) -> Result<Secrets, ClusterError> {
+        let object = self.0.claims.secret(&name.namespace, &name.name).map_err(failed)?;
+        // The protocol has only text.
+        let text =
+            |(key, value): (&String, &Vec<u8>)| (key.clone(), String::from_utf8_lossy(value).into_owned());
+        Ok(Secrets::new(object.data.iter().map(text).collect()))
+    }
+
+    fn token(
+        &self,
+        pod: &PodFacts,
+        audience: &str,
+        seconds: Option<i64>,
+        _: &StopToken,
+    ) -> Result<TokenText, ClusterError> {
+        let token = self.0.tokens.get(&bound_to(pod), audience, seconds);
+        let token = token.map_err(|error| ClusterError(error.to_string()))?;
+        Ok(TokenText { token: token.expose().to_owned(), expires: token.expires().to_string() })
+    }
+}
+
+fn failed(error: ReadError) -> ClusterError {
+    ClusterError(error.to_string())
+}
+
+/// What a request for a token needs of a pod.
+fn bound_to(facts: &PodFacts) -> Pod {
+    let mut pod = api::Pod::default();
+    pod.metadata.name = Some(facts.name.clone());
+    pod.metadata.namespace = Some(facts.namespace.clone());
+    pod.metadata.uid = Some(facts.uid.as_str().to_owned());
+    let account = Some(facts.service_account.clone());
+    pod.spec = Some(api::PodSpec { service_account_name: account, ..api::PodSpec::default() });
+    Pod::from(pod)
 }
 
 /// A node without an API server: drivers have the defaults, and nothing is attached.

@@ -1,7 +1,7 @@
 //! CSI: volumes of storage drivers, the node's side (Go: pkg/volume/csi).
 //!
 //! - `registry`: the drivers on this node, their names, sockets and capabilities. `node_info` is
-//!   what the Node and CSINode objects show of them.
+//!   what the Node and CSINode objects show of them; `announce` writes these objects.
 //! - `stage`, `publish`, `block`, `remove`, `expand`: the life of a volume. The disk is the record:
 //!   `vol_data.json` is written before the driver is called, and removed after the driver has
 //!   undone the call. So an agent that was killed at any step finds what it must repeat or undo.
@@ -13,6 +13,7 @@
 //! removed only if it is empty and nothing is mounted there; secrets are in no log, error or
 //! `Debug` output.
 
+mod announce;
 mod block;
 mod client;
 mod cluster;
@@ -32,6 +33,8 @@ mod record;
 mod registry;
 mod remove;
 mod request;
+#[cfg(test)]
+mod room_tests;
 mod stage;
 #[cfg(test)]
 mod tests;
@@ -39,14 +42,17 @@ mod turns;
 mod users;
 mod versions;
 mod volume;
+mod wanted;
 
+pub use announce::NodeObjects;
 pub use client::{GrpcDriver, connect};
-pub use cluster::{Cluster, ClusterError, NoCluster, TokenText};
+pub use cluster::{Cluster, ClusterError, NoCluster, PodCluster, TokenText};
 pub use driver::{
     Abilities, Capability, Code, Driver, DriverError, DriverNode, Expand, Pairs, Publish, Secrets, Stage,
     Usage, VolumeStats,
 };
 pub use mounter::{KernelMounter, Mounter};
+pub(crate) use names::DIRECTORY;
 pub use names::{attachment_name, inline_handle};
 pub use node_info::{
     Allocatable, CsiNodeEntry, NODE_ID_ANNOTATION, NodeChanges, compose_csi_node, node_changes,

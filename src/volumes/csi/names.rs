@@ -10,7 +10,7 @@ use crate::util::sha256;
 /// The plugin's name.
 pub(super) const PLUGIN: &str = "kubernetes.io/csi";
 /// The plugin's directory below a pod.
-pub(super) const DIRECTORY: &str = "kubernetes.io~csi";
+pub(crate) const DIRECTORY: &str = "kubernetes.io~csi";
 /// The file with what is needed to undo an operation.
 pub(super) const RECORD: &str = "vol_data.json";
 /// The staging target of a file system.

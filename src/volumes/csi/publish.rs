@@ -27,7 +27,7 @@ impl Csi {
         let place = wanted.place();
         let dir = self.layout.of_pod(&place)?;
         let at = self.prepare(wanted, stop)?;
-        self.users().add(&wanted.unique_name(), &place);
+        self.enter(wanted, &at);
         if !wanted.is_ephemeral() {
             self.stage(wanted, &at, stop)?;
         }
@@ -49,6 +49,15 @@ impl Csi {
             selinux_relabel: wanted.mount_label(&at.spec).is_none(),
             grown_to,
         })
+    }
+
+    /// The pod uses the volume from now on.
+    pub(super) fn enter(&self, wanted: &Wanted, at: &At) {
+        let name = wanted.unique_name();
+        let is_attached = !wanted.is_ephemeral() && at.spec.attach_required != Some(false);
+        let mut users = self.users();
+        users.add(&name, &wanted.place());
+        users.set_attached(&name, is_attached);
     }
 
     fn publish(

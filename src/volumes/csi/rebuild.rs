@@ -32,15 +32,7 @@ pub fn find(root_dir: &Path) -> Vec<Found> {
     let layout = Layout::new(root_dir);
     let mut places = BTreeSet::new();
     for pod in names(&paths::pods(root_dir)) {
-        for form in [Form::Filesystem, Form::Block] {
-            let parent = match form {
-                Form::Filesystem => "volumes",
-                Form::Block => "volumeDevices",
-            };
-            for spec_name in names(&paths::pods(root_dir).join(&pod).join(parent).join(DIRECTORY)) {
-                places.insert(Place { pod: PodUid::from(pod.as_str()), spec_name, form });
-            }
-        }
+        places.extend(linked(root_dir, &PodUid::from(pod.as_str())));
     }
     // A device is published before it is linked in the pod's directory.
     for spec_name in block_volumes(&layout) {
@@ -51,6 +43,29 @@ pub fn find(root_dir: &Path) -> Vec<Found> {
         }
     }
     places.into_iter().filter_map(|place| found(&layout, place)).collect()
+}
+
+/// The volumes in a pod's own directory, with and without a record.
+fn linked(root_dir: &Path, pod: &PodUid) -> Vec<Place> {
+    let Ok(dir) = paths::pod(root_dir, pod) else { return Vec::new() };
+    let mut places = Vec::new();
+    for (form, parent) in [(Form::Filesystem, "volumes"), (Form::Block, "volumeDevices")] {
+        let found = names(&dir.join(parent).join(DIRECTORY)).into_iter();
+        places.extend(found.map(|spec_name| Place { pod: pod.clone(), spec_name, form }));
+    }
+    places
+}
+
+/// What one pod has on the disk, with and without a record.
+pub(super) fn places_of(layout: &Layout, root_dir: &Path, pod: &PodUid) -> BTreeSet<Place> {
+    let mut places: BTreeSet<Place> = linked(root_dir, pod).into_iter().collect();
+    for spec_name in block_volumes(layout) {
+        let Ok(publish) = layout.block_publish(&spec_name) else { continue };
+        if std::fs::symlink_metadata(publish.join(pod.as_str())).is_ok() {
+            places.insert(Place { pod: pod.clone(), spec_name, form: Form::Block });
+        }
+    }
+    places
 }
 
 fn found(layout: &Layout, place: Place) -> Option<Found> {

@@ -12,6 +12,8 @@ struct Volume {
     users: BTreeSet<Place>,
     /// The label of the staged mount, once it is known to be staged.
     staged: Option<String>,
+    /// No controller attaches it. False until that is known.
+    is_unattached: bool,
 }
 
 /// All volumes by unique name.
@@ -86,9 +88,16 @@ impl Users {
         places
     }
 
-    /// The names of all volumes that pods use, for `node.status.volumesInUse`.
+    /// Whether a controller attaches the volume to nodes.
+    pub(super) fn set_attached(&mut self, name: &str, is_attached: bool) {
+        self.volumes.entry(name.to_owned()).or_default().is_unattached = !is_attached;
+    }
+
+    /// The names of the volumes that pods use and that a controller may detach, for
+    /// `node.status.volumesInUse`.
     pub(super) fn names(&self) -> Vec<String> {
-        let used = self.volumes.iter().filter(|(_, volume)| !volume.users.is_empty());
+        let in_use = |volume: &Volume| !volume.users.is_empty() && !volume.is_unattached;
+        let used = self.volumes.iter().filter(|(_, volume)| in_use(volume));
         let mut names: Vec<String> = used.map(|(name, _)| name.clone()).collect();
         names.sort();
         names
@@ -120,6 +129,10 @@ mod tests {
         users.add("v", &place("a"));
         users.add("v", &place("b"));
         users.staged("v", "");
+        assert_eq!(users.names(), ["v"]);
+        users.set_attached("v", false);
+        assert!(users.names().is_empty());
+        users.set_attached("v", true);
         assert_eq!(users.label("v"), Some(""));
         assert_eq!(users.name_at(&place("b")).as_deref(), Some("v"));
         assert!(!users.remove("v", &place("a")));

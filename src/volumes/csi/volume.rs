@@ -98,7 +98,25 @@ impl Csi {
         self.users().places(pod)
     }
 
-    /// The unique names of all volumes that pods use.
+    /// What a pod has on the disk, or what is known of it in memory.
+    pub(crate) fn places_of(&self, pod: &PodUid) -> Vec<Place> {
+        let mut places = rebuild::places_of(&self.layout, &self.settings.root_dir, pod);
+        places.extend(self.users().places(Some(pod)));
+        places.into_iter().collect()
+    }
+
+    /// Whether anything of a volume may be left on the node.
+    pub(crate) fn has_volumes(&self) -> bool {
+        !rebuild::staged_dirs(&self.layout).is_empty() || !rebuild::block_volumes(&self.layout).is_empty()
+    }
+
+    /// The drivers.
+    #[must_use]
+    pub fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    /// The unique names of the volumes that pods use and that a controller may detach.
     #[must_use]
     pub fn in_use(&self) -> Vec<String> {
         self.users().names()

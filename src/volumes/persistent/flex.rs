@@ -352,7 +352,9 @@ mod tests {
             read_only: true,
             mount_options: Vec::new(),
             mode: Mode::Filesystem,
+            access_modes: Vec::new(),
             is_single_pod: false,
+            size: None,
             has_grown: false,
             is_persistent: true,
         };

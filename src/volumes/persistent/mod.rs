@@ -7,6 +7,7 @@
 //! and detaches those that no pod uses any more.
 
 mod block;
+mod csi;
 mod devices;
 mod fc;
 mod filesystem;
@@ -21,7 +22,7 @@ mod sweep;
 mod sysfs;
 mod tools;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::CString;
 use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
@@ -29,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::error::VolumeError;
-use super::kind::{CsiVolumes, Form, Phase};
+use super::kind::{CsiVolumes, Phase};
 use super::{host_path, paths};
 use crate::kube::PodApi;
 use crate::kube::claims::ReadError;
@@ -61,6 +62,8 @@ pub(super) struct Kinds {
     singles: Mutex<HashMap<String, PodUid>>,
     /// The plugin of each volume of a claim, once it is known.
     plugins: Mutex<HashMap<PodUid, HashMap<String, &'static str>>>,
+    /// Volumes that are inspected at each sync of their pod.
+    refreshed: Mutex<HashMap<PodUid, BTreeSet<String>>>,
 }
 
 impl std::fmt::Debug for Kinds {
@@ -94,6 +97,7 @@ impl Kinds {
             locks: Locks::default(),
             singles: Mutex::default(),
             plugins: Mutex::default(),
+            refreshed: Mutex::default(),
         }
     }
 
@@ -111,6 +115,7 @@ impl Kinds {
             || volume.iscsi.is_some()
             || volume.fc.is_some()
             || volume.flex_volume.is_some()
+            || volume.csi.is_some()
     }
 
     /// The name of the volume's plugin; `None` for a claim that was not resolved yet.
@@ -124,6 +129,11 @@ impl Kinds {
     pub(super) fn forget(&self, uid: &PodUid) {
         self.plugins.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
         self.singles().retain(|_, user| user != uid);
+        self.refreshed().remove(uid);
+    }
+
+    fn refreshed(&self) -> MutexGuard<'_, HashMap<PodUid, BTreeSet<String>>> {
+        self.refreshed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn singles(&self) -> MutexGuard<'_, HashMap<String, PodUid>> {
@@ -251,27 +261,9 @@ impl Kinds {
                 let relabel = self.set_up_flex(pod, &spec, source, &target, stop)?;
                 Ok(mounted(target, relabel))
             }
-            Source::Csi(_) => self.set_up_csi(pod, &volume.name, &spec, stop),
+            Source::Csi(_) => self.set_up_csi(pod, volume, &spec, stop),
             Source::Other(kind) => Err(VolumeError::Unsupported { kind: kind.clone() }),
         }
-    }
-
-    /// Volumes of CSI drivers are set up by their own part of this room.
-    fn set_up_csi(
-        &self,
-        pod: &Pod,
-        volume: &str,
-        spec: &Spec,
-        stop: &StopToken,
-    ) -> Result<MountedVolume, VolumeError> {
-        let Some(csi) = &self.csi else { return Err(VolumeError::Unsupported { kind: "csi".to_owned() }) };
-        let ready = csi.kind(pod, volume, spec)?.set_up(stop)?;
-        Ok(MountedVolume {
-            volume: volume.to_owned(),
-            host_path: ready.host_path,
-            read_only: ready.read_only,
-            selinux_relabel: ready.selinux_relabel && ready.form == Form::Filesystem,
-        })
     }
 
     /// Refuses a volume for one pod that another pod of this node has.
@@ -389,6 +381,8 @@ pub(super) fn inline_plugin(volume: &Volume) -> Option<&'static str> {
         Some("kubernetes.io/iscsi")
     } else if volume.fc.is_some() {
         Some("kubernetes.io/fc")
+    } else if volume.csi.is_some() {
+        Some("kubernetes.io/csi")
     } else {
         volume.flex_volume.as_ref().map(|_| "kubernetes.io/flexvolume")
     }

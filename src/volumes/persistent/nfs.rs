@@ -47,7 +47,9 @@ mod tests {
             read_only,
             mount_options: options.iter().map(|one| (*one).to_owned()).collect(),
             mode: Mode::Filesystem,
+            access_modes: Vec::new(),
             is_single_pod: false,
+            size: None,
             has_grown: false,
             is_persistent: true,
         }

@@ -47,6 +47,8 @@ var controllers = []string{
 	"job-controller", "cronjob-controller", "daemonset-controller", "replicaset-controller",
 	"deployment-controller", "statefulset-controller", "disruption-controller",
 	"endpoints-controller", "endpointslice-controller", "resourceclaim-controller",
+	"persistentvolume-binder-controller", "persistentvolumeclaim-protection-controller",
+	"ephemeral-volume-controller",
 }
 
 type cluster struct {

@@ -1,13 +1,14 @@
 // Plugins of a node for the tests, made of the libraries that real plugins are made of.
 //
 //	plugin device --socket-dir DIR --registration SOCKET --resource NAME --devices N
+//	plugin csi --root DIR --driver NAME --node NAME --state DIR
 //	plugin claims --kubeconfig FILE --node NAME --driver NAME --root DIR --cdi DIR --devices N
 //
 // "device" is a device plugin. Its devices are dev-0, dev-1 and so on; a container gets the variable
 // DEVICES with their names. It registers with the kubelet's socket, and again when that is made
 // anew.
 // "claims" is a driver for resource claims. It publishes its devices, and a container gets the
-// variable CLAIMED_<device> by CDI. Both print a line per call, and end with SIGTERM.
+// variable CLAIMED_<device> by CDI. "csi" is a driver for volumes (csi.go). All print a line per call, and end with SIGTERM.
 package main
 
 import (
@@ -34,7 +35,7 @@ import (
 
 func main() {
 	if len(os.Args) < 2 {
-		fail(fmt.Errorf("which plugin? device or claims"))
+		fail(fmt.Errorf("which plugin? device, claims or csi"))
 	}
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer cancel()
@@ -42,6 +43,8 @@ func main() {
 	switch name := os.Args[1]; name {
 	case "device":
 		err = devices(ctx, os.Args[2:])
+	case "csi":
+		err = drivers(ctx, os.Args[2:])
 	case "claims":
 		err = claims(ctx, os.Args[2:])
 	default:

@@ -1,0 +1,190 @@
+//! Volumes of pods from their claims to their removal, with the fake driver.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crossbeam_channel::Receiver;
+use serde_json::{Value, json};
+
+use super::super::error::VolumeError;
+use super::super::manager::{Deps, Settings, Volumes};
+use super::fake::{DRIVER, FakeNode, Fault};
+use super::registry::Registry;
+use crate::kube::PodApi;
+use crate::kube::claims::Claims;
+use crate::kube::objects::Objects;
+use crate::kube::runtime_classes::RuntimeClasses;
+use crate::kube::tokens::Tokens;
+use crate::model::event::{Event, EventSink};
+use crate::model::pod::Pod;
+use crate::util::stop::StopToken;
+
+/// An agent whose API server has one claim, whose volume has this size and mode.
+fn agent(root: &Path, node: &Arc<FakeNode>, size: &str, mode: &str) -> (Volumes, Receiver<Box<Event>>) {
+    let (events, queue) = EventSink::new();
+    let claim = json!({"metadata": {"name": "c", "namespace": "n", "uid": "cu"},
+        "spec": {"volumeName": "pv"}, "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}}});
+    let volume = json!({"metadata": {"name": "pv"}, "spec": {"capacity": {"storage": size},
+        "volumeMode": mode, "claimRef": {"uid": "cu"}, "csi": {"driver": DRIVER, "volumeHandle": "h"}}});
+    let claims = Claims::fixed(
+        vec![serde_json::from_value(claim).unwrap()],
+        vec![serde_json::from_value(volume).unwrap()],
+    );
+    let api = PodApi {
+        objects: Objects::fixed(Vec::new()),
+        tokens: Tokens::fixed(),
+        services: Default::default(),
+        classes: RuntimeClasses::none(),
+        claims,
+        trust: Default::default(),
+    };
+    let settings = Settings {
+        root_dir: root.to_owned(),
+        allocatable: Default::default(),
+        plugin_dir: Default::default(),
+        node: "n1".to_owned(),
+    };
+    let driver = node.driver();
+    let registry = Registry::new(move |_, _| Ok(Arc::clone(&driver)));
+    registry.register(DRIVER, "/s", &["1.0.0".to_owned()], &StopToken::never()).unwrap();
+    let deps = Deps { events, api: Some(api), local: Default::default() };
+    let volumes = Volumes::with_drivers(settings, deps, registry);
+    node.calls();
+    (volumes, queue)
+}
+
+fn pod(volume: Value, place: &str) -> Pod {
+    let mut volume = volume;
+    volume["name"] = json!("v");
+    let mut container = json!({"name": "c"});
+    container[place] = json!([{"name": "v", "mountPath": "/v", "devicePath": "/dev/v"}]);
+    let value = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u1"},
+        "spec": {"containers": [container], "volumes": [volume]}});
+    Pod::from(serde_json::from_value::<crate::model::api::Pod>(value).unwrap())
+}
+
+fn with_claim() -> Pod {
+    pod(json!({"persistentVolumeClaim": {"claimName": "c"}}), "volumeMounts")
+}
+
+/// The calls that change something.
+fn changes(node: &FakeNode) -> Vec<String> {
+    node.calls().into_iter().filter(|call| call != "abilities").collect()
+}
+
+#[test]
+fn volume_of_a_claim_is_published_and_removed_with_its_pod() {
+    let root = tempfile::tempdir().unwrap();
+    let node = FakeNode::new();
+    let (volumes, events) = agent(root.path(), &node, "1Gi", "Filesystem");
+    let (pod, never) = (with_claim(), StopToken::never());
+    let ready = volumes.setup(&pod, &never).unwrap();
+    assert!(ready[0].host_path.ends_with("pods/u1/volumes/kubernetes.io~csi/pv/mount"));
+    assert_eq!(changes(&node), ["stage h", "publish h"]);
+    // Nothing has grown: the driver is not called.
+    volumes.remount(&pod, &never);
+    assert_eq!(volumes.setup(&pod, &never).unwrap(), ready);
+    assert_eq!(changes(&node), Vec::<String>::new());
+    // A driver without attachments.
+    assert_eq!(volumes.in_use(), Vec::<String>::new());
+    volumes.tear_down(pod.uid(), &never).unwrap();
+    assert_eq!(changes(&node), ["unpublish h", "unstage h"]);
+    assert!(!root.path().join("pods/u1/volumes/kubernetes.io~csi").exists());
+    assert!(events.is_empty());
+    node.check();
+}
+
+#[test]
+fn volume_stays_in_a_pod_whose_driver_does_not_answer() {
+    let root = tempfile::tempdir().unwrap();
+    let node = FakeNode::new();
+    let (volumes, _events) = agent(root.path(), &node, "1Gi", "Filesystem");
+    let (pod, never) = (with_claim(), StopToken::never());
+    volumes.setup(&pod, &never).unwrap();
+    node.fail("unpublish", Fault::Uncertain);
+    let error = volumes.tear_down(pod.uid(), &never).unwrap_err();
+    assert!(matches!(&error, VolumeError::LeftBehind { .. }), "{error}");
+    assert!(error.to_string().starts_with("mounted volumes=[kubernetes.io~csi/pv]: "), "{error}");
+    assert!(root.path().join("pods/u1/volumes/kubernetes.io~csi/pv/vol_data.json").exists());
+    assert_eq!(volumes.lingering().len(), 1);
+    // The agent restarts, and finds it on the disk.
+    let (volumes, _events) = agent(root.path(), &node, "1Gi", "Filesystem");
+    let known = |_: &crate::model::ids::PodUid| false;
+    assert_eq!(volumes.orphans(&known, &never).unwrap().removed.len(), 1);
+    assert_eq!(changes(&node), ["unpublish h", "unstage h"]);
+    assert_eq!((node.staged(), node.published()), (0, 0));
+    node.check();
+}
+
+#[test]
+fn volume_that_cannot_be_unstaged_is_unstaged_after_its_pod_has_ended() {
+    let root = tempfile::tempdir().unwrap();
+    let node = FakeNode::new();
+    let (volumes, _events) = agent(root.path(), &node, "1Gi", "Filesystem");
+    let (pod, never) = (with_claim(), StopToken::never());
+    volumes.setup(&pod, &never).unwrap();
+    node.fail("unstage", Fault::Uncertain);
+    assert!(volumes.tear_down(pod.uid(), &never).is_err());
+    assert_eq!((node.staged(), node.published()), (1, 0));
+    volumes.tear_down(pod.uid(), &never).unwrap();
+    assert_eq!(node.staged(), 0);
+    node.check();
+}
+
+#[test]
+fn volume_is_grown_when_it_is_mounted_and_while_it_is_used() {
+    let root = tempfile::tempdir().unwrap();
+    let node = FakeNode::new();
+    let (volumes, events) = agent(root.path(), &node, "2Gi", "Filesystem");
+    let (pod, never) = (with_claim(), StopToken::never());
+    volumes.setup(&pod, &never).unwrap();
+    assert_eq!(changes(&node), ["stage h", "publish h", "expand h"]);
+    assert_eq!(events.try_recv().unwrap().reason, "FileSystemResizeSuccessful");
+    // The claim of this server keeps its old size.
+    volumes.remount(&pod, &never);
+    assert_eq!((changes(&node), node.last_expand().bytes), (vec!["expand h".to_owned()], 2 << 30));
+    node.fail("expand", Fault::Final);
+    volumes.remount(&pod, &never);
+    let reasons: Vec<_> = events.try_iter().map(|event| event.reason).collect();
+    assert_eq!(reasons, ["FileSystemResizeSuccessful", "VolumeResizeFailed"]);
+    // The pod keeps its volume.
+    assert_eq!(volumes.setup(&pod, &never).unwrap().len(), 1);
+    volumes.tear_down(pod.uid(), &never).unwrap();
+    node.check();
+}
+
+#[test]
+fn inline_volume_is_published_without_being_staged() {
+    let root = tempfile::tempdir().unwrap();
+    let node = FakeNode::new();
+    let (volumes, _events) = agent(root.path(), &node, "1Gi", "Filesystem");
+    let (pod, never) = (pod(json!({"csi": {"driver": DRIVER}}), "volumeMounts"), StopToken::never());
+    let ready = volumes.setup(&pod, &never).unwrap();
+    assert!(ready[0].host_path.ends_with("volumes/kubernetes.io~csi/v/mount"));
+    let handle = super::inline_handle("u1", "v");
+    assert_eq!(changes(&node), [format!("publish {handle}")]);
+    volumes.tear_down(pod.uid(), &never).unwrap();
+    assert_eq!(changes(&node), [format!("unpublish {handle}")]);
+    node.check();
+}
+
+#[test]
+fn event_names_the_driver_that_is_missing() {
+    let root = tempfile::tempdir().unwrap();
+    let node = FakeNode::new();
+    let (volumes, events) = agent(root.path(), &node, "1Gi", "Filesystem");
+    volumes.drivers().deregister(DRIVER, "/s");
+    let (pod, never) = (with_claim(), StopToken::never());
+    assert!(volumes.setup(&pod, &never).is_err());
+    let event = events.try_recv().unwrap();
+    assert_eq!(
+        (event.reason, event.message.as_str()),
+        (
+            "FailedMount",
+            "MountVolume.MountDevice failed for volume \"v\" : kubernetes.io/csi: attacher.MountDevice failed \
+             to create newCsiDriverClient: driver name d.example not found in the list of registered CSI drivers"
+        )
+    );
+    volumes.tear_down(pod.uid(), &never).unwrap();
+    assert_eq!(changes(&node), Vec::<String>::new());
+}

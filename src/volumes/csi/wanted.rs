@@ -1,0 +1,108 @@
+//! From a pod's volume to what a driver is asked for (pure).
+
+use std::sync::Arc;
+
+use super::super::empty_dir;
+use super::super::error::VolumeError;
+use super::super::kind::{CsiVolumes, Form, Phase, VolumeKind};
+use super::error::not_begun;
+use super::names;
+use super::request::{Lifecycle, PodFacts, Wanted};
+use super::volume::Csi;
+use crate::model::persistent::{Mode, Source, Spec};
+use crate::model::pod::Pod;
+
+impl CsiVolumes for Arc<Csi> {
+    fn kind(&self, pod: &Pod, volume: &str, spec: &Spec) -> Result<Box<dyn VolumeKind>, VolumeError> {
+        Ok(Box::new(self.volume(wanted(pod, volume, spec)?)))
+    }
+}
+
+/// What the pod wants of its volume.
+fn wanted(pod: &Pod, volume: &str, spec: &Spec) -> Result<Wanted, VolumeError> {
+    let Source::Csi(source) = &spec.source else {
+        return Err(VolumeError::Unsupported { kind: volume.to_owned() });
+    };
+    let mut source = source.clone();
+    let lifecycle = if spec.is_persistent {
+        Lifecycle::Persistent
+    } else {
+        source.volume_handle = names::inline_handle(pod.uid().as_str(), volume);
+        Lifecycle::Ephemeral
+    };
+    if source.driver.is_empty() || source.volume_handle.is_empty() {
+        let text = "kubernetes.io/csi: the volume has no driver or no handle";
+        return Err(not_begun(Phase::SetUp, text));
+    }
+    let context = pod.spec().security_context.as_ref();
+    let policy = context.and_then(|context| context.fs_group_change_policy.as_deref());
+    Ok(Wanted {
+        pod: PodFacts {
+            uid: pod.uid().clone(),
+            name: pod.name().to_owned(),
+            namespace: pod.namespace().to_owned(),
+            service_account: pod.spec().service_account_name.clone().unwrap_or_default(),
+        },
+        spec_name: spec.name.clone(),
+        source,
+        lifecycle,
+        form: match spec.mode {
+            Mode::Filesystem => Form::Filesystem,
+            Mode::Block => Form::Block,
+        },
+        access_modes: spec.access_modes.clone(),
+        mount_options: spec.mount_options.clone(),
+        read_only: spec.read_only,
+        fs_group: empty_dir::fs_group(pod),
+        fs_group_on_root_mismatch: policy == Some("OnRootMismatch"),
+        selinux_label: None,
+        grow_to: spec.grow_to(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::persistent::{Claim, ClaimName, PersistentVolume};
+    use crate::model::storage::AccessMode;
+
+    fn pod() -> Pod {
+        let value = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {
+            "containers": [], "serviceAccountName": "a",
+            "securityContext": {"fsGroup": 7, "fsGroupChangePolicy": "OnRootMismatch"},
+            "volumes": [{"name": "v", "csi": {"driver": "d", "readOnly": true}}]}});
+        Pod::from(serde_json::from_value::<crate::model::api::Pod>(value).unwrap())
+    }
+
+    #[test]
+    fn inline_volume_has_a_handle_of_its_pod() {
+        let pod = pod();
+        let spec = Spec::inline(&pod, &pod.spec().volumes.as_ref().unwrap()[0]).unwrap();
+        let wanted = wanted(&pod, "v", &spec).unwrap();
+        assert_eq!(wanted.source.volume_handle, names::inline_handle("u", "v"));
+        assert_eq!((wanted.lifecycle, wanted.form), (Lifecycle::Ephemeral, Form::Filesystem));
+        assert!(wanted.read_only && wanted.fs_group_on_root_mismatch && wanted.grow_to.is_none());
+        assert_eq!((wanted.fs_group, wanted.pod.service_account.as_str()), (Some(7), "a"));
+    }
+
+    #[test]
+    fn persistent_volume_that_is_larger_than_its_claim_is_grown() {
+        let claim: Claim =
+            serde_json::from_value(json!({"status": {"capacity": {"storage": "1Gi"}}})).unwrap();
+        let volume = |handle: &str| -> PersistentVolume {
+            serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": {
+                "capacity": {"storage": "2Gi"}, "accessModes": ["ReadWriteMany", "Unknown"],
+                "volumeMode": "Block", "csi": {"driver": "d", "volumeHandle": handle}}}))
+            .unwrap()
+        };
+        let name = ClaimName { name: "c".to_owned(), read_only: false, is_ephemeral: false };
+        let of = |handle: &str| wanted(&pod(), "v", &Spec::persistent(&name, &claim, &volume(handle)));
+        let grown = of("h").unwrap();
+        assert_eq!((grown.grow_to, grown.form), (Some(2 << 30), Form::Block));
+        assert_eq!((grown.spec_name.as_str(), grown.source.volume_handle.as_str()), ("pv", "h"));
+        assert_eq!(grown.access_modes, [AccessMode::ReadWriteMany]);
+        assert!(of("").is_err());
+    }
+}

@@ -1,0 +1,307 @@
+//! CSI: claims and inline volumes of the driver of `tests/controlplane/plugin`, which is made of the
+//! libraries of real drivers. Its volumes are made when they are first used, so that persistent
+//! volumes need no provisioner.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::joined::{JoinedNode, LIMIT, directory, pod, served, shared, text};
+use crate::support::launch;
+use crate::support::node::{FOREVER, busybox};
+use crate::support::wait::{holds_for, wait_until};
+
+/// The running driver. It ends with SIGKILL.
+struct Driver {
+    name: String,
+    starts: u32,
+    process: Option<Child>,
+}
+
+impl Driver {
+    /// Makes the objects of a test; the driver does not run yet.
+    fn new(test: &str) -> Driver {
+        let name = format!("{test}.csi.test");
+        shared().apply(&json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": name},
+            "spec": {"attachRequired": false, "podInfoOnMount": true, "fsGroupPolicy": "File",
+                "volumeLifecycleModes": ["Persistent", "Ephemeral"]},
+        }));
+        Driver { name, starts: 0, process: None }
+    }
+
+    fn start(&mut self, joined: &JoinedNode<'_>) {
+        self.starts += 1;
+        let mut command = Command::new(shared().bin().join("plugin"));
+        command.args(["csi", "--driver", &self.name, "--node", "the-node", "--root"]).arg(joined.node.root());
+        command.arg("--state").arg(directory(&joined.name).join("volumes-of-driver"));
+        self.process = Some(launch::spawn(&mut command, &self.log_of(joined, self.starts)));
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+
+    fn log_of(&self, joined: &JoinedNode<'_>, start: u32) -> PathBuf {
+        directory(&joined.name).join(format!("driver-{start}.log"))
+    }
+
+    /// The lines of all its starts.
+    fn log(&self, joined: &JoinedNode<'_>) -> Vec<String> {
+        let read = |start| fs::read_to_string(self.log_of(joined, start)).unwrap_or_default();
+        (1..=self.starts)
+            .flat_map(|start| read(start).lines().map(str::to_owned).collect::<Vec<_>>())
+            .collect()
+    }
+
+    /// The number of successful calls of a method.
+    fn calls(&self, joined: &JoinedNode<'_>, method: &str) -> usize {
+        let is_it = |line: &&String| line.starts_with(&format!("{method} ")) && line.ends_with(" OK");
+        self.log(joined).iter().filter(is_it).count()
+    }
+
+    fn assert_no_violation(&self, joined: &JoinedNode<'_>) {
+        let log = self.log(joined);
+        assert!(log.iter().all(|line| !line.starts_with("VIOLATION")), "{}", log.join("\n"));
+    }
+
+    /// A persistent volume for a claim, bound in advance.
+    fn volume(&self, name: &str, claim: &str, mode: &str) {
+        shared().apply(&json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
+            "spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "volumeMode": mode,
+                "persistentVolumeReclaimPolicy": "Retain", "storageClassName": "",
+                "claimRef": {"namespace": "default", "name": claim},
+                "csi": {"driver": self.name, "volumeHandle": format!("handle-of-{name}"),
+                    "volumeAttributes": {"a": "b"}}},
+        }));
+    }
+
+    /// A claim and its volume.
+    fn claim(&self, name: &str, mode: &str) {
+        self.volume(name, name, mode);
+        let mut claim = claim_spec(mode);
+        claim["volumeName"] = json!(name);
+        shared().apply(&json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name, "namespace": "default"}, "spec": claim,
+        }));
+        shared().wait(&["pvc", name], "bound", LIMIT, |claim| text(claim, "/status/phase") == "Bound");
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn claim_spec(mode: &str) -> Value {
+    json!({"accessModes": ["ReadWriteOnce"], "volumeMode": mode, "storageClassName": "",
+        "resources": {"requests": {"storage": "1Gi"}}})
+}
+
+/// A node whose pods are synced often.
+fn prepared(name: &str) -> JoinedNode<'static> {
+    let mut config = served(shared());
+    config["syncFrequency"] = json!("5s");
+    JoinedNode::prepare(shared(), name, config).start_and_wait()
+}
+
+/// A pod with one volume, at `/data` or as the device `/dev/data`.
+fn with_volume(name: &str, volume: Value, is_device: bool, script: &str) -> Value {
+    let mut main = busybox("main", &format!("{script}; {FOREVER}"));
+    if is_device {
+        main["volumeDevices"] = json!([{"name": "v", "devicePath": "/dev/data"}]);
+    } else {
+        main["volumeMounts"] = json!([{"name": "v", "mountPath": "/data"}]);
+    }
+    let mut pod = pod(name, json!([main]));
+    pod["spec"]["automountServiceAccountToken"] = json!(false);
+    let mut volume = volume;
+    volume["name"] = json!("v");
+    pod["spec"]["volumes"] = json!([volume]);
+    pod
+}
+
+fn of_claim(claim: &str) -> Value {
+    json!({"persistentVolumeClaim": {"claimName": claim}})
+}
+
+fn wait_log(pod: &str, wanted: &str) {
+    let log = || shared().kubectl(&["logs", pod]);
+    wait_until(&format!("{wanted:?} in the log of {pod}"), LIMIT, || log().contains(wanted));
+}
+
+fn delete(joined: &JoinedNode<'_>, pod: &str) {
+    shared().kubectl(&["delete", "pod", pod, "--wait=false", "--grace-period=1"]);
+    joined.wait_gone(pod);
+}
+
+fn mounts_below(path: &std::path::Path) -> Vec<String> {
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("the mount table is readable");
+    let path = path.display().to_string();
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4));
+    points.filter(|point| point.starts_with(&path) && point.contains("csi")).map(str::to_owned).collect()
+}
+
+#[test]
+fn claims_keep_their_data_over_pods_and_restarts_of_agent_and_driver() {
+    let mut joined = prepared("csia");
+    let mut driver = Driver::new("csia");
+    driver.claim("csia-claim", "Filesystem");
+    let mut writer = with_volume(
+        "csia-writer",
+        of_claim("csia-claim"),
+        false,
+        "echo hello >/data/file; id; stat -c 'group %g' /data/file",
+    );
+    writer["spec"]["securityContext"] = json!({"fsGroup": 4711});
+    joined.bind(&writer);
+    let missing = format!("driver name {} not found in the list of registered CSI drivers", driver.name);
+    wait_until("the event of a missing driver", LIMIT, || {
+        joined
+            .events("csia-writer")
+            .iter()
+            .any(|(reason, message)| reason == "FailedMount" && message.contains(&missing))
+    });
+    driver.start(&joined);
+    let entry = json!({"name": driver.name, "nodeID": "the-node", "allocatable": {"count": 20},
+        "topologyKeys": [format!("topology.{}/node", driver.name)]});
+    shared().wait(&["csinode", "csia"], "with the driver", LIMIT, |node| {
+        node["spec"]["drivers"] == json!([entry])
+    });
+    let node = joined.object().expect("the node");
+    assert_eq!(text(&node, &format!("/metadata/labels/topology.{}~1node", driver.name)), "the-node");
+    let ids = text(&node, "/metadata/annotations/csi.volume.kubernetes.io~1nodeid");
+    assert_eq!(ids, json!({&driver.name: "the-node"}).to_string());
+    joined.wait_ready("csia-writer");
+    wait_log("csia-writer", "group 4711");
+    delete(&joined, "csia-writer");
+    assert_eq!(mounts_below(&joined.node.root()), Vec::<String>::new());
+
+    joined.bind(&with_volume("csia-reader", of_claim("csia-claim"), false, "cat /data/file"));
+    let before = joined.wait_ready("csia-reader");
+    wait_log("csia-reader", "hello");
+    // The pod does not notice that the agent is killed.
+    let mounted = mounts_below(&joined.node.root());
+    assert_eq!(mounted.len(), 2, "{mounted:?}");
+    joined.node.kill_agent();
+    joined.node.start_agent();
+    let published = driver.calls(&joined, "NodePublishVolume");
+    wait_until("the volume is found again", LIMIT, || {
+        driver.calls(&joined, "NodePublishVolume") > published || joined.node.log().contains("is up after")
+    });
+    let id = |pod: &Value| text(pod, "/status/containerStatuses/0/containerID").to_owned();
+    assert_eq!(id(&joined.wait_ready("csia-reader")), id(&before));
+    assert_eq!(shared().kubectl(&["exec", "csia-reader", "--", "cat", "/data/file"]).trim(), "hello");
+    assert_eq!(mounts_below(&joined.node.root()), mounted);
+
+    // Without its driver the volume stays, and so does the pod that ends.
+    driver.kill();
+    assert_eq!(shared().kubectl(&["exec", "csia-reader", "--", "cat", "/data/file"]).trim(), "hello");
+    shared().kubectl(&["delete", "pod", "csia-reader", "--wait=false", "--grace-period=1"]);
+    joined.wait_pod("csia-reader", "stopped", |pod| {
+        pod["status"]["containerStatuses"][0]["state"]["terminated"].is_object()
+    });
+    holds_for("the pod waits for the driver", Duration::from_secs(5), || {
+        joined.plane.look(&["pod", "csia-reader"]).is_some()
+    });
+    assert_eq!(mounts_below(&joined.node.root()), mounted);
+    driver.start(&joined);
+    joined.wait_gone("csia-reader");
+    driver.assert_no_violation(&joined);
+    // The socket that is removed signs the driver off.
+    driver.kill();
+    let socket = joined.node.root().join(format!("plugins_registry/{}-reg.sock", driver.name));
+    fs::remove_file(socket).expect("the socket is there");
+    shared().wait(&["csinode", "csia"], "without drivers", LIMIT, |node| {
+        node["spec"]["drivers"].as_array().is_none_or(Vec::is_empty)
+    });
+    joined.finish(&[]);
+}
+
+#[test]
+fn devices_of_claims_keep_their_data_and_volumes_grow_while_they_are_used() {
+    let joined = prepared("csib");
+    let mut driver = Driver::new("csib");
+    driver.start(&joined);
+    driver.claim("csib-device", "Block");
+    driver.claim("csib-grows", "Filesystem");
+    let write = "printf device-data | dd of=/dev/data conv=notrunc,fsync && echo written";
+    joined.bind(&with_volume("csib-writer", of_claim("csib-device"), true, write));
+    joined.bind(&with_volume("csib-grower", of_claim("csib-grows"), false, "touch /data/x"));
+    joined.wait_ready("csib-writer");
+    wait_log("csib-writer", "written");
+    delete(&joined, "csib-writer");
+    joined.bind(&with_volume(
+        "csib-reader",
+        of_claim("csib-device"),
+        true,
+        "dd if=/dev/data bs=11 count=1; echo",
+    ));
+    joined.wait_ready("csib-reader");
+    wait_log("csib-reader", "device-data");
+
+    joined.wait_ready("csib-grower");
+    shared().kubectl(&["patch", "pv", "csib-grows", "-p", r#"{"spec":{"capacity":{"storage":"2Gi"}}}"#]);
+    shared().wait(&["pvc", "csib-grows"], "grown", LIMIT, |claim| {
+        text(claim, "/status/capacity/storage") == "2Gi"
+    });
+    let log = driver.log(&joined);
+    assert!(log.iter().any(|line| line == "Size handle-of-csib-grows 2147483648"), "{}", log.join("\n"));
+    wait_until("the event of the growth", LIMIT, || {
+        joined.events("csib-grower").iter().any(|(reason, _)| reason == "FileSystemResizeSuccessful")
+    });
+    delete(&joined, "csib-reader");
+    delete(&joined, "csib-grower");
+    assert_eq!(driver.calls(&joined, "NodeUnstageVolume"), 3);
+    driver.assert_no_violation(&joined);
+    joined.finish(&[]);
+}
+
+#[test]
+fn ephemeral_volumes_end_with_their_pods_also_of_force_deleted_ones() {
+    let mut joined = prepared("csic");
+    let mut driver = Driver::new("csic");
+    driver.start(&joined);
+    let inline = json!({"csi": {"driver": driver.name, "volumeAttributes": {"greeting": "good-day"}}});
+    joined.bind(&with_volume("csic-inline", inline.clone(), false, "cat /data/pod"));
+    joined.wait_ready("csic-inline");
+    wait_log("csic-inline", "default/csic-inline good-day");
+    // The controller makes the claim of a generic ephemeral volume.
+    driver.volume("csic-volume", "csic-generic-v", "Filesystem");
+    let generic = json!({"ephemeral": {"volumeClaimTemplate": {"spec": claim_spec("Filesystem")}}});
+    joined.bind(&with_volume("csic-generic", generic, false, "echo kept >/data/x; cat /data/x"));
+    joined.wait_ready("csic-generic");
+    wait_log("csic-generic", "kept");
+    let state = directory("csic").join("volumes-of-driver");
+    assert_eq!(fs::read_dir(state.join("ephemeral")).expect("a directory").count(), 1);
+    assert!(state.join("volumes/handle-of-csic-volume/x").exists());
+    for pod in ["csic-inline", "csic-generic"] {
+        shared().kubectl(&["delete", "pod", pod, "--force", "--grace-period=0", "--wait=false"]);
+    }
+    wait_until("no mounts", LIMIT, || mounts_below(&joined.node.root()).is_empty());
+    wait_until("no ephemeral volume", LIMIT, || {
+        fs::read_dir(state.join("ephemeral")).is_ok_and(|mut dir| dir.next().is_none())
+    });
+    // The pod is deleted while neither agent nor driver runs.
+    joined.bind(&with_volume("csic-lost", inline, false, "cat /data/pod"));
+    joined.wait_ready("csic-lost");
+    joined.node.kill_agent();
+    driver.kill();
+    shared().kubectl(&["delete", "pod", "csic-lost", "--force", "--grace-period=0", "--wait=false"]);
+    joined.wait_gone("csic-lost");
+    joined.node.start_agent();
+    driver.start(&joined);
+    wait_until("no mounts", LIMIT * 2, || mounts_below(&joined.node.root()).is_empty());
+    assert!(state.join("volumes/handle-of-csic-volume/x").exists(), "data of claims stay");
+    driver.assert_no_violation(&joined);
+    joined.finish(&[]);
+}
