@@ -1,13 +1,16 @@
 //! A gRPC server on a Unix socket, with handlers that may block.
 //!
-//! The library's thread only receives requests: each call has a thread of its own, which ends with
-//! the call. So an idle server has no thread. Above [`MAX_CALLS`] calls at once a further one fails
+//! A thread accepts connections and gives them to the library, whose thread only receives requests:
+//! each call has a thread of its own, which ends with the call. The library's server is made when the
+//! first client connects, so that a node without plugins does not pay for it. Above [`MAX_CALLS`] calls at once a further one fails
 //! with `ResourceExhausted`.
 
 use std::fs;
 use std::future::Future;
 use std::io::{Error, ErrorKind};
+use std::os::fd::IntoRawFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,8 +19,8 @@ use std::time::Duration;
 
 use futures_util::sink::Sink as _;
 use grpcio::{RpcStatus, RpcStatusCode, WriteFlags};
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::endpoint;
 use super::grpc::{Bell, Stream, Unary, Woken, environment};
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -30,6 +33,12 @@ const MAX_REQUEST_BYTES: i32 = 4 << 20;
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 /// How long calls may take to end when the server is dropped.
 const END_LIMIT: Duration = Duration::from_secs(2);
+/// How long a server may take to stop: its calls, and then the library.
+const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 64;
+/// How long no connection is accepted after a failure, such as a lack of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why a call fails. The client receives it as the status of the call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -309,8 +318,7 @@ impl Calls {
 
 /// A server that accepts calls. Dropping it ends the calls and removes the socket.
 pub struct Server {
-    server: grpcio::Server,
-    calls: Vec<Calls>,
+    listening: Option<Running>,
     path: PathBuf,
 }
 
@@ -319,34 +327,29 @@ impl Server {
     /// already is replaced.
     ///
     /// # Errors
-    /// When `path` is too long or has something else than a socket, or when the kernel refuses it.
+    /// When `path` has something else than a socket, or when the kernel refuses the socket.
     pub fn start(path: &Path, services: impl IntoIterator<Item = Service>) -> std::io::Result<Server> {
-        let text =
-            path.to_str().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "the path is not UTF-8"))?;
-        let target = endpoint::target(text).map_err(|error| Error::new(ErrorKind::InvalidInput, error))?;
         remove_socket(path)?;
-        let environment = environment();
-        let arguments = grpcio::ChannelBuilder::new(Arc::clone(&environment))
-            .max_receive_message_len(MAX_REQUEST_BYTES)
-            .http2_bdp_probe(false)
-            .max_concurrent_stream(i32::try_from(MAX_CALLS).unwrap_or(i32::MAX))
-            .reuse_port(false)
-            .build_args();
-        let mut builder = grpcio::ServerBuilder::new(environment)
-            .channel_args(arguments)
-            // Requests that wait to be received; each holds memory of the library.
-            .requests_slot_per_cq(4);
-        let mut calls = Vec::new();
-        for service in services {
-            calls.push(service.calls);
-            builder = builder.register_service(service.builder.build());
+        let listener = listen(path)?;
+        let shut = listener.try_clone()?;
+        let services = services.into_iter().collect();
+        let listening = threads::spawn("rpc-listen", Stack::Large, OnDeath::Unsupervised, move |stop| {
+            serve(&listener, services, &stop);
+        })?;
+        // This ends the wait for a connection.
+        let waker = Box::new(move || {
+            let _ = rustix::net::shutdown(&shut, Shutdown::Both);
+        });
+        Ok(Server { listening: Some(listening.with_waker(waker)), path: path.to_owned() })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(listening) = self.listening.take() {
+            listening.stop(STOP_LIMIT);
         }
-        let mut server = builder.build().map_err(Error::other)?;
-        server.add_listening_port(target, grpcio::ServerCredentials::insecure()).map_err(Error::other)?;
-        // Nothing is served before the server starts, so the mode holds for all calls.
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-        server.start();
-        Ok(Server { server, calls, path: path.to_owned() })
+        let _ = remove_socket(&self.path);
     }
 }
 
@@ -363,13 +366,88 @@ fn remove_socket(path: &Path) -> std::io::Result<()> {
     }
 }
 
-impl Drop for Server {
+fn listen(path: &Path) -> std::io::Result<UnixListener> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    // Before the socket listens, so that no other user can have connected.
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(UnixListener::from(socket))
+}
+
+/// Accepts connections until the stop signal.
+fn serve(listener: &UnixListener, services: Vec<Service>, stop: &StopToken) {
+    let mut waiting = Some(services);
+    let mut library: Option<Library> = None;
+    loop {
+        let accepted = {
+            let _waiting = threads::waiting("connection");
+            listener.accept()
+        };
+        if stop.is_stopped() {
+            return;
+        }
+        let connected = accepted.and_then(|(connection, _)| {
+            if let Some(services) = waiting.take() {
+                library = Some(Library::start(services)?);
+            }
+            library.as_mut().map_or(Ok(()), |library| library.serve(connection))
+        });
+        if let Err(error) = connected {
+            log::warn!("cannot serve a connection to a gRPC server: {error}");
+            let _ = stop.wait(ACCEPT_PAUSE);
+        }
+    }
+}
+
+/// The library's server. It exists from the first connection on, because it costs more memory than
+/// all else of an idle server.
+struct Library {
+    server: grpcio::Server,
+    calls: Vec<Calls>,
+}
+
+impl Library {
+    fn start(services: Vec<Service>) -> std::io::Result<Library> {
+        let environment = environment();
+        let arguments = grpcio::ChannelBuilder::new(Arc::clone(&environment))
+            .max_receive_message_len(MAX_REQUEST_BYTES)
+            .http2_bdp_probe(false)
+            .max_concurrent_stream(i32::try_from(MAX_CALLS).unwrap_or(i32::MAX))
+            .build_args();
+        let mut builder = grpcio::ServerBuilder::new(environment)
+            .channel_args(arguments)
+            // Requests that wait to be received; each holds memory of the library.
+            .requests_slot_per_cq(4);
+        let mut calls = Vec::new();
+        for service in services {
+            calls.push(service.calls);
+            builder = builder.register_service(service.builder.build());
+        }
+        let mut server = builder.build().map_err(Error::other)?;
+        server.start();
+        Ok(Library { server, calls })
+    }
+
+    fn serve(&mut self, connection: UnixStream) -> std::io::Result<()> {
+        connection.set_nonblocking(true)?;
+        let descriptor = connection.into_raw_fd();
+        #[expect(unsafe_code, reason = "the library takes a descriptor as a number")]
+        // SAFETY: it is a connected stream socket that only the library has from here on.
+        unsafe {
+            self.server.add_channel_from_fd(descriptor);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Library {
     fn drop(&mut self) {
         let ended = self.server.shutdown();
         self.calls.iter().for_each(Calls::end);
         self.server.cancel_all_calls();
         let _ = complete(ended, &StopToken::never());
-        let _ = remove_socket(&self.path);
     }
 }
 

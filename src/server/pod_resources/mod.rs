@@ -1,8 +1,8 @@
 //! The pod-resources API, v1 and v1alpha1: which container has which devices, CPUs, memory and claims
 //! (kubelet: pkg/kubelet/apis/podresources).
 //!
-//! Monitoring agents call it over a socket below the root directory, which only root can open. An idle
-//! server has no thread of its own and costs 12 KiB; a call has one while it lasts (`rpc-call`).
+//! Monitoring agents call it over a socket below the root directory, which only root can open. A call
+//! has a thread while it lasts (`rpc-call`).
 
 mod bucket;
 mod compose;
