@@ -268,9 +268,9 @@ impl Books {
         limits.filter(|(name, _)| self.is_known(name)).collect()
     }
 
-    /// Gives the devices back of all pods but these.
-    pub fn release_inactive(&mut self, active: &BTreeSet<&PodUid>) -> Vec<PodUid> {
-        self.holds.retain(active)
+    /// Takes the devices back of the pods that are not in use. Returns these pods.
+    pub fn release_inactive(&mut self, in_use: &dyn Fn(&PodUid) -> bool) -> Vec<PodUid> {
+        self.holds.retain(in_use)
     }
 
     /// Removes what was reserved for a pod whose devices could not be allocated. Devices that its

@@ -1,6 +1,6 @@
 //! Which container has which devices (pure; kubelet: `pod_devices.go`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::choose::Ids;
 use super::device::{DeviceId, Granted};
@@ -93,10 +93,10 @@ impl Holds {
         self.iter().any(|(_, _, name, _)| name == resource)
     }
 
-    /// Removes all pods but these. Returns the removed ones.
-    pub fn retain(&mut self, active: &BTreeSet<&PodUid>) -> Vec<PodUid> {
-        let gone: Vec<PodUid> = self.pods.keys().filter(|uid| !active.contains(uid)).cloned().collect();
-        self.pods.retain(|uid, _| active.contains(uid));
+    /// Removes the pods that are not in use. Returns them.
+    pub fn retain(&mut self, in_use: &dyn Fn(&PodUid) -> bool) -> Vec<PodUid> {
+        let gone: Vec<PodUid> = self.pods.keys().filter(|uid| !in_use(uid)).cloned().collect();
+        self.pods.retain(|uid, _| !gone.contains(uid));
         gone
     }
 

@@ -282,15 +282,17 @@ impl Devices {
         lock(&self.shared.books).pod_hints(pod)
     }
 
-    /// Gives the devices back of all pods but these. All sources have delivered their pods.
-    pub fn release_inactive(&self, active: &BTreeSet<&PodUid>) {
-        let gone = lock(&self.shared.books).release_inactive(active);
+    /// Takes the devices back of the pods that are not in use. All sources have delivered their
+    /// pods. Returns whether there were such pods.
+    pub fn release_inactive(&self, in_use: &dyn Fn(&PodUid) -> bool) -> bool {
+        let gone = lock(&self.shared.books).release_inactive(in_use);
         for pod in &gone {
             log::info!("the devices of a pod are free uid={pod}");
         }
         if !gone.is_empty() {
             self.shared.store();
         }
+        !gone.is_empty()
     }
 
     /// Chooses devices for a container at the admission of its pod, without a call. See

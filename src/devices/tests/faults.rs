@@ -252,7 +252,7 @@ fn a_damaged_state_file_is_put_aside() {
     assert!(problem.contains("its checksum is 1") && problem.contains(".unusable"), "{problem}");
     assert!(!bench.found.is_new);
     assert!(directory.path().join(format!("{CHECKPOINT}.unusable")).exists());
-    bench.devices.release_inactive(&BTreeSet::new());
+    bench.devices.release_inactive(&|_| false);
     let plugin = FakePlugin::start(directory.path(), "widget.sock", PluginOptions::default());
     bench.register(&plugin, &four());
     assert!(state(directory.path()).contains("widget"));

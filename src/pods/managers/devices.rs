@@ -85,9 +85,9 @@ impl Managers {
         let Some((own, wishes)) = self.devices_of(pod) else {
             return self.align(pod, active, ready, still_runs, None);
         };
+        let in_use = |uid: &PodUid| uid == pod.uid() || active.iter().any(|other| other.uid() == uid);
         if ready {
-            let active = active.iter().map(Pod::uid).chain([pod.uid()]);
-            own.devices.release_inactive(&active.collect());
+            own.devices.release_inactive(&|uid| in_use(uid) || still_runs(uid));
         }
         let running = (own.running)(pod.uid());
         if let Readiness::Wait(waiting) = own.devices.readiness(&wishes, &running) {
@@ -97,7 +97,13 @@ impl Managers {
         }
         let keep = if ready { BTreeSet::new() } else { running };
         let mut provider = DeviceProvider { devices: &own.devices, pod: &wishes, keep: &keep };
-        let admission = self.align(pod, active, ready, still_runs, Some(&mut provider));
+        let mut admission = self.align(pod, active, ready, still_runs, Some(&mut provider));
+        if admission != Admission::Admit {
+            own.devices.unreserve(pod.uid());
+            if ready && own.devices.release_inactive(&in_use) {
+                admission = self.align(pod, active, ready, still_runs, Some(&mut provider));
+            }
+        }
         if admission != Admission::Admit {
             own.devices.unreserve(pod.uid());
         }

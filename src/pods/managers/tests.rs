@@ -281,6 +281,29 @@ mod devices {
     }
 
     #[test]
+    fn removed_pod_keeps_its_devices_until_its_containers_have_ended() {
+        let root = tempfile::tempdir().unwrap();
+        let (plugin, bench) = (plugin(root.path()), bench(root.path(), &[]));
+        bench.register(&plugin, 2);
+        let (first, second, third) =
+            (widget_pod("first", 1), widget_pod("second", 1), widget_pod("third", 1));
+        assert_eq!(bench.managers.allocate(&first, &[], true, &over), Admission::Admit);
+        assert_eq!(bring(&bench, &first), Brought::Ready);
+        plugin.calls();
+        // The first pod is removed, but its containers still run.
+        let runs = |uid: &PodUid| uid == first.uid();
+        assert_eq!(bench.managers.allocate(&second, &[], true, &runs), Admission::Admit);
+        assert_eq!(bring(&bench, &second), Brought::Ready);
+        let allocated = |calls: Vec<String>| calls.into_iter().find(|call| call.starts_with("Allocate"));
+        assert_eq!(allocated(plugin.calls()).unwrap(), "Allocate d2");
+        // As with the Go kubelet, the third pod is not refused: it gets the device of the first.
+        let active = std::slice::from_ref(&second);
+        assert_eq!(bench.managers.allocate(&third, active, true, &runs), Admission::Admit);
+        assert_eq!(bring(&bench, &third), Brought::Ready);
+        assert_eq!(allocated(plugin.calls()).unwrap(), "Allocate d1");
+    }
+
+    #[test]
     fn a_pod_waits_after_a_reboot_and_runs_when_the_plugin_is_back() {
         let root = tempfile::tempdir().unwrap();
         let plugin = plugin(root.path());
