@@ -52,11 +52,7 @@ const STARTS: [&str; 17] = [
 ];
 
 /// Literals that look like metrics and are labels, and metrics of rooms that are not started yet.
-const NO_METRICS: [&str; 15] = [
-    "csi_operations_seconds",
-    "dra_grpc_operations_duration_seconds",
-    "dra_operations_duration_seconds",
-    "dra_resource_claims_in_use",
+const NO_METRICS: [&str; 11] = [
     "container_type",
     "container_state",
     "container_stats",
