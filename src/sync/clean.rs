@@ -173,6 +173,8 @@ impl Cleaner {
                         if !std::mem::replace(&mut self.knows_images, true) {
                             self.images(ImageRound::Detect, stop);
                         }
+                        // This uses much code, and not again for a minute.
+                        due.set(Job::Code, Instant::now());
                         GARBAGE_PERIOD
                     }
                     Job::Images => {

@@ -7,11 +7,11 @@ use std::sync::OnceLock;
 use rustix::mm::{Advice, madvise};
 use rustix::param::page_size;
 
-/// Removes this program's code from its resident memory. The pages are clean and stay in the page
+/// Removes this program's code and constants from its resident memory. The pages are clean and stay in the page
 /// cache; pages that are used again are mapped one by one, without a disk. Most are not: the kernel
 /// maps sixteen pages around each one that the start used.
 ///
-/// Returns the number of bytes of code; 0 where the kernel does not report it.
+/// Returns the number of bytes; 0 where the kernel does not report them.
 pub fn give_back_code() -> usize {
     let (Ok(maps), Ok(program)) = (fs::read_to_string("/proc/self/maps"), fs::read_link("/proc/self/exe"))
     else {
@@ -20,10 +20,10 @@ pub fn give_back_code() -> usize {
     let Some(program) = program.to_str() else { return 0 };
     let mut given = 0;
     for (start, length) in code_of(&maps, program) {
-        // SAFETY: the range is a private, read-only, executable mapping of this program's
-        // own file, as the kernel lists it now; such mappings last as long as the process.
-        // It was never written to (the linker puts relocated data elsewhere), so the kernel reads
-        // the same content back.
+        // SAFETY: the range is a private, read-only mapping of this program's own file, as the
+        // kernel lists it now; such mappings last as long as the process. It was never written
+        // to: code is not relocated, and relocated data, which is read-only later, is not in the
+        // mapping of the start of the file. So the kernel reads the same content back.
         #[expect(unsafe_code, reason = "madvise takes a pointer")]
         let done =
             unsafe { madvise(std::ptr::with_exposed_provenance_mut(start), length, Advice::LinuxDontNeed) };
@@ -93,13 +93,14 @@ pub fn give_back_stack() {
     let _ = unsafe { madvise(std::ptr::with_exposed_provenance_mut(low), top - low, Advice::LinuxDontNeed) };
 }
 
-/// The start and length of each executable, read-only mapping of `program`.
+/// The start and length of each read-only mapping of `program` that has code, and of the one with
+/// the start of the file, which has constants.
 fn code_of(maps: &str, program: &str) -> Vec<(usize, usize)> {
     let one = |line: &str| {
         let mut words = line.split_ascii_whitespace();
-        let permissions = words.nth(1)?;
-        let path = line.split_ascii_whitespace().nth(5)?;
-        if permissions != "r-xp" || path != program {
+        let (_, permissions, offset) = (words.next()?, words.next()?, words.next()?);
+        let is_start = permissions == "r--p" && offset.bytes().all(|digit| digit == b'0');
+        if !(permissions == "r-xp" || is_start) || words.nth(2)? != program {
             return None;
         }
         let (start, end) = range(line)?;
@@ -113,14 +114,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_code_of_own_executable_is_found() {
+    fn only_code_and_constants_of_own_executable_are_found() {
         let maps = "00400000-00500000 r--p 00000000 fe:00 12 /usr/bin/x\n\
                     00500000-00a00000 r-xp 00100000 fe:00 12 /usr/bin/x\n\
-                    00a00000-00b00000 rw-p 00600000 fe:00 12 /usr/bin/x\n\
+                    00a00000-00b00000 r--p 00600000 fe:00 12 /usr/bin/x\n\
+                    00b00000-00c00000 rw-p 00700000 fe:00 12 /usr/bin/x\n\
                     7f0000000000-7f0000100000 r-xp 00000000 fe:00 13 /lib/libc.so.6\n\
                     7ffff7fc1000-7ffff7fc3000 r-xp 00000000 00:00 0 [vdso]\n\
                     zz-00 r-xp 0 0 0 /usr/bin/x\n\n";
-        assert_eq!(code_of(maps, "/usr/bin/x"), [(0x0050_0000, 0x0050_0000)]);
+        let expected = [(0x0040_0000, 0x0010_0000), (0x0050_0000, 0x0050_0000)];
+        assert_eq!(code_of(maps, "/usr/bin/x"), expected);
         assert!(code_of(maps, "/usr/bin/y").is_empty());
     }
 
