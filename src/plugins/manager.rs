@@ -34,11 +34,18 @@ pub struct Settings {
     pub directory: PathBuf,
     /// The handler of each type.
     pub handlers: Handlers,
+    /// Where sockets and plugins are entered.
+    pub listing: Listing,
+}
+
+/// The sockets and plugins that are known. Clones share them; empty until the watcher is started.
+#[derive(Clone, Default)]
+pub struct Listing {
+    books: Arc<Mutex<Books>>,
 }
 
 /// The watcher of the directory. Dropping it ends its threads; plugins stay registered.
 pub struct Plugins {
-    books: Arc<Mutex<Books>>,
     _running: Running,
 }
 
@@ -49,13 +56,13 @@ impl Plugins {
     /// When the directory cannot be created, or a limit of the kernel is reached.
     pub fn start(settings: Settings, on_death: OnDeath) -> std::io::Result<Plugins> {
         let _created: OwnedFd = untrusted::make_directory(&settings.directory, 1, 0o750)?;
-        let books = Arc::new(Mutex::new(Books::default()));
+        let books = settings.listing.books;
         let wake = Wake::new()?;
         let (done, ends) = bounded(ENDED_CALLS);
         let worker = Worker {
             tree: Tree::new(&settings.directory),
             handlers: Arc::new(settings.handlers),
-            books: Arc::clone(&books),
+            books,
             wake: wake.clone(),
             done,
             ends,
@@ -64,9 +71,11 @@ impl Plugins {
         };
         let running = threads::spawn("plugins", Stack::Large, on_death, move |stop| worker.run(&stop))?
             .with_waker(Box::new(move || wake.ring()));
-        Ok(Plugins { books, _running: running })
+        Ok(Plugins { _running: running })
     }
+}
 
+impl Listing {
     /// All sockets and plugins, for the status.
     #[must_use]
     pub fn list(&self) -> Vec<Listed> {

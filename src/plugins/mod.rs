@@ -18,7 +18,8 @@ mod tree;
 #[cfg(test)]
 mod tests;
 
-pub use manager::{Plugins, Settings};
+pub use books::Listed;
+pub use manager::{Listing, Plugins, Settings};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -33,8 +33,10 @@ impl Volumes {
     /// # Errors
     /// [`VolumeError::LeftBehind`] names what could not be removed; the caller may retry later.
     pub fn tear_down(&self, uid: &PodUid, stop: &StopToken) -> Result<(), VolumeError> {
+        let begun = Instant::now();
+        self.progress().unmounting(uid, begun);
         let result = self.remove_all(uid, stop);
-        self.removed(uid, &result);
+        self.removed(uid, &result, begun.elapsed());
         if result.is_ok() {
             self.kinds.forget(uid);
             *self.sweep_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
