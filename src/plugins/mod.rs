@@ -18,7 +18,7 @@ mod tree;
 #[cfg(test)]
 mod tests;
 
-pub use books::Listed;
+pub use books::{Listed, Plugin};
 pub use manager::{Listing, Plugins, Settings};
 
 use std::collections::BTreeMap;
