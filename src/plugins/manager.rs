@@ -11,7 +11,6 @@ use rustix::event::PollFlags;
 use super::books::{Books, Ended, Listed, Step};
 use super::tree::Tree;
 use super::{Handlers, handshake};
-use crate::util::metrics::{Page, Type};
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::untrusted;
@@ -80,23 +79,6 @@ impl Listing {
     #[must_use]
     pub fn list(&self) -> Vec<Listed> {
         lock(&self.books).list()
-    }
-
-    /// Writes `plugin_manager_total_plugins`.
-    pub fn write_metrics(&self, page: &mut Page) {
-        let help = "Number of plugins in Plugin Manager";
-        let mut family = page.family("plugin_manager_total_plugins", help, Type::Gauge);
-        for listed in self.list() {
-            let path = listed.socket.to_string_lossy();
-            for (state, holds) in [
-                ("actual_state_of_world", listed.plugin.is_some()),
-                ("desired_state_of_world", listed.exists),
-            ] {
-                if holds {
-                    family.series(&[("socket_path", &path), ("state", state)], 1.0);
-                }
-            }
-        }
     }
 }
 

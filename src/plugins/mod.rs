@@ -13,6 +13,7 @@
 pub mod books;
 pub mod handshake;
 mod manager;
+mod metrics;
 mod tree;
 
 #[cfg(test)]
