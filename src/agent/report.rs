@@ -194,6 +194,9 @@ impl Handles {
             let (pod, seconds) = (self.pod_text(&one.uid), one.since.as_secs());
             format!("volumes of pod {pod} cannot be removed for {seconds} s: {}", one.why)
         }));
+        problems.extend(self.volumes.unreleased().map(|(why, since)| {
+            format!("volumes that no pod uses cannot be released for {} s: {why}", since.as_secs())
+        }));
         let hung = crate::volumes::stuck().into_iter().filter(|one| one.since >= SLOW_UNMOUNT);
         problems.extend(
             hung.map(|one| format!("unmounting {} hangs for {} s", one.path.display(), one.since.as_secs())),

@@ -69,6 +69,8 @@ pub struct Volumes {
     /// When the next clean-up of devices is due: at the start, after the end of a pod, and some time
     /// after a failure.
     pub(super) sweep_at: Mutex<Option<Instant>>,
+    /// Why the last clean-up of devices has failed, and since when it fails.
+    pub(super) unreleased: Arc<Mutex<Option<(String, Instant)>>>,
 }
 
 /// A pod whose volumes cannot be removed.
@@ -123,6 +125,7 @@ impl Volumes {
             csi,
             failures: Mutex::default(),
             sweep_at: Mutex::new(Some(Instant::now())),
+            unreleased: Arc::default(),
         }
     }
 
@@ -148,6 +151,13 @@ impl Volumes {
             since: since.elapsed(),
         };
         failures.iter().map(one).collect()
+    }
+
+    /// Why volumes that no pod uses any more cannot be unmounted and detached, and since when.
+    #[must_use]
+    pub fn unreleased(&self) -> Option<(String, Duration)> {
+        let unreleased = self.unreleased.lock().unwrap_or_else(PoisonError::into_inner);
+        unreleased.as_ref().map(|(why, since)| (why.clone(), since.elapsed()))
     }
 
     /// Records the result of a removal of the pod's volumes, which took this long.

@@ -188,8 +188,8 @@ mod tests {
             omitted: 3,
         };
         let expected = "\
-RESOURCE             DEVICE            HEALTH      NUMA   USED BY
-example.com/camera   c1                Healthy     0,1    default/web/main
+RESOURCE             DEVICE           HEALTH      NUMA   USED BY
+example.com/camera   c1               Healthy     0,1    default/web/main
 example.com/camera   c2\\u{1b}[31m\\n   Unhealthy   -      -
 
 CLAIM         DRIVER            POOL    DEVICE   STATE      USED BY
