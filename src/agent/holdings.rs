@@ -11,9 +11,7 @@ use crate::devices::{Books, Registered};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::plugins;
-use crate::server::{
-    ClaimRow, DeviceRow, DevicesReply, MOST_ROWS, PluginRow, VolumeRow, VolumesReply, clip,
-};
+use crate::server::{ClaimRow, DeviceRow, DevicesReply, MOST_ROWS, PluginRow, VolumeRow, VolumesReply, clip};
 use crate::sync::view::Snapshot;
 use crate::volumes::{Shown, State};
 
@@ -25,9 +23,8 @@ struct Names(HashMap<PodUid, Name>);
 
 impl Names {
     fn of(snapshot: &Snapshot) -> Names {
-        let name = |(uid, pod): (&PodUid, &Pod)| {
-            (uid.clone(), (pod.namespace().to_owned(), pod.name().to_owned()))
-        };
+        let name =
+            |(uid, pod): (&PodUid, &Pod)| (uid.clone(), (pod.namespace().to_owned(), pod.name().to_owned()));
         let pods = snapshot.pods.iter().filter_map(|(uid, entry)| Some((uid, entry.any_pod()?)));
         Names(pods.map(name).collect())
     }

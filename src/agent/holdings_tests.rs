@@ -26,7 +26,8 @@ fn books(listed: &[(&str, bool)]) -> Books {
 }
 
 fn texts(rows: &[DeviceRow]) -> Vec<String> {
-    let text = |row: &DeviceRow| format!("{} {} {:?} {}", row.device, row.health, row.numa, row.users.join(","));
+    let text =
+        |row: &DeviceRow| format!("{} {} {:?} {}", row.device, row.health, row.numa, row.users.join(","));
     rows.iter().map(text).collect()
 }
 

@@ -142,9 +142,8 @@ impl Progress {
         };
         let mut outcome = <[Vec<&'static str>; 2]>::default();
         for (name, known) in volumes.iter_mut() {
-            let is_left = left.is_none_or(|left| {
-                left.iter().any(|path| path == name || known.is_at(name, path))
-            });
+            let is_left =
+                left.is_none_or(|left| left.iter().any(|path| path == name || known.is_at(name, path)));
             if !is_left && known.state == State::Unmounted {
                 continue;
             }
@@ -235,7 +234,8 @@ mod tests {
         assert_eq!(kept, ["kubernetes.io/csi", "kubernetes.io/empty-dir"]);
         let busy = || Some("device is busy".to_owned());
         let stuck = |name: &str| (name.to_owned(), State::Stuck, busy());
-        let all = [("cache".to_owned(), State::Unmounted, None), stuck("data"), stuck("other~x/y"), stuck("tmp")];
+        let all =
+            [("cache".to_owned(), State::Unmounted, None), stuck("data"), stuck("other~x/y"), stuck("tmp")];
         assert_eq!(states(&progress, &uid), all);
         // The next attempt removes all but one, and does not count the others again.
         progress.unmounting(&uid, now);

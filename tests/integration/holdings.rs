@@ -86,13 +86,17 @@ fn devices_are_listed_with_their_health_containers_and_plugin() {
     assert_eq!(devices.len(), 2, "{reply}");
     let front = devices.iter().find(|device| device["device"] == "front").unwrap();
     let user = format!("default/{}/main", full_name("web"));
-    let expected = json!({"resource": RESOURCE, "device": "front", "health": "Healthy", "numa": [0], "users": [user]});
+    let expected =
+        json!({"resource": RESOURCE, "device": "front", "health": "Healthy", "numa": [0], "users": [user]});
     assert_eq!(*front, expected);
     let known = &reply["plugins"][0];
     assert_eq!((&known["name"], &known["kind"]), (&json!(RESOURCE), &json!("DevicePlugin")));
     assert_eq!(known["registered"], true);
     let table = node.cli(&["devices"]);
-    assert!(table.contains("b\\u{1b}[31mck") && table.contains("Unhealthy") && !table.contains('\u{1b}'), "{table}");
+    assert!(
+        table.contains("b\\u{1b}[31mck") && table.contains("Unhealthy") && !table.contains('\u{1b}'),
+        "{table}"
+    );
     let text = node.cli(&["describe", "web"]);
     assert!(text.contains("front, Healthy, NUMA node 0, in main"), "{text}");
 

@@ -183,7 +183,11 @@ mod tests {
                     since: Some("2026-01-01T00:00:00Z".parse().unwrap()),
                     error: None,
                 },
-                PluginRow { socket: "/p/x.sock".into(), error: Some("refused".into()), ..PluginRow::default() },
+                PluginRow {
+                    socket: "/p/x.sock".into(),
+                    error: Some("refused".into()),
+                    ..PluginRow::default()
+                },
             ],
             omitted: 3,
         };

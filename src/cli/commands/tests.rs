@@ -8,7 +8,9 @@ use serde_json::json;
 
 use super::client::Client;
 use super::*;
-use crate::cli::local::{DebugOptions, EventsOptions, HoldingsOptions, LogsOptions, Output, PodsOptions, TopOptions};
+use crate::cli::local::{
+    DebugOptions, EventsOptions, HoldingsOptions, LogsOptions, Output, PodsOptions, TopOptions,
+};
 use crate::cli::table::Paint;
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::server::{
