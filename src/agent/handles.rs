@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use super::rooms::{Context, Rooms};
 use super::settings::{self, EndpointSettings};
 use super::streams;
+use crate::claims::Claims;
 use crate::cri::{ImageClient, RuntimeClient};
+use crate::devices::Devices;
 use crate::eviction::Reports;
 use crate::kube::LocalObjects;
 use crate::kube::client::Client;
@@ -15,6 +17,7 @@ use crate::kube::events::EventLog;
 use crate::model::event::EventSink;
 use crate::model::pod::SourceName;
 use crate::observe::Observe;
+use crate::plugins::Listing;
 use crate::pods::admission::Allocatable;
 use crate::pods::allocation::Allocations;
 use crate::pods::cgroups::PodCgroups;
@@ -63,6 +66,12 @@ pub(super) struct Handles {
     pub(super) status: StatusCache,
     pub(super) allocations: Allocations,
     pub(super) managers: Managers,
+    /// Device plugins.
+    pub(super) devices: Devices,
+    /// Resource claims.
+    pub(super) claims: Claims,
+    /// Plugins of all kinds.
+    pub(super) plugins: Listing,
     /// ConfigMaps and Secrets of static pods.
     pub(super) local: LocalObjects,
     pub(super) observe: Observe,
@@ -104,6 +113,9 @@ impl Handles {
             status: rooms.status.clone(),
             allocations: rooms.allocations.clone(),
             managers: rooms.managers.clone(),
+            devices: rooms.devices.clone(),
+            claims: rooms.claims.clone(),
+            plugins: rooms.plugins.clone(),
             local: rooms.local.clone(),
             observe: rooms.observe.clone(),
             probes: rooms.probes.clone(),

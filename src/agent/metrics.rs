@@ -41,15 +41,15 @@ pub(super) fn write(handles: &Handles, which: MetricsPage, page: &mut Page) {
     features(handles, page);
     runtime(handles, page);
     claims(handles, page);
+    handles.plugins.write_metrics(page);
     pods(handles, page);
     process(handles, page);
 }
 
 fn claims(handles: &Handles, page: &mut Page) {
-    let Some(claims) = handles.managers.claims() else { return };
     let help = "Prepared resource claims, by driver; <any> is all of them.";
     let mut family = page.family("dra_resource_claims_in_use", help, Type::Gauge);
-    for (driver, number) in claims.in_use() {
+    for (driver, number) in handles.claims.in_use() {
         family.series(&[("driver_name", &driver)], number as f64);
     }
 }

@@ -14,6 +14,7 @@ mod endpoints;
 mod error;
 mod eviction;
 mod handles;
+mod holdings;
 mod host;
 mod main_port;
 mod managers;

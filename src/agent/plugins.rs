@@ -52,7 +52,8 @@ impl Registrations {
         });
         let handlers =
             Handlers::from([(plugins::DEVICE, devices), (plugins::CSI, csi), (plugins::DRA, claims)]);
-        let settings = plugins::Settings { directory: root_dir.join(DIRECTORY), handlers };
+        let (directory, listing) = (root_dir.join(DIRECTORY), rooms.plugins.clone());
+        let settings = plugins::Settings { directory, handlers, listing };
         let watcher = Plugins::start(settings, on_death);
         Registrations {
             devices: rooms.devices.clone(),

@@ -32,8 +32,8 @@ const SLOW_UNMOUNT: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// The dependencies of the server.
 pub(super) fn server_deps(handles: &Handles) -> Deps {
-    let clones: [Handles; 6] = std::array::from_fn(|_| handles.clone());
-    let [pods, running, images, status, logs, measured] = clones;
+    let clones: [Handles; 8] = std::array::from_fn(|_| handles.clone());
+    let [pods, running, images, status, logs, measured, volumes, devices] = clones;
     let statuses = handles.status.clone();
     Deps {
         pods: Arc::new(move |each| pods.each_pod(each)),
@@ -56,6 +56,8 @@ pub(super) fn server_deps(handles: &Handles) -> Deps {
             let cgroups = handles.pod_cgroups.clone();
             Arc::new(move |uid| cgroups.numbers(uid).map(pod_cgroup))
         },
+        volumes: Arc::new(move |pod| volumes.volume_rows(pod)),
+        devices: Arc::new(move |pod| devices.device_rows(pod)),
         add_ephemeral: {
             let requester = handles.threads.ephemeral.clone();
             Arc::new(move |pod, container| requester.request(pod, container))
@@ -189,7 +191,11 @@ impl Handles {
         problems.extend(self.api.as_ref().and_then(Client::trouble).map(|why| format!("API server: {why}")));
         let lingering = self.volumes.lingering();
         problems.extend(lingering.iter().map(|one| {
-            format!("volumes of pod {} cannot be removed for {} s: {}", one.uid, one.since.as_secs(), one.why)
+            let (pod, seconds) = (self.pod_text(&one.uid), one.since.as_secs());
+            format!("volumes of pod {pod} cannot be removed for {seconds} s: {}", one.why)
+        }));
+        problems.extend(self.volumes.unreleased().map(|(why, since)| {
+            format!("volumes that no pod uses cannot be released for {} s: {why}", since.as_secs())
         }));
         let hung = crate::volumes::stuck().into_iter().filter(|one| one.since >= SLOW_UNMOUNT);
         problems.extend(

@@ -22,6 +22,7 @@ use crate::model::event::{Event, EventSink};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::observe::Observe;
+use crate::plugins::Listing;
 use crate::pods::admission::Allocatable;
 use crate::pods::allocation::Allocations;
 use crate::pods::cgroups::PodCgroups;
@@ -63,6 +64,8 @@ pub(super) struct Rooms {
     pub(super) devices: Devices,
     /// Resource claims.
     pub(super) claims: Claims,
+    /// Plugins of all kinds.
+    pub(super) plugins: Listing,
     /// The other end of the channel that wakes the thread of the claims.
     pub(super) claim_rings: Receiver<()>,
     /// Wakes the worker of a pod.
@@ -156,6 +159,7 @@ pub(super) fn make(
         managers,
         devices,
         claims,
+        plugins: Listing::default(),
         claim_rings,
         wake: verdicts,
         pod_api,

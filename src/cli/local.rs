@@ -47,6 +47,10 @@ pub enum Subcommand {
     Images {
         output: Output,
     },
+    Volumes(HoldingsOptions),
+    Devices {
+        output: Output,
+    },
     Check {
         output: Output,
         root_dir: PathBuf,
@@ -66,6 +70,19 @@ pub struct PodsOptions {
     pub output: Output,
     pub watch: bool,
     pub namespace: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct HoldingsOptions {
+    pub output: Output,
+    pub namespace: Option<String>,
+}
+
+impl HoldingsOptions {
+    /// Whether a namespace is wanted.
+    pub fn is_in(&self, namespace: &str) -> bool {
+        self.namespace.as_deref().is_none_or(|wanted| wanted == namespace)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -161,6 +178,16 @@ pub const COMMANDS: &[(&str, &str, &str)] = &[
     ),
     ("images", "images [-o json|yaml]", "the images on this machine"),
     (
+        "volumes",
+        "volumes [-n NAMESPACE] [-o json|yaml]",
+        "the volumes of pods: kind, state, the last error; also those that cannot be unmounted",
+    ),
+    (
+        "devices",
+        "devices [-o json|yaml]",
+        "devices of device plugins and of resource claims, who has them, and the plugins",
+    ),
+    (
         "check",
         "check [-o json|yaml] [--root-dir DIR] [--config FILE]",
         "preflight: what would keep pods from running, and the fix",
@@ -212,6 +239,8 @@ const TAKES: &[(&str, &[&str])] = &[
     ("events", &["output", "watch", "namespace", "all-namespaces"]),
     ("top", &["once", "namespace", "all-namespaces", "output"]),
     ("images", &["output"]),
+    ("volumes", &["output", "namespace", "all-namespaces"]),
+    ("devices", &["output"]),
     ("check", &["output", "root-dir", "config"]),
     ("validate", &["output"]),
     ("version", &[]),
@@ -463,6 +492,8 @@ impl Options {
             "events" => Subcommand::Events(EventsOptions { pod: named, namespace, output, watch }),
             "top" => Subcommand::Top(TopOptions { once: self.once, namespace, output }),
             "images" => Subcommand::Images { output },
+            "volumes" => Subcommand::Volumes(HoldingsOptions { output, namespace }),
+            "devices" => Subcommand::Devices { output },
             "check" => Subcommand::Check { output, root_dir: self.root_dir, config: self.config },
             _ => Subcommand::Version,
         })

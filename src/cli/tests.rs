@@ -326,6 +326,15 @@ fn local_commands_are_parsed() {
             })),
         ),
         ("images", default(Subcommand::Images { output: Output::Table })),
+        ("volumes", default(Subcommand::Volumes(HoldingsOptions::default()))),
+        (
+            "volumes -n kube-system -o json",
+            default(Subcommand::Volumes(HoldingsOptions {
+                output: Output::Json,
+                namespace: Some("kube-system".into()),
+            })),
+        ),
+        ("devices -o yaml", default(Subcommand::Devices { output: Output::Yaml })),
         ("check", default(check("/var/lib/kubelet"))),
         ("check --root-dir=/r", default(check("/r"))),
         ("--root-dir /r --local-socket=/r.sock check", at("/r.sock", check("/r"))),

@@ -44,5 +44,5 @@ pub use names::{
 pub use options::{Conflict, ResourceHealth, merge};
 pub use requests::{Kind, Wish, Wishes};
 pub use server::serve;
-pub use service::{Change, Devices, Found, OnChange, Settings};
+pub use service::{Change, Devices, Found, OnChange, Registered, Settings};
 pub use wait::{Readiness, WAIT_LIMIT, Waiting};

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::books::{Books, Capacity, Endpoint, Generation, MOST_DEVICES, Step};
+use super::books::{Books, Capacity, Endpoint, Generation, MOST_DEVICES, Resource, Step};
 use super::checkpoint::{Restored, decode, encode};
 use super::client::{Client, Limits, setup};
 use super::device::Setup;
@@ -77,6 +77,19 @@ struct Plugin {
     socket: PathBuf,
     client: Client,
     thread: Running,
+    /// When it was registered.
+    since: Instant,
+}
+
+/// The plugin of a resource, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Registered {
+    /// The resource.
+    pub resource: String,
+    /// Its socket; `None`: the plugin is gone, or has not been there since the start.
+    pub socket: Option<PathBuf>,
+    /// When it was registered; if it is gone: when its connection ended.
+    pub since: Instant,
 }
 
 struct StateFile {
@@ -200,7 +213,8 @@ impl Devices {
             let thread = self.watch(resource, generation, client.clone());
             match thread {
                 Ok(thread) => {
-                    let plugin = Plugin { generation, socket: socket.to_owned(), client, thread };
+                    let (socket, since) = (socket.to_owned(), Instant::now());
+                    let plugin = Plugin { generation, socket, client, thread, since };
                     outdated.extend(plugins.insert(resource.to_owned(), plugin));
                     let books = lock(&shared.books);
                     let gone: Vec<String> = plugins
@@ -225,6 +239,23 @@ impl Devices {
             log::info!("a device plugin is registered resource={resource} socket={}", socket.display());
         }
         connected
+    }
+
+    /// The plugins of all resources that are known.
+    #[must_use]
+    pub fn registered(&self) -> Vec<Registered> {
+        let plugins = lock(&self.shared.plugins);
+        let books = lock(&self.shared.books);
+        let one = |(name, known): (&String, &Resource)| {
+            let plugin = plugins.get(name).filter(|plugin| books.is_current(name, plugin.generation));
+            let since = match (known.endpoint, plugin) {
+                (_, Some(plugin)) => plugin.since,
+                (Endpoint::Stopped { since }, None) => since,
+                (Endpoint::Connected { .. }, None) => Instant::now(),
+            };
+            Registered { resource: name.clone(), socket: plugin.map(|plugin| plugin.socket.clone()), since }
+        };
+        books.resources().iter().map(one).collect()
     }
 
     /// The plugin watcher has found that the socket of a plugin is gone.

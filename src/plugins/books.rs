@@ -69,6 +69,8 @@ struct Socket {
     /// Not before this time.
     due: Option<Instant>,
     error: Option<String>,
+    /// When it was registered, or when the failures began.
+    since: Option<Instant>,
 }
 
 impl Socket {
@@ -94,6 +96,8 @@ pub struct Listed {
     pub plugin: Option<Plugin>,
     /// Why the last attempt failed.
     pub error: Option<String>,
+    /// When it was registered; if it is not: when the failures began.
+    pub since: Option<Instant>,
 }
 
 /// All sockets.
@@ -154,12 +158,14 @@ impl Books {
                 socket.actual = Some((identity, plugin));
                 socket.failures.end();
                 socket.error = None;
+                socket.since = Some(now);
             }
-            (Step::Deregister(_), _) => socket.actual = None,
+            (Step::Deregister(_), _) => (socket.actual, socket.since) = (None, None),
             (Step::Register(_), Ended::Failed(error)) => {
                 is_news = socket.failures.count();
                 socket.due = Some(now + socket.failures.delay(FIRST_PAUSE, LONGEST_PAUSE));
                 socket.error = Some(error);
+                socket.since.get_or_insert(now);
             }
             (Step::Register(_), Ended::Deregistered) => {}
         }
@@ -185,6 +191,7 @@ impl Books {
             exists: socket.desired.is_some(),
             plugin: socket.actual.as_ref().map(|(_, plugin)| plugin.clone()),
             error: socket.error.clone(),
+            since: socket.since,
         };
         self.sockets.iter().map(one).collect()
     }

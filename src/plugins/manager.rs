@@ -11,7 +11,6 @@ use rustix::event::PollFlags;
 use super::books::{Books, Ended, Listed, Step};
 use super::tree::Tree;
 use super::{Handlers, handshake};
-use crate::util::metrics::{Page, Type};
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::untrusted;
@@ -34,11 +33,18 @@ pub struct Settings {
     pub directory: PathBuf,
     /// The handler of each type.
     pub handlers: Handlers,
+    /// Where sockets and plugins are entered.
+    pub listing: Listing,
+}
+
+/// The sockets and plugins that are known. Clones share them; empty until the watcher is started.
+#[derive(Clone, Default)]
+pub struct Listing {
+    books: Arc<Mutex<Books>>,
 }
 
 /// The watcher of the directory. Dropping it ends its threads; plugins stay registered.
 pub struct Plugins {
-    books: Arc<Mutex<Books>>,
     _running: Running,
 }
 
@@ -49,13 +55,13 @@ impl Plugins {
     /// When the directory cannot be created, or a limit of the kernel is reached.
     pub fn start(settings: Settings, on_death: OnDeath) -> std::io::Result<Plugins> {
         let _created: OwnedFd = untrusted::make_directory(&settings.directory, 1, 0o750)?;
-        let books = Arc::new(Mutex::new(Books::default()));
+        let books = settings.listing.books;
         let wake = Wake::new()?;
         let (done, ends) = bounded(ENDED_CALLS);
         let worker = Worker {
             tree: Tree::new(&settings.directory),
             handlers: Arc::new(settings.handlers),
-            books: Arc::clone(&books),
+            books,
             wake: wake.clone(),
             done,
             ends,
@@ -64,30 +70,15 @@ impl Plugins {
         };
         let running = threads::spawn("plugins", Stack::Large, on_death, move |stop| worker.run(&stop))?
             .with_waker(Box::new(move || wake.ring()));
-        Ok(Plugins { books, _running: running })
+        Ok(Plugins { _running: running })
     }
+}
 
+impl Listing {
     /// All sockets and plugins, for the status.
     #[must_use]
     pub fn list(&self) -> Vec<Listed> {
         lock(&self.books).list()
-    }
-
-    /// Writes `plugin_manager_total_plugins`.
-    pub fn write_metrics(&self, page: &mut Page) {
-        let help = "Number of plugins in Plugin Manager";
-        let mut family = page.family("plugin_manager_total_plugins", help, Type::Gauge);
-        for listed in self.list() {
-            let path = listed.socket.to_string_lossy();
-            for (state, holds) in [
-                ("actual_state_of_world", listed.plugin.is_some()),
-                ("desired_state_of_world", listed.exists),
-            ] {
-                if holds {
-                    family.series(&[("socket_path", &path), ("state", state)], 1.0);
-                }
-            }
-        }
     }
 }
 

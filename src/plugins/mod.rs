@@ -13,12 +13,14 @@
 pub mod books;
 pub mod handshake;
 mod manager;
+mod metrics;
 mod tree;
 
 #[cfg(test)]
 mod tests;
 
-pub use manager::{Plugins, Settings};
+pub use books::{Listed, Plugin};
+pub use manager::{Listing, Plugins, Settings};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

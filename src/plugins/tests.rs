@@ -44,7 +44,8 @@ impl Handler for Recorder {
 struct Fixture {
     dir: tempfile::TempDir,
     calls: Receiver<String>,
-    plugins: Plugins,
+    listing: Listing,
+    _plugins: Plugins,
 }
 
 impl Fixture {
@@ -58,10 +59,14 @@ impl Fixture {
         prepare(dir.path());
         let (told, calls) = bounded(256);
         let handler: Arc<dyn Handler> = Arc::new(Recorder(told));
-        let settings =
-            Settings { directory: dir.path().to_owned(), handlers: Handlers::from([(CSI, handler)]) };
+        let listing = Listing::default();
+        let settings = Settings {
+            directory: dir.path().to_owned(),
+            handlers: Handlers::from([(CSI, handler)]),
+            listing: listing.clone(),
+        };
         let plugins = Plugins::start(settings, OnDeath::Unsupervised).unwrap();
-        Fixture { dir, calls, plugins }
+        Fixture { dir, calls, listing, _plugins: plugins }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -76,7 +81,7 @@ impl Fixture {
     fn until(&self, holds: impl Fn(&[books::Listed]) -> bool) -> Vec<books::Listed> {
         let end = Instant::now() + LIMIT;
         loop {
-            let list = self.plugins.list();
+            let list = self.listing.list();
             if holds(&list) {
                 return list;
             }
@@ -143,7 +148,7 @@ fn plugin_registers_and_leaves_with_its_socket() {
     assert_eq!(fake.status(), (true, String::new()));
     fixture.until(|list| list.iter().any(|one| one.plugin.is_some()));
     let mut page = Page::new();
-    fixture.plugins.write_metrics(&mut page);
+    fixture.listing.write_metrics(&mut page);
     let text = page.into_text();
     let labels = format!("{{socket_path=\"{}\",state=\"actual_state_of_world\"}} 1", path.display());
     assert!(text.contains(&labels), "{text}");
@@ -261,7 +266,7 @@ fn only_sockets_without_a_dot_count() {
     let _hidden = Fake::start(&fixture.path(".hidden.sock"), CSI, "hidden", "v1");
     let _fake = Fake::start(&fixture.path("z.sock"), CSI, "z", "v1");
     assert!(fixture.next().starts_with("+z "));
-    assert_eq!(fixture.plugins.list().len(), 1);
+    assert_eq!(fixture.listing.list().len(), 1);
 }
 
 #[test]
@@ -296,5 +301,5 @@ fn thousand_dead_sockets_do_not_stop_a_live_one() {
     });
     let _fake = Fake::start(&fixture.path("live.sock"), CSI, "live", "v1");
     assert!(fixture.next().starts_with("+live "));
-    assert_eq!(fixture.plugins.list().len(), 1001);
+    assert_eq!(fixture.listing.list().len(), 1001);
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::local::holdings::{DevicesReply, VolumesReply};
 use super::local::views::{EachPod, ImageRow, NodeReport, PodCgroupReport};
 use crate::cri::RuntimeClient;
 use crate::kube::events::EventLog;
@@ -45,6 +46,10 @@ pub struct Deps {
     pub summary: Arc<dyn Fn(Detail) -> Result<Vec<u8>, String> + Send + Sync>,
     /// Reads the numbers of a pod's cgroup.
     pub pod_cgroup: Arc<ReadCgroup>,
+    /// The volumes of a pod, or of all pods.
+    pub volumes: Arc<ListVolumes>,
+    /// The devices and resource claims of a pod, or of all pods; then also the plugins.
+    pub devices: Arc<ListDevices>,
     /// Adds an ephemeral container to a running pod.
     pub add_ephemeral: Arc<AddEphemeral>,
     pub endpoints: Endpoints,
@@ -56,6 +61,8 @@ pub type FindLog = dyn Fn(&PodUid, &str, bool) -> Result<LogSource, String> + Se
 pub type WriteMetrics = dyn Fn(MetricsPage, &mut Page) + Send + Sync;
 pub type AddEphemeral = dyn Fn(&PodUid, EphemeralContainer) -> Result<(), String> + Send + Sync;
 pub type ReadCgroup = dyn Fn(&PodUid) -> Option<PodCgroupReport> + Send + Sync;
+pub type ListVolumes = dyn Fn(Option<&PodUid>) -> VolumesReply + Send + Sync;
+pub type ListDevices = dyn Fn(Option<&PodUid>) -> DevicesReply + Send + Sync;
 pub type FindPod = dyn Fn(&str, &str) -> Option<Pod> + Send + Sync;
 pub type IsMirror = dyn Fn(&PodUid, &Pod) -> bool + Send + Sync;
 pub type FindContainers = dyn Fn(&PodUid) -> Option<Arc<PodRuntime>> + Send + Sync;
@@ -193,6 +200,8 @@ impl Deps {
             metrics: Arc::new(|_, _| {}),
             summary: Arc::new(|_| Err("nothing is measured".into())),
             pod_cgroup: Arc::new(|_| None),
+            volumes: Arc::new(|_| VolumesReply::default()),
+            devices: Arc::new(|_| DevicesReply::default()),
             add_ephemeral: Arc::new(|_, _| Ok(())),
             endpoints: Endpoints {
                 switches: Switches::default(),

@@ -43,6 +43,9 @@ pub use deps::{
     Deps, Detail, Endpoints, HealthCheck, LogSource, MetricsPage, ServerError, StreamDeps, Switches,
 };
 pub use listen::bind::connect_local;
+pub use local::holdings::{
+    ClaimRow, DeviceRow, DevicesReply, MOST_ROWS, PluginRow, VolumeRow, VolumesReply, clip,
+};
 pub use local::select::default_container;
 pub use local::views::{
     DebugReply, Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodCgroupReport,

@@ -9,6 +9,7 @@ use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::EventSink;
 use crate::model::fields::NodeAllocatable;
 use crate::model::ids::PodUid;
+use crate::model::metrics::STORAGE_OPERATIONS;
 use crate::model::mount::MountedVolume;
 use crate::util::error_chain::chain;
 
@@ -17,6 +18,7 @@ use super::csi::{self, Cluster, Csi, CsiSettings, KernelMounter, NoCluster, PodC
 use super::error::VolumeError;
 use super::operations::Operations;
 use super::persistent::Kinds;
+use super::progress::Progress;
 use super::retries::Retries;
 
 /// The configuration of volumes.
@@ -55,6 +57,8 @@ pub struct Volumes {
     retries: Mutex<Retries>,
     /// Likewise.
     actual: Mutex<Actual>,
+    /// Likewise.
+    progress: Mutex<Progress>,
     pub(super) operations: Operations,
     /// Volumes of claims, and those that helper programs mount.
     pub(super) kinds: Arc<Kinds>,
@@ -65,6 +69,8 @@ pub struct Volumes {
     /// When the next clean-up of devices is due: at the start, after the end of a pod, and some time
     /// after a failure.
     pub(super) sweep_at: Mutex<Option<Instant>>,
+    /// Why the last clean-up of devices has failed, and since when it fails.
+    pub(super) unreleased: Arc<Mutex<Option<(String, Instant)>>>,
 }
 
 /// A pod whose volumes cannot be removed.
@@ -113,11 +119,13 @@ impl Volumes {
             local: deps.local,
             retries: Mutex::default(),
             actual: Mutex::default(),
+            progress: Mutex::default(),
             operations: Operations::default(),
             kinds: Arc::new(kinds.with_csi(Arc::new(Arc::clone(&csi)))),
             csi,
             failures: Mutex::default(),
             sweep_at: Mutex::new(Some(Instant::now())),
+            unreleased: Arc::default(),
         }
     }
 
@@ -145,8 +153,21 @@ impl Volumes {
         failures.iter().map(one).collect()
     }
 
-    /// Records the result of a removal of the pod's volumes.
-    pub(super) fn removed(&self, uid: &PodUid, result: &Result<(), VolumeError>) {
+    /// Why volumes that no pod uses any more cannot be unmounted and detached, and since when.
+    #[must_use]
+    pub fn unreleased(&self) -> Option<(String, Duration)> {
+        let unreleased = self.unreleased.lock().unwrap_or_else(PoisonError::into_inner);
+        unreleased.as_ref().map(|(why, since)| (why.clone(), since.elapsed()))
+    }
+
+    /// Records the result of a removal of the pod's volumes, which took this long.
+    pub(super) fn removed(&self, uid: &PodUid, result: &Result<(), VolumeError>, took: Duration) {
+        let [gone, left] = self.progress().removed(uid, result, Instant::now());
+        for (plugins, status) in [(gone, "success"), (left, "fail-unknown")] {
+            for plugin in plugins {
+                STORAGE_OPERATIONS.took([plugin, "volume_unmount", status, "false"], took);
+            }
+        }
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         match result {
             Ok(()) => {
@@ -168,6 +189,10 @@ impl Volumes {
 
     pub(super) fn retries(&self) -> MutexGuard<'_, Retries> {
         self.retries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn actual(&self) -> MutexGuard<'_, Actual> {

@@ -173,8 +173,10 @@ impl Volumes {
     }
 
     /// Records a volume that is ready.
-    fn keep(&self, pod: &Pod, mounted: &MountedVolume) {
+    fn keep(&self, pod: &Pod, mounted: &MountedVolume, plugin: Option<&'static str>) {
         self.retries().succeeded(pod.uid(), &mounted.volume);
+        let place = self.place_of(pod.uid(), &mounted.host_path);
+        self.progress().mounted(pod.uid(), &mounted.volume, (plugin, place), Instant::now());
         self.actual().mounted(pod.uid(), mounted);
     }
 
@@ -405,7 +407,9 @@ impl<'a> SetUp<'a> {
                 self.queue.tried(index, Outcome::Hopeless);
                 return Ok(());
             }
-            wanted.begun = Some(Instant::now());
+            let now = Instant::now();
+            wanted.begun = Some(now);
+            self.volumes.progress().begins(pod.uid(), &volume.name, now);
         }
         if let Some(result) = self.volumes.set_up_here(self.site, volume) {
             let outcome = self.record(index, result)?;
@@ -557,9 +561,10 @@ impl<'a> SetUp<'a> {
         let Some(wanted) = self.wanted.get_mut(index) else { return Ok(Outcome::Hopeless) };
         match result {
             Ok(mounted) => {
-                self.volumes.keep(self.site.pod, &mounted);
                 let served = self.volumes.kinds.plugin(self.site.pod.uid(), wanted.volume);
-                Plugin::of(wanted.volume).count(served, Ok(()), wanted.begun);
+                let plugin = Plugin::of(wanted.volume);
+                self.volumes.keep(self.site.pod, &mounted, plugin.name().or(served));
+                plugin.count(served, Ok(()), wanted.begun);
                 wanted.state = State::Ready(mounted);
                 Ok(Outcome::Ready)
             }
@@ -581,6 +586,7 @@ impl<'a> SetUp<'a> {
         Plugin::of(wanted.volume).count(served, Err(()), wanted.begun);
         let until = self.volumes.give_up(self.site.pod, wanted.volume, error, self.changes);
         let cause = wanted.cause(error);
+        self.volumes.progress().failed(self.site.pod.uid(), &wanted.volume.name, &cause, Instant::now());
         if !wanted.is_reported {
             wanted.is_reported = true;
             self.volumes.events.warning(self.site.pod, reason(error), cause.as_str());
@@ -643,7 +649,7 @@ fn reason(error: &VolumeError) -> &'static str {
 }
 
 /// The names of the volumes that containers of any kind mount or use as devices.
-fn referenced(pod: &Pod) -> BTreeSet<&str> {
+pub(super) fn referenced(pod: &Pod) -> BTreeSet<&str> {
     let spec = pod.spec();
     let mut names = BTreeSet::new();
     for container in pod.all_containers() {
@@ -658,7 +664,7 @@ fn referenced(pod: &Pod) -> BTreeSet<&str> {
 }
 
 /// The volume's type: the name of its field in the API. `None` if the volume has no source.
-fn kind(volume: &Volume) -> Option<String> {
+pub(super) fn kind(volume: &Volume) -> Option<String> {
     let value = crate::util::json::to_value(volume).ok()?;
     value.as_object()?.keys().find(|key| *key != "name").cloned()
 }

@@ -33,8 +33,10 @@ impl Volumes {
     /// # Errors
     /// [`VolumeError::LeftBehind`] names what could not be removed; the caller may retry later.
     pub fn tear_down(&self, uid: &PodUid, stop: &StopToken) -> Result<(), VolumeError> {
+        let begun = Instant::now();
+        self.progress().unmounting(uid, begun);
         let result = self.remove_all(uid, stop);
-        self.removed(uid, &result);
+        self.removed(uid, &result, begun.elapsed());
         if result.is_ok() {
             self.kinds.forget(uid);
             *self.sweep_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
@@ -119,13 +121,24 @@ impl Volumes {
         *next = None;
         drop(next);
         if !self.kinds.has_devices() && !self.csi.has_volumes() {
+            *self.unreleased.lock().unwrap_or_else(PoisonError::into_inner) = None;
             return;
         }
         let (kinds, csi) = (Arc::clone(&self.kinds), Arc::clone(&self.csi));
+        let unreleased = Arc::clone(&self.unreleased);
         let work = move |stop: &StopToken| {
             let swept = kinds.sweep(stop);
-            csi.release_unused(stop).inspect_err(|error| log::warn!("CSI volume: {}", chain(error)))?;
-            swept
+            let released =
+                csi.release_unused(stop).inspect_err(|error| log::warn!("CSI volume: {}", chain(error)));
+            let result = released.and(swept);
+            let mut last = unreleased.lock().unwrap_or_else(PoisonError::into_inner);
+            match &result {
+                Ok(()) => *last = None,
+                Err(VolumeError::Stopping) => {}
+                Err(error) => last.get_or_insert_with(|| (String::new(), Instant::now())).0 = chain(error),
+            }
+            drop(last);
+            result
         };
         let result = self.operations.run(&PodUid::from("devices"), operations::UNMOUNT, SWEEP, stop, work);
         if result.is_err() {

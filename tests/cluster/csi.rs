@@ -189,6 +189,13 @@ fn claims_keep_their_data_over_pods_and_restarts_of_agent_and_driver() {
     joined.bind(&with_volume("csia-reader", of_claim("csia-claim"), false, "cat /data/file"));
     let before = joined.wait_ready("csia-reader");
     wait_log("csia-reader", "hello");
+    let kind = format!("persistentVolumeClaim csia-claim ({})", driver.name);
+    let listed = joined.node.cli(&["volumes"]);
+    assert!(listed.lines().any(|line| line.contains(&kind) && line.contains("mounted")), "{listed}");
+    let page = joined.node.read_only("/metrics").1;
+    for metric in ["csi_operations_seconds_count{driver_name=", "operation_name=\"volume_unmount\""] {
+        assert!(page.contains(metric), "{metric}");
+    }
     // The pod does not notice that the agent is killed.
     let mounted = mounts_below(&joined.node.root());
     assert_eq!(mounted.len(), 2, "{mounted:?}");

@@ -163,6 +163,16 @@ fn claims_are_prepared_once_and_unprepared_when_their_pods_end_also_after_a_kill
     let health = &a["status"]["containerStatuses"][0]["allocatedResourcesStatus"][0];
     assert_eq!((text(health, "/name"), text(health, "/resources/0/health")), ("claim:device", "Unknown"));
     assert_eq!((in_use(&joined, "<any>"), cdi_files(&joined).len()), (2.0, 2));
+    let page = joined.node.read_only("/metrics").1;
+    for metric in [
+        "dra_operations_duration_seconds_count{operation_name=\"PrepareResources\",is_error=\"false\"}",
+        "dra_grpc_operations_duration_seconds_count{driver_name=",
+        "plugin_manager_total_plugins{socket_path=",
+    ] {
+        assert!(page.contains(metric), "{metric}");
+    }
+    let listed = joined.node.cli(&["devices"]);
+    assert!(listed.contains("dra-claim") && listed.contains("DRAPlugin"), "{listed}");
     // The pods run on, and their claims are not prepared again.
     joined.node.kill_agent();
     joined.node.start_agent();

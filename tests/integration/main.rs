@@ -11,6 +11,7 @@ mod authorities;
 mod containers;
 mod cri;
 mod evictions;
+mod holdings;
 mod hooks;
 mod kube;
 mod local_objects;

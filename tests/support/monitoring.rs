@@ -31,9 +31,10 @@ const FUNCTIONS: [&str; 13] = [
 const WORDS: [&str; 6] = ["by", "on", "and", "or", "unless", "without"];
 
 /// Starts of names of metrics, to find them among the string literals of the sources.
-const STARTS: [&str; 17] = [
+const STARTS: [&str; 18] = [
     "csi_operations_",
     "dra_",
+    "plugin_manager_",
     "volume_manager_",
     "kubelet_",
     "coracle_",
@@ -51,7 +52,7 @@ const STARTS: [&str; 17] = [
     "resource_",
 ];
 
-/// Literals that look like metrics and are labels, and metrics of rooms that are not started yet.
+/// Literals that look like metrics and are labels.
 const NO_METRICS: [&str; 11] = [
     "container_type",
     "container_state",

@@ -53,6 +53,11 @@ impl Console<'_> {
         self.document(output, value)
     }
 
+    /// The number of rows that the agent has left out, if any.
+    pub(super) fn omitted(&mut self, rows: usize) -> io::Result<()> {
+        if rows > 0 { writeln!(self.out, "... and {rows} more") } else { Ok(()) }
+    }
+
     pub(super) fn heading(&mut self, text: &str) -> io::Result<()> {
         let text = self.paint.put(Some(Color::Bold), text);
         writeln!(self.out, "{text}")

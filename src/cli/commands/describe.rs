@@ -9,7 +9,7 @@ use crate::cli::exit::Exit;
 use crate::cli::table::Color;
 use crate::model::Quantity;
 use crate::model::api::{
-    Container, ContainerState, ContainerStatus, EnvVar, PodSpec, PodStatus, Probe, Toleration, Volume,
+    Container, ContainerState, ContainerStatus, EnvVar, PodSpec, PodStatus, Probe, Toleration,
 };
 use crate::model::meta::Time;
 use crate::model::pod::{Pod, is_sidecar};
@@ -19,7 +19,7 @@ use super::client::{Client, encode};
 use super::console::{Console, size};
 use super::error::Outcome;
 use super::pod_status::summary;
-use super::{age, events, pods};
+use super::{age, devices, events, pods, volumes};
 
 pub(super) fn run(client: &Client, console: &mut Console<'_>, pod: &str) -> Outcome {
     let described: Described = client.get(&format!("/v1/describe?pod={}", encode(pod)))?;
@@ -97,7 +97,8 @@ fn print(console: &mut Console<'_>, described: &Described) -> io::Result<()> {
     )?;
     containers(console, "Containers", Some(&spec.containers), status.container_statuses.as_deref())?;
     conditions(console, status)?;
-    volumes(console, spec.volumes.as_deref().unwrap_or_default())?;
+    volumes::describe(console, spec.volumes.as_deref().unwrap_or_default(), &described.volumes)?;
+    devices::describe(console, &described.devices, &described.claims)?;
     console.field(0, "QoS Class", Pod::from(view.pod.clone()).qos().as_str())?;
     map(console, "Node-Selectors", spec.node_selector.as_ref())?;
     let tolerations: Vec<String> = spec.tolerations.iter().flatten().map(toleration).collect();
@@ -315,7 +316,8 @@ fn origin(sources: &serde_json::Map<String, Value>) -> String {
     format!("({kind}: {})", fields.as_object().map(scalars).unwrap_or_default())
 }
 
-fn scalars(fields: &serde_json::Map<String, Value>) -> String {
+/// `key=value` of each field.
+pub(super) fn scalars(fields: &serde_json::Map<String, Value>) -> String {
     let word = |(key, value): (&String, &Value)| match value {
         Value::String(text) => format!("{key}={text}"),
         other => format!("{key}={other}"),
@@ -335,24 +337,6 @@ fn conditions(console: &mut Console<'_>, status: &PodStatus) -> io::Result<()> {
         let why: Vec<&str> = why.into_iter().flatten().filter(|text| !text.is_empty()).collect();
         let line = format!("{:width$}   {:7} {}", condition.type_, condition.status, why.join(": "));
         console.line(1, line.trim_end())?;
-    }
-    Ok(())
-}
-
-fn volumes(console: &mut Console<'_>, volumes: &[Volume]) -> io::Result<()> {
-    if volumes.is_empty() {
-        return console.field(0, "Volumes", "<none>");
-    }
-    console.field(0, "Volumes", "")?;
-    for volume in volumes {
-        let value = crate::util::json::to_value(volume).unwrap_or_default();
-        let source = value.as_object().and_then(|fields| fields.iter().find(|(key, _)| *key != "name"));
-        let (kind, fields) = match source {
-            Some((kind, fields)) => (kind.as_str(), fields.as_object().map(scalars).unwrap_or_default()),
-            // A volume without a source is an emptyDir.
-            None => ("emptyDir", String::new()),
-        };
-        console.field(1, &volume.name, format!("{kind} {fields}").trim_end())?;
     }
     Ok(())
 }
@@ -416,6 +400,15 @@ mod tests {
                 },
             },
             "phase": "Syncing", "lastError": "it failed", "nextSync": "2026-01-01T00:01:40Z", "events": [],
+            "volumes": [
+                {"volume": "data", "kind": "hostPath /srv", "state": "mounted", "since": "2026-01-01T00:00:50Z"},
+                {"volume": "tmp", "kind": "emptyDir", "state": "failed", "error": "no\u{7} space"},
+                {"volume": "kubernetes.io~nfs/pv1", "state": "cannot be unmounted", "error": "busy"},
+            ],
+            "devices": [{"resource": "example.com/cam", "device": "c1", "health": "Unhealthy", "numa": [1],
+                "users": ["default/web-node1/app"]}],
+            "claims": [{"namespace": "default", "claim": "gpu", "driver": "gpu.example.com", "pool": "node1",
+                "device": "gpu-0", "prepared": true, "pods": ["web-node1"]}],
         }))
         .unwrap();
         let mut out = Vec::new();
@@ -469,7 +462,15 @@ Conditions:
   Ready   False   ContainersNotReady: x
 Volumes:
   data:            hostPath path=/srv type=
+    State:         mounted for 10s
   tmp:             emptyDir
+    State:         failed: no\\u{7} space
+  kubernetes.io~nfs/pv1:
+    State:         cannot be unmounted: busy
+Devices:
+  example.com/cam: c1, Unhealthy, NUMA node 1, in app
+Resource Claims:
+  gpu:             gpu-0 of gpu.example.com in node1, prepared
 QoS Class:         Burstable
 Node-Selectors:    <none>
 Tolerations:       :NoExecute op=Exists

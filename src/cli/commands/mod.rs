@@ -10,6 +10,7 @@ mod client;
 mod console;
 mod debug;
 mod describe;
+mod devices;
 mod error;
 mod events;
 mod images;
@@ -23,6 +24,7 @@ mod tests;
 mod top;
 mod validate;
 mod version;
+mod volumes;
 
 use super::exit::Exit;
 use super::local::{LocalCommand, Subcommand};
@@ -62,6 +64,8 @@ fn dispatch(subcommand: Subcommand, client: &Client, console: &mut Console<'_>) 
         Subcommand::Events(options) => events::run(client, console, &options),
         Subcommand::Top(options) => top::run(client, console, &options),
         Subcommand::Images { output } => images::run(client, console, output),
+        Subcommand::Volumes(options) => volumes::run(client, console, &options),
+        Subcommand::Devices { output } => devices::run(client, console, output),
         Subcommand::Check { output, root_dir, config } => {
             check::run(client, console, output, root_dir, config.as_deref())
         }

@@ -8,10 +8,14 @@ use serde_json::json;
 
 use super::client::Client;
 use super::*;
-use crate::cli::local::{DebugOptions, EventsOptions, LogsOptions, Output, PodsOptions, TopOptions};
+use crate::cli::local::{
+    DebugOptions, EventsOptions, HoldingsOptions, LogsOptions, Output, PodsOptions, TopOptions,
+};
 use crate::cli::table::Paint;
 use crate::model::event::{EventSink, EventType, Regarding};
-use crate::server::{self, Deps, ImageRow, LogSource, PodView};
+use crate::server::{
+    self, Deps, DeviceRow, DevicesReply, ImageRow, LogSource, PodView, VolumeRow, VolumesReply,
+};
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
 const SOCKET: &str = "coracle.sock";
@@ -57,6 +61,19 @@ impl Agent {
             }),
             images: Arc::new(|| {
                 Ok(vec![ImageRow { id: "sha256:1".into(), tags: vec!["a:1".into()], ..ImageRow::default() }])
+            }),
+            volumes: Arc::new(|_| {
+                let row = |namespace: &str| VolumeRow {
+                    namespace: namespace.into(),
+                    volume: "data\u{1b}[31m".into(),
+                    state: "mounted".into(),
+                    ..VolumeRow::default()
+                };
+                VolumesReply { volumes: vec![row("default"), row("other")], omitted: 0 }
+            }),
+            devices: Arc::new(|_| DevicesReply {
+                devices: vec![DeviceRow { resource: "example.com/cam".into(), ..DeviceRow::default() }],
+                ..DevicesReply::default()
             }),
             log_path: Arc::new(|_, container, _| {
                 Ok(LogSource { path: container.into(), running: Arc::new(|| false) })
@@ -157,6 +174,14 @@ fn each_command_prints_what_the_server_returns() {
     assert!(text.contains("Node:              node1\n"), "{text}");
     let (_, text) = agent.run(Subcommand::Images { output: Output::Table });
     assert!(text.contains("a       1     1"), "{text}");
+    let (_, text) = agent.run(Subcommand::Volumes(HoldingsOptions::default()));
+    assert!(text.contains("data\\u{1b}[31m") && text.contains("other"), "{text}");
+    let options = HoldingsOptions { output: Output::Json, namespace: Some("default".into()) };
+    let (_, text) = agent.run(Subcommand::Volumes(options));
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(value["volumes"].as_array().unwrap().len(), 1, "{text}");
+    let (_, text) = agent.run(Subcommand::Devices { output: Output::Table });
+    assert!(text.contains("example.com/cam"), "{text}");
     let debug = |pod: &str| {
         Subcommand::Debug(DebugOptions {
             pod: pod.into(),

@@ -17,11 +17,6 @@ impl Managers {
         self
     }
 
-    /// The resource claims, if there are any on this node.
-    pub fn claims(&self) -> Option<&Claims> {
-        self.claims.as_ref()
-    }
-
     /// Has the drivers prepare the pod's claims. `new_sandbox`: also claims that were prepared
     /// before, because a machine that has started again may have lost them.
     ///

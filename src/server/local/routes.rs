@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 
+use super::holdings::DevicesReply;
 use super::select::{container_names, default_container, find, sorted_pods};
 use super::streams;
 use super::views::{Described, PodsReply, VersionReply};
@@ -31,6 +32,8 @@ pub fn route(path: &str, target: &Target, deps: &Deps) -> Result<Reply, Response
             Ok(images) => Response::json(&images),
             Err(why) => Response::text(502, format!("{why}\n")),
         },
+        "/v1/volumes" => Response::json(&(deps.volumes)(None)),
+        "/v1/devices" => Response::json(&(deps.devices)(None)),
         "/v1/version" => Response::json(&VersionReply::own()),
         _ => Response::not_found(),
     };
@@ -43,7 +46,9 @@ fn describe(target: &Target, deps: &Deps) -> Result<Response, Response> {
     let mut events = deps.events.recent(0);
     events.retain(|event| matches!(&event.regarding, Regarding::Pod { uid: of, .. } if *of == uid));
     let cgroup = (deps.pod_cgroup)(&uid);
-    Ok(Response::json(&Described { view, cgroup, events }))
+    let volumes = (deps.volumes)(Some(&uid)).volumes;
+    let DevicesReply { devices, claims, .. } = (deps.devices)(Some(&uid));
+    Ok(Response::json(&Described { view, cgroup, events, volumes, devices, claims }))
 }
 
 fn logs(target: &Target, deps: &Deps) -> Result<Reply, Response> {

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::json;
 
+use super::holdings::{ClaimRow, DeviceRow, VolumeRow};
 use crate::kube::events::RecordedEvent;
 use crate::model::api::{Pod, PodSpec, PodStatus};
 use crate::model::meta::ObjectMeta;
@@ -86,6 +87,15 @@ pub struct Described {
     pub cgroup: Option<PodCgroupReport>,
     /// Events of the pod, oldest first.
     pub events: Vec<RecordedEvent>,
+    /// The volumes that its containers use, and what could not be removed of others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<VolumeRow>,
+    /// The devices of device plugins that its containers have.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<DeviceRow>,
+    /// The devices of its resource claims.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub claims: Vec<ClaimRow>,
 }
 
 /// The numbers of a pod's cgroup; an absent number is unknown, an absent limit does not exist.

@@ -110,6 +110,17 @@ impl Csi {
         !rebuild::staged_dirs(&self.layout).is_empty() || !rebuild::block_volumes(&self.layout).is_empty()
     }
 
+    /// The driver of a volume that a pod uses, by the name of the volume's directory.
+    pub(crate) fn driver_at(&self, pod: &PodUid, spec_name: &str) -> Option<String> {
+        let users = self.users();
+        let name = [Form::Filesystem, Form::Block].into_iter().find_map(|form| {
+            users.name_at(&Place { pod: pod.clone(), spec_name: spec_name.to_owned(), form })
+        })?;
+        // `kubernetes.io/csi/<driver>^<handle>`
+        let (plugin_and_driver, _) = name.split_once('^')?;
+        plugin_and_driver.rsplit('/').next().map(str::to_owned)
+    }
+
     /// The drivers.
     #[must_use]
     pub fn registry(&self) -> &Arc<Registry> {

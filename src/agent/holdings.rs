@@ -1,0 +1,232 @@
+//! Makes the documents of what pods hold: volumes, devices, resource claims; and the plugins.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::handles::Handles;
+use crate::claims::info::ClaimInfo;
+use crate::devices::{Books, Registered};
+use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
+use crate::plugins;
+use crate::server::{ClaimRow, DeviceRow, DevicesReply, MOST_ROWS, PluginRow, VolumeRow, VolumesReply, clip};
+use crate::sync::view::Snapshot;
+use crate::volumes::{Shown, State};
+
+/// The names of a pod: namespace and name, or nothing and the UID.
+type Name = (String, String);
+
+/// The known pods by UID.
+struct Names(HashMap<PodUid, Name>);
+
+impl Names {
+    fn of(snapshot: &Snapshot) -> Names {
+        let name =
+            |(uid, pod): (&PodUid, &Pod)| (uid.clone(), (pod.namespace().to_owned(), pod.name().to_owned()));
+        let pods = snapshot.pods.iter().filter_map(|(uid, entry)| Some((uid, entry.any_pod()?)));
+        Names(pods.map(name).collect())
+    }
+
+    fn get(&self, uid: &PodUid) -> Name {
+        self.0.get(uid).cloned().unwrap_or_else(|| (String::new(), uid.to_string()))
+    }
+
+    /// `namespace/name`, or the UID.
+    fn text(&self, uid: &PodUid) -> String {
+        match self.get(uid) {
+            (namespace, uid) if namespace.is_empty() => uid,
+            (namespace, name) => format!("{namespace}/{name}"),
+        }
+    }
+}
+
+fn ago(passed: Duration) -> Timestamp {
+    let now = Timestamp::now();
+    SignedDuration::try_from(passed).ok().and_then(|passed| now.checked_sub(passed).ok()).unwrap_or(now)
+}
+
+impl Handles {
+    /// `namespace/name` of a pod, or its UID.
+    pub(super) fn pod_text(&self, uid: &PodUid) -> String {
+        let snapshot = self.view.get();
+        let pod = snapshot.pods.get(uid).and_then(|entry| entry.any_pod());
+        pod.map_or_else(|| uid.to_string(), |pod| format!("{}/{}", pod.namespace(), pod.name()))
+    }
+
+    /// The volumes of a pod, or of all pods.
+    pub(super) fn volume_rows(&self, only: Option<&PodUid>) -> VolumesReply {
+        let snapshot = self.view.get();
+        let names = Names::of(&snapshot);
+        let mut uids: BTreeSet<PodUid> = self.volumes.shown_pods().into_iter().collect();
+        uids.extend(snapshot.pods.keys().cloned());
+        uids.retain(|uid| only.is_none_or(|only| only == uid));
+        let mut volumes = Vec::new();
+        for uid in &uids {
+            let entry = snapshot.pods.get(uid);
+            let pod = entry.filter(|entry| !entry.rejected).and_then(|entry| entry.any_pod());
+            let has_ended = entry
+                .and_then(|entry| entry.worker.as_ref())
+                .is_some_and(|worker| worker.report().has_stopped());
+            let shown = self.volumes.shown(uid, pod).into_iter();
+            let name = names.get(uid);
+            volumes.extend(
+                shown.filter(|one| one.state.is_some() || !has_ended).map(|one| volume_row(&name, one)),
+            );
+        }
+        let omitted = limit(&mut volumes);
+        volumes.sort_by(|a: &VolumeRow, b| {
+            (&a.namespace, &a.pod, &a.volume).cmp(&(&b.namespace, &b.pod, &b.volume))
+        });
+        VolumesReply { volumes, omitted }
+    }
+
+    /// The devices and claims of a pod, or of all pods; then also the plugins.
+    pub(super) fn device_rows(&self, only: Option<&PodUid>) -> DevicesReply {
+        let names = Names::of(&self.view.get());
+        let mut devices = self.devices.read(|books| device_rows(books, &names, only));
+        let mut claims = claim_rows(self.claims.list(), &names, only);
+        let mut plugins = match only {
+            None => plugin_rows(self.plugins.list(), self.devices.registered()),
+            Some(_) => Vec::new(),
+        };
+        // Those that are in use are not left out.
+        devices.sort_by_key(|row| row.users.is_empty());
+        let omitted = limit(&mut devices) + limit(&mut claims) + limit(&mut plugins);
+        devices.sort_by(|a, b| (&a.resource, &a.device).cmp(&(&b.resource, &b.device)));
+        DevicesReply { devices, claims, plugins, omitted }
+    }
+}
+
+/// Limits a list; returns how many rows are left out.
+fn limit<T>(rows: &mut Vec<T>) -> usize {
+    let omitted = rows.len().saturating_sub(MOST_ROWS);
+    rows.truncate(MOST_ROWS);
+    omitted
+}
+
+fn volume_row((namespace, pod): &Name, shown: Shown) -> VolumeRow {
+    let state = match shown.state {
+        None => "waiting",
+        Some(State::SettingUp) => "being set up",
+        Some(State::Mounted) => "mounted",
+        Some(State::Failed) => "failed",
+        Some(State::Unmounting) => "being unmounted",
+        Some(State::Stuck) => "cannot be unmounted",
+        Some(State::Unmounted) => "unmounted",
+    };
+    VolumeRow {
+        namespace: namespace.clone(),
+        pod: pod.clone(),
+        volume: shown.volume,
+        kind: clip(&shown.kind),
+        state: state.to_owned(),
+        error: shown.error.as_deref().map(clip),
+        since: shown.since.map(ago),
+    }
+}
+
+/// The devices that plugins list, and those that containers have although no plugin lists them.
+fn device_rows(books: &Books, names: &Names, only: Option<&PodUid>) -> Vec<DeviceRow> {
+    let mut users: BTreeMap<(&str, &str), Vec<(&PodUid, &str)>> = BTreeMap::new();
+    for (pod, container, resource, hold) in books.holds().iter() {
+        for device in hold.devices.keys() {
+            users.entry((resource, device)).or_default().push((pod, container));
+        }
+    }
+    let mut rows: BTreeMap<(&str, &str), DeviceRow> = BTreeMap::new();
+    for (resource, known) in books.resources() {
+        for (id, device) in &known.devices {
+            if rows.len() > 2 * MOST_ROWS && !users.contains_key(&(resource.as_str(), &**id)) {
+                continue;
+            }
+            let health = match (known.is_alive, device.is_healthy) {
+                (true, true) => "Healthy",
+                (true, false) => "Unhealthy",
+                (false, _) => "Unknown",
+            };
+            let numa = device.nodes.iter().collect();
+            let row = DeviceRow { health: health.to_owned(), numa, ..DeviceRow::default() };
+            rows.insert((resource, id), row);
+        }
+    }
+    for (key, of) in users {
+        let unlisted = || DeviceRow { health: "Unknown".to_owned(), ..DeviceRow::default() };
+        let row = rows.entry(key).or_insert_with(unlisted);
+        let is_wanted = |uid: &PodUid| only.is_none_or(|only| only == uid);
+        let of = of.into_iter().filter(|(uid, _)| is_wanted(uid));
+        row.users = of.map(|(uid, container)| format!("{}/{container}", names.text(uid))).collect();
+    }
+    let named = rows.into_iter().filter(|(_, row)| only.is_none() || !row.users.is_empty());
+    let name = |((resource, device), row): ((&str, &str), DeviceRow)| DeviceRow {
+        resource: clip(resource),
+        device: clip(device),
+        ..row
+    };
+    named.map(name).collect()
+}
+
+fn claim_rows(claims: Vec<ClaimInfo>, names: &Names, only: Option<&PodUid>) -> Vec<ClaimRow> {
+    let mut rows = Vec::new();
+    for claim in claims {
+        if only.is_some_and(|only| !claim.pods.contains(only)) {
+            continue;
+        }
+        let bare = ClaimRow {
+            namespace: claim.id.key.namespace,
+            claim: claim.id.key.name,
+            prepared: claim.prepared,
+            pods: claim.pods.iter().map(|uid| names.get(uid).1).collect(),
+            ..ClaimRow::default()
+        };
+        if claim.drivers.is_empty() {
+            rows.push(bare.clone());
+        }
+        for (driver, devices) in claim.drivers {
+            let of_driver = ClaimRow { driver: clip(&driver), ..bare.clone() };
+            if devices.is_empty() {
+                rows.push(of_driver.clone());
+            }
+            rows.extend(devices.iter().map(|device| ClaimRow {
+                pool: clip(&device.pool),
+                device: clip(&device.name),
+                ..of_driver.clone()
+            }));
+        }
+    }
+    rows
+}
+
+/// The plugins of the directory, and the device plugins that registered on our own socket.
+fn plugin_rows(listed: Vec<plugins::Listed>, registered: Vec<Registered>) -> Vec<PluginRow> {
+    let now = Instant::now();
+    let since = |at: Instant| ago(now.saturating_duration_since(at));
+    let watched = |name: &str| {
+        let mut all = listed.iter().filter_map(|one| one.plugin.as_ref());
+        all.any(|plugin| plugin.kind == plugins::DEVICE && plugin.name == name)
+    };
+    let own = registered.iter().filter(|one| !watched(&one.resource)).map(|one| PluginRow {
+        name: clip(&one.resource),
+        kind: plugins::DEVICE.to_owned(),
+        socket: one.socket.as_ref().map(|path| clip(&path.to_string_lossy())).unwrap_or_default(),
+        registered: one.socket.is_some(),
+        since: Some(since(one.since)),
+        error: one.socket.is_none().then(|| "the plugin is not connected".to_owned()),
+    });
+    let mut rows: Vec<PluginRow> = own.collect();
+    rows.extend(listed.iter().map(|one| PluginRow {
+        name: one.plugin.as_ref().map(|plugin| clip(&plugin.name)).unwrap_or_default(),
+        kind: one.plugin.as_ref().map(|plugin| clip(&plugin.kind)).unwrap_or_default(),
+        socket: clip(&one.socket.to_string_lossy()),
+        registered: one.plugin.is_some(),
+        since: one.since.map(since),
+        error: one.error.as_deref().map(clip),
+    }));
+    rows.sort_by(|a, b| (&a.kind, &a.name, &a.socket).cmp(&(&b.kind, &b.name, &b.socket)));
+    rows
+}
+
+#[cfg(test)]
+#[path = "holdings_tests.rs"]
+mod tests;

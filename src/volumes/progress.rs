@@ -1,0 +1,271 @@
+//! What is known about each volume of each pod, for people and for the metrics of unmounts (pure: time
+//! is a parameter).
+//!
+//! Nothing is decided by this table: it is empty after a start, and is filled by the set-up and the
+//! removal of volumes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
+
+use super::error::VolumeError;
+use crate::model::ids::PodUid;
+use crate::util::error_chain::chain;
+
+/// The longest error that is kept, in bytes. Drivers and helper programs write them.
+const MOST_BYTES: usize = 1024;
+/// How many entries of a pod come from names that were found on the disk.
+const MOST_FOUND: usize = 100;
+
+/// The state of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// The first set-up has not ended.
+    SettingUp,
+    /// The pod can use it.
+    Mounted,
+    /// The last set-up has failed; it is repeated.
+    Failed,
+    /// The pod has ended.
+    Unmounting,
+    /// The last removal has failed; it is repeated.
+    Stuck,
+    /// It is removed, but another volume of the pod is not.
+    Unmounted,
+}
+
+/// What is known about a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Known {
+    pub(super) state: State,
+    /// The beginning of the state.
+    pub(super) since: Instant,
+    /// The last error. A mounted volume has one if its files could not be updated.
+    pub(super) error: Option<String>,
+    /// The plugin's name in metrics.
+    pub(super) plugin: Option<&'static str>,
+    /// Its directory below the pod's `volumes`, such as `kubernetes.io~nfs/pv1`.
+    pub(super) place: Option<String>,
+}
+
+impl Known {
+    fn new(state: State, now: Instant) -> Known {
+        Known { state, since: now, error: None, plugin: None, place: None }
+    }
+
+    fn enter(&mut self, state: State, now: Instant) {
+        if self.state != state {
+            (self.state, self.since) = (state, now);
+        }
+    }
+
+    /// Whether `path`, which a removal has left behind, belongs to this volume, which has this name.
+    fn is_at(&self, name: &str, path: &str) -> bool {
+        let in_place = |place: &String| {
+            path.strip_prefix(place.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        self.place.as_ref().is_some_and(in_place) || path.rsplit('/').next() == Some(name)
+    }
+}
+
+/// All volumes, by pod and name.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    pods: HashMap<PodUid, BTreeMap<String, Known>>,
+}
+
+impl Progress {
+    /// A set-up begins.
+    pub(super) fn begins(&mut self, uid: &PodUid, volume: &str, now: Instant) {
+        let volumes = self.pods.entry(uid.clone()).or_default();
+        let known = volumes.entry(volume.to_owned()).or_insert_with(|| Known::new(State::SettingUp, now));
+        // The pod has been created again before its volumes were removed.
+        if matches!(known.state, State::Unmounting | State::Stuck | State::Unmounted) {
+            known.enter(State::SettingUp, now);
+        }
+    }
+
+    /// The volume is ready.
+    pub(super) fn mounted(
+        &mut self,
+        uid: &PodUid,
+        volume: &str,
+        (plugin, place): (Option<&'static str>, Option<String>),
+        now: Instant,
+    ) {
+        let volumes = self.pods.entry(uid.clone()).or_default();
+        let known = volumes.entry(volume.to_owned()).or_insert_with(|| Known::new(State::Mounted, now));
+        known.enter(State::Mounted, now);
+        (known.error, known.plugin, known.place) = (None, plugin, place);
+    }
+
+    /// The set-up, or an update of the files of a mounted volume, has failed.
+    pub(super) fn failed(&mut self, uid: &PodUid, volume: &str, cause: &str, now: Instant) {
+        let volumes = self.pods.entry(uid.clone()).or_default();
+        let known = volumes.entry(volume.to_owned()).or_insert_with(|| Known::new(State::Failed, now));
+        if known.state != State::Mounted {
+            known.enter(State::Failed, now);
+        }
+        known.error = Some(clip(cause));
+    }
+
+    /// The removal of the pod's volumes begins.
+    pub(super) fn unmounting(&mut self, uid: &PodUid, now: Instant) {
+        for known in self.pods.get_mut(uid).into_iter().flat_map(BTreeMap::values_mut) {
+            if !matches!(known.state, State::Stuck | State::Unmounted) {
+                known.enter(State::Unmounting, now);
+                known.error = None;
+            }
+        }
+    }
+
+    /// The removal has ended. Returns the plugins of the volumes that are gone, and of those that are
+    /// not.
+    pub(super) fn removed(
+        &mut self,
+        uid: &PodUid,
+        result: &Result<(), VolumeError>,
+        now: Instant,
+    ) -> [Vec<&'static str>; 2] {
+        let error = match result {
+            Ok(()) => {
+                let gone = self.pods.remove(uid).unwrap_or_default().into_values();
+                let gone = gone.filter(|known| known.state != State::Unmounted);
+                return [gone.filter_map(|known| known.plugin).collect(), Vec::new()];
+            }
+            Err(VolumeError::Stopping) => return Default::default(),
+            Err(error) => error,
+        };
+        let volumes = self.pods.entry(uid.clone()).or_default();
+        let (left, cause) = match error {
+            VolumeError::LeftBehind { volumes, cause } => (Some(volumes), clip(cause)),
+            error => (None, clip(&chain(error))),
+        };
+        let mut outcome = <[Vec<&'static str>; 2]>::default();
+        for (name, known) in volumes.iter_mut() {
+            let is_left =
+                left.is_none_or(|left| left.iter().any(|path| path == name || known.is_at(name, path)));
+            if !is_left && known.state == State::Unmounted {
+                continue;
+            }
+            known.enter(if is_left { State::Stuck } else { State::Unmounted }, now);
+            known.error = is_left.then(|| cause.clone());
+            let [gone, kept] = &mut outcome;
+            if is_left { kept } else { gone }.extend(known.plugin);
+        }
+        for path in left.into_iter().flatten().take(MOST_FOUND) {
+            if !volumes.iter().any(|(name, known)| name == path || known.is_at(name, path)) {
+                let known = Known { error: Some(cause.clone()), ..Known::new(State::Stuck, now) };
+                volumes.insert(clip(path), known);
+            }
+        }
+        if volumes.is_empty() {
+            self.pods.remove(uid);
+        }
+        outcome
+    }
+
+    /// The volumes of a pod.
+    pub(super) fn of(&self, uid: &PodUid) -> BTreeMap<String, Known> {
+        self.pods.get(uid).cloned().unwrap_or_default()
+    }
+
+    /// The pods of which anything is known.
+    pub(super) fn pods(&self) -> Vec<PodUid> {
+        self.pods.keys().cloned().collect()
+    }
+}
+
+/// The beginning of a text, at most [`MOST_BYTES`] long.
+fn clip(text: &str) -> String {
+    text[..text.floor_char_boundary(MOST_BYTES)].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn left(volumes: &[&str]) -> Result<(), VolumeError> {
+        let volumes = volumes.iter().map(|path| (*path).to_owned()).collect();
+        Err(VolumeError::LeftBehind { volumes, cause: "device is busy".to_owned() })
+    }
+
+    fn states(progress: &Progress, uid: &PodUid) -> Vec<(String, State, Option<String>)> {
+        let all = progress.of(uid).into_iter();
+        all.map(|(name, known)| (name, known.state, known.error)).collect()
+    }
+
+    #[test]
+    fn a_volume_is_followed_from_its_set_up_to_its_removal() {
+        let (mut progress, uid) = (Progress::default(), PodUid::from("u"));
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        progress.begins(&uid, "a", at(0));
+        assert_eq!(states(&progress, &uid), [("a".to_owned(), State::SettingUp, None)]);
+        progress.failed(&uid, "a", "no server", at(1));
+        progress.begins(&uid, "a", at(2));
+        progress.failed(&uid, "a", "still none", at(3));
+        let failed = &progress.of(&uid)["a"];
+        assert_eq!((failed.state, failed.since), (State::Failed, at(1)));
+        assert_eq!(failed.error.as_deref(), Some("still none"));
+        progress.mounted(&uid, "a", (Some("kubernetes.io/nfs"), None), at(4));
+        // An update that fails leaves the old files.
+        progress.failed(&uid, "a", "no update", at(5));
+        let mounted = &progress.of(&uid)["a"];
+        assert_eq!((mounted.state, mounted.since), (State::Mounted, at(4)));
+        assert_eq!(mounted.error.as_deref(), Some("no update"));
+        progress.unmounting(&uid, at(6));
+        assert_eq!(states(&progress, &uid), [("a".to_owned(), State::Unmounting, None)]);
+        assert_eq!(progress.removed(&uid, &Ok(()), at(7)), [vec!["kubernetes.io/nfs"], vec![]]);
+        assert!(progress.pods().is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_removed_is_named_and_the_rest_is_gone() {
+        let (mut progress, uid, now) = (Progress::default(), PodUid::from("u"), Instant::now());
+        let place = Some("kubernetes.io~csi/pvc-1".to_owned());
+        progress.mounted(&uid, "data", (Some("kubernetes.io/csi"), place), now);
+        progress.mounted(&uid, "tmp", (Some("kubernetes.io/empty-dir"), None), now);
+        progress.mounted(&uid, "cache", (Some("kubernetes.io/empty-dir"), None), now);
+        progress.unmounting(&uid, now);
+        let result = left(&["kubernetes.io~csi/pvc-1/mount", "kubernetes.io~empty-dir/tmp", "other~x/y"]);
+        let [gone, kept] = progress.removed(&uid, &result, now);
+        assert_eq!(gone, ["kubernetes.io/empty-dir"]);
+        assert_eq!(kept, ["kubernetes.io/csi", "kubernetes.io/empty-dir"]);
+        let busy = || Some("device is busy".to_owned());
+        let stuck = |name: &str| (name.to_owned(), State::Stuck, busy());
+        let all =
+            [("cache".to_owned(), State::Unmounted, None), stuck("data"), stuck("other~x/y"), stuck("tmp")];
+        assert_eq!(states(&progress, &uid), all);
+        // The next attempt removes all but one, and does not count the others again.
+        progress.unmounting(&uid, now);
+        let [gone, kept] = progress.removed(&uid, &left(&["kubernetes.io~csi/pvc-1"]), now);
+        assert_eq!((gone, kept), (vec!["kubernetes.io/empty-dir"], vec!["kubernetes.io/csi"]));
+        assert_eq!(progress.removed(&uid, &Ok(()), now), [vec!["kubernetes.io/csi"], vec![]]);
+    }
+
+    #[test]
+    fn an_error_of_the_whole_removal_concerns_every_volume() {
+        let (mut progress, uid, now) = (Progress::default(), PodUid::from("u"), Instant::now());
+        progress.mounted(&uid, "a", (None, None), now);
+        let _ = progress.removed(&uid, &Err(VolumeError::Overdue), now);
+        assert_eq!(progress.of(&uid)["a"].state, State::Stuck);
+        let _ = progress.removed(&uid, &Err(VolumeError::Stopping), now);
+        assert_eq!(progress.of(&uid)["a"].state, State::Stuck);
+        // Nothing is known of the volumes of a pod after a restart.
+        let other = PodUid::from("other");
+        let _ = progress.removed(&other, &Err(VolumeError::Overdue), now);
+        assert_eq!(progress.pods(), [uid]);
+    }
+
+    #[test]
+    fn errors_and_numbers_are_limited() {
+        let (mut progress, uid, now) = (Progress::default(), PodUid::from("u"), Instant::now());
+        progress.failed(&uid, "a", &"ä".repeat(10_000), now);
+        assert!(progress.of(&uid)["a"].error.as_ref().unwrap().len() <= MOST_BYTES);
+        let many: Vec<String> = (0..1000).map(|number| format!("x~y/{number}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        let _ = progress.removed(&uid, &left(&many), now);
+        assert!(progress.of(&uid).len() <= MOST_FOUND + 1);
+    }
+}

@@ -1,0 +1,125 @@
+//! The volumes of pods, for people.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::manager::Volumes;
+use super::paths;
+use super::progress::State;
+use super::setup::{kind, referenced};
+use crate::model::api::Volume;
+use crate::model::ids::PodUid;
+use crate::model::persistent;
+use crate::model::pod::Pod;
+
+/// A volume of a pod, or what is left of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shown {
+    /// Its name in the pod; of a volume that is not in the pod: its path below the pod's `volumes`.
+    pub volume: String,
+    /// The kind with the object, driver or path that matters, such as `csi hostpath.csi.k8s.io`.
+    pub kind: String,
+    /// `None`: no container uses it, or its pod has not begun.
+    pub state: Option<State>,
+    /// The last error.
+    pub error: Option<String>,
+    /// How long it has been in this state.
+    pub since: Option<Duration>,
+}
+
+impl Volumes {
+    /// The volumes of a pod: those of its specification, and those that could not be removed.
+    /// `pod` is `None` if only its UID is known.
+    #[must_use]
+    pub fn shown(&self, uid: &PodUid, pod: Option<&Pod>) -> Vec<Shown> {
+        let mut known = self.progress().of(uid);
+        let now = Instant::now();
+        let mut rows = Vec::new();
+        let used = pod.map(referenced).unwrap_or_default();
+        let is_ending = known.values().any(|one| matches!(one.state, State::Unmounting | State::Stuck));
+        let volumes = pod.map(Pod::spec).and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
+        for (pod, volume) in volumes.iter().filter_map(|volume| Some((pod?, volume))) {
+            let one = known.remove(&volume.name);
+            if one.is_none() && (is_ending || !used.contains(volume.name.as_str())) {
+                continue;
+            }
+            let place = one.as_ref().and_then(|one| one.place.as_deref());
+            rows.push(Shown {
+                volume: volume.name.clone(),
+                kind: self.kind_of(pod, volume, place),
+                state: one.as_ref().map(|one| one.state),
+                since: one.as_ref().map(|one| now.saturating_duration_since(one.since)),
+                error: one.and_then(|one| one.error),
+            });
+        }
+        rows.extend(known.into_iter().map(|(volume, one)| Shown {
+            volume,
+            kind: one.plugin.unwrap_or_default().to_owned(),
+            state: Some(one.state),
+            since: Some(now.saturating_duration_since(one.since)),
+            error: one.error,
+        }));
+        rows
+    }
+
+    /// The pods of which volumes are mounted, or left.
+    #[must_use]
+    pub fn shown_pods(&self) -> Vec<PodUid> {
+        self.progress().pods()
+    }
+
+    /// The kind in words. `place`: its directory below the pod's `volumes`, if it is mounted.
+    fn kind_of(&self, pod: &Pod, volume: &Volume, place: Option<&str>) -> String {
+        let Some(field) = kind(volume) else { return "emptyDir".to_owned() };
+        let of = persistent::claim_name(pod, volume).map(|claim| claim.name).or_else(|| detail(volume));
+        let behind = persistent::claim_name(pod, volume).and_then(|_| {
+            let driver = || self.csi.driver_at(pod.uid(), place?.rsplit('/').next()?);
+            let plugin = || self.kinds.plugin(pod.uid(), volume).map(str::to_owned);
+            driver().or_else(plugin)
+        });
+        let mut words = field;
+        for word in of.into_iter().filter(|word| !word.is_empty()) {
+            words.push(' ');
+            words.push_str(&word);
+        }
+        match behind {
+            Some(behind) => format!("{words} ({behind})"),
+            None => words,
+        }
+    }
+
+    /// The first two elements of a path below the pod's `volumes`.
+    pub(super) fn place_of(&self, uid: &PodUid, path: &Path) -> Option<String> {
+        let volumes = paths::pod(&self.settings.root_dir, uid).ok()?.join("volumes");
+        let mut elements = path.strip_prefix(volumes).ok()?.components();
+        let mut next = || Some(elements.next()?.as_os_str().to_string_lossy().into_owned());
+        Some(format!("{}/{}", next()?, next()?))
+    }
+}
+
+/// The object, driver, server or path of a volume whose source is in the pod.
+fn detail(volume: &Volume) -> Option<String> {
+    let text = |text: &Option<String>| text.clone();
+    if let Some(source) = &volume.host_path {
+        return Some(source.path.clone());
+    }
+    if let Some(source) = &volume.empty_dir {
+        return text(&source.medium);
+    }
+    if let Some(source) = &volume.config_map {
+        return Some(source.name.clone());
+    }
+    if let Some(source) = &volume.secret {
+        return text(&source.secret_name);
+    }
+    if let Some(source) = &volume.csi {
+        return Some(source.driver.clone());
+    }
+    if let Some(source) = &volume.nfs {
+        return Some(format!("{}:{}", source.server, source.path));
+    }
+    if let Some(source) = &volume.flex_volume {
+        return Some(source.driver.clone());
+    }
+    volume.image.as_ref().and_then(|source| source.reference.clone())
+}
