@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use super::dir::{Dir, text};
 use super::error::CgroupError;
@@ -16,7 +15,6 @@ use super::units;
 use super::values::Values;
 use super::{v1, v2};
 use crate::model::ids::PodUid;
-use crate::model::metrics;
 use crate::model::pod::QosClass;
 use crate::util::cgroup_mounts::{Hierarchy, MountError, Mounts, Version};
 use crate::util::stop::StopToken;
@@ -156,7 +154,6 @@ impl Cgroups {
     /// When it cannot be made.
     pub fn make(&self, name: &Name, values: &Values, stop: &StopToken) -> Result<Outcome, CgroupError> {
         self.own(name)?;
-        let _timer = Timer::start("create");
         let mut systemd = self.systemd(stop)?;
         if let Some(systemd) = &mut systemd {
             self.sent.forget(&name.slice());
@@ -180,7 +177,6 @@ impl Cgroups {
     /// When the cgroup is not one of this agent's, or systemd refuses.
     pub fn update(&self, name: &Name, values: &Values, stop: &StopToken) -> Result<Outcome, CgroupError> {
         self.own(name)?;
-        let _timer = Timer::start("update");
         self.change(name, values, stop)
     }
 
@@ -287,7 +283,6 @@ impl Cgroups {
         stop: &StopToken,
     ) -> Result<(), CgroupError> {
         let Some((name, above)) = directories.split_last() else { return Ok(()) };
-        let _timer = Timer::start("destroy");
         let mut doomed = Vec::new();
         for hierarchy in &self.mounts.hierarchies {
             let path = format!("{}/{}", hierarchy.mount.display(), directories.join("/"));
@@ -480,22 +475,4 @@ struct Found {
     path: String,
     /// Whether it has the value.
     is_same: bool,
-}
-
-/// Counts an operation with its time, also if it fails.
-struct Timer {
-    operation: &'static str,
-    begun: Instant,
-}
-
-impl Timer {
-    fn start(operation: &'static str) -> Timer {
-        Timer { operation, begun: Instant::now() }
-    }
-}
-
-impl Drop for Timer {
-    fn drop(&mut self) {
-        metrics::CGROUP_OPERATIONS.took([self.operation], self.begun.elapsed());
-    }
 }

@@ -207,14 +207,6 @@ metrics! { ALL;
     VOLUME_STATS: HistogramVec<1> = "kubelet_volume_metric_collection_duration_seconds",
         "Finding out how full a volume is.", SHORT, ["metric_source"];
 
-    // Cgroups.
-    CGROUP_OPERATIONS: HistogramVec<1> = "kubelet_cgroup_manager_duration_seconds",
-        "Operations on cgroups.", SHORT, ["operation_type"];
-    QOS_MEMORY_MIN: Gauge = "kubelet_memory_qos_node_memory_min_bytes",
-        "Memory that Guaranteed pods request and the kernel protects.";
-    QOS_MEMORY_LOW: Gauge = "kubelet_memory_qos_node_memory_low_bytes",
-        "Memory that Burstable pods request and the kernel protects as far as possible.";
-
     // Drivers of resource claims.
     CLAIM_OPERATIONS: HistogramVec<2> = "dra_operations_duration_seconds",
         "Preparing and unpreparing all resource claims of a pod.", DRIVER, ["operation_name", "is_error"];

@@ -8,7 +8,6 @@ use std::sync::PoisonError;
 use super::Shared;
 use crate::cgroups::tiers::{Tiers, raised_to_usage, tier_values};
 use crate::cgroups::{CgroupError, Cgroups, Name, Values};
-use crate::model::metrics;
 use crate::model::pod::QosClass;
 use crate::util::stop::StopToken;
 
@@ -67,9 +66,6 @@ impl Shared {
     }
 
     fn write(&self, access: &Cgroups, tiers: &Tiers, stop: &StopToken) -> Result<(), CgroupError> {
-        let (min, low) = tiers.protected;
-        metrics::QOS_MEMORY_MIN.set(min as f64);
-        metrics::QOS_MEMORY_LOW.set(low as f64);
         if tiers.pods.memory_min.is_some() {
             let values =
                 Values { huge_pages: crate::cgroups::values::HugePages::Unchanged, ..tiers.pods.clone() };
