@@ -8,6 +8,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::runtime_stats::Runtime;
+use super::sample::FileSystem;
 use crate::model::ids::PodUid;
 use crate::model::runtime::{ListedPod, PodRuntime};
 use crate::resources::Roots;
@@ -23,6 +24,16 @@ pub struct VolumeAt {
     /// Whether it counts as the pod's local storage.
     pub ephemeral: bool,
     pub claim: Option<String>,
+    /// What its driver has measured; then the path is not read, unless the driver gave no sizes.
+    pub driver: Option<DriverNumbers>,
+}
+
+/// What the driver of a volume has measured.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DriverNumbers {
+    pub space: Option<FileSystem>,
+    /// Whether the driver calls the volume abnormal; `None`: it does not report that.
+    pub abnormal: Option<bool>,
 }
 
 #[derive(Debug, Clone)]

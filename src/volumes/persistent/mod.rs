@@ -6,6 +6,7 @@
 //! as it is. Disks are mounted once below `plugins`, and bound to each pod; [`Kinds::sweep`] unmounts
 //! and detaches those that no pod uses any more.
 
+mod attached;
 mod block;
 mod csi;
 mod devices;
@@ -27,7 +28,7 @@ use std::ffi::CString;
 use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::error::VolumeError;
 use super::kind::{CsiVolumes, Phase};
@@ -45,6 +46,7 @@ use crate::util::atomic_file;
 use crate::util::stop::StopToken;
 use crate::util::tree;
 
+pub use attached::AttachedVolumes;
 use devices::{Lock, Locks};
 use host::{Host, RealHost, mount_at};
 
@@ -64,6 +66,10 @@ pub(super) struct Kinds {
     plugins: Mutex<HashMap<PodUid, HashMap<String, &'static str>>>,
     /// Volumes that are inspected at each sync of their pod.
     refreshed: Mutex<HashMap<PodUid, BTreeSet<String>>>,
+    /// The volumes that a controller has attached; not set: the node waits for none.
+    attached: OnceLock<AttachedVolumes>,
+    /// Volumes of pods that a controller attaches.
+    attachable: Mutex<HashMap<PodUid, BTreeSet<String>>>,
 }
 
 impl std::fmt::Debug for Kinds {
@@ -98,6 +104,8 @@ impl Kinds {
             singles: Mutex::default(),
             plugins: Mutex::default(),
             refreshed: Mutex::default(),
+            attached: OnceLock::new(),
+            attachable: Mutex::default(),
         }
     }
 
@@ -130,6 +138,11 @@ impl Kinds {
         self.plugins.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
         self.singles().retain(|_, user| user != uid);
         self.refreshed().remove(uid);
+        self.forget_attachable(uid);
+    }
+
+    fn attachable(&self) -> MutexGuard<'_, HashMap<PodUid, BTreeSet<String>>> {
+        self.attachable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn refreshed(&self) -> MutexGuard<'_, HashMap<PodUid, BTreeSet<String>>> {
@@ -199,6 +212,7 @@ impl Kinds {
             .or_default()
             .insert(volume.name.clone(), plugin);
         self.claim_alone(pod, &spec)?;
+        self.check_attached(pod, &spec, stop)?;
         if spec.mode == Mode::Block && !matches!(spec.source, Source::Csi(_)) {
             return self.map_device(pod, &volume.name, &spec, stop);
         }
