@@ -125,7 +125,8 @@ pub(super) fn start(
     threads.push(server);
     let pod_resources = pod_resources::serve(&args.root_dir, &rooms);
     let objects = client.as_ref().map(|client| NodeObjects::new(client, &host.node_name));
-    let registrations = Registrations::open(&args.root_dir, &rooms, objects, stats::volume_period(config), supervisor);
+    let registrations =
+        Registrations::open(&args.root_dir, &rooms, objects, stats::volume_period(config), supervisor);
     rooms.runtime.check_resolv_conf();
     raise_start_events(&rooms.events, host.cgroups.version.is_v2());
     log::info!("node {} is up after {:?}", host.node_name, started.elapsed());

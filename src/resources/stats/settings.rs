@@ -12,7 +12,7 @@ use super::sample::FileSystem;
 use crate::model::ids::PodUid;
 use crate::model::runtime::{ListedPod, PodRuntime};
 use crate::resources::Roots;
-use crate::resources::cgroups::Cgroups;
+use crate::resources::cgroups::CgroupHierarchies;
 
 /// A volume of a pod, with what is needed to compute its use.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub struct DriverNumbers {
 pub struct Settings {
     pub node: String,
     pub roots: Roots,
-    pub cgroups: Cgroups,
+    pub cgroups: CgroupHierarchies,
     pub root_dir: PathBuf,
     pub pod_logs_dir: PathBuf,
     /// The cgroups of `kubelet`, `runtime` and `misc`, as configured; empty: not known.

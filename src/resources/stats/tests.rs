@@ -4,7 +4,7 @@ use super::*;
 use crate::model::ids::{ContainerId, ImageRef, SandboxId};
 use crate::model::runtime::PodRuntime;
 use crate::model::runtime::{ContainerState, ContainerStatus, ListedContainer, ListedSandbox, SandboxState};
-use crate::resources::cgroups::Cgroups;
+use crate::resources::cgroups::CgroupHierarchies;
 use crate::resources::cgroups::Version;
 use crate::resources::stats::cadvisor::cadvisor;
 use crate::resources::stats::pages::{resource, volumes};
@@ -273,7 +273,11 @@ fn machine(fake: Fake, pods: Vec<ListedPod>, volumes: Vec<VolumeAt>) -> Machine 
     let settings = Settings {
         node: "n1".into(),
         roots: Roots { proc: root.join("proc"), sys: root.join("sys") },
-        cgroups: Cgroups { root: root.join("cg"), version: Version::V2, controllers: BTreeMap::new() },
+        cgroups: CgroupHierarchies {
+            root: root.join("cg"),
+            version: Version::V2,
+            controllers: BTreeMap::new(),
+        },
         root_dir: root.join("link"),
         pod_logs_dir: root.join("logs"),
         system: [("kubelet", String::new()), ("runtime", String::new()), ("misc", "/none".into())],
@@ -816,10 +820,10 @@ fn claims_are_shown_once() {
         [
             "kubelet_volume_stats_capacity_bytes{namespace=\"a\",persistentvolumeclaim=\"data\"} 10",
             "kubelet_volume_stats_capacity_bytes{namespace=\"b\",persistentvolumeclaim=\"data\"} 10",
-            "kubelet_volume_stats_used_bytes{namespace=\"a\",persistentvolumeclaim=\"data\"} 3",
-            "kubelet_volume_stats_used_bytes{namespace=\"b\",persistentvolumeclaim=\"data\"} 3",
             "kubelet_volume_stats_health_status_abnormal{namespace=\"a\",persistentvolumeclaim=\"data\"} 1",
             "kubelet_volume_stats_health_status_abnormal{namespace=\"b\",persistentvolumeclaim=\"data\"} 1",
+            "kubelet_volume_stats_used_bytes{namespace=\"a\",persistentvolumeclaim=\"data\"} 3",
+            "kubelet_volume_stats_used_bytes{namespace=\"b\",persistentvolumeclaim=\"data\"} 3",
         ]
     );
 }
