@@ -14,7 +14,8 @@ use crate::util::error_chain::chain;
 
 use super::actual::Actual;
 use super::csi::{
-    self, Cluster, Csi, CsiSettings, FileContext, KernelMounter, NoCluster, OfPod, PodCluster, Registry, VisitSettings, Visits,
+    self, Cluster, Csi, CsiSettings, FileContext, KernelMounter, NoCluster, OfPod, PodCluster, Registry,
+    VisitSettings, Visits,
 };
 use super::error::VolumeError;
 use super::operations::Operations;
@@ -98,8 +99,7 @@ impl Volumes {
             Some(api) => Arc::new(PodCluster(api.clone())),
             None => Arc::new(NoCluster),
         };
-        let csi_settings =
-            CsiSettings {
+        let csi_settings = CsiSettings {
             root_dir: settings.root_dir.clone(),
             node_name: settings.node.clone(),
             selinux: FileContext::read(Path::new("/")),

@@ -45,7 +45,7 @@ mod teardown;
 mod unmount;
 
 pub use error::{ToolError, VolumeError};
-pub use persistent::AttachedVolumes;
 pub use manager::{Deps, Lingering, Settings, Volumes};
+pub use persistent::AttachedVolumes;
 pub use setup::plugins;
 pub use unmount::{Stuck, stuck};

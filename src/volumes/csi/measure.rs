@@ -179,9 +179,7 @@ impl Csi {
     fn measured_paths(&self, place: &Place) -> Result<(String, String, String), VolumeError> {
         let dir = self.layout.of_pod(place)?;
         let (home, path) = match place.form {
-            Form::Block => {
-                (self.layout.block(&place.spec_name)?.join("data"), self.publish_path(place)?)
-            }
+            Form::Block => (self.layout.block(&place.spec_name)?.join("data"), self.publish_path(place)?),
             Form::Filesystem => (dir.clone(), dir.join("mount")),
         };
         let Look::Record(record) = Record::read(&home) else {

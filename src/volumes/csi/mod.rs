@@ -68,5 +68,5 @@ pub use registry::{NodeInfo, RegisteredDriver, Registry};
 pub use request::{Lifecycle, PodFacts, Wanted};
 pub(crate) use selinux::FileContext;
 pub use selinux::Labels;
-pub use visits::{Visits, VisitSettings};
+pub use visits::{VisitSettings, Visits};
 pub use volume::{Csi, CsiSettings, CsiVolume};

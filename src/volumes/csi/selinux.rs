@@ -150,7 +150,8 @@ mod tests {
             (level, vec![(Value::Null, "v"), (own, "v")], Err(())),
         ] {
             let labels = labels(&pod(of_pod, &containers), "v", Some(&context));
-            let single = labels.single().map_err(|text| assert!(text.starts_with("multiple SELinux"), "{text}"));
+            let single =
+                labels.single().map_err(|text| assert!(text.starts_with("multiple SELinux"), "{text}"));
             assert_eq!(single, expected);
         }
         let pod = pod(json!({"level": "s0"}), &[(Value::Null, "v")]);

@@ -8,8 +8,8 @@ use super::driver::{Abilities, Secrets};
 use super::fake::{DRIVER, FakeAgent, Fault};
 use super::names;
 use super::request::tests::wanted;
-use super::selinux::Labels;
 use super::request::{Lifecycle, TOKENS, Wanted};
+use super::selinux::Labels;
 use crate::model::storage::{
     AccessMode, AttachError, CsiDriverSpec, SecretReference, TokenRequest, VolumeAttachment,
 };

@@ -24,6 +24,8 @@ const OBJECT: Duration = Duration::from_secs(60);
 const SHORTEST: Duration = Duration::from_secs(10);
 /// The longest period; the API has no upper limit.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+/// The wait for all visits when the agent stops. A request to the API server may not end sooner.
+const STOP_LIMIT: Duration = Duration::from_secs(3);
 /// Visits at the same time. Drivers are fewer.
 const MAX_VISITS: usize = 128;
 
@@ -229,7 +231,11 @@ impl Visits {
                 recv(timers::at(schedule.next())) -> _ => {}
             }
         }
+        let deadline = Instant::now() + STOP_LIMIT;
         running.values_mut().for_each(Running::ask_to_stop);
+        for thread in running.into_values() {
+            thread.stop(deadline.saturating_duration_since(Instant::now()));
+        }
     }
 
     fn visit(&self, mut visit: Visit, stop: &StopToken) {

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use super::super::error::VolumeError;
 use super::super::kind::Phase;
-use super::Kinds;
+use super::super::paths;
+use super::host::mount_at;
+use super::{Kinds, plugin_of};
 use crate::model::api::FCVolumeSource;
 use crate::model::ids::PodUid;
 use crate::model::persistent::{Iscsi, Mode, Source, Spec};
@@ -65,6 +67,14 @@ impl Kinds {
         self.attachable().remove(uid);
     }
 
+    /// Whether an earlier agent has mounted the volume for the pod. It was attached then.
+    fn is_mounted(&self, pod: &Pod, spec: &Spec) -> Result<bool, VolumeError> {
+        let plugin = plugin_of(&spec.source).replace('/', "~");
+        let path = paths::pod(&self.root_dir, pod.uid())?;
+        let target = path.join("volumes").join(plugin).join(paths::element(&spec.name)?);
+        Ok(mount_at(&self.host.mounts()?, &target).is_some())
+    }
+
     /// Waits until the controller has attached the volume, for some seconds.
     ///
     /// DIFFERS: a static pod does not wait, because it also starts without an API server. The
@@ -74,7 +84,7 @@ impl Kinds {
             return Ok(());
         };
         self.attachable().entry(pod.uid().clone()).or_default().insert(name.clone());
-        if pod.is_static() {
+        if pod.is_static() || self.is_mounted(pod, spec)? {
             return Ok(());
         }
         for look in 0..LOOKS {
@@ -106,7 +116,8 @@ mod tests {
         assert_eq!(fc(json!({"wwids": ["c"]})).as_deref(), Some("[c]"));
         assert_eq!(fc(json!({"targetWWNs": ["a"]})), None);
         let iscsi: Iscsi =
-            serde_json::from_value(json!({"targetPortal": "10.0.0.1:3260", "iqn": "iqn.x", "lun": 0})).unwrap();
+            serde_json::from_value(json!({"targetPortal": "10.0.0.1:3260", "iqn": "iqn.x", "lun": 0}))
+                .unwrap();
         let name = unique_name(&Source::Iscsi(iscsi));
         assert_eq!(name.as_deref(), Some("kubernetes.io/iscsi/10.0.0.1:3260:iqn.x:0"));
         assert_eq!(unique_name(&Source::Other("x".to_owned())), None);
