@@ -32,7 +32,7 @@ use crate::sync::shutdown::Flag;
 use crate::sync::view::Entry;
 use crate::util::mailbox::{Inbox, Post};
 use crate::util::threads::Running;
-use crate::volumes::AttachedVolumes;
+use crate::volumes::kind::AttachedVolumes;
 
 /// The node's handles on its cluster; the threads are started later.
 pub(super) struct Cluster {

@@ -18,8 +18,9 @@ use super::csi::{
     VisitSettings, Visits,
 };
 use super::error::VolumeError;
+use super::kind::AttachedVolumes;
 use super::operations::Operations;
-use super::persistent::{AttachedVolumes, Kinds};
+use super::persistent::Kinds;
 use super::retries::Retries;
 
 /// The configuration of volumes.

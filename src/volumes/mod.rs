@@ -46,6 +46,5 @@ mod unmount;
 
 pub use error::{ToolError, VolumeError};
 pub use manager::{Deps, Lingering, Settings, Volumes};
-pub use persistent::AttachedVolumes;
 pub use setup::plugins;
 pub use unmount::{Stuck, stuck};

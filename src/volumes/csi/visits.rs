@@ -181,7 +181,7 @@ impl Drop for Visit {
 }
 
 impl Visits {
-    pub(in super::super) fn new(csi: &Arc<Csi>, settings: VisitSettings) -> Visits {
+    pub(crate) fn new(csi: &Arc<Csi>, settings: VisitSettings) -> Visits {
         Visits { csi: Arc::clone(csi), settings }
     }
 

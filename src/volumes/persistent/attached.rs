@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::super::error::VolumeError;
-use super::super::kind::Phase;
+use super::super::kind::{AttachedVolumes, Phase};
 use super::super::paths;
 use super::host::mount_at;
 use super::{Kinds, plugin_of};
@@ -15,13 +15,10 @@ use crate::model::persistent::{Iscsi, Mode, Source, Spec};
 use crate::model::pod::Pod;
 use crate::util::stop::StopToken;
 
-/// The time between two looks at the node.
+/// The time between two reads of the node's object.
 const PERIOD: Duration = Duration::from_millis(300);
-/// Looks of one attempt; a later attempt continues. An attempt holds one of few threads.
-const LOOKS: usize = 30;
-
-/// The names in `status.volumesAttached` of this node's object; `None`: the object is not known.
-pub type AttachedVolumes = Box<dyn Fn() -> Option<Vec<String>> + Send + Sync>;
+/// Reads of one attempt; a later attempt continues. An attempt holds one of few threads.
+const READS: usize = 30;
 
 /// The name of a volume in the node's status; `None`: no controller attaches it.
 fn unique_name(source: &Source) -> Option<String> {
@@ -49,13 +46,13 @@ fn of_fc(source: &FCVolumeSource) -> Option<String> {
 
 impl Kinds {
     /// From now on volumes that a controller attaches are set up only once `attached` has them.
-    pub(in super::super) fn wait_for_attachment(&self, attached: AttachedVolumes) {
+    pub(crate) fn wait_for_attachment(&self, attached: AttachedVolumes) {
         // It is set once, before the first pod.
         let _ = self.attached.set(attached);
     }
 
     /// The volumes that pods use and that a controller may detach.
-    pub(in super::super) fn in_use(&self) -> Vec<String> {
+    pub(crate) fn in_use(&self) -> Vec<String> {
         let users = self.attachable();
         let mut names: Vec<String> = users.values().flatten().cloned().collect();
         names.sort();
@@ -87,11 +84,11 @@ impl Kinds {
         if pod.is_static() || self.is_mounted(pod, spec)? {
             return Ok(());
         }
-        for look in 0..LOOKS {
+        for read in 0..READS {
             if attached().is_some_and(|names| names.contains(&name)) {
                 return Ok(());
             }
-            if look + 1 < LOOKS {
+            if read + 1 < READS {
                 self.host.pause(PERIOD, stop)?;
             }
         }

@@ -31,7 +31,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::error::VolumeError;
-use super::kind::{CsiVolumes, Phase};
+use super::kind::{AttachedVolumes, CsiVolumes, Phase};
 use super::{host_path, paths};
 use crate::kube::PodApi;
 use crate::kube::claims::ReadError;
@@ -46,7 +46,6 @@ use crate::util::atomic_file;
 use crate::util::stop::StopToken;
 use crate::util::tree;
 
-pub use attached::AttachedVolumes;
 use devices::{Lock, Locks};
 use host::{Host, RealHost, mount_at};
 
