@@ -32,6 +32,7 @@ use crate::sync::shutdown::Flag;
 use crate::sync::view::Entry;
 use crate::util::mailbox::{Inbox, Post};
 use crate::util::threads::Running;
+use crate::volumes::kind::AttachedVolumes;
 
 /// The node's handles on its cluster; the threads are started later.
 pub(super) struct Cluster {
@@ -94,6 +95,16 @@ impl Cluster {
     /// Reads the node's object again.
     pub(super) fn reader(&self, node_name: &str) -> NodeReader {
         NodeReader::new(&self.client, node_name, &self.node)
+    }
+
+    /// The volumes that the controller has attached to this node.
+    pub(super) fn attached_volumes(&self) -> AttachedVolumes {
+        let node = self.node.clone();
+        Box::new(move || {
+            let node = node.object()?;
+            let attached = node.status.as_ref()?.volumes_attached.iter().flatten();
+            Some(attached.map(|volume| volume.name.clone()).collect())
+        })
     }
 
     /// Starts the threads.

@@ -10,7 +10,7 @@ use super::settings::swap_behavior;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::model::container_memory::SwapBehavior;
 use crate::resources::Roots;
-use crate::resources::cgroups::Cgroups;
+use crate::resources::cgroups::CgroupHierarchies;
 use crate::resources::machine::Machine;
 use crate::resources::tunables;
 use crate::server::{self, Claim, LOCAL_SOCKET};
@@ -21,7 +21,7 @@ pub(super) const CONTAINER_LOGS_DIR: &str = "/var/log/containers";
 /// The machine and the node's identity on it.
 pub(super) struct Host {
     pub(super) machine: Machine,
-    pub(super) cgroups: Cgroups,
+    pub(super) cgroups: CgroupHierarchies,
     pub(super) node_name: String,
     pub(super) ips: Vec<IpAddr>,
 }
@@ -34,7 +34,7 @@ pub(super) fn prepare(
 ) -> Result<(Host, [Claim; 2]), StartError> {
     let roots = Roots::default();
     let machine = Machine::read(&roots)?;
-    let cgroups = Cgroups::detect(&roots)?;
+    let cgroups = CgroupHierarchies::detect(&roots)?;
     check(config, &machine, &cgroups)?;
     check_tunables(config, &roots.proc.join("sys"))?;
     let node_name = node::name(&args.hostname_override).map_err(StartError::Refused)?;
@@ -58,7 +58,11 @@ pub(super) fn prepare(
 }
 
 /// Refuses the start on a machine that the configuration does not allow.
-fn check(config: &KubeletConfiguration, machine: &Machine, cgroups: &Cgroups) -> Result<(), StartError> {
+fn check(
+    config: &KubeletConfiguration,
+    machine: &Machine,
+    cgroups: &CgroupHierarchies,
+) -> Result<(), StartError> {
     if config.fail_cgroup_v1 && !cgroups.version.is_v2() {
         return Err(StartError::Refused(format!(
             "this machine uses cgroup {}, which failCgroupV1 forbids: set failCgroupV1: false or --fail-cgroupv1=false",
@@ -155,8 +159,11 @@ mod tests {
                 swap_bytes: 0,
                 kernel: String::new(),
             };
-            let cgroups =
-                Cgroups { root: PathBuf::new(), version, controllers: std::collections::BTreeMap::new() };
+            let cgroups = CgroupHierarchies {
+                root: PathBuf::new(),
+                version,
+                controllers: std::collections::BTreeMap::new(),
+            };
             check(&config, &machine, &cgroups).err().map(|error| error.to_string())
         };
         assert_eq!(refused(Version::V2, true, false, "LimitedSwap"), None);

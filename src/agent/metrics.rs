@@ -127,6 +127,12 @@ fn node(handles: &Handles, page: &mut Page) {
         .series(&[("version", env!("CARGO_PKG_VERSION"))], 1.0);
     let version = if handles.cgroups == "v2" { 2.0 } else { 1.0 };
     page.gauge("kubelet_cgroup_version", "The version of the node's cgroups.", version);
+    if let Some((min, low)) = handles.pod_cgroups.protected_memory() {
+        let help = "Memory that is protected for Guaranteed pods.";
+        page.gauge("kubelet_memory_qos_node_memory_min_bytes", help, min as f64);
+        let help = "Memory that is protected for Burstable pods unless the node needs it.";
+        page.gauge("kubelet_memory_qos_node_memory_low_bytes", help, low as f64);
+    }
     page.counter(
         "coracle_events_dropped_total",
         "Events that were dropped because the recorder's queue was full.",

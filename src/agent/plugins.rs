@@ -3,19 +3,22 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::rooms::Rooms;
+use super::supervise::Supervisor;
 use crate::claims::{Claims, names};
 use crate::devices::{self, Devices};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
+use crate::model::reasons;
 use crate::plugins::{self, Handler, Handlers, Plugins};
 use crate::sync::view::View;
 use crate::transport::rpc_server;
 use crate::util::mailbox::Post;
 use crate::util::stop::StopToken;
-use crate::util::threads::OnDeath;
-use crate::volumes::csi::{NodeObjects, Registry};
+use crate::util::threads::Running;
+use crate::volumes::csi::{NodeObjects, Registry, VisitSettings, Visits};
 
 /// The directory below the root directory in which the sockets of plugins are.
 const DIRECTORY: &str = "plugins_registry";
@@ -28,18 +31,24 @@ pub(super) struct Registrations {
     _server: Option<rpc_server::Server>,
     /// `None`: the directory could not be made.
     _watcher: Option<Plugins>,
+    /// `None`: the thread could not be started.
+    _visits: Option<Running>,
 }
 
 impl Registrations {
-    /// Opens both. Without them pods that need no plugin run.
-    /// `objects`: what the API server shows of CSI drivers, if there is one.
+    /// Opens both, and starts the visits of CSI drivers. Without them pods that need no plugin run.
+    /// `objects`: what the API server shows of CSI drivers, if there is one. `period`:
+    /// `volumeStatsAggPeriod`, if volumes are measured.
     pub(super) fn open(
         root_dir: &Path,
         rooms: &Rooms,
         objects: Option<NodeObjects>,
-        on_death: OnDeath,
+        period: Option<Duration>,
+        supervisor: &Supervisor,
     ) -> Registrations {
         let registry = Arc::clone(rooms.volumes.drivers());
+        let objects = objects.map(Arc::new);
+        let visits = visits(rooms, objects.clone(), period).spawn(supervisor.on_death());
         let failed =
             |what: &'static str| move |error: &io::Error| log::error!("{what} cannot register: {error}");
         let server = devices::serve(&rooms.devices, &root_dir.join(devices::DIRECTORY));
@@ -54,12 +63,13 @@ impl Registrations {
             Handlers::from([(plugins::DEVICE, devices), (plugins::CSI, csi), (plugins::DRA, claims)]);
         let (directory, listing) = (root_dir.join(DIRECTORY), rooms.plugins.clone());
         let settings = plugins::Settings { directory, handlers, listing };
-        let watcher = Plugins::start(settings, on_death);
+        let watcher = Plugins::start(settings, supervisor.on_death());
         Registrations {
             devices: rooms.devices.clone(),
             claims: rooms.claims.clone(),
             _server: server.inspect_err(failed("device plugins")).ok(),
             _watcher: watcher.inspect_err(failed("plugins")).ok(),
+            _visits: visits.inspect_err(|error| log::error!("CSI drivers measure no volumes: {error}")).ok(),
         }
     }
 
@@ -70,6 +80,23 @@ impl Registrations {
         devices.stop();
         claims.shut_down();
     }
+}
+
+/// The visits of CSI drivers. A volume that its driver calls abnormal has an event of its pod.
+fn visits(rooms: &Rooms, objects: Option<Arc<NodeObjects>>, period: Option<Duration>) -> Visits {
+    let registry = Arc::clone(rooms.volumes.drivers());
+    let announce = objects.map(|objects| {
+        let announce = move |stop: &StopToken| objects.announce(&registry, stop);
+        Box::new(announce) as Box<dyn Fn(&StopToken) -> Result<(), String> + Send + Sync>
+    });
+    let (view, events) = (rooms.view.clone(), rooms.events.clone());
+    let abnormal = move |uid: &PodUid, volume: &str, text: &str| {
+        let snapshot = view.get();
+        if let Some(pod) = snapshot.pods.get(uid).and_then(|entry| entry.any_pod()) {
+            events.warning(pod, reasons::VOLUME_CONDITION_ABNORMAL, format!("Volume {volume}: {text}"));
+        }
+    };
+    rooms.volumes.visits(VisitSettings { period, announce, abnormal: Box::new(abnormal) })
 }
 
 /// Device plugins whose socket is in `plugins_registry`.
@@ -122,7 +149,7 @@ impl Handler for ClaimDrivers {
 /// CSI drivers.
 struct CsiDrivers {
     registry: Arc<Registry>,
-    objects: Option<NodeObjects>,
+    objects: Option<Arc<NodeObjects>>,
 }
 
 impl CsiDrivers {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -15,16 +16,17 @@ use crate::model::quantity::{Amount, amount};
 use crate::model::requests::{Overhead, pod_limits};
 use crate::observe::Observe;
 use crate::resources::Roots;
-use crate::resources::stats::{self, Collector, VolumeAt, Wanted};
+use crate::resources::stats::sample::FileSystem;
+use crate::resources::stats::{self, Collector, DriverNumbers, VolumeAt, Wanted};
 use crate::server::Detail;
 use crate::sync::view::View;
 use crate::util::metrics::{Page, Type};
 use crate::volumes::Volumes;
+use crate::volumes::csi::{OfPod, VolumeStats};
 
 /// Makes the collector, which reads only on request.
 pub(super) fn collector(context: Context<'_>, rooms: &Rooms) -> Collector {
     let Context { args, config, host, .. } = context;
-    let period = config.volume_stats_agg_period.to_std();
     let settings = stats::Settings {
         node: host.node_name.clone(),
         roots: Roots::default(),
@@ -38,7 +40,7 @@ pub(super) fn collector(context: Context<'_>, rooms: &Rooms) -> Collector {
         ],
         started: Timestamp::now(),
         reserved_memory: reserved_memory(config),
-        volume_period: (config.volume_stats_agg_period > crate::config::GoDuration::ZERO).then_some(period),
+        volume_period: volume_period(config),
     };
     let (listed, cached) = (rooms.observe.clone(), rooms.observe.clone());
     let (view, volumes) = (rooms.view.clone(), Arc::clone(&rooms.volumes));
@@ -56,6 +58,12 @@ pub(super) fn collector(context: Context<'_>, rooms: &Rooms) -> Collector {
         runtime: Box::new((rooms.cri.clone(), rooms.images.clone())),
     };
     Collector::new(settings, deps)
+}
+
+/// The time between two measurements of a volume; `None`: volumes are not measured.
+pub(super) fn volume_period(config: &KubeletConfiguration) -> Option<Duration> {
+    let period = config.volume_stats_agg_period;
+    (period > crate::config::GoDuration::ZERO).then(|| period.to_std())
 }
 
 /// The memory that pods may not use, as a cgroup of all pods would be limited
@@ -97,18 +105,27 @@ fn volumes_of(view: &View, volumes: &Volumes, uid: &PodUid) -> Vec<VolumeAt> {
         return Vec::new();
     }
     let Some(pod) = pod_of(view, uid) else { return Vec::new() };
+    let of_drivers = volumes.of_drivers(uid);
     let of = |volume: &Volume| {
         let mounted = mounted.iter().find(|mounted| mounted.volume == volume.name)?;
-        measurement(volume, mounted, pod.name())
+        let of_driver = of_drivers.iter().find(|one| one.volume == volume.name);
+        measurement(volume, mounted, of_driver, pod.name())
     };
     pod.spec().volumes.iter().flatten().filter_map(of).collect()
 }
 
 /// How a volume's usage is measured; `None`: it is not measured.
-fn measurement(volume: &Volume, mounted: &MountedVolume, pod: &str) -> Option<VolumeAt> {
-    // Directories of the node, images, and block devices.
-    let is_device = mounted.host_path.starts_with("/dev");
-    if volume.host_path.is_some() || volume.image.is_some() || is_device {
+fn measurement(
+    volume: &Volume,
+    mounted: &MountedVolume,
+    of_driver: Option<&OfPod>,
+    pod: &str,
+) -> Option<VolumeAt> {
+    let driver = of_driver.and_then(|one| one.stats.as_ref()).map(|(at, stats)| numbers(*at, stats));
+    // Directories of the node, images, and block devices that no driver measures.
+    let has_sizes = driver.as_ref().is_some_and(|numbers| numbers.space.is_some());
+    let is_device = of_driver.is_some_and(|one| one.is_block) || mounted.host_path.starts_with("/dev");
+    if volume.host_path.is_some() || volume.image.is_some() || (is_device && !has_sizes) {
         return None;
     }
     let claimed = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.clone());
@@ -127,7 +144,27 @@ fn measurement(volume: &Volume, mounted: &MountedVolume, pod: &str) -> Option<Vo
         walk: empty_dir.is_some() || files,
         ephemeral: on_disk || volume.config_map.is_some(),
         claim,
+        driver,
     })
+}
+
+/// The numbers of a CSI driver. Negative ones are unknown.
+fn numbers(at: Timestamp, stats: &VolumeStats) -> DriverNumbers {
+    let number = |value: i64| u64::try_from(value).ok();
+    let mut space = FileSystem { at, ..FileSystem::default() };
+    if let Some(bytes) = &stats.bytes {
+        (space.capacity, space.available) = (number(bytes.total), number(bytes.available));
+        space.used = number(bytes.used);
+    }
+    if let Some(inodes) = &stats.inodes {
+        (space.inodes, space.inodes_free) = (number(inodes.total), number(inodes.available));
+        space.inodes_used = number(inodes.used);
+    }
+    let has_sizes = stats.bytes.is_some() || stats.inodes.is_some();
+    DriverNumbers {
+        space: has_sizes.then_some(space),
+        abnormal: stats.condition.as_ref().map(|(abnormal, _)| *abnormal),
+    }
 }
 
 /// `/stats/summary`, in JSON.
@@ -203,6 +240,7 @@ pub(super) fn left(until: Option<f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::volumes::csi::Usage;
     use serde_json::{Value, json};
 
     #[test]
@@ -226,13 +264,38 @@ mod tests {
             let mut volume = source.clone();
             volume["name"] = json!("v");
             let volume: Volume = serde_json::from_value(volume).unwrap();
-            let found = measurement(&volume, &mounted, "p");
+            let found = measurement(&volume, &mounted, None, "p");
             let found = found.as_ref().map(|at| (at.walk, at.ephemeral, at.claim.as_deref()));
             assert_eq!(found, expected, "{source}");
         }
+        assert_driver_measures(&mounted);
         assert_eq!(left(None), f64::INFINITY);
         let soon = Timestamp::now().as_second() as f64 + 100.0;
         assert!((90.0..101.0).contains(&left(Some(soon))));
+    }
+
+    /// With and without numbers of its driver.
+    fn assert_driver_measures(mounted: &MountedVolume) {
+        let volume = json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}});
+        let volume: Volume = serde_json::from_value(volume).unwrap();
+        let usage = Usage { available: -1, total: 5, used: 2 };
+        let stats = VolumeStats { bytes: Some(usage), inodes: None, condition: Some((true, "x".into())) };
+        let known = Some((Timestamp::now(), Arc::new(stats)));
+        for (is_block, stats, expected) in [
+            (false, None, Some(None)),
+            (true, None, None),
+            (true, known.clone(), Some(Some((Some(5), None, Some(true))))),
+            (false, known, Some(Some((Some(5), None, Some(true))))),
+        ] {
+            let of_driver = OfPod { volume: "v".to_owned(), is_block, stats };
+            let found = measurement(&volume, mounted, Some(&of_driver), "p");
+            let found = found.map(|at| {
+                let numbers = at.driver?;
+                let space = numbers.space?;
+                Some((space.capacity, space.available, numbers.abnormal))
+            });
+            assert_eq!(found, expected);
+        }
     }
 
     #[test]

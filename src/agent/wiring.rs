@@ -110,6 +110,10 @@ pub(super) fn start(
     let pod_api = cluster.as_ref().map(|cluster| cluster.pod_api.clone());
     let (rooms, event_queue) = rooms::make(context, client.as_ref(), (pod_api, local), verdicts)?;
 
+    if let Some(cluster) = cluster.as_ref().filter(|_| config.enable_controller_attach_detach) {
+        rooms.volumes.wait_for_attachment(cluster.attached_volumes());
+    }
+
     let inboxes = Inboxes { event_queue, from_probes, from_objects };
     let (mut threads, thread_handles) = start_threads(context, &rooms, cluster, serving, inboxes)?;
     let handles = Handles::new(context, &rooms, thread_handles, client.clone(), flags);
@@ -121,7 +125,8 @@ pub(super) fn start(
     threads.push(server);
     let pod_resources = pod_resources::serve(&args.root_dir, &rooms);
     let objects = client.as_ref().map(|client| NodeObjects::new(client, &host.node_name));
-    let registrations = Registrations::open(&args.root_dir, &rooms, objects, supervisor.on_death());
+    let registrations =
+        Registrations::open(&args.root_dir, &rooms, objects, stats::volume_period(config), supervisor);
     rooms.runtime.check_resolv_conf();
     raise_start_events(&rooms.events, host.cgroups.version.is_v2());
     log::info!("node {} is up after {:?}", host.node_name, started.elapsed());

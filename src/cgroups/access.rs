@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use super::dir::{Dir, text};
 use super::error::CgroupError;
@@ -15,6 +16,7 @@ use super::units;
 use super::values::Values;
 use super::{v1, v2};
 use crate::model::ids::PodUid;
+use crate::model::metrics::CGROUP_OPERATIONS;
 use crate::model::pod::QosClass;
 use crate::util::cgroup_mounts::{Hierarchy, MountError, Mounts, Version};
 use crate::util::stop::StopToken;
@@ -65,6 +67,24 @@ pub struct PodCgroup {
     /// The tier in which it is.
     pub class: QosClass,
     directory: String,
+}
+
+/// Counts the duration of an operation, also of one that fails.
+struct Timer {
+    operation: &'static str,
+    begun: Instant,
+}
+
+impl Timer {
+    fn start(operation: &'static str) -> Timer {
+        Timer { operation, begun: Instant::now() }
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        CGROUP_OPERATIONS.took([self.operation], self.begun.elapsed());
+    }
 }
 
 impl Cgroups {
@@ -154,6 +174,7 @@ impl Cgroups {
     /// When it cannot be made.
     pub fn make(&self, name: &Name, values: &Values, stop: &StopToken) -> Result<Outcome, CgroupError> {
         self.own(name)?;
+        let _timer = Timer::start("create");
         let mut systemd = self.systemd(stop)?;
         if let Some(systemd) = &mut systemd {
             self.sent.forget(&name.slice());
@@ -177,6 +198,7 @@ impl Cgroups {
     /// When the cgroup is not one of this agent's, or systemd refuses.
     pub fn update(&self, name: &Name, values: &Values, stop: &StopToken) -> Result<Outcome, CgroupError> {
         self.own(name)?;
+        let _timer = Timer::start("update");
         self.change(name, values, stop)
     }
 
@@ -188,6 +210,7 @@ impl Cgroups {
     pub fn limit_daemons(&self, cgroup: &str, values: &Values, stop: &StopToken) -> Result<(), CgroupError> {
         let name = Name::parse_literal(cgroup, self.layout.driver())?;
         self.check(&name)?;
+        let _timer = Timer::start("update");
         self.change(&name, values, stop)?.complete().map(drop)
     }
 
@@ -283,6 +306,7 @@ impl Cgroups {
         stop: &StopToken,
     ) -> Result<(), CgroupError> {
         let Some((name, above)) = directories.split_last() else { return Ok(()) };
+        let _timer = Timer::start("destroy");
         let mut doomed = Vec::new();
         for hierarchy in &self.mounts.hierarchies {
             let path = format!("{}/{}", hierarchy.mount.display(), directories.join("/"));

@@ -1,9 +1,7 @@
 //! Values as texts of the kernel's files, and back (pure).
 
-use super::values::{
-    DEFAULT_PERIOD, HugePages, Quota, UNLIMITED_HUGE_PAGES, Values, cpus, page_size_name, shares_of_weight,
-    weight,
-};
+use super::values::{DEFAULT_PERIOD, HugePages, Quota, UNLIMITED_HUGE_PAGES, Values, cpus, page_size_name};
+use crate::model::cpu_shares::{shares_of_weight, weight};
 use crate::util::cgroup_mounts::Version;
 
 /// One text for one file.

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 
 use crate::model::quantity::Amount;
 
-use super::values::{HugePages, Values, shares};
+use super::values::{HugePages, Values};
+use crate::model::cpu_shares::shares;
 
 /// What the machine has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

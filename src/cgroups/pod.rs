@@ -8,7 +8,8 @@ use crate::model::pod::{Pod, QosClass, is_sidecar, limit};
 use crate::model::quantity::{Amount, amount};
 use crate::model::requests::{Amounts, Overhead, pod_limits, pod_requests};
 
-use super::values::{HugePages, MIN_SHARES, Quota, Values, millicores_of_shares, quota, shares};
+use super::values::{HugePages, Quota, Values, quota};
+use crate::model::cpu_shares::{MIN_SHARES, millicores_of_shares, shares};
 
 /// What the configuration says about the cgroups of pods.
 #[derive(Debug, Clone, PartialEq, Eq)]

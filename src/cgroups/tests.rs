@@ -9,6 +9,7 @@ use super::names::{Driver, Layout, Name};
 use super::values::{HugePages, Quota, Values};
 use super::{CgroupError, Cgroups};
 use crate::model::ids::PodUid;
+use crate::model::metrics::CGROUP_OPERATIONS;
 use crate::model::pod::QosClass;
 use crate::util::cgroup_mounts::{Hierarchy, Mounts, Version};
 use crate::util::stop::{self, StopToken};
@@ -495,4 +496,19 @@ impl Drop for Cleanup {
             }
         }
     }
+}
+
+#[test]
+fn durations_of_operations_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let all = cgroups(fake::v1(dir.path(), &ALONE), "");
+    let name = pod(&all, "counted");
+    let count = |operation| CGROUP_OPERATIONS.count([operation]);
+    let before = ["create", "update", "destroy"].map(count);
+    all.make(&name, &values(), &never()).unwrap();
+    all.update(&name, &values(), &never()).unwrap();
+    // Files of a plain directory keep it from being removed, and failures count too.
+    let _ = all.remove_pod(&name, &never());
+    let after = ["create", "update", "destroy"].map(count);
+    assert!(after.iter().zip(before).all(|(after, before)| *after > before), "{before:?} {after:?}");
 }

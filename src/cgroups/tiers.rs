@@ -4,7 +4,8 @@ use crate::model::pod::{Pod, QosClass};
 use crate::model::requests::{Overhead, pod_requests};
 
 use super::pod::Reservation;
-use super::values::{HugePages, MIN_SHARES, Values, shares};
+use super::values::{HugePages, Values};
+use crate::model::cpu_shares::{MIN_SHARES, shares};
 
 /// What the configuration says about the tiers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

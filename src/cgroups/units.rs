@@ -1,7 +1,8 @@
 //! Cgroups as slices of systemd: their properties (pure; github.com/opencontainers/cgroups systemd).
 
 use super::names::Name;
-use super::values::{Quota, Values, cpus, rounded_for_systemd, weight};
+use super::values::{Quota, Values, cpus, rounded_for_systemd};
+use crate::model::cpu_shares::weight;
 use crate::transport::dbus::wire::Value;
 use crate::util::cgroup_mounts::Version;
 

@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 
-/// The least CPU shares of the kernel.
-pub const MIN_SHARES: u64 = 2;
-/// The most CPU shares of the kernel.
-pub const MAX_SHARES: u64 = 262_144;
+use crate::model::cpu_shares::MIN_SHARES;
+
 /// The CFS period of the kernel and the configuration, in microseconds.
 pub const DEFAULT_PERIOD: u64 = 100_000;
 /// The kernel refuses a shorter CFS quota, in microseconds.
@@ -94,36 +92,6 @@ impl Values {
     }
 }
 
-/// CPU shares of a request in millicores (kubelet: pkg/kubelet/cm `MilliCPUToShares`).
-#[must_use]
-pub fn shares(millicores: i64) -> u64 {
-    let shares = u64::try_from(millicores).unwrap_or(0).saturating_mul(1024) / 1000;
-    shares.clamp(MIN_SHARES, MAX_SHARES)
-}
-
-/// The request in millicores of CPU shares, rounded up; 0 below the least (`SharesToMilliCPU`).
-#[must_use]
-pub fn millicores_of_shares(shares: u64) -> i64 {
-    if shares < MIN_SHARES {
-        return 0;
-    }
-    i64::try_from(shares.saturating_mul(1000).div_ceil(1024)).unwrap_or(i64::MAX)
-}
-
-/// `cpu.weight` of CPU shares: linear, as the kubelet does it (`getCPUWeight`). Runtimes convert
-/// the shares of containers with another curve.
-#[must_use]
-pub fn weight(shares: u64) -> u64 {
-    let shares = shares.clamp(MIN_SHARES, MAX_SHARES);
-    1 + (shares - MIN_SHARES) * 9999 / (MAX_SHARES - MIN_SHARES)
-}
-
-/// CPU shares of a `cpu.weight` (`cpuWeightToCPUShares`).
-#[must_use]
-pub fn shares_of_weight(weight: u64) -> u64 {
-    (weight.clamp(1, 10_000) - 1) * (MAX_SHARES - MIN_SHARES) / 9999 + MIN_SHARES
-}
-
 /// The CFS quota of a limit in millicores, in microseconds; `None` without a limit
 /// (`MilliCPUToQuota`).
 #[must_use]
@@ -192,31 +160,6 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn shares_and_weights() {
-        for (milli, expected, as_weight) in [
-            (0, 2, 1),
-            (-5, 2, 1),
-            (1, 2, 1),
-            (100, 102, 4),
-            (500, 512, 20),
-            (1000, 1024, 39),
-            (2000, 2048, 79),
-            (256_000, 262_144, 10_000),
-            (i64::MAX, 262_144, 10_000),
-        ] {
-            assert_eq!((shares(milli), weight(shares(milli))), (expected, as_weight), "{milli}");
-        }
-        for (weight, expected) in
-            [(1, 2), (20, 500), (39, 998), (10_000, 262_144), (0, 2), (u64::MAX, 262_144)]
-        {
-            assert_eq!(shares_of_weight(weight), expected, "{weight}");
-        }
-        for (shares, milli) in [(0, 0), (2, 2), (102, 100), (512, 500), (1024, 1000), (262_144, 256_000)] {
-            assert_eq!(millicores_of_shares(shares), milli, "{shares}");
-        }
-    }
-
-    #[test]
     fn quotas() {
         for (milli, period, expected) in [
             (0, 100_000, None),
@@ -272,8 +215,6 @@ mod tests {
     proptest! {
         #[test]
         fn every_number_is_within_the_limits_of_the_kernel(milli: i64, period: u64, time: i64, any: u64) {
-            prop_assert!((MIN_SHARES..=MAX_SHARES).contains(&shares(milli)));
-            prop_assert!((1..=10_000).contains(&weight(any)));
             if let Some(time) = quota(milli, period) {
                 prop_assert!((MIN_QUOTA..=MAX_QUOTA).contains(&time));
             }
@@ -283,7 +224,6 @@ mod tests {
             if time > 0 && time <= MAX_QUOTA && (1000..=1_000_000).contains(&period) {
                 prop_assert!(rounded.microseconds.is_some_and(|rounded| rounded >= time));
             }
-            let _ = millicores_of_shares(any);
             let _ = page_size_name(any);
         }
     }

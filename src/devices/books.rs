@@ -12,7 +12,7 @@ use super::choose::{Choice, Ids, Offer, Preference, Question, choose};
 use super::device::{DeviceId, DeviceList, Granted, PluginOptions};
 use super::error::DeviceError;
 use super::holds::{Hold, HoldState, Holds};
-use super::requests::{Kind, Wish, Wishes};
+use super::requests::{ContainerRequest, Kind, PodRequest};
 use crate::model::ids::PodUid;
 use crate::model::numa::NumaMask;
 
@@ -263,8 +263,8 @@ impl Books {
     }
 
     /// The limits of a container for which there are devices.
-    pub(super) fn wanted<'a>(&self, wish: &'a Wish) -> Vec<(&'a String, u64)> {
-        let limits = wish.limits.iter().map(|(name, count)| (name, *count));
+    pub(super) fn wanted<'a>(&self, request: &'a ContainerRequest) -> Vec<(&'a String, u64)> {
+        let limits = request.limits.iter().map(|(name, count)| (name, *count));
         limits.filter(|(name, _)| self.is_known(name)).collect()
     }
 
@@ -287,13 +287,13 @@ impl Books {
     /// When there are not enough devices. What was reserved for the pod before stays.
     pub fn reserve(
         &mut self,
-        pod: &Wishes,
+        pod: &PodRequest,
         container: &str,
         nodes: Option<NumaMask>,
         keeps: bool,
     ) -> Result<(), DeviceError> {
-        let Some(wish) = pod.container(container) else { return Ok(()) };
-        for (resource, count) in self.wanted(wish) {
+        let Some(request) = pod.container(container) else { return Ok(()) };
+        for (resource, count) in self.wanted(request) {
             let held = self.holds.get(&pod.uid, container, resource);
             if let Some(hold) = held
                 && hold.devices.len() as u64 != count
@@ -359,7 +359,7 @@ impl Books {
     /// When the reservation does not exist any more, or the plugin has ended.
     pub fn step(
         &mut self,
-        pod: &Wishes,
+        pod: &PodRequest,
         container: &str,
         resource: &str,
         answer: Option<Ids>,
@@ -401,8 +401,8 @@ impl Books {
 
     /// `container` now has `new` in the place of `old`. Later containers of the pod that had reserved
     /// one of the new ones get one of the old ones; those of an init container can be reused.
-    fn exchange(&mut self, pod: &Wishes, container: &str, resource: &str, old: &Ids, new: &Ids) {
-        if pod.container(container).is_none_or(|wish| wish.kind == Kind::Init) {
+    fn exchange(&mut self, pod: &PodRequest, container: &str, resource: &str, old: &Ids, new: &Ids) {
+        if pod.container(container).is_none_or(|request| request.kind == Kind::Init) {
             return;
         }
         let other = |uid: &PodUid, name: &str, _: &Hold| *uid != pod.uid || name != container;
@@ -410,8 +410,8 @@ impl Books {
         let mut spare: Vec<DeviceId> =
             old.iter().filter(|id| !new.contains(*id) && !taken.contains(*id)).cloned().collect();
         let devices = self.resources.get(resource).map(|known| &known.devices);
-        for wish in pod.containers.iter().skip_while(|wish| wish.container != container).skip(1) {
-            let hold = self.holds.get_mut(&pod.uid, &wish.container, resource);
+        for request in pod.containers.iter().skip_while(|request| request.container != container).skip(1) {
+            let hold = self.holds.get_mut(&pod.uid, &request.container, resource);
             let Some(hold) = hold.filter(|hold| hold.is_reserved()) else { continue };
             let shared: Vec<DeviceId> = hold.devices.keys().filter(|id| new.contains(*id)).cloned().collect();
             for id in shared {

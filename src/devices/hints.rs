@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::books::{Books, Resource};
 use super::choose::Ids;
-use super::requests::{Wish, Wishes};
+use super::requests::{ContainerRequest, PodRequest};
 use crate::model::numa::{Hint, NumaMask};
 
 /// How many sets of nodes are examined for one request: all of them on up to 12 nodes.
@@ -20,12 +20,12 @@ pub type DeviceHints = BTreeMap<String, Vec<Hint>>;
 impl Books {
     /// Where the devices of a container can come from.
     #[must_use]
-    pub fn hints(&self, pod: &Wishes, container: &str) -> DeviceHints {
-        let Some(wish) = pod.container(container) else { return DeviceHints::new() };
+    pub fn hints(&self, pod: &PodRequest, container: &str) -> DeviceHints {
+        let Some(request) = pod.container(container) else { return DeviceHints::new() };
         let held = |resource: &str| {
             self.holds.get(&pod.uid, container, resource).map(|hold| hold.ids()).unwrap_or_default()
         };
-        let wanted = self.wanted(wish).into_iter();
+        let wanted = self.wanted(request).into_iter();
         wanted
             .filter_map(|(resource, count)| {
                 let reusable = self.holds.reusable(pod, container, resource);
@@ -36,8 +36,8 @@ impl Books {
 
     /// Where the devices of all containers of a pod can come from.
     #[must_use]
-    pub fn pod_hints(&self, pod: &Wishes) -> DeviceHints {
-        let all = |_: &Wish| true;
+    pub fn pod_hints(&self, pod: &PodRequest) -> DeviceHints {
+        let all = |_: &ContainerRequest| true;
         let mut hints = DeviceHints::new();
         for resource in pod.resources().into_iter().filter(|name| self.is_known(name)) {
             let holds = self.holds.pod(&pod.uid).into_iter().flat_map(BTreeMap::values);

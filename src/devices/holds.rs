@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::choose::Ids;
 use super::device::{DeviceId, Granted};
-use super::requests::{Kind, Wishes};
+use super::requests::{Kind, PodRequest};
 use crate::model::ids::PodUid;
 use crate::model::numa::NumaMask;
 
@@ -124,11 +124,11 @@ impl Holds {
     /// The devices of earlier init containers that a container can have as well: those that no
     /// container has that runs at the same time.
     #[must_use]
-    pub fn reusable(&self, pod: &Wishes, container: &str, resource: &str) -> Ids {
+    pub fn reusable(&self, pod: &PodRequest, container: &str, resource: &str) -> Ids {
         let mut ids = Ids::new();
-        for wish in pod.containers.iter().take_while(|wish| wish.container != container) {
-            let Some(hold) = self.get(&pod.uid, &wish.container, resource) else { continue };
-            match wish.kind {
+        for request in pod.containers.iter().take_while(|request| request.container != container) {
+            let Some(hold) = self.get(&pod.uid, &request.container, resource) else { continue };
+            match request.kind {
                 Kind::Init => ids.extend(hold.devices.keys().cloned()),
                 Kind::Lasting => ids.retain(|id| !hold.devices.contains_key(id)),
             }

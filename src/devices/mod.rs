@@ -42,7 +42,7 @@ pub use names::{
     CHECKPOINT, DIRECTORY, SOCKET, VERSION, check_request, check_watched, is_extended_resource, socket,
 };
 pub use options::{Conflict, ResourceHealth, merge};
-pub use requests::{Kind, Wish, Wishes};
+pub use requests::{ContainerRequest, Kind, PodRequest};
 pub use server::serve;
 pub use service::{Change, Devices, Found, OnChange, Registered, Settings};
 pub use wait::{Readiness, WAIT_LIMIT, Waiting};

@@ -17,7 +17,7 @@ pub enum Kind {
 
 /// The limits of one container.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wish {
+pub struct ContainerRequest {
     /// The name of the container.
     pub container: String,
     /// Its life.
@@ -28,27 +28,27 @@ pub struct Wish {
 
 /// The limits of a pod's containers, init containers first.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wishes {
+pub struct PodRequest {
     /// The pod.
     pub uid: PodUid,
     /// Its containers in their order.
-    pub containers: Vec<Wish>,
+    pub containers: Vec<ContainerRequest>,
 }
 
-impl Wishes {
+impl PodRequest {
     /// Of this pod. Resources of the kubelet itself (`cpu`, `memory` and so on, names without a
     /// domain) are left out, and resources that come from claims.
     #[must_use]
-    pub fn of(pod: &Pod) -> Wishes {
+    pub fn of(pod: &Pod) -> PodRequest {
         let last_init = pod.init_containers().len();
-        let wish = |(index, container): (usize, &crate::model::api::Container)| {
+        let request = |(index, container): (usize, &crate::model::api::Container)| {
             let is_init = index < last_init && !is_sidecar(container);
             let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
             let limits = limits
                 .into_iter()
                 .flatten()
                 .filter(|(name, _)| name.contains('/') && !pod.is_claimed(&container.name, name));
-            Wish {
+            ContainerRequest {
                 container: container.name.clone(),
                 kind: if is_init { Kind::Init } else { Kind::Lasting },
                 limits: limits
@@ -58,29 +58,32 @@ impl Wishes {
                     .collect(),
             }
         };
-        Wishes { uid: pod.uid().clone(), containers: pod.all_containers().enumerate().map(wish).collect() }
+        PodRequest {
+            uid: pod.uid().clone(),
+            containers: pod.all_containers().enumerate().map(request).collect(),
+        }
     }
 
     /// The container with this name.
     #[must_use]
-    pub fn container(&self, name: &str) -> Option<&Wish> {
-        self.containers.iter().find(|wish| wish.container == name)
+    pub fn container(&self, name: &str) -> Option<&ContainerRequest> {
+        self.containers.iter().find(|request| request.container == name)
     }
 
     /// The names of all resources.
     #[must_use]
     pub fn resources(&self) -> BTreeSet<&str> {
-        self.containers.iter().flat_map(|wish| wish.limits.keys()).map(String::as_str).collect()
+        self.containers.iter().flat_map(|request| request.limits.keys()).map(String::as_str).collect()
     }
 
     /// How many devices are in use at once by those containers that `counts` selects (kubelet:
     /// `getPodDeviceRequest`).
     #[must_use]
-    pub fn most(&self, resource: &str, counts: impl Fn(&Wish) -> bool) -> u64 {
+    pub fn most(&self, resource: &str, counts: impl Fn(&ContainerRequest) -> bool) -> u64 {
         let (mut lasting, mut most) = (0_u64, 0_u64);
-        for wish in self.containers.iter().filter(|wish| counts(wish)) {
-            let wanted = wish.limits.get(resource).copied().unwrap_or(0);
-            match wish.kind {
+        for request in self.containers.iter().filter(|request| counts(request)) {
+            let wanted = request.limits.get(resource).copied().unwrap_or(0);
+            match request.kind {
                 Kind::Init => most = most.max(lasting.saturating_add(wanted)),
                 Kind::Lasting => lasting = lasting.saturating_add(wanted),
             }

@@ -19,7 +19,7 @@ use super::hints::DeviceHints;
 use super::names;
 use super::options::ResourceHealth;
 use super::pace::Pace;
-use super::requests::Wishes;
+use super::requests::PodRequest;
 use super::wait::Readiness;
 use crate::model::ids::PodUid;
 use crate::model::metrics;
@@ -290,26 +290,26 @@ impl Devices {
     /// Whether a pod should wait for plugins that were there before the start. `running`: its
     /// containers that run.
     #[must_use]
-    pub fn readiness(&self, pod: &Wishes, running: &BTreeSet<String>) -> Readiness {
+    pub fn readiness(&self, pod: &PodRequest, running: &BTreeSet<String>) -> Readiness {
         lock(&self.shared.books).readiness(pod, running, self.shared.settings.wait, Instant::now())
     }
 
     /// Whether the pod has limits for which there are device plugins.
     #[must_use]
-    pub fn concerns(&self, pod: &Wishes) -> bool {
+    pub fn concerns(&self, pod: &PodRequest) -> bool {
         let books = lock(&self.shared.books);
         pod.resources().into_iter().any(|name| books.is_known(name))
     }
 
     /// From which NUMA nodes the devices of a container can come.
     #[must_use]
-    pub fn hints(&self, pod: &Wishes, container: &str) -> DeviceHints {
+    pub fn hints(&self, pod: &PodRequest, container: &str) -> DeviceHints {
         lock(&self.shared.books).hints(pod, container)
     }
 
     /// From which NUMA nodes the devices of all containers of a pod can come.
     #[must_use]
-    pub fn pod_hints(&self, pod: &Wishes) -> DeviceHints {
+    pub fn pod_hints(&self, pod: &PodRequest) -> DeviceHints {
         lock(&self.shared.books).pod_hints(pod)
     }
 
@@ -333,7 +333,7 @@ impl Devices {
     /// When there are not enough devices; the reservations of the pod are removed.
     pub fn reserve(
         &self,
-        pod: &Wishes,
+        pod: &PodRequest,
         container: &str,
         nodes: Option<NumaMask>,
         keeps: bool,
@@ -356,11 +356,11 @@ impl Devices {
     ///
     /// # Errors
     /// When a plugin fails. The pod cannot run: see [`DeviceError::message`].
-    pub fn allocate(&self, pod: &Wishes, stop: &StopToken) -> Result<(), DeviceError> {
-        for wish in &pod.containers {
-            let reserved = lock(&self.shared.books).reserved(&pod.uid, &wish.container);
+    pub fn allocate(&self, pod: &PodRequest, stop: &StopToken) -> Result<(), DeviceError> {
+        for request in &pod.containers {
+            let reserved = lock(&self.shared.books).reserved(&pod.uid, &request.container);
             for resource in reserved {
-                let allocated = self.allocate_one(pod, &wish.container, &resource, stop);
+                let allocated = self.allocate_one(pod, &request.container, &resource, stop);
                 if allocated.is_err() {
                     self.unreserve(&pod.uid);
                 }
@@ -374,7 +374,7 @@ impl Devices {
 
     fn allocate_one(
         &self,
-        pod: &Wishes,
+        pod: &PodRequest,
         container: &str,
         resource: &str,
         stop: &StopToken,
@@ -408,15 +408,15 @@ impl Devices {
     /// When a plugin fails. The container cannot be created now.
     pub fn prepare(
         &self,
-        pod: &Wishes,
+        pod: &PodRequest,
         container: &str,
         is_active: bool,
         stop: &StopToken,
     ) -> Result<Option<Setup>, DeviceError> {
-        let Some(wish) = pod.container(container) else { return Ok(None) };
+        let Some(request) = pod.container(container) else { return Ok(None) };
         let wanted: Vec<String> = {
             let books = lock(&self.shared.books);
-            let wanted = books.wanted(wish).into_iter().filter(|(_, count)| *count > 0);
+            let wanted = books.wanted(request).into_iter().filter(|(_, count)| *count > 0);
             wanted.map(|(resource, _)| resource.clone()).collect()
         };
         let mut is_missing = false;

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::books::Books;
-use super::requests::{Wish, Wishes};
+use super::requests::{ContainerRequest, PodRequest};
 
 /// How long pods wait for plugins after the start of the agent.
 pub const WAIT_LIMIT: Duration = Duration::from_secs(5 * 60);
@@ -54,7 +54,7 @@ impl Books {
     #[must_use]
     pub fn readiness(
         &self,
-        pod: &Wishes,
+        pod: &PodRequest,
         running: &BTreeSet<String>,
         limit: Duration,
         now: Instant,
@@ -63,7 +63,7 @@ impl Books {
         if now >= until {
             return Readiness::Ready;
         }
-        let counts = |wish: &Wish| !running.contains(&wish.container);
+        let counts = |request: &ContainerRequest| !running.contains(&request.container);
         let names = pod.resources().into_iter();
         let missing = names.filter(|name| self.is_outstanding(name) && self.is_short(pod, name, counts));
         let resources: Vec<String> = missing.map(str::to_owned).collect();
@@ -81,8 +81,10 @@ impl Books {
     }
 
     /// Whether an allocation for these containers would fail.
-    fn is_short(&self, pod: &Wishes, resource: &str, counts: impl Fn(&Wish) -> bool) -> bool {
-        let wants = |wish: &Wish| counts(wish) && wish.limits.get(resource).is_some_and(|count| *count > 0);
+    fn is_short(&self, pod: &PodRequest, resource: &str, counts: impl Fn(&ContainerRequest) -> bool) -> bool {
+        let wants = |request: &ContainerRequest| {
+            counts(request) && request.limits.get(resource).is_some_and(|count| *count > 0)
+        };
         if !pod.containers.iter().any(wants) {
             return false;
         }
@@ -90,16 +92,18 @@ impl Books {
         if known.healthy().next().is_none() {
             return true;
         }
-        let held = |wish: &Wish| self.holds.get(&pod.uid, &wish.container, resource);
-        let is_lost =
-            |wish: &Wish| held(wish).is_some_and(|hold| !hold.devices.keys().all(|id| known.is_healthy(id)));
-        if pod.containers.iter().any(|wish| wants(wish) && is_lost(wish)) {
+        let held = |request: &ContainerRequest| self.holds.get(&pod.uid, &request.container, resource);
+        let is_lost = |request: &ContainerRequest| {
+            held(request).is_some_and(|hold| !hold.devices.keys().all(|id| known.is_healthy(id)))
+        };
+        if pod.containers.iter().any(|request| wants(request) && is_lost(request)) {
             return true;
         }
         let in_use = self.holds.in_use(resource, |_, _, _| true);
         let free = known.healthy().filter(|id| !in_use.contains(*id)).count() as u64;
-        let last = pod.containers.last().map(|wish| wish.container.as_str()).unwrap_or_default();
+        let last = pod.containers.last().map(|request| request.container.as_str()).unwrap_or_default();
         let reusable = self.holds.reusable(pod, last, resource).len() as u64;
-        pod.most(resource, |wish| counts(wish) && held(wish).is_none()) > free.saturating_add(reusable)
+        pod.most(resource, |request| counts(request) && held(request).is_none())
+            > free.saturating_add(reusable)
     }
 }

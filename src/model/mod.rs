@@ -3,6 +3,7 @@
 
 pub mod checksum;
 pub mod container_memory;
+pub mod cpu_shares;
 pub mod device_setup;
 pub mod event;
 pub mod expand;

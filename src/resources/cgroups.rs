@@ -37,7 +37,7 @@ impl Version {
 
 /// The cgroup file systems of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cgroups {
+pub struct CgroupHierarchies {
     /// Usually `/sys/fs/cgroup`. With version 2 it is mounted here.
     pub root: PathBuf,
     pub version: Version,
@@ -45,23 +45,23 @@ pub struct Cgroups {
     pub controllers: BTreeMap<String, PathBuf>,
 }
 
-impl Cgroups {
+impl CgroupHierarchies {
     /// Reads which hierarchies are mounted, from the mount table: version 1 can be mounted anywhere,
     /// with several controllers together. Without the table they are searched in `/sys/fs/cgroup`.
     pub fn detect(roots: &Roots) -> Result<Self, ResourceError> {
         let root = roots.sys.join("fs/cgroup");
         let table = read(&roots.proc.join("self/mountinfo")).unwrap_or_default();
         match Mounts::parse(&table, &root) {
-            Ok(mounts) => Cgroups::mounted(root, &mounts),
-            Err(_) => Cgroups::named(root),
+            Ok(mounts) => CgroupHierarchies::mounted(root, &mounts),
+            Err(_) => CgroupHierarchies::named(root),
         }
     }
 
     fn mounted(root: PathBuf, mounts: &Mounts) -> Result<Self, ResourceError> {
         if mounts.version == cgroup_mounts::Version::V2 {
-            return Cgroups::second(root);
+            return CgroupHierarchies::second(root);
         }
-        let mut found = Cgroups { root, version: Version::V1, controllers: BTreeMap::new() };
+        let mut found = CgroupHierarchies { root, version: Version::V1, controllers: BTreeMap::new() };
         if let Some(unified) = mounts.of(UNIFIED) {
             found.version = Version::Hybrid;
             found.add(&unified.mount)?;
@@ -73,9 +73,9 @@ impl Cgroups {
 
     fn named(root: PathBuf) -> Result<Self, ResourceError> {
         if root.join(CONTROLLERS).exists() {
-            return Cgroups::second(root);
+            return CgroupHierarchies::second(root);
         }
-        let mut found = Cgroups { root, version: Version::V1, controllers: BTreeMap::new() };
+        let mut found = CgroupHierarchies { root, version: Version::V1, controllers: BTreeMap::new() };
         for dir in list(&found.root)? {
             let at = found.root.join(&dir);
             if at.join(CONTROLLERS).exists() {
@@ -93,7 +93,8 @@ impl Cgroups {
     }
 
     fn second(root: PathBuf) -> Result<Self, ResourceError> {
-        let mut found = Cgroups { root: root.clone(), version: Version::V2, controllers: BTreeMap::new() };
+        let mut found =
+            CgroupHierarchies { root: root.clone(), version: Version::V2, controllers: BTreeMap::new() };
         found.add(&root)?;
         Ok(found)
     }
@@ -135,7 +136,7 @@ mod tests {
     use std::fs;
 
     /// `files` are below `/sys/fs/cgroup`. In the mount table, `SYS` stands for `/sys`.
-    fn detect(dir: &Path, files: &[(&str, &str)], table: &str) -> Result<Cgroups, ResourceError> {
+    fn detect(dir: &Path, files: &[(&str, &str)], table: &str) -> Result<CgroupHierarchies, ResourceError> {
         let roots = Roots { proc: dir.join("proc"), sys: dir.join("sys") };
         let root = roots.sys.join("fs/cgroup");
         fs::create_dir_all(&root).unwrap();
@@ -147,7 +148,7 @@ mod tests {
         fs::create_dir_all(roots.proc.join("self")).unwrap();
         let table = table.replace("SYS", &roots.sys.display().to_string());
         fs::write(roots.proc.join("self/mountinfo"), table).unwrap();
-        Cgroups::detect(&roots)
+        CgroupHierarchies::detect(&roots)
     }
 
     /// The names of directories are those of no distribution: only the table knows the controllers.
@@ -212,7 +213,8 @@ mod tests {
             let path = root.path().join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "").unwrap();
-            let cgroups = Cgroups { root: root.path().to_owned(), version, controllers: BTreeMap::new() };
+            let cgroups =
+                CgroupHierarchies { root: root.path().to_owned(), version, controllers: BTreeMap::new() };
             assert_eq!(cgroups.limits_swap(), expected, "{version:?} {file}");
         }
     }
@@ -238,13 +240,13 @@ mod tests {
         );
         check(&[("other/file", "")], None);
         let nowhere = PathBuf::from("/no/such/root");
-        let none = Cgroups::detect(&Roots { proc: nowhere.clone(), sys: nowhere });
+        let none = CgroupHierarchies::detect(&Roots { proc: nowhere.clone(), sys: nowhere });
         assert!(matches!(none, Err(ResourceError::Io { .. })));
     }
 
     #[test]
     fn names_what_is_missing() {
-        let cgroups = Cgroups {
+        let cgroups = CgroupHierarchies {
             root: PathBuf::new(),
             version: Version::V2,
             controllers: [("cpu".to_owned(), PathBuf::new())].into_iter().collect(),

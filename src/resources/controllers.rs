@@ -1,6 +1,6 @@
 //! Why a cgroup controller is missing, and how to switch it on.
 
-use super::cgroups::{Cgroups, Version};
+use super::cgroups::{CgroupHierarchies, Version};
 use super::kernel_files::{Roots, read};
 
 /// Why a controller is missing.
@@ -19,7 +19,7 @@ enum Cause {
 }
 
 /// What to do so that the controllers `missing` are there.
-pub(super) fn fix(missing: &[&str], cgroups: &Cgroups, roots: &Roots) -> String {
+pub(super) fn fix(missing: &[&str], cgroups: &CgroupHierarchies, roots: &Roots) -> String {
     // Without this file the kernel has a newer form of it, or no cgroups at all.
     let table = read(&roots.proc.join("cgroups")).unwrap_or_default();
     let mut fixes: Vec<String> = Vec::new();
@@ -126,7 +126,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        let cgroups = Cgroups { root: PathBuf::new(), version, controllers: BTreeMap::new() };
+        let cgroups = CgroupHierarchies { root: PathBuf::new(), version, controllers: BTreeMap::new() };
         assert_eq!(fix(missing, &cgroups, &roots), expected);
     }
 

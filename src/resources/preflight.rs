@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use rustix::process::{Resource, getrlimit};
 
-use super::cgroups::{Cgroups, Version};
+use super::cgroups::{CgroupHierarchies, Version};
 use super::kernel_files::{Roots, list, read};
 use super::{controllers, disk, machine, tunables};
 
@@ -150,7 +150,7 @@ fn user(settings: &Settings) -> CheckLine {
 
 fn kernel(settings: &Settings, release: &str) -> CheckLine {
     let version = machine::kernel_version(release);
-    let is_v2 = Cgroups::detect(&settings.roots).is_ok_and(|cgroups| cgroups.version.is_v2());
+    let is_v2 = CgroupHierarchies::detect(&settings.roots).is_ok_and(|cgroups| cgroups.version.is_v2());
     let oldest = if is_v2 { OLDEST_KERNEL_V2 } else { OLDEST_KERNEL };
     if version >= oldest {
         return ok("kernel", format!("Linux {release}"));
@@ -161,7 +161,7 @@ fn kernel(settings: &Settings, release: &str) -> CheckLine {
 
 fn cgroups(settings: &Settings) -> CheckLine {
     let name = "cgroups";
-    let cgroups = match Cgroups::detect(&settings.roots) {
+    let cgroups = match CgroupHierarchies::detect(&settings.roots) {
         Ok(cgroups) => cgroups,
         Err(error) => {
             let fix = "mount the cgroup file system at /sys/fs/cgroup";

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::model::api::{Container, ResourceRequirements};
 use crate::model::container_memory::{SwapLimit, SwapSettings, memory_protection, swap_limit};
+use crate::model::cpu_shares::shares;
 use crate::model::pod::{Pod, QosClass, is_sidecar};
 use crate::model::quantity::{Amount, amount};
 use crate::model::requests::container_requests;
@@ -12,8 +13,6 @@ use crate::transport::generated::runtime::{HugepageLimit, LinuxContainerResource
 
 use super::settings::Settings;
 
-const MIN_SHARES: i64 = 2;
-const MAX_SHARES: i64 = 262_144;
 /// The kernel refuses a shorter CFS quota.
 const MIN_QUOTA_MICROSECONDS: i64 = 1000;
 /// Score of processes that should be killed last.
@@ -22,7 +21,7 @@ const BEST_EFFORT_SCORE: i64 = 1000;
 
 /// Relative CPU weight (cgroup v1 scale) of a request.
 pub fn cpu_shares(millicores: i64) -> i64 {
-    (millicores.max(0).saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
+    i64::try_from(shares(millicores)).unwrap_or(i64::MAX)
 }
 
 /// CFS quota of a limit; 0 (no limit) without one.

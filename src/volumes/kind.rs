@@ -61,6 +61,9 @@ pub trait CsiVolumes: Send + Sync {
     fn kind(&self, pod: &Pod, volume: &str, spec: &Spec) -> Result<Box<dyn VolumeKind>, VolumeError>;
 }
 
+/// The names in `status.volumesAttached` of this node's object; `None`: the object is not known.
+pub type AttachedVolumes = Box<dyn Fn() -> Option<Vec<String>> + Send + Sync>;
+
 /// What a kind of volume does without the volume's source: the other end of its life.
 pub trait VolumeKeeper: Send + Sync {
     /// The directory below `pods/<uid>/volumes` and `pods/<uid>/volumeDevices`, such as

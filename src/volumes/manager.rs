@@ -1,7 +1,7 @@
 //! The state that all operations on volumes share.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,12 @@ use crate::model::mount::MountedVolume;
 use crate::util::error_chain::chain;
 
 use super::actual::Actual;
-use super::csi::{self, Cluster, Csi, CsiSettings, KernelMounter, NoCluster, PodCluster, Registry};
+use super::csi::{
+    self, Cluster, Csi, CsiSettings, FileContext, KernelMounter, NoCluster, OfPod, PodCluster, Registry,
+    VisitSettings, Visits,
+};
 use super::error::VolumeError;
+use super::kind::AttachedVolumes;
 use super::operations::Operations;
 use super::persistent::Kinds;
 use super::progress::Progress;
@@ -102,8 +106,11 @@ impl Volumes {
             Some(api) => Arc::new(PodCluster(api.clone())),
             None => Arc::new(NoCluster),
         };
-        let csi_settings =
-            CsiSettings { root_dir: settings.root_dir.clone(), node_name: settings.node.clone() };
+        let csi_settings = CsiSettings {
+            root_dir: settings.root_dir.clone(),
+            node_name: settings.node.clone(),
+            selinux: FileContext::read(Path::new("/")),
+        };
         let mounter = Arc::new(KernelMounter::new(&settings.root_dir));
         let csi = Arc::new(Csi::new(csi_settings, Arc::new(drivers), cluster, mounter));
         let kinds = Kinds::new(
@@ -138,7 +145,27 @@ impl Volumes {
     /// The volumes that pods use and that a controller may detach, for `node.status.volumesInUse`.
     #[must_use]
     pub fn in_use(&self) -> Vec<String> {
-        self.csi.in_use()
+        let mut names = self.csi.in_use();
+        names.extend(self.kinds.in_use());
+        names
+    }
+
+    /// From now on volumes of iSCSI and FC are set up only once the node's object shows that the
+    /// controller has attached them.
+    pub fn wait_for_attachment(&self, attached: AttachedVolumes) {
+        self.kinds.wait_for_attachment(attached);
+    }
+
+    /// The volumes of CSI drivers of a pod, with the numbers of their drivers.
+    #[must_use]
+    pub fn of_drivers(&self, uid: &PodUid) -> Vec<OfPod> {
+        self.csi.of_pod(uid)
+    }
+
+    /// The visits of CSI drivers, which measure volumes.
+    #[must_use]
+    pub fn visits(&self, settings: VisitSettings) -> Visits {
+        Visits::new(&self.csi, settings)
     }
 
     /// The pods whose volumes could not be removed, with the reason.

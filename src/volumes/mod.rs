@@ -2,7 +2,8 @@
 //!
 //! Owns: everything below `<root-dir>/pods/<uid>/{volumes,volume-subpaths}`, the `ready` markers
 //! beside it, and the removal of directories of pods that are in no source any more. Threads:
-//! `vol/<uid8>` for an operation on a file system that may hang. The pod's worker waits for the
+//! `vol/<uid8>` for an operation on a file system that may hang; `csi` and `csi/visit`, which have CSI
+//! drivers measure their volumes. The pod's worker waits for the
 //! thread up to two minutes, and continues with the pod's other volumes meanwhile. All other calls
 //! block the worker, for a few system calls on the agent's own file system. Invariants: only
 //! volumes that a container refers to are made, each once; a failed volume is not retried before

@@ -111,6 +111,7 @@ fn claim_spec(mode: &str) -> Value {
 fn prepared(name: &str) -> JoinedNode<'static> {
     let mut config = served(shared());
     config["syncFrequency"] = json!("5s");
+    config["volumeStatsAggPeriod"] = json!("5s");
     JoinedNode::prepare(shared(), name, config).start_and_wait()
 }
 
@@ -269,6 +270,53 @@ fn devices_of_claims_keep_their_data_and_volumes_grow_while_they_are_used() {
     delete(&joined, "csib-reader");
     delete(&joined, "csib-grower");
     assert_eq!(driver.calls(&joined, "NodeUnstageVolume"), 3);
+    driver.assert_no_violation(&joined);
+    joined.finish(&[]);
+}
+
+/// The volume of a pod in `/stats/summary`.
+fn measured(joined: &JoinedNode<'_>, pod: &str) -> Option<Value> {
+    let (_, text) = joined.node.read_only("/stats/summary");
+    let summary: Value = serde_json::from_str(&text).ok()?;
+    let pods = summary.get("pods")?.as_array()?;
+    let pod = pods.iter().find(|one| one.pointer("/podRef/name").and_then(Value::as_str) == Some(pod))?;
+    pod.pointer("/volume/0").cloned()
+}
+
+#[test]
+fn volumes_have_the_size_and_health_that_their_driver_reports() {
+    let joined = prepared("csih");
+    let mut driver = Driver::new("csih");
+    driver.start(&joined);
+    driver.claim("csih-device", "Block");
+    driver.claim("csih-unwell", "Filesystem");
+    joined.bind(&with_volume("csih-user", of_claim("csih-device"), true, "true"));
+    joined.bind(&with_volume("csih-patient", of_claim("csih-unwell"), false, "true"));
+    for pod in ["csih-user", "csih-patient"] {
+        joined.wait_ready(pod);
+    }
+    for (pod, claim, abnormal) in [("csih-user", "csih-device", false), ("csih-patient", "csih-unwell", true)]
+    {
+        wait_until(&format!("the health of the volume of {pod}"), LIMIT, || {
+            measured(&joined, pod).is_some_and(|volume| {
+                volume["volumeHealthStats"]["abnormal"] == json!(abnormal)
+                    && volume["pvcRef"]["name"] == json!(claim)
+                    && volume["capacityBytes"].is_u64()
+            })
+        });
+        let labels = format!("namespace=\"default\",persistentvolumeclaim=\"{claim}\"");
+        let series = |name: &str| joined.node.metric(&format!("kubelet_volume_stats_{name}{{{labels}}}"));
+        wait_until(&format!("the metrics of {claim}"), LIMIT, || series("capacity_bytes") > 0.0);
+        assert_eq!(series("health_status_abnormal"), f64::from(u8::from(abnormal)));
+    }
+    wait_until("the event of the volume", LIMIT, || {
+        let expected = ("VolumeConditionAbnormal".to_owned(), "Volume v: a sector is lost".to_owned());
+        joined.events("csih-patient").contains(&expected)
+    });
+    assert!(joined.events("csih-user").iter().all(|(reason, _)| reason != "VolumeConditionAbnormal"));
+    for pod in ["csih-user", "csih-patient"] {
+        delete(&joined, pod);
+    }
     driver.assert_no_violation(&joined);
     joined.finish(&[]);
 }

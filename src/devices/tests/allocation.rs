@@ -37,8 +37,8 @@ fn the_plugin_is_called_as_in_the_recorded_conversation() {
 #[test]
 fn devices_of_init_containers_are_reused_but_not_those_of_sidecars() {
     let mut books = books(PluginOptions::default(), four());
-    let wishes = pod("p", &[("i", Kind::Init, 2), ("main", Kind::Lasting, 1), ("late", Kind::Lasting, 1)]);
-    let calls = allocate(&mut books, &wishes).unwrap();
+    let requests = pod("p", &[("i", Kind::Init, 2), ("main", Kind::Lasting, 1), ("late", Kind::Lasting, 1)]);
+    let calls = allocate(&mut books, &requests).unwrap();
     assert_eq!(calls, ["allocate d1,d2", "allocate d1", "allocate d2"]);
     let sidecar = pod("s", &[("side", Kind::Lasting, 1), ("main", Kind::Lasting, 1)]);
     assert_eq!(allocate(&mut books, &sidecar).unwrap(), ["allocate d3", "allocate d4"]);
@@ -47,8 +47,8 @@ fn devices_of_init_containers_are_reused_but_not_those_of_sidecars() {
 #[test]
 fn a_preference_for_the_init_container_is_followed_by_the_later_ones() {
     let mut books = books(ASKS, four());
-    let wishes = pod("p", &[("i", Kind::Init, 1), ("main", Kind::Lasting, 2)]);
-    let calls = allocate(&mut books, &wishes).unwrap();
+    let requests = pod("p", &[("i", Kind::Init, 1), ("main", Kind::Lasting, 2)]);
+    let calls = allocate(&mut books, &requests).unwrap();
     // The must-include list is what is reused.
     assert_eq!(
         calls,
@@ -59,16 +59,16 @@ fn a_preference_for_the_init_container_is_followed_by_the_later_ones() {
 #[test]
 fn a_preference_for_a_device_that_a_later_container_has_reserved_exchanges_them() {
     let mut books = books(ASKS, four());
-    let wishes = pod("p", &[("a", Kind::Lasting, 2), ("b", Kind::Lasting, 1), ("c", Kind::Lasting, 1)]);
+    let requests = pod("p", &[("a", Kind::Lasting, 2), ("b", Kind::Lasting, 1), ("c", Kind::Lasting, 1)]);
     for name in ["a", "b", "c"] {
-        books.reserve(&wishes, name, None, false).unwrap();
+        books.reserve(&requests, name, None, false).unwrap();
     }
     assert_eq!(
         (held(&books, "p", "a").join(","), held(&books, "p", "c")),
         ("d1,d2".into(), vec!["d4".into()])
     );
     let preferred = ids(&["d3", "d4"]);
-    let step = books.step(&wishes, "a", WIDGET, Some(preferred)).unwrap();
+    let step = books.step(&requests, "a", WIDGET, Some(preferred)).unwrap();
     assert_eq!(step, Step::Allocate(vec!["d3".into(), "d4".into()]));
     let all: Ids =
         ["a", "b", "c"].iter().flat_map(|name| held(&books, "p", name)).map(DeviceId::from).collect();
@@ -199,13 +199,13 @@ fn hints_prefer_the_smallest_sets_of_nodes() {
 fn hints_of_a_pod_count_what_is_in_use_at_once() {
     let devices = list(&[("a", true, &[0]), ("b", true, &[1]), ("c", true, &[1])]);
     let mut books = books(PluginOptions::default(), devices);
-    let wishes = pod("p", &[("i", Kind::Init, 2), ("a", Kind::Lasting, 1), ("b", Kind::Lasting, 1)]);
-    assert_eq!(wishes.most(WIDGET, |_| true), 2);
-    assert_eq!(books.pod_hints(&wishes)[WIDGET].len(), 2);
+    let requests = pod("p", &[("i", Kind::Init, 2), ("a", Kind::Lasting, 1), ("b", Kind::Lasting, 1)]);
+    assert_eq!(requests.most(WIDGET, |_| true), 2);
+    assert_eq!(books.pod_hints(&requests)[WIDGET].len(), 2);
     for name in ["i", "a", "b"] {
-        books.reserve(&wishes, name, Some(NumaMask::of([1])), false).unwrap();
+        books.reserve(&requests, name, Some(NumaMask::of([1])), false).unwrap();
     }
-    let hints = books.pod_hints(&wishes);
+    let hints = books.pod_hints(&requests);
     assert_eq!(hints[WIDGET].iter().filter(|hint| hint.preferred).count(), 1);
     let plain = list(&[("a", true, &[])]);
     books.listed(WIDGET, 1, plain).unwrap();
@@ -213,7 +213,7 @@ fn hints_of_a_pod_count_what_is_in_use_at_once() {
 }
 
 #[test]
-fn resources_that_come_from_claims_are_not_wished_of_plugins() {
+fn resources_that_come_from_claims_are_not_requested_of_plugins() {
     let limits = serde_json::json!({"limits": {"example.com/widget": 1, "example.com/gpu": 1}});
     let mapping = serde_json::json!({
         "containerName": "a", "resourceName": "example.com/gpu", "requestName": "r"});
@@ -223,14 +223,14 @@ fn resources_that_come_from_claims_are_not_wished_of_plugins() {
         "status": {"extendedResourceClaimStatus": {"resourceClaimName": "c", "requestMappings": [mapping]}},
     });
     let object: crate::model::api::Pod = serde_json::from_value(object).unwrap();
-    let wishes = Wishes::of(&object.into());
-    let names = |wish: &Wish| wish.limits.keys().cloned().collect::<Vec<_>>();
-    let found: Vec<_> = wishes.containers.iter().map(names).collect();
+    let requests = PodRequest::of(&object.into());
+    let names = |request: &ContainerRequest| request.limits.keys().cloned().collect::<Vec<_>>();
+    let found: Vec<_> = requests.containers.iter().map(names).collect();
     assert_eq!(found, [vec!["example.com/widget"], vec!["example.com/gpu", "example.com/widget"]]);
 }
 
 #[test]
-fn wishes_are_made_of_limits_with_a_domain() {
+fn requests_are_made_of_limits_with_a_domain() {
     let resources = |count: &str| serde_json::json!({"limits": {"cpu": "1", "example.com/widget": count}});
     let spec = serde_json::json!({
         "initContainers": [
@@ -241,11 +241,11 @@ fn wishes_are_made_of_limits_with_a_domain() {
     });
     let object = serde_json::json!({"metadata": {"uid": "u", "name": "n"}, "spec": spec});
     let object: crate::model::api::Pod = serde_json::from_value(object).unwrap();
-    let wishes = Wishes::of(&object.into());
-    let found: Vec<_> = wishes
+    let requests = PodRequest::of(&object.into());
+    let found: Vec<_> = requests
         .containers
         .iter()
-        .map(|wish| (wish.container.as_str(), wish.kind, wish.limits.get(WIDGET).copied()))
+        .map(|request| (request.container.as_str(), request.kind, request.limits.get(WIDGET).copied()))
         .collect();
     let expected = [
         ("side", Kind::Lasting, Some(1)),
@@ -254,6 +254,6 @@ fn wishes_are_made_of_limits_with_a_domain() {
         ("none", Kind::Lasting, None),
     ];
     assert_eq!(found, expected);
-    assert_eq!(wishes.resources(), BTreeSet::from([WIDGET]));
-    assert_eq!(wishes.most(WIDGET, |_| true), 1001);
+    assert_eq!(requests.resources(), BTreeSet::from([WIDGET]));
+    assert_eq!(requests.most(WIDGET, |_| true), 1001);
 }

@@ -56,9 +56,9 @@ impl Bench {
         self.changed();
     }
 
-    fn allocate(&self, pod: &Wishes) -> Result<(), DeviceError> {
-        for wish in &pod.containers {
-            self.devices.reserve(pod, &wish.container, None, false)?;
+    fn allocate(&self, pod: &PodRequest) -> Result<(), DeviceError> {
+        for request in &pod.containers {
+            self.devices.reserve(pod, &request.container, None, false)?;
         }
         self.devices.allocate(pod, &StopToken::never())
     }

@@ -84,7 +84,7 @@ fn after_a_restart_devices_are_zero_and_the_running_pod_keeps_its_own() {
 fn after_a_reboot_a_pod_waits_for_the_plugin_that_was_there() {
     let now = Instant::now();
     let mut books = restarted(now);
-    let ready = |books: &Books, pod: &Wishes, after: u64| {
+    let ready = |books: &Books, pod: &PodRequest, after: u64| {
         let now = now + Duration::from_secs(after);
         books.readiness(pod, &BTreeSet::new(), WAIT_LIMIT, now)
     };
@@ -128,7 +128,7 @@ fn the_wait_ends_and_then_the_pod_fails_as_upstream_even_if_the_resource_is_gone
 fn pods_do_not_wait_without_reason() {
     let now = Instant::now();
     let books = restarted(now);
-    let ready = |pod: &Wishes, names: &[&str]| books.readiness(pod, &running(names), WAIT_LIMIT, now);
+    let ready = |pod: &PodRequest, names: &[&str]| books.readiness(pod, &running(names), WAIT_LIMIT, now);
     assert_eq!(ready(&one("old", 1), &["main"]), Readiness::Ready);
     assert_eq!(ready(&one("new", 0), &[]), Readiness::Ready);
     let mut other = one("new", 1);

@@ -15,19 +15,19 @@ use crate::model::numa::NumaMask;
 pub(super) const WIDGET: &str = "example.com/widget";
 
 /// A container: name, kind, count of widgets.
-pub(super) fn wish(container: &str, kind: Kind, count: u64) -> Wish {
+pub(super) fn request(container: &str, kind: Kind, count: u64) -> ContainerRequest {
     let limits = BTreeMap::from([(WIDGET.to_owned(), count), ("other.com/thing".to_owned(), 1)]);
-    Wish { container: container.to_owned(), kind, limits }
+    ContainerRequest { container: container.to_owned(), kind, limits }
 }
 
-pub(super) fn pod(uid: &str, containers: &[(&str, Kind, u64)]) -> Wishes {
-    Wishes {
+pub(super) fn pod(uid: &str, containers: &[(&str, Kind, u64)]) -> PodRequest {
+    PodRequest {
         uid: PodUid::from(uid),
-        containers: containers.iter().map(|(name, kind, count)| wish(name, *kind, *count)).collect(),
+        containers: containers.iter().map(|(name, kind, count)| request(name, *kind, *count)).collect(),
     }
 }
 
-pub(super) fn one(uid: &str, count: u64) -> Wishes {
+pub(super) fn one(uid: &str, count: u64) -> PodRequest {
     pod(uid, &[("main", Kind::Lasting, count)])
 }
 
@@ -58,23 +58,23 @@ pub(super) fn books(options: PluginOptions, devices: DeviceList) -> Books {
 pub(super) const ASKS: PluginOptions = PluginOptions { pre_start: true, preferred: true };
 
 /// Allocates for all containers, with a plugin that prefers the last devices. Returns its calls.
-pub(super) fn allocate(books: &mut Books, pod: &Wishes) -> Result<Vec<String>, DeviceError> {
-    for wish in &pod.containers {
-        books.reserve(pod, &wish.container, None, false)?;
+pub(super) fn allocate(books: &mut Books, pod: &PodRequest) -> Result<Vec<String>, DeviceError> {
+    for request in &pod.containers {
+        books.reserve(pod, &request.container, None, false)?;
     }
     finish(books, pod)
 }
 
-pub(super) fn finish(books: &mut Books, pod: &Wishes) -> Result<Vec<String>, DeviceError> {
+pub(super) fn finish(books: &mut Books, pod: &PodRequest) -> Result<Vec<String>, DeviceError> {
     let mut calls = Vec::new();
     let text = |ids: &mut dyn Iterator<Item = &DeviceId>| -> String {
         ids.map(|id| &**id).collect::<Vec<_>>().join(",")
     };
-    for wish in &pod.containers {
-        for resource in books.reserved(&pod.uid, &wish.container) {
+    for request in &pod.containers {
+        for resource in books.reserved(&pod.uid, &request.container) {
             let mut answer = None;
             loop {
-                match books.step(pod, &wish.container, &resource, answer.take())? {
+                match books.step(pod, &request.container, &resource, answer.take())? {
                     Step::Ask(question) => {
                         let must = text(&mut question.must_include.iter());
                         calls.push(format!(
@@ -88,7 +88,7 @@ pub(super) fn finish(books: &mut Books, pod: &Wishes) -> Result<Vec<String>, Dev
                     Step::Allocate(ids) => {
                         calls.push(format!("allocate {}", text(&mut ids.iter())));
                         let granted = Granted { setup: Setup::default(), raw: [1].into() };
-                        books.grant(&pod.uid, &wish.container, &resource, granted)?;
+                        books.grant(&pod.uid, &request.container, &resource, granted)?;
                         break;
                     }
                 }

@@ -31,7 +31,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-fn random_pod(number: u8) -> Wishes {
+fn random_pod(number: u8) -> PodRequest {
     let uid = format!("p{number}");
     match number % 3 {
         0 => one(&uid, 1 + u64::from(number)),
@@ -90,24 +90,24 @@ proptest! {
                     books.connected(WIDGET, generation, PluginOptions { pre_start: false, preferred }).unwrap();
                 }
                 Event::Reserve(number) => {
-                    let wishes = random_pod(number);
-                    let hints = books.pod_hints(&wishes);
+                    let requests = random_pod(number);
+                    let hints = books.pod_hints(&requests);
                     let nodes = hints.values().flatten().find_map(|hint| hint.nodes);
-                    for wish in &wishes.containers {
-                        let _ = books.hints(&wishes, &wish.container);
-                        if books.reserve(&wishes, &wish.container, nodes, false).is_err() {
-                            books.unreserve(&wishes.uid);
+                    for request in &requests.containers {
+                        let _ = books.hints(&requests, &request.container);
+                        if books.reserve(&requests, &request.container, nodes, false).is_err() {
+                            books.unreserve(&requests.uid);
                             break;
                         }
                     }
                 }
                 Event::Finish(number) => {
-                    let wishes = random_pod(number);
-                    if finish(&mut books, &wishes).is_err() {
-                        books.unreserve(&wishes.uid);
+                    let requests = random_pod(number);
+                    if finish(&mut books, &requests).is_err() {
+                        books.unreserve(&requests.uid);
                     }
-                    for wish in &wishes.containers {
-                        prop_assert!(books.reserved(&wishes.uid, &wish.container).is_empty());
+                    for request in &requests.containers {
+                        prop_assert!(books.reserved(&requests.uid, &request.container).is_empty());
                     }
                 }
                 Event::Forget(number) => {

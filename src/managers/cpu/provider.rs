@@ -48,6 +48,10 @@ impl Provider for CpuProvider<'_> {
         let is_whole = self.policy.options.full_cores;
         match self.policy.allocate(self.state, &pod, one, hint.nodes) {
             Ok(allocated) => {
+                if matches!(allocated, Allocated::New { .. }) {
+                    metrics::RESOURCE_ALLOCATIONS.inc(["cpu", "node"]);
+                    metrics::RESOURCE_ASSIGNMENTS.inc(["cpu", "node_exclusive"]);
+                }
                 if is_whole {
                     metrics::ALIGNED_RESOURCES.inc(["container", "physical_cpu"]);
                 }
@@ -58,6 +62,7 @@ impl Provider for CpuProvider<'_> {
             }
             Err(why) => {
                 metrics::CPU_PINNING_ERRORS.inc();
+                metrics::RESOURCE_ALLOCATION_ERRORS.inc(["cpu", "node"]);
                 if is_whole {
                     metrics::UNALIGNED_RESOURCES.inc(["container", "physical_cpu"]);
                 }

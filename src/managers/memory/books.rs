@@ -254,6 +254,7 @@ impl Provider for Memory {
         }
         let unexpected = |why: String| {
             metrics::MEMORY_PINNING_ERRORS.inc();
+            metrics::RESOURCE_ALLOCATION_ERRORS.inc(["memory", "node"]);
             AllocateError::Unexpected(why)
         };
         let requested = of_container(container).map_err(|error| unexpected(error.to_string()))?;
@@ -263,6 +264,7 @@ impl Provider for Memory {
         for (resource, bytes) in requested {
             let new = bytes.saturating_sub(self.reusable(pod.uid(), nodes, &resource));
             take(&mut self.nodes, nodes, &resource, new);
+            metrics::RESOURCE_ALLOCATIONS.inc(["memory", "node"]);
             blocks.push(Block { nodes, resource, bytes });
         }
         self.note_reusable(pod, container, &blocks);
@@ -270,6 +272,7 @@ impl Provider for Memory {
         of_pod.insert(container.name.clone(), blocks.clone());
         self.shrink_init_containers(pod, container, &blocks);
         self.changed = true;
+        metrics::RESOURCE_ASSIGNMENTS.inc(["memory", "node_exclusive"]);
         Ok(())
     }
 }

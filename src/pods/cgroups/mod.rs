@@ -21,8 +21,8 @@ use tiers::Written;
 
 use crate::cgroups::mounts::Version;
 use crate::cgroups::pod::pod_values;
-use crate::cgroups::values::{shares_of_weight, weight};
 use crate::cgroups::{CgroupError, Cgroups, Name, Values};
+use crate::model::cpu_shares::{shares_of_weight, weight};
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
 use crate::model::pod::{Pod, QosClass};
@@ -69,6 +69,8 @@ struct Shared {
     active: Mutex<BTreeMap<PodUid, Pod>>,
     /// The values of the tiers that were written last.
     written: Mutex<Written>,
+    /// The memory that they protect. Never locked during a write.
+    protected: Mutex<(i64, i64)>,
     /// Whether the limits of all pods are set.
     enforced: AtomicBool,
 }
@@ -106,6 +108,7 @@ impl PodCgroups {
                 problem: Mutex::default(),
                 active: Mutex::default(),
                 written: Mutex::default(),
+                protected: Mutex::default(),
                 enforced: AtomicBool::new(false),
             })
         };
@@ -253,6 +256,15 @@ impl PodCgroups {
                 Err(error) => log::warn!("{error} uid={}", orphan.uid),
             }
         }
+    }
+
+    /// The bytes of memory that are protected for pods of the classes Guaranteed and Burstable, as they
+    /// were written last; `None` without the gate `MemoryQoS`, and with version 1.
+    #[must_use]
+    pub fn protected_memory(&self) -> Option<(i64, i64)> {
+        let shared = self.shared.as_ref()?;
+        shared.settings.tiers.memory_qos?;
+        Some(*shared.protected.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The path of the cgroup of all pods, once it was made.

@@ -79,6 +79,7 @@ impl Shared {
                 access.make(&name, values, stop)?.complete()?;
             }
         }
+        *self.protected.lock().unwrap_or_else(PoisonError::into_inner) = tiers.protected;
         Ok(())
     }
 }

@@ -1,10 +1,10 @@
-//! The books of all managers (pure, but for the state files).
+//! The books of all managers (pure).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::provider::DeviceProvider;
 use super::settings::{Held, Settings};
-use crate::managers::checkpoint_file::CheckpointFile;
+use super::store::{Snapshot, Stored, Version};
 use crate::managers::cpu::file;
 use crate::managers::cpu::policy::Static;
 use crate::managers::cpu::provider::CpuProvider;
@@ -27,12 +27,11 @@ pub(super) struct Books {
     pub(super) cpu: State,
     /// `None`: policy `None`.
     pub(super) memory: Option<Memory>,
-    /// The content of the CPU manager's state file.
+    /// The content that the CPU manager's state file is to have, and the number of its changes.
     pub(super) cpu_text: String,
-    /// The memory manager's state file is outdated.
-    pub(super) memory_is_new: bool,
-    /// Whether a write failed, so that it is logged once.
-    pub(super) is_failing: bool,
+    cpu_changes: u64,
+    /// The number of changes of the memory manager's books.
+    memory_changes: u64,
     /// Running containers, with their pod and name.
     running: BTreeMap<ContainerId, (PodUid, String)>,
     /// The metric of each NUMA node.
@@ -51,8 +50,8 @@ impl Books {
             cpu,
             memory,
             cpu_text: String::new(),
-            memory_is_new: false,
-            is_failing: false,
+            cpu_changes: 0,
+            memory_changes: 0,
             running: BTreeMap::new(),
             shown: BTreeMap::new(),
             applied: Applied::default(),
@@ -227,41 +226,31 @@ impl Books {
         Held { cpus, nodes: nodes.collect() }
     }
 
-    /// Writes the CPU manager's state file if it is outdated. Returns whether the state is new.
-    pub(super) fn store_cpu(&mut self, to: &CheckpointFile) -> bool {
+    /// Numbers the change of the CPU manager's state, if there is one. Returns whether there is.
+    pub(super) fn note_cpu(&mut self) -> bool {
         let text = file::encode(file::STATIC, &self.cpu);
         if text == self.cpu_text {
             return false;
         }
-        if self.written(to, &text) {
-            self.cpu_text = text;
-        }
+        self.cpu_text = text;
+        self.cpu_changes += 1;
         true
     }
 
-    /// Writes the memory manager's state file if it is outdated.
-    pub(super) fn store_memory(&mut self, to: &CheckpointFile) {
-        let Some(memory) = &mut self.memory else { return };
-        self.memory_is_new |= memory.take_changed();
-        if self.memory_is_new {
-            let text = memory.state_file();
-            self.memory_is_new = !self.written(to, &text);
-        }
+    /// Numbers the change of the memory manager's state, if there is one. Returns whether there is.
+    pub(super) fn note_memory(&mut self) -> bool {
+        let is_new = self.memory.as_mut().is_some_and(Memory::take_changed);
+        self.memory_changes += u64::from(is_new);
+        is_new
     }
 
-    fn written(&mut self, to: &CheckpointFile, text: &str) -> bool {
-        match to.write(text) {
-            Ok(()) => {
-                self.is_failing = false;
-                true
-            }
-            Err(error) => {
-                if !std::mem::replace(&mut self.is_failing, true) {
-                    log::warn!("cannot write {}: {error}", to.path().display());
-                }
-                false
-            }
-        }
+    /// What is newer than in the files.
+    pub(super) fn snapshot(&self, stored: Stored) -> Snapshot {
+        let cpu = (self.cpu_changes > stored.cpu)
+            .then(|| Version { number: self.cpu_changes, text: self.cpu_text.clone() });
+        let memory = self.memory.as_ref().filter(|_| self.memory_changes > stored.memory);
+        let memory = memory.map(|memory| Version { number: self.memory_changes, text: memory.state_file() });
+        Snapshot { cpu, memory }
     }
 
     /// Shows the numbers of CPUs as metrics.

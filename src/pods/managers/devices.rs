@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::Managers;
 use super::provider::DeviceProvider;
-use crate::devices::{Devices, Readiness, Wishes};
+use crate::devices::{Devices, PodRequest, Readiness};
 use crate::model::api::{ResourceHealth, ResourceStatus};
 use crate::model::device_setup::Setup;
 use crate::model::ids::PodUid;
@@ -82,7 +82,7 @@ impl Managers {
         ready: bool,
         still_runs: &dyn Fn(&PodUid) -> bool,
     ) -> Admission {
-        let Some((own, wishes)) = self.devices_of(pod) else {
+        let Some((own, requests)) = self.devices_of(pod) else {
             return self.align(pod, active, ready, still_runs, None);
         };
         let in_use = |uid: &PodUid| uid == pod.uid() || active.iter().any(|other| other.uid() == uid);
@@ -90,13 +90,13 @@ impl Managers {
             own.devices.release_inactive(&|uid| in_use(uid) || still_runs(uid));
         }
         let running = (own.running)(pod.uid());
-        if let Readiness::Wait(waiting) = own.devices.readiness(&wishes, &running) {
+        if let Readiness::Wait(waiting) = own.devices.readiness(&requests, &running) {
             log::info!("{} pod={} uid={}", waiting.message(), pod.full_name(), pod.uid());
             own.late().insert(pod.uid().clone());
             return Admission::Admit;
         }
         let keep = if ready { BTreeSet::new() } else { running };
-        let mut provider = DeviceProvider { devices: &own.devices, pod: &wishes, keep: &keep };
+        let mut provider = DeviceProvider { devices: &own.devices, pod: &requests, keep: &keep };
         let mut admission = self.align(pod, active, ready, still_runs, Some(&mut provider));
         if admission != Admission::Admit {
             own.devices.unreserve(pod.uid());
@@ -116,24 +116,24 @@ impl Managers {
         self.devices.as_ref().is_some_and(|own| own.devices.read(|books| books.is_known(resource)))
     }
 
-    fn devices_of(&self, pod: &Pod) -> Option<(&PodDevices, Wishes)> {
+    fn devices_of(&self, pod: &Pod) -> Option<(&PodDevices, PodRequest)> {
         let own = self.devices.as_deref()?;
-        let wishes = Wishes::of(pod);
-        own.devices.concerns(&wishes).then_some((own, wishes))
+        let requests = PodRequest::of(pod);
+        own.devices.concerns(&requests).then_some((own, requests))
     }
 
     /// Has the plugins prepare the devices of a pod whose containers are to start. Blocks while a
     /// plugin is called. `runtime`: the containers that run.
     #[must_use]
     pub fn bring_devices(&self, pod: &Pod, runtime: &PodRuntime, stop: &StopToken) -> Brought {
-        let Some((own, wishes)) = self.devices_of(pod) else { return Brought::Ready };
+        let Some((own, requests)) = self.devices_of(pod) else { return Brought::Ready };
         if own.late().contains(pod.uid()) {
             let running = runtime.running().map(|one| one.name.clone()).collect();
-            if let Readiness::Wait(waiting) = own.devices.readiness(&wishes, &running) {
+            if let Readiness::Wait(waiting) = own.devices.readiness(&requests, &running) {
                 let left = waiting.until.saturating_duration_since(Instant::now());
                 return Brought::Wait { message: waiting.message(), retry: left.min(RETRY) };
             }
-            let mut provider = DeviceProvider { devices: &own.devices, pod: &wishes, keep: &running };
+            let mut provider = DeviceProvider { devices: &own.devices, pod: &requests, keep: &running };
             // No pods are known to be inactive here, so none are released.
             let admission = self.align(pod, &[], false, &|_| false, Some(&mut provider));
             if let Admission::Reject { reason, message } = admission {
@@ -142,7 +142,7 @@ impl Managers {
             }
             own.late().remove(pod.uid());
         }
-        match own.devices.allocate(&wishes, stop) {
+        match own.devices.allocate(&requests, stop) {
             Ok(()) => Brought::Ready,
             // The call was cancelled, and a later step tries again.
             Err(error) if stop.is_stopped() => {
@@ -157,8 +157,8 @@ impl Managers {
 
     /// What the devices of a container mean for it, which is created now.
     pub(super) fn device_setup(&self, pod: &Pod, container: &str, stop: &StopToken) -> Result<Setup, String> {
-        let Some((own, wishes)) = self.devices_of(pod) else { return Ok(Setup::default()) };
-        let prepared = own.devices.prepare(&wishes, container, true, stop);
+        let Some((own, requests)) = self.devices_of(pod) else { return Ok(Setup::default()) };
+        let prepared = own.devices.prepare(&requests, container, true, stop);
         prepared.map(Option::unwrap_or_default).map_err(|error| error.to_string())
     }
 

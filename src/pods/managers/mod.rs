@@ -3,8 +3,9 @@
 //! Owns: the books of the managers, and their state files. In: pods that are admitted, containers that
 //! are created, start and end. Out: decisions of admission, the sets of containers, updates of running
 //! containers when the shared CPUs change. Threads: `managers`, only with the CPU manager's policy
-//! `static`: it sends the updates; it waits until a set has changed. Admission runs on the thread
-//! `sync`, one pod after the other. Invariants: a state file is written before the decision is used;
+//! `static` or the memory manager's `Static`: it sends the updates and writes the state files; it waits
+//! until a set has changed. Admission runs on the thread `sync`, one pod after the other. Invariants: a
+//! state file is written before a container is created by the decision, without the lock of the books;
 //! an unusable one never keeps the agent from starting; a lock is never held while a plugin is called.
 
 mod books;
@@ -14,6 +15,7 @@ mod given;
 mod open;
 mod provider;
 mod settings;
+mod store;
 mod updates;
 
 #[cfg(test)]
@@ -32,9 +34,9 @@ pub use self::given::{Given, GivenDevice};
 pub use self::open::Found;
 use self::provider::DeviceProvider;
 pub use self::settings::{Held, Settings};
+use self::store::Store;
 use super::admission::Admission;
 use crate::claims::Claims;
-use crate::managers::checkpoint_file::CheckpointFile;
 use crate::managers::numa::Hint;
 use crate::managers::topology::{Candidate, Denial, Policy, Provider as _};
 use crate::model::device_setup::Setup;
@@ -60,10 +62,10 @@ pub struct Managers {
 
 struct Shared {
     settings: Settings,
-    cpu_file: CheckpointFile,
-    memory_file: CheckpointFile,
+    /// Never locked during I/O.
     books: Mutex<Books>,
-    /// Rung when a running container may need another set.
+    store: Store,
+    /// Rung when a running container may need another set, and when a state file is outdated.
     bell: Sender<()>,
     rings: Receiver<()>,
 }
@@ -108,7 +110,8 @@ impl Managers {
             }
             outcome = books.admit(&shared.settings, pod, devices);
         }
-        shared.store(&mut books);
+        shared.note(&mut books);
+        drop(books);
         metrics::TOPOLOGY_ADMISSION_DURATION.observe(begun.elapsed().as_secs_f64() * 1000.0);
         let scope = shared.settings.topology.scope_name();
         for _ in 0..outcome.aligned {
@@ -138,7 +141,7 @@ impl Managers {
         let Some(shared) = &self.shared else { return };
         let mut books = shared.books();
         books.release_cpus(active.iter(), still_runs);
-        shared.store(&mut books);
+        shared.note(&mut books);
     }
 
     /// The containers of a pod that run now.
@@ -172,7 +175,10 @@ impl Placement for Managers {
         let Some(shared) = &self.shared else { return Placed::default() };
         let mut books = shared.books();
         let placed = books.place(&shared.settings, pod, container);
-        shared.store(&mut books);
+        shared.note(&mut books);
+        drop(books);
+        // Also what the admission of the pod has changed. If it fails, the container starts nevertheless.
+        shared.store();
         placed
     }
 
@@ -202,21 +208,33 @@ impl Shared {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether any state file changes with the pods.
+    fn has_files(&self) -> bool {
+        self.settings.cpu.is_some() || self.settings.memory.is_some()
+    }
+
     fn ring(&self) {
         // A full bell already rings.
         let _ = self.bell.try_send(());
     }
 
-    /// Writes the state files that are outdated. A failed write is repeated with the next change.
-    fn store(&self, books: &mut Books) {
-        if let Some(policy) = &self.settings.cpu {
-            let is_new = books.store_cpu(&self.cpu_file);
-            if is_new {
-                books.show(policy);
-                self.ring();
-            }
+    /// Numbers the changes of the books. The thread writes them, or a worker before it uses them.
+    fn note(&self, books: &mut Books) {
+        if let Some(policy) = &self.settings.cpu
+            && books.note_cpu()
+        {
+            books.show(policy);
+            self.ring();
         }
-        books.store_memory(&self.memory_file);
+        if books.note_memory() {
+            self.ring();
+        }
+    }
+
+    /// Writes the state files that are outdated. Returns whether they have the state of this moment.
+    fn store(&self) -> bool {
+        let snapshot = self.books().snapshot(self.store.stored());
+        self.store.write(snapshot)
     }
 }
 

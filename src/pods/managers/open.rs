@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use crossbeam_channel::bounded;
 
 use super::books::Books;
+use super::store::Store;
 use super::{Managers, Settings, Shared, is_active};
-use crate::managers::checkpoint_file::CheckpointFile;
 use crate::managers::cpu::file;
 use crate::managers::cpu::policy::Static;
 use crate::managers::cpu::rebuild::{Observed, rebuild};
@@ -20,6 +20,7 @@ use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::reasons;
+use crate::util::checkpoint_file::CheckpointFile;
 
 const MEMORY_FILE: &str = "memory_manager_state";
 
@@ -110,8 +111,10 @@ impl Managers {
             books.show(policy);
         }
         let (bell, rings) = bounded(1);
-        let shared = Shared { settings, cpu_file, memory_file, books: Mutex::new(books), bell, rings };
-        shared.store(&mut shared.books());
+        let store = Store::new(cpu_file, memory_file);
+        let shared = Shared { settings, books: Mutex::new(books), store, bell, rings };
+        shared.note(&mut shared.books());
+        shared.store();
         Managers { shared: Some(Arc::new(shared)), devices: None, claims: None, problems }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::devices::{Devices, Wishes};
+use crate::devices::{Devices, PodRequest};
 use crate::managers::numa::Hint;
 use crate::managers::topology::{AllocateError, Candidate, Hints, Provider};
 use crate::model::api::Container;
@@ -10,7 +10,7 @@ use crate::model::api::Container;
 /// The devices during the admission of a pod.
 pub(super) struct DeviceProvider<'a> {
     pub(super) devices: &'a Devices,
-    pub(super) pod: &'a Wishes,
+    pub(super) pod: &'a PodRequest,
     /// Containers that have their devices already.
     pub(super) keep: &'a BTreeSet<String>,
 }

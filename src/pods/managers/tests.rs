@@ -13,6 +13,8 @@ use crate::managers::topology::{Policy, Scope, Topology};
 use crate::model::event::EventSink;
 use crate::model::quantity::Amount;
 use crate::model::runtime::{ContainerState, ContainerStatus};
+use crate::util::checkpoint_file::CheckpointFile;
+use crate::util::testing::{beside, unblocked};
 
 /// Four CPUs without siblings; one is reserved.
 fn settings(root: &std::path::Path) -> Settings {
@@ -124,7 +126,10 @@ fn removed_pod_keeps_its_cpus_until_its_containers_have_ended() {
 fn start_reads_the_state_file_and_does_not_look_for_containers() {
     let root = tempfile::tempdir().unwrap();
     let pod = pod("first", "2");
-    assert_eq!(open(root.path(), Vec::new()).allocate(&pod, &[], true, &over), Admission::Admit);
+    let before = open(root.path(), Vec::new());
+    assert_eq!(before.allocate(&pod, &[], true, &over), Admission::Admit);
+    // The container may only be created once the file has its set.
+    assert_eq!(before.place(&pod, "c").cpus, "1-2");
     let (events, _queue) = EventSink::new();
     let looked = Cell::new(false);
     let running = || {
@@ -146,6 +151,51 @@ fn start_reads_the_state_file_and_does_not_look_for_containers() {
     (status.id, status.cpus) = ("other".into(), None);
     managers.seen(&runtime(&status));
     assert_eq!(due(&managers), [("other".to_owned(), "1-2".to_owned())]);
+}
+
+/// Managers whose disk reports each write, and waits until the other end of `hold` is dropped.
+fn on_slow_disk(root: &std::path::Path, hold: Receiver<()>) -> (Managers, Receiver<String>) {
+    let mut managers = open(root, Vec::new());
+    let (begun, begins) = crossbeam_channel::bounded(16);
+    let write = move |file: &CheckpointFile, text: &str| {
+        let _ = begun.try_send(text.to_owned());
+        let _ = hold.recv();
+        file.write(text)
+    };
+    let files = ["cpu_manager_state", "memory_manager_state"].map(|name| CheckpointFile::new(root, name));
+    let [cpu, memory] = files;
+    let shared = Arc::get_mut(managers.shared.as_mut().unwrap()).unwrap();
+    // Its numbers begin after those of the start.
+    let store = Store::with(cpu, memory, Box::new(write));
+    store.skip_to(shared.store.stored());
+    shared.store = store;
+    (managers, begins)
+}
+
+#[test]
+fn slow_disk_stops_neither_readers_nor_admission_but_the_start_of_a_container() {
+    let root = tempfile::tempdir().unwrap();
+    let (release, hold) = crossbeam_channel::bounded(0);
+    let (managers, begins) = on_slow_disk(root.path(), hold);
+    let (first, second) = (pod("first", "1"), pod("second", "1"));
+    assert_eq!(managers.allocate(&first, &[], true, &over), Admission::Admit);
+    let (worker, its_pod) = (managers.clone(), first.clone());
+    let placed = beside(move || worker.place(&its_pod, "c"));
+    let written = begins.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert!(written.contains("first"), "{written}");
+    let (other, active) = (managers.clone(), vec![first.clone()]);
+    let (admission, seen) = unblocked(move || {
+        let admission = other.allocate(&second, &active, true, &over);
+        other.release_cpus(&[active[0].clone(), second.clone()], &over);
+        (admission, (other.held(active[0].uid()).is_some(), other.held(second.uid()).is_some()))
+    });
+    assert_eq!((admission, seen), (Admission::Admit, (true, true)));
+    let file = || std::fs::read_to_string(root.path().join("cpu_manager_state")).unwrap();
+    assert!(!file().contains("first"), "the write has not ended");
+    drop(release);
+    assert_eq!(placed.result().cpus, "1");
+    assert!(file().contains("first") && !file().contains("second"));
+    assert!(managers.shared.as_ref().unwrap().store() && file().contains("second"));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The thread `managers`: gives running containers their new sets.
+//! The thread `managers`: gives running containers their new sets, and writes the state files.
 
 use std::time::Instant;
 
@@ -12,12 +12,12 @@ use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
 
 impl Managers {
-    /// Starts the thread; `None`: the CPU manager's policy is `none`.
+    /// Starts the thread; `None`: the policies of both managers are `none`.
     ///
     /// # Errors
     /// When the thread cannot be started.
     pub fn spawn(&self, runtime: Runtime, on_death: OnDeath) -> std::io::Result<Option<Running>> {
-        let Some(shared) = self.shared.clone().filter(|shared| shared.settings.cpu.is_some()) else {
+        let Some(shared) = self.shared.clone().filter(|shared| shared.has_files()) else {
             return Ok(None);
         };
         let body = move |stop: StopToken| run(&shared, &runtime, &stop);
@@ -32,12 +32,19 @@ fn run(shared: &Shared, runtime: &Runtime, stop: &StopToken) {
         {
             let _waiting = threads::waiting("a changed set of CPUs");
             select_biased! {
-                recv(stop.signal()) -> _ => return,
+                recv(stop.signal()) -> _ => {
+                    shared.store();
+                    return;
+                }
                 recv(shared.rings) -> _ => {}
                 recv(timers::at(retry)) -> _ => {}
             }
         }
         retry = None;
+        // First, so that no container has a set that the file does not have.
+        if !shared.store() {
+            retry = Some(Instant::now() + shared.settings.retry);
+        }
         let updates = shared.books().updates();
         for update in updates {
             match runtime.set_cpus(&update.id, &update.cpus.to_string(), stop) {

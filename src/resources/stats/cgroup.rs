@@ -9,7 +9,8 @@ use super::disks;
 use super::processes::Processes;
 use super::request::Depth;
 use super::sample::{Details, DiskTraffic, Numbers, Pressure, Share};
-use crate::resources::cgroups::Cgroups;
+use crate::model::cpu_shares::shares_of_weight;
+use crate::resources::cgroups::CgroupHierarchies;
 
 /// A larger value means no limit: the kernel rounds the maximum in several ways.
 const UNLIMITED: u64 = 1 << 62;
@@ -19,12 +20,12 @@ const TICK_NANOSECONDS: u64 = 10_000_000;
 
 #[derive(Debug, Clone)]
 pub(super) struct Tree {
-    cgroups: Cgroups,
+    cgroups: CgroupHierarchies,
     v2: bool,
 }
 
 impl Tree {
-    pub(super) fn new(cgroups: &Cgroups) -> Self {
+    pub(super) fn new(cgroups: &CgroupHierarchies) -> Self {
         Tree { cgroups: cgroups.clone(), v2: cgroups.version.is_v2() }
     }
 
@@ -192,7 +193,7 @@ impl Tree {
             burst_time: micro(field(cpu, "burst_usec")),
             quota,
             period,
-            shares: self.number("", path, "cpu.weight").map(shares),
+            shares: self.number("", path, "cpu.weight").map(shares_of_weight),
             cache: field(stat, "file"),
             mapped: field(stat, "file_mapped"),
             active_file: field(stat, "active_file"),
@@ -277,11 +278,6 @@ fn share(line: &str) -> Share {
         }
     }
     share
-}
-
-/// Weights of 1 to 10000 correspond to shares of 2 to 262144.
-fn shares(weight: u64) -> u64 {
-    2 + weight.saturating_sub(1).saturating_mul(262_142) / 9_999
 }
 
 /// The cgroup of this process; `None` if it is the root cgroup, or if in version 1 it differs

@@ -487,6 +487,16 @@ pub(super) fn logs_dir(settings: &Settings, pod: &ListedPod) -> Option<PathBuf> 
 
 pub(super) fn volume_use(volume: &VolumeAt, until: Instant) -> Option<VolumeUse> {
     let begun = Instant::now();
+    let found = |space: FileSystem| VolumeUse {
+        name: volume.name.clone(),
+        claim: volume.claim.clone(),
+        ephemeral: volume.ephemeral,
+        space,
+        abnormal: volume.driver.as_ref().and_then(|driver| driver.abnormal),
+    };
+    if let Some(space) = volume.driver.as_ref().and_then(|driver| driver.space.clone()) {
+        return Some(found(space));
+    }
     let mut space = match volume.walk {
         true => space::file_system(&volume.path)?,
         // Its server may not respond.
@@ -497,10 +507,5 @@ pub(super) fn volume_use(volume: &VolumeAt, until: Instant) -> Option<VolumeUse>
         (space.used, space.inodes_used) = (Some(content.bytes), Some(content.inodes));
     }
     metrics::VOLUME_STATS.took([if volume.walk { "du" } else { "statfs" }], begun.elapsed());
-    Some(VolumeUse {
-        name: volume.name.clone(),
-        claim: volume.claim.clone(),
-        ephemeral: volume.ephemeral,
-        space,
-    })
+    Some(found(space))
 }

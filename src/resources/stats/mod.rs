@@ -40,5 +40,5 @@ pub use glance::Places;
 pub use pages::{resource, volumes};
 pub use proc::booted;
 pub use request::Wanted;
-pub use settings::{Deps, PodCgroupPaths, Settings, VolumeAt};
+pub use settings::{Deps, DriverNumbers, PodCgroupPaths, Settings, VolumeAt};
 pub use summary::json;

@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use super::tests::{Fake, listed, no_cgroups, write};
 use super::*;
 use crate::model::runtime::ContainerState;
-use crate::resources::cgroups::Cgroups;
+use crate::resources::cgroups::CgroupHierarchies;
 use crate::resources::cgroups::Version;
 use crate::resources::stats::cadvisor::cadvisor;
 use crate::resources::stats::summary::json;
@@ -188,7 +188,7 @@ fn recorded(version: Version, cgroups: &[(&str, &str)]) -> Recorded {
     let settings = Settings {
         node: "n1".into(),
         roots: Roots { proc: root.join("proc"), sys: root.join("sys") },
-        cgroups: Cgroups { root: root.join("cg"), version, controllers: BTreeMap::new() },
+        cgroups: CgroupHierarchies { root: root.join("cg"), version, controllers: BTreeMap::new() },
         root_dir: root.clone(),
         pod_logs_dir: root.join("logs"),
         system: [("kubelet", String::new()), ("runtime", String::new()), ("misc", String::new())],

@@ -8,10 +8,11 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::runtime_stats::Runtime;
+use super::sample::FileSystem;
 use crate::model::ids::PodUid;
 use crate::model::runtime::{ListedPod, PodRuntime};
 use crate::resources::Roots;
-use crate::resources::cgroups::Cgroups;
+use crate::resources::cgroups::CgroupHierarchies;
 
 /// A volume of a pod, with what is needed to compute its use.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,13 +24,23 @@ pub struct VolumeAt {
     /// Whether it counts as the pod's local storage.
     pub ephemeral: bool,
     pub claim: Option<String>,
+    /// What its driver has measured; then the path is not read, unless the driver gave no sizes.
+    pub driver: Option<DriverNumbers>,
+}
+
+/// What the driver of a volume has measured.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DriverNumbers {
+    pub space: Option<FileSystem>,
+    /// Whether the driver calls the volume abnormal; `None`: it does not report that.
+    pub abnormal: Option<bool>,
 }
 
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub node: String,
     pub roots: Roots,
-    pub cgroups: Cgroups,
+    pub cgroups: CgroupHierarchies,
     pub root_dir: PathBuf,
     pub pod_logs_dir: PathBuf,
     /// The cgroups of `kubelet`, `runtime` and `misc`, as configured; empty: not known.

@@ -4,13 +4,13 @@ use super::*;
 use crate::model::ids::{ContainerId, ImageRef, SandboxId};
 use crate::model::runtime::PodRuntime;
 use crate::model::runtime::{ContainerState, ContainerStatus, ListedContainer, ListedSandbox, SandboxState};
-use crate::resources::cgroups::Cgroups;
+use crate::resources::cgroups::CgroupHierarchies;
 use crate::resources::cgroups::Version;
 use crate::resources::stats::cadvisor::cadvisor;
 use crate::resources::stats::pages::{resource, volumes};
 use crate::resources::stats::runtime_stats::Runtime;
 use crate::resources::stats::sample::FileSystem;
-use crate::resources::stats::settings::VolumeAt;
+use crate::resources::stats::settings::{DriverNumbers, VolumeAt};
 use crate::resources::stats::summary::json;
 use crate::transport::endpoint::EndpointError;
 use crate::transport::generated::{MessageField, runtime};
@@ -273,7 +273,11 @@ fn machine(fake: Fake, pods: Vec<ListedPod>, volumes: Vec<VolumeAt>) -> Machine 
     let settings = Settings {
         node: "n1".into(),
         roots: Roots { proc: root.join("proc"), sys: root.join("sys") },
-        cgroups: Cgroups { root: root.join("cg"), version: Version::V2, controllers: BTreeMap::new() },
+        cgroups: CgroupHierarchies {
+            root: root.join("cg"),
+            version: Version::V2,
+            controllers: BTreeMap::new(),
+        },
         root_dir: root.join("link"),
         pod_logs_dir: root.join("logs"),
         system: [("kubelet", String::new()), ("runtime", String::new()), ("misc", "/none".into())],
@@ -416,6 +420,7 @@ fn the_summary_has_the_fields_of_the_api_and_no_others() {
         walk: false,
         ephemeral: false,
         claim: Some("c".into()),
+        driver: None,
     };
     let machine = machine(Fake::default(), one_pod(), vec![volume]);
     cgroup(machine.dir.path(), "k8s.io/c1", "78\n79\n");
@@ -724,6 +729,7 @@ fn volume_whose_walk_is_cut_keeps_its_last_numbers() {
         walk: true,
         ephemeral: true,
         claim: None,
+        driver: None,
     };
     let machine = machine(Fake::default(), one_pod(), vec![volume]);
     cgroup(machine.dir.path(), "k8s.io/c1", "78\n");
@@ -751,6 +757,7 @@ fn volumes_are_walked_once_a_period() {
         walk,
         ephemeral: walk,
         claim: None,
+        driver: None,
     };
     let machine = machine(Fake::default(), one_pod(), vec![at("walked", true), at("statfs", false)]);
     cgroup(machine.dir.path(), "k8s.io/c1", "78\n");
@@ -774,12 +781,34 @@ fn volumes_are_walked_once_a_period() {
 }
 
 #[test]
+fn numbers_of_a_driver_replace_those_of_the_file_system() {
+    let volume = |name: &str, space: Option<FileSystem>| VolumeAt {
+        name: name.into(),
+        path: "/proc/self/fd".into(),
+        walk: false,
+        ephemeral: false,
+        claim: None,
+        driver: Some(DriverNumbers { space, abnormal: Some(false) }),
+    };
+    let sizes = FileSystem { capacity: Some(10), used: Some(3), ..FileSystem::default() };
+    let machine = machine(Fake::default(), one_pod(), vec![volume("a", Some(sizes)), volume("b", None)]);
+    cgroup(machine.dir.path(), "k8s.io/c1", "78\n");
+    let summary = json(&machine.collector.snapshot(Wanted::SUMMARY).unwrap());
+    let volumes = summary.pointer("/pods/0/volume").unwrap();
+    let expected = serde_json::json!({"time": volumes[0]["time"], "name": "a", "capacityBytes": 10,
+        "usedBytes": 3, "volumeHealthStats": {"abnormal": false}});
+    assert_eq!(volumes[0], expected);
+    assert!(volumes[1]["inodes"].is_u64() && volumes[1]["volumeHealthStats"]["abnormal"] == false);
+}
+
+#[test]
 fn claims_are_shown_once() {
     let volume = |claim: Option<&str>| VolumeUse {
         name: "v".into(),
         claim: claim.map(str::to_owned),
         ephemeral: false,
         space: FileSystem { capacity: Some(10), used: Some(3), ..FileSystem::default() },
+        abnormal: claim.map(|_| true),
     };
     let (with, without) = (volume(Some("data")), volume(None));
     let mut page = Page::new();
@@ -791,6 +820,8 @@ fn claims_are_shown_once() {
         [
             "kubelet_volume_stats_capacity_bytes{namespace=\"a\",persistentvolumeclaim=\"data\"} 10",
             "kubelet_volume_stats_capacity_bytes{namespace=\"b\",persistentvolumeclaim=\"data\"} 10",
+            "kubelet_volume_stats_health_status_abnormal{namespace=\"a\",persistentvolumeclaim=\"data\"} 1",
+            "kubelet_volume_stats_health_status_abnormal{namespace=\"b\",persistentvolumeclaim=\"data\"} 1",
             "kubelet_volume_stats_used_bytes{namespace=\"a\",persistentvolumeclaim=\"data\"} 3",
             "kubelet_volume_stats_used_bytes{namespace=\"b\",persistentvolumeclaim=\"data\"} 3",
         ]

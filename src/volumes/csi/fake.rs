@@ -55,6 +55,7 @@ struct Inner {
     /// What a driver must never be asked for.
     violations: Vec<String>,
     abilities: Abilities,
+    max_volumes: i64,
     /// The agent is killed at this step, counted down.
     kill_in: Option<usize>,
 }
@@ -72,6 +73,7 @@ impl FakeNode {
     pub(super) fn new() -> Arc<FakeNode> {
         let node = FakeNode::default();
         node.inner().abilities = Abilities { stage: true, expand: true, stats: true, ..Abilities::default() };
+        node.inner().max_volumes = 3;
         Arc::new(node)
     }
 
@@ -95,6 +97,10 @@ impl FakeNode {
 
     pub(super) fn set_abilities(&self, abilities: Abilities) {
         self.inner().abilities = abilities;
+    }
+
+    pub(super) fn set_max_volumes(&self, count: i64) {
+        self.inner().max_volumes = count;
     }
 
     pub(super) fn kill_in(&self, steps: Option<usize>) {
@@ -203,8 +209,9 @@ struct FakeDriver(Arc<FakeNode>);
 
 impl Driver for FakeDriver {
     fn info(&self, stop: &StopToken) -> Result<DriverNode, DriverError> {
-        self.0.call("info", "", stop, |_| {
-            Ok(DriverNode { id: "node-id".to_owned(), max_volumes: 3, ..DriverNode::default() })
+        self.0.call("info", "", stop, |inner| {
+            let max_volumes = inner.max_volumes;
+            Ok(DriverNode { id: "node-id".to_owned(), max_volumes, ..DriverNode::default() })
         })
     }
 
@@ -435,7 +442,7 @@ fn start(root: &Path, node: &Arc<FakeNode>, cluster: &Arc<FakeCluster>) -> Arc<C
     let driver = node.driver();
     let registry = Registry::new(move |_, _| Ok(Arc::clone(&driver)));
     registry.register(DRIVER, "/s", &["1.0.0".to_owned()], &StopToken::never()).unwrap();
-    let settings = CsiSettings { root_dir: root.to_owned(), node_name: "n1".to_owned() };
+    let settings = CsiSettings { root_dir: root.to_owned(), node_name: "n1".to_owned(), selinux: None };
     let mounter = Arc::new(FakeMounter(Arc::clone(node)));
     Arc::new(Csi::new(settings, Arc::new(registry), Arc::clone(cluster) as Arc<dyn Cluster>, mounter))
 }

@@ -6,6 +6,8 @@
 //!   `vol_data.json` is written before the driver is called, and removed after the driver has
 //!   undone the call. So an agent that was killed at any step finds what it must repeat or undo.
 //! - `driver`: the calls of a driver, behind a trait; `client` sends them over gRPC.
+//! - `visits`: the thread that has the drivers measure their volumes (`measure`), and asks them again
+//!   how many volumes the node may have.
 //! - `rebuild`: what a start finds on the disk.
 //!
 //! Invariants: a driver is called from the thread of the volume's operation, and each call has a
@@ -24,6 +26,7 @@ mod expand;
 mod fake;
 #[cfg(test)]
 mod fault_tests;
+mod measure;
 mod mounter;
 mod names;
 mod node_info;
@@ -35,12 +38,14 @@ mod remove;
 mod request;
 #[cfg(test)]
 mod room_tests;
+mod selinux;
 mod stage;
 #[cfg(test)]
 mod tests;
 mod turns;
 mod users;
 mod versions;
+mod visits;
 mod volume;
 mod wanted;
 
@@ -51,6 +56,7 @@ pub use driver::{
     Abilities, Capability, Code, Driver, DriverError, DriverNode, Expand, Pairs, Publish, Secrets, Stage,
     Usage, VolumeStats,
 };
+pub use measure::OfPod;
 pub use mounter::{KernelMounter, Mounter};
 pub(crate) use names::DIRECTORY;
 pub use names::{attachment_name, inline_handle};
@@ -60,4 +66,7 @@ pub use node_info::{
 pub use rebuild::{Found, find};
 pub use registry::{NodeInfo, RegisteredDriver, Registry};
 pub use request::{Lifecycle, PodFacts, Wanted};
+pub(crate) use selinux::FileContext;
+pub use selinux::Labels;
+pub use visits::{VisitSettings, Visits};
 pub use volume::{Csi, CsiSettings, CsiVolume};

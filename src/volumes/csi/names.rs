@@ -33,6 +33,11 @@ pub(super) fn unique_name(driver: &str, handle: &str) -> String {
     format!("{PLUGIN}/{driver}^{handle}")
 }
 
+/// What the names of all volumes of a driver begin with.
+pub(super) fn unique_prefix(driver: &str) -> String {
+    unique_name(driver, "")
+}
+
 /// The directories of CSI below the root directory.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {

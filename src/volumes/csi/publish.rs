@@ -57,6 +57,7 @@ impl Csi {
         let is_attached = !wanted.is_ephemeral() && at.spec.attach_required != Some(false);
         let mut users = self.users();
         users.add(&name, &wanted.place());
+        users.set_pod_name(&wanted.place(), &wanted.volume);
         users.set_attached(&name, is_attached);
     }
 

@@ -46,6 +46,8 @@ struct Known {
     drivers: BTreeMap<String, RegisteredDriver>,
     /// Drivers that were deregistered since the start.
     removed: BTreeSet<String>,
+    /// Drivers that have refused a volume because the node has no place for it.
+    exhausted: BTreeSet<String>,
 }
 
 /// All drivers. Shared by the watcher, the volumes and the reporter of the node.
@@ -76,7 +78,8 @@ impl Registry {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A channel that becomes readable when the answers of drivers about this node have changed.
+    /// A channel that becomes readable when the drivers or their answers about this node have changed,
+    /// and when [`Registry::take_exhausted`] has a new name.
     #[must_use]
     pub fn changed(&self) -> Receiver<()> {
         self.changed.clone()
@@ -202,6 +205,29 @@ impl Registry {
         drop(known);
         self.ring();
         Ok(true)
+    }
+
+    /// A volume of this driver could not be attached, because the node has its limit already: the
+    /// driver's number of volumes is to be read again.
+    pub fn exhausted(&self, name: &str) {
+        let mut known = self.known();
+        if known.drivers.contains_key(name) {
+            known.exhausted.insert(name.to_owned());
+            drop(known);
+            self.ring();
+        }
+    }
+
+    /// The drivers of [`Registry::exhausted`] since the last call.
+    pub fn take_exhausted(&self) -> BTreeSet<String> {
+        std::mem::take(&mut self.known().exhausted)
+    }
+
+    /// The names of the drivers that have answered.
+    #[must_use]
+    pub fn names(&self) -> BTreeSet<String> {
+        let known = self.known();
+        known.drivers.iter().filter(|(_, it)| it.node.is_some()).map(|(name, _)| name.clone()).collect()
     }
 
     /// The drivers that have answered, and those that were deregistered: what Node and CSINode show.

@@ -3,6 +3,7 @@
 use super::super::kind::{Form, Place};
 use super::driver::{Abilities, Capability, Pairs};
 use super::names;
+use super::selinux::Labels;
 use crate::model::ids::PodUid;
 use crate::model::storage::{AccessMode, CsiDriverSpec, CsiVolumeSource, FsGroupPolicy};
 
@@ -44,6 +45,8 @@ impl Lifecycle {
 pub struct Wanted {
     /// The pod.
     pub pod: PodFacts,
+    /// The volume's name in the pod.
+    pub volume: String,
     /// The persistent volume's name, or the volume's name in the pod.
     pub spec_name: String,
     /// Driver, handle, attributes, names of secrets. The handle of an ephemeral volume is
@@ -63,8 +66,8 @@ pub struct Wanted {
     pub fs_group: Option<u32>,
     /// `fsGroupChangePolicy: OnRootMismatch`.
     pub fs_group_on_root_mismatch: bool,
-    /// The SELinux label of the pod, on nodes that use it.
-    pub selinux_label: Option<String>,
+    /// The SELinux labels of the containers that mount it, on nodes that use SELinux.
+    pub selinux: Labels,
     /// The size in bytes that the file system must be grown to, if it must.
     pub grow_to: Option<i64>,
 }
@@ -122,9 +125,18 @@ impl Wanted {
 
     /// The label to mount with: for drivers that support it, and volumes that only one pod uses.
     pub(super) fn mount_label(&self, driver: &CsiDriverSpec) -> Option<&str> {
+        if self.has_mount_label(driver) { self.selinux.single().ok().flatten() } else { None }
+    }
+
+    /// Whether containers of the pod need different labels of a volume that is mounted with one; the
+    /// text is upstream's.
+    pub(super) fn check_label(&self, driver: &CsiDriverSpec) -> Result<(), String> {
+        if self.has_mount_label(driver) { self.selinux.single().map(drop) } else { Ok(()) }
+    }
+
+    fn has_mount_label(&self, driver: &CsiDriverSpec) -> bool {
         let is_single = self.access_modes.first() == Some(&AccessMode::ReadWriteOncePod);
-        let applies = driver.selinux_mount == Some(true) && is_single && self.form == Form::Filesystem;
-        self.selinux_label.as_deref().filter(|label| applies && !label.is_empty())
+        driver.selinux_mount == Some(true) && is_single && self.form == Form::Filesystem
     }
 
     /// The volume's attributes, with facts of the pod if the driver wants them.
@@ -191,6 +203,7 @@ pub(super) mod tests {
                 namespace: "n".to_owned(),
                 service_account: "default".to_owned(),
             },
+            volume: format!("v-{handle}"),
             spec_name: format!("pv-{handle}"),
             source: CsiVolumeSource {
                 driver: "d.example".to_owned(),
@@ -204,7 +217,7 @@ pub(super) mod tests {
             read_only: false,
             fs_group: None,
             fs_group_on_root_mismatch: false,
-            selinux_label: None,
+            selinux: Labels::default(),
             grow_to: None,
         }
     }
@@ -284,7 +297,7 @@ pub(super) mod tests {
     #[test]
     fn label_is_an_option_of_the_mount_for_volumes_of_one_pod() {
         let mut volume = wanted("u", "h");
-        volume.selinux_label = Some("system_u:object_r:container_file_t:s0:c1,c2".to_owned());
+        volume.selinux = Labels::of("system_u:object_r:container_file_t:s0:c1,c2");
         let mut driver = CsiDriverSpec { selinux_mount: Some(true), ..CsiDriverSpec::default() };
         assert_eq!(volume.mount_label(&driver), None);
         volume.access_modes = vec![AccessMode::ReadWriteOncePod];

@@ -15,6 +15,9 @@ use super::volume::{At, Csi, text};
 use crate::model::storage::{CsiDriverSpec, SecretReference};
 use crate::util::stop::StopToken;
 
+/// The code of gRPC with which a driver refuses a volume for which the node has no place.
+const RESOURCE_EXHAUSTED: i32 = 8;
+
 /// The mode of directories that are made here.
 const DIR_MODE: u32 = 0o750;
 
@@ -31,6 +34,7 @@ impl Csi {
         let spec = object.unwrap_or_default().spec;
         let refused = |error| not_begun(Phase::SetUp, format!("kubernetes.io/csi: {error}"));
         wanted.check_lifecycle(&spec).map_err(refused)?;
+        wanted.check_label(&spec).map_err(|error| not_begun(stage, error))?;
         let publish_context = self.attachment(wanted, &spec, attach, stop)?;
         let driver = self.registry.get(name).map_err(|error| {
             let prefix = match stage {
@@ -73,6 +77,11 @@ impl Csi {
             return Ok(found.status.attachment_metadata);
         }
         if let Some(error) = found.status.attach_error {
+            if error.error_code == Some(RESOURCE_EXHAUSTED)
+                && driver.node_allocatable_update_period_seconds.is_some()
+            {
+                self.registry.exhausted(name);
+            }
             return Err(not_begun(phase, error.message));
         }
         let text =

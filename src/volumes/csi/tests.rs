@@ -9,6 +9,7 @@ use super::fake::{DRIVER, FakeAgent, Fault};
 use super::names;
 use super::request::tests::wanted;
 use super::request::{Lifecycle, TOKENS, Wanted};
+use super::selinux::Labels;
 use crate::model::storage::{
     AccessMode, AttachError, CsiDriverSpec, SecretReference, TokenRequest, VolumeAttachment,
 };
@@ -287,7 +288,7 @@ fn pods_with_other_labels_cannot_share_a_mount() {
     let labelled = |pod: &str, label: &str| {
         let mut volume = wanted(pod, "h");
         volume.access_modes = vec![AccessMode::ReadWriteOncePod];
-        volume.selinux_label = Some(label.to_owned());
+        volume.selinux = Labels::of(label);
         volume
     };
     let ready = set_up(&agent, &labelled("a", "l1")).unwrap();
@@ -357,15 +358,4 @@ fn damaged_record_ends_nothing_and_loses_no_mount() {
     tear_down(&agent, &a).unwrap();
     assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
     agent.node.check();
-}
-
-#[test]
-fn stats_come_from_the_driver() {
-    let agent = FakeAgent::new();
-    let a = wanted("a", "h");
-    assert!(agent.csi.stats(&a.place(), &StopToken::never()).is_err());
-    set_up(&agent, &a).unwrap();
-    let stats = agent.csi.stats(&a.place(), &StopToken::never()).unwrap();
-    assert_eq!(stats.bytes.map(|bytes| bytes.total), Some(3));
-    assert_eq!(stats.condition, None);
 }

@@ -1,7 +1,7 @@
 //! Which pods use which volume, and which volumes are staged (pure). The table is rebuilt from the
 //! disk at a start.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::super::kind::Place;
 use crate::model::ids::PodUid;
@@ -22,6 +22,8 @@ pub(super) struct Users {
     volumes: HashMap<String, Volume>,
     /// Volumes that must be published again at each sync of their pod.
     republished: BTreeSet<Place>,
+    /// The names of the volumes in their pods, once this process has set them up.
+    pod_names: BTreeMap<Place, String>,
 }
 
 impl Users {
@@ -33,6 +35,7 @@ impl Users {
     /// A pod no longer uses a volume. Returns whether no other pod uses it.
     pub(super) fn remove(&mut self, name: &str, place: &Place) -> bool {
         self.republished.remove(place);
+        self.pod_names.remove(place);
         let Some(volume) = self.volumes.get_mut(name) else { return true };
         volume.users.remove(place);
         volume.users.is_empty()
@@ -77,6 +80,30 @@ impl Users {
     pub(super) fn name_at(&self, place: &Place) -> Option<String> {
         let has = |volume: &Volume| volume.users.contains(place);
         self.volumes.iter().find(|(_, volume)| has(volume)).map(|(name, _)| name.clone())
+    }
+
+    /// The pod calls the volume so.
+    pub(super) fn set_pod_name(&mut self, place: &Place, volume: &str) {
+        self.pod_names.insert(place.clone(), volume.to_owned());
+    }
+
+    /// The name of the volume in its pod.
+    pub(super) fn pod_name(&self, place: &Place) -> Option<&str> {
+        self.pod_names.get(place).map(String::as_str)
+    }
+
+    /// The volumes of a pod that this process has set up, by their names in the pod.
+    pub(super) fn of_pod(&self, pod: &PodUid) -> Vec<(Place, String)> {
+        let all = self.pod_names.iter().filter(|(place, _)| place.pod == *pod);
+        all.map(|(place, name)| (place.clone(), name.clone())).collect()
+    }
+
+    /// The volumes of one driver, at each pod that uses them. `prefix`: what their names begin with.
+    pub(super) fn places_of_driver(&self, prefix: &str) -> Vec<Place> {
+        let volumes = self.volumes.iter().filter(|(name, _)| name.starts_with(prefix));
+        let mut places: Vec<Place> = volumes.flat_map(|(_, volume)| volume.users.iter().cloned()).collect();
+        places.sort();
+        places
     }
 
     /// What a pod uses; all pods without a UID.

@@ -5,16 +5,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::super::error::VolumeError;
-use super::super::kind::{Form, Phase, Place, Ready, VolumeKeeper, VolumeKind};
+use super::super::kind::{Form, Place, Ready, VolumeKeeper, VolumeKind};
 use super::cluster::Cluster;
-use super::driver::{Abilities, Driver, Pairs, VolumeStats};
-use super::error::{not_begun, of_call};
+use super::driver::{Abilities, Driver, Pairs};
+use super::measure::Measured;
 use super::mounter::Mounter;
 use super::names::{self, Layout};
 use super::rebuild;
-use super::record::{Look, Record};
+use super::record::Record;
 use super::registry::Registry;
 use super::request::Wanted;
+use super::selinux::FileContext;
 use super::turns::{Turn, Turns};
 use super::users::Users;
 use crate::model::ids::PodUid;
@@ -28,6 +29,8 @@ pub struct CsiSettings {
     pub root_dir: PathBuf,
     /// The node's name, in the names of VolumeAttachments.
     pub node_name: String,
+    /// The label of files of containers, on a node that uses SELinux.
+    pub(crate) selinux: Option<FileContext>,
 }
 
 /// All CSI volumes of the node.
@@ -40,6 +43,8 @@ pub struct Csi {
     pub(super) turns: Turns,
     /// Held for look-ups only, never across a call or a system call.
     users: Mutex<Users>,
+    /// Likewise.
+    measured: Mutex<Measured>,
 }
 
 impl fmt::Debug for Csi {
@@ -85,11 +90,16 @@ impl Csi {
             mounter,
             turns: Turns::default(),
             users: Mutex::new(users),
+            measured: Mutex::default(),
         }
     }
 
     pub(super) fn users(&self) -> MutexGuard<'_, Users> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn measured(&self) -> MutexGuard<'_, Measured> {
+        self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What a pod uses, or what all pods use, also found on the disk after a start.
@@ -137,37 +147,6 @@ impl Csi {
     #[must_use]
     pub fn volume(self: &Arc<Csi>, wanted: Wanted) -> CsiVolume {
         CsiVolume { csi: Arc::clone(self), wanted }
-    }
-
-    /// Measures a volume that is set up, by the driver if it can.
-    ///
-    /// # Errors
-    /// When the driver cannot, or the volume is not known.
-    pub fn stats(&self, place: &Place, stop: &StopToken) -> Result<VolumeStats, VolumeError> {
-        let phase = Phase::SetUp;
-        let dir = self.layout.of_pod(place)?;
-        let home = if place.form == Form::Block {
-            self.layout.block(&place.spec_name)?.join("data")
-        } else {
-            dir.clone()
-        };
-        let Look::Record(record) = Record::read(&home) else {
-            return Err(not_begun(phase, "the volume is not mounted"));
-        };
-        let driver = self.registry.get(&record.driver_name).map_err(|error| not_begun(phase, error))?;
-        let abilities = driver.abilities(stop).map_err(|error| of_call(phase, "", &error))?;
-        if !abilities.stats {
-            return Err(not_begun(phase, "the driver does not measure volumes"));
-        }
-        let path = if place.form == Form::Block { self.publish_path(place)? } else { dir.join("mount") };
-        let staging = self.staging_path(place.form, &record)?;
-        let staging = if abilities.stage { text(&staging)? } else { String::new() };
-        let stats = driver.stats(&record.volume_handle, &text(&path)?, &staging, stop);
-        let mut stats = stats.map_err(|error| of_call(phase, "", &error))?;
-        if !abilities.condition {
-            stats.condition = None;
-        }
-        Ok(stats)
     }
 
     /// Waits for the turn of a volume.
@@ -236,6 +215,7 @@ impl VolumeKeeper for Csi {
     }
 
     fn tear_down(&self, place: &Place, stop: &StopToken) -> Result<(), VolumeError> {
+        self.measured().forget(place);
         match place.form {
             Form::Filesystem => self.unmount(place, stop),
             Form::Block => self.unmap(place, stop),

@@ -8,18 +8,20 @@ use super::super::kind::{CsiVolumes, Form, Phase, VolumeKind};
 use super::error::not_begun;
 use super::names;
 use super::request::{Lifecycle, PodFacts, Wanted};
+use super::selinux::{self, Labels};
 use super::volume::Csi;
 use crate::model::persistent::{Mode, Source, Spec};
 use crate::model::pod::Pod;
 
 impl CsiVolumes for Arc<Csi> {
     fn kind(&self, pod: &Pod, volume: &str, spec: &Spec) -> Result<Box<dyn VolumeKind>, VolumeError> {
-        Ok(Box::new(self.volume(wanted(pod, volume, spec)?)))
+        let selinux = selinux::labels(pod, volume, self.settings.selinux.as_ref());
+        Ok(Box::new(self.volume(wanted(pod, volume, spec, selinux)?)))
     }
 }
 
 /// What the pod wants of its volume.
-fn wanted(pod: &Pod, volume: &str, spec: &Spec) -> Result<Wanted, VolumeError> {
+fn wanted(pod: &Pod, volume: &str, spec: &Spec, selinux: Labels) -> Result<Wanted, VolumeError> {
     let Source::Csi(source) = &spec.source else {
         return Err(VolumeError::Unsupported { kind: volume.to_owned() });
     };
@@ -43,6 +45,7 @@ fn wanted(pod: &Pod, volume: &str, spec: &Spec) -> Result<Wanted, VolumeError> {
             namespace: pod.namespace().to_owned(),
             service_account: pod.spec().service_account_name.clone().unwrap_or_default(),
         },
+        volume: volume.to_owned(),
         spec_name: spec.name.clone(),
         source,
         lifecycle,
@@ -55,7 +58,7 @@ fn wanted(pod: &Pod, volume: &str, spec: &Spec) -> Result<Wanted, VolumeError> {
         read_only: spec.read_only,
         fs_group: empty_dir::fs_group(pod),
         fs_group_on_root_mismatch: policy == Some("OnRootMismatch"),
-        selinux_label: None,
+        selinux,
         grow_to: spec.grow_to(),
     })
 }
@@ -80,7 +83,7 @@ mod tests {
     fn inline_volume_has_a_handle_of_its_pod() {
         let pod = pod();
         let spec = Spec::inline(&pod, &pod.spec().volumes.as_ref().unwrap()[0]).unwrap();
-        let wanted = wanted(&pod, "v", &spec).unwrap();
+        let wanted = wanted(&pod, "v", &spec, Labels::default()).unwrap();
         assert_eq!(wanted.source.volume_handle, names::inline_handle("u", "v"));
         assert_eq!((wanted.lifecycle, wanted.form), (Lifecycle::Ephemeral, Form::Filesystem));
         assert!(wanted.read_only && wanted.fs_group_on_root_mismatch && wanted.grow_to.is_none());
@@ -98,7 +101,9 @@ mod tests {
             .unwrap()
         };
         let name = ClaimName { name: "c".to_owned(), read_only: false, is_ephemeral: false };
-        let of = |handle: &str| wanted(&pod(), "v", &Spec::persistent(&name, &claim, &volume(handle)));
+        let of = |handle: &str| {
+            wanted(&pod(), "v", &Spec::persistent(&name, &claim, &volume(handle)), Labels::default())
+        };
         let grown = of("h").unwrap();
         assert_eq!((grown.grow_to, grown.form), (Some(2 << 30), Form::Block));
         assert_eq!((grown.spec_name.as_str(), grown.source.volume_handle.as_str()), ("pv", "h"));

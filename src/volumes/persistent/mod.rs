@@ -6,6 +6,7 @@
 //! as it is. Disks are mounted once below `plugins`, and bound to each pod; [`Kinds::sweep`] unmounts
 //! and detaches those that no pod uses any more.
 
+mod attached;
 mod block;
 mod csi;
 mod devices;
@@ -27,10 +28,10 @@ use std::ffi::CString;
 use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::error::VolumeError;
-use super::kind::{CsiVolumes, Phase};
+use super::kind::{AttachedVolumes, CsiVolumes, Phase};
 use super::{host_path, paths};
 use crate::kube::PodApi;
 use crate::kube::claims::ReadError;
@@ -64,6 +65,10 @@ pub(super) struct Kinds {
     plugins: Mutex<HashMap<PodUid, HashMap<String, &'static str>>>,
     /// Volumes that are inspected at each sync of their pod.
     refreshed: Mutex<HashMap<PodUid, BTreeSet<String>>>,
+    /// The volumes that a controller has attached; not set: the node waits for none.
+    attached: OnceLock<AttachedVolumes>,
+    /// Volumes of pods that a controller attaches.
+    attachable: Mutex<HashMap<PodUid, BTreeSet<String>>>,
 }
 
 impl std::fmt::Debug for Kinds {
@@ -98,6 +103,8 @@ impl Kinds {
             singles: Mutex::default(),
             plugins: Mutex::default(),
             refreshed: Mutex::default(),
+            attached: OnceLock::new(),
+            attachable: Mutex::default(),
         }
     }
 
@@ -130,6 +137,11 @@ impl Kinds {
         self.plugins.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
         self.singles().retain(|_, user| user != uid);
         self.refreshed().remove(uid);
+        self.forget_attachable(uid);
+    }
+
+    fn attachable(&self) -> MutexGuard<'_, HashMap<PodUid, BTreeSet<String>>> {
+        self.attachable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn refreshed(&self) -> MutexGuard<'_, HashMap<PodUid, BTreeSet<String>>> {
@@ -199,6 +211,7 @@ impl Kinds {
             .or_default()
             .insert(volume.name.clone(), plugin);
         self.claim_alone(pod, &spec)?;
+        self.check_attached(pod, &spec, stop)?;
         if spec.mode == Mode::Block && !matches!(spec.source, Source::Csi(_)) {
             return self.map_device(pod, &volume.name, &spec, stop);
         }

@@ -325,3 +325,24 @@ fn names_of_targets_cannot_leave_their_directory() {
     let evil = json!({"iscsi": {"targetPortal": "a/../../b", "iqn": "iqn.x", "lun": 0}});
     assert!(node.set_up("u1", evil).unwrap_err().contains("cannot be the name of a directory"));
 }
+
+#[test]
+fn volume_of_a_controller_waits_until_the_node_shows_it() {
+    let node = Node::new(vec![], vec![]);
+    let attached: Arc<Mutex<Option<Vec<String>>>> = Arc::default();
+    let shown = Arc::clone(&attached);
+    node.kinds.wait_for_attachment(Box::new(move || shown.lock().unwrap().clone()));
+    let source = json!({"name": "v", "fc": {"wwids": ["w"], "fsType": "ext4"}});
+    let name = "kubernetes.io/fc/[w]";
+    for known in [None, Some(vec![]), Some(vec!["kubernetes.io/fc/[x]".to_owned()])] {
+        *attached.lock().unwrap() = known;
+        let error = node.set_up("u1", source.clone()).unwrap_err();
+        assert!(error.contains("not attached according to node status"), "{error}");
+        assert_eq!(node.kinds.in_use(), [name]);
+    }
+    *attached.lock().unwrap() = Some(vec![name.to_owned()]);
+    let error = node.set_up("u1", source).unwrap_err();
+    assert!(!error.contains("according to node status"), "the search for the disk has begun: {error}");
+    node.kinds.forget(&PodUid::from("u1"));
+    assert!(node.kinds.in_use().is_empty());
+}

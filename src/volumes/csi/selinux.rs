@@ -1,0 +1,187 @@
+//! The SELinux label of a volume that is mounted with it (Go: pkg/volume/util/selinux.go, and
+//! go-selinux for the files of the policy).
+//!
+//! A volume gets a label only on a node that uses SELinux, and only if the pod names the level: else
+//! the runtime chooses a level for each pod, which is not known before.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use crate::model::api::{Container, SELinuxOptions};
+use crate::model::pod::Pod;
+use crate::util::untrusted;
+
+/// The largest file of the policy that is read.
+const MAX_FILE: u64 = 1 << 20;
+/// The policy of a node whose configuration does not name one.
+const DEFAULT_POLICY: &str = "targeted";
+
+/// The label of files of containers in the policy of this node, without a pod's options.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FileContext {
+    user: String,
+    role: String,
+    kind: String,
+}
+
+/// What the pod's containers want of a volume.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Labels {
+    /// The labels of the containers that mount the volume, at most one of which can be used.
+    labels: BTreeSet<String>,
+}
+
+impl Labels {
+    /// The label to mount with, if there is one.
+    ///
+    /// # Errors
+    /// Upstream's text, if containers need different ones.
+    pub(super) fn single(&self) -> Result<Option<&str>, String> {
+        let mut labels = self.labels.iter();
+        match (labels.next(), labels.next()) {
+            (first, None) => Ok(first.map(String::as_str)),
+            _ => {
+                let all: Vec<&str> = self.labels.iter().map(String::as_str).collect();
+                Err(format!("multiple SELinux labels found: {}", all.join(", ")))
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn of(label: &str) -> Labels {
+        Labels { labels: [label.to_owned()].into() }
+    }
+}
+
+impl FileContext {
+    /// Of the node whose files are below `root`; `None`: it does not use SELinux, or its policy has no
+    /// label for containers.
+    pub(crate) fn read(root: &Path) -> Option<FileContext> {
+        if !root.join("sys/fs/selinux/enforce").exists() {
+            return None;
+        }
+        let shared = text(&root.join("usr/share/containers/selinux/contexts"));
+        let contexts = shared.or_else(|| {
+            let config = text(&root.join("etc/selinux/config")).unwrap_or_default();
+            let name = policy(&config).filter(|name| !name.contains('/') && *name != "..");
+            let dir = root.join("etc/selinux").join(name.unwrap_or(DEFAULT_POLICY));
+            text(&dir.join("contexts/lxc_contexts"))
+        });
+        parse(&contexts?)
+    }
+
+    /// The label with a pod's options. As with the runtime, role and type of files are the policy's.
+    fn with(&self, options: &SELinuxOptions) -> Option<String> {
+        let level = options.level.as_deref().filter(|level| !level.is_empty())?;
+        let user = options.user.as_deref().filter(|user| !user.is_empty()).unwrap_or(&self.user);
+        Some(format!("{user}:{}:{}:{level}", self.role, self.kind))
+    }
+}
+
+fn text(path: &Path) -> Option<String> {
+    String::from_utf8(untrusted::read_own(path, MAX_FILE).ok()?).ok()
+}
+
+/// The values of lines such as `NAME = "value"`.
+fn values<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| {
+        let (key, value) = line.trim().split_once('=')?;
+        let value = value.trim().trim_matches('"');
+        (key.trim() == name && !value.is_empty()).then_some(value)
+    })
+}
+
+/// The policy's name in `/etc/selinux/config`.
+fn policy(config: &str) -> Option<&str> {
+    values(config, "SELINUXTYPE")
+}
+
+/// The label of files in `lxc_contexts`.
+fn parse(contexts: &str) -> Option<FileContext> {
+    let mut parts = values(contexts, "file")?.splitn(4, ':').map(str::to_owned);
+    Some(FileContext { user: parts.next()?, role: parts.next()?, kind: parts.next()? })
+}
+
+/// The labels for a volume of a pod.
+pub(super) fn labels(pod: &Pod, volume: &str, context: Option<&FileContext>) -> Labels {
+    let Some(context) = context else { return Labels::default() };
+    let of_pod = pod.spec().security_context.as_ref().and_then(|context| context.se_linux_options.as_ref());
+    let mounts = |one: &&Container| one.volume_mounts.iter().flatten().any(|mount| mount.name == volume);
+    let label = |one: &Container| {
+        let own = one.security_context.as_ref().and_then(|context| context.se_linux_options.as_ref());
+        context.with(own.or(of_pod)?)
+    };
+    Labels { labels: pod.all_containers().filter(mounts).filter_map(label).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const CONTEXTS: &str = "process = \"system_u:system_r:container_t:s0\"\ncontent = \"x\"\n\
+                            file = \"system_u:object_r:container_file_t:s0\"\n";
+
+    fn pod(of_pod: Value, containers: &[(Value, &str)]) -> Pod {
+        let containers = containers.iter().map(|(options, volume)| {
+            json!({"name": "c", "securityContext": {"seLinuxOptions": options},
+                "volumeMounts": [{"name": volume, "mountPath": "/v"}]})
+        });
+        let value = json!({"metadata": {"name": "p", "uid": "u"}, "spec": {
+            "securityContext": {"seLinuxOptions": of_pod}, "containers": containers.collect::<Vec<_>>()}});
+        Pod::from(serde_json::from_value::<crate::model::api::Pod>(value).unwrap())
+    }
+
+    #[test]
+    fn label_is_of_the_policy_with_the_level_of_the_pod() {
+        let context = parse(CONTEXTS).unwrap();
+        let level = json!({"level": "s0:c1,c2", "type": "spc_t"});
+        let own = json!({"user": "u_u", "level": "s0:c3"});
+        let plain = "system_u:object_r:container_file_t:s0:c1,c2";
+        for (of_pod, containers, expected) in [
+            (level.clone(), vec![(Value::Null, "v")], Ok(Some(plain))),
+            (level.clone(), vec![(own.clone(), "other")], Ok(None)),
+            (Value::Null, vec![(own.clone(), "v")], Ok(Some("u_u:object_r:container_file_t:s0:c3"))),
+            (json!({"type": "x"}), vec![(Value::Null, "v")], Ok(None)),
+            (Value::Null, vec![(Value::Null, "v")], Ok(None)),
+            (level.clone(), vec![(Value::Null, "v"), (Value::Null, "v")], Ok(Some(plain))),
+            (level, vec![(Value::Null, "v"), (own, "v")], Err(())),
+        ] {
+            let labels = labels(&pod(of_pod, &containers), "v", Some(&context));
+            let single =
+                labels.single().map_err(|text| assert!(text.starts_with("multiple SELinux"), "{text}"));
+            assert_eq!(single, expected);
+        }
+        let pod = pod(json!({"level": "s0"}), &[(Value::Null, "v")]);
+        assert_eq!(labels(&pod, "v", None), Labels::default());
+    }
+
+    #[test]
+    fn policy_is_read_only_if_the_node_uses_selinux() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("etc/selinux/strict/contexts/lxc_contexts", CONTEXTS);
+        write("etc/selinux/config", "# comment\nSELINUX=enforcing\nSELINUXTYPE=strict\n");
+        assert_eq!(FileContext::read(root.path()), None);
+        write("sys/fs/selinux/enforce", "1");
+        assert_eq!(FileContext::read(root.path()), parse(CONTEXTS));
+        write("etc/selinux/config", "SELINUXTYPE=../strict\n");
+        assert_eq!(FileContext::read(root.path()), None);
+        write("usr/share/containers/selinux/contexts", &CONTEXTS.replace("container_file_t", "own_t"));
+        assert_eq!(FileContext::read(root.path()).unwrap().kind, "own_t");
+    }
+
+    proptest! {
+        #[test]
+        fn no_file_of_a_policy_makes_it_panic(text: String) {
+            let _ = (parse(&text), policy(&text));
+            let _ = parse(&format!("file = {text}"));
+        }
+    }
+}
