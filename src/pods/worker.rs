@@ -670,12 +670,15 @@ impl Worker {
         let before =
             self.deps.observe.inspect(&uid, stop).map_err(|error| Failed::soon(error.to_string()))?;
         let before = self.addressed(before);
+        // Processes that wait for a dead file server cannot be killed.
+        let watch = self.deps.volumes.watch_stop(&uid, self.deps.runtime.overdue_after(grace_seconds));
         let killed = self.deps.runtime.kill_pod(
             Some(self.pod()),
             Observed::Runtime(&before),
             Some(grace_seconds),
             stop,
         );
+        drop(watch);
         let after = self.deps.observe.inspect(&uid, stop);
         drop(busy);
         if let Err(error) = killed {
