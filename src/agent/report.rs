@@ -193,9 +193,9 @@ impl Handles {
             format!("volumes of pod {} cannot be removed for {} s: {}", one.uid, one.since.as_secs(), one.why)
         }));
         let hung = crate::volumes::stuck().into_iter().filter(|one| one.since >= SLOW_VOLUME);
-        problems.extend(
-            hung.map(|one| format!("{} of {} hangs for {} s", one.call, one.path.display(), one.since.as_secs())),
-        );
+        problems.extend(hung.map(|one| {
+            format!("{} of {} hangs for {} s", one.call, one.path.display(), one.since.as_secs())
+        }));
         let slow = self.volumes.slow(SLOW_VOLUME);
         let mut pods: BTreeMap<String, usize> = BTreeMap::new();
         self.each_pod(&mut |view| {

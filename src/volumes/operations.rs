@@ -206,10 +206,10 @@ mod tests {
         assert!(begun.elapsed() < Duration::from_secs(5));
         assert!(operations.is_busy(&uid()));
         let slow = operations.slow(SHORT);
-        assert_eq!(slow.iter().map(|(pod, volume, _)| (pod, volume.as_str())).collect::<Vec<_>>(), [(
-            &uid(),
-            "v"
-        )]);
+        assert_eq!(
+            slow.iter().map(|(pod, volume, _)| (pod, volume.as_str())).collect::<Vec<_>>(),
+            [(&uid(), "v")]
+        );
         assert_eq!(operations.slow(LIMIT), []);
         let again = operations.run(&uid(), "v", SHORT, &StopToken::never(), |_| Ok(()));
         assert!(matches!(again, Err(VolumeError::Pending)));

@@ -57,11 +57,8 @@ pub struct Stuck {
 #[must_use]
 pub fn stuck() -> Vec<Stuck> {
     let table = STUCK.lock().unwrap_or_else(PoisonError::into_inner);
-    let shown = |((call, path), begun): &(Call, Instant)| Stuck {
-        path: path.clone(),
-        call,
-        since: begun.elapsed(),
-    };
+    let shown =
+        |((call, path), begun): &(Call, Instant)| Stuck { path: path.clone(), call, since: begun.elapsed() };
     table.iter().map(shown).collect()
 }
 
