@@ -171,7 +171,7 @@ fn frozen_nfs_server_holds_up_only_its_own_pods() {
     let test_begun = Instant::now();
     let server = Server::start(Path::new(&program), &Node::base("export"));
     // Half of this time after its grace period a pod counts as one that cannot be stopped.
-    let node = Node::start_with("nfs", json!({"runtimeRequestTimeout": "40s"}));
+    let node = Node::start_with("nfs", json!({"runtimeRequestTimeout": "30s"}));
     node.apply("kept.json", &writer("kept", "127.0.0.2"));
     node.apply("gone.json", &writer("gone", "127.0.0.1"));
     node.wait_ready("kept");
@@ -189,6 +189,11 @@ fn frozen_nfs_server_holds_up_only_its_own_pods() {
     node.apply("late.json", &writer("late", "127.0.0.3"));
     node.remove("gone.json");
     let meanwhile = starts(&node, "frozen");
+    let removed = Instant::now();
+    let others = (0..PODS).map(|number| format!("before{number}"));
+    others.clone().for_each(|name| node.remove(&format!("{name}.json")));
+    others.for_each(|name| node.wait_gone(&name));
+    let ends = removed.elapsed();
     let mut slowest_summary = summary(&node, "kept").0;
     let unready = problem(&node, &["late", "data", "127.0.0.3"]);
     let unremoved = problem(&node, &["kubernetes.io~nfs/data", "127.0.0.1:/", "does not respond"]);
@@ -217,6 +222,7 @@ fn frozen_nfs_server_holds_up_only_its_own_pods() {
     say(&format!("the server was frozen for {:.0} s", length.as_secs_f64()));
     say(&format!("start of a pod before: {}", shown(&before)));
     say(&format!("start of a pod meanwhile: {}", shown(&all)));
+    say(&format!("{PODS} other pods that were deleted together were gone after {:.1} s", ends.as_secs_f64()));
     say(&format!("slowest /healthz meanwhile: {} ms", slowest_health.as_millis()));
     let seconds = [summary_before, slowest_summary].map(|time| time.as_secs_f64());
     say(&format!("/stats/summary before {:.2} s, slowest meanwhile {:.2} s", seconds[0], seconds[1]));
