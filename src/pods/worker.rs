@@ -755,6 +755,7 @@ pub(super) fn stop_unknown(deps: &Deps, pod: &ListedPod, shared: &Shared, stop: 
             .and_then(|_| {
                 // The inspection may show more containers than were known at first.
                 let newest = deps.observe.listed().get(&pod.uid).cloned();
+                let _watch = deps.volumes.watch_stop(&pod.uid, deps.runtime.overdue_after(1));
                 deps.runtime
                     .kill_pod(None, Observed::Listed(newest.as_ref().unwrap_or(pod)), Some(1), stop)
                     .map_err(|error| error.to_string())
