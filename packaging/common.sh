@@ -355,6 +355,14 @@ metrics_server() {
         "sigs.k8s.io/metrics-server/cmd/metrics-server@v$METRICS_SERVER_VERSION"
 }
 
+NFS_SERVER_VERSION=0.0.4
+
+# Prints the directory with "osnfs", an NFS server in user space that exports a directory.
+nfs_server() {
+    go_program nfs-server "$NFS_SERVER_VERSION" \
+        "github.com/willscott/go-nfs/example/osnfs@v$NFS_SERVER_VERSION"
+}
+
 # Builds a program by "go install", once per version. Prints its directory.
 go_program() { # <name> <version> <package with its version>
     local into=$CORACLE_CACHE/$1-$2

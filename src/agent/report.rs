@@ -23,12 +23,13 @@ use crate::server::{
 };
 use crate::util::stop::StopToken;
 use crate::util::threads;
+use crate::volumes::Slow;
 
 /// How long a removed log is searched for again.
 const LOG_LIMIT: Duration = Duration::from_secs(1);
 
-/// The time after which an unmount is a problem.
-const SLOW_UNMOUNT: std::time::Duration = std::time::Duration::from_secs(10);
+/// The time after which an operation on a volume is a problem.
+const SLOW_VOLUME: Duration = Duration::from_secs(10);
 
 /// The dependencies of the server.
 pub(super) fn server_deps(handles: &Handles) -> Deps {
@@ -197,14 +198,17 @@ impl Handles {
         problems.extend(self.volumes.unreleased().map(|(why, since)| {
             format!("volumes that no pod uses cannot be released for {} s: {why}", since.as_secs())
         }));
-        let hung = crate::volumes::stuck().into_iter().filter(|one| one.since >= SLOW_UNMOUNT);
-        problems.extend(
-            hung.map(|one| format!("unmounting {} hangs for {} s", one.path.display(), one.since.as_secs())),
-        );
+        let hung = crate::volumes::stuck().into_iter().filter(|one| one.since >= SLOW_VOLUME);
+        problems.extend(hung.map(|one| {
+            format!("{} of {} hangs for {} s", one.call, one.path.display(), one.since.as_secs())
+        }));
+        let slow = self.volumes.slow(SLOW_VOLUME);
         let mut pods: BTreeMap<String, usize> = BTreeMap::new();
         self.each_pod(&mut |view| {
             let phase = view.pod.status.as_ref().and_then(|status| status.phase.clone());
             *pods.entry(phase.unwrap_or_else(|| "Pending".to_owned())).or_default() += 1;
+            let of_pod = slow.iter().filter(|one| view.pod.metadata.uid.as_deref() == Some(one.uid.as_str()));
+            problems.extend(of_pod.map(|one| slow_volume(&view, one)));
             if let Some(error) = &view.last_error {
                 problems.push(format!("pod {}/{}: {error}", view.namespace(), view.name()));
             }
@@ -369,6 +373,22 @@ impl Handles {
             HealthCheck { name: "sources", probe: Arc::new(sources) },
         ]
     }
+}
+
+/// An operation on a volume of a pod that takes long, with the file server that it may wait for.
+fn slow_volume(view: &PodView, slow: &Slow) -> String {
+    let volumes = view.pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
+    let volume = volumes.iter().find(|volume| volume.name == slow.volume);
+    let server = match volume.and_then(|volume| volume.nfs.as_ref()) {
+        Some(nfs) => format!("; it is on the NFS server {}", nfs.server),
+        None => String::new(),
+    };
+    let what = match slow.volume.as_str() {
+        "" => "its volumes are not unmounted".to_owned(),
+        name => format!("volume {name} is not mounted"),
+    };
+    let seconds = slow.since.as_secs();
+    format!("pod {}/{}: {what} after {seconds} s{server}", view.namespace(), view.name())
 }
 
 /// The instance with this id, which the status has as the last terminated one. If it was removed,

@@ -182,6 +182,15 @@ impl Runtime {
         })
     }
 
+    /// The time after which a container that was to stop within this grace period, in seconds, counts
+    /// as one that hangs: half of the request's time is over then.
+    #[must_use]
+    pub fn overdue_after(&self, grace_seconds: i64) -> Duration {
+        let grace = Duration::from_secs(grace_seconds.max(MINIMUM_GRACE_SECONDS).unsigned_abs());
+        let limit = self.shared.cri.stop_limit(grace);
+        grace.saturating_add(limit.saturating_sub(grace) / 2)
+    }
+
     fn stop_one(&self, kill: &Kill, order: Option<&KillOrder>, stop: &StopToken) -> Result<(), CriError> {
         let client = self.shared.cri.with_stop(stop.clone());
         let mut kill = kill.clone();

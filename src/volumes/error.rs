@@ -170,6 +170,17 @@ pub enum VolumeError {
         /// The mount point.
         path: PathBuf,
     },
+    /// The containers of a pod wait for a file server.
+    #[error("{source_name}, the server of volume {volume}, does not respond, and a container waits for it{}",
+        if *is_shared { "; another pod uses it too" } else { "" })]
+    NoResponse {
+        /// What is mounted, such as `server:/path`.
+        source_name: String,
+        /// The volume's plugin and name.
+        volume: String,
+        /// Whether the requests to it must not be aborted.
+        is_shared: bool,
+    },
     /// The agent stops.
     #[error("stopping")]
     Stopping,

@@ -88,6 +88,17 @@ pub struct Lingering {
     pub since: Duration,
 }
 
+/// An operation on a volume that takes long.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slow {
+    /// The pod.
+    pub uid: PodUid,
+    /// The volume's name in the pod; empty: the unmount of all its volumes.
+    pub volume: String,
+    /// The time so far.
+    pub since: Duration,
+}
+
 impl Volumes {
     /// Nothing is read or made yet, except that links in the root directory are resolved:
     /// the mount table names mounts by their real path.
@@ -185,6 +196,13 @@ impl Volumes {
     pub fn unreleased(&self) -> Option<(String, Duration)> {
         let unreleased = self.unreleased.lock().unwrap_or_else(PoisonError::into_inner);
         unreleased.as_ref().map(|(why, since)| (why.clone(), since.elapsed()))
+    }
+
+    /// The operations that have run for `limit`.
+    #[must_use]
+    pub fn slow(&self, limit: Duration) -> Vec<Slow> {
+        let one = |(uid, volume, since)| Slow { uid, volume, since };
+        self.operations.slow(limit).into_iter().map(one).collect()
     }
 
     /// Records the result of a removal of the pod's volumes, which took this long.

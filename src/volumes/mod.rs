@@ -3,7 +3,8 @@
 //! Owns: everything below `<root-dir>/pods/<uid>/{volumes,volume-subpaths}`, the `ready` markers
 //! beside it, and the removal of directories of pods that are in no source any more. Threads:
 //! `vol/<uid8>` for an operation on a file system that may hang; `csi` and `csi/visit`, which have CSI
-//! drivers measure their volumes. The pod's worker waits for the
+//! drivers measure their volumes; `vol/unmount` and `vol/size` for one call on a file server;
+//! `vol/release` while a pod with such a volume is stopped. The pod's worker waits for the
 //! thread up to two minutes, and continues with the pod's other volumes meanwhile. All other calls
 //! block the worker, for a few system calls on the agent's own file system. Invariants: only
 //! volumes that a container refers to are made, each once; a failed volume is not retried before
@@ -38,6 +39,7 @@ mod persistent;
 mod progress;
 mod projected;
 mod queue;
+mod release;
 mod retries;
 mod secret;
 mod setup;
@@ -47,8 +49,9 @@ mod teardown;
 mod unmount;
 
 pub use error::{ToolError, VolumeError};
-pub use manager::{Deps, Lingering, Settings, Volumes};
+pub use manager::{Deps, Lingering, Settings, Slow, Volumes};
 pub use progress::State;
+pub use release::StopWatch;
 pub use setup::plugins;
 pub use shown::Shown;
 pub use unmount::{Stuck, stuck};

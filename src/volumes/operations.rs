@@ -7,9 +7,9 @@
 //! operation remains, and is named in the log, until the kernel ends the call; until then there is
 //! no other operation on the volume.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{bounded, select_biased};
 
@@ -36,12 +36,12 @@ type Key = (PodUid, String);
 /// The running operations. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Operations {
-    pending: Arc<Mutex<HashSet<Key>>>,
+    pending: Arc<Mutex<HashMap<Key, Instant>>>,
 }
 
 /// Takes the operation off the list when it ends, however it ends.
 struct Entry {
-    pending: Arc<Mutex<HashSet<Key>>>,
+    pending: Arc<Mutex<HashMap<Key, Instant>>>,
     key: Key,
 }
 
@@ -139,29 +139,41 @@ impl Operations {
     fn enter(&self, uid: &PodUid, volume: &str) -> Result<Entry, VolumeError> {
         let key = (uid.clone(), volume.to_owned());
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        if pending.contains(&key) {
+        if pending.contains_key(&key) {
             return Err(VolumeError::Pending);
         }
         let is_unmount = volume == UNMOUNT;
-        let like_this = pending.iter().filter(|(_, other)| (other == UNMOUNT) == is_unmount);
+        let like_this = pending.keys().filter(|(_, other)| (other == UNMOUNT) == is_unmount);
         let of_pod = like_this.clone().filter(|(owner, _)| owner == uid).count();
         if like_this.count() >= MAX_PENDING || of_pod >= MAX_PENDING_OF_POD {
             return Err(VolumeError::TooManyPending);
         }
-        pending.insert(key.clone());
+        pending.insert(key.clone(), Instant::now());
         Ok(Entry { pending: Arc::clone(&self.pending), key })
+    }
+
+    /// The operations that have run for `limit`, with the volume ([`UNMOUNT`] for the unmount of all
+    /// volumes of the pod) and the time so far.
+    pub(super) fn slow(&self, limit: Duration) -> Vec<(PodUid, String, Duration)> {
+        let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found: Vec<_> = pending
+            .iter()
+            .map(|((uid, volume), begun)| (uid.clone(), volume.clone(), begun.elapsed()))
+            .filter(|(_, _, since)| *since >= limit)
+            .collect();
+        found.sort();
+        found
     }
 
     /// Whether an operation of the pod still runs.
     pub(super) fn is_busy(&self, uid: &PodUid) -> bool {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|(busy, _)| busy == uid)
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).keys().any(|(busy, _)| busy == uid)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Instant;
 
     const SHORT: Duration = Duration::from_millis(10);
 
@@ -193,6 +205,12 @@ mod tests {
         assert!(matches!(hung, Err(VolumeError::Overdue)));
         assert!(begun.elapsed() < Duration::from_secs(5));
         assert!(operations.is_busy(&uid()));
+        let slow = operations.slow(SHORT);
+        assert_eq!(
+            slow.iter().map(|(pod, volume, _)| (pod, volume.as_str())).collect::<Vec<_>>(),
+            [(&uid(), "v")]
+        );
+        assert_eq!(operations.slow(LIMIT), []);
         let again = operations.run(&uid(), "v", SHORT, &StopToken::never(), |_| Ok(()));
         assert!(matches!(again, Err(VolumeError::Pending)));
         operations.run(&uid(), "w", LIMIT, &StopToken::never(), |_| Ok(())).unwrap();

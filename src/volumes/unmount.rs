@@ -22,32 +22,44 @@ use crate::util::threads::{self, OnDeath, Stack};
 const PLAIN: Duration = Duration::from_secs(60);
 /// The wait for a forced one.
 const FORCED: Duration = Duration::from_secs(20);
+/// The wait for the answer to a question that needs the server.
+const PROBE: Duration = Duration::from_secs(10);
 /// The wait for a lazy one, which the kernel ends without the server.
 const LAZY: Duration = Duration::from_secs(10);
 /// Unmounts that may hang at the same time. Beyond that, none is begun.
 const MAX_STUCK: usize = 32;
 
-/// Unmounts that have not ended, by path.
-static STUCK: Mutex<Vec<(PathBuf, Instant)>> = Mutex::new(Vec::new());
+/// Calls that have not ended.
+static STUCK: Mutex<Vec<(Call, Instant)>> = Mutex::new(Vec::new());
+
+/// What a call does, and its mount point.
+type Call = (&'static str, PathBuf);
+
+const UNMOUNT: &str = "unmount";
+const SIZE: &str = "size";
 
 /// The ways to unmount, in order.
 const WAYS: [(UnmountFlags, Duration); 3] =
     [(UnmountFlags::empty(), PLAIN), (UnmountFlags::FORCE, FORCED), (UnmountFlags::DETACH, LAZY)];
 
-/// A mount whose unmount hangs in the kernel.
+/// A call on a mount that hangs in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stuck {
     /// The mount point.
     pub path: PathBuf,
+    /// `unmount`, or `size` for the question whether the server responds.
+    pub call: &'static str,
     /// How long it has hung.
     pub since: Duration,
 }
 
-/// The unmounts that have not ended, for `coracle status`.
+/// The calls that have not ended, for `coracle status`.
 #[must_use]
 pub fn stuck() -> Vec<Stuck> {
     let table = STUCK.lock().unwrap_or_else(PoisonError::into_inner);
-    table.iter().map(|(path, begun)| Stuck { path: path.clone(), since: begun.elapsed() }).collect()
+    let shown =
+        |((call, path), begun): &(Call, Instant)| Stuck { path: path.clone(), call, since: begun.elapsed() };
+    table.iter().map(shown).collect()
 }
 
 /// Unmounts a mount of the agent's own.
@@ -63,13 +75,37 @@ pub(super) fn remote(top: &Path, mount: &Path) -> Result<(), VolumeError> {
     escalate(mount, &call, &WAYS)
 }
 
+/// Aborts all requests to the server of `mount`, which is in `top`, and unmounts it unless it is
+/// busy. Processes that wait for the server get an error.
+pub(super) fn forced(top: &Path, mount: &Path) -> Result<(), VolumeError> {
+    let (top, point) = (top.to_owned(), mount.to_owned());
+    let call = Arc::new(move |flags| match mounts::unmount_in(&top, &point, flags) {
+        // The requests were aborted before that was found.
+        Err(Errno::BUSY) => Ok(()),
+        result => result,
+    });
+    escalate(mount, &call, &[(UnmountFlags::FORCE, FORCED)])
+}
+
+/// Whether the server of the mount responds. One thread at most waits for a server that does not.
+pub(super) fn responds(mount: &Path) -> bool {
+    let is_waiting = |one: &Stuck| one.call == SIZE && one.path == mount;
+    if stuck().iter().any(is_waiting) {
+        return false;
+    }
+    let point = mount.to_owned();
+    let ask = move |_| rustix::fs::statvfs(&point).map(drop);
+    // An error is an answer, and without a thread nothing is known.
+    !matches!(attempt((SIZE, mount), &Arc::new(ask), UnmountFlags::empty(), PROBE), Ok(None))
+}
+
 /// Tries the ways in order; the next one only when the one before hangs.
 fn escalate<C>(mount: &Path, call: &Arc<C>, ways: &[(UnmountFlags, Duration)]) -> Result<(), VolumeError>
 where
     C: Fn(UnmountFlags) -> Result<(), Errno> + Send + Sync + ?Sized + 'static,
 {
     for (flags, limit) in ways {
-        match attempt(mount, call, *flags, *limit)? {
+        match attempt((UNMOUNT, mount), call, *flags, *limit)? {
             None => log::warn!("unmounting {} hangs after {limit:?} ({flags:?})", mount.display()),
             // Unmounted already, perhaps by the attempt before.
             Some(Ok(()) | Err(Errno::INVAL | Errno::NOENT)) => return Ok(()),
@@ -81,7 +117,7 @@ where
 
 /// The result of one way; `None`: it hangs, and its thread is left behind.
 fn attempt<C>(
-    mount: &Path,
+    (what, mount): (&'static str, &Path),
     call: &Arc<C>,
     flags: UnmountFlags,
     limit: Duration,
@@ -89,17 +125,17 @@ fn attempt<C>(
 where
     C: Fn(UnmountFlags) -> Result<(), Errno> + Send + Sync + ?Sized + 'static,
 {
-    let entry = Entry::enter(mount)?;
+    let entry = Entry::enter((what, mount.to_owned()))?;
     let (report, reported) = bounded(1);
     let call = Arc::clone(call);
-    let running = threads::spawn("vol/unmount", Stack::Small, OnDeath::Unsupervised, move |_| {
+    let running = threads::spawn(&format!("vol/{what}"), Stack::Small, OnDeath::Unsupervised, move |_| {
         let _entry = entry;
-        let _waiting = threads::waiting("unmount of a server that may not respond");
+        let _waiting = threads::waiting("file server that may not respond");
         // The caller may have stopped waiting.
         let _ = report.send(call(flags));
     })
     .map_err(|source| VolumeError::Thread { source })?;
-    let _waiting = threads::waiting("unmount");
+    let _waiting = threads::waiting("file server");
     match reported.recv_timeout(limit) {
         Ok(result) => {
             drop(running);
@@ -113,25 +149,25 @@ where
     }
 }
 
-/// Takes the unmount off the list when it ends.
-struct Entry(PathBuf, Instant);
+/// Takes the call off the list when it ends.
+struct Entry(Call, Instant);
 
 impl Entry {
-    fn enter(mount: &Path) -> Result<Entry, VolumeError> {
+    fn enter(call: Call) -> Result<Entry, VolumeError> {
         let mut table = STUCK.lock().unwrap_or_else(PoisonError::into_inner);
         if table.len() >= MAX_STUCK {
             return Err(VolumeError::TooManyPending);
         }
         let begun = Instant::now();
-        table.push((mount.to_owned(), begun));
-        Ok(Entry(mount.to_owned(), begun))
+        table.push((call.clone(), begun));
+        Ok(Entry(call, begun))
     }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
         let mut table = STUCK.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(index) = table.iter().position(|(path, begun)| *path == self.0 && *begun == self.1) {
+        if let Some(index) = table.iter().position(|(call, begun)| *call == self.0 && *begun == self.1) {
             table.swap_remove(index);
         }
     }
@@ -146,10 +182,10 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     /// One attempt of an unmount.
-    type Call = dyn Fn(UnmountFlags) -> Result<(), Errno> + Send + Sync;
+    type Attempt = dyn Fn(UnmountFlags) -> Result<(), Errno> + Send + Sync;
 
     /// A server that does not answer the listed ways until the hold is released.
-    fn dead(hangs: &[UnmountFlags], hold: Receiver<()>, end: Result<(), Errno>) -> Arc<Call> {
+    fn dead(hangs: &[UnmountFlags], hold: Receiver<()>, end: Result<(), Errno>) -> Arc<Attempt> {
         let hangs = hangs.to_vec();
         Arc::new(move |flags| {
             if hangs.contains(&flags) {
@@ -198,6 +234,7 @@ mod tests {
         let error = escalate(Path::new("/t/busy"), &call, &ways([LONG; 3])).unwrap_err();
         assert!(matches!(error, VolumeError::Io { attempt: "unmount", .. }), "{error}");
         let (_release, hold) = bounded::<()>(0);
+        assert!(responds(Path::new("/")) && responds(Path::new("/t/none")));
         let gone = dead(&[], hold, Err(Errno::INVAL));
         escalate(Path::new("/t/gone"), &gone, &ways([LONG; 3])).unwrap();
     }

@@ -22,6 +22,7 @@ mod memory_levels;
 mod metrics;
 mod mounts;
 mod network;
+mod nfs;
 mod outages;
 mod probes;
 mod pulls;

@@ -1,0 +1,192 @@
+//! Pods that cannot be stopped because their file server does not respond.
+//!
+//! A process that has written to such a server cannot be killed: its end waits in the kernel until
+//! the server has what was written. A forced unmount aborts these requests, so that the process
+//! ends. DIFFERS: the Go kubelet unmounts only after all containers have ended, so that the pod
+//! stays until the server is back.
+//!
+//! Requests are aborted only if the server does not respond, the grace period is over for some time,
+//! and no other pod of this node has the same file system: its requests would be aborted too.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::error::VolumeError;
+use super::manager::Volumes;
+use super::mounts::{self, Mount};
+use super::{csi, paths, unmount};
+use crate::model::ids::PodUid;
+use crate::util::error_chain::chain;
+use crate::util::stop::{StopToken, Waited};
+use crate::util::threads::{self, OnDeath, Running, Stack};
+
+/// The wait for the thread when the pod has stopped.
+const GRACE: Duration = Duration::from_millis(20);
+
+/// Watches the stop of a pod until it is dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct StopWatch(Option<Thread>);
+
+/// The thread; it holds nothing that others wait for.
+struct Thread(Running);
+
+impl std::fmt::Debug for Thread {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Thread")
+    }
+}
+
+impl Drop for StopWatch {
+    fn drop(&mut self) {
+        match self.0.take() {
+            // A thread that waits ends at once. One that waits for a server ends by its own limits.
+            Some(Thread(running)) if running.is_finished() => drop(running.stop(GRACE)),
+            Some(Thread(running)) => running.leave(),
+            None => {}
+        }
+    }
+}
+
+impl Volumes {
+    /// Watches the stop of a pod: if it takes longer than `after`, the pod's file servers that do
+    /// not respond are unmounted by force. A pod without such volumes costs nothing but a look at
+    /// the mount table.
+    pub fn watch_stop(self: &Arc<Self>, uid: &PodUid, after: Duration) -> StopWatch {
+        let watch = || {
+            let pod = paths::pod(&self.settings.root_dir, uid).ok()?;
+            if servers(&mounts::table().ok()?, &pod).is_empty() {
+                return None;
+            }
+            let (volumes, uid) = (Arc::clone(self), uid.clone());
+            let running = threads::spawn("vol/release", Stack::Small, OnDeath::Unsupervised, move |stop| {
+                let waiting = threads::waiting("the end of a pod with a file server");
+                if stop.wait(after) == Waited::TimedOut {
+                    drop(waiting);
+                    volumes.release(&uid, &pod, &stop);
+                }
+            });
+            running.inspect_err(|error| log::warn!("no thread to watch the end of a pod: {error}")).ok()
+        };
+        StopWatch(watch().map(Thread))
+    }
+
+    /// Unmounts the file servers of the pod that do not respond.
+    fn release(&self, uid: &PodUid, pod: &Path, stop: &StopToken) {
+        let Ok(table) = mounts::table() else { return };
+        let pods = paths::pods(&self.settings.root_dir);
+        for server in servers(&table, pod) {
+            if stop.is_stopped() {
+                return;
+            }
+            if unmount::responds(&server.point) {
+                continue;
+            }
+            let error = VolumeError::NoResponse {
+                source_name: server.source,
+                volume: server.point.strip_prefix(pod.join("volumes")).unwrap_or(pod).display().to_string(),
+                is_shared: server.is_shared,
+            };
+            log::warn!("pod {uid} does not stop: {error}");
+            self.removed(uid, &Err(error));
+            if !server.is_shared
+                && let Err(error) = unmount::forced(&pods, &server.point)
+            {
+                log::warn!("pod {uid} does not stop: {}", chain(&error));
+            }
+        }
+    }
+}
+
+/// A file server that a pod uses.
+#[derive(Debug, PartialEq, Eq)]
+struct Server {
+    /// Where the volume is mounted.
+    point: PathBuf,
+    /// What is mounted.
+    source: String,
+    /// Whether the same file system is also mounted elsewhere on the node.
+    is_shared: bool,
+}
+
+/// The volumes of the pod in `pod` that are on file servers. Those of CSI drivers are not among them:
+/// only the driver unmounts these.
+fn servers(table: &[Mount], pod: &Path) -> Vec<Server> {
+    let volumes = pod.join("volumes");
+    let of_csi = volumes.join(csi::DIRECTORY);
+    let is_own = |mount: &&Mount| {
+        mount.is_remote() && mount.point.starts_with(&volumes) && !mount.point.starts_with(&of_csi)
+    };
+    let server = |mount: &Mount| {
+        let mut same = table.iter().filter(|other| other.device == mount.device);
+        Server {
+            point: mount.point.clone(),
+            source: mount.source.clone(),
+            is_shared: same.any(|other| !other.point.starts_with(pod)),
+        }
+    };
+    table.iter().filter(is_own).map(server).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::manager::{Deps, Settings};
+    use super::*;
+    use crate::model::event::EventSink;
+
+    fn mount(point: &str, device: &str, kind: &str) -> Mount {
+        Mount {
+            point: PathBuf::from(point),
+            root: PathBuf::from("/"),
+            device: device.to_owned(),
+            kind: kind.to_owned(),
+            source: format!("srv:/{device}"),
+        }
+    }
+
+    #[test]
+    fn file_servers_of_a_pod_are_found_with_their_other_users() {
+        let table = [
+            mount("/r/pods/u/volumes/kubernetes.io~nfs/alone", "0:1", "nfs4"),
+            mount("/r/pods/u/volume-subpaths/alone/c/0", "0:1", "nfs4"),
+            mount("/r/pods/u/volumes/kubernetes.io~nfs/shared", "0:2", "nfs"),
+            mount("/r/pods/u2/volumes/kubernetes.io~nfs/shared", "0:2", "nfs"),
+            mount("/r/pods/u/volumes/kubernetes.io~csi/pvc/mount", "0:3", "nfs4"),
+            mount("/r/pods/u/volumes/kubernetes.io~empty-dir/m", "0:4", "tmpfs"),
+            mount("/mnt", "0:5", "nfs"),
+        ];
+        let found = servers(&table, Path::new("/r/pods/u"));
+        let shown: Vec<(&str, &str, bool)> = found
+            .iter()
+            .map(|one| (one.point.file_name().unwrap().to_str().unwrap(), one.source.as_str(), one.is_shared))
+            .collect();
+        assert_eq!(shown, [("alone", "srv:/0:1", false), ("shared", "srv:/0:2", true)]);
+        assert_eq!(servers(&table, Path::new("/r/pods/other")), []);
+        let error = VolumeError::NoResponse {
+            source_name: "srv:/x".to_owned(),
+            volume: "kubernetes.io~nfs/v".to_owned(),
+            is_shared: true,
+        };
+        assert_eq!(
+            error.to_string(),
+            "srv:/x, the server of volume kubernetes.io~nfs/v, does not respond, and a container waits \
+             for it; another pod uses it too"
+        );
+    }
+
+    #[test]
+    fn stop_of_a_pod_without_file_servers_starts_no_thread() {
+        let root = tempfile::tempdir().unwrap();
+        let (events, _) = EventSink::new();
+        let settings = Settings {
+            root_dir: root.path().to_owned(),
+            allocatable: Default::default(),
+            plugin_dir: Default::default(),
+            node: String::new(),
+        };
+        let volumes = Arc::new(Volumes::new(settings, Deps { events, api: None, local: Default::default() }));
+        let watch = volumes.watch_stop(&PodUid::from("u"), Duration::ZERO);
+        assert!(watch.0.is_none());
+    }
+}
