@@ -213,6 +213,11 @@ impl Volumes {
                 STORAGE_OPERATIONS.took([plugin, "volume_unmount", status, "false"], took);
             }
         }
+        self.record_removal(uid, result);
+    }
+
+    /// Records whether the pod's volumes can be removed, for `coracle status`.
+    pub(super) fn record_removal(&self, uid: &PodUid, result: &Result<(), VolumeError>) {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         match result {
             Ok(()) => {

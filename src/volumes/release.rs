@@ -89,7 +89,7 @@ impl Volumes {
                 is_shared: server.is_shared,
             };
             log::warn!("pod {uid} does not stop: {error}");
-            self.removed(uid, &Err(error));
+            self.record_removal(uid, &Err(error));
             if !server.is_shared
                 && let Err(error) = unmount::forced(&pods, &server.point)
             {
