@@ -41,13 +41,15 @@ impl RegularClient {
         let mut kept = admin.connect().unwrap();
         let running = spawn("regular", Stack::Large, OnDeath::Unsupervised, move |stop| {
             let (mut count, mut slowest) = (0, Duration::ZERO);
-            while !stop.is_stopped() {
+            loop {
                 let begun = Instant::now();
                 assert_eq!(kept.ask(ask).unwrap().body, "ok");
                 assert_eq!(admin.get("/healthz").body, "ok");
                 slowest = slowest.max(begun.elapsed());
                 count += 1;
-                let _ = stop.wait(Duration::from_millis(20));
+                if stop.wait(Duration::from_millis(20)) == Waited::Stopped {
+                    break;
+                }
             }
             let _ = tell.send((count, slowest));
         });
