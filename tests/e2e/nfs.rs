@@ -176,9 +176,10 @@ fn frozen_nfs_server_holds_up_only_its_own_pods() {
     let node = Node::start_with("nfs", json!({"runtimeRequestTimeout": "30s"}));
     node.apply("kept.json", &writer("kept", "127.0.0.2"));
     node.apply("gone.json", &writer("gone", "127.0.0.1"));
-    node.wait_ready("kept");
-    node.wait_ready("gone");
-    wait_until("both pods to write", LONG, || ["kept", "gone"].iter().all(|name| server.written(name) > 0));
+    node.apply("shared.json", &writer("shared", "127.0.0.2"));
+    let writers = ["kept", "gone", "shared"];
+    writers.iter().for_each(|name| drop(node.wait_ready(name)));
+    wait_until("the pods to write", LONG, || writers.iter().all(|name| server.written(name) > 0));
     let before = starts(&node, "before", if is_long { PODS } else { 2 });
     let (summary_before, size) = summary(&node, "kept");
     assert!(size.is_some_and(|bytes| bytes > 0), "the size of the volume");
@@ -190,6 +191,7 @@ fn frozen_nfs_server_holds_up_only_its_own_pods() {
     let watcher = Watcher::start(&node);
     node.apply("late.json", &writer("late", "127.0.0.3"));
     node.remove("gone.json");
+    node.remove("shared.json");
     let meanwhile = starts(&node, "frozen", PODS);
     let mut slowest_summary = summary(&node, "kept").0;
     let unready = problem(&node, &["late", "data", "127.0.0.3"]);
@@ -201,7 +203,8 @@ fn frozen_nfs_server_holds_up_only_its_own_pods() {
         });
         let removed = Instant::now();
         (0..before.len()).for_each(|number| node.remove(&format!("before{number}.json")));
-        let unremoved = problem(&node, &["kubernetes.io~nfs/data", "127.0.0.1:/", "does not respond"]);
+        // Its server is also that of a pod that lives on.
+        let unremoved = problem(&node, &["kubernetes.io~nfs/data", "127.0.0.2:/", "does not respond"]);
         (0..before.len()).for_each(|number| node.wait_gone(&format!("before{number}")));
         (unremoved, gone.join().expect("the pod is gone"), removed.elapsed())
     });
@@ -214,11 +217,13 @@ fn frozen_nfs_server_holds_up_only_its_own_pods() {
     let (slowest_health, most_threads) = watcher.end();
     let length = begun.elapsed();
     let old = server.written("kept");
+    assert!(node.pod("shared").is_some(), "requests of another pod were aborted");
     drop(frozen);
 
     let thawed = Instant::now();
     node.wait_ready("late");
     let late = thawed.elapsed();
+    node.wait_gone("shared");
     wait_until("the pod to write again", LONG, || server.written("kept") > old);
     let idle = || node.usage().expect("the agent runs").threads;
     wait_until("the threads to return", LONG, || idle() <= threads_before + 2 * PODS + 1);
