@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use coracle::util::stop::Waited;
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 use crossbeam_channel::{Receiver, bounded};
 use proptest::prelude::*;
