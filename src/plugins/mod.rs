@@ -1,7 +1,7 @@
 //! Plugins that register through a socket below `<root-dir>/plugins_registry` (kubelet:
 //! pkg/kubelet/pluginmanager).
 //!
-//! Pure: [`books`] decides which sockets are registered and removed, and when. [`tree`] reads
+//! Pure: [`books`] decides which sockets are registered and removed, and when. `tree` reads
 //! the directory, [`handshake`] talks to one plugin.
 //! Threads: `plugins` waits for changes of the directory and for the ends of operations; each
 //! operation has a thread `plugin-call`, at most [`books::MOST_OPERATIONS`] at once. Without a

@@ -8,11 +8,11 @@ use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use coracle::util::stop::{StopToken, Waited};
+use coracle::util::threads::{self, OnDeath, Running, Stack};
+use crossbeam_channel::{Receiver, bounded};
 use serde_json::{Value, json};
 
 use crate::support::containerd::kill;
@@ -73,31 +73,34 @@ impl Drop for Frozen {
     }
 }
 
-/// The slowest response of `/healthz` and the most threads, until it ends.
-struct Watcher(Arc<AtomicBool>, JoinHandle<(Duration, usize)>);
+/// Measures the slowest response of `/healthz` and the most threads, until it is stopped.
+struct Watcher {
+    thread: Running,
+    figures: Receiver<(Duration, usize)>,
+}
 
 impl Watcher {
     fn start(node: &Node) -> Watcher {
-        let over = Arc::new(AtomicBool::new(false));
-        let (is_over, port, pid) = (Arc::clone(&over), node.healthz_port(), node.pid());
-        let watch = move || {
+        let (port, pid) = (node.healthz_port(), node.pid());
+        let (sender, figures) = bounded(1);
+        let watch = move |stop: StopToken| {
             let (mut slowest, mut most) = (Duration::ZERO, 0);
-            while !is_over.load(Ordering::Relaxed) {
+            while stop.wait(Duration::from_millis(300)) == Waited::TimedOut {
                 let begun = Instant::now();
                 let answer = http_get(port, "/healthz");
                 assert_eq!(answer.map(|(code, _)| code).unwrap_or_default(), 200, "/healthz");
                 slowest = slowest.max(begun.elapsed());
                 most = most.max(ProcessUsage::of(pid).map_or(0, |usage| usage.threads));
-                pause(Duration::from_millis(300));
             }
-            (slowest, most)
+            let _ = sender.send((slowest, most));
         };
-        Watcher(over, std::thread::spawn(watch))
+        let thread = threads::spawn("t/healthz", Stack::Small, OnDeath::Unsupervised, watch);
+        Watcher { thread: thread.expect("a thread"), figures }
     }
 
     fn end(self) -> (Duration, usize) {
-        self.0.store(true, Ordering::Relaxed);
-        self.1.join().expect("/healthz has answered")
+        self.thread.stop(LONG);
+        self.figures.recv().expect("/healthz has responded each time")
     }
 }
 
