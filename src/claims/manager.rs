@@ -447,4 +447,6 @@ fn read_or_put_aside<T>(
 }
 
 #[cfg(test)]
+mod fault_tests;
+#[cfg(test)]
 mod tests;

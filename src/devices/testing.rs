@@ -122,7 +122,17 @@ impl FakePlugin {
                 answer(fault, pb::Empty::default(), stop)
             })
             .stream(&methods::LIST_AND_WATCH, move |_, out, stop| {
-                of_lists.call("ListAndWatch", "");
+                match of_lists.call("ListAndWatch", "") {
+                    Some(Fault::Fail) => return Err(Refusal::internal("made to fail")),
+                    Some(Fault::Hang) => {
+                        let _ = stop.wait(Duration::from_secs(60));
+                        return Ok(());
+                    }
+                    Some(Fault::Slow(time)) => {
+                        let _ = stop.wait(time);
+                    }
+                    _ => {}
+                }
                 let (sender, lists) = bounded(64);
                 of_lists.feeds.lock().unwrap().push(sender);
                 loop {
@@ -176,6 +186,26 @@ impl FakePlugin {
 
     pub(crate) fn list(&self, devices: &DeviceList) {
         self.send(Some(message(devices)));
+    }
+
+    /// Sends to the newest stream.
+    ///
+    /// # Errors
+    /// When there is none in this time.
+    pub(crate) fn list_if_watched(&self, devices: &DeviceList, limit: Duration) -> Result<(), String> {
+        let deadline = Instant::now() + limit;
+        while Instant::now() < deadline {
+            if let Some(feed) = self.state.feeds.lock().unwrap().last() {
+                return feed.send(Some(message(devices))).map_err(|_| "the stream has ended".to_owned());
+            }
+            std::thread::yield_now();
+        }
+        Err("the plugin was not watched".to_owned())
+    }
+
+    /// A second handle, which does not end the plugin when it is dropped.
+    pub(crate) fn handle(&self) -> FakePlugin {
+        FakePlugin { state: Arc::clone(&self.state), socket: self.socket.clone(), server: None }
     }
 
     /// Ends without a word.

@@ -36,12 +36,15 @@ impl ClaimApi for Server {
 
 /// A driver in memory: which claims it has prepared, its calls, and its next failures.
 #[derive(Default)]
-struct Fake {
-    prepared: Mutex<BTreeSet<String>>,
+pub(super) struct Fake {
+    pub(super) prepared: Mutex<BTreeSet<String>>,
     calls: Mutex<Vec<String>>,
-    fail: Mutex<Option<&'static str>>,
+    pub(super) fail: Mutex<Option<&'static str>>,
     /// The failing call has done its work.
-    lost: AtomicBool,
+    pub(super) lost: AtomicBool,
+    /// The file whose content is kept at the next call.
+    pub(super) file: Mutex<Option<PathBuf>>,
+    pub(super) at_call: Mutex<Option<Vec<u8>>>,
     /// The next call sends to the first channel and waits for the second.
     gate: Mutex<Option<(Sender<()>, Receiver<()>)>>,
 }
@@ -55,6 +58,9 @@ impl Fake {
     ) -> Result<(), String> {
         let names: Vec<&str> = claims.iter().map(|claim| claim.key.name.as_str()).collect();
         lock(&self.calls).push(format!("{method} {}", names.join(",")));
+        if let Some(file) = lock(&self.file).take() {
+            *lock(&self.at_call) = Some(std::fs::read(file).unwrap());
+        }
         let gate = lock(&self.gate).take();
         if let Some((reached, go)) = gate {
             reached.send(()).unwrap();
@@ -68,7 +74,7 @@ impl Fake {
         fail.map_or(Ok(()), |text| Err(text.to_owned()))
     }
 
-    fn calls(&self) -> Vec<String> {
+    pub(super) fn calls(&self) -> Vec<String> {
         std::mem::take(&mut lock(&self.calls))
     }
 }
@@ -94,15 +100,15 @@ impl Driver for Fake {
     }
 }
 
-struct Node {
+pub(super) struct Node {
     dir: tempfile::TempDir,
     server: Server,
-    driver: Arc<Fake>,
+    pub(super) driver: Arc<Fake>,
 }
 
 impl Node {
     /// The claims `one` and `two` of the driver `d` exist.
-    fn new() -> Node {
+    pub(super) fn new() -> Node {
         let server = Server::default();
         for (name, uid) in [("one", "u1"), ("two", "u2")] {
             lock(&server.claims).insert(name.to_owned(), claim(name, uid, &["d"]));
@@ -111,7 +117,7 @@ impl Node {
     }
 
     /// Starts the agent; the driver is registered.
-    fn start(&self) -> Claims {
+    pub(super) fn start(&self) -> Claims {
         let claims = self.start_without_driver();
         let driver: Arc<dyn Driver> = self.driver.clone();
         lock(&claims.shared.drivers).add("d", "/d.sock", || Ok(driver)).unwrap();
@@ -124,7 +130,7 @@ impl Node {
         Claims::open(settings, Some(api), Box::new(|_| {}), bounded(1).0)
     }
 
-    fn file(&self) -> PathBuf {
+    pub(super) fn file(&self) -> PathBuf {
         self.dir.path().join("dra_manager_state")
     }
 }
@@ -141,11 +147,11 @@ fn pod(name: &str, uid: &str, claims: &[&str]) -> Pod {
     )
 }
 
-fn p() -> Pod {
+pub(super) fn p() -> Pod {
     pod("p", "pod-uid", &["one", "two"])
 }
 
-fn q() -> Pod {
+pub(super) fn q() -> Pod {
     pod("q", "q-uid", &["one"])
 }
 
@@ -153,11 +159,11 @@ fn devices(claims: &Claims, pod: &Pod) -> Vec<String> {
     claims.cdi_devices(pod, &pod.containers()[0]).unwrap()
 }
 
-fn prepare(claims: &Claims, pod: &Pod) -> Result<(), String> {
+pub(super) fn prepare(claims: &Claims, pod: &Pod) -> Result<(), String> {
     claims.prepare(pod, &StopToken::never()).map_err(|error| error.to_string())
 }
 
-fn unprepare(claims: &Claims, pod: &Pod) -> Result<(), String> {
+pub(super) fn unprepare(claims: &Claims, pod: &Pod) -> Result<(), String> {
     claims.unprepare(pod.uid(), &StopToken::never()).map_err(|error| error.to_string())
 }
 

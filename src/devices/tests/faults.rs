@@ -10,11 +10,11 @@ use super::*;
 use crate::transport::generated::{deviceplugin as pb, to_bytes};
 use crate::util::stop::StopToken;
 
-const LONG: Duration = Duration::from_secs(60);
+pub(super) const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 
-struct Bench {
-    devices: Devices,
+pub(super) struct Bench {
+    pub(super) devices: Devices,
     changes: Receiver<Change>,
     found: Found,
 }
@@ -25,7 +25,7 @@ impl Drop for Bench {
     }
 }
 
-fn open(directory: &Path) -> Bench {
+pub(super) fn open(directory: &Path) -> Bench {
     let (sender, changes) = bounded(64);
     let limits = Limits { options: SHORT, preferred: SHORT, allocate: SHORT, pre_start: SHORT };
     let settings = Settings { directory: directory.to_owned(), nodes: vec![0, 1], wait: WAIT_LIMIT, limits };
@@ -48,7 +48,7 @@ impl Bench {
         (found.capacity[WIDGET], found.allocatable[WIDGET])
     }
 
-    fn register(&self, plugin: &FakePlugin, list: &DeviceList) {
+    pub(super) fn register(&self, plugin: &FakePlugin, list: &DeviceList) {
         let name = plugin.socket.file_name().unwrap().to_str().unwrap();
         plugin.forget_streams();
         self.devices.register("v1beta1", name, WIDGET).unwrap();
@@ -56,7 +56,7 @@ impl Bench {
         self.changed();
     }
 
-    fn allocate(&self, pod: &PodRequest) -> Result<(), DeviceError> {
+    pub(super) fn allocate(&self, pod: &PodRequest) -> Result<(), DeviceError> {
         for request in &pod.containers {
             self.devices.reserve(pod, &request.container, None, false)?;
         }
@@ -64,7 +64,7 @@ impl Bench {
     }
 }
 
-fn state(directory: &Path) -> String {
+pub(super) fn state(directory: &Path) -> String {
     std::fs::read_to_string(directory.join(CHECKPOINT)).unwrap()
 }
 

@@ -3,6 +3,7 @@
 mod allocation;
 mod faults;
 mod life;
+mod matrix;
 mod random;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,0 +1,129 @@
+//! Every method of a plugin fails in every way, and the agent is killed during each call: no device
+//! belongs to two pods, none is lost, and none is left.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::super::testing::{FakePlugin, Fault};
+use super::faults::{Bench, LONG, open, state};
+use super::*;
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, OnDeath, Stack};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// The work is done, and the response is lost.
+    LosesResponse,
+    Hangs,
+    IsSlow,
+    /// The plugin ends during the call, and comes back.
+    Dies,
+    /// The agent is killed during the call.
+    AgentIsKilled,
+}
+
+const WAYS: [Way; 5] = [Way::LosesResponse, Way::Hangs, Way::IsSlow, Way::Dies, Way::AgentIsKilled];
+/// A plugin that is not asked for its devices in this time has failed.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+const METHODS: [&str; 5] = ["Options", "ListAndWatch", "Preferred", "Allocate", "PreStart"];
+
+/// Registers the plugin, unless it is, and allocates the pod's devices, unless it has them.
+fn start(devices: &Devices, plugin: &FakePlugin, pod: &PodRequest) -> Result<Vec<String>, String> {
+    let is_usable = || devices.capacity().allocatable.get(WIDGET).is_some_and(|count| *count > 0);
+    if !is_usable() {
+        let name = plugin.socket.file_name().unwrap().to_str().unwrap();
+        plugin.forget_streams();
+        devices.register("v1beta1", name, WIDGET)?;
+        plugin.list_if_watched(&four(), PATIENCE)?;
+        let begun = Instant::now();
+        while !is_usable() {
+            if begun.elapsed() > LONG {
+                return Err("the devices of the plugin are not there".to_owned());
+            }
+            std::thread::yield_now();
+        }
+    }
+    if devices.read(|books| held(books, pod.uid.as_str(), "main")).is_empty() {
+        devices.reserve(pod, "main", None, false).map_err(|error| error.to_string())?;
+        devices.allocate(pod, &StopToken::never()).map_err(|error| error.to_string())?;
+    }
+    let setup = devices.prepare(pod, "main", true, &StopToken::never()).map_err(|error| error.to_string())?;
+    let ids = &setup.ok_or("the container has no devices")?.envs["WIDGETS"];
+    Ok(ids.split(',').map(str::to_owned).collect())
+}
+
+/// Two pods get all devices, a third one gets none, and when the pods are gone all devices are free.
+fn check(directory: &Path, bench: &Bench, plugin: &FakePlugin, what: &str) {
+    let devices = &bench.devices;
+    let mut all = start(devices, plugin, &one("p", 2)).unwrap_or_else(|error| panic!("{what}: {error}"));
+    all.extend(start(devices, plugin, &one("q", 2)).unwrap_or_else(|error| panic!("{what}: {error}")));
+    all.sort();
+    assert_eq!(all, ["d1", "d2", "d3", "d4"], "{what}");
+    let error = start(devices, plugin, &one("r", 1)).unwrap_err();
+    assert!(error.starts_with("requested number of devices unavailable"), "{what}: {error}");
+    devices.release_inactive(&|_| false);
+    assert!(!state(directory).contains("\"PodUID\""), "{what}: {}", state(directory));
+    assert_eq!(start(devices, plugin, &one("s", 4)).map(|ids| ids.len()), Ok(4), "{what}");
+}
+
+fn wait_for_call(plugin: &FakePlugin, method: &str) -> bool {
+    let begun = Instant::now();
+    while begun.elapsed() < LONG {
+        if plugin.calls().iter().any(|call| call.split(' ').next() == Some(method)) {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    false
+}
+
+#[test]
+fn each_method_may_fail_and_the_agent_may_be_killed_during_each_call() {
+    let mut count = 0;
+    for method in METHODS {
+        for way in WAYS {
+            let what = format!("{method} {way:?}");
+            let directory = tempfile::tempdir().unwrap();
+            let mut plugin = FakePlugin::start(directory.path(), "widget.sock", ASKS);
+            let mut bench = open(directory.path());
+            let fault = match way {
+                Way::LosesResponse => Fault::Fail,
+                Way::Hangs | Way::Dies | Way::AgentIsKilled => Fault::Hang,
+                Way::IsSlow => Fault::Slow(PATIENCE / 100),
+            };
+            plugin.fault(method, Some(fault));
+            if matches!(way, Way::Dies | Way::AgentIsKilled) {
+                let (devices, next) = (bench.devices.clone(), plugin.handle());
+                let running = threads::spawn("t/start", Stack::Large, OnDeath::Unsupervised, move |_| {
+                    let _ = start(&devices, &next, &one("p", 2));
+                })
+                .unwrap();
+                assert!(wait_for_call(&plugin, method), "{what}");
+                if way == Way::Dies {
+                    plugin.die();
+                    drop(running);
+                    plugin = FakePlugin::start(directory.path(), "next.sock", ASKS);
+                } else {
+                    // What the agent does after the call never happens.
+                    let file = directory.path().join(CHECKPOINT);
+                    let at_call = std::fs::read(&file).ok();
+                    drop(bench);
+                    drop(running);
+                    match at_call {
+                        Some(content) => std::fs::write(&file, content).unwrap(),
+                        None => drop(std::fs::remove_file(&file)),
+                    }
+                    bench = open(directory.path());
+                }
+            } else {
+                let started = start(&bench.devices, &plugin, &one("p", 2));
+                assert_eq!(started.is_ok(), way == Way::IsSlow, "{what}: {started:?}");
+            }
+            plugin.fault(method, None);
+            check(directory.path(), &bench, &plugin, &what);
+            count += 1;
+        }
+    }
+    println!("{count} faults of device plugins: no device used twice, none lost, none left");
+}
