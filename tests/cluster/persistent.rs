@@ -1,0 +1,157 @@
+//! Claims of volumes without a driver: directories and disks of the node, which an administrator has
+//! made known as persistent volumes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::claims::{claim, delete, mounts_below, of_claim, prepared, wait_log, wait_refusal, with_volume};
+use crate::joined::{JoinedNode, directory, shared, text};
+
+const ONCE: &str = "ReadWriteOnce";
+
+/// A directory or device of the node.
+fn local(joined: &JoinedNode<'_>, path: &Path) -> Value {
+    let term = json!({"matchExpressions": [
+        {"key": "kubernetes.io/hostname", "operator": "In", "values": [joined.name]}]});
+    json!({"local": {"path": path}, "nodeAffinity": {"required": {"nodeSelectorTerms": [term]}}})
+}
+
+/// A file as a disk. It is detached when this is dropped, or when its last mount ends.
+struct Disk(PathBuf);
+
+impl Disk {
+    fn new(file: &Path) -> Disk {
+        let made = fs::File::create(file).expect("the file can be made");
+        made.set_len(64 << 20).expect("the file can have this size");
+        let output = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
+        let output = output.expect("losetup runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Disk(PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()))
+    }
+
+    /// The file system on it, empty without one.
+    fn file_system(&self) -> String {
+        let args = ["--probe", "--match-tag", "TYPE", "--output", "value"];
+        let output = Command::new("blkid").args(args).arg(&self.0).output().expect("blkid runs");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn directories_of_claims_keep_their_data_over_pods() {
+    let joined = prepared("pva");
+    let base = directory("pva");
+    let places = [("pva-path", base.join("path")), ("pva-local", base.join("local"))];
+    for (_, place) in &places {
+        fs::create_dir_all(place).expect("the directory can be made");
+    }
+    let path = json!({"hostPath": {"path": places[0].1, "type": "Directory"}});
+    claim("pva-path", ("Filesystem", ONCE), &path);
+    claim("pva-local", ("Filesystem", ONCE), &local(&joined, &places[1].1));
+    for (name, place) in &places {
+        let script = "echo hello >/data/file; stat -c 'group %g' /data/file";
+        let mut writer = with_volume(&format!("{name}-writer"), of_claim(name), false, script);
+        writer["spec"]["securityContext"] = json!({"fsGroup": 4711});
+        joined.bind(&writer);
+        joined.wait_ready(&format!("{name}-writer"));
+        // The directory of a hostPath volume is not the pod's to change.
+        wait_log(&format!("{name}-writer"), if *name == "pva-local" { "group 4711" } else { "group 0" });
+        // A second pod has the volume at the same time, and cannot write where it must not.
+        let mut volume = of_claim(name);
+        volume["persistentVolumeClaim"]["readOnly"] = json!(true);
+        let script = "cat /data/file; echo x >/data/other || echo refused";
+        joined.bind(&with_volume(&format!("{name}-second"), volume, false, script));
+        joined.wait_ready(&format!("{name}-second"));
+        wait_log(&format!("{name}-second"), "hello");
+        wait_log(&format!("{name}-second"), "refused");
+        for pod in ["writer", "second"] {
+            delete(&joined, &format!("{name}-{pod}"));
+        }
+        assert_eq!(fs::read_to_string(place.join("file")).expect("the data stay"), "hello\n");
+        joined.bind(&with_volume(&format!("{name}-reader"), of_claim(name), false, "cat /data/file"));
+        joined.wait_ready(&format!("{name}-reader"));
+        wait_log(&format!("{name}-reader"), "hello");
+        delete(&joined, &format!("{name}-reader"));
+    }
+    assert_eq!(mounts_below(&joined.node.root(), "local-volume"), Vec::<String>::new());
+    joined.finish(&[]);
+}
+
+#[test]
+fn disks_of_claims_are_formatted_once_or_given_to_containers_as_they_are() {
+    let mut joined = prepared("pvb");
+    let base = directory("pvb");
+    let [formatted, raw] = ["formatted", "raw"].map(|name| Disk::new(&base.join(name)));
+    claim("pvb-formatted", ("Filesystem", ONCE), &local(&joined, &formatted.0));
+    claim("pvb-raw", ("Block", ONCE), &local(&joined, &raw.0));
+    let script = "echo hello >/data/file; sync; grep /data /proc/mounts";
+    joined.bind(&with_volume("pvb-writer", of_claim("pvb-formatted"), false, script));
+    let script = "printf device-data | dd of=/dev/data conv=notrunc,fsync && echo written";
+    joined.bind(&with_volume("pvb-raw-writer", of_claim("pvb-raw"), true, script));
+    let before = joined.wait_ready("pvb-writer");
+    wait_log("pvb-writer", "/data ext4 ");
+    joined.wait_ready("pvb-raw-writer");
+    wait_log("pvb-raw-writer", "written");
+    assert_eq!((formatted.file_system().as_str(), raw.file_system().as_str()), ("ext4", ""));
+    // A mount for all pods, and that of the pod. A restart of the agent changes neither.
+    let mounted = mounts_below(&joined.node.root(), "local-volume");
+    assert_eq!(mounted.len(), 2, "{mounted:?}");
+    joined.node.kill_agent();
+    joined.node.start_agent();
+    let id = |pod: &Value| text(pod, "/status/containerStatuses/0/containerID").to_owned();
+    assert_eq!(id(&joined.wait_ready("pvb-writer")), id(&before));
+    assert_eq!(mounts_below(&joined.node.root(), "local-volume"), mounted);
+
+    for pod in ["pvb-writer", "pvb-raw-writer"] {
+        delete(&joined, pod);
+    }
+    joined.bind(&with_volume("pvb-reader", of_claim("pvb-formatted"), false, "cat /data/file"));
+    let script = "dd if=/dev/data bs=11 count=1; echo";
+    joined.bind(&with_volume("pvb-raw-reader", of_claim("pvb-raw"), true, script));
+    wait_both(&joined, [("pvb-reader", "hello"), ("pvb-raw-reader", "device-data")]);
+    for pod in ["pvb-reader", "pvb-raw-reader"] {
+        delete(&joined, pod);
+    }
+    crate::support::wait::wait_until("the disk is unmounted", crate::joined::LIMIT, || {
+        mounts_below(&joined.node.root(), "local-volume").is_empty()
+    });
+    joined.finish(&[]);
+}
+
+fn wait_both(joined: &JoinedNode<'_>, pods: [(&str, &str); 2]) {
+    for (pod, wanted) in pods {
+        joined.wait_ready(pod);
+        wait_log(pod, wanted);
+    }
+}
+
+/// The scheduler would not send the second pod to the node; the pods of this test have none.
+#[test]
+fn volume_for_one_pod_is_refused_to_a_second_one_until_the_first_is_gone() {
+    let joined = prepared("pvc");
+    let place = directory("pvc").join("local");
+    fs::create_dir_all(&place).expect("the directory can be made");
+    claim("pvc-single", ("Filesystem", "ReadWriteOncePod"), &local(&joined, &place));
+    joined.bind(&with_volume("pvc-first", of_claim("pvc-single"), false, "echo first >/data/file"));
+    let before = joined.wait_ready("pvc-first");
+    joined.bind(&with_volume("pvc-second", of_claim("pvc-single"), false, "cat /data/file"));
+    let refusal = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
+    wait_refusal(&joined, "pvc-second", refusal);
+    let waiting = shared().get(&["pod", "pvc-second"]).expect("the pod is there");
+    assert_eq!(text(&waiting, "/status/phase"), "Pending");
+    let id = |pod: &Value| text(pod, "/status/containerStatuses/0/containerID").to_owned();
+    assert_eq!(id(&joined.wait_ready("pvc-first")), id(&before));
+    delete(&joined, "pvc-first");
+    joined.wait_ready("pvc-second");
+    wait_log("pvc-second", "first");
+    joined.finish(&["pvc-second"]);
+}
