@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::Quantity;
 use super::api::{
     CSIVolumeSource, FCVolumeSource, FlexVolumeSource, HostPathVolumeSource, ISCSIVolumeSource,
-    NFSVolumeSource, Volume,
+    NFSVolumeSource, NodeSelector, Volume, VolumeNodeAffinity,
 };
 use super::pod::Pod;
 use super::quantity::amount;
@@ -92,6 +92,7 @@ pub struct PersistentSpec {
     pub mount_options: Vec<String>,
     pub volume_mode: Mode,
     pub claim_ref: Option<ClaimRef>,
+    pub node_affinity: Option<VolumeNodeAffinity>,
     pub host_path: Option<HostPathVolumeSource>,
     pub local: Option<Local>,
     pub nfs: Option<NFSVolumeSource>,
@@ -249,6 +250,8 @@ pub struct Spec {
     pub size: Option<Quantity>,
     /// Whether it comes from a persistent volume, and not from the pod.
     pub is_persistent: bool,
+    /// The nodes that can have it; `None`: all.
+    pub nodes: Option<NodeSelector>,
 }
 
 /// Why a claim cannot be used. Texts as upstream's.
@@ -384,6 +387,7 @@ impl Spec {
             has_grown: size(&spec.capacity) > size(&claim.status.capacity),
             size: spec.capacity.get("storage").cloned(),
             is_persistent: true,
+            nodes: spec.node_affinity.as_ref().and_then(|affinity| affinity.required.clone()),
         }
     }
 
@@ -414,6 +418,7 @@ impl Spec {
             has_grown: false,
             size: None,
             is_persistent: false,
+            nodes: None,
         })
     }
 }

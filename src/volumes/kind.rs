@@ -5,6 +5,7 @@
 //! token. A volume is set up from its resolved source; it is torn down from what is on the disk
 //! alone, so that a restarted agent, or one without an API server, can do it.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::error::VolumeError;
@@ -63,6 +64,9 @@ pub trait CsiVolumes: Send + Sync {
 
 /// The names in `status.volumesAttached` of this node's object; `None`: the object is not known.
 pub type AttachedVolumes = Box<dyn Fn() -> Option<Vec<String>> + Send + Sync>;
+
+/// The labels of this node's object; `None`: the object is not known.
+pub type NodeLabels = Box<dyn Fn() -> Option<BTreeMap<String, String>> + Send + Sync>;
 
 /// What a kind of volume does without the volume's source: the other end of its life.
 pub trait VolumeKeeper: Send + Sync {
@@ -125,6 +129,10 @@ pub struct Ready {
 /// The step of a set-up or removal that failed, for the text of its event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
+    /// The volume belongs to other nodes.
+    NodeAffinity,
+    /// The block device belongs to other nodes.
+    NodeAffinityBlock,
     /// The volume is not attached to this node.
     WaitForAttach,
     /// The mount on the node, which all pods share.
@@ -152,6 +160,8 @@ impl Phase {
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
+            Phase::NodeAffinity => "MountVolume.NodeAffinity check",
+            Phase::NodeAffinityBlock => "MapVolume.NodeAffinity check",
             Phase::WaitForAttach => "MountVolume.WaitForAttach",
             Phase::MountDevice => "MountVolume.MountDevice",
             Phase::SetUp => "MountVolume.SetUp",
@@ -169,7 +179,11 @@ impl Phase {
     #[must_use]
     pub fn reason(self) -> Option<&'static str> {
         Some(match self {
-            Phase::WaitForAttach | Phase::MountDevice | Phase::SetUp => "FailedMount",
+            Phase::NodeAffinity
+            | Phase::NodeAffinityBlock
+            | Phase::WaitForAttach
+            | Phase::MountDevice
+            | Phase::SetUp => "FailedMount",
             Phase::WaitForAttachBlock | Phase::SetUpDevice | Phase::MapPodDevice | Phase::MapBlockVolume => {
                 "FailedMapVolume"
             }
@@ -209,6 +223,7 @@ mod tests {
     #[test]
     fn only_set_up_and_growth_have_events() {
         for (phase, words, reason) in [
+            (Phase::NodeAffinityBlock, "MapVolume.NodeAffinity check", Some("FailedMount")),
             (Phase::MountDevice, "MountVolume.MountDevice", Some("FailedMount")),
             (Phase::SetUp, "MountVolume.SetUp", Some("FailedMount")),
             (Phase::SetUpDevice, "MapVolume.SetUpDevice", Some("FailedMapVolume")),
