@@ -88,10 +88,13 @@ pub fn delete(joined: &JoinedNode<'_>, pod: &str) {
     joined.wait_gone(pod);
 }
 
-/// The mount points below a directory that have a word in their paths.
+/// The mount points below a directory whose paths in it have a word.
 pub fn mounts_below(path: &Path, word: &str) -> Vec<String> {
     let table = fs::read_to_string("/proc/self/mountinfo").expect("the mount table is readable");
-    let path = path.display().to_string();
     let points = table.lines().filter_map(|line| line.split(' ').nth(4));
-    points.filter(|point| point.starts_with(&path) && point.contains(word)).map(str::to_owned).collect()
+    let is_it = |point: &&str| {
+        let below = Path::new(point).strip_prefix(path).ok();
+        below.is_some_and(|below| below.to_string_lossy().contains(word))
+    };
+    points.filter(is_it).map(str::to_owned).collect()
 }

@@ -2,13 +2,18 @@
 //! made known as persistent volumes.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::claims::{claim, delete, mounts_below, of_claim, prepared, wait_log, wait_refusal, with_volume};
-use crate::joined::{JoinedNode, directory, shared, text};
+use crate::claims::{
+    claim, claim_spec, delete, mounts_below, of_claim, prepared, wait_log, wait_refusal, with_volume,
+};
+use crate::joined::{JoinedNode, LIMIT, directory, shared, text};
+use crate::support::wait::wait_until;
 
 const ONCE: &str = "ReadWriteOnce";
 
@@ -121,9 +126,67 @@ fn disks_of_claims_are_formatted_once_or_given_to_containers_as_they_are() {
     for pod in ["pvb-reader", "pvb-raw-reader"] {
         delete(&joined, pod);
     }
-    crate::support::wait::wait_until("the disk is unmounted", crate::joined::LIMIT, || {
+    wait_until("the disk is unmounted", LIMIT, || {
         mounts_below(&joined.node.root(), "local-volume").is_empty()
     });
+    joined.finish(&[]);
+}
+
+/// Each pod finds the file that the test has taken from the group.
+#[test]
+fn group_is_given_to_all_files_unless_the_policy_is_content_with_the_root() {
+    let joined = prepared("pvg");
+    let place = directory("pvg").join("local");
+    fs::create_dir_all(place.join("sub")).expect("the directory can be made");
+    fs::write(place.join("sub/file"), "kept").expect("the file can be made");
+    let group = |path: &str| fs::metadata(place.join(path)).expect("the file is there").gid();
+    claim("pvg-claim", ("Filesystem", ONCE), &local(&joined, &place));
+    for (name, group_of_pod, policy, expected) in [
+        ("pvg-first", 4711, "OnRootMismatch", 4711),
+        ("pvg-same", 4711, "OnRootMismatch", 0),
+        ("pvg-always", 4711, "Always", 4711),
+        ("pvg-other", 4712, "OnRootMismatch", 4712),
+    ] {
+        let mut pod = with_volume(name, of_claim("pvg-claim"), false, "stat -c 'group %g' /data/sub/file");
+        pod["spec"]["securityContext"] = json!({"fsGroup": group_of_pod, "fsGroupChangePolicy": policy});
+        std::os::unix::fs::chown(place.join("sub/file"), None, Some(0)).expect("the test is root");
+        joined.bind(&pod);
+        joined.wait_ready(name);
+        wait_log(name, &format!("group {expected}"));
+        assert_eq!((group("sub/file"), group("")), (expected, group_of_pod), "{name}");
+        delete(&joined, name);
+    }
+    joined.finish(&[]);
+}
+
+#[test]
+fn unbound_claim_is_reported_at_once_and_its_pod_can_be_deleted() {
+    let joined = prepared("pvu");
+    let mut unbound = claim_spec("Filesystem", ONCE);
+    unbound["volumeName"] = json!("pvu-is-nowhere");
+    shared().apply(&json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "pvu-claim", "namespace": "default"}, "spec": unbound,
+    }));
+    let begun = Instant::now();
+    joined.bind(&with_volume("pvu-waits", of_claim("pvu-claim"), false, "true"));
+    let absent = json!({"configMap": {"name": "pvu-absent"}});
+    joined.bind(&with_volume("pvu-absent", absent, false, "true"));
+    wait_refusal(&joined, "pvu-waits", "PVC is not bound");
+    // Not after the two minutes for which volumes are waited for.
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+    wait_refusal(&joined, "pvu-absent", "not found");
+    // A volume of another node, to whose pod no scheduler objects.
+    let mut elsewhere = local(&joined, &directory("pvu"));
+    elsewhere["nodeAffinity"]["required"]["nodeSelectorTerms"][0]["matchExpressions"][0]["values"] =
+        json!(["another-node"]);
+    claim("pvu-elsewhere", ("Filesystem", ONCE), &elsewhere);
+    joined.bind(&with_volume("pvu-elsewhere", of_claim("pvu-elsewhere"), false, "true"));
+    wait_refusal(&joined, "pvu-elsewhere", "no matching NodeSelectorTerms");
+    for pod in ["pvu-waits", "pvu-absent", "pvu-elsewhere"] {
+        delete(&joined, pod);
+    }
+    shared().kubectl(&["delete", "pvc", "pvu-claim", "--wait=false"]);
     joined.finish(&[]);
 }
 
