@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::Quantity;
 use super::api::{
     CSIVolumeSource, FCVolumeSource, FlexVolumeSource, HostPathVolumeSource, ISCSIVolumeSource,
-    NFSVolumeSource, NodeSelector, Volume, VolumeNodeAffinity,
+    NFSVolumeSource, NodeSelector, Volume,
 };
 use super::pod::Pod;
 use super::quantity::amount;
@@ -92,7 +92,6 @@ pub struct PersistentSpec {
     pub mount_options: Vec<String>,
     pub volume_mode: Mode,
     pub claim_ref: Option<ClaimRef>,
-    pub node_affinity: Option<VolumeNodeAffinity>,
     pub host_path: Option<HostPathVolumeSource>,
     pub local: Option<Local>,
     pub nfs: Option<NFSVolumeSource>,
@@ -387,7 +386,7 @@ impl Spec {
             has_grown: size(&spec.capacity) > size(&claim.status.capacity),
             size: spec.capacity.get("storage").cloned(),
             is_persistent: true,
-            nodes: spec.node_affinity.as_ref().and_then(|affinity| affinity.required.clone()),
+            nodes: nodes(volume),
         }
     }
 
@@ -447,6 +446,12 @@ fn inline_csi(source: &CSIVolumeSource, namespace: &str) -> CsiVolumeSource {
 }
 
 /// `spec.mountOptions`, or those of the older annotation, which takes precedence.
+/// The nodes that can have the volume; `None`: all, or what is there cannot be read.
+fn nodes(volume: &PersistentVolume) -> Option<NodeSelector> {
+    let required = volume.spec.other.get("nodeAffinity")?.get("required")?;
+    NodeSelector::deserialize(required).ok()
+}
+
 fn mount_options(volume: &PersistentVolume) -> Vec<String> {
     match volume.metadata.annotations.get(MOUNT_OPTIONS) {
         Some(text) => text.split(',').filter(|one| !one.is_empty()).map(str::to_owned).collect(),
