@@ -133,6 +133,10 @@ pub enum Phase {
     NodeAffinity,
     /// The block device belongs to other nodes.
     NodeAffinityBlock,
+    /// The volume cannot be attached: the node has no place for it.
+    NoPlace,
+    /// The block device cannot be attached: the node has no place for it.
+    NoPlaceBlock,
     /// The volume is not attached to this node.
     WaitForAttach,
     /// The mount on the node, which all pods share.
@@ -162,10 +166,10 @@ impl Phase {
         match self {
             Phase::NodeAffinity => "MountVolume.NodeAffinity check",
             Phase::NodeAffinityBlock => "MapVolume.NodeAffinity check",
-            Phase::WaitForAttach => "MountVolume.WaitForAttach",
+            Phase::NoPlace | Phase::WaitForAttach => "MountVolume.WaitForAttach",
             Phase::MountDevice => "MountVolume.MountDevice",
             Phase::SetUp => "MountVolume.SetUp",
-            Phase::WaitForAttachBlock => "MapVolume.WaitForAttach",
+            Phase::NoPlaceBlock | Phase::WaitForAttachBlock => "MapVolume.WaitForAttach",
             Phase::SetUpDevice => "MapVolume.SetUpDevice",
             Phase::MapPodDevice => "MapVolume.MapPodDevice",
             Phase::MapBlockVolume => "MapVolume.MapBlockVolume",
@@ -181,12 +185,15 @@ impl Phase {
         Some(match self {
             Phase::NodeAffinity
             | Phase::NodeAffinityBlock
+            | Phase::NoPlace
             | Phase::WaitForAttach
             | Phase::MountDevice
             | Phase::SetUp => "FailedMount",
-            Phase::WaitForAttachBlock | Phase::SetUpDevice | Phase::MapPodDevice | Phase::MapBlockVolume => {
-                "FailedMapVolume"
-            }
+            Phase::NoPlaceBlock
+            | Phase::WaitForAttachBlock
+            | Phase::SetUpDevice
+            | Phase::MapPodDevice
+            | Phase::MapBlockVolume => "FailedMapVolume",
             Phase::Expand => "VolumeResizeFailed",
             Phase::TearDown | Phase::UnmountDevice => return None,
         })

@@ -168,6 +168,28 @@ fn volume_waits_for_its_attachment() {
 }
 
 #[test]
+fn volume_for_which_the_node_has_no_place_is_known_as_such() {
+    let agent = FakeAgent::new();
+    let attempt = |form, code, period| {
+        let mut found = VolumeAttachment::default();
+        found.status.attach_error = Some(AttachError { message: "no slot".to_owned(), error_code: code });
+        *agent.cluster.attachment.lock().unwrap() = Some(found);
+        agent.cluster.driver.lock().unwrap().spec.node_allocatable_update_period_seconds = period;
+        let error = kind_error(set_up(&agent, &Wanted { form, ..wanted("a", "h") }).unwrap_err());
+        assert_eq!(error.message, "no slot");
+        error.phase
+    };
+    let (filesystem, block) = (Form::Filesystem, Form::Block);
+    assert_eq!(attempt(filesystem, Some(8), Some(60)), Phase::NoPlace);
+    assert_eq!(attempt(block, Some(8), Some(60)), Phase::NoPlaceBlock);
+    // Another error, or a driver whose limit is not asked for.
+    assert_eq!(attempt(filesystem, Some(2), Some(60)), Phase::WaitForAttach);
+    assert_eq!(attempt(filesystem, None, Some(60)), Phase::WaitForAttach);
+    assert_eq!(attempt(block, Some(8), None), Phase::WaitForAttachBlock);
+    assert_eq!(agent.csi.registry().take_exhausted().len(), 1);
+}
+
+#[test]
 fn unknown_driver_is_named_as_by_upstream() {
     let agent = FakeAgent::new();
     let mut a = wanted("a", "h");
