@@ -25,7 +25,10 @@ fn local(joined: &JoinedNode<'_>, path: &Path) -> Value {
 }
 
 /// A file as a disk. It is detached when this is dropped, or when its last mount ends.
-struct Disk(PathBuf);
+struct Disk {
+    device: PathBuf,
+    file: PathBuf,
+}
 
 impl Disk {
     fn new(file: &Path) -> Disk {
@@ -34,20 +37,28 @@ impl Disk {
         let output = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
         let output = output.expect("losetup runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        Disk(PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()))
+        let device = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+        Disk { device, file: file.to_owned() }
+    }
+
+    fn grow(&self) {
+        let file = fs::File::options().write(true).open(&self.file).expect("the file is there");
+        file.set_len(128 << 20).expect("the file can grow");
+        let status = Command::new("losetup").arg("--set-capacity").arg(&self.device).status();
+        assert!(status.expect("losetup runs").success());
     }
 
     /// The file system on it, empty without one.
     fn file_system(&self) -> String {
         let args = ["--probe", "--match-tag", "TYPE", "--output", "value"];
-        let output = Command::new("blkid").args(args).arg(&self.0).output().expect("blkid runs");
+        let output = Command::new("blkid").args(args).arg(&self.device).output().expect("blkid runs");
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 }
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+        let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
     }
 }
 
@@ -96,8 +107,8 @@ fn disks_of_claims_are_formatted_once_or_given_to_containers_as_they_are() {
     let mut joined = prepared("pvb");
     let base = directory("pvb");
     let [formatted, raw] = ["formatted", "raw"].map(|name| Disk::new(&base.join(name)));
-    claim("pvb-formatted", ("Filesystem", ONCE), &local(&joined, &formatted.0));
-    claim("pvb-raw", ("Block", ONCE), &local(&joined, &raw.0));
+    claim("pvb-formatted", ("Filesystem", ONCE), &local(&joined, &formatted.device));
+    claim("pvb-raw", ("Block", ONCE), &local(&joined, &raw.device));
     let script = "echo hello >/data/file; sync; grep /data /proc/mounts";
     joined.bind(&with_volume("pvb-writer", of_claim("pvb-formatted"), false, script));
     let script = "printf device-data | dd of=/dev/data conv=notrunc,fsync && echo written";
@@ -115,6 +126,17 @@ fn disks_of_claims_are_formatted_once_or_given_to_containers_as_they_are() {
     let id = |pod: &Value| text(pod, "/status/containerStatuses/0/containerID").to_owned();
     assert_eq!(id(&joined.wait_ready("pvb-writer")), id(&before));
     assert_eq!(mounts_below(&joined.node.root(), "local-volume"), mounted);
+
+    // Both grow while they are used.
+    for (disk, claim) in [(&formatted, "pvb-formatted"), (&raw, "pvb-raw")] {
+        disk.grow();
+        shared().kubectl(&["patch", "pv", claim, "-p", r#"{"spec":{"capacity":{"storage":"2Gi"}}}"#]);
+        shared()
+            .wait(&["pvc", claim], "grown", LIMIT, |claim| text(claim, "/status/capacity/storage") == "2Gi");
+    }
+    let size = shared().kubectl(&["exec", "pvb-writer", "--", "stat", "-f", "-c", "%b %S", "/data"]);
+    let numbers: Vec<u64> = size.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+    assert!(numbers.iter().product::<u64>() > 100 << 20, "{size}");
 
     for pod in ["pvb-writer", "pvb-raw-writer"] {
         delete(&joined, pod);

@@ -214,6 +214,9 @@ impl Kinds {
             .entry(pod.uid().clone())
             .or_default()
             .insert(volume.name.clone(), plugin);
+        if matches!(spec.source, Source::Local(_)) {
+            self.set_refreshed(pod.uid(), &volume.name, spec.is_persistent);
+        }
         self.check_node(pod, &spec)?;
         self.claim_alone(pod, &spec)?;
         self.check_attached(pod, &spec, stop)?;
@@ -242,8 +245,7 @@ impl Kinds {
                 match local::place(&*self.host, &spec.name, source)? {
                     local::Place::Directory(path) => self.bind(pod, &spec, (&path, &target))?,
                     local::Place::Device(device) => {
-                        let global = devices::plugins(&self.root_dir).join("local-volume/mounts");
-                        let global = global.join(paths::element(&spec.name)?);
+                        let global = local::mount_of(&self.root_dir, &spec.name)?;
                         let disk = Disk { global, fs_type: source.fs_type.as_deref().unwrap_or_default() };
                         let _lock = self.stage(&spec, &disk, &|| Ok(device.clone()), stop)?;
                         self.bind(pod, &spec, (&disk.global, &target))?;

@@ -369,3 +369,18 @@ fn volume_of_another_node_is_refused_until_the_node_has_its_label() {
     *labels.lock().unwrap() = None;
     node.set_up("u2", claimed()).unwrap();
 }
+
+#[test]
+fn growth_of_a_local_volume_is_reported_while_it_is_used() {
+    let mut node = node(json!({"local": {"path": "/data"}, "capacity": {"storage": "2Gi"}}));
+    let (events, queue) = EventSink::new();
+    node.kinds.events = events;
+    std::fs::create_dir(node.path("data")).unwrap();
+    let mounted = node.set_up("u1", claimed()).unwrap();
+    let pod = pod("u1", claimed());
+    assert!(node.kinds.is_refreshed(pod.uid(), "v"));
+    let volume = pod.spec().volumes.as_ref().unwrap()[0].clone();
+    let same = node.kinds.refresh(&pod, &volume, mounted.clone(), &StopToken::never()).unwrap();
+    assert_eq!(same, mounted);
+    assert_eq!(queue.try_recv().unwrap().reason, "FileSystemResizeSuccessful");
+}
