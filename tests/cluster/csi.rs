@@ -353,8 +353,11 @@ fn only_pods_that_need_a_driver_that_is_away_wait_and_they_go_on_when_it_is_back
     assert!(lines() > written, "the pod goes on writing");
 
     driver.start(&joined);
-    joined.wait_gone("csid-ending");
-    joined.wait_ready("csid-waiting");
+    // After a long absence the next attempt may be two minutes away.
+    wait_until("the end of csid-ending", LIMIT * 2, || joined.plane.get(&["pod", "csid-ending"]).is_none());
+    wait_until("the start of csid-waiting", LIMIT * 2, || {
+        joined.plane.look(&["pod", "csid-waiting"]).is_some_and(|pod| condition(&pod, "Ready") == "True")
+    });
     let id = |pod: &Value| text(pod, "/status/containerStatuses/0/containerID").to_owned();
     assert_eq!(id(&joined.wait_ready("csid-running")), id(&before));
     for pod in ["csid-running", "csid-waiting", "csid-other"] {
