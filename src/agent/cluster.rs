@@ -1,6 +1,7 @@
 //! The parts that only a node of a cluster has: the client, the Node object, the lease, statuses and
 //! mirrors at the API server, and the objects that pods refer to.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +33,7 @@ use crate::sync::shutdown::Flag;
 use crate::sync::view::Entry;
 use crate::util::mailbox::{Inbox, Post};
 use crate::util::threads::Running;
-use crate::volumes::kind::AttachedVolumes;
+use crate::volumes::kind::{AttachedVolumes, NodeLabels};
 
 /// The node's handles on its cluster; the threads are started later.
 pub(super) struct Cluster {
@@ -105,6 +106,12 @@ impl Cluster {
             let attached = node.status.as_ref()?.volumes_attached.iter().flatten();
             Some(attached.map(|volume| volume.name.clone()).collect())
         })
+    }
+
+    /// The labels of this node.
+    pub(super) fn labels(&self) -> NodeLabels {
+        let node = self.node.clone();
+        Box::new(move || node.object()?.metadata.labels.clone().or_else(|| Some(BTreeMap::new())))
     }
 
     /// Starts the threads.

@@ -114,6 +114,10 @@ pub(super) fn start(
         rooms.volumes.wait_for_attachment(cluster.attached_volumes());
     }
 
+    if let Some(cluster) = &cluster {
+        rooms.volumes.know_labels(cluster.labels());
+    }
+
     let inboxes = Inboxes { event_queue, from_probes, from_objects };
     let (mut threads, thread_handles) = start_threads(context, &rooms, cluster, serving, inboxes)?;
     let handles = Handles::new(context, &rooms, thread_handles, client.clone(), flags);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::api::Taint;
+use super::api::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Taint};
 
 /// The node's resources for pods, after its reservations; or all of its resources.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -46,4 +46,53 @@ pub struct NodeView {
     pub shutting_down: bool,
     /// The declared features of the node; `None`: they are not declared, and no pod is checked.
     pub declared_features: Option<Vec<String>>,
+}
+
+/// Whether a node of this name and with these labels is one of the selected nodes.
+#[must_use]
+pub fn selects(selector: &NodeSelector, name: &str, labels: &BTreeMap<String, String>) -> bool {
+    selector.node_selector_terms.iter().any(|term| matches(term, name, labels))
+}
+
+/// All requirements of a term must match; an empty term matches no node.
+fn matches(term: &NodeSelectorTerm, name: &str, labels: &BTreeMap<String, String>) -> bool {
+    let expressions = term.match_expressions.as_deref().unwrap_or_default();
+    let fields = term.match_fields.as_deref().unwrap_or_default();
+    if expressions.is_empty() && fields.is_empty() {
+        return false;
+    }
+    let label = |wanted: &NodeSelectorRequirement| holds(wanted, labels.get(&wanted.key).map(String::as_str));
+    // The name is the only field that can be selected, and by one value only.
+    let field = |wanted: &NodeSelectorRequirement| {
+        wanted.key == "metadata.name"
+            && matches!(wanted.operator.as_str(), "In" | "NotIn")
+            && wanted.values.as_ref().is_some_and(|values| values.len() == 1)
+            && holds(wanted, Some(name))
+    };
+    expressions.iter().all(label) && fields.iter().all(field)
+}
+
+/// A requirement that is not well formed matches no node, and neither does its negation.
+fn holds(wanted: &NodeSelectorRequirement, found: Option<&str>) -> bool {
+    let values = wanted.values.as_deref().unwrap_or_default();
+    let has = |found: &str| values.iter().any(|value| value == found);
+    let numbers = || match values {
+        [only] => compare(found?, only),
+        _ => None,
+    };
+    match wanted.operator.as_str() {
+        "In" => found.is_some_and(has),
+        "NotIn" => !values.is_empty() && found.is_none_or(|found| !has(found)),
+        "Exists" => values.is_empty() && found.is_some(),
+        "DoesNotExist" => values.is_empty() && found.is_none(),
+        "Gt" => numbers().is_some_and(|(found, wanted)| found > wanted),
+        "Lt" => numbers().is_some_and(|(found, wanted)| found < wanted),
+        _ => false,
+    }
+}
+
+/// Two whole numbers; `None` if a text is none.
+#[must_use]
+pub fn compare(a: &str, b: &str) -> Option<(i64, i64)> {
+    Some((a.parse().ok()?, b.parse().ok()?))
 }

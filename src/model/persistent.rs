@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::Quantity;
 use super::api::{
     CSIVolumeSource, FCVolumeSource, FlexVolumeSource, HostPathVolumeSource, ISCSIVolumeSource,
-    NFSVolumeSource, Volume,
+    NFSVolumeSource, NodeSelector, Volume,
 };
 use super::pod::Pod;
 use super::quantity::amount;
@@ -249,6 +249,8 @@ pub struct Spec {
     pub size: Option<Quantity>,
     /// Whether it comes from a persistent volume, and not from the pod.
     pub is_persistent: bool,
+    /// The nodes that can have it; `None`: all.
+    pub nodes: Option<NodeSelector>,
 }
 
 /// Why a claim cannot be used. Texts as upstream's.
@@ -384,6 +386,7 @@ impl Spec {
             has_grown: size(&spec.capacity) > size(&claim.status.capacity),
             size: spec.capacity.get("storage").cloned(),
             is_persistent: true,
+            nodes: nodes(volume),
         }
     }
 
@@ -414,6 +417,7 @@ impl Spec {
             has_grown: false,
             size: None,
             is_persistent: false,
+            nodes: None,
         })
     }
 }
@@ -442,6 +446,12 @@ fn inline_csi(source: &CSIVolumeSource, namespace: &str) -> CsiVolumeSource {
 }
 
 /// `spec.mountOptions`, or those of the older annotation, which takes precedence.
+/// The nodes that can have the volume; `None`: all, or what is there cannot be read.
+fn nodes(volume: &PersistentVolume) -> Option<NodeSelector> {
+    let required = volume.spec.other.get("nodeAffinity")?.get("required")?;
+    NodeSelector::deserialize(required).ok()
+}
+
 fn mount_options(volume: &PersistentVolume) -> Vec<String> {
     match volume.metadata.annotations.get(MOUNT_OPTIONS) {
         Some(text) => text.split(',').filter(|one| !one.is_empty()).map(str::to_owned).collect(),

@@ -134,6 +134,7 @@ reasons! {
     OUT_OF_CPU = "OutOfcpu";
     OUT_OF_MEMORY = "OutOfmemory";
     OUT_OF_EPHEMERAL_STORAGE = "OutOfephemeral-storage";
+    VOLUME_ATTACHMENT_LIMIT_EXCEEDED = "VolumeAttachmentLimitExceeded";
     TAINT_TOLERATION = "TaintToleration";
     SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED = "SupplementalGroupsPolicyNotSupported";
     NODE_SHUTDOWN = "NodeShutdown";

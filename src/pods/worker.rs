@@ -5,6 +5,7 @@ mod claims;
 mod devices;
 mod kills;
 mod resize;
+mod volumes;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -367,14 +368,10 @@ impl Worker {
             api.register(self.pod());
         }
         self.deps.local.register(self.pod());
-        let mounts = self.deps.volumes.setup(self.pod(), cancel).map_err(|error| Failed {
-            retry: error.retry_at().map_or_else(
-                || jitter(RETRY, random_unit()),
-                |at| at.saturating_duration_since(Instant::now()),
-            ),
-            message: error.to_string(),
-            level: log::Level::Warn,
-        })?;
+        let mounts = match self.deps.volumes.setup(self.pod(), cancel) {
+            Ok(mounts) => mounts,
+            Err(error) => return self.volumes_failed(&error),
+        };
         self.volumes_ready = true;
         if plan.is_empty() {
             return self.rest(held);

@@ -29,6 +29,8 @@ pub enum VolumeError {
         cause: String,
         /// The time of the earliest retry.
         retry_at: Instant,
+        /// The node has had no place for one of them for as long as a pod waits.
+        has_no_place: bool,
     },
     /// The path of a hostPath volume does not match its type.
     #[error("hostPath type check failed: {path} is not {wanted}")]
@@ -216,6 +218,12 @@ impl VolumeError {
             VolumeError::NotMounted { retry_at, .. } => Some(*retry_at),
             _ => None,
         }
+    }
+
+    /// Whether the pod must go to another node, because this one has no place for a volume of it.
+    #[must_use]
+    pub fn has_no_place(&self) -> bool {
+        matches!(self, VolumeError::NotMounted { has_no_place: true, .. })
     }
 
     /// Whether a hostPath volume may succeed once another volume of its pod is ready.

@@ -5,6 +5,7 @@
 //! token. A volume is set up from its resolved source; it is torn down from what is on the disk
 //! alone, so that a restarted agent, or one without an API server, can do it.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::error::VolumeError;
@@ -63,6 +64,9 @@ pub trait CsiVolumes: Send + Sync {
 
 /// The names in `status.volumesAttached` of this node's object; `None`: the object is not known.
 pub type AttachedVolumes = Box<dyn Fn() -> Option<Vec<String>> + Send + Sync>;
+
+/// The labels of this node's object; `None`: the object is not known.
+pub type NodeLabels = Box<dyn Fn() -> Option<BTreeMap<String, String>> + Send + Sync>;
 
 /// What a kind of volume does without the volume's source: the other end of its life.
 pub trait VolumeKeeper: Send + Sync {
@@ -125,6 +129,14 @@ pub struct Ready {
 /// The step of a set-up or removal that failed, for the text of its event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
+    /// The volume belongs to other nodes.
+    NodeAffinity,
+    /// The block device belongs to other nodes.
+    NodeAffinityBlock,
+    /// The volume cannot be attached: the node has no place for it.
+    NoPlace,
+    /// The block device cannot be attached: the node has no place for it.
+    NoPlaceBlock,
     /// The volume is not attached to this node.
     WaitForAttach,
     /// The mount on the node, which all pods share.
@@ -152,10 +164,12 @@ impl Phase {
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
-            Phase::WaitForAttach => "MountVolume.WaitForAttach",
+            Phase::NodeAffinity => "MountVolume.NodeAffinity check",
+            Phase::NodeAffinityBlock => "MapVolume.NodeAffinity check",
+            Phase::NoPlace | Phase::WaitForAttach => "MountVolume.WaitForAttach",
             Phase::MountDevice => "MountVolume.MountDevice",
             Phase::SetUp => "MountVolume.SetUp",
-            Phase::WaitForAttachBlock => "MapVolume.WaitForAttach",
+            Phase::NoPlaceBlock | Phase::WaitForAttachBlock => "MapVolume.WaitForAttach",
             Phase::SetUpDevice => "MapVolume.SetUpDevice",
             Phase::MapPodDevice => "MapVolume.MapPodDevice",
             Phase::MapBlockVolume => "MapVolume.MapBlockVolume",
@@ -169,10 +183,17 @@ impl Phase {
     #[must_use]
     pub fn reason(self) -> Option<&'static str> {
         Some(match self {
-            Phase::WaitForAttach | Phase::MountDevice | Phase::SetUp => "FailedMount",
-            Phase::WaitForAttachBlock | Phase::SetUpDevice | Phase::MapPodDevice | Phase::MapBlockVolume => {
-                "FailedMapVolume"
-            }
+            Phase::NodeAffinity
+            | Phase::NodeAffinityBlock
+            | Phase::NoPlace
+            | Phase::WaitForAttach
+            | Phase::MountDevice
+            | Phase::SetUp => "FailedMount",
+            Phase::NoPlaceBlock
+            | Phase::WaitForAttachBlock
+            | Phase::SetUpDevice
+            | Phase::MapPodDevice
+            | Phase::MapBlockVolume => "FailedMapVolume",
             Phase::Expand => "VolumeResizeFailed",
             Phase::TearDown | Phase::UnmountDevice => return None,
         })
@@ -209,6 +230,7 @@ mod tests {
     #[test]
     fn only_set_up_and_growth_have_events() {
         for (phase, words, reason) in [
+            (Phase::NodeAffinityBlock, "MapVolume.NodeAffinity check", Some("FailedMount")),
             (Phase::MountDevice, "MountVolume.MountDevice", Some("FailedMount")),
             (Phase::SetUp, "MountVolume.SetUp", Some("FailedMount")),
             (Phase::SetUpDevice, "MapVolume.SetUpDevice", Some("FailedMapVolume")),

@@ -19,7 +19,7 @@ use super::csi::{
     VisitSettings, Visits,
 };
 use super::error::VolumeError;
-use super::kind::AttachedVolumes;
+use super::kind::{AttachedVolumes, NodeLabels};
 use super::operations::Operations;
 use super::persistent::Kinds;
 use super::progress::Progress;
@@ -165,6 +165,11 @@ impl Volumes {
     /// controller has attached them.
     pub fn wait_for_attachment(&self, attached: AttachedVolumes) {
         self.kinds.wait_for_attachment(attached);
+    }
+
+    /// From now on volumes whose node affinity does not match these labels are refused.
+    pub fn know_labels(&self, labels: NodeLabels) {
+        self.kinds.know_labels(labels);
     }
 
     /// The volumes of CSI drivers of a pod, with the numbers of their drivers.

@@ -11,6 +11,8 @@ const MAX: Duration = Duration::from_secs(122);
 
 #[derive(Debug, Clone, Copy)]
 struct Wait {
+    /// The time of the first failure.
+    since: Instant,
     delay: Duration,
     until: Instant,
     cause_is_final: bool,
@@ -56,8 +58,15 @@ impl Retries {
             (Hope::Some, _) => INITIAL,
         };
         let until = now + delay;
-        waits.insert(volume.to_owned(), Wait { delay, until, cause_is_final: hope == Hope::None, changes });
+        let since = waits.get(volume).map_or(now, |wait| wait.since);
+        let cause_is_final = hope == Hope::None;
+        waits.insert(volume.to_owned(), Wait { since, delay, until, cause_is_final, changes });
         until
+    }
+
+    /// Since when the volume has failed without a success between.
+    pub(super) fn since(&self, uid: &PodUid, volume: &str) -> Option<Instant> {
+        Some(self.waits.get(uid)?.get(volume)?.since)
     }
 
     /// Forgets a volume that is ready.
@@ -97,7 +106,9 @@ mod tests {
             now = until;
         }
         assert_eq!(waits, [500, 1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 122_000, 122_000]);
+        assert_eq!(retries.since(&uid, "v"), Some(start));
         retries.succeeded(&uid, "v");
+        assert_eq!(retries.since(&uid, "v"), None);
         assert_eq!(retries.failed(&uid, "v", (Hope::Some, 0), now) - now, INITIAL);
         assert_eq!(retries.failed(&uid, "v", (Hope::None, 0), now) - now, MAX);
         assert_eq!(retries.failed(&uid, "v", (Hope::Some, 0), now) - now, INITIAL);

@@ -348,6 +348,8 @@ struct SetUp<'a> {
     queue: Queue,
     report: Sender<Ended>,
     reported: Receiver<Ended>,
+    /// The node has had no place for a volume for long.
+    has_no_place: bool,
 }
 
 impl<'a> SetUp<'a> {
@@ -365,6 +367,7 @@ impl<'a> SetUp<'a> {
             wanted,
             report,
             reported,
+            has_no_place: false,
         }
     }
 
@@ -585,6 +588,8 @@ impl<'a> SetUp<'a> {
         let served = self.volumes.kinds.plugin(self.site.pod.uid(), wanted.volume);
         Plugin::of(wanted.volume).count(served, Err(()), wanted.begun);
         let until = self.volumes.give_up(self.site.pod, wanted.volume, error, self.changes);
+        let since = self.volumes.retries().since(self.site.pod.uid(), &wanted.volume.name);
+        self.has_no_place |= is_without_place(error, since, Instant::now());
         let cause = wanted.cause(error);
         self.volumes.progress().failed(self.site.pod.uid(), &wanted.volume.name, &cause, Instant::now());
         if !wanted.is_reported {
@@ -597,7 +602,7 @@ impl<'a> SetUp<'a> {
     /// The volumes that are ready, if all are.
     fn into_result(self) -> Result<Vec<MountedVolume>, VolumeError> {
         let mut ready = Vec::new();
-        let mut missing = Missing::default();
+        let mut missing = Missing { has_no_place: self.has_no_place, ..Missing::default() };
         for Wanted { volume, state, .. } in self.wanted {
             match state {
                 State::Ready(mounted) => ready.push(mounted),
@@ -621,6 +626,7 @@ struct Missing {
     volumes: Vec<String>,
     cause: Option<String>,
     retry_at: Option<Instant>,
+    has_no_place: bool,
 }
 
 impl Missing {
@@ -633,11 +639,24 @@ impl Missing {
     fn into_result(self) -> Result<(), VolumeError> {
         match (self.retry_at, self.cause) {
             (Some(retry_at), Some(cause)) => {
-                Err(VolumeError::NotMounted { volumes: self.volumes, cause, retry_at })
+                let has_no_place = self.has_no_place;
+                Err(VolumeError::NotMounted { volumes: self.volumes, cause, retry_at, has_no_place })
             }
             _ => Ok(()),
         }
     }
+}
+
+/// How long a pod waits for its volumes before it is refused (kubelet:
+/// pkg/kubelet/volumemanager, `podAttachAndMountTimeout`).
+const POD_TIMEOUT: Duration = Duration::from_secs(123);
+
+/// Whether the controller could not attach a volume for want of a place, all the time that a pod
+/// waits.
+fn is_without_place(error: &VolumeError, since: Option<Instant>, now: Instant) -> bool {
+    let has_no_place = matches!(error, VolumeError::Kind(error)
+        if matches!(error.phase, Phase::NoPlace | Phase::NoPlaceBlock));
+    has_no_place && since.is_some_and(|since| now.saturating_duration_since(since) >= POD_TIMEOUT)
 }
 
 /// The reason of the event of a failure.
@@ -1036,5 +1055,26 @@ mod tests {
         let event = queue.try_recv().unwrap();
         assert_eq!(event.reason, "Failed");
         assert!(event.message.starts_with("error making pod data directories: cannot make directory"));
+    }
+
+    #[test]
+    fn pod_is_refused_after_two_minutes_without_a_place_for_its_volume() {
+        let now = Instant::now();
+        let error = |phase| VolumeError::device(phase, "no slot");
+        let is_refused = |phase, waited| {
+            let since = now.checked_sub(Duration::from_secs(waited)).unwrap();
+            is_without_place(&error(phase), Some(since), now)
+        };
+        assert!(is_refused(Phase::NoPlace, 123) && is_refused(Phase::NoPlaceBlock, 500));
+        assert!(!is_refused(Phase::NoPlace, 122) && !is_refused(Phase::WaitForAttach, 500));
+        assert!(!is_without_place(&error(Phase::NoPlace), None, now));
+        let mut missing = Missing { has_no_place: true, ..Missing::default() };
+        missing.add("v", now, "no slot");
+        let error = missing.into_result().unwrap_err();
+        assert!(error.has_no_place());
+        assert_eq!(
+            error.to_string(),
+            "unmounted volumes=[v], unattached volumes=[], failed to process volumes=[]: no slot"
+        );
     }
 }

@@ -3,16 +3,20 @@
 //! volumes need no provisioner.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::joined::{JoinedNode, LIMIT, directory, pod, served, shared, text};
+use crate::claims::{self, claim_spec, delete, of_claim, prepared, wait_log, wait_refusal, with_volume};
+use crate::joined::{JoinedNode, LIMIT, condition, directory, pod, shared, text};
 use crate::support::launch;
 use crate::support::node::{FOREVER, busybox};
 use crate::support::wait::{holds_for, wait_until};
+
+/// The access mode of the volumes.
+const ONCE: &str = "ReadWriteOnce";
 
 /// The running driver. It ends with SIGKILL.
 struct Driver {
@@ -71,28 +75,15 @@ impl Driver {
         assert!(log.iter().all(|line| !line.starts_with("VIOLATION")), "{}", log.join("\n"));
     }
 
-    /// A persistent volume for a claim, bound in advance.
-    fn volume(&self, name: &str, claim: &str, mode: &str) {
-        shared().apply(&json!({
-            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
-            "spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "volumeMode": mode,
-                "persistentVolumeReclaimPolicy": "Retain", "storageClassName": "",
-                "claimRef": {"namespace": "default", "name": claim},
-                "csi": {"driver": self.name, "volumeHandle": format!("handle-of-{name}"),
-                    "volumeAttributes": {"a": "b"}}},
-        }));
+    /// Where the data of a volume are.
+    fn source(&self, name: &str) -> Value {
+        json!({"csi": {"driver": self.name, "volumeHandle": format!("handle-of-{name}"),
+            "volumeAttributes": {"a": "b"}}})
     }
 
     /// A claim and its volume.
     fn claim(&self, name: &str, mode: &str) {
-        self.volume(name, name, mode);
-        let mut claim = claim_spec(mode);
-        claim["volumeName"] = json!(name);
-        shared().apply(&json!({
-            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-            "metadata": {"name": name, "namespace": "default"}, "spec": claim,
-        }));
-        shared().wait(&["pvc", name], "bound", LIMIT, |claim| text(claim, "/status/phase") == "Bound");
+        claims::claim(name, (mode, ONCE), &self.source(name));
     }
 }
 
@@ -102,54 +93,8 @@ impl Drop for Driver {
     }
 }
 
-fn claim_spec(mode: &str) -> Value {
-    json!({"accessModes": ["ReadWriteOnce"], "volumeMode": mode, "storageClassName": "",
-        "resources": {"requests": {"storage": "1Gi"}}})
-}
-
-/// A node whose pods are synced often.
-fn prepared(name: &str) -> JoinedNode<'static> {
-    let mut config = served(shared());
-    config["syncFrequency"] = json!("5s");
-    config["volumeStatsAggPeriod"] = json!("5s");
-    JoinedNode::prepare(shared(), name, config).start_and_wait()
-}
-
-/// A pod with one volume, at `/data` or as the device `/dev/data`.
-fn with_volume(name: &str, volume: Value, is_device: bool, script: &str) -> Value {
-    let mut main = busybox("main", &format!("{script}; {FOREVER}"));
-    if is_device {
-        main["volumeDevices"] = json!([{"name": "v", "devicePath": "/dev/data"}]);
-    } else {
-        main["volumeMounts"] = json!([{"name": "v", "mountPath": "/data"}]);
-    }
-    let mut pod = pod(name, json!([main]));
-    pod["spec"]["automountServiceAccountToken"] = json!(false);
-    let mut volume = volume;
-    volume["name"] = json!("v");
-    pod["spec"]["volumes"] = json!([volume]);
-    pod
-}
-
-fn of_claim(claim: &str) -> Value {
-    json!({"persistentVolumeClaim": {"claimName": claim}})
-}
-
-fn wait_log(pod: &str, wanted: &str) {
-    let log = || shared().kubectl(&["logs", pod]);
-    wait_until(&format!("{wanted:?} in the log of {pod}"), LIMIT, || log().contains(wanted));
-}
-
-fn delete(joined: &JoinedNode<'_>, pod: &str) {
-    shared().kubectl(&["delete", "pod", pod, "--wait=false", "--grace-period=1"]);
-    joined.wait_gone(pod);
-}
-
-fn mounts_below(path: &std::path::Path) -> Vec<String> {
-    let table = fs::read_to_string("/proc/self/mountinfo").expect("the mount table is readable");
-    let path = path.display().to_string();
-    let points = table.lines().filter_map(|line| line.split(' ').nth(4));
-    points.filter(|point| point.starts_with(&path) && point.contains("csi")).map(str::to_owned).collect()
+fn mounts_below(path: &Path) -> Vec<String> {
+    claims::mounts_below(path, "csi")
 }
 
 #[test]
@@ -166,12 +111,7 @@ fn claims_keep_their_data_over_pods_and_restarts_of_agent_and_driver() {
     writer["spec"]["securityContext"] = json!({"fsGroup": 4711});
     joined.bind(&writer);
     let missing = format!("driver name {} not found in the list of registered CSI drivers", driver.name);
-    wait_until("the event of a missing driver", LIMIT, || {
-        joined
-            .events("csia-writer")
-            .iter()
-            .any(|(reason, message)| reason == "FailedMount" && message.contains(&missing))
-    });
+    wait_refusal(&joined, "csia-writer", &missing);
     driver.start(&joined);
     let entry = json!({"name": driver.name, "nodeID": "the-node", "allocatable": {"count": 20},
         "topologyKeys": [format!("topology.{}/node", driver.name)]});
@@ -331,8 +271,8 @@ fn ephemeral_volumes_end_with_their_pods_also_of_force_deleted_ones() {
     joined.wait_ready("csic-inline");
     wait_log("csic-inline", "default/csic-inline good-day");
     // The controller makes the claim of a generic ephemeral volume.
-    driver.volume("csic-volume", "csic-generic-v", "Filesystem");
-    let generic = json!({"ephemeral": {"volumeClaimTemplate": {"spec": claim_spec("Filesystem")}}});
+    claims::volume("csic-volume", "csic-generic-v", ("Filesystem", ONCE), &driver.source("csic-volume"));
+    let generic = json!({"ephemeral": {"volumeClaimTemplate": {"spec": claim_spec("Filesystem", ONCE)}}});
     joined.bind(&with_volume("csic-generic", generic, false, "echo kept >/data/x; cat /data/x"));
     joined.wait_ready("csic-generic");
     wait_log("csic-generic", "kept");
@@ -357,6 +297,73 @@ fn ephemeral_volumes_end_with_their_pods_also_of_force_deleted_ones() {
     driver.start(&joined);
     wait_until("no mounts", LIMIT * 2, || mounts_below(&joined.node.root()).is_empty());
     assert!(state.join("volumes/handle-of-csic-volume/x").exists(), "data of claims stay");
+    driver.assert_no_violation(&joined);
+    joined.finish(&[]);
+}
+
+/// For how long the driver is away.
+fn absence() -> Duration {
+    let seconds = std::env::var("AWAY_SECONDS").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(15))
+}
+
+#[test]
+fn only_pods_that_need_a_driver_that_is_away_wait_and_they_go_on_when_it_is_back() {
+    let joined = prepared("csid");
+    let mut driver = Driver::new("csid");
+    driver.start(&joined);
+    for claim in ["csid-running", "csid-ending", "csid-waiting"] {
+        driver.claim(claim, "Filesystem");
+    }
+    let writes = "while true; do date +%s >>/data/file; sleep 1; done";
+    for pod in ["csid-running", "csid-ending"] {
+        joined.bind(&with_volume(pod, of_claim(pod), false, writes));
+    }
+    joined.wait_ready("csid-ending");
+    let before = joined.wait_ready("csid-running");
+    let file = directory("csid").join("volumes-of-driver/volumes/handle-of-csid-running/file");
+    let lines = || fs::read_to_string(&file).map_or(0, |text| text.lines().count());
+
+    driver.kill();
+    let mounted = mounts_below(&joined.node.root());
+    let written = lines();
+    joined.bind(&with_volume("csid-waiting", of_claim("csid-waiting"), false, "true"));
+    shared().kubectl(&["delete", "pod", "csid-ending", "--wait=false", "--grace-period=1"]);
+    joined.wait_pod("csid-ending", "stopped", |pod| {
+        pod["status"]["containerStatuses"][0]["state"]["terminated"].is_object()
+    });
+    // The wait is visible, in an event and on the node.
+    wait_refusal(&joined, "csid-waiting", "csi");
+    let listed = joined.node.cli(&["volumes"]);
+    let is_listed = |line: &str| line.contains("csid-waiting") && !line.contains(" mounted");
+    assert!(listed.lines().any(is_listed), "{listed}");
+    // Other pods start.
+    joined.bind(&pod("csid-other", json!([busybox("main", FOREVER)])));
+    joined.wait_ready("csid-other");
+    holds_for("only pods that need the driver wait", absence(), || {
+        let is_pending = |pod: &Value| text(pod, "/status/phase") == "Pending";
+        joined.plane.look(&["pod", "csid-waiting"]).is_some_and(|pod| is_pending(&pod))
+            && joined.plane.look(&["pod", "csid-ending"]).is_some()
+            && joined
+                .plane
+                .look(&["pod", "csid-running"])
+                .is_some_and(|pod| condition(&pod, "Ready") == "True")
+    });
+    assert_eq!(mounts_below(&joined.node.root()), mounted);
+    assert!(lines() > written, "the pod goes on writing");
+
+    driver.start(&joined);
+    // After a long absence the next attempt may be two minutes away.
+    wait_until("the end of csid-ending", LIMIT * 2, || joined.plane.get(&["pod", "csid-ending"]).is_none());
+    wait_until("the start of csid-waiting", LIMIT * 2, || {
+        joined.plane.look(&["pod", "csid-waiting"]).is_some_and(|pod| condition(&pod, "Ready") == "True")
+    });
+    let id = |pod: &Value| text(pod, "/status/containerStatuses/0/containerID").to_owned();
+    assert_eq!(id(&joined.wait_ready("csid-running")), id(&before));
+    for pod in ["csid-running", "csid-waiting", "csid-other"] {
+        delete(&joined, pod);
+    }
+    assert_eq!(mounts_below(&joined.node.root()), Vec::<String>::new());
     driver.assert_no_violation(&joined);
     joined.finish(&[]);
 }

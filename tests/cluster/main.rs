@@ -4,6 +4,7 @@
 
 mod certificates;
 mod checks;
+mod claims;
 mod csi;
 mod devices;
 mod dra;
@@ -19,6 +20,7 @@ mod objects;
 mod outages;
 mod pages;
 mod permissions;
+mod persistent;
 mod plane;
 mod pods_and_nodes;
 mod recording;

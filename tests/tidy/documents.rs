@@ -117,6 +117,34 @@ fn the_threat_model_names_real_tests() {
     report(&problems);
 }
 
+/// The rows of the page: an expectation, tests or why there are none, and a remark that may name
+/// tests too.
+#[test]
+fn storage_expectations_name_real_tests() {
+    const PAGE: &str = "docs/storage-expectations.md";
+    let text = read(PAGE);
+    let rows = text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| Expectation |"));
+    let (mut problems, mut named) = (Vec::new(), 0);
+    for row in rows {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let ["", what, by, remark, ""] = cells[..] else {
+            problems.push(format!("{PAGE}: not three columns: {row}"));
+            continue;
+        };
+        let mut tests =
+            super::tests_of(by, &["not tested: ", "does not concern the node: "]).unwrap_or_default();
+        if remark.contains("::") {
+            let (_, test) = remark.rsplit_once(": ").unwrap_or(("", remark));
+            tests.push(test.to_owned());
+        }
+        named += tests.len();
+        let unknown = tests.iter().filter(|name| !super::has_test(name));
+        problems.extend(unknown.map(|name| format!("{PAGE}: {what}: there is no test {name:?}")));
+    }
+    assert!(named > 100, "the names are not read: {named}");
+    report(&problems);
+}
+
 #[test]
 fn the_architecture_names_real_files() {
     let sources: Vec<String> = files("src", &[".rs"]).into_iter().map(|(file, _)| file).collect();

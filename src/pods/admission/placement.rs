@@ -1,11 +1,11 @@
 //! Whether the pod may be placed on this node: affinity, name, host ports, taints.
 
-use crate::model::api::{Container, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration};
+use crate::model::api::{Container, Taint, Toleration};
 use crate::model::pod::{Pod, is_sidecar};
 use crate::model::reasons;
 
 use super::decision::{Admission, reject};
-use crate::model::node::NodeView;
+use crate::model::node::{NodeView, compare, selects};
 
 /// The first reason why this node does not match.
 pub(super) fn failure(pod: &Pod, others: &[&Pod], node: &NodeView) -> Option<Admission> {
@@ -53,10 +53,6 @@ fn covers(toleration: &Toleration, taint: &Taint) -> bool {
     }
 }
 
-fn compare(a: &str, b: &str) -> Option<(i64, i64)> {
-    Some((a.parse().ok()?, b.parse().ok()?))
-}
-
 pub(super) fn matches_affinity(pod: &Pod, node: &NodeView) -> bool {
     let spec = pod.spec();
     let selected =
@@ -66,44 +62,7 @@ pub(super) fn matches_affinity(pod: &Pod, node: &NodeView) -> bool {
         .as_ref()
         .and_then(|affinity| affinity.node_affinity.as_ref())
         .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
-    selected
-        && required.is_none_or(|selector| selector.node_selector_terms.iter().any(|term| matches(term, node)))
-}
-
-/// All requirements of a term must match; an empty term matches no node.
-fn matches(term: &NodeSelectorTerm, node: &NodeView) -> bool {
-    let expressions = term.match_expressions.as_deref().unwrap_or_default();
-    let fields = term.match_fields.as_deref().unwrap_or_default();
-    if expressions.is_empty() && fields.is_empty() {
-        return false;
-    }
-    let label = |wanted: &NodeSelectorRequirement| holds(wanted, node.labels.get(&wanted.key));
-    // The name is the only field that can be selected, and by one value only.
-    let field = |wanted: &NodeSelectorRequirement| {
-        wanted.key == "metadata.name"
-            && matches!(wanted.operator.as_str(), "In" | "NotIn")
-            && wanted.values.as_ref().is_some_and(|values| values.len() == 1)
-            && holds(wanted, Some(&node.name))
-    };
-    expressions.iter().all(label) && fields.iter().all(field)
-}
-
-/// A requirement that is not well formed matches no node, and neither does its negation.
-fn holds(wanted: &NodeSelectorRequirement, found: Option<&String>) -> bool {
-    let values = wanted.values.as_deref().unwrap_or_default();
-    let numbers = || match values {
-        [only] => compare(found?, only),
-        _ => None,
-    };
-    match wanted.operator.as_str() {
-        "In" => found.is_some_and(|found| values.contains(found)),
-        "NotIn" => !values.is_empty() && found.is_none_or(|found| !values.contains(found)),
-        "Exists" => values.is_empty() && found.is_some(),
-        "DoesNotExist" => values.is_empty() && found.is_none(),
-        "Gt" => numbers().is_some_and(|(found, wanted)| found > wanted),
-        "Lt" => numbers().is_some_and(|(found, wanted)| found < wanted),
-        _ => false,
-    }
+    selected && required.is_none_or(|selector| selects(selector, &node.name, &node.labels))
 }
 
 /// A port of the node that a pod wants: protocol, number, address.

@@ -20,13 +20,15 @@ impl Worker {
                 self.deps.events.warning(self.pod(), reasons::WAITING_FOR_DEVICES, message.as_str());
                 Err(Failed { message, retry, level: log::Level::Info })
             }
-            Brought::Denied { reason, message } => {
-                metrics::ADMISSION_REJECTIONS.inc([reason]);
-                self.deps.events.warning(self.pod(), reason, message.as_str());
-                let message = format!("Pod was rejected: {message}");
-                let failure = Some(Failure { reason, message, disrupts: false });
-                Ok(Some(Kill { grace_override: None, failure }))
-            }
+            Brought::Denied { reason, message } => Ok(Some(self.refused(reason, &message))),
         }
+    }
+
+    /// The end of a pod that cannot run on this node, as if it had not been admitted.
+    pub(super) fn refused(&self, reason: &'static str, message: &str) -> Kill {
+        metrics::ADMISSION_REJECTIONS.inc([reason]);
+        self.deps.events.warning(self.pod(), reason, message);
+        let message = format!("Pod was rejected: {message}");
+        Kill { grace_override: None, failure: Some(Failure { reason, message, disrupts: false }) }
     }
 }

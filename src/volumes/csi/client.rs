@@ -298,6 +298,76 @@ mod tests {
     }
 
     #[test]
+    fn each_request_names_its_volume_and_paths() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let (report, reported) = bounded(64);
+        let senders: [crossbeam_channel::Sender<String>; 5] = std::array::from_fn(|_| report.clone());
+        let [stage, unstage, unpublish, expand, stats] = senders;
+        let service = Service::new()
+            .unary(&methods::NODE_STAGE_VOLUME, move |request, _| {
+                let capability = &request.volume_capability;
+                let (volume, path) = (&request.volume_id, &request.staging_target_path);
+                let is_block = capability.block.is_some() && capability.mount.is_none();
+                let mode = capability.access_mode.mode;
+                let (context, published) = (&request.volume_context["a"], &request.publish_context["dev"]);
+                stage.send(format!("{volume} {path} {is_block} {mode} {context} {published}")).unwrap();
+                Ok(csi::NodeStageVolumeResponse::new())
+            })
+            .unary(&methods::NODE_UNSTAGE_VOLUME, move |request, _| {
+                unstage.send(format!("{} {}", request.volume_id, request.staging_target_path)).unwrap();
+                Ok(csi::NodeUnstageVolumeResponse::new())
+            })
+            .unary(&methods::NODE_UNPUBLISH_VOLUME, move |request, _| {
+                unpublish.send(format!("{} {}", request.volume_id, request.target_path)).unwrap();
+                Ok(csi::NodeUnpublishVolumeResponse::new())
+            })
+            .unary(&methods::NODE_EXPAND_VOLUME, move |request, _| {
+                let (volume, path) = (&request.volume_id, &request.volume_path);
+                let (bytes, staged) = (request.capacity_range.required_bytes, &request.staging_target_path);
+                let mode = request.volume_capability.access_mode.mode;
+                expand.send(format!("{volume} {path} {staged} {bytes} {mode}")).unwrap();
+                Ok(csi::NodeExpandVolumeResponse::new())
+            })
+            .unary(&methods::NODE_GET_VOLUME_STATS, move |request, _| {
+                let (volume, path) = (&request.volume_id, &request.volume_path);
+                stats.send(format!("{volume} {path} {}", request.staging_target_path)).unwrap();
+                Ok(csi::NodeGetVolumeStatsResponse::new())
+            });
+        let _server = serve(&socket, service);
+        let driver = driver(&socket, Duration::from_secs(10));
+        let never = StopToken::never();
+        let pairs = |key: &str, value: &str| [(key.to_owned(), value.to_owned())].into();
+        let capability = Capability { is_block: true, access_mode: 6, ..Capability::default() };
+        let request = Stage {
+            volume: "h".to_owned(),
+            publish_context: pairs("dev", "sdx"),
+            staging_path: "/g".to_owned(),
+            capability: capability.clone(),
+            volume_context: pairs("a", "b"),
+            ..Stage::default()
+        };
+        driver.stage(&request, &never).unwrap();
+        assert_eq!(reported.recv().unwrap(), "h /g true 6 b sdx");
+        let request = Expand {
+            volume: "h".to_owned(),
+            path: "/t".to_owned(),
+            bytes: 9,
+            staging_path: "/g".to_owned(),
+            capability,
+            ..Expand::default()
+        };
+        driver.expand(&request, &never).unwrap();
+        assert_eq!(reported.recv().unwrap(), "h /t /g 9 6");
+        driver.stats("h", "/t", "/g", &never).unwrap();
+        assert_eq!(reported.recv().unwrap(), "h /t /g");
+        driver.unpublish("h", "/t", &never).unwrap();
+        assert_eq!(reported.recv().unwrap(), "h /t");
+        driver.unstage("h", "/g", &never).unwrap();
+        assert_eq!(reported.recv().unwrap(), "h /g");
+    }
+
+    #[test]
     fn hostile_drivers_fail_within_the_limits() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s");

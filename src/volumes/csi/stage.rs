@@ -81,6 +81,11 @@ impl Csi {
                 && driver.node_allocatable_update_period_seconds.is_some()
             {
                 self.registry.exhausted(name);
+                let phase = match wanted.form {
+                    Form::Filesystem => Phase::NoPlace,
+                    Form::Block => Phase::NoPlaceBlock,
+                };
+                return Err(not_begun(phase, error.message));
             }
             return Err(not_begun(phase, error.message));
         }

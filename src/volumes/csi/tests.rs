@@ -168,6 +168,28 @@ fn volume_waits_for_its_attachment() {
 }
 
 #[test]
+fn volume_for_which_the_node_has_no_place_is_known_as_such() {
+    let agent = FakeAgent::new();
+    let attempt = |form, code, period| {
+        let mut found = VolumeAttachment::default();
+        found.status.attach_error = Some(AttachError { message: "no slot".to_owned(), error_code: code });
+        *agent.cluster.attachment.lock().unwrap() = Some(found);
+        agent.cluster.driver.lock().unwrap().spec.node_allocatable_update_period_seconds = period;
+        let error = kind_error(set_up(&agent, &Wanted { form, ..wanted("a", "h") }).unwrap_err());
+        assert_eq!(error.message, "no slot");
+        error.phase
+    };
+    let (filesystem, block) = (Form::Filesystem, Form::Block);
+    assert_eq!(attempt(filesystem, Some(8), Some(60)), Phase::NoPlace);
+    assert_eq!(attempt(block, Some(8), Some(60)), Phase::NoPlaceBlock);
+    // Another error, or a driver whose limit is not asked for.
+    assert_eq!(attempt(filesystem, Some(2), Some(60)), Phase::WaitForAttach);
+    assert_eq!(attempt(filesystem, None, Some(60)), Phase::WaitForAttach);
+    assert_eq!(attempt(block, Some(8), None), Phase::WaitForAttachBlock);
+    assert_eq!(agent.csi.registry().take_exhausted().len(), 1);
+}
+
+#[test]
 fn unknown_driver_is_named_as_by_upstream() {
     let agent = FakeAgent::new();
     let mut a = wanted("a", "h");
@@ -178,6 +200,65 @@ fn unknown_driver_is_named_as_by_upstream() {
         error.message,
         "kubernetes.io/csi: attacher.MountDevice failed to create newCsiDriverClient: driver name other not found in the list of registered CSI drivers"
     );
+}
+
+/// The calls that change something.
+fn changes(agent: &FakeAgent) -> Vec<String> {
+    agent.node.calls().into_iter().filter(|call| call != "abilities").collect()
+}
+
+#[test]
+fn staging_is_repeated_and_undone_unless_it_certainly_did_nothing() {
+    for (fault, undone) in [(Fault::Final, vec![]), (Fault::Uncertain, vec!["unstage h"])] {
+        let agent = FakeAgent::new();
+        let a = wanted("a", "h");
+        agent.node.fail("stage", fault);
+        agent.node.fail("stage", fault);
+        for _ in 0..2 {
+            set_up(&agent, &a).unwrap_err();
+            assert_eq!(changes(&agent), ["stage h"], "{fault:?}");
+        }
+        // The pod is deleted before its volume is ready.
+        tear_down(&agent, &a).unwrap();
+        agent.csi.release_unused(&StopToken::never()).unwrap();
+        assert_eq!(changes(&agent), undone, "{fault:?}");
+        assert!(agent.left().is_empty(), "{:?}", agent.left());
+        // Another pod has it, and the call succeeds.
+        set_up(&agent, &wanted("b", "h")).unwrap();
+        assert_eq!(changes(&agent), ["stage h", "publish h"], "{fault:?}");
+    }
+}
+
+#[test]
+fn volume_is_staged_again_for_the_next_pod_after_a_failed_unstaging() {
+    for fault in [Fault::Final, Fault::Uncertain, Fault::LostAnswer] {
+        let agent = FakeAgent::new();
+        let (a, b) = (wanted("a", "h"), wanted("b", "h"));
+        set_up(&agent, &a).unwrap();
+        agent.node.fail("unstage", fault);
+        tear_down(&agent, &a).unwrap_err();
+        // The volume is not the pod's any more, which can end.
+        tear_down(&agent, &a).unwrap();
+        assert_eq!(agent.csi.places(Some(&a.pod.uid)), []);
+        changes(&agent);
+        set_up(&agent, &b).unwrap();
+        assert_eq!(changes(&agent), ["stage h", "publish h"], "{fault:?}");
+        tear_down(&agent, &b).unwrap();
+        assert_eq!(changes(&agent), ["unpublish h", "unstage h"], "{fault:?}");
+        assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
+        agent.node.check();
+    }
+}
+
+#[test]
+fn changed_object_of_a_driver_counts_for_the_next_pod() {
+    let agent = FakeAgent::new();
+    let set = |pod_info| agent.cluster.driver.lock().unwrap().spec.pod_info_on_mount = Some(pod_info);
+    for (pod, pod_info, keys) in [("a", true, 5), ("b", false, 0), ("c", true, 5)] {
+        set(pod_info);
+        set_up(&agent, &wanted(pod, "h")).unwrap();
+        assert_eq!(agent.node.last_publish().volume_context.len(), keys, "{pod}");
+    }
 }
 
 #[test]

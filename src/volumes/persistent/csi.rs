@@ -1,4 +1,4 @@
-//! Volumes of CSI drivers, which their own part of this room sets up.
+//! Volumes of CSI drivers, which their own part of this room sets up, and the growth of volumes.
 
 use super::super::error::VolumeError;
 use super::super::kind::{Form, VolumeKind};
@@ -7,7 +7,7 @@ use crate::kube::claims::ReadError;
 use crate::model::api::Volume;
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
-use crate::model::persistent::{self, Spec};
+use crate::model::persistent::{self, Source, Spec};
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::util::error_chain::chain;
@@ -40,7 +40,7 @@ impl Kinds {
         })
     }
 
-    fn set_refreshed(&self, uid: &PodUid, volume: &str, is_refreshed: bool) {
+    pub(super) fn set_refreshed(&self, uid: &PodUid, volume: &str, is_refreshed: bool) {
         let mut refreshed = self.refreshed();
         let volumes = refreshed.entry(uid.clone()).or_default();
         if is_refreshed {
@@ -73,6 +73,13 @@ impl Kinds {
                 return Ok(mounted);
             }
         };
+        if let Source::Local(source) = &spec.source {
+            if spec.has_grown && !spec.read_only {
+                self.grow_local(&spec, source, stop)?;
+                self.report_growth(pod, volume, &spec);
+            }
+            return Ok(mounted);
+        }
         let kind = self.csi_volume(pod, &volume.name, &spec)?;
         if kind.requires_remount() {
             return self.set_up_csi(pod, volume, &spec, stop);

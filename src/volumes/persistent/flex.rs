@@ -357,6 +357,7 @@ mod tests {
             size: None,
             has_grown: false,
             is_persistent: true,
+            nodes: None,
         };
         let object = serde_json::json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());

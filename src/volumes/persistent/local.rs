@@ -5,8 +5,12 @@ use std::path::{Path, PathBuf};
 
 use super::super::error::VolumeError;
 use super::super::kind::Phase;
+use super::super::paths;
 use super::host::{Host, below};
-use crate::model::persistent::Local;
+use super::{Kinds, devices, filesystem};
+use crate::model::persistent::{Local, Mode, Spec};
+use crate::util::error_chain::chain;
+use crate::util::stop::StopToken;
 
 /// What is at the path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +37,33 @@ pub(super) fn place(host: &dyn Host, volume: &str, source: &Local) -> Result<Pla
         Ok(Place::Device(path))
     } else {
         Err(fails(format!("local volume {}: only directory and block device are supported", source.path)))
+    }
+}
+
+/// Where a device is mounted for all pods.
+pub(super) fn mount_of(root_dir: &Path, name: &str) -> Result<PathBuf, VolumeError> {
+    Ok(devices::plugins(root_dir).join("local-volume/mounts").join(paths::element(name)?))
+}
+
+impl Kinds {
+    /// Grows the file system of a device that pods use. A directory has nothing to grow, and a
+    /// container sees the size of a block device itself.
+    pub(super) fn grow_local(
+        &self,
+        spec: &Spec,
+        source: &Local,
+        stop: &StopToken,
+    ) -> Result<(), VolumeError> {
+        let Place::Device(device) = place(&*self.host, &spec.name, source)? else { return Ok(()) };
+        if spec.mode == Mode::Block {
+            return Ok(());
+        }
+        let global = mount_of(&self.root_dir, &spec.name)?;
+        let _lock = self.locks.take(&global, stop)?;
+        filesystem::grow(&*self.host, (&device, &global), stop).map_err(|error| match error {
+            VolumeError::Stopping => error,
+            error => VolumeError::device(Phase::Expand, chain(&error)),
+        })
     }
 }
 

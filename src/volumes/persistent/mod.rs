@@ -18,6 +18,7 @@ mod host;
 mod iscsi;
 mod local;
 mod nfs;
+mod nodes;
 mod owner;
 mod sweep;
 mod sysfs;
@@ -31,7 +32,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::error::VolumeError;
-use super::kind::{AttachedVolumes, CsiVolumes, Phase};
+use super::kind::{AttachedVolumes, CsiVolumes, NodeLabels, Phase};
 use super::{host_path, paths};
 use crate::kube::PodApi;
 use crate::kube::claims::ReadError;
@@ -67,6 +68,8 @@ pub(super) struct Kinds {
     refreshed: Mutex<HashMap<PodUid, BTreeSet<String>>>,
     /// The volumes that a controller has attached; not set: the node waits for none.
     attached: OnceLock<AttachedVolumes>,
+    /// The labels of this node; not set: a volume of any node is set up.
+    labels: OnceLock<NodeLabels>,
     /// Volumes of pods that a controller attaches.
     attachable: Mutex<HashMap<PodUid, BTreeSet<String>>>,
 }
@@ -104,6 +107,7 @@ impl Kinds {
             plugins: Mutex::default(),
             refreshed: Mutex::default(),
             attached: OnceLock::new(),
+            labels: OnceLock::new(),
             attachable: Mutex::default(),
         }
     }
@@ -210,6 +214,10 @@ impl Kinds {
             .entry(pod.uid().clone())
             .or_default()
             .insert(volume.name.clone(), plugin);
+        if matches!(spec.source, Source::Local(_)) {
+            self.set_refreshed(pod.uid(), &volume.name, spec.is_persistent);
+        }
+        self.check_node(pod, &spec)?;
         self.claim_alone(pod, &spec)?;
         self.check_attached(pod, &spec, stop)?;
         if spec.mode == Mode::Block && !matches!(spec.source, Source::Csi(_)) {
@@ -237,8 +245,7 @@ impl Kinds {
                 match local::place(&*self.host, &spec.name, source)? {
                     local::Place::Directory(path) => self.bind(pod, &spec, (&path, &target))?,
                     local::Place::Device(device) => {
-                        let global = devices::plugins(&self.root_dir).join("local-volume/mounts");
-                        let global = global.join(paths::element(&spec.name)?);
+                        let global = local::mount_of(&self.root_dir, &spec.name)?;
                         let disk = Disk { global, fs_type: source.fs_type.as_deref().unwrap_or_default() };
                         let _lock = self.stage(&spec, &disk, &|| Ok(device.clone()), stop)?;
                         self.bind(pod, &spec, (&disk.global, &target))?;

@@ -52,6 +52,7 @@ mod tests {
             size: None,
             has_grown: false,
             is_persistent: true,
+            nodes: None,
         }
     }
 

@@ -346,3 +346,41 @@ fn volume_of_a_controller_waits_until_the_node_shows_it() {
     node.kinds.forget(&PodUid::from("u1"));
     assert!(node.kinds.in_use().is_empty());
 }
+
+#[test]
+fn volume_of_another_node_is_refused_until_the_node_has_its_label() {
+    let term = json!({"matchExpressions": [{"key": "disk", "operator": "In", "values": ["a"]}]});
+    let affinity = json!({"required": {"nodeSelectorTerms": [term]}});
+    let node = node(json!({"local": {"path": "/data"}, "nodeAffinity": affinity}));
+    std::fs::create_dir(node.path("data")).unwrap();
+    let labels: Arc<Mutex<Option<std::collections::BTreeMap<String, String>>>> = Arc::default();
+    let shown = Arc::clone(&labels);
+    node.kinds.know_labels(Box::new(move || shown.lock().unwrap().clone()));
+    *labels.lock().unwrap() = Some([("disk".to_owned(), "b".to_owned())].into());
+    assert_eq!(node.set_up("u1", claimed()).unwrap_err(), "no matching NodeSelectorTerms");
+    assert!(node.log().is_empty());
+    *labels.lock().unwrap() = Some([("disk".to_owned(), "a".to_owned())].into());
+    node.set_up("u1", claimed()).unwrap();
+    // The pod keeps what it has; another one does not get it.
+    *labels.lock().unwrap() = Some(std::collections::BTreeMap::new());
+    node.set_up("u1", claimed()).unwrap();
+    node.set_up("u2", claimed()).unwrap_err();
+    // The node's object is not known yet.
+    *labels.lock().unwrap() = None;
+    node.set_up("u2", claimed()).unwrap();
+}
+
+#[test]
+fn growth_of_a_local_volume_is_reported_while_it_is_used() {
+    let mut node = node(json!({"local": {"path": "/data"}, "capacity": {"storage": "2Gi"}}));
+    let (events, queue) = EventSink::new();
+    node.kinds.events = events;
+    std::fs::create_dir(node.path("data")).unwrap();
+    let mounted = node.set_up("u1", claimed()).unwrap();
+    let pod = pod("u1", claimed());
+    assert!(node.kinds.is_refreshed(pod.uid(), "v"));
+    let volume = pod.spec().volumes.as_ref().unwrap()[0].clone();
+    let same = node.kinds.refresh(&pod, &volume, mounted.clone(), &StopToken::never()).unwrap();
+    assert_eq!(same, mounted);
+    assert_eq!(queue.try_recv().unwrap().reason, "FileSystemResizeSuccessful");
+}
