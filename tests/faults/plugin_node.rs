@@ -208,7 +208,8 @@ impl PluginNode {
     fn devices_of(&self, name: &str) -> Vec<String> {
         let running = self.node.containers(name).into_iter().filter(|one| one.is_running());
         let variables = running.flat_map(|one| one.config.envs);
-        let texts = variables.filter(|one| one.key == VARIABLE).map(|one| one.value);
+        let texts = variables.filter(|one| one.key == VARIABLE);
+        let texts = texts.map(|one| String::from_utf8_lossy(&one.value).into_owned());
         texts.flat_map(|text| text.split(',').map(str::to_owned).collect::<Vec<_>>()).collect()
     }
 
