@@ -135,6 +135,14 @@ impl PluginNode {
             node["status"]["allocatable"][RESOURCE] == json!(DEVICES.to_string())
                 && drivers["spec"]["drivers"][0]["name"] == DRIVER
         });
+        // The objects may be those of an agent that was killed, and a pod whose resource is not known
+        // yet starts without it.
+        wait_until("the devices of this agent", LONG, || {
+            let output = self.node.command(&["devices", "-o", "json"]);
+            let reply: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+            let healthy = reply["devices"].as_array().into_iter().flatten();
+            healthy.filter(|one| one["resource"] == RESOURCE && one["health"] == "Healthy").count() == DEVICES
+        });
     }
 
     /// The claim of the newest pod.
