@@ -419,17 +419,19 @@ impl Devices {
             let wanted = books.wanted(request).into_iter().filter(|(_, count)| *count > 0);
             wanted.map(|(resource, _)| resource.clone()).collect()
         };
-        let mut is_missing = false;
+        let is_missing = {
+            let books = lock(&self.shared.books);
+            wanted.iter().any(|resource| books.holds().get(&pod.uid, container, resource).is_none())
+        };
+        if is_active {
+            if is_missing {
+                self.reserve(pod, container, None, false)?;
+            }
+            self.allocate(pod, stop)?;
+        }
+        // DIFFERS: upstream calls it before it allocates missing devices, and fails at each try.
         for resource in &wanted {
             self.pre_start(&pod.uid, container, resource, stop)?;
-            let books = lock(&self.shared.books);
-            is_missing |= books.holds().get(&pod.uid, container, resource).is_none();
-        }
-        if is_missing && is_active {
-            self.reserve(pod, container, None, false)?;
-        }
-        if is_active {
-            self.allocate(pod, stop)?;
         }
         let Some((setup, conflicts)) = lock(&self.shared.books).setup(&pod.uid, container) else {
             return Ok(None);

@@ -11,6 +11,7 @@ pub mod exposition;
 pub mod fake_api;
 pub mod fake_cri;
 pub mod fake_node;
+pub mod fake_plugins;
 pub mod fake_streams;
 pub mod file_attack;
 pub mod launch;

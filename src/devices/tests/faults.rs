@@ -111,6 +111,23 @@ fn a_plugin_registers_and_is_called_as_recorded_and_a_restart_keeps_the_devices(
     assert_eq!(bench.devices.readiness(&one("q", 1), &BTreeSet::new()), Readiness::Ready);
 }
 
+/// Its pod was admitted before the plugin was known.
+#[test]
+fn a_container_without_devices_gets_them_before_the_plugin_prepares_its_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let plugin = FakePlugin::start(directory.path(), "widget.sock", ASKS);
+    let bench = open(directory.path());
+    let pod = one("p", 1);
+    assert!(!bench.devices.concerns(&pod));
+    bench.register(&plugin, &four());
+    assert!(bench.devices.concerns(&pod));
+    let prepare = |is_active| bench.devices.prepare(&pod, "main", is_active, &StopToken::never());
+    assert!(matches!(prepare(false), Err(DeviceError::NothingAllocated { .. })));
+    assert_eq!(plugin.calls(), ["Options", "ListAndWatch"]);
+    assert_eq!(prepare(true).unwrap().unwrap().envs["WIDGETS"], "d4");
+    assert_eq!(plugin.calls(), ["Preferred d1,d2,d3,d4", "Allocate d4", "PreStart d4"]);
+}
+
 #[test]
 fn a_method_that_fails_or_hangs_is_an_error_and_frees_the_devices() {
     let directory = tempfile::tempdir().unwrap();

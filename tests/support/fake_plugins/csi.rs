@@ -1,0 +1,226 @@
+//! A CSI driver. Its volumes are in memory, and its mounts are real. It lives longer than its server.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use coracle::transport::generated::{MessageField, csi as pb, methods, pluginregistration};
+use coracle::transport::rpc_server::{Refusal, Service};
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
+
+use super::{DRIVER, Plugin, Shared, registration, unary, unary_alone};
+use crate::support::process_usage::mounts_below;
+
+/// `STAGE_UNSTAGE_VOLUME`, `GET_VOLUME_STATS` and `EXPAND_VOLUME`.
+const CAPABILITIES: [i32; 3] = [1, 2, 3];
+
+/// What is staged and published.
+#[derive(Debug, Default)]
+pub(super) struct Volumes {
+    /// By volume.
+    staged: BTreeMap<String, pb::NodeStageVolumeRequest>,
+    /// By target.
+    published: BTreeMap<String, pb::NodePublishVolumeRequest>,
+    sizes: BTreeMap<String, i64>,
+}
+
+impl Volumes {
+    pub(super) fn left(&self) -> Vec<String> {
+        let staged = self.staged.keys().map(|volume| format!("volume {volume} is staged"));
+        let published = self.published.keys().map(|target| format!("a volume is published at {target}"));
+        staged.chain(published).collect()
+    }
+
+    pub(super) fn is_published(&self, volume: &str) -> bool {
+        self.staged.contains_key(volume) && self.published.values().any(|one| one.volume_id == volume)
+    }
+
+    pub(super) fn size(&self, volume: &str) -> Option<i64> {
+        self.sizes.get(volume).copied()
+    }
+
+    /// Removes the mounts of a test that failed.
+    pub(super) fn unmount_all(&self) {
+        let targets = self.published.keys().map(String::as_str);
+        let staged = self.staged.values().map(|one| one.staging_target_path.as_str());
+        for target in targets.chain(staged) {
+            let _ = unmount(target, UnmountFlags::DETACH);
+        }
+    }
+
+    fn stage(&mut self, request: &pb::NodeStageVolumeRequest) -> Result<(), String> {
+        if let Some(before) = self.staged.get(&request.volume_id) {
+            return same(before == request, "staged", &request.volume_id);
+        }
+        let target = &request.staging_target_path;
+        if mounts_at(target) > 0 || !Path::new(target).is_dir() {
+            return Err(format!("the staging target {target} is not an unused directory"));
+        }
+        mount("tmpfs", target, "tmpfs", MountFlags::empty(), Some(c"size=64k,mode=0755")).unwrap();
+        self.staged.insert(request.volume_id.clone(), request.clone());
+        Ok(())
+    }
+
+    fn unstage(&mut self, request: &pb::NodeUnstageVolumeRequest) -> Result<(), String> {
+        let volume = &request.volume_id;
+        if self.published.values().any(|one| one.volume_id == *volume) {
+            return Err(format!("volume {volume} is unstaged while it is published"));
+        }
+        let Some(before) = self.staged.get(volume) else { return Ok(()) };
+        same(before.staging_target_path == request.staging_target_path, "unstaged", volume)?;
+        unmounted(&request.staging_target_path);
+        self.staged.remove(volume);
+        Ok(())
+    }
+
+    fn publish(&mut self, request: &pb::NodePublishVolumeRequest) -> Result<(), String> {
+        let (volume, target) = (&request.volume_id, &request.target_path);
+        if let Some(before) = self.published.get(target) {
+            return same(before == request, "published", volume);
+        }
+        let staged = self.staged.get(volume).map(|one| &one.staging_target_path);
+        if staged != Some(&request.staging_target_path) {
+            return Err(format!("volume {volume} is published before it is staged"));
+        }
+        if mounts_at(target) > 0 {
+            return Err(format!("the target {target} is mounted already"));
+        }
+        make_dir(target).map_err(|error| format!("the target {target} cannot be made: {error}"))?;
+        mount_bind(request.staging_target_path.as_str(), target.as_str()).unwrap();
+        self.published.insert(target.clone(), request.clone());
+        Ok(())
+    }
+
+    fn unpublish(&mut self, request: &pb::NodeUnpublishVolumeRequest) {
+        let target = &request.target_path;
+        if self.published.remove(target).is_some() {
+            unmounted(target);
+        }
+        let _ = fs::remove_dir(target);
+    }
+
+    fn expand(&mut self, request: &pb::NodeExpandVolumeRequest) -> Result<i64, String> {
+        if !self.published.contains_key(&request.volume_path) {
+            return Err(format!("volume {} is grown where it is not published", request.volume_id));
+        }
+        let bytes = request.capacity_range.required_bytes;
+        self.sizes.insert(request.volume_id.clone(), bytes);
+        Ok(bytes)
+    }
+}
+
+fn same(is_same: bool, what: &str, volume: &str) -> Result<(), String> {
+    if is_same { Ok(()) } else { Err(format!("volume {volume} is {what} in another way")) }
+}
+
+fn mounts_at(target: &str) -> usize {
+    let parent = Path::new(target).parent().unwrap();
+    mounts_below(parent).into_iter().filter(|point| *point == PathBuf::from(target)).count()
+}
+
+fn make_dir(target: &str) -> io::Result<()> {
+    match fs::create_dir(target) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
+
+/// The agent may have unmounted it before.
+fn unmounted(target: &str) {
+    while mounts_at(target) > 0 {
+        unmount(target, UnmountFlags::empty()).unwrap();
+    }
+}
+
+/// Does something with the volumes. A text is a violation.
+fn with<T>(
+    shared: &Shared,
+    work: impl FnOnce(&mut Volumes) -> Result<T, String>,
+) -> Result<T, Refusal> {
+    let done = work(&mut shared.books.lock().unwrap().csi);
+    done.map_err(|text| {
+        shared.violation(text.clone());
+        Refusal::failed_precondition(text)
+    })
+}
+
+pub(super) fn service(shared: &Arc<Shared>) -> Service {
+    let call = |name: &'static str| (Plugin::Csi, name);
+    let info = pluginregistration::PluginInfo {
+        type_: "CSIPlugin".to_owned(),
+        name: DRIVER.to_owned(),
+        supported_versions: vec!["1.0.0".to_owned()],
+        ..Default::default()
+    };
+    let names = ["GetInfo", "NotifyRegistrationStatus"];
+    let service = registration(Service::new(), shared, Plugin::Csi, names, info);
+    let service = unary(service, shared, call("NodeGetInfo"), &methods::NODE_GET_INFO, |_, _| {
+        let node_id = "the-node".to_owned();
+        Ok(pb::NodeGetInfoResponse { node_id, ..Default::default() })
+    });
+    let method = &methods::NODE_GET_CAPABILITIES;
+    let service = unary(service, shared, call("NodeGetCapabilities"), method, |_, _| {
+        let one = |type_: i32| {
+            let rpc = MessageField::some(pb::NodeServiceRpc { type_, ..Default::default() });
+            pb::NodeServiceCapability { rpc, ..Default::default() }
+        };
+        let capabilities = CAPABILITIES.map(one).to_vec();
+        Ok(pb::NodeGetCapabilitiesResponse { capabilities, ..Default::default() })
+    });
+    let service = unary_alone(
+        service,
+        shared,
+        call("NodeStageVolume"),
+        &methods::NODE_STAGE_VOLUME,
+        |request| request.volume_id.clone(),
+        |shared, request| with(shared, |all| all.stage(request)).map(|()| Default::default()),
+    );
+    let service = unary_alone(
+        service,
+        shared,
+        call("NodePublishVolume"),
+        &methods::NODE_PUBLISH_VOLUME,
+        |request| request.volume_id.clone(),
+        |shared, request| with(shared, |all| all.publish(request)).map(|()| Default::default()),
+    );
+    let service = unary_alone(
+        service,
+        shared,
+        call("NodeUnpublishVolume"),
+        &methods::NODE_UNPUBLISH_VOLUME,
+        |request| request.volume_id.clone(),
+        |shared, request| {
+            let done = with(shared, |all| {
+                all.unpublish(request);
+                Ok(())
+            });
+            done.map(|()| Default::default())
+        },
+    );
+    let service = unary_alone(
+        service,
+        shared,
+        call("NodeUnstageVolume"),
+        &methods::NODE_UNSTAGE_VOLUME,
+        |request| request.volume_id.clone(),
+        |shared, request| with(shared, |all| all.unstage(request)).map(|()| Default::default()),
+    );
+    let service = unary_alone(
+        service,
+        shared,
+        call("NodeExpandVolume"),
+        &methods::NODE_EXPAND_VOLUME,
+        |request| request.volume_id.clone(),
+        |shared, request| {
+            let capacity_bytes = with(shared, |all| all.expand(request))?;
+            Ok(pb::NodeExpandVolumeResponse { capacity_bytes, ..Default::default() })
+        },
+    );
+    let method = &methods::NODE_GET_VOLUME_STATS;
+    unary(service, shared, call("NodeGetVolumeStats"), method, |_, _| {
+        let usage = pb::VolumeUsage { available: 1, total: 3, used: 2, unit: 1, ..Default::default() };
+        Ok(pb::NodeGetVolumeStatsResponse { usage: vec![usage], ..Default::default() })
+    })
+}

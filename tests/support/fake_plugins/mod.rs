@@ -1,0 +1,354 @@
+//! Plugins of a node for tests, in the test's process: a CSI driver with real mounts, a device plugin
+//! and a driver of resource claims. They survive the agent. They keep books of what was done and of
+//! what an agent must never do, and misbehave on request.
+
+#![allow(clippy::unwrap_used, dead_code, missing_docs, reason = "each test program uses a part")]
+
+mod claims;
+mod csi;
+mod devices;
+mod gate;
+mod keeper;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use coracle::transport::generated::{methods, pluginregistration as pb};
+use coracle::transport::grpc::Unary;
+use coracle::transport::rpc_server::{Refusal, Service};
+use coracle::util::stop::StopToken;
+use coracle::util::threads::{OnDeath, Running, Stack, spawn};
+
+pub use gate::Gate;
+
+/// The name of the CSI driver.
+pub const DRIVER: &str = "faulty.csi.test";
+/// The resource of the device plugin.
+pub const RESOURCE: &str = "faulty.test/widget";
+/// The variable with the names of a container's devices, with commas between them.
+pub const VARIABLE: &str = "WIDGETS";
+/// How many devices there are.
+pub const DEVICES: usize = 3;
+/// The name of the driver of claims.
+pub const CLAIM_DRIVER: &str = "faulty.dra.test";
+
+/// How long a call waits that is to end with its server.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One of the plugins; each has a server of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Plugin {
+    Csi,
+    Devices,
+    Claims,
+}
+
+impl Plugin {
+    const ALL: [Plugin; 3] = [Plugin::Csi, Plugin::Devices, Plugin::Claims];
+
+    fn socket(self, root: &Path) -> PathBuf {
+        root.join(match self {
+            Plugin::Csi => "plugins_registry/csi.sock",
+            Plugin::Devices => "device-plugins/widgets.sock",
+            Plugin::Claims => "plugins_registry/claims.sock",
+        })
+    }
+}
+
+/// When a call that hangs is carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CarriedOut {
+    Never,
+    BeforeItHangs,
+    AfterwardsOnly,
+}
+
+/// What happens to calls of one method.
+#[derive(Debug, Clone)]
+pub enum Misbehavior {
+    /// So many calls fail.
+    Fails(u32),
+    /// So many calls take longer.
+    IsSlow(u32, Duration),
+    /// One call is carried out, and its caller gets an error of the connection.
+    LosesAnswer,
+    /// The plugin ends in the middle of one call, and starts again.
+    Dies { is_carried_out: bool },
+    /// One call waits at the gate.
+    Hangs(Gate, CarriedOut),
+}
+
+/// How often a method was called.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Count {
+    pub called: usize,
+    /// A fault applied to so many.
+    pub faulty: usize,
+    /// So many were carried out and answered.
+    pub answered: usize,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    counts: BTreeMap<&'static str, Count>,
+    /// The calls under way by volume or claim, with the life of the agent.
+    busy: BTreeMap<String, usize>,
+    violations: BTreeSet<String>,
+    csi: csi::Volumes,
+    devices: devices::Allocations,
+    claims: claims::Prepared,
+}
+
+struct Shared {
+    /// The agent's root directory.
+    root: PathBuf,
+    misbehavior: Mutex<HashMap<&'static str, Misbehavior>>,
+    books: Mutex<Books>,
+    /// Plugins that are to be started again.
+    dead: Mutex<BTreeSet<Plugin>>,
+    /// Counts the starts of the agent.
+    life: AtomicUsize,
+}
+
+/// The running plugins. Dropping it ends them.
+pub struct FakePlugins {
+    shared: Arc<Shared>,
+    keeper: Option<Running>,
+}
+
+impl FakePlugins {
+    /// Nothing is served before [`FakePlugins::start`].
+    pub fn new(root: &Path) -> FakePlugins {
+        let shared = Shared {
+            root: root.to_owned(),
+            misbehavior: Mutex::default(),
+            books: Mutex::default(),
+            dead: Mutex::default(),
+            life: AtomicUsize::new(0),
+        };
+        FakePlugins { shared: Arc::new(shared), keeper: None }
+    }
+
+    /// Starts all plugins, and starts each again whenever it dies or an agent has removed its socket.
+    pub fn start(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let body = move |stop: StopToken| keeper::keep(&shared, &stop);
+        self.keeper = Some(spawn("fake-plugins", Stack::Large, OnDeath::Unsupervised, body).unwrap());
+    }
+
+    /// The next agent begins: calls of the one before are not its own.
+    pub fn next_life(&self) {
+        self.shared.life.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn misbehave(&self, method: &'static str, how: Misbehavior) {
+        self.shared.misbehavior.lock().unwrap().insert(method, how);
+    }
+
+    /// The next call of a method hangs.
+    pub fn hang_next(&self, method: &'static str, carried_out: CarriedOut) -> Gate {
+        let gate = Gate::default();
+        self.misbehave(method, Misbehavior::Hangs(gate.clone(), carried_out));
+        gate
+    }
+
+    pub fn count(&self, method: &str) -> Count {
+        self.shared.books.lock().unwrap().counts.get(method).copied().unwrap_or_default()
+    }
+
+    /// All methods that were called.
+    pub fn methods(&self) -> BTreeSet<&'static str> {
+        self.shared.books.lock().unwrap().counts.keys().copied().collect()
+    }
+
+    /// What an agent must never do, and has done.
+    pub fn violations(&self) -> BTreeSet<String> {
+        self.shared.books.lock().unwrap().violations.clone()
+    }
+
+    /// What was not undone.
+    pub fn left(&self) -> Vec<String> {
+        let books = self.shared.books.lock().unwrap();
+        let mut left = books.csi.left();
+        left.extend(books.claims.left());
+        left
+    }
+
+    /// Whether everything for the volume is done.
+    pub fn is_published(&self, volume: &str) -> bool {
+        self.shared.books.lock().unwrap().csi.is_published(volume)
+    }
+
+    pub fn is_prepared(&self, claim: &str) -> bool {
+        self.shared.books.lock().unwrap().claims.is_prepared(claim)
+    }
+
+    /// The size that the volume was grown to.
+    pub fn size(&self, volume: &str) -> Option<i64> {
+        self.shared.books.lock().unwrap().csi.size(volume)
+    }
+}
+
+impl Drop for FakePlugins {
+    fn drop(&mut self) {
+        drop(self.keeper.take());
+        self.shared.books.lock().unwrap().csi.unmount_all();
+    }
+}
+
+impl Shared {
+    /// Notes what must never happen.
+    fn violation(&self, text: String) {
+        self.books.lock().unwrap().violations.insert(text);
+    }
+
+    fn update(&self, method: &'static str, update: impl FnOnce(&mut Count)) {
+        update(self.books.lock().unwrap().counts.entry(method).or_default());
+    }
+
+    /// The fault of the next call of a method.
+    fn take_fault(&self, method: &'static str) -> Option<Misbehavior> {
+        let mut all = self.misbehavior.lock().unwrap();
+        let fault = all.get(method)?.clone();
+        let is_last = match all.get_mut(method)? {
+            Misbehavior::Fails(left) | Misbehavior::IsSlow(left, _) => {
+                *left -= 1;
+                *left == 0
+            }
+            _ => true,
+        };
+        if is_last {
+            all.remove(method);
+        }
+        drop(all);
+        self.update(method, |count| count.faulty += 1);
+        Some(fault)
+    }
+
+    /// Serves one call with its fault.
+    fn serve<T>(
+        &self,
+        (plugin, method): (Plugin, &'static str),
+        stop: &StopToken,
+        mut work: impl FnMut() -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        self.update(method, |count| count.called += 1);
+        let closed = || Refusal::unavailable("Socket closed");
+        let answer = match self.take_fault(method) {
+            None => work(),
+            Some(Misbehavior::Fails(_)) => Err(Refusal::internal("it fails on request")),
+            Some(Misbehavior::IsSlow(_, delay)) => {
+                let _ = stop.wait(delay);
+                work()
+            }
+            Some(Misbehavior::LosesAnswer) => {
+                work()?;
+                Err(closed())
+            }
+            Some(Misbehavior::Dies { is_carried_out }) => {
+                if is_carried_out {
+                    work()?;
+                }
+                self.dead.lock().unwrap().insert(plugin);
+                let _ = stop.wait(PATIENCE);
+                Err(closed())
+            }
+            Some(Misbehavior::Hangs(gate, carried_out)) => {
+                let before = (carried_out == CarriedOut::BeforeItHangs).then(&mut work);
+                gate.wait(stop);
+                match (before, carried_out) {
+                    (Some(before), _) => before,
+                    (None, CarriedOut::AfterwardsOnly) if !stop.is_stopped() => work(),
+                    _ => Err(closed()),
+                }
+            }
+        };
+        if answer.is_ok() {
+            self.update(method, |count| count.answered += 1);
+        }
+        answer
+    }
+
+    /// Serves one call about a volume or a claim. Two calls of one agent at a time are a violation;
+    /// drivers refuse a second one.
+    fn serve_alone<T>(
+        &self,
+        call: (Plugin, &'static str),
+        subject: &str,
+        stop: &StopToken,
+        work: impl FnMut() -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let life = self.life.load(Ordering::Relaxed);
+        let other = {
+            let mut books = self.books.lock().unwrap();
+            let other = books.busy.get(subject).copied();
+            if other.is_none() {
+                books.busy.insert(subject.to_owned(), life);
+            }
+            other
+        };
+        if let Some(other) = other {
+            if other == life {
+                self.violation(format!("{} while another call for {subject} is under way", call.1));
+            }
+            return Err(Refusal::unavailable("an operation is pending"));
+        }
+        let answer = self.serve(call, stop, work);
+        self.books.lock().unwrap().busy.remove(subject);
+        answer
+    }
+}
+
+/// Adds a method to a service.
+fn unary<Req: Send + 'static, Resp: Send + 'static>(
+    service: Service,
+    shared: &Arc<Shared>,
+    call: (Plugin, &'static str),
+    method: &'static Unary<Req, Resp>,
+    work: impl Fn(&Shared, &Req) -> Result<Resp, Refusal> + Send + Sync + 'static,
+) -> Service {
+    let shared = Arc::clone(shared);
+    service.unary(method, move |request, stop| shared.serve(call, stop, || work(&shared, &request)))
+}
+
+/// Adds a method whose calls are about one volume or claim.
+fn unary_alone<Req: Send + 'static, Resp: Send + 'static>(
+    service: Service,
+    shared: &Arc<Shared>,
+    call: (Plugin, &'static str),
+    method: &'static Unary<Req, Resp>,
+    subject: impl Fn(&Req) -> String + Send + Sync + 'static,
+    work: impl Fn(&Shared, &Req) -> Result<Resp, Refusal> + Send + Sync + 'static,
+) -> Service {
+    let shared = Arc::clone(shared);
+    service.unary(method, move |request, stop| {
+        shared.serve_alone(call, &subject(&request), stop, || work(&shared, &request))
+    })
+}
+
+/// The registration of a plugin whose socket the agent watches.
+fn registration(
+    service: Service,
+    shared: &Arc<Shared>,
+    plugin: Plugin,
+    names: [&'static str; 2],
+    info: pb::PluginInfo,
+) -> Service {
+    let service = unary(
+        service,
+        shared,
+        (plugin, names[0]),
+        &methods::pluginregistration::GET_INFO,
+        move |_, _| Ok(info.clone()),
+    );
+    unary(
+        service,
+        shared,
+        (plugin, names[1]),
+        &methods::pluginregistration::NOTIFY_REGISTRATION_STATUS,
+        |_, _| Ok(pb::RegistrationStatusResponse::default()),
+    )
+}
