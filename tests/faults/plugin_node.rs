@@ -17,7 +17,9 @@ use crate::support::wait::{pause, wait_until};
 pub const WEB: &str = "web";
 /// The pod next to it, which has a device.
 const CALM: &str = "calm";
-/// The handle of the only volume.
+/// A pod that has the devices after [`WEB`].
+const LATE: &str = "late";
+/// The handle of the persistent volume.
 const VOLUME: &str = "disk-1";
 const CLAIM: &str = "/api/v1/namespaces/default/persistentvolumeclaims/data";
 const PERSISTENT: &str = "/api/v1/persistentvolumes/disk";
@@ -69,6 +71,10 @@ pub const CASES: &[Case] = &[
     ("NodeUnprepareResources", Stage::End),
 ];
 
+/// The methods of device plugins.
+const OF_DEVICES: [&str; 5] =
+    ["GetDevicePluginOptions", "ListAndWatch", "GetPreferredAllocation", "Allocate", "PreStartContainer"];
+
 /// A failure of these rejects the pod for good.
 const REJECTING: [&str; 2] = ["GetPreferredAllocation", "Allocate"];
 
@@ -97,7 +103,8 @@ impl PluginNode {
         }
         this.plugins.start();
         this.wait_registered();
-        this.start_calm();
+        this.start_with_devices(CALM, 1);
+        this.calm = this.node.running(CALM);
         if stage != Stage::Start {
             this.bind_web();
             this.settle("");
@@ -112,14 +119,14 @@ impl PluginNode {
         (this, active)
     }
 
-    fn start_calm(&mut self) {
+    /// Starts a pod that needs only devices.
+    fn start_with_devices(&self, name: &str, count: usize) {
         let mut main = busybox("main", FOREVER);
-        main["resources"] = json!({"limits": {RESOURCE: "1"}});
-        let mut calm = pod(CALM, json!([main]));
-        calm["spec"]["automountServiceAccountToken"] = json!(false);
-        self.node.bind(&calm);
-        self.node.wait_ready(CALM);
-        self.calm = self.node.running(CALM);
+        main["resources"] = json!({"limits": {RESOURCE: count.to_string()}});
+        let mut manifest = pod(name, json!([main]));
+        manifest["spec"]["automountServiceAccountToken"] = json!(false);
+        self.node.bind(&manifest);
+        self.node.wait_ready(name);
     }
 
     fn put_volume(&self, size: &str) {
@@ -150,7 +157,7 @@ impl PluginNode {
         format!("22222222-0000-4000-8000-{:012}", self.webs)
     }
 
-    /// The next pod with a volume, two devices and a resource claim.
+    /// The next pod with a volume of a claim and one of its own, two devices and a resource claim.
     pub fn bind_web(&mut self) {
         self.webs += 1;
         let uid = format!("11111111-0000-4000-8000-{:012}", self.webs);
@@ -169,12 +176,16 @@ impl PluginNode {
         );
         let mut main = busybox("main", FOREVER);
         main["resources"] = json!({"limits": {RESOURCE: "2"}, "claims": [{"name": "gadget"}]});
-        main["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
+        main["volumeMounts"] =
+            json!([{"name": "data", "mountPath": "/data"}, {"name": "own", "mountPath": "/own"}]);
         let mut web = pod(WEB, json!([main]));
         web["metadata"]["uid"] = json!(uid);
         web["spec"]["automountServiceAccountToken"] = json!(false);
         web["spec"]["resourceClaims"] = json!([{"name": "gadget", "resourceClaimName": "gadget"}]);
-        web["spec"]["volumes"] = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
+        web["spec"]["volumes"] = json!([
+            {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+            {"name": "own", "csi": {"driver": DRIVER, "volumeAttributes": {"a": "b"}}},
+        ]);
         self.node.bind(&web);
     }
 
@@ -204,12 +215,13 @@ impl PluginNode {
             );
             pause(Duration::from_millis(100));
         }
-        assert!(self.plugins.is_published(VOLUME), "it runs without its volume");
+        let published = self.plugins.published();
+        assert!(published.len() == 2 && published.contains(VOLUME), "it runs with {published:?}");
         assert!(self.plugins.is_prepared(&self.claim_uid()), "it runs without its claim");
         assert_eq!(self.devices_of(WEB).len(), 2, "it runs without its devices");
         let mounts = mounts_below(&self.node.root());
         let of_driver = mounts.iter().filter(|path| path.to_string_lossy().contains("csi"));
-        assert_eq!(of_driver.count(), 2, "{mounts:?}");
+        assert_eq!(of_driver.count(), 3, "{mounts:?}");
     }
 
     /// The devices of a pod's running containers.
@@ -228,6 +240,7 @@ impl PluginNode {
         assert!(violations.is_empty(), "{violations:#?}");
         let mut devices = self.devices_of(WEB);
         devices.extend(self.devices_of(CALM));
+        devices.extend(self.devices_of(LATE));
         let different: BTreeSet<&String> = devices.iter().collect();
         assert_eq!(different.len(), devices.len(), "a device is in use twice: {devices:?}");
         let mounts = mounts_below(&self.node.root());
@@ -270,6 +283,11 @@ impl PluginNode {
             self.node.shown(WEB).is_none() && self.node.running(WEB).is_empty()
         });
         assert_eq!(self.node.running(CALM), self.calm, "the pod next door was disturbed");
+        if OF_DEVICES.contains(&method) {
+            // All devices but that of the pod next door.
+            self.start_with_devices(LATE, DEVICES - 1);
+            self.assert_sound();
+        }
         self.finish();
     }
 
@@ -320,7 +338,8 @@ fn put_volume(api: &FakeApi, size: &str) {
 
 /// The objects of the volume.
 fn furnish(api: &FakeApi) {
-    let spec: Value = json!({"attachRequired": false, "podInfoOnMount": true, "fsGroupPolicy": "None"});
+    let spec: Value = json!({"attachRequired": false, "podInfoOnMount": true, "fsGroupPolicy": "None",
+        "volumeLifecycleModes": ["Persistent", "Ephemeral"]});
     api.put(&format!("/apis/storage.k8s.io/v1/csidrivers/{DRIVER}"), json!({"spec": spec}));
     api.put(
         CLAIM,

@@ -1,6 +1,6 @@
 //! A CSI driver. Its volumes are in memory, and its mounts are real. It lives longer than its server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,9 @@ use crate::support::process_usage::mounts_below;
 
 /// `STAGE_UNSTAGE_VOLUME`, `GET_VOLUME_STATS` and `EXPAND_VOLUME`.
 const CAPABILITIES: [i32; 3] = [1, 2, 3];
+
+/// Whether a volume is made for one pod.
+const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
 
 /// What is staged and published.
 #[derive(Debug, Default)]
@@ -33,8 +36,8 @@ impl Volumes {
         staged.chain(published).collect()
     }
 
-    pub(super) fn is_published(&self, volume: &str) -> bool {
-        self.staged.contains_key(volume) && self.published.values().any(|one| one.volume_id == volume)
+    pub(super) fn published(&self) -> BTreeSet<String> {
+        self.published.values().map(|one| one.volume_id.clone()).collect()
     }
 
     pub(super) fn size(&self, volume: &str) -> Option<i64> {
@@ -58,7 +61,7 @@ impl Volumes {
         if mounts_at(target) > 0 || !Path::new(target).is_dir() {
             return Err(format!("the staging target {target} is not an unused directory"));
         }
-        mount("tmpfs", target, "tmpfs", MountFlags::empty(), Some(c"size=64k,mode=0755")).unwrap();
+        make_mount(target);
         self.staged.insert(request.volume_id.clone(), request.clone());
         Ok(())
     }
@@ -80,15 +83,21 @@ impl Volumes {
         if let Some(before) = self.published.get(target) {
             return same(before == request, "published", volume);
         }
-        let staged = self.staged.get(volume).map(|one| &one.staging_target_path);
-        if staged != Some(&request.staging_target_path) {
+        // A volume of one pod is not staged.
+        let is_inline = request.volume_context.get(EPHEMERAL).is_some_and(|value| value == "true");
+        let staged = self.staged.get(volume).map(|one| one.staging_target_path.as_str()).unwrap_or_default();
+        if staged != request.staging_target_path || staged.is_empty() != is_inline {
             return Err(format!("volume {volume} is published before it is staged"));
         }
         if mounts_at(target) > 0 {
             return Err(format!("the target {target} is mounted already"));
         }
         make_dir(target).map_err(|error| format!("the target {target} cannot be made: {error}"))?;
-        mount_bind(request.staging_target_path.as_str(), target.as_str()).unwrap();
+        if is_inline {
+            make_mount(target);
+        } else {
+            mount_bind(staged, target.as_str()).unwrap();
+        }
         self.published.insert(target.clone(), request.clone());
         Ok(())
     }
@@ -118,6 +127,10 @@ fn same(is_same: bool, what: &str, volume: &str) -> Result<(), String> {
 fn mounts_at(target: &str) -> usize {
     let parent = Path::new(target).parent().unwrap();
     mounts_below(parent).into_iter().filter(|point| *point == PathBuf::from(target)).count()
+}
+
+fn make_mount(target: &str) {
+    mount("tmpfs", target, "tmpfs", MountFlags::empty(), Some(c"size=64k,mode=0755")).unwrap();
 }
 
 fn make_dir(target: &str) -> io::Result<()> {

@@ -177,9 +177,9 @@ impl FakePlugins {
         left
     }
 
-    /// Whether everything for the volume is done.
-    pub fn is_published(&self, volume: &str) -> bool {
-        self.shared.books.lock().unwrap().csi.is_published(volume)
+    /// The volumes that are published.
+    pub fn published(&self) -> BTreeSet<String> {
+        self.shared.books.lock().unwrap().csi.published()
     }
 
     pub fn is_prepared(&self, claim: &str) -> bool {
