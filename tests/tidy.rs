@@ -639,7 +639,7 @@ fn no_file_names_a_path_or_host_of_one_machine() {
 
 /// systemd gives a service up that ends five times in ten seconds, unless its unit says otherwise.
 #[test]
-fn systemd_restarts_the_service_without_a_limit() {
+fn systemd_restarts_the_service_without_a_limit_and_in_the_mount_namespace_of_the_host() {
     let unit = std::fs::read_to_string(root().join("packaging/coracle.service")).expect("the unit is there");
     let mut section = "";
     let mut settings = BTreeMap::new();
@@ -660,6 +660,15 @@ fn systemd_restarts_the_service_without_a_limit() {
         "{settings:?}"
     );
     assert!(number("RestartSec") > 0);
+    // A mount namespace of its own would keep volumes from the runtime.
+    let namespaces = ["Protect", "Private", "ReadOnly", "Inaccessible", "Temporary", "Bind", "Root", "Mount"];
+    let own: Vec<_> = settings
+        .keys()
+        .filter(|(section, key)| {
+            *section == "[Service]" && namespaces.iter().any(|prefix| key.starts_with(prefix))
+        })
+        .collect();
+    assert!(own.is_empty(), "{own:?}");
 }
 
 #[test]
