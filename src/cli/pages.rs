@@ -12,7 +12,8 @@ use crate::config::DefaultSet;
 use crate::config::effects::preset_text;
 use crate::config::fields::{FIELDS, Standing};
 
-const ORIGIN: &str = "Generated from the tables of the sources by UPDATE_DOCS=1 cargo test --lib pages. Do not edit.";
+const ORIGIN: &str =
+    "Generated from the tables of the sources by UPDATE_DOCS=1 cargo test --lib pages. Do not edit.";
 
 /// The options of commands: name, letter, and what completes the value. An option without a value
 /// has no completion.
@@ -80,7 +81,8 @@ fn dashed(flag: &Flag) -> String {
 
 /// Whether a flag's value is a path, as its name says.
 fn is_path(flag: &Flag) -> bool {
-    let endings = ["file", "dir", "path", "config", "kubeconfig", "root-dir", "local-socket", "local-objects"];
+    let endings =
+        ["file", "dir", "path", "config", "kubeconfig", "root-dir", "local-socket", "local-objects"];
     flag.syntax == Syntax::Text && endings.iter().any(|ending| flag.name.ends_with(ending))
 }
 
@@ -131,7 +133,11 @@ fn manual() -> String {
         item(&mut out, &exit.code().to_string(), meaning);
     }
     out += ".SH ENVIRONMENT\n";
-    item(&mut out, "CORACLE_LOG", "log level for each module, such as warn,coracle::volumes=trace; overrides -v");
+    item(
+        &mut out,
+        "CORACLE_LOG",
+        "log level for each module, such as warn,coracle::volumes=trace; overrides -v",
+    );
     out += ".SH FILES\n";
     for (path, meaning) in [
         ("/etc/coracle/config.yaml", "configuration, see coracle-config(5)"),
@@ -160,7 +166,8 @@ fn config_manual() -> String {
          staticPodPath: /etc/kubernetes/manifests\n.fi\n.SH FIELDS\n"
     );
     for field in FIELDS {
-        let mut body = format!("{} (default {}", field.kind.word(), preset_text(field.path, DefaultSet::WithFile));
+        let mut body =
+            format!("{} (default {}", field.kind.word(), preset_text(field.path, DefaultSet::WithFile));
         if let Some(flag) = FLAGS.iter().find(|flag| flag.field == field.path) {
             let _ = write!(body, ", flag {}", dashed(flag));
         }
@@ -273,7 +280,9 @@ fn zsh() -> String {
         }
         let rest = match command {
             "validate" => "'*:manifest:_files'",
-            _ if FOR_PODS.split('|').any(|one| one == command) => "'2:pod:_coracle_pods' '*::argument:_default'",
+            _ if FOR_PODS.split('|').any(|one| one == command) => {
+                "'2:pod:_coracle_pods' '*::argument:_default'"
+            }
             _ => "'*::'",
         };
         let _ = writeln!(out, "            '1:command:' {rest}\n        ;;");
@@ -313,7 +322,8 @@ fn fish() -> String {
         FOR_PODS.replace('|', " ")
     );
     for flag in FLAGS {
-        let name = if flag.name.len() == 1 { format!("-s {}", flag.name) } else { format!("-l {}", flag.name) };
+        let name =
+            if flag.name.len() == 1 { format!("-s {}", flag.name) } else { format!("-l {}", flag.name) };
         let value = match flag.syntax {
             Syntax::Bool => "",
             _ if is_path(flag) => " -r -F",
