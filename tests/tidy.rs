@@ -640,21 +640,28 @@ fn no_file_names_a_path_or_host_of_one_machine() {
     report(&problems);
 }
 
-/// systemd gives a service up that ends five times in ten seconds, unless its unit says otherwise.
-#[test]
-fn systemd_restarts_the_service_without_a_limit() {
+/// The settings of the unit, by section and key.
+fn unit_settings() -> BTreeMap<(String, String), String> {
     let unit = std::fs::read_to_string(root().join("packaging/coracle.service")).expect("the unit is there");
-    let mut section = "";
+    let mut section = String::new();
     let mut settings = BTreeMap::new();
     for line in unit.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
         match line.split_once('=') {
             Some((key, value)) => {
-                settings.insert((section, key), value);
+                settings.insert((section.clone(), key.to_owned()), value.to_owned());
             }
-            None => section = line,
+            None => line.clone_into(&mut section),
         }
     }
-    let of = |section, key| settings.get(&(section, key)).copied();
+    settings
+}
+
+/// systemd gives a service up that ends five times in ten seconds, unless its unit says otherwise.
+#[test]
+fn systemd_restarts_the_service_without_a_limit() {
+    let settings = unit_settings();
+    let of =
+        |section: &str, key: &str| settings.get(&(section.to_owned(), key.to_owned())).map(String::as_str);
     assert_eq!(of("[Unit]", "StartLimitIntervalSec"), Some("0"));
     assert_eq!(of("[Service]", "Restart"), Some("always"));
     let number = |key| of("[Service]", key).and_then(|value| value.parse::<u32>().ok()).unwrap_or(0);
@@ -663,6 +670,16 @@ fn systemd_restarts_the_service_without_a_limit() {
         "{settings:?}"
     );
     assert!(number("RestartSec") > 0);
+}
+
+/// A mount namespace of its own would keep volumes from the runtime.
+#[test]
+fn service_shares_the_mount_namespace_of_the_host() {
+    let prefixes = ["Protect", "Private", "ReadOnly", "Inaccessible", "Temporary", "Bind", "Root", "Mount"];
+    let settings = unit_settings();
+    let own: Vec<_> =
+        settings.keys().filter(|(_, key)| prefixes.iter().any(|prefix| key.starts_with(prefix))).collect();
+    assert!(own.is_empty(), "{own:?}");
 }
 
 #[test]

@@ -35,6 +35,7 @@ mod wiring;
 use crate::config::{AgentArgs, Loaded};
 use crate::server::ServerError;
 use crate::util::error_chain::chain;
+use crate::util::service_manager::ServiceManager;
 use crate::util::{logging, threads};
 use error::StartError;
 use supervise::{StopReason, Supervisor};
@@ -85,7 +86,9 @@ pub fn run(args: &AgentArgs, loaded: &Loaded, flags: Vec<(String, String)>) -> O
             }
         }
         Ok(agent) => {
-            let outcome = match supervisor.wait() {
+            let manager = ServiceManager::from_environment();
+            manager.is_ready();
+            let outcome = match supervisor.wait(&manager, || agent.turn_age()) {
                 StopReason::Signal => {
                     log::info!("stopping on a signal; pods keep running");
                     Outcome::Stopped
@@ -100,6 +103,7 @@ pub fn run(args: &AgentArgs, loaded: &Loaded, flags: Vec<(String, String)>) -> O
                     Outcome::Failed
                 }
             };
+            manager.is_stopping();
             agent.stop();
             outcome
         }

@@ -1,12 +1,21 @@
 //! Waits for signals and for the death of threads; decides when the process ends.
 
-use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
+use std::time::Duration;
 
+use crossbeam_channel::{Receiver, Sender, bounded, never, select_biased, tick};
+
+use crate::util::service_manager::ServiceManager;
 use crate::util::signals::{Listener, Signal};
 use crate::util::threads::{self, Died, OnDeath};
 
 /// Deaths that may wait to be read; the first one decides.
 const DEATHS: usize = 16;
+
+/// How many reports fit into the time of the service manager's watchdog.
+const REPORTS: u32 = 4;
+
+/// The shortest time between two of them.
+const SHORTEST: Duration = Duration::from_millis(100);
 
 /// Why the agent stops.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,8 +65,12 @@ impl Supervisor {
         self.fatal_report.clone()
     }
 
-    /// Waits until the process has to end. On SIGQUIT it logs all threads.
-    pub(super) fn wait(&self) -> StopReason {
+    /// Waits until the process has to end. On SIGQUIT it logs all threads. If the service manager
+    /// has a watchdog, it gets reports while the last turn of the sync loop is younger than half of
+    /// the watchdog's time.
+    pub(super) fn wait(&self, manager: &ServiceManager, turn_age: impl Fn() -> Duration) -> StopReason {
+        let limit = manager.watchdog();
+        let reports = limit.map_or_else(never, |limit| tick((limit / REPORTS).max(SHORTEST)));
         loop {
             let _waiting = threads::waiting("signals and deaths");
             select_biased! {
@@ -69,6 +82,11 @@ impl Supervisor {
                 recv(self.fatal) -> message => {
                     if let Ok(message) = message {
                         return StopReason::Fatal(message);
+                    }
+                }
+                recv(reports) -> _ => {
+                    if limit.is_some_and(|limit| turn_age() < limit / 2) {
+                        manager.is_alive();
                     }
                 }
                 recv(self.signals) -> signal => match signal {

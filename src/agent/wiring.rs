@@ -1,7 +1,7 @@
 //! Makes every long-lived channel and starts every room, phase by phase, from top to bottom.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -64,11 +64,18 @@ pub(super) struct Agent {
     probes: Probes,
     client: Option<Client>,
     pod_api: Option<PodApi>,
+    /// When the sync loop ended its last turn.
+    turn: Arc<Mutex<Instant>>,
     /// Released last.
     _claims: [Claim; 2],
 }
 
 impl Agent {
+    /// How long ago the sync loop ended its last turn.
+    pub(super) fn turn_age(&self) -> Duration {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+    }
+
     /// Stops everything in reverse start order.
     pub(super) fn stop(self) {
         let deadline = Instant::now() + STOP_LIMIT;
@@ -120,6 +127,7 @@ pub(super) fn start(
 
     let inboxes = Inboxes { event_queue, from_probes, from_objects };
     let (mut threads, thread_handles) = start_threads(context, &rooms, cluster, serving, inboxes)?;
+    let turn = Arc::clone(&thread_handles.turn);
     let handles = Handles::new(context, &rooms, thread_handles, client.clone(), flags);
     let server = server::spawn(
         settings::server(args, config, main_port),
@@ -135,7 +143,7 @@ pub(super) fn start(
     raise_start_events(&rooms.events, host.cgroups.version.is_v2());
     log::info!("node {} is up after {:?}", host.node_name, started.elapsed());
     let Rooms { probes, pod_api, .. } = rooms;
-    Ok(Agent { threads, probes, client, pod_api, registrations, pod_resources, _claims: claims })
+    Ok(Agent { threads, probes, client, pod_api, registrations, pod_resources, turn, _claims: claims })
 }
 
 /// The ends of channels to which the rooms send since they were made.

@@ -227,7 +227,7 @@ struct Options {
 }
 
 /// Options by command; `local-socket` and `help` go with all of them.
-const TAKES: &[(&str, &[&str])] = &[
+pub(super) const TAKES: &[(&str, &[&str])] = &[
     ("pods", &["output", "watch", "namespace", "all-namespaces"]),
     ("describe", &["namespace"]),
     ("logs", &["namespace", "container", "follow", "previous", "tail", "since", "timestamps"]),

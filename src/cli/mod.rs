@@ -13,6 +13,8 @@ mod exit;
 mod flags;
 mod help;
 mod local;
+#[cfg(test)]
+mod pages;
 mod parse;
 mod table;
 

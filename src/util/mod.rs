@@ -17,6 +17,7 @@ pub mod logging;
 pub mod mailbox;
 pub mod memory;
 pub mod metrics;
+pub mod service_manager;
 pub mod sha1;
 pub mod sha256;
 pub mod signals;

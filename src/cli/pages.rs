@@ -1,0 +1,365 @@
+//! The manual pages and the completions of shells, generated from the tables. They exist in tests
+//! only, so that the program does not carry them: a test compares the files in `packaging/man` and
+//! `packaging/completions` with the tables, and writes them with `UPDATE_DOCS=1`.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use super::exit::EXITS;
+use super::flags::{Effect, FLAGS, Flag, Syntax};
+use super::local::{COMMANDS, TAKES};
+use crate::config::DefaultSet;
+use crate::config::effects::preset_text;
+use crate::config::fields::{FIELDS, Standing};
+
+const ORIGIN: &str =
+    "Generated from the tables of the sources by UPDATE_DOCS=1 cargo test --lib pages. Do not edit.";
+
+/// The options of commands: name, letter, and what completes the value. An option without a value
+/// has no completion.
+const OPTIONS: &[(&str, char, Option<Value>, &str)] = &[
+    ("output", 'o', Some(Value::Words("json yaml wide")), "format of the output"),
+    ("watch", 'w', None, "keep watching"),
+    ("namespace", 'n', Some(Value::Any), "namespace"),
+    ("all-namespaces", 'A', None, "all namespaces, which is the default"),
+    ("container", 'c', Some(Value::Any), "container"),
+    ("follow", 'f', None, "follow the log"),
+    ("previous", 'p', None, "the instance before"),
+    ("tail", ' ', Some(Value::Any), "number of lines from the end"),
+    ("since", ' ', Some(Value::Any), "age of the oldest line"),
+    ("timestamps", ' ', None, "print the time of each line"),
+    ("image", ' ', Some(Value::Any), "image of the ephemeral container"),
+    ("target", ' ', Some(Value::Any), "container whose processes are shared"),
+    ("stdin", 'i', None, "pass the input on"),
+    ("tty", 't', None, "give the command a terminal"),
+    ("address", ' ', Some(Value::Any), "addresses to listen on"),
+    ("once", ' ', None, "print one table"),
+    ("root-dir", ' ', Some(Value::File), "directory of the agent's state"),
+    ("config", ' ', Some(Value::File), "configuration file"),
+    ("local-socket", ' ', Some(Value::File), "local socket of the agent"),
+    ("help", 'h', None, "help of the command"),
+];
+
+/// What completes the value of an option.
+#[derive(Clone, Copy)]
+enum Value {
+    Any,
+    File,
+    Words(&'static str),
+}
+
+/// Commands whose first argument is a pod.
+const FOR_PODS: &str = "describe|logs|debug|exec|attach|port-forward|events";
+
+/// The options that a command takes, with those that all take.
+fn taken(command: &str) -> Vec<&'static (&'static str, char, Option<Value>, &'static str)> {
+    let own = TAKES.iter().find(|(name, _)| *name == command).map_or(&[][..], |(_, takes)| takes);
+    own.iter()
+        .chain(&["local-socket", "help"])
+        .map(|name| {
+            let found = OPTIONS.iter().find(|(option, ..)| option == name);
+            found.unwrap_or_else(|| panic!("OPTIONS has no row for --{name}"))
+        })
+        .collect()
+}
+
+/// Names of commands, each once.
+fn commands() -> Vec<&'static str> {
+    let mut names: Vec<&str> = Vec::new();
+    for (name, ..) in COMMANDS {
+        if !names.contains(name) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+fn dashed(flag: &Flag) -> String {
+    let dashes = if flag.name.len() == 1 { "-" } else { "--" };
+    format!("{dashes}{}", flag.name)
+}
+
+/// Whether a flag's value is a path, as its name says.
+fn is_path(flag: &Flag) -> bool {
+    let endings =
+        ["file", "dir", "path", "config", "kubeconfig", "root-dir", "local-socket", "local-objects"];
+    flag.syntax == Syntax::Text && endings.iter().any(|ending| flag.name.ends_with(ending))
+}
+
+/// Text for troff: backslashes, hyphens and leading dots have a meaning there.
+fn troff(text: &str) -> String {
+    let text = text.replace('\\', "\\e").replace('-', "\\-");
+    if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }
+}
+
+fn item(out: &mut String, head: &str, body: &str) {
+    let _ = write!(out, ".TP\n.B {}\n{}\n", troff(head).replace('"', "\\(dq"), troff(body));
+}
+
+fn manual() -> String {
+    let mut out = format!(
+        ".\\\" {ORIGIN}\n.TH CORACLE 8 \"\" coracle \"System administration\"\n\
+         .SH NAME\ncoracle \\- Kubernetes node agent\n\
+         .SH SYNOPSIS\n.B coracle\n.RI [ flags ]\n.br\n.B coracle\n.I command\n.RI [ options ]\n\
+         .SH DESCRIPTION\n\
+         Without a command, coracle runs the agent of a node: it starts, watches and ends pods through a\n\
+         container runtime, as the kubelet does. Pods come from manifests in a directory, from a URL, and\n\
+         from an API server. A command asks the agent of this machine through its local socket, as root.\n\
+         .SH COMMANDS\n"
+    );
+    for (_, synopsis, meaning) in COMMANDS {
+        item(&mut out, synopsis, meaning);
+    }
+    out += ".PP\nOptions of commands:\n";
+    for (name, letter, value, meaning) in OPTIONS {
+        let letter = if *letter == ' ' { String::new() } else { format!("-{letter}, ") };
+        let value = if value.is_some() { " VALUE" } else { "" };
+        item(&mut out, &format!("{letter}--{name}{value}"), meaning);
+    }
+    out += ".SH FLAGS\nFlags of the agent. A name in brackets is the field of the configuration file that the flag sets.\n";
+    for flag in FLAGS {
+        let form = if flag.syntax == Syntax::Bool { String::new() } else { format!("={}", flag.form()) };
+        let mut body = format!("{} (default {})", flag.help(), flag.preset());
+        if !flag.field.is_empty() {
+            let _ = write!(body, " [{}]", flag.field);
+        }
+        if flag.effect() != Effect::Works {
+            let _ = write!(body, " [{}]", flag.effect().text());
+        }
+        item(&mut out, &format!("{}{form}", dashed(flag)), &body);
+    }
+    out += ".SH EXIT STATUS\n";
+    for (exit, meaning) in EXITS {
+        item(&mut out, &exit.code().to_string(), meaning);
+    }
+    out += ".SH ENVIRONMENT\n";
+    item(
+        &mut out,
+        "CORACLE_LOG",
+        "log level for each module, such as warn,coracle::volumes=trace; overrides -v",
+    );
+    out += ".SH FILES\n";
+    for (path, meaning) in [
+        ("/etc/coracle/config.yaml", "configuration, see coracle-config(5)"),
+        ("/etc/kubernetes/manifests", "manifests of static pods"),
+        ("/var/lib/kubelet", "state of the agent"),
+        ("/run/coracle/coracle.sock", "socket of the commands, for root"),
+        ("/var/log/pods", "logs of containers"),
+    ] {
+        item(&mut out, path, meaning);
+    }
+    out + ".SH SIGNALS\n.B SIGTERM\nends the agent, and pods continue to run.\n.B SIGQUIT\nlogs what each thread waits for.\n\
+         .SH SEE ALSO\n.BR coracle\\-config (5),\n.BR containerd (8)\n"
+}
+
+fn config_manual() -> String {
+    let mut out = format!(
+        ".\\\" {ORIGIN}\n.TH CORACLE\\-CONFIG 5 \"\" coracle \"File formats\"\n\
+         .SH NAME\ncoracle\\-config \\- configuration of the node agent coracle\n\
+         .SH SYNOPSIS\n.I /etc/coracle/config.yaml\n\
+         .SH DESCRIPTION\n\
+         The file is a KubeletConfiguration in YAML or JSON. The flag\n.B \\-\\-config\nnames it, and\n\
+         .B \\-\\-config\\-dir\na directory of files (*.conf) that are merged over it. Flags override both.\n\
+         .B coracle \\-\\-check\\-config\nprints all errors, and\n.B coracle \\-\\-print\\-config\nthe effective configuration.\n\
+         .SH EXAMPLE\n.nf\napiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
+         containerRuntimeEndpoint: unix:///run/containerd/containerd.sock\n\
+         staticPodPath: /etc/kubernetes/manifests\n.fi\n.SH FIELDS\n"
+    );
+    for field in FIELDS {
+        let mut body =
+            format!("{} (default {}", field.kind.word(), preset_text(field.path, DefaultSet::WithFile));
+        if let Some(flag) = FLAGS.iter().find(|flag| flag.field == field.path) {
+            let _ = write!(body, ", flag {}", dashed(flag));
+        }
+        let _ = write!(body, "): {}", field.help);
+        if field.standing != Standing::Works {
+            let _ = write!(body, " [{}]", field.standing.word());
+        }
+        item(&mut out, field.path, &body);
+    }
+    out + ".SH SEE ALSO\n.BR coracle (8)\n"
+}
+
+fn bash() -> String {
+    let mut out = format!(
+        "# bash completion of coracle. {ORIGIN}\n# shellcheck shell=bash\n\
+         _coracle() {{\n    local current=$2 before=$3 command='' word\n    COMPREPLY=()\n    \
+         for word in \"${{COMP_WORDS[@]:1:COMP_CWORD-1}}\"; do\n        case $word in\n        \
+         {}) command=$word && break ;;\n        esac\n    done\n    case $before in\n",
+        commands().join(" | ")
+    );
+    for (name, letter, value, _) in OPTIONS {
+        let short = if *letter == ' ' { String::new() } else { format!("-{letter} | ") };
+        if let Some(Value::Words(words)) = value {
+            let _ = writeln!(
+                out,
+                "    {short}--{name}) mapfile -t COMPREPLY < <(compgen -W '{words}' -- \"$current\") && return ;;"
+            );
+        }
+    }
+    let mut paths: Vec<String> = FLAGS.iter().filter(|flag| is_path(flag)).map(dashed).collect();
+    for (name, _, value, _) in OPTIONS {
+        let long = format!("--{name}");
+        if matches!(value, Some(Value::File)) && !paths.contains(&long) {
+            paths.push(long);
+        }
+    }
+    let _ = write!(
+        out,
+        "    {})\n        mapfile -t COMPREPLY < <(compgen -f -- \"$current\") && return\n        ;;\n    esac\n    \
+         case $command:$current in\n",
+        paths.join(" | ")
+    );
+    for command in commands() {
+        let options: Vec<String> = taken(command).iter().map(|(name, ..)| format!("--{name}")).collect();
+        let _ = writeln!(
+            out,
+            "    {command}:-*) mapfile -t COMPREPLY < <(compgen -W '{}' -- \"$current\") ;;",
+            options.join(" ")
+        );
+    }
+    let pods: Vec<String> = FOR_PODS.split('|').map(|command| format!("{command}:*")).collect();
+    let _ = write!(
+        out,
+        "    {}) mapfile -t COMPREPLY < <(compgen -W \"$(coracle pods 2>/dev/null | awk 'NR > 1 {{ print $2 }}')\" -- \"$current\") ;;\n    \
+         validate:*) mapfile -t COMPREPLY < <(compgen -f -- \"$current\") ;;\n    \
+         :-*) mapfile -t COMPREPLY < <(compgen -W '{}' -- \"$current\") ;;\n    \
+         :*) mapfile -t COMPREPLY < <(compgen -W '{}' -- \"$current\") ;;\n    esac\n}}\n\
+         complete -o filenames -F _coracle coracle\n",
+        pods.join(" | "),
+        FLAGS.iter().map(dashed).collect::<Vec<_>>().join(" "),
+        commands().join(" ")
+    );
+    out
+}
+
+/// Text inside single quotes and brackets of zsh's `_arguments`.
+fn zsh_text(text: &str) -> String {
+    text.replace('\'', "'\\''").replace('[', "(").replace(']', ")").replace(':', "\\:")
+}
+
+fn zsh() -> String {
+    let mut out = format!("#compdef coracle\n# zsh completion of coracle. {ORIGIN}\n\n");
+    out += "_coracle_pods() {\n    compadd -- ${(f)\"$(coracle pods 2>/dev/null | awk 'NR > 1 { print $2 }')\"}\n}\n\n";
+    out += "_coracle_flags() {\n    _arguments -S \\\n";
+    for flag in FLAGS {
+        let value = match flag.syntax {
+            Syntax::Bool => String::new(),
+            _ if is_path(flag) => ":path:_files".to_owned(),
+            _ => format!(":{}:", zsh_text(flag.form())),
+        };
+        let equals = if flag.syntax == Syntax::Bool || flag.name.len() == 1 { "" } else { "=" };
+        let _ = writeln!(out, "        '{}{equals}[{}]{value}' \\", dashed(flag), zsh_text(flag.help()));
+    }
+    out += "        '1:command:_coracle_commands'\n}\n\n_coracle_commands() {\n    local -a commands=(\n";
+    for name in commands() {
+        let meaning = COMMANDS.iter().find(|(known, ..)| *known == name).map_or("", |(.., meaning)| meaning);
+        let _ = writeln!(out, "        '{name}:{}'", meaning.replace('\'', "'\\''"));
+    }
+    out += "    )\n    _describe command commands\n}\n\n_coracle() {\n    local command=${words[(r)";
+    let _ = write!(out, "({})", commands().join("|"));
+    out += "]}\n    case $command in\n";
+    for command in commands() {
+        let _ = writeln!(out, "    {command})\n        _arguments \\");
+        for (name, letter, value, meaning) in taken(command) {
+            let value = match value {
+                None => String::new(),
+                Some(Value::Any) => format!(":{name}:"),
+                Some(Value::File) => ":path:_files".to_owned(),
+                Some(Value::Words(words)) => format!(":{name}:({words})"),
+            };
+            let meaning = zsh_text(meaning);
+            if *letter == ' ' {
+                let _ = writeln!(out, "            '--{name}[{meaning}]{value}' \\");
+            } else {
+                let _ = writeln!(
+                    out,
+                    "            '(-{letter} --{name})'{{-{letter},--{name}}}'[{meaning}]{value}' \\"
+                );
+            }
+        }
+        let rest = match command {
+            "validate" => "'*:manifest:_files'",
+            _ if FOR_PODS.split('|').any(|one| one == command) => {
+                "'2:pod:_coracle_pods' '*::argument:_default'"
+            }
+            _ => "'*::'",
+        };
+        let _ = writeln!(out, "            '1:command:' {rest}\n        ;;");
+    }
+    out + "    *) _coracle_flags ;;\n    esac\n}\n\n_coracle \"$@\"\n"
+}
+
+fn fish() -> String {
+    let quoted = |text: &str| text.replace('\\', "\\\\").replace('\'', "\\'");
+    let mut out = format!("# fish completion of coracle. {ORIGIN}\n");
+    let all = commands().join(" ");
+    out += "function __coracle_pods\n    coracle pods 2>/dev/null | awk 'NR > 1 { print $2 }'\nend\n";
+    let none = format!("not __fish_seen_subcommand_from {all}");
+    out += "complete -c coracle -f\n";
+    for name in commands() {
+        let meaning = COMMANDS.iter().find(|(known, ..)| *known == name).map_or("", |(.., meaning)| meaning);
+        let _ = writeln!(out, "complete -c coracle -n '{none}' -a {name} -d '{}'", quoted(meaning));
+        for (option, letter, value, meaning) in taken(name) {
+            let letter = if *letter == ' ' { String::new() } else { format!(" -s {letter}") };
+            let value = match value {
+                None => String::new(),
+                Some(Value::Any) => " -x".to_owned(),
+                Some(Value::File) => " -r -F".to_owned(),
+                Some(Value::Words(words)) => format!(" -x -a '{words}'"),
+            };
+            let _ = writeln!(
+                out,
+                "complete -c coracle -n '__fish_seen_subcommand_from {name}' -l {option}{letter}{value} -d '{}'",
+                quoted(meaning)
+            );
+        }
+    }
+    let _ = writeln!(
+        out,
+        "complete -c coracle -n '__fish_seen_subcommand_from {}' -a '(__coracle_pods)'\n\
+         complete -c coracle -n '__fish_seen_subcommand_from validate' -F",
+        FOR_PODS.replace('|', " ")
+    );
+    for flag in FLAGS {
+        let name =
+            if flag.name.len() == 1 { format!("-s {}", flag.name) } else { format!("-l {}", flag.name) };
+        let value = match flag.syntax {
+            Syntax::Bool => "",
+            _ if is_path(flag) => " -r -F",
+            _ => " -x",
+        };
+        let _ = writeln!(out, "complete -c coracle -n '{none}' {name}{value} -d '{}'", quoted(flag.help()));
+    }
+    out
+}
+
+/// `UPDATE_DOCS=1` writes the files instead.
+#[test]
+fn manual_pages_and_completions_are_up_to_date() {
+    let root = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it");
+    let mut stale = Vec::new();
+    for (name, wanted) in [
+        ("man/coracle.8", manual()),
+        ("man/coracle-config.5", config_manual()),
+        ("completions/coracle.bash", bash()),
+        ("completions/_coracle", zsh()),
+        ("completions/coracle.fish", fish()),
+    ] {
+        let path = Path::new(&root).join("packaging").join(name);
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(&path, wanted).expect("the file can be written");
+        } else if std::fs::read_to_string(&path).ok() != Some(wanted) {
+            stale.push(format!("packaging/{name}"));
+        }
+    }
+    assert!(stale.is_empty(), "stale, write them with UPDATE_DOCS=1: {}", stale.join(", "));
+}
+
+#[test]
+fn every_command_has_a_row_of_options() {
+    for name in commands() {
+        assert!(TAKES.iter().any(|(command, _)| *command == name), "{name}");
+        assert!(taken(name).len() >= 2, "{name}");
+    }
+}
