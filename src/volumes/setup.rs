@@ -303,8 +303,8 @@ impl Wanted<'_> {
         matches!(kind, Some("DirectoryOrCreate" | "FileOrCreate"))
     }
 
-    /// The text of the event of a failure.
-    fn cause(&self, error: &VolumeError) -> String {
+    /// The text of the event of a failure. `persistent` is the name of the persistent volume.
+    fn cause(&self, error: &VolumeError, persistent: Option<String>) -> String {
         let (name, cause) = (&self.volume.name, chain(error));
         let phase = match error {
             VolumeError::Kind(error) => error.phase,
@@ -318,7 +318,7 @@ impl Wanted<'_> {
             _ => Phase::SetUp,
         };
         let operation = phase.words();
-        format!("{operation} failed for volume {name:?} : {cause}")
+        format!("{operation} failed for volume {:?} : {cause}", persistent.as_ref().unwrap_or(name))
     }
 }
 
@@ -506,7 +506,8 @@ impl<'a> SetUp<'a> {
                 && let State::Waiting(Some(error)) = &wanted.state
                 && !wanted.is_reported
             {
-                let cause = wanted.cause(error);
+                let name = self.volumes.kinds.name(self.site.pod.uid(), &wanted.volume.name);
+                let cause = wanted.cause(error, name);
                 wanted.is_reported = true;
                 self.volumes.events.warning(self.site.pod, reasons::FAILED_MOUNT, cause);
             }
@@ -590,7 +591,8 @@ impl<'a> SetUp<'a> {
         let until = self.volumes.give_up(self.site.pod, wanted.volume, error, self.changes);
         let since = self.volumes.retries().since(self.site.pod.uid(), &wanted.volume.name);
         self.has_no_place |= is_without_place(error, since, Instant::now());
-        let cause = wanted.cause(error);
+        let name = self.volumes.kinds.name(self.site.pod.uid(), &wanted.volume.name);
+        let cause = wanted.cause(error, name);
         self.volumes.progress().failed(self.site.pod.uid(), &wanted.volume.name, &cause, Instant::now());
         if !wanted.is_reported {
             wanted.is_reported = true;

@@ -181,7 +181,7 @@ fn event_names_the_driver_that_is_missing() {
         (event.reason, event.message.as_str()),
         (
             "FailedMount",
-            "MountVolume.MountDevice failed for volume \"v\" : kubernetes.io/csi: attacher.MountDevice failed \
+            "MountVolume.MountDevice failed for volume \"pv\" : kubernetes.io/csi: attacher.MountDevice failed \
              to create newCsiDriverClient: driver name d.example not found in the list of registered CSI drivers"
         )
     );

@@ -50,6 +50,9 @@ use crate::util::tree;
 use devices::{Lock, Locks};
 use host::{Host, RealHost, mount_at};
 
+/// By the names of a pod's volumes: the plugin, and the name of the persistent volume.
+type Known = HashMap<String, (&'static str, String)>;
+
 /// The kinds of volumes, with what they share.
 pub(super) struct Kinds {
     host: Box<dyn Host>,
@@ -62,8 +65,8 @@ pub(super) struct Kinds {
     locks: Locks,
     /// The pod that uses a ReadWriteOncePod volume, by the name of the volume.
     singles: Mutex<HashMap<String, PodUid>>,
-    /// The plugin of each volume of a claim, once it is known.
-    plugins: Mutex<HashMap<PodUid, HashMap<String, &'static str>>>,
+    /// What each volume leads to, once it is known: its plugin, and the name of the persistent volume.
+    plugins: Mutex<HashMap<PodUid, Known>>,
     /// Volumes that are inspected at each sync of their pod.
     refreshed: Mutex<HashMap<PodUid, BTreeSet<String>>>,
     /// The volumes that a controller has attached; not set: the node waits for none.
@@ -132,8 +135,15 @@ impl Kinds {
     /// The name of the volume's plugin; `None` for a claim that was not resolved yet.
     pub(super) fn plugin(&self, uid: &PodUid, volume: &Volume) -> Option<&'static str> {
         let known = self.plugins.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = known.get(uid).and_then(|volumes| volumes.get(&volume.name)).copied();
-        found.or_else(|| inline_plugin(volume))
+        let found = known.get(uid).and_then(|volumes| volumes.get(&volume.name));
+        found.map(|(plugin, _)| *plugin).or_else(|| inline_plugin(volume))
+    }
+
+    /// The name of the persistent volume, as events show it; `None` for a claim that was not resolved
+    /// yet, and for other volumes.
+    pub(super) fn name(&self, uid: &PodUid, volume: &str) -> Option<String> {
+        let known = self.plugins.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(uid)?.get(volume).map(|(_, name)| name.clone())
     }
 
     /// Forgets the pod, whose volumes are gone.
@@ -213,7 +223,7 @@ impl Kinds {
             .unwrap_or_else(PoisonError::into_inner)
             .entry(pod.uid().clone())
             .or_default()
-            .insert(volume.name.clone(), plugin);
+            .insert(volume.name.clone(), (plugin, spec.name.clone()));
         if matches!(spec.source, Source::Local(_)) {
             self.set_refreshed(pod.uid(), &volume.name, spec.is_persistent);
         }
