@@ -148,10 +148,7 @@ fn unmounted(target: &str) {
 }
 
 /// Does something with the volumes. A text is a violation.
-fn with<T>(
-    shared: &Shared,
-    work: impl FnOnce(&mut Volumes) -> Result<T, String>,
-) -> Result<T, Refusal> {
+fn with<T>(shared: &Shared, work: impl FnOnce(&mut Volumes) -> Result<T, String>) -> Result<T, Refusal> {
     let done = work(&mut shared.books.lock().unwrap().csi);
     done.map_err(|text| {
         shared.violation(text.clone());

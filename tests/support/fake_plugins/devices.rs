@@ -66,7 +66,10 @@ fn sorted(ids: &[String]) -> Vec<String> {
 fn allocate(shared: &Shared, request: &pb::AllocateRequest) -> Result<pb::AllocateResponse, Refusal> {
     let ids: Vec<String> = request.container_requests.iter().flat_map(|one| one.devices.clone()).collect();
     let different: BTreeSet<&String> = ids.iter().collect();
-    if ids.is_empty() || different.len() != ids.len() || !different.iter().all(|id| self::ids().any(|it| it == **id)) {
+    if ids.is_empty()
+        || different.len() != ids.len()
+        || !different.iter().all(|id| self::ids().any(|it| it == **id))
+    {
         shared.violation(format!("the devices {ids:?} are allocated"));
     }
     let mut container = pb::ContainerAllocateResponse::default();
@@ -110,9 +113,8 @@ pub(super) fn service(shared: &Arc<Shared>) -> Service {
         Ok(())
     });
     let method = &methods::GET_PREFERRED_ALLOCATION;
-    let service = unary(service, shared, call("GetPreferredAllocation"), method, |_, request| {
-        Ok(prefer(request))
-    });
+    let service =
+        unary(service, shared, call("GetPreferredAllocation"), method, |_, request| Ok(prefer(request)));
     let service = unary(service, shared, call("Allocate"), &methods::ALLOCATE, allocate);
     let method = &methods::PRE_START_CONTAINER;
     unary(service, shared, call("PreStartContainer"), method, |shared, request| {

@@ -337,13 +337,10 @@ fn registration(
     names: [&'static str; 2],
     info: pb::PluginInfo,
 ) -> Service {
-    let service = unary(
-        service,
-        shared,
-        (plugin, names[0]),
-        &methods::pluginregistration::GET_INFO,
-        move |_, _| Ok(info.clone()),
-    );
+    let service =
+        unary(service, shared, (plugin, names[0]), &methods::pluginregistration::GET_INFO, move |_, _| {
+            Ok(info.clone())
+        });
     unary(
         service,
         shared,
