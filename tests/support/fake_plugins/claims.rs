@@ -12,7 +12,7 @@ use coracle::util::stop::Waited;
 
 use super::{CLAIM_DRIVER, Plugin, Shared, registration, unary_alone};
 
-/// Between two looks at a stream.
+/// Between two polls of a stream.
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// The UIDs of the claims that are prepared.

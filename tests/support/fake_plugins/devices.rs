@@ -12,7 +12,7 @@ use coracle::util::stop::{StopToken, Waited};
 
 use super::{DEVICES, Plugin, RESOURCE, Shared, VARIABLE, unary};
 
-/// Between two looks at a stream.
+/// Between two polls of a stream.
 const PERIOD: Duration = Duration::from_millis(100);
 /// A registration contains a call of the plugin, which has 10 s.
 const LIMIT: Duration = Duration::from_secs(30);

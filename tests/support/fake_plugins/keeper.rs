@@ -2,6 +2,7 @@
 //! on a node.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +38,7 @@ pub(super) fn keep(shared: &Arc<Shared>, stop: &StopToken) {
                 if plugin == Plugin::Devices {
                     registered = None;
                 }
-            } else if !servers.contains_key(&plugin) {
+            } else if let Entry::Vacant(place) = servers.entry(plugin) {
                 let service = match plugin {
                     Plugin::Csi => csi::service(shared),
                     Plugin::Devices => devices::service(shared),
@@ -45,7 +46,7 @@ pub(super) fn keep(shared: &Arc<Shared>, stop: &StopToken) {
                 };
                 // Before the agent has started there is no directory.
                 if let Ok(server) = Server::start(&socket, [service]) {
-                    servers.insert(plugin, (server, identity(&socket)));
+                    place.insert((server, identity(&socket)));
                 }
             }
         }
