@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use coracle::transport::generated::{MessageField, csi as pb, methods, pluginregistration};
@@ -126,7 +126,7 @@ fn same(is_same: bool, what: &str, volume: &str) -> Result<(), String> {
 
 fn mounts_at(target: &str) -> usize {
     let parent = Path::new(target).parent().unwrap();
-    mounts_below(parent).into_iter().filter(|point| point.as_path() == std::path::Path::new(target)).count()
+    mounts_below(parent).into_iter().filter(|point| point.as_path() == Path::new(target)).count()
 }
 
 fn make_mount(target: &str) {
