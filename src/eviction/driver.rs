@@ -27,8 +27,9 @@ use crate::resources::stats::sample::{NodeUse, Snapshot};
 
 /// The longest time between two reads of disks that are far from their thresholds.
 const FAR: Duration = Duration::from_secs(60);
-/// The longest time between two measurements of local storage, however long they take.
-const SLOWEST: Duration = Duration::from_secs(300);
+/// The longest time between two measurements of local storage, however long they take: they may have
+/// waited for the runtime, and walks through large volumes have a longer pause of their own.
+const SLOWEST: Duration = Duration::from_secs(60);
 /// Measurements of local storage take at most this part of the time.
 const SHARE: u32 = 50;
 /// How long space may be freed before the next measurement.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::collector::{Shared, StatsError, Work};
+use super::collector::{Shared, StatsError, Walked, Work};
 use super::processes::{self, Budget, Processes};
 use super::request::{Depth, Wanted};
 use super::runtime_stats::{self, Disks, Part, Query, Responses};
@@ -287,7 +287,7 @@ impl Shared {
 
     /// Volumes and local storage of a pod, without the writable layers.
     fn storage(&self, work: &mut Work, once: &mut Once<'_>, pod: &mut PodUse) {
-        pod.volumes = work.volumes.get(&pod.uid).map(|(_, volumes)| volumes.clone()).unwrap_or_default();
+        pod.volumes = work.volumes.get(&pod.uid).map(|walked| walked.volumes.clone()).unwrap_or_default();
         let sum = |of: fn(&FileSystem) -> Option<u64>| {
             let containers = pod.containers.iter().filter_map(|one| one.logs.as_ref());
             let volumes = pod.volumes.iter().filter(|volume| volume.ephemeral).map(|volume| &volume.space);
@@ -303,34 +303,34 @@ impl Shared {
     }
 
     /// Whether the volumes of a pod are to be measured: a period after the last time, or later if
-    /// that took long.
+    /// measurements take long.
     fn are_volumes_due(&self, work: &Work, uid: &PodUid) -> bool {
         if self.settings.volume_period.is_none() {
             return false;
         }
-        work.volumes.get(uid).is_none_or(|(due, _)| Instant::now() >= *due)
+        work.volumes.get(uid).is_none_or(|walked| Instant::now() >= walked.due)
     }
 
     /// Measures the volumes of a pod. Returns whether all were measured before the deadline.
     pub(super) fn walk_volumes(&self, work: &mut Work, uid: &PodUid, deadline: Instant) -> bool {
-        let last = work.volumes.remove(uid).map(|(_, volumes)| volumes).unwrap_or_default();
+        let last = work.volumes.remove(uid).unwrap_or_default();
         let begun = Instant::now();
-        let mut found = Vec::new();
+        let mut volumes = Vec::new();
         let mut is_complete = true;
         for volume in (self.volumes)(uid) {
             match volume_use(&volume, deadline) {
-                Some(now) => found.push(now),
+                Some(now) => volumes.push(now),
                 None if Instant::now() >= deadline => {
                     is_complete = false;
-                    found.extend(last.iter().find(|old| old.name == volume.name).cloned());
+                    volumes.extend(last.volumes.iter().find(|old| old.name == volume.name).cloned());
                 }
                 None => {}
             }
         }
         let now = Instant::now();
-        let pause = now.saturating_duration_since(begun).saturating_mul(WALK_SHARE).min(SLOWEST_WALKS);
-        work.volumes
-            .insert(uid.clone(), (now + pause.max(self.settings.volume_period.unwrap_or_default()), found));
+        let took = now.saturating_duration_since(begun);
+        let pause = pause(took, last.took).max(self.settings.volume_period.unwrap_or_default());
+        work.volumes.insert(uid.clone(), Walked { due: now + pause, took, volumes });
         is_complete
     }
 
@@ -483,6 +483,13 @@ fn ids(running: Running<'_>) -> impl Iterator<Item = &str> {
 pub(super) fn logs_dir(settings: &Settings, pod: &ListedPod) -> Option<PathBuf> {
     let name = format!("{}_{}_{}", pod.namespace, pod.name, pod.uid);
     (!name.contains('/')).then(|| settings.pod_logs_dir.join(name))
+}
+
+/// The least time until the volumes of a pod are walked again. The quicker of the last two walks
+/// counts: a single slow one has waited for a disk that was busy, and must not keep a pod above its
+/// limit for minutes.
+pub(super) fn pause(took: Duration, before: Duration) -> Duration {
+    took.min(before).saturating_mul(WALK_SHARE).min(SLOWEST_WALKS)
 }
 
 pub(super) fn volume_use(volume: &VolumeAt, until: Instant) -> Option<VolumeUse> {

@@ -52,10 +52,23 @@ pub enum StatsError {
 pub(super) struct Work {
     pub(super) rates: Rates,
     pub(super) cgroup_paths: CgroupPaths,
-    /// The numbers of the last walk, and when the next one is due.
-    pub(super) volumes: HashMap<PodUid, (Instant, Vec<VolumeUse>)>,
+    pub(super) volumes: HashMap<PodUid, Walked>,
     /// The remaining budget for reading processes.
     pub(super) budget: Budget,
+}
+
+/// The last walk through the volumes of a pod.
+pub(super) struct Walked {
+    /// When the next one is due.
+    pub(super) due: Instant,
+    pub(super) took: Duration,
+    pub(super) volumes: Vec<VolumeUse>,
+}
+
+impl Default for Walked {
+    fn default() -> Self {
+        Walked { due: Instant::now(), took: Duration::ZERO, volumes: Vec::new() }
+    }
 }
 
 struct State {

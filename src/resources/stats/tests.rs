@@ -7,6 +7,7 @@ use crate::model::runtime::{ContainerState, ContainerStatus, ListedContainer, Li
 use crate::resources::cgroups::CgroupHierarchies;
 use crate::resources::cgroups::Version;
 use crate::resources::stats::cadvisor::cadvisor;
+use crate::resources::stats::collect::pause;
 use crate::resources::stats::pages::{resource, volumes};
 use crate::resources::stats::runtime_stats::Runtime;
 use crate::resources::stats::sample::FileSystem;
@@ -741,11 +742,11 @@ fn volume_whose_walk_is_cut_keeps_its_last_numbers() {
     let work = state.work.as_mut().unwrap();
     let uid = &snapshot.pods[0].uid;
     assert!(!shared.walk_volumes(work, uid, std::time::Instant::now()));
-    assert_eq!(work.volumes[uid].1, *volumes);
+    assert_eq!(work.volumes[uid].volumes, *volumes);
     // A volume that does not exist any more is no cut walk.
     drop(place);
     assert!(shared.walk_volumes(work, uid, std::time::Instant::now() + Duration::from_secs(60)));
-    assert!(work.volumes[uid].1.is_empty());
+    assert!(work.volumes[uid].volumes.is_empty());
 }
 
 #[test]
@@ -771,13 +772,22 @@ fn volumes_are_walked_once_a_period() {
     assert!(used("statfs").0 > before && all >= before + 4096);
     std::fs::write(place.path().join("new"), vec![1; 100_000]).unwrap();
     assert_eq!(used("walked").0, before, "the period is not over");
-    for (at, _) in machine.collector.shared.lock().work.as_mut().unwrap().volumes.values_mut() {
-        *at -= Duration::from_secs(60);
+    for walked in machine.collector.shared.lock().work.as_mut().unwrap().volumes.values_mut() {
+        walked.due -= Duration::from_secs(60);
     }
     assert!(used("walked").0 >= before + 100_000);
     for source in ["du", "statfs"] {
         assert!(crate::model::metrics::VOLUME_STATS.count([source]) >= 2, "{source}");
     }
+}
+
+#[test]
+fn one_slow_walk_through_volumes_does_not_delay_the_next() {
+    let seconds = Duration::from_secs;
+    assert_eq!(pause(seconds(4), Duration::ZERO), Duration::ZERO);
+    assert_eq!(pause(seconds(4), Duration::from_millis(20)), seconds(1));
+    assert_eq!(pause(seconds(1), seconds(2)), seconds(50));
+    assert_eq!(pause(Duration::MAX, seconds(30)), seconds(300));
 }
 
 #[test]
