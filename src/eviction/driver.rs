@@ -12,7 +12,7 @@ use jiff::Timestamp;
 
 use super::kernel::Left;
 use super::layout::{Layout, Reclaim};
-use super::local::has_limit;
+use super::local::is_limited;
 use super::notify::Reading;
 use super::observations::{Observation, Observations};
 use super::pass::{Action, Eviction, Settings, Starved};
@@ -164,8 +164,8 @@ impl Driver {
         &self.settings.thresholds
     }
 
-    /// One turn: after a signal of the kernel, at the time of the last [`Wait`], or when a pod has
-    /// ended. `polls`: the kernel does not signal every shortage of memory.
+    /// One turn: after a signal of the kernel, at the time of the last [`Wait`], when a pod has
+    /// ended, or when one with a limit of local storage was added. `polls`: the kernel does not signal every shortage of memory.
     pub fn turn(&mut self, world: &mut dyn World, polls: bool, now: Instant) -> Wait {
         self.evicted.retain(|pod| !world.has_ended(pod));
         match std::mem::replace(&mut self.stage, Stage::Watching) {
@@ -247,8 +247,7 @@ impl Driver {
         }
         let Some(node) = world.glance() else { return Wait { until: Some(now + PERIOD), left: None } };
         let pods = world.pods();
-        let limited =
-            self.settings.local_limits && pods.iter().any(|pod| !pod.is_critical() && has_limit(pod));
+        let limited = self.settings.local_limits && pods.iter().any(is_limited);
         if !limited {
             self.local = None;
         }

@@ -55,8 +55,12 @@ fn empty_dir(pod: &Pod, used: &PodUse) -> Option<String> {
     })
 }
 
-/// Whether the use of local storage by a pod is limited at all.
-pub(super) fn has_limit(pod: &Pod) -> bool {
+/// Whether the pod may be evicted for its use of local storage.
+pub fn is_limited(pod: &Pod) -> bool {
+    !pod.is_critical() && has_limit(pod)
+}
+
+fn has_limit(pod: &Pod) -> bool {
     let containers = pod.containers().iter().chain(pod.init_containers());
     let dirs = pod.spec().volumes.iter().flatten().filter_map(|volume| volume.empty_dir.as_ref());
     containers.filter_map(storage_limit).next().is_some() || dirs.filter_map(limit_of).next().is_some()

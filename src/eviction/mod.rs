@@ -45,6 +45,7 @@ mod victim;
 pub mod watch;
 
 pub use layout::{Layout, Part, Reclaim};
+pub use local::is_limited;
 pub use observations::{Observation, Observations, Swap, observations};
 pub use pass::{Action, Eviction, Outcome, Settings, Starved};
 pub use report::{Report, Reports, Row};

@@ -78,8 +78,8 @@ pub struct Deps {
     pub processors: u32,
 }
 
-/// Starts the thread. `bell` has to ring when a pod that was evicted has ended, and when space was
-/// freed.
+/// Starts the thread. `bell` has to ring when a pod that was evicted has ended, when a pod with a
+/// limit of local storage was added, and when space was freed.
 ///
 /// # Errors
 /// When the thread cannot be started.

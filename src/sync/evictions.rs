@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use super::thread::Loop;
+use super::view::Snapshot;
+use crate::eviction;
 use crate::model::ids::PodUid;
 use crate::model::reasons;
 use crate::pods::lifecycle::{Failure, Kill};
@@ -24,7 +26,8 @@ pub struct Order {
 pub struct Link {
     /// Pods to evict.
     pub orders: Inbox<PodUid, Order>,
-    /// Rung when an evicted pod has ended.
+    /// Rung when an evicted pod has ended, and when a pod with a limit of local storage was added:
+    /// that thread may sleep until then.
     pub bell: Wake,
     /// The names of the node's pressure conditions, for admission.
     pub pressures: Arc<dyn Fn() -> Vec<String> + Send + Sync>,
@@ -34,6 +37,16 @@ pub struct Link {
 #[must_use]
 pub fn orders() -> (Post<PodUid, Order>, Inbox<PodUid, Order>) {
     mailbox::mailbox(mailbox::newest)
+}
+
+/// Whether a pod with a limit of local storage has got its worker since the snapshot `before`.
+pub(super) fn is_limited_pod_added(before: &Snapshot, now: &Snapshot) -> bool {
+    let runs = |snapshot: &Snapshot, uid: &PodUid| {
+        snapshot.pods.get(uid).is_some_and(|entry| !entry.rejected && entry.worker.is_some())
+    };
+    now.pods.iter().any(|(uid, entry)| {
+        runs(now, uid) && !runs(before, uid) && entry.any_pod().is_some_and(eviction::is_limited)
+    })
 }
 
 impl Loop {

@@ -1,6 +1,7 @@
 //! Publishes the state of the sync loop: the snapshot of all pods, and the static pods for their
 //! mirrors.
 
+use super::evictions;
 use super::thread::Loop;
 use super::view::{Entry, Snapshot};
 use crate::model::metrics;
@@ -43,7 +44,12 @@ impl Loop {
                 worker: Some(worker),
             });
         }
+        let is_limited_pod_added = evictions::is_limited_pod_added(&self.deps.view.get(), &snapshot);
         self.deps.view.set(snapshot);
+        // After the snapshot, from which that thread takes the pods.
+        if is_limited_pod_added {
+            self.deps.evictions.bell.ring();
+        }
         if let Some(wake) = self.deps.shutdown.wake.as_ref().filter(|_| self.settings.node.shutting_down) {
             wake.ring();
         }

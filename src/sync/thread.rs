@@ -358,6 +358,8 @@ impl Loop {
         // rejected or ended in it.
         self.publish();
         self.carry_out(effects);
+        // Their limits of local storage count again.
+        self.deps.evictions.bell.ring();
         self.clean_up();
     }
 

@@ -279,6 +279,9 @@ fn pods_above_their_limits_of_local_storage_are_evicted() {
         manifest["spec"]["volumes"] = json!([{"name": "dir", "emptyDir": {"sizeLimit": limit}}]);
         manifest
     };
+    // Without such pods, and with thresholds of which the kernel signals all, the thread of evictions
+    // sleeps. Its first passes are 10 s apart.
+    pause(Duration::from_secs(12));
     joined.bind(&dir("small", "/dir", 2, Some("8Mi")));
     joined.bind(&dir("large", "/dir", 20, Some("8Mi")));
     let mut layer = busybox("main", &write("/root", 20));
