@@ -78,7 +78,8 @@ impl Dir {
         }
     }
 
-    /// The content of a file; `None`: it does not exist.
+    /// The content of a file, without a last line that exceeds [`MAX_FILE`]: part of a process id is
+    /// another process id. `None`: the file does not exist.
     pub(super) fn read(&self, file: &str) -> io::Result<Option<String>> {
         let mut bytes = Vec::new();
         match untrusted::open_at(self.fd(), Path::new(file)) {
@@ -86,6 +87,9 @@ impl Dir {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
+        if u64::try_from(bytes.len()).is_ok_and(|length| length >= MAX_FILE) {
+            bytes.truncate(bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1));
+        }
         Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
     }
 

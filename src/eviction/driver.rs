@@ -23,9 +23,9 @@ use super::victim::Victim;
 use super::watch::{self, PERIOD, REST, VICTIM_LIMIT};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
-use crate::resources::stats::sample::{NodeUse, Snapshot};
+use crate::resources::stats::sample::{NodeUse, PodUse, Snapshot};
 
-/// The longest time between two reads of disks that are far from their thresholds.
+/// The longest time between two reads of disks and memory that are far from their thresholds.
 const FAR: Duration = Duration::from_secs(60);
 /// The longest time between two measurements of local storage, however long they take: they may have
 /// waited for the runtime, and walks through large volumes have a longer pause of their own.
@@ -35,7 +35,8 @@ const SHARE: u32 = 50;
 /// How long space may be freed before the next measurement.
 const RECLAIM_LIMIT: Duration = Duration::from_secs(120);
 
-/// Bytes per second that are expected to be written at most, until the next look.
+/// Bytes per second by which the use of a disk grows at most, or the use of memory where the kernel
+/// does not signal its growth.
 const FILL: i128 = 1 << 30;
 /// Inodes per second that are expected to be made at most.
 const INODES: i128 = 100_000;
@@ -103,6 +104,8 @@ enum Stage {
     /// Space is being freed. If that is not enough, the victim is evicted.
     Reclaiming {
         starved: Box<Starved>,
+        /// The pods of the measurement: swap that they may use counts as available.
+        uses: Vec<PodUse>,
         until: Instant,
     },
     /// These pods were evicted.
@@ -129,6 +132,8 @@ pub struct Driver {
     unobserved: Vec<Signal>,
     /// Whether it was logged that no pod may be evicted.
     helpless: bool,
+    /// When space may be freed again although no pod may be evicted.
+    rested: Option<Instant>,
 }
 
 /// The time until local storage is measured again. The quicker of the last two measurements counts:
@@ -156,6 +161,7 @@ impl Driver {
             took: None,
             unobserved: Vec::new(),
             helpless: false,
+            rested: None,
         }
     }
 
@@ -165,17 +171,18 @@ impl Driver {
     }
 
     /// One turn: after a signal of the kernel, at the time of the last [`Wait`], when a pod has
-    /// ended, or when one with a limit of local storage was added. `polls`: the kernel does not signal every shortage of memory.
+    /// ended, or when one with a limit of local storage was added. `polls`: the kernel does not
+    /// signal every shortage of memory.
     pub fn turn(&mut self, world: &mut dyn World, polls: bool, now: Instant) -> Wait {
         self.evicted.retain(|pod| !world.has_ended(pod));
         match std::mem::replace(&mut self.stage, Stage::Watching) {
             Stage::Watching => {}
-            Stage::Reclaiming { starved, until } => {
+            Stage::Reclaiming { starved, uses, until } => {
                 if !world.is_reclaimed() && now < until {
-                    self.stage = Stage::Reclaiming { starved, until };
+                    self.stage = Stage::Reclaiming { starved, uses, until };
                     return Wait { until: Some(until), left: None };
                 }
-                self.reclaimed(world, &starved, now);
+                self.reclaimed(world, &starved, uses, now);
             }
             // DIFFERS: upstream evicts the same pod again after this time. Here the next one is
             // evicted: a pod whose processes the kernel cannot end frees nothing.
@@ -197,8 +204,9 @@ impl Driver {
     }
 
     /// Space was freed: evicts the victim if a threshold is still met.
-    fn reclaimed(&mut self, world: &mut dyn World, starved: &Starved, now: Instant) {
-        let snapshot = world.glance().map(|node| Snapshot { node, ..Snapshot::default() });
+    fn reclaimed(&mut self, world: &mut dyn World, starved: &Starved, pods: Vec<PodUse>, now: Instant) {
+        self.rested = Some(now + PERIOD);
+        let snapshot = world.glance().map(|node| Snapshot { node, pods, ..Snapshot::default() });
         if self.eviction.is_relieved(snapshot.as_ref()) {
             log::info!("freed enough space; no pod has to be evicted");
             return;
@@ -280,11 +288,13 @@ impl Driver {
             Action::Limits(victims) => self.evict(world, &victims, now),
             Action::Starved(starved) => {
                 world.starved(&starved);
-                if starved.reclaim.is_empty() {
+                let rests = starved.victim.is_none() && self.rested.is_some_and(|rested| now < rested);
+                if starved.reclaim.is_empty() || rests {
                     self.evict_for(world, &starved, now);
                 } else {
                     world.reclaim(starved.reclaim);
-                    self.stage = Stage::Reclaiming { starved, until: now + RECLAIM_LIMIT };
+                    let until = now + RECLAIM_LIMIT;
+                    self.stage = Stage::Reclaiming { starved, uses: snapshot.pods, until };
                 }
             }
         }
@@ -321,47 +331,35 @@ impl Driver {
 
     /// What a pass needs to know of pods: nothing unless a threshold is met.
     fn need(&self, observations: &Observations) -> Option<Need> {
-        let disks = |signal: Signal| signal.pressure() == Pressure::Disk;
-        if self.met(observations, disks) {
-            return Some(Need::Disks);
-        }
-        self.met(observations, |signal| !disks(signal)).then_some(Need::Memory)
+        let needs = self.eviction.short(observations).map(|signal| match signal.pressure() {
+            Pressure::Disk => Need::Disks,
+            Pressure::Memory | Pressure::Pid => Need::Memory,
+        });
+        needs.max()
     }
 
-    fn met(&self, observations: &Observations, of: impl Fn(Signal) -> bool) -> bool {
-        self.eviction.thresholds().any(|threshold| {
-            of(threshold.signal)
-                && observations
-                    .get(&threshold.signal)
-                    .is_some_and(|observed| observed.available < threshold.value.of(observed.capacity))
-        })
-    }
-
-    /// When to look again although nothing happens; `None`: the kernel signals everything.
+    /// When to read the numbers again although nothing happens; `None`: there is no threshold.
     fn period(&self, observations: &Observations, polls: bool) -> Option<Duration> {
         if self.layout.is_none() {
             return Some(PERIOD);
         }
-        let memory = polls.then(|| {
+        let polled = polls.then(|| {
             let headroom = watch::headroom(self.eviction.thresholds(), observations);
             watch::glance(headroom, self.processors)
         });
-        let others = self.eviction.thresholds().filter_map(|threshold| {
-            let rate = match threshold.signal.pressure() {
-                Pressure::Memory => return None,
+        let all = self.eviction.thresholds().map(|threshold| {
+            let rate = match threshold.signal.resource() {
                 // Processes are made so fast that no distance is large.
-                Pressure::Pid => return Some(PERIOD),
-                Pressure::Disk => match threshold.signal.resource() {
-                    super::signal::Resource::Inodes => INODES,
-                    _ => FILL,
-                },
+                super::signal::Resource::Pids => return PERIOD,
+                super::signal::Resource::Inodes => INODES,
+                super::signal::Resource::Memory | super::signal::Resource::EphemeralStorage => FILL,
             };
-            let Some(observed) = observations.get(&threshold.signal) else { return Some(FAR) };
+            let Some(observed) = observations.get(&threshold.signal) else { return FAR };
             let left = observed.available.units() - threshold.value.of(observed.capacity).units();
             let seconds = u64::try_from(i128::from(left) / rate).unwrap_or(0);
-            Some(Duration::from_secs(seconds).clamp(PERIOD, FAR))
+            Duration::from_secs(seconds).clamp(PERIOD, FAR)
         });
-        others.chain(memory).min()
+        all.chain(polled).min()
     }
 
     /// What is left until the nearest threshold of memory that is not met.

@@ -80,8 +80,8 @@ impl Machine {
         Numbers {
             at: Timestamp::now(),
             available: Some(left * MIB),
-            working_set: Some((1000 - left) * MIB),
-            usage: Some((1050 - left) * MIB),
+            working_set: Some(1000_u64.saturating_sub(left) * MIB),
+            usage: Some(1050_u64.saturating_sub(left) * MIB),
             ..Numbers::default()
         }
     }
@@ -193,10 +193,11 @@ fn with(name: &str, volumes: &Value, limits: &Value) -> Pod {
 }
 
 #[test]
-fn idle_node_with_thresholds_of_memory_only_is_left_alone() {
+fn idle_node_with_thresholds_of_memory_only_is_read_as_often_as_its_distance_requires() {
     let mut machine = Machine::new().with_pod(plain("a"), 10);
     let (did, wait) = machine.turn_at(&mut memory_driver(), 0, false);
-    assert_eq!((did, wait.until), (vec![], None));
+    // A system service that grows is not signaled on version 2 of cgroups.
+    assert_eq!((did, wait.until), (vec![], Some(machine.now + PERIOD)));
     let left = wait.left.unwrap();
     // The use of memory and what is left until the threshold, in MiB.
     let machine_left = left.machine.map(|reading| (reading.usage / MIB, reading.headroom / MIB));
@@ -205,6 +206,54 @@ fn idle_node_with_thresholds_of_memory_only_is_left_alone() {
     // Without signals of the kernel the numbers are read before memory can be full.
     let (_, wait) = machine.turn_at(&mut memory_driver(), 0, true);
     assert_eq!(wait.until, Some(machine.now + Duration::from_secs(1)));
+    machine.memory_left = 100 << 10;
+    assert_eq!(machine.turn(&mut memory_driver(), 0).1, Some(60_000));
+    assert_eq!(machine.turn(&mut driver(&[]), 0), (vec![], None), "there is no threshold");
+}
+
+#[test]
+fn pods_are_evicted_until_the_minimum_reclaim_is_reached() {
+    let least = threshold(Signal::MemoryAvailable, "100Mi", 0);
+    let mut driver = driver(&[Threshold { min_reclaim: value("200Mi").unwrap(), ..least }]);
+    let mut machine = Machine::new().with_pod(plain("large"), 300).with_pod(plain("small"), 10);
+    machine.memory_left = 200;
+    assert_eq!(machine.turn(&mut driver, 0).0, Vec::<String>::new(), "the threshold is not met");
+    machine.memory_left = 50;
+    assert_eq!(machine.turn(&mut driver, 1000).0[2], "evict large in 1 s");
+    machine.ended.push("large".into());
+    machine.memory_left = 250;
+    let evicts = ["measure Memory", "Attempting to reclaim memory", "evict small in 1 s"];
+    assert_eq!(machine.turn(&mut driver, 1000).0, evicts);
+    machine.ended.push("small".into());
+    machine.memory_left = 301;
+    assert_eq!(machine.turn(&mut driver, 1000).0, Vec::<String>::new());
+    machine.memory_left = 250;
+    assert_eq!(machine.turn(&mut driver, 1000).0, Vec::<String>::new(), "the shortage had ended");
+}
+
+#[test]
+fn without_a_pod_to_evict_space_is_freed_every_ten_seconds_only() {
+    let mut machine = Machine::new().with_pod(static_pod("static", json!({"containers": []})), 500);
+    let mut driver = driver(&[threshold(Signal::NodeFsAvailable, "10%", 0)]);
+    machine.disk_left = 50;
+    let begins = [
+        "measure Disks",
+        "Attempting to reclaim ephemeral-storage",
+        "reclaim [DeadContainers, UnusedImages]",
+    ];
+    assert_eq!(machine.turn(&mut driver, 0).0, begins);
+    machine.reclaimed = true;
+    assert_eq!(
+        machine.turn(&mut driver, 1000),
+        (begins[..2].iter().map(|&did| did.into()).collect(), Some(10_000))
+    );
+    assert_eq!(machine.turn(&mut driver, 10_000).0, begins);
+    // A pod that may be evicted does not wait.
+    machine.reclaimed = true;
+    machine = machine.with_pod(plain("a"), 10);
+    assert_eq!(machine.turn(&mut driver, 1000).0, begins);
+    machine.reclaimed = true;
+    assert_eq!(machine.turn(&mut driver, 1000).0, ["evict a in 1 s"]);
 }
 
 #[test]
@@ -238,7 +287,7 @@ fn shortage_of_memory_evicts_the_largest_pod_and_the_next_pass_follows_its_end()
     assert_eq!(machine.turn(&mut driver, 1000), (vec![], Some(10_000)));
     // The condition ends after its period.
     assert_eq!(machine.turn(&mut driver, 290_000).1, Some(9000));
-    assert_eq!(machine.turn(&mut driver, 10_000).1, None);
+    assert_eq!(machine.turn(&mut driver, 10_000).1, Some(10_000));
     assert!(!machine.reports.last().unwrap().pressures.memory);
 }
 
@@ -351,7 +400,7 @@ fn pods_with_limits_of_local_storage_are_measured_and_all_above_them_are_evicted
     assert_eq!(machine.turn(&mut driver, 1000), (vec![], Some(8000)));
     // Critical pods are not limited, and others need no measurement.
     machine.pods = vec![static_pod("s", json!({"containers": [], "volumes": volumes})), plain("p")];
-    assert_eq!(machine.turn(&mut driver, 20_000), (vec![], None));
+    assert_eq!(machine.turn(&mut driver, 20_000), (vec![], Some(10_000)));
 }
 
 #[test]
@@ -361,7 +410,7 @@ fn allocatable_memory_is_watched_once_the_cgroup_of_all_pods_exists() {
     assert_eq!(machine.turn(&mut driver, 0).1, Some(10_000), "it does not exist yet");
     machine.pods_left = Some(300);
     let (_, wait) = machine.turn_at(&mut driver, 10_000, false);
-    assert_eq!(wait.until, None);
+    assert_eq!(wait.until, Some(machine.now + PERIOD));
     let left = wait.left.unwrap();
     assert_eq!(left.pods.map(|reading| reading.headroom / MIB), Some(200));
     assert_eq!(left.pods_path.as_deref(), Some("/kubepods"));

@@ -62,9 +62,10 @@ struct Usage {
 struct Tripwire {
     path: PathBuf,
     events: File,
-    seen: psi::Events,
     /// What `memory.high` has.
     high: String,
+    /// Whether the kernel refused the last level.
+    refused: bool,
 }
 
 /// The open descriptors. Dropping it removes the tripwire.
@@ -124,11 +125,13 @@ impl Signals {
         all
     }
 
-    /// Takes what was signaled, so that the descriptors are no longer ready. A tripwire is removed
-    /// first: it slows pods down.
+    /// Takes what was signaled, so that the descriptors are no longer ready. The tripwire is removed
+    /// first: it would slow pods down until the next [`Signals::arm`], which may be after a long
+    /// measurement or after the end of a pod.
     pub fn take(&mut self) {
         if let Some(wire) = &mut self.tripwire {
-            wire.take();
+            wire.disarm();
+            wire.read();
         }
         for (_, _, event) in [&self.machine, &self.pods].into_iter().filter_map(|usage| usage.armed.as_ref())
         {
@@ -240,26 +243,24 @@ fn trigger(path: &Path) -> Option<File> {
 impl Tripwire {
     fn open(path: &Path) -> Option<Tripwire> {
         let events = File::open(path.join(psi::EVENTS)).ok()?;
-        let mut wire =
-            Tripwire { path: path.to_owned(), events, seen: psi::Events::default(), high: String::new() };
+        let mut wire = Tripwire { path: path.to_owned(), events, high: String::new(), refused: false };
         // An agent that was killed may have left its tripwire.
-        wire.set(psi::NO_LIMIT.to_owned());
-        wire.seen = wire.read();
+        wire.disarm();
+        wire.read();
         Some(wire)
     }
 
-    fn read(&mut self) -> psi::Events {
-        let mut text = String::new();
-        let read = self.events.seek(SeekFrom::Start(0)).and_then(|_| self.events.read_to_string(&mut text));
-        if read.is_ok() { psi::Events::parse(&text) } else { self.seen }
+    /// Reads the file: only changes after it are signaled.
+    fn read(&mut self) {
+        let mut buffer = [0; 1024];
+        let read = self.events.seek(SeekFrom::Start(0)).and_then(|_| self.events.read(&mut buffer));
+        if let Err(error) = read {
+            log::debug!("cannot read {}: {error}", self.path.join(psi::EVENTS).display());
+        }
     }
 
-    fn take(&mut self) {
-        let events = self.read();
-        if events.show_shortage_since(self.seen) {
-            self.set(psi::NO_LIMIT.to_owned());
-        }
-        self.seen = events;
+    fn disarm(&mut self) {
+        self.set(psi::NO_LIMIT);
     }
 
     /// The level is computed from numbers of one moment. The use of now may be larger by what was
@@ -267,28 +268,30 @@ impl Tripwire {
     fn arm(&mut self, left: &Left) -> Armed {
         let headroom = [left.machine, left.pods].into_iter().flatten().map(|reading| reading.headroom).min();
         let (Some(usage), Some(headroom)) = (left.pods_usage, headroom) else {
-            self.set(psi::NO_LIMIT.to_owned());
+            self.disarm();
             // Without a threshold ahead there is nothing to signal.
             return if headroom.is_some() { Armed::Near } else { Armed::Set };
         };
         if headroom < psi::LEAST {
-            self.set(psi::NO_LIMIT.to_owned());
+            self.disarm();
             return Armed::Near;
         }
         let high = psi::high(usage, headroom, self.number("memory.max"));
         let Ok(level) = high.parse::<u64>() else {
-            self.set(high);
+            self.disarm();
             return Armed::Set;
         };
         let passed = |wire: &Tripwire| wire.number("memory.current").is_some_and(|now| now >= level);
         // The kernel reclaims memory during the write of a level that is passed already.
         if !passed(self) {
-            self.set(high);
+            if !self.set(&high) {
+                return Armed::Near;
+            }
             if !passed(self) {
                 return Armed::Set;
             }
         }
-        self.set(psi::NO_LIMIT.to_owned());
+        self.disarm();
         Armed::Passed
     }
 
@@ -297,25 +300,34 @@ impl Tripwire {
         std::fs::read_to_string(self.path.join(file)).ok()?.trim().parse().ok()
     }
 
-    fn set(&mut self, high: String) {
-        // A level that moved by less than 4 MiB is left: each write makes the kernel compare.
-        let near = |old: &str| match (old.parse::<u64>(), high.parse::<u64>()) {
-            (Ok(old), Ok(new)) => old.abs_diff(new) < 4 << 20,
-            _ => old == high,
-        };
-        if near(&self.high) {
-            return;
+    /// Writes `memory.high`. Returns whether the kernel accepted it.
+    fn set(&mut self, high: &str) -> bool {
+        if self.high == high {
+            return true;
         }
-        match std::fs::write(self.path.join(psi::HIGH), &high) {
-            Ok(()) => self.high = high,
-            Err(error) => log::debug!("cannot write {}: {error}", self.path.join(psi::HIGH).display()),
+        let file = self.path.join(psi::HIGH);
+        // The file is part of the kernel: it is never created.
+        let written = OpenOptions::new()
+            .write(true)
+            .truncate(true)
+            .open(&file)
+            .and_then(|mut file| file.write_all(high.as_bytes()));
+        match &written {
+            Ok(()) => high.clone_into(&mut self.high),
+            // The cgroup was removed, or the kernel refuses.
+            Err(error) if !self.refused && error.kind() != std::io::ErrorKind::NotFound => {
+                log::warn!("cannot write {}, so memory is read more often: {error}", file.display());
+            }
+            Err(_) => {}
         }
+        self.refused = written.is_err();
+        written.is_ok()
     }
 }
 
 impl Drop for Tripwire {
     fn drop(&mut self) {
-        self.set(psi::NO_LIMIT.to_owned());
+        self.disarm();
     }
 }
 
@@ -427,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn tripwire_is_removed_when_it_signals_and_at_the_end() {
+    fn tripwire_is_removed_before_each_pass_and_at_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let pods = dir.path().join("kubepods");
         std::fs::create_dir(&pods).unwrap();
@@ -447,10 +459,10 @@ mod tests {
         assert_eq!(signals.arm(&left), Armed::Set);
         assert_eq!(high(), (500_u64 << 20).to_string());
         signals.take();
-        assert_eq!(high(), (500_u64 << 20).to_string(), "nothing has happened");
-        write(psi::EVENTS, "high 4\n");
-        signals.take();
-        assert_eq!(high(), psi::NO_LIMIT);
+        assert_eq!(high(), psi::NO_LIMIT, "a pass may take long");
+        std::fs::remove_file(pods.join(psi::HIGH)).unwrap();
+        assert_eq!(signals.arm(&left), Armed::Near, "the kernel refuses");
+        write(psi::HIGH, "");
         signals.arm(&left);
         assert_eq!(high(), (500_u64 << 20).to_string());
         drop(signals);

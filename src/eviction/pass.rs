@@ -122,6 +122,11 @@ impl Eviction {
         observations(snapshot, self.settings.swap)
     }
 
+    /// The signals of thresholds that a pass over these observations finds to be met.
+    pub fn short(&self, observations: &Observations) -> impl Iterator<Item = Signal> {
+        self.state.met(observations).map(|threshold| threshold.signal)
+    }
+
     /// Makes one pass. `pods` are those that have not ended, with the resources that they were
     /// granted.
     pub fn pass(&mut self, snapshot: &Snapshot, pods: &[Pod], now: Instant) -> Outcome {

@@ -67,60 +67,13 @@ impl Trigger {
     }
 }
 
-/// The counts of `memory.events` that eviction reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Events {
-    /// Memory was reclaimed although the cgroup used less than its protection.
-    pub low: u64,
-    /// The use passed `memory.high`.
-    pub high: u64,
-    /// The use reached `memory.max`.
-    pub max: u64,
-    /// Allocations were about to fail.
-    pub oom: u64,
-    /// Processes were killed.
-    pub oom_kill: u64,
-}
-
-impl Events {
-    /// Parses the file. Absent and unknown lines are left out, of repeated ones the last counts.
-    #[must_use]
-    pub fn parse(text: &str) -> Events {
-        let mut events = Events::default();
-        for line in text.lines() {
-            let Some((name, Ok(count))) =
-                line.split_once(' ').map(|(name, count)| (name, count.trim().parse()))
-            else {
-                continue;
-            };
-            match name {
-                "low" => events.low = count,
-                "high" => events.high = count,
-                "max" => events.max = count,
-                "oom" => events.oom = count,
-                "oom_kill" => events.oom_kill = count,
-                _ => {}
-            }
-        }
-        events
-    }
-
-    /// Whether memory may be short that was not at `before`: the file also changes for other
-    /// reasons.
-    #[must_use]
-    pub fn show_shortage_since(self, before: Events) -> bool {
-        let counts = |one: Events| [one.high, one.max, one.oom, one.oom_kill];
-        counts(self) != counts(before)
-    }
-}
-
 /// If less is left until a threshold, [`HIGH`] has no limit: pods must not be slowed down by the
 /// agent's tripwire.
 pub const LEAST: u64 = 16 << 20;
 
 /// The value of [`HIGH`] of the cgroup of all pods that makes the kernel signal when a threshold
 /// may be met: its use and what was left at the same moment. [`NO_LIMIT`] if the pods cannot get
-/// there because `max`, their own limit, is lower (then [`Events::max`] signals), or if less than
+/// there because `max`, their own limit, is lower (then `max` in [`EVENTS`] signals), or if less than
 /// [`LEAST`] is left.
 #[must_use]
 pub fn high(usage: u64, headroom: u64, max: Option<u64>) -> String {
@@ -152,20 +105,6 @@ mod tests {
     }
 
     #[test]
-    fn events_of_old_and_new_kernels_are_read() {
-        let old = Events::parse("low 1\nhigh 2\nmax 3\noom 4\noom_kill 5\n");
-        assert_eq!(old, Events { low: 1, high: 2, max: 3, oom: 4, oom_kill: 5 });
-        let new = "low 1\nhigh 2\nmax 3\noom 4\noom_kill 5\noom_group_kill 6\nsock_throttled 7\n";
-        assert_eq!(Events::parse(new), old);
-        assert_eq!(Events::parse("low\nhigh x\nmax -1\n\u{0} 1"), Events::default());
-        let more = |text: &str| Events::parse(text).show_shortage_since(old);
-        assert!(!more("low 9\nhigh 2\nmax 3\noom 4\noom_kill 5\n"));
-        assert!(more("low 1\nhigh 2\nmax 4\noom 4\noom_kill 5\n"));
-        assert!(more("low 1\nhigh 2\nmax 3\noom 4\noom_kill 6\n"));
-        assert!(more("low 1\nhigh 0\nmax 3\noom 4\noom_kill 5\n"), "a new cgroup begins at zero");
-    }
-
-    #[test]
     fn the_tripwire_is_what_is_left_above_the_use() {
         const MIB: u64 = 1 << 20;
         assert_eq!(high(100 * MIB, 500 * MIB, None), (600 * MIB).to_string());
@@ -177,8 +116,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_causes_a_panic(text: String, usage: u64, headroom: u64, max: Option<u64>) {
-            let _ = Events::parse(&text);
+        fn no_number_causes_a_panic(usage: u64, headroom: u64, max: Option<u64>) {
             let _ = high(usage, headroom, max);
         }
 

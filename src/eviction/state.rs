@@ -49,6 +49,14 @@ pub struct Decision {
     pub due: Option<Instant>,
 }
 
+impl Watched {
+    /// A threshold that pods were evicted for stays met until the minimum reclaim is reached.
+    fn is_met(&self, observations: &Observations) -> bool {
+        is_met(&self.threshold, observations, false)
+            || (self.acted && is_met(&self.threshold, observations, true))
+    }
+}
+
 impl State {
     /// Before the first pass. `transition`: `evictionPressureTransitionPeriod`.
     #[must_use]
@@ -70,6 +78,12 @@ impl State {
     /// All thresholds, with those of the file system with writable layers.
     pub fn thresholds(&self) -> impl Iterator<Item = &Threshold> {
         self.watched.iter().map(|watched| &watched.threshold)
+    }
+
+    /// The thresholds that a pass over these observations finds to be met, grace period or not.
+    pub fn met(&self, observations: &Observations) -> impl Iterator<Item = &Threshold> {
+        let met = self.watched.iter().filter(|watched| watched.is_met(observations));
+        met.map(|watched| &watched.threshold)
     }
 
     /// Whether no threshold is met any more, including its minimum reclaim and without regard to
@@ -96,9 +110,7 @@ pub fn step(state: &mut State, observations: &Observations, now: Instant) -> Dec
         if observed.is_none() && !decision.unobserved.contains(&threshold.signal) {
             decision.unobserved.push(threshold.signal);
         }
-        // A threshold that pods were evicted for stays met until the minimum reclaim is reached.
-        let met = is_met(threshold, observations, false)
-            || (watched.acted && is_met(threshold, observations, true));
+        let met = watched.is_met(observations);
         watched.acted = false;
         if !met {
             watched.first = None;

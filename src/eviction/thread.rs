@@ -189,8 +189,15 @@ impl World for Node {
                 }
             };
             let device = |path: &std::path::Path| rustix::fs::stat(path).map(|stat| stat.st_dev).ok();
-            let root = device(&self.deps.root_dir)?;
-            let images = device(&found.images)?;
+            let (root, images) = (device(&self.deps.root_dir), device(&found.images));
+            let (Some(root), Some(images)) = (root, images) else {
+                let path = if root.is_none() { &self.deps.root_dir } else { &found.images };
+                self.fail(format!(
+                    "cannot read the file system of {}: disks are not watched",
+                    path.display()
+                ));
+                return None;
+            };
             let layers = found.containers.as_deref().and_then(device);
             self.layout = Some(Layout::of(root, images, layers));
             self.places.images = Some(found.images);

@@ -4,8 +4,8 @@
 //!
 //! # How a shortage of memory is noticed
 //!
-//! Memory has no timer of its own. [`Plan`] chooses notifications that together cover both ways in
-//! which memory becomes short; the thread that waits for them also makes the passes.
+//! [`Plan`] chooses notifications that together cover both quick ways in which memory becomes short;
+//! the thread that waits for them also makes the passes.
 //!
 //! *Growth into free memory.* On cgroup version 1 an eventfd signals when the use of memory passes
 //! a level ([`notify::Levels`](super::notify::Levels)), for the machine and for the cgroup of all
@@ -13,8 +13,8 @@
 //! and it never signals while the use stays between the levels. Version 2 has no levels. There
 //! `memory.high` of the cgroup of all pods is a tripwire at the same use
 //! ([`psi::high`](super::psi::high)): the first allocation above it counts in `memory.events`,
-//! which the agent waits for. The agent then removes the limit at once, before it measures, so that
-//! pods are slowed down for a few milliseconds at most; it also removes it when it stops, and first
+//! which the agent waits for. The agent removes the limit at the beginning of each pass, so that pods
+//! are slowed down for a few milliseconds at most; it also removes it when it stops, and first
 //! thing when it starts. A killed agent leaves it behind: until the next start pods are slowed down
 //! where they would have been evicted.
 //!
@@ -29,8 +29,12 @@
 //! threshold is met it makes a pass. If not, it sets the levels again if they are outdated, and
 //! leaves the file descriptors unread for [`REST`], so that a node that reclaims all the time (many
 //! files are read) wakes once per second. An idle node allocates nothing and reclaims nothing: none
-//! of these sources wakes it. A pass for disks and process ids, every [`PERIOD`], finds what has
-//! changed slowly, such as a cache that was dropped on version 2.
+//! of these sources wakes it.
+//!
+//! *What no kernel signals.* On version 2 the tripwire covers pods only: a system service that grows
+//! into free memory is not noticed before the kernel reclaims. Cached files that are read a second
+//! time become part of the working set although no page is allocated. So the numbers are also read
+//! every [`PERIOD`], or less often if the threshold is far away, as those of disks are.
 //!
 //! *80 % of memory at once.* A threshold is met between two pages. If the memory was free, the
 //! level or tripwire was at this page. If it was cached files, clearing them takes the kernel more

@@ -318,14 +318,15 @@ impl Shared {
         let mut volumes = Vec::new();
         let mut is_complete = true;
         for volume in (self.volumes)(uid) {
-            match volume_use(&volume, deadline) {
-                Some(now) => volumes.push(now),
-                None if Instant::now() >= deadline => {
-                    is_complete = false;
-                    volumes.extend(last.volumes.iter().find(|old| old.name == volume.name).cloned());
-                }
-                None => {}
+            let Some((mut now, complete)) = volume_use(&volume, deadline) else { continue };
+            if let (false, Some(old)) = (complete, last.volumes.iter().find(|old| old.name == volume.name)) {
+                let (used, inodes_used) = (now.space.used, now.space.inodes_used);
+                now = old.clone();
+                now.space.used = now.space.used.max(used);
+                now.space.inodes_used = now.space.inodes_used.max(inodes_used);
             }
+            is_complete &= complete;
+            volumes.push(now);
         }
         let now = Instant::now();
         let took = now.saturating_duration_since(begun);
@@ -492,7 +493,9 @@ pub(super) fn pause(took: Duration, before: Duration) -> Duration {
     took.min(before).saturating_mul(WALK_SHARE).min(SLOWEST_WALKS)
 }
 
-pub(super) fn volume_use(volume: &VolumeAt, until: Instant) -> Option<VolumeUse> {
+/// The use of a volume, and whether there was time to walk through all of it: if not, it uses more.
+/// `None`: it does not exist, or its server does not respond.
+pub(super) fn volume_use(volume: &VolumeAt, until: Instant) -> Option<(VolumeUse, bool)> {
     let begun = Instant::now();
     let found = |space: FileSystem| VolumeUse {
         name: volume.name.clone(),
@@ -502,17 +505,19 @@ pub(super) fn volume_use(volume: &VolumeAt, until: Instant) -> Option<VolumeUse>
         abnormal: volume.driver.as_ref().and_then(|driver| driver.abnormal),
     };
     if let Some(space) = volume.driver.as_ref().and_then(|driver| driver.space.clone()) {
-        return Some(found(space));
+        return Some((found(space), true));
     }
-    let mut space = match volume.walk {
+    // The server of a file system may not respond. A container may also mount one over a directory.
+    let mut space = match volume.walk && !space::is_mount(&volume.path) {
         true => space::file_system(&volume.path)?,
-        // Its server may not respond.
         false => guarded::file_system(&volume.path)?,
     };
+    let mut complete = true;
     if volume.walk {
         let content = space::content(&volume.path, until)?;
         (space.used, space.inodes_used) = (Some(content.bytes), Some(content.inodes));
+        complete = content.complete;
     }
     metrics::VOLUME_STATS.took([if volume.walk { "du" } else { "statfs" }], begun.elapsed());
-    Some(found(space))
+    Some((found(space), complete))
 }

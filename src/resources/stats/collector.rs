@@ -269,13 +269,14 @@ impl Collector {
         let mut volumes = (self.shared.volumes)(uid);
         volumes.retain(|volume| volume.claim.is_some());
         let until = Instant::now() + collect::WALKS;
-        volumes.iter().filter_map(|volume| collect::volume_use(volume, until)).collect()
+        volumes.iter().filter_map(|volume| collect::volume_use(volume, until)).map(|(used, _)| used).collect()
     }
 
     /// The size of a container's logs, in bytes.
     pub fn log_bytes(&self, pod: &ListedPod, container: &str) -> Option<u64> {
         let dir = collect::logs_dir(&self.shared.settings, pod)?.join(container);
-        Some(space::content(&dir, Instant::now() + collect::WALKS)?.bytes)
+        let content = space::content(&dir, Instant::now() + collect::WALKS)?;
+        content.complete.then_some(content.bytes)
     }
 
     /// The cgroup version and the machine's files, for the pages that show them.
