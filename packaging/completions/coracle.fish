@@ -52,7 +52,7 @@ complete -c coracle -n '__fish_seen_subcommand_from port-forward' -l namespace -
 complete -c coracle -n '__fish_seen_subcommand_from port-forward' -l address -x -d 'addresses to listen on'
 complete -c coracle -n '__fish_seen_subcommand_from port-forward' -l local-socket -r -F -d 'local socket of the agent'
 complete -c coracle -n '__fish_seen_subcommand_from port-forward' -l help -s h -d 'help of the command'
-complete -c coracle -n 'not __fish_seen_subcommand_from pods describe logs debug exec attach port-forward status events top images volumes devices check validate version' -a status -d 'node, runtime, sources, threads, memory, problems'
+complete -c coracle -n 'not __fish_seen_subcommand_from pods describe logs debug exec attach port-forward status events top images volumes devices check validate version' -a status -d 'node, runtime, sources, memory, problems; wide adds all thresholds and the threads'
 complete -c coracle -n '__fish_seen_subcommand_from status' -l output -s o -x -a 'json yaml wide' -d 'format of the output'
 complete -c coracle -n '__fish_seen_subcommand_from status' -l local-socket -r -F -d 'local socket of the agent'
 complete -c coracle -n '__fish_seen_subcommand_from status' -l help -s h -d 'help of the command'

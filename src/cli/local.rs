@@ -169,7 +169,11 @@ pub const COMMANDS: &[(&str, &str, &str)] = &[
         "port-forward POD [-n NAMESPACE] [--address ADDRESS,...] [LOCAL:]REMOTE...",
         "listen here for connections to a pod's ports",
     ),
-    ("status", "status [-o json|yaml]", "node, runtime, sources, threads, memory, problems"),
+    (
+        "status",
+        "status [-o json|yaml|wide]",
+        "node, runtime, sources, memory, problems; wide adds all thresholds and the threads",
+    ),
     ("events", "events [POD] [-n NAMESPACE] [-o json|yaml] [-w]", "recent events"),
     (
         "top",

@@ -30,7 +30,7 @@ pub use help::{command as command_help, help, version};
 pub use local::LocalCommand;
 pub use parse::{Command, parse};
 
-use crate::config::{AgentArgs, Loaded, Problem, load};
+use crate::config::{AgentArgs, KubeletConfiguration, Loaded, Problem, load};
 
 /// Prints one line per problem on stderr.
 pub fn report(problems: &[Problem]) {
@@ -56,10 +56,40 @@ pub fn print(text: &str) -> Exit {
 pub fn check_config(args: &AgentArgs) -> Exit {
     with_config(args, |loaded| {
         if let Some(message) = args.warning(loaded) {
-            report(&[Problem { place: "warning".to_owned(), field: String::new(), message }]);
+            warn("", message);
         }
+        missing_cluster(args, &loaded.config).into_iter().for_each(|(field, message)| warn(field, message));
         print("ok\n")
     })
+}
+
+fn warn(field: &str, message: String) {
+    report(&[Problem { place: "warning".to_owned(), field: field.to_owned(), message }]);
+}
+
+/// Settings that keep the agent from starting on a node without an API server. They are warnings
+/// because the file may be checked without the flags of the agent.
+fn missing_cluster(args: &AgentArgs, config: &KubeletConfiguration) -> Vec<(&'static str, String)> {
+    let mut missing = Vec::new();
+    match (&args.kubeconfig, &args.bootstrap_kubeconfig) {
+        (None, _) if config.enable_server => {
+            let without = "does not work without --kubeconfig, and the agent does not start";
+            if config.authorization.mode == "Webhook" {
+                missing.push(("authorization.mode", format!("Webhook {without}: set AlwaysAllow")));
+            }
+            if config.authentication.webhook.enabled {
+                missing.push(("authentication.webhook.enabled", format!("{without}: set it to false")));
+            }
+        }
+        (Some(own), first) if !own.exists() && !first.as_ref().is_some_and(|first| first.exists()) => {
+            missing.push((
+                "--kubeconfig",
+                format!("{} does not exist, and no file to make it with", own.display()),
+            ));
+        }
+        _ => {}
+    }
+    missing
 }
 
 /// `--print-config`.

@@ -56,6 +56,14 @@ where
                     let command = parse_local(name, parser, line.args, line.problems)?;
                     return Ok(command.map_or(Command::LocalHelp(name), Command::Local));
                 }
+                if word == "help" {
+                    let named = parser.next().ok().flatten();
+                    let named = named.and_then(|named| match named {
+                        Arg::Value(name) => line.local_command(&name.to_string_lossy()),
+                        _ => None,
+                    });
+                    return Ok(named.map_or(Command::Help, Command::LocalHelp));
+                }
                 line.stray(&word);
             }
             Ok(Some(arg)) => {
@@ -120,12 +128,13 @@ impl CommandLine {
     fn stray(&mut self, word: &str) {
         let near = closest(word, COMMANDS.iter().map(|(name, ..)| *name));
         let hint = near.map_or(String::new(), |near| format!("; did you mean {near}?"));
-        self.fail("", format!("unexpected argument {word:?}{hint}"));
+        self.fail("", format!("unknown command {word:?}{hint}"));
     }
 
     fn flag(&mut self, name: &str, parser: &mut lexopt::Parser) {
         let known = match name {
             "h" => find("help"),
+            "V" => find("version"),
             name => find(name),
         };
         let Some(flag) = known else {

@@ -196,7 +196,7 @@ fn bad_flags_are_all_reported() {
             "--image-credential-provider-config=/x",
             "command line: --image-credential-provider-config: must be used together with --image-credential-provider-bin-dir",
         ),
-        ("podz", "command line: unexpected argument \"podz\"; did you mean pods?"),
+        ("podz", "command line: unknown command \"podz\"; did you mean pods?"),
         ("--max-pods=5 pods", "command line: --max-pods: cannot be used with the command pods"),
     ] {
         assert_eq!(problems(text), [expected], "{text}");
@@ -213,6 +213,10 @@ fn help_version_and_checks_do_not_run_the_agent() {
         ("-h", Command::Help),
         ("--nonsense --help", Command::Help),
         ("pods --help", Command::LocalHelp("pods")),
+        ("help pods", Command::LocalHelp("pods")),
+        ("help", Command::Help),
+        ("help nothing", Command::Help),
+        ("-V", Command::Version),
         ("--version", Command::Version),
         ("--version=raw", Command::Version),
         ("--check-config", Command::CheckConfig(Box::new(AgentArgs::new(LOCAL_SOCKET)))),
@@ -429,4 +433,21 @@ proptest! {
             prop_assert!(!problems.is_empty());
         }
     }
+}
+
+#[test]
+fn settings_that_need_a_cluster_are_warnings_without_one() {
+    let fields = |text: &str, config: &KubeletConfiguration| {
+        let args = agent(text);
+        super::missing_cluster(&args, config).into_iter().map(|(field, _)| field).collect::<Vec<_>>()
+    };
+    let mut config = KubeletConfiguration { enable_server: true, ..KubeletConfiguration::default() };
+    config.authorization.mode = "Webhook".to_owned();
+    config.authentication.webhook.enabled = true;
+    assert_eq!(fields("", &config), ["authorization.mode", "authentication.webhook.enabled"]);
+    assert_eq!(fields("--kubeconfig /", &config), Vec::<&str>::new());
+    assert_eq!(fields("--kubeconfig /no/such", &config), ["--kubeconfig"]);
+    assert_eq!(fields("--kubeconfig /no/such --bootstrap-kubeconfig /", &config), Vec::<&str>::new());
+    config.enable_server = false;
+    assert_eq!(fields("", &config), Vec::<&str>::new());
 }

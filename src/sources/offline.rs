@@ -113,6 +113,11 @@ pub fn check(path: &Path) -> Vec<Checked> {
             }
         }
     }
+    if all.is_empty() {
+        let flaw = Flaw::whole("no manifests in this directory".to_owned());
+        let findings = vec![finding(Severity::Warning, flaw)];
+        all.push(Checked { file: path.to_string_lossy().into_owned(), pods: Vec::new(), findings });
+    }
     for checked in &mut all {
         checked.findings.sort_by_key(|finding| finding.severity == Severity::Warning);
     }

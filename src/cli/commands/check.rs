@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::cgroups::{CgroupError, Cgroups, Driver, Layout};
-use crate::cli::exit::Exit;
 use crate::cli::local::Output;
 use crate::cli::table::Color;
 use crate::config::{self, KubeletConfiguration};
@@ -18,7 +17,7 @@ use crate::util::error_chain::chain;
 use super::age;
 use super::client::Client;
 use super::console::Console;
-use super::error::{CommandError, Outcome};
+use super::error::{CommandError, Outcome, checked};
 
 /// The default endpoint of containerd.
 const DEFAULT_ENDPOINT: &str = "unix:///run/containerd/containerd.sock";
@@ -51,6 +50,10 @@ pub(super) fn run(
     if let Some(config) = &config {
         apply(&mut settings, config, agent.is_ok());
     }
+    let config_line = config_line.or_else(|| {
+        let text = format!("no --config given, and no {CONFIG}: the defaults of the fields count");
+        agent.is_err().then(|| line("config", Standing::Warn, text, "coracle check --config FILE"))
+    });
     let mut lines = preflight::preflight(&settings);
     // A running agent reports the problems itself, and may have another directory.
     if agent.is_err() {
@@ -70,11 +73,11 @@ pub(super) fn run(
     }
     lines.extend(runtime);
     lines.extend(agent_lines(&agent));
-    if !console.document(output, &lines)? {
-        print(console, &lines)?;
-    }
-    let failed = lines.iter().any(|line| line.standing == Standing::Fail);
-    Ok(if failed { Exit::CheckFailed } else { Exit::Success })
+    let shown = match console.document(output, &lines) {
+        Ok(false) => print(console, &lines).map_err(CommandError::from),
+        shown => shown.map(drop),
+    };
+    checked(shown, lines.iter().any(|line| line.standing == Standing::Fail))
 }
 
 /// Loads the configuration that `given` names, or else `usual` if it exists.

@@ -46,6 +46,14 @@ impl CommandError {
     }
 }
 
+/// The result of a check, also if the reader of its output has closed the pipe.
+pub(super) fn checked(shown: Result<(), CommandError>, failed: bool) -> Outcome {
+    match shown {
+        Err(error) if error.exit() != Exit::Success => Err(error),
+        _ => Ok(if failed { Exit::CheckFailed } else { Exit::Success }),
+    }
+}
+
 /// Prints lines on stderr, control characters escaped.
 pub(super) fn complain(text: &str) {
     use std::io::Write;

@@ -2,21 +2,20 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::cli::exit::Exit;
 use crate::cli::local::Output;
 use crate::cli::table::{Color, visible};
 use crate::sources::offline::{self, Checked, Severity};
 
 use super::console::Console;
-use super::error::Outcome;
+use super::error::{CommandError, Outcome, checked};
 
 pub(super) fn run(console: &mut Console<'_>, files: &[PathBuf], output: Output) -> Outcome {
-    let checked: Vec<Checked> = files.iter().flat_map(|path| offline::check(Path::new(path))).collect();
-    if !console.document(output, &checked)? {
-        print(console, &checked)?;
-    }
-    let failed = checked.iter().any(Checked::has_errors);
-    Ok(if failed { Exit::CheckFailed } else { Exit::Success })
+    let all: Vec<Checked> = files.iter().flat_map(|path| offline::check(Path::new(path))).collect();
+    let shown = match console.document(output, &all) {
+        Ok(false) => print(console, &all).map_err(CommandError::from),
+        shown => shown.map(drop),
+    };
+    checked(shown, all.iter().any(Checked::has_errors))
 }
 
 /// Prints a line per finding in the format of compilers, `FILE:LINE: SEVERITY: FIELD: MESSAGE`,
@@ -50,6 +49,7 @@ fn print(console: &mut Console<'_>, all: &[Checked]) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::exit::Exit;
     use crate::cli::table::Paint;
 
     fn validate(files: &[PathBuf], output: Output) -> (Exit, String) {
@@ -58,6 +58,40 @@ mod tests {
         let mut console = Console { out: &mut out, paint: Paint::new(false), now };
         let exit = run(&mut console, files, output).unwrap();
         (exit, String::from_utf8(out).unwrap())
+    }
+
+    #[test]
+    fn errors_are_in_the_exit_code_also_if_the_reader_closed_the_pipe() {
+        struct Closed;
+        impl std::io::Write for Closed {
+            fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+                Err(std::io::ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let bad = dir.path().join("bad.yaml");
+        std::fs::write(&bad, "kind: Pod\n").unwrap();
+        let check = |path: &Path, output| {
+            let (mut out, now) = (Closed, jiff::Timestamp::UNIX_EPOCH);
+            let mut console = Console { out: &mut out, paint: Paint::new(false), now };
+            run(&mut console, &[path.to_owned()], output).unwrap()
+        };
+        for output in [Output::Table, Output::Json] {
+            assert_eq!(check(&bad, output), Exit::CheckFailed);
+        }
+        std::fs::remove_file(&bad).unwrap();
+        assert_eq!(check(dir.path(), Output::Table), Exit::Success);
+    }
+
+    #[test]
+    fn directory_without_manifests_is_a_warning() {
+        let dir = tempfile::tempdir().unwrap();
+        let (exit, text) = validate(&[dir.path().to_owned()], Output::Table);
+        assert_eq!(exit, Exit::Success);
+        assert!(text.contains("warning: no manifests in this directory"), "{text}");
     }
 
     #[test]
