@@ -1,8 +1,8 @@
 //! Formats, checks, mounts and grows file systems on block devices (Go: mount-utils
 //! SafeFormatAndMount and ResizeFs).
 //!
-//! A device is formatted only if `blkid` finds neither a file system nor a partition table on it. A
-//! format or a check is not interrupted when the set-up is over its time: half a file system would
+//! A device is formatted only if `blkid` finds neither a file system nor a partition table on it, and
+//! if its beginning can be read: `blkid` reports a device with read errors as empty. A format or a check is not interrupted when the set-up is over its time: half a file system would
 //! remain. It continues on its thread, and the next attempt finds its result.
 
 use std::collections::BTreeSet;
@@ -44,6 +44,10 @@ pub(super) fn mount(
     options: &[String],
     stop: &StopToken,
 ) -> Result<(), VolumeError> {
+    if source.starts_with('-') {
+        // `mount` would take it for an option; the name of a server comes from the pod.
+        return Err(VolumeError::device(Phase::SetUp, format!("{source:?} cannot be the source of a mount")));
+    }
     let target = target.to_string_lossy();
     let options = options.join(",");
     let mut args = Vec::new();
@@ -97,7 +101,10 @@ pub(super) fn format_and_mount(
                 "cannot mount unformatted disk {source} as we are manipulating it in read-only mode"
             )));
         }
-        Content::Nothing => format(host, &source, kind)?,
+        Content::Nothing => {
+            check_readable(host, &source, stop)?;
+            format(host, &source, kind)?;
+        }
         Content::FileSystem(_) if !read_only => check(host, &source, stop)?,
         Content::FileSystem(_) | Content::Partitions => {}
     }
@@ -137,6 +144,24 @@ fn probe(host: &dyn Host, device: &str, stop: &StopToken) -> Result<Content, Vol
             ended.shown()
         ))),
     }
+}
+
+/// An error if the beginning of the device cannot be read: then `blkid` has found nothing (its exit
+/// code is 2 also for a missing device), although there may be data.
+///
+/// DIFFERS: upstream formats such a device.
+fn check_readable(host: &dyn Host, device: &str, stop: &StopToken) -> Result<(), VolumeError> {
+    let source = format!("if={device}");
+    let args = [source.as_str(), "of=/dev/null", "bs=1048576", "count=1"];
+    let ended = host.run("dd", &args, PROBE, stop).map_err(tool)?;
+    if ended.is_fine() {
+        return Ok(());
+    }
+    Err(fails(format!(
+        "disk {device} cannot be read, so it may have data and is not formatted: {}: {}",
+        ended.status(),
+        ended.shown()
+    )))
 }
 
 /// Reads the output of `blkid -o export`.
@@ -281,6 +306,7 @@ mod tests {
     use proptest::prelude::*;
 
     const PROBED: &str = "blkid -p -s TYPE -s PTTYPE -o export /dev/x";
+    const READ: &str = "dd if=/dev/x of=/dev/null bs=1048576 count=1";
 
     fn run(host: &FakeHost, kind: &str, options: &[&str]) -> Result<(), String> {
         let options: Vec<String> = options.iter().map(|one| (*one).to_owned()).collect();
@@ -299,7 +325,7 @@ mod tests {
             let host = FakeHost::default();
             host.answer("blkid", 2, "");
             run(&host, kind, &[]).unwrap();
-            assert_eq!(host.log(), [PROBED, format, mount]);
+            assert_eq!(host.log(), [PROBED, READ, format, mount]);
         }
     }
 
@@ -370,6 +396,19 @@ mod tests {
         host.answer("blkid", 2, "");
         host.lacks("mkfs.ext4");
         assert!(run(&host, "ext4", &[]).unwrap_err().contains("package e2fsprogs on Debian"));
+    }
+
+    #[test]
+    fn device_that_cannot_be_read_is_not_formatted() {
+        let host = FakeHost::default();
+        host.answer("blkid", 2, "");
+        host.answer("dd", 1, "dd: error reading '/dev/x': Input/output error");
+        assert_eq!(
+            run(&host, "ext4", &[]).unwrap_err(),
+            "disk /dev/x cannot be read, so it may have data and is not formatted: exit status 1: \
+             dd: error reading '/dev/x': Input/output error"
+        );
+        assert_eq!(host.log(), [PROBED, READ]);
     }
 
     #[test]

@@ -97,11 +97,11 @@ impl Disk {
         let name = dir.file_name()?.to_str()?;
         let iface = dir.parent()?.file_name()?.to_str()?.strip_prefix("iface-")?;
         let (device, lun) = name.rsplit_once("-lun-")?;
-        let (portal, _) = device.split_once('-')?;
-        let begin = device.find("iqn.").or_else(|| device.find("eui."))?;
+        // The name of a portal may have dashes.
+        let begin = device.find("-iqn.").or_else(|| device.find("-eui."))?;
         Some(Disk {
-            portals: vec![portal.to_owned()],
-            iqn: device.get(begin..)?.to_owned(),
+            portals: vec![device.get(..begin)?.to_owned()],
+            iqn: device.get(begin + 1..)?.to_owned(),
             lun: lun.to_owned(),
             iface: iface.to_owned(),
             init_iface: iface.to_owned(),

@@ -74,6 +74,14 @@ mod tests {
     }
 
     #[test]
+    fn server_that_looks_like_an_option_is_refused() {
+        let host = FakeHost::default();
+        let error = set_up(&host, &spec(false, &[]), &source("-osuid"), Path::new("/t"), &StopToken::never());
+        assert_eq!(error.unwrap_err().to_string(), "\"-osuid:/x\" cannot be the source of a mount");
+        assert!(host.log().is_empty());
+    }
+
+    #[test]
     fn missing_helper_names_its_package_and_other_failures_are_shown() {
         let root = tempfile::tempdir().unwrap();
         let host = FakeHost::new(root.path());

@@ -110,13 +110,14 @@ impl Kinds {
     fn target_is_used(&self, own: &Device, disk: &iscsi::Disk) -> bool {
         devices::all(&self.root_dir).iter().any(|device| {
             let is_other = device.kind == Kind::Iscsi && device.dir != own.dir;
-            let found = || read_state(&device.dir).or_else(|| iscsi::Disk::from_dir(&device.dir));
+            // A state file is not read: the disk may be mounted, with files of a container.
+            let found = || iscsi::Disk::from_dir(&device.dir);
             is_other && found().is_some_and(|other| other.iqn == disk.iqn && other.iface == disk.iface)
         })
     }
 }
 
-/// The state file of an iSCSI disk. It is below a mounted disk, and then the directory names count.
+/// The state file of an iSCSI disk that is not mounted.
 fn read_state(dir: &Path) -> Option<iscsi::Disk> {
     let bytes = untrusted::read_own(&dir.join(STATE), MAX_STATE_BYTES).ok()?;
     serde_json::from_slice(&bytes).ok()

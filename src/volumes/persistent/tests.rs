@@ -222,6 +222,7 @@ fn iscsi_disk_is_mounted_once_and_detached_after_its_last_pod() {
         [
             "iscsiadm -m iface -I default -o show".to_owned(),
             format!("blkid -p -s TYPE -s PTTYPE -o export /{by_path}"),
+            format!("dd if=/{by_path} of=/dev/null bs=1048576 count=1"),
             format!("mkfs.ext4 -F -m0 /{by_path}"),
             format!("mount -t ext4 -o defaults,rw /{by_path} R/{global}"),
             format!("bind R/{global} R/pods/u1/volumes/kubernetes.io~iscsi/pv"),
