@@ -163,6 +163,9 @@ fn reboot(name: &'static str, go_kubelet: bool) -> String {
     for task in joined.node.containerd.tasks() {
         joined.node.containerd.kill_task(&task.id);
     }
+    // The runtime notices the end of a task later. A container that it still lists as running would
+    // keep its devices, and its restart would not wait for the plugin.
+    wait_until("no container to run", LIMIT, || joined.node.running_ids().is_empty());
     joined.node.start_agent();
     let phase = || {
         let pod = joined.plane.look(&["pod", &pod_name]).unwrap_or_default();
