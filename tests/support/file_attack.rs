@@ -18,6 +18,7 @@ use rustix::fs::{
 use rustix::io::{Errno, Result};
 
 use super::random::{Random, random_seed};
+use super::wait::wait_for;
 
 /// Directories above an entry that a move chooses.
 const DEPTH: u64 = 4;
@@ -247,7 +248,8 @@ impl Canary {
         }
         let before = look(&names);
         let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
-        let events = inotify::init(flags).expect("a watch of files");
+        // The kernel allows 128 instances per user, and the agents of other tests have some of them.
+        let events = wait_for("a watch of files", Duration::from_secs(60), || inotify::init(flags).ok());
         let watched = inotify::WatchFlags::ALL_EVENTS | inotify::WatchFlags::DONT_FOLLOW;
         for path in &names {
             inotify::add_watch(&events, path, watched).expect("a watch of a file");
