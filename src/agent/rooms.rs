@@ -16,6 +16,7 @@ use crate::claims::Claims;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::devices::Devices;
+use crate::image_set::ImageSet;
 use crate::kube::client::Client;
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::{Event, EventSink};
@@ -68,6 +69,8 @@ pub(super) struct Rooms {
     pub(super) plugins: Listing,
     /// The other end of the channel that wakes the thread of the claims.
     pub(super) claim_rings: Receiver<()>,
+    /// Images from archives.
+    pub(super) image_set: ImageSet,
     /// Wakes the worker of a pod.
     pub(super) wake: Post<PodUid, ()>,
     pub(super) view: View,
@@ -112,6 +115,7 @@ pub(super) fn make(
         Arc::new(move |pod: &Pod| managers.is_without_quota(pod))
     };
     let cgroups = PodCgroups::new(cgroups::settings(args, config, host)?, without_quota);
+    let image_set = ImageSet::new(&settings::image_directories(args));
     let runtime = Runtime::new(
         settings::runtime(args, config, host, &allocatable)?,
         runtime::Deps {
@@ -125,6 +129,7 @@ pub(super) fn make(
                 Arc::new(move |pod| cgroups.path(pod))
             },
             placement: Arc::new(managers.clone()),
+            offers: Arc::new(image_set.clone()),
         },
     );
     let volumes = Arc::new(Volumes::new(
@@ -161,6 +166,7 @@ pub(super) fn make(
         claims,
         plugins: Listing::default(),
         claim_rings,
+        image_set,
         wake: verdicts,
         pod_api,
         local,

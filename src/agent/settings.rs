@@ -26,7 +26,7 @@ use crate::runtime::{self, MachineNumbers, Verification, gc};
 use crate::server::Switches;
 use crate::sources::{self, FileSettings, HttpSettings};
 use crate::util::cpu_list;
-use crate::{node, server, sync};
+use crate::{image_set, node, server, sync};
 
 /// The default of `userNamespaces.idsPerPod`.
 const USER_NAMESPACE_IDS: u32 = 65_536;
@@ -258,6 +258,18 @@ pub(super) fn container_gc(args: &AgentArgs, config: &KubeletConfiguration) -> g
             max_per_pod_container: limit(args.maximum_dead_containers_per_container),
             max_containers: limit(args.maximum_dead_containers),
         },
+    }
+}
+
+/// The directories of image archives.
+pub(super) fn image_directories(args: &AgentArgs) -> Vec<PathBuf> {
+    vec![args.root_dir.join("images.d")]
+}
+
+pub(super) fn image_set(args: &AgentArgs) -> image_set::Settings {
+    image_set::Settings {
+        directories: image_directories(args),
+        index: args.root_dir.join("image_set").join("index.json"),
     }
 }
 

@@ -10,6 +10,7 @@ use crate::cri;
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::container_memory::{ProtectionSettings, SwapBehavior};
 use crate::model::event::EventSink;
+use crate::model::image_offers::SharedOffers;
 use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
 
@@ -113,6 +114,8 @@ pub struct Deps {
     pub cgroup_parent: CgroupParent,
     /// The CPUs and NUMA nodes of containers.
     pub placement: SharedPlacement,
+    /// The images that archives on this node provide.
+    pub offers: SharedOffers,
 }
 
 /// Returns the path of a pod's cgroup.

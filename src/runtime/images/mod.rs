@@ -5,7 +5,6 @@ mod credentials;
 #[cfg(test)]
 pub(super) mod fuzz;
 pub mod gc;
-pub mod name;
 mod permits;
 mod providers;
 pub(super) mod pull_secrets;
@@ -19,7 +18,9 @@ use jiff::Timestamp;
 
 use crate::cri;
 use crate::model::event::{EventSink, EventType, Regarding};
-use crate::model::ids::ImageRef;
+use crate::model::ids::{ImageRef, PodUid};
+use crate::model::image_name::{self, with_default_tag};
+use crate::model::image_offers::{Offer, SharedOffers};
 use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::reasons;
@@ -32,7 +33,6 @@ use super::durations;
 use super::security_context::ImageUser;
 use super::settings::Settings;
 use credentials::{Credential, Keyring};
-use name::with_default_tag;
 use permits::{Permits, RateLimit};
 use providers::Providers;
 use pull_secrets::PullSecrets;
@@ -87,6 +87,7 @@ pub(super) struct Images {
     keyring: Keyring,
     providers: Providers,
     records: Records,
+    offers: SharedOffers,
 }
 
 enum PullError {
@@ -112,7 +113,12 @@ impl PullError {
 }
 
 impl Images {
-    pub(super) fn new(client: cri::ImageClient, events: EventSink, settings: &Settings) -> Images {
+    pub(super) fn new(
+        client: cri::ImageClient,
+        events: EventSink,
+        offers: SharedOffers,
+        settings: &Settings,
+    ) -> Images {
         let parallel = settings.max_parallel_image_pulls.map(|n| usize::try_from(n).unwrap_or(1));
         Images {
             client,
@@ -126,6 +132,7 @@ impl Images {
             keyring: Keyring::new(&settings.root_dir),
             providers: Providers::new(settings.credential_providers.as_ref()),
             records: Records::new(&settings.root_dir, settings.image_verification.clone()),
+            offers,
         }
     }
 
@@ -200,12 +207,27 @@ impl Images {
         });
     }
 
+    /// Ends the back-off of pulls of these images (full names). Returns the pods that wait for one.
+    pub(super) fn retry(&self, names: &[String]) -> Vec<PodUid> {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_offered = |key: &String| {
+            key.split_once('_')
+                .filter(|(_, image)| image_name::normalized(image).is_ok_and(|name| names.contains(&name)))
+                .map(|(uid, _)| PodUid::from(uid))
+        };
+        let pods = failures.last.keys().filter_map(is_offered).collect();
+        failures.last.retain(|key, _| is_offered(key).is_none());
+        pods
+    }
+
     fn pull(&self, wanted: Wanted<'_>, requested: &str, image: &str) -> Result<Found, ImageFailure> {
         // Per pod, not per container: a new pod starts without a wait.
         let key = format!("{}_{requested}", wanted.pod.uid());
         self.check_backoff(wanted, requested, &key)?;
         self.records.intend(image).map_err(|message| failure(reasons::ERR_IMAGE_PULL, message))?;
         self.tell(wanted, reasons::PULLING, &format!("Pulling image {requested:?}"));
+        // An archive may have the image and may be read only now. Without one, this returns at once.
+        let offer = self.offers.offer(image, wanted.stop);
         let asked = Instant::now();
         let result = match self.permits.take(wanted.stop) {
             Some(_permit) => {
@@ -249,7 +271,11 @@ impl Images {
             }
             Err(error) => {
                 self.records.failed(image);
-                let text = error.text();
+                let text = match offer {
+                    // The registry has not provided the image, and the archive cannot.
+                    Offer::Damaged(why) => format!("{}; image {why}", error.text()),
+                    Offer::Available | Offer::NotInSet => error.text(),
+                };
                 self.warn(wanted, reasons::FAILED, &format!("Failed to pull image {requested:?}: {text}"));
                 let failure = classify(requested, text);
                 self.failed(key, &failure);
