@@ -8,7 +8,7 @@ use crate::model::pod::Pod;
 
 use super::client::Runtime;
 use super::images::gc::SeenImage;
-use super::images::name::with_default_tag;
+use crate::model::image_name::with_default_tag;
 
 /// Every name under which the runtime may list the images of a pod's volumes: they are in use,
 /// though no container has them.

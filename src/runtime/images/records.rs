@@ -18,7 +18,7 @@ use crate::model::metrics;
 use crate::util::{atomic_file, sha256};
 
 use super::gc::SeenImage;
-use super::name::repository;
+use crate::model::image_name::repository;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const INTENT_KIND: &str = "ImagePullIntent";

@@ -16,8 +16,6 @@ use std::io::{self, Read, Write};
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use jiff::Zoned;
 use rustix::fs::{AtFlags, Dir, FileType, RenameFlags, renameat, renameat_with, statat, unlinkat};
 use rustix::io::Errno;
@@ -26,6 +24,7 @@ use super::LogError;
 use crate::cri::RuntimeClient;
 use crate::model::ids::ContainerId;
 use crate::model::log_line::LOG_LEVELS;
+use crate::util::gzip::Gzip;
 use crate::util::stop::StopToken;
 use crate::util::untrusted::{self, Place};
 
@@ -385,7 +384,7 @@ impl Files<'_> {
     ) -> Result<bool, LogError> {
         let target = untrusted::create_at(self.dir, Path::new(temporary), MODE)
             .map_err(self.failed("create", temporary))?;
-        let mut encoder = GzEncoder::new(target, Compression::default());
+        let mut encoder = Gzip::small(target);
         let mut block = vec![0; BLOCK];
         loop {
             if stop.is_stopped() {
