@@ -289,7 +289,7 @@ mod tests {
                 let error = read(&packed[..length], u64::MAX).unwrap_err();
                 assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{length}");
             }
-            let damaged = [&packed[..], b"more"].concat();
+            let damaged = [&packed[..], b"more than nothing follows"].concat();
             let error = read(&damaged, u64::MAX).unwrap_err();
             assert!(matches!(failure(&error), Some(Failure::Damaged(_))), "{error}");
         }

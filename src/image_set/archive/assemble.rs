@@ -184,6 +184,9 @@ impl<'a> Assembly<'a> {
 
     /// Adds an image; one with the same target gets its names.
     fn add(&mut self, mut image: Image) {
+        // A layer may occur twice.
+        let mut seen = BTreeSet::new();
+        image.blobs.retain(|digest| seen.insert(digest.clone()));
         match self.images.iter_mut().find(|one| one.target == image.target) {
             Some(same) => same.names.append(&mut image.names),
             None => self.images.push(image),

@@ -113,8 +113,8 @@ impl Problem {
         Problem::BadJson { reason: shortened(&reason.to_string()) }
     }
 
-    pub(super) fn too_large(limit: impl TryInto<u64>, unit: &str) -> Problem {
-        Problem::TooLarge { limit: limit.try_into().unwrap_or(u64::MAX), unit: unit.to_owned() }
+    pub(super) fn too_large(limit: u64, unit: &str) -> Problem {
+        Problem::TooLarge { limit, unit: unit.to_owned() }
     }
 
     /// The problem of a blob as that of an image.

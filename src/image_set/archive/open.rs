@@ -80,8 +80,9 @@ pub(super) fn read_within(
     Ok(Archive { form, compression, stamp: first, images, blobs, faults })
 }
 
-fn scan_tar(
-    source: Box<Counted>,
+/// Reads a tar archive of `size` bytes before decompression.
+pub(super) fn scan_tar(
+    source: Box<dyn Read + Send>,
     size: u64,
     limits: &Limits,
     watch: &mut scan::Watch<'_>,

@@ -1,8 +1,26 @@
 //! Archives for tests.
 
+use std::io::Cursor;
 use std::path::Path;
 
+use super::assemble::assemble;
+use super::limits::{LIMITS, Limits};
+use super::open::scan_tar;
+use super::platform::Platform;
+use super::types::{Archive, Form};
+use super::{ArchiveError, Stamp};
 use crate::util::sha256;
+
+/// What an archive in memory contains for linux/amd64, with the limits of the agent except that of
+/// decompressed bytes.
+pub(crate) fn inspect(bytes: &[u8], expanded: u64) -> Result<Archive, ArchiveError> {
+    let limits = Limits { expanded, ratio: 1, ..LIMITS };
+    let source = Box::new(Cursor::new(bytes.to_vec()));
+    let (scan, compression) = scan_tar(source, bytes.len() as u64, &limits, &mut || Ok(()))?;
+    let (images, blobs, faults) = assemble(&scan, false, &Platform::new("linux", "amd64", ""), &limits)?;
+    let stamp = Stamp { dev: 0, ino: 0, size: 0, mtime_ns: 0, ctime_ns: 0 };
+    Ok(Archive { form: Form::OciTar, compression, stamp, images, blobs, faults })
+}
 
 /// Writes a tar archive.
 #[derive(Default, Clone)]
