@@ -11,6 +11,7 @@ use crate::claims::Claims;
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::devices::Devices;
 use crate::eviction::Reports;
+use crate::image_set::ImageSet;
 use crate::kube::LocalObjects;
 use crate::kube::client::Client;
 use crate::kube::events::EventLog;
@@ -78,6 +79,8 @@ pub(super) struct Handles {
     pub(super) probes: Probes,
     pub(super) cri: RuntimeClient,
     pub(super) images: ImageClient,
+    /// Images of archives.
+    pub(super) image_set: ImageSet,
     pub(super) sink: EventSink,
     /// The sync loop is stuck after this time without a turn.
     pub(super) turn_limit: Duration,
@@ -121,6 +124,8 @@ impl Handles {
             probes: rooms.probes.clone(),
             cri: rooms.cri.clone(),
             images: rooms.images.clone(),
+            // TODO-LEAD: the handle of agent/rooms.rs.
+            image_set: ImageSet::default(),
             sink: rooms.events.clone(),
             turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),
             volumes: Arc::clone(&rooms.volumes),

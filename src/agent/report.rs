@@ -40,6 +40,7 @@ pub(super) fn server_deps(handles: &Handles) -> Deps {
         pods: Arc::new(move |each| pods.each_pod(each)),
         wait_pods: Arc::new(move |seen, limit| statuses.wait_newer(seen, &StopToken::never(), limit)),
         running: Arc::new(move || running.running()),
+        image_set: Arc::new(handles.image_set.clone()),
         images: Arc::new(move || images.image_rows()),
         status: Arc::new(move || status.node_report()),
         checks: handles.checks(),

@@ -23,7 +23,7 @@ use crate::resources::{Roots, disk};
 use crate::runtime::images::gc::Policy as ImagePolicy;
 use crate::runtime::logs::rotate;
 use crate::runtime::{self, MachineNumbers, Verification, gc};
-use crate::server::Switches;
+use crate::server::{RegistrySettings, Switches};
 use crate::sources::{self, FileSettings, HttpSettings};
 use crate::util::cpu_list;
 use crate::{image_set, node, server, sync};
@@ -301,7 +301,12 @@ pub(super) fn server(
         let port = u16::try_from(port).ok().filter(|port| *port != 0)?;
         Some(SocketAddr::new(ip.parse().ok()?, port))
     };
+    let registry = args.image_registry.and_then(|address| {
+        let settings = RegistrySettings::new(address, args.image_mirror_file(), args.image_node_token());
+        settings.inspect_err(|why| log::error!("there is no registry of image archives: {why}")).ok()
+    });
     server::Settings {
+        registry,
         healthz: address(&config.healthz_bind_address, config.healthz_port),
         read_only: address(&config.address, config.read_only_port).filter(|_| config.enable_server),
         main,

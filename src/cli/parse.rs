@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use lexopt::Arg;
@@ -242,6 +242,18 @@ impl CommandLine {
             "root-dir" => {
                 args.root_dir = path().ok_or("must not be empty")?;
             }
+            "image-registry" => args.image_registry = registry_address(text)?,
+            "image-mirror-file" => {
+                let file = path().filter(|path| path.is_absolute() && path.file_name().is_some());
+                args.image_mirror_file = Some(file.ok_or("must be an absolute path")?);
+            }
+            "images-dir" => {
+                let before = args.images_dirs.len();
+                args.images_dirs.extend(parts(text).map(PathBuf::from));
+                if args.images_dirs.len() == before {
+                    return Err("must not be empty".to_owned());
+                }
+            }
             "local-objects" => args.local_objects = path().ok_or("must not be empty")?,
             "local-socket" => {
                 args.local_socket =
@@ -444,6 +456,19 @@ fn int32(text: &str) -> Result<i32, String> {
 
 fn duration(text: &str) -> Result<GoDuration, String> {
     GoDuration::parse(text).map_err(|error| error.to_string())
+}
+
+/// `None`: off.
+fn registry_address(text: &str) -> Result<Option<SocketAddr>, String> {
+    if text == "off" {
+        return Ok(None);
+    }
+    let address: SocketAddr =
+        text.parse().map_err(|_| format!("{text:?} is neither an address with a port nor off"))?;
+    match address.ip().is_loopback() {
+        true => Ok(Some(address)),
+        false => Err(format!("{text:?} is not a loopback address: the registry is for this node only")),
+    }
 }
 
 fn node_ips(text: &str) -> Result<Vec<IpAddr>, String> {

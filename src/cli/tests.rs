@@ -451,3 +451,32 @@ fn settings_that_need_a_cluster_are_warnings_without_one() {
     config.enable_server = false;
     assert_eq!(fields("", &config), Vec::<&str>::new());
 }
+
+#[test]
+fn flags_of_image_archives_set_directories_registry_and_mirror_file() {
+    let args = agent("");
+    assert_eq!(args.image_dirs(), [Path::new("/var/lib/kubelet/images.d")]);
+    assert_eq!(args.image_registry, Some("127.0.0.1:0".parse().unwrap()));
+    assert_eq!(args.image_mirror_file(), Path::new("/run/coracle/hosts.toml"));
+    let args = agent(
+        "--images-dir=a,/b --images-dir=c --root-dir=/r --image-registry=[::1]:5051 --local-socket=/x/y.sock",
+    );
+    assert_eq!(args.image_dirs(), [Path::new("/r/a"), Path::new("/b"), Path::new("/r/c")]);
+    assert_eq!(args.image_registry, Some("[::1]:5051".parse().unwrap()));
+    assert_eq!(args.image_mirror_file(), Path::new("/x/hosts.toml"));
+    assert_eq!(args.image_node_token(), Path::new("/r/image_set/mirror-token"));
+    let args = agent("--image-registry=off --image-mirror-file=/m/f");
+    assert_eq!((args.image_registry, args.image_mirror_file()), (None, "/m/f".into()));
+    for text in [
+        "--image-registry=0.0.0.0:1",
+        "--image-registry=10.0.0.1:5051",
+        "--image-registry=localhost:1",
+        "--image-registry=127.0.0.1",
+        "--image-registry=",
+        "--image-mirror-file=hosts.toml",
+        "--image-mirror-file=",
+        "--images-dir=,",
+    ] {
+        assert_eq!(problems(text).len(), 1, "{text}");
+    }
+}

@@ -29,6 +29,7 @@ pub mod tail;
 pub(crate) mod testing;
 pub mod threads;
 pub mod timers;
+pub mod token;
 pub mod tree;
 pub mod untrusted;
 pub mod wake;

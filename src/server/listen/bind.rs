@@ -38,7 +38,7 @@ impl Bound {
         Ok(Bound::Tcp(tcp))
     }
 
-    #[cfg(test)]
+    /// `None`: not a TCP port.
     pub fn address(&self) -> Option<SocketAddr> {
         match self {
             Bound::Tcp(tcp) => tcp.local_addr().ok(),

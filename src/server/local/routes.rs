@@ -32,6 +32,7 @@ pub fn route(path: &str, target: &Target, deps: &Deps) -> Result<Reply, Response
             Ok(images) => Response::json(&images),
             Err(why) => Response::text(502, format!("{why}\n")),
         },
+        "/v1/images/set" => Response::json(&deps.image_set.report()),
         "/v1/volumes" => Response::json(&(deps.volumes)(None)),
         "/v1/devices" => Response::json(&(deps.devices)(None)),
         "/v1/version" => Response::json(&VersionReply::own()),

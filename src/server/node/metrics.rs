@@ -16,7 +16,7 @@ pub fn count(listener: Listener, method: &str, path: &str) -> Option<RequestTime
     let server_type = match listener {
         Listener::ReadOnly => "readonly",
         Listener::Main => "readwrite",
-        Listener::Healthz | Listener::Local => return None,
+        Listener::Healthz | Listener::Local | Listener::Registry => return None,
     };
     let method = METHODS.into_iter().find(|known| *known == method).unwrap_or("other");
     let path = match first_elements(path) {
