@@ -124,8 +124,7 @@ impl Handles {
             probes: rooms.probes.clone(),
             cri: rooms.cri.clone(),
             images: rooms.images.clone(),
-            // TODO-LEAD: the handle of agent/rooms.rs.
-            image_set: ImageSet::default(),
+            image_set: rooms.image_set.clone(),
             sink: rooms.events.clone(),
             turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),
             volumes: Arc::clone(&rooms.volumes),

@@ -133,6 +133,8 @@ fn node(handles: &Handles, page: &mut Page) {
         let help = "Memory that is protected for Burstable pods unless the node needs it.";
         page.gauge("kubelet_memory_qos_node_memory_low_bytes", help, low as f64);
     }
+    let help = "Bytes of image archives that were read to find and verify their images.";
+    page.counter("coracle_image_archive_read_bytes_total", help, handles.image_set.bytes_read() as f64);
     page.counter(
         "coracle_events_dropped_total",
         "Events that were dropped because the recorder's queue was full.",

@@ -190,6 +190,7 @@ impl Handles {
         problems.extend(health.network.iter().map(|why| format!("network: {why}")));
         problems.extend(self.managers.problems().iter().cloned());
         problems.extend(self.local.problems());
+        problems.extend(self.image_set.report().problems);
         problems.extend(self.api.as_ref().and_then(Client::trouble).map(|why| format!("API server: {why}")));
         let lingering = self.volumes.lingering();
         problems.extend(lingering.iter().map(|one| {

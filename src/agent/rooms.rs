@@ -115,7 +115,7 @@ pub(super) fn make(
         Arc::new(move |pod: &Pod| managers.is_without_quota(pod))
     };
     let cgroups = PodCgroups::new(cgroups::settings(args, config, host)?, without_quota);
-    let image_set = ImageSet::new(&settings::image_directories(args));
+    let image_set = ImageSet::new(&args.image_dirs());
     let runtime = Runtime::new(
         settings::runtime(args, config, host, &allocatable)?,
         runtime::Deps {

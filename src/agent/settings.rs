@@ -261,16 +261,12 @@ pub(super) fn container_gc(args: &AgentArgs, config: &KubeletConfiguration) -> g
     }
 }
 
-/// The directories of image archives.
-pub(super) fn image_directories(args: &AgentArgs) -> Vec<PathBuf> {
-    vec![args.root_dir.join("images.d")]
-}
-
-pub(super) fn image_set(args: &AgentArgs) -> image_set::Settings {
-    image_set::Settings {
-        directories: image_directories(args),
+/// `None` without the registry from which the runtime would pull.
+pub(super) fn image_set(args: &AgentArgs) -> Option<image_set::Settings> {
+    args.image_registry.map(|_| image_set::Settings {
+        directories: args.image_dirs(),
         index: args.root_dir.join("image_set").join("index.json"),
-    }
+    })
 }
 
 pub(super) fn image_gc(config: &KubeletConfiguration) -> ImagePolicy {

@@ -170,7 +170,7 @@ fn start_threads(
         kube::events::spawn(&host.node_name, event_queue, supervisor.on_death()).map_err(thread("events"))?;
     let mut threads = vec![recorder];
     // Before the sources, so that the first pods can wait for their images.
-    threads.push(start_image_set(context, rooms)?);
+    threads.extend(start_image_set(context, rooms)?);
     let source_settings = settings::sources(args, config, &host.node_name);
     let client = cluster.as_ref().map(|cluster| &cluster.client);
     let places = settings::configured(&source_settings, client);
@@ -217,7 +217,8 @@ fn start_threads(
 }
 
 /// Starts to read image archives. Pods that wait for an image that becomes available are woken.
-fn start_image_set(context: Context<'_>, rooms: &Rooms) -> Result<Running, StartError> {
+fn start_image_set(context: Context<'_>, rooms: &Rooms) -> Result<Option<Running>, StartError> {
+    let Some(settings) = settings::image_set(context.args) else { return Ok(None) };
     let (runtime, wake) = (rooms.runtime.clone(), rooms.wake.clone());
     let deps = image_set::Deps {
         images: rooms.images.clone(),
@@ -229,7 +230,7 @@ fn start_image_set(context: Context<'_>, rooms: &Rooms) -> Result<Running, Start
         }),
         on_death: context.supervisor.deaths(),
     };
-    rooms.image_set.spawn(settings::image_set(context.args), deps).map_err(thread("image-set"))
+    rooms.image_set.spawn(settings, deps).map(Some).map_err(thread("image-set"))
 }
 
 fn raise_start_events(events: &EventSink, is_cgroup_v2: bool) {

@@ -56,7 +56,7 @@ pub use local::views::{
     ThreadRow, ThresholdReport, VersionReply,
 };
 
-pub use registry::{BlobSource, Images, RegistrySettings};
+pub use registry::RegistrySettings;
 
 use crate::util::threads::{OnDeath, Running};
 use context::Context;

@@ -24,6 +24,7 @@ use super::http::request::{Method, Request};
 use super::http::response::{Reply, Response};
 use crate::image_set::{Document, ImageSet, Refusal, SetReport};
 use crate::transport::http1::ResponseWriter;
+use crate::util::stop::StopToken;
 use crate::util::{token, untrusted};
 use path::Wanted;
 use range::Part;
@@ -68,11 +69,11 @@ pub trait Images: Send + Sync {
 pub struct BlobSource {
     /// Its size in bytes.
     pub size: u64,
-    /// Opens it for reading from an offset to its end.
+    /// Opens it for reading from an offset to its end, or to the stop signal.
     pub open: Box<OpenBlob>,
 }
 
-pub type OpenBlob = dyn Fn(u64) -> Result<Box<dyn Read + Send>, String> + Send;
+pub type OpenBlob = dyn Fn(u64, &StopToken) -> Result<Box<dyn Read + Send>, String> + Send;
 
 impl Images for ImageSet {
     fn manifest(&self, repository: &str, reference: &str) -> Result<Document, Refusal> {
@@ -81,7 +82,7 @@ impl Images for ImageSet {
 
     fn blob(&self, digest: &str) -> Result<BlobSource, Refusal> {
         let blob = ImageSet::blob(self, digest)?;
-        Ok(BlobSource { size: blob.size, open: Box::new(move |from| blob.open(from)) })
+        Ok(BlobSource { size: blob.size, open: Box::new(move |from, stop| blob.open(from, stop)) })
     }
 
     fn tags(&self, repository: &str) -> Vec<String> {
@@ -229,10 +230,10 @@ fn blob(digest: String, source: BlobSource, request: &Request) -> Result<Reply, 
         response.headers.push(("Content-Range", format!("bytes */{size}")));
         return Ok(whole(response));
     }
-    Ok(Reply::stream(move |out, _, _| {
+    Ok(Reply::stream(move |out, _, stop| {
         let (from, length) = part.bytes(size);
         // Opened before the head is sent, so that the runtime receives the reason of a failure.
-        let opened = is_get.then(|| (source.open)(from)).transpose();
+        let opened = is_get.then(|| (source.open)(from, stop)).transpose();
         let reader = match opened {
             Ok(reader) => reader,
             Err(why) => {

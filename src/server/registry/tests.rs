@@ -11,6 +11,7 @@ use super::*;
 use crate::server::listen::accept::Port;
 use crate::server::{Deps, Settings, bind, start};
 use crate::util::sha256;
+use crate::util::stop::StopToken;
 use crate::util::threads::{OnDeath, Running};
 
 const MEDIA: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -49,7 +50,7 @@ impl Images for Fake {
     fn blob(&self, wanted: &str) -> Result<BlobSource, Refusal> {
         if wanted == digest(&self.blob) {
             let all = self.blob.clone();
-            let open = move |from| -> Result<Box<dyn Read + Send>, String> {
+            let open = move |from, _: &StopToken| -> Result<Box<dyn Read + Send>, String> {
                 Ok(Box::new(io::Cursor::new(all.get(usize::try_from(from).unwrap()..).unwrap().to_vec())))
             };
             return Ok(BlobSource { size: self.blob.len() as u64, open: Box::new(open) });
@@ -58,7 +59,7 @@ impl Images for Fake {
         else {
             return Err(Refusal::Unknown("no archive has the blob".into()));
         };
-        let open = move |_| match bytes {
+        let open = move |_, _: &StopToken| match bytes {
             0 => Err("a.tar has changed".to_owned()),
             _ => Ok(Box::new(io::repeat(b'x').take(bytes)) as Box<dyn Read + Send>),
         };
