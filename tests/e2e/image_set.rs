@@ -147,3 +147,18 @@ fn image_of_a_waiting_pod_is_read_before_a_large_archive() {
     assert!(grown < 8e6, "reading a large archive needed {grown} bytes more");
     node.finish();
 }
+
+#[test]
+fn node_without_images_starts_pods_from_archives() {
+    let (mut node, directory) = prepare("setalone");
+    let images = std::env::var("E2E_IMAGES").expect("E2E_IMAGES: run through tests/run e2e");
+    for name in ["pause", "busybox"] {
+        let archive = images.split_whitespace().find(|path| path.ends_with(&format!("/{name}.tar")));
+        fs::copy(archive.expect("an archive"), directory.join(format!("{name}.tar"))).expect("a copy");
+        node.containerd.ctr(&["images", "rm", "--sync", &format!("localhost/{name}:1")]);
+    }
+    node.apply("pod.json", &pod("alone", json!([busybox("main", FOREVER)])));
+    node.start_agent();
+    node.wait_ready("alone");
+    node.finish();
+}

@@ -207,6 +207,11 @@ impl Images {
         });
     }
 
+    /// Whether an archive offers an image; waits while archives are read.
+    pub(super) fn is_offered(&self, image: &str, stop: &StopToken) -> bool {
+        with_default_tag(image).is_ok_and(|image| self.offers.offer(&image, stop) == Offer::Available)
+    }
+
     /// Ends the back-off of pulls of these images (full names). Returns the pods that wait for one.
     pub(super) fn retry(&self, names: &[String]) -> Vec<PodUid> {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
