@@ -192,7 +192,9 @@ mod tests {
     #[test]
     fn malformed_references_and_digests_are_refused() {
         let digest = format!("sha256:{}", "a".repeat(64));
-        let status = |path: &str| wanted(path, Some("quay.io")).map_err(|fault| (fault.status, fault.code));
+        fn status(path: &str) -> Result<Wanted<'_>, (u16, &'static str)> {
+            wanted(path, Some("quay.io")).map_err(|fault| (fault.status, fault.code))
+        }
         assert_eq!(status(&format!("a/blobs/{digest}")), Ok(Wanted::Blob { digest: &digest }));
         assert_eq!(
             status(&format!("a/manifests/{digest}")),
