@@ -260,7 +260,9 @@ fn content(
         hasher.update(part);
         if done == 0 {
             compression = Compression::of(part);
-            text = matches!(part.trim_ascii_start().first(), Some(b'{' | b'[')).then(Vec::new);
+            let room = if size > limits.document { 0 } else { size as usize };
+            text = matches!(part.trim_ascii_start().first(), Some(b'{' | b'['))
+                .then(|| Vec::with_capacity(room));
         }
         done += length as u64;
         if let Some(text) = text.as_mut().filter(|_| size <= limits.document) {
