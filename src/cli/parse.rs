@@ -1,9 +1,9 @@
 //! Parses the command line. Reads no files, and reports all invalid flags together.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use lexopt::Arg;
 use serde_json::{Map, Value, json};
@@ -32,26 +32,35 @@ pub enum Command {
     LocalHelp(&'static str),
     /// Print the version.
     Version,
+    /// Print the version in the words of the Go kubelet.
+    KubeletVersion,
     /// Run a subcommand.
     Local(LocalCommand),
 }
 
-/// Parses the arguments, without the program's name.
+/// Parses the arguments of a program that was called by the name `program`, which may be a path.
+/// Called as `kubelet` it is the agent: it has the flags, and no commands.
+///
+/// Source: kubelet: cmd/kubelet/app, NewKubeletCommand, which refuses every word.
 ///
 /// # Errors
 /// All problems that were found.
-pub fn parse<I>(args: I) -> Result<Command, Vec<Problem>>
+pub fn parse<I>(program: &OsStr, args: I) -> Result<Command, Vec<Problem>>
 where
     I: IntoIterator,
     I::Item: Into<OsString>,
 {
     let mut parser = lexopt::Parser::from_args(args);
-    let mut line = CommandLine::new();
+    let mut line = CommandLine::new(Path::new(program).file_name() == Some(OsStr::new("kubelet")));
     loop {
         match parser.next() {
             Ok(None) => break,
             Ok(Some(Arg::Value(word))) => {
                 let word = word.to_string_lossy().into_owned();
+                if line.is_kubelet {
+                    line.fail("", format!("unknown command {word:?}"));
+                    continue;
+                }
                 if let Some(name) = line.local_command(&word) {
                     let command = parse_local(name, parser, line.args, line.problems)?;
                     return Ok(command.map_or(Command::LocalHelp(name), Command::Local));
@@ -89,6 +98,7 @@ struct CommandLine {
     problems: Vec<Problem>,
     /// Names of the flags that were given.
     given: Vec<&'static str>,
+    is_kubelet: bool,
     help: bool,
     version: bool,
     check: bool,
@@ -96,11 +106,12 @@ struct CommandLine {
 }
 
 impl CommandLine {
-    fn new() -> Self {
+    fn new(is_kubelet: bool) -> Self {
         CommandLine {
             args: AgentArgs::new(LOCAL_SOCKET),
             problems: Vec::new(),
             given: Vec::new(),
+            is_kubelet,
             help: false,
             version: false,
             check: false,
@@ -328,6 +339,7 @@ impl CommandLine {
         }
         let args = Box::new(self.args);
         Ok(match (self.version, self.check, self.print) {
+            (true, ..) if self.is_kubelet => Command::KubeletVersion,
             (true, ..) => Command::Version,
             (_, true, _) => Command::CheckConfig(args),
             (_, _, true) => Command::PrintConfig(args),
