@@ -28,6 +28,8 @@ pub struct AgentArgs {
     pub local_socket_any_namespace: bool,
     /// `--local-objects`; a relative path is below `root_dir`.
     pub local_objects: PathBuf,
+    /// `--container-logs-quota`, in bytes; `None`: no limit.
+    pub container_logs_quota: Option<u64>,
     /// `--hostname-override`; empty means the host's name.
     pub hostname_override: String,
     /// `--node-ip`: none, one, or an IPv4 and an IPv6 address.
@@ -76,6 +78,7 @@ impl AgentArgs {
             local_socket: PathBuf::from(local_socket),
             local_socket_any_namespace: false,
             local_objects: PathBuf::from(LOCAL_OBJECTS),
+            container_logs_quota: None,
             hostname_override: String::new(),
             node_ips: Vec::new(),
             node_labels: BTreeMap::new(),

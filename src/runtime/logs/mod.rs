@@ -3,6 +3,7 @@
 
 pub mod gzip;
 mod print;
+pub mod quota;
 pub mod read;
 pub mod rotate;
 mod source;
