@@ -1,5 +1,5 @@
-//! The quota for the logs of all containers of the node together (kubernetes#134287; not in
-//! upstream). The plan is pure.
+//! The quota for the logs of all containers of the node together (kubernetes#134287). The plan is
+//! pure. DIFFERS: upstream has none.
 //!
 //! Above the quota, rotated files are removed, the oldest of all pods first. If that is not enough,
 //! the largest current files follow: that of a running container is rotated first, so that the

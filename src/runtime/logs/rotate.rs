@@ -422,7 +422,8 @@ impl Files<'_> {
         }
         let target = encoder.finish().map_err(self.failed("write", temporary))?;
         disk_writes::file(target.metadata().map_or(0, |found| found.len()));
-        // The oldest files are removed first: it is as old as its content.
+        // DIFFERS: upstream leaves the time of the compression. The quota removes the oldest files
+        // first, so this one must be as old as its content.
         if let Ok(modified) = source.metadata().and_then(|found| found.modified()) {
             let _ = target.set_modified(modified);
         }
