@@ -87,7 +87,9 @@ pub fn file(bytes: u64) {
 }
 
 /// [`file`] without bytes, if it was created.
-#[must_use]
+///
+/// # Errors
+/// That of `result`.
 pub fn created<T, E>(result: Result<T, E>) -> Result<T, E> {
     if result.is_ok() {
         file(0);

@@ -237,7 +237,8 @@ fn log_of(name: &str) -> Option<&str> {
 fn scan(top: &Path, writers: &BTreeMap<PathBuf, Writer>, stop: &StopToken) -> Result<Vec<LogFile>, Errno> {
     let mut files = Vec::new();
     let root = tree::open(top)?;
-    for pod in names(root.as_fd(), &mut { ENTRIES })? {
+    let mut left = ENTRIES;
+    for pod in names(root.as_fd(), &mut left)? {
         // A pod that cannot be read does not count, and does not keep the others from it.
         let Ok(dir) = below(root.as_fd(), &pod) else { continue };
         let (mut left, limit) = (ENTRIES, FILES.min(files.len() + FILES_OF_POD));
@@ -279,7 +280,7 @@ fn of_container(
         };
         // A container may have mounted a file system whose server does not respond.
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
-        let Ok(found) = statx(dir, &**name, flags, StatxFlags::BASIC_STATS) else { continue };
+        let Ok(found) = statx(dir, name.as_str(), flags, StatxFlags::BASIC_STATS) else { continue };
         if FileType::from_raw_mode(found.stx_mode.into()) == FileType::RegularFile {
             files.push(LogFile {
                 class,
