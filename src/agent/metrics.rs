@@ -14,6 +14,7 @@ use crate::resources::Roots;
 use crate::resources::own::{self, OwnUse};
 use crate::server::{KUBERNETES_VERSION, MetricsPage};
 use crate::sync::view::Snapshot;
+use crate::util::disk_writes;
 use crate::util::metrics::{Page, Type};
 
 /// Writes one of the pages.
@@ -318,6 +319,19 @@ fn own_parts(handles: &Handles, page: &mut Page) {
         family.series(&[("kind", kind)], *count as f64);
     }
     drop(family);
+    let (written, _) = disk_writes::written();
+    let help = "Files, links and directories that the agent created or wrote.";
+    page.counter("coracle_disk_files_written_total", help, written.files as f64);
+    page.counter(
+        "coracle_disk_written_bytes_total",
+        "Bytes that the agent wrote to files.",
+        written.bytes as f64,
+    );
+    page.counter(
+        "coracle_disk_syncs_total",
+        "Files and directories that the agent synced.",
+        written.syncs as f64,
+    );
     // From the CRI and from cgroups; there is no cAdvisor.
     page.family("kubelet_metrics_provider", "Where numbers of pods come from.", Type::Gauge)
         .series(&[("provider", "cri")], 1.0);

@@ -11,6 +11,7 @@ use super::handles::Handles;
 use crate::kube::client::Client;
 use crate::model::api;
 use crate::model::ids::{ImageRef, PodUid};
+use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::runtime::{ContainerState, ContainerStatus};
 use crate::pods::admission::Allocatable;
@@ -18,8 +19,9 @@ use crate::pods::cgroups::Numbers;
 use crate::resources::{Roots, own::OwnUse};
 use crate::runtime::logs::read::{read, resolve};
 use crate::server::{
-    Deps, HealthCheck, ImageRow, LogSource, MemoryReport, NodeReport, PodCgroupReport, PodView,
-    ProblemReport, QueueReport, ResourceReport, RuntimeReport, SourceReport, ThreadRow, ThresholdReport,
+    Deps, DiskWritesReport, HealthCheck, ImageRow, LogSource, LogsReport, MemoryReport, NodeReport,
+    PodCgroupReport, PodView, ProblemReport, QueueReport, ResourceReport, RuntimeReport, SourceReport,
+    ThreadRow, ThresholdReport,
 };
 use crate::util::stop::StopToken;
 use crate::util::threads;
@@ -289,6 +291,8 @@ impl Handles {
                 depth: self.sink.depth(),
                 lost: self.sink.lost(),
             }],
+            disk_writes: disk_writes(),
+            container_logs: container_logs(),
             pressures: self.threads.eviction.pressures(),
             thresholds: thresholds.collect(),
             resources: resources(&self.resources),
@@ -375,6 +379,27 @@ impl Handles {
             HealthCheck { name: "sources", probe: Arc::new(sources) },
         ]
     }
+}
+
+fn disk_writes() -> DiskWritesReport {
+    let (all, hour) = crate::util::disk_writes::written();
+    DiskWritesReport {
+        files: all.files,
+        bytes: all.bytes,
+        syncs: all.syncs,
+        last_hour_files: hour.files,
+        last_hour_bytes: hour.bytes,
+        last_hour_syncs: hour.syncs,
+    }
+}
+
+/// `None`: there is no quota, or no pass yet.
+fn container_logs() -> Option<LogsReport> {
+    Some(LogsReport {
+        quota_bytes: metrics::LOGS_QUOTA.get()? as u64,
+        used_bytes: metrics::LOGS_BYTES.get()? as u64,
+        removed_files: metrics::LOGS_REMOVED.get(),
+    })
 }
 
 /// An operation on a volume of a pod that takes long, with the file server that it may wait for.

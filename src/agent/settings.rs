@@ -21,6 +21,7 @@ use crate::pods::plan::resize::Rules;
 use crate::resources::machine::{self, kernel_release};
 use crate::resources::{Roots, disk};
 use crate::runtime::images::gc::Policy as ImagePolicy;
+use crate::runtime::logs::quota::Quota;
 use crate::runtime::logs::rotate;
 use crate::runtime::{self, MachineNumbers, Verification, gc};
 use crate::server::{RegistrySettings, Switches};
@@ -279,13 +280,21 @@ pub(super) fn image_gc(config: &KubeletConfiguration) -> ImagePolicy {
     }
 }
 
-/// `None`: logs are not rotated.
-pub(super) fn log_rotation(config: &KubeletConfiguration) -> Option<rotate::Settings> {
-    let size = Amount::parse(&config.container_log_max_size).ok()?;
-    Some(rotate::Settings {
-        max_bytes: Some(u64::try_from(size.units()).ok()?),
-        max_files: usize::try_from(config.container_log_max_files).unwrap_or(2).max(2),
-    })
+/// `None`: logs are neither rotated nor removed.
+pub(super) fn log_rotation(args: &AgentArgs, config: &KubeletConfiguration) -> Option<rotate::Settings> {
+    let size = Amount::parse(&config.container_log_max_size).ok();
+    let max_bytes = size.and_then(|size| u64::try_from(size.units()).ok());
+    if max_bytes.is_none() && args.container_logs_quota.is_none() {
+        return None;
+    }
+    let max_files = usize::try_from(config.container_log_max_files).unwrap_or(2).max(2);
+    Some(rotate::Settings { max_bytes, max_files })
+}
+
+/// The quota for all container logs.
+pub(super) fn log_quota(args: &AgentArgs, config: &KubeletConfiguration) -> Option<Quota> {
+    let bytes = args.container_logs_quota?;
+    Some(Quota { bytes, pod_logs_dir: PathBuf::from(&config.pod_logs_dir) })
 }
 
 pub(super) fn server(

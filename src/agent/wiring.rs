@@ -385,7 +385,7 @@ fn start_clean(
         ImageCollector::new(rooms.images.clone(), image_policy, rooms.events.clone(), Timestamp::now())
             .keeping(Arc::new(rooms.image_set.clone()))
             .on_list(Box::new(move |images, at| runtime.settle_pulls(images, at)));
-    let rotation = settings::log_rotation(config);
+    let rotation = settings::log_rotation(args, config);
     let deps = sync::clean::Deps {
         cri: rooms.cri.clone(),
         observe: rooms.observe.clone(),
@@ -400,6 +400,7 @@ fn start_clean(
         rotator: rotation.map(|rotation| {
             (Rotator::new(rotation, rooms.cri.clone()), config.container_log_monitor_interval.to_std())
         }),
+        log_quota: settings::log_quota(args, config),
         chains: config.make_iptables_util_chains.then(Chains::find),
         volumes: Arc::clone(&rooms.volumes),
         cgroups: rooms.cgroups.clone(),

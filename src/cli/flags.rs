@@ -390,6 +390,12 @@ pub static FLAGS: &[Flag] = &[
     // The Go kubelet does not have these flags.
     works("check-config", Bool, "false", "check flags and configuration, print problems and exit"),
     works(
+        "container-logs-quota",
+        Text,
+        "",
+        "size that the logs of all containers together may have, such as 2Gi; empty means no limit",
+    ),
+    works(
         "image-mirror-file",
         Text,
         "/run/coracle/hosts.toml",

@@ -270,6 +270,7 @@ impl CommandLine {
                 args.local_socket =
                     path().filter(|path| path.is_absolute()).ok_or("must be an absolute path")?;
             }
+            "container-logs-quota" => args.container_logs_quota = log_quota(text)?,
             "local-socket-any-namespace" => args.local_socket_any_namespace = bool_value(text)?,
             "cert-dir" => args.cert_dir = path().ok_or("must not be empty")?,
             "kubeconfig" => args.kubeconfig = path(),
@@ -481,6 +482,17 @@ fn registry_address(text: &str) -> Result<Option<SocketAddr>, String> {
         true => Ok(Some(address)),
         false => Err(format!("{text:?} is not a loopback address: the registry is for this node only")),
     }
+}
+
+/// Bytes; `None`: no quota.
+fn log_quota(text: &str) -> Result<Option<u64>, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let amount = Amount::parse(text).map_err(|error| error.to_string())?;
+    // A smaller one would rotate logs in every pass.
+    let bytes = u64::try_from(amount.units()).ok().filter(|bytes| *bytes >= 1 << 20);
+    bytes.map(Some).ok_or_else(|| format!("{text:?} is less than 1Mi"))
 }
 
 fn node_ips(text: &str) -> Result<Vec<IpAddr>, String> {

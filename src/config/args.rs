@@ -43,6 +43,8 @@ pub struct AgentArgs {
     pub image_registry: Option<SocketAddr>,
     /// `--image-mirror-file`; `None`: beside the local socket.
     pub image_mirror_file: Option<PathBuf>,
+    /// `--container-logs-quota`, in bytes; `None`: no limit.
+    pub container_logs_quota: Option<u64>,
     /// `--hostname-override`; empty means the host's name.
     pub hostname_override: String,
     /// `--node-ip`: none, one, or an IPv4 and an IPv6 address.
@@ -94,6 +96,7 @@ impl AgentArgs {
             images_dirs: Vec::new(),
             image_registry: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
             image_mirror_file: None,
+            container_logs_quota: None,
             hostname_override: String::new(),
             node_ips: Vec::new(),
             node_labels: BTreeMap::new(),

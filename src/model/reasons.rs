@@ -96,6 +96,8 @@ reasons! {
     CONTAINER_GC_FAILED = "ContainerGCFailed";
     IMAGE_GC_FAILED = "ImageGCFailed";
     FREE_DISK_SPACE_FAILED = "FreeDiskSpaceFailed";
+    /// Of our own: the logs of all containers exceeded their quota.
+    CONTAINER_LOGS_REMOVED = "ContainerLogsRemoved";
     INVALID_DISK_CAPACITY = "InvalidDiskCapacity";
     STARTING = "Starting";
     CGROUP_V1 = "CgroupV1";

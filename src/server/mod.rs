@@ -51,9 +51,9 @@ pub use local::holdings::{
 };
 pub use local::select::default_container;
 pub use local::views::{
-    DebugReply, Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodCgroupReport,
-    PodChange, PodView, PodsReply, ProblemReport, QueueReport, ResourceReport, RuntimeReport, SourceReport,
-    ThreadRow, ThresholdReport, VersionReply,
+    DebugReply, Described, DiskWritesReport, ImageRow, KUBERNETES_VERSION, LogsReport, MemoryReport,
+    NodeReport, PodCgroupReport, PodChange, PodView, PodsReply, ProblemReport, QueueReport, ResourceReport,
+    RuntimeReport, SourceReport, ThreadRow, ThresholdReport, VersionReply,
 };
 
 pub use registry::RegistrySettings;

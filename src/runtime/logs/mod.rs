@@ -2,6 +2,7 @@
 //! `model::log_line` describes the format of a line.
 
 mod print;
+pub mod quota;
 pub mod read;
 pub mod rotate;
 mod source;
