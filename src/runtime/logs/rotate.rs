@@ -24,8 +24,8 @@ use super::LogError;
 use crate::cri::RuntimeClient;
 use crate::model::ids::ContainerId;
 use crate::model::log_line::LOG_LEVELS;
-use crate::util::gzip::Gzip;
 use crate::util::disk_writes;
+use crate::util::gzip::Gzip;
 use crate::util::stop::StopToken;
 use crate::util::untrusted::{self, Place};
 
