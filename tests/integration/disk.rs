@@ -79,8 +79,7 @@ fn idle_agent_with_pods_writes_nothing() {
 
 #[test]
 fn restart_of_a_crashing_container_creates_two_files_and_syncs_none() {
-    let node =
-        FakeNode::start_with(json!({"crashLoopBackOff": {"maxContainerRestartPeriod": "1s"}}));
+    let node = FakeNode::start_with(json!({"crashLoopBackOff": {"maxContainerRestartPeriod": "1s"}}));
     node.fake.write_logs();
     node.apply(&pod("bad", json!([busybox("main", "exit 1")])));
     let until = |count| node.wait_pod("bad", "restarted", LONG, |pod| restarts(pod, "main") >= count);
