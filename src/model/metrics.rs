@@ -436,7 +436,8 @@ mod tests {
         let text = page.into_text();
         assert!(text.contains("kubelet_runtime_operations_total{operation_type=\"version\"}"));
         assert!(text.contains("kubelet_pod_start_duration_seconds_bucket{le=\"3600\"}"));
-        let known = ["kubelet_", "rest_client_", "resource_manager_", "storage_operation_", "dra_"];
+        let known =
+            ["kubelet_", "coracle_", "rest_client_", "resource_manager_", "storage_operation_", "dra_"];
         assert!(text.lines().all(|line| known.iter().any(|start| line.contains(start))));
     }
 

@@ -30,8 +30,8 @@ fn is_same(documented: &str, started: &str) -> bool {
 }
 
 /// The text of a source file without its tests.
-pub fn without_tests(text: &str) -> &str {
-    text.split("\n#[cfg(test)]\nmod tests").next().unwrap_or_default()
+fn without_tests(text: &str) -> &str {
+    text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default()
 }
 
 pub fn is_test_code(file: &str) -> bool {
