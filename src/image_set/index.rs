@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::archive::{Archive, Stamp};
-use crate::util::{atomic_file, sha256, untrusted};
+use crate::util::{atomic_file, disk_writes, sha256, untrusted};
 
 /// The version of the format; a file of another version is ignored.
 const VERSION: u32 = 1;
@@ -97,9 +97,11 @@ pub(super) fn save<'a>(
     text.push(b'\n');
     text.extend_from_slice(&body);
     let directory = path.parent().unwrap_or(Path::new("/"));
-    std::fs::create_dir_all(directory)?;
+    disk_writes::make_directories(directory, 0o750)?;
     atomic_file::write(path, &text, 0o600)?;
-    std::fs::File::open(directory)?.sync_all()
+    std::fs::File::open(directory)?.sync_all()?;
+    disk_writes::sync();
+    Ok(())
 }
 
 #[cfg(test)]
