@@ -1,6 +1,6 @@
 //! The subcommands: their options and their parsing.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -46,7 +46,10 @@ pub enum Subcommand {
     Top(TopOptions),
     Images {
         output: Output,
+        command: ImagesCommand,
     },
+    /// `setup runtime`. Needs no agent.
+    Setup(SetupOptions),
     Volumes(HoldingsOptions),
     Devices {
         output: Output,
@@ -63,6 +66,59 @@ pub enum Subcommand {
         output: Output,
     },
     Version,
+}
+
+/// What `coracle images` does.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ImagesCommand {
+    /// Without a word: the images of the runtime.
+    Runtime,
+    /// Those of the runtime and of archives.
+    List,
+    Import {
+        files: Vec<PathBuf>,
+        /// Empty: those of the agent.
+        directories: Vec<PathBuf>,
+        /// Until the images are there.
+        wait: bool,
+    },
+    Remove {
+        /// An image, or an archive.
+        name: String,
+    },
+    Export {
+        name: String,
+        file: PathBuf,
+    },
+}
+
+/// The container runtimes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Runtime {
+    Containerd,
+    Crio,
+}
+
+/// The options of `coracle setup runtime`.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct SetupOptions {
+    pub dry_run: bool,
+    /// `None`: the one whose directory of configuration exists.
+    pub runtime: Option<Runtime>,
+    /// `--containerd-config`.
+    pub containerd_config: Option<PathBuf>,
+    /// `--certs-dir`.
+    pub certs_dir: Option<PathBuf>,
+    /// `--registries-dir`, of CRI-O.
+    pub registries_dir: Option<PathBuf>,
+    /// `--registry`; empty: the usual ones.
+    pub registries: Vec<String>,
+    /// `--image-registry` of the agent, with a fixed port.
+    pub address: Option<SocketAddr>,
+    /// `--image-mirror-file` of the agent; `None`: beside its local socket.
+    pub mirror_file: Option<PathBuf>,
+    /// `--root-dir` of the agent.
+    pub root_dir: PathBuf,
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -180,7 +236,20 @@ pub const COMMANDS: &[(&str, &str, &str)] = &[
         "top [--once] [-n NAMESPACE] [-o json|yaml]",
         "CPU and memory of pods and containers, every two seconds; --once prints one table",
     ),
-    ("images", "images [-o json|yaml]", "the images on this machine"),
+    ("images", "images [-o json|yaml]", "the images of the runtime"),
+    (
+        "images",
+        "images list [-o json|yaml]",
+        "the images of the runtime and of archives: source, whether they are kept, state",
+    ),
+    (
+        "images",
+        "images import FILE... [--images-dir DIR,...] [--no-wait]",
+        "copy image archives to the first writable directory of archives, and wait for their images; \
+         an interrupted import continues",
+    ),
+    ("images", "images rm IMAGE|ARCHIVE", "remove an image archive, and release its images"),
+    ("images", "images export IMAGE -o FILE", "write an OCI archive of an image of the archives"),
     (
         "volumes",
         "volumes [-n NAMESPACE] [-o json|yaml]",
@@ -190,6 +259,13 @@ pub const COMMANDS: &[(&str, &str, &str)] = &[
         "devices",
         "devices [-o json|yaml]",
         "devices of device plugins and of resource claims, who has them, and the plugins",
+    ),
+    (
+        "setup",
+        "setup runtime [--dry-run] [--runtime containerd|crio] [--containerd-config FILE] [--certs-dir DIR] \
+         [--registries-dir DIR] [--registry HOST,...] [--image-registry ADDRESS] [--image-mirror-file FILE] \
+         [--root-dir DIR]",
+        "make the container runtime pull from image archives first; needs no agent",
     ),
     (
         "check",
@@ -224,6 +300,11 @@ struct Options {
     addresses: Vec<IpAddr>,
     root_dir: PathBuf,
     config: Option<PathBuf>,
+    /// `-o` of `images export`.
+    file: Option<PathBuf>,
+    images_dirs: Vec<PathBuf>,
+    no_wait: bool,
+    setup: SetupOptions,
     /// The pod, and what comes after it.
     arguments: Vec<String>,
     /// Whether the option that is being read is one letter behind one dash.
@@ -242,7 +323,21 @@ pub(super) const TAKES: &[(&str, &[&str])] = &[
     ("status", &["output"]),
     ("events", &["output", "watch", "namespace", "all-namespaces"]),
     ("top", &["once", "namespace", "all-namespaces", "output"]),
-    ("images", &["output"]),
+    ("images", &["output", "images-dir", "no-wait"]),
+    (
+        "setup",
+        &[
+            "dry-run",
+            "runtime",
+            "containerd-config",
+            "certs-dir",
+            "registries-dir",
+            "registry",
+            "image-registry",
+            "image-mirror-file",
+            "root-dir",
+        ],
+    ),
     ("volumes", &["output", "namespace", "all-namespaces"]),
     ("devices", &["output"]),
     ("check", &["output", "root-dir", "config"]),
@@ -303,6 +398,12 @@ pub fn parse_local(
                 Ok(())
             }
             "local-socket" => value(&mut parser).map(|text| socket = PathBuf::from(text)),
+            // There it is a file, not a format.
+            "output"
+                if name == "images" && options.arguments.first().is_some_and(|word| word == "export") =>
+            {
+                value(&mut parser).map(|text| options.file = Some(PathBuf::from(text)))
+            }
             option if takes.contains(&option) => options.set(option, &mut parser),
             "root-dir" => value(&mut parser)
                 .and_then(|_| Err("unknown option: --local-socket selects the agent".to_owned())),
@@ -341,6 +442,12 @@ fn short(letter: char) -> Option<&'static str> {
         'h' => "help",
         _ => return None,
     })
+}
+
+/// A path in a file that other programs read must not depend on the working directory.
+fn absolute(parser: &mut lexopt::Parser) -> Result<PathBuf, String> {
+    let path = PathBuf::from(value(parser)?);
+    if path.is_absolute() { Ok(path) } else { Err("must be an absolute path".to_owned()) }
 }
 
 fn value(parser: &mut lexopt::Parser) -> Result<String, String> {
@@ -405,6 +512,33 @@ impl Options {
                 }
             }
             "root-dir" => self.root_dir = PathBuf::from(value(parser)?),
+            "images-dir" => {
+                self.images_dirs
+                    .extend(value(parser)?.split(',').filter(|dir| !dir.is_empty()).map(PathBuf::from));
+            }
+            "no-wait" => self.no_wait = switch(parser, self.is_letter)?,
+            "dry-run" => self.setup.dry_run = switch(parser, self.is_letter)?,
+            "runtime" => {
+                self.setup.runtime = Some(match value(parser)?.as_str() {
+                    "containerd" => Runtime::Containerd,
+                    "crio" | "cri-o" => Runtime::Crio,
+                    other => return Err(format!("{other:?} must be containerd or crio")),
+                });
+            }
+            "containerd-config" => self.setup.containerd_config = Some(absolute(parser)?),
+            "certs-dir" => self.setup.certs_dir = Some(absolute(parser)?),
+            "registries-dir" => self.setup.registries_dir = Some(absolute(parser)?),
+            "registry" => {
+                let names = value(parser)?;
+                self.setup.registries.extend(names.split(',').map(|name| name.trim().to_owned()));
+            }
+            "image-registry" => {
+                let text = value(parser)?;
+                let address: SocketAddr =
+                    text.parse().map_err(|_| format!("{text:?} is not an address with a port"))?;
+                self.setup.address = Some(address);
+            }
+            "image-mirror-file" => self.setup.mirror_file = Some(absolute(parser)?),
             "config" => self.config = Some(PathBuf::from(value(parser)?)),
             "image" => self.image = Some(value(parser)?),
             "target" => self.target = Some(value(parser)?),
@@ -428,15 +562,55 @@ impl Options {
         Ok(())
     }
 
+    fn images_command(self) -> Result<ImagesCommand, String> {
+        let mut words = self.arguments.into_iter();
+        let word = words.next();
+        let mut rest: Vec<String> = words.collect();
+        let one = |rest: &mut Vec<String>, what: &str| match rest.get(1) {
+            Some(extra) => Err(format!("unexpected argument {extra:?}")),
+            None => rest.pop().ok_or_else(|| format!("name {what}")),
+        };
+        let command = match word.as_deref() {
+            None => ImagesCommand::Runtime,
+            Some("list") => ImagesCommand::List,
+            Some("import") if rest.is_empty() => return Err("name an image archive".to_owned()),
+            Some("import") => {
+                let files = rest.drain(..).map(PathBuf::from).collect();
+                ImagesCommand::Import { files, directories: self.images_dirs, wait: !self.no_wait }
+            }
+            Some("rm") => ImagesCommand::Remove { name: one(&mut rest, "an image or an archive")? },
+            Some("export") => ImagesCommand::Export {
+                name: one(&mut rest, "an image")?,
+                file: self.file.ok_or_else(|| "-o: name the file to write".to_owned())?,
+            },
+            Some(other) => return Err(format!("images has no command {other:?}")),
+        };
+        match rest.first() {
+            Some(extra) => Err(format!("unexpected argument {extra:?}")),
+            None => Ok(command),
+        }
+    }
+
     fn subcommand(self, name: &str) -> Result<Subcommand, String> {
         let most = match name {
             "describe" | "logs" | "events" | "attach" => 1,
             // The pod, and a command of any length.
-            "debug" | "exec" | "port-forward" | "validate" => usize::MAX,
+            "debug" | "exec" | "port-forward" | "validate" | "images" | "setup" => usize::MAX,
             _ => 0,
         };
         if let Some(extra) = self.arguments.get(most) {
             return Err(format!("unexpected argument {extra:?}"));
+        }
+        if name == "setup" {
+            return match self.arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+                ["runtime"] => Ok(Subcommand::Setup(SetupOptions { root_dir: self.root_dir, ..self.setup })),
+                ["runtime", extra, ..] => Err(format!("unexpected argument {extra:?}")),
+                [] => Err("name what to set up: runtime".to_owned()),
+                [first, ..] => Err(format!("cannot set up {first:?}, only runtime")),
+            };
+        }
+        if name == "images" {
+            return Ok(Subcommand::Images { output: self.output, command: self.images_command()? });
         }
         let Options { output, watch, namespace, container, stdin, tty, .. } = self;
         if name == "validate" {
@@ -495,7 +669,6 @@ impl Options {
             "status" => Subcommand::Status { output },
             "events" => Subcommand::Events(EventsOptions { pod: named, namespace, output, watch }),
             "top" => Subcommand::Top(TopOptions { once: self.once, namespace, output }),
-            "images" => Subcommand::Images { output },
             "volumes" => Subcommand::Volumes(HoldingsOptions { output, namespace }),
             "devices" => Subcommand::Devices { output },
             "check" => Subcommand::Check { output, root_dir: self.root_dir, config: self.config },

@@ -36,6 +36,16 @@ const OPTIONS: &[(&str, char, Option<Value>, &str)] = &[
     ("once", ' ', None, "print one table"),
     ("root-dir", ' ', Some(Value::File), "directory of the agent's state"),
     ("config", ' ', Some(Value::File), "configuration file"),
+    ("images-dir", ' ', Some(Value::File), "directories of image archives"),
+    ("no-wait", ' ', None, "do not wait for the images"),
+    ("dry-run", ' ', None, "print what would be done"),
+    ("runtime", ' ', Some(Value::Words("containerd crio")), "container runtime"),
+    ("containerd-config", ' ', Some(Value::File), "configuration of containerd"),
+    ("certs-dir", ' ', Some(Value::File), "directory of registries of containerd"),
+    ("registries-dir", ' ', Some(Value::File), "directory registries.conf.d of CRI-O"),
+    ("registry", ' ', Some(Value::Any), "registries that get a mirror in CRI-O"),
+    ("image-registry", ' ', Some(Value::Any), "address of the agent's registry, with a fixed port"),
+    ("image-mirror-file", ' ', Some(Value::File), "file of the agent's registry for the runtime"),
     ("local-socket", ' ', Some(Value::File), "local socket of the agent"),
     ("help", 'h', None, "help of the command"),
 ];
@@ -50,6 +60,10 @@ enum Value {
 
 /// Commands whose first argument is a pod.
 const FOR_PODS: &str = "describe|logs|debug|exec|attach|port-forward|events";
+
+/// The second words of commands, and whether files follow.
+const WORDS: &[(&str, &str, bool)] =
+    &[("images", "list import rm export", true), ("setup", "runtime", false)];
 
 /// The options that a command takes, with those that all take.
 fn taken(command: &str) -> Vec<&'static (&'static str, char, Option<Value>, &'static str)> {
@@ -143,6 +157,8 @@ fn manual() -> String {
         ("/etc/coracle/config.yaml", "configuration, see coracle-config(5)"),
         ("/etc/kubernetes/manifests", "manifests of static pods"),
         ("/var/lib/kubelet", "state of the agent"),
+        ("/var/lib/kubelet/images.d", "archives of images"),
+        ("/run/coracle/hosts.toml", "registry of image archives, for containerd"),
         ("/run/coracle/coracle.sock", "socket of the commands, for root"),
         ("/var/log/pods", "logs of containers"),
     ] {
@@ -218,6 +234,13 @@ fn bash() -> String {
             options.join(" ")
         );
     }
+    for (command, words, files) in WORDS {
+        let files = if *files { " -f" } else { "" };
+        let _ = writeln!(
+            out,
+            "    {command}:*) mapfile -t COMPREPLY < <(compgen -W '{words}'{files} -- \"$current\") ;;"
+        );
+    }
     let pods: Vec<String> = FOR_PODS.split('|').map(|command| format!("{command}:*")).collect();
     let _ = write!(
         out,
@@ -278,8 +301,11 @@ fn zsh() -> String {
                 );
             }
         }
+        let words = WORDS.iter().find(|(name, ..)| *name == command);
+        let words = words.map(|(_, words, _)| format!("'2:word:({words})' '*:file:_files'"));
         let rest = match command {
             "validate" => "'*:manifest:_files'",
+            _ if words.is_some() => words.as_deref().unwrap_or_default(),
             _ if FOR_PODS.split('|').any(|one| one == command) => {
                 "'2:pod:_coracle_pods' '*::argument:_default'"
             }
@@ -321,6 +347,13 @@ fn fish() -> String {
          complete -c coracle -n '__fish_seen_subcommand_from validate' -F",
         FOR_PODS.replace('|', " ")
     );
+    for (command, words, files) in WORDS {
+        let files = if *files { " -F" } else { "" };
+        let _ = writeln!(
+            out,
+            "complete -c coracle -n '__fish_seen_subcommand_from {command}'{files} -a '{words}'"
+        );
+    }
     for flag in FLAGS {
         let name =
             if flag.name.len() == 1 { format!("-s {}", flag.name) } else { format!("-l {}", flag.name) };

@@ -509,3 +509,73 @@ fn flags_of_image_archives_set_directories_registry_and_mirror_file() {
         assert_eq!(problems(text).len(), 1, "{text}");
     }
 }
+
+#[test]
+fn images_commands_have_their_own_arguments() {
+    let command = |text: &str| match line(text) {
+        Ok(Command::Local(LocalCommand { subcommand: Subcommand::Images { output, command }, .. })) => {
+            (output, command)
+        }
+        other => panic!("{text}: {other:?}"),
+    };
+    assert_eq!(command("images -o wide"), (Output::Wide, ImagesCommand::Runtime));
+    assert_eq!(command("images list -o json"), (Output::Json, ImagesCommand::List));
+    let import = |directories: &[&str], wait| ImagesCommand::Import {
+        files: vec!["a.tar".into(), "b".into()],
+        directories: directories.iter().map(Into::into).collect(),
+        wait,
+    };
+    assert_eq!(command("images import a.tar b").1, import(&[], true));
+    assert_eq!(command("images import a.tar --no-wait b --images-dir=/x,/y").1, import(&["/x", "/y"], false));
+    assert_eq!(command("images rm x").1, ImagesCommand::Remove { name: "x".into() });
+    let export = ImagesCommand::Export { name: "x".into(), file: "/f".into() };
+    assert_eq!(command("images export x -o /f").1, export);
+    assert_eq!(command("images export --output=/f x").1, export);
+    for (text, words) in [
+        ("images other", "no command \"other\""),
+        ("images list x", "unexpected argument \"x\""),
+        ("images import", "name an image archive"),
+        ("images rm", "name an image or an archive"),
+        ("images rm a b", "unexpected argument \"b\""),
+        ("images export x", "-o: name the file"),
+        ("images -o /f export x", "must be one of"),
+    ] {
+        assert!(problems(text).join("\n").contains(words), "{text}: {:?}", problems(text));
+    }
+}
+
+#[test]
+fn setup_takes_absolute_paths_and_only_the_runtime() {
+    let options = |text: &str| match line(text) {
+        Ok(Command::Local(LocalCommand { subcommand: Subcommand::Setup(options), .. })) => options,
+        other => panic!("{text}: {other:?}"),
+    };
+    let plain = options("setup runtime");
+    assert_eq!(plain, SetupOptions { root_dir: "/var/lib/kubelet".into(), ..SetupOptions::default() });
+    let all = options(
+        "setup runtime --dry-run --runtime crio --containerd-config=/a --certs-dir=/b --registries-dir=/c \
+         --registry=d,e --registry=f:1 --image-registry=127.0.0.1:5051 --image-mirror-file=/g --root-dir=/h",
+    );
+    let expected = SetupOptions {
+        dry_run: true,
+        runtime: Some(Runtime::Crio),
+        containerd_config: Some("/a".into()),
+        certs_dir: Some("/b".into()),
+        registries_dir: Some("/c".into()),
+        registries: ["d", "e", "f:1"].map(str::to_owned).to_vec(),
+        address: Some("127.0.0.1:5051".parse().unwrap()),
+        mirror_file: Some("/g".into()),
+        root_dir: "/h".into(),
+    };
+    assert_eq!(all, expected);
+    for (text, words) in [
+        ("setup", "name what to set up"),
+        ("setup other", "cannot set up \"other\""),
+        ("setup runtime x", "unexpected argument \"x\""),
+        ("setup runtime --runtime=docker", "must be containerd or crio"),
+        ("setup runtime --certs-dir=b", "must be an absolute path"),
+        ("setup runtime --image-registry=5051", "not an address with a port"),
+    ] {
+        assert!(problems(text).join("\n").contains(words), "{text}: {:?}", problems(text));
+    }
+}

@@ -11,7 +11,7 @@ use super::deps::Deps;
 use super::listen::hangups::Hangups;
 use super::listen::limiter::ConnectionLimiter;
 use super::quota::Quota;
-use super::registry::RegistrySettings;
+use super::registry::settings::RegistrySettings;
 use crate::transport::tls::Acceptor;
 
 /// Maximum of concurrent streams on all listeners except the node API; each holds a thread.

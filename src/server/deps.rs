@@ -10,7 +10,7 @@ use jiff::Timestamp;
 
 use super::local::holdings::{DevicesReply, VolumesReply};
 use super::local::views::{EachPod, ImageRow, NodeReport, PodCgroupReport};
-use super::registry::Images;
+use super::registry::images::Images;
 use crate::cri::RuntimeClient;
 use crate::kube::events::EventLog;
 use crate::model::api::{self, EphemeralContainer};

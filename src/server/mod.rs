@@ -56,7 +56,9 @@ pub use local::views::{
     RuntimeReport, SourceReport, ThreadRow, ThresholdReport, VersionReply,
 };
 
-pub use registry::RegistrySettings;
+#[cfg(test)]
+pub use registry::images::{BlobSource, Images};
+pub use registry::settings::RegistrySettings;
 
 use crate::util::threads::{OnDeath, Running};
 use context::Context;

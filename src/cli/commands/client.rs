@@ -54,6 +54,11 @@ impl Client {
         Client { socket: socket.to_owned() }
     }
 
+    /// The path of the socket.
+    pub(super) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
     /// For `map_err`.
     pub(super) fn failed(&self, what: &'static str) -> impl FnOnce(io::Error) -> CommandError {
         let path = self.socket.clone();

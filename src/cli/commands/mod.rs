@@ -17,6 +17,7 @@ mod images;
 mod logs;
 mod pod_status;
 mod pods;
+mod setup;
 mod status;
 mod streams;
 #[cfg(test)]
@@ -52,7 +53,7 @@ pub fn run(command: LocalCommand) -> Exit {
     }
 }
 
-fn dispatch(subcommand: Subcommand, client: &Client, console: &mut Console<'_>) -> Outcome {
+fn dispatch(subcommand: Subcommand, socket: &Path, client: &Client, console: &mut Console<'_>) -> Outcome {
     match subcommand {
         Subcommand::Pods(options) => pods::run(client, console, &options),
         Subcommand::Describe { pod } => describe::run(client, console, &pod),
@@ -63,7 +64,8 @@ fn dispatch(subcommand: Subcommand, client: &Client, console: &mut Console<'_>) 
         Subcommand::Status { output } => status::run(client, console, output),
         Subcommand::Events(options) => events::run(client, console, &options),
         Subcommand::Top(options) => top::run(client, console, &options),
-        Subcommand::Images { output } => images::run(client, console, output),
+        Subcommand::Images { output, command } => images::run(client, console, output, &command),
+        Subcommand::Setup(options) => setup::run(console, &options, client.socket()),
         Subcommand::Volumes(options) => volumes::run(client, console, &options),
         Subcommand::Devices { output } => devices::run(client, console, output),
         Subcommand::Check { output, root_dir, config } => {

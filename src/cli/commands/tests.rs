@@ -9,13 +9,15 @@ use serde_json::json;
 use super::client::Client;
 use super::*;
 use crate::cli::local::{
-    DebugOptions, EventsOptions, HoldingsOptions, LogsOptions, Output, PodsOptions, TopOptions,
+    DebugOptions, EventsOptions, HoldingsOptions, ImagesCommand, LogsOptions, Output, PodsOptions, TopOptions,
 };
 use crate::cli::table::Paint;
+use crate::image_set::{ArchiveReport, Document, Refusal, SetImageReport, SetReport};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::server::{
     self, Deps, DeviceRow, DevicesReply, ImageRow, LogSource, PodView, VolumeRow, VolumesReply,
 };
+use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
 const SOCKET: &str = "coracle.sock";
@@ -39,12 +41,16 @@ fn view(name: &str, uid: &str, phase: &str) -> PodView {
 
 impl Agent {
     fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    fn with(change: impl FnOnce(&mut Deps)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let version = Arc::new(AtomicU64::new(1));
         let (for_pods, for_wait) = (Arc::clone(&version), Arc::clone(&version));
         let (sink, inbox) = EventSink::new();
         let (events, log) = crate::kube::events::spawn("node1", inbox, OnDeath::Unsupervised).unwrap();
-        let deps = Deps {
+        let mut deps = Deps {
             pods: Arc::new(move |each| {
                 let version = for_pods.load(Ordering::SeqCst);
                 each(view("web-node1", "uid1", if version == 1 { "Pending" } else { "Running" }));
@@ -101,6 +107,7 @@ impl Agent {
             }),
             ..Deps::none(log)
         };
+        change(&mut deps);
         let settings = server::Settings {
             registry: None,
             healthz: None,
@@ -173,7 +180,7 @@ fn each_command_prints_what_the_server_returns() {
     assert!(text.contains("UID:               uid1\n"), "{text}");
     let (_, text) = agent.run(Subcommand::Status { output: Output::Table });
     assert!(text.contains("Node:              node1\n"), "{text}");
-    let (_, text) = agent.run(Subcommand::Images { output: Output::Table });
+    let (_, text) = agent.run(images(ImagesCommand::Runtime));
     assert!(text.contains("a       1     1"), "{text}");
     let (_, text) = agent.run(Subcommand::Volumes(HoldingsOptions::default()));
     assert!(text.contains("data\\u{1b}[31m") && text.contains("other"), "{text}");
@@ -260,4 +267,151 @@ fn watch_prints_rows_that_change() {
     let end = end.recv_timeout(Duration::from_secs(30)).unwrap().unwrap_err();
     assert!(end.starts_with("NotReachable: the agent at "), "{end}");
     drop(command);
+}
+
+fn images(command: ImagesCommand) -> Subcommand {
+    Subcommand::Images { output: Output::Table, command }
+}
+
+/// A set with the archives of a directory. Each has the image `r.example/<name of its file>:1`, with
+/// one layer.
+struct Archives {
+    dir: std::path::PathBuf,
+    manifest: String,
+    layer: Vec<u8>,
+    scans: AtomicU64,
+}
+
+fn digest(bytes: &[u8]) -> String {
+    format!("sha256:{}", crate::util::sha256::hex(bytes))
+}
+
+impl Archives {
+    fn new(dir: &std::path::Path) -> Archives {
+        let layer = vec![7; 100_000];
+        let part = json!({"digest": digest(&layer), "size": layer.len()});
+        let manifest = json!({"schemaVersion": 2, "config": part, "layers": [part]}).to_string();
+        Archives { dir: dir.to_owned(), manifest, layer, scans: AtomicU64::new(0) }
+    }
+}
+
+impl server::Images for Archives {
+    fn manifest(&self, repository: &str, reference: &str) -> Result<Document, Refusal> {
+        match (repository, reference) {
+            ("r.example/a.tar", "1") => Ok(Document {
+                media_type: "application/vnd.oci.image.manifest.v1+json".into(),
+                digest: digest(self.manifest.as_bytes()),
+                bytes: self.manifest.as_bytes().into(),
+            }),
+            _ => Err(Refusal::Unknown(format!("no archive has {repository}:{reference}"))),
+        }
+    }
+
+    fn blob(&self, wanted: &str) -> Result<server::BlobSource, Refusal> {
+        assert_eq!(wanted, digest(&self.layer));
+        let layer = self.layer.clone();
+        let open = move |_: u64, _: &StopToken| -> Result<Box<dyn std::io::Read + Send>, String> {
+            Ok(Box::new(std::io::Cursor::new(layer.clone())))
+        };
+        Ok(server::BlobSource { size: self.layer.len() as u64, open: Box::new(open) })
+    }
+
+    fn tags(&self, _: &str) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn report(&self) -> SetReport {
+        let mut report =
+            SetReport { directories: vec![self.dir.display().to_string()], ..SetReport::default() };
+        // Before the first scan nothing is known.
+        let files =
+            if self.scans.load(Ordering::SeqCst) > 0 { std::fs::read_dir(&self.dir).ok() } else { None };
+        for entry in files.into_iter().flatten().flatten() {
+            let (name, path) = (entry.file_name().into_string().unwrap(), entry.path().display().to_string());
+            let faults: Vec<String> =
+                name.contains("bad").then(|| "blob sha256:5 is damaged".into()).into_iter().collect();
+            let state = if faults.is_empty() { "present" } else { "damaged" };
+            report.images.push(SetImageReport {
+                name: format!("r.example/{name}:1"),
+                archive: path.clone(),
+                state: state.into(),
+                ..SetImageReport::default()
+            });
+            let size_bytes = entry.metadata().unwrap().len();
+            report.archives.push(ArchiveReport {
+                path,
+                state: "ready".into(),
+                read_bytes: 0,
+                size_bytes,
+                faults,
+            });
+        }
+        report
+    }
+
+    fn rescan(&self) {
+        self.scans.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn set_registry(&self, _: &str) {}
+}
+
+#[test]
+fn archives_are_imported_listed_exported_and_removed() {
+    let files = tempfile::tempdir().unwrap();
+    let at = |name: &str| files.path().join(name);
+    let directory = at("images.d");
+    let agent = Agent::with(|deps| deps.image_set = Arc::new(Archives::new(&directory)));
+    for name in ["a.tar", "bad.tar"] {
+        std::fs::write(at(name), name).unwrap();
+    }
+    let import = |name: &str| {
+        images(ImagesCommand::Import { files: vec![at(name)], directories: Vec::new(), wait: true })
+    };
+    let target = directory.join("a.tar");
+    let (outcome, text) = agent.run(import("a.tar"));
+    let shown = target.display();
+    assert_eq!(
+        (outcome, text),
+        (Ok(Exit::Success), format!("{shown}: copied\n{shown}: r.example/a.tar:1\n"))
+    );
+    let (outcome, text) = agent.run(import("a.tar"));
+    assert_eq!(outcome, Ok(Exit::Success));
+    assert!(text.contains("is there already"), "{text}");
+    assert_eq!(agent.run(import("bad.tar")).0, Ok(Exit::Failure));
+
+    let (outcome, text) = agent.run(images(ImagesCommand::List));
+    assert_eq!(outcome, Ok(Exit::Success));
+    let words = |start: &str| {
+        let line = text.lines().find(|line| line.starts_with(start)).unwrap();
+        line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(words("a:1"), ["a:1", "0", "B", "-", "no", "present"]);
+    assert_eq!(words("r.example/a.tar:1")[3..], [shown.to_string(), "yes".into(), "present".into()]);
+    assert_eq!(words("r.example/bad.tar:1")[5..], ["damaged"]);
+    assert!(text.contains("bad.tar: blob sha256:5 is damaged\n"), "{text}");
+
+    let archive = at("out.tar");
+    let export = |name: &str| images(ImagesCommand::Export { name: name.into(), file: archive.clone() });
+    assert!(agent.run(export("r.example/none:1")).0.unwrap_err().starts_with("NotFound: no archive has"));
+    assert!(!archive.exists());
+    assert_eq!(agent.run(export("r.example/a.tar:1")).0, Ok(Exit::Success));
+    let tar = std::process::Command::new("tar").arg("-tf").arg(&archive).output().unwrap();
+    let fake = Archives::new(&directory);
+    let blob = |bytes: &[u8]| format!("blobs/{}", digest(bytes).replace(':', "/"));
+    let names =
+        ["oci-layout".to_owned(), "index.json".into(), blob(fake.manifest.as_bytes()), blob(&fake.layer)];
+    assert_eq!(String::from_utf8(tar.stdout).unwrap().lines().collect::<Vec<_>>(), names);
+    let content =
+        std::process::Command::new("tar").arg("-xOf").arg(&archive).arg(&names[3]).output().unwrap();
+    assert!(content.stdout == fake.layer);
+
+    let remove = |name: &str| images(ImagesCommand::Remove { name: name.into() });
+    assert_eq!(agent.run(remove("none.tar")).0, Ok(Exit::NotFound));
+    let (outcome, text) = agent.run(remove("r.example/a.tar:1"));
+    assert_eq!(
+        (outcome, text),
+        (Ok(Exit::Success), format!("removed {shown}\nreleased r.example/a.tar:1\n"))
+    );
+    assert!(!target.exists());
 }

@@ -11,6 +11,7 @@ use crate::model::ids::PodUid;
 use crate::runtime::logs::read::ReadOptions;
 use crate::server::deps::Deps;
 use crate::server::http::response::{Reply, Response};
+use crate::server::registry;
 use crate::transport::http1::Target;
 
 /// Responds to a GET.
@@ -32,6 +33,12 @@ pub fn route(path: &str, target: &Target, deps: &Deps) -> Result<Reply, Response
             Ok(images) => Response::json(&images),
             Err(why) => Response::text(502, format!("{why}\n")),
         },
+        "/v1/images/manifest" => {
+            return registry::named(target.get("image").unwrap_or_default(), &*deps.image_set);
+        }
+        "/v1/images/blob" => {
+            return registry::blob_of(target.get("digest").unwrap_or_default(), &*deps.image_set);
+        }
         "/v1/images/set" => Response::json(&deps.image_set.report()),
         "/v1/volumes" => Response::json(&(deps.volumes)(None)),
         "/v1/devices" => Response::json(&(deps.devices)(None)),

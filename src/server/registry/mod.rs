@@ -1,142 +1,43 @@
 //! The registry of image archives: a read-only OCI distribution registry on loopback, from which the
 //! container runtime pulls the images of the room `image_set` like those of any registry.
 //!
-//! Layout: `path` (pure: which document a path names), `range` (pure: which bytes of a blob),
+//! Layout: `images` (what is served), `settings` (with the tokens), `path` (pure: which document a
+//! path names), `range` (pure: which bytes of a blob), `fault` (errors as the specification says),
 //! `publish` (the file that tells the runtime the address and the token).
 //! Invariants: a request without the token gets a 404; nothing can be written; a blob has exactly
 //! the announced number of bytes, or its connection ends early; memory is bounded by two buffers of
 //! 64 KiB per connection.
 //! Source: OCI Distribution Specification 1.1.
 
+mod fault;
+pub(super) mod images;
 mod path;
 pub(super) mod publish;
 mod range;
+pub(super) mod settings;
 #[cfg(test)]
 mod tests;
 
 use std::io::{self, Read, Write};
-use std::net::SocketAddr;
-use std::path::PathBuf;
 
 use serde_json::json;
 
 use super::http::request::{Method, Request};
 use super::http::response::{Reply, Response};
-use crate::image_set::{Document, ImageSet, Refusal, SetReport};
+use crate::image_set::{Document, Refusal};
+use crate::model::image_name;
 use crate::transport::http1::ResponseWriter;
-use crate::util::stop::StopToken;
-use crate::util::{token, untrusted};
+use fault::{Fault, VERSION, json_response};
+use images::{BlobSource, Images};
 use path::Wanted;
 use range::Part;
+use settings::RegistrySettings;
 
 /// The size of a read of a blob.
 const BUFFER_BYTES: usize = 64 * 1024;
 
 /// The methods that a path accepts.
 const METHODS: &str = "GET, HEAD";
-
-/// A sign of this API, which old clients require.
-const VERSION: (&str, &str) = ("Docker-Distribution-Api-Version", "registry/2.0");
-
-/// The set of images as the registry and the local API need it.
-pub trait Images: Send + Sync {
-    /// See [`ImageSet::manifest`].
-    ///
-    /// # Errors
-    /// When no archive has it, or it cannot be read.
-    fn manifest(&self, repository: &str, reference: &str) -> Result<Document, Refusal>;
-
-    /// See [`ImageSet::blob`].
-    ///
-    /// # Errors
-    /// When no archive has it.
-    fn blob(&self, digest: &str) -> Result<BlobSource, Refusal>;
-
-    /// See [`ImageSet::tags`].
-    fn tags(&self, repository: &str) -> Vec<String>;
-
-    /// See [`ImageSet::report`].
-    fn report(&self) -> SetReport;
-
-    /// See [`ImageSet::rescan`].
-    fn rescan(&self);
-
-    /// See [`ImageSet::set_registry`].
-    fn set_registry(&self, address: &str);
-}
-
-/// A blob that can be opened.
-pub struct BlobSource {
-    /// Its size in bytes.
-    pub size: u64,
-    /// Opens it for reading from an offset to its end, or to the stop signal.
-    pub open: Box<OpenBlob>,
-}
-
-pub type OpenBlob = dyn Fn(u64, &StopToken) -> Result<Box<dyn Read + Send>, String> + Send;
-
-impl Images for ImageSet {
-    fn manifest(&self, repository: &str, reference: &str) -> Result<Document, Refusal> {
-        ImageSet::manifest(self, repository, reference)
-    }
-
-    fn blob(&self, digest: &str) -> Result<BlobSource, Refusal> {
-        let blob = ImageSet::blob(self, digest)?;
-        Ok(BlobSource { size: blob.size, open: Box::new(move |from, stop| blob.open(from, stop)) })
-    }
-
-    fn tags(&self, repository: &str) -> Vec<String> {
-        ImageSet::tags(self, repository)
-    }
-
-    fn report(&self) -> SetReport {
-        ImageSet::report(self)
-    }
-
-    fn rescan(&self) {
-        ImageSet::rescan(self);
-    }
-
-    fn set_registry(&self, address: &str) {
-        ImageSet::set_registry(self, address);
-    }
-}
-
-/// The registry's settings.
-pub struct RegistrySettings {
-    /// A loopback address; port 0: a free one.
-    pub address: SocketAddr,
-    /// The file for the runtime: `hosts.toml` of containerd.
-    pub mirror_file: PathBuf,
-    /// A file with a second token, for runtimes whose configuration does not change with each start
-    /// of the agent. It may be absent.
-    pub node_token: PathBuf,
-    /// The token of this start.
-    pub token: String,
-}
-
-impl RegistrySettings {
-    /// Settings with a new token.
-    ///
-    /// # Errors
-    /// When the kernel returns no random bytes.
-    pub fn new(address: SocketAddr, mirror_file: PathBuf, node_token: PathBuf) -> io::Result<Self> {
-        Ok(RegistrySettings { address, mirror_file, node_token, token: token::new()? })
-    }
-
-    /// Whether a request with this token is served.
-    fn admits(&self, given: &str) -> bool {
-        token::equal(given, &self.token)
-            || self.read_node_token().is_some_and(|own| token::equal(given, &own))
-    }
-
-    fn read_node_token(&self) -> Option<String> {
-        let mut text = String::new();
-        let file = untrusted::open(&self.node_token).ok()?;
-        file.take(2 * token::DIGITS as u64).read_to_string(&mut text).ok()?;
-        Some(text.trim().to_owned())
-    }
-}
 
 /// Responds to a GET or a HEAD.
 pub(super) fn respond(request: &Request, settings: Option<&RegistrySettings>, images: &dyn Images) -> Reply {
@@ -176,9 +77,29 @@ fn route(
         }
         Wanted::Blob { digest } => {
             let source = images.blob(digest).map_err(|why| Fault::refused("BLOB_UNKNOWN", why))?;
-            blob(digest.to_owned(), source, request)
+            Ok(blob(digest.to_owned(), source, &request.range, request.method == Method::Get))
         }
     }
+}
+
+/// The manifest of an image by its whole name, for the local commands.
+pub(super) fn named(image: &str, images: &dyn Images) -> Result<Reply, Response> {
+    let repository = image_name::repository(image);
+    let tag = || image.get(repository.len()..).and_then(|rest| rest.strip_prefix(':'));
+    let reference = image.split_once('@').map(|(_, digest)| digest).or_else(tag);
+    let reference = reference.ok_or_else(|| Response::text(400, "name an image with a tag\n"))?;
+    images.manifest(repository, reference).map(document).map_err(|why| local(&why))
+}
+
+/// A blob, for the local commands.
+pub(super) fn blob_of(digest: &str, images: &dyn Images) -> Result<Reply, Response> {
+    let source = images.blob(digest).map_err(|why| local(&why))?;
+    Ok(blob(digest.to_owned(), source, "", true))
+}
+
+fn local(refusal: &Refusal) -> Response {
+    let status = if matches!(refusal, Refusal::Unknown(_)) { 404 } else { 503 };
+    Response::text(status, format!("{refusal}\n"))
 }
 
 /// The response to a request with another method.
@@ -194,11 +115,6 @@ fn api() -> Response {
 
 fn whole(response: Response) -> Reply {
     Reply::Whole(response)
-}
-
-fn json_response(status: u16, document: &serde_json::Value) -> Response {
-    let headers = vec![(VERSION.0, VERSION.1.to_owned())];
-    Response { status, headers, ..Response::json(document) }
 }
 
 fn document(document: Document) -> Reply {
@@ -220,17 +136,16 @@ fn document(document: Document) -> Reply {
     })
 }
 
-fn blob(digest: String, source: BlobSource, request: &Request) -> Result<Reply, Fault> {
+fn blob(digest: String, source: BlobSource, range: &str, is_get: bool) -> Reply {
     // A range has a meaning for a GET only.
-    let is_get = request.method == Method::Get;
     let size = source.size;
-    let part = range::part(if is_get { &request.range } else { "" }, size);
+    let part = range::part(if is_get { range } else { "" }, size);
     if part == Part::Outside {
         let mut response = Fault::new(416, "RANGE_INVALID", "the range begins after the end").response();
         response.headers.push(("Content-Range", format!("bytes */{size}")));
-        return Ok(whole(response));
+        return whole(response);
     }
-    Ok(Reply::stream(move |out, _, stop| {
+    Reply::stream(move |out, _, stop| {
         let (from, length) = part.bytes(size);
         // Opened before the head is sent, so that the runtime receives the reason of a failure.
         let opened = is_get.then(|| (source.open)(from, stop)).transpose();
@@ -254,7 +169,7 @@ fn blob(digest: String, source: BlobSource, request: &Request) -> Result<Reply, 
         fields.extend((status == 206).then_some(("Content-Range", content_range.as_str())));
         out.start(status, &fields, Some(length))?;
         reader.map_or(Ok(()), |reader| copy(reader, out, &digest, length))
-    }))
+    })
 }
 
 /// Sends exactly `length` bytes.
@@ -279,36 +194,4 @@ fn copy(
         left = left.saturating_sub(count as u64);
     }
     Ok(())
-}
-
-/// Why a request fails: status, code of the specification, and a text for people.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Fault {
-    status: u16,
-    code: &'static str,
-    message: String,
-}
-
-impl Fault {
-    /// Also for a wrong token: a client without it learns nothing.
-    const NO_PATH: Fault = Fault { status: 404, code: "NAME_UNKNOWN", message: String::new() };
-
-    fn new(status: u16, code: &'static str, message: impl Into<String>) -> Fault {
-        Fault { status, code, message: message.into() }
-    }
-
-    fn refused(code: &'static str, refusal: Refusal) -> Fault {
-        match refusal {
-            Refusal::Unknown(why) => Fault::new(404, code, why),
-            Refusal::Unavailable(why) => {
-                log::warn!("an image is not served: {why}");
-                Fault::new(503, "UNAVAILABLE", why)
-            }
-        }
-    }
-
-    fn response(&self) -> Response {
-        let Fault { status, code, message } = self;
-        json_response(*status, &json!({"errors": [{"code": code, "message": message}]}))
-    }
 }

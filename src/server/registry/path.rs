@@ -5,7 +5,7 @@
 //! - CRI-O (a mirror in registries.conf): `<registry>/<repository>/manifests/<ref>`. A path has no
 //!   colon there, so `__5000` is the port 5000.
 
-use super::Fault;
+use super::fault::Fault;
 
 /// The longest name of a registry or a repository, as in the specification.
 const NAME_BYTES: usize = 255;

@@ -9,7 +9,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{Images, RegistrySettings};
+use super::images::Images;
+use super::settings::RegistrySettings;
 use crate::util::{atomic_file, untrusted};
 
 /// Larger files are not ours.

@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::*;
+use crate::image_set::SetReport;
 use crate::server::listen::accept::Port;
 use crate::server::{Deps, Settings, bind, start};
-use crate::util::sha256;
 use crate::util::stop::StopToken;
 use crate::util::threads::{OnDeath, Running};
+use crate::util::{sha256, token};
 
 const MEDIA: &str = "application/vnd.oci.image.manifest.v1+json";
 /// The size of a broken blob: more than the buffers of two sockets.

@@ -1,7 +1,14 @@
-//! `coracle images`.
+//! `coracle images`: the images of the runtime, and the archives that provide images.
+
+mod copy;
+mod export;
+mod import;
+mod list;
+mod progress;
+mod remove;
 
 use crate::cli::exit::Exit;
-use crate::cli::local::Output;
+use crate::cli::local::{ImagesCommand, Output};
 use crate::cli::table::{Cell, Table};
 use crate::server::ImageRow;
 
@@ -9,7 +16,24 @@ use super::client::Client;
 use super::console::{Console, size};
 use super::error::{Outcome, complain};
 
-pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output) -> Outcome {
+pub(super) fn run(
+    client: &Client,
+    console: &mut Console<'_>,
+    output: Output,
+    command: &ImagesCommand,
+) -> Outcome {
+    match command {
+        ImagesCommand::Runtime => of_runtime(client, console, output),
+        ImagesCommand::List => list::run(client, console, output),
+        ImagesCommand::Import { files, directories, wait } => {
+            import::run(client, console, files, directories, *wait)
+        }
+        ImagesCommand::Remove { name } => remove::run(client, console, name),
+        ImagesCommand::Export { name, file } => export::run(client, console, name, file),
+    }
+}
+
+fn of_runtime(client: &Client, console: &mut Console<'_>, output: Output) -> Outcome {
     let mut images: Vec<ImageRow> = client.get("/v1/images")?;
     images.sort_by(|a, b| (&a.tags, &a.digests, &a.id).cmp(&(&b.tags, &b.digests, &b.id)));
     if console.document(output, &images)? {

@@ -1,0 +1,257 @@
+//! Copies a file into a directory so that an interruption at any moment leaves either nothing under
+//! its name or the whole file. A later copy continues where an interrupted one ended.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use rustix::fs::{FlockOperation, flock, fstatvfs, renameat};
+
+use crate::util::untrusted;
+
+/// The size of reads and writes.
+const BUFFER_BYTES: usize = 1024 * 1024;
+
+/// So much is written before it is synced: the unsynced pages of a large file would fill the memory
+/// of a small machine, and the progress would be that of the page cache.
+const SYNC_BYTES: u64 = 16 * 1024 * 1024;
+
+/// What a copy has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Copied {
+    /// The directory has the same file already.
+    Present,
+    /// The whole file is there; so many bytes were there from an earlier attempt.
+    Whole { resumed: u64 },
+}
+
+/// Copies `source` to `directory/name`. `progress` receives the number of bytes that are done.
+///
+/// # Errors
+/// The text names the file. What was copied stays, and the next copy continues with it.
+pub fn copy(
+    source: &Path,
+    directory: &Path,
+    name: &str,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Copied, String> {
+    let failed = |what: &Path| {
+        let what = what.display().to_string();
+        move |why: io::Error| format!("{what}: {why}")
+    };
+    let from = open_source(source).map_err(failed(source))?;
+    let about = from.metadata().map_err(failed(source))?;
+    let size = about.len();
+    let target = directory.join(name);
+    let dir = untrusted::directory(directory, 0).map_err(failed(directory))?;
+    if let Ok(present) = untrusted::open_at(dir.as_fd(), Path::new(name)) {
+        let found = present.metadata().map_err(failed(&target))?;
+        let same = (found.dev(), found.ino()) == (about.dev(), about.ino());
+        if same || (found.len() == size && common(&from, &present, size).map_err(failed(&target))? == size) {
+            return Ok(Copied::Present);
+        }
+    }
+    let part = OsString::from(format!(".{name}.part"));
+    let part_path = directory.join(&part);
+    let mut to =
+        untrusted::open_or_create_at(dir.as_fd(), Path::new(&part), 0o600).map_err(failed(&part_path))?;
+    flock(&to, FlockOperation::NonBlockingLockExclusive)
+        .map_err(|_| format!("{}: another import writes this file", part_path.display()))?;
+    let begun = to.metadata().map_err(failed(&part_path))?.len();
+    let resumed = common(&from, &to, begun.min(size)).map_err(failed(&part_path))?;
+    let space = fstatvfs(&dir).map_err(|why| failed(directory)(why.into()))?;
+    // The blocks of the part count as used; those beyond its good beginning become free.
+    let free = space.f_bavail.saturating_mul(space.f_frsize).saturating_add(begun.saturating_sub(resumed));
+    if free < size.saturating_sub(resumed) {
+        return Err(format!(
+            "{}: there are {free} bytes of free space for {} bytes of {}",
+            directory.display(),
+            size.saturating_sub(resumed),
+            source.display()
+        ));
+    }
+    to.set_len(resumed).map_err(failed(&part_path))?;
+    to.seek(SeekFrom::Start(resumed)).map_err(failed(&part_path))?;
+    fill(&from, &mut to, resumed, size, progress).map_err(failed(source))?;
+    to.set_permissions(std::fs::Permissions::from_mode(0o644)).map_err(failed(&part_path))?;
+    to.sync_all().map_err(failed(&part_path))?;
+    renameat(&dir, Path::new(&part), &dir, name).map_err(|why| failed(&target)(why.into()))?;
+    // The name, too, survives a loss of power.
+    rustix::fs::fsync(&dir).map_err(|why| failed(directory)(why.into()))?;
+    Ok(Copied::Whole { resumed })
+}
+
+/// A pipe or a device has no size.
+fn open_source(source: &Path) -> io::Result<File> {
+    // The operator's file may be a link.
+    let real = std::fs::canonicalize(source)?;
+    untrusted::open(&real)
+}
+
+/// The length of the common beginning of two files, up to `limit`.
+fn common(one: &File, other: &File, limit: u64) -> io::Result<u64> {
+    let (mut a, mut b) = (vec![0; BUFFER_BYTES], vec![0; BUFFER_BYTES]);
+    let mut at = 0;
+    while at < limit {
+        let most = usize::try_from(limit - at).unwrap_or(usize::MAX).min(BUFFER_BYTES);
+        let (a, b) = (a.get_mut(..most).unwrap_or_default(), b.get_mut(..most).unwrap_or_default());
+        one.read_exact_at(a, at)?;
+        other.read_exact_at(b, at)?;
+        let equal = a.iter().zip(b.iter()).take_while(|(a, b)| a == b).count();
+        at += equal as u64;
+        if equal < most {
+            break;
+        }
+    }
+    Ok(at)
+}
+
+/// Copies the bytes from `at` to `size`.
+fn fill(
+    from: &File,
+    to: &mut File,
+    mut at: u64,
+    size: u64,
+    progress: &mut dyn FnMut(u64, u64),
+) -> io::Result<()> {
+    let mut reader = from;
+    reader.seek(SeekFrom::Start(at))?;
+    let mut buffer = vec![0; BUFFER_BYTES];
+    let mut unsynced = 0;
+    while at < size {
+        progress(at, size);
+        let count = match reader.read(&mut buffer) {
+            Ok(0) => return Err(io::Error::other("the file became shorter while it was copied")),
+            Err(why) if why.kind() == io::ErrorKind::Interrupted => continue,
+            read => read?,
+        };
+        to.write_all(buffer.get(..count).unwrap_or_default())?;
+        at += count as u64;
+        unsynced += count as u64;
+        if unsynced >= SYNC_BYTES {
+            to.sync_data()?;
+            unsynced = 0;
+        }
+    }
+    if at > size || from.metadata()?.len() != size {
+        return Err(io::Error::other("the file changed while it was copied"));
+    }
+    progress(size, size);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(count: usize) -> Vec<u8> {
+        (0..count).map(|at| (at % 253) as u8).collect()
+    }
+
+    struct Place {
+        dir: tempfile::TempDir,
+    }
+
+    impl Place {
+        fn new(content: &[u8]) -> Place {
+            let place = Place { dir: tempfile::tempdir().unwrap() };
+            std::fs::create_dir(place.images()).unwrap();
+            std::fs::write(place.source(), content).unwrap();
+            place
+        }
+
+        fn images(&self) -> std::path::PathBuf {
+            self.dir.path().join("images.d")
+        }
+
+        fn source(&self) -> std::path::PathBuf {
+            self.dir.path().join("a.tar")
+        }
+
+        fn part(&self) -> std::path::PathBuf {
+            self.images().join(".a.tar.part")
+        }
+
+        fn copy(&self) -> Result<Copied, String> {
+            copy(&self.source(), &self.images(), "a.tar", &mut |_, _| {})
+        }
+
+        fn names(&self) -> Vec<String> {
+            let entries = std::fs::read_dir(self.images()).unwrap();
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        }
+    }
+
+    #[test]
+    fn copy_continues_after_the_equal_beginning() {
+        let content = bytes(3 * BUFFER_BYTES + 17);
+        let place = Place::new(&content);
+        for (part, resumed) in [
+            (Vec::new(), 0),
+            (content[..5].to_vec(), 5),
+            (content[..2 * BUFFER_BYTES + 3].to_vec(), 2 * BUFFER_BYTES + 3),
+            // A loss of power left zeros at the end.
+            ([&content[..100], &[0; 5000][..]].concat(), 100),
+            // Another file.
+            (b"other".to_vec(), 0),
+            // Longer than the file.
+            ([&content[..], b"more"].concat(), content.len()),
+        ] {
+            std::fs::write(place.part(), &part).unwrap();
+            assert_eq!(place.copy(), Ok(Copied::Whole { resumed: resumed as u64 }));
+            assert_eq!(place.names(), ["a.tar"]);
+            let target = place.images().join("a.tar");
+            assert!(std::fs::read(&target).unwrap() == content);
+            assert_eq!(std::fs::metadata(&target).unwrap().permissions().mode() & 0o777, 0o644);
+            assert_eq!(place.copy(), Ok(Copied::Present));
+            std::fs::remove_file(target).unwrap();
+        }
+    }
+
+    #[test]
+    fn interrupted_copy_leaves_no_file_of_the_name_and_is_resumed() {
+        let content = bytes(5 * BUFFER_BYTES);
+        let place = Place::new(&content);
+        let stopped = std::panic::catch_unwind(|| {
+            copy(&place.source(), &place.images(), "a.tar", &mut |done, _| {
+                // As a kill at this moment.
+                assert!(done < 2 * BUFFER_BYTES as u64, "stop here");
+            })
+        });
+        assert!(stopped.is_err());
+        assert_eq!(place.names(), [".a.tar.part"]);
+        assert_eq!(place.copy(), Ok(Copied::Whole { resumed: 2 * BUFFER_BYTES as u64 }));
+        assert!(std::fs::read(place.images().join("a.tar")).unwrap() == content);
+    }
+
+    #[test]
+    fn changed_archive_of_the_same_name_is_replaced() {
+        let place = Place::new(b"new content");
+        std::fs::write(place.images().join("a.tar"), "old content").unwrap();
+        assert_eq!(place.copy(), Ok(Copied::Whole { resumed: 0 }));
+        assert_eq!(std::fs::read(place.images().join("a.tar")).unwrap(), b"new content");
+    }
+
+    #[test]
+    fn errors_name_the_file_and_nothing_is_replaced() {
+        let place = Place::new(b"x");
+        let error = |source: &Path| copy(source, &place.images(), "a.tar", &mut |_, _| {}).unwrap_err();
+        assert!(error(Path::new("/no/such.tar")).starts_with("/no/such.tar: "));
+        assert!(error(place.dir.path()).ends_with("not a regular file"));
+        std::os::unix::fs::symlink("/etc/passwd", place.part()).unwrap();
+        assert!(place.copy().unwrap_err().contains(".a.tar.part: "));
+        std::fs::remove_file(place.part()).unwrap();
+        let other = File::create(place.part()).unwrap();
+        flock(&other, FlockOperation::NonBlockingLockExclusive).unwrap();
+        assert!(place.copy().unwrap_err().contains("another import"));
+        drop(other);
+        // A sparse file that is larger than any disk.
+        let large = place.dir.path().join("large.tar");
+        File::create(&large).unwrap().set_len(1 << 43).unwrap();
+        assert!(error(&large).contains("bytes of free space"));
+        assert_eq!(place.names().len(), 1, "only the part");
+    }
+}

@@ -1,0 +1,129 @@
+//! The steps of a set-up: computed first, then shown or done.
+
+use std::fs::{self, DirBuilder};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::util::{atomic_file, untrusted};
+
+/// What has to be done.
+#[derive(Debug, Default)]
+pub struct Plan {
+    pub steps: Vec<Step>,
+    /// What the operator should know.
+    pub notes: Vec<String>,
+    /// The service of the runtime.
+    pub service: &'static str,
+    /// Whether the runtime must be restarted.
+    pub restart: bool,
+}
+
+/// One change.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    Write {
+        path: PathBuf,
+        text: String,
+        /// The mode of a new file; an existing one keeps its mode.
+        mode: u32,
+        /// Whether the present file is kept as `<name>.before-coracle`.
+        copy: bool,
+        /// The changes for people; a secret is not shown.
+        shown: Vec<String>,
+    },
+    Link {
+        path: PathBuf,
+        target: PathBuf,
+    },
+}
+
+impl Step {
+    /// Prints the step. `does`: it is done, too.
+    pub fn show(&self, does: bool, out: &mut dyn Write) -> io::Result<()> {
+        let would = if does { "" } else { "would " };
+        match self {
+            Step::Write { path, copy, shown, .. } => {
+                writeln!(out, "{would}write {}", path.display())?;
+                for line in shown {
+                    writeln!(out, "  + {line}")?;
+                }
+                if *copy {
+                    writeln!(out, "  the present file stays as {}", before(path).display())?;
+                }
+                Ok(())
+            }
+            Step::Link { path, target } => {
+                writeln!(out, "{would}make {} a link to {}", path.display(), target.display())
+            }
+        }
+    }
+
+    /// Makes the change.
+    ///
+    /// # Errors
+    /// The text names the file.
+    pub fn apply(&self) -> Result<(), String> {
+        let (path, done) = match self {
+            Step::Write { path, text, mode, copy, .. } => (path, write(path, text, *mode, *copy)),
+            Step::Link { path, target } => {
+                let link = || {
+                    make_parent(path)?;
+                    std::os::unix::fs::symlink(target, path)
+                };
+                (path, link())
+            }
+        };
+        done.map_err(|why| format!("cannot write {}: {why}", path.display()))
+    }
+}
+
+fn write(path: &Path, text: &str, mode: u32, copy: bool) -> io::Result<()> {
+    // A link to the file stays a link.
+    let real = match fs::canonicalize(path) {
+        Err(why) if why.kind() == ErrorKind::NotFound => path.to_owned(),
+        real => real?,
+    };
+    make_parent(&real)?;
+    let mode = match fs::metadata(&real) {
+        Ok(present) => present.permissions().mode() & 0o7777,
+        Err(_) => mode,
+    };
+    let kept = before(path);
+    // The first copy is the file as it was without coracle.
+    if copy && fs::symlink_metadata(&kept).is_err() {
+        let present = untrusted::read_own(&real, MOST_BYTES)?;
+        atomic_file::write(&kept, &present, mode)?;
+    }
+    atomic_file::write(&real, text.as_bytes(), mode)
+}
+
+fn make_parent(path: &Path) -> io::Result<()> {
+    let parent = path.parent().ok_or(ErrorKind::InvalidInput)?;
+    DirBuilder::new().recursive(true).mode(0o755).create(parent)
+}
+
+fn before(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".before-coracle");
+    path.with_file_name(name)
+}
+
+/// The largest configuration that is read.
+pub const MOST_BYTES: u64 = 1024 * 1024;
+
+/// Reads a configuration; `None`: there is no such file.
+///
+/// # Errors
+/// The text names the file.
+pub fn read(path: &Path, limit: u64) -> Result<Option<String>, String> {
+    let failed = |why: io::Error| format!("cannot read {}: {why}", path.display());
+    match untrusted::read_own(path, limit) {
+        Ok(bytes) => {
+            let text = String::from_utf8(bytes);
+            text.map(Some).map_err(|_| format!("{}: this is not UTF-8 text", path.display()))
+        }
+        Err(why) if why.kind() == ErrorKind::NotFound => Ok(None),
+        Err(why) => Err(failed(why)),
+    }
+}

@@ -1,0 +1,47 @@
+//! Errors in the form of the specification, and the documents of the registry itself.
+
+use serde_json::json;
+
+use crate::image_set::Refusal;
+use crate::server::http::response::Response;
+
+/// A sign of this API, which old clients require.
+pub const VERSION: (&str, &str) = ("Docker-Distribution-Api-Version", "registry/2.0");
+
+/// Why a request fails: status, code of the specification, and a text for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    pub status: u16,
+    pub code: &'static str,
+    pub message: String,
+}
+
+impl Fault {
+    /// Also for a wrong token: a client without it learns nothing.
+    pub const NO_PATH: Fault = Fault { status: 404, code: "NAME_UNKNOWN", message: String::new() };
+
+    pub fn new(status: u16, code: &'static str, message: impl Into<String>) -> Fault {
+        Fault { status, code, message: message.into() }
+    }
+
+    pub fn refused(code: &'static str, refusal: Refusal) -> Fault {
+        match refusal {
+            Refusal::Unknown(why) => Fault::new(404, code, why),
+            Refusal::Unavailable(why) => {
+                log::warn!("an image is not served: {why}");
+                Fault::new(503, "UNAVAILABLE", why)
+            }
+        }
+    }
+
+    pub fn response(&self) -> Response {
+        let Fault { status, code, message } = self;
+        json_response(*status, &json!({"errors": [{"code": code, "message": message}]}))
+    }
+}
+
+/// A document in JSON.
+pub fn json_response(status: u16, document: &serde_json::Value) -> Response {
+    let headers = vec![(VERSION.0, VERSION.1.to_owned())];
+    Response { status, headers, ..Response::json(document) }
+}
