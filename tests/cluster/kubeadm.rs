@@ -171,7 +171,8 @@ fn kubeadm_joins_a_node_whose_kubelet_is_coracle() {
     let own = if runs_go_kubelet() { over(own, go_kubelet_config(&machine.dir)) } else { own };
     machine.write("patches/kubeletconfiguration+strategic.json", &own.to_string());
     machine.write("default", "KUBELET_EXTRA_ARGS='--node-ip=192.0.2.10 --v=2'\n");
-    let (patches, socket) = (machine.dir.join("patches").display().to_string(), machine.containerd.endpoint());
+    let (patches, socket) =
+        (machine.dir.join("patches").display().to_string(), machine.containerd.endpoint());
     let mut args = vec!["join"];
     args.extend(join.iter().map(String::as_str));
     args.extend(["--node-name", NAME, "--cri-socket", &socket, "--patches", &patches]);
@@ -189,9 +190,8 @@ fn kubeadm_joins_a_node_whose_kubelet_is_coracle() {
     plane.apply(&bound);
     fs::create_dir_all("/etc/kubernetes/manifests").expect("the directory of static pods");
     fs::write("/etc/kubernetes/manifests/own.json", simple("own").to_string()).expect("a static pod");
-    let ready = |name: &str| {
-        plane.wait(&["pod", name], "ready", LIMIT, |pod| condition(pod, "Ready") == "True")
-    };
+    let ready =
+        |name: &str| plane.wait(&["pod", name], "ready", LIMIT, |pod| condition(pod, "Ready") == "True");
     let before = ready("kubeadm-web");
     ready("own-kubeadm");
     // By the node API, on the port of kubelets.

@@ -131,7 +131,9 @@ impl Containerd {
         // A container that ends or starts meanwhile can make it fail.
         let list = wait_for("a list of runc", LIMIT, || {
             let output = command.output().expect("runc runs");
-            serde_json::from_slice::<serde_json::Value>(&output.stdout).ok().filter(|_| output.status.success())
+            serde_json::from_slice::<serde_json::Value>(&output.stdout)
+                .ok()
+                .filter(|_| output.status.success())
         });
         let task = |one: &serde_json::Value| Task {
             id: one["id"].as_str().unwrap_or_default().to_owned(),
