@@ -28,49 +28,9 @@ const IGNORED_CHECKS: &str =
     // It refuses cgroup v1, and kernels whose configuration cannot be read.
     "SystemVerification";
 
-/// `systemctl` with the unit `kubelet` and the drop-in of the packages of kubeadm. `$0`/.. has the
-/// process id, the log, and the file that the packages have at `/etc/default/kubelet`.
-const SYSTEMCTL: &str = r#"#!/bin/sh
-state=${0%/*}/..
-echo "$*" >>"$state/systemctl.log"
-pid=$(cat "$state/pid" 2>/dev/null)
-runs() { [ -n "$pid" ] && grep -q kubelet "/proc/$pid/comm" 2>/dev/null; }
-case "$*" in
-daemon-reload | "is-enabled kubelet") ;;
-"is-active kubelet" | "status kubelet")
-    runs && echo active && exit
-    echo inactive
-    exit 3
-    ;;
-"is-active "*)
-    echo inactive
-    exit 3
-    ;;
-"start kubelet")
-    runs && exit
-    umask 022
-    for file in /var/lib/kubelet/kubeadm-flags.env "$state/default"; do
-        [ ! -e "$file" ] || . "$file"
-    done
-    setsid kubelet --bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf \
-        --kubeconfig=/etc/kubernetes/kubelet.conf --config=/var/lib/kubelet/config.yaml \
-        $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS >>"$state/kubelet.log" 2>&1 </dev/null &
-    echo $! >"$state/pid"
-    ;;
-"stop kubelet")
-    runs && kill "$pid"
-    for _ in $(seq 300); do
-        runs || exit 0
-        sleep 0.05
-    done
-    exit 1
-    ;;
-*)
-    echo "no such command: $*" >&2
-    exit 1
-    ;;
-esac
-"#;
+/// `systemctl` with the unit `kubelet` and the drop-in of the packages of kubeadm. `..` of its directory
+/// has the process id, the log, and the file that the packages have at `/etc/default/kubelet`.
+const SYSTEMCTL: &str = include_str!("data/systemctl");
 
 /// The machine that becomes a node.
 struct Machine {
