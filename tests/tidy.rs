@@ -56,7 +56,6 @@ const DOORS: &[(&str, &str)] = &[
     ("grpcio", "transport"),
     ("protobuf", "transport"),
     ("futures_util", "transport"),
-    ("ureq", "transport"),
     ("httparse", "transport"),
     ("rustls", "transport"),
     ("rcgen", "kube"),

@@ -64,22 +64,27 @@ impl Caller {
     ) -> Result<Resp, CriError> {
         let begun = Instant::now();
         let result = self.channel.call_with_stop(method, request, limit, stop);
-        let operation = metrics::operation(method.name);
+        self.ended(method.name, object, begun, result.is_ok());
+        result.map_err(|error| self.failed(object, error, stop))
+    }
+
+    /// Counts a call. Like [`Caller::failed`] it has no type parameters, so that it is compiled once.
+    fn ended(&self, method: &'static str, object: &str, begun: Instant, succeeded: bool) {
+        let operation = metrics::operation(method);
         metrics::RUNTIME_OPERATIONS.inc([operation]);
         metrics::RUNTIME_OPERATIONS_DURATION.took([operation], begun.elapsed());
-        match result {
-            Ok(answer) => {
-                self.log.succeeded(method.name, object);
-                Ok(answer)
-            }
-            Err(error) => {
-                let error = failed(object, error, stop);
-                if error.class() != Class::Stopping {
-                    metrics::RUNTIME_OPERATIONS_ERRORS.inc([operation]);
-                }
-                Err(self.note(error))
-            }
+        if succeeded {
+            self.log.succeeded(method, object);
         }
+    }
+
+    fn failed(&self, object: &str, error: CallError, stop: &StopToken) -> CriError {
+        let operation = metrics::operation(error.method);
+        let error = failed(object, error, stop);
+        if error.class() != Class::Stopping {
+            metrics::RUNTIME_OPERATIONS_ERRORS.inc([operation]);
+        }
+        self.note(error)
     }
 
     pub(super) fn incomplete(&self, method: &'static str, object: &str, what: &'static str) -> CriError {

@@ -361,13 +361,17 @@ impl Client {
     }
 
     fn object<T: DeserializeOwned>(&self, call: &Call<'_>) -> Result<T, ApiError> {
+        typed::decode(&self.value(call)?).map_err(|error| {
+            ApiError::form(call.attempt(), format!("the response is no object of this kind: {error}"))
+        })
+    }
+
+    /// The part of [`Client::object`] without a type parameter: it is compiled once.
+    fn value(&self, call: &Call<'_>) -> Result<Value, ApiError> {
         let mut response = self.send(call)?;
         let value = parse(&mut response.body);
         self.took(call.method, &response.body);
-        let value = value.map_err(|wrong| self.unreadable(call.verb, call.target, wrong))?;
-        typed::decode(&value).map_err(|error| {
-            ApiError::form(call.attempt(), format!("the response is no object of this kind: {error}"))
-        })
+        value.map_err(|wrong| self.unreadable(call.verb, call.target, wrong))
     }
 
     /// Records the size of a response that was read.

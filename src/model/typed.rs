@@ -170,6 +170,79 @@ impl de::Error for Fault {
     }
 }
 
+// Functions without type parameters: the generic ones that call them are compiled hundreds of times.
+
+/// The step into a field of a structure, or to a key of a map.
+#[inline(never)]
+fn into_entry(key: &str, free_key: bool) -> Step {
+    if free_key { Step::Key(key.to_owned()) } else { Step::Field(key.to_owned()) }
+}
+
+/// Leaves the last step; records the path of the first fault.
+#[inline(never)]
+fn ascend(trace: &RefCell<Trace>, failed: bool) {
+    let mut trace = trace.borrow_mut();
+    if failed && trace.failed.is_none() {
+        trace.failed = Some(trace.path.clone());
+    }
+    trace.path.pop();
+}
+
+/// The fault of a value with another type than `wanted`.
+#[inline(never)]
+fn wrong_type(value: &Value, wanted: &dyn de::Expected) -> Fault {
+    Fault::invalid_type(found(value), wanted)
+}
+
+fn found(value: &Value) -> Unexpected<'_> {
+    match value {
+        Value::Null => Unexpected::Unit,
+        Value::Bool(value) => Unexpected::Bool(*value),
+        Value::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
+            (Some(value), ..) => Unexpected::Signed(value),
+            (_, Some(value), _) => Unexpected::Unsigned(value),
+            (.., Some(value)) => Unexpected::Float(value),
+            _ => Unexpected::Other("number"),
+        },
+        Value::String(text) => Unexpected::Str(text),
+        Value::Array(_) => Unexpected::Other("list"),
+        Value::Object(_) => Unexpected::Other("mapping"),
+    }
+}
+
+/// A number as the largest type that holds it exactly.
+enum Number {
+    Signed(i64),
+    Unsigned(u64),
+    Float(f64),
+}
+
+#[inline(never)]
+fn number_of(value: &Value) -> Option<Number> {
+    let Value::Number(number) = value else {
+        return value.is_null().then_some(Number::Signed(0));
+    };
+    match (number.as_i64(), number.as_u64(), number.as_f64()) {
+        (Some(value), ..) => Some(Number::Signed(value)),
+        (_, Some(value), _) => Some(Number::Unsigned(value)),
+        // YAML's 1.0 is the integer 1 to Go. 2^53: beyond it a float is no exact integer.
+        (.., Some(value)) if value.fract() == 0.0 && value.abs() < 9_007_199_254_740_992.0 => {
+            Some(Number::Signed(value as i64))
+        }
+        (.., Some(value)) => Some(Number::Float(value)),
+        _ => None,
+    }
+}
+
+/// The text of a string; null is an empty one.
+fn text_of(value: &Value) -> Option<&str> {
+    match value {
+        Value::String(text) => Some(text),
+        Value::Null => Some(""),
+        _ => None,
+    }
+}
+
 /// A value and its path.
 #[derive(Clone, Copy)]
 struct Cursor<'a> {
@@ -178,7 +251,7 @@ struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// Reads one step deeper; records the path of the first fault.
+    /// Reads one step deeper.
     fn descend<'de, S: DeserializeSeed<'de>>(
         value: &'a Value,
         trace: &'a RefCell<Trace>,
@@ -187,55 +260,23 @@ impl<'a> Cursor<'a> {
     ) -> Result<S::Value, Fault> {
         trace.borrow_mut().path.push(step);
         let result = seed.deserialize(Cursor { value, trace });
-        let mut trace = trace.borrow_mut();
-        if result.is_err() && trace.failed.is_none() {
-            trace.failed = Some(trace.path.clone());
-        }
-        trace.path.pop();
+        ascend(trace, result.is_err());
         result
     }
 
-    fn found(self) -> Unexpected<'a> {
-        match self.value {
-            Value::Null => Unexpected::Unit,
-            Value::Bool(value) => Unexpected::Bool(*value),
-            Value::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
-                (Some(value), ..) => Unexpected::Signed(value),
-                (_, Some(value), _) => Unexpected::Unsigned(value),
-                (.., Some(value)) => Unexpected::Float(value),
-                _ => Unexpected::Other("number"),
-            },
-            Value::String(text) => Unexpected::Str(text),
-            Value::Array(_) => Unexpected::Other("list"),
-            Value::Object(_) => Unexpected::Other("mapping"),
-        }
-    }
-
     fn number<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
-        let Value::Number(number) = self.value else {
-            return if self.value.is_null() {
-                visitor.visit_i64(0)
-            } else {
-                Err(Fault::invalid_type(self.found(), &visitor))
-            };
-        };
-        match (number.as_i64(), number.as_u64(), number.as_f64()) {
-            (Some(value), ..) => visitor.visit_i64(value),
-            (_, Some(value), _) => visitor.visit_u64(value),
-            // YAML's 1.0 is the integer 1 to Go. 2^53: beyond it a float is no exact integer.
-            (.., Some(value)) if value.fract() == 0.0 && value.abs() < 9_007_199_254_740_992.0 => {
-                visitor.visit_i64(value as i64)
-            }
-            (.., Some(value)) => visitor.visit_f64(value),
-            _ => Err(Fault::invalid_type(self.found(), &visitor)),
+        match number_of(self.value) {
+            Some(Number::Signed(value)) => visitor.visit_i64(value),
+            Some(Number::Unsigned(value)) => visitor.visit_u64(value),
+            Some(Number::Float(value)) => visitor.visit_f64(value),
+            None => Err(wrong_type(self.value, &visitor)),
         }
     }
 
     fn text<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
-        match self.value {
-            Value::String(text) => visitor.visit_str(text),
-            Value::Null => visitor.visit_str(""),
-            _ => Err(Fault::invalid_type(self.found(), &"a string")),
+        match text_of(self.value) {
+            Some(text) => visitor.visit_str(text),
+            None => Err(wrong_type(self.value, &"a string")),
         }
     }
 
@@ -243,7 +284,7 @@ impl<'a> Cursor<'a> {
         let entries = match self.value {
             Value::Object(entries) => Some(entries.iter()),
             Value::Null => None,
-            _ => return Err(Fault::invalid_type(self.found(), &"a mapping")),
+            _ => return Err(wrong_type(self.value, &"a mapping")),
         };
         visitor.visit_map(Entries { entries, current: None, trace: self.trace, free_keys })
     }
@@ -281,7 +322,7 @@ impl<'de> de::Deserializer<'de> for Cursor<'_> {
         match self.value {
             Value::Bool(value) => visitor.visit_bool(*value),
             Value::Null => visitor.visit_bool(false),
-            _ => Err(Fault::invalid_type(self.found(), &visitor)),
+            _ => Err(wrong_type(self.value, &visitor)),
         }
     }
 
@@ -334,7 +375,7 @@ impl<'de> de::Deserializer<'de> for Cursor<'_> {
             ("Quantity", Value::Null) => visitor.visit_str("0"),
             ("Quantity", Value::String(text)) => visitor.visit_str(text),
             ("Quantity", Value::Number(_)) => self.number(visitor),
-            ("Quantity", _) => Err(Fault::invalid_type(self.found(), &"a quantity")),
+            ("Quantity", _) => Err(wrong_type(self.value, &"a quantity")),
             _ => visitor.visit_newtype_struct(self),
         }
     }
@@ -343,7 +384,7 @@ impl<'de> de::Deserializer<'de> for Cursor<'_> {
         let items = match self.value {
             Value::Array(items) => items.as_slice(),
             Value::Null => &[],
-            _ => return Err(Fault::invalid_type(self.found(), &"a list")),
+            _ => return Err(wrong_type(self.value, &"a list")),
         };
         visitor.visit_seq(Items { items: items.iter().enumerate(), trace: self.trace })
     }
@@ -383,7 +424,7 @@ impl<'de> de::Deserializer<'de> for Cursor<'_> {
         // Enumerations of the API are texts.
         match self.value {
             Value::String(text) => visitor.visit_enum(text.as_str().into_deserializer()),
-            _ => Err(Fault::invalid_type(self.found(), &"a text")),
+            _ => Err(wrong_type(self.value, &"a text")),
         }
     }
 
@@ -418,8 +459,7 @@ impl<'de> de::MapAccess<'de> for Entries<'_> {
         let Some((key, value)) = self.current else {
             return Err(Fault::custom("a value was asked for before its key"));
         };
-        let step = if self.free_keys { Step::Key(key.clone()) } else { Step::Field(key.clone()) };
-        Cursor::descend(value, self.trace, step, seed)
+        Cursor::descend(value, self.trace, into_entry(key, self.free_keys), seed)
     }
 }
 

@@ -2,8 +2,8 @@
 //! [`Breaker`], closed when the peer does not respond (Go: net/http's Transport as client-go sets
 //! it up).
 //!
-//! Does not use the HTTP library: only its codec would be useful, with three times the memory per
-//! watch (`docs/dependencies.md`).
+//! Uses no HTTP library: only its codec would be useful, with three times the memory per watch
+//! (`docs/dependencies.md`).
 //!
 //! DIFFERS: HTTP/1.1 where upstream prefers HTTP/2: one connection per watch and per request in
 //! progress.

@@ -270,14 +270,35 @@ impl Channel {
         options: grpcio::CallOption,
         stop: &StopToken,
     ) -> Result<Resp, CallError> {
+        let write = |slice: &mut grpcio::GrpcSlice| (method.method.req_mar.ser)(request, slice);
+        let reader = self.start_any(method.name, method.method.name, &write, options, stop)?;
+        (method.method.resp_mar.de)(reader).map_err(|error| CallError::new(method.name, error))
+    }
+
+    /// The part of a call that does not depend on the types of its messages: it is compiled once, and
+    /// so is what it calls in the library.
+    fn start_any(
+        &self,
+        name: &'static str,
+        path: &'static str,
+        request: &Writer<'_>,
+        options: grpcio::CallOption,
+        stop: &StopToken,
+    ) -> Result<grpcio::MessageReader, CallError> {
         if stop.is_stopped() {
-            return Err(CallError::stopped(method.name));
+            return Err(CallError::stopped(name));
         }
+        let method = grpcio::Method {
+            ty: grpcio::MethodType::Unary,
+            name: path,
+            req_mar: grpcio::Marshaller { ser: write_any, de: no_request },
+            resp_mar: grpcio::Marshaller { ser: no_response, de: Ok },
+        };
         let mut receiver = self
             .client
-            .unary_call_async(&method.method, request, options)
-            .map_err(|error| CallError::new(method.name, error))?;
-        let _waiting = threads::waiting(method.name);
+            .unary_call_async(&method, &request, options)
+            .map_err(|error| CallError::new(name, error))?;
+        let _waiting = threads::waiting(name);
         let bell = Bell::new();
         loop {
             // The library panics on a success without a message; that must not end the agent.
@@ -285,16 +306,16 @@ impl Channel {
                 Pin::new(&mut receiver).poll(&mut Context::from_waker(&bell.waker))
             }));
             match polled {
-                Ok(Poll::Ready(answer)) => return answer.map_err(|error| CallError::new(method.name, error)),
+                Ok(Poll::Ready(answer)) => return answer.map_err(|error| CallError::new(name, error)),
                 Ok(Poll::Pending) => {}
                 Err(_) => {
                     let message = "the server responded without a message".to_owned();
-                    return Err(CallError { method: method.name, kind: Kind::Internal, message });
+                    return Err(CallError { method: name, kind: Kind::Internal, message });
                 }
             }
             if bell.wait(stop) == Woken::Stop {
                 receiver.cancel();
-                return Err(CallError::stopped(method.name));
+                return Err(CallError::stopped(name));
             }
         }
     }
@@ -351,6 +372,21 @@ impl<Resp> Drop for Incoming<Resp> {
     fn drop(&mut self) {
         self.receiver.cancel();
     }
+}
+
+/// Writes a request, whatever its type is.
+type Writer<'a> = dyn Fn(&mut grpcio::GrpcSlice) -> grpcio::Result<()> + 'a;
+
+fn write_any(request: &&Writer<'_>, slice: &mut grpcio::GrpcSlice) -> grpcio::Result<()> {
+    request(slice)
+}
+
+fn no_request<'a>(_: grpcio::MessageReader) -> grpcio::Result<&'a Writer<'a>> {
+    Err(grpcio::Error::QueueShutdown)
+}
+
+fn no_response(_: &grpcio::MessageReader, _: &mut grpcio::GrpcSlice) -> grpcio::Result<()> {
+    Err(grpcio::Error::QueueShutdown)
 }
 
 fn options(limit: Option<Duration>) -> grpcio::CallOption {

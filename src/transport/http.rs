@@ -1,37 +1,44 @@
-//! GET requests with headers, limits and cancellation: the HTTP library over our own connections
-//! (Go: net/http's Client, as pkg/kubelet/config/http.go uses it).
+//! GET requests with headers, limits and cancellation (Go: net/http's Client, as
+//! pkg/kubelet/config/http.go uses it).
 //!
-//! The library writes requests, reads responses and follows redirects. Its proxy support is not
-//! used: it sends CONNECT also for http URLs, and interprets `NO_PROXY` differently. Its interface
-//! for connections may change with any version, so `Cargo.toml` pins one version.
+//! The codec is that of probes (`dial`) and the connections are those to the API server (`api`):
+//! each request opens one, through a proxy if the environment has one, and closes it.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, Write};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use ureq::ResponseExt;
-use ureq::http::Uri;
-use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
-use ureq::unversioned::transport::{
-    Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport,
-};
-
 use super::api::route::{Route, Stream};
 use super::api::{Breaker, Use};
-use super::dial::words;
+use super::dial::url::Url;
+use super::dial::{DialError, Fields, MAX_REDIRECTS, Scheme};
+use super::http1::ResponseHead;
 use super::proxy::{Environment, Proxy, ProxyScheme};
 use super::tls::client::Tls;
 use super::tls::{Roots, TlsSetupError};
 
-/// Buffer size in each direction; the library accepts no larger head. Allocated only during a request.
-const BUFFER_BYTES: usize = 64 * 1024;
+const USER_AGENT: &str = concat!("coracle/", env!("CARGO_PKG_VERSION"));
 
 /// Why there is no response.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct GetError(String);
+
+impl From<TlsSetupError> for GetError {
+    fn from(error: TlsSetupError) -> Self {
+        GetError(error.to_string())
+    }
+}
+
+impl From<DialError> for GetError {
+    fn from(error: DialError) -> Self {
+        GetError(match error {
+            DialError::Timeout => "no complete response in time".to_owned(),
+            other => other.to_string(),
+        })
+    }
+}
 
 /// A response of any status.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,12 +54,11 @@ pub struct GetResponse {
 /// Sends GET requests for one URL.
 #[derive(Clone)]
 pub struct Getter {
-    agent: ureq::Agent,
     url: String,
-    headers: BTreeMap<String, Vec<String>>,
+    headers: Vec<(String, String)>,
+    timeout: Duration,
     max_body_bytes: usize,
-    environment: Arc<Environment>,
-    breaker: Breaker,
+    dialer: Arc<Dialer>,
 }
 
 impl Getter {
@@ -77,27 +83,12 @@ impl Getter {
         roots: Roots,
         environment: Environment,
     ) -> Self {
-        let secure = url.get(..8).is_some_and(|start| start.eq_ignore_ascii_case("https://"));
-        let config = ureq::Agent::config_builder()
-            .timeout_global(Some(timeout))
-            .http_status_as_error(false)
-            // DIFFERS: upstream follows a redirect from https to http, where any host on the way
-            // can insert pods into the response.
-            .https_only(secure)
-            .proxy(None)
-            // Between two polls an idle connection would be useless.
-            .max_idle_connections(0)
-            .user_agent(concat!("coracle/", env!("CARGO_PKG_VERSION")))
-            .build();
-        let (environment, breaker) = (Arc::new(environment), Breaker::default());
-        let dialer = Dialer {
-            environment: Arc::clone(&environment),
-            roots,
-            tls: OnceLock::new(),
-            breaker: breaker.clone(),
-        };
-        let agent = ureq::Agent::with_parts(config, dialer, NoResolver);
-        Getter { agent, url: url.to_owned(), headers: headers.clone(), max_body_bytes, environment, breaker }
+        let headers = headers
+            .iter()
+            .flat_map(|(name, values)| values.iter().map(|value| (name.clone(), value.clone())))
+            .collect();
+        let dialer = Dialer { environment, roots, tls: OnceLock::new(), breaker: Breaker::default() };
+        Getter { url: url.to_owned(), headers, timeout, max_body_bytes, dialer: Arc::new(dialer) }
     }
 
     /// Sends one request; redirects are followed, but not to http when this URL is https.
@@ -105,86 +96,83 @@ impl Getter {
     /// # Errors
     /// When there is no complete response in time, or the URL or a header is invalid.
     pub fn get(&self) -> Result<GetResponse, GetError> {
-        self.answer().map_err(|error| GetError(explain(error)))
+        let now = Instant::now();
+        let deadline = now.checked_add(self.timeout).unwrap_or(now);
+        let (mut url, authorization) =
+            Url::parse(&self.url).ok_or_else(|| GetError(format!("invalid URL {:?}", self.url)))?;
+        let mut fields = Fields::of(&self.headers, USER_AGENT)?;
+        if let Some(value) = authorization {
+            fields.authorize(value);
+        }
+        let secure = url.scheme == Scheme::Https;
+        for _ in 0..=MAX_REDIRECTS {
+            let route = self.dialer.route(&url)?;
+            let forwarded = route.forwarder().map(|proxy| {
+                let field = |value| format!("Proxy-Authorization: {value}\r\n");
+                proxy.authorization().map(field).unwrap_or_default()
+            });
+            let request = fields.request(&url, forwarded.as_deref());
+            let (response, location) = self.exchange(&route, &request, deadline)?;
+            let Some(location) = location.filter(|_| matches!(response.status, 301..=303 | 307 | 308)) else {
+                return Ok(response);
+            };
+            let next = url.redirect(&location);
+            let next =
+                next.ok_or_else(|| GetError(format!("failed to parse Location header {location:?}")))?;
+            // DIFFERS: upstream follows a redirect from https to http, where any host on the way can
+            // insert pods into the response.
+            if secure && next.scheme == Scheme::Http {
+                return Err(GetError("a redirect from https to http is not followed".to_owned()));
+            }
+            fields.redirected(&url, &next, &location);
+            fields.without_secrets();
+            url = next;
+        }
+        Err(DialError::TooManyRedirects.into())
     }
 
-    fn answer(&self) -> Result<GetResponse, ureq::Error> {
-        let mut request = self.agent.get(&self.url);
-        for (name, values) in &self.headers {
-            for value in values {
-                request = request.header(name, value);
-            }
-        }
-        let mut response = request.call()?;
-        let status = response.status().as_u16();
-        let target = Target::of(response.get_uri());
-        let proxy = target.and_then(|target| target.forwarder(&self.environment)).map(Proxy::address);
-        let limit = self.max_body_bytes as u64 + 1;
-        let mut body = Vec::new();
-        response.body_mut().as_reader().take(limit).read_to_end(&mut body)?;
-        Ok(GetResponse { status, body, proxy })
+    /// One request. Returns the response, and the target of its redirect.
+    fn exchange(
+        &self,
+        route: &Route,
+        request: &[u8],
+        deadline: Instant,
+    ) -> Result<(GetResponse, Option<String>), DialError> {
+        let breaker = &self.dialer.breaker;
+        let mut stream = route.open(deadline, breaker, Use::Call)?;
+        stream
+            .write_all(request)
+            .and_then(|()| stream.flush())
+            .map_err(|error| stream.failed(&error, "write", breaker))?;
+        let mut reader = BufReader::with_capacity(8 * 1024, stream);
+        let read = self.read(&mut reader);
+        let (head, body) = read.map_err(|error| reader.get_mut().failed(&error, "read", breaker))?;
+        let mut locations =
+            head.fields.all("Location").map(|value| String::from_utf8_lossy(value).into_owned());
+        let location = locations.find(|value| !value.is_empty());
+        let proxy = route.forwarder().map(Proxy::address);
+        Ok((GetResponse { status: head.status, body, proxy }, location))
+    }
+
+    fn read(&self, reader: &mut BufReader<Stream>) -> io::Result<(ResponseHead, Vec<u8>)> {
+        let head = ResponseHead::read(reader)?;
+        let body = head.framing()?.read_up_to(reader, self.max_body_bytes.saturating_add(1))?;
+        Ok((head, body))
     }
 
     /// Ends a request in progress and refuses later ones. Does not block.
     pub fn shut_down(&self) {
-        self.breaker.trip();
+        self.dialer.breaker.trip();
     }
 }
 
-fn explain(error: ureq::Error) -> String {
-    match error {
-        ureq::Error::RequireHttpsOnly(_) => "a redirect from https to http is not followed".to_owned(),
-        ureq::Error::Timeout(_) => "no complete response in time".to_owned(),
-        ureq::Error::Other(inner) => inner.to_string(),
-        ureq::Error::Io(error) => words(&error),
-        other => other.to_string(),
-    }
-}
-
-/// The target of a URL.
-struct Target<'a> {
-    https: bool,
-    /// The host, without brackets.
-    host: &'a str,
-    port: u16,
-    /// Host and port as in the URL, without user and password.
-    authority: &'a str,
-}
-
-impl Target<'_> {
-    fn of(uri: &Uri) -> Option<Target<'_>> {
-        let https = uri.scheme_str() == Some("https");
-        let host = uri.host()?;
-        let bare = host.strip_prefix('[').and_then(|inner| inner.strip_suffix(']')).unwrap_or(host);
-        let authority = uri.authority()?.as_str();
-        let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-        let port = uri.port_u16().unwrap_or(if https { 443 } else { 80 });
-        Some(Target { https, host: bare, port, authority })
-    }
-
-    fn proxy<'e>(&self, environment: &'e Environment) -> Option<&'e Proxy> {
-        environment.proxy_for(self.https, self.host, self.port)
-    }
-
-    /// The HTTP proxy that gets the request itself, without CONNECT.
-    fn forwarder<'e>(&self, environment: &'e Environment) -> Option<&'e Proxy> {
-        self.proxy(environment).filter(|proxy| !self.https && proxy.scheme != ProxyScheme::Socks5)
-    }
-}
-
-/// Opens connections for the library.
+/// Chooses the connections.
 struct Dialer {
-    environment: Arc<Environment>,
+    environment: Environment,
     roots: Roots,
     /// Created for the first https URL.
     tls: OnceLock<Tls>,
     breaker: Breaker,
-}
-
-impl fmt::Debug for Dialer {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("Dialer")
-    }
 }
 
 impl Dialer {
@@ -199,132 +187,16 @@ impl Dialer {
         tls.to(host)
     }
 
-    fn route(&self, target: &Target<'_>) -> Result<Route, TlsSetupError> {
-        let tls = if target.https { Some(self.tls(target.host)?) } else { None };
-        let route = Route::direct(target.host, target.port, tls, "the manifest URL");
-        let Some(proxy) = target.proxy(&self.environment) else { return Ok(route) };
+    fn route(&self, url: &Url) -> Result<Route, TlsSetupError> {
+        let https = url.scheme == Scheme::Https;
+        let tls = if https { Some(self.tls(&url.host)?) } else { None };
+        let route = Route::direct(&url.host, url.port(), tls, "the manifest URL");
+        let Some(proxy) = self.environment.proxy_for(https, &url.host, url.port()) else { return Ok(route) };
         let tls = match proxy.scheme {
             ProxyScheme::Https => Some(self.tls(&proxy.host)?),
             ProxyScheme::Http | ProxyScheme::Socks5 => None,
         };
         Ok(route.through(proxy.clone(), tls))
-    }
-}
-
-impl Connector<()> for Dialer {
-    type Out = Line;
-
-    fn connect(&self, details: &ConnectionDetails, _: Option<()>) -> Result<Option<Line>, ureq::Error> {
-        let target =
-            Target::of(details.uri).ok_or_else(|| ureq::Error::BadUri("it names no host".to_owned()))?;
-        let route = self.route(&target).map_err(|error| ureq::Error::Other(Box::new(error)))?;
-        let stream = route
-            .open(deadline(&details.timeout), &self.breaker, Use::Call)
-            .map_err(|error| ureq::Error::Other(Box::new(error)))?;
-        let forward = route.forwarder().map(|proxy| Forward {
-            origin: format!("http://{}", target.authority),
-            authorization: proxy.authorization(),
-        });
-        let buffers = LazyBuffers::new(BUFFER_BYTES, BUFFER_BYTES);
-        Ok(Some(Line { stream, secure: target.https, forward, buffers }))
-    }
-}
-
-fn deadline(timeout: &NextTimeout) -> Instant {
-    let now = Instant::now();
-    now.checked_add(*timeout.after).unwrap_or(now)
-}
-
-/// Does no look-up: the route does it, and behind a proxy this node may not know the server's name.
-#[derive(Debug)]
-struct NoResolver;
-
-impl Resolver for NoResolver {
-    fn resolve(
-        &self,
-        _: &Uri,
-        _: &ureq::config::Config,
-        _: NextTimeout,
-    ) -> Result<ResolvedSocketAddrs, ureq::Error> {
-        Ok(self.empty())
-    }
-}
-
-/// Converts a request into one for a proxy (RFC 9112, section 3.2.2).
-struct Forward {
-    /// Scheme and authority of the target.
-    origin: String,
-    /// The value of `Proxy-Authorization`.
-    authorization: Option<String>,
-}
-
-impl Forward {
-    /// Converts a head that begins with `METHOD /path HTTP/1.1` and a line end.
-    fn apply(&self, head: &[u8]) -> Vec<u8> {
-        let (method, rest) = head.split_at(head.iter().position(|byte| *byte == b' ').map_or(0, |at| at + 1));
-        let (line, fields) =
-            rest.split_at(rest.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1));
-        let authorization = self.authorization.as_ref();
-        let field =
-            authorization.map(|value| format!("Proxy-Authorization: {value}\r\n")).unwrap_or_default();
-        [method, self.origin.as_bytes(), line, field.as_bytes(), fields].concat()
-    }
-}
-
-/// A connection for one request of the library.
-struct Line {
-    stream: Stream,
-    secure: bool,
-    /// Present until the head is sent.
-    forward: Option<Forward>,
-    buffers: LazyBuffers,
-}
-
-impl fmt::Debug for Line {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("Line")
-    }
-}
-
-impl Line {
-    fn failed(&mut self, error: io::Error, timeout: &NextTimeout) -> ureq::Error {
-        match error.kind() {
-            io::ErrorKind::TimedOut if self.stream.socket().is_late() => ureq::Error::Timeout(timeout.reason),
-            _ => ureq::Error::Io(error),
-        }
-    }
-}
-
-impl Transport for Line {
-    fn buffers(&mut self) -> &mut dyn Buffers {
-        &mut self.buffers
-    }
-
-    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), ureq::Error> {
-        self.stream.socket().set_deadline(deadline(&timeout));
-        let output = self.buffers.output().get(..amount).unwrap_or_default();
-        let sent = match self.forward.take() {
-            Some(forward) => self.stream.write_all(&forward.apply(output)),
-            None => self.stream.write_all(output),
-        };
-        sent.and_then(|()| self.stream.flush()).map_err(|error| self.failed(error, &timeout))
-    }
-
-    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, ureq::Error> {
-        self.stream.socket().set_deadline(deadline(&timeout));
-        let count = self.stream.read(self.buffers.input_append_buf());
-        let count = count.map_err(|error| self.failed(error, &timeout))?;
-        self.buffers.input_appended(count);
-        Ok(count > 0)
-    }
-
-    fn is_open(&mut self) -> bool {
-        // For one request only.
-        false
-    }
-
-    fn is_tls(&self) -> bool {
-        self.secure
     }
 }
 
@@ -335,6 +207,7 @@ mod tests {
     use rustls::pki_types::pem::PemObject;
     use rustls::pki_types::{CertificateDer, PrivateKeyDer};
     use rustls::{ServerConfig, ServerConnection, StreamOwned};
+    use std::io::Read;
     use std::net::{TcpListener, TcpStream};
 
     const LIMIT: Duration = Duration::from_secs(10);

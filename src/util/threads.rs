@@ -229,6 +229,16 @@ pub fn spawn<F>(name: &str, stack: Stack, on_death: OnDeath, body: F) -> std::io
 where
     F: FnOnce(StopToken) + Send + 'static,
 {
+    // Boxed, so that the rest is compiled once and not for each of the dozens of threads.
+    spawn_boxed(name, stack, on_death, Box::new(body))
+}
+
+fn spawn_boxed(
+    name: &str,
+    stack: Stack,
+    on_death: OnDeath,
+    body: Box<dyn FnOnce(StopToken) + Send>,
+) -> std::io::Result<Running> {
     let name: String = name
         .chars()
         .scan(0, |len, c| {

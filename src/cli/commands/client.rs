@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
+use crate::model::typed;
 use crate::server::connect_local;
 use crate::transport::http1::{Malformed, ResponseHead};
 
@@ -157,8 +158,7 @@ impl Client {
             .map_err(io::Error::from)
             .and_then(|mut framing| framing.read_up_to(&mut body, RESPONSE_BYTES))
             .map_err(|why| self.read_error(target, why))?;
-        serde_json::from_slice(&bytes)
-            .map_err(|why| CommandError::Response { target: target.to_owned(), why: why.to_string() })
+        decoded(target, &bytes)
     }
 
     /// Calls `each` with each line's document until the agent stops or `each` fails.
@@ -178,11 +178,18 @@ impl Client {
             if count == 0 {
                 return Err(CommandError::Ended(self.socket.clone()));
             }
-            let value = serde_json::from_slice(&line)
-                .map_err(|why| CommandError::Response { target: target.to_owned(), why: why.to_string() })?;
-            each(value)?;
+            each(decoded(target, &line)?)?;
         }
     }
+}
+
+/// Reads a document by the decoder of objects: one of serde_json's would be compiled for each of the
+/// three dozen types of responses.
+fn decoded<T: DeserializeOwned>(target: &str, bytes: &[u8]) -> Result<T, CommandError> {
+    serde_json::from_slice(bytes)
+        .map_err(|why| why.to_string())
+        .and_then(|value| typed::decode(&value))
+        .map_err(|why| CommandError::Response { target: target.to_owned(), why })
 }
 
 /// Percent-encodes a query value.

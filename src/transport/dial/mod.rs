@@ -4,8 +4,8 @@
 //! Each request opens its own connection and closes it. A deadline covers the whole request,
 //! look-ups and redirects included, and a stop token ends it within `socket::STOP_LATENCY`.
 //! Certificates are not verified: any server at a pod's address belongs to the pod. Proxies of the
-//! environment are not used. Requests are not written by the HTTP library, because a probe sends
-//! the manifest's headers, byte for byte, and users know the texts of its failures.
+//! environment are not used. A probe sends the manifest's headers, byte for byte, and users know the
+//! texts of its failures. The GET for the manifest URL (`http`) uses the same codec.
 
 pub(super) mod error;
 #[cfg(test)]
@@ -13,7 +13,7 @@ pub(super) mod fuzz;
 pub(super) mod lookup;
 pub(super) mod socket;
 mod tls;
-mod url;
+pub(super) mod url;
 
 use std::io::{self, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr};
@@ -30,7 +30,7 @@ use url::Url;
 /// The longest part of a response's body that is stored; the rest is not read.
 pub const MAX_BODY_BYTES: usize = 10 * 1024;
 /// The limit of redirects on the same host.
-const MAX_REDIRECTS: usize = 10;
+pub(super) const MAX_REDIRECTS: usize = 10;
 
 /// The scheme of a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub fn http_get(get: &HttpGet<'_>, stop: &StopToken) -> Result<HttpResponse, Dia
     let limit = Limit::new(get.timeout, stop);
     let mut url = Url::new(get.scheme, get.host, get.port, get.path);
     let first_host = url.host.clone();
-    let mut fields = Fields::of(get);
+    let mut fields = Fields::of(get.headers, get.user_agent);
     let mut hops = 0;
     loop {
         let failed = |url: &Url, cause: DialError| match cause {
@@ -171,7 +171,7 @@ fn exchange(url: &Url, fields: &Fields, limit: &Limit) -> Result<(HttpResponse, 
         error if error.kind() == io::ErrorKind::UnexpectedEof => DialError::Eof,
         error => DialError::Broken { op, ends: ends.clone(), words: words(error) },
     };
-    let sent = stream.write_all(&fields.request(url)).and_then(|()| stream.flush());
+    let sent = stream.write_all(&fields.request(url, None)).and_then(|()| stream.flush());
     let mut reader = BufReader::with_capacity(2048, stream);
     let head = ResponseHead::read(&mut reader).and_then(|head| Ok((head.framing()?, head)));
     // A server may respond and close without reading the request: then the response counts.
@@ -188,7 +188,7 @@ fn exchange(url: &Url, fields: &Fields, limit: &Limit) -> Result<(HttpResponse, 
 
 /// The header fields of a request, as upstream's client would send them.
 #[derive(Debug, Clone)]
-struct Fields {
+pub(super) struct Fields {
     /// The manifest's value of `Host`.
     host: Option<String>,
     lines: Vec<(String, String)>,
@@ -197,19 +197,16 @@ struct Fields {
 }
 
 impl Fields {
-    fn of(get: &HttpGet<'_>) -> Result<Fields, DialError> {
+    pub(super) fn of(headers: &[(String, String)], user_agent: &str) -> Result<Fields, DialError> {
         let first = |wanted: &str| {
-            get.headers
-                .iter()
-                .find(|(name, _)| name.eq_ignore_ascii_case(wanted))
-                .map(|(_, value)| value.trim())
+            headers.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| value.trim())
         };
         let host = first("Host").filter(|host| !host.is_empty()).map(str::to_owned);
         if host.as_ref().is_some_and(|host| host.bytes().any(|byte| byte <= b' ' || byte == 0x7f)) {
             return Err(DialError::Request("http: invalid Host header".to_owned()));
         }
-        let mut lines = Vec::with_capacity(get.headers.len() + 3);
-        let agent = first("User-Agent").unwrap_or(get.user_agent);
+        let mut lines = Vec::with_capacity(headers.len() + 3);
+        let agent = first("User-Agent").unwrap_or(user_agent);
         if !agent.is_empty() {
             lines.push(("User-Agent".to_owned(), agent.to_owned()));
         }
@@ -217,7 +214,7 @@ impl Fields {
         if accept.is_none() {
             lines.push(("Accept".to_owned(), "*/*".to_owned()));
         }
-        for (name, value) in get.headers {
+        for (name, value) in headers {
             let is = |other: &str| name.eq_ignore_ascii_case(other);
             let elsewhere =
                 ["Host", "User-Agent", "Content-Length", "Transfer-Encoding", "Trailer", "Referer"];
@@ -242,7 +239,7 @@ impl Fields {
     }
 
     /// Adjusts them for a redirect from `from` to `to`.
-    fn redirected(&mut self, from: &Url, to: &Url, location: &str) {
+    pub(super) fn redirected(&mut self, from: &Url, to: &Url, location: &str) {
         // The manifest's host name stays only if the redirect names no other host.
         if url::is_absolute(location) {
             self.host = None;
@@ -254,8 +251,28 @@ impl Fields {
         }
     }
 
-    fn request(&self, url: &Url) -> Vec<u8> {
-        let mut text = format!("GET {} HTTP/1.1\r\nHost: ", url.target);
+    /// Adds the user of the URL, unless the headers name one.
+    pub(super) fn authorize(&mut self, value: String) {
+        let name = "Authorization";
+        if !self.lines.iter().any(|(own, _)| own.eq_ignore_ascii_case(name)) {
+            self.lines.push((name.to_owned(), value));
+        }
+    }
+
+    /// Removes what only the first server may know.
+    pub(super) fn without_secrets(&mut self) {
+        let secret = ["Authorization", "Www-Authenticate", "Cookie", "Cookie2"];
+        self.lines.retain(|(name, _)| !secret.iter().any(|one| name.eq_ignore_ascii_case(one)));
+    }
+
+    /// The head of a request. `forwarded`: it goes to a proxy, which gets the whole URL (RFC 9112,
+    /// section 3.2.2) and these lines.
+    pub(super) fn request(&self, url: &Url, forwarded: Option<&str>) -> Vec<u8> {
+        let mut text = match forwarded {
+            Some(lines) => format!("GET {url} HTTP/1.1\r\n{lines}"),
+            None => format!("GET {} HTTP/1.1\r\n", url.target),
+        };
+        text.push_str("Host: ");
         text.push_str(self.host.as_deref().unwrap_or(&url.authority()));
         text.push_str("\r\n");
         let own = self.referer.as_ref().map(|value| ("Referer", value.as_str()));

@@ -3,26 +3,42 @@
 use std::fmt;
 
 use super::{Scheme, join_host_port};
+use crate::util::encoding::{base64, from_percent};
 
 /// An absolute http or https URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Url {
-    pub(super) scheme: Scheme,
+pub(in crate::transport) struct Url {
+    pub(in crate::transport) scheme: Scheme,
     /// The host, without brackets.
-    pub(super) host: String,
+    pub(in crate::transport) host: String,
     /// The port as written; `None` for the scheme's default.
     port: Option<u16>,
     /// Path and query, as the request line has them.
-    pub(super) target: String,
+    pub(in crate::transport) target: String,
 }
 
 impl Url {
     /// The URL of a manifest's action.
-    pub(super) fn new(scheme: Scheme, host: &str, port: u16, path: &str) -> Url {
+    pub(in crate::transport) fn new(scheme: Scheme, host: &str, port: u16, path: &str) -> Url {
         Url { scheme, host: host.to_owned(), port: Some(port), target: target(path) }
     }
 
-    pub(super) fn port(&self) -> u16 {
+    /// An absolute URL, and the value of `Authorization` for the user name and password in it (RFC
+    /// 7617). `None` if it is no http URL with a host.
+    pub(in crate::transport) fn parse(text: &str) -> Option<(Url, Option<String>)> {
+        let (_, rest) = scheme_of(text)?;
+        let rest = rest.strip_prefix("//")?;
+        let url = Url::new(Scheme::Http, "", 80, "/").redirect(text)?;
+        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        let Some((user, _)) = rest.get(..end).and_then(|authority| authority.rsplit_once('@')) else {
+            return Some((url, None));
+        };
+        let (name, password) = user.split_once(':').unwrap_or((user, ""));
+        let text = [from_percent(name)?, from_percent(password)?].join(&b':');
+        Some((url, Some(format!("Basic {}", base64(&text)))))
+    }
+
+    pub(in crate::transport) fn port(&self) -> u16 {
         self.port.unwrap_or(match self.scheme {
             Scheme::Http => 80,
             Scheme::Https => 443,
@@ -30,7 +46,7 @@ impl Url {
     }
 
     /// Host and port in the form of the `Host` header.
-    pub(super) fn authority(&self) -> String {
+    pub(in crate::transport) fn authority(&self) -> String {
         match self.port {
             Some(port) => join_host_port(&self.host, port),
             None if self.host.contains(':') => format!("[{}]", self.host),
@@ -39,7 +55,7 @@ impl Url {
     }
 
     /// The target of a redirect to `location`; `None` if it is no http URL.
-    pub(super) fn redirect(&self, location: &str) -> Option<Url> {
+    pub(in crate::transport) fn redirect(&self, location: &str) -> Option<Url> {
         let location = location.trim();
         if location.bytes().any(|byte| byte < b' ' || byte == 0x7f) {
             return None;
@@ -82,7 +98,7 @@ impl fmt::Display for Url {
 }
 
 /// Whether a redirect names a scheme, and therefore also a host.
-pub(super) fn is_absolute(location: &str) -> bool {
+pub(in crate::transport) fn is_absolute(location: &str) -> bool {
     scheme_of(location.trim()).is_some()
 }
 
@@ -222,6 +238,26 @@ mod tests {
                 expected,
                 "{location:?}"
             );
+        }
+    }
+
+    #[test]
+    fn absolute_urls_are_split_and_their_passwords_become_a_field() {
+        for (text, expected) in [
+            ("http://h/a?b#c", Some(("http://h/a?b", None))),
+            ("HTTPS://h:1", Some(("https://h:1/", None))),
+            ("http://me:w%40rd@h:80/x@y", Some(("http://h:80/x@y", Some("Basic bWU6d0ByZA==")))),
+            ("http://me@[::1]/", Some(("http://[::1]/", Some("Basic bWU6")))),
+            ("http://%zz@h/", None),
+            ("http:///x", None),
+            ("http:x", None),
+            ("ftp://h/", None),
+            ("h/x", None),
+            ("", None),
+        ] {
+            let parsed = Url::parse(text).map(|(url, user)| (url.to_string(), user));
+            let parsed = parsed.as_ref().map(|(url, user)| (url.as_str(), user.as_deref()));
+            assert_eq!(parsed, expected, "{text}");
         }
     }
 

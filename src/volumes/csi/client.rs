@@ -67,14 +67,15 @@ impl GrpcDriver {
     ) -> Result<Resp, DriverError> {
         let begun = Instant::now();
         let result = self.channel.call_with_stop(method, request, Some(self.limit), stop);
-        let code = match &result {
-            Ok(_) => "OK",
-            Err(error) => error.kind.as_str(),
-        };
-        let values =
-            [self.name.clone(), format!("/csi.v1.Node/{}", method.name), code.to_owned(), "false".to_owned()];
-        CSI_OPERATIONS.took(values, begun.elapsed());
+        let code = result.as_ref().err().map_or("OK", |error| error.kind.as_str());
+        self.took(method.name, code, begun);
         result.map_err(|error| of(&error))
+    }
+
+    fn took(&self, method: &str, code: &str, begun: Instant) {
+        let values =
+            [self.name.clone(), format!("/csi.v1.Node/{method}"), code.to_owned(), "false".to_owned()];
+        CSI_OPERATIONS.took(values, begun.elapsed());
     }
 }
 
