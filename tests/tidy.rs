@@ -30,6 +30,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("claims", 2),
     ("devices", 2),
     ("plugins", 2),
+    ("image_check", 2),
     ("runtime", 2),
     ("observe", 2),
     ("volumes", 2),

@@ -11,6 +11,7 @@ use crate::claims::Claims;
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::devices::Devices;
 use crate::eviction::Reports;
+use crate::image_check::ImageCheck;
 use crate::kube::LocalObjects;
 use crate::kube::client::Client;
 use crate::kube::events::EventLog;
@@ -78,6 +79,8 @@ pub(super) struct Handles {
     pub(super) probes: Probes,
     pub(super) cri: RuntimeClient,
     pub(super) images: ImageClient,
+    /// Finds and replaces damaged files of images.
+    pub(super) image_check: ImageCheck,
     pub(super) sink: EventSink,
     /// The sync loop is stuck after this time without a turn.
     pub(super) turn_limit: Duration,
@@ -121,6 +124,7 @@ impl Handles {
             probes: rooms.probes.clone(),
             cri: rooms.cri.clone(),
             images: rooms.images.clone(),
+            image_check: rooms.image_check.clone(),
             sink: rooms.events.clone(),
             turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),
             volumes: Arc::clone(&rooms.volumes),

@@ -16,6 +16,7 @@ use crate::claims::Claims;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::devices::Devices;
+use crate::image_check::{self, ImageCheck};
 use crate::kube::client::Client;
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::{Event, EventSink};
@@ -50,6 +51,8 @@ pub(super) struct Rooms {
     pub(super) events: EventSink,
     pub(super) cri: RuntimeClient,
     pub(super) images: ImageClient,
+    /// Finds and replaces damaged files of images.
+    pub(super) image_check: ImageCheck,
     pub(super) status: StatusCache,
     pub(super) allocations: Allocations,
     pub(super) observe: Observe,
@@ -112,6 +115,14 @@ pub(super) fn make(
         Arc::new(move |pod: &Pod| managers.is_without_quota(pod))
     };
     let cgroups = PodCgroups::new(cgroups::settings(args, config, host)?, without_quota);
+    let wake = verdicts.clone();
+    let image_check = ImageCheck::new(image_check::Deps {
+        runtime: cri.clone(),
+        images: images.clone(),
+        events: events.clone(),
+        sources: Vec::new(),
+        wake: Box::new(move |uid| wake.put(uid.clone(), ())),
+    });
     let runtime = Runtime::new(
         settings::runtime(args, config, host, &allocatable)?,
         runtime::Deps {
@@ -125,6 +136,10 @@ pub(super) fn make(
                 Arc::new(move |pod| cgroups.path(pod))
             },
             placement: Arc::new(managers.clone()),
+            pulled: {
+                let image_check = image_check.clone();
+                Arc::new(move |image| image_check.pulled(image))
+            },
         },
     );
     let volumes = Arc::new(Volumes::new(
@@ -149,6 +164,7 @@ pub(super) fn make(
         events,
         cri,
         images,
+        image_check,
         allocations,
         reservations,
         allocatable,

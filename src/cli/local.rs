@@ -47,6 +47,7 @@ pub enum Subcommand {
     Images {
         output: Output,
     },
+    VerifyImages(VerifyOptions),
     Volumes(HoldingsOptions),
     Devices {
         output: Output,
@@ -134,6 +135,14 @@ pub struct EventsOptions {
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
+pub struct VerifyOptions {
+    /// Empty: all images.
+    pub images: Vec<String>,
+    pub digests: bool,
+    pub output: Output,
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct TopOptions {
     pub once: bool,
     pub namespace: Option<String>,
@@ -180,7 +189,11 @@ pub const COMMANDS: &[(&str, &str, &str)] = &[
         "top [--once] [-n NAMESPACE] [-o json|yaml]",
         "CPU and memory of pods and containers, every two seconds; --once prints one table",
     ),
-    ("images", "images [-o json|yaml]", "the images on this machine"),
+    (
+        "images",
+        "images [verify [--digests] [IMAGE...]] [-o json|yaml]",
+        "the images on this machine; verify compares their files with their layers, --digests also the contents",
+    ),
     (
         "volumes",
         "volumes [-n NAMESPACE] [-o json|yaml]",
@@ -213,6 +226,7 @@ struct Options {
     container: Option<String>,
     follow: bool,
     once: bool,
+    digests: bool,
     previous: bool,
     tail: Option<u64>,
     since: Option<Duration>,
@@ -242,7 +256,7 @@ pub(super) const TAKES: &[(&str, &[&str])] = &[
     ("status", &["output"]),
     ("events", &["output", "watch", "namespace", "all-namespaces"]),
     ("top", &["once", "namespace", "all-namespaces", "output"]),
-    ("images", &["output"]),
+    ("images", &["output", "digests"]),
     ("volumes", &["output", "namespace", "all-namespaces"]),
     ("devices", &["output"]),
     ("check", &["output", "root-dir", "config"]),
@@ -383,6 +397,7 @@ impl Options {
             "follow" => self.follow = switch(parser, self.is_letter)?,
             "previous" => self.previous = switch(parser, self.is_letter)?,
             "timestamps" => self.timestamps = switch(parser, self.is_letter)?,
+            "digests" => self.digests = switch(parser, self.is_letter)?,
             "once" => self.once = switch(parser, self.is_letter)?,
             "namespace" => self.namespace = Some(value(parser)?),
             // The default; kubectl's users type it.
@@ -433,6 +448,7 @@ impl Options {
             "describe" | "logs" | "events" | "attach" => 1,
             // The pod, and a command of any length.
             "debug" | "exec" | "port-forward" | "validate" => usize::MAX,
+            "images" if self.arguments.first().is_some_and(|first| first == "verify") => usize::MAX,
             _ => 0,
         };
         if let Some(extra) = self.arguments.get(most) {
@@ -448,6 +464,9 @@ impl Options {
         }
         let mut arguments = self.arguments.into_iter();
         let named = arguments.next();
+        if self.digests && named.is_none() {
+            return Err("--digests is for images verify".to_owned());
+        }
         // For the commands that need a pod.
         let pod = match (&named, &namespace) {
             (Some(pod), Some(namespace)) if !pod.contains('/') => Ok(format!("{namespace}/{pod}")),
@@ -495,6 +514,11 @@ impl Options {
             "status" => Subcommand::Status { output },
             "events" => Subcommand::Events(EventsOptions { pod: named, namespace, output, watch }),
             "top" => Subcommand::Top(TopOptions { once: self.once, namespace, output }),
+            "images" if named.is_some() => Subcommand::VerifyImages(VerifyOptions {
+                images: arguments.collect(),
+                digests: self.digests,
+                output,
+            }),
             "images" => Subcommand::Images { output },
             "volumes" => Subcommand::Volumes(HoldingsOptions { output, namespace }),
             "devices" => Subcommand::Devices { output },

@@ -50,7 +50,7 @@ pub use local::select::default_container;
 pub use local::views::{
     DebugReply, Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodCgroupReport,
     PodChange, PodView, PodsReply, ProblemReport, QueueReport, ResourceReport, RuntimeReport, SourceReport,
-    ThreadRow, ThresholdReport, VersionReply,
+    ThreadRow, ThresholdReport, VerifyLine, VersionReply,
 };
 
 use crate::util::threads::{OnDeath, Running};

@@ -10,6 +10,7 @@ pub mod checkpoint_file;
 pub mod child;
 pub mod cpu_list;
 pub mod crc32;
+pub mod decompress;
 pub mod encoding;
 pub mod error_chain;
 pub mod json;
@@ -23,6 +24,7 @@ pub mod sha256;
 pub mod signals;
 pub mod stop;
 pub mod tail;
+pub mod tar;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod threads;

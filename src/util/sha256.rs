@@ -1,9 +1,9 @@
-//! SHA-256, for names of files that are derived from other names, and for cache keys that must not
-//! contain secrets.
+//! SHA-256: for names of files that are derived from other names, for cache keys that must not
+//! contain secrets, and for the contents of images.
 
 use std::fmt::Write as _;
 
-use ring::digest::{SHA256, SHA256_OUTPUT_LEN};
+use ring::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
 
 /// The digest of `bytes`.
 #[must_use]
@@ -15,8 +15,34 @@ pub fn digest(bytes: &[u8]) -> [u8; SHA256_OUTPUT_LEN] {
 /// The digest of `bytes` as lower-case hexadecimal digits.
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
+    text(&digest(bytes))
+}
+
+/// The digest of data that arrive in parts.
+pub struct Hasher(Context);
+
+impl Default for Hasher {
+    fn default() -> Self {
+        Hasher(Context::new(&SHA256))
+    }
+}
+
+impl Hasher {
+    /// Adds the next part.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The digest of all parts as lower-case hexadecimal digits.
+    #[must_use]
+    pub fn finish(self) -> String {
+        text(self.0.finish().as_ref())
+    }
+}
+
+fn text(digest: &[u8]) -> String {
     let mut text = String::with_capacity(64);
-    for byte in digest(bytes) {
+    for byte in digest {
         // Writing to a string does not fail.
         let _ = write!(text, "{byte:02x}");
     }
@@ -38,6 +64,9 @@ mod tests {
             ),
         ] {
             assert_eq!(hex(text.as_bytes()), digest);
+            let mut hasher = Hasher::default();
+            text.as_bytes().chunks(7).for_each(|part| hasher.update(part));
+            assert_eq!(hasher.finish(), digest);
         }
         assert_eq!(
             hex(&[b'a'; 1_000_000]),

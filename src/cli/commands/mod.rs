@@ -23,6 +23,7 @@ mod streams;
 mod tests;
 mod top;
 mod validate;
+mod verify_images;
 mod version;
 mod volumes;
 
@@ -64,6 +65,7 @@ fn dispatch(subcommand: Subcommand, client: &Client, console: &mut Console<'_>) 
         Subcommand::Events(options) => events::run(client, console, &options),
         Subcommand::Top(options) => top::run(client, console, &options),
         Subcommand::Images { output } => images::run(client, console, output),
+        Subcommand::VerifyImages(options) => verify_images::run(client, console, &options),
         Subcommand::Volumes(options) => volumes::run(client, console, &options),
         Subcommand::Devices { output } => devices::run(client, console, output),
         Subcommand::Check { output, root_dir, config } => {

@@ -87,6 +87,8 @@ pub(super) struct Images {
     keyring: Keyring,
     providers: Providers,
     records: Records,
+    /// Receives the name of each image that was pulled.
+    pulled: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
 enum PullError {
@@ -112,11 +114,17 @@ impl PullError {
 }
 
 impl Images {
-    pub(super) fn new(client: cri::ImageClient, events: EventSink, settings: &Settings) -> Images {
+    pub(super) fn new(
+        client: cri::ImageClient,
+        events: EventSink,
+        pulled: Arc<dyn Fn(&str) + Send + Sync>,
+        settings: &Settings,
+    ) -> Images {
         let parallel = settings.max_parallel_image_pulls.map(|n| usize::try_from(n).unwrap_or(1));
         Images {
             client,
             events,
+            pulled,
             failures: Mutex::new(Failures {
                 waits: KeyedBackoff::new(BACKOFF_FIRST, BACKOFF_MAX, BACKOFF_RESET),
                 last: HashMap::new(),
@@ -231,6 +239,7 @@ impl Images {
                     ),
                 );
                 self.succeeded(&key);
+                (self.pulled)(requested);
                 match found {
                     Ok(Some(found)) => Ok(Found { reference, user: user_of(&found) }),
                     Ok(None) => Err(failure(
