@@ -273,13 +273,13 @@ KUBERNETES_VERSION=1.36.3
 
 # Prints the directory with the programs of a Kubernetes control plane (tests/controlplane):
 # "cluster", which makes the keys and runs the control plane, "controlplane" with all components,
-# "kubectl", "metrics-server", and the Go "kubelet" for comparisons. They are built once per version
-# of their source. Go's modules and its build cache are in the cache directory; if they are filled,
+# "kubeadm", "kubectl", "metrics-server", and the Go "kubelet" for comparisons. They are built once
+# per version of their source. Go's modules and its build cache are in the cache directory; if they are filled,
 # only the linker has work.
 controlplane() {
     local source heavy all
     source=$(project_root)/tests/controlplane
-    heavy=$CORACLE_CACHE/kubernetes-$KUBERNETES_VERSION-$(sources_key "$source"/go.{mod,sum} "$source"/{controlplane,kubectl,kubelet}/*.go)
+    heavy=$CORACLE_CACHE/kubernetes-$KUBERNETES_VERSION-$(sources_key "$source"/go.{mod,sum} "$source"/{controlplane,kubeadm,kubectl,kubelet}/*.go)
     all=$CORACLE_CACHE/controlplane-$(sources_key "$source"/go.{mod,sum} "$source"/*/*.go)-$METRICS_SERVER_VERSION
     locked controlplane build_controlplane "$source" "$heavy" "$all" || return
     echo "$all"
@@ -300,11 +300,11 @@ build_controlplane() { # <source> <directory of the slow builds> <directory of a
     done
     if [ ! -e "$2/.done" ]; then
         say "building the components of Kubernetes $KUBERNETES_VERSION (several minutes the first time)"
-        go_build "$1" "$2" "$flags" ./controlplane ./kubectl ./kubelet || return
+        go_build "$1" "$2" "$flags" ./controlplane ./kubeadm ./kubectl ./kubelet || return
         touch "$2/.done"
     fi
     go_build "$1" "$3" "$flags" ./cluster ./caller ./plugin || return
-    ln -sf "$2"/{controlplane,kubectl,kubelet} "$3/"
+    ln -sf "$2"/{controlplane,kubeadm,kubectl,kubelet} "$3/"
     package=$(metrics_server) || return
     ln -sf "$package/metrics-server" "$3/"
     touch "$3/.done"
@@ -380,6 +380,45 @@ build_go_program() { # <directory> <package with its version>
     touch "$1/.done"
 }
 
+CRIO_VERSION=1.34.0
+
+# Prints the directory with CRI-O ("crio" and "pinns"), built from its module once per version. Its
+# other programs, conmon, runc and skopeo, are those of the distribution.
+crio() {
+    local into=$CORACLE_CACHE/crio-$CRIO_VERSION
+    need_node_packages
+    need_crio_packages
+    locked crio build_crio "$into" || return
+    echo "$into"
+}
+
+# Installs what CRI-O needs to run, and to be built with filters of system calls.
+need_crio_packages() {
+    local missing=()
+    command -v conmon >/dev/null || missing+=(conmon)
+    command -v skopeo >/dev/null || missing+=(skopeo)
+    command -v pkg-config >/dev/null || missing+=(pkg-config)
+    pkg-config --exists libseccomp 2>/dev/null || missing+=(libseccomp-dev)
+    [ ${#missing[@]} -eq 0 ] || apt_need "${missing[@]}"
+}
+
+build_crio() { # <directory>
+    [ -e "$1/.done" ] && return
+    need_tools
+    need_go
+    say "building CRI-O $CRIO_VERSION (several minutes the first time)"
+    local source tags=containers_image_openpgp,containers_image_ostree_stub,seccomp
+    tags+=,exclude_graphdriver_btrfs,exclude_graphdriver_devicemapper
+    # Not by "go install", which wants a list of all versions.
+    GOTOOLCHAIN=local GOFLAGS=-modcacherw GOMODCACHE=$CORACLE_CACHE/go/mod \
+        "$GO" mod download "github.com/cri-o/cri-o@v$CRIO_VERSION" >&2 || return
+    source=$CORACLE_CACHE/go/mod/github.com/cri-o/cri-o@v$CRIO_VERSION
+    CGO_ENABLED=1 GO_TAGS=$tags go_build "$source" "$1" "-s -w" ./cmd/crio || return
+    # It pins namespaces with a program in C.
+    cc -std=c99 -O2 -o "$1/pinns" "$source"/pinns/src/*.c || return
+    touch "$1/.done"
+}
+
 go_build() { # <module> <directory for the programs> <flags for the linker> <package...>
     local module=$1 into=$2 flags=$3
     shift 3
@@ -388,7 +427,7 @@ go_build() { # <module> <directory for the programs> <flags for the linker> <pac
         cd "$module" &&
             GOTOOLCHAIN=local GOFLAGS='-mod=readonly -modcacherw' \
                 GOMODCACHE=$CORACLE_CACHE/go/mod GOCACHE=$CORACLE_CACHE/go/build \
-                nice "$GO" build -trimpath -buildvcs=false -ldflags "$flags" -o "$into/" "$@" >&2
+                nice "$GO" build -trimpath -buildvcs=false -tags "${GO_TAGS:-}" -ldflags "$flags" -o "$into/" "$@" >&2
     )
 }
 

@@ -6,7 +6,9 @@ use coracle::agent::{self, Outcome};
 use coracle::cli::{self, Command, Exit};
 
 fn main() -> ExitCode {
-    let exit = match cli::parse(std::env::args_os().skip(1)) {
+    let mut args = std::env::args_os();
+    let program = args.next().unwrap_or_default();
+    let exit = match cli::parse(&program, args) {
         Err(problems) => {
             cli::report(&problems);
             Exit::Usage
@@ -14,6 +16,7 @@ fn main() -> ExitCode {
         Ok(Command::Help) => cli::print(&cli::help()),
         Ok(Command::LocalHelp(command)) => cli::print(&cli::command_help(command)),
         Ok(Command::Version) => cli::print(&format!("{}\n", cli::version())),
+        Ok(Command::KubeletVersion) => cli::print(&cli::kubelet_version()),
         Ok(Command::CheckConfig(args)) => cli::check_config(&args),
         Ok(Command::PrintConfig(args)) => cli::print_config(&args),
         Ok(Command::Local(command)) => cli::run_local(command),

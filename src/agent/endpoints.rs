@@ -1,6 +1,5 @@
 //! The node API's own responses: one pod, one log, one command, the settings.
 
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,6 +15,7 @@ use crate::model::runtime::ContainerState;
 use crate::observe::Observe;
 use crate::runtime::logs::read::resolve;
 use crate::server::{Endpoints, LogSource};
+use crate::util::disk_writes;
 use crate::util::stop::StopToken;
 
 /// The directory behind `/logs/`.
@@ -130,7 +130,7 @@ impl Handles {
 
 /// Makes a directory for root only: a checkpoint has the container's memory.
 fn make_private(directory: &Path) -> std::io::Result<()> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)
+    disk_writes::make_directories(directory, 0o700)
 }
 
 /// Whether a container runs: by its last inspection and, every [`POLL_PERIOD`], by the runtime. If

@@ -12,6 +12,7 @@ use crate::cri::{ImageClient, RuntimeClient};
 use crate::devices::Devices;
 use crate::eviction::Reports;
 use crate::image_check::ImageCheck;
+use crate::image_set::ImageSet;
 use crate::kube::LocalObjects;
 use crate::kube::client::Client;
 use crate::kube::events::EventLog;
@@ -81,6 +82,8 @@ pub(super) struct Handles {
     pub(super) images: ImageClient,
     /// Finds and replaces damaged files of images.
     pub(super) image_check: ImageCheck,
+    /// Images of archives.
+    pub(super) image_set: ImageSet,
     pub(super) sink: EventSink,
     /// The sync loop is stuck after this time without a turn.
     pub(super) turn_limit: Duration,
@@ -125,6 +128,7 @@ impl Handles {
             cri: rooms.cri.clone(),
             images: rooms.images.clone(),
             image_check: rooms.image_check.clone(),
+            image_set: rooms.image_set.clone(),
             sink: rooms.events.clone(),
             turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),
             volumes: Arc::clone(&rooms.volumes),

@@ -14,6 +14,7 @@ use crate::resources::cgroups::CgroupHierarchies;
 use crate::resources::machine::Machine;
 use crate::resources::tunables;
 use crate::server::{self, Claim, LOCAL_SOCKET};
+use crate::util::disk_writes;
 
 /// The directory of symbolic links to container logs, which log collectors read.
 pub(super) const CONTAINER_LOGS_DIR: &str = "/var/log/containers";
@@ -120,7 +121,7 @@ fn make_dir(path: &Path, mode: u32) -> Result<(), StartError> {
     if path.is_dir() {
         return Ok(());
     }
-    std::fs::create_dir_all(path).map_err(fail)?;
+    disk_writes::make_directories(path, 0o777).map_err(fail)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(fail)
 }
 

@@ -14,6 +14,7 @@ use crate::resources::Roots;
 use crate::resources::own::{self, OwnUse};
 use crate::server::{KUBERNETES_VERSION, MetricsPage};
 use crate::sync::view::Snapshot;
+use crate::util::disk_writes;
 use crate::util::metrics::{Page, Type};
 
 /// Writes one of the pages.
@@ -133,6 +134,8 @@ fn node(handles: &Handles, page: &mut Page) {
         let help = "Memory that is protected for Burstable pods unless the node needs it.";
         page.gauge("kubelet_memory_qos_node_memory_low_bytes", help, low as f64);
     }
+    let help = "Bytes of image archives that were read to find and verify their images.";
+    page.counter("coracle_image_archive_read_bytes_total", help, handles.image_set.bytes_read() as f64);
     page.counter(
         "coracle_events_dropped_total",
         "Events that were dropped because the recorder's queue was full.",
@@ -316,6 +319,19 @@ fn own_parts(handles: &Handles, page: &mut Page) {
         family.series(&[("kind", kind)], *count as f64);
     }
     drop(family);
+    let (written, _) = disk_writes::written();
+    let help = "Files, links and directories that the agent created or wrote.";
+    page.counter("coracle_disk_files_written_total", help, written.files as f64);
+    page.counter(
+        "coracle_disk_written_bytes_total",
+        "Bytes that the agent wrote to files.",
+        written.bytes as f64,
+    );
+    page.counter(
+        "coracle_disk_syncs_total",
+        "Files and directories that the agent synced.",
+        written.syncs as f64,
+    );
     // From the CRI and from cgroups; there is no cAdvisor.
     page.family("kubelet_metrics_provider", "Where numbers of pods come from.", Type::Gauge)
         .series(&[("provider", "cri")], 1.0);

@@ -11,6 +11,7 @@ use super::handles::Handles;
 use crate::kube::client::Client;
 use crate::model::api;
 use crate::model::ids::{ImageRef, PodUid};
+use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::runtime::{ContainerState, ContainerStatus};
 use crate::pods::admission::Allocatable;
@@ -18,8 +19,9 @@ use crate::pods::cgroups::Numbers;
 use crate::resources::{Roots, own::OwnUse};
 use crate::runtime::logs::read::{read, resolve};
 use crate::server::{
-    Deps, HealthCheck, ImageRow, LogSource, MemoryReport, NodeReport, PodCgroupReport, PodView,
-    ProblemReport, QueueReport, ResourceReport, RuntimeReport, SourceReport, ThreadRow, ThresholdReport,
+    Deps, DiskWritesReport, HealthCheck, ImageRow, LogSource, LogsReport, MemoryReport, NodeReport,
+    PodCgroupReport, PodView, ProblemReport, QueueReport, ResourceReport, RuntimeReport, SourceReport,
+    ThreadRow, ThresholdReport,
 };
 use crate::util::stop::StopToken;
 use crate::util::threads;
@@ -41,6 +43,7 @@ pub(super) fn server_deps(handles: &Handles) -> Deps {
         pods: Arc::new(move |each| pods.each_pod(each)),
         wait_pods: Arc::new(move |seen, limit| statuses.wait_newer(seen, &StopToken::never(), limit)),
         running: Arc::new(move || running.running()),
+        image_set: Arc::new(handles.image_set.clone()),
         images: Arc::new(move || images.image_rows()),
         verify_image: Arc::new(move |image, options, progress, stop| {
             image_check.verify(image, options, progress, stop)
@@ -194,6 +197,7 @@ impl Handles {
         problems.extend(self.managers.problems().iter().cloned());
         problems.extend(self.local.problems());
         problems.extend(self.image_check.problems());
+        problems.extend(self.image_set.report().problems);
         problems.extend(self.api.as_ref().and_then(Client::trouble).map(|why| format!("API server: {why}")));
         let lingering = self.volumes.lingering();
         problems.extend(lingering.iter().map(|one| {
@@ -292,6 +296,8 @@ impl Handles {
                 depth: self.sink.depth(),
                 lost: self.sink.lost(),
             }],
+            disk_writes: disk_writes(),
+            container_logs: container_logs(),
             pressures: self.threads.eviction.pressures(),
             thresholds: thresholds.collect(),
             resources: resources(&self.resources),
@@ -378,6 +384,27 @@ impl Handles {
             HealthCheck { name: "sources", probe: Arc::new(sources) },
         ]
     }
+}
+
+fn disk_writes() -> DiskWritesReport {
+    let (all, hour) = crate::util::disk_writes::written();
+    DiskWritesReport {
+        files: all.files,
+        bytes: all.bytes,
+        syncs: all.syncs,
+        last_hour_files: hour.files,
+        last_hour_bytes: hour.bytes,
+        last_hour_syncs: hour.syncs,
+    }
+}
+
+/// `None`: there is no quota, or no pass yet.
+fn container_logs() -> Option<LogsReport> {
+    Some(LogsReport {
+        quota_bytes: metrics::LOGS_QUOTA.get()? as u64,
+        used_bytes: metrics::LOGS_BYTES.get()? as u64,
+        removed_files: metrics::LOGS_REMOVED.get(),
+    })
 }
 
 /// An operation on a volume of a pod that takes long, with the file server that it may wait for.

@@ -1,5 +1,6 @@
 //! Second phase of a start: the handles of the rooms. Clones share their state.
 
+use std::io::Read;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,7 +17,8 @@ use crate::claims::Claims;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::devices::Devices;
-use crate::image_check::{self, ImageCheck};
+use crate::image_check::{self, ImageCheck, LayerSource};
+use crate::image_set::{ImageSet, Refusal};
 use crate::kube::client::Client;
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::{Event, EventSink};
@@ -33,6 +35,7 @@ use crate::runtime::{self, Placement as _, Runtime};
 use crate::status::{NodeAddresses, StatusCache};
 use crate::sync::view::View;
 use crate::util::mailbox::Post;
+use crate::util::stop::StopToken;
 use crate::volumes::{self, Volumes};
 use crate::{cri, node, observe};
 
@@ -71,6 +74,8 @@ pub(super) struct Rooms {
     pub(super) plugins: Listing,
     /// The other end of the channel that wakes the thread of the claims.
     pub(super) claim_rings: Receiver<()>,
+    /// Images from archives.
+    pub(super) image_set: ImageSet,
     /// Wakes the worker of a pod.
     pub(super) wake: Post<PodUid, ()>,
     pub(super) view: View,
@@ -115,12 +120,13 @@ pub(super) fn make(
         Arc::new(move |pod: &Pod| managers.is_without_quota(pod))
     };
     let cgroups = PodCgroups::new(cgroups::settings(args, config, host)?, without_quota);
+    let image_set = ImageSet::new(&args.image_dirs());
     let wake = verdicts.clone();
     let image_check = ImageCheck::new(image_check::Deps {
         runtime: cri.clone(),
         images: images.clone(),
         events: events.clone(),
-        sources: Vec::new(),
+        sources: vec![Arc::new(Archives(image_set.clone()))],
         wake: Box::new(move |uid| wake.put(uid.clone(), ())),
     });
     let runtime = Runtime::new(
@@ -140,6 +146,7 @@ pub(super) fn make(
                 let image_check = image_check.clone();
                 Arc::new(move |image| image_check.pulled(image))
             },
+            offers: Arc::new(image_set.clone()),
         },
     );
     let volumes = Arc::new(Volumes::new(
@@ -177,6 +184,7 @@ pub(super) fn make(
         claims,
         plugins: Listing::default(),
         claim_rings,
+        image_set,
         wake: verdicts,
         pod_api,
         local,
@@ -199,4 +207,17 @@ pub(super) fn node_addresses(
         let shown = watch.object().map(|node| node::host_ips(&node)).unwrap_or_default();
         NodeAddresses { host_ips: if shown.is_empty() { own.clone() } else { shown } }
     })
+}
+
+/// The image archives of this node, as the source of intact layers.
+struct Archives(ImageSet);
+
+impl LayerSource for Archives {
+    fn open(&self, digest: &str, stop: &StopToken) -> Result<Option<Box<dyn Read + Send>>, String> {
+        match self.0.blob(digest) {
+            Ok(blob) => blob.open(0, stop).map(Some),
+            Err(Refusal::Unknown(_)) => Ok(None),
+            Err(Refusal::Unavailable(why)) => Err(why),
+        }
+    }
 }

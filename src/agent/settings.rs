@@ -21,12 +21,13 @@ use crate::pods::plan::resize::Rules;
 use crate::resources::machine::{self, kernel_release};
 use crate::resources::{Roots, disk};
 use crate::runtime::images::gc::Policy as ImagePolicy;
+use crate::runtime::logs::quota::Quota;
 use crate::runtime::logs::rotate;
 use crate::runtime::{self, MachineNumbers, Verification, gc};
-use crate::server::Switches;
+use crate::server::{RegistrySettings, Switches};
 use crate::sources::{self, FileSettings, HttpSettings};
 use crate::util::cpu_list;
-use crate::{node, server, sync};
+use crate::{image_set, node, server, sync};
 
 /// The default of `userNamespaces.idsPerPod`.
 const USER_NAMESPACE_IDS: u32 = 65_536;
@@ -261,6 +262,14 @@ pub(super) fn container_gc(args: &AgentArgs, config: &KubeletConfiguration) -> g
     }
 }
 
+/// `None` without the registry from which the runtime would pull.
+pub(super) fn image_set(args: &AgentArgs) -> Option<image_set::Settings> {
+    args.image_registry.map(|_| image_set::Settings {
+        directories: args.image_dirs(),
+        index: args.root_dir.join("image_set").join("index.json"),
+    })
+}
+
 pub(super) fn image_gc(config: &KubeletConfiguration) -> ImagePolicy {
     let percent = |value: i32| u8::try_from(value.clamp(0, 100)).unwrap_or(100);
     ImagePolicy {
@@ -271,13 +280,21 @@ pub(super) fn image_gc(config: &KubeletConfiguration) -> ImagePolicy {
     }
 }
 
-/// `None`: logs are not rotated.
-pub(super) fn log_rotation(config: &KubeletConfiguration) -> Option<rotate::Settings> {
-    let size = Amount::parse(&config.container_log_max_size).ok()?;
-    Some(rotate::Settings {
-        max_bytes: Some(u64::try_from(size.units()).ok()?),
-        max_files: usize::try_from(config.container_log_max_files).unwrap_or(2).max(2),
-    })
+/// `None`: logs are neither rotated nor removed.
+pub(super) fn log_rotation(args: &AgentArgs, config: &KubeletConfiguration) -> Option<rotate::Settings> {
+    let size = Amount::parse(&config.container_log_max_size).ok();
+    let max_bytes = size.and_then(|size| u64::try_from(size.units()).ok());
+    if max_bytes.is_none() && args.container_logs_quota.is_none() {
+        return None;
+    }
+    let max_files = usize::try_from(config.container_log_max_files).unwrap_or(2).max(2);
+    Some(rotate::Settings { max_bytes, max_files })
+}
+
+/// The quota for all container logs.
+pub(super) fn log_quota(args: &AgentArgs, config: &KubeletConfiguration) -> Option<Quota> {
+    let bytes = args.container_logs_quota?;
+    Some(Quota { bytes, pod_logs_dir: PathBuf::from(&config.pod_logs_dir) })
 }
 
 pub(super) fn server(
@@ -289,7 +306,12 @@ pub(super) fn server(
         let port = u16::try_from(port).ok().filter(|port| *port != 0)?;
         Some(SocketAddr::new(ip.parse().ok()?, port))
     };
+    let registry = args.image_registry.and_then(|address| {
+        let settings = RegistrySettings::new(address, args.image_mirror_file(), args.image_node_token());
+        settings.inspect_err(|why| log::error!("there is no registry of image archives: {why}")).ok()
+    });
     server::Settings {
+        registry,
         healthz: address(&config.healthz_bind_address, config.healthz_port),
         read_only: address(&config.address, config.read_only_port).filter(|_| config.enable_server),
         main,

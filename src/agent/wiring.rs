@@ -46,7 +46,7 @@ use crate::transport::rpc_server;
 use crate::util::mailbox::{Inbox, Post, mailbox, newest};
 use crate::util::threads::Running;
 use crate::volumes::csi::NodeObjects;
-use crate::{kube, observe, pods, server, sources, sync};
+use crate::{image_set, kube, observe, pods, server, sources, sync};
 
 /// How long the threads together may take to stop.
 const STOP_LIMIT: Duration = Duration::from_millis(4500);
@@ -182,6 +182,8 @@ fn start_threads(
     let (recorder, log) =
         kube::events::spawn(&host.node_name, event_queue, supervisor.on_death()).map_err(thread("events"))?;
     let mut threads = vec![recorder];
+    // Before the sources, so that the first pods can wait for their images.
+    threads.extend(start_image_set(context, rooms)?);
     let source_settings = settings::sources(args, config, &host.node_name);
     let client = cluster.as_ref().map(|cluster| &cluster.client);
     let places = settings::configured(&source_settings, client);
@@ -225,6 +227,23 @@ fn start_threads(
     threads.extend(eviction::start(context, rooms, stats.clone(), ends, changed)?);
     let (turn, ephemeral) = (sync.turn, sync.ephemeral);
     Ok((threads, ThreadHandles { places, log, turn, ephemeral, stats, eviction: reports }))
+}
+
+/// Starts to read image archives. Pods that wait for an image that becomes available are woken.
+fn start_image_set(context: Context<'_>, rooms: &Rooms) -> Result<Option<Running>, StartError> {
+    let Some(settings) = settings::image_set(context.args) else { return Ok(None) };
+    let (runtime, wake) = (rooms.runtime.clone(), rooms.wake.clone());
+    let deps = image_set::Deps {
+        images: rooms.images.clone(),
+        events: rooms.events.clone(),
+        available: Arc::new(move |names| {
+            for pod in runtime.retry_pulls(names) {
+                wake.put(pod, ());
+            }
+        }),
+        on_death: context.supervisor.deaths(),
+    };
+    rooms.image_set.spawn(settings, deps).map(Some).map_err(thread("image-set"))
 }
 
 fn raise_start_events(events: &EventSink, is_cgroup_v2: bool) {
@@ -378,8 +397,9 @@ fn start_clean(
     let runtime = rooms.runtime.clone();
     let images =
         ImageCollector::new(rooms.images.clone(), image_policy, rooms.events.clone(), Timestamp::now())
+            .keeping(Arc::new(rooms.image_set.clone()))
             .on_list(Box::new(move |images, at| runtime.settle_pulls(images, at)));
-    let rotation = settings::log_rotation(config);
+    let rotation = settings::log_rotation(args, config);
     let deps = sync::clean::Deps {
         cri: rooms.cri.clone(),
         observe: rooms.observe.clone(),
@@ -394,6 +414,7 @@ fn start_clean(
         rotator: rotation.map(|rotation| {
             (Rotator::new(rotation, rooms.cri.clone()), config.container_log_monitor_interval.to_std())
         }),
+        log_quota: settings::log_quota(args, config),
         chains: config.make_iptables_util_chains.then(Chains::find),
         volumes: Arc::clone(&rooms.volumes),
         cgroups: rooms.cgroups.clone(),

@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::LOCAL_OBJECTS;
 use crate::config::effects::preset_text;
 use crate::config::fields::{Standing, field};
 use crate::config::{DefaultSet, MASK, without_password};
+use crate::config::{IMAGES_DIR, LOCAL_OBJECTS};
 use crate::server::LOCAL_SOCKET;
 use Syntax::{
     Bool, Duration, Gates, Headers, Int, List, NumaMemory, Pairs, Taints, Text, Thresholds, Vmodule,
@@ -389,6 +389,30 @@ pub static FLAGS: &[Flag] = &[
     sets("volume-stats-agg-period", Duration, "volumeStatsAggPeriod"),
     // The Go kubelet does not have these flags.
     works("check-config", Bool, "false", "check flags and configuration, print problems and exit"),
+    works(
+        "container-logs-quota",
+        Text,
+        "",
+        "size that the logs of all containers together may have, such as 2Gi; empty means no limit",
+    ),
+    works(
+        "image-mirror-file",
+        Text,
+        "/run/coracle/hosts.toml",
+        "file that names the registry of image archives to the container runtime; by default beside --local-socket",
+    ),
+    works(
+        "image-registry",
+        Text,
+        "127.0.0.1:0",
+        "loopback address of the registry of image archives; port 0 is a free one; off: no registry",
+    ),
+    works(
+        "images-dir",
+        List,
+        IMAGES_DIR,
+        "directories of image archives; a relative path is below --root-dir",
+    ),
     works(
         "local-objects",
         Text,

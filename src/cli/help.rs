@@ -12,6 +12,14 @@ pub fn version() -> String {
     format!("coracle {} (Kubernetes {KUBERNETES_VERSION})", env!("CARGO_PKG_VERSION"))
 }
 
+/// The version line of the Go kubelet, which programs such as kubeadm read.
+///
+/// Source: component-base/version/verflag, `PrintAndExitIfRequested`.
+#[must_use]
+pub fn kubelet_version() -> String {
+    format!("Kubernetes {KUBERNETES_VERSION}\n")
+}
+
 /// The help for one command.
 #[must_use]
 pub fn command(name: &str) -> String {

@@ -26,7 +26,7 @@ use std::io::Write as _;
 pub use commands::run as run_local;
 pub use exit::Exit;
 pub use flags::effective as effective_flags;
-pub use help::{command as command_help, help, version};
+pub use help::{command as command_help, help, kubelet_version, version};
 pub use local::LocalCommand;
 pub use parse::{Command, parse};
 

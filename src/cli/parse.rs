@@ -1,9 +1,9 @@
 //! Parses the command line. Reads no files, and reports all invalid flags together.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::net::IpAddr;
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
 
 use lexopt::Arg;
 use serde_json::{Map, Value, json};
@@ -32,26 +32,35 @@ pub enum Command {
     LocalHelp(&'static str),
     /// Print the version.
     Version,
+    /// Print the version in the words of the Go kubelet.
+    KubeletVersion,
     /// Run a subcommand.
     Local(LocalCommand),
 }
 
-/// Parses the arguments, without the program's name.
+/// Parses the arguments of a program that was called by the name `program`, which may be a path.
+/// Called as `kubelet` it is the agent: it has the flags, and no commands.
+///
+/// Source: kubelet: cmd/kubelet/app, NewKubeletCommand, which refuses every word.
 ///
 /// # Errors
 /// All problems that were found.
-pub fn parse<I>(args: I) -> Result<Command, Vec<Problem>>
+pub fn parse<I>(program: &OsStr, args: I) -> Result<Command, Vec<Problem>>
 where
     I: IntoIterator,
     I::Item: Into<OsString>,
 {
     let mut parser = lexopt::Parser::from_args(args);
-    let mut line = CommandLine::new();
+    let mut line = CommandLine::new(Path::new(program).file_name() == Some(OsStr::new("kubelet")));
     loop {
         match parser.next() {
             Ok(None) => break,
             Ok(Some(Arg::Value(word))) => {
                 let word = word.to_string_lossy().into_owned();
+                if line.is_kubelet {
+                    line.fail("", format!("unknown command {word:?}"));
+                    continue;
+                }
                 if let Some(name) = line.local_command(&word) {
                     let command = parse_local(name, parser, line.args, line.problems)?;
                     return Ok(command.map_or(Command::LocalHelp(name), Command::Local));
@@ -89,6 +98,7 @@ struct CommandLine {
     problems: Vec<Problem>,
     /// Names of the flags that were given.
     given: Vec<&'static str>,
+    is_kubelet: bool,
     help: bool,
     version: bool,
     check: bool,
@@ -96,11 +106,12 @@ struct CommandLine {
 }
 
 impl CommandLine {
-    fn new() -> Self {
+    fn new(is_kubelet: bool) -> Self {
         CommandLine {
             args: AgentArgs::new(LOCAL_SOCKET),
             problems: Vec::new(),
             given: Vec::new(),
+            is_kubelet,
             help: false,
             version: false,
             check: false,
@@ -242,11 +253,24 @@ impl CommandLine {
             "root-dir" => {
                 args.root_dir = path().ok_or("must not be empty")?;
             }
+            "image-registry" => args.image_registry = registry_address(text)?,
+            "image-mirror-file" => {
+                let file = path().filter(|path| path.is_absolute() && path.file_name().is_some());
+                args.image_mirror_file = Some(file.ok_or("must be an absolute path")?);
+            }
+            "images-dir" => {
+                let before = args.images_dirs.len();
+                args.images_dirs.extend(parts(text).map(PathBuf::from));
+                if args.images_dirs.len() == before {
+                    return Err("must not be empty".to_owned());
+                }
+            }
             "local-objects" => args.local_objects = path().ok_or("must not be empty")?,
             "local-socket" => {
                 args.local_socket =
                     path().filter(|path| path.is_absolute()).ok_or("must be an absolute path")?;
             }
+            "container-logs-quota" => args.container_logs_quota = log_quota(text)?,
             "local-socket-any-namespace" => args.local_socket_any_namespace = bool_value(text)?,
             "cert-dir" => args.cert_dir = path().ok_or("must not be empty")?,
             "kubeconfig" => args.kubeconfig = path(),
@@ -316,6 +340,7 @@ impl CommandLine {
         }
         let args = Box::new(self.args);
         Ok(match (self.version, self.check, self.print) {
+            (true, ..) if self.is_kubelet => Command::KubeletVersion,
             (true, ..) => Command::Version,
             (_, true, _) => Command::CheckConfig(args),
             (_, _, true) => Command::PrintConfig(args),
@@ -444,6 +469,30 @@ fn int32(text: &str) -> Result<i32, String> {
 
 fn duration(text: &str) -> Result<GoDuration, String> {
     GoDuration::parse(text).map_err(|error| error.to_string())
+}
+
+/// `None`: off.
+fn registry_address(text: &str) -> Result<Option<SocketAddr>, String> {
+    if text == "off" {
+        return Ok(None);
+    }
+    let address: SocketAddr =
+        text.parse().map_err(|_| format!("{text:?} is neither an address with a port nor off"))?;
+    match address.ip().is_loopback() {
+        true => Ok(Some(address)),
+        false => Err(format!("{text:?} is not a loopback address: the registry is for this node only")),
+    }
+}
+
+/// Bytes; `None`: no quota.
+fn log_quota(text: &str) -> Result<Option<u64>, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let amount = Amount::parse(text).map_err(|error| error.to_string())?;
+    // A smaller one would rotate logs in every pass.
+    let bytes = u64::try_from(amount.units()).ok().filter(|bytes| *bytes >= 1 << 20);
+    bytes.map(Some).ok_or_else(|| format!("{text:?} is less than 1Mi"))
 }
 
 fn node_ips(text: &str) -> Result<Vec<IpAddr>, String> {

@@ -1,6 +1,6 @@
 //! The command line, from arguments to commands.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::Path;
 
@@ -13,7 +13,16 @@ use crate::config::Problem;
 use crate::server::LOCAL_SOCKET;
 
 fn line(text: &str) -> Result<Command, Vec<Problem>> {
-    parse(text.split_whitespace())
+    parse_words(text.split_whitespace())
+}
+
+/// Arguments of the program under its own name.
+fn parse_words<I>(words: I) -> Result<Command, Vec<Problem>>
+where
+    I: IntoIterator,
+    I::Item: Into<OsString>,
+{
+    parse(OsStr::new("coracle"), words)
 }
 
 fn agent(text: &str) -> AgentArgs {
@@ -32,6 +41,26 @@ fn empty_command_line_runs_the_agent() {
     let args = agent("");
     assert_eq!(args, AgentArgs::new(LOCAL_SOCKET));
     assert_eq!(args.root_dir, Path::new("/var/lib/kubelet"));
+}
+
+#[test]
+fn program_called_kubelet_is_the_agent_without_commands() {
+    let called = |name: &str, text: &str| parse(OsStr::new(name), text.split_whitespace());
+    for name in ["kubelet", "/usr/bin/kubelet", "./kubelet"] {
+        assert_eq!(called(name, "--version"), Ok(Command::KubeletVersion));
+        assert_eq!(called(name, "--max-pods=5"), line("--max-pods=5"));
+        assert_eq!(called(name, "--help"), Ok(Command::Help));
+        for word in ["pods", "version", "help", "check --root-dir=/r"] {
+            let problems = called(name, word).expect_err(word);
+            let first = word.split(' ').next().unwrap();
+            assert_eq!(problems[0].to_string(), format!("command line: unknown command {first:?}"));
+        }
+    }
+    assert_eq!(super::kubelet_version(), "Kubernetes v1.36.3\n");
+    for name in ["", "coracle", "/opt/kubelet/coracle", "kubelet2", "/kubelet/"] {
+        let expected = if name == "/kubelet/" { Command::KubeletVersion } else { Command::Version };
+        assert_eq!(called(name, "--version"), Ok(expected), "{name}");
+    }
 }
 
 #[test]
@@ -105,7 +134,7 @@ fn every_flag_takes_its_default() {
             (_, "\"\"" | "[]" | "{}") => String::new(),
             _ => preset,
         };
-        let parsed = parse([format!("--{}={text}", flag.name)]);
+        let parsed = parse_words([format!("--{}={text}", flag.name)]);
         assert!(parsed.is_ok(), "--{}={text}: {parsed:?}", flag.name);
         if let Ok(Command::Agent(args)) = parsed {
             let loaded = crate::config::load(&args.request);
@@ -202,7 +231,7 @@ fn bad_flags_are_all_reported() {
         assert_eq!(problems(text), [expected], "{text}");
     }
     assert_eq!(problems("--docker-endpoint unix:///x --max-pods=x --port=y extra").len(), 4);
-    let bytes = parse([OsString::from_vec(b"--root-dir=\xff".to_vec())]).unwrap_err();
+    let bytes = parse_words([OsString::from_vec(b"--root-dir=\xff".to_vec())]).unwrap_err();
     assert!(bytes[0].message.contains("UTF-8"));
 }
 
@@ -440,7 +469,7 @@ proptest! {
             }
         }
         args.push(OsString::from_vec(raw));
-        if let Err(problems) = parse(args) {
+        if let Err(problems) = parse_words(args) {
             prop_assert!(!problems.is_empty());
         }
     }
@@ -461,4 +490,33 @@ fn settings_that_need_a_cluster_are_warnings_without_one() {
     assert_eq!(fields("--kubeconfig /no/such --bootstrap-kubeconfig /", &config), Vec::<&str>::new());
     config.enable_server = false;
     assert_eq!(fields("", &config), Vec::<&str>::new());
+}
+
+#[test]
+fn flags_of_image_archives_set_directories_registry_and_mirror_file() {
+    let args = agent("");
+    assert_eq!(args.image_dirs(), [Path::new("/var/lib/kubelet/images.d")]);
+    assert_eq!(args.image_registry, Some("127.0.0.1:0".parse().unwrap()));
+    assert_eq!(args.image_mirror_file(), Path::new("/run/coracle/hosts.toml"));
+    let args = agent(
+        "--images-dir=a,/b --images-dir=c --root-dir=/r --image-registry=[::1]:5051 --local-socket=/x/y.sock",
+    );
+    assert_eq!(args.image_dirs(), [Path::new("/r/a"), Path::new("/b"), Path::new("/r/c")]);
+    assert_eq!(args.image_registry, Some("[::1]:5051".parse().unwrap()));
+    assert_eq!(args.image_mirror_file(), Path::new("/x/hosts.toml"));
+    assert_eq!(args.image_node_token(), Path::new("/r/image_set/mirror-token"));
+    let args = agent("--image-registry=off --image-mirror-file=/m/f");
+    assert_eq!((args.image_registry, args.image_mirror_file()), (None, "/m/f".into()));
+    for text in [
+        "--image-registry=0.0.0.0:1",
+        "--image-registry=10.0.0.1:5051",
+        "--image-registry=localhost:1",
+        "--image-registry=127.0.0.1",
+        "--image-registry=",
+        "--image-mirror-file=hosts.toml",
+        "--image-mirror-file=",
+        "--images-dir=,",
+    ] {
+        assert_eq!(problems(text).len(), 1, "{text}");
+    }
 }

@@ -2,7 +2,7 @@
 //! applies them.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,6 +14,15 @@ const DEFAULT_ROOT_DIR: &str = "/var/lib/kubelet";
 
 /// The directory of the local objects unless `--local-objects` sets another.
 pub const LOCAL_OBJECTS: &str = "local-objects";
+
+/// The directory of image archives unless `--images-dir` sets others.
+pub const IMAGES_DIR: &str = "images.d";
+
+/// The name of the file for the container runtime beside the local socket.
+pub const MIRROR_FILE: &str = "hosts.toml";
+
+/// The file of the node's token for the registry of image archives, below the root directory.
+pub const NODE_TOKEN: &str = "image_set/mirror-token";
 
 /// The agent's flags: those that are no configuration field, and how to load the configuration.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,6 +37,14 @@ pub struct AgentArgs {
     pub local_socket_any_namespace: bool,
     /// `--local-objects`; a relative path is below `root_dir`.
     pub local_objects: PathBuf,
+    /// `--images-dir`; relative paths are below `root_dir`. Empty: [`IMAGES_DIR`].
+    pub images_dirs: Vec<PathBuf>,
+    /// `--image-registry`: a loopback address, port 0 means a free one; `None`: off.
+    pub image_registry: Option<SocketAddr>,
+    /// `--image-mirror-file`; `None`: beside the local socket.
+    pub image_mirror_file: Option<PathBuf>,
+    /// `--container-logs-quota`, in bytes; `None`: no limit.
+    pub container_logs_quota: Option<u64>,
     /// `--hostname-override`; empty means the host's name.
     pub hostname_override: String,
     /// `--node-ip`: none, one, or an IPv4 and an IPv6 address.
@@ -76,6 +93,10 @@ impl AgentArgs {
             local_socket: PathBuf::from(local_socket),
             local_socket_any_namespace: false,
             local_objects: PathBuf::from(LOCAL_OBJECTS),
+            images_dirs: Vec::new(),
+            image_registry: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
+            image_mirror_file: None,
+            container_logs_quota: None,
             hostname_override: String::new(),
             node_ips: Vec::new(),
             node_labels: BTreeMap::new(),
@@ -101,6 +122,27 @@ impl AgentArgs {
     #[must_use]
     pub fn local_objects_dir(&self) -> PathBuf {
         self.root_dir.join(&self.local_objects)
+    }
+
+    /// The directories of image archives, in their order.
+    #[must_use]
+    pub fn image_dirs(&self) -> Vec<PathBuf> {
+        match self.images_dirs.as_slice() {
+            [] => vec![self.root_dir.join(IMAGES_DIR)],
+            given => given.iter().map(|dir| self.root_dir.join(dir)).collect(),
+        }
+    }
+
+    /// The file that names the registry of image archives to the container runtime.
+    #[must_use]
+    pub fn image_mirror_file(&self) -> PathBuf {
+        self.image_mirror_file.clone().unwrap_or_else(|| self.local_socket.with_file_name(MIRROR_FILE))
+    }
+
+    /// A file with the token of the registry for runtimes whose configuration stays the same.
+    #[must_use]
+    pub fn image_node_token(&self) -> PathBuf {
+        self.root_dir.join(NODE_TOKEN)
     }
 
     /// One warning about all fields and flags that are set without effect; `None` if there are

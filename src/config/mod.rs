@@ -29,7 +29,7 @@ pub mod yaml;
 #[cfg(test)]
 mod tests;
 
-pub use args::{AgentArgs, LOCAL_OBJECTS};
+pub use args::{AgentArgs, IMAGES_DIR, LOCAL_OBJECTS, MIRROR_FILE, NODE_TOKEN};
 pub use defaults::DefaultSet;
 pub use duration::GoDuration;
 pub use gates::Gates;

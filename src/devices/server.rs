@@ -3,13 +3,14 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use super::names::SOCKET;
 use super::service::Devices;
 use crate::transport::generated::{deviceplugin as pb, methods};
 use crate::transport::rpc_server::{Refusal, Server, Service};
+use crate::util::disk_writes;
 
 /// More entries of the directory are not examined at the start.
 const MOST_ENTRIES: usize = 10_000;
@@ -21,7 +22,7 @@ const MOST_ENTRIES: usize = 10_000;
 /// # Errors
 /// When the directory or the socket cannot be made.
 pub fn serve(devices: &Devices, directory: &Path) -> io::Result<Server> {
-    fs::DirBuilder::new().recursive(true).mode(0o750).create(directory)?;
+    disk_writes::make_directories(directory, 0o750)?;
     remove_sockets(directory)?;
     let devices = devices.clone();
     let service = Service::new().unary(&methods::REGISTER, move |request: pb::RegisterRequest, _| {

@@ -24,11 +24,11 @@ const START_WAIT: Duration = Duration::from_secs(1);
 /// A place that has layers, such as the image archives of this node.
 pub trait LayerSource: Send + Sync {
     /// Opens the blob with a digest (`sha256:` and 64 hexadecimal digits): the archive of a layer,
-    /// plain or compressed. `None`: it has no such blob.
+    /// plain or compressed. `None`: it has no such blob. `stop` ends the call early.
     ///
     /// # Errors
     /// When it has the blob and cannot read it. The text names the place.
-    fn open(&self, digest: &str) -> Result<Option<Box<dyn Read + Send>>, String>;
+    fn open(&self, digest: &str, stop: &StopToken) -> Result<Option<Box<dyn Read + Send>>, String>;
 }
 
 /// What a check has found.
@@ -107,7 +107,7 @@ pub(super) struct Checker {
 struct Store<'a>(&'a Path);
 
 impl LayerSource for Store<'_> {
-    fn open(&self, digest: &str) -> Result<Option<Box<dyn Read + Send>>, String> {
+    fn open(&self, digest: &str, _: &StopToken) -> Result<Option<Box<dyn Read + Send>>, String> {
         let Some(hex) = storage::hex_of(digest) else { return Ok(None) };
         match untrusted::open(&self.0.join(hex)) {
             Ok(file) => Ok(Some(Box::new(file))),
@@ -238,7 +238,7 @@ fn check_layer(
     let digests = || layer.blob.iter().chain([&layer.diff_id]);
     for (source, digest) in sources.iter().flat_map(|source| digests().map(move |digest| (source, digest))) {
         let pass = |mend: bool| -> Result<Option<(Findings, Outcome)>, String> {
-            let Some(blob) = source.open(digest)? else { return Ok(None) };
+            let Some(blob) = source.open(digest, stop)? else { return Ok(None) };
             let named = |error: io::Error| format!("a copy of {digest}: {error}");
             let (tar, _) = decompress::open(blob, MAX_LAYER).map_err(named)?;
             let dir = tree::open(&layer.dir)
@@ -312,7 +312,7 @@ mod tests {
     struct Blobs<'a>(&'a BTreeMap<String, Vec<u8>>);
 
     impl LayerSource for Blobs<'_> {
-        fn open(&self, digest: &str) -> Result<Option<Box<dyn Read + Send>>, String> {
+        fn open(&self, digest: &str, _: &StopToken) -> Result<Option<Box<dyn Read + Send>>, String> {
             let blob = self.0.get(digest).cloned();
             Ok(blob.map(|blob| Box::new(io::Cursor::new(blob)) as Box<dyn Read + Send>))
         }
@@ -427,9 +427,14 @@ mod tests {
         std::fs::write(dir.path().join(sha256::hex(b"text")), "text").unwrap();
         let store = Store(dir.path());
         let mut text = String::new();
-        store.open(&digest(b"text")).unwrap().unwrap().read_to_string(&mut text).unwrap();
+        store
+            .open(&digest(b"text"), &StopToken::never())
+            .unwrap()
+            .unwrap()
+            .read_to_string(&mut text)
+            .unwrap();
         assert_eq!(text, "text");
-        assert!(store.open(&digest(b"other")).unwrap().is_none());
-        assert!(store.open("sha256:../x").unwrap().is_none());
+        assert!(store.open(&digest(b"other"), &StopToken::never()).unwrap().is_none());
+        assert!(store.open("sha256:../x", &StopToken::never()).unwrap().is_none());
     }
 }

@@ -8,95 +8,167 @@
 //! fault of one archive or blob affects no other image; an unchanged archive is not read again.
 //! Absent on purpose: any API of one runtime. The runtime pulls as from any registry.
 
+pub mod archive;
+#[cfg(test)]
+pub(crate) mod fuzz;
+mod index;
+mod puller;
+mod pulls;
+mod reader;
+mod registry;
 pub mod report;
+mod scan;
+mod set;
+mod shared;
+#[cfg(test)]
+mod tests;
+mod watch;
 
-use std::io::Read;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
+use crossbeam_channel::Sender;
+
+pub use registry::{Blob, Document, Refusal};
 pub use report::{ArchiveReport, SetImageReport, SetReport};
+
+use crate::cri::ImageClient;
+use crate::model::event::EventSink;
+use crate::model::image_name;
+use crate::model::image_offers::{ImageOffers, Offer};
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, Died, OnDeath, Running, Stack};
+use crate::util::wake::Wake;
+use archive::Platform;
+use reader::Reader;
+use shared::Shared;
+use watch::Watch;
+
+/// The room's part of the configuration.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The directories of archives, absolute, in the order of their precedence.
+    pub directories: Vec<PathBuf>,
+    /// The file of the index.
+    pub index: PathBuf,
+}
+
+/// What the room uses.
+#[derive(Clone)]
+pub struct Deps {
+    /// The image service of the runtime.
+    pub images: ImageClient,
+    /// Events about the node.
+    pub events: EventSink,
+    /// Receives the names of images that an archive now offers. Must not block.
+    pub available: Arc<dyn Fn(&[String]) + Send + Sync>,
+    /// Receives the death of a thread.
+    pub on_death: Sender<Died>,
+}
 
 /// The handle of the room. Clones share it.
 #[derive(Clone, Default)]
-pub struct ImageSet {}
-
-/// A manifest or an index as the registry serves it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Document {
-    /// Its media type.
-    pub media_type: String,
-    /// `sha256:` and 64 hexadecimal digits.
-    pub digest: String,
-    /// Its text; the digest is that of these bytes.
-    pub bytes: Arc<[u8]>,
-}
-
-/// A blob that an archive has.
-pub struct Blob {
-    /// `sha256:` and 64 hexadecimal digits.
-    pub digest: String,
-    /// Its size in bytes.
-    pub size: u64,
-    open: Box<dyn Fn(u64) -> Result<Box<dyn Read + Send>, String> + Send>,
-}
-
-impl Blob {
-    /// Opens the blob for reading from an offset to its end.
-    ///
-    /// # Errors
-    /// When the archive is gone, has changed since it was verified, or cannot be read. The text
-    /// names the archive and the blob.
-    pub fn open(&self, from: u64) -> Result<Box<dyn Read + Send>, String> {
-        (self.open)(from)
-    }
-}
-
-/// Why a manifest or blob is not served.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// No archive has it: 404.
-    #[error("{0}")]
-    Unknown(String),
-    /// An archive has it, and it cannot be read now: 503.
-    #[error("{0}")]
-    Unavailable(String),
+pub struct ImageSet {
+    settings: Arc<Vec<PathBuf>>,
+    shared: Arc<Shared>,
 }
 
 impl ImageSet {
-    /// The manifest of an image. `repository` begins with the registry: `docker.io/library/nginx`.
-    /// `reference` is a tag or a digest.
-    ///
-    /// # Errors
-    /// When no archive has it, or it cannot be read.
-    pub fn manifest(&self, repository: &str, reference: &str) -> Result<Document, Refusal> {
-        Err(Refusal::Unknown(format!("no archive has {repository}:{reference}")))
-    }
-
-    /// A blob of any image.
-    ///
-    /// # Errors
-    /// When no archive has it.
-    pub fn blob(&self, digest: &str) -> Result<Blob, Refusal> {
-        Err(Refusal::Unknown(format!("no archive has the blob {digest}")))
-    }
-
-    /// The tags of a repository.
+    /// A handle without threads, see [`ImageSet::spawn`].
     #[must_use]
-    pub fn tags(&self, repository: &str) -> Vec<String> {
-        let _ = repository;
-        Vec::new()
+    pub fn new(directories: &[PathBuf]) -> ImageSet {
+        ImageSet { settings: Arc::new(directories.to_vec()), shared: Arc::default() }
     }
 
-    /// Reads the directories again, now. Returns before that is done.
-    pub fn rescan(&self) {}
+    /// Starts the thread `image-set`, which starts `image-pull` when there is something to pull.
+    ///
+    /// # Errors
+    /// When the kernel cannot create a thread or an eventfd.
+    pub fn spawn(&self, settings: Settings, deps: Deps) -> std::io::Result<Running> {
+        let wake = Wake::new()?;
+        // Started once.
+        let _ = self.shared.wake.set(wake.clone());
+        let (shared, waker) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
+        let on_death = OnDeath::Supervisor(deps.on_death.clone());
+        let running = threads::spawn("image-set", Stack::Large, on_death, move |stop| {
+            let platform = Platform::of_this_machine();
+            Reader { settings, deps, shared, platform, unsaved: false, puller: None }
+                .run(Watch::new(wake), &stop);
+        })?;
+        Ok(running.with_waker(Box::new(move || {
+            waker.interrupt();
+            waker.ring();
+        })))
+    }
+
+    /// Reads the directories again, and compares the set with the images of the runtime, now. Returns
+    /// before that is done.
+    pub fn rescan(&self) {
+        self.shared.pulls().retry_all();
+        self.shared.ring();
+        self.shared.ring_pulls();
+    }
+
+    /// Called once by the server: the address of the registry. Without it nothing is offered.
+    pub fn set_registry(&self, address: &str) {
+        self.shared.set_registry(address);
+    }
+
+    /// Bytes of archives that were read since the start.
+    #[must_use]
+    pub fn bytes_read(&self) -> u64 {
+        self.shared.total_read.load(Ordering::Relaxed)
+    }
 
     /// The state of the set.
     #[must_use]
     pub fn report(&self) -> SetReport {
-        SetReport::default()
+        let reading = self.shared.reading();
+        let set = self.shared.set().clone();
+        let pulls = self.shared.pulls();
+        let row = |(name, (path, image)): (&&str, &(&PathBuf, &archive::Image))| {
+            let (state, error) = pulls.state(name);
+            SetImageReport {
+                name: (*name).to_owned(),
+                digest: image.target.to_string(),
+                archive: path.display().to_string(),
+                size_bytes: set.size(image),
+                state: state.to_owned(),
+                error,
+            }
+        };
+        let images = set.images().iter().map(row).collect();
+        let mut problems = self.shared.problems();
+        let archives = set.report(reading.as_ref().map(|(key, bytes)| (key, *bytes)));
+        for one in &archives {
+            problems.extend(
+                one.faults.iter().take(3).map(|fault| format!("image archive {}: {fault}", one.path)),
+            );
+        }
+        problems.extend(pulls.failures().map(|(_, error)| error.to_owned()).take(3));
+        SetReport {
+            directories: self.settings.iter().map(|path| path.display().to_string()).collect(),
+            archives,
+            images,
+            registry: self.shared.registry().unwrap_or_default().to_owned(),
+            manifest_requests: self.shared.manifest_requests.load(Ordering::Relaxed),
+            complete: set.is_complete(),
+            problems,
+        }
+    }
+}
+
+impl ImageOffers for ImageSet {
+    fn offer(&self, image: &str, stop: &StopToken) -> Offer {
+        self.shared.offer(&image_name::normalized(image).unwrap_or_else(|_| image.to_owned()), stop)
     }
 
-    /// Told once by the server: the address of the registry.
-    pub fn set_registry(&self, address: &str) {
-        let _ = address;
+    fn keeps(&self, names: &[String]) -> bool {
+        let set = self.shared.set();
+        names.iter().any(|name| match name.split_once('@') {
+            Some((_, digest)) => set.find_digest(digest).is_some(),
+            None => set.find(name).is_some(),
+        })
     }
 }

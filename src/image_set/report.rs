@@ -16,6 +16,8 @@ pub struct SetReport {
     pub registry: String,
     /// Requests of the runtime for manifests since the start of the agent.
     pub manifest_requests: u64,
+    /// Whether every archive has been read.
+    pub complete: bool,
     /// What an operator must do; empty: nothing.
     pub problems: Vec<String>,
 }

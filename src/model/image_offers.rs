@@ -25,10 +25,6 @@ pub trait ImageOffers: Send + Sync {
     /// Whether an image with one of these names or digests (as the runtime lists them) must not be
     /// collected as unused.
     fn keeps(&self, names: &[String]) -> bool;
-
-    /// Receives the names and digests of all images that the runtime has listed, to notice
-    /// those that were removed. Must not block.
-    fn listed(&self, names: &[&str]);
 }
 
 /// A shared [`ImageOffers`].
@@ -46,6 +42,4 @@ impl ImageOffers for NoOffers {
     fn keeps(&self, _: &[String]) -> bool {
         false
     }
-
-    fn listed(&self, _: &[&str]) {}
 }

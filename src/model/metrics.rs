@@ -203,6 +203,14 @@ metrics! { ALL;
     SLEEP_ENDED_EARLY: Counter = "kubelet_sleep_action_terminated_early_total",
         "Sleep hooks that the grace period cut short.";
 
+    // Logs of containers.
+    LOGS_BYTES: Gauge = "coracle_container_logs_bytes",
+        "What the logs of all containers use of the disk, if they have a quota.";
+    LOGS_QUOTA: Gauge = "coracle_container_logs_quota_bytes",
+        "The quota for the logs of all containers, if there is one.";
+    LOGS_REMOVED: Counter = "coracle_container_logs_removed_total",
+        "Log files that were removed because of the quota.";
+
     MIRROR_PODS: Gauge = "kubelet_mirror_pods", "Mirrors of static pods at the API server.";
     ORPHANS_CLEANED: Gauge = "kubelet_orphan_pod_cleaned_volumes",
         "Directories of unknown pods that were removed in the last round.";

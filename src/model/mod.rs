@@ -11,6 +11,7 @@ pub mod fields;
 #[cfg(test)]
 pub(crate) mod fuzz;
 pub mod ids;
+pub mod image_name;
 pub mod image_offers;
 pub mod kubeconfig;
 pub mod labels;

@@ -49,6 +49,10 @@ reasons! {
     FAILED = "Failed";
     /// Of our own: a pod waits for a device plugin after a reboot.
     WAITING_FOR_DEVICES = "WaitingForDevicePlugin";
+    /// Of our own: an image archive, or a part of it, cannot be used.
+    IMAGE_ARCHIVE_FAULT = "ImageArchiveFault";
+    /// Of our own: the runtime cannot pull an image of an archive.
+    IMAGE_SET_PULL_FAILED = "ImageSetPullFailed";
     KILLING = "Killing";
     BACK_OFF = "BackOff";
     PULLING = "Pulling";
@@ -92,6 +96,8 @@ reasons! {
     CONTAINER_GC_FAILED = "ContainerGCFailed";
     IMAGE_GC_FAILED = "ImageGCFailed";
     FREE_DISK_SPACE_FAILED = "FreeDiskSpaceFailed";
+    /// Of our own: the logs of all containers exceeded their quota.
+    CONTAINER_LOGS_REMOVED = "ContainerLogsRemoved";
     INVALID_DISK_CAPACITY = "InvalidDiskCapacity";
     STARTING = "Starting";
     CGROUP_V1 = "CgroupV1";

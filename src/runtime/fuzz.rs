@@ -7,7 +7,6 @@ use serde_json::Value;
 
 use super::container_config::{ContainerInputs, container_config};
 use super::fields::Addresses;
-use super::images::name;
 use super::logs::read::{ReadOptions, read};
 use super::security_context::ImageUser;
 use super::settings::Host;
@@ -19,6 +18,7 @@ use crate::kube::runtime_classes::RuntimeClasses;
 use crate::kube::services::Services;
 use crate::kube::tokens::Tokens;
 use crate::kube::{LocalObjects, PodApi};
+use crate::model::image_name as name;
 use crate::model::mount::{MountedVolume, SubPath, SubPathFailure, SubPaths};
 use crate::model::pod::Pod;
 use crate::model::pod_size::{self, MAX_CONTAINER_ITEMS, MAX_VOLUMES};

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::model::api::HostAlias;
 use crate::model::pod::Pod;
+use crate::util::disk_writes;
 use crate::util::untrusted;
 
 use super::config_error::ConfigError;
@@ -124,6 +125,7 @@ fn write_in_place(path: &Path, text: &[u8]) -> std::io::Result<()> {
     file.set_len(0)?;
     file.seek(SeekFrom::Start(0))?;
     file.write_all(text)?;
+    disk_writes::file(text.len() as u64);
     file.set_permissions(std::fs::Permissions::from_mode(MODE))
 }
 

@@ -3,12 +3,12 @@
 
 use jiff::Timestamp;
 
-use crate::model::ids::ImageRef;
+use crate::model::ids::{ImageRef, PodUid};
 use crate::model::pod::Pod;
 
 use super::client::Runtime;
 use super::images::gc::SeenImage;
-use super::images::name::with_default_tag;
+use crate::model::image_name::with_default_tag;
 
 /// Every name under which the runtime may list the images of a pod's volumes: they are in use,
 /// though no container has them.
@@ -25,5 +25,12 @@ impl Runtime {
     /// Updates the records of pulls from the list of images: records of removed images are deleted.
     pub fn settle_pulls(&self, images: &[SeenImage], listed_at: Timestamp) {
         self.shared.images.settle(images, listed_at);
+    }
+
+    /// Ends the back-off of pulls of these images, which have full names. Returns the pods that wait
+    /// for one of them.
+    #[must_use]
+    pub fn retry_pulls(&self, names: &[String]) -> Vec<PodUid> {
+        self.shared.images.retry(names)
     }
 }

@@ -2,7 +2,6 @@
 //! id that log collectors follow.
 
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::Dir;
@@ -10,6 +9,7 @@ use rustix::fs::Dir;
 use crate::model::ids::ContainerId;
 use crate::model::log_line::LOG_LEVELS;
 use crate::model::pod::Pod;
+use crate::util::disk_writes;
 use crate::util::untrusted;
 
 use super::gc::legacy_link_name;
@@ -22,7 +22,7 @@ const ENTRIES: usize = 100_000;
 
 /// Makes `dir` and its parents.
 pub(super) fn make_directory(dir: &Path) -> io::Result<()> {
-    std::fs::DirBuilder::new().recursive(true).mode(MODE).create(dir)
+    disk_writes::make_directories(dir, MODE)
 }
 
 /// Makes a container's log directory, `<pod>/<container>`, and its parents. A link at one of the
@@ -58,7 +58,7 @@ pub(super) fn link(link: &Path, log: &Path) -> io::Result<()> {
     if !log.exists() {
         return Ok(());
     }
-    let make = || std::os::unix::fs::symlink(log, link);
+    let make = || disk_writes::created(std::os::unix::fs::symlink(log, link));
     match make() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             link.parent().map_or(Ok(()), make_directory).and_then(|()| make())

@@ -123,7 +123,13 @@ impl Runtime {
         }
         let id = {
             let _pass = shared.sandbox_door.enter(stop);
-            client.run_pod_sandbox(config, &handler).map_err(SandboxError::Run)?
+            match client.run_pod_sandbox(config.clone(), &handler) {
+                Err(error) if self.is_sandbox_image_offered(&error.to_string(), stop) => {
+                    client.run_pod_sandbox(config, &handler)
+                }
+                result => result,
+            }
+            .map_err(SandboxError::Run)?
         };
         let (namespace, name) = (pod.namespace(), pod.name());
         log::info!("sandbox {id} runs, attempt {attempt} pod={namespace}/{name} uid={}", pod.uid());
@@ -131,6 +137,12 @@ impl Runtime {
             client.pod_sandbox_status(&id).map_err(|error| SandboxError::Status { id: id.clone(), error })?;
         let ips = if pod.host_network() { Vec::new() } else { addresses(&status) };
         Ok(NewSandbox { id, ips })
+    }
+
+    /// Whether the runtime failed for want of the image of sandboxes, and an archive now offers it:
+    /// right after a boot its archive may not have been read.
+    fn is_sandbox_image_offered(&self, error: &str, stop: &StopToken) -> bool {
+        missing_image(error).is_some_and(|image| self.shared.images.is_offered(image, stop))
     }
 
     /// The configuration of the sandbox, which is also sent with each container.
@@ -258,6 +270,12 @@ fn addresses(status: &PodSandboxStatus) -> Vec<IpAddr> {
     })
 }
 
+/// The image of sandboxes in containerd's error, if the runtime does not have it.
+fn missing_image(error: &str) -> Option<&str> {
+    let (_, rest) = error.split_once("sandbox image \"")?;
+    rest.split_once('"').map(|(image, _)| image)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -285,5 +303,17 @@ mod tests {
         check("", &["fd00::1"], &[]);
         check("10.0.0.1", &["x"], &[]);
         assert!(addresses(&PodSandboxStatus::default()).is_empty());
+    }
+
+    #[test]
+    fn missing_image_of_sandboxes_is_read_from_containerds_error() {
+        // containerd 1.6 and 2.x.
+        for error in [
+            "rpc error: code = Unknown desc = failed to get sandbox image \"localhost/pause:1\": failed to pull image",
+            "failed to start sandbox \"0a\": failed to get sandbox image \"localhost/pause:1\": not found",
+        ] {
+            assert_eq!(missing_image(error), Some("localhost/pause:1"));
+        }
+        assert_eq!(missing_image("failed to set up the network of sandbox \"0a\""), None);
     }
 }

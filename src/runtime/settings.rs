@@ -10,6 +10,7 @@ use crate::cri;
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::container_memory::{ProtectionSettings, SwapBehavior};
 use crate::model::event::EventSink;
+use crate::model::image_offers::SharedOffers;
 use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
 
@@ -115,6 +116,8 @@ pub struct Deps {
     pub placement: SharedPlacement,
     /// Receives the name of each image that was pulled, as the pod has it.
     pub pulled: Arc<dyn Fn(&str) + Send + Sync>,
+    /// The images that archives on this node provide.
+    pub offers: SharedOffers,
 }
 
 /// Returns the path of a pod's cgroup.

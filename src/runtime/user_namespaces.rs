@@ -19,6 +19,7 @@ use crate::model::pod::Pod;
 use crate::transport::generated::runtime::{IDMapping, NamespaceMode, UserNamespace};
 use crate::util::atomic_file;
 use crate::util::child::{self, ChildError, Limits};
+use crate::util::disk_writes;
 use crate::util::stop::StopToken;
 
 /// Each range starts at a multiple of this: an image may use any 16-bit id.
@@ -178,12 +179,10 @@ impl UserNamespaces {
     }
 
     fn write(&self, file: &Path, range: IdRange) -> Result<(), UserNamespaceError> {
-        use std::os::unix::fs::DirBuilderExt;
         let failed =
             |attempt, path: &Path, error| UserNamespaceError::File { attempt, path: path.to_owned(), error };
         if let Some(dir) = file.parent() {
-            let made = std::fs::DirBuilder::new().recursive(true).mode(0o750).create(dir);
-            made.map_err(|error| failed("make", dir, error))?;
+            disk_writes::make_directories(dir, 0o750).map_err(|error| failed("make", dir, error))?;
         }
         let mapping = Mapping { host_id: range.first, container_id: 0, length: range.length };
         let mappings = Mappings { uid_mappings: vec![mapping], gid_mappings: vec![mapping] };

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use rustix::process::FlockType;
 
 use super::deps::ServerError;
+use crate::util::disk_writes;
 
 /// The name of the root directory's claims.
 const ROOT_CLAIM: &str = "agent.lock";
@@ -53,12 +54,11 @@ pub fn claim_root(root_dir: &Path) -> Result<Claim, ServerError> {
 /// # Errors
 /// When another agent has it, or when its directory cannot be made or written to.
 pub fn claim_socket(socket: &Path) -> Result<Claim, ServerError> {
-    use std::os::unix::fs::DirBuilderExt;
     let failed = |source| ServerError::Claim { path: socket.to_owned(), source };
     let (Some(directory), Some(name)) = (socket.parent(), socket.file_name()) else {
         return Err(failed(io::ErrorKind::InvalidInput.into()));
     };
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
+    disk_writes::make_directories(directory, 0o700).map_err(failed)?;
     match claim(directory, &format!("{}.lock", name.to_string_lossy())) {
         Ok(Some(claim)) => Ok(claim),
         Ok(None) => Err(ServerError::SocketInUse { path: socket.to_owned() }),
@@ -125,7 +125,8 @@ fn make(directory: impl AsFd, name: &str, numbered: &str) -> io::Result<Option<F
     // This name has no number, so it does not count.
     let temporary = format!("{name}.new-{:016x}", RandomState::new().hash_one(std::process::id()));
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(&directory, &temporary, flags, Mode::RUSR | Mode::WUSR)?;
+    let file =
+        disk_writes::created(rustix::fs::openat(&directory, &temporary, flags, Mode::RUSR | Mode::WUSR))?;
     let linked = rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive)
         .and_then(|()| rustix::fs::linkat(&directory, &temporary, &directory, numbered, AtFlags::empty()));
     remove(&directory, &temporary);

@@ -11,6 +11,7 @@ use super::deps::Deps;
 use super::listen::hangups::Hangups;
 use super::listen::limiter::ConnectionLimiter;
 use super::quota::Quota;
+use super::registry::RegistrySettings;
 use crate::transport::tls::Acceptor;
 
 /// Maximum of concurrent streams on all listeners except the node API; each holds a thread.
@@ -61,6 +62,8 @@ pub(super) struct Context {
     pub main: Option<MainPort>,
     /// The connections of the node API.
     pub limiter: Arc<ConnectionLimiter>,
+    /// The registry of image archives; `None`: off.
+    pub registry: Option<RegistrySettings>,
     /// Whether the local socket accepts root of other namespaces, too.
     pub any_namespace: bool,
     connections: AtomicU64,
@@ -70,6 +73,7 @@ impl Context {
     pub(super) fn new(
         deps: Deps,
         main: Option<MainPort>,
+        registry: Option<RegistrySettings>,
         any_namespace: bool,
         hangups: Arc<Hangups>,
         shutdown: UnixStream,
@@ -82,6 +86,7 @@ impl Context {
             main_streams: Quota::new(MAIN_STREAMS),
             responses: Quota::new(RESPONSES),
             main,
+            registry,
             limiter: Arc::default(),
             any_namespace,
             connections: AtomicU64::new(0),
@@ -99,6 +104,6 @@ impl Context {
     /// A context without listeners, and the other end of its `shutdown`.
     pub(super) fn alone(deps: Deps) -> (Arc<Context>, UnixStream) {
         let (end, shutdown) = UnixStream::pair().unwrap();
-        (Context::new(deps, None, false, Hangups::new().unwrap(), shutdown), end)
+        (Context::new(deps, None, None, false, Hangups::new().unwrap(), shutdown), end)
     }
 }

@@ -10,6 +10,7 @@ use jiff::Timestamp;
 
 use super::local::holdings::{DevicesReply, VolumesReply};
 use super::local::views::{EachPod, ImageRow, NodeReport, PodCgroupReport};
+use super::registry::Images;
 use crate::cri::RuntimeClient;
 use crate::image_check;
 use crate::kube::events::EventLog;
@@ -31,6 +32,8 @@ pub struct Deps {
     pub wait_pods: Arc<dyn Fn(u64, Duration) -> u64 + Send + Sync>,
     /// The pods that the runtime lists as running.
     pub running: Arc<dyn Fn() -> Vec<ListedPod> + Send + Sync>,
+    /// The images of archives.
+    pub image_set: Arc<dyn Images>,
     /// The runtime's images.
     pub images: Arc<dyn Fn() -> Result<Vec<ImageRow>, String> + Send + Sync>,
     /// Compares the files of an image with its layers.
@@ -200,6 +203,7 @@ impl Deps {
             pods: Arc::new(|_| {}),
             wait_pods: Arc::new(|known, _| known),
             running: Arc::new(Vec::new),
+            image_set: Arc::new(crate::image_set::ImageSet::default()),
             images: Arc::new(|| Ok(Vec::new())),
             verify_image: Arc::new(|_, _, _, _| Err("not here".to_owned())),
             status: Arc::new(|| NodeReport { node: "node1".into(), ..NodeReport::default() }),

@@ -1,13 +1,14 @@
-//! Room `server`: HTTP for health checks, for the API server and tools, and for the local commands.
+//! Room `server`: HTTP for health checks, for the API server and tools, for the local commands, and
+//! for the runtime's pulls from image archives.
 //!
-//! Owns: the listeners (health, read-only, node API with TLS, local socket), and the claims
+//! Owns: the listeners (health, read-only, node API with TLS, local socket, registry), and the claims
 //! ([`claim_root`], [`claim_socket`]) that exclude a second agent.
 //! Threads: `listen` (accepts connections, and detects clients that disconnect during a request), per
 //! open connection `conn/<n>` (reads requests and responds to them), limited per listener.
 //! Inbox: none; responses come from the closures in [`Deps`].
 //! Layout: `listen` (sockets, limits of connections), `http` (one connection, its requests and
 //! responses), `auth` (callers of the node API), `route` (paths by listener), `node` (paths of the
-//! kubelet's ports), `local` (paths of the local socket), `upgrade` (streams of bytes in both
+//! kubelet's ports), `local` (paths of the local socket), `registry` (images of archives, for the runtime), `upgrade` (streams of bytes in both
 //! directions), `pod_resources` (a gRPC server of its own), `quota` and `context` (limits and shared state).
 //! Invariants: a request is parsed once, strictly, and served on its connection's thread; every wait
 //! ends when the `listen` thread stops; a slow client, a slow response or a panic affects one
@@ -26,6 +27,7 @@ mod local;
 mod node;
 pub mod pod_resources;
 mod quota;
+mod registry;
 mod route;
 #[cfg(test)]
 mod tests;
@@ -35,6 +37,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 pub use auth::{Auth, Mode, Reviews, Settings as AuthSettings};
 pub use claim::{Claim, claim_root, claim_socket};
@@ -48,16 +51,19 @@ pub use local::holdings::{
 };
 pub use local::select::default_container;
 pub use local::views::{
-    DebugReply, Described, ImageRow, KUBERNETES_VERSION, MemoryReport, NodeReport, PodCgroupReport,
-    PodChange, PodView, PodsReply, ProblemReport, QueueReport, ResourceReport, RuntimeReport, SourceReport,
-    ThreadRow, ThresholdReport, VerifyLine, VersionReply,
+    DebugReply, Described, DiskWritesReport, ImageRow, KUBERNETES_VERSION, LogsReport, MemoryReport,
+    NodeReport, PodCgroupReport, PodChange, PodView, PodsReply, ProblemReport, QueueReport, ResourceReport,
+    RuntimeReport, SourceReport, ThreadRow, ThresholdReport, VerifyLine, VersionReply,
 };
+
+pub use registry::RegistrySettings;
 
 use crate::util::threads::{OnDeath, Running};
 use context::Context;
 use http::request::Listener;
 use listen::accept::{self, Port};
 use listen::hangups::Hangups;
+use registry::publish::Publication;
 
 /// The default path of the local socket.
 pub const LOCAL_SOCKET: &str = "/run/coracle/coracle.sock";
@@ -71,21 +77,23 @@ pub struct Settings {
     pub main: Option<MainPort>,
     /// The socket of the local commands; the caller has claimed it ([`claim_socket`]).
     pub local_socket: PathBuf,
+    /// The registry of image archives; `None`: off.
+    pub registry: Option<RegistrySettings>,
     /// Whether the local socket accepts root of other mount and PID namespaces, too.
     pub any_namespace: bool,
 }
 
-/// Starts the listeners. A health port in use is retried every 5 s; for the other ports this is an
-/// error.
+/// Starts the listeners. A health port or a registry's port in use is retried every 5 s; for the
+/// other ports this is an error.
 ///
 /// # Errors
 /// When another port or a socket cannot be bound, or the kernel refuses a thread.
 pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> Result<Running, ServerError> {
-    let ports = bind(&settings)?;
+    let ports = bind(&settings, &deps)?;
     start(ports, settings, deps, on_death).map_err(|source| ServerError::Thread { source })
 }
 
-fn bind(settings: &Settings) -> Result<Vec<Port>, ServerError> {
+fn bind(settings: &Settings, deps: &Deps) -> Result<Vec<Port>, ServerError> {
     let mut ports = vec![Port::local(&settings.local_socket)?];
     let main = settings.main.as_ref().map(|main| main.address);
     for (listener, what, address) in
@@ -93,12 +101,16 @@ fn bind(settings: &Settings) -> Result<Vec<Port>, ServerError> {
     {
         ports.extend(address.map(|address| Port::tcp(listener, what, address)).transpose()?);
     }
+    ports.extend(settings.registry.as_ref().map(|registry| {
+        Port::registry(registry.address, Publication::new(registry, Arc::clone(&deps.image_set)))
+    }));
     ports.extend(settings.healthz.map(|at| Port::tcp_or_later(Listener::Healthz, "healthz port", at)));
     Ok(ports)
 }
 
 fn start(ports: Vec<Port>, settings: Settings, deps: Deps, on_death: OnDeath) -> io::Result<Running> {
     let (stopper, shutdown) = UnixStream::pair()?;
-    let context = Context::new(deps, settings.main, settings.any_namespace, Hangups::new()?, shutdown);
+    let Settings { main, registry, any_namespace, .. } = settings;
+    let context = Context::new(deps, main, registry, any_namespace, Hangups::new()?, shutdown);
     accept::spawn(ports, context, stopper, on_death)
 }

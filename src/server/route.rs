@@ -24,7 +24,7 @@ pub(super) fn route(listener: Listener, request: &Request, deps: &Deps) -> Reply
         _ if path.starts_with("/stats/") => {
             return stats::respond(request, deps).unwrap_or_else(Reply::Whole);
         }
-        Listener::ReadOnly | Listener::Main => read_only(path, deps),
+        Listener::ReadOnly | Listener::Main | Listener::Registry => read_only(path, deps),
         Listener::Local if changes => debug::route(path, target, deps).unwrap_or_else(|rejection| rejection),
         Listener::Local => return local::routes::route(path, target, deps).unwrap_or_else(Reply::Whole),
     };

@@ -129,9 +129,10 @@ impl Fixture {
             read_only: loopback,
             main: None,
             local_socket: socket.clone(),
+            registry: None,
             any_namespace: false,
         };
-        let ports = bind(&settings).unwrap();
+        let ports = bind(&settings, &deps).unwrap();
         let tcp: Vec<SocketAddr> = ports.iter().filter_map(Port::address).collect();
         let server = start(ports, settings, deps, OnDeath::Unsupervised).unwrap();
         let [read_only, healthz] = tcp[..] else { panic!("{tcp:?}") };

@@ -5,9 +5,9 @@
 //! Errors of the store cause a warning and, at worst, the loss of one last valid version.
 
 use std::collections::BTreeSet;
-use std::fs::{DirBuilder, OpenOptions, Permissions};
+use std::fs::{OpenOptions, Permissions};
 use std::io::{ErrorKind, Read};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
@@ -21,6 +21,7 @@ use crate::model::api;
 use crate::model::pod::{CONFIG_HASH, Pod, SourceName};
 use crate::model::typed::clip;
 use crate::util::atomic_file;
+use crate::util::disk_writes;
 
 /// The kind of every record.
 const FORMAT: &str = "coracle/last-good-manifest";
@@ -275,7 +276,7 @@ fn owner(name: &str) -> Option<&str> {
 }
 
 fn make_ready(directory: &Path) -> std::io::Result<()> {
-    DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory)?;
+    disk_writes::make_directories(directory, DIRECTORY_MODE)?;
     if std::fs::metadata(directory)?.permissions().mode() & 0o777 != DIRECTORY_MODE {
         std::fs::set_permissions(directory, Permissions::from_mode(DIRECTORY_MODE))?;
     }

@@ -15,10 +15,10 @@ use super::reclaim::Request;
 use super::view::{Snapshot, View};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::eviction::Reclaim;
-use crate::model::event::EventSink;
+use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::{ContainerId, PodUid};
-use crate::model::metrics;
 use crate::model::runtime::{ContainerState, ListedPod};
+use crate::model::{metrics, reasons};
 use crate::observe::Observe;
 use crate::pods::allocation::Allocations;
 use crate::pods::cgroups::PodCgroups;
@@ -26,6 +26,7 @@ use crate::resources::iptables::{self, Chains};
 use crate::runtime::Runtime;
 use crate::runtime::gc::{Collector, PodStanding, Scope};
 use crate::runtime::images::gc::ImageCollector;
+use crate::runtime::logs::quota::{Outcome, Quota, Writer};
 use crate::runtime::logs::rotate::Rotator;
 use crate::util::backoff::Failures;
 use crate::util::memory;
@@ -70,6 +71,8 @@ pub struct Deps {
     pub collects_images: bool,
     /// Rotates logs; `None`: switched off.
     pub rotator: Option<(Rotator<RuntimeClient>, Duration)>,
+    /// The quota for all logs, if there is one; it applies when logs are rotated.
+    pub log_quota: Option<Quota>,
     /// Keeps the chains of the packet filter in place; `None`: switched off.
     pub chains: Option<Chains>,
     /// Removes directories.
@@ -106,6 +109,8 @@ pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
             failures: Failures::default(),
             misplaced: Failures::default(),
             rotations: BTreeMap::new(),
+            removes_logs: false,
+            excess: Failures::default(),
         }
         .run(&stop);
     })
@@ -130,6 +135,10 @@ struct Cleaner {
     misplaced: Failures,
     /// The error of the last rotation, and how often it occurred.
     rotations: BTreeMap<String, Failures>,
+    /// Whether the last pass removed logs because of the quota.
+    removes_logs: bool,
+    /// How often the logs exceeded the quota and nothing more could be removed.
+    excess: Failures,
 }
 
 impl Cleaner {
@@ -336,17 +345,37 @@ impl Cleaner {
     fn rotate(&mut self, stop: &StopToken) -> Duration {
         let Some((rotator, period)) = &self.deps.rotator else { return GARBAGE_PERIOD };
         let mut logs: Vec<(ContainerId, PathBuf)> = Vec::new();
+        let mut writers = BTreeMap::new();
         for uid in self.deps.observe.listed().keys() {
             let Some(pod) = self.deps.observe.cached(uid) else { continue };
-            logs.extend(
-                pod.containers
-                    .iter()
-                    .filter(|container| container.state == ContainerState::Running)
-                    .map(|container| (container.id.clone(), PathBuf::from(&container.log_path))),
-            );
+            for container in &pod.containers {
+                let path = PathBuf::from(&container.log_path);
+                let writer = match container.state {
+                    ContainerState::Running => {
+                        logs.push((container.id.clone(), path.clone()));
+                        Writer::Running(container.id.clone())
+                    }
+                    ContainerState::Exited => Writer::Ended,
+                    ContainerState::Created | ContainerState::Unknown => Writer::Unknown,
+                };
+                if self.deps.log_quota.is_some() {
+                    // Of two containers with one path, the one that may write counts.
+                    let known = writers.entry(path).or_insert(Writer::Ended);
+                    if *known == Writer::Ended {
+                        *known = writer;
+                    }
+                }
+            }
+        }
+        let mut errors = rotator.rotate_all(&logs, stop);
+        let quota = self.deps.log_quota.as_ref().filter(|_| !stop.is_stopped());
+        if let Some(quota) = quota {
+            let outcome = quota.enforce(rotator, &writers, stop);
+            report(&self.deps.events, quota.bytes, &outcome, (&mut self.removes_logs, &mut self.excess));
+            errors.extend(outcome.errors);
         }
         let mut problems = BTreeMap::new();
-        for error in rotator.rotate_all(&logs, stop) {
+        for error in errors {
             let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
             let text = format!("{error}{cause}");
             let mut failures = self.rotations.remove(&text).unwrap_or_default();
@@ -357,6 +386,39 @@ impl Cleaner {
         }
         self.rotations = problems;
         *period
+    }
+}
+
+/// Reports a pass of the quota: once for several passes in a row that remove logs.
+fn report(
+    events: &EventSink,
+    quota: u64,
+    outcome: &Outcome,
+    (removes_logs, excess): (&mut bool, &mut Failures),
+) {
+    let left = outcome.used.saturating_sub(outcome.freed);
+    metrics::LOGS_QUOTA.set(quota as f64);
+    metrics::LOGS_BYTES.set(left as f64);
+    metrics::LOGS_REMOVED.add(outcome.removed);
+    let was_removing = std::mem::replace(removes_logs, outcome.removed > 0);
+    if outcome.removed > 0 {
+        let text = format!(
+            "the logs of all containers had {} bytes, and --container-logs-quota is {quota}: removed {} files with {} bytes",
+            outcome.used, outcome.removed, outcome.freed
+        );
+        if was_removing {
+            log::debug!("{text}");
+        } else {
+            log::warn!("{text}");
+            events.raise(Regarding::Node, EventType::Warning, reasons::CONTAINER_LOGS_REMOVED, text);
+        }
+    }
+    if outcome.excess == 0 {
+        excess.end();
+    } else if excess.count() {
+        log::warn!(
+            "the logs of all containers have {left} bytes, and --container-logs-quota is {quota}: no more files can be removed (time {excess})"
+        );
     }
 }
 

@@ -4,6 +4,8 @@ use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
+use super::disk_writes;
+
 /// Writes `content` to a temporary file in the same directory and renames it to `path`. `mode` is
 /// exact (the umask does not apply). The content is synced before the rename.
 ///
@@ -18,7 +20,9 @@ pub fn write(path: &Path, content: &[u8], mode: u32) -> std::io::Result<()> {
             std::fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
         file.set_permissions(std::fs::Permissions::from_mode(mode))?;
         file.write_all(content)?;
+        disk_writes::file(content.len() as u64);
         file.sync_all()?;
+        disk_writes::sync();
         std::fs::rename(&temporary, path)
     })();
     if result.is_err() {

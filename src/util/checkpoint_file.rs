@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use super::{atomic_file, untrusted};
+use super::{atomic_file, disk_writes, untrusted};
 
 /// Far above the largest file: 1,000 pods with 1,000 containers each.
 const MOST_BYTES: u64 = 256 * 1024 * 1024;
@@ -60,7 +60,7 @@ impl CheckpointFile {
         let mut name = self.path.file_name().unwrap_or_default().to_owned();
         name.push(".unusable");
         let aside = self.path.with_file_name(name);
-        std::fs::rename(&self.path, &aside)?;
+        disk_writes::created(std::fs::rename(&self.path, &aside))?;
         Ok(aside)
     }
 }

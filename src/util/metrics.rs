@@ -258,6 +258,11 @@ impl Counter {
         self.value.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Adds a number.
+    pub fn add(&self, more: u64) {
+        self.value.fetch_add(more, Ordering::Relaxed);
+    }
+
     /// The current value.
     pub fn get(&self) -> u64 {
         self.value.load(Ordering::Relaxed)

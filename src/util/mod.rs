@@ -1,6 +1,6 @@
 //! Tools that are independent of Kubernetes: the rules for threads (`threads`, `stop`, `mailbox`,
 //! `timers`, `wake`), the thread `signals`, waits (`backoff`), files and directories (`untrusted`
-//! and `tree` for those that a container can change), `cgroup_mounts`, memory, certificates (`x509`), log lines and
+//! and `tree` for those that a container can change; `disk_writes` counts), `cgroup_mounts`, memory, certificates (`x509`), log lines and
 //! `metrics`.
 
 pub mod atomic_file;
@@ -11,8 +11,10 @@ pub mod child;
 pub mod cpu_list;
 pub mod crc32;
 pub mod decompress;
+pub mod disk_writes;
 pub mod encoding;
 pub mod error_chain;
+pub mod gzip;
 pub mod json;
 pub mod logging;
 pub mod mailbox;
@@ -29,6 +31,7 @@ pub mod tar;
 pub(crate) mod testing;
 pub mod threads;
 pub mod timers;
+pub mod token;
 pub mod tree;
 pub mod untrusted;
 pub mod wake;

@@ -25,6 +25,11 @@ pub(crate) fn program(path: &Path, text: &str) {
     assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
 }
 
+/// Compresses in one zstd frame.
+pub(crate) fn zstd(data: &[u8]) -> Vec<u8> {
+    ruzstd::encoding::compress_to_vec(data, ruzstd::encoding::CompressionLevel::Fastest)
+}
+
 /// Creates a named pipe.
 pub(crate) fn fifo(path: &Path) {
     mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();

@@ -9,6 +9,7 @@ use std::path::Path;
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::{self, Errno};
 
+use super::disk_writes;
 use super::stop::StopToken;
 
 const DIRECTORY: OFlags =
@@ -53,7 +54,7 @@ fn mount_id(fd: BorrowedFd<'_>) -> io::Result<String> {
 /// Creates the directory `name` in `parent` unless it exists, and opens it. Returns whether it was
 /// created.
 pub fn make_at(parent: BorrowedFd<'_>, name: &CStr, mode: u32) -> io::Result<(OwnedFd, bool)> {
-    let made = match fs::mkdirat(parent, name, Mode::from_raw_mode(mode)) {
+    let made = match disk_writes::created(fs::mkdirat(parent, name, Mode::from_raw_mode(mode))) {
         Ok(()) => true,
         Err(Errno::EXIST) => false,
         Err(errno) => return Err(errno),

@@ -9,13 +9,12 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-use super::tree;
+use super::{disk_writes, tree};
 
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 const FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
@@ -104,7 +103,7 @@ pub fn directory(path: &Path, levels: usize) -> io::Result<OwnedFd> {
 /// `levels` is an error.
 pub fn make_directory(path: &Path, levels: usize, mode: u32) -> io::Result<OwnedFd> {
     let (base, below) = split(path, levels);
-    std::fs::DirBuilder::new().recursive(true).mode(mode).create(base)?;
+    disk_writes::make_directories(base, mode)?;
     let mut dir = operators(base)?;
     for name in below {
         dir = tree::make_at(dir.as_fd(), &CString::new(name.as_bytes())?, mode)?.0;
@@ -167,7 +166,7 @@ pub fn open_or_create_at(dir: BorrowedFd<'_>, name: &Path, mode: u32) -> io::Res
 /// When it cannot be created.
 pub fn create_at(dir: BorrowedFd<'_>, name: &Path, mode: u32) -> io::Result<File> {
     let flags = FILE | OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-    Ok(File::from(fs::openat(dir, name, flags, Mode::from_raw_mode(mode))?))
+    Ok(File::from(disk_writes::created(fs::openat(dir, name, flags, Mode::from_raw_mode(mode)))?))
 }
 
 /// Reads a file of the node itself, which may be a link. A pipe without a writer reads as empty.

@@ -21,6 +21,7 @@ use jiff::Timestamp;
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Uid};
 use rustix::io::{self, Errno};
 
+use crate::util::disk_writes;
 use crate::util::stop::StopToken;
 use crate::util::tree;
 
@@ -467,6 +468,7 @@ fn write_file(parent: BorrowedFd<'_>, name: &CStr, file: &File) -> io::Result<()
             Err(errno) => return Err(errno),
         }
     }
+    disk_writes::file(file.data.len() as u64);
     fs::fchmod(&open, Mode::from_raw_mode(file.mode & 0o7777))?;
     match file.owner {
         None => Ok(()),
@@ -481,7 +483,7 @@ fn replace(dir: BorrowedFd<'_>, version: &CStr) -> io::Result<()> {
         Ok(()) | Err(Errno::NOENT) => {}
         Err(errno) => return Err(errno),
     }
-    fs::symlinkat(version, dir, NEXT)?;
+    disk_writes::created(fs::symlinkat(version, dir, NEXT))?;
     fs::renameat(dir, NEXT, dir, DATA)
 }
 
@@ -497,7 +499,7 @@ fn link_roots(
         let mut target = OsString::from(DATA);
         target.push("/");
         target.push(root);
-        match fs::symlinkat(&target, dir, *root) {
+        match disk_writes::created(fs::symlinkat(&target, dir, *root)) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(errno),
         }

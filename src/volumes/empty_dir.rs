@@ -18,6 +18,7 @@ use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
 use crate::model::quantity::{Amount, amount};
 use crate::model::requests::{Overhead, pod_limits, requests_of};
+use crate::util::disk_writes;
 use crate::util::stop::StopToken;
 use crate::util::tree;
 
@@ -147,7 +148,7 @@ fn is_marked(markers: BorrowedFd<'_>, marker: &str) -> bool {
 fn mark(markers: BorrowedFd<'_>, name: &std::ffi::CStr) -> rustix::io::Result<()> {
     let (dir, _) = tree::make_at(markers, name, 0o750)?;
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    fs::openat(&dir, c"ready", flags, Mode::from_raw_mode(0o640)).map(drop)
+    disk_writes::created(fs::openat(&dir, c"ready", flags, Mode::from_raw_mode(0o640))).map(drop)
 }
 
 impl Medium {

@@ -2,12 +2,13 @@
 
 use std::fs::{FileType, OpenOptions};
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::error::VolumeError;
 use crate::model::api::HostPathVolumeSource;
 use crate::model::mount::MountedVolume;
+use crate::util::disk_writes;
 
 /// Checks the type. The types `…OrCreate` create the file or directory if it is missing.
 pub(super) fn set_up(volume: &str, source: &HostPathVolumeSource) -> Result<MountedVolume, VolumeError> {
@@ -59,7 +60,7 @@ fn want(path: &Path, is: fn(&FileType) -> bool, wanted: &'static str) -> Result<
 }
 
 fn make_directory(path: &Path) -> Result<(), VolumeError> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path).map_err(|source| VolumeError::Io {
+    disk_writes::make_directories(path, 0o755).map_err(|source| VolumeError::Io {
         attempt: "make directory",
         path: path.to_owned(),
         source,
@@ -71,7 +72,7 @@ fn make_directory(path: &Path) -> Result<(), VolumeError> {
 ///
 /// DIFFERS: upstream creates the file to which a dangling link leads.
 fn make_file(path: &Path) -> Result<(), VolumeError> {
-    match OpenOptions::new().write(true).create_new(true).mode(0o644).open(path) {
+    match disk_writes::created(OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)) {
         Ok(_) => Ok(()),
         // The caller checks what it is.
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),

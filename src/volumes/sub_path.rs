@@ -20,6 +20,7 @@ use super::error::VolumeError;
 use super::manager::Volumes;
 use super::{operations, paths};
 use crate::model::mount::{SubPath, SubPathFailure, SubPaths};
+use crate::util::disk_writes;
 use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
 use crate::util::tree::{self, Leftover};
@@ -229,7 +230,7 @@ fn elements(path: &Path, from_link: bool) -> Option<impl Iterator<Item = Step>> 
 
 /// Makes a directory with the volume root's mode, regardless of the umask, and opens it.
 fn make(parent: BorrowedFd<'_>, name: &CString, mode: u32) -> io::Result<OwnedFd> {
-    match fs::mkdirat(parent, name, Mode::from_raw_mode(mode & 0o777)) {
+    match disk_writes::created(fs::mkdirat(parent, name, Mode::from_raw_mode(mode & 0o777))) {
         Ok(()) => {
             let dir = tree::open_at(parent, name)?;
             fs::fchmod(&dir, Mode::from_raw_mode(mode))?;
@@ -299,6 +300,7 @@ fn make_target(parent: BorrowedFd<'_>, target: &Target, is_dir: bool) -> io::Res
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         fs::openat(parent, &target.name, flags, Mode::from_raw_mode(0o640))?;
     }
+    disk_writes::file(0);
     fs::openat(parent, &target.name, HOLD, Mode::empty())
 }
 

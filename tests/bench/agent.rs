@@ -40,6 +40,11 @@ impl Agent {
         Agent::with(binary, dir, runtime, NODE, Vec::new(), json!({}))
     }
 
+    /// With these fields of the configuration.
+    pub fn configured(binary: &Path, dir: PathBuf, runtime: &Runtime, extra: Value) -> Agent {
+        Agent::with(binary, dir, runtime, NODE, Vec::new(), extra)
+    }
+
     /// One that joins a cluster under this name.
     pub fn joining(binary: &Path, dir: PathBuf, runtime: &Runtime, node: &str, kubeconfig: &Path) -> Agent {
         let flags = vec!["--kubeconfig".to_owned(), kubeconfig.display().to_string()];
@@ -165,6 +170,24 @@ impl Agent {
         for name in names {
             launch::write_manifest(&self.dir, &format!("{name}.json"), manifest(name).to_string());
         }
+    }
+
+    /// Makes one manifest appear.
+    pub fn apply_manifest(&self, name: &str, manifest: &Value) {
+        launch::write_manifest(&self.dir, &format!("{name}.json"), manifest.to_string());
+    }
+
+    /// The size of the log of its last start.
+    #[expect(clippy::cast_precision_loss, reason = "logs are small")]
+    pub fn log_bytes(&self) -> f64 {
+        let log = self.dir.join(format!("agent-{}.log", self.starts));
+        fs::metadata(log).map_or(f64::NAN, |found| found.len() as f64)
+    }
+
+    /// This project's own counts of what it wrote.
+    pub fn disk_metrics(&self) -> Vec<String> {
+        let (_, page) = http_get(READ_ONLY, "/metrics").expect("the metrics");
+        page.lines().filter(|line| line.starts_with("coracle_disk_")).map(str::to_owned).collect()
     }
 
     /// Makes the manifests disappear.

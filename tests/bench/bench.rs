@@ -7,6 +7,7 @@ mod support;
 
 mod agent;
 mod bare_calls;
+mod flash;
 mod node_api;
 mod process;
 mod registered;
@@ -33,6 +34,8 @@ struct Options {
     full: bool,
     registered: bool,
     api: bool,
+    /// For each part.
+    flash: Option<std::time::Duration>,
 }
 
 fn options(args: impl Iterator<Item = String>) -> Result<Options, String> {
@@ -47,6 +50,11 @@ fn options(args: impl Iterator<Item = String>) -> Result<Options, String> {
             "--full" => options.full = true,
             "--registered" => options.registered = true,
             "--api" => options.api = true,
+            "--flash" => {
+                let seconds = args.next().and_then(|text| text.parse().ok());
+                let seconds = seconds.ok_or("--flash needs a number of seconds")?;
+                options.flash = Some(std::time::Duration::from_secs(seconds));
+            }
             // What cargo adds for every benchmark program.
             "--bench" => {}
             other => return Err(format!("unknown argument {other}")),
@@ -70,7 +78,9 @@ fn main() -> ExitCode {
     let base = Path::new(&base);
     let plan = Plan::new(options.quick, options.full);
     let mut results = Results::new(options.raw.as_deref(), base);
-    let runtime = Runtime::connect(Containerd::start(&base.join("bench")));
+    let disk = options.flash.map(|_| flash::Disk::make(base));
+    let dir = disk.as_ref().map_or_else(|| base.join("bench"), |disk| disk.runtime_dir(base));
+    let runtime = Runtime::connect(Containerd::start(&dir));
     results.environment(&runtime.describe(), Path::new(&binary), options.against.as_deref());
 
     let mut failed = false;
@@ -83,6 +93,19 @@ fn main() -> ExitCode {
         runtime.clear();
     };
     eprintln!("==> load average {}", std::fs::read_to_string("/proc/loadavg").unwrap_or_default().trim());
+    if let (Some(disk), Some(span)) = (&disk, options.flash) {
+        attempt("the runtime alone", &mut |results| flash::alone(results, disk, &dir, base, span));
+        let subjects =
+            [(results::CORACLE, Some(Path::new(&binary))), (results::OTHER, options.against.as_deref())];
+        for (subject, binary) in subjects {
+            let Some(binary) = binary else { continue };
+            attempt(subject, &mut |results| {
+                flash::measure(results, subject, binary, &runtime, (disk, &dir, base), span);
+            });
+        }
+        results.print();
+        return if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+    }
     if options.registered || options.api {
         let plane =
             ControlPlane::start_with(&base.join("plane"), &Choice { scheduler: false, ..Choice::default() });

@@ -12,6 +12,7 @@ mod drains;
 mod evictions;
 mod golden_api;
 mod joined;
+mod kubeadm;
 mod kubectl_debug;
 mod kubectl_top;
 mod logs;

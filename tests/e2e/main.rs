@@ -13,6 +13,7 @@ mod events;
 mod evictions;
 mod hooks;
 mod hostile;
+mod image_set;
 mod images;
 mod init;
 mod logs;

@@ -426,6 +426,33 @@ fn configuration_is_checked_and_printed_without_a_start() {
 }
 
 #[test]
+fn agent_called_by_a_link_named_kubelet_runs_as_one() {
+    let node = FakeNode::prepare(json!({}));
+    let link = node.path("kubelet");
+    std::os::unix::fs::symlink(binary(), &link).unwrap();
+    let called = |args: &[&str]| Command::new(&link).args(args).output().unwrap();
+    let version = called(&["--version"]);
+    assert!(version.status.success(), "{}", stderr(&version));
+    assert_eq!(stdout(&version), "Kubernetes v1.36.3\n");
+    let own = Command::new(binary()).arg("--version").output().unwrap();
+    assert!(stdout(&own).starts_with("coracle "), "{}", stdout(&own));
+    let word = called(&["pods"]);
+    assert_eq!(word.status.code(), Some(2), "a kubelet has no commands");
+    assert!(stderr(&word).contains("unknown command \"pods\""), "{}", stderr(&word));
+
+    let mut command = Command::new(&link);
+    command.args(node.agent_command().get_args());
+    let mut agent = launch::spawn(&mut command, &node.path("kubelet.log"));
+    wait_until("the agent to be healthy", LONG, || node.health("/healthz").0 == 200);
+    assert_eq!(fs::read_to_string(format!("/proc/{}/comm", agent.id())).unwrap(), "kubelet\n");
+    node.apply(&simple("web"));
+    node.wait_ready("web");
+    crate::support::containerd::kill(agent.id(), "TERM");
+    let ended = wait_for("the agent to stop", LONG, || agent.try_wait().unwrap());
+    assert!(ended.success(), "{ended}");
+}
+
+#[test]
 fn manifests_are_validated_without_an_agent() {
     let dir = tempfile::tempdir().unwrap();
     let validate = |args: &[&str]| {

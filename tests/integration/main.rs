@@ -10,6 +10,7 @@ mod attacks;
 mod authorities;
 mod containers;
 mod cri;
+mod disk;
 mod evictions;
 mod holdings;
 mod hooks;

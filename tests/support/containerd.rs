@@ -1,6 +1,8 @@
 //! A private containerd for one test, through `packaging/containerd-private`: the same
 //! script that the quick start uses. It lives inside the namespaces that
 //! `tests/support/enclose` made, so nothing of it can stay behind.
+//!
+//! With `E2E_RUNTIME=crio` it is a CRI-O, through `packaging/crio-private`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,7 +14,12 @@ use super::wait::{wait_for, wait_until};
 /// A limit for requests that containerd answers at once unless the machine is busy.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// One containerd with its own root, state, socket and bridge.
+/// Whether the runtime of the tests is CRI-O instead of containerd.
+pub fn is_crio() -> bool {
+    std::env::var("E2E_RUNTIME").is_ok_and(|runtime| runtime == "crio")
+}
+
+/// One containerd, or CRI-O, with its own root, state, socket and bridge.
 pub struct Containerd {
     dir: PathBuf,
     bin: OnceLock<PathBuf>,
@@ -50,7 +57,7 @@ impl Containerd {
 
     /// The CRI endpoint.
     pub fn endpoint(&self) -> String {
-        format!("unix://{}/containerd.sock", self.dir.display())
+        format!("unix://{}/{}.sock", self.dir.display(), daemon())
     }
 
     /// The file that describes the pods' network.
@@ -60,7 +67,7 @@ impl Containerd {
 
     /// The daemon's log, for a failed test.
     pub fn log(&self) -> PathBuf {
-        self.dir.join("containerd.log")
+        self.dir.join(format!("{}.log", daemon()))
     }
 
     /// Ends the daemon and leaves its containers running.
@@ -99,6 +106,9 @@ impl Containerd {
 
     /// Every task, running or not.
     pub fn tasks(&self) -> Vec<Task> {
+        if is_crio() {
+            return self.runc_containers();
+        }
         let listing = self.ctr(&["tasks", "ls"]);
         let mut tasks = Vec::new();
         for line in listing.lines().skip(1) {
@@ -114,6 +124,25 @@ impl Containerd {
         tasks
     }
 
+    /// The containers that runc has for CRI-O, sandboxes included.
+    fn runc_containers(&self) -> Vec<Task> {
+        let mut command = Command::new("runc");
+        command.arg("--root").arg(self.dir.join("runc")).args(["list", "--format", "json"]);
+        // A container that ends or starts meanwhile can make it fail.
+        let list = wait_for("a list of runc", LIMIT, || {
+            let output = command.output().expect("runc runs");
+            serde_json::from_slice::<serde_json::Value>(&output.stdout)
+                .ok()
+                .filter(|_| output.status.success())
+        });
+        let task = |one: &serde_json::Value| Task {
+            id: one["id"].as_str().unwrap_or_default().to_owned(),
+            pid: one["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0),
+            running: one["status"] == "running",
+        };
+        list.as_array().into_iter().flatten().map(task).collect()
+    }
+
     /// A task that runs. The list leaves out those whose shim does not answer within 2 s.
     pub fn running_task(&self, id: &str) -> Task {
         wait_for(&format!("the running task {id}"), LIMIT, || {
@@ -123,6 +152,9 @@ impl Containerd {
 
     /// The ids of all container records, living and dead, sandboxes included.
     pub fn record_ids(&self) -> Vec<String> {
+        if is_crio() {
+            return self.runc_containers().into_iter().map(|one| one.id).collect();
+        }
         self.ctr(&["containers", "ls", "-q"]).split_whitespace().map(str::to_owned).collect()
     }
 
@@ -152,6 +184,10 @@ pub fn kill(pid: u32, signal: &str) {
         Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
+fn daemon() -> &'static str {
+    if is_crio() { "crio" } else { "containerd" }
+}
+
 fn run(args: &[String]) -> String {
     run_with(args, &[])
 }
@@ -161,7 +197,8 @@ fn run_with(args: &[String], environment: &[(&str, &str)]) -> String {
         Command::new(tool()).args(args).envs(environment.iter().copied()).output().expect("the tool runs");
     assert!(
         output.status.success(),
-        "containerd-private {args:?}: {}{}",
+        "{}-private {args:?}: {}{}",
+        daemon(),
         String::from_utf8_lossy(&output.stderr),
         String::from_utf8_lossy(&output.stdout)
     );

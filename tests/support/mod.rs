@@ -14,6 +14,7 @@ pub mod fake_node;
 pub mod fake_plugins;
 pub mod fake_streams;
 pub mod file_attack;
+pub mod image_archives;
 pub mod launch;
 pub mod logind;
 pub mod manifest;

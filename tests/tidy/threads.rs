@@ -30,11 +30,11 @@ fn is_same(documented: &str, started: &str) -> bool {
 }
 
 /// The text of a source file without its tests.
-fn without_tests(text: &str) -> &str {
-    text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default()
+pub fn without_tests(text: &str) -> &str {
+    text.split("\n#[cfg(test)]\nmod tests").next().unwrap_or_default()
 }
 
-fn is_test_code(file: &str) -> bool {
+pub fn is_test_code(file: &str) -> bool {
     file.starts_with("src/fuzz/")
         || file.contains("/testing")
         || file.ends_with("tests.rs")

@@ -103,10 +103,30 @@ fn print(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Resu
     };
     let (resident, peak) = (size(memory.rss_bytes), size(memory.peak_rss_bytes));
     console.field(0, "Memory", &format!("{resident} resident{anonymous}, {peak} at most so far"))?;
+    disk(console, report)?;
     let busy = report.queues.iter().filter(|queue| queue.depth > 0);
     let queues: Vec<String> = busy.map(|queue| format!("{} {}", queue.name, queue.depth)).collect();
     console.field(0, "Queues", &joined(&queues, "empty"))?;
     threads(console, report, wide)
+}
+
+/// What the agent writes, and what the logs of containers use of their quota.
+fn disk(console: &mut Console<'_>, report: &NodeReport) -> io::Result<()> {
+    let text = |files, bytes, syncs| match (files, syncs) {
+        (0, 0) => "none".to_owned(),
+        _ => format!("{files} files with {}, {syncs} syncs", size(bytes)),
+    };
+    let disk = &report.disk_writes;
+    let hour = text(disk.last_hour_files, disk.last_hour_bytes, disk.last_hour_syncs);
+    let all = text(disk.files, disk.bytes, disk.syncs);
+    console.field(0, "Disk writes", &format!("{hour} in the last hour; {all} since the start"))?;
+    let Some(logs) = &report.container_logs else { return Ok(()) };
+    let (used, quota) = (size(logs.used_bytes), size(logs.quota_bytes));
+    let removed = match logs.removed_files {
+        0 => String::new(),
+        count => format!(", {count} files removed"),
+    };
+    console.field(0, "Container logs", &format!("{used} of {quota}{removed}"))
 }
 
 /// The pressure conditions and the thresholds that are met or near; with `wide`, all thresholds.
@@ -219,7 +239,7 @@ fn threads(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Re
 mod tests {
     use super::*;
     use crate::cli::table::Paint;
-    use crate::server::{QueueReport, ResourceReport, ThresholdReport};
+    use crate::server::{DiskWritesReport, LogsReport, QueueReport, ResourceReport, ThresholdReport};
 
     #[test]
     fn status_shows_problems_of_all_parts_first() {
@@ -247,6 +267,8 @@ mod tests {
                 }],
             }],
             queues: vec![QueueReport { name: "events".into(), depth: 2, lost: 3 }],
+            disk_writes: DiskWritesReport { files: 12, bytes: 34_816, syncs: 9, ..Default::default() },
+            container_logs: Some(LogsReport { quota_bytes: 2 << 30, used_bytes: 1 << 30, removed_files: 3 }),
             pressures: vec!["DiskPressure".into()],
             thresholds: vec![
                 ThresholdReport {
@@ -303,6 +325,8 @@ Pressure:          DiskPressure
 Sources:
   file:            /etc/pods: 1 pod, 1 problem
 Memory:            0 B resident, 0 B at most so far
+Disk writes:       none in the last hour; 12 files with 34.0 KiB, 9 syncs since the start
+Container logs:    1.0 GiB of 2.0 GiB, 3 files removed
 Queues:            events 2
 Threads:           0
 ";

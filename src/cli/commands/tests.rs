@@ -118,6 +118,7 @@ impl Agent {
             ..Deps::none(log)
         };
         let settings = server::Settings {
+            registry: None,
             healthz: None,
             read_only: None,
             main: None,

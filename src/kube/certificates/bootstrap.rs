@@ -10,6 +10,7 @@ use super::error::Error;
 use super::store::{self, Identity, Store, facts_of_pem};
 use crate::kube::secret::Secret;
 use crate::model::kubeconfig::Kubeconfig;
+use crate::util::disk_writes;
 use crate::util::error_chain::chain;
 
 /// The cluster that a kubeconfig names.
@@ -74,7 +75,8 @@ pub fn why_needed(client_certificate: Option<&[u8]>, now: Timestamp) -> Option<&
 /// When the file or its directory cannot be written.
 pub fn write_kubeconfig(path: &Path, cluster: &Cluster, store: &Store) -> Result<(), Error> {
     if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir).map_err(|source| Error::Write { path: dir.to_owned(), source })?;
+        disk_writes::make_directories(dir, 0o777)
+            .map_err(|source| Error::Write { path: dir.to_owned(), source })?;
     }
     let current = store.current_path();
     // Relative paths in a kubeconfig start at its own directory.

@@ -4,7 +4,6 @@
 use std::fmt;
 use std::fs;
 use std::io::{ErrorKind, Read};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
@@ -15,6 +14,7 @@ use super::error::Error;
 use super::facts::Facts;
 use crate::transport;
 use crate::util::atomic_file;
+use crate::util::disk_writes;
 
 /// Only the owner may read keys.
 const KEY_MODE: u32 = 0o600;
@@ -178,10 +178,11 @@ impl Store {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
-        std::os::unix::fs::symlink(&name, &beside).map_err(failed)?;
+        disk_writes::created(std::os::unix::fs::symlink(&name, &beside)).map_err(failed)?;
         fs::rename(&beside, &current).map_err(failed)?;
         // If this fails, a crash may restore the old link, as if the renewal had not happened.
         let _ = fs::File::open(&self.dir).and_then(|dir| dir.sync_all());
+        disk_writes::sync();
         Ok(path)
     }
 
@@ -213,10 +214,7 @@ impl Store {
     }
 
     pub(super) fn make_dir(&self) -> Result<(), Error> {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(DIR_MODE)
-            .create(&self.dir)
+        disk_writes::make_directories(&self.dir, DIR_MODE)
             .map_err(|source| Error::Write { path: self.dir.clone(), source })
     }
 }

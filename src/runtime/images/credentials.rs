@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-use super::name::split_domain;
 use super::records::PullSecret;
+use crate::model::image_name::split_domain;
 use crate::util::encoding::from_base64;
 use crate::util::untrusted;
 

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::error::Error;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -13,6 +14,7 @@ use jiff::Timestamp;
 use crate::cri::{CriError, ImageClient};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::ImageRef;
+use crate::model::image_offers::{NoOffers, SharedOffers};
 use crate::model::metrics;
 use crate::model::reasons;
 use crate::transport::generated::runtime::{Image, ImageSpec};
@@ -312,6 +314,7 @@ pub struct ImageCollector<I> {
     /// The first failure is only logged: right after the start, figures may be missing.
     failed_before: bool,
     on_list: Option<OnList>,
+    offers: SharedOffers,
 }
 
 /// Callback with each list of images and its time.
@@ -323,8 +326,15 @@ where
 {
     /// A collector without known images; the agent started at `started`.
     pub fn new(images: I, policy: Policy, events: EventSink, started: Timestamp) -> Self {
-        let ledger = Ledger::new(started);
-        ImageCollector { images, policy, events, ledger, failed_before: false, on_list: None }
+        let (ledger, offers) = (Ledger::new(started), Arc::new(NoOffers));
+        ImageCollector { images, policy, events, ledger, failed_before: false, on_list: None, offers }
+    }
+
+    /// Images that `offers` keeps are not removed.
+    #[must_use]
+    pub fn keeping(mut self, offers: SharedOffers) -> Self {
+        self.offers = offers;
+        self
     }
 
     /// Calls `on_list` with each list of images.
@@ -343,7 +353,10 @@ where
         in_use: &BTreeSet<ImageRef>,
         now: Timestamp,
     ) -> Result<(), ImageGcError<I::Error>> {
-        let images = self.images.list().map_err(ImageGcError::List)?;
+        let mut images = self.images.list().map_err(ImageGcError::List)?;
+        for image in &mut images {
+            image.pinned |= self.offers.keeps(&image.names);
+        }
         self.ledger.detect(&images, in_use, now);
         if let Some(on_list) = &self.on_list {
             on_list(&images, now);

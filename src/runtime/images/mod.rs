@@ -5,7 +5,6 @@ mod credentials;
 #[cfg(test)]
 pub(super) mod fuzz;
 pub mod gc;
-pub mod name;
 mod permits;
 mod providers;
 pub(super) mod pull_secrets;
@@ -19,7 +18,9 @@ use jiff::Timestamp;
 
 use crate::cri;
 use crate::model::event::{EventSink, EventType, Regarding};
-use crate::model::ids::ImageRef;
+use crate::model::ids::{ImageRef, PodUid};
+use crate::model::image_name::{self, with_default_tag};
+use crate::model::image_offers::{Offer, SharedOffers};
 use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::reasons;
@@ -32,7 +33,6 @@ use super::durations;
 use super::security_context::ImageUser;
 use super::settings::Settings;
 use credentials::{Credential, Keyring};
-use name::with_default_tag;
 use permits::{Permits, RateLimit};
 use providers::Providers;
 use pull_secrets::PullSecrets;
@@ -87,6 +87,7 @@ pub(super) struct Images {
     keyring: Keyring,
     providers: Providers,
     records: Records,
+    offers: SharedOffers,
     /// Receives the name of each image that was pulled.
     pulled: Arc<dyn Fn(&str) + Send + Sync>,
 }
@@ -117,6 +118,7 @@ impl Images {
     pub(super) fn new(
         client: cri::ImageClient,
         events: EventSink,
+        offers: SharedOffers,
         pulled: Arc<dyn Fn(&str) + Send + Sync>,
         settings: &Settings,
     ) -> Images {
@@ -134,6 +136,7 @@ impl Images {
             keyring: Keyring::new(&settings.root_dir),
             providers: Providers::new(settings.credential_providers.as_ref()),
             records: Records::new(&settings.root_dir, settings.image_verification.clone()),
+            offers,
         }
     }
 
@@ -208,12 +211,32 @@ impl Images {
         });
     }
 
+    /// Whether an archive offers an image; waits while archives are read.
+    pub(super) fn is_offered(&self, image: &str, stop: &StopToken) -> bool {
+        with_default_tag(image).is_ok_and(|image| self.offers.offer(&image, stop) == Offer::Available)
+    }
+
+    /// Ends the back-off of pulls of these images (full names). Returns the pods that wait for one.
+    pub(super) fn retry(&self, names: &[String]) -> Vec<PodUid> {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_offered = |key: &String| {
+            key.split_once('_')
+                .filter(|(_, image)| image_name::normalized(image).is_ok_and(|name| names.contains(&name)))
+                .map(|(uid, _)| PodUid::from(uid))
+        };
+        let pods = failures.last.keys().filter_map(is_offered).collect();
+        failures.last.retain(|key, _| is_offered(key).is_none());
+        pods
+    }
+
     fn pull(&self, wanted: Wanted<'_>, requested: &str, image: &str) -> Result<Found, ImageFailure> {
         // Per pod, not per container: a new pod starts without a wait.
         let key = format!("{}_{requested}", wanted.pod.uid());
         self.check_backoff(wanted, requested, &key)?;
         self.records.intend(image).map_err(|message| failure(reasons::ERR_IMAGE_PULL, message))?;
         self.tell(wanted, reasons::PULLING, &format!("Pulling image {requested:?}"));
+        // An archive may have the image and may be read only now. Without one, this returns at once.
+        let offer = self.offers.offer(image, wanted.stop);
         let asked = Instant::now();
         let result = match self.permits.take(wanted.stop) {
             Some(_permit) => {
@@ -258,7 +281,11 @@ impl Images {
             }
             Err(error) => {
                 self.records.failed(image);
-                let text = error.text();
+                let text = match offer {
+                    // The registry has not provided the image, and the archive cannot.
+                    Offer::Damaged(why) => format!("{}; image {why}", error.text()),
+                    Offer::Available | Offer::NotInSet => error.text(),
+                };
                 self.warn(wanted, reasons::FAILED, &format!("Failed to pull image {requested:?}: {text}"));
                 let failure = classify(requested, text);
                 self.failed(key, &failure);

@@ -16,8 +16,8 @@ use crate::util::child::{self, ChildError, Limits};
 use crate::util::stop::StopToken;
 
 use super::credentials::{Credential, Entry, Index, index, key_matches, lookup};
-use super::name::{repository, split_domain};
 use super::permits::Permits;
+use crate::model::image_name::{repository, split_domain};
 
 const LIMITS: Limits = Limits { time: Duration::from_secs(60), output_bytes: 1 << 20 };
 /// The bytes of a failing program's output that are logged.

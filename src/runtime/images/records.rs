@@ -15,10 +15,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::ids::ImageRef;
 use crate::model::metrics;
+use crate::util::disk_writes;
 use crate::util::{atomic_file, sha256};
 
 use super::gc::SeenImage;
-use super::name::repository;
+use crate::model::image_name::repository;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const INTENT_KIND: &str = "ImagePullIntent";
@@ -428,9 +429,8 @@ fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, Record
 }
 
 fn write<T: Serialize>(dir: &Path, name: &str, content: &T) -> Result<(), RecordError> {
-    use std::os::unix::fs::DirBuilderExt;
     if !dir.is_dir() {
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        let made = disk_writes::make_directories(dir, 0o700);
         made.map_err(|error| RecordError::Io { attempt: "make", path: dir.to_owned(), error })?;
     }
     let path = file(dir, name);

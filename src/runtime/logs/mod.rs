@@ -1,8 +1,8 @@
 //! Container logs on the node's disk: reading and rotation. The runtime writes them;
 //! `model::log_line` describes the format of a line.
 
-pub mod gzip;
 mod print;
+pub mod quota;
 pub mod read;
 pub mod rotate;
 mod source;

@@ -16,8 +16,6 @@ use std::io::{self, Read, Write};
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use jiff::Zoned;
 use rustix::fs::{AtFlags, Dir, FileType, RenameFlags, renameat, renameat_with, statat, unlinkat};
 use rustix::io::Errno;
@@ -26,6 +24,8 @@ use super::LogError;
 use crate::cri::RuntimeClient;
 use crate::model::ids::ContainerId;
 use crate::model::log_line::LOG_LEVELS;
+use crate::util::disk_writes;
+use crate::util::gzip::Gzip;
 use crate::util::stop::StopToken;
 use crate::util::untrusted::{self, Place};
 
@@ -115,8 +115,8 @@ impl<R: Reopen> Rotator<R> {
     pub fn rotate_all(&self, containers: &[(ContainerId, PathBuf)], stop: &StopToken) -> Vec<LogError> {
         let mut pass = Pass { compress_bytes: self.settings.compress_bytes(), errors: Vec::new() };
         for (container, log) in containers {
-            match self.rotate(container, log, &mut pass, stop) {
-                Ok(()) => {}
+            match self.rotate(container, log, self.settings, &mut pass, stop) {
+                Ok(_) => {}
                 Err(LogError::Stopping) => break,
                 Err(error) => pass.errors.push(error),
             }
@@ -124,24 +124,42 @@ impl<R: Reopen> Rotator<R> {
         pass.errors
     }
 
+    /// Rotates the log of a running container, whatever its size. Returns the new name of the file;
+    /// the runtime has closed it. `None`: it was not rotated.
+    ///
+    /// # Errors
+    /// When it could not be rotated; it has its name then.
+    pub fn rotate_now(
+        &self,
+        container: &ContainerId,
+        log: &Path,
+        stop: &StopToken,
+    ) -> Result<Option<String>, LogError> {
+        let mut pass = Pass { compress_bytes: 0, errors: Vec::new() };
+        self.rotate(container, log, Settings { max_bytes: Some(1), ..self.settings }, &mut pass, stop)
+    }
+
+    /// Returns the new name of the file if it was rotated.
     fn rotate(
         &self,
         container: &ContainerId,
         log: &Path,
+        settings: Settings,
         pass: &mut Pass,
         stop: &StopToken,
-    ) -> Result<(), LogError> {
-        let (Some(limit), Some(name)) =
-            (self.settings.max_bytes, log.file_name().and_then(|name| name.to_str()))
+    ) -> Result<Option<String>, LogError> {
+        let (Some(limit), Some(name)) = (settings.max_bytes, log.file_name().and_then(|name| name.to_str()))
         else {
-            return Ok(());
+            return Ok(None);
         };
         if stop.is_stopped() {
             return Err(LogError::Stopping);
         }
         let place = match Place::find(log, LOG_LEVELS) {
             Ok(place) => place,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return self.reopen(container),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return self.reopen(container).map(|()| None);
+            }
             Err(error) => return Err(LogError::io("inspect", log)(error)),
         };
         let size = match place.stat().map_err(LogError::io("inspect", log))? {
@@ -152,14 +170,14 @@ impl<R: Reopen> Rotator<R> {
         };
         // The usual case needs few calls; the directory is listed only for a rotation.
         if size.is_some_and(|size| size < limit) {
-            return Ok(());
+            return Ok(None);
         }
         let files = Files { dir: place.dir(), log };
         let listing = if size.is_some() { files.list(name)? } else { Vec::new() };
         let now = Zoned::now().strftime("%Y%m%d-%H%M%S").to_string();
-        match plan_rotation(name, size, &listing, self.settings, &now) {
-            Plan::Nothing => Ok(()),
-            Plan::ReopenOnly => self.reopen(container),
+        match plan_rotation(name, size, &listing, settings, &now) {
+            Plan::Nothing => Ok(None),
+            Plan::ReopenOnly => self.reopen(container).map(|()| None),
             Plan::Rotate { delete, compress, rename_to } => {
                 // The current file is rotated even if one of these operations fails.
                 for name in delete {
@@ -171,15 +189,16 @@ impl<R: Reopen> Rotator<R> {
                 }
                 // A file of the new name was created meanwhile: the next pass uses another name.
                 if !files.rename_to_new(name, &rename_to)? {
-                    return Ok(());
+                    return Ok(None);
                 }
-                self.reopen(container).inspect_err(|_| {
+                let reopened = self.reopen(container).inspect_err(|_| {
                     // The runtime still writes to this file. If it opened the new one despite the
                     // error, that one has a few lines at most; upstream overwrites it, too.
                     if let Err(error) = renameat(files.dir, &rename_to, files.dir, name) {
                         log::warn!("cannot rename {} back: {error}", files.path(&rename_to).display());
                     }
-                })
+                });
+                reopened.map(|()| Some(rename_to))
             }
         }
     }
@@ -212,7 +231,7 @@ impl Pass {
 
 /// The forms of a rotated file's name: `<log>.YYYYMMDD-HHMMSS` and an ending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
+pub(super) enum Form {
     Plain,
     Compressed,
     /// The output of an interrupted compression.
@@ -221,7 +240,7 @@ enum Form {
 
 impl Form {
     /// `None`: not a file of the rotation.
-    fn of(log: &str, name: &str) -> Option<Form> {
+    pub(super) fn of(log: &str, name: &str) -> Option<Form> {
         let (stamp, ending) = name.strip_prefix(log)?.strip_prefix('.')?.split_at_checked(15)?;
         let is_time = stamp.bytes().enumerate().all(|(at, byte)| match at {
             8 => byte == b'-',
@@ -385,7 +404,7 @@ impl Files<'_> {
     ) -> Result<bool, LogError> {
         let target = untrusted::create_at(self.dir, Path::new(temporary), MODE)
             .map_err(self.failed("create", temporary))?;
-        let mut encoder = GzEncoder::new(target, Compression::default());
+        let mut encoder = Gzip::small(target);
         let mut block = vec![0; BLOCK];
         loop {
             if stop.is_stopped() {
@@ -400,7 +419,13 @@ impl Files<'_> {
             let part = block.get(..length).unwrap_or_default();
             encoder.write_all(part).map_err(self.failed("write", temporary))?;
         }
-        encoder.finish().map_err(self.failed("write", temporary))?;
+        let target = encoder.finish().map_err(self.failed("write", temporary))?;
+        disk_writes::file(target.metadata().map_or(0, |found| found.len()));
+        // DIFFERS: upstream leaves the time of the compression. The quota removes the oldest files
+        // first, so this one must be as old as its content.
+        if let Ok(modified) = source.metadata().and_then(|found| found.modified()) {
+            let _ = target.set_modified(modified);
+        }
         Ok(true)
     }
 }

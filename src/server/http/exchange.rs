@@ -14,7 +14,7 @@ use crate::server::context::{
     Context, MAIN_STREAMS, RESPONSES_PER_PEER, STREAMS, STREAMS_PER_PEER, STREAMS_PER_TOKEN,
 };
 use crate::server::quota::{Caller, Limits, Permit};
-use crate::server::route;
+use crate::server::{registry, route};
 use crate::transport::http1::{Form, ResponseWriter};
 use crate::util::stop::StopToken;
 
@@ -25,6 +25,9 @@ const WHOLE_PACE: Pace = Pace::total(Duration::from_secs(60), 16 * 1024);
 /// How long it may pause in a stream: the maximum duration of a stream of the Go kubelet, since
 /// people read logs page by page.
 const STREAM_PACE: Pace = Pace::progress(Duration::from_secs(4 * 3600));
+
+/// How long the container runtime may pause while it reads a layer: its disk may be slow.
+const BLOB_PACE: Pace = Pace::progress(Duration::from_secs(5 * 60));
 
 /// How long a large response waits for a permit.
 const PERMIT_LIMIT: Duration = Duration::from_secs(10);
@@ -68,7 +71,11 @@ fn send(
     context: &Context,
     stop: &StopToken,
 ) -> io::Result<bool> {
-    let pace = if matches!(reply, Reply::Stream(_)) { STREAM_PACE } else { WHOLE_PACE };
+    let pace = match reply {
+        Reply::Stream(_) if listener == Listener::Registry => BLOB_PACE,
+        Reply::Stream(_) => STREAM_PACE,
+        Reply::Whole(_) => WHOLE_PACE,
+    };
     connection.set_pace((listener != Listener::Local).then_some(pace));
     let mut out = ResponseWriter::new(connection, form, Timestamp::now());
     match reply {
@@ -100,6 +107,11 @@ fn begin(
     stop: &StopToken,
 ) -> PermittedReply {
     let is_main = listener == Listener::Main;
+    if listener == Listener::Registry {
+        // Its connections are limited, and its streams take none from other listeners.
+        let reply = registry::respond(request, context.registry.as_ref(), &*context.deps.image_set);
+        return PermittedReply { reply, _permit: None };
+    }
     let too_many =
         |text: String| PermittedReply { reply: Reply::Whole(Response::too_many(text)), _permit: None };
     let mut permit = None;

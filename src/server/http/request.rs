@@ -13,6 +13,8 @@ pub enum Listener {
     Main,
     /// The local API.
     Local,
+    /// The registry of image archives.
+    Registry,
 }
 
 impl Listener {
@@ -26,6 +28,8 @@ impl Listener {
             Listener::Main => 512,
             // 16 streams, and some short requests.
             Listener::Local => 24,
+            // A runtime pulls a few layers of a few images at the same time.
+            Listener::Registry => 32,
         }
     }
 }
@@ -65,6 +69,8 @@ pub struct Request {
     pub target: Target,
     /// The `Accept` header; empty without one.
     pub accept: String,
+    /// The `Range` header; empty without one.
+    pub range: String,
     /// Whether the client accepts gzip.
     pub gzip: bool,
     /// Only the node API accepts bodies, and only short ones.

@@ -8,6 +8,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
+
 use super::connection::{Connection, Pace, RESPONSE_LIMIT, Ready, Socket};
 use super::exchange::exchange;
 use super::request::{Listener, Method, Request, first_element};
@@ -17,10 +19,11 @@ use crate::server::context::{Context, MainPort};
 use crate::server::listen::limiter::Admission;
 use crate::server::node::metrics;
 use crate::server::quota::Caller;
+use crate::server::registry;
 use crate::server::upgrade;
 use crate::transport::http1::request::{HEAD_BYTES, head_length};
 use crate::transport::http1::target::takes_gzip;
-use crate::transport::http1::{Form, Malformed, RequestError, RequestHead};
+use crate::transport::http1::{Form, Malformed, RequestError, RequestHead, ResponseWriter};
 use crate::util::memory;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
@@ -131,6 +134,14 @@ fn serve_one(connection: Connection, listener: Listener, head: RequestHead, cont
         Method::Head if !is_local => Method::Head,
         // The parameters are in the target.
         Method::Post if is_local => Method::Post,
+        // Also a request with a body.
+        _ if listener == Listener::Registry => {
+            let mut bytes = Vec::new();
+            let mut out = ResponseWriter::new(&mut bytes, LAST, Timestamp::now());
+            // Writing to memory does not fail.
+            let _ = registry::not_allowed().write(&mut out);
+            return connection.finish(&bytes);
+        }
         _ => return reject(connection, GET_ONLY),
     };
     if !head.framing().is_done() {
@@ -154,7 +165,8 @@ fn form(head: &RequestHead) -> Form {
 fn request(method: Method, head: RequestHead, body: Vec<u8>) -> Request {
     let gzip = head.fields.elements("accept-encoding").any(takes_gzip);
     let accept = head.fields.elements("accept").collect::<Vec<_>>().join(",");
-    Request { method, target: head.target, accept, gzip, body }
+    let range = head.fields.get("range").unwrap_or_default().to_owned();
+    Request { method, target: head.target, accept, range, gzip, body }
 }
 
 /// Serves the requests of one connection of the node API.

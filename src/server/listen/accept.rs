@@ -18,6 +18,7 @@ use crate::server::deps::ServerError;
 use crate::server::http::connection::{Socket, is_passing};
 use crate::server::http::request::Listener;
 use crate::server::http::serve;
+use crate::server::registry::publish::Publication;
 use crate::util::backoff::Failures;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -50,13 +51,23 @@ pub struct Port {
     paused: Option<Instant>,
     open: Vec<Running>,
     rejected: Failures,
+    publication: Option<Publication>,
     _unlink: Option<Unlink>,
 }
 
 impl Port {
     fn new(listener: Listener, bound: Option<Bound>) -> Port {
         let rejected = Failures::default();
-        Port { listener, bound, later: None, paused: None, open: Vec::new(), rejected, _unlink: None }
+        Port {
+            listener,
+            bound,
+            later: None,
+            paused: None,
+            open: Vec::new(),
+            rejected,
+            publication: None,
+            _unlink: None,
+        }
     }
 
     pub fn tcp(listener: Listener, what: &'static str, address: SocketAddr) -> Result<Port, ServerError> {
@@ -73,6 +84,22 @@ impl Port {
                 let paused = Some(Instant::now() + REBIND);
                 Port { later: Some(address), paused, ..Port::new(listener, None) }
             }
+        }
+    }
+
+    /// The registry of image archives, whose address is published when it is bound.
+    pub fn registry(address: SocketAddr, publication: Publication) -> Port {
+        let port = Port::tcp_or_later(Listener::Registry, "image registry", address);
+        let mut port = Port { publication: Some(publication), ..port };
+        port.publish();
+        port
+    }
+
+    fn publish(&mut self) {
+        if let (Some(publication), Some(address)) =
+            (&mut self.publication, self.bound.as_ref().and_then(Bound::address))
+        {
+            publication.publish(address);
         }
     }
 
@@ -99,6 +126,7 @@ impl Port {
                 Ok(bound) => {
                     log::info!("listening on {address} now");
                     (self.bound, self.later) = (Some(bound), None);
+                    self.publish();
                 }
                 Err(_) => {
                     self.paused = Some(now + REBIND);

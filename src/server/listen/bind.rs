@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockop
 
 use crate::server::deps::ServerError;
 use crate::server::http::connection::Socket;
+use crate::util::disk_writes;
 
 /// Connections that wait to be accepted, as in std.
 const BACKLOG: i32 = 128;
@@ -38,7 +39,7 @@ impl Bound {
         Ok(Bound::Tcp(tcp))
     }
 
-    #[cfg(test)]
+    /// `None`: not a TCP port.
     pub fn address(&self) -> Option<SocketAddr> {
         match self {
             Bound::Tcp(tcp) => tcp.local_addr().ok(),
@@ -95,7 +96,7 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
     // The directory may have the sockets of other agents.
     let temporary = path.with_file_name(format!(".{name}.new"));
     remove(&temporary)?;
-    let unix = UnixListener::bind(&temporary)?;
+    let unix = disk_writes::created(UnixListener::bind(&temporary))?;
     std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o600))?;
     std::fs::rename(&temporary, path)?;
     Ok(unix)

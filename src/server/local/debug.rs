@@ -1,4 +1,5 @@
-//! `/v1/debug` adds an ephemeral container to a running pod. No other request changes anything.
+//! Requests that change something: `/v1/debug` adds an ephemeral container to a running pod,
+//! `/v1/images/rescan` makes the agent read the directories of image archives.
 
 use super::select::find;
 use super::views::DebugReply;
@@ -11,6 +12,10 @@ use crate::util::backoff::random_u64;
 
 /// Responds to a POST.
 pub fn route(path: &str, target: &Target, deps: &Deps) -> Result<Response, Response> {
+    if path == "/v1/images/rescan" {
+        deps.image_set.rescan();
+        return Ok(Response::json(&deps.image_set.report()));
+    }
     if path != "/v1/debug" {
         return Err(Response::text(405, "GET only\n"));
     }

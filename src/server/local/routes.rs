@@ -40,6 +40,7 @@ pub fn route(path: &str, target: &Target, deps: &Deps) -> Result<Reply, Response
                 streams::verify_image(&image, options, out, deps, stop)
             }));
         }
+        "/v1/images/set" => Response::json(&deps.image_set.report()),
         "/v1/volumes" => Response::json(&(deps.volumes)(None)),
         "/v1/devices" => Response::json(&(deps.devices)(None)),
         "/v1/version" => Response::json(&VersionReply::own()),

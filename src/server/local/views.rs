@@ -205,6 +205,10 @@ pub struct NodeReport {
     pub threads: Vec<ThreadRow>,
     pub memory: MemoryReport,
     pub queues: Vec<QueueReport>,
+    pub disk_writes: DiskWritesReport,
+    /// `None`: they have no quota.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container_logs: Option<LogsReport>,
     /// The pressure conditions of the node, such as `MemoryPressure`.
     pub pressures: Vec<String>,
     pub thresholds: Vec<ThresholdReport>,
@@ -310,6 +314,31 @@ pub struct MemoryReport {
     pub peak_rss_bytes: u64,
     /// The part of `rss_bytes` that no file backs.
     pub anonymous_bytes: u64,
+}
+
+/// What the agent wrote to the disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DiskWritesReport {
+    /// Since the start: files, links and directories that were created or written.
+    pub files: u64,
+    pub bytes: u64,
+    pub syncs: u64,
+    /// The same in the last hour.
+    pub last_hour_files: u64,
+    pub last_hour_bytes: u64,
+    pub last_hour_syncs: u64,
+}
+
+/// The logs of all containers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LogsReport {
+    pub quota_bytes: u64,
+    /// At the end of the last pass.
+    pub used_bytes: u64,
+    /// Files that were removed because of the quota, since the start.
+    pub removed_files: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]

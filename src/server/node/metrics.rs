@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use super::health;
 use crate::model::metrics::{HTTP_DURATION, HTTP_INFLIGHT, HTTP_REQUESTS};
-use crate::runtime::logs::gzip::Gzip;
 use crate::server::deps::{Deps, MetricsPage};
 use crate::server::http::request::{Listener, Request};
 use crate::server::http::response::Response;
+use crate::util::gzip::Gzip;
 use crate::util::metrics::{CounterVec, Metric as _, Page, Type};
 
 /// Counts a request to the kubelet's own ports, and times it until the guard is dropped.
@@ -16,7 +16,7 @@ pub fn count(listener: Listener, method: &str, path: &str) -> Option<RequestTime
     let server_type = match listener {
         Listener::ReadOnly => "readonly",
         Listener::Main => "readwrite",
-        Listener::Healthz | Listener::Local => return None,
+        Listener::Healthz | Listener::Local | Listener::Registry => return None,
     };
     let method = METHODS.into_iter().find(|known| *known == method).unwrap_or("other");
     let path = match first_elements(path) {
@@ -150,7 +150,7 @@ fn content_type(accept: &str) -> &'static str {
 
 /// Compresses the body.
 fn compressed(mut response: Response) -> Response {
-    let mut gzip = Gzip::new(Vec::with_capacity(response.body.len() / 8));
+    let mut gzip = Gzip::fast(Vec::with_capacity(response.body.len() / 8));
     match gzip.write_all(&response.body).and_then(|()| gzip.finish()) {
         Ok(body) => {
             response.headers.push(("Content-Encoding", "gzip".to_owned()));

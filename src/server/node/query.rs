@@ -10,10 +10,10 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use super::files;
-use crate::runtime::logs::gzip::Gzip;
 use crate::server::http::response::{Reply, Response};
 use crate::transport::http1::Target;
 use crate::util::child::{self, ChildError, Limits};
+use crate::util::gzip::Gzip;
 use crate::util::stop::StopToken;
 
 /// The limit of a query.
@@ -229,7 +229,7 @@ pub(super) fn reply(query: Query, gzip: bool) -> Reply {
         if !gzip {
             return query.write("journalctl", out, root, stop);
         }
-        let mut packed = Gzip::new(out);
+        let mut packed = Gzip::fast(out);
         query.write("journalctl", &mut packed, root, stop)?;
         packed.finish().map(drop)
     })

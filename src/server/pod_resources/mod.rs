@@ -7,9 +7,7 @@
 mod bucket;
 mod compose;
 
-use std::fs;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Instant;
@@ -22,6 +20,7 @@ use crate::pods::managers::Given;
 use crate::transport::generated::{MessageField, methods, podresources as pb};
 use crate::transport::grpc::Unary;
 use crate::transport::rpc_server::{Refusal, Server, Service};
+use crate::util::disk_writes;
 
 /// The directory below the root directory.
 const DIRECTORY: &str = "pod-resources";
@@ -59,7 +58,7 @@ pub struct Deps {
 /// When the directory or the socket cannot be made.
 pub fn serve(root_dir: &Path, deps: Deps) -> io::Result<Server> {
     let directory = root_dir.join(DIRECTORY);
-    fs::DirBuilder::new().recursive(true).mode(0o750).create(&directory)?;
+    disk_writes::make_directories(&directory, 0o750)?;
     Server::start(&directory.join(SOCKET), services(deps, Bucket::new(Instant::now())))
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::transport::dbus::wire::{Kind, Message, Value};
 use crate::transport::dbus::{Bus, Call, DbusError, Incoming};
 use crate::util::atomic_file;
+use crate::util::disk_writes;
 use crate::util::stop::StopToken;
 use crate::util::wake::Wake;
 
@@ -173,7 +174,7 @@ impl Logind {
         let text = format!(
             "# Written by coracle for its shutdownGracePeriod.\n[Login]\nInhibitDelayMaxSec={seconds}\n"
         );
-        std::fs::create_dir_all(conf_dir)
+        disk_writes::make_directories(conf_dir, 0o777)
             .and_then(|()| atomic_file::write(&path, text.as_bytes(), 0o644))
             .map_err(|source| LogindError::Conf { path: path.display().to_string(), source })?;
         log::info!(

@@ -206,6 +206,7 @@ impl Write for ResponseWriter<'_> {
 fn phrase(status: u16) -> &'static str {
     match status {
         200 => "OK",
+        206 => "Partial Content",
         301 => "Moved Permanently",
         307 => "Temporary Redirect",
         400 => "Bad Request",
@@ -217,6 +218,7 @@ fn phrase(status: u16) -> &'static str {
         408 => "Request Timeout",
         409 => "Conflict",
         413 => "Content Too Large",
+        416 => "Range Not Satisfiable",
         417 => "Expectation Failed",
         422 => "Unprocessable Content",
         429 => "Too Many Requests",

@@ -19,6 +19,7 @@ use super::request::Wanted;
 use super::stage::make_dirs;
 use super::volume::{At, Csi, text};
 use crate::model::ids::PodUid;
+use crate::util::disk_writes;
 use crate::util::stop::StopToken;
 
 /// The files of a block volume on the node.
@@ -122,7 +123,7 @@ impl Csi {
             self.mounter.is_mount_point(&held).map_err(io("read mounts at", &held)).map_err(failed)?;
         if !is_held {
             let made = std::fs::OpenOptions::new().create(true).append(true).open(&held);
-            made.map_err(io("make file", &held)).map_err(failed)?;
+            disk_writes::created(made).map_err(io("make file", &held)).map_err(failed)?;
             self.mounter.bind(device, &held).map_err(io("mount the device at", &held)).map_err(failed)?;
         }
         if std::fs::read_link(link).is_ok_and(|target| target == device) {
@@ -132,7 +133,9 @@ impl Csi {
             make_dirs(parent, "make directory").map_err(failed)?;
         }
         remove_link(link).map_err(failed)?;
-        std::os::unix::fs::symlink(device, link).map_err(io("make link", link)).map_err(failed)
+        disk_writes::created(std::os::unix::fs::symlink(device, link))
+            .map_err(io("make link", link))
+            .map_err(failed)
     }
 
     /// Removes a device from a pod.

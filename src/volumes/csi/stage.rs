@@ -13,6 +13,7 @@ use super::record::Record;
 use super::request::Wanted;
 use super::volume::{At, Csi, text};
 use crate::model::storage::{CsiDriverSpec, SecretReference};
+use crate::util::disk_writes;
 use crate::util::stop::StopToken;
 
 /// The code of gRPC with which a driver refuses a volume for which the node has no place.
@@ -175,6 +176,5 @@ impl Csi {
 
 /// Makes a directory of CSI, with those above it.
 pub(super) fn make_dirs(path: &Path, attempt: &'static str) -> Result<(), VolumeError> {
-    use std::os::unix::fs::DirBuilderExt as _;
-    std::fs::DirBuilder::new().recursive(true).mode(DIR_MODE).create(path).map_err(io(attempt, path))
+    disk_writes::make_directories(path, DIR_MODE).map_err(io(attempt, path))
 }

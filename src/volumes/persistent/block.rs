@@ -10,6 +10,7 @@ use super::{Kinds, devices, fc, iscsi, local, make_dirs, plugin_of, relative, wr
 use crate::model::mount::MountedVolume;
 use crate::model::persistent::{Source, Spec};
 use crate::model::pod::Pod;
+use crate::util::disk_writes;
 use crate::util::stop::StopToken;
 use crate::util::tree;
 
@@ -83,5 +84,5 @@ fn link(dir: BorrowedFd<'_>, name: &std::ffi::CStr, device: &Path) -> rustix::io
         Ok(()) | Err(rustix::io::Errno::NOENT) => {}
         Err(errno) => return Err(errno),
     }
-    rustix::fs::symlinkat(device, dir, name)
+    disk_writes::created(rustix::fs::symlinkat(device, dir, name))
 }

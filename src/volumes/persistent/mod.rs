@@ -27,7 +27,6 @@ mod tools;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::CString;
 use std::os::fd::AsFd;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -44,6 +43,7 @@ use crate::model::persistent::{self, Iscsi, Mode, Source, Spec};
 use crate::model::pod::Pod;
 use crate::model::storage::SecretReference;
 use crate::util::atomic_file;
+use crate::util::disk_writes;
 use crate::util::stop::StopToken;
 use crate::util::tree;
 
@@ -431,7 +431,7 @@ fn relative(path: PathBuf) -> Result<PathBuf, VolumeError> {
 }
 
 fn make_dirs(path: &Path) -> Result<(), VolumeError> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o750).create(path).map_err(|source| VolumeError::Io {
+    disk_writes::make_directories(path, 0o750).map_err(|source| VolumeError::Io {
         attempt: "make directory",
         path: path.to_owned(),
         source,

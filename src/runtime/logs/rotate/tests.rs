@@ -3,6 +3,7 @@ use std::cell::RefCell;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
+use crate::util::decompress::{self, Compression};
 use crate::util::testing::{fifo, unblocked};
 
 const NOW: &str = "20260102-030405";
@@ -156,7 +157,10 @@ impl Pods {
 
 /// Empty for a file that is not compressed.
 fn unpacked(path: &Path) -> String {
-    io::read_to_string(flate2::read::GzDecoder::new(File::open(path).unwrap())).unwrap_or_default()
+    match decompress::open(Box::new(File::open(path).unwrap()), u64::MAX).unwrap() {
+        (unpacked, Compression::Gzip) => io::read_to_string(unpacked).unwrap(),
+        _ => String::new(),
+    }
 }
 
 #[test]

@@ -1,8 +1,10 @@
-//! Image names: which are valid, and the default tag (Go: distribution/reference).
+//! Image names: which are valid, the default tag and registry (Go: distribution/reference).
 
 /// The longest repository name, registry included.
 const NAME_LIMIT: usize = 255;
 const TAG_LIMIT: usize = 128;
+/// The registry of names without one.
+const DOCKER_HUB: &str = "docker.io";
 
 /// Why a text is no image name. The messages are upstream's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -63,6 +65,22 @@ pub fn with_default_tag(image: &str) -> Result<String, NameError> {
         return Err(NameError::TooLong);
     }
     Ok(if tag.is_none() && digest.is_none() { format!("{image}:latest") } else { image.to_owned() })
+}
+
+/// The name under which runtimes store an image: with registry and tag, for example
+/// `docker.io/library/nginx:latest` for `nginx`. A name with a digest keeps it, and gets no tag.
+///
+/// # Errors
+/// When `image` is no image name.
+pub fn normalized(image: &str) -> Result<String, NameError> {
+    let tagged = with_default_tag(image)?;
+    Ok(match split_domain(&tagged) {
+        (Some(domain), rest) if domain != DOCKER_HUB && domain != "index.docker.io" => {
+            format!("{domain}/{rest}")
+        }
+        (_, rest) if rest.contains('/') => format!("{DOCKER_HUB}/{rest}"),
+        (_, rest) => format!("{DOCKER_HUB}/library/{rest}"),
+    })
 }
 
 /// The image without tag and digest.
@@ -183,6 +201,25 @@ mod tests {
     }
 
     #[test]
+    fn normalized_name_has_registry_and_tag() {
+        for (image, expected) in [
+            ("nginx", "docker.io/library/nginx:latest"),
+            ("nginx:1", "docker.io/library/nginx:1"),
+            ("team/nginx:1", "docker.io/team/nginx:1"),
+            ("docker.io/nginx:1", "docker.io/library/nginx:1"),
+            ("index.docker.io/library/nginx", "docker.io/library/nginx:latest"),
+            ("localhost/pause:1", "localhost/pause:1"),
+            ("registry.example:5000/a/b", "registry.example:5000/a/b:latest"),
+        ] {
+            assert_eq!(normalized(image).as_deref(), Ok(expected));
+            assert_eq!(normalized(expected).as_deref(), Ok(expected));
+        }
+        let digest = format!("a@sha256:{}", "a".repeat(64));
+        assert_eq!(normalized(&digest), Ok(format!("docker.io/library/{digest}")));
+        assert_eq!(normalized("a//b"), Err(NameError::Format));
+    }
+
+    #[test]
     fn invalid_names_are_refused_with_upstreams_reason() {
         let check = |image: &str, expected| assert_eq!(with_default_tag(image), Err(expected), "{image}");
         check("UPPER/case:!", NameError::Format);
@@ -225,6 +262,9 @@ mod tests {
             if let Ok(tagged) = with_default_tag(&image) {
                 proptest::prop_assert!(tagged.starts_with(&image));
                 proptest::prop_assert_eq!(with_default_tag(&tagged), Ok(tagged));
+            }
+            if let Ok(name) = normalized(&image) {
+                proptest::prop_assert_eq!(normalized(&name), Ok(name));
             }
             let _ = repository(&image);
         }

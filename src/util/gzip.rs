@@ -1,19 +1,25 @@
-//! Compression of HTTP responses.
+//! Compression with gzip (RFC 1952), of HTTP responses and of rotated logs.
 
 use std::io::{self, Write};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-/// A writer that compresses. It is fast rather than thorough, as a client waits for the response.
+/// A writer that compresses.
 pub struct Gzip<W: Write> {
     encoder: GzEncoder<W>,
 }
 
 impl<W: Write> Gzip<W> {
-    /// Writes the compressed data to `out`.
-    pub fn new(out: W) -> Self {
+    /// Writes the compressed data to `out`. It is fast rather than thorough, for a client that waits
+    /// for the response.
+    pub fn fast(out: W) -> Self {
         Gzip { encoder: GzEncoder::new(out, Compression::fast()) }
+    }
+
+    /// Writes the compressed data to `out`, with the usual effort, for data that is stored.
+    pub fn small(out: W) -> Self {
+        Gzip { encoder: GzEncoder::new(out, Compression::default()) }
     }
 
     /// Writes the end of the stream; without it the stream is incomplete.
@@ -43,7 +49,7 @@ mod tests {
     #[test]
     fn decompressed_text_equals_input() {
         let text = "a line of a log\n".repeat(1000);
-        let mut gzip = Gzip::new(Vec::new());
+        let mut gzip = Gzip::fast(Vec::new());
         gzip.write_all(text.as_bytes()).unwrap();
         let packed = gzip.finish().unwrap();
         assert!(packed.len() < text.len() / 10);

@@ -1,0 +1,213 @@
+//! Opens archives, and reads them as a whole or only their names.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::assemble::assemble;
+use super::document::{Document, normalized};
+use super::error::{ArchiveError, Problem};
+use super::limits::{LIMITS, Limits};
+use super::platform::Platform;
+use super::scan::{self, DOCKER, Scan};
+use super::stamp::{INDEX, Stamp, is_layout, stamp};
+use super::tar::{self, Input, Kind, Tar};
+use super::types::{Archive, Form};
+use crate::util::decompress::{self, Compression};
+use crate::util::stop::StopToken;
+use crate::util::untrusted;
+
+/// Reads an archive once, from its first to its last byte, and verifies the digest of every blob.
+/// `progress` is called with the number of bytes read from the disk so far, at least once per 64 KiB
+/// of decompressed data.
+///
+/// An image is offered if all blobs that `platform` needs are there and intact.
+///
+/// # Errors
+/// When the archive offers nothing: see [`ArchiveError`]. Damage of a part is a fault of the archive.
+pub fn read(
+    path: &Path,
+    platform: &Platform,
+    stop: &StopToken,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Archive, ArchiveError> {
+    read_within(path, platform, &LIMITS, stop, progress)
+}
+
+/// Like [`read`], with other limits.
+pub(super) fn read_within(
+    path: &Path,
+    platform: &Platform,
+    limits: &Limits,
+    stop: &StopToken,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Archive, ArchiveError> {
+    let first = stamp(path)?;
+    let layout = is_layout(path)?;
+    let file = Arc::new(untrusted::open(&if layout { path.join(INDEX) } else { path.to_owned() })?);
+    if Stamp::of_file(&file)? != first {
+        return Err(ArchiveError::Changed);
+    }
+    let bytes = Arc::new(AtomicU64::new(0));
+    let mut watch = || {
+        progress(bytes.load(Ordering::Relaxed));
+        if stop.is_stopped() { Err(ArchiveError::Stopped) } else { Ok(()) }
+    };
+    let scanned = if layout {
+        let counter = bytes.clone();
+        scan::layout(path, file.try_clone()?, &counter, limits, &mut watch)
+            .map(|scan| (scan, Compression::None))
+    } else {
+        let source = Box::new(Counted { file: file.clone(), bytes: bytes.clone() });
+        scan_tar(source, first.size, limits, &mut watch)
+    };
+    // Data of a file that changed meanwhile may look damaged; that is not what is wrong.
+    let same = Stamp::of_file(&file)? == first && stamp(path).is_ok_and(|last| last == first);
+    let (scan, compression) = match scanned {
+        Err(ArchiveError::Stopped) => return Err(ArchiveError::Stopped),
+        _ if !same => return Err(ArchiveError::Changed),
+        scanned => scanned?,
+    };
+    progress(bytes.load(Ordering::Relaxed));
+    let (images, blobs, faults) = assemble(&scan, layout, platform, limits)?;
+    let form = match scan.entries.contains_key(INDEX) {
+        _ if layout => Form::OciLayout,
+        true => Form::OciTar,
+        false => Form::DockerTar,
+    };
+    Ok(Archive { form, compression, stamp: first, images, blobs, faults })
+}
+
+/// Reads a tar archive of `size` bytes before decompression.
+pub(super) fn scan_tar(
+    source: Box<dyn Read + Send>,
+    size: u64,
+    limits: &Limits,
+    watch: &mut scan::Watch<'_>,
+) -> Result<(Scan, Compression), ArchiveError> {
+    let (reader, compression) = decompress::open(source, expanded(size, limits))?;
+    let scan = scan::tar(&mut Stream(reader), limits, watch)?;
+    if !scan.begun {
+        return Err(match scan.cut {
+            Some(problem) if compression != Compression::None => ArchiveError::Whole(problem),
+            _ => ArchiveError::NotAnArchive,
+        });
+    }
+    Ok((scan, compression))
+}
+
+/// The limit of decompressed bytes for a compressed archive of this size.
+pub(super) fn expanded(size: u64, limits: &Limits) -> u64 {
+    limits.expanded.max(size.saturating_mul(limits.ratio))
+}
+
+/// A file that counts the bytes read from it.
+struct Counted {
+    file: Arc<File>,
+    bytes: Arc<AtomicU64>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let length = self.file.read(out)?;
+        self.bytes.fetch_add(length as u64, Ordering::Relaxed);
+        Ok(length)
+    }
+}
+
+/// An archive that can only be read forward.
+struct Stream(Box<dyn Read + Send>);
+
+impl Read for Stream {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.0.read(out)
+    }
+}
+
+impl Input for Stream {
+    fn skip(&mut self, bytes: u64) -> io::Result<()> {
+        io::copy(&mut (&mut self.0).take(bytes), &mut io::sink()).map(drop)
+    }
+}
+
+/// An archive in which data can be left out without reading them.
+struct Seekable(BufReader<File>);
+
+impl Read for Seekable {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.0.read(out)
+    }
+}
+
+impl Input for Seekable {
+    fn skip(&mut self, bytes: u64) -> io::Result<()> {
+        let bytes = i64::try_from(bytes).map_err(|_| io::ErrorKind::UnexpectedEof)?;
+        self.0.seek_relative(bytes)
+    }
+}
+
+/// The names of the images of an archive, normalized, without reading blobs: only the headers of a
+/// tar archive and its lists of images are read. Nothing is verified, so that images may be missing
+/// when the archive is read as a whole. `None`: the archive is compressed and has to be read.
+///
+/// # Errors
+/// Those of [`read`].
+pub fn names(path: &Path, stop: &StopToken) -> Result<Option<Vec<String>>, ArchiveError> {
+    let limits = &LIMITS;
+    if is_layout(path)? {
+        let file = untrusted::open(&path.join(INDEX))?;
+        let size = file.metadata()?.len();
+        return Ok(Some(listed(&mut { file }, size, limits)));
+    }
+    let mut file = BufReader::with_capacity(512, untrusted::open(path)?);
+    if Compression::of(io::BufRead::fill_buf(&mut file)?) != Compression::None {
+        return Ok(None);
+    }
+    let mut input = Seekable(file);
+    let mut tar = Tar::new(&mut input);
+    let (mut found, mut begun) = (Vec::new(), false);
+    for _ in 0..limits.entries {
+        if stop.is_stopped() {
+            return Err(ArchiveError::Stopped);
+        }
+        // The rest of a truncated or damaged archive has no names.
+        let Ok(Some(header)) = tar.next() else { break };
+        begun = true;
+        if header.kind == Kind::File && matches!(tar::clean(&header.name).as_deref(), Some(INDEX | DOCKER)) {
+            found.append(&mut listed(&mut Data(&mut tar), header.size, limits));
+        }
+    }
+    if !begun {
+        return Err(ArchiveError::NotAnArchive);
+    }
+    found.sort();
+    found.dedup();
+    Ok(Some(found))
+}
+
+/// The data of an entry.
+struct Data<'a, 'b>(&'a mut Tar<'b>);
+
+impl Read for Data<'_, '_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.0.read(out)
+    }
+}
+
+/// The names of a list of images; none if it is invalid.
+fn listed(file: &mut dyn Read, size: u64, limits: &Limits) -> Vec<String> {
+    let mut bytes = Vec::new();
+    if size > limits.document || file.take(size).read_to_end(&mut bytes).is_err() {
+        return Vec::new();
+    }
+    let names: Vec<Result<String, Problem>> = match Document::parse(&bytes, limits) {
+        Ok(Document::Index { manifests, .. }) => manifests.iter().map(|one| one.name()).collect(),
+        Ok(Document::Docker(images)) => {
+            images.iter().flat_map(|one| &one.names).map(|name| normalized(name)).collect()
+        }
+        _ => Vec::new(),
+    };
+    names.into_iter().flatten().collect()
+}

@@ -1,0 +1,148 @@
+//! The index of archives on disk: what was found in each, so that an unchanged archive is not read
+//! again after a restart. A damaged index is ignored; then the archives are read again.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::archive::{Archive, Stamp};
+use crate::util::{atomic_file, sha256, untrusted};
+
+/// The version of the format; a file of another version is ignored.
+const VERSION: u32 = 1;
+/// A larger file is ignored.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// One archive in the file.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Saved<'a> {
+    path: PathBuf,
+    archive: std::borrow::Cow<'a, Archive>,
+}
+
+/// The first line of the file. The second line has the archives.
+#[derive(Serialize, Deserialize)]
+struct Head {
+    version: u32,
+    /// Of the second line.
+    sha256: String,
+}
+
+/// What an earlier run found, by path.
+pub(super) type Known = HashMap<PathBuf, Archive>;
+
+/// Reads the index. A missing, damaged or foreign file gives none.
+pub(super) fn load(path: &Path) -> Known {
+    match try_load(path) {
+        Ok(known) => known,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Known::new(),
+        Err(error) => {
+            log::warn!(
+                "the index of image archives {} is ignored, and the archives are read again: {error}",
+                path.display()
+            );
+            Known::new()
+        }
+    }
+}
+
+fn try_load(path: &Path) -> io::Result<Known> {
+    let file = untrusted::open(path)?;
+    let bytes = read_limited(file)?;
+    let invalid = |text: &str| io::Error::new(io::ErrorKind::InvalidData, text);
+    let line_end = bytes.iter().position(|byte| *byte == b'\n').ok_or_else(|| invalid("it is incomplete"))?;
+    let (head, body) = bytes.split_at(line_end);
+    let head: Head = serde_json::from_slice(head)?;
+    if head.version != VERSION {
+        return Err(invalid("it has another version"));
+    }
+    let body = body.get(1..).unwrap_or_default();
+    if sha256::hex(body) != head.sha256 {
+        return Err(invalid("its checksum is wrong"));
+    }
+    let saved: Vec<Saved<'_>> = serde_json::from_slice(body)?;
+    Ok(saved.into_iter().map(|one| (one.path, one.archive.into_owned())).collect())
+}
+
+fn read_limited(file: std::fs::File) -> io::Result<Vec<u8>> {
+    use std::io::Read as _;
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Whether what was found in an archive still holds. Only size and time count: the numbers of a
+/// removable disk and of its files are others after each start.
+pub(super) fn is_same(before: &Stamp, now: &Stamp) -> bool {
+    before.size == now.size && before.mtime_ns == now.mtime_ns
+}
+
+/// Writes the index, synced with its directory.
+///
+/// # Errors
+/// When the directory or the file cannot be written; an old file is then unchanged.
+pub(super) fn save<'a>(
+    path: &Path,
+    archives: impl Iterator<Item = (&'a PathBuf, &'a Arc<Archive>)>,
+) -> io::Result<()> {
+    let saved: Vec<Saved<'_>> = archives
+        .map(|(path, archive)| Saved { path: path.clone(), archive: std::borrow::Cow::Borrowed(archive) })
+        .collect();
+    let body = serde_json::to_vec(&saved)?;
+    let mut text = serde_json::to_vec(&Head { version: VERSION, sha256: sha256::hex(&body) })?;
+    text.push(b'\n');
+    text.extend_from_slice(&body);
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    std::fs::create_dir_all(directory)?;
+    atomic_file::write(path, &text, 0o600)?;
+    std::fs::File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image_set::archive::{Compression, Form};
+
+    fn archive() -> Arc<Archive> {
+        Arc::new(Archive {
+            form: Form::OciTar,
+            compression: Compression::None,
+            stamp: Stamp { dev: 1, ino: 2, size: 3, mtime_ns: 4, ctime_ns: 5 },
+            images: Vec::new(),
+            blobs: Default::default(),
+            faults: Vec::new(),
+        })
+    }
+
+    #[test]
+    fn saved_index_is_read_again_and_a_damaged_one_is_ignored() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image_set/index.json");
+        assert!(load(&path).is_empty());
+        let (file, archive) = (PathBuf::from("/images/a.tar"), archive());
+        save(&path, std::iter::once((&file, &archive))).unwrap();
+        assert_eq!(load(&path).get(&file), Some(&*archive));
+
+        let good = std::fs::read(&path).unwrap();
+        for at in [0, good.len() / 2, good.len() - 1] {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            std::fs::write(&path, &bad).unwrap();
+            assert!(load(&path).is_empty(), "byte {at}");
+            std::fs::write(&path, &good[..at]).unwrap();
+            assert!(load(&path).is_empty(), "{at} bytes");
+        }
+    }
+
+    #[test]
+    fn numbers_of_a_removable_disk_do_not_make_an_archive_another_one() {
+        let before = Stamp { dev: 1, ino: 2, size: 3, mtime_ns: 4, ctime_ns: 5 };
+        assert!(is_same(&before, &Stamp { dev: 9, ino: 9, ctime_ns: 9, ..before.clone() }));
+        assert!(!is_same(&before, &Stamp { mtime_ns: 9, ..before.clone() }));
+        assert!(!is_same(&before, &Stamp { size: 9, ..before.clone() }));
+    }
+}

@@ -1,0 +1,146 @@
+//! What the registry for the runtime serves: manifests and blobs of the set.
+
+use std::io::{self, Read};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::ImageSet;
+use super::archive::{self, Archive, Digest};
+use crate::util::sha256;
+use crate::util::stop::StopToken;
+
+/// A larger manifest is not served; containerd has the same limit.
+const MAX_DOCUMENT: u64 = 4 << 20;
+
+/// A manifest or an index as the registry serves it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Document {
+    /// Its media type.
+    pub media_type: String,
+    /// `sha256:` and 64 hexadecimal digits.
+    pub digest: String,
+    /// Its text; the digest is that of these bytes.
+    pub bytes: Arc<[u8]>,
+}
+
+/// A blob that an archive has.
+#[derive(Debug, Clone)]
+pub struct Blob {
+    /// `sha256:` and 64 hexadecimal digits.
+    pub digest: String,
+    /// Its size in bytes.
+    pub size: u64,
+    path: PathBuf,
+    archive: Arc<Archive>,
+    key: Digest,
+}
+
+impl Blob {
+    /// Opens the blob for reading from an offset to its end. `stop` also ends the reading.
+    ///
+    /// # Errors
+    /// When the archive is gone, has changed since it was verified, or cannot be read. The text
+    /// names the archive and the blob.
+    pub fn open(&self, from: u64, stop: &StopToken) -> Result<Box<dyn Read + Send>, String> {
+        let reader = archive::open_blob(&self.path, &self.archive, &self.key, from, stop);
+        match reader {
+            Ok(reader) => Ok(Box::new(reader)),
+            Err(error) => Err(format!("archive {}, blob {}: {error}", self.path.display(), self.digest)),
+        }
+    }
+}
+
+/// Why a manifest or blob is not served.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// No archive has it: 404.
+    #[error("{0}")]
+    Unknown(String),
+    /// An archive has it, and it cannot be read now: 503.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+impl ImageSet {
+    /// The manifest of an image. `repository` begins with the registry: `docker.io/library/nginx`.
+    /// `reference` is a tag or a digest.
+    ///
+    /// # Errors
+    /// When no archive has it, or it cannot be read.
+    pub fn manifest(&self, repository: &str, reference: &str) -> Result<Document, Refusal> {
+        self.shared.manifest_requests.fetch_add(1, Ordering::Relaxed);
+        let unknown = || Refusal::Unknown(format!("no archive has the image {repository}:{reference}"));
+        let digest = match Digest::parse(reference) {
+            Ok(digest) => digest,
+            Err(_) => {
+                let set = self.shared.set();
+                let (_, _, image) = set.find(&format!("{repository}:{reference}")).ok_or_else(unknown)?;
+                image.target.clone()
+            }
+        };
+        let (path, archive, blob) = {
+            let set = self.shared.set();
+            let (path, archive, blob) = set.blob(&digest).ok_or_else(unknown)?;
+            (path.clone(), Arc::clone(archive), blob.clone())
+        };
+        if blob.size > MAX_DOCUMENT {
+            return Err(Refusal::Unknown(format!("{digest} has {} bytes and is no manifest", blob.size)));
+        }
+        let media_type = blob.media_type;
+        let bytes = read_whole(&Blob {
+            digest: digest.to_string(),
+            size: blob.size,
+            path,
+            archive,
+            key: digest.clone(),
+        })
+        .map_err(|error| self.unavailable(error))?;
+        if sha256::hex(&bytes) != digest.hex() {
+            return Err(self.unavailable(format!("manifest {digest} has changed since it was verified")));
+        }
+        Ok(Document { media_type, digest: digest.to_string(), bytes: bytes.into() })
+    }
+
+    /// A blob of any image.
+    ///
+    /// # Errors
+    /// When no archive has it.
+    pub fn blob(&self, digest: &str) -> Result<Blob, Refusal> {
+        let unknown = || Refusal::Unknown(format!("no archive has the blob {digest}"));
+        let key = Digest::parse(digest).map_err(|_| unknown())?;
+        let set = self.shared.set();
+        let (path, archive, blob) = set.blob(&key).ok_or_else(unknown)?;
+        Ok(Blob {
+            digest: digest.to_owned(),
+            size: blob.size,
+            path: path.clone(),
+            archive: Arc::clone(archive),
+            key,
+        })
+    }
+
+    /// The tags of a repository, sorted.
+    #[must_use]
+    pub fn tags(&self, repository: &str) -> Vec<String> {
+        let set = self.shared.set();
+        let tags = set.images().into_keys().filter_map(|name| {
+            let (of, tag) = name.rsplit_once(':')?;
+            (of == repository).then(|| tag.to_owned())
+        });
+        tags.collect()
+    }
+
+    /// The archive that cannot be read may have changed: it is inspected again.
+    fn unavailable(&self, error: String) -> Refusal {
+        self.shared.ring();
+        Refusal::Unavailable(error)
+    }
+}
+
+fn read_whole(blob: &Blob) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    let read = |error: io::Error| format!("archive {}, blob {}: {error}", blob.path.display(), blob.digest);
+    blob.open(0, &StopToken::never())?.take(MAX_DOCUMENT).read_to_end(&mut bytes).map_err(read)?;
+    Ok(bytes)
+}

@@ -1,0 +1,268 @@
+//! The archives of the set and what is known of each, and which one is read next (pure).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::archive::{Archive, Blob, Digest, Image, Stamp};
+use super::report::ArchiveReport;
+
+/// Faults of one archive that are reported; further ones are counted.
+const SHOWN_FAULTS: usize = 20;
+
+/// An archive's place in the order of the set: the number of its directory, then its path.
+pub(super) type Key = (usize, PathBuf);
+
+/// What is known of an archive.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) stamp: Stamp,
+    /// The names that a quick look found, without reading the blobs; `None`: not known.
+    pub(super) names: Option<Vec<String>>,
+    pub(super) state: State,
+}
+
+/// How far the reading of an archive is.
+#[derive(Debug, Clone)]
+pub(super) enum State {
+    Waiting,
+    Reading,
+    Ready(Arc<Archive>),
+    /// It offers nothing until the file changes.
+    Failed(String),
+}
+
+impl Entry {
+    /// An archive that has not been read.
+    pub(super) fn new(stamp: Stamp) -> Entry {
+        Entry { stamp, names: None, state: State::Waiting }
+    }
+
+    fn archive(&self) -> Option<&Arc<Archive>> {
+        match &self.state {
+            State::Ready(archive) => Some(archive),
+            _ => None,
+        }
+    }
+
+    fn is_read(&self) -> bool {
+        matches!(self.state, State::Ready(_) | State::Failed(_))
+    }
+}
+
+/// The answer to the question for one image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Answer {
+    Available,
+    /// With the archive and what is damaged.
+    Damaged(String),
+    /// An archive that has it is being read, or waits for that.
+    Coming,
+    /// Archives whose names are not known have not been read.
+    Unknown,
+    Absent,
+}
+
+/// What a new list of files changed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Changes {
+    /// Archives that are new or have changed.
+    pub(super) added: Vec<PathBuf>,
+    pub(super) removed: Vec<PathBuf>,
+}
+
+/// The set.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Set {
+    entries: BTreeMap<Key, Entry>,
+    /// Whether the directories have been listed.
+    pub(super) listed: bool,
+}
+
+impl Set {
+    /// Takes over a list of the files that exist. Archives that are unchanged keep what is known of
+    /// them; `known` may provide what an earlier run found.
+    pub(super) fn list(
+        &mut self,
+        files: Vec<(Key, Stamp)>,
+        mut known: impl FnMut(&Path, &Stamp) -> Option<Archive>,
+    ) -> Changes {
+        let mut before = std::mem::take(&mut self.entries);
+        let mut changes = Changes::default();
+        for (key, stamp) in files {
+            let entry = match before.remove(&key) {
+                Some(entry) if entry.stamp == stamp => entry,
+                _ => {
+                    let mut entry = Entry::new(stamp);
+                    match known(&key.1, &entry.stamp) {
+                        Some(archive) => entry.state = State::Ready(Arc::new(archive)),
+                        None => changes.added.push(key.1.clone()),
+                    }
+                    entry
+                }
+            };
+            self.entries.insert(key, entry);
+        }
+        changes.removed = before.into_keys().map(|(_, path)| path).collect();
+        self.listed = true;
+        changes
+    }
+
+    /// The archives whose names are not known, and that are still to be read.
+    pub(super) fn unnamed(&self) -> Vec<Key> {
+        let waits = |entry: &Entry| matches!(entry.state, State::Waiting) && entry.names.is_none();
+        self.entries.iter().filter(|(_, entry)| waits(entry)).map(|(key, _)| key.clone()).collect()
+    }
+
+    /// The archive to read next: first one that is known to have a wanted image, then, if a wanted
+    /// image is in no archive that is known, the smallest one whose names are not known, then in order.
+    pub(super) fn next(&self, wanted: &BTreeSet<String>) -> Option<Key> {
+        let waiting = || self.entries.iter().filter(|(_, entry)| matches!(entry.state, State::Waiting));
+        let has = |entry: &Entry, name: &str| {
+            entry.names.as_ref().is_some_and(|names| names.iter().any(|one| one == name))
+        };
+        let open: Vec<&String> = wanted.iter().filter(|name| self.find(name).is_none()).collect();
+        let first = waiting().find(|(_, entry)| open.iter().any(|name| has(entry, name)));
+        let unnamed = || {
+            let unnamed = waiting().filter(|(_, entry)| entry.names.is_none());
+            unnamed.min_by_key(|(_, entry)| entry.stamp.size).filter(|_| !open.is_empty())
+        };
+        first.or_else(unnamed).or_else(|| waiting().next()).map(|(key, _)| key.clone())
+    }
+
+    /// Whether the archive that is being read should make way: another one is known to have a wanted
+    /// image, and this one is known not to have one.
+    pub(super) fn is_urgent_elsewhere(&self, reading: &Key, wanted: &BTreeSet<String>) -> bool {
+        let needs = |entry: &Entry| {
+            entry.names.as_ref().is_some_and(|names| {
+                names.iter().any(|name| wanted.contains(name) && self.find(name).is_none())
+            })
+        };
+        let Some(current) = self.entries.get(reading) else { return true };
+        current.names.is_some()
+            && !needs(current)
+            && self.entries.values().any(|entry| matches!(entry.state, State::Waiting) && needs(entry))
+    }
+
+    pub(super) fn get_mut(&mut self, key: &Key) -> Option<&mut Entry> {
+        self.entries.get_mut(key)
+    }
+
+    /// Whether every archive has been read.
+    pub(super) fn is_complete(&self) -> bool {
+        self.listed && self.entries.values().all(Entry::is_read)
+    }
+
+    /// The archives that have been read, in order.
+    pub(super) fn ready(&self) -> impl Iterator<Item = (&PathBuf, &Arc<Archive>)> {
+        self.entries.iter().filter_map(|((_, path), entry)| Some((path, entry.archive()?)))
+    }
+
+    /// The image of a name. If several archives have it, the first one counts.
+    pub(super) fn find(&self, name: &str) -> Option<(&PathBuf, &Arc<Archive>, &Image)> {
+        self.ready().find_map(|(path, archive)| {
+            let image = archive.images.iter().find(|image| image.names.iter().any(|one| one == name))?;
+            Some((path, archive, image))
+        })
+    }
+
+    /// The image with a digest, of any archive.
+    pub(super) fn find_digest(&self, digest: &str) -> Option<(&PathBuf, &Arc<Archive>, &Image)> {
+        self.ready().find_map(|(path, archive)| {
+            let image = archive.images.iter().find(|image| image.target.as_str() == digest)?;
+            Some((path, archive, image))
+        })
+    }
+
+    /// The archive that has a blob.
+    pub(super) fn blob(&self, digest: &Digest) -> Option<(&PathBuf, &Arc<Archive>, &Blob)> {
+        self.ready().find_map(|(path, archive)| Some((path, archive, archive.blobs.get(digest)?)))
+    }
+
+    /// Each name with its image and archive: of several with one name the first.
+    pub(super) fn images(&self) -> BTreeMap<&str, (&PathBuf, &Image)> {
+        let mut all = BTreeMap::new();
+        for (path, archive) in self.ready() {
+            for image in &archive.images {
+                for name in &image.names {
+                    all.entry(name.as_str()).or_insert((path, image));
+                }
+            }
+        }
+        all
+    }
+
+    /// The bytes of an image's blobs.
+    pub(super) fn size(&self, image: &Image) -> u64 {
+        let size = |digest| self.blob(digest).map_or(0, |(_, _, blob)| blob.size);
+        image.blobs.iter().map(size).fold(0, u64::saturating_add)
+    }
+
+    /// What the set says of an image, by its full name or by `repository@digest`.
+    pub(super) fn answer(&self, name: &str) -> Answer {
+        let digest = name.split_once('@').map(|(_, digest)| digest);
+        let found = match digest {
+            Some(digest) => self.find_digest(digest).is_some(),
+            None => self.find(name).is_some(),
+        };
+        if found {
+            return Answer::Available;
+        }
+        if !self.listed {
+            return Answer::Unknown;
+        }
+        let mut unknown = false;
+        for ((_, path), entry) in &self.entries {
+            let has_name = entry.names.as_ref().map(|names| names.iter().any(|one| one == name));
+            match &entry.state {
+                State::Ready(archive) => {
+                    let object = digest.unwrap_or(name);
+                    if let Some(fault) = archive.faults.iter().find(|fault| fault.object == object) {
+                        return Answer::Damaged(format!("archive {}: {}", path.display(), fault.problem));
+                    }
+                }
+                State::Failed(why) if has_name == Some(true) => {
+                    return Answer::Damaged(format!("archive {}: {why}", path.display()));
+                }
+                State::Failed(_) => {}
+                State::Waiting | State::Reading if has_name == Some(true) => return Answer::Coming,
+                State::Waiting | State::Reading => unknown |= has_name.is_none() || digest.is_some(),
+            }
+        }
+        if unknown { Answer::Unknown } else { Answer::Absent }
+    }
+
+    /// The rows of the report. `reading`: the archive that is being read and the bytes read of it.
+    pub(super) fn report(&self, reading: Option<(&Key, u64)>) -> Vec<ArchiveReport> {
+        let row = |(key, entry): (&Key, &Entry)| {
+            let mut faults = Vec::new();
+            let state = match &entry.state {
+                State::Waiting => "waiting",
+                State::Reading => "reading",
+                State::Ready(archive) => {
+                    let all = archive.faults.iter();
+                    faults.extend(
+                        all.take(SHOWN_FAULTS).map(|fault| format!("{}: {}", fault.object, fault.problem)),
+                    );
+                    let more = archive.faults.len().saturating_sub(SHOWN_FAULTS);
+                    if more > 0 {
+                        faults.push(format!("and {more} more"));
+                    }
+                    "ready"
+                }
+                State::Failed(why) => {
+                    faults.push(why.clone());
+                    "failed"
+                }
+            };
+            ArchiveReport {
+                path: key.1.display().to_string(),
+                state: state.to_owned(),
+                read_bytes: reading.filter(|(one, _)| *one == key).map_or(0, |(_, bytes)| bytes),
+                size_bytes: entry.stamp.size,
+                faults,
+            }
+        };
+        self.entries.iter().map(row).collect()
+    }
+}

@@ -1,0 +1,224 @@
+//! What the threads of the room and its callers share.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
+
+use super::pulls::Pulls;
+use super::set::{Answer, Key, Set};
+use crate::model::image_offers::Offer;
+use crate::util::stop::{StopSource, StopToken};
+use crate::util::timers;
+use crate::util::wake::Wake;
+
+/// The longest wait of a pull for archives of which it is not known what they contain.
+const UNKNOWN_LIMIT: Duration = Duration::from_secs(10);
+/// The longest wait of a pull for the registry, which starts with the server.
+const REGISTRY_LIMIT: Duration = Duration::from_secs(5);
+/// The longest wait of a pull for an archive that is known to have the image.
+const COMING_LIMIT: Duration = Duration::from_secs(600);
+
+/// The archive that is being read.
+struct Reading {
+    key: Key,
+    /// Dropped to end the reading.
+    source: StopSource,
+}
+
+pub(super) struct Shared {
+    set: Mutex<Set>,
+    /// Images for which a pull waits, with the number of pulls.
+    wanted: Mutex<BTreeMap<String, usize>>,
+    /// Callers that wait for a change of the set.
+    waiters: Mutex<Vec<Sender<()>>>,
+    reading: Mutex<Option<Reading>>,
+    pub(super) read_bytes: AtomicU64,
+    /// Bytes of archives that were read since the start.
+    pub(super) total_read: AtomicU64,
+    /// Wakes the thread `image-set`.
+    pub(super) wake: OnceLock<Wake>,
+    pulls: Mutex<Pulls>,
+    /// One slot: wakes the thread `image-pull`.
+    pull_bell: (Sender<()>, Receiver<()>),
+    /// When a pull of a pod last asked for an image.
+    asked: Mutex<Option<Instant>>,
+    problems: Mutex<Vec<String>>,
+    registry: OnceLock<String>,
+    pub(super) manifest_requests: AtomicU64,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Shared {
+            set: Mutex::default(),
+            wanted: Mutex::default(),
+            waiters: Mutex::default(),
+            reading: Mutex::default(),
+            read_bytes: AtomicU64::new(0),
+            total_read: AtomicU64::new(0),
+            wake: OnceLock::new(),
+            pulls: Mutex::default(),
+            pull_bell: bounded(1),
+            asked: Mutex::default(),
+            problems: Mutex::default(),
+            registry: OnceLock::new(),
+            manifest_requests: AtomicU64::new(0),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes an entry of [`Shared::wanted`] when its pull has its answer.
+struct Want<'a> {
+    shared: &'a Shared,
+    name: &'a str,
+}
+
+impl Drop for Want<'_> {
+    fn drop(&mut self) {
+        let mut wanted = lock(&self.shared.wanted);
+        if let Some(count) = wanted.get_mut(self.name) {
+            *count -= 1;
+            if *count == 0 {
+                wanted.remove(self.name);
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// The set. Held for short computations only.
+    pub(super) fn set(&self) -> MutexGuard<'_, Set> {
+        lock(&self.set)
+    }
+
+    pub(super) fn pulls(&self) -> MutexGuard<'_, Pulls> {
+        lock(&self.pulls)
+    }
+
+    pub(super) fn wanted(&self) -> BTreeSet<String> {
+        lock(&self.wanted).keys().cloned().collect()
+    }
+
+    pub(super) fn pull_rings(&self) -> &Receiver<()> {
+        &self.pull_bell.1
+    }
+
+    /// Wakes the thread that pulls.
+    pub(super) fn ring_pulls(&self) {
+        let _ = self.pull_bell.0.try_send(());
+    }
+
+    /// Wakes the thread that reads.
+    pub(super) fn ring(&self) {
+        if let Some(wake) = self.wake.get() {
+            wake.ring();
+        }
+    }
+
+    /// When a pod last asked for an image.
+    pub(super) fn last_asked(&self) -> Option<Instant> {
+        *lock(&self.asked)
+    }
+
+    pub(super) fn set_problems(&self, problems: Vec<String>) {
+        *lock(&self.problems) = problems;
+    }
+
+    pub(super) fn problems(&self) -> Vec<String> {
+        lock(&self.problems).clone()
+    }
+
+    pub(super) fn set_registry(&self, address: &str) {
+        // The server starts once.
+        let _ = self.registry.set(address.to_owned());
+        self.changed();
+    }
+
+    pub(super) fn registry(&self) -> Option<&str> {
+        self.registry.get().map(String::as_str)
+    }
+
+    /// Wakes everything that waits for a change of the set.
+    pub(super) fn changed(&self) {
+        for waiter in lock(&self.waiters).drain(..) {
+            let _ = waiter.try_send(());
+        }
+        self.ring_pulls();
+    }
+
+    /// Marks the beginning of a reading; the token ends it.
+    pub(super) fn begin(&self, key: &Key) -> StopToken {
+        let (source, token) = crate::util::stop::pair();
+        self.read_bytes.store(0, Ordering::Relaxed);
+        *lock(&self.reading) = Some(Reading { key: key.clone(), source });
+        token
+    }
+
+    pub(super) fn end(&self) {
+        *lock(&self.reading) = None;
+    }
+
+    /// The archive that is being read, and the bytes read of it.
+    pub(super) fn reading(&self) -> Option<(Key, u64)> {
+        let reading = lock(&self.reading);
+        reading.as_ref().map(|reading| (reading.key.clone(), self.read_bytes.load(Ordering::Relaxed)))
+    }
+
+    /// Ends the reading of the current archive, so that the thread can stop, or read a more urgent
+    /// one.
+    pub(super) fn interrupt(&self) {
+        if let Some(Reading { source, .. }) = lock(&self.reading).take() {
+            drop(source);
+        }
+    }
+
+    fn interrupt_if_urgent(&self) {
+        let Some((key, _)) = self.reading() else { return };
+        let wanted = self.wanted();
+        if self.set().is_urgent_elsewhere(&key, &wanted) {
+            self.interrupt();
+        }
+    }
+
+    /// See [`crate::model::image_offers::ImageOffers::offer`]. `name` is a full name.
+    pub(super) fn offer(&self, name: &str, stop: &StopToken) -> Offer {
+        *lock(&self.asked) = Some(Instant::now());
+        // The room was not started: no archives are configured.
+        if self.wake.get().is_none() {
+            return Offer::NotInSet;
+        }
+        *lock(&self.wanted).entry(name.to_owned()).or_default() += 1;
+        let _want = Want { shared: self, name };
+        let begun = Instant::now();
+        let mut urged = false;
+        loop {
+            let (ring, rings) = bounded(1);
+            // Before the look, so that no change is missed.
+            lock(&self.waiters).push(ring);
+            let answer = self.set().answer(name);
+            let limit = match answer {
+                Answer::Available if self.registry().is_none() => REGISTRY_LIMIT,
+                Answer::Available => return Offer::Available,
+                Answer::Damaged(why) => return Offer::Damaged(why),
+                Answer::Absent => return Offer::NotInSet,
+                Answer::Coming => COMING_LIMIT,
+                Answer::Unknown => UNKNOWN_LIMIT,
+            };
+            if !std::mem::replace(&mut urged, true) {
+                self.interrupt_if_urgent();
+            }
+            select_biased! {
+                recv(stop.signal()) -> _ => return Offer::NotInSet,
+                recv(rings) -> _ => {}
+                recv(timers::at(Some(begun + limit))) -> _ => return Offer::NotInSet,
+            }
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! Tests of the set (pure) and of the room with its thread, on archives in temporary directories.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use super::archive::testing;
+use super::archive::{Archive, Compression, Digest, Fault, Form, Image, Problem, Stamp};
+use super::set::{Answer, Changes, Key, Set, State};
+use super::*;
+
+fn stamp(size: u64) -> Stamp {
+    Stamp { dev: 1, ino: 1, size, mtime_ns: 1, ctime_ns: 1 }
+}
+
+fn digest(digit: &str) -> Digest {
+    Digest::parse(&format!("sha256:{}", digit.repeat(64))).unwrap()
+}
+
+fn archive(names: &[&str], faults: &[&str]) -> Archive {
+    let image = |name: &&str| Image {
+        names: vec![(*name).to_owned()],
+        target: digest("a"),
+        media_type: String::new(),
+        size: 1,
+        blobs: Vec::new(),
+        layers: Vec::new(),
+    };
+    let fault = |object: &&str| Fault { object: (*object).to_owned(), problem: Problem::Truncated };
+    Archive {
+        form: Form::OciTar,
+        compression: Compression::None,
+        stamp: stamp(1),
+        images: names.iter().map(image).collect(),
+        blobs: Default::default(),
+        faults: faults.iter().map(fault).collect(),
+    }
+}
+
+fn key(name: &str) -> Key {
+    (0, PathBuf::from(name))
+}
+
+fn names(list: &[&str]) -> BTreeSet<String> {
+    list.iter().map(|name| (*name).to_owned()).collect()
+}
+
+fn set_of(files: &[(&str, u64)]) -> Set {
+    let mut set = Set::default();
+    set.list(files.iter().map(|(name, size)| (key(name), stamp(*size))).collect(), |_, _| None);
+    set
+}
+
+#[test]
+fn archives_with_wanted_images_are_read_first() {
+    let mut set = set_of(&[("a", 9), ("b", 5), ("c", 3), ("d", 1)]);
+    set.get_mut(&key("a")).unwrap().names = Some(vec!["r/a:1".into()]);
+    set.get_mut(&key("c")).unwrap().names = Some(vec!["r/c:1".into()]);
+    assert_eq!(set.next(&names(&[])), Some(key("a")), "in order");
+    assert_eq!(set.next(&names(&["r/c:1"])), Some(key("c")), "by its names");
+    assert_eq!(set.next(&names(&["r/x:1"])), Some(key("d")), "the smallest of unknown content");
+
+    set.get_mut(&key("a")).unwrap().state = State::Reading;
+    assert!(set.is_urgent_elsewhere(&key("a"), &names(&["r/c:1"])));
+    assert!(!set.is_urgent_elsewhere(&key("a"), &names(&["r/a:1", "r/c:1"])), "it has a wanted image itself");
+    assert!(!set.is_urgent_elsewhere(&key("a"), &names(&["r/x:1"])), "no archive is known to have it");
+    set.get_mut(&key("c")).unwrap().state = State::Ready(Arc::new(archive(&["r/c:1"], &[])));
+    assert!(!set.is_urgent_elsewhere(&key("a"), &names(&["r/c:1"])), "it is there");
+}
+
+#[test]
+fn answer_depends_on_what_was_read() {
+    let mut set = Set::default();
+    assert_eq!(set.answer("r/a:1"), Answer::Unknown, "the directories were not listed");
+    set.list(vec![(key("a"), stamp(1)), (key("b"), stamp(1))], |_, _| None);
+    assert_eq!(set.answer("r/a:1"), Answer::Unknown);
+    set.get_mut(&key("a")).unwrap().names = Some(vec!["r/a:1".into()]);
+    assert_eq!(set.answer("r/a:1"), Answer::Coming);
+    set.get_mut(&key("a")).unwrap().state = State::Ready(Arc::new(archive(&["r/a:1"], &["r/broken:1"])));
+    assert_eq!(set.answer("r/a:1"), Answer::Available);
+    assert_eq!(set.answer(&format!("r/a@{}", digest("a"))), Answer::Available);
+    assert_eq!(set.answer("r/broken:1"), Answer::Damaged("archive a: the archive is truncated".into()));
+    assert_eq!(set.answer("r/x:1"), Answer::Unknown, "b was not read");
+    set.get_mut(&key("b")).unwrap().state = State::Failed("not an archive".into());
+    assert_eq!(set.answer("r/x:1"), Answer::Absent);
+    assert!(set.is_complete());
+}
+
+#[test]
+fn unchanged_archives_are_kept_and_changed_ones_read_again() {
+    let mut set = set_of(&[("a", 1), ("b", 1), ("c", 1)]);
+    for name in ["a", "b", "c"] {
+        set.get_mut(&key(name)).unwrap().state = State::Ready(Arc::new(archive(&[name], &[])));
+    }
+    let files = vec![(key("a"), stamp(1)), (key("b"), stamp(2)), (key("d"), stamp(1)), (key("e"), stamp(1))];
+    let known = |path: &Path, _: &Stamp| (path == Path::new("e")).then(|| archive(&["e"], &[]));
+    let changes = set.list(files, known);
+    assert_eq!(changes, Changes { added: vec!["b".into(), "d".into()], removed: vec!["c".into()] });
+    assert_eq!(set.images().into_keys().collect::<Vec<_>>(), ["a", "e"]);
+}
+
+/// A room with its thread and without a runtime.
+struct Room {
+    set: ImageSet,
+    settings: Settings,
+    dir: tempfile::TempDir,
+    available: Arc<Mutex<Vec<String>>>,
+    events: crossbeam_channel::Receiver<Box<crate::model::event::Event>>,
+    sink: EventSink,
+    running: Option<Running>,
+}
+
+impl Room {
+    fn new() -> Room {
+        let dir = tempfile::tempdir().unwrap();
+        let directories = vec![dir.path().join("images.d")];
+        std::fs::create_dir(&directories[0]).unwrap();
+        let (sink, events) = EventSink::new();
+        let index = dir.path().join("state/index.json");
+        let settings = Settings { directories, index };
+        let set = ImageSet::new(&settings.directories);
+        Room { set, settings, dir, available: Arc::default(), events, sink, running: None }
+    }
+
+    fn start(mut self) -> Room {
+        self.set = ImageSet::new(&self.settings.directories);
+        let (_, images) = crate::cri::connect(crate::cri::Settings {
+            runtime_endpoint: format!("unix://{}/none.sock", self.dir.path().display()),
+            image_endpoint: None,
+            request_timeout: Duration::from_secs(1),
+        })
+        .unwrap();
+        let list = Arc::clone(&self.available);
+        let (on_death, _) = crossbeam_channel::bounded(1);
+        let deps = Deps {
+            images,
+            events: self.sink.clone(),
+            available: Arc::new(move |names| list.lock().unwrap().extend_from_slice(names)),
+            on_death,
+        };
+        self.running = Some(self.set.spawn(self.settings.clone(), deps).unwrap());
+        self.set.set_registry("127.0.0.1:1");
+        self
+    }
+
+    fn restart(mut self) -> Room {
+        drop(self.running.take());
+        self.start()
+    }
+
+    fn put(&self, file: &str, content: &[u8]) {
+        let directory = &self.settings.directories[0];
+        std::fs::write(directory.join(format!(".{file}")), content).unwrap();
+        std::fs::rename(directory.join(format!(".{file}")), directory.join(file)).unwrap();
+    }
+
+    fn offer(&self, image: &str) -> Offer {
+        self.set.offer(image, &StopToken::never())
+    }
+
+    fn wait(&self, what: &str, check: impl Fn(&SetReport) -> bool) -> SetReport {
+        let begun = Instant::now();
+        loop {
+            let report = self.set.report();
+            if check(&report) {
+                return report;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(30), "{what}: {report:?}");
+            assert_eq!(
+                StopToken::never().wait(Duration::from_millis(10)),
+                crate::util::stop::Waited::TimedOut
+            );
+        }
+    }
+}
+
+/// A plain OCI archive with one image of this machine's platform.
+fn image(name: &str, text: &str) -> Vec<u8> {
+    let entries = testing::image(&format!("linux/{}", Platform::of_this_machine().architecture), &[text]);
+    testing::tar(&testing::layout(&[(name, &entries)]))
+}
+
+#[test]
+fn images_of_archives_come_and_go_with_their_files() {
+    let room = Room::new();
+    room.put("a.tar", &image("registry.example/a:1", "one"));
+    let room = room.start();
+    assert_eq!(room.offer("registry.example/a:1"), Offer::Available);
+    assert_eq!(room.offer("registry.example/b:1"), Offer::NotInSet);
+    room.put("b.tar", &image("registry.example/b:1", "two"));
+    room.wait("the second image", |report| report.images.len() == 2);
+    assert_eq!(room.offer("registry.example/b:1"), Offer::Available);
+    assert!(room.available.lock().unwrap().contains(&"registry.example/b:1".to_owned()));
+    assert!(room.set.keeps(&["registry.example/a:1".into()]));
+
+    let document = room.set.manifest("registry.example/a", "1").unwrap();
+    let by_digest = room.set.manifest("registry.example/a", &document.digest).unwrap();
+    assert_eq!(document, by_digest);
+    let blob = room.set.blob(&document.digest).unwrap();
+    let mut bytes = Vec::new();
+    std::io::Read::read_to_end(&mut blob.open(3, &StopToken::never()).unwrap(), &mut bytes).unwrap();
+    assert_eq!(bytes, document.bytes[3..]);
+    assert_eq!(room.set.tags("registry.example/a"), ["1"]);
+
+    std::fs::remove_file(room.settings.directories[0].join("a.tar")).unwrap();
+    room.wait("the first image to go", |report| report.images.len() == 1);
+    assert!(!room.set.keeps(&["registry.example/a:1".into()]));
+    assert!(matches!(room.set.manifest("registry.example/a", "1"), Err(Refusal::Unknown(_))));
+    assert!(blob.open(0, &StopToken::never()).is_err(), "a removed archive is not served");
+}
+
+#[test]
+fn unchanged_archive_is_not_read_again_after_a_restart() {
+    let room = Room::new();
+    let content = image("registry.example/a:1", "one");
+    room.put("a.tar", &content);
+    let room = room.start();
+    room.wait("the image", |report| report.images.len() == 1);
+    assert!(room.set.bytes_read() >= content.len() as u64);
+    let index = room.settings.index.clone();
+    let written = || std::fs::metadata(&index).map(|meta| meta.modified().unwrap()).ok();
+    room.wait("the index", |_| written().is_some());
+    let before = written();
+
+    let room = room.restart();
+    room.wait("the image after the restart", |report| report.images.len() == 1 && report.complete);
+    assert_eq!(room.offer("registry.example/a:1"), Offer::Available);
+    assert_eq!(room.set.bytes_read(), 0);
+    assert_eq!(written(), before, "the index is written once");
+}
+
+#[test]
+fn damaged_archive_is_named_and_others_are_offered() {
+    let room = Room::new();
+    let mut damaged = image("registry.example/bad:1", "content of a layer");
+    let at = damaged.windows(7).position(|bytes| bytes == b"content").unwrap();
+    damaged[at] ^= 1;
+    room.put("bad.tar", &damaged);
+    let whole = image("registry.example/cut:1", "layer");
+    room.put("cut.tar", &whole[..whole.len() / 2]);
+    room.put("good.tar", &image("registry.example/good:1", "one"));
+    room.put("text.tar", b"no archive");
+    let room = room.start();
+    let report = room.wait("all archives", |report| report.complete);
+    assert_eq!(
+        report.images.iter().map(|image| image.name.as_str()).collect::<Vec<_>>(),
+        ["registry.example/good:1"]
+    );
+    let Offer::Damaged(why) = room.offer("registry.example/bad:1") else { panic!("not reported as damaged") };
+    assert!(why.contains("bad.tar") && why.contains("sha256:"), "{why}");
+    let faults: Vec<_> = report
+        .archives
+        .iter()
+        .filter(|one| !one.faults.is_empty())
+        .map(|one| one.path.rsplit('/').next().unwrap())
+        .collect();
+    assert_eq!(faults, ["bad.tar", "cut.tar", "text.tar"]);
+    assert!(
+        room.events
+            .try_iter()
+            .any(|event| event.reason == "ImageArchiveFault" && event.message.contains("bad.tar"))
+    );
+    room.put("bad.tar", &image("registry.example/bad:1", "content of a layer"));
+    room.wait("the repaired image", |report| report.images.len() == 2);
+}
+
+#[test]
+fn archive_that_was_replaced_is_served_only_after_it_was_read_again() {
+    let room = Room::new();
+    room.put("a.tar", &image("registry.example/a:1", "one"));
+    let room = room.start();
+    room.wait("the image", |report| report.images.len() == 1);
+    let first = room.set.manifest("registry.example/a", "1").unwrap();
+    let blob = room.set.blob(&first.digest).unwrap();
+    room.put("a.tar", &image("registry.example/a:1", "another"));
+    assert!(blob.open(0, &StopToken::never()).is_err());
+    room.wait("the new image", |_| {
+        room.set.manifest("registry.example/a", "1").is_ok_and(|new| new.digest != first.digest)
+    });
+}
+
+#[test]
+fn reading_is_interrupted_by_the_end_of_the_agent() {
+    let room = Room::new();
+    let large = testing::tar(&[("large".to_owned(), vec![0; 64 << 20])]);
+    for number in 0..4 {
+        room.put(&format!("{number}.tar"), &large);
+    }
+    let mut room = room.start();
+    room.wait("a reading", |report| report.archives.iter().any(|one| one.state == "reading"));
+    let begun = Instant::now();
+    drop(room.running.take());
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}

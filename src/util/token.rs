@@ -1,0 +1,53 @@
+//! Secrets of one start: a client that repeats such a token has read a file of root.
+
+use std::io;
+
+use ring::rand::{SecureRandom, SystemRandom};
+
+use super::sha256;
+
+/// The number of digits of a token.
+pub const DIGITS: usize = 32;
+
+/// A new token: 128 random bits as lower-case hexadecimal digits.
+///
+/// # Errors
+/// When the kernel returns no random bytes.
+pub fn new() -> io::Result<String> {
+    let mut bytes = [0; 16];
+    SystemRandom::new().fill(&mut bytes).map_err(|_| io::Error::other("no random bytes"))?;
+    let mut text = sha256::hex(&bytes);
+    text.truncate(DIGITS);
+    Ok(text)
+}
+
+/// Whether a text is a token: [`DIGITS`] lower-case hexadecimal digits.
+#[must_use]
+pub fn is_token(text: &str) -> bool {
+    text.len() == DIGITS && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Whether `given` is the token. The time depends only on the length of `given`, so a client cannot
+/// find the token digit by digit.
+#[must_use]
+pub fn equal(given: &str, token: &str) -> bool {
+    let differs = given.bytes().zip(token.bytes()).fold(0, |all, (a, b)| std::hint::black_box(all | (a ^ b)));
+    is_token(token) && given.len() == token.len() && differs == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_token_is_new_and_equals_only_itself() {
+        let (one, other) = (new().unwrap(), new().unwrap());
+        assert!(is_token(&one) && is_token(&other) && one != other);
+        assert!(equal(&one, &one) && !equal(&one, &other));
+        for wrong in ["", one.get(1..).unwrap(), &format!("{one}0"), &one.to_uppercase().replace('0', "A")] {
+            assert!(!equal(wrong, &one), "{wrong}");
+        }
+        // An empty file is no token.
+        assert!(!equal("", "") && !is_token("0123456789ABCDEF0123456789ABCDEF"));
+    }
+}
