@@ -296,9 +296,9 @@ fn check_layer(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::util::gzip::Gzip;
     use crate::util::sha256;
     use crate::util::tar::tests::{end, entry};
-    use flate2::write::GzEncoder;
     use std::collections::BTreeMap;
     use std::io::Write;
     use std::path::PathBuf;
@@ -328,7 +328,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let low = [entry("f", b'0', "", b"lower"), entry("same", b'0', "", b"text"), end()].concat();
             let high = [entry("f", b'0', "", b"upper"), end()].concat();
-            let mut gzip = GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            let mut gzip = Gzip::fast(Vec::new());
             gzip.write_all(&high).unwrap();
             let packed = gzip.finish().unwrap();
             let layer = |name: &str, tar: &[u8], blob: Option<String>| Layer {
