@@ -10,9 +10,11 @@ const PROTOS: &[&str] = &[
     "proto/deviceplugin.proto",
     "proto/dra.proto",
     "proto/drahealth.proto",
+    "proto/imagestore.proto",
     "proto/pluginregistration.proto",
     "proto/podresources.proto",
     "proto/runtime.proto",
+    "proto/snapshots.proto",
 ];
 /// The file for which tests get server stubs and a JSON view.
 const FAKED: &str = "runtime";

@@ -17,6 +17,7 @@ pub mod transport;
 pub mod cgroups;
 pub mod claims;
 pub mod devices;
+pub mod image_check;
 pub mod image_set;
 pub(crate) mod observe;
 pub mod plugins;

@@ -31,6 +31,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("devices", 2),
     ("image_set", 2),
     ("plugins", 2),
+    ("image_check", 2),
     ("runtime", 2),
     ("observe", 2),
     ("volumes", 2),

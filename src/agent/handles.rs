@@ -11,6 +11,7 @@ use crate::claims::Claims;
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::devices::Devices;
 use crate::eviction::Reports;
+use crate::image_check::ImageCheck;
 use crate::image_set::ImageSet;
 use crate::kube::LocalObjects;
 use crate::kube::client::Client;
@@ -79,6 +80,8 @@ pub(super) struct Handles {
     pub(super) probes: Probes,
     pub(super) cri: RuntimeClient,
     pub(super) images: ImageClient,
+    /// Finds and replaces damaged files of images.
+    pub(super) image_check: ImageCheck,
     /// Images of archives.
     pub(super) image_set: ImageSet,
     pub(super) sink: EventSink,
@@ -124,6 +127,7 @@ impl Handles {
             probes: rooms.probes.clone(),
             cri: rooms.cri.clone(),
             images: rooms.images.clone(),
+            image_check: rooms.image_check.clone(),
             image_set: rooms.image_set.clone(),
             sink: rooms.events.clone(),
             turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),

@@ -37,6 +37,7 @@ const SLOW_VOLUME: Duration = Duration::from_secs(10);
 pub(super) fn server_deps(handles: &Handles) -> Deps {
     let clones: [Handles; 8] = std::array::from_fn(|_| handles.clone());
     let [pods, running, images, status, logs, measured, volumes, devices] = clones;
+    let image_check = handles.image_check.clone();
     let statuses = handles.status.clone();
     Deps {
         pods: Arc::new(move |each| pods.each_pod(each)),
@@ -44,6 +45,9 @@ pub(super) fn server_deps(handles: &Handles) -> Deps {
         running: Arc::new(move || running.running()),
         image_set: Arc::new(handles.image_set.clone()),
         images: Arc::new(move || images.image_rows()),
+        verify_image: Arc::new(move |image, options, progress, stop| {
+            image_check.verify(image, options, progress, stop)
+        }),
         status: Arc::new(move || status.node_report()),
         checks: handles.checks(),
         log_path: Arc::new(move |uid, container, previous| logs.find_log(uid, container, previous)),
@@ -192,6 +196,7 @@ impl Handles {
         problems.extend(health.network.iter().map(|why| format!("network: {why}")));
         problems.extend(self.managers.problems().iter().cloned());
         problems.extend(self.local.problems());
+        problems.extend(self.image_check.problems());
         problems.extend(self.image_set.report().problems);
         problems.extend(self.api.as_ref().and_then(Client::trouble).map(|why| format!("API server: {why}")));
         let lingering = self.volumes.lingering();

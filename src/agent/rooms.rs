@@ -1,5 +1,6 @@
 //! Second phase of a start: the handles of the rooms. Clones share their state.
 
+use std::io::Read;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,7 +17,8 @@ use crate::claims::Claims;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::devices::Devices;
-use crate::image_set::ImageSet;
+use crate::image_check::{self, ImageCheck, LayerSource};
+use crate::image_set::{ImageSet, Refusal};
 use crate::kube::client::Client;
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::{Event, EventSink};
@@ -33,6 +35,7 @@ use crate::runtime::{self, Placement as _, Runtime};
 use crate::status::{NodeAddresses, StatusCache};
 use crate::sync::view::View;
 use crate::util::mailbox::Post;
+use crate::util::stop::StopToken;
 use crate::volumes::{self, Volumes};
 use crate::{cri, node, observe};
 
@@ -51,6 +54,8 @@ pub(super) struct Rooms {
     pub(super) events: EventSink,
     pub(super) cri: RuntimeClient,
     pub(super) images: ImageClient,
+    /// Finds and replaces damaged files of images.
+    pub(super) image_check: ImageCheck,
     pub(super) status: StatusCache,
     pub(super) allocations: Allocations,
     pub(super) observe: Observe,
@@ -116,6 +121,14 @@ pub(super) fn make(
     };
     let cgroups = PodCgroups::new(cgroups::settings(args, config, host)?, without_quota);
     let image_set = ImageSet::new(&args.image_dirs());
+    let wake = verdicts.clone();
+    let image_check = ImageCheck::new(image_check::Deps {
+        runtime: cri.clone(),
+        images: images.clone(),
+        events: events.clone(),
+        sources: vec![Arc::new(Archives(image_set.clone()))],
+        wake: Box::new(move |uid| wake.put(uid.clone(), ())),
+    });
     let runtime = Runtime::new(
         settings::runtime(args, config, host, &allocatable)?,
         runtime::Deps {
@@ -129,6 +142,10 @@ pub(super) fn make(
                 Arc::new(move |pod| cgroups.path(pod))
             },
             placement: Arc::new(managers.clone()),
+            pulled: {
+                let image_check = image_check.clone();
+                Arc::new(move |image| image_check.pulled(image))
+            },
             offers: Arc::new(image_set.clone()),
         },
     );
@@ -154,6 +171,7 @@ pub(super) fn make(
         events,
         cri,
         images,
+        image_check,
         allocations,
         reservations,
         allocatable,
@@ -189,4 +207,17 @@ pub(super) fn node_addresses(
         let shown = watch.object().map(|node| node::host_ips(&node)).unwrap_or_default();
         NodeAddresses { host_ips: if shown.is_empty() { own.clone() } else { shown } }
     })
+}
+
+/// The image archives of this node, as the source of intact layers.
+struct Archives(ImageSet);
+
+impl LayerSource for Archives {
+    fn open(&self, digest: &str, stop: &StopToken) -> Result<Option<Box<dyn Read + Send>>, String> {
+        match self.0.blob(digest) {
+            Ok(blob) => blob.open(0, stop).map(Some),
+            Err(Refusal::Unknown(_)) => Ok(None),
+            Err(Refusal::Unavailable(why)) => Err(why),
+        }
+    }
 }

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::eviction::Reports;
+use crate::image_check::ImageCheck;
 use crate::kube::certificates::serving::Serving;
 use crate::kube::client::Client;
 use crate::kube::{LocalObjects, PodApi};
@@ -62,6 +63,7 @@ pub(super) struct Agent {
     pod_resources: Option<rpc_server::Server>,
     threads: Vec<Running>,
     probes: Probes,
+    image_check: ImageCheck,
     client: Option<Client>,
     pod_api: Option<PodApi>,
     /// When the sync loop ended its last turn.
@@ -81,6 +83,7 @@ impl Agent {
         let deadline = Instant::now() + STOP_LIMIT;
         // First, so that neither a check nor a request delays the end of a worker.
         self.probes.stop(PROBES_LIMIT);
+        self.image_check.stop(PROBES_LIMIT);
         self.registrations.stop();
         drop(self.pod_resources);
         if let Some(client) = &self.client {
@@ -142,8 +145,18 @@ pub(super) fn start(
     rooms.runtime.check_resolv_conf();
     raise_start_events(&rooms.events, host.cgroups.version.is_v2());
     log::info!("node {} is up after {:?}", host.node_name, started.elapsed());
-    let Rooms { probes, pod_api, .. } = rooms;
-    Ok(Agent { threads, probes, client, pod_api, registrations, pod_resources, turn, _claims: claims })
+    let Rooms { probes, image_check, pod_api, .. } = rooms;
+    Ok(Agent {
+        threads,
+        probes,
+        image_check,
+        client,
+        pod_api,
+        registrations,
+        pod_resources,
+        turn,
+        _claims: claims,
+    })
 }
 
 /// The ends of channels to which the rooms send since they were made.
@@ -348,6 +361,7 @@ fn workers(
         allocations: rooms.allocations.clone(),
         node_addresses: node_addresses(cluster.map(|cluster| &cluster.node), &host.ips),
         events: rooms.events.clone(),
+        image_check: rooms.image_check.clone(),
         api: rooms.pod_api.clone(),
         local: rooms.local.clone(),
         clean,

@@ -50,6 +50,7 @@ pub enum Subcommand {
     },
     /// `setup runtime`. Needs no agent.
     Setup(SetupOptions),
+    VerifyImages(VerifyOptions),
     Volumes(HoldingsOptions),
     Devices {
         output: Output,
@@ -190,6 +191,14 @@ pub struct EventsOptions {
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
+pub struct VerifyOptions {
+    /// Empty: all images.
+    pub images: Vec<String>,
+    pub digests: bool,
+    pub output: Output,
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct TopOptions {
     pub once: bool,
     pub namespace: Option<String>,
@@ -251,6 +260,11 @@ pub const COMMANDS: &[(&str, &str, &str)] = &[
     ("images", "images rm IMAGE|ARCHIVE", "remove an image archive, and release its images"),
     ("images", "images export IMAGE -o FILE", "write an OCI archive of an image of the archives"),
     (
+        "images",
+        "images verify [--digests] [IMAGE...] [-o json|yaml]",
+        "compare the files of images with their layers, with --digests also the contents",
+    ),
+    (
         "volumes",
         "volumes [-n NAMESPACE] [-o json|yaml]",
         "the volumes of pods: kind, state, the last error; also those that cannot be unmounted",
@@ -289,6 +303,7 @@ struct Options {
     container: Option<String>,
     follow: bool,
     once: bool,
+    digests: bool,
     previous: bool,
     tail: Option<u64>,
     since: Option<Duration>,
@@ -323,7 +338,7 @@ pub(super) const TAKES: &[(&str, &[&str])] = &[
     ("status", &["output"]),
     ("events", &["output", "watch", "namespace", "all-namespaces"]),
     ("top", &["once", "namespace", "all-namespaces", "output"]),
-    ("images", &["output", "images-dir", "no-wait"]),
+    ("images", &["output", "images-dir", "no-wait", "digests"]),
     (
         "setup",
         &[
@@ -490,6 +505,7 @@ impl Options {
             "follow" => self.follow = switch(parser, self.is_letter)?,
             "previous" => self.previous = switch(parser, self.is_letter)?,
             "timestamps" => self.timestamps = switch(parser, self.is_letter)?,
+            "digests" => self.digests = switch(parser, self.is_letter)?,
             "once" => self.once = switch(parser, self.is_letter)?,
             "namespace" => self.namespace = Some(value(parser)?),
             // The default; kubectl's users type it.
@@ -608,6 +624,17 @@ impl Options {
                 [] => Err("name what to set up: runtime".to_owned()),
                 [first, ..] => Err(format!("cannot set up {first:?}, only runtime")),
             };
+        }
+        if name == "images" && self.arguments.first().is_some_and(|first| first == "verify") {
+            let images = self.arguments.into_iter().skip(1).collect();
+            return Ok(Subcommand::VerifyImages(VerifyOptions {
+                images,
+                digests: self.digests,
+                output: self.output,
+            }));
+        }
+        if self.digests {
+            return Err("--digests is for images verify".to_owned());
         }
         if name == "images" {
             return Ok(Subcommand::Images { output: self.output, command: self.images_command()? });

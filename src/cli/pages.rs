@@ -34,6 +34,7 @@ const OPTIONS: &[(&str, char, Option<Value>, &str)] = &[
     ("tty", 't', None, "give the command a terminal"),
     ("address", ' ', Some(Value::Any), "addresses to listen on"),
     ("once", ' ', None, "print one table"),
+    ("digests", ' ', None, "compare contents, not only sizes"),
     ("root-dir", ' ', Some(Value::File), "directory of the agent's state"),
     ("config", ' ', Some(Value::File), "configuration file"),
     ("images-dir", ' ', Some(Value::File), "directories of image archives"),

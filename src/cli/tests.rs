@@ -358,7 +358,16 @@ fn local_commands_are_parsed() {
                 output: Output::Table,
             })),
         ),
-        ("images", default(Subcommand::Images { output: Output::Table })),
+        ("images", default(Subcommand::Images { output: Output::Table, command: ImagesCommand::Runtime })),
+        ("images verify", default(Subcommand::VerifyImages(VerifyOptions::default()))),
+        (
+            "images verify --digests a:1 b:1 -o json",
+            default(Subcommand::VerifyImages(VerifyOptions {
+                images: vec!["a:1".into(), "b:1".into()],
+                digests: true,
+                output: Output::Json,
+            })),
+        ),
         ("volumes", default(Subcommand::Volumes(HoldingsOptions::default()))),
         (
             "volumes -n kube-system -o json",
@@ -383,6 +392,8 @@ fn local_commands_are_parsed() {
         ("pods -o xml", "pods: -o: \"xml\" must be one of table, wide, json, yaml"),
         ("pods -x", "pods: -x: unknown option"),
         ("pods web", "pods: unexpected argument \"web\""),
+        ("images web", "images: images has no command \"web\""),
+        ("images --digests", "images: --digests is for images verify"),
         ("describe", "describe: name a pod"),
         ("validate", "validate: name a manifest or a directory of manifests"),
         ("debug --image b:1", "debug: name a pod"),

@@ -1,5 +1,6 @@
 //! Calls of the image service.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::errors::CriError;
@@ -34,6 +35,12 @@ impl ImageClient {
         ImageClient { caller }
     }
 
+    /// The connection, for calls of the runtime's own API.
+    #[must_use]
+    pub fn channel(&self) -> Channel {
+        self.caller.channel()
+    }
+
     /// Every image on the node.
     ///
     /// # Errors
@@ -56,6 +63,25 @@ impl ImageClient {
             }
             found => Ok(found),
         }
+    }
+
+    /// The image with what the runtime says about it beyond the CRI: texts by name, of which `info`
+    /// is JSON in containerd and CRI-O.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn image_details(
+        &self,
+        image: runtime::ImageSpec,
+    ) -> Result<Option<(runtime::Image, BTreeMap<String, String>)>, CriError> {
+        let object = image.image.clone();
+        let request = runtime::ImageStatusRequest {
+            image: MessageField::some(image),
+            verbose: true,
+            ..Default::default()
+        };
+        let answer = self.caller.call(&methods::IMAGE_STATUS, &object, &request)?;
+        Ok(answer.image.into_option().map(|image| (image, answer.info)))
     }
 
     /// Fetches an image; returns what to start containers from. It has no deadline: only `stop`

@@ -34,6 +34,10 @@ impl Caller {
         Caller { stop, ..self.clone() }
     }
 
+    pub(super) fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
     /// An ordinary call: the request timeout, and the client's own stop token.
     pub(super) fn call<Req, Resp: Unpin>(
         &self,

@@ -123,6 +123,12 @@ reasons! {
     INVALID_MANIFEST = "InvalidManifest";
     /// The state file of a resource manager cannot be used (not in upstream).
     UNUSABLE_STATE_FILE = "UnusableStateFile";
+    /// Files of an unpacked image are damaged (not in upstream).
+    DAMAGED_IMAGE = "DamagedImage";
+    /// All of them were replaced (not in upstream).
+    IMAGE_MENDED = "ImageMended";
+    /// Some could not be replaced (not in upstream).
+    IMAGE_MEND_FAILED = "ImageMendFailed";
     // Rejections of pods (phase Failed).
     TOPOLOGY_AFFINITY_ERROR = "TopologyAffinityError";
     SMT_ALIGNMENT_ERROR = "SMTAlignmentError";

@@ -21,6 +21,7 @@ use super::lifecycle::{Lifecycle, Phase, Update};
 use super::managers::Managers;
 use super::plan::{self, Plan};
 use super::start_clock::StartClock;
+use crate::image_check::{self, ImageCheck};
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::EventSink;
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
@@ -80,6 +81,8 @@ pub struct Deps {
     pub node_addresses: Arc<dyn Fn() -> NodeAddresses + Send + Sync>,
     /// Kubernetes events.
     pub events: EventSink,
+    /// Finds and replaces damaged files of images.
+    pub image_check: ImageCheck,
     /// Reads objects of the API server for pods; `None` without one.
     pub api: Option<PodApi>,
     /// ConfigMaps and Secrets of static pods.
@@ -332,7 +335,7 @@ impl Worker {
         let (plan, held) = self.plan(&runtime);
         self.tell_resize(&runtime);
         if self.store_status(&runtime, Finality::Open) {
-            self.life.completed();
+            self.completed(&runtime);
             return Ok(Next::Now);
         }
         if runtime.running().next().is_some() && self.deps.cgroups.is_missing(self.pod()) {
@@ -394,7 +397,7 @@ impl Worker {
         let (after, held) = self.plan(&seen);
         self.tell_resize(&seen);
         if self.store_status(&seen, Finality::Open) {
-            self.life.completed();
+            self.completed(&seen);
             return Ok(Next::Now);
         }
         match (outcome, held) {
@@ -537,10 +540,11 @@ impl Worker {
         cancel: &StopToken,
     ) -> Result<ContainerId, StartFailure> {
         let pod = self.pod();
+        self.suspect_image(container, runtime);
         self.deps.runtime.restart_allowed(pod, container, runtime, Timestamp::now())?;
         let handler = self.deps.runtime.known_handler(pod);
         let shown = (self.deps.node_addresses)().host_ips;
-        self.deps.runtime.start_container(Start {
+        let started = self.deps.runtime.start_container(Start {
             pod,
             container,
             sandbox_id: sandbox,
@@ -552,7 +556,29 @@ impl Worker {
             sub_paths: &*self.deps.volumes,
             recursive_read_only_mounts: self.deps.observe.can_mount_recursively_read_only(&handler),
             stop: cancel,
-        })
+        });
+        if let Err(failure) = &started
+            && [reasons::CREATE_CONTAINER_ERROR, reasons::RUN_CONTAINER_ERROR].contains(&failure.reason)
+            && image_check::points_to_image(&failure.message)
+        {
+            let image = container.image.as_deref().unwrap_or_default();
+            self.deps.image_check.suspect(pod, &container.name, image, &failure.message);
+        }
+        started
+    }
+
+    /// The pod is over. Its containers are not started again, but others of their images may be.
+    fn completed(&mut self, runtime: &PodRuntime) {
+        self.pod().all_containers().for_each(|one| self.suspect_image(one, runtime));
+        self.life.completed();
+    }
+
+    /// Has the image of a container checked whose last instance ended as if the image was damaged.
+    fn suspect_image(&self, container: &crate::model::api::Container, runtime: &PodRuntime) {
+        if let Some(why) = runtime.newest(&container.name).and_then(image_check::of_instance) {
+            let image = container.image.as_deref().unwrap_or_default();
+            self.deps.image_check.suspect(self.pod(), &container.name, image, &why);
+        }
     }
 
     /// The inspected pod, with the addresses of its status. A runtime reports none for

@@ -114,6 +114,8 @@ pub struct Deps {
     pub cgroup_parent: CgroupParent,
     /// The CPUs and NUMA nodes of containers.
     pub placement: SharedPlacement,
+    /// Receives the name of each image that was pulled, as the pod has it.
+    pub pulled: Arc<dyn Fn(&str) + Send + Sync>,
     /// The images that archives on this node provide.
     pub offers: SharedOffers,
 }

@@ -12,6 +12,7 @@ use super::local::holdings::{DevicesReply, VolumesReply};
 use super::local::views::{EachPod, ImageRow, NodeReport, PodCgroupReport};
 use super::registry::images::Images;
 use crate::cri::RuntimeClient;
+use crate::image_check;
 use crate::kube::events::EventLog;
 use crate::model::api::{self, EphemeralContainer};
 use crate::model::ids::PodUid;
@@ -35,6 +36,8 @@ pub struct Deps {
     pub image_set: Arc<dyn Images>,
     /// The runtime's images.
     pub images: Arc<dyn Fn() -> Result<Vec<ImageRow>, String> + Send + Sync>,
+    /// Compares the files of an image with its layers.
+    pub verify_image: Arc<VerifyImage>,
     pub status: Arc<dyn Fn() -> NodeReport + Send + Sync>,
     /// The checks behind `/healthz`, in order.
     pub checks: Vec<HealthCheck>,
@@ -66,6 +69,15 @@ pub type AddEphemeral = dyn Fn(&PodUid, EphemeralContainer) -> Result<(), String
 pub type ReadCgroup = dyn Fn(&PodUid) -> Option<PodCgroupReport> + Send + Sync;
 pub type ListVolumes = dyn Fn(Option<&PodUid>) -> VolumesReply + Send + Sync;
 pub type ListDevices = dyn Fn(Option<&PodUid>) -> DevicesReply + Send + Sync;
+/// The closure gets the number of layers that are done, and of all.
+pub type VerifyImage = dyn Fn(
+        &str,
+        image_check::Options,
+        &mut dyn FnMut(usize, usize),
+        &StopToken,
+    ) -> Result<image_check::Report, String>
+    + Send
+    + Sync;
 pub type FindPod = dyn Fn(&str, &str) -> Option<Pod> + Send + Sync;
 pub type IsMirror = dyn Fn(&PodUid, &Pod) -> bool + Send + Sync;
 pub type FindContainers = dyn Fn(&PodUid) -> Option<Arc<PodRuntime>> + Send + Sync;
@@ -193,6 +205,7 @@ impl Deps {
             running: Arc::new(Vec::new),
             image_set: Arc::new(crate::image_set::ImageSet::default()),
             images: Arc::new(|| Ok(Vec::new())),
+            verify_image: Arc::new(|_, _, _, _| Err("not here".to_owned())),
             status: Arc::new(|| NodeReport { node: "node1".into(), ..NodeReport::default() }),
             checks: Vec::new(),
             log_path: Arc::new(|_, _, _| Err("not here".to_owned())),

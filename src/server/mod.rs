@@ -53,7 +53,7 @@ pub use local::select::default_container;
 pub use local::views::{
     DebugReply, Described, DiskWritesReport, ImageRow, KUBERNETES_VERSION, LogsReport, MemoryReport,
     NodeReport, PodCgroupReport, PodChange, PodView, PodsReply, ProblemReport, QueueReport, ResourceReport,
-    RuntimeReport, SourceReport, ThreadRow, ThresholdReport, VersionReply,
+    RuntimeReport, SourceReport, ThreadRow, ThresholdReport, VerifyLine, VersionReply,
 };
 
 #[cfg(test)]

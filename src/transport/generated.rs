@@ -14,12 +14,16 @@ pub use messages::deviceplugin;
 pub use messages::dra;
 /// Messages about the health of such drivers' devices, v1alpha1.
 pub use messages::drahealth;
+/// Messages of containerd's image service, v1.
+pub use messages::imagestore;
 /// Messages of the registration of plugins, v1.
 pub use messages::pluginregistration;
 /// Messages of the pod-resources API, v1.
 pub use messages::podresources;
 /// Messages of the Container Runtime Interface v1.
 pub use messages::runtime;
+/// Messages of containerd's snapshot service, v1.
+pub use messages::snapshots;
 /// For tests that create and parse messages themselves.
 #[cfg(test)]
 pub use protobuf::Message;
@@ -29,7 +33,7 @@ pub use protobuf::{Enum, EnumOrUnknown, MessageField};
 
 /// One entry per remote method, named like it, in a module per file of `proto/`. Names that only one
 /// file uses are also at the top.
-#[allow(missing_docs, unused_imports)]
+#[allow(missing_docs, unused_imports, ambiguous_glob_reexports)]
 pub mod methods {
     include!(concat!(env!("OUT_DIR"), "/methods.rs"));
 }

@@ -263,6 +263,25 @@ impl Channel {
         self.start(method, request, options(Some(limit)).wait_for_ready(true), stop)
     }
 
+    /// Calls `method` with a header.
+    ///
+    /// # Errors
+    /// Those of [`Channel::call_with_stop`].
+    pub fn call_with_header<Req, Resp: Unpin>(
+        &self,
+        method: &'static Unary<Req, Resp>,
+        request: &Req,
+        (name, value): (&str, &str),
+        limit: Duration,
+        stop: &StopToken,
+    ) -> Result<Resp, CallError> {
+        let mut headers = grpcio::MetadataBuilder::with_capacity(1);
+        if let Err(error) = headers.add_str(name, value) {
+            return Err(CallError::new(method.name, error));
+        }
+        self.start(method, request, options(Some(limit)).headers(headers.build()), stop)
+    }
+
     fn start<Req, Resp: Unpin>(
         &self,
         method: &'static Unary<Req, Resp>,

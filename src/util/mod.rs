@@ -26,6 +26,7 @@ pub mod sha256;
 pub mod signals;
 pub mod stop;
 pub mod tail;
+pub mod tar;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod threads;

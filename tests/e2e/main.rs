@@ -6,6 +6,7 @@ mod admission;
 mod cgroups;
 mod containers;
 mod crashes;
+mod damaged_images;
 mod env;
 mod event_stream;
 mod events;

@@ -88,6 +88,8 @@ impl Node {
             local: Default::default(),
             cgroup_parent,
             placement,
+            offers: std::sync::Arc::new(coracle::model::image_offers::NoOffers),
+            pulled: std::sync::Arc::new(|_: &_| {}),
         };
         Node { fake, dir, runtime: Runtime::new(settings, deps), client, events }
     }

@@ -24,6 +24,7 @@ mod streams;
 mod tests;
 mod top;
 mod validate;
+mod verify_images;
 mod version;
 mod volumes;
 
@@ -53,7 +54,7 @@ pub fn run(command: LocalCommand) -> Exit {
     }
 }
 
-fn dispatch(subcommand: Subcommand, socket: &Path, client: &Client, console: &mut Console<'_>) -> Outcome {
+fn dispatch(subcommand: Subcommand, client: &Client, console: &mut Console<'_>) -> Outcome {
     match subcommand {
         Subcommand::Pods(options) => pods::run(client, console, &options),
         Subcommand::Describe { pod } => describe::run(client, console, &pod),
@@ -66,6 +67,7 @@ fn dispatch(subcommand: Subcommand, socket: &Path, client: &Client, console: &mu
         Subcommand::Top(options) => top::run(client, console, &options),
         Subcommand::Images { output, command } => images::run(client, console, output, &command),
         Subcommand::Setup(options) => setup::run(console, &options, client.socket()),
+        Subcommand::VerifyImages(options) => verify_images::run(client, console, &options),
         Subcommand::Volumes(options) => volumes::run(client, console, &options),
         Subcommand::Devices { output } => devices::run(client, console, output),
         Subcommand::Check { output, root_dir, config } => {

@@ -9,9 +9,11 @@ use serde_json::json;
 use super::client::Client;
 use super::*;
 use crate::cli::local::{
-    DebugOptions, EventsOptions, HoldingsOptions, ImagesCommand, LogsOptions, Output, PodsOptions, TopOptions,
+    DebugOptions, EventsOptions, HoldingsOptions, ImagesCommand, LogsOptions, Output, PodsOptions,
+    TopOptions, VerifyOptions,
 };
 use crate::cli::table::Paint;
+use crate::image_check::{Finding, Report};
 use crate::image_set::{ArchiveReport, Document, Refusal, SetImageReport, SetReport};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::server::{
@@ -67,6 +69,21 @@ impl Agent {
             }),
             images: Arc::new(|| {
                 Ok(vec![ImageRow { id: "sha256:1".into(), tags: vec!["a:1".into()], ..ImageRow::default() }])
+            }),
+            verify_image: Arc::new(|image, options, progress, _| {
+                progress(1, 2);
+                let finding = Finding { path: "/bin/app".into(), problem: "has 0 bytes".into() };
+                let damaged = u64::from(options.contents);
+                let findings = if options.contents { vec![finding] } else { Vec::new() };
+                let report = Report {
+                    image: image.into(),
+                    layers: 2,
+                    verified: 2,
+                    damaged,
+                    findings,
+                    ..Report::default()
+                };
+                if image == "a:1" { Ok(report) } else { Err("the runtime does not have the image".into()) }
             }),
             volumes: Arc::new(|_| {
                 let row = |namespace: &str| VolumeRow {
@@ -182,6 +199,15 @@ fn each_command_prints_what_the_server_returns() {
     assert!(text.contains("Node:              node1\n"), "{text}");
     let (_, text) = agent.run(images(ImagesCommand::Runtime));
     assert!(text.contains("a       1     1"), "{text}");
+    let verify = |images: &[&str], digests| {
+        let images = images.iter().map(|image| (*image).to_owned()).collect();
+        Subcommand::VerifyImages(VerifyOptions { images, digests, output: Output::Table })
+    };
+    let (exit, text) = agent.run(verify(&[], false));
+    assert!(exit == Ok(Exit::Success) && text.contains("a:1     2/2      intact"), "{text}");
+    let (exit, text) = agent.run(verify(&["a:1", "none"], true));
+    assert!(exit == Ok(Exit::Failure) && text.contains("/bin/app has 0 bytes"), "{text}");
+    assert!(text.contains("the runtime does not have the image"), "{text}");
     let (_, text) = agent.run(Subcommand::Volumes(HoldingsOptions::default()));
     assert!(text.contains("data\\u{1b}[31m") && text.contains("other"), "{text}");
     let options = HoldingsOptions { output: Output::Json, namespace: Some("default".into()) };

@@ -88,6 +88,8 @@ pub(super) struct Images {
     providers: Providers,
     records: Records,
     offers: SharedOffers,
+    /// Receives the name of each image that was pulled.
+    pulled: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
 enum PullError {
@@ -117,12 +119,14 @@ impl Images {
         client: cri::ImageClient,
         events: EventSink,
         offers: SharedOffers,
+        pulled: Arc<dyn Fn(&str) + Send + Sync>,
         settings: &Settings,
     ) -> Images {
         let parallel = settings.max_parallel_image_pulls.map(|n| usize::try_from(n).unwrap_or(1));
         Images {
             client,
             events,
+            pulled,
             failures: Mutex::new(Failures {
                 waits: KeyedBackoff::new(BACKOFF_FIRST, BACKOFF_MAX, BACKOFF_RESET),
                 last: HashMap::new(),
@@ -258,6 +262,7 @@ impl Images {
                     ),
                 );
                 self.succeeded(&key);
+                (self.pulled)(requested);
                 match found {
                     Ok(Some(found)) => Ok(Found { reference, user: user_of(&found) }),
                     Ok(None) => Err(failure(

@@ -6,6 +6,7 @@ use super::holdings::DevicesReply;
 use super::select::{container_names, default_container, find, sorted_pods};
 use super::streams;
 use super::views::{Described, PodsReply, VersionReply};
+use crate::image_check::Options;
 use crate::model::event::Regarding;
 use crate::model::ids::PodUid;
 use crate::runtime::logs::read::ReadOptions;
@@ -38,6 +39,13 @@ pub fn route(path: &str, target: &Target, deps: &Deps) -> Result<Reply, Response
         }
         "/v1/images/blob" => {
             return registry::blob_of(target.get("digest").unwrap_or_default(), &*deps.image_set);
+        }
+        "/v1/images/verify" => {
+            let image = target.get("image").unwrap_or_default().to_owned();
+            let options = Options { contents: target.flag("digests")?, mend: false };
+            return Ok(Reply::stream(move |out, deps, stop| {
+                streams::verify_image(&image, options, out, deps, stop)
+            }));
         }
         "/v1/images/set" => Response::json(&deps.image_set.report()),
         "/v1/volumes" => Response::json(&(deps.volumes)(None)),

@@ -6,7 +6,8 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use super::select::sorted_pods;
-use super::views::{PodChange, PodView};
+use super::views::{PodChange, PodView, VerifyLine};
+use crate::image_check::Options;
 use crate::runtime::logs::read::ReadOptions;
 use crate::server::deps::{Deps, LogSource};
 use crate::server::http::response::Response;
@@ -102,6 +103,28 @@ pub(super) fn events(
         let _ = deps.events.wait_newer(since, stop, QUIET);
     }
     Ok(())
+}
+
+/// The check of an image: how many layers are done, then the report or the reason why there is none.
+pub(super) fn verify_image(
+    image: &str,
+    options: Options,
+    out: &mut ResponseWriter<'_>,
+    deps: &Deps,
+    stop: &StopToken,
+) -> io::Result<()> {
+    out.start(200, &[LINES], None)?;
+    out.flush()?;
+    let mut sent = Ok(());
+    let mut progress = |done, layers| {
+        let news = VerifyLine { done, layers, ..VerifyLine::default() };
+        sent = line(out, &news).and_then(|()| out.flush());
+    };
+    let end = match (deps.verify_image)(image, options, &mut progress, stop) {
+        Ok(report) => VerifyLine { report: Some(report), ..VerifyLine::default() },
+        Err(error) => VerifyLine { error: Some(error), ..VerifyLine::default() },
+    };
+    sent.and_then(|()| line(out, &end)).and_then(|()| out.flush())
 }
 
 /// Changes of pods.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::json;
 
 use super::holdings::{ClaimRow, DeviceRow, VolumeRow};
+use crate::image_check;
 use crate::kube::events::RecordedEvent;
 use crate::model::api::{Pod, PodSpec, PodStatus};
 use crate::model::meta::ObjectMeta;
@@ -125,6 +126,20 @@ pub struct PodCgroupReport {
     pub pids_limit: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pids: Option<u64>,
+}
+
+/// A line of the check of an image.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct VerifyLine {
+    /// The number of layers that were compared.
+    pub done: usize,
+    /// The number of all layers.
+    pub layers: usize,
+    /// The result, in the last line.
+    pub report: Option<image_check::Report>,
+    /// Why there is no result, in the last line.
+    pub error: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]

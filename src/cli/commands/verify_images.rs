@@ -1,0 +1,104 @@
+//! `coracle images verify`.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead as _, Read as _};
+
+use crate::cli::exit::Exit;
+use crate::cli::local::{Output, VerifyOptions};
+use crate::cli::table::{Cell, Color, Table};
+use crate::image_check::Report;
+use crate::server::{ImageRow, VerifyLine};
+
+use super::client::{Client, ReadTimeout, encode};
+use super::console::Console;
+use super::error::{CommandError, Outcome, complain};
+
+/// The longest line: a report has at most 100 findings.
+const MAX_LINE: u64 = 1 << 20;
+
+/// Exits with [`Exit::Failure`] if an image is damaged or could not be verified.
+pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &VerifyOptions) -> Outcome {
+    let mut images = options.images.clone();
+    if images.is_empty() {
+        let all: Vec<ImageRow> = client.get("/v1/images")?;
+        let names = all.into_iter().map(|image| image.tags.first().cloned().unwrap_or(image.id));
+        images = names.collect::<BTreeSet<String>>().into_iter().collect();
+    }
+    let mut table = Table::new(&["IMAGE", "LAYERS", "RESULT"]);
+    let mut reports = Vec::new();
+    for image in &images {
+        let report = verify(client, image, options.digests)?;
+        if matches!(options.output, Output::Table | Output::Wide) {
+            console.table(&mut table, &rows(&report))?;
+        }
+        reports.push(report);
+    }
+    console.document(options.output, &reports)?;
+    if images.is_empty() {
+        complain("the runtime has no images");
+    }
+    let good = reports.iter().all(|report| report.damaged == 0 && report.problems.is_empty());
+    Ok(if good { Exit::Success } else { Exit::Failure })
+}
+
+fn verify(client: &Client, image: &str, digests: bool) -> Result<Report, CommandError> {
+    let target = format!("/v1/images/verify?image={}&digests={digests}", encode(image));
+    let mut body = client.open(&target, ReadTimeout::None)?.body;
+    let failed = |why: String| CommandError::Response { target: target.clone(), why };
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let count = (&mut body).take(MAX_LINE).read_until(b'\n', &mut line);
+        if count.map_err(|why| failed(why.to_string()))? == 0 {
+            return Err(failed("the response ends too early".to_owned()));
+        }
+        let news: VerifyLine = serde_json::from_slice(&line).map_err(|why| failed(why.to_string()))?;
+        match news {
+            VerifyLine { report: Some(report), .. } => return Ok(report),
+            VerifyLine { error: Some(why), .. } => {
+                return Ok(Report { image: image.to_owned(), problems: vec![why], ..Report::default() });
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The image, and one row for each of its damaged files and problems.
+fn rows(report: &Report) -> Vec<Vec<Cell>> {
+    let (result, color) = match (report.damaged, report.problems.is_empty()) {
+        (0, true) => ("intact".to_owned(), None),
+        (0, false) => ("not verified".to_owned(), Some(Color::Yellow)),
+        (damaged, _) => (format!("{damaged} damaged"), Some(Color::Red)),
+    };
+    let layers = format!("{}/{}", report.verified, report.layers);
+    let mut rows =
+        vec![vec![Cell::from(report.image.as_str()), Cell::from(layers), Cell::colored(result, color)]];
+    let detail = |text: String| vec![Cell::from(""), Cell::from(""), Cell::from(text)];
+    rows.extend(report.findings.iter().map(|one| detail(format!("{} {}", one.path, one.problem))));
+    let more = report.damaged.saturating_sub(report.findings.len() as u64);
+    rows.extend((more > 0).then(|| detail(format!("and {more} more"))));
+    rows.extend(report.problems.iter().cloned().map(detail));
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image_check::Finding;
+
+    #[test]
+    fn report_shows_what_is_damaged_and_what_was_not_verified() {
+        let texts = |report: &Report| -> Vec<String> {
+            let line = |row: Vec<Cell>| row.into_iter().map(|cell| cell.text).collect::<Vec<_>>().join(" ");
+            rows(report).into_iter().map(line).collect()
+        };
+        let mut report = Report { image: "a:1".into(), layers: 2, verified: 2, ..Report::default() };
+        assert_eq!(texts(&report), ["a:1 2/2 intact"]);
+        report.problems.push("cannot verify: x".into());
+        assert_eq!(texts(&report), ["a:1 2/2 not verified", "  cannot verify: x"]);
+        report.damaged = 3;
+        report.findings.push(Finding { path: "/f".into(), problem: "is missing".into() });
+        let expected = ["a:1 2/2 3 damaged", "  /f is missing", "  and 2 more", "  cannot verify: x"];
+        assert_eq!(texts(&report), expected);
+    }
+}

@@ -1,0 +1,360 @@
+//! Where a runtime has unpacked the layers of an image.
+//!
+//! containerd: the native API on the socket of the CRI. A read-only snapshot above the image's last
+//! layer is made and removed; nothing is mounted, but its description names the directories of all
+//! layers. The chain id of the last layer and the digests of the layers are in the verbose status of
+//! the image; the manifest, with the digests and sizes of the compressed layers, is in the content
+//! store (containerd: docs/content-flow.md).
+//!
+//! CRI-O: the lists of images and layers of containers/storage, below its root.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
+
+use crate::cri::ImageClient;
+use crate::transport::generated::methods;
+use crate::transport::generated::runtime::ImageSpec;
+use crate::transport::generated::{imagestore, snapshots};
+use crate::transport::grpc::Channel;
+use crate::util::stop::StopToken;
+use crate::util::{backoff, untrusted};
+
+/// A call to containerd's own API.
+const CALL_LIMIT: Duration = Duration::from_secs(30);
+/// When containerd removes a snapshot that the agent could not remove.
+const EXPIRY: SignedDuration = SignedDuration::from_mins(10);
+/// The namespace of the CRI in containerd's own API.
+const NAMESPACE: (&str, &str) = ("containerd-namespace", "k8s.io");
+const SNAPSHOTTER: &str = "io.containerd.snapshotter.v1.";
+const CONTENT: &str = "io.containerd.content.v1.content/blobs/sha256";
+/// The largest manifest or index that is read, as in containerd.
+const MAX_MANIFEST: u64 = 8 << 20;
+/// The largest list of images or layers of CRI-O.
+const MAX_LIST: u64 = 64 << 20;
+/// The most layers of an image: the kernel mounts up to 500.
+const MAX_LAYERS: usize = 512;
+
+/// A layer and its directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Layer {
+    /// The directory with the files of the layer.
+    pub(super) dir: PathBuf,
+    /// The digest of its tar archive, as the image's configuration has it.
+    pub(super) diff_id: String,
+    /// The digest of the compressed archive, if it is known and another one.
+    pub(super) blob: Option<String>,
+}
+
+/// An image as the runtime has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Unpacked {
+    /// The runtime's id of the image.
+    pub(super) id: String,
+    /// All names of the image.
+    pub(super) names: Vec<String>,
+    /// From the lowest one.
+    pub(super) layers: Vec<Layer>,
+    /// What is wrong with files of the runtime's store of blobs.
+    pub(super) damaged_blobs: Vec<(String, String)>,
+    /// The directory of the store.
+    pub(super) store: Option<PathBuf>,
+}
+
+/// Why the layers of an image cannot be found.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Problem {
+    /// The runtime does not have the image.
+    #[error("the runtime does not have the image")]
+    Absent,
+    /// The runtime or its storage is not supported, or failed.
+    #[error("cannot verify: {0}")]
+    Unknown(String),
+}
+
+fn unknown(text: impl ToString) -> Problem {
+    Problem::Unknown(text.to_string())
+}
+
+/// Finds the layers of an image.
+pub(super) fn find(images: &ImageClient, image: &str, stop: &StopToken) -> Result<Unpacked, Problem> {
+    let spec = ImageSpec { image: image.to_owned(), ..ImageSpec::default() };
+    let (status, info) = images.image_details(spec).map_err(unknown)?.ok_or(Problem::Absent)?;
+    let places = images.image_fs_info().map_err(unknown)?.image_filesystems;
+    let place = places.first().and_then(|place| place.fs_id.as_ref());
+    let place = PathBuf::from(place.map(|id| id.mountpoint.clone()).unwrap_or_default());
+    let mut names = status.repo_tags;
+    names.extend(status.repo_digests);
+    let mut unpacked =
+        Unpacked { id: status.id, names, layers: Vec::new(), damaged_blobs: Vec::new(), store: None };
+    let base = place.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let root = place.parent().unwrap_or(Path::new("/"));
+    match base.strip_prefix(SNAPSHOTTER) {
+        Some("overlayfs") => {
+            let info = info.get("info").map(String::as_str).unwrap_or_default();
+            let info: Value = serde_json::from_str(info).unwrap_or_default();
+            Containerd { channel: &images.channel(), root, stop }.find(&info, &mut unpacked)?;
+        }
+        Some(other) => return Err(Problem::Unknown(format!("the snapshotter {other:?} is not supported"))),
+        None if base == "overlay-images" => find_in_storage(root, &mut unpacked)?,
+        None => return Err(Problem::Unknown(format!("storage of an unknown form: {}", place.display()))),
+    }
+    Ok(unpacked)
+}
+
+/// The hexadecimal digits of a SHA-256 digest.
+pub(super) fn hex_of(digest: &str) -> Option<&str> {
+    let hex = digest.strip_prefix("sha256:")?;
+    (hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(hex)
+}
+
+struct Containerd<'a> {
+    channel: &'a Channel,
+    root: &'a Path,
+    stop: &'a StopToken,
+}
+
+impl Containerd<'_> {
+    fn find(&self, info: &Value, unpacked: &mut Unpacked) -> Result<(), Problem> {
+        let chain = info["chainID"].as_str().unwrap_or_default();
+        let diff_ids = info["imageSpec"]["rootfs"]["diff_ids"].as_array();
+        let diff_ids = diff_ids.map(Vec::as_slice).unwrap_or_default();
+        let diff_ids: Vec<&str> = diff_ids.iter().filter_map(Value::as_str).collect();
+        if chain.is_empty() || diff_ids.is_empty() || diff_ids.len() > MAX_LAYERS {
+            return Err(unknown("the runtime does not report the layers of the image"));
+        }
+        let dirs = layer_dirs(&self.mounts(chain)?, diff_ids.len())?;
+        let layer =
+            |(dir, diff_id): (PathBuf, &&str)| Layer { dir, diff_id: (*diff_id).to_owned(), blob: None };
+        unpacked.layers = dirs.into_iter().zip(&diff_ids).map(layer).collect();
+        let store = self.root.join(CONTENT);
+        if let Some(manifest) = self.manifest(&store, &unpacked.id) {
+            check_blobs(&store, &manifest, unpacked);
+        }
+        unpacked.store = Some(store);
+        Ok(())
+    }
+
+    fn mounts(&self, chain: &str) -> Result<Vec<snapshots::SnapshotMount>, Problem> {
+        let key = format!("coracle-verify-{:016x}", backoff::random_u64());
+        let expiry = Timestamp::now().checked_add(EXPIRY).unwrap_or_default().strftime("%Y-%m-%dT%H:%M:%SZ");
+        let request = snapshots::ViewSnapshotRequest {
+            snapshotter: "overlayfs".to_owned(),
+            key: key.clone(),
+            parent: chain.to_owned(),
+            // If the agent is killed now, containerd removes the snapshot.
+            labels: [("containerd.io/gc.expire".to_owned(), expiry.to_string())].into(),
+            ..Default::default()
+        };
+        let stop = self.stop;
+        let view = &methods::snapshots::VIEW;
+        let viewed = self.channel.call_with_header(view, &request, NAMESPACE, CALL_LIMIT, stop);
+        let request = snapshots::RemoveSnapshotRequest {
+            snapshotter: "overlayfs".to_owned(),
+            key,
+            ..Default::default()
+        };
+        // Also after an error: the snapshot may exist.
+        let remove = &methods::snapshots::REMOVE;
+        let removed =
+            self.channel.call_with_header(remove, &request, NAMESPACE, CALL_LIMIT, &StopToken::never());
+        if let (Ok(_), Err(error)) = (&viewed, removed) {
+            log::warn!("cannot remove a snapshot, which containerd will do in some minutes: {error}");
+        }
+        Ok(viewed.map_err(unknown)?.mounts)
+    }
+
+    /// The manifest of an image for this machine. Without it, only the blobs are not checked.
+    fn manifest(&self, store: &Path, id: &str) -> Option<Value> {
+        let request = imagestore::GetImageRequest { name: id.to_owned(), ..Default::default() };
+        let get = &methods::imagestore::GET;
+        let found = self.channel.call_with_header(get, &request, NAMESPACE, CALL_LIMIT, self.stop);
+        let image = found.inspect_err(|error| log::debug!("no manifest of {id}: {error}")).ok()?.image;
+        let document = read_json(store, &image.target.digest)?;
+        let is_own = |manifest: &Value| manifest["config"]["digest"].as_str() == Some(id);
+        if is_own(&document) {
+            return Some(document);
+        }
+        let listed = document["manifests"].as_array()?.iter().take(MAX_LAYERS);
+        listed.filter_map(|one| read_json(store, one["digest"].as_str()?)).find(is_own)
+    }
+}
+
+fn read_json(store: &Path, digest: &str) -> Option<Value> {
+    let bytes = untrusted::read_own(&store.join(hex_of(digest)?), MAX_MANIFEST).ok()?;
+    serde_json::from_slice(&bytes).ok()
+}
+
+/// The directories of the layers, from the lowest one. Of an image with one layer the mount is a
+/// bind mount; of others it is an overlay, which lists the uppermost layer first.
+fn layer_dirs(mounts: &[snapshots::SnapshotMount], layers: usize) -> Result<Vec<PathBuf>, Problem> {
+    let other = || unknown("containerd describes the layers in an unknown form");
+    let [mount] = mounts else { return Err(other()) };
+    let dirs: Vec<PathBuf> = match mount.type_.as_str() {
+        "bind" => vec![PathBuf::from(&mount.source)],
+        "overlay" => {
+            let lower = mount.options.iter().find_map(|option| option.strip_prefix("lowerdir="));
+            lower.ok_or_else(other)?.rsplit(':').map(PathBuf::from).collect()
+        }
+        _ => return Err(other()),
+    };
+    if dirs.len() != layers || dirs.iter().any(|dir| !dir.is_absolute()) {
+        return Err(other());
+    }
+    Ok(dirs)
+}
+
+/// Adds the digests of the blobs to the layers, and finds blobs of a wrong size. A blob may be absent:
+/// containerd does not load a layer that is unpacked already.
+fn check_blobs(store: &Path, manifest: &Value, unpacked: &mut Unpacked) {
+    let layers = manifest["layers"].as_array().map(Vec::as_slice).unwrap_or_default();
+    for (layer, blob) in unpacked.layers.iter_mut().zip(layers) {
+        layer.blob = blob["digest"].as_str().map(str::to_owned).filter(|digest| *digest != layer.diff_id);
+    }
+    for blob in layers.iter().chain([&manifest["config"]]) {
+        let (Some(digest), Some(wanted)) = (blob["digest"].as_str(), blob["size"].as_u64()) else { continue };
+        let Some(file) = hex_of(digest).map(|hex| store.join(hex)) else { continue };
+        if let Ok(size) = std::fs::symlink_metadata(file).map(|data| data.len())
+            && size != wanted
+        {
+            let what = format!("has {size} bytes instead of {wanted}");
+            unpacked.damaged_blobs.push((format!("blob {digest}"), what));
+        }
+    }
+}
+
+fn find_in_storage(root: &Path, unpacked: &mut Unpacked) -> Result<(), Problem> {
+    let read = |path: &str| -> Result<Vec<Value>, Problem> {
+        let path = root.join(path);
+        let named = |error: &dyn std::fmt::Display| Problem::Unknown(format!("{}: {error}", path.display()));
+        let bytes = untrusted::read_own(&path, MAX_LIST).map_err(|error| named(&error))?;
+        serde_json::from_slice(&bytes).map_err(|error| named(&error))
+    };
+    let id = unpacked.id.trim_start_matches("sha256:");
+    let images = read("overlay-images/images.json")?;
+    let image = images.iter().find(|image| image["id"].as_str() == Some(id));
+    let mut next = image.and_then(|image| image["layer"].as_str()).map(str::to_owned);
+    let listed = read("overlay-layers/layers.json")?;
+    while let Some(id) = next {
+        let layer = listed.iter().find(|layer| layer["id"].as_str() == Some(id.as_str()));
+        let layer = layer.ok_or_else(|| unknown(format!("the storage does not list the layer {id}")))?;
+        let digest = |field: &str| layer[field].as_str().filter(|digest| hex_of(digest).is_some());
+        let diff_id =
+            digest("diff-digest").ok_or_else(|| unknown(format!("the layer {id} has no digest")))?;
+        // The id becomes part of a path.
+        if !id.bytes().all(|byte| byte.is_ascii_hexdigit()) || unpacked.layers.len() == MAX_LAYERS {
+            return Err(unknown(format!("the storage has an invalid layer {id:?}")));
+        }
+        unpacked.layers.push(Layer {
+            dir: root.join("overlay").join(&id).join("diff"),
+            diff_id: diff_id.to_owned(),
+            blob: digest("compressed-diff-digest").filter(|blob| *blob != diff_id).map(str::to_owned),
+        });
+        next = layer["parent"].as_str().filter(|parent| !parent.is_empty()).map(str::to_owned);
+    }
+    if unpacked.layers.is_empty() {
+        return Err(unknown("the storage does not list the image"));
+    }
+    unpacked.layers.reverse();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn mount(kind: &str, source: &str, options: &[&str]) -> snapshots::SnapshotMount {
+        snapshots::SnapshotMount {
+            type_: kind.to_owned(),
+            source: source.to_owned(),
+            options: options.iter().map(|option| (*option).to_owned()).collect(),
+            ..Default::default()
+        }
+    }
+
+    fn digest(digit: char) -> String {
+        format!("sha256:{}", String::from(digit).repeat(64))
+    }
+
+    fn blank() -> Unpacked {
+        Unpacked {
+            id: digest('a'),
+            names: Vec::new(),
+            layers: Vec::new(),
+            damaged_blobs: Vec::new(),
+            store: None,
+        }
+    }
+
+    #[test]
+    fn layers_are_found_in_both_forms_of_mounts_and_in_no_other() {
+        let dirs = |mounts: &[snapshots::SnapshotMount], layers| layer_dirs(mounts, layers).ok();
+        let overlay = mount("overlay", "overlay", &["index=off", "lowerdir=/3/fs:/2/fs:/1/fs"]);
+        let expected = ["/1/fs", "/2/fs", "/3/fs"].map(PathBuf::from).to_vec();
+        assert_eq!(dirs(std::slice::from_ref(&overlay), 3), Some(expected));
+        assert_eq!(dirs(std::slice::from_ref(&overlay), 2), None);
+        let bind = mount("bind", "/1/fs", &["ro", "rbind"]);
+        assert_eq!(dirs(std::slice::from_ref(&bind), 1), Some(vec![PathBuf::from("/1/fs")]));
+        assert_eq!(dirs(std::slice::from_ref(&bind), 2), None);
+        assert_eq!(dirs(&[mount("erofs", "/x", &[])], 1), None);
+        assert_eq!(dirs(&[mount("overlay", "overlay", &["lowerdir=relative"])], 1), None);
+        assert_eq!(dirs(&[bind, overlay], 1), None);
+        assert_eq!(dirs(&[], 0), None);
+    }
+
+    #[test]
+    fn blobs_of_a_wrong_size_are_findings_and_absent_ones_are_not() {
+        let store = tempfile::tempdir().unwrap();
+        let put = |digit: char, text: &str| {
+            std::fs::write(store.path().join(hex_of(&digest(digit)).unwrap()), text).unwrap();
+        };
+        put('1', "12345");
+        put('2', "");
+        let blob = |digit, size: u64| json!({"digest": digest(digit), "size": size});
+        let manifest = json!({"config": blob('9', 7), "layers": [blob('1', 5), blob('2', 9), blob('3', 9), {"digest": "../x", "size": 1}]});
+        let mut unpacked = blank();
+        let layer = |digit| Layer { dir: PathBuf::new(), diff_id: digest(digit), blob: None };
+        unpacked.layers = vec![layer('1'), layer('7'), layer('8')];
+        check_blobs(store.path(), &manifest, &mut unpacked);
+        let blobs: Vec<_> = unpacked.layers.iter().map(|layer| layer.blob.clone()).collect();
+        assert_eq!(blobs, [None, Some(digest('2')), Some(digest('3'))]);
+        let damaged = (format!("blob {}", digest('2')), "has 0 bytes instead of 9".to_owned());
+        assert_eq!(unpacked.damaged_blobs, [damaged]);
+    }
+
+    #[test]
+    fn layers_of_cri_o_are_found_in_its_lists() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, value: Value| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, value.to_string()).unwrap();
+        };
+        assert!(find_in_storage(root.path(), &mut blank()).unwrap_err().to_string().contains("images.json"));
+        write("overlay-images/images.json", json!([{"id": "a".repeat(64), "layer": "2f"}]));
+        let top = json!({"id": "2f", "parent": "1f", "diff-digest": digest('2'), "compressed-diff-digest": digest('c')});
+        let low = json!({"id": "1f", "diff-digest": digest('1'), "compressed-diff-digest": digest('1')});
+        write("overlay-layers/layers.json", json!([top, low]));
+        let mut unpacked = blank();
+        find_in_storage(root.path(), &mut unpacked).unwrap();
+        let layer = |id: &str, digit, blob: Option<char>| Layer {
+            dir: root.path().join(format!("overlay/{id}/diff")),
+            diff_id: digest(digit),
+            blob: blob.map(digest),
+        };
+        assert_eq!(unpacked.layers, [layer("1f", '1', None), layer("2f", '2', Some('c'))]);
+        // A list that was damaged may lead out of the storage, or into a circle.
+        for parent in ["../../etc", "2f"] {
+            let top = json!({"id": "2f", "parent": parent, "diff-digest": digest('2')});
+            let low = json!({"id": "../../etc", "diff-digest": digest('1')});
+            write("overlay-layers/layers.json", json!([top, low]));
+            let error = find_in_storage(root.path(), &mut blank()).unwrap_err();
+            assert!(error.to_string().contains("invalid layer"), "{error}");
+        }
+        let mut other = Unpacked { id: digest('b'), ..blank() };
+        assert!(find_in_storage(root.path(), &mut other).is_err());
+    }
+}
