@@ -204,9 +204,9 @@ impl Part<'_> {
         let own = agent.map(|agent| trace(agent.pid(), "agent"));
         let runtime = trace(self.runtime_pid, "runtime");
         let meter = || {
-            let device = self.disk.written();
+            // First: reading the link to the log changes its time of access.
             let own = agent.map(|agent| (write_bytes(agent.pid()), agent.log_bytes()));
-            (device, write_bytes(self.runtime_pid), own)
+            (self.disk.written(), write_bytes(self.runtime_pid), own)
         };
         let (begun, before) = (Instant::now(), meter());
         pause(span);
