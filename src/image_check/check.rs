@@ -13,7 +13,7 @@ use crate::cri::{ImageClient, RuntimeClient};
 use crate::model::ids::ContainerId;
 use crate::transport::generated::runtime::{Container, ContainerFilter, ContainerState, ImageSpec};
 use crate::util::stop::{StopToken, Waited};
-use crate::util::{decompress, tree, untrusted};
+use crate::util::{decompress, disk_writes, tree, untrusted};
 
 /// The largest layer without compression.
 const MAX_LAYER: u64 = 1 << 40;
@@ -229,7 +229,7 @@ fn check_layer(
         let mut found = Findings::default();
         found.add(format!("layer {short}"), "has no directory".to_owned());
         report.take(found);
-        if !options.mend || std::fs::create_dir(&layer.dir).is_err() {
+        if !options.mend || disk_writes::created(std::fs::create_dir(&layer.dir)).is_err() {
             report.intact = false;
             return;
         }

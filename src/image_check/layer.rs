@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use crate::util::sha256::Hasher;
 use crate::util::stop::StopToken;
 use crate::util::tar::{Archive, Entry, Kind};
-use crate::util::{backoff, tree, untrusted};
+use crate::util::{backoff, disk_writes, tree, untrusted};
 
 /// The most findings of an image that are kept. More are only counted.
 pub const MAX_FINDINGS: usize = 100;
@@ -438,7 +438,10 @@ impl Layer<'_> {
                     return Err(io::Error::other("its intact part cannot be read"));
                 }
                 dress(&file, entry)?;
-                return file.sync_all();
+                disk_writes::file(entry.size);
+                file.sync_all()?;
+                disk_writes::sync();
+                return Ok(());
             }
             Kind::HardLink => {
                 let path = normal(&entry.link).ok_or(Errno::INVAL)?;
@@ -446,9 +449,9 @@ impl Layer<'_> {
                 let target = self.parent(parent)?;
                 return Ok(fs::linkat(&target, name, dir, new, AtFlags::empty())?);
             }
-            Kind::Symlink => fs::symlinkat(&entry.link[..], dir, new)?,
+            Kind::Symlink => disk_writes::created(fs::symlinkat(&entry.link[..], dir, new))?,
             Kind::Directory => {
-                fs::mkdirat(dir, new, Mode::RWXU)?;
+                disk_writes::created(fs::mkdirat(dir, new, Mode::RWXU))?;
                 return dress(&tree::open_at(dir.as_fd(), &std::ffi::CString::new(new)?)?, entry);
             }
             Kind::CharDevice => node(FileType::CharacterDevice, device)?,
