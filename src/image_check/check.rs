@@ -165,26 +165,27 @@ impl Checker {
             known.contains(&unpacked.id.as_str())
                 || unpacked.names.iter().any(|name| known.contains(&name.as_str()))
         };
-        let mut waits = 0;
-        let containers = loop {
-            let all = self.runtime.list_containers(ContainerFilter::default());
-            let mut all = all.map_err(|error| error.to_string())?;
-            all.retain(is_of_image);
-            let running =
-                all.iter().find(|one| one.state.enum_value() == Ok(ContainerState::CONTAINER_RUNNING));
-            let Some(running) = running else { break all };
-            // The container that fails may just be starting again.
-            waits += 1;
-            if waits > START_WAITS || stop.wait(START_WAIT) == Waited::Stopped {
-                return Err(format!("the image is not pulled again while the container {} runs", running.id));
-            }
-        };
         let name = unpacked.names.first().ok_or("the image has no name by which it can be pulled")?;
         let failed = |error: crate::cri::CriError| format!("the image cannot be pulled again: {error}");
         self.images.pull_image(spec(name), None, None, stop).map_err(failed)?;
-        for one in containers {
-            let id = ContainerId::from(one.id);
-            self.runtime.remove_container(&id).map_err(|error| error.to_string())?;
+        let mut waits = 0;
+        loop {
+            let all = self.runtime.list_containers(ContainerFilter::default());
+            let mut all = all.map_err(|error| error.to_string())?;
+            all.retain(is_of_image);
+            // The container that fails may just be starting again: then it cannot be removed now.
+            let blocked = all.iter().find_map(|one| {
+                if one.state.enum_value() == Ok(ContainerState::CONTAINER_RUNNING) {
+                    return Some(format!("the image is not pulled again while the container {} runs", one.id));
+                }
+                let removed = self.runtime.remove_container(&ContainerId::from(one.id.as_str()));
+                removed.err().map(|error| error.to_string())
+            });
+            let Some(why) = blocked else { break };
+            waits += 1;
+            if waits > START_WAITS || stop.wait(START_WAIT) == Waited::Stopped {
+                return Err(why);
+            }
         }
         self.images.remove_image(spec(&unpacked.id)).map_err(|error| error.to_string())?;
         // Also the names after one that fails.
