@@ -143,9 +143,9 @@ refresh_grpc() {
     mkdir -p "$CARGO_TARGET_DIR" && echo "$key" >"$note"
 }
 
-has_musl_std() {
+has_std() { # <target>
     local libdir
-    libdir=$(rustc --print target-libdir --target x86_64-unknown-linux-musl 2>/dev/null) || return 1
+    libdir=$(rustc --print target-libdir --target "$1" 2>/dev/null) || return 1
     compgen -G "$libdir/libstd-*.rlib" >/dev/null
 }
 
