@@ -88,6 +88,18 @@ function(coracle_client)
   endforeach()
   target_sources(grpc_unsecure PRIVATE "${_coracle_directory}/registry.cc")
 
+  # Without the switch in this header the trace flags are constants, and the code that prints traces
+  # is left out. A directory that comes first has the copy; its text is that of the original.
+  set(header src/core/lib/debug/trace.h)
+  get_target_property(root grpc_unsecure SOURCE_DIR)
+  file(READ "${root}/${header}" text)
+  string(REGEX REPLACE "\n#define GRPC_USE_TRACERS[^\n]*" "" without "${text}")
+  if(without STREQUAL text)
+    message(FATAL_ERROR "${header} has no switch for traces")
+  endif()
+  file(WRITE "${CMAKE_BINARY_DIR}/first/${header}" "${without}")
+  target_include_directories(grpc_unsecure BEFORE PRIVATE "${CMAKE_BINARY_DIR}/first")
+
   # Abseil is a hundred archives of a file or two: all in one.
   get_target_property(abseil base SOURCE_DIR)
   get_filename_component(abseil "${abseil}" DIRECTORY)
