@@ -265,8 +265,8 @@ impl Fields {
         self.lines.retain(|(name, _)| !secret.iter().any(|one| name.eq_ignore_ascii_case(one)));
     }
 
-    /// The head of a request. `forwarded`: it goes to a proxy, which gets the whole URL (RFC 9112,
-    /// section 3.2.2) and these lines.
+    /// The head of a request. `forwarded`: it goes to a proxy, which gets the whole URL and these
+    /// lines (RFC 9112).
     pub(super) fn request(&self, url: &Url, forwarded: Option<&str>) -> Vec<u8> {
         let mut text = match forwarded {
             Some(lines) => format!("GET {url} HTTP/1.1\r\n{lines}"),
