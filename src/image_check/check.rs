@@ -176,7 +176,10 @@ impl Checker {
             // The container that fails may just be starting again: then it cannot be removed now.
             let blocked = all.iter().find_map(|one| {
                 if one.state.enum_value() == Ok(ContainerState::CONTAINER_RUNNING) {
-                    return Some(format!("the image is not pulled again while the container {} runs", one.id));
+                    return Some(format!(
+                        "the image is not pulled again while the container {} runs",
+                        one.id
+                    ));
                 }
                 let removed = self.runtime.remove_container(&ContainerId::from(one.id.as_str()));
                 removed.err().map(|error| error.to_string())
