@@ -10,6 +10,9 @@ use crate::transport::generated::{MessageField, methods, runtime};
 use crate::transport::grpc::Channel;
 use crate::util::stop::StopToken;
 
+/// An image, and texts about it by name.
+pub type DetailedImage = (runtime::Image, BTreeMap<String, String>);
+
 /// Client of the image service. Cloning is cheap; clones share the connection.
 #[derive(Clone)]
 pub struct ImageClient {
@@ -73,7 +76,7 @@ impl ImageClient {
     pub fn image_details(
         &self,
         image: runtime::ImageSpec,
-    ) -> Result<Option<(runtime::Image, BTreeMap<String, String>)>, CriError> {
+    ) -> Result<Option<DetailedImage>, CriError> {
         let object = image.image.clone();
         let request = runtime::ImageStatusRequest {
             image: MessageField::some(image),

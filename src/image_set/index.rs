@@ -143,8 +143,8 @@ mod tests {
     #[test]
     fn numbers_of_a_removable_disk_do_not_make_an_archive_another_one() {
         let before = Stamp { dev: 1, ino: 2, size: 3, mtime_ns: 4, ctime_ns: 5 };
-        assert!(is_same(&before, &Stamp { dev: 9, ino: 9, ctime_ns: 9, ..before.clone() }));
-        assert!(!is_same(&before, &Stamp { mtime_ns: 9, ..before.clone() }));
-        assert!(!is_same(&before, &Stamp { size: 9, ..before.clone() }));
+        assert!(is_same(&before, &Stamp { dev: 9, ino: 9, ctime_ns: 9, ..before }));
+        assert!(!is_same(&before, &Stamp { mtime_ns: 9, ..before }));
+        assert!(!is_same(&before, &Stamp { size: 9, ..before }));
     }
 }

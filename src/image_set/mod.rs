@@ -54,6 +54,9 @@ pub struct Settings {
     pub index: PathBuf,
 }
 
+/// See [`Deps::available`].
+pub type OnAvailable = dyn Fn(&[String]) + Send + Sync;
+
 /// What the room uses.
 #[derive(Clone)]
 pub struct Deps {
@@ -62,7 +65,7 @@ pub struct Deps {
     /// Events about the node.
     pub events: EventSink,
     /// Receives the names of images that an archive now offers. Must not block.
-    pub available: Arc<dyn Fn(&[String]) + Send + Sync>,
+    pub available: Arc<OnAvailable>,
     /// Receives the death of a thread.
     pub on_death: Sender<Died>,
 }

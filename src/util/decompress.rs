@@ -98,7 +98,7 @@ struct Source {
 
 impl Source {
     fn note<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
-        result.map_err(|error| {
+        result.inspect_err(|error| {
             let copy = match error.raw_os_error() {
                 Some(code) => io::Error::from_raw_os_error(code),
                 None => io::Error::from(error.kind()),
@@ -106,7 +106,6 @@ impl Source {
             if error.kind() != io::ErrorKind::Interrupted {
                 self.error = Some(copy);
             }
-            error
         })
     }
 

@@ -134,7 +134,9 @@ impl<'a> Assembly<'a> {
             }
         }
         for entry in scan.entries.values() {
-            if let Entry::File(File { document: Some(Ok(document)), .. }) = entry {
+            if let Entry::File(file) = entry
+                && let Some(Ok(document)) = &file.document
+            {
                 document.descriptors().for_each(|one| self.describe(one));
             }
         }

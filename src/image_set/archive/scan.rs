@@ -46,7 +46,7 @@ pub(super) struct Scan {
 }
 
 pub(super) enum Entry {
-    File(File),
+    File(Box<File>),
     /// A link to another entry.
     Link(String),
     /// An entry that cannot be used.
@@ -86,7 +86,9 @@ impl Scan {
     fn insert(&mut self, name: String, entry: Entry, limits: &Limits) -> Result<(), ArchiveError> {
         let too_large =
             |limit: usize, unit: &str| Err(ArchiveError::Whole(Problem::too_large(limit as u64, unit)));
-        if let Entry::File(File { document: Some(Ok(document)), .. }) = &entry {
+        if let Entry::File(file) = &entry
+            && let Some(Ok(document)) = &file.document
+        {
             self.references += document.references();
         }
         self.names += name.len();
@@ -154,7 +156,7 @@ pub(super) fn tar(
                 return Ok(scan);
             }
             (Ok(_), Kind::Directory) => continue,
-            (Ok(content), Kind::File) => Entry::File(File { offset: header.offset, ..content }),
+            (Ok(content), Kind::File) => Entry::File(Box::new(File { offset: header.offset, ..content })),
             (Ok(_), Kind::SymbolicLink(target)) => {
                 let path = tar::link_target(&name, &target);
                 linked(target, path)
@@ -236,7 +238,7 @@ fn add(
         Ok(length)
     };
     let content = content(&mut read, size, block, limits, watch)??;
-    scan.insert(name, Entry::File(content), limits)
+    scan.insert(name, Entry::File(Box::new(content)), limits)
 }
 
 /// Reads the content of one file. The inner error is that of `read`.

@@ -344,8 +344,10 @@ mod tests {
         }
     }
 
+    type Found = (String, Kind, Vec<u8>);
+
     /// Name, kind and data of each entry, and whether the end is marked.
-    fn entries(bytes: &[u8]) -> io::Result<(Vec<(String, Kind, Vec<u8>)>, bool)> {
+    fn entries(bytes: &[u8]) -> io::Result<(Vec<Found>, bool)> {
         let mut input = Cursor::new(bytes.to_vec());
         let mut tar = Tar::new(&mut input);
         let mut all = Vec::new();
