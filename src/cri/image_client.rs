@@ -73,10 +73,7 @@ impl ImageClient {
     ///
     /// # Errors
     /// When the call fails.
-    pub fn image_details(
-        &self,
-        image: runtime::ImageSpec,
-    ) -> Result<Option<DetailedImage>, CriError> {
+    pub fn image_details(&self, image: runtime::ImageSpec) -> Result<Option<DetailedImage>, CriError> {
         let object = image.image.clone();
         let request = runtime::ImageStatusRequest {
             image: MessageField::some(image),

@@ -63,7 +63,7 @@ impl Reader {
         self.shared.set_problems(found.problems);
         let Changes { added, removed } = self.shared.set().list(found.files, |path, stamp| {
             let archive = known.remove(path)?;
-            index::is_same(&archive.stamp, stamp).then(|| Archive { stamp: *stamp, ..archive })
+            index::is_same(&archive.stamp, stamp).then_some(Archive { stamp: *stamp, ..archive })
         });
         for path in &removed {
             log::info!("image archive {} is gone; its images are released", path.display());

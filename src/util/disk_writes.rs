@@ -86,7 +86,7 @@ pub fn file(bytes: u64) {
     count(Written { files: 1, bytes, syncs: 0 });
 }
 
-/// [`file`] without bytes, if it was created.
+/// [`file()`] without bytes, if it was created.
 ///
 /// # Errors
 /// That of `result`.
