@@ -197,28 +197,47 @@ impl Shared {
         *lock(&self.wanted).entry(name.to_owned()).or_default() += 1;
         let _want = Want { shared: self, name };
         let begun = Instant::now();
-        let mut urged = false;
+        if let Ok(offer) = self.verdict(name) {
+            return offer;
+        }
+        self.interrupt_if_urgent();
         loop {
             let (ring, rings) = bounded(1);
             // Before the look, so that no change is missed.
-            lock(&self.waiters).push(ring);
-            let answer = self.set().answer(name);
-            let limit = match answer {
-                Answer::Available if self.registry().is_none() => REGISTRY_LIMIT,
-                Answer::Available => return Offer::Available,
-                Answer::Damaged(why) => return Offer::Damaged(why),
-                Answer::Absent => return Offer::NotInSet,
-                Answer::Coming => COMING_LIMIT,
-                Answer::Unknown => UNKNOWN_LIMIT,
+            lock(&self.waiters).push(ring.clone());
+            let limit = match self.verdict(name) {
+                Ok(offer) => return self.no_longer_waiting(&ring, offer),
+                Err(limit) => limit,
             };
-            if !std::mem::replace(&mut urged, true) {
-                self.interrupt_if_urgent();
-            }
             select_biased! {
-                recv(stop.signal()) -> _ => return Offer::NotInSet,
+                recv(stop.signal()) -> _ => return self.no_longer_waiting(&ring, Offer::NotInSet),
                 recv(rings) -> _ => {}
-                recv(timers::at(Some(begun + limit))) -> _ => return Offer::NotInSet,
+                recv(timers::at(Some(begun + limit))) -> _ => return self.no_longer_waiting(&ring, Offer::NotInSet),
             }
         }
+    }
+
+    /// Without a change of the set, rings of calls that have ended would pile up.
+    fn no_longer_waiting(&self, ring: &Sender<()>, offer: Offer) -> Offer {
+        lock(&self.waiters).retain(|one| !one.same_channel(ring));
+        offer
+    }
+
+    /// What is known of an image, or how long a pull waits in total for more.
+    fn verdict(&self, name: &str) -> Result<Offer, Duration> {
+        match self.set().answer(name) {
+            Answer::Available if self.registry().is_none() => Err(REGISTRY_LIMIT),
+            Answer::Available => Ok(Offer::Available),
+            Answer::Damaged(why) => Ok(Offer::Damaged(why)),
+            Answer::Absent => Ok(Offer::NotInSet),
+            Answer::Coming => Err(COMING_LIMIT),
+            Answer::Unknown => Err(UNKNOWN_LIMIT),
+        }
+    }
+
+    /// How many calls wait for a change of the set.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        lock(&self.waiters).len()
     }
 }

@@ -294,3 +294,16 @@ fn reading_is_interrupted_by_the_end_of_the_agent() {
     drop(room.running.take());
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
 }
+
+#[test]
+fn pulls_leave_nothing_behind_when_they_have_their_answer() {
+    let room = Room::new();
+    room.put("a.tar", &image("registry.example/a:1", "one"));
+    let room = room.start();
+    room.wait("the image", |report| report.complete);
+    for _ in 0..100 {
+        assert_eq!(room.offer("registry.example/a:1"), Offer::Available);
+        assert_eq!(room.offer("registry.example/b:1"), Offer::NotInSet);
+    }
+    assert_eq!(room.set.shared.waiting(), 0);
+}
