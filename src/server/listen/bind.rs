@@ -7,15 +7,21 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use crate::server::deps::ServerError;
 use crate::server::http::connection::Socket;
 use crate::util::disk_writes;
+use crate::util::stop::StopToken;
 
 /// Connections that wait to be accepted, as in std.
 const BACKLOG: i32 = 128;
+
+/// How long the local socket of an agent that was killed may be open. A program that the agent had
+/// just started has a copy of the socket until its `exec`.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// A listening socket, which does not block.
 pub enum Bound {
@@ -55,12 +61,14 @@ impl Bound {
     }
 
     /// Makes the local socket with mode 0600. Replaces a stale socket; a socket on which a process
-    /// listens is an error.
+    /// listens for longer than [`LINGER`] is an error.
     pub fn local(path: &Path) -> Result<Self, ServerError> {
-        match connect_local(path) {
-            Err(why) if why.kind() != io::ErrorKind::WouldBlock => {}
-            // A process listens, perhaps with a full queue.
-            _ => return Err(ServerError::SocketInUse { path: path.to_owned() }),
+        let begun = Instant::now();
+        while is_in_use(path) {
+            if begun.elapsed() >= LINGER {
+                return Err(ServerError::SocketInUse { path: path.to_owned() });
+            }
+            let _ = StopToken::never().wait(LINGER / 20);
         }
         let failed = |source| ServerError::Socket { path: path.to_owned(), source };
         let unix = bind_private(path).map_err(failed)?;
@@ -88,6 +96,14 @@ fn listen_on_both(port: u16) -> io::Result<TcpListener> {
     rustix::net::bind(&fd, &SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
     rustix::net::listen(&fd, BACKLOG)?;
     Ok(TcpListener::from(fd))
+}
+
+/// Whether a process listens, perhaps with a full queue.
+fn is_in_use(path: &Path) -> bool {
+    match connect_local(path) {
+        Ok(_) => true,
+        Err(why) => why.kind() == io::ErrorKind::WouldBlock,
+    }
 }
 
 /// Binds under a temporary name, sets the mode, then renames it to `path`.
@@ -137,6 +153,7 @@ impl Drop for Unlink {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::util::threads::{self, OnDeath, Stack};
     use std::net::TcpStream;
 
     #[test]
@@ -149,6 +166,19 @@ mod tests {
                 std::net::UdpSocket::bind("[::1]:0").is_err() || TcpStream::connect(("::1", port)).is_ok();
             assert!(v6 && TcpStream::connect(("127.0.0.1", port)).is_ok(), "{address}");
         }
+    }
+
+    #[test]
+    fn socket_that_a_killed_agent_left_open_is_replaced_when_it_is_closed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("coracle.sock");
+        let lingering = UnixListener::bind(&path).unwrap();
+        let closing = threads::spawn("closing", Stack::Small, OnDeath::Unsupervised, move |stop| {
+            let _ = stop.wait(LINGER / 10);
+            drop(lingering);
+        });
+        assert!(Bound::local(&path).is_ok());
+        drop(closing);
     }
 
     #[test]
