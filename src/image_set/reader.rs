@@ -107,9 +107,11 @@ impl Reader {
         let result = archive::read(&key.1, &self.platform, &token, &mut progress);
         self.shared.total_read.fetch_add(self.shared.read_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
         self.shared.end();
+        let mut offered = Vec::new();
         let state = match result {
             Ok(archive) => {
                 self.report(&key, &archive);
+                offered.extend(archive.images.iter().flat_map(|image| image.names.clone()));
                 self.unsaved = true;
                 State::Ready(Arc::new(archive))
             }
@@ -128,9 +130,8 @@ impl Reader {
         };
         self.set_state(&key, state);
         self.shared.changed();
-        if let Some((_, archive)) = self.shared.set().ready().find(|(path, _)| **path == key.1) {
-            let names = archive.images.iter().flat_map(|image| image.names.clone()).collect();
-            self.available(names);
+        if !offered.is_empty() {
+            (self.deps.available)(&offered);
         }
         self.pull();
         !stop.is_stopped()
@@ -139,12 +140,6 @@ impl Reader {
     fn set_state(&self, key: &Key, state: State) {
         if let Some(entry) = self.shared.set().get_mut(key) {
             entry.state = state;
-        }
-    }
-
-    fn available(&self, names: Vec<String>) {
-        if !names.is_empty() {
-            (self.deps.available)(&names);
         }
     }
 
