@@ -23,7 +23,7 @@ use rustix::io::Errno;
 
 use crate::util::sha256::Hasher;
 use crate::util::stop::StopToken;
-use crate::util::tar::{Archive, Entry, Kind};
+use crate::util::tar::{Archive, Entry, Input, Kind};
 use crate::util::{backoff, disk_writes, tree, untrusted};
 
 /// The most findings of an image that are kept. More are only counted.
@@ -99,6 +99,8 @@ impl Read for Hashing<'_> {
     }
 }
 
+impl Input for Hashing<'_> {}
+
 /// Compares the directory `root` with the archive. With `mode.mend` the digest of the archive must have
 /// been verified by an earlier call. `found` gets what differed when it was compared.
 ///
@@ -111,16 +113,20 @@ pub fn compare(
     found: &mut Findings,
     stop: &StopToken,
 ) -> io::Result<Outcome> {
-    let mut archive = Archive::new(Hashing { inner: archive, hasher: Hasher::default(), stop });
+    let mut source = Hashing { inner: archive, hasher: Hasher::default(), stop };
+    let mut archive = Archive::new(&mut source);
     let mut layer =
         Layer { root, mode, found, last: None, buffers: vec![0; 2 * BUFFER], outcome: Outcome::default() };
     while let Some(entry) = archive.next_entry()? {
+        if let Kind::Other(what) = entry.kind {
+            let text = format!("{what} is not supported");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
         layer.entry(&entry, &mut archive)?;
     }
-    let mut rest = archive.into_inner();
-    io::copy(&mut rest, &mut io::sink())?;
+    io::copy(&mut source, &mut io::sink())?;
     let mut outcome = layer.outcome;
-    outcome.digest = format!("sha256:{}", rest.hasher.finish());
+    outcome.digest = format!("sha256:{}", source.hasher.finish());
     if outcome.mended > 0
         && let Err(error) = fs::syncfs(&layer.root)
     {
@@ -175,7 +181,7 @@ impl From<Errno> for Difference {
 type Checked = Result<(), Difference>;
 
 impl Layer<'_> {
-    fn entry(&mut self, entry: &Entry, archive: &mut Archive<Hashing<'_>>) -> io::Result<()> {
+    fn entry(&mut self, entry: &Entry, archive: &mut Archive<'_>) -> io::Result<()> {
         let Some(path) = normal(&entry.name) else { return Ok(()) };
         let (parent, name) = split(&path);
         if name.is_empty() || parent.split(|byte| *byte == b'/').any(|part| part.starts_with(WHITEOUT)) {
@@ -283,7 +289,7 @@ impl Layer<'_> {
         parent: &[u8],
         name: &[u8],
         entry: &Entry,
-        archive: &mut Archive<Hashing<'_>>,
+        archive: &mut Archive<'_>,
     ) -> io::Result<Checked> {
         let dir = match self.parent(parent) {
             Ok(dir) => dir,
@@ -305,7 +311,7 @@ impl Layer<'_> {
         name: &[u8],
         entry: &Entry,
         stat: &Stat,
-        archive: &mut Archive<Hashing<'_>>,
+        archive: &mut Archive<'_>,
     ) -> io::Result<Checked> {
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         if size != entry.size {
@@ -350,6 +356,7 @@ impl Layer<'_> {
             Kind::CharDevice => (FileType::CharacterDevice, "a device"),
             Kind::BlockDevice => (FileType::BlockDevice, "a device"),
             Kind::Fifo => (FileType::Fifo, "a pipe"),
+            Kind::Other(what) => (FileType::Unknown, what),
         };
         if !is(stat, wanted.0) {
             return Err(format!("is not {}", wanted.1).into());
@@ -392,7 +399,7 @@ impl Layer<'_> {
         name: &[u8],
         entry: &Entry,
         difference: Difference,
-        archive: &mut Archive<Hashing<'_>>,
+        archive: &mut Archive<'_>,
     ) -> io::Result<()> {
         let dir = self.make_parent(parent)?;
         let new = format!(".coracle-mend-{:016x}", backoff::random_u64());
@@ -422,7 +429,7 @@ impl Layer<'_> {
         new: &str,
         entry: &Entry,
         difference: Difference,
-        archive: &mut Archive<Hashing<'_>>,
+        archive: &mut Archive<'_>,
     ) -> io::Result<()> {
         let device = fs::makedev(entry.device.0, entry.device.1);
         let node = |kind, device| fs::mknodat(dir, new, kind, Mode::empty(), device);
@@ -457,6 +464,7 @@ impl Layer<'_> {
             Kind::CharDevice => node(FileType::CharacterDevice, device)?,
             Kind::BlockDevice => node(FileType::BlockDevice, device)?,
             Kind::Fifo => node(FileType::Fifo, 0)?,
+            Kind::Other(what) => return Err(io::Error::other(format!("{what} is not supported"))),
         }
         let owner = (Some(Uid::from_raw(entry.uid)), Some(Gid::from_raw(entry.gid)));
         fs::chownat(dir, new, owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -686,5 +694,19 @@ mod tests {
         let depth = Depth { contents: true, mend: true };
         assert!(compare(root, Box::new(cut), depth, &mut found, &StopToken::never()).is_err());
         assert!(std::fs::read_dir(dir.path().join("bin")).unwrap().next().is_none());
+    }
+
+    #[test]
+    fn layer_with_an_entry_of_an_unsupported_form_cannot_be_compared() {
+        let dir = tempfile::tempdir().unwrap();
+        for (kind, expected) in [(b'S', "a sparse file is not"), (b'M', "an entry of an unknown type is not")]
+        {
+            let bytes = io::Cursor::new([entry("f", kind, "", b"data"), end()].concat());
+            let (root, mut found) = (tree::open(dir.path()).unwrap(), Findings::default());
+            let depth = Depth { contents: true, mend: true };
+            let error = compare(root, Box::new(bytes), depth, &mut found, &StopToken::never()).unwrap_err();
+            assert!(error.to_string().starts_with(expected), "{error}");
+            assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::io::{self, Cursor};
 use std::time::Duration;
 
-use super::archive::testing::{blob, descriptor, docker, image, index, inspect, layout, named, tar};
+use super::archive::testing::*;
 use crate::fuzz::{Budget, Target, nested, repeated};
 use crate::util::decompress;
 use crate::util::threads::Stack;
@@ -24,7 +24,7 @@ pub(crate) fn targets() -> Vec<Target> {
                 let entries = |kind: u8, name: fn(usize) -> String| {
                     let mut bytes = Vec::new();
                     for number in 0..max / 512 {
-                        bytes.extend(header(kind, &name(number), 0));
+                        bytes.extend(entry(&name(number), kind, "", b""));
                     }
                     bytes
                 };
@@ -129,23 +129,6 @@ pub(crate) fn targets() -> Vec<Target> {
             },
         },
     ]
-}
-
-/// A header of a tar archive with a valid checksum.
-fn header(kind: u8, name: &str, size: usize) -> Vec<u8> {
-    let mut block = vec![0; 512];
-    block[..name.len()].copy_from_slice(name.as_bytes());
-    block[124..135].copy_from_slice(format!("{size:011o}").as_bytes());
-    block[156] = kind;
-    repair(&mut block);
-    block
-}
-
-/// Writes the checksum of a header.
-fn repair(block: &mut [u8]) {
-    block[148..156].copy_from_slice(b"        ");
-    let sum: u64 = block.iter().map(|byte| u64::from(*byte)).sum();
-    block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
 }
 
 /// Archives with changed bytes, whose checksums are mostly right.

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::document::{Descriptor, DockerImage, Document, normalized};
 use super::error::{ArchiveError, Problem, shortened};
 use super::limits::Limits;
+use super::paths;
 use super::platform::Platform;
 use super::scan::{BLOBS, DOCKER, Entry, File, Scan};
 use super::stamp::INDEX;
-use super::tar;
 use super::types::{Blob, Digest, Fault, Image, Layer, Place, is_hex};
 use crate::util::decompress::Compression;
 use crate::util::sha256;
@@ -358,7 +358,7 @@ impl<'a> Assembly<'a> {
             }
             Ok(None) => {
                 let scan = self.scan;
-                let config = tar::clean(&image.config).and_then(|path| scan.file(&path).ok());
+                let config = paths::clean(&image.config).and_then(|path| scan.file(&path).ok());
                 let same = |one: &&mut Image| config.is_some_and(|config| one.blobs.contains(&config.digest));
                 if let Some(image) = self.images.iter_mut().find(same) {
                     image.names.append(&mut names);
@@ -444,7 +444,7 @@ impl<'a> Assembly<'a> {
     /// A file that the list of `docker save` names.
     fn docker_file(&self, name: &str) -> Result<(String, &'a File), Problem> {
         let short = shortened(name);
-        let path = tar::clean(name).ok_or_else(|| Problem::UnsafeName { name: short.clone() })?;
+        let path = paths::clean(name).ok_or_else(|| Problem::UnsafeName { name: short.clone() })?;
         let file = self.scan.file(&path).map_err(|problem| problem.of_blob(&short))?;
         Ok((short, file))
     }

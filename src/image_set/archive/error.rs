@@ -173,7 +173,12 @@ pub(super) fn of_reading(error: io::Error, offset: u64) -> Result<Problem, Archi
             Err(ArchiveError::Whole(Problem::too_large(*limit, "decompressed bytes")))
         }
         Some(Failure::Damaged(reason)) => Ok(Problem::Damaged { offset, reason: shortened(reason) }),
-        None if error.kind() == io::ErrorKind::UnexpectedEof => Ok(Problem::Truncated),
-        None => Err(ArchiveError::Io(error)),
+        None => match error.kind() {
+            io::ErrorKind::UnexpectedEof => Ok(Problem::Truncated),
+            io::ErrorKind::InvalidData => {
+                Ok(Problem::Damaged { offset, reason: shortened(&error.to_string()) })
+            }
+            _ => Err(ArchiveError::Io(error)),
+        },
     }
 }

@@ -16,10 +16,10 @@ mod document;
 mod error;
 pub mod limits;
 mod open;
+mod paths;
 mod platform;
 mod scan;
 mod stamp;
-mod tar;
 #[cfg(test)]
 pub(super) mod testing;
 #[cfg(test)]

@@ -10,13 +10,14 @@ use super::assemble::assemble;
 use super::document::{Document, normalized};
 use super::error::{ArchiveError, Problem};
 use super::limits::{LIMITS, Limits};
+use super::paths;
 use super::platform::Platform;
 use super::scan::{self, DOCKER, Scan};
 use super::stamp::{INDEX, Stamp, is_layout, stamp};
-use super::tar::{self, Input, Kind, Tar};
 use super::types::{Archive, Form};
 use crate::util::decompress::{self, Compression};
 use crate::util::stop::StopToken;
+use crate::util::tar::{self, Kind};
 use crate::util::untrusted;
 
 /// Reads an archive once, from its first to its last byte, and verifies the digest of every blob.
@@ -87,8 +88,8 @@ pub(super) fn scan_tar(
     limits: &Limits,
     watch: &mut scan::Watch<'_>,
 ) -> Result<(Scan, Compression), ArchiveError> {
-    let (reader, compression) = decompress::open(source, expanded(size, limits))?;
-    let scan = scan::tar(&mut Stream(reader), limits, watch)?;
+    let (mut reader, compression) = decompress::open(source, expanded(size, limits))?;
+    let scan = scan::tar(&mut reader, limits, watch)?;
     if !scan.begun {
         return Err(match scan.cut {
             Some(problem) if compression != Compression::None => ArchiveError::Whole(problem),
@@ -117,37 +118,6 @@ impl Read for Counted {
     }
 }
 
-/// An archive that can only be read forward.
-struct Stream(Box<dyn Read + Send>);
-
-impl Read for Stream {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        self.0.read(out)
-    }
-}
-
-impl Input for Stream {
-    fn skip(&mut self, bytes: u64) -> io::Result<()> {
-        io::copy(&mut (&mut self.0).take(bytes), &mut io::sink()).map(drop)
-    }
-}
-
-/// An archive in which data can be left out without reading them.
-struct Seekable(BufReader<File>);
-
-impl Read for Seekable {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        self.0.read(out)
-    }
-}
-
-impl Input for Seekable {
-    fn skip(&mut self, bytes: u64) -> io::Result<()> {
-        let bytes = i64::try_from(bytes).map_err(|_| io::ErrorKind::UnexpectedEof)?;
-        self.0.seek_relative(bytes)
-    }
-}
-
 /// The names of the images of an archive, normalized, without reading blobs: only the headers of a
 /// tar archive and its lists of images are read. Nothing is verified, so that images may be missing
 /// when the archive is read as a whole. `None`: the archive is compressed and has to be read.
@@ -165,18 +135,18 @@ pub fn names(path: &Path, stop: &StopToken) -> Result<Option<Vec<String>>, Archi
     if Compression::of(io::BufRead::fill_buf(&mut file)?) != Compression::None {
         return Ok(None);
     }
-    let mut input = Seekable(file);
-    let mut tar = Tar::new(&mut input);
+    let mut tar = tar::Archive::new(&mut file);
     let (mut found, mut begun) = (Vec::new(), false);
     for _ in 0..limits.entries {
         if stop.is_stopped() {
             return Err(ArchiveError::Stopped);
         }
         // The rest of a truncated or damaged archive has no names.
-        let Ok(Some(header)) = tar.next() else { break };
+        let Ok(Some(entry)) = tar.next_entry() else { break };
         begun = true;
-        if header.kind == Kind::File && matches!(tar::clean(&header.name).as_deref(), Some(INDEX | DOCKER)) {
-            found.append(&mut listed(&mut Data(&mut tar), header.size, limits));
+        let path = paths::clean(&String::from_utf8_lossy(&entry.name));
+        if entry.kind == Kind::File && matches!(path.as_deref(), Some(INDEX | DOCKER)) {
+            found.append(&mut listed(&mut tar, entry.size, limits));
         }
     }
     if !begun {
@@ -185,15 +155,6 @@ pub fn names(path: &Path, stop: &StopToken) -> Result<Option<Vec<String>>, Archi
     found.sort();
     found.dedup();
     Ok(Some(found))
-}
-
-/// The data of an entry.
-struct Data<'a, 'b>(&'a mut Tar<'b>);
-
-impl Read for Data<'_, '_> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        self.0.read(out)
-    }
 }
 
 /// The names of a list of images; none if it is invalid.

@@ -13,11 +13,12 @@ use rustix::fs::Dir;
 use super::document::Document;
 use super::error::{ArchiveError, Problem, of_reading, shortened};
 use super::limits::Limits;
+use super::paths;
 use super::stamp::INDEX;
-use super::tar::{self, Input, Kind, Tar};
 use super::types::{Digest, Fault, is_hex};
 use crate::util::decompress::Compression;
 use crate::util::sha256::Hasher;
+use crate::util::tar::{self, Input, Kind};
 use crate::util::untrusted;
 
 /// The file of `docker save` that lists the images.
@@ -115,11 +116,11 @@ pub(super) fn tar(
     watch: &mut Watch<'_>,
 ) -> Result<Scan, ArchiveError> {
     let mut scan = Scan::default();
-    let mut tar = Tar::new(input);
+    let mut tar = tar::Archive::new(input);
     let mut block = vec![0; BLOCK];
     for _ in 0..=limits.entries {
         watch()?;
-        let header = match tar.next() {
+        let header = match tar.next_entry() {
             Ok(Some(header)) => header,
             Ok(None) => {
                 scan.cut = (!tar.ended()).then_some(Problem::Truncated);
@@ -131,11 +132,13 @@ pub(super) fn tar(
             }
         };
         scan.begun = true;
-        let name = tar::clean(&header.name);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (full_name, target) = (text(&header.name), text(&header.link));
+        let name = paths::clean(&full_name);
         let content = content(&mut |block| tar.read(block), header.size, &mut block, limits, watch)?;
         let Some(name) = name else {
-            if matters(&header.name) && scan.faults.len() < limits.faults {
-                let name = shortened(&header.name);
+            if matters(&full_name) && scan.faults.len() < limits.faults {
+                let name = shortened(&full_name);
                 scan.faults.push(Fault { object: name.clone(), problem: Problem::UnsafeName { name } });
             }
             if let Err(error) = content {
@@ -144,10 +147,11 @@ pub(super) fn tar(
             }
             continue;
         };
-        let linked = |target: String, path: Option<String>| match path {
+        let linked = |path: Option<String>| match path {
             Some(path) => Entry::Link(path),
             None => Entry::Other(Problem::UnsafeName { name: shortened(&target) }),
         };
+        let not_a_file = |kind: &str| Entry::Other(Problem::NotAFile { kind: kind.to_owned() });
         let entry = match (content, header.kind) {
             (Err(error), _) => {
                 let problem = of_reading(error, tar.at())?;
@@ -157,15 +161,11 @@ pub(super) fn tar(
             }
             (Ok(_), Kind::Directory) => continue,
             (Ok(content), Kind::File) => Entry::File(Box::new(File { offset: header.offset, ..content })),
-            (Ok(_), Kind::SymbolicLink(target)) => {
-                let path = tar::link_target(&name, &target);
-                linked(target, path)
-            }
-            (Ok(_), Kind::HardLink(target)) => {
-                let path = tar::clean(&target);
-                linked(target, path)
-            }
-            (Ok(_), Kind::Other(kind)) => Entry::Other(Problem::NotAFile { kind: kind.to_owned() }),
+            (Ok(_), Kind::Symlink) => linked(paths::link_target(&name, &target)),
+            (Ok(_), Kind::HardLink) => linked(paths::clean(&target)),
+            (Ok(_), Kind::CharDevice | Kind::BlockDevice) => not_a_file("a device"),
+            (Ok(_), Kind::Fifo) => not_a_file("a pipe"),
+            (Ok(_), Kind::Other(kind)) => not_a_file(kind),
         };
         scan.insert(name, entry, limits)?;
     }

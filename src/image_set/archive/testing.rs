@@ -10,6 +10,7 @@ use super::platform::Platform;
 use super::types::{Archive, Form};
 use super::{ArchiveError, Stamp};
 use crate::util::sha256;
+pub(crate) use crate::util::tar::tests::{end, entry, records, repair};
 
 /// What an archive in memory contains for linux/amd64, with the limits of the agent except that of
 /// decompressed bytes.
@@ -22,66 +23,13 @@ pub(crate) fn inspect(bytes: &[u8], expanded: u64) -> Result<Archive, ArchiveErr
     Ok(Archive { form: Form::OciTar, compression, stamp, images, blobs, faults })
 }
 
-/// Writes a tar archive.
-#[derive(Default, Clone)]
-pub(crate) struct Builder(Vec<u8>);
-
-impl Builder {
-    /// Adds an entry of any type.
-    pub(crate) fn raw(mut self, kind: u8, name: &str, link: &str, data: &[u8]) -> Builder {
-        let mut block = [0; 512];
-        let mut put = |at: usize, text: &[u8]| block[at..at + text.len()].copy_from_slice(text);
-        put(0, name.as_bytes());
-        put(100, b"0000644\0");
-        put(108, b"0000000\0");
-        put(116, b"0000000\0");
-        put(124, format!("{:011o}\0", data.len()).as_bytes());
-        put(136, b"00000000000\0");
-        put(148, b"        ");
-        put(156, &[kind]);
-        put(157, link.as_bytes());
-        put(257, b"ustar\x0000");
-        let sum: u64 = block.iter().map(|byte| u64::from(*byte)).sum();
-        block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-        self.0.extend_from_slice(&block);
-        self.0.extend_from_slice(data);
-        self.0.resize(self.0.len().next_multiple_of(512), 0);
-        self
-    }
-
-    /// Adds a regular file.
-    pub(crate) fn file(self, name: &str, data: &[u8]) -> Builder {
-        self.raw(b'0', name, "", data)
-    }
-
-    /// The archive, with the mark of the end.
-    pub(crate) fn end(mut self) -> Vec<u8> {
-        self.0.extend_from_slice(&[0; 1024]);
-        self.0
-    }
-
-    /// The archive so far.
-    pub(crate) fn so_far(self) -> Vec<u8> {
-        self.0
-    }
-}
-
-/// The data of a pax header.
-pub(crate) fn padded(records: &[(&str, &str)]) -> Vec<u8> {
-    let mut data = String::new();
-    for (key, value) in records {
-        let rest = format!(" {key}={value}\n");
-        let mut length = rest.len() + 1;
-        while length != length.to_string().len() + rest.len() {
-            length = length.to_string().len() + rest.len();
-        }
-        data += &format!("{length}{rest}");
-    }
-    data.into_bytes()
-}
-
 /// A file of an archive.
 pub(crate) type Entry = (String, Vec<u8>);
+
+/// A regular file in a tar archive.
+pub(crate) fn file(name: &str, data: &[u8]) -> Vec<u8> {
+    entry(name, b'0', "", data)
+}
 
 /// A blob of a layout: its path.
 pub(crate) fn blob(data: &[u8]) -> Entry {
@@ -101,7 +49,7 @@ pub(crate) const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
 /// A layer: a tar archive with one file.
 pub(crate) fn layer(text: &str) -> Vec<u8> {
-    Builder::default().file("etc/text", text.repeat(300).as_bytes()).end()
+    [file("etc/text", text.repeat(300).as_bytes()), end()].concat()
 }
 
 /// The configuration of an image of `os/architecture/variant` with these layers.
@@ -182,8 +130,8 @@ pub(crate) fn docker(images: &[(&[&str], &str, &[&str])]) -> Vec<Entry> {
 
 /// A tar archive of files, with the directories of their paths.
 pub(crate) fn tar(entries: &[Entry]) -> Vec<u8> {
-    let directories = Builder::default().raw(b'5', "blobs/", "", b"");
-    entries.iter().fold(directories, |tar, (name, data)| tar.file(name, data)).end()
+    let files: Vec<u8> = entries.iter().flat_map(|(name, data)| file(name, data)).collect();
+    [entry("blobs/", b'5', "", b""), files, end()].concat()
 }
 
 /// Writes files below a directory.

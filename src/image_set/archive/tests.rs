@@ -182,11 +182,11 @@ fn entries_are_found_in_any_order_and_by_any_spelling() {
     let archive = read_tar(&entries);
     assert_eq!(offered(&archive), ["localhost/a:1"]);
     // The same with pax headers.
-    let mut builder = Builder::default();
+    let mut bytes = Vec::new();
     for (name, data) in &entries {
-        builder = builder.raw(b'x', "pax", "", &padded(&[("path", name)])).file("other", data);
+        bytes.extend([entry("pax", b'x', "", &records(&[("path", name)])), file("other", data)].concat());
     }
-    assert_eq!(offered(&read_bytes(&builder.end()).unwrap()), ["localhost/a:1"]);
+    assert_eq!(offered(&read_bytes(&bytes).unwrap()), ["localhost/a:1"]);
 }
 
 #[test]
@@ -516,11 +516,12 @@ fn names_that_lead_out_of_the_archive_are_never_followed() {
     let entries = layout(&[("localhost/a:1", &blobs)]);
     let layer_name = blobs[0].0.as_str();
     let without: Vec<Entry> = entries.iter().filter(|entry| entry.0 != layer_name).cloned().collect();
-    let rest = without.iter().fold(Builder::default(), |tar, (name, data)| tar.file(name, data));
+    let rest: Vec<u8> = without.iter().flat_map(|(name, data)| file(name, data)).collect();
+    let with = |more: &[Vec<u8>]| [&rest[..], &more.concat(), &end()].concat();
     let missing = format!("localhost/a:1: blob {}: it is not in the archive", digest(&blobs[0].1));
     for prefix in ["../", "/", "a/../../"] {
         let name = format!("{prefix}{layer_name}");
-        let archive = read_bytes(&rest.clone().file(&name, &blobs[0].1).end()).unwrap();
+        let archive = read_bytes(&with(&[file(&name, &blobs[0].1)])).unwrap();
         assert!(archive.images.is_empty());
         assert_eq!(
             faults(&archive),
@@ -528,13 +529,12 @@ fn names_that_lead_out_of_the_archive_are_never_followed() {
         );
     }
     // In a place that does not matter.
-    let archive =
-        read_bytes(&rest.clone().file("../../etc/passwd", b"x").file(layer_name, &blobs[0].1).end());
+    let archive = read_bytes(&with(&[file("../../etc/passwd", b"x"), file(layer_name, &blobs[0].1)]));
     assert_eq!(faults(&archive.unwrap()), [""; 0]);
     for (kind, target) in
         [(b'2', "/etc/passwd"), (b'2', "../../../etc/passwd"), (b'1', "/etc/passwd"), (b'1', "../x")]
     {
-        let archive = read_bytes(&rest.clone().raw(kind, layer_name, target, b"").end()).unwrap();
+        let archive = read_bytes(&with(&[entry(layer_name, kind, target, b"")])).unwrap();
         assert!(archive.images.is_empty());
         let expected = format!("the name {target:?} leads out of the archive");
         assert!(faults(&archive).iter().all(|fault| fault.ends_with(&expected)), "{:?}", faults(&archive));
@@ -542,21 +542,20 @@ fn names_that_lead_out_of_the_archive_are_never_followed() {
     }
     for (kind, expected) in [(b'3', "it is a device"), (b'6', "it is a pipe"), (b'S', "it is a sparse file")]
     {
-        let archive = read_bytes(&rest.clone().raw(kind, layer_name, "", b"").end()).unwrap();
+        let archive = read_bytes(&with(&[entry(layer_name, kind, "", b"")])).unwrap();
         assert!(archive.images.is_empty());
         assert!(faults(&archive).iter().all(|fault| fault.contains(expected)), "{:?}", faults(&archive));
     }
-    let circle = rest.clone().raw(b'2', layer_name, "other", b"");
-    let circle = circle.raw(b'1', "blobs/sha256/other", layer_name, b"").end();
-    let archive = read_bytes(&circle).unwrap();
+    let circle = [entry(layer_name, b'2', "other", b""), entry("blobs/sha256/other", b'1', layer_name, b"")];
+    let archive = read_bytes(&with(&circle)).unwrap();
     assert!(
         faults(&archive)[0].ends_with("it is a link without an end and not a file"),
         "{:?}",
         faults(&archive)
     );
     // A link in the archive is as good as the file.
-    let linked = rest.file("elsewhere", &blobs[0].1).raw(b'2', layer_name, "../../elsewhere", b"").end();
-    let (_dir, path) = stored(&linked);
+    let linked = [file("elsewhere", &blobs[0].1), entry(layer_name, b'2', "../../elsewhere", b"")];
+    let (_dir, path) = stored(&with(&linked));
     let archive = read_path(&path, &LIMITS).unwrap();
     assert_eq!(faults(&archive), [""; 0]);
     assert_blobs_are_readable(&path, &archive);
@@ -600,16 +599,18 @@ fn docker_archive_with_links_and_other_names_is_read() {
         r#"[{{"Config":"sha256:{id}","RepoTags":null,"Layers":["a/layer.tar","b/layer.tar","./y.tar.gz"]}},
             {{"Config":"sha256:{id}","RepoTags":["localhost/a"],"Layers":["a/layer.tar","b/layer.tar","./y.tar.gz"]}}]"#
     );
-    let bytes = Builder::default()
-        .raw(b'2', "b/layer.tar", "../a/layer.tar", b"")
-        .file("a/VERSION", b"1.0")
-        .file("a/json", br#"{"id":"a","parent":"b"}"#)
-        .file("a/layer.tar", &layers[0])
-        .file("y.tar.gz", &gzip(&layers[2]))
-        .file(&format!("sha256:{id}"), &config)
-        .file("repositories", br#"{"localhost/a":{"latest":"a"}}"#)
-        .file("manifest.json", list.as_bytes())
-        .end();
+    let bytes = [
+        entry("b/layer.tar", b'2', "../a/layer.tar", b""),
+        file("a/VERSION", b"1.0"),
+        file("a/json", br#"{"id":"a","parent":"b"}"#),
+        file("a/layer.tar", &layers[0]),
+        file("y.tar.gz", &gzip(&layers[2])),
+        file(&format!("sha256:{id}"), &config),
+        file("repositories", br#"{"localhost/a":{"latest":"a"}}"#),
+        file("manifest.json", list.as_bytes()),
+        end(),
+    ]
+    .concat();
     let (_dir, path) = stored(&bytes);
     let archive = read_path(&path, &LIMITS).unwrap();
     assert_eq!(archive.images.len(), 1);
@@ -803,16 +804,14 @@ fn names_are_found_without_reading_blobs() {
     let blobs = image("linux/amd64", &["x"]);
     let list = index(&[descriptor(&blobs[2].1, MANIFEST, &named("localhost/a:1"))]);
     // A blob of 16 GiB without content on the disk, and the list after it.
-    let mut start = Builder::default().file("blobs/sha256/x", b"").so_far();
+    let mut start = file("blobs/sha256/x", b"");
     start[124..136].copy_from_slice(b"200000000000");
-    start[148..156].copy_from_slice(b"        ");
-    let sum: u64 = start.iter().map(|byte| u64::from(*byte)).sum();
-    start[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    repair(&mut start);
     let (_dir, path) = stored(&start);
-    let mut file = std::fs::File::options().write(true).open(&path).unwrap();
+    let mut archive = std::fs::File::options().write(true).open(&path).unwrap();
     let size = 16 << 30;
-    std::io::Seek::seek(&mut file, std::io::SeekFrom::Start(512 + size)).unwrap();
-    file.write_all(&Builder::default().file("index.json", list.as_bytes()).end()).unwrap();
+    std::io::Seek::seek(&mut archive, std::io::SeekFrom::Start(512 + size)).unwrap();
+    archive.write_all(&[file("index.json", list.as_bytes()), end()].concat()).unwrap();
     assert_eq!(names(&path, &StopToken::never()).unwrap(), Some(vec!["localhost/a:1".to_owned()]));
     let (_dir, path) = stored(&[b'x'; 600]);
     assert!(matches!(names(&path, &StopToken::never()), Err(ArchiveError::NotAnArchive)));
