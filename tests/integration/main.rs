@@ -14,6 +14,7 @@ mod disk;
 mod evictions;
 mod holdings;
 mod hooks;
+mod images_import;
 mod kube;
 mod local_objects;
 mod main_port;

@@ -444,14 +444,15 @@ impl FakeNode {
 
     /// A local command of the binary, against this agent.
     pub fn command(&self, args: &[&str]) -> Output {
-        Command::new(binary())
-            // First: after `--` it would be an argument of the container's command.
-            .arg("--local-socket")
-            .arg(self.local_socket())
-            .args(args)
-            .stdin(Stdio::null())
-            .output()
-            .expect("the command runs")
+        self.command_line(args).output().expect("the command runs")
+    }
+
+    /// The same, yet to be started.
+    pub fn command_line(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(binary());
+        // First: after `--` it would be an argument of the container's command.
+        command.arg("--local-socket").arg(self.local_socket()).args(args).stdin(Stdio::null());
+        command
     }
 
     /// Standard output of a local command that has to succeed.

@@ -1,9 +1,12 @@
-//! Archives of images in every form, made from the local busybox image under other names.
+//! Archives of images in every form, made from the local busybox image under other names, and
+//! archives of made-up images.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use coracle::image_set::archive::Platform;
+use coracle::util::sha256;
 use serde_json::{Value, json};
 
 /// The forms of archives.
@@ -40,6 +43,32 @@ pub fn write(scratch: &Path, form: Form, image: &str, path: &Path) {
         Form::DockerGzip => pack("gzip", tar(&work, &docker(&work, &layout, image))),
     };
     fs::rename(made, path).expect("the archive can be moved to its place");
+}
+
+/// Writes an archive of a made-up image for this machine, whose layer has so many bytes, to `path`. No
+/// runtime can unpack it.
+pub fn write_made_up(scratch: &Path, image: &str, layer_bytes: usize, path: &Path) {
+    let work = scratch.join(path.file_name().expect("a file name"));
+    let layout = work.join("layout");
+    fs::create_dir_all(layout.join("blobs/sha256")).expect("the scratch directory can be made");
+    let add = |kind: &str, bytes: &[u8]| {
+        let digest = sha256::hex(bytes);
+        fs::write(layout.join("blobs/sha256").join(&digest), bytes).expect("a blob can be written");
+        let media_type = format!("application/vnd.oci.image.{kind}");
+        json!({"mediaType": media_type, "digest": format!("sha256:{digest}"), "size": bytes.len()})
+    };
+    let bytes: Vec<u8> = (0..layer_bytes).map(|at| (at % 251) as u8).collect();
+    let layer = add("layer.v1.tar", &bytes);
+    let architecture = Platform::of_this_machine().architecture;
+    let config = json!({"os": "linux", "architecture": architecture,
+        "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]}});
+    let config = add("config.v1+json", config.to_string().as_bytes());
+    let manifest = json!({"schemaVersion": 2, "config": config, "layers": [layer]});
+    let manifest = add("manifest.v1+json", manifest.to_string().as_bytes());
+    let index = json!({"schemaVersion": 2, "manifests": [manifest]});
+    fs::write(layout.join("index.json"), index.to_string()).expect("index.json can be written");
+    name(&layout, image);
+    fs::rename(tar(&work, &layout), path).expect("the archive can be moved to its place");
 }
 
 /// The local busybox image.

@@ -1,21 +1,23 @@
 //! A program at a terminal: the input of a user, and the text on the screen.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{Winsize, tcsetwinsize};
+use rustix::termios::{Action, Winsize, tcflow, tcsetwinsize};
 
 use super::wait::wait_for;
 
 /// The program with its terminal. Dropping it kills the program.
 pub struct Pty {
     screen: File,
+    name: CString,
     child: Child,
     seen: String,
 }
@@ -23,28 +25,49 @@ pub struct Pty {
 impl Pty {
     /// Starts a program with a terminal of its own, of this size.
     pub fn spawn(program: &Command, columns: u16, rows: u16) -> Pty {
+        Pty::start(program, columns, rows, false)
+    }
+
+    /// The same with a stopped screen, as after Ctrl-S: the program waits in its first output, until
+    /// [`Pty::go_on`].
+    pub fn spawn_stopped(program: &Command) -> Pty {
+        Pty::start(program, 100, 40, true)
+    }
+
+    fn start(program: &Command, columns: u16, rows: u16, stopped: bool) -> Pty {
         let screen = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
         grantpt(&screen).and_then(|()| unlockpt(&screen)).expect("a terminal for us");
         set_size(&screen, columns, rows);
         let name = ptsname(&screen, Vec::new()).expect("the terminal's name");
-        let open = || -> Stdio {
-            let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-            let end: OwnedFd = rustix::fs::open(&name, flags, Mode::empty()).expect("the terminal opens");
-            end.into()
-        };
+        let input = open(&name);
+        if stopped {
+            tcflow(&input, Action::OOff).expect("the screen can be stopped");
+        }
         // Only the terminal of a session tells its programs of a new size.
         let mut command = Command::new("setsid");
         command.arg("-c").arg(program.get_program()).args(program.get_args());
         for (key, value) in program.get_envs() {
             command.env(key, value.unwrap_or_default());
         }
-        let child = command.stdin(open()).stdout(open()).stderr(open()).spawn().expect("the program starts");
-        Pty { screen: File::from(screen), child, seen: String::new() }
+        let child = command.stdin(input).stdout(open(&name)).stderr(open(&name)).spawn();
+        let child = child.expect("the program starts");
+        Pty { screen: File::from(screen), name, child, seen: String::new() }
     }
 
     /// Gives the terminal another size.
     pub fn resize(&self, columns: u16, rows: u16) {
         set_size(&self.screen, columns, rows);
+    }
+
+    /// Ends the stop of the screen.
+    pub fn go_on(&self) {
+        tcflow(open(&self.name), Action::OOn).expect("the screen goes on");
+    }
+
+    /// Kills the program.
+    pub fn kill(&mut self) -> ExitStatus {
+        self.child.kill().expect("it is our child");
+        self.child.wait().expect("it is our child")
     }
 
     /// Types.
@@ -92,6 +115,12 @@ impl Pty {
             _ => false,
         }
     }
+}
+
+/// The end of the program.
+fn open(name: &CString) -> OwnedFd {
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    rustix::fs::open(name, flags, Mode::empty()).expect("the terminal opens")
 }
 
 fn set_size(screen: impl std::os::fd::AsFd, columns: u16, rows: u16) {

@@ -1,14 +1,15 @@
 //! Copies a file into a directory so that an interruption at any moment leaves either nothing under
-//! its name or the whole file. A later copy continues where an interrupted one ended.
+//! its name or the whole file. A later copy continues where an interrupted one ended. If the disk
+//! becomes full, nothing stays: a node without free space evicts pods.
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use rustix::fs::{FlockOperation, flock, fstatvfs, renameat};
+use rustix::fs::{AtFlags, FlockOperation, flock, fstatvfs, renameat, unlinkat};
 
 use crate::util::untrusted;
 
@@ -31,7 +32,8 @@ pub enum Copied {
 /// Copies `source` to `directory/name`. `progress` receives the number of bytes that are done.
 ///
 /// # Errors
-/// The text names the file. What was copied stays, and the next copy continues with it.
+/// The text names the file. What was copied stays, and the next copy continues with it, unless the
+/// disk is full.
 pub fn copy(
     source: &Path,
     directory: &Path,
@@ -60,12 +62,17 @@ pub fn copy(
         untrusted::open_or_create_at(dir.as_fd(), Path::new(&part), 0o600).map_err(failed(&part_path))?;
     flock(&to, FlockOperation::NonBlockingLockExclusive)
         .map_err(|_| format!("{}: another import writes this file", part_path.display()))?;
-    let begun = to.metadata().map_err(failed(&part_path))?.len();
-    let resumed = common(&from, &to, begun.min(size)).map_err(failed(&part_path))?;
+    let begun = to.metadata().map_err(failed(&part_path))?;
+    let resumed = common(&from, &to, begun.len().min(size)).map_err(failed(&part_path))?;
     let space = fstatvfs(&dir).map_err(|why| failed(directory)(why.into()))?;
-    // The blocks of the part count as used; those beyond its good beginning become free.
-    let free = space.f_bavail.saturating_mul(space.f_frsize).saturating_add(begun.saturating_sub(resumed));
+    // The blocks of the part count as used; those beyond its good beginning become free. After a loss
+    // of power, a part may have fewer blocks than its length needs.
+    let freed = begun.blocks().saturating_mul(512).saturating_sub(resumed);
+    let free = space.f_bavail.saturating_mul(space.f_frsize).saturating_add(freed);
     if free < size.saturating_sub(resumed) {
+        if resumed == 0 {
+            let _ = unlinkat(&dir, &part, AtFlags::empty());
+        }
         return Err(format!(
             "{}: there are {free} bytes of free space for {} bytes of {}",
             directory.display(),
@@ -75,9 +82,16 @@ pub fn copy(
     }
     to.set_len(resumed).map_err(failed(&part_path))?;
     to.seek(SeekFrom::Start(resumed)).map_err(failed(&part_path))?;
-    fill(&from, &mut to, resumed, size, progress).map_err(failed(source))?;
-    to.set_permissions(std::fs::Permissions::from_mode(0o644)).map_err(failed(&part_path))?;
-    to.sync_all().map_err(failed(&part_path))?;
+    fill(&from, &mut to, resumed, size, progress).map_err(|error| match error {
+        Failure::Read(why) => failed(source)(why),
+        Failure::Write(why) if matches!(why.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+            let removed = unlinkat(&dir, &part, AtFlags::empty()).is_ok();
+            let left =
+                if removed { "the incomplete copy was removed" } else { "the incomplete copy is left" };
+            format!("{}: {why}; {left}", target.display())
+        }
+        Failure::Write(why) => failed(&part_path)(why),
+    })?;
     renameat(&dir, Path::new(&part), &dir, name).map_err(|why| failed(&target)(why.into()))?;
     // The name, too, survives a loss of power.
     rustix::fs::fsync(&dir).map_err(|why| failed(directory)(why.into()))?;
@@ -109,38 +123,46 @@ fn common(one: &File, other: &File, limit: u64) -> io::Result<u64> {
     Ok(at)
 }
 
-/// Copies the bytes from `at` to `size`.
+/// Why bytes cannot be copied.
+enum Failure {
+    Read(io::Error),
+    Write(io::Error),
+}
+
+/// Copies the bytes from `at` to `size`, and syncs the file.
 fn fill(
     from: &File,
     to: &mut File,
     mut at: u64,
     size: u64,
     progress: &mut dyn FnMut(u64, u64),
-) -> io::Result<()> {
+) -> Result<(), Failure> {
+    let changed = |how: &str| Failure::Read(io::Error::other(format!("the file {how} while it was copied")));
     let mut reader = from;
-    reader.seek(SeekFrom::Start(at))?;
+    reader.seek(SeekFrom::Start(at)).map_err(Failure::Read)?;
     let mut buffer = vec![0; BUFFER_BYTES];
     let mut unsynced = 0;
     while at < size {
         progress(at, size);
         let count = match reader.read(&mut buffer) {
-            Ok(0) => return Err(io::Error::other("the file became shorter while it was copied")),
-            Err(why) if why.kind() == io::ErrorKind::Interrupted => continue,
-            read => read?,
+            Ok(0) => return Err(changed("became shorter")),
+            Err(why) if why.kind() == ErrorKind::Interrupted => continue,
+            read => read.map_err(Failure::Read)?,
         };
-        to.write_all(buffer.get(..count).unwrap_or_default())?;
+        to.write_all(buffer.get(..count).unwrap_or_default()).map_err(Failure::Write)?;
         at += count as u64;
         unsynced += count as u64;
         if unsynced >= SYNC_BYTES {
-            to.sync_data()?;
+            to.sync_data().map_err(Failure::Write)?;
             unsynced = 0;
         }
     }
-    if at > size || from.metadata()?.len() != size {
-        return Err(io::Error::other("the file changed while it was copied"));
+    if at > size || from.metadata().map_err(Failure::Read)?.len() != size {
+        return Err(changed("changed"));
     }
     progress(size, size);
-    Ok(())
+    to.set_permissions(std::fs::Permissions::from_mode(0o644)).map_err(Failure::Write)?;
+    to.sync_all().map_err(Failure::Write)
 }
 
 #[cfg(test)]
@@ -251,7 +273,13 @@ mod tests {
         // A sparse file that is larger than any disk.
         let large = place.dir.path().join("large.tar");
         File::create(&large).unwrap().set_len(1 << 43).unwrap();
-        assert!(error(&large).contains("bytes of free space"));
-        assert_eq!(place.names().len(), 1, "only the part");
+        // A part without blocks does not become free space.
+        for (part, length, left) in [("", 0, 0), ("other", 1 << 43, 0), ("\0\0", 2, 1)] {
+            std::fs::write(place.part(), part).unwrap();
+            File::options().write(true).open(place.part()).unwrap().set_len(length).unwrap();
+            let result = copy(&large, &place.images(), "a.tar", &mut |_, _| panic!("nothing is copied"));
+            assert!(result.unwrap_err().contains("bytes of free space"));
+            assert_eq!(place.names().len(), left, "a part is kept if it is a beginning");
+        }
     }
 }
