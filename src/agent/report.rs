@@ -197,7 +197,7 @@ impl Handles {
         problems.extend(self.managers.problems().iter().cloned());
         problems.extend(self.local.problems());
         problems.extend(self.image_check.problems());
-        problems.extend(self.image_set.report().problems);
+        problems.extend(self.image_set.problems());
         problems.extend(self.api.as_ref().and_then(Client::trouble).map(|why| format!("API server: {why}")));
         let lingering = self.volumes.lingering();
         problems.extend(lingering.iter().map(|one| {

@@ -122,10 +122,10 @@ impl Pulls {
         (state, pull.error.clone())
     }
 
-    /// The names whose last pull failed, with the error.
-    pub(super) fn failures(&self) -> impl Iterator<Item = (&str, &str)> {
-        let failed = self.names.iter().filter(|(_, pull)| !pull.present && !pull.error.is_empty());
-        failed.map(|(name, pull)| (name.as_str(), pull.error.as_str()))
+    /// The errors of the names whose last pull failed.
+    pub(super) fn failures(&self) -> impl Iterator<Item = &str> {
+        let failed = self.names.values().filter(|pull| !pull.present && !pull.error.is_empty());
+        failed.map(|pull| pull.error.as_str())
     }
 }
 

@@ -45,6 +45,16 @@ impl Entry {
         }
     }
 
+    /// What is wrong with it, or with parts of it.
+    fn faults(&self) -> impl Iterator<Item = String> {
+        let failed = match &self.state {
+            State::Failed(why) => Some(why.clone()),
+            _ => None,
+        };
+        let damaged = self.archive().into_iter().flat_map(|archive| &archive.faults);
+        failed.into_iter().chain(damaged.map(|fault| format!("{}: {}", fault.object, fault.problem)))
+    }
+
     fn is_read(&self) -> bool {
         matches!(self.state, State::Ready(_) | State::Failed(_))
     }
@@ -232,28 +242,29 @@ impl Set {
         if unknown { Answer::Unknown } else { Answer::Absent }
     }
 
+    /// The first faults of each archive, as sentences.
+    pub(super) fn problems(&self) -> Vec<String> {
+        let first = |((_, path), entry): (&Key, &Entry)| {
+            let path = path.display().to_string();
+            let faults = entry.faults().take(3);
+            faults.map(|fault| format!("image archive {path}: {fault}")).collect::<Vec<_>>()
+        };
+        self.entries.iter().flat_map(first).collect()
+    }
+
     /// The rows of the report. `reading`: the archive that is being read and the bytes read of it.
     pub(super) fn report(&self, reading: Option<(&Key, u64)>) -> Vec<ArchiveReport> {
         let row = |(key, entry): (&Key, &Entry)| {
-            let mut faults = Vec::new();
+            let mut faults: Vec<String> = entry.faults().take(SHOWN_FAULTS).collect();
+            let all = entry.archive().map_or(0, |archive| archive.faults.len());
+            if all > SHOWN_FAULTS {
+                faults.push(format!("and {} more", all - SHOWN_FAULTS));
+            }
             let state = match &entry.state {
                 State::Waiting => "waiting",
                 State::Reading => "reading",
-                State::Ready(archive) => {
-                    let all = archive.faults.iter();
-                    faults.extend(
-                        all.take(SHOWN_FAULTS).map(|fault| format!("{}: {}", fault.object, fault.problem)),
-                    );
-                    let more = archive.faults.len().saturating_sub(SHOWN_FAULTS);
-                    if more > 0 {
-                        faults.push(format!("and {more} more"));
-                    }
-                    "ready"
-                }
-                State::Failed(why) => {
-                    faults.push(why.clone());
-                    "failed"
-                }
+                State::Ready(_) => "ready",
+                State::Failed(_) => "failed",
             };
             ArchiveReport {
                 path: key.1.display().to_string(),

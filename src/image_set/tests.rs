@@ -257,6 +257,10 @@ fn damaged_archive_is_named_and_others_are_offered() {
         .map(|one| one.path.rsplit('/').next().unwrap())
         .collect();
     assert_eq!(faults, ["bad.tar", "cut.tar", "text.tar"]);
+    let problems = room.set.problems();
+    assert_eq!(problems, report.problems);
+    let of = |file: &str| problems.iter().filter(|text| text.contains(&format!("/{file}: "))).count();
+    assert_eq!(["bad.tar", "cut.tar", "good.tar", "text.tar"].map(of), [2, 1, 0, 1], "{problems:?}");
     assert!(
         room.events
             .try_iter()
