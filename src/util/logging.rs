@@ -61,7 +61,7 @@ mod tests {
         };
         for (filter, target, level, expected) in [
             (None, "coracle::sync", Level::Trace, true),
-            (None, "ureq", Level::Info, false),
+            (None, "rustls", Level::Info, false),
             (Some("warn"), "coracle::sync", Level::Warn, true),
             (Some("warn"), "coracle::sync", Level::Info, false),
             (Some("warn,coracle::volumes=trace"), "coracle::sync", Level::Info, false),
