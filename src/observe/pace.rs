@@ -165,10 +165,15 @@ impl Pace {
         now >= self.status
     }
 
-    /// The runtime's status was requested. `ready`: the runtime and its network are ready.
-    pub(super) fn status_updated(&mut self, ready: bool, now: Instant) {
-        let is_quiet = ready && self.is_streaming();
-        self.status = now + if is_quiet { READY_STATUS_PERIOD } else { STATUS_PERIOD };
+    /// The runtime's status was requested. `ready`: the runtime and its network are ready; `None`: the
+    /// request failed. Then the next one is due with the next list: pods wait for a runtime that starts.
+    pub(super) fn status_updated(&mut self, ready: Option<bool>, now: Instant) {
+        let period = match ready {
+            None => RELIST_PERIOD,
+            Some(true) if self.is_streaming() => READY_STATUS_PERIOD,
+            Some(_) => STATUS_PERIOD,
+        };
+        self.status = now + period;
     }
 
     /// When something is due next.
@@ -305,15 +310,17 @@ mod tests {
     }
 
     #[test]
-    fn status_period_doubles_while_the_runtime_is_ready_and_streams() {
+    fn status_period_depends_on_the_last_response_and_the_stream() {
         let mut bench = Bench::new();
         let now = bench.at(0);
-        bench.pace.status_updated(true, now);
+        bench.pace.status_updated(Some(true), now);
         assert_eq!(bench.pace.status, bench.at(5));
         bench.open(0);
-        bench.pace.status_updated(true, now);
+        bench.pace.status_updated(Some(true), now);
         assert_eq!(bench.pace.status, bench.at(10));
-        bench.pace.status_updated(false, now);
+        bench.pace.status_updated(Some(false), now);
         assert_eq!(bench.pace.status, bench.at(5));
+        bench.pace.status_updated(None, now);
+        assert_eq!(bench.pace.status, bench.at(1));
     }
 }

@@ -144,11 +144,11 @@ impl Watcher {
                 observe.health.set_features(status.features);
                 observe.health.set_handlers(status.handlers);
                 observe.health.set_status(status.ready, status.network_ready, Instant::now());
-                ready
+                Some(ready)
             }
             Err(error) => {
                 observe.health.set_unreachable(error.to_string());
-                false
+                None
             }
         };
         self.pace.status_updated(ready, Instant::now());
