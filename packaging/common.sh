@@ -171,7 +171,7 @@ pip_into() { # <directory> <package>
     fi
     say "installing $2 from PyPI"
     # pip needs no --break-system-packages to install into another directory.
-    python3 -m pip install --quiet --no-cache-dir --upgrade --target "$into" "$2" >&2
+    python3 -m pip install --quiet --no-cache-dir --upgrade --target "$into" "$2" >&2 || return
     touch "$into/.done"
 }
 
@@ -212,13 +212,13 @@ local_images() {
     local key into
     key=$(cat "$(project_root)/packaging/images" "$(project_root)/packaging/pause.c" "$(static_busybox)" | sha256sum | cut -c1-16)
     into=$CORACLE_CACHE/images-$key
-    locked images make_images "$into"
+    locked images make_images "$into" || return
     printf '%s\n' "$into"/*.tar
 }
 
 make_images() {
     [ -e "$1/.done" ] && return
-    "$(project_root)/packaging/images" "$1" >&2
+    "$(project_root)/packaging/images" "$1" >&2 || return
     touch "$1/.done"
 }
 
