@@ -74,7 +74,7 @@ impl Step {
                 (path, link())
             }
         };
-        done.map_err(|why| format!("cannot write {}: {why}", path.display()))
+        done.and_then(|()| sync_parents(path)).map_err(|why| format!("cannot write {}: {why}", path.display()))
     }
 }
 
@@ -96,6 +96,14 @@ fn write(path: &Path, text: &str, mode: u32, copy: bool) -> io::Result<()> {
         atomic_file::write(&kept, &present, mode)?;
     }
     atomic_file::write(&real, text.as_bytes(), mode)
+}
+
+/// A new name survives a loss of power, and so do the directories that were made for it.
+fn sync_parents(path: &Path) -> io::Result<()> {
+    for directory in path.ancestors().skip(1).filter(|directory| !directory.as_os_str().is_empty()) {
+        rustix::fs::fsync(untrusted::directory(directory, 0)?)?;
+    }
+    Ok(())
 }
 
 fn make_parent(path: &Path) -> io::Result<()> {
