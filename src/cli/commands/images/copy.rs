@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, FlockOperation, flock, fstatvfs, renameat, unlinkat};
+use rustix::fs::{AtFlags, FlockOperation, flock, fstatvfs, renameat, statat, unlinkat};
 
 use crate::util::untrusted;
 
@@ -63,6 +63,11 @@ pub fn copy(
     flock(&to, FlockOperation::NonBlockingLockExclusive)
         .map_err(|_| format!("{}: another import writes this file", part_path.display()))?;
     let begun = to.metadata().map_err(failed(&part_path))?;
+    // Before the lock was taken, another import may have given the file its final name.
+    let named = statat(&dir, &part, AtFlags::SYMLINK_NOFOLLOW).map_err(|why| failed(&part_path)(why.into()))?;
+    if (named.st_dev, named.st_ino) != (begun.dev(), begun.ino()) {
+        return Err(format!("{}: another import has just written this file", part_path.display()));
+    }
     let resumed = common(&from, &to, begun.len().min(size)).map_err(failed(&part_path))?;
     let space = fstatvfs(&dir).map_err(|why| failed(directory)(why.into()))?;
     // The blocks of the part count as used; those beyond its good beginning become free. After a loss
