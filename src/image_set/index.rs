@@ -96,6 +96,10 @@ pub(super) fn save<'a>(
     let mut text = serde_json::to_vec(&Head { version: VERSION, sha256: sha256::hex(&body) })?;
     text.push(b'\n');
     text.extend_from_slice(&body);
+    if text.len() as u64 > MAX_BYTES {
+        let text = format!("it would have {} bytes; the limit is {MAX_BYTES}", text.len());
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
+    }
     let directory = path.parent().unwrap_or(Path::new("/"));
     disk_writes::make_directories(directory, 0o750)?;
     atomic_file::write(path, &text, 0o600)?;
