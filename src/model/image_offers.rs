@@ -18,7 +18,7 @@ pub enum Offer {
 /// The images that archives on this node provide.
 pub trait ImageOffers: Send + Sync {
     /// Called before a pull of an image. While archives that may have the image are being read,
-    /// it waits, for some seconds at most, and these archives are read first. `image` has a tag or
+    /// it waits, for ten minutes at most, and these archives are read first. `image` has a tag or
     /// a digest. `stop` ends the wait.
     fn offer(&self, image: &str, stop: &StopToken) -> Offer;
 
