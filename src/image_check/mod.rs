@@ -17,7 +17,7 @@
 //! lowest priority; a check on request runs on the thread of its connection and waits for its turn.
 //! Invariants: a layer is only replaced from a copy with the digest that the image's configuration
 //! names; a damaged file is never written to; no link leads out of a layer; an image is checked by
-//! itself once, until it is pulled again or was mended.
+//! itself once as a whole, until it is pulled again or was mended.
 
 mod check;
 mod layer;
@@ -46,7 +46,8 @@ use check::Checker;
 const MAX_WAITING: usize = 64;
 /// The most images whose state is known.
 const MAX_KNOWN: usize = 4096;
-/// When an image that could not be mended is checked again, if its containers still fail.
+/// When an image that could not be mended, or not be checked as a whole, is checked again, if its
+/// containers still fail.
 const RETRY: Duration = Duration::from_secs(300);
 /// The weakest priority (nice(2)).
 const NICE: i32 = 19;
@@ -158,11 +159,14 @@ impl State {
         }
     }
 
-    /// Decides when an image may be checked again after a check with repair.
-    fn settle(&mut self, image: &str, report: &Report, now: Instant) {
-        if !report.intact {
+    /// Decides when an image may be checked again after a check with repair; `None`: it could not be
+    /// made.
+    fn settle(&mut self, image: &str, report: Option<&Report>, now: Instant) {
+        let Some(report) = report.filter(|report| report.intact && report.verified >= report.layers) else {
             self.known.insert(image.to_owned(), Some(now + RETRY));
-        } else if report.mended > 0 {
+            return;
+        };
+        if report.mended > 0 {
             self.known.remove(image);
         }
     }
@@ -282,13 +286,14 @@ impl ImageCheck {
                 Ok(report) => report,
                 Err(why) => {
                     log::info!("image {image}: {why}");
+                    self.state().settle(&image, None, Instant::now());
                     continue;
                 }
             };
             if stop.is_stopped() {
                 return;
             }
-            self.state().settle(&image, &report, Instant::now());
+            self.state().settle(&image, Some(&report), Instant::now());
             let Report { layers, verified, damaged, .. } = report;
             log::info!(
                 "checked image {image} in {:?}: {verified} of {layers} layers compared, {damaged} damaged files",
@@ -339,7 +344,7 @@ mod tests {
 
     fn settle(state: &mut State, image: &str, report: &Report, now: Instant) {
         state.note(image, report);
-        state.settle(image, report, now);
+        state.settle(image, Some(report), now);
     }
 
     #[test]
@@ -375,6 +380,37 @@ mod tests {
         assert!(state.push("a", failed("1"), now + RETRY));
         settle(&mut state, "a", &report(1, 1, true), now);
         assert!(state.damaged.is_empty());
+    }
+
+    #[test]
+    fn image_that_was_not_checked_as_a_whole_is_checked_again_later() {
+        let (mut state, now) = (State::default(), Instant::now());
+        assert!(state.push("a", failed("1"), now));
+        assert!(state.next().is_some());
+        let part = Report { layers: 2, verified: 1, ..report(0, 0, true) };
+        settle(&mut state, "a", &part, now);
+        assert!(!state.is_due("a", now) && state.is_due("a", now + RETRY));
+    }
+
+    #[test]
+    fn check_that_could_not_be_made_is_repeated_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let (runtime, images) = crate::cri::connect(crate::cri::Settings {
+            runtime_endpoint: format!("unix://{}/none.sock", dir.path().display()),
+            image_endpoint: None,
+            request_timeout: Duration::from_secs(1),
+        })
+        .unwrap();
+        let (events, _events) = EventSink::new();
+        let (sources, wake) = (Vec::new(), Box::new(|_: &PodUid| {}));
+        let check = ImageCheck::new(Deps { runtime, images, events, sources, wake });
+        let now = Instant::now();
+        assert!(check.state().push("a", failed("1"), now));
+        // On a thread of its own, because it lowers the priority.
+        let handle = check.clone();
+        std::thread::spawn(move || handle.run(&StopToken::never())).join().unwrap();
+        let state = check.state();
+        assert!(!state.is_due("a", now) && state.is_due("a", Instant::now() + RETRY));
     }
 
     #[test]
