@@ -108,6 +108,8 @@ pub(super) fn start(
     let started = Instant::now();
     let (host, claims) = host::prepare(args, config)?;
     let context = Context { args, config, host: &host, supervisor, started };
+    // Before any pod can be started or pull an image.
+    server::remove_stale_mirror(&args.image_mirror_file());
 
     let (objects, from_objects) = mailbox(newest);
     let changed = objects.clone();
@@ -183,12 +185,12 @@ fn start_threads(
         kube::events::spawn(&host.node_name, event_queue, supervisor.on_death()).map_err(thread("events"))?;
     let mut threads = vec![recorder];
     // Before the sources, so that the first pods can wait for their images.
-    threads.extend(start_image_set(context, rooms)?);
+    let reports = Reports::default();
+    threads.extend(start_image_set(context, rooms, &reports)?);
     let source_settings = settings::sources(args, config, &host.node_name);
     let client = cluster.as_ref().map(|cluster| &cluster.client);
     let places = settings::configured(&source_settings, client);
     let stats = stats::collector(context, rooms);
-    let reports = Reports::default();
     let (ends, evictions, reclaim) = eviction::link(rooms, &reports)?;
     let changed = cluster.as_ref().map(|cluster| cluster.health.clone());
     let from = FromRooms { probes: from_probes, objects: from_objects, evictions, reclaim };
@@ -230,9 +232,13 @@ fn start_threads(
 }
 
 /// Starts to read image archives. Pods that wait for an image that becomes available are woken.
-fn start_image_set(context: Context<'_>, rooms: &Rooms) -> Result<Option<Running>, StartError> {
+fn start_image_set(
+    context: Context<'_>,
+    rooms: &Rooms,
+    reports: &Reports,
+) -> Result<Option<Running>, StartError> {
     let Some(settings) = settings::image_set(context.args) else { return Ok(None) };
-    let (runtime, wake) = (rooms.runtime.clone(), rooms.wake.clone());
+    let (runtime, wake, reports) = (rooms.runtime.clone(), rooms.wake.clone(), reports.clone());
     let deps = image_set::Deps {
         images: rooms.images.clone(),
         events: rooms.events.clone(),
@@ -241,6 +247,7 @@ fn start_image_set(context: Context<'_>, rooms: &Rooms) -> Result<Option<Running
                 wake.put(pod, ());
             }
         }),
+        has_disk_pressure: Arc::new(move || reports.get().pressures.disk),
         on_death: context.supervisor.deaths(),
     };
     rooms.image_set.spawn(settings, deps).map(Some).map_err(thread("image-set"))

@@ -27,6 +27,7 @@ mod watch;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use crossbeam_channel::Sender;
 
@@ -66,6 +67,8 @@ pub struct Deps {
     pub events: EventSink,
     /// Receives the names of images that an archive now offers. Must not block.
     pub available: Arc<OnAvailable>,
+    /// Whether the node has disk pressure. Must not block.
+    pub has_disk_pressure: Arc<dyn Fn() -> bool + Send + Sync>,
     /// Receives the death of a thread.
     pub on_death: Sender<Died>,
 }
@@ -96,7 +99,8 @@ impl ImageSet {
         let on_death = OnDeath::Supervisor(deps.on_death.clone());
         let running = threads::spawn("image-set", Stack::Large, on_death, move |stop| {
             let platform = Platform::of_this_machine();
-            Reader { settings, deps, shared, platform, unsaved: false, puller: None }
+            let (absent, failures) = Default::default();
+            Reader { settings, deps, shared, platform, unsaved: false, absent, failures, puller: None }
                 .run(Watch::new(wake), &stop);
         })?;
         Ok(running.with_waker(Box::new(move || {
@@ -105,10 +109,11 @@ impl ImageSet {
         })))
     }
 
-    /// Reads the directories again, and compares the set with the images of the runtime, now. Returns
+    /// Reads the directories and the archives that failed again, and compares the set with the images of the runtime, now. Returns
     /// before that is done.
     pub fn rescan(&self) {
         self.shared.pulls().retry_all();
+        self.shared.set().retry_all(Instant::now());
         self.shared.ring();
         self.shared.ring_pulls();
     }
@@ -116,6 +121,11 @@ impl ImageSet {
     /// Called once by the server: the address of the registry. Without it nothing is offered.
     pub fn set_registry(&self, address: &str) {
         self.shared.set_registry(address);
+    }
+
+    /// Called by the server while it cannot listen: why there is no registry.
+    pub fn lacks_registry(&self, why: &str) {
+        self.shared.lacks_registry(why);
     }
 
     /// Bytes of archives that were read since the start.

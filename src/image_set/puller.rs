@@ -1,6 +1,7 @@
 //! The thread `image-pull`: makes the runtime pull the images of the set that it lacks.
 
 use std::collections::HashSet;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -21,11 +22,14 @@ use crate::util::timers;
 
 /// Period of the list that finds images which were removed from the runtime.
 const LIST_PERIOD: Duration = Duration::from_secs(300);
-/// Wait after a failed list.
-const FIRST_RETRY: Duration = Duration::from_secs(5);
+/// Wait after a failed list, at first and at last: a runtime may start after the agent.
+const FIRST_RETRY: Duration = Duration::from_secs(2);
+const LAST_RETRY: Duration = Duration::from_secs(30);
 /// Images are pulled in advance only if no pod has asked for one for this time: what pods need comes
 /// first.
 const QUIET: Duration = Duration::from_secs(3);
+/// How often it is looked whether the disk pressure has ended, while there is something to pull.
+const PRESSURE_PERIOD: Duration = Duration::from_secs(30);
 
 pub(super) struct Puller {
     images: ImageClient,
@@ -55,16 +59,13 @@ impl Puller {
             let due = if self.shared.registry().is_none() {
                 None
             } else if now >= list_due {
-                list_due =
-                    now + if self.list() { LIST_PERIOD } else { self.lists.delay(FIRST_RETRY, LIST_PERIOD) };
-                Some(now)
+                let pause = if self.list() { LIST_PERIOD } else { self.lists.delay(FIRST_RETRY, LAST_RETRY) };
+                list_due = Instant::now() + pause;
+                continue;
             } else {
-                let next = match self.shared.pulls().next(now) {
-                    Next::Nothing => None,
-                    Next::At(at) => Some(at),
-                    Next::Pull(_) => Some(self.shared.last_asked().map_or(now, |asked| asked + QUIET)),
-                };
-                let idle = self.shared.pulls().is_empty();
+                let next = self.next_pull(now);
+                // A set without images needs no further lists.
+                let idle = self.shared.set().ready().next().is_none() && self.shared.pulls().is_empty();
                 next.or(Some(list_due).filter(|_| !idle)).map(|next| next.min(list_due))
             };
             if due.is_none_or(|due| due > now) {
@@ -85,6 +86,22 @@ impl Puller {
             if stop.is_stopped() {
                 return;
             }
+        }
+    }
+
+    /// When to look for an image to pull.
+    fn next_pull(&self, now: Instant) -> Option<Instant> {
+        let next = self.shared.pulls().next(now);
+        let held_back = matches!(next, Next::Pull(_)) && (self.deps.has_disk_pressure)();
+        if self.shared.held_back.swap(held_back, Ordering::Relaxed) != held_back {
+            let what = if held_back { "held back" } else { "no longer held back" };
+            log::info!("pulls of images of archives in advance are {what} because of disk pressure");
+        }
+        match next {
+            Next::Nothing => None,
+            Next::At(at) => Some(at),
+            Next::Pull(_) if held_back => Some(now + PRESSURE_PERIOD),
+            Next::Pull(_) => Some(self.shared.last_asked().map_or(now, |asked| asked + QUIET)),
         }
     }
 
@@ -121,21 +138,15 @@ impl Puller {
         };
         let result = self.images.pull_image(spec, None, None, stop);
         let was_asked = self.shared.manifest_requests.load(Ordering::Relaxed) > requests;
-        match result {
-            Ok(_) => {
+        if result.as_ref().is_err_and(|error| error.class() == Class::Stopping) {
+            return;
+        }
+        match verdict(name, result.map(drop), was_asked) {
+            Ok(()) => {
                 log::info!("image {name} was pulled from its archive");
                 self.shared.pulls().succeeded(name);
             }
-            Err(error) if error.class() == Class::Stopping => {}
-            Err(error) => {
-                let text = if was_asked {
-                    format!("the runtime cannot pull {name} from its archive: {error}")
-                } else {
-                    format!(
-                        "the runtime does not use this agent's image registry, so it cannot pull {name}: run \
-                         \"coracle setup runtime\" once ({error})"
-                    )
-                };
+            Err(text) => {
                 if self.shared.pulls().failed(name, &text, Instant::now()) {
                     log::warn!("{text}");
                     let events = &self.deps.events;
@@ -143,5 +154,64 @@ impl Puller {
                 }
             }
         }
+    }
+}
+
+/// What the end of a pull means. A runtime resolves a tag by a request for its manifest, also if it has
+/// the content; without one (`was_asked`), the image is that of another registry.
+fn verdict(name: &str, result: Result<(), impl Display>, was_asked: bool) -> Result<(), String> {
+    let unused = "the runtime does not use this agent's image registry";
+    let advice = "run \"coracle setup runtime\" once";
+    match (result, was_asked) {
+        (Ok(()), true) => Ok(()),
+        (Ok(()), false) => Err(format!("{unused}, so {name} is not that of its archive: {advice}")),
+        (Err(error), true) => Err(format!("the runtime cannot pull {name} from its archive: {error}")),
+        (Err(error), false) => Err(format!("{unused}, so it cannot pull {name}: {advice} ({error})")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::event::EventSink;
+
+    #[test]
+    fn pull_without_a_request_to_this_registry_is_not_one_from_the_archive() {
+        let good = || Ok::<(), &str>(());
+        assert_eq!(verdict("r/a:1", good(), true), Ok(()));
+        assert!(verdict("r/a:1", good(), false).unwrap_err().contains("coracle setup runtime"));
+        assert!(verdict("r/a:1", Err("no"), false).unwrap_err().contains("coracle setup runtime"));
+        assert!(!verdict("r/a:1", Err("no"), true).unwrap_err().contains("coracle setup runtime"));
+    }
+
+    #[test]
+    fn nothing_is_pulled_in_advance_while_the_node_has_disk_pressure() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_, images) = crate::cri::connect(crate::cri::Settings {
+            runtime_endpoint: format!("unix://{}/none.sock", dir.path().display()),
+            image_endpoint: None,
+            request_timeout: Duration::from_secs(1),
+        })
+        .unwrap();
+        let pressure = Arc::new(std::sync::atomic::AtomicBool::new(true));
+        let seen = Arc::clone(&pressure);
+        let deps = Deps {
+            images: images.clone(),
+            events: EventSink::new().0,
+            available: Arc::new(|_| {}),
+            has_disk_pressure: Arc::new(move || seen.load(Ordering::Relaxed)),
+            on_death: crossbeam_channel::bounded(1).0,
+        };
+        let shared = Arc::new(Shared::default());
+        let puller = Puller { images, deps, shared: Arc::clone(&shared), lists: Failures::default() };
+        let now = Instant::now();
+        assert_eq!(puller.next_pull(now), None);
+        assert_eq!(shared.problems(), [""; 0], "there is nothing to pull");
+        shared.pulls().update([("r/a:1", "sha256:1")].into_iter(), &HashSet::new());
+        assert_eq!(puller.next_pull(now), Some(now + PRESSURE_PERIOD));
+        assert!(shared.problems().concat().contains("disk pressure"));
+        pressure.store(false, Ordering::Relaxed);
+        assert_eq!(puller.next_pull(now), Some(now));
+        assert_eq!(shared.problems(), [""; 0]);
     }
 }

@@ -1,24 +1,32 @@
 //! The thread `image-set`: lists the directories, reads archives, and keeps the index.
 
-use std::path::PathBuf;
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use super::archive::{self, Archive, ArchiveError, Platform};
-use super::index::{self, Known};
+use super::index;
 use super::puller::Puller;
-use super::scan::scan;
+use super::scan::{self, scan};
 use super::set::{Changes, Key, State};
 use super::shared::Shared;
 use super::watch::Watch;
 use super::{Deps, Settings};
 use crate::model::event::{EventType, Regarding};
 use crate::model::reasons;
+use crate::util::backoff::Failures;
 use crate::util::stop::StopToken;
 use crate::util::threads::Running;
 
 /// Faults of one archive that are logged.
 const LOGGED_FAULTS: usize = 5;
+/// The longest time between two lists: a mount over a directory, and a change of a network file
+/// system, are no events.
+const LIST_PERIOD: Duration = Duration::from_secs(60);
+/// The first wait after a directory could not be read; later ones double up to `LIST_PERIOD`.
+const FIRST_RETRY: Duration = Duration::from_secs(2);
 
 pub(super) struct Reader {
     pub(super) settings: Settings,
@@ -27,19 +35,31 @@ pub(super) struct Reader {
     pub(super) platform: Platform,
     /// Whether the index on disk is older than the set.
     pub(super) unsaved: bool,
+    /// What the index on disk has of archives that are not there, such as those of an absent disk.
+    pub(super) absent: HashMap<PathBuf, Arc<Archive>>,
+    /// Lists in succession in which something could not be read.
+    pub(super) failures: Failures,
     /// Started with the first archive.
     pub(super) puller: Option<Running>,
 }
 
 impl Reader {
     pub(super) fn run(&mut self, mut watch: Watch, stop: &StopToken) {
-        let mut known = index::load(&self.settings.index);
-        let mut layouts = Vec::new();
+        let known = index::load(&self.settings.index);
+        self.absent = known.into_iter().map(|(path, archive)| (path, Arc::new(archive))).collect();
+        let mut inner = Vec::new();
         loop {
-            watch.arm(self.settings.directories.iter().chain(&layouts));
-            layouts = self.list(&mut known);
-            // Later lists compare with what is in memory.
-            known = Known::new();
+            watch.arm(self.settings.directories.iter().chain(&inner));
+            let (mut found, mut pause) = self.list();
+            if found != inner {
+                // They are listed again after they are watched, so that no change is missed.
+                watch.arm(self.settings.directories.iter().chain(&found));
+                (found, pause) = self.list();
+            }
+            inner = found;
+            let until = Instant::now() + pause;
+            self.see_blobs();
+            self.shared.set().release(Instant::now());
             self.look(stop);
             while self.read_next(stop) {}
             if stop.is_stopped() {
@@ -47,38 +67,83 @@ impl Reader {
             }
             self.save();
             self.pull();
-            watch.wait();
+            let retry = self.shared.set().next_retry();
+            watch.wait(retry.map_or(until, |retry| retry.min(until)));
             if stop.is_stopped() {
                 return;
             }
         }
     }
 
-    /// Lists the directories. Returns the layout directories among the archives.
-    fn list(&mut self, known: &mut Known) -> Vec<PathBuf> {
-        let found = scan(&self.settings.directories);
-        for problem in &found.problems {
-            log::warn!("{problem}");
+    /// Lists the directories. Returns the directories in them that are watched, too, and when the next
+    /// list is due at the latest.
+    fn list(&mut self) -> (Vec<PathBuf>, Duration) {
+        let mut found = scan(&self.settings.directories);
+        let pause = pause(&mut self.failures, !found.unreadable.is_empty());
+        if found.problems != self.shared.list_problems() {
+            for problem in &found.problems {
+                log::warn!("{problem}");
+            }
+            self.shared.set_problems(found.problems);
         }
-        self.shared.set_problems(found.problems);
-        let Changes { added, removed } = self.shared.set().list(found.files, |path, stamp| {
-            let archive = known.remove(path)?;
-            index::is_same(&archive.stamp, stamp).then_some(Archive { stamp: *stamp, ..archive })
-        });
+        let absent = &mut self.absent;
+        let mut returned = false;
+        let (first, Changes { added, removed }) = {
+            let mut set = self.shared.set();
+            let listed: HashSet<Key> = found.files.iter().map(|(key, _)| key.clone()).collect();
+            let kept = set.below(&found.unreadable).into_iter().filter(|(key, _)| !listed.contains(key));
+            found.files.extend(kept);
+            let seen: HashSet<PathBuf> =
+                found.files.iter().filter_map(|((_, path), _)| Some(path.parent()?.to_owned())).collect();
+            let first = !set.listed;
+            let changes = set.list(found.files, |path, stamp| {
+                let archive = absent.remove(path)?;
+                let same = index::is_same(&archive.stamp, stamp);
+                returned |= same;
+                same.then(|| Archive { stamp: *stamp, ..Arc::unwrap_or_clone(archive) })
+            });
+            // A directory without archives may be that of a disk which is not mounted yet.
+            let before = absent.len();
+            let directories = &self.settings.directories;
+            let may_return = |parent: &Path| {
+                !seen.contains(parent) && directories.iter().any(|directory| directory == parent)
+            };
+            absent.retain(|path, _| path.parent().is_some_and(may_return));
+            self.unsaved |= absent.len() < before;
+            (first, changes)
+        };
         for path in &removed {
             log::info!("image archive {} is gone; its images are released", path.display());
         }
-        self.unsaved |= !removed.is_empty() || !known.is_empty();
-        if !added.is_empty() || !removed.is_empty() {
+        self.unsaved |= !removed.is_empty();
+        let changed = returned || !added.is_empty() || !removed.is_empty();
+        if changed {
             self.shared.pulls().retry_all();
         }
-        self.shared.changed();
-        found.layouts
+        // Periodic lists must not make the other thread ask the runtime.
+        if changed || first {
+            self.shared.changed();
+        }
+        (found.inner, pause)
+    }
+
+    /// Looks whether missing blobs of layout directories have arrived.
+    fn see_blobs(&self) {
+        let incomplete = self.shared.set().incomplete();
+        for key in incomplete {
+            let blobs = scan::blobs(&key.1);
+            if let Some(entry) = self.shared.set().get_mut(&key) {
+                entry.see_blobs(blobs, Instant::now());
+            }
+        }
     }
 
     /// Finds the names of images in archives that are not compressed, which needs few reads.
     fn look(&self, stop: &StopToken) {
         let open = self.shared.set().unnamed();
+        if open.is_empty() {
+            return;
+        }
         for key in open {
             if let Ok(names) = archive::names(&key.1, stop)
                 && let Some(entry) = self.shared.set().get_mut(&key)
@@ -97,7 +162,11 @@ impl Reader {
             return false;
         }
         let token = self.shared.begin(&key);
-        self.set_state(&key, State::Reading);
+        let blobs = key.1.is_dir().then(|| scan::blobs(&key.1));
+        if let Some(entry) = self.shared.set().get_mut(&key) {
+            entry.state = State::Reading;
+            entry.blobs = blobs;
+        }
         // The stop signal may have come before the reading could be interrupted.
         if stop.is_stopped() {
             self.shared.interrupt();
@@ -108,33 +177,37 @@ impl Reader {
         self.shared.total_read.fetch_add(self.shared.read_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
         self.shared.end();
         let mut offered = Vec::new();
-        let state = match result {
+        match result {
             Ok(archive) => {
                 self.report(&key, &archive);
                 offered.extend(archive.images.iter().flat_map(|image| image.names.clone()));
                 self.unsaved = true;
-                State::Ready(Arc::new(archive))
+                if let Some(entry) = self.shared.set().get_mut(&key) {
+                    entry.succeed(Arc::new(archive));
+                }
             }
-            Err(ArchiveError::Stopped) => State::Waiting,
-            Err(error) => {
-                let text = format!("image archive {}: {error}", key.1.display());
-                log::warn!("{text}");
-                self.deps.events.raise(
-                    Regarding::Node,
-                    EventType::Warning,
-                    reasons::IMAGE_ARCHIVE_FAULT,
-                    text,
-                );
-                State::Failed(error.to_string())
-            }
-        };
-        self.set_state(&key, state);
+            Err(ArchiveError::Stopped) => self.set_state(&key, State::Waiting),
+            Err(error) => self.fail(&key, &error),
+        }
         self.shared.changed();
         if !offered.is_empty() {
             (self.deps.available)(&offered);
         }
         self.pull();
         !stop.is_stopped()
+    }
+
+    fn fail(&self, key: &Key, error: &ArchiveError) {
+        let log = match self.shared.set().get_mut(key) {
+            Some(entry) => entry.fail(error.to_string(), passes(error), Instant::now()),
+            None => return,
+        };
+        if log {
+            let text = format!("image archive {}: {error}", key.1.display());
+            log::warn!("{text}");
+            let events = &self.deps.events;
+            events.raise(Regarding::Node, EventType::Warning, reasons::IMAGE_ARCHIVE_FAULT, text);
+        }
     }
 
     fn set_state(&self, key: &Key, state: State) {
@@ -165,7 +238,9 @@ impl Reader {
             return;
         }
         let set = self.shared.set().clone();
-        if let Err(error) = index::save(&self.settings.index, set.ready()) {
+        // Kept for a disk that returns.
+        let archives = set.ready().chain(&self.absent);
+        if let Err(error) = index::save(&self.settings.index, archives) {
             let path = self.settings.index.display();
             log::warn!(
                 "cannot write the index of image archives {path}; after a restart they are read again: {error}"
@@ -182,5 +257,40 @@ impl Reader {
             Ok(running) => self.puller = Some(running),
             Err(error) => log::warn!("cannot start the thread image-pull: {error}"),
         }
+    }
+}
+
+/// Whether an archive may be readable later, although its file has not changed.
+fn passes(error: &ArchiveError) -> bool {
+    matches!(error, ArchiveError::Io(_) | ArchiveError::Changed)
+}
+
+/// The longest time until the next list, after one in which something could not be read, or not.
+fn pause(failures: &mut Failures, failed: bool) -> Duration {
+    if failed {
+        let _ = failures.count();
+        return failures.delay(FIRST_RETRY, LIST_PERIOD);
+    }
+    failures.end();
+    LIST_PERIOD
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_are_listed_each_minute_and_soon_after_a_failure() {
+        let mut failures = Failures::default();
+        let mut waits = |failed| pause(&mut failures, failed).as_secs();
+        assert_eq!(waits(false), 60);
+        assert_eq!([(); 7].map(|()| waits(true)), [2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!((waits(false), waits(true)), (60, 2));
+    }
+
+    #[test]
+    fn only_errors_that_are_not_of_the_data_pass() {
+        assert!(passes(&ArchiveError::Changed) && passes(&ArchiveError::Io(std::io::Error::other("EIO"))));
+        assert!(!passes(&ArchiveError::NotAnArchive));
     }
 }

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::archive::{self, Stamp};
@@ -13,12 +14,17 @@ pub(super) const MOST_ARCHIVES: usize = 1000;
 /// Entries of one directory that are inspected.
 const MOST_ENTRIES: usize = 10_000;
 
+/// The directory of a layout's blobs.
+const BLOBS: &str = "blobs/sha256";
+
 /// What a scan found.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) files: Vec<(Key, Stamp)>,
-    /// Layout directories, to be watched.
-    pub(super) layouts: Vec<PathBuf>,
+    /// Directories of the archives' directories, to be watched: layouts, and what may become one.
+    pub(super) inner: Vec<PathBuf>,
+    /// Directories and archives of which it is not known whether they are there.
+    pub(super) unreadable: Vec<Key>,
     /// Directories that could not be read, and other problems, as sentences.
     pub(super) problems: Vec<String>,
 }
@@ -40,6 +46,7 @@ pub(super) fn scan(directories: &[PathBuf]) -> Found {
         if let Err(error) = scan_one(number, directory, &mut found)
             && error.kind() != io::ErrorKind::NotFound
         {
+            found.unreadable.push((number, directory.clone()));
             found.problems.push(format!("cannot read {}: {error}", directory.display()));
         }
     }
@@ -56,28 +63,59 @@ fn scan_one(number: usize, directory: &Path, found: &mut Found) -> io::Result<()
     let mut names = Vec::new();
     for entry in std::fs::read_dir(directory)?.take(MOST_ENTRIES) {
         let entry = entry?;
-        let kind = entry.file_type()?;
+        let kind = match entry.file_type() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            kind => kind?,
+        };
         if is_candidate(&entry.file_name()) && (kind.is_file() || kind.is_dir()) {
             names.push((entry.path(), kind.is_dir()));
         }
     }
     names.sort();
     for (path, is_directory) in names {
-        if is_directory && !path.join("oci-layout").is_file() {
-            continue;
+        if is_directory {
+            found.inner.push(path.clone());
+            match std::fs::metadata(path.join("oci-layout")) {
+                Ok(_) => found.inner.push(path.join(BLOBS)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                // The stamp has the same error, or it will be found when the layout is read.
+                Err(_) => {}
+            }
         }
         match archive::stamp(&path) {
-            Ok(stamp) => {
-                if is_directory {
-                    found.layouts.push(path.clone());
-                }
-                found.files.push(((number, path), stamp));
-            }
+            Ok(stamp) => found.files.push(((number, path), stamp)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => found.problems.push(format!("cannot read {}: {error}", path.display())),
+            Err(error) => {
+                found.problems.push(format!("cannot read {}: {error}", path.display()));
+                // Another kind of file is no archive, for certain.
+                if error.kind() != io::ErrorKind::InvalidInput {
+                    found.unreadable.push((number, path));
+                }
+            }
         }
     }
     Ok(())
+}
+
+/// The blobs of a layout directory, which change without its `index.json`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Blobs {
+    number: u64,
+    bytes: u64,
+    newest_ns: i128,
+}
+
+/// Looks at the blobs of a layout, without reading them.
+pub(super) fn blobs(layout: &Path) -> Blobs {
+    let mut blobs = Blobs::default();
+    let Ok(entries) = std::fs::read_dir(layout.join(BLOBS)) else { return blobs };
+    for meta in entries.take(MOST_ENTRIES).filter_map(|entry| entry.ok()?.metadata().ok()) {
+        blobs.number += 1;
+        blobs.bytes = blobs.bytes.saturating_add(meta.len());
+        let changed = i128::from(meta.ctime()) * 1_000_000_000 + i128::from(meta.ctime_nsec());
+        blobs.newest_ns = blobs.newest_ns.max(changed);
+    }
+    blobs
 }
 
 #[cfg(test)]
@@ -101,5 +139,18 @@ mod tests {
             found.files.iter().map(|((number, path), _)| (*number, path.file_name().unwrap())).collect();
         assert_eq!(names, [(0, OsStr::new("a.tar.gz")), (0, OsStr::new("b.tar")), (0, OsStr::new("layout"))]);
         assert_eq!(found.problems, [""; 0]);
+        // Also those that are not complete yet.
+        let inner: Vec<_> = found.inner.iter().map(|path| path.strip_prefix(dir.path()).unwrap()).collect();
+        assert_eq!(inner, ["layout", "layout/blobs/sha256", "other"].map(Path::new));
+        assert_eq!(found.unreadable, []);
+    }
+
+    #[test]
+    fn directory_that_cannot_be_read_is_not_taken_for_an_empty_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("loop");
+        std::os::unix::fs::symlink("loop", &path).unwrap();
+        let found = scan(&[dir.path().join("missing"), path.clone()]);
+        assert_eq!((found.problems.len(), found.unreadable), (1, vec![(1, path)]));
     }
 }

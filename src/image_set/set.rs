@@ -3,12 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use super::archive::{Archive, Blob, Digest, Image, Stamp};
+use super::archive::{Archive, Blob, Digest, Form, Image, Problem, Stamp};
 use super::report::ArchiveReport;
+use super::scan::Blobs;
+use crate::util::backoff::Failures;
 
 /// Faults of one archive that are reported; further ones are counted.
 const SHOWN_FAULTS: usize = 20;
+/// Wait before an archive is read again whose reading failed, at first and at last.
+const FIRST_RETRY: Duration = Duration::from_secs(10);
+const LAST_RETRY: Duration = Duration::from_secs(300);
+/// The first wait before a layout is read again whose blobs are still arriving.
+const FIRST_BLOBS: Duration = Duration::from_secs(2);
 
 /// An archive's place in the order of the set: the number of its directory, then its path.
 pub(super) type Key = (usize, PathBuf);
@@ -20,6 +28,11 @@ pub(super) struct Entry {
     /// The names that a quick look found, without reading the blobs; `None`: not known.
     pub(super) names: Option<Vec<String>>,
     pub(super) state: State,
+    /// When it is read again, although the file has not changed.
+    retry: Option<Instant>,
+    failures: Failures,
+    /// The blobs of a layout before it was read.
+    pub(super) blobs: Option<Blobs>,
 }
 
 /// How far the reading of an archive is.
@@ -28,14 +41,59 @@ pub(super) enum State {
     Waiting,
     Reading,
     Ready(Arc<Archive>),
-    /// It offers nothing until the file changes.
+    /// It offers nothing until the file changes, or until it is read again.
     Failed(String),
 }
 
 impl Entry {
     /// An archive that has not been read.
     pub(super) fn new(stamp: Stamp) -> Entry {
-        Entry { stamp, names: None, state: State::Waiting }
+        let (retry, failures, blobs) = (None, Failures::default(), None);
+        Entry { stamp, names: None, state: State::Waiting, retry, failures, blobs }
+    }
+
+    /// The archive was read.
+    pub(super) fn succeed(&mut self, archive: Arc<Archive>) {
+        self.state = State::Ready(archive);
+        if !self.is_incomplete() {
+            self.failures.end();
+        }
+    }
+
+    /// The archive could not be read. `passes`: not because of its data, so that it is read again
+    /// later. Returns whether to log it.
+    pub(super) fn fail(&mut self, why: String, passes: bool, now: Instant) -> bool {
+        self.state = State::Failed(why);
+        if !passes {
+            return true;
+        }
+        let log = self.failures.count();
+        self.retry = Some(now + self.failures.delay(FIRST_RETRY, LAST_RETRY));
+        log
+    }
+
+    /// Whether it is a layout directory whose blobs may arrive later.
+    fn is_incomplete(&self) -> bool {
+        let lacks = |problem: &Problem| {
+            matches!(
+                problem,
+                Problem::MissingBlob
+                    | Problem::WrongDigest { .. }
+                    | Problem::WrongSize { .. }
+                    | Problem::Blob { .. }
+            )
+        };
+        self.archive().is_some_and(|archive| {
+            archive.form == Form::OciLayout && archive.faults.iter().any(|fault| lacks(&fault.problem))
+        })
+    }
+
+    /// Takes over the present blobs of an incomplete layout: it is read again if they have changed.
+    pub(super) fn see_blobs(&mut self, blobs: Blobs, now: Instant) {
+        if self.is_incomplete() && self.retry.is_none() && self.blobs != Some(blobs) {
+            let _ = self.failures.count();
+            self.retry = Some(now + self.failures.delay(FIRST_BLOBS, LAST_RETRY));
+        }
     }
 
     fn archive(&self) -> Option<&Arc<Archive>> {
@@ -116,6 +174,44 @@ impl Set {
         changes.removed = before.into_keys().map(|(_, path)| path).collect();
         self.listed = true;
         changes
+    }
+
+    /// The archives in directories (or archives) of which it is not known whether they are there.
+    pub(super) fn below(&self, places: &[Key]) -> Vec<(Key, Stamp)> {
+        let is_below = |key: &Key| places.iter().any(|one| one.0 == key.0 && key.1.starts_with(&one.1));
+        let below = self.entries.iter().filter(|(key, _)| is_below(key));
+        below.map(|(key, entry)| (key.clone(), entry.stamp)).collect()
+    }
+
+    /// Layouts that lack blobs.
+    pub(super) fn incomplete(&self) -> Vec<Key> {
+        let incomplete = self.entries.iter().filter(|(_, entry)| entry.is_incomplete());
+        incomplete.map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Lets those archives wait for a reading that are due.
+    pub(super) fn release(&mut self, now: Instant) {
+        for entry in self.entries.values_mut() {
+            if entry.retry.is_some_and(|at| at <= now) {
+                entry.retry = None;
+                entry.state = State::Waiting;
+            }
+        }
+    }
+
+    /// When an archive is due to be read again.
+    pub(super) fn next_retry(&self) -> Option<Instant> {
+        self.entries.values().filter_map(|entry| entry.retry).min()
+    }
+
+    /// Every archive that failed, and every layout that lacks blobs, is due at `now`.
+    pub(super) fn retry_all(&mut self, now: Instant) {
+        for entry in self.entries.values_mut() {
+            if matches!(entry.state, State::Failed(_)) || entry.is_incomplete() {
+                entry.failures.end();
+                entry.retry = Some(now);
+            }
+        }
     }
 
     /// The archives whose names are not known, and that are still to be read.

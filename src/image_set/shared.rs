@@ -1,7 +1,7 @@
 //! What the threads of the room and its callers share.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ const UNKNOWN_LIMIT: Duration = Duration::from_secs(10);
 const REGISTRY_LIMIT: Duration = Duration::from_secs(5);
 /// The longest wait of a pull for an archive that is known to have the image.
 const COMING_LIMIT: Duration = Duration::from_secs(600);
+const HELD_BACK: &str = "images of archives are not pulled in advance while the node has disk pressure";
 
 /// The archive that is being read.
 struct Reading {
@@ -47,6 +48,10 @@ pub(super) struct Shared {
     asked: Mutex<Option<Instant>>,
     problems: Mutex<Vec<String>>,
     registry: OnceLock<String>,
+    /// Why there is no registry.
+    no_registry: Mutex<String>,
+    /// Whether images are not pulled in advance because of the disk.
+    pub(super) held_back: AtomicBool,
     pub(super) manifest_requests: AtomicU64,
 }
 
@@ -65,6 +70,8 @@ impl Default for Shared {
             asked: Mutex::default(),
             problems: Mutex::default(),
             registry: OnceLock::new(),
+            no_registry: Mutex::default(),
+            held_back: AtomicBool::new(false),
             manifest_requests: AtomicU64::new(0),
         }
     }
@@ -131,8 +138,27 @@ impl Shared {
         *lock(&self.problems) = problems;
     }
 
-    pub(super) fn problems(&self) -> Vec<String> {
+    /// Those of the last list.
+    pub(super) fn list_problems(&self) -> Vec<String> {
         lock(&self.problems).clone()
+    }
+
+    /// Those of the directories, of the registry and of the disk.
+    pub(super) fn problems(&self) -> Vec<String> {
+        let mut problems = self.list_problems();
+        let no_registry = lock(&self.no_registry);
+        if self.registry().is_none() && !no_registry.is_empty() {
+            problems.push(no_registry.clone());
+        }
+        if self.held_back.load(Ordering::Relaxed) {
+            problems.push(HELD_BACK.to_owned());
+        }
+        problems
+    }
+
+    /// There is no registry until [`Shared::set_registry`].
+    pub(super) fn lacks_registry(&self, why: &str) {
+        why.clone_into(&mut lock(&self.no_registry));
     }
 
     pub(super) fn set_registry(&self, address: &str) {

@@ -138,6 +138,7 @@ impl Room {
             images,
             events: self.sink.clone(),
             available: Arc::new(move |names| list.lock().unwrap().extend_from_slice(names)),
+            has_disk_pressure: Arc::new(|| false),
             on_death,
         };
         self.running = Some(self.set.spawn(self.settings.clone(), deps).unwrap());
@@ -310,4 +311,113 @@ fn pulls_leave_nothing_behind_when_they_have_their_answer() {
         assert_eq!(room.offer("registry.example/b:1"), Offer::NotInSet);
     }
     assert_eq!(room.set.shared.waiting(), 0);
+}
+
+#[test]
+fn archive_is_read_again_later_unless_its_data_are_at_fault() {
+    let (mut set, now) = (set_of(&[("a", 1), ("b", 1)]), Instant::now());
+    assert!(set.get_mut(&key("a")).unwrap().fail("EIO".into(), true, now));
+    assert!(set.get_mut(&key("b")).unwrap().fail("not an archive".into(), false, now));
+    assert_eq!(set.next_retry(), Some(now + Duration::from_secs(10)));
+    set.release(now + Duration::from_secs(9));
+    assert_eq!(set.next(&names(&[])), None);
+    let later = now + Duration::from_secs(10);
+    set.release(later);
+    assert_eq!((set.next(&names(&[])), set.next_retry()), (Some(key("a")), None));
+    set.get_mut(&key("a")).unwrap().fail("EIO".into(), true, later);
+    assert_eq!(set.next_retry(), Some(later + Duration::from_secs(20)));
+    set.retry_all(later);
+    set.release(later);
+    set.get_mut(&key("a")).unwrap().state = State::Reading;
+    assert_eq!(set.next(&names(&[])), Some(key("b")), "a request reads all again");
+}
+
+#[test]
+fn archives_stay_while_their_directory_cannot_be_read() {
+    let room = Room::new();
+    room.put("a.tar", &image("registry.example/a:1", "one"));
+    let room = room.start();
+    room.wait("the image", |report| report.complete && report.images.len() == 1);
+    let (directory, away) = (&room.settings.directories[0], room.dir.path().join("away"));
+    // In the place of the directory, the link is an endless loop.
+    std::os::unix::fs::symlink("images.d", &away).unwrap();
+    let exchange = || {
+        let (cwd, flags) = (rustix::fs::CWD, rustix::fs::RenameFlags::EXCHANGE);
+        rustix::fs::renameat_with(cwd, directory, cwd, &away, flags).unwrap();
+    };
+    exchange();
+    let report = room.wait("the problem", |report| !report.problems.is_empty());
+    assert_eq!(report.images.len(), 1, "{report:?}");
+    assert!(room.set.keeps(&["registry.example/a:1".into()]));
+    let before = room.set.bytes_read();
+    exchange();
+    room.wait("the end of the problem", |report| report.problems.is_empty());
+    assert_eq!((room.set.report().images.len(), room.set.bytes_read()), (1, before));
+}
+
+#[test]
+fn layout_whose_blobs_arrive_last_is_found() {
+    let room = Room::new().start();
+    room.wait("the first list", |report| report.complete);
+    let layout = room.settings.directories[0].join("layout");
+    std::fs::create_dir(&layout).unwrap();
+    let pause = || {
+        let _ = StopToken::never().wait(Duration::from_millis(500));
+    };
+    // Longer than changes are collected.
+    pause();
+    let entries =
+        testing::image(&format!("linux/{}", Platform::of_this_machine().architecture), &["content"]);
+    let mut files = testing::layout(&[("registry.example/slow:1", &entries)]);
+    files.sort_by_key(|(name, _)| name.starts_with("blobs/"));
+    let blobs = files.iter().position(|(name, _)| name.starts_with("blobs/")).unwrap();
+    let write = |(name, content): &(String, Vec<u8>)| {
+        let path = layout.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    };
+    files[..blobs].iter().for_each(write);
+    room.wait("the faults", |report| report.archives.iter().any(|one| !one.faults.is_empty()));
+    for file in &files[blobs..] {
+        pause();
+        write(file);
+    }
+    let report = room.wait("the image", |report| report.images.len() == 1);
+    assert_eq!(report.archives[0].faults, [""; 0]);
+}
+
+#[test]
+fn archives_of_a_disk_that_was_absent_at_a_start_are_not_read_again() {
+    let mut room = Room::new();
+    let other = room.dir.path().join("other.d");
+    std::fs::create_dir(&other).unwrap();
+    room.settings.directories.push(other.clone());
+    room.put("a.tar", &image("registry.example/a:1", "one"));
+    let mut room = room.start();
+    let index = room.settings.index.clone();
+    let saved = |file: &str| std::fs::read_to_string(&index).is_ok_and(|text| text.contains(file));
+    room.wait("the index", |_| saved("a.tar"));
+    drop(room.running.take());
+    let (disk, away) = (room.settings.directories[0].clone(), room.dir.path().join("away"));
+    std::fs::rename(&disk, &away).unwrap();
+    std::fs::create_dir(&disk).unwrap();
+    std::fs::write(other.join("b.tar"), image("registry.example/b:1", "two")).unwrap();
+    // The index is written without the disk.
+    let mut room = room.start();
+    room.wait("the other image", |report| report.complete && report.images.len() == 1 && saved("b.tar"));
+    drop(room.running.take());
+    std::fs::remove_dir(&disk).unwrap();
+    std::fs::rename(&away, &disk).unwrap();
+    let room = room.start();
+    room.wait("both images", |report| report.complete && report.images.len() == 2);
+    assert_eq!(room.set.bytes_read(), 0);
+}
+
+#[test]
+fn registry_that_cannot_listen_is_a_problem_until_it_can() {
+    let set = ImageSet::new(&[]);
+    set.lacks_registry("the port is in use");
+    assert_eq!(set.problems(), ["the port is in use"]);
+    set.set_registry("127.0.0.1:1");
+    assert_eq!(set.problems(), [""; 0]);
 }

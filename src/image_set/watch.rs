@@ -79,10 +79,12 @@ impl Watch {
         }
     }
 
-    /// Waits for a change that has settled, or for the bell of the room.
-    pub(super) fn wait(&mut self) {
+    /// Waits for a change that has settled, for the bell of the room, or until `until`: not every change
+    /// is an event (a mount over a directory is none).
+    pub(super) fn wait(&mut self, until: Instant) {
         let _waiting = threads::waiting("changes of image archives");
-        let mut due = self.inotify.is_none().then(|| Instant::now() + POLL);
+        let poll = self.inotify.is_none().then(|| Instant::now() + POLL);
+        let mut due = Some(poll.map_or(until, |poll| poll.min(until)));
         let mut first: Option<Instant> = None;
         loop {
             let other = self.inotify.as_ref().map(|inotify| (inotify.as_fd(), PollFlags::IN));
@@ -135,5 +137,20 @@ impl Watch {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wait_without_an_event_ends_at_its_deadline() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut watch = Watch::new(Wake::new().unwrap());
+        watch.arm([dir.path().to_owned()].iter());
+        let begun = Instant::now();
+        watch.wait(begun + Duration::from_millis(50));
+        assert!(begun.elapsed() >= Duration::from_millis(50));
     }
 }

@@ -58,6 +58,7 @@ pub use local::views::{
 
 #[cfg(test)]
 pub use registry::images::{BlobSource, Images};
+pub use registry::publish::remove_stale as remove_stale_mirror;
 pub use registry::settings::RegistrySettings;
 
 use crate::util::threads::{OnDeath, Running};

@@ -14,6 +14,7 @@ mod disk;
 mod evictions;
 mod holdings;
 mod hooks;
+mod image_set;
 mod images_import;
 mod kube;
 mod local_objects;

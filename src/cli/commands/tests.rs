@@ -380,6 +380,8 @@ impl server::Images for Archives {
     }
 
     fn set_registry(&self, _: &str) {}
+
+    fn lacks_registry(&self, _: &str) {}
 }
 
 #[test]

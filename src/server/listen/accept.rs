@@ -96,10 +96,11 @@ impl Port {
     }
 
     fn publish(&mut self) {
-        if let (Some(publication), Some(address)) =
-            (&mut self.publication, self.bound.as_ref().and_then(Bound::address))
-        {
-            publication.publish(address);
+        let Some(publication) = &mut self.publication else { return };
+        match (self.bound.as_ref().and_then(Bound::address), self.later) {
+            (Some(address), _) => publication.publish(address),
+            (None, Some(address)) => publication.withhold(address),
+            (None, None) => {}
         }
     }
 

@@ -30,6 +30,9 @@ pub trait Images: Send + Sync {
 
     /// See [`ImageSet::set_registry`].
     fn set_registry(&self, address: &str);
+
+    /// See [`ImageSet::lacks_registry`].
+    fn lacks_registry(&self, why: &str);
 }
 
 /// A blob that can be opened.
@@ -66,5 +69,9 @@ impl Images for ImageSet {
 
     fn set_registry(&self, address: &str) {
         ImageSet::set_registry(self, address);
+    }
+
+    fn lacks_registry(&self, why: &str) {
+        ImageSet::lacks_registry(self, why);
     }
 }

@@ -6,7 +6,7 @@
 
 use std::io::Read;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::images::Images;
@@ -15,6 +15,10 @@ use crate::util::{atomic_file, untrusted};
 
 /// Larger files are not ours.
 const MOST_BYTES: u64 = 4096;
+
+/// The first line of each file.
+const HEADING: &str =
+    "# Written by coracle at each start. Its images are those of the archives on this node.\n";
 
 /// Publishes the address of the registry as soon as it is bound. Removes the file when it is dropped.
 pub struct Publication {
@@ -29,6 +33,14 @@ impl Publication {
     pub fn new(settings: &RegistrySettings, images: Arc<dyn Images>) -> Publication {
         let (path, token) = (settings.mirror_file.clone(), settings.token.clone());
         Publication { path, token, images, written: String::new() }
+    }
+
+    /// The registry cannot listen on this address now.
+    pub fn withhold(&self, address: SocketAddr) {
+        remove_stale(&self.path);
+        self.images.lacks_registry(&format!(
+            "the registry of image archives cannot listen on {address}, so no images of archives are pulled"
+        ));
     }
 
     /// The registry listens on this address.
@@ -47,25 +59,32 @@ impl Publication {
 
 impl Drop for Publication {
     fn drop(&mut self) {
-        let mut found = String::new();
-        let read =
-            untrusted::open(&self.path).and_then(|file| file.take(MOST_BYTES).read_to_string(&mut found));
         // Another agent may have replaced it.
-        if read.is_ok()
-            && !self.written.is_empty()
-            && found == self.written
-            && let Err(why) = std::fs::remove_file(&self.path)
-        {
-            log::warn!("cannot remove {}: {why}", self.path.display());
-        }
+        remove_if(&self.path, |found| !self.written.is_empty() && found == self.written);
+    }
+}
+
+/// Removes the file of an agent that was killed: its port may belong to another process by now, which
+/// the runtime would trust.
+pub fn remove_stale(path: &Path) {
+    remove_if(path, |found| found.starts_with(HEADING));
+}
+
+fn remove_if(path: &Path, is_ours: impl Fn(&str) -> bool) {
+    let mut found = String::new();
+    let read = untrusted::open(path).and_then(|file| file.take(MOST_BYTES).read_to_string(&mut found));
+    if read.is_ok()
+        && is_ours(&found)
+        && let Err(why) = std::fs::remove_file(path)
+    {
+        log::warn!("cannot remove {}: {why}", path.display());
     }
 }
 
 /// There is no `server` line: the registry of the image comes after this host.
 fn hosts_toml(address: SocketAddr, token: &str) -> String {
     format!(
-        "# Written by coracle at each start. Its images are those of the archives on this node.\n\
-         [host.\"http://{address}/v2/{token}\"]\n  capabilities = [\"pull\", \"resolve\"]\n  \
+        "{HEADING}[host.\"http://{address}/v2/{token}\"]\n  capabilities = [\"pull\", \"resolve\"]\n  \
          override_path = true\n"
     )
 }
@@ -73,6 +92,19 @@ fn hosts_toml(address: SocketAddr, token: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stale_file_is_removed_and_that_of_an_operator_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("hosts.toml");
+        remove_stale(&path);
+        std::fs::write(&path, "server = \"https://registry.example\"\n").unwrap();
+        remove_stale(&path);
+        assert!(path.exists());
+        std::fs::write(&path, hosts_toml("127.0.0.1:4321".parse().unwrap(), "abc")).unwrap();
+        remove_stale(&path);
+        assert!(!path.exists());
+    }
 
     #[test]
     fn file_names_the_mirror_and_no_server() {

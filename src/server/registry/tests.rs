@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::publish::Publication;
 use super::*;
 use crate::image_set::SetReport;
 use crate::server::listen::accept::Port;
@@ -81,6 +82,10 @@ impl Images for Fake {
 
     fn set_registry(&self, address: &str) {
         address.clone_into(&mut self.address.lock().unwrap());
+    }
+
+    fn lacks_registry(&self, why: &str) {
+        self.asked.lock().unwrap().push(why.to_owned());
     }
 }
 
@@ -341,4 +346,24 @@ fn mirror_file_of_another_agent_stays() {
     std::fs::write(&fixture.mirror, "[host.\"http://127.0.0.1:1/v2/x\"]\n").unwrap();
     fixture.server.take().unwrap().stop(Duration::from_secs(30));
     assert!(fixture.mirror.exists());
+}
+
+#[test]
+fn registry_whose_port_is_taken_leaves_no_mirror_file_and_reports_it() {
+    let fixture = Fixture::new(b"");
+    let settings = RegistrySettings::new(
+        // It is taken by the fixture.
+        fixture.address,
+        fixture.dir.path().join("other.toml"),
+        fixture.dir.path().join("mirror-token"),
+    )
+    .unwrap();
+    // As an agent left it that was killed.
+    std::fs::copy(&fixture.mirror, &settings.mirror_file).unwrap();
+    let images = Arc::clone(&fixture.fake) as Arc<dyn Images>;
+    let port = Port::registry(settings.address, Publication::new(&settings, images));
+    assert_eq!(port.address(), None);
+    assert!(!settings.mirror_file.exists());
+    let asked = fixture.fake.asked.lock().unwrap();
+    assert!(asked.iter().any(|why| why.contains(&fixture.address.to_string())), "{asked:?}");
 }
