@@ -14,6 +14,10 @@ use serde::{Deserialize, Serialize};
 /// The largest window of a zstd frame, in bytes: that of `zstd -19`, the highest normal level.
 pub const WINDOW_LIMIT: u64 = 8 << 20;
 
+/// The most bytes of skipped frames in zstd data. Compressors put a few bytes for each frame into
+/// them, and lists of frames or of files; a sparse file could have terabytes.
+const SKIPPED_LIMIT: u64 = 64 << 20;
+
 /// Compressed bytes that are read from the source at a time.
 const BLOCK: usize = 64 * 1024;
 
@@ -83,7 +87,7 @@ pub fn open(source: Box<dyn Read + Send>, limit: u64) -> io::Result<(Box<dyn Rea
         Compression::Zstd => {
             let mut decoder = FrameDecoder::new();
             decoder.set_max_window_size(WINDOW_LIMIT);
-            Box::new(Unzstd { decoder, source, inside: false })
+            Box::new(Unzstd { decoder, source, inside: false, skipped: 0 })
         }
     };
     Ok((Box::new(Limited { reader, left: limit, limit }), compression))
@@ -159,6 +163,8 @@ struct Unzstd {
     source: Source,
     /// Whether the header of a frame was read, but not yet all of its data.
     inside: bool,
+    /// Bytes of the frames that were skipped.
+    skipped: u64,
 }
 
 impl Unzstd {
@@ -175,6 +181,11 @@ impl Unzstd {
                     ..
                 })) => {
                     let length = u64::from(length);
+                    self.skipped += length;
+                    if self.skipped > SKIPPED_LIMIT {
+                        let text = format!("more than {SKIPPED_LIMIT} bytes are to be skipped");
+                        return Err(io::Error::new(io::ErrorKind::InvalidData, Failure::Damaged(text)));
+                    }
                     if io::copy(&mut (&mut self.source).take(length), &mut io::sink())? < length {
                         return Err(io::ErrorKind::UnexpectedEof.into());
                     }
@@ -320,6 +331,17 @@ mod tests {
         let single = [&[0x28, 0xb5, 0x2f, 0xfd, 0xe0][..], &(9_u64 << 20).to_le_bytes()].concat();
         let error = read(&single, 9).unwrap_err();
         assert_eq!(failure(&error), Some(&Failure::Window { wanted: 9 << 20 }));
+    }
+
+    #[test]
+    fn skipped_frames_have_a_limit_together() {
+        let head = |length: u32| [[0x50, 0x2a, 0x4d, 0x18], length.to_le_bytes()].concat();
+        let half = [head(32 << 20), vec![0; 32 << 20]].concat();
+        assert_eq!(read(&[&half[..], &half, &zstd(b"abc")].concat(), 9).unwrap().0, b"abc");
+        for packed in [[&half[..], &half, &head(1)].concat(), head(u32::MAX)] {
+            let error = read(&packed, 9).unwrap_err();
+            assert!(matches!(failure(&error), Some(Failure::Damaged(text)) if text.contains("skipped")));
+        }
     }
 
     #[test]
