@@ -1,11 +1,12 @@
 //! Hostile archives of images.
 
-use std::io::{self, Cursor};
+use std::io::{self, Cursor, Write};
 use std::time::Duration;
 
 use super::archive::testing::*;
 use crate::fuzz::{Budget, Target, nested, repeated};
 use crate::util::decompress;
+use crate::util::gzip::Gzip;
 use crate::util::threads::Stack;
 
 /// Archives may have any size; a smaller one shows how the cost grows.
@@ -19,7 +20,8 @@ pub(crate) fn targets() -> Vec<Target> {
             name: "image_set/archive",
             stack: Stack::Large,
             max_bytes: ARCHIVE_BYTES,
-            budget: Budget { base_kib: 48 * 1024, ..Budget::LINEAR },
+            // The input is copied.
+            budget: Budget { base_kib: 20 * 1024, per_byte: 2, ..Budget::LINEAR },
             worst: |max| {
                 let entries = |kind: u8, name: fn(usize) -> String| {
                     let mut bytes = Vec::new();
@@ -39,6 +41,19 @@ pub(crate) fn targets() -> Vec<Target> {
                     ("sparse files", entries(b'S', |_| "sparse".to_owned())),
                     ("text", chain),
                     ("zeros", vec![0; max]),
+                    ("long texts", packed(4, |_| format!("[{{\"Config\":\"{}\"}}]", "a".repeat((4 << 20) - 1024)))),
+                    ("many texts", packed(3800, |_| format!("[{{\"Config\":\"{}\"}}]", "a".repeat(3500)))),
+                    ("small documents", packed(16_000, |_| "{\"os\":\"a\"}".to_owned())),
+                    ("small manifests", packed(16_000, |_| "{\"manifests\":[]}".to_owned())),
+                    ("unused texts", packed(4, |_| format!("{{\"manifests\":[],\"a\":\"{}\"}}", "a".repeat((4 << 20) - 1024)))),
+                    ("descriptors", packed(10_000, |number| match number {
+                        9999 => {
+                            let one = format!("{{\"mediaType\":\"{}\",\"os\":0}},", "a".repeat(100));
+                            format!("{{\"manifests\":[{}{{}}]}}", one.repeat(16_000))
+                        }
+                        _ => "{}".to_owned(),
+                    })),
+                    ("targets of links", targets_of_links()),
                 ]
             },
             seeds: &[],
@@ -129,6 +144,25 @@ pub(crate) fn targets() -> Vec<Target> {
             },
         },
     ]
+}
+
+/// An archive with files of these contents, with gzip.
+fn packed(files: usize, content: impl Fn(usize) -> String) -> Vec<u8> {
+    let mut gzip = Gzip::small(Vec::new());
+    for number in 0..files {
+        gzip.write_all(&file(&format!("{number}"), content(number).as_bytes())).unwrap();
+    }
+    gzip.finish().unwrap()
+}
+
+/// An archive with links, each with the longest target, with gzip.
+fn targets_of_links() -> Vec<u8> {
+    let mut gzip = Gzip::small(Vec::new());
+    for number in 0..2900 {
+        gzip.write_all(&entry("link", b'K', "", &[b'a'; 4096])).unwrap();
+        gzip.write_all(&entry(&format!("{number}"), b'2', "", b"")).unwrap();
+    }
+    gzip.finish().unwrap()
 }
 
 /// Archives with changed bytes, whose checksums are mostly right.

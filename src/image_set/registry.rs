@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::ImageSet;
-use super::archive::{self, Archive, Digest};
+use super::archive::{self, Archive, Compression, Digest, Place};
 use crate::util::sha256;
 use crate::util::stop::StopToken;
 
@@ -87,6 +87,11 @@ impl ImageSet {
         if blob.size > MAX_DOCUMENT {
             return Err(Refusal::Unknown(format!("{digest} has {} bytes and is no manifest", blob.size)));
         }
+        // The manifests of a compressed archive are in memory. Nothing is decompressed here, because
+        // neither the client nor a stop of the agent could end that.
+        if archive.compression != Compression::None && !matches!(blob.place, Place::Made { .. }) {
+            return Err(Refusal::Unknown(format!("{digest} is no manifest")));
+        }
         let media_type = blob.media_type;
         let bytes = read_whole(&Blob {
             digest: digest.to_string(),
@@ -143,4 +148,38 @@ fn read_whole(blob: &Blob) -> Result<Vec<u8>, String> {
     let read = |error: io::Error| format!("archive {}, blob {}: {error}", blob.path.display(), blob.digest);
     blob.open(0, &StopToken::never())?.take(MAX_DOCUMENT).read_to_end(&mut bytes).map_err(read)?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::archive::testing::{image, layout, tar};
+    use super::super::archive::{Platform, read, stamp};
+    use super::super::set::State;
+    use super::*;
+    use crate::util::testing::zstd;
+
+    #[test]
+    fn manifest_of_compressed_archive_is_served_without_decompression() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.tar.zst");
+        let content = image("linux/amd64", &["x"]);
+        std::fs::write(&path, zstd(&tar(&layout(&[("r.example/a:1", &content)])))).unwrap();
+        let mut archive =
+            read(&path, &Platform::new("linux", "amd64", ""), &StopToken::never(), &mut |_| {}).unwrap();
+        // Decompression would fail.
+        let size = std::fs::metadata(&path).unwrap().len();
+        std::fs::write(&path, vec![0xff; size as usize]).unwrap();
+        archive.stamp = stamp(&path).unwrap();
+        let layer = archive.images[0].layers[0].digest.to_string();
+        let set = ImageSet::default();
+        let key = (0, path.clone());
+        set.shared.set().list(vec![(key.clone(), archive.stamp)], |_, _| None);
+        set.shared.set().get_mut(&key).unwrap().state = State::Ready(Arc::new(archive));
+
+        let document = set.manifest("r.example/a", "1").unwrap();
+        assert_eq!(*document.bytes, content[2].1);
+        assert_eq!(set.manifest("r.example/a", &document.digest), Ok(document));
+        let refusal = set.manifest("r.example/a", &layer).unwrap_err();
+        assert_eq!(refusal, Refusal::Unknown(format!("{layer} is no manifest")));
+    }
 }

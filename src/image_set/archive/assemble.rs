@@ -91,7 +91,7 @@ impl<'a> Assembly<'a> {
         if !self.scan.entries.contains_key(name) {
             return Ok(None);
         }
-        match &self.scan.file(name).map_err(whole)?.document {
+        match self.scan.file(name).map_err(whole)?.document() {
             Some(Ok(document)) => Ok(Some(document)),
             Some(Err(problem)) => Err(whole(problem.clone())),
             None => Err(whole(Problem::json("it is not JSON"))),
@@ -116,14 +116,15 @@ impl<'a> Assembly<'a> {
             let digest = Digest::of_hex(hex);
             match scan.file(name) {
                 Ok(file) if file.digest == digest => {
-                    let media_type = match &file.document {
+                    let media_type = match file.document() {
                         Some(Ok(
                             Document::Index { media_type, .. } | Document::Manifest { media_type, .. },
                         )) => media_type.clone(),
                         _ => None,
                     };
                     let media_type = media_type.unwrap_or_else(|| UNKNOWN.to_owned());
-                    let place = self.place(file);
+                    let made = file.text.take().map(|text| Place::Made { text });
+                    let place = made.unwrap_or_else(|| self.place(file));
                     self.blobs.insert(digest, Blob { size: file.size, place, media_type });
                 }
                 Ok(file) => {
@@ -135,7 +136,7 @@ impl<'a> Assembly<'a> {
         }
         for entry in scan.entries.values() {
             if let Entry::File(file) = entry
-                && let Some(Ok(document)) = &file.document
+                && let Some(Ok(document)) = file.document()
             {
                 document.descriptors().for_each(|one| self.describe(one));
             }
@@ -218,7 +219,7 @@ impl<'a> Assembly<'a> {
         }
         let (digest, file) = self.check(descriptor, needed)?;
         let of_blob = |problem: Problem| problem.of_blob(&digest);
-        let document = match &file.document {
+        let document = match file.document() {
             Some(Ok(document)) => document,
             Some(Err(problem)) => return Err(of_blob(problem.clone())),
             None => return Err(of_blob(Problem::json("it is not JSON"))),
@@ -239,7 +240,7 @@ impl<'a> Assembly<'a> {
                 }
                 let (config, file) = self.check(config, needed)?;
                 self.configs.insert(config.clone());
-                match &file.document {
+                match file.document() {
                     Some(Ok(Document::Config { platform, .. })) if declared.is_none() => {
                         self.check_platform(platform)?;
                     }
@@ -386,7 +387,7 @@ impl<'a> Assembly<'a> {
         if is_hex(stem) && stem != config.digest.hex() {
             return Err(Problem::WrongDigest { found: config.digest.clone() }.of_blob(config_path));
         }
-        let diff_ids = match &config.document {
+        let diff_ids = match config.document() {
             Some(Ok(Document::Config { platform, diff_ids })) => {
                 self.check_platform(platform)?;
                 diff_ids

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::error::ArchiveError;
 use super::limits::LIMITS;
-use super::open::expanded;
+use super::open::{Counted, expanded};
 use super::scan::blobs;
 use super::stamp::{INDEX, Stamp};
 use super::types::{Archive, Digest, Form, Place};
@@ -50,11 +50,16 @@ pub fn open_blob(
     if Stamp::of_file(&file)? != archive.stamp {
         return Err(ArchiveError::Changed);
     }
-    let stop = stop.clone();
     let (offset, mut stamp) = match &blob.place {
         Place::Made { text } => {
             let rest = text.as_bytes().iter().skip(text.len() - left as usize).copied().collect::<Vec<u8>>();
-            return Ok(BlobReader { source: Box::new(Cursor::new(rest)), skip: 0, left, file: None, stop });
+            return Ok(BlobReader {
+                source: Box::new(Cursor::new(rest)),
+                skip: 0,
+                left,
+                file: None,
+                stop: stop.clone(),
+            });
         }
         Place::File { offset } => (*offset, archive.stamp),
         Place::Layout => (0, archive.stamp),
@@ -76,9 +81,12 @@ pub fn open_blob(
     let file = Arc::new(file);
     let source: Box<dyn Read + Send> = match archive.compression {
         Compression::None => Box::new(file.clone()),
-        _ => decompress::open(Box::new(file.clone()), expanded(stamp.size, &LIMITS))?.0,
+        _ => {
+            let packed = Box::new(Counted::new(file.clone(), Arc::default(), stop));
+            decompress::open(packed, expanded(stamp.size, &LIMITS))?.0
+        }
     };
-    Ok(BlobReader { source, skip, left, file: Some((file, stamp)), stop })
+    Ok(BlobReader { source, skip, left, file: Some((file, stamp)), stop: stop.clone() })
 }
 
 impl BlobReader {
@@ -95,12 +103,20 @@ impl BlobReader {
                 return Err(io::Error::other(ArchiveError::Stopped));
             }
             let most = usize::try_from(self.skip).map_or(block.len(), |skip| skip.min(block.len()));
-            match self.source.read(block.get_mut(..most).unwrap_or_default())? {
+            match self.read_source(block.get_mut(..most).unwrap_or_default())? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 length => self.skip -= length as u64,
             }
         }
         Ok(())
+    }
+
+    /// Reads from the source. A decompressor may hide that the stop signal ended it.
+    fn read_source(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.source.read(out).map_err(|error| match self.stop.is_stopped() {
+            true => io::Error::other(ArchiveError::Stopped),
+            false => error,
+        })
     }
 
     /// Whether the file is still what it was.
@@ -126,7 +142,7 @@ impl Read for BlobReader {
         if self.skip > 0 {
             self.skip_start()?;
         }
-        let length = self.source.read(out.get_mut(..most).unwrap_or_default())?;
+        let length = self.read_source(out.get_mut(..most).unwrap_or_default())?;
         // Before the last bytes are supplied, and not for each block.
         if length as u64 == self.left || length == 0 {
             self.check()?;

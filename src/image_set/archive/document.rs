@@ -1,13 +1,15 @@
 //! The JSON documents of an archive: indexes, manifests, configurations (OCI image specification),
 //! and the list of images of `docker save`.
 
-use serde_json::Value;
-
 use super::error::{Problem, shortened};
 use super::limits::Limits;
 use super::platform::Platform;
+use super::tree::{MAX_TEXT, Tree};
 use super::types::Digest;
 use crate::model::image_name;
+
+/// About the bytes of memory that a text takes in addition to its own.
+pub(super) const TEXT: usize = size_of::<String>() + 16;
 
 /// A document, reduced to what is needed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,7 +20,7 @@ pub(super) enum Document {
     },
     Manifest {
         media_type: Option<String>,
-        config: Descriptor,
+        config: Box<Descriptor>,
         layers: Vec<Descriptor>,
     },
     Config {
@@ -51,20 +53,42 @@ pub(super) struct DockerImage {
 }
 
 impl Document {
-    /// Parses a document.
-    pub(super) fn parse(bytes: &[u8], limits: &Limits) -> Result<Document, Problem> {
-        // Before the memory for the values is taken: each value but the first follows one of these.
-        let values = bytes.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count();
-        if values > limits.values {
-            return Err(Problem::too_large(limits.values as u64, "values"));
-        }
-        match serde_json::from_slice(bytes).map_err(Problem::json)? {
-            Value::Array(images) => {
-                images.iter().map(docker_image).collect::<Result<_, _>>().map(Document::Docker)
+    /// Parses a document. Returns its text, too, if `keep` wants it and it is an index or a manifest.
+    pub(super) fn parse(
+        text: Vec<u8>,
+        keep: bool,
+        limits: &Limits,
+    ) -> Result<(Document, Option<String>), Problem> {
+        let text = String::from_utf8(text).map_err(|_| Problem::json("it is not UTF-8"))?;
+        let tree = Tree::parse(&text, limits)?;
+        // Otherwise its memory is free before that of the document is taken.
+        let text = keep.then_some(text);
+        let document = match tree {
+            Tree::List(images) => {
+                Document::Docker(images.into_iter().map(docker_image).collect::<Result<_, _>>()?)
             }
-            value @ Value::Object(_) => object(&value),
-            _ => Err(Problem::json("it is neither an object nor a list")),
-        }
+            tree @ Tree::Object(_) => object(tree, limits)?,
+            _ => return Err(Problem::json("it is neither an object nor a list")),
+        };
+        let is_kept = matches!(document, Document::Index { .. } | Document::Manifest { .. });
+        Ok((document, text.filter(|_| is_kept)))
+    }
+
+    /// About the bytes of memory that the document takes.
+    pub(super) fn weight(&self) -> usize {
+        let text = |text: &String| TEXT + text.len();
+        let own = match self {
+            Document::Index { .. } | Document::Manifest { .. } => 0,
+            Document::Config { platform, diff_ids } => {
+                platform_weight(platform) + diff_ids.iter().map(text).sum::<usize>()
+            }
+            Document::Docker(images) => {
+                let texts =
+                    images.iter().flat_map(|one| one.names.iter().chain(&one.layers).chain([&one.config]));
+                images.len() * size_of::<DockerImage>() + texts.map(text).sum::<usize>()
+            }
+        };
+        size_of::<Document>() + own + self.descriptors().map(Descriptor::weight).sum::<usize>()
     }
 
     /// The number of references to blobs.
@@ -81,7 +105,7 @@ impl Document {
     pub(super) fn descriptors(&self) -> impl Iterator<Item = &Descriptor> {
         let (config, list) = match self {
             Document::Index { manifests, .. } => (None, manifests.as_slice()),
-            Document::Manifest { config, layers, .. } => (Some(config), layers.as_slice()),
+            Document::Manifest { config, layers, .. } => (Some(&**config), layers.as_slice()),
             Document::Config { .. } | Document::Docker(_) => (None, [].as_slice()),
         };
         config.into_iter().chain(list)
@@ -89,6 +113,14 @@ impl Document {
 }
 
 impl Descriptor {
+    fn weight(&self) -> usize {
+        // A digest, or the text of the problem with it.
+        let digest = TEXT + 200;
+        let names = [&self.name, &self.reference].into_iter().flatten().map(|text| TEXT + text.len());
+        let platform = self.platform.as_ref().map_or(0, platform_weight);
+        size_of::<Descriptor>() + digest + TEXT + self.media_type.len() + names.sum::<usize>() + platform
+    }
+
     /// The names of the image, normalized.
     pub(super) fn name(&self) -> Result<String, Problem> {
         let full = |reference: &&String| reference.contains(['/', ':', '@']);
@@ -105,73 +137,82 @@ pub(super) fn normalized(name: &str) -> Result<String, Problem> {
         .map_err(|error| Problem::BadName { name: shortened(name), reason: shortened(&error.to_string()) })
 }
 
-fn object(value: &Value) -> Result<Document, Problem> {
-    let media_type = text(value, "mediaType");
-    let manifests = list(value, "manifests")?;
-    let layers = list(value, "layers")?;
-    let config = value.get("config").filter(|config| config.get("digest").is_some());
+fn platform_weight(platform: &Platform) -> usize {
+    3 * TEXT + platform.os.len() + platform.architecture.len() + platform.variant.len()
+}
+
+fn object(mut value: Tree, limits: &Limits) -> Result<Document, Problem> {
+    let media_type = text(&mut value, "mediaType");
+    let manifests = list(&mut value, "manifests")?;
+    let layers = list(&mut value, "layers")?;
+    if manifests.iter().chain(&layers).any(|list| list.len() > limits.references) {
+        return Err(Problem::too_large(limits.references as u64, "references to blobs"));
+    }
+    let config = Some(value.take("config")).filter(|config| config.has("digest"));
     match (manifests, config) {
         (Some(_), Some(_)) => Err(Problem::json("it is an index and a manifest")),
         (Some(_), None) if layers.is_some() => Err(Problem::json("it is an index and a manifest")),
         (Some(manifests), None) => {
-            let manifests = manifests.iter().map(descriptor).collect();
+            let manifests = manifests.into_iter().map(descriptor).collect();
             Ok(Document::Index { media_type, manifests })
         }
         (None, Some(config)) => {
             let layers = layers.into_iter().flatten().map(descriptor).collect();
-            Ok(Document::Manifest { media_type, config: descriptor(config), layers })
+            Ok(Document::Manifest { media_type, config: Box::new(descriptor(config)), layers })
         }
         (None, None) => {
-            let diff_ids = match value.get("rootfs") {
-                Some(rootfs) => texts(rootfs, "diff_ids")?,
-                None => Vec::new(),
-            };
+            let diff_ids = texts(&mut value.take("rootfs"), "diff_ids")?;
             Ok(Document::Config { platform: platform(value), diff_ids })
         }
     }
 }
 
-fn descriptor(value: &Value) -> Descriptor {
-    let annotation = |key: &str| text(value.get("annotations")?, key).filter(|text| !text.is_empty());
+fn descriptor(mut value: Tree) -> Descriptor {
+    let mut annotations = value.take("annotations");
+    let mut annotation = |key: &str| text(&mut annotations, key).filter(|text| !text.is_empty());
+    let digest = value.take("digest");
     Descriptor {
-        media_type: text(value, "mediaType").unwrap_or_default(),
-        digest: Digest::parse(value.get("digest").and_then(Value::as_str).unwrap_or_default()),
-        size: value.get("size").and_then(Value::as_u64),
-        platform: value.get("platform").filter(|platform| platform.is_object()).map(platform),
+        media_type: text(&mut value, "mediaType").unwrap_or_default(),
+        digest: Digest::parse(if let Tree::Text(text) = &digest { text } else { "" }),
+        size: if let Tree::Number(size) = value.take("size") { Some(size) } else { None },
+        platform: Some(value.take("platform")).filter(|value| matches!(value, Tree::Object(_))).map(platform),
         name: annotation("io.containerd.image.name"),
         reference: annotation("org.opencontainers.image.ref.name"),
     }
 }
 
-fn platform(value: &Value) -> Platform {
-    let text = |key| text(value, key).unwrap_or_default();
+fn platform(mut value: Tree) -> Platform {
+    let mut text = |key| text(&mut value, key).unwrap_or_default();
     Platform::new(&text("os"), &text("architecture"), &text("variant"))
 }
 
-fn docker_image(value: &Value) -> Result<DockerImage, Problem> {
-    let config = value.get("Config").and_then(Value::as_str);
-    Ok(DockerImage {
-        config: config.ok_or_else(|| Problem::json("an image has no Config"))?.to_owned(),
-        names: texts(value, "RepoTags")?,
-        layers: texts(value, "Layers")?,
-    })
+fn docker_image(mut value: Tree) -> Result<DockerImage, Problem> {
+    let Tree::Text(config) = value.take("Config") else {
+        return Err(Problem::json(format!("an image has no Config of at most {MAX_TEXT} bytes")));
+    };
+    Ok(DockerImage { config, names: texts(&mut value, "RepoTags")?, layers: texts(&mut value, "Layers")? })
 }
 
 /// A text of at most 300 bytes; a longer one is none that is known here.
-fn text(value: &Value, key: &str) -> Option<String> {
-    value.get(key)?.as_str().filter(|text| text.len() <= 300).map(str::to_owned)
-}
-
-fn list<'a>(value: &'a Value, key: &str) -> Result<Option<&'a Vec<Value>>, Problem> {
-    match value.get(key) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::Array(list)) => Ok(Some(list)),
-        Some(_) => Err(Problem::json(format!("{key} is not a list"))),
+fn text(value: &mut Tree, key: &str) -> Option<String> {
+    match value.take(key) {
+        Tree::Text(text) if text.len() <= 300 => Some(text),
+        _ => None,
     }
 }
 
-fn texts(value: &Value, key: &str) -> Result<Vec<String>, Problem> {
-    let not_text = || Problem::json(format!("{key} is not a list of texts"));
-    let list = list(value, key)?.into_iter().flatten();
-    list.map(|item| item.as_str().map(str::to_owned).ok_or_else(not_text)).collect()
+fn list(value: &mut Tree, key: &str) -> Result<Option<Vec<Tree>>, Problem> {
+    match value.take(key) {
+        Tree::Null => Ok(None),
+        Tree::List(list) => Ok(Some(list)),
+        _ => Err(Problem::json(format!("{key} is not a list"))),
+    }
+}
+
+fn texts(value: &mut Tree, key: &str) -> Result<Vec<String>, Problem> {
+    let text = |item| match item {
+        Tree::Text(text) => Ok(text),
+        _ => Err(Problem::json(format!("{key} is not a list of texts of at most {MAX_TEXT} bytes"))),
+    };
+    list(value, key)?.into_iter().flatten().map(text).collect()
 }

@@ -9,14 +9,18 @@ pub struct Limits {
     pub ratio: u64,
     /// Bytes of an index, a manifest or a configuration.
     pub document: u64,
-    /// Values in such a document.
+    /// Values in such a document that have a meaning for the agent.
     pub values: usize,
+    /// Bytes of texts among these values.
+    pub texts: usize,
     /// Entries of a tar archive, of every type.
     pub entries: usize,
     /// Files and links of an archive that are not directories.
     pub files: usize,
-    /// Bytes of the names of these files and links.
+    /// Bytes of the names of these files and links, and of the targets of links.
     pub names: usize,
+    /// Bytes of memory that they take with all documents, about.
+    pub memory: usize,
     /// Blobs.
     pub blobs: usize,
     /// Images.
@@ -37,9 +41,11 @@ pub const LIMITS: Limits = Limits {
     ratio: 200,
     document: 4 << 20,
     values: 50_000,
+    texts: 2 << 20,
     entries: 100_000,
     files: 30_000,
     names: 2 << 20,
+    memory: 10 << 20,
     blobs: 10_000,
     images: 1000,
     references: 20_000,

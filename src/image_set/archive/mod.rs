@@ -24,6 +24,7 @@ mod stamp;
 pub(super) mod testing;
 #[cfg(test)]
 mod tests;
+mod tree;
 mod types;
 
 pub use crate::util::decompress::Compression;

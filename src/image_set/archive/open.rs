@@ -61,13 +61,14 @@ pub(super) fn read_within(
         scan::layout(path, file.try_clone()?, &counter, limits, &mut watch)
             .map(|scan| (scan, Compression::None))
     } else {
-        let source = Box::new(Counted { file: file.clone(), bytes: bytes.clone() });
+        let source = Box::new(Counted::new(file.clone(), bytes.clone(), stop));
         scan_tar(source, first.size, limits, &mut watch)
     };
     // Data of a file that changed meanwhile may look damaged; that is not what is wrong.
     let same = Stamp::of_file(&file)? == first && stamp(path).is_ok_and(|last| last == first);
     let (scan, compression) = match scanned {
-        Err(ArchiveError::Stopped) => return Err(ArchiveError::Stopped),
+        // Also as an error of a decompressor.
+        Err(_) if stop.is_stopped() => return Err(ArchiveError::Stopped),
         _ if !same => return Err(ArchiveError::Changed),
         scanned => scanned?,
     };
@@ -89,7 +90,7 @@ pub(super) fn scan_tar(
     watch: &mut scan::Watch<'_>,
 ) -> Result<(Scan, Compression), ArchiveError> {
     let (mut reader, compression) = decompress::open(source, expanded(size, limits))?;
-    let scan = scan::tar(&mut reader, limits, watch)?;
+    let scan = scan::tar(&mut reader, compression != Compression::None, limits, watch)?;
     if !scan.begun {
         return Err(match scan.cut {
             Some(problem) if compression != Compression::None => ArchiveError::Whole(problem),
@@ -104,14 +105,25 @@ pub(super) fn expanded(size: u64, limits: &Limits) -> u64 {
     limits.expanded.max(size.saturating_mul(limits.ratio))
 }
 
-/// A file that counts the bytes read from it.
-struct Counted {
+/// A file that counts the bytes read from it. Reading fails after the stop signal: a decompressor may
+/// read far before it returns a byte.
+pub(super) struct Counted {
     file: Arc<File>,
     bytes: Arc<AtomicU64>,
+    stop: StopToken,
+}
+
+impl Counted {
+    pub(super) fn new(file: Arc<File>, bytes: Arc<AtomicU64>, stop: &StopToken) -> Counted {
+        Counted { file, bytes, stop: stop.clone() }
+    }
 }
 
 impl Read for Counted {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.stop.is_stopped() {
+            return Err(io::Error::other(ArchiveError::Stopped));
+        }
         let length = self.file.read(out)?;
         self.bytes.fetch_add(length as u64, Ordering::Relaxed);
         Ok(length)
@@ -120,7 +132,8 @@ impl Read for Counted {
 
 /// The names of the images of an archive, normalized, without reading blobs: only the headers of a
 /// tar archive and its lists of images are read. Nothing is verified, so that images may be missing
-/// when the archive is read as a whole. `None`: the archive is compressed and has to be read.
+/// when the archive is read as a whole. `None`: the archive is compressed or has a list that exceeds a
+/// limit, and has to be read.
 ///
 /// # Errors
 /// Those of [`read`].
@@ -129,14 +142,15 @@ pub fn names(path: &Path, stop: &StopToken) -> Result<Option<Vec<String>>, Archi
     if is_layout(path)? {
         let file = untrusted::open(&path.join(INDEX))?;
         let size = file.metadata()?.len();
-        return Ok(Some(listed(&mut { file }, size, limits)));
+        return Ok(listed(&mut { file }, size, limits));
     }
     let mut file = BufReader::with_capacity(512, untrusted::open(path)?);
     if Compression::of(io::BufRead::fill_buf(&mut file)?) != Compression::None {
         return Ok(None);
     }
     let mut tar = tar::Archive::new(&mut file);
-    let (mut found, mut begun) = (Vec::new(), false);
+    // Of the last entry of each name, as in the whole archive.
+    let (mut index, mut docker, mut begun) = (Some(Vec::new()), Some(Vec::new()), false);
     for _ in 0..limits.entries {
         if stop.is_stopped() {
             return Err(ArchiveError::Stopped);
@@ -145,30 +159,44 @@ pub fn names(path: &Path, stop: &StopToken) -> Result<Option<Vec<String>>, Archi
         let Ok(Some(entry)) = tar.next_entry() else { break };
         begun = true;
         let path = paths::clean(&String::from_utf8_lossy(&entry.name));
-        if entry.kind == Kind::File && matches!(path.as_deref(), Some(INDEX | DOCKER)) {
-            found.append(&mut listed(&mut tar, entry.size, limits));
+        let list = match path.as_deref() {
+            Some(INDEX) => &mut index,
+            Some(DOCKER) => &mut docker,
+            _ => continue,
+        };
+        match entry.kind {
+            Kind::File => *list = listed(&mut tar, entry.size, limits),
+            Kind::Directory => {}
+            _ => *list = Some(Vec::new()),
         }
     }
     if !begun {
         return Err(ArchiveError::NotAnArchive);
     }
+    let (Some(mut found), Some(more)) = (index, docker) else { return Ok(None) };
+    found.extend(more);
     found.sort();
     found.dedup();
     Ok(Some(found))
 }
 
-/// The names of a list of images; none if it is invalid.
-fn listed(file: &mut dyn Read, size: u64, limits: &Limits) -> Vec<String> {
+/// The names of a list of images; none if it is invalid. `None`: it exceeds a limit.
+fn listed(file: &mut dyn Read, size: u64, limits: &Limits) -> Option<Vec<String>> {
     let mut bytes = Vec::new();
     if size > limits.document || file.take(size).read_to_end(&mut bytes).is_err() {
-        return Vec::new();
+        return Some(Vec::new());
     }
-    let names: Vec<Result<String, Problem>> = match Document::parse(&bytes, limits) {
-        Ok(Document::Index { manifests, .. }) => manifests.iter().map(|one| one.name()).collect(),
-        Ok(Document::Docker(images)) => {
+    let document = match Document::parse(bytes, false, limits) {
+        Ok((document, _)) if document.references() <= limits.references => document,
+        Ok(_) | Err(Problem::TooLarge { .. }) => return None,
+        Err(_) => return Some(Vec::new()),
+    };
+    let names: Vec<Result<String, Problem>> = match document {
+        Document::Index { manifests, .. } => manifests.iter().map(|one| one.name()).collect(),
+        Document::Docker(images) => {
             images.iter().flat_map(|one| &one.names).map(|name| normalized(name)).collect()
         }
         _ => Vec::new(),
     };
-    names.into_iter().flatten().collect()
+    Some(names.into_iter().flatten().collect())
 }

@@ -1,6 +1,7 @@
 //! The one pass over an archive: which files and links it has, where, with which digests, and its
 //! documents.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::File as OpenFile;
 use std::io::{self, Read};
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::Dir;
 
-use super::document::Document;
+use super::document::{Document, TEXT};
 use super::error::{ArchiveError, Problem, of_reading, shortened};
 use super::limits::Limits;
 use super::paths;
@@ -41,6 +42,7 @@ pub(super) struct Scan {
     pub(super) faults: Vec<Fault>,
     /// Whether the file began like an archive.
     pub(super) begun: bool,
+    memory: usize,
     names: usize,
     blobs: usize,
     references: usize,
@@ -51,7 +53,7 @@ pub(super) enum Entry {
     /// A link to another entry.
     Link(String),
     /// An entry that cannot be used.
-    Other(Problem),
+    Other(Box<Problem>),
 }
 
 /// A regular file of an archive.
@@ -63,7 +65,44 @@ pub(super) struct File {
     /// That its first bytes show.
     pub(super) compression: Compression,
     /// Its content if it is JSON.
-    pub(super) document: Option<Result<Document, Problem>>,
+    pub(super) document: Option<Box<Result<Document, Problem>>>,
+    /// The same as text if it is an index or a manifest in a compressed archive: it is served from
+    /// memory, because all that is before it would have to be decompressed each time.
+    pub(super) text: Cell<Option<String>>,
+}
+
+impl File {
+    /// What the content was parsed to, if it is JSON.
+    pub(super) fn document(&self) -> Option<&Result<Document, Problem>> {
+        self.document.as_deref()
+    }
+}
+
+/// About the bytes of memory of a problem, whose texts are shortened.
+const PROBLEM: usize = 300;
+
+impl Entry {
+    /// About the bytes of memory that it takes in the map of entries, with its key.
+    fn weight(&mut self, name: &str) -> usize {
+        // A node of the map is filled by half when names are inserted in their order.
+        let slot = 2 * (size_of::<String>() + size_of::<Entry>()) + TEXT + name.len();
+        slot + match self {
+            Entry::File(file) => {
+                let document = match file.document() {
+                    Some(Ok(document)) => document.weight(),
+                    Some(Err(_)) => size_of::<Document>() + PROBLEM,
+                    None => 0,
+                };
+                size_of::<File>()
+                    + TEXT
+                    + file.digest.as_str().len()
+                    + document
+                    + file.text.get_mut().as_ref().map_or(0, String::len)
+            }
+            Entry::Link(target) => target.len(),
+            Entry::Other(_) => size_of::<Problem>() + PROBLEM,
+        }
+    }
 }
 
 /// Is called before each block is read. Its error ends the pass.
@@ -77,22 +116,23 @@ impl Scan {
             match self.entries.get(name) {
                 Some(Entry::File(file)) => return Ok(file),
                 Some(Entry::Link(target)) => name = target,
-                Some(Entry::Other(problem)) => return Err(problem.clone()),
+                Some(Entry::Other(problem)) => return Err(Problem::clone(problem)),
                 None => return Err(self.cut.clone().unwrap_or(Problem::MissingBlob)),
             }
         }
         Err(Problem::NotAFile { kind: "a link without an end".to_owned() })
     }
 
-    fn insert(&mut self, name: String, entry: Entry, limits: &Limits) -> Result<(), ArchiveError> {
+    fn insert(&mut self, name: String, mut entry: Entry, limits: &Limits) -> Result<(), ArchiveError> {
         let too_large =
             |limit: usize, unit: &str| Err(ArchiveError::Whole(Problem::too_large(limit as u64, unit)));
         if let Entry::File(file) = &entry
-            && let Some(Ok(document)) = &file.document
+            && let Some(Ok(document)) = file.document()
         {
             self.references += document.references();
         }
-        self.names += name.len();
+        self.memory += entry.weight(&name);
+        self.names += name.len() + if let Entry::Link(target) = &entry { target.len() } else { 0 };
         self.blobs += usize::from(name.starts_with(BLOBS));
         self.entries.insert(name, entry);
         if self.entries.len() > limits.files {
@@ -103,15 +143,18 @@ impl Scan {
             too_large(limits.blobs, "blobs")
         } else if self.references > limits.references {
             too_large(limits.references, "references to blobs")
+        } else if self.memory > limits.memory {
+            too_large(limits.memory, "bytes of names and documents in memory")
         } else {
             Ok(())
         }
     }
 }
 
-/// Reads a tar archive to its end.
+/// Reads a tar archive to its end. `texts`: those of indexes and manifests are kept.
 pub(super) fn tar(
     input: &mut dyn Input,
+    texts: bool,
     limits: &Limits,
     watch: &mut Watch<'_>,
 ) -> Result<Scan, ArchiveError> {
@@ -135,7 +178,7 @@ pub(super) fn tar(
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let (full_name, target) = (text(&header.name), text(&header.link));
         let name = paths::clean(&full_name);
-        let content = content(&mut |block| tar.read(block), header.size, &mut block, limits, watch)?;
+        let content = content(&mut |block| tar.read(block), header.size, texts, &mut block, limits, watch)?;
         let Some(name) = name else {
             if matters(&full_name) && scan.faults.len() < limits.faults {
                 let name = shortened(&full_name);
@@ -149,14 +192,14 @@ pub(super) fn tar(
         };
         let linked = |path: Option<String>| match path {
             Some(path) => Entry::Link(path),
-            None => Entry::Other(Problem::UnsafeName { name: shortened(&target) }),
+            None => Entry::Other(Box::new(Problem::UnsafeName { name: shortened(&target) })),
         };
-        let not_a_file = |kind: &str| Entry::Other(Problem::NotAFile { kind: kind.to_owned() });
+        let not_a_file = |kind: &str| Entry::Other(Box::new(Problem::NotAFile { kind: kind.to_owned() }));
         let entry = match (content, header.kind) {
             (Err(error), _) => {
                 let problem = of_reading(error, tar.at())?;
                 scan.cut = Some(problem.clone());
-                scan.insert(name, Entry::Other(problem), limits)?;
+                scan.insert(name, Entry::Other(Box::new(problem)), limits)?;
                 return Ok(scan);
             }
             (Ok(_), Kind::Directory) => continue,
@@ -205,7 +248,7 @@ pub(super) fn layout(
             Ok(file) => add(&mut scan, name, file, bytes, &mut block, limits, watch)?,
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
                 let problem = Problem::NotAFile { kind: "a link or a special file".to_owned() };
-                scan.insert(name, Entry::Other(problem), limits)?;
+                scan.insert(name, Entry::Other(Box::new(problem)), limits)?;
             }
             Err(error) => return Err(error.into()),
         }
@@ -237,7 +280,7 @@ fn add(
         bytes.fetch_add(length as u64, Ordering::Relaxed);
         Ok(length)
     };
-    let content = content(&mut read, size, block, limits, watch)??;
+    let content = content(&mut read, size, false, block, limits, watch)??;
     scan.insert(name, Entry::File(Box::new(content)), limits)
 }
 
@@ -245,6 +288,7 @@ fn add(
 fn content(
     read: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>,
     size: u64,
+    texts: bool,
     block: &mut [u8],
     limits: &Limits,
     watch: &mut Watch<'_>,
@@ -271,12 +315,17 @@ fn content(
             text.extend_from_slice(part);
         }
     }
-    let document = text.map(|text| {
+    let parsed = text.map(|text| {
         if size > limits.document {
             return Err(Problem::too_large(limits.document, "bytes of JSON"));
         }
-        Document::parse(&text, limits)
+        Document::parse(text, texts, limits)
     });
-    let digest = Digest::of_hex(&hasher.finish());
-    Ok(Ok(File { offset: 0, size: done, digest, compression, document }))
+    let (document, text) = match parsed {
+        Some(Ok((document, text))) => (Some(Ok(document)), text),
+        Some(Err(problem)) => (Some(Err(problem)), None),
+        None => (None, None),
+    };
+    let (digest, document) = (Digest::of_hex(&hasher.finish()), document.map(Box::new));
+    Ok(Ok(File { offset: 0, size: done, digest, compression, document, text: Cell::new(text) }))
 }

@@ -3,9 +3,10 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use super::limits::{LIMITS, Limits};
-use super::open::read_within;
+use super::open::{Counted, read_within};
 use super::testing::*;
 use super::*;
+use crate::util::decompress;
 use crate::util::gzip::Gzip;
 use crate::util::sha256;
 use crate::util::stop::{self, StopToken};
@@ -466,7 +467,9 @@ fn ambiguous_and_invalid_documents_are_refused() {
         (r#"{"manifests":{}}"#, "manifests is not a list"),
         (r#"{"manifests":["#, "EOF while parsing"),
         (format!("{}{}", "[".repeat(300), "]".repeat(300)).as_str(), "recursion limit exceeded"),
-        (format!("{{\"a\":[{}0]}}", "0,".repeat(50_000)).as_str(), "it has more than 50000 values"),
+        (format!("{{\"layers\":[{}0]}}", "0,".repeat(50_000)).as_str(), "it has more than 50000 values"),
+        (format!("{{\"layers\":[{}0]}}", "0,".repeat(20_000)).as_str(), "it has more than 20000 references"),
+        ("{\"layers\":null,\"a\":\"\\", "EOF while parsing"),
     ] {
         let mut entries = blobs.clone();
         entries.push(blob(text.as_bytes()));
@@ -710,6 +713,9 @@ fn numbers_and_sizes_have_limits() {
         (Limits { images: 1, ..LIMITS }, "1 images"),
         (Limits { references: 5, ..LIMITS }, "5 references to blobs"),
         (Limits { document: 300, ..LIMITS }, "300 bytes of JSON"),
+        (Limits { values: 10, ..LIMITS }, "10 values"),
+        (Limits { texts: 100, ..LIMITS }, "100 bytes of texts"),
+        (Limits { memory: 5000, ..LIMITS }, "5000 bytes of names and documents in memory"),
     ] {
         let text = read_path(&path, &limits).unwrap_err().to_string();
         assert!(text.ends_with(&format!("it has more than {expected}")), "{text}");
@@ -717,6 +723,51 @@ fn numbers_and_sizes_have_limits() {
     let archive = read_path(&path, &Limits { layers: 1, ..LIMITS }).unwrap();
     assert_eq!(offered(&archive), ["localhost/b:1"]);
     assert!(faults(&archive)[0].ends_with("it has more than 1 layers"));
+}
+
+#[test]
+fn targets_of_links_count_like_names() {
+    let link = |number: usize| entry(&format!("{number}"), b'2', &"x".repeat(90), b"");
+    let bytes = [(0..10).flat_map(link).collect(), end()].concat();
+    let (_dir, path) = stored(&bytes);
+    let error = read_path(&path, &Limits { names: 900, ..LIMITS }).unwrap_err();
+    assert_eq!(error.to_string(), "it has more than 900 bytes of names of files");
+    assert!(matches!(read_path(&path, &Limits { names: 910, ..LIMITS }), Err(ArchiveError::NotAnArchive)));
+}
+
+#[test]
+fn texts_of_documents_are_not_kept_beyond_the_limits() {
+    let image =
+        |config: &str| format!(r#"[{{"Config":"{config}","RepoTags":["a:1"],"Layers":[]}}]"#).into_bytes();
+    let long = image(&"x".repeat(4097));
+    let error = read_tar_error(&[("manifest.json".to_owned(), long)]);
+    assert!(error.ends_with("an image has no Config of at most 4096 bytes"), "{error}");
+    // Whatever the names of the files.
+    let many: Vec<Entry> = (0..3000).map(|number| (format!("{number}"), image(&"x".repeat(4096)))).collect();
+    assert_eq!(read_tar_error(&many), "it has more than 10485760 bytes of names and documents in memory");
+}
+
+#[test]
+fn archive_of_hundreds_of_images_is_within_the_limits() {
+    let layers: Vec<Vec<u8>> = (0..20).map(|number| layer(&format!("{number}"))).collect();
+    let descriptors: Vec<String> = layers.iter().map(|one| descriptor(one, LAYER, "")).collect();
+    let mut entries: Vec<Entry> = layers.iter().map(|one| blob(one)).collect();
+    let mut list = Vec::new();
+    for number in 0..400 {
+        let text = String::from_utf8(config("linux/amd64", &layers)).unwrap();
+        let config = text.replacen('{', &format!(r#"{{"created":"{number}","#), 1).into_bytes();
+        let manifest = format!(
+            r#"{{"schemaVersion":2,"mediaType":"{MANIFEST}","config":{},"layers":[{}]}}"#,
+            descriptor(&config, CONFIG, ""),
+            descriptors.join(",")
+        );
+        list.push(descriptor(manifest.as_bytes(), MANIFEST, &named(&format!("r.example/image-{number}:1"))));
+        entries.extend([blob(&config), blob(manifest.as_bytes())]);
+    }
+    entries.push(("index.json".to_owned(), index(&list).into_bytes()));
+    let (_dir, path) = stored(&gzip(&tar(&entries)));
+    let archive = read_path(&path, &LIMITS).unwrap();
+    assert_eq!((archive.images.len(), faults(&archive)), (400, Vec::new()));
 }
 
 #[test]
@@ -817,6 +868,25 @@ fn names_are_found_without_reading_blobs() {
     assert!(matches!(names(&path, &StopToken::never()), Err(ArchiveError::NotAnArchive)));
     let (_dir, path) = stored(&tar(&[("index.json".to_owned(), b"[".to_vec())]));
     assert_eq!(names(&path, &StopToken::never()).unwrap(), Some(Vec::new()));
+    // The last entry of a name counts, and large lists are left to the reading of the whole.
+    let list = |name: &str| index(&[descriptor(b"", MANIFEST, &named(name))]).into_bytes();
+    let of = |entries: Vec<Entry>| {
+        let (_dir, path) = stored(&tar(&entries));
+        names(&path, &StopToken::never()).unwrap()
+    };
+    let own = |name: &str, bytes: Vec<u8>| (name.to_owned(), bytes);
+    let docker = br#"[{"Config":"c","RepoTags":["localhost/c:1"]}]"#.to_vec();
+    let twice = vec![
+        own("index.json", list("localhost/a:1")),
+        own("manifest.json", docker),
+        own("./index.json", list("localhost/b:1")),
+    ];
+    assert_eq!(of(twice), Some(vec!["localhost/b:1".to_owned(), "localhost/c:1".to_owned()]));
+    let tags =
+        |count| format!(r#"[{{"Config":"c","RepoTags":[{}"a"]}}]"#, r#""a","#.repeat(count)).into_bytes();
+    let tagged = |count| of(vec![own("manifest.json", tags(count))]);
+    assert_eq!(tagged(19_000), Some(vec!["docker.io/library/a:latest".to_owned()]));
+    assert_eq!((tagged(20_000), tagged(60_000)), (None, None));
 }
 
 #[test]
@@ -824,11 +894,34 @@ fn stop_signal_ends_reading() {
     let (_dir, path) = stored(&zstd(&tar(&layout(&[("localhost/a:1", &image("linux/amd64", &["x"]))]))));
     let archive = read_path(&path, &LIMITS).unwrap();
     let (source, token) = stop::pair();
+    let mut open = open_blob(&path, &archive, &archive.images[0].blobs[1], 0, &token).unwrap();
     let mut source = Some(source);
     let result = read(&path, &amd64(), &token, &mut |_| drop(source.take()));
     assert!(matches!(result, Err(ArchiveError::Stopped)));
-    let mut open = open_blob(&path, &archive, &archive.images[0].blobs[1], 0, &token).unwrap();
     assert_eq!(open.read(&mut [0; 9]).unwrap_err().to_string(), "stopped");
+}
+
+#[test]
+fn stop_signal_ends_reading_inside_of_a_decompressor() {
+    // 32 MiB that decompress to nothing.
+    let skipped = [0x50, 0x2a, 0x4d, 0x18, 8, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8].repeat(2 << 20);
+    let members = gzip(b"").repeat((32 << 20) / gzip(b"").len());
+    for packed in [skipped, members] {
+        let (_dir, path) = stored(&packed);
+        let opened = std::sync::Arc::new(std::fs::File::open(&path).unwrap());
+        let (source, token) = stop::pair();
+        let bytes = std::sync::Arc::default();
+        let counted = Counted::new(opened, std::sync::Arc::clone(&bytes), &token);
+        let (mut reader, _) = decompress::open(Box::new(counted), 9).unwrap();
+        drop(source);
+        assert!(reader.read(&mut [0; 9]).is_err());
+        let read = bytes.load(std::sync::atomic::Ordering::Relaxed);
+        assert!(read < 1 << 20, "{read}");
+        assert!(matches!(
+            read_within(&path, &amd64(), &LIMITS, &token, &mut |_| {}),
+            Err(ArchiveError::Stopped)
+        ));
+    }
 }
 
 #[test]

@@ -144,9 +144,10 @@ pub enum Place {
     },
     /// In the file `blobs/sha256/<hex>` of the layout directory.
     Layout,
-    /// Not in the archive: a manifest that was made for a `docker save` archive, which has none.
+    /// Here: a manifest that was made for a `docker save` archive, which has none, or an index or a
+    /// manifest of a compressed archive, which is not decompressed again for each request.
     Made {
-        /// The manifest.
+        /// The index or manifest.
         text: String,
     },
 }
