@@ -408,7 +408,13 @@ mod tests {
         assert!(check.state().push("a", failed("1"), now));
         // On a thread of its own, because it lowers the priority.
         let handle = check.clone();
-        std::thread::spawn(move || handle.run(&StopToken::never())).join().unwrap();
+        let (done, ended) = crossbeam_channel::bounded::<()>(0);
+        let run = move |_| {
+            handle.run(&StopToken::never());
+            drop(done);
+        };
+        let _running = threads::spawn("t/image-check", Stack::Small, OnDeath::Unsupervised, run).unwrap();
+        ended.recv_timeout(Duration::from_secs(60)).unwrap_err();
         let state = check.state();
         assert!(!state.is_due("a", now) && state.is_due("a", Instant::now() + RETRY));
     }

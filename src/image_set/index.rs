@@ -12,7 +12,7 @@ use super::archive::{Archive, Stamp};
 use crate::util::{atomic_file, disk_writes, sha256, untrusted};
 
 /// The version of the format; a file of another version is ignored.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// A larger file is ignored.
 const MAX_BYTES: u64 = 64 << 20;
 

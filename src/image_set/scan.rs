@@ -105,7 +105,7 @@ pub(super) struct Blobs {
     newest_ns: i128,
 }
 
-/// Looks at the blobs of a layout, without reading them.
+/// Number, size and time of the blobs of a layout, without reading them.
 pub(super) fn blobs(layout: &Path) -> Blobs {
     let mut blobs = Blobs::default();
     let Ok(entries) = std::fs::read_dir(layout.join(BLOBS)) else { return blobs };

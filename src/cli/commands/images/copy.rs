@@ -64,7 +64,8 @@ pub fn copy(
         .map_err(|_| format!("{}: another import writes this file", part_path.display()))?;
     let begun = to.metadata().map_err(failed(&part_path))?;
     // Before the lock was taken, another import may have given the file its final name.
-    let named = statat(&dir, &part, AtFlags::SYMLINK_NOFOLLOW).map_err(|why| failed(&part_path)(why.into()))?;
+    let named =
+        statat(&dir, &part, AtFlags::SYMLINK_NOFOLLOW).map_err(|why| failed(&part_path)(why.into()))?;
     if (named.st_dev, named.st_ino) != (begun.dev(), begun.ino()) {
         return Err(format!("{}: another import has just written this file", part_path.display()));
     }

@@ -74,7 +74,8 @@ impl Step {
                 (path, link())
             }
         };
-        done.and_then(|()| sync_parents(path)).map_err(|why| format!("cannot write {}: {why}", path.display()))
+        done.and_then(|()| sync_parents(path))
+            .map_err(|why| format!("cannot write {}: {why}", path.display()))
     }
 }
 
