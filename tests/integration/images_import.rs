@@ -1,4 +1,5 @@
-//! `coracle images import` that is killed, and on a full disk.
+//! `coracle images import` that is killed, and on a full disk. The fake runtime pulls nothing from the
+//! archives, so no import waits for its images.
 
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
@@ -47,8 +48,11 @@ fn length(path: &Path) -> Option<u64> {
 /// Asserts that the agent serves every blob of an image.
 fn assert_served(node: &FakeNode, image: &str) {
     let copy = node.path("exported.tar");
-    let text = node.cli(&["images", "export", image, "-o", &copy.to_string_lossy()]);
-    assert!(length(&copy).is_some_and(|bytes| bytes > 4096), "{text}");
+    wait_until("the archive to be read", LONG, || {
+        node.command(&["images", "export", image, "-o", &copy.to_string_lossy()]).status.success()
+    });
+    assert!(length(&copy).is_some_and(|bytes| bytes > 4096));
+    fs::remove_file(copy).unwrap();
 }
 
 /// A file system of its own for the archives of a node. Dropping it unmounts it.
@@ -84,7 +88,7 @@ fn killed_import_leaves_no_archive_to_serve_and_is_continued() {
     let mut node = FakeNode::start();
     let source = archive(&node, BIG, 3 * MIB + 17);
     let small = archive(&node, SMALL, 100 * KIB);
-    let import = ["images", "import", &source];
+    let import = ["images", "import", "--no-wait", &source];
     let part = directory(&node).join(".big.tar.part");
     let last = 2 * MIB as u64 + 12_345;
     // In the first write, after a write, and in the middle of one.
@@ -106,15 +110,13 @@ fn killed_import_leaves_no_archive_to_serve_and_is_continued() {
     assert_eq!(stopped.kill().signal(), Some(9));
     assert_eq!((names(&node), length(&part)), (vec![".big.tar.part".to_owned()], Some(last)));
     // Another import makes the agent list the directory.
-    let text = node.cli(&["images", "import", &small]);
-    assert!(text.contains(&format!("small.tar: {SMALL}\n")), "{text}");
+    node.cli(&["images", "import", "--no-wait", &small]);
+    assert_served(&node, SMALL);
     let list = node.cli(&["images", "list"]);
     assert!(list.contains("small.tar") && !list.contains("/big"), "{list}");
-    assert_served(&node, SMALL);
 
     let text = node.cli(&import);
     assert!(text.contains(&format!("big.tar: copied, {last} bytes were there already\n")), "{text}");
-    assert!(text.contains(&format!("big.tar: {BIG}\n")), "{text}");
     assert_eq!(names(&node), ["big.tar", "small.tar"]);
     assert!(fs::read(directory(&node).join("big.tar")).unwrap() == fs::read(&source).unwrap());
     assert_served(&node, BIG);
@@ -125,8 +127,8 @@ fn killed_import_leaves_no_archive_to_serve_and_is_continued() {
 fn import_without_enough_free_space_is_refused_and_other_images_are_served() {
     let Some((mut node, _disk)) = Disk::with_agent("4m") else { return };
     let (source, small) = (archive(&node, BIG, 6 * MIB), archive(&node, SMALL, 100 * KIB));
-    node.cli(&["images", "import", &small]);
-    let output = node.command(&["images", "import", &source]);
+    node.cli(&["images", "import", "--no-wait", &small]);
+    let output = node.command(&["images", "import", "--no-wait", &source]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains(&format!("{}: there are ", directory(&node).display())), "{said}");
@@ -142,11 +144,12 @@ fn import_on_a_disk_that_becomes_full_names_the_archive_and_removes_its_part() {
     let Some((mut node, _disk)) = Disk::with_agent("8m") else { return };
     let (source, small) = (archive(&node, BIG, 6 * MIB), archive(&node, SMALL, 100 * KIB));
     let other = archive(&node, OTHER, 100 * KIB);
-    node.cli(&["images", "import", &small]);
+    node.cli(&["images", "import", "--no-wait", &small]);
     // The part of another file: it is cut after the free space was checked.
     let part = directory(&node).join(".big.tar.part");
     fs::write(&part, "other").unwrap();
-    let mut import = Pty::spawn_stopped(&node.command_line(&["images", "import", &source, &other]));
+    let mut import =
+        Pty::spawn_stopped(&node.command_line(&["images", "import", "--no-wait", &source, &other]));
     wait_until("the check of the free space", LONG, || length(&part) == Some(0));
     let growing = directory(&node).join(".growing");
     fs::write(&growing, vec![1; 6 * MIB]).unwrap();
@@ -156,7 +159,7 @@ fn import_on_a_disk_that_becomes_full_names_the_archive_and_removes_its_part() {
         format!("{target}: No space left on device (os error 28); the incomplete copy was removed");
     import.wait_for(&expected, LONG);
     // The next archive of the command has the space again.
-    import.wait_for(&format!("other.tar: {OTHER}"), LONG);
+    import.wait_for("other.tar: copied", LONG);
     assert_eq!(import.wait_ended(LONG).code(), Some(1));
     assert_eq!(names(&node), [".growing", "other.tar", "small.tar"]);
     let list = node.cli(&["images", "list"]);
@@ -165,7 +168,8 @@ fn import_on_a_disk_that_becomes_full_names_the_archive_and_removes_its_part() {
     assert_served(&node, OTHER);
 
     fs::remove_file(growing).unwrap();
-    let text = node.cli(&["images", "import", &source]);
-    assert!(text.contains("big.tar: copied\n") && text.contains(&format!("big.tar: {BIG}\n")), "{text}");
+    let text = node.cli(&["images", "import", "--no-wait", &source]);
+    assert!(text.contains("big.tar: copied\n"), "{text}");
+    assert_served(&node, BIG);
     node.stop_agent();
 }
