@@ -151,8 +151,10 @@ impl Pace {
     /// A full list failed.
     pub(super) fn list_failed(&mut self, now: Instant) {
         self.relist = now + RELIST_PERIOD;
-        // The status shows when the outage is over.
-        self.status = now;
+        // The status shows when the outage is over. It may be due with the next list already.
+        if self.status > self.relist {
+            self.status = now;
+        }
     }
 
     /// An event of an unknown pod was received: a full list is due, but at most one a second.
@@ -320,7 +322,11 @@ mod tests {
         assert_eq!(bench.pace.status, bench.at(10));
         bench.pace.status_updated(Some(false), now);
         assert_eq!(bench.pace.status, bench.at(5));
+        // The first failed list brings it forward; later ones do not, so it is requested once per list.
+        bench.pace.list_failed(now);
+        assert_eq!(bench.pace.status, now);
         bench.pace.status_updated(None, now);
+        bench.pace.list_failed(now);
         assert_eq!(bench.pace.status, bench.at(1));
     }
 }
