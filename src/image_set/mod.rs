@@ -109,8 +109,8 @@ impl ImageSet {
         })))
     }
 
-    /// Reads the directories and the archives that failed again, and compares the set with the images of the runtime, now. Returns
-    /// before that is done.
+    /// Reads the directories and the archives that failed again, and compares the set with the images
+    /// of the runtime, now. Returns before that is done.
     pub fn rescan(&self) {
         self.shared.pulls().retry_all();
         self.shared.set().retry_all(Instant::now());

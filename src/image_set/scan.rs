@@ -3,8 +3,9 @@
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Dir, DirEntry, statat};
 
 use super::archive::{self, Stamp};
 use super::set::Key;
@@ -13,9 +14,6 @@ use super::set::Key;
 pub(super) const MOST_ARCHIVES: usize = 1000;
 /// Entries of one directory that are inspected.
 const MOST_ENTRIES: usize = 10_000;
-
-/// The directory of a layout's blobs.
-const BLOBS: &str = "blobs/sha256";
 
 /// What a scan found.
 #[derive(Debug, Default)]
@@ -76,7 +74,7 @@ fn scan_one(number: usize, directory: &Path, found: &mut Found) -> io::Result<()
         if is_directory {
             found.inner.push(path.clone());
             match std::fs::metadata(path.join("oci-layout")) {
-                Ok(_) => found.inner.push(path.join(BLOBS)),
+                Ok(_) => found.inner.push(archive::blobs_path(&path)),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 // The stamp has the same error, or it will be found when the layout is read.
                 Err(_) => {}
@@ -102,18 +100,23 @@ fn scan_one(number: usize, directory: &Path, found: &mut Found) -> io::Result<()
 pub(super) struct Blobs {
     number: u64,
     bytes: u64,
-    newest_ns: i128,
+    newest_ns: i64,
 }
 
 /// Number, size and time of the blobs of a layout, without reading them.
 pub(super) fn blobs(layout: &Path) -> Blobs {
     let mut blobs = Blobs::default();
-    let Ok(entries) = std::fs::read_dir(layout.join(BLOBS)) else { return blobs };
-    for meta in entries.take(MOST_ENTRIES).filter_map(|entry| entry.ok()?.metadata().ok()) {
+    let Ok(directory) = archive::blobs(layout) else { return blobs };
+    let Ok(entries) = Dir::read_from(&directory) else { return blobs };
+    let stamp = |entry: DirEntry| {
+        let name = entry.file_name();
+        let stat = statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW);
+        if matches!(name.to_bytes(), b"." | b"..") { None } else { Some(Stamp::of(&stat.ok()?)) }
+    };
+    for stamp in entries.take(MOST_ENTRIES).filter_map(|entry| stamp(entry.ok()?)) {
         blobs.number += 1;
-        blobs.bytes = blobs.bytes.saturating_add(meta.len());
-        let changed = i128::from(meta.ctime()) * 1_000_000_000 + i128::from(meta.ctime_nsec());
-        blobs.newest_ns = blobs.newest_ns.max(changed);
+        blobs.bytes = blobs.bytes.saturating_add(stamp.size);
+        blobs.newest_ns = blobs.newest_ns.max(stamp.ctime_ns);
     }
     blobs
 }

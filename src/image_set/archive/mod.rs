@@ -32,5 +32,6 @@ pub use blob::{BlobReader, open_blob};
 pub use error::{ArchiveError, Problem};
 pub use open::{names, read};
 pub use platform::Platform;
+pub use scan::{blobs, blobs_path};
 pub use stamp::{Stamp, stamp};
 pub use types::{Archive, Blob, Digest, Fault, Form, Image, Layer, Place};

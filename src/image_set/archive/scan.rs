@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs::File as OpenFile;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::Dir;
@@ -256,9 +256,17 @@ pub(super) fn layout(
     Ok(scan)
 }
 
-/// The directory of the blobs of a layout. Links in its path are refused.
-pub(super) fn blobs(layout: &Path) -> io::Result<OwnedFd> {
-    untrusted::directory(&layout.join(BLOBS.trim_end_matches('/')), 3)
+/// The path of the directory of the blobs of a layout.
+pub fn blobs_path(layout: &Path) -> PathBuf {
+    layout.join(BLOBS.trim_end_matches('/'))
+}
+
+/// Opens that directory. Links in its path below the layout, and the layout as a link, are refused.
+///
+/// # Errors
+/// When it cannot be opened or is not a directory.
+pub fn blobs(layout: &Path) -> io::Result<OwnedFd> {
+    untrusted::directory(&blobs_path(layout), 3)
 }
 
 fn add(

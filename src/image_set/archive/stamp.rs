@@ -23,12 +23,13 @@ pub struct Stamp {
 }
 
 impl Stamp {
+    /// That of a file with these attributes.
     #[expect(
         clippy::unnecessary_cast,
         clippy::useless_conversion,
         reason = "types differ between architectures"
     )]
-    fn of(stat: &Stat) -> Stamp {
+    pub fn of(stat: &Stat) -> Stamp {
         let nanoseconds =
             |seconds: i64, rest: i64| seconds.saturating_mul(1_000_000_000).saturating_add(rest);
         Stamp {
