@@ -42,6 +42,17 @@ pub struct Settings {
     pub request_timeout: Duration,
 }
 
+/// Clients of a runtime that does not exist, for tests.
+#[cfg(test)]
+pub fn unreachable() -> (RuntimeClient, ImageClient) {
+    connect(Settings {
+        runtime_endpoint: "unix:///nonexistent/coracle-test.sock".to_owned(),
+        image_endpoint: None,
+        request_timeout: std::time::Duration::from_secs(5),
+    })
+    .expect("the endpoint is a local one")
+}
+
 /// Prepares both clients. The runtime need not listen yet: connections are made by the first call
 /// and again after a loss.
 ///

@@ -28,15 +28,10 @@ impl Drop for Room {
 }
 
 fn room() -> Room {
-    let settings = crate::cri::Settings {
-        runtime_endpoint: "unix:///nonexistent/coracle-test.sock".to_owned(),
-        image_endpoint: None,
-        request_timeout: LONG,
-    };
     let (events, event_queue) = EventSink::new();
     let (post, posts) = mailbox(newest);
     let (on_death, deaths) = bounded(1);
-    let cri = crate::cri::connect(settings).unwrap().0;
+    let cri = crate::cri::unreachable().0;
     let probes = Probes::new(Deps { cri, events, post, on_death });
     Room { probes, posts, events: event_queue, deaths }
 }
