@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, FlockOperation, flock, fstatvfs, renameat, statat, unlinkat};
+use rustix::fs::{AtFlags, FlockOperation, flock, fstatvfs, renameat, unlinkat};
 
 use crate::util::untrusted;
 
@@ -64,9 +64,9 @@ pub fn copy(
         .map_err(|_| format!("{}: another import writes this file", part_path.display()))?;
     let begun = to.metadata().map_err(failed(&part_path))?;
     // Before the lock was taken, another import may have given the file its final name.
-    let named =
-        statat(&dir, &part, AtFlags::SYMLINK_NOFOLLOW).map_err(|why| failed(&part_path)(why.into()))?;
-    if (named.st_dev, named.st_ino) != (begun.dev(), begun.ino()) {
+    let named = untrusted::open_at(dir.as_fd(), Path::new(&part)).and_then(|file| file.metadata());
+    let named = named.map_err(failed(&part_path))?;
+    if (named.dev(), named.ino()) != (begun.dev(), begun.ino()) {
         return Err(format!("{}: another import has just written this file", part_path.display()));
     }
     let resumed = common(&from, &to, begun.len().min(size)).map_err(failed(&part_path))?;
