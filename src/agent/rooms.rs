@@ -34,6 +34,7 @@ use crate::probes::{self, Probes};
 use crate::runtime::{self, Placement as _, Runtime};
 use crate::status::{NodeAddresses, StatusCache};
 use crate::sync::view::View;
+use crate::util::gate::Gate;
 use crate::util::mailbox::Post;
 use crate::util::stop::StopToken;
 use crate::volumes::{self, Volumes};
@@ -122,12 +123,14 @@ pub(super) fn make(
     let cgroups = PodCgroups::new(cgroups::settings(args, config, host)?, without_quota);
     let image_set = ImageSet::new(&args.image_dirs());
     let wake = verdicts.clone();
+    let replaced = Arc::new(Gate::default());
     let image_check = ImageCheck::new(image_check::Deps {
         runtime: cri.clone(),
         images: images.clone(),
         events: events.clone(),
         sources: vec![Arc::new(Archives(image_set.clone()))],
         wake: Box::new(move |uid| wake.put(uid.clone(), ())),
+        replaced: Arc::clone(&replaced),
     });
     let runtime = Runtime::new(
         settings::runtime(args, config, host, &allocatable)?,
@@ -147,6 +150,7 @@ pub(super) fn make(
                 Arc::new(move |image| image_check.pulled(image))
             },
             offers: Arc::new(image_set.clone()),
+            replaced,
         },
     );
     let volumes = Arc::new(Volumes::new(

@@ -1,7 +1,7 @@
 //! Checks one image, and replaces what is damaged.
 
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use super::storage::{self, Layer, Problem, Unpacked};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::model::ids::ContainerId;
 use crate::transport::generated::runtime::{Container, ContainerFilter, ContainerState, ImageSpec};
+use crate::util::gate::Gate;
 use crate::util::stop::{StopToken, Waited};
 use crate::util::{decompress, disk_writes, tree, untrusted};
 
@@ -20,6 +21,10 @@ const MAX_LAYER: u64 = 1 << 40;
 /// How often, and how long, the end of a container is waited for that may be failing.
 const START_WAITS: u32 = 5;
 const START_WAIT: Duration = Duration::from_secs(1);
+/// How long a container that is being made is waited for.
+const CREATE_LIMIT: Duration = Duration::from_secs(60);
+/// How often an image is pulled again if the runtime keeps a damaged layer.
+const PULLS: u32 = 3;
 
 /// A place that has layers, such as the image archives of this node.
 pub trait LayerSource: Send + Sync {
@@ -101,6 +106,7 @@ pub(super) struct Checker {
     pub(super) runtime: RuntimeClient,
     pub(super) images: ImageClient,
     pub(super) sources: Vec<Arc<dyn LayerSource>>,
+    pub(super) replaced: Arc<Gate>,
 }
 
 /// The runtime's own store of blobs.
@@ -126,23 +132,23 @@ impl Checker {
         progress: &mut dyn FnMut(usize, usize),
         stop: &StopToken,
     ) -> Result<Report, Problem> {
-        let unpacked = storage::find(&self.images, image, stop)?;
-        let mut report = check_layers(&unpacked, &self.sources(&unpacked), options, progress, stop);
-        report.image = image.to_owned();
-        if options.mend && !report.intact && !stop.is_stopped() {
-            match self.pull_again(&unpacked, stop) {
-                Err(why) => report.problems.push(why),
-                Ok(()) => {
-                    let again = storage::find(&self.images, image, stop)?;
-                    let depth = Options { mend: false, ..options };
-                    let after = check_layers(&again, &self.sources(&again), depth, progress, stop);
-                    report.intact = after.intact;
-                    report.problems = after.problems;
-                    report.mended = if after.intact { report.damaged } else { report.mended };
-                }
+        let mut unpacked = storage::find(&self.images, image, stop)?;
+        let mut checked = check_layers(&unpacked, &self.sources(&unpacked), options, progress, stop);
+        for _ in 0..PULLS {
+            if !options.mend || checked.report.intact || stop.is_stopped() {
+                break;
             }
+            if let Err(why) = self.pull_again(&unpacked, stop) {
+                checked.report.problems.push(why);
+                break;
+            }
+            unpacked = storage::find(&self.images, image, stop)?;
+            let depth = Options { mend: false, ..options };
+            let after = check_layers(&unpacked, &self.sources(&unpacked), depth, progress, stop);
+            checked = checked.pulled_again(after);
         }
-        Ok(report)
+        checked.report.image = image.to_owned();
+        Ok(checked.report)
     }
 
     fn sources<'a>(&'a self, unpacked: &'a Unpacked) -> Vec<Arc<dyn LayerSource + 'a>> {
@@ -168,6 +174,12 @@ impl Checker {
         let name = unpacked.names.first().ok_or("the image has no name by which it can be pulled")?;
         let failed = |error: crate::cri::CriError| format!("the image cannot be pulled again: {error}");
         self.images.pull_image(spec(name), None, None, stop).map_err(failed)?;
+        // A worker would start its container again as soon as the failed one is removed, and that would
+        // keep the damaged layer.
+        let _closed = self
+            .replaced
+            .close(&unpacked.id, CREATE_LIMIT, stop)
+            .ok_or("the image is not pulled again while a container of it is made")?;
         let mut waits = 0;
         loop {
             let all = self.runtime.list_containers(ContainerFilter::default());
@@ -197,15 +209,47 @@ impl Checker {
     }
 }
 
+/// A check of all layers.
+#[derive(Debug)]
+struct Checked {
+    report: Report,
+    /// Directories of layers of which no intact copy was found.
+    unverified: Vec<PathBuf>,
+    /// Those of them that are a reason to pull the image again.
+    doubtful: Vec<PathBuf>,
+}
+
+impl Checked {
+    /// The result after the image was pulled again. A container that was made between the removal and
+    /// the pull keeps a layer, which the runtime then neither loads nor unpacks: the layer is in the same
+    /// directory, cannot be compared, and is as damaged as before.
+    fn pulled_again(self, mut after: Checked) -> Checked {
+        let kept = |dir: &&PathBuf| self.doubtful.contains(dir);
+        let kept: Vec<PathBuf> = after.unverified.iter().filter(kept).cloned().collect();
+        if !kept.is_empty() {
+            let what = format!("the runtime kept {} damaged layers, which a container uses", kept.len());
+            after.report.problems.push(what);
+            after.report.intact = false;
+        }
+        let mended = if after.report.intact { self.report.damaged } else { self.report.mended };
+        let Report { intact, problems, .. } = after.report;
+        let report = Report { intact, problems, mended, ..self.report };
+        let doubtful = [after.doubtful, kept].concat();
+        Checked { report, unverified: after.unverified, doubtful }
+    }
+}
+
 fn check_layers(
     unpacked: &Unpacked,
     sources: &[Arc<dyn LayerSource + '_>],
     options: Options,
     progress: &mut dyn FnMut(usize, usize),
     stop: &StopToken,
-) -> Report {
+) -> Checked {
     let layers = unpacked.layers.len();
-    let mut report = Report { id: unpacked.id.clone(), layers, intact: true, ..Report::default() };
+    let report = Report { id: unpacked.id.clone(), layers, intact: true, ..Report::default() };
+    let mut checked = Checked { report, unverified: Vec::new(), doubtful: Vec::new() };
+    let report = &mut checked.report;
     for (path, problem) in &unpacked.damaged_blobs {
         report.damaged += 1;
         report.findings.push(Finding { path: path.clone(), problem: problem.clone() });
@@ -213,10 +257,10 @@ fn check_layers(
     // A damaged blob is harmless as long as another copy of its layer is intact, and is not replaced.
     for (index, layer) in unpacked.layers.iter().enumerate() {
         progress(index, layers);
-        check_layer(layer, sources, (options, !unpacked.damaged_blobs.is_empty()), &mut report, stop);
+        check_layer(layer, sources, (options, !unpacked.damaged_blobs.is_empty()), &mut checked, stop);
     }
     progress(layers, layers);
-    report
+    checked
 }
 
 /// Checks a layer with the first source that has an intact copy of it.
@@ -224,9 +268,10 @@ fn check_layer(
     layer: &Layer,
     sources: &[Arc<dyn LayerSource + '_>],
     (options, has_damaged_blobs): (Options, bool),
-    report: &mut Report,
+    checked: &mut Checked,
     stop: &StopToken,
 ) {
+    let report = &mut checked.report;
     let short = layer.diff_id.get(..19).unwrap_or(&layer.diff_id);
     let is_missing = !layer.dir.exists();
     if is_missing {
@@ -235,6 +280,8 @@ fn check_layer(
         report.take(found);
         if !options.mend || disk_writes::created(std::fs::create_dir(&layer.dir)).is_err() {
             report.intact = false;
+            checked.unverified.push(layer.dir.clone());
+            checked.doubtful.push(layer.dir.clone());
             return;
         }
     }
@@ -293,8 +340,12 @@ fn check_layer(
         // An empty directory would hide what is wrong.
         let _ = std::fs::remove_dir(&layer.dir);
     }
+    checked.unverified.push(layer.dir.clone());
     // Without an intact copy, a damaged one is a reason to pull the image again.
-    report.intact &= !is_missing && !has_damaged_blobs;
+    if is_missing || has_damaged_blobs {
+        report.intact = false;
+        checked.doubtful.push(layer.dir.clone());
+    }
 }
 
 #[cfg(test)]
@@ -305,7 +356,6 @@ mod tests {
     use crate::util::tar::tests::{end, entry};
     use std::collections::BTreeMap;
     use std::io::Write;
-    use std::path::PathBuf;
 
     struct Fixture {
         dir: tempfile::TempDir,
@@ -361,6 +411,10 @@ mod tests {
         }
 
         fn check(&self, mend: bool) -> Report {
+            self.check_layers(mend).report
+        }
+
+        fn check_layers(&self, mend: bool) -> Checked {
             let sources: Vec<Arc<dyn LayerSource + '_>> = vec![Arc::new(Blobs(&self.blobs))];
             let options = Options { contents: true, mend };
             check_layers(&self.unpacked, &sources, options, &mut |_, _| {}, &StopToken::never())
@@ -410,7 +464,8 @@ mod tests {
         let sources: Vec<Arc<dyn LayerSource + '_>> =
             vec![Arc::new(Blobs(&fixture.blobs)), Arc::new(Blobs(&intact))];
         let options = Options { contents: false, mend: true };
-        let report = check_layers(&fixture.unpacked, &sources, options, &mut |_, _| {}, &StopToken::never());
+        let checked = check_layers(&fixture.unpacked, &sources, options, &mut |_, _| {}, &StopToken::never());
+        let report = checked.report;
         assert_eq!((report.intact, report.mended, report.problems.len()), (true, 1, 0), "{report:?}");
     }
 
@@ -423,6 +478,30 @@ mod tests {
         // Without another copy the image is pulled again.
         fixture.blobs.clear();
         assert!(!fixture.check(true).intact);
+    }
+
+    #[test]
+    fn image_whose_damaged_layer_the_runtime_kept_is_not_mended() {
+        let mut fixture = Fixture::new();
+        let intact = std::mem::take(&mut fixture.blobs);
+        fixture.unpacked.damaged_blobs = vec![("blob sha256:1".to_owned(), "has 0 bytes".to_owned())];
+        let before = fixture.check_layers(false);
+        assert!(!before.report.intact);
+        // Pulled again: the layers have the same directories, and no blob was loaded.
+        fixture.unpacked.damaged_blobs.clear();
+        let after = fixture.check_layers(false);
+        assert!(after.report.intact);
+        let kept = before.pulled_again(after);
+        assert!(!kept.report.intact && kept.report.mended == 0, "{kept:?}");
+        let problem = "the runtime kept 2 damaged layers, which a container uses";
+        assert!(kept.report.problems.iter().any(|one| one == problem), "{kept:?}");
+        // Once more: both were unpacked again, one from a blob that is not kept.
+        std::fs::rename(fixture.path("1"), fixture.path("3")).unwrap();
+        fixture.unpacked.layers[0].dir = fixture.path("3");
+        fixture.blobs = intact;
+        fixture.blobs.remove(&fixture.unpacked.layers[0].diff_id);
+        let mended = kept.pulled_again(fixture.check_layers(false));
+        assert_eq!((mended.report.intact, mended.report.mended), (true, 1), "{mended:?}");
     }
 
     #[test]

@@ -38,6 +38,7 @@ use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::model::reasons;
+use crate::util::gate::Gate;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use check::Checker;
@@ -64,6 +65,8 @@ pub struct Deps {
     pub sources: Vec<Arc<dyn LayerSource>>,
     /// Wakes the worker of a pod.
     pub wake: Box<dyn Fn(&PodUid) + Send + Sync>,
+    /// Closed for the id of an image while it is replaced: then no container of it is made.
+    pub replaced: Arc<Gate>,
 }
 
 /// The handle of the room. Clones share it.
@@ -176,8 +179,8 @@ impl ImageCheck {
     /// Makes the handle.
     #[must_use]
     pub fn new(deps: Deps) -> ImageCheck {
-        let Deps { runtime, images, events, sources, wake } = deps;
-        let checker = Checker { runtime, images, sources };
+        let Deps { runtime, images, events, sources, wake, replaced } = deps;
+        let checker = Checker { runtime, images, sources, replaced };
         let state = Mutex::default();
         ImageCheck { shared: Arc::new(Shared { checker, events, wake, turn: bounded(1), state }) }
     }
@@ -397,7 +400,8 @@ mod tests {
         let (runtime, images) = crate::cri::unreachable();
         let (events, _events) = EventSink::new();
         let (sources, wake) = (Vec::new(), Box::new(|_: &PodUid| {}));
-        let check = ImageCheck::new(Deps { runtime, images, events, sources, wake });
+        let replaced = Arc::default();
+        let check = ImageCheck::new(Deps { runtime, images, events, sources, wake, replaced });
         let now = Instant::now();
         assert!(check.state().push("a", failed("1"), now));
         // On a thread of its own, because it lowers the priority.

@@ -8,6 +8,7 @@ use crate::cri;
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::EventSink;
 use crate::util::backoff::KeyedBackoff;
+use crate::util::gate::Gate;
 
 use super::images::Images;
 use super::placement::SharedPlacement;
@@ -42,6 +43,8 @@ pub(super) struct Shared {
     pub(super) cgroup_parent: CgroupParent,
     /// The CPUs and NUMA nodes of containers.
     pub(super) placement: SharedPlacement,
+    /// Closed for the id of an image that is being replaced.
+    pub(super) replaced: Arc<Gate>,
     /// Waits between restarts, by pod and container.
     pub(super) crashes: Mutex<KeyedBackoff<u64>>,
     /// Limits how many sandboxes are created at the same time.
@@ -73,6 +76,7 @@ impl Runtime {
                 local: deps.local,
                 cgroup_parent: deps.cgroup_parent,
                 placement: deps.placement,
+                replaced: deps.replaced,
                 events: deps.events,
                 settings,
             }),

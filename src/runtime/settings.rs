@@ -13,6 +13,7 @@ use crate::model::event::EventSink;
 use crate::model::image_offers::SharedOffers;
 use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
+use crate::util::gate::Gate;
 
 use super::images::records::Verification;
 use super::placement::SharedPlacement;
@@ -118,6 +119,8 @@ pub struct Deps {
     pub pulled: Arc<dyn Fn(&str) + Send + Sync>,
     /// The images that archives on this node provide.
     pub offers: SharedOffers,
+    /// Closed for the id of an image that is being replaced: then no container of it is made.
+    pub replaced: Arc<Gate>,
 }
 
 /// Returns the path of a pod's cgroup.

@@ -79,6 +79,9 @@ impl Runtime {
         let config = self
             .prepare(&start, &image, &image_volumes, restart_count)
             .map_err(|error| self.config_failure(&start, &regarding, &error))?;
+        // Until the container runs, an image that is being replaced must not be used: the container
+        // would keep its damaged files.
+        let image_pass = shared.replaced.enter(image.reference.as_str(), start.stop);
         // The limit applies after the image pull, which may be slow.
         let pass = shared.container_door.enter(start.stop);
         let created = self.create(&start, &regarding, config, &sandbox_config);
@@ -90,7 +93,7 @@ impl Runtime {
         let id = created?;
         self.run(&start, &regarding, &id)?;
         shared.placement.started(start.pod, &start.container.name, &id);
-        drop(pass);
+        drop((pass, image_pass));
         self.link_log(&start, &id, restart_count);
         let lifecycle = start.container.lifecycle.as_ref();
         if let Some(handler) = lifecycle.and_then(|lifecycle| lifecycle.post_start.as_ref()) {

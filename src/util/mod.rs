@@ -1,7 +1,7 @@
 //! Tools that are independent of Kubernetes: the rules for threads (`threads`, `stop`, `mailbox`,
-//! `timers`, `wake`), the thread `signals`, waits (`backoff`), files and directories (`untrusted`
-//! and `tree` for those that a container can change; `disk_writes` counts), `cgroup_mounts`, memory, certificates (`x509`), log lines and
-//! `metrics`.
+//! `timers`, `wake`, `gate`), the thread `signals`, waits (`backoff`), files and directories
+//! (`untrusted` and `tree` for those that a container can change; `disk_writes` counts),
+//! `cgroup_mounts`, memory, certificates (`x509`), log lines and `metrics`.
 
 pub mod atomic_file;
 pub mod backoff;
@@ -14,6 +14,7 @@ pub mod decompress;
 pub mod disk_writes;
 pub mod encoding;
 pub mod error_chain;
+pub mod gate;
 pub mod gzip;
 pub mod json;
 pub mod logging;

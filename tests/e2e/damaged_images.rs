@@ -108,6 +108,7 @@ fn image_without_an_intact_copy_is_pulled_again() {
     node.remove("first.json");
     node.wait_gone("first");
 
+    let intact = fs::read(program(&node)).expect("the program is readable");
     replace(&program(&node), b"");
     let blobs = fs::read_dir(root(&node).join(STORE)).expect("the store is readable").flatten();
     let layer =
@@ -121,8 +122,10 @@ fn image_without_an_intact_copy_is_pulled_again() {
     node.wait_ready("second");
     node.wait_event("second", "DamagedImage", "has 0 bytes instead of ");
     node.wait_event("second", "ImageMended", "");
+    assert!(fs::read(program(&node)).expect("the program is readable") == intact);
+    // The runtime need not keep the blob of a layer that it has unpacked: then nothing can be compared.
     let (good, shown) = verify(&node, &["--digests", &image]);
-    assert!(good, "{shown}");
+    assert!(good || shown.contains("no copy of it is on this node"), "{shown}");
     node.finish();
 }
 
