@@ -439,7 +439,12 @@ fn archives_are_imported_listed_exported_and_removed() {
     let (outcome, text) = agent.run(remove("r.example/a.tar:1"));
     assert_eq!(
         (outcome, text),
-        (Ok(Exit::Success), format!("removed {shown}\nreleased r.example/a.tar:1\n"))
+        (
+            Ok(Exit::Success),
+            format!(
+                "removed {shown}\nreleased r.example/a.tar:1: it may be removed when disk space is short\n"
+            )
+        )
     );
     assert!(!target.exists());
 }

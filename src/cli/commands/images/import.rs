@@ -145,7 +145,8 @@ fn state(report: &SetReport, target: &str, size: u64) -> State {
         return State::Waits(format!("{} of {} images are there", images.len() - open, images.len()));
     }
     for image in images.iter().filter(|image| image.state != "present") {
-        faults.push(format!("{}: {} {}", image.name, image.state, image.error).trim_end().to_owned());
+        let why = if image.error.is_empty() { String::new() } else { format!(": {}", image.error) };
+        faults.push(format!("{}: {}{why}", image.name, image.state));
     }
     match faults.is_empty() {
         true => State::Ready(images.iter().map(|image| image.name.clone()).collect()),
@@ -185,6 +186,9 @@ fn wait_for(client: &Client, console: &mut Console<'_>, targets: &[String]) -> R
                     progress.clear();
                     good = false;
                     faults.iter().for_each(|fault| complain(&format!("{target}: {fault}")));
+                    complain(&format!(
+                        "{target}: it is still there; to remove it: coracle images rm {target}"
+                    ));
                 }
                 State::Waits(what) => {
                     let known = report.archives.iter().any(|archive| archive.path == *target);
@@ -247,7 +251,7 @@ mod tests {
             ("reading", &[], &[], waits("reading, 5 of 10 bytes")),
             ("ready", &[], &[("a", "present"), ("b", "pulling")], waits("1 of 2 images are there")),
             ("ready", &[], &[("b", "present"), ("a", "present")], State::Ready(vec!["a".into(), "b".into()])),
-            ("ready", &[], &[("a", "failed")], State::Failed(vec!["a: failed no space".into()])),
+            ("ready", &[], &[("a", "failed")], State::Failed(vec!["a: failed: no space".into()])),
             ("ready", &["blob x"], &[("a", "present")], State::Failed(vec!["blob x".into()])),
             ("failed", &["no tar"], &[], State::Failed(vec!["no tar".into()])),
         ] {

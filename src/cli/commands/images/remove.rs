@@ -25,7 +25,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, name: &str) -> Out
     }
     console.line(0, &format!("removed {}", archive.display()))?;
     for image in images {
-        console.line(0, &format!("released {image}"))?;
+        console.line(0, &format!("released {image}: it may be removed when disk space is short"))?;
     }
     console.out.flush()?;
     let _: SetReport = client.post("/v1/images/rescan")?;
