@@ -100,9 +100,11 @@ fn run_one(target: &Target, label: &str, input: &[u8], report: &mut File) -> boo
     if measured {
         let _ = std::fs::write("/proc/self/clear_refs", "5");
     }
-    let before = resident_kib("VmRSS:");
+    let (before, files) = (resident_kib("VmRSS:"), resident_kib("RssFile:"));
     (target.run)(input);
-    let grown = resident_kib("VmHWM:").saturating_sub(before);
+    // Pages of this program's file that the target is the first to use are no memory that it needs.
+    let files = resident_kib("RssFile:").saturating_sub(files);
+    let grown = resident_kib("VmHWM:").saturating_sub(before + files);
     let spent = processor_time() - begun;
     let mut problem = String::new();
     if spent > time {
