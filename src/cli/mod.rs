@@ -30,7 +30,8 @@ pub use help::{command as command_help, help, kubelet_version, version};
 pub use local::LocalCommand;
 pub use parse::{Command, parse};
 
-use crate::config::{AgentArgs, KubeletConfiguration, Loaded, Problem, load};
+use crate::config::{AgentArgs, KubeletConfiguration, Loaded, Problem, Request, load};
+use crate::resources::{Roots, machine};
 
 /// Prints one line per problem on stderr.
 pub fn report(problems: &[Problem]) {
@@ -100,7 +101,8 @@ pub fn print_config(args: &AgentArgs) -> Exit {
 
 /// Loads the configuration; reports its problems.
 pub fn with_config(args: &AgentArgs, run: impl FnOnce(&Loaded) -> Exit) -> Exit {
-    match load(&args.request) {
+    let memory_bytes = machine::memory_bytes(&Roots::default());
+    match load(&Request { memory_bytes, ..args.request.clone() }) {
         Ok(loaded) => run(&loaded),
         Err(problems) => {
             report(&problems);

@@ -28,24 +28,33 @@ pub fn preset(field: &Field, set: DefaultSet) -> Value {
     }
 }
 
+/// On a machine with less memory the default of `memory.available` is a tenth of it. With 100 MiB
+/// such a machine always has memory pressure, and starts no pod without requests (not in upstream).
+const SMALL_MACHINE_BYTES: u64 = 1000 << 20;
+
+/// The default of `evictionHard` on a machine with this memory, if it is known.
+fn hard_eviction(memory_bytes: Option<u64>) -> impl Iterator<Item = (String, Value)> {
+    let is_small = memory_bytes.is_some_and(|bytes| bytes < SMALL_MACHINE_BYTES);
+    HARD_EVICTION.iter().map(move |(signal, amount)| match *signal {
+        "memory.available" if is_small => ((*signal).to_owned(), Value::from("10%")),
+        _ => ((*signal).to_owned(), Value::from(*amount)),
+    })
+}
+
 /// Adds the default thresholds of a configuration file, unless it sets its own. Drop-ins are merged
 /// over the result, key by key.
-pub fn fill_hard_eviction(layer: &mut Value) {
+pub fn fill_hard_eviction(layer: &mut Value, memory_bytes: Option<u64>) {
     if get(layer, "evictionHard").is_none_or(Value::is_null) {
-        set(
-            layer,
-            "evictionHard",
-            super::fields::field("evictionHard").map_or(Value::Null, Field::preset_value),
-        );
+        set(layer, "evictionHard", Value::Object(hard_eviction(memory_bytes).collect()));
     }
 }
 
 /// Sets every missing field, and those whose zero value means the default.
-pub fn fill(config: &mut Value, defaults: DefaultSet) {
+pub fn fill(config: &mut Value, defaults: DefaultSet, memory_bytes: Option<u64>) {
     let merge_eviction = get(config, "mergeDefaultEvictionSettings") == Some(&Value::Bool(true));
     if merge_eviction && let Some(Value::Object(thresholds)) = get_mut(config, "evictionHard") {
-        for (signal, amount) in HARD_EVICTION {
-            thresholds.entry((*signal).to_owned()).or_insert_with(|| Value::from(*amount));
+        for (signal, amount) in hard_eviction(memory_bytes) {
+            thresholds.entry(signal).or_insert(amount);
         }
     }
     let parallel = get(config, "maxParallelImagePulls").and_then(Value::as_i64).unwrap_or(0);
@@ -167,7 +176,7 @@ mod tests {
             "resolvConf": "", "enforceNodeAllocatable": [], "cpuCFSQuotaPeriod": "0s", "podPidsLimit": -5,
             "enableServer": false, "iptablesDropBit": 0, "reservedSystemCPUs": "0",
         });
-        fill(&mut config, DefaultSet::WithFile);
+        fill(&mut config, DefaultSet::WithFile, None);
         for (path, expected) in [
             ("syncFrequency", json!("1m0s")),
             ("maxPods", json!(110)),
@@ -200,7 +209,7 @@ mod tests {
                     "imagefs.available": "15%", "imagefs.inodesFree": "5%"}),
             ),
         ] {
-            fill(&mut config, DefaultSet::WithFile);
+            fill(&mut config, DefaultSet::WithFile, None);
             assert_eq!(get(&config, path), Some(&expected), "{path}");
         }
     }

@@ -33,9 +33,9 @@ pub fn warning(fields: &[&str]) -> Option<String> {
 pub fn default_configuration(defaults: DefaultSet) -> KubeletConfiguration {
     let mut value = Value::Object(Map::new());
     if defaults == DefaultSet::WithFile {
-        fill_hard_eviction(&mut value);
+        fill_hard_eviction(&mut value, None);
     }
-    fill(&mut value, defaults);
+    fill(&mut value, defaults, None);
     // INVARIANT: the defaults fit the types; the test `the_table_and_the_types_agree` checks it.
     typed(value).unwrap_or_default()
 }

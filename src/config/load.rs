@@ -79,6 +79,8 @@ pub struct Request {
     pub drop_ins: Option<PathBuf>,
     /// The flags that set fields, in the order given.
     pub overrides: Vec<Override>,
+    /// The memory of the machine, on which the default of `evictionHard` depends.
+    pub memory_bytes: Option<u64>,
 }
 
 /// A valid configuration.
@@ -131,7 +133,7 @@ fn load_with(
             value = layer;
         }
         strip_nulls(&mut value);
-        fill_hard_eviction(&mut value);
+        fill_hard_eviction(&mut value, request.memory_bytes);
     }
     if let Some(directory) = &request.drop_ins {
         for file in layers.list_drop_ins(directory) {
@@ -141,7 +143,7 @@ fn load_with(
         }
     }
     strip_nulls(&mut value);
-    fill(&mut value, defaults);
+    fill(&mut value, defaults, request.memory_bytes);
     for change in &request.overrides {
         layers.flags.insert(change.path, change.flag.clone());
         match (change.path, &change.value) {

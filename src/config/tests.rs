@@ -21,7 +21,7 @@ fn write(directory: &Path, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
 fn load_body(body: &str, overrides: &[(&'static str, Value)]) -> Result<Loaded, Vec<Problem>> {
     let directory = tempfile::tempdir().unwrap();
     let file = write(directory.path(), "config.yaml", format!("{HEAD}{body}"));
-    load(&Request { file: Some(file), drop_ins: None, overrides: flags(overrides) })
+    load(&Request { file: Some(file), overrides: flags(overrides), ..Request::default() })
 }
 
 fn flags(overrides: &[(&'static str, Value)]) -> Vec<Override> {
@@ -29,6 +29,31 @@ fn flags(overrides: &[(&'static str, Value)]) -> Vec<Override> {
         .iter()
         .map(|(path, value)| Override { flag: format!("--{path}"), path, value: value.clone() })
         .collect()
+}
+
+#[test]
+fn small_machine_has_a_default_memory_threshold_that_it_can_keep() {
+    let directory = tempfile::tempdir().unwrap();
+    let threshold = |body: &str, mib: Option<u64>| {
+        let file = write(directory.path(), "config.yaml", format!("{HEAD}{body}"));
+        let request =
+            Request { file: Some(file), memory_bytes: mib.map(|mib| mib << 20), ..Request::default() };
+        load(&request).unwrap().config.eviction_hard.get("memory.available").cloned()
+    };
+    assert_eq!(threshold("", Some(128)).as_deref(), Some("10%"));
+    assert_eq!(threshold("", Some(999)).as_deref(), Some("10%"));
+    assert_eq!(threshold("", Some(1000)).as_deref(), Some("100Mi"));
+    assert_eq!(threshold("", None).as_deref(), Some("100Mi"));
+    // What is configured counts.
+    let own = "evictionHard: {nodefs.available: 5%}\n";
+    assert_eq!(threshold(own, Some(128)), None);
+    let merged = format!("{own}mergeDefaultEvictionSettings: true\n");
+    assert_eq!(threshold(&merged, Some(128)).as_deref(), Some("10%"));
+    let amount = "evictionHard: {memory.available: 100Mi}\n";
+    assert_eq!(threshold(amount, Some(128)).as_deref(), Some("100Mi"));
+    // Without a file there are no thresholds.
+    let flags_only = Request { memory_bytes: Some(128 << 20), ..Request::default() };
+    assert!(load(&flags_only).unwrap().config.eviction_hard.is_empty());
 }
 
 #[test]
@@ -115,7 +140,7 @@ fn drop_ins_merge_in_order_and_flags_win() {
     );
     write(root, "d/30-c.yaml", "not read: [");
     write(root, "d/.conf.swp", "not read: [");
-    let mut request = Request { file: Some(file), drop_ins: Some(root.join("d")), overrides: Vec::new() };
+    let mut request = Request { file: Some(file), drop_ins: Some(root.join("d")), ..Request::default() };
     let config = load(&request).unwrap().config;
     assert_eq!((config.max_pods, config.pods_per_core), (4, 9));
     assert_eq!(config.cluster_dns, ["10.0.0.2"]);
@@ -132,7 +157,7 @@ fn drop_ins_merge_in_order_and_flags_win() {
     assert_eq!(loaded.files.len(), 4);
 
     // Drop-ins without a file are merged over the defaults of a start without a file.
-    request = Request { file: None, drop_ins: Some(root.join("d")), overrides: Vec::new() };
+    request = Request { drop_ins: Some(root.join("d")), ..Request::default() };
     let config = load(&request).unwrap().config;
     assert_eq!((config.read_only_port, config.eviction_hard.len()), (10255, 1));
 }
@@ -188,6 +213,7 @@ fn all_problems_are_reported_with_file_and_line() {
         file: Some(file),
         drop_ins: Some(root.join("d")),
         overrides: flags(&[("oomScoreAdj", json!(5000))]),
+        ..Request::default()
     };
     let found: Vec<String> = load(&request)
         .unwrap_err()

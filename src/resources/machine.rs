@@ -80,6 +80,11 @@ impl Machine {
     }
 }
 
+/// The memory of the machine, if it can be read.
+pub fn memory_bytes(roots: &Roots) -> Option<u64> {
+    memory_field(&read(&roots.proc.join("meminfo")).ok()?, "MemTotal")
+}
+
 /// The topology of the online processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Topology {
