@@ -95,6 +95,13 @@ const SYSCTLS: [(&str, Want, &str); 7] = [
     ("kernel.keys.root_maxbytes", Want::AtLeast(25_000_000), "many containers run out of kernel keys"),
 ];
 
+/// What root in a container may lack: number and name (capabilities(7)), and what does not work then.
+const CAPABILITIES: [(u32, &str, &str); 3] = [
+    (12, "CAP_NET_ADMIN", "pods without hostNetwork get no network"),
+    (21, "CAP_SYS_ADMIN", "volumes cannot be mounted, and containers do not start"),
+    (24, "CAP_SYS_RESOURCE", "pods do not start: the OOM score of their sandboxes is below the runtime's"),
+];
+
 #[derive(Clone, Copy)]
 enum Want {
     Exactly(i64),
@@ -142,10 +149,32 @@ fn ok(name: &str, message: impl Into<String>) -> CheckLine {
 }
 
 fn user(settings: &Settings) -> CheckLine {
-    if settings.is_root {
+    if !settings.is_root {
+        return line(
+            "user",
+            Standing::Fail,
+            "not running as root",
+            "run it with sudo or as a system service",
+        );
+    }
+    let missing = missing_capabilities(&settings.roots);
+    if missing.is_empty() {
         return ok("user", "running as root");
     }
-    line("user", Standing::Fail, "not running as root", "run it with sudo or as a system service")
+    let effects: Vec<String> = missing.iter().map(|(_, name, effect)| format!("{name} ({effect})")).collect();
+    let message = format!("running as root without {}", effects.join(", "));
+    let fix = "run it and the runtime outside of a container, or in a privileged one";
+    line("user", Standing::Warn, message, fix)
+}
+
+/// Those of `CAPABILITIES` that this process does not have. None if the kernel does not say.
+fn missing_capabilities(roots: &Roots) -> Vec<&'static (u32, &'static str, &'static str)> {
+    let status = read(&roots.proc.join("self/status")).unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let Some(set) = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()) else {
+        return Vec::new();
+    };
+    CAPABILITIES.iter().filter(|(number, ..)| set & (1 << number) == 0).collect()
 }
 
 fn kernel(settings: &Settings, release: &str) -> CheckLine {
@@ -384,6 +413,24 @@ mod tests {
             assert_eq!(standing(&lines, name), Standing::Ok, "{lines:?}");
         }
         assert!(lines.iter().all(|line| line.standing != Standing::Ok || line.fix.is_empty()));
+    }
+
+    #[test]
+    fn missing_capabilities_of_root_are_a_warning_with_their_effects() {
+        let dir = tempfile::tempdir().unwrap();
+        let user = |set: &str| {
+            write(dir.path(), &[("proc/self/status", &format!("Name:\tcoracle\nCapEff:\t{set}\n"))]);
+            user(&settings(dir.path()))
+        };
+        assert_eq!(user("000001ffffffffff"), ok("user", "running as root"));
+        assert_eq!(user("no number").standing, Standing::Ok);
+        let line = user("000001fffedfffff");
+        assert_eq!(line.standing, Standing::Warn);
+        assert_eq!(
+            line.message,
+            "running as root without CAP_SYS_ADMIN (volumes cannot be mounted, and containers do not start), \
+             CAP_SYS_RESOURCE (pods do not start: the OOM score of their sandboxes is below the runtime's)"
+        );
     }
 
     #[test]

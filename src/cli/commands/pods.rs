@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ContainerState, PodStatus};
 use serde_json::{Value, json};
 
 use crate::cli::exit::Exit;
@@ -168,17 +169,28 @@ fn row(view: &PodView, wide: bool, now: Timestamp) -> Vec<Cell> {
     row
 }
 
-/// The time of creation; else of the start on this node; else of the first sync.
+/// The time of creation; else of the start on this node; else of the first sync. The two last ones
+/// are not kept over a restart of the agent; then a container of the pod may have an earlier start.
 pub(super) fn created(view: &PodView) -> Option<Timestamp> {
     let status = view.pod.status.as_ref();
     let seen = || view.pod.metadata.annotations.as_ref()?.get(CONFIG_SEEN)?.parse().ok();
-    view.pod
-        .metadata
-        .creation_timestamp
-        .as_ref()
-        .or_else(|| status.and_then(|status| status.start_time.as_ref()))
-        .map(|time| time.0)
-        .or_else(seen)
+    if let Some(time) = &view.pod.metadata.creation_timestamp {
+        return Some(time.0);
+    }
+    let synced = status.and_then(|status| Some(status.start_time.as_ref()?.0)).or_else(seen);
+    synced.into_iter().chain(status.and_then(earliest_start)).min()
+}
+
+/// The earliest start that the statuses of the containers have. A container that could not be
+/// started has the start 0.
+fn earliest_start(status: &PodStatus) -> Option<Timestamp> {
+    let lists = [&status.init_container_statuses, &status.container_statuses];
+    let containers = lists.into_iter().flatten().flatten();
+    let states = containers.flat_map(|container| [&container.state, &container.last_state]).flatten();
+    let running = |state: &ContainerState| Some(state.running.as_ref()?.started_at.as_ref()?.0);
+    let ended = |state: &ContainerState| Some(state.terminated.as_ref()?.started_at.as_ref()?.0);
+    let starts = states.filter_map(|state| running(state).or_else(|| ended(state)));
+    starts.filter(|start| *start > Timestamp::UNIX_EPOCH).min()
 }
 
 #[cfg(test)]
@@ -202,6 +214,42 @@ mod tests {
         let texts = |wide| row(&view(), wide, now).into_iter().map(|cell| cell.text).collect::<Vec<_>>();
         assert_eq!(texts(false), ["default", "web\u{1b}[31m", "1/1", "Running", "0", "3m20s"]);
         assert_eq!(texts(true)[6..], ["10.0.0.7", "BestEffort", "Syncing", "u1"]);
+    }
+
+    #[test]
+    fn static_pod_is_as_old_as_its_first_container_after_a_restart_of_the_agent() {
+        let mut view = view();
+        view.pod.metadata.creation_timestamp = None;
+        let status = |containers: Value| {
+            let status = json!({"startTime": "2026-01-01T12:00:00Z", "containerStatuses": containers});
+            Some(serde_json::from_value(status).unwrap())
+        };
+        let container = |name: &str, state: Value, last: Value| {
+            json!({"name": name, "ready": true, "restartCount": 0, "image": "", "imageID": "",
+                "state": state, "lastState": last})
+        };
+        let at = |text: &str| Some(text.parse::<Timestamp>().unwrap());
+
+        view.pod.status = status(json!([]));
+        assert_eq!(created(&view), at("2026-01-01T12:00:00Z"));
+        view.pod.status = status(json!([
+            container(
+                "a",
+                json!({"running": {"startedAt": "2026-01-01T11:00:00Z"}}),
+                json!({"terminated": {"exitCode": 1, "startedAt": "2026-01-01T10:00:00Z"}})
+            ),
+            // Its start failed.
+            container(
+                "b",
+                json!({"terminated": {"exitCode": 128, "startedAt": "1970-01-01T00:00:00Z"}}),
+                json!({})
+            ),
+            container("c", json!({"waiting": {}}), json!({})),
+        ]));
+        assert_eq!(created(&view), at("2026-01-01T10:00:00Z"));
+        // The API server knows better.
+        view.pod.metadata.creation_timestamp = serde_json::from_value(json!("2026-01-01T13:00:00Z")).unwrap();
+        assert_eq!(created(&view), at("2026-01-01T13:00:00Z"));
     }
 
     #[test]
