@@ -5,18 +5,38 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
+use crate::support::containerd::is_crio;
 use crate::support::image_archives::{self, FORMS, Form};
-use crate::support::node::{FOREVER, LONG, Node, busybox, pod};
+use crate::support::node::{FOREVER, LONG, Node, busybox, free_port, pod};
 use crate::support::wait::wait_until;
 
 const READ: &str = "coracle_image_archive_read_bytes_total";
 
 /// A node that is not started, with an empty directory of archives.
 fn prepare(name: &str) -> (Node, PathBuf) {
-    let node = Node::prepare(name, json!({}));
+    let mut node = Node::prepare(name, json!({}));
     let directory = node.root().join("images.d");
     fs::create_dir_all(&directory).expect("the directory of archives");
+    if is_crio() {
+        name_to_crio(&mut node);
+    }
     (node, directory)
+}
+
+/// CRI-O reads its mirrors from a file that does not change with each start of the agent.
+fn name_to_crio(node: &mut Node) {
+    let address = format!("127.0.0.1:{}", free_port());
+    let (root, mirrors) = (node.root(), node.containerd.dir().join("registries.conf.d"));
+    let (root, mirrors) = (root.display().to_string(), mirrors.display().to_string());
+    let words = ["setup", "runtime", "--runtime=crio", "--registry=registry.example"];
+    let places = ["--image-registry", &address, "--registries-dir", &mirrors, "--root-dir", &root];
+    let setup = |more: &[&str]| node.cli(&[&words[..], &places, more].concat());
+    assert!(setup(&["--dry-run"]).contains("registry.example"));
+    assert!(setup(&[]).contains("restart crio"));
+    assert_eq!(setup(&[]), "nothing to do\n");
+    node.containerd.stop();
+    node.containerd.resume();
+    node.set_flags(&[format!("--image-registry={address}")]);
 }
 
 fn with_image(name: &str, image: &str, policy: &str) -> Value {

@@ -38,6 +38,11 @@ fn tool() -> String {
 }
 
 impl Containerd {
+    /// Where all of it is.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Starts one in `dir`/cd with the local images in it.
     pub fn start(dir: &Path) -> Containerd {
         Containerd::start_with(dir, false)

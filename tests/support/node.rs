@@ -36,7 +36,7 @@ const MAX_RESIDENT_KIB: u64 = 80 * 1024;
 /// The network namespace is ours alone, so that a counter is enough.
 static NEXT_PORT: AtomicU16 = AtomicU16::new(21_000);
 
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     NEXT_PORT.fetch_add(1, Ordering::Relaxed)
 }
 

@@ -47,6 +47,10 @@ const SHORT_HEAD_BYTES: usize = 16 * 1024;
 /// The response of Go's server to a client that does not use TLS.
 const PLAIN_HTTP: &str = "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
 
+/// The first byte of a client that uses TLS (RFC 8446, section 5.1). No request begins with it.
+const TLS_HANDSHAKE: u8 = 22;
+
+const TLS_CLIENT: RequestError = RequestError(400, "Client sent an HTTPS request to an HTTP server.\n");
 const GET_ONLY: RequestError = RequestError(405, "GET only\n");
 const LATE: RequestError = RequestError(408, "the request took too long\n");
 const LARGE_BODY: RequestError = RequestError(413, "the request's body is too large\n");
@@ -232,6 +236,11 @@ fn read_head(
     let mut searched = 0;
     loop {
         let input = connection.input();
+        // The client waits for a response to this, and would send nothing before the deadline. CRI-O
+        // tries TLS first, twice for each image that it pulls.
+        if input.first().copied() == Some(TLS_HANDSHAKE) {
+            return Err(TLS_CLIENT.into());
+        }
         if let Some(length) = head_length(input, searched) {
             if length > max_bytes {
                 return Err(LARGE_HEAD.into());

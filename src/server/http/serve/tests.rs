@@ -105,6 +105,13 @@ fn connection_without_tls_serves_one_request() {
 }
 
 #[test]
+fn tls_handshake_without_tls_is_rejected_at_once() {
+    // The head of a record that says nothing yet, without a line feed.
+    let text = served(b"\x16\x03\x01\x02\x00");
+    assert!(text.starts_with("HTTP/1.1 400 ") && text.contains("HTTPS request"), "{text}");
+}
+
+#[test]
 fn rejected_method_names_the_allowed_one() {
     let text = served(b"PUT /healthz HTTP/1.0\r\n\r\n");
     assert!(text.contains("\r\nAllow: GET\r\n") && text.ends_with("\r\n\r\nGET only\n"), "{text}");
