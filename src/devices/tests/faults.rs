@@ -11,7 +11,7 @@ use crate::transport::generated::{deviceplugin as pb, to_bytes};
 use crate::util::stop::StopToken;
 
 pub(super) const LONG: Duration = Duration::from_secs(60);
-const SHORT: Duration = Duration::from_millis(300);
+const SHORT: Duration = Duration::from_secs(1);
 
 pub(super) struct Bench {
     pub(super) devices: Devices,

@@ -28,20 +28,32 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 const METHODS: [&str; 5] = ["Options", "ListAndWatch", "Preferred", "Allocate", "PreStart"];
 
+/// Whether the devices of a registered plugin may be allocated.
+fn is_usable(devices: &Devices) -> bool {
+    devices.capacity().allocatable.get(WIDGET).is_some_and(|count| *count > 0)
+}
+
+/// Waits until a condition is met, or returns false after `LONG`.
+fn wait_until(condition: impl Fn() -> bool) -> bool {
+    let begun = Instant::now();
+    while !condition() {
+        if begun.elapsed() > LONG {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
+
 /// Registers the plugin, unless it is, and allocates the pod's devices, unless it has them.
 fn start(devices: &Devices, plugin: &FakePlugin, pod: &PodRequest) -> Result<Vec<String>, String> {
-    let is_usable = || devices.capacity().allocatable.get(WIDGET).is_some_and(|count| *count > 0);
-    if !is_usable() {
+    if !is_usable(devices) {
         let name = plugin.socket.file_name().unwrap().to_str().unwrap();
         plugin.forget_streams();
         devices.register("v1beta1", name, WIDGET)?;
         plugin.list_if_watched(&four(), PATIENCE)?;
-        let begun = Instant::now();
-        while !is_usable() {
-            if begun.elapsed() > LONG {
-                return Err("the devices of the plugin are not there".to_owned());
-            }
-            std::thread::yield_now();
+        if !wait_until(|| is_usable(devices)) {
+            return Err("the devices of the plugin are not there".to_owned());
         }
     }
     if devices.read(|books| held(books, pod.uid.as_str(), "main")).is_empty() {
@@ -68,14 +80,7 @@ fn check(directory: &Path, bench: &Bench, plugin: &FakePlugin, what: &str) {
 }
 
 fn wait_for_call(plugin: &FakePlugin, method: &str) -> bool {
-    let begun = Instant::now();
-    while begun.elapsed() < LONG {
-        if plugin.calls().iter().any(|call| call.split(' ').next() == Some(method)) {
-            return true;
-        }
-        std::thread::yield_now();
-    }
-    false
+    wait_until(|| plugin.calls().iter().any(|call| call.split(' ').next() == Some(method)))
 }
 
 #[test]
@@ -103,6 +108,8 @@ fn each_method_may_fail_and_the_agent_may_be_killed_during_each_call() {
                 if way == Way::Dies {
                     plugin.die();
                     drop(running);
+                    // Else a container could start with what the dead plugin has said.
+                    assert!(wait_until(|| !is_usable(&bench.devices)), "{what}");
                     plugin = FakePlugin::start(directory.path(), "next.sock", ASKS);
                 } else {
                     // What the agent does after the call never happens.
