@@ -28,8 +28,9 @@ pub fn preset(field: &Field, set: DefaultSet) -> Value {
     }
 }
 
-/// On a machine with less memory the default of `memory.available` is a tenth of it. With 100 MiB
-/// such a machine always has memory pressure, and starts no pod without requests (not in upstream).
+/// DIFFERS: on a machine with less memory the default of `memory.available` is a tenth of it. With
+/// 100 MiB, as in the Go kubelet, a small machine always has memory pressure, and starts no pod without
+/// requests.
 const SMALL_MACHINE_BYTES: u64 = 1000 << 20;
 
 /// The default of `evictionHard` on a machine with this memory, if it is known.

@@ -181,8 +181,11 @@ pub(super) fn created(view: &PodView) -> Option<Timestamp> {
     synced.into_iter().chain(status.and_then(earliest_start)).min()
 }
 
-/// The earliest start that the statuses of the containers have. A container that could not be
-/// started has the start 0.
+/// Earlier starts are not real: a container that could not be started has the start 0, and the clock of
+/// a machine without a battery begins in 1970. This is 2024-01-01.
+const PLAUSIBLE: Timestamp = Timestamp::constant(1_704_067_200, 0);
+
+/// The earliest start that the statuses of the containers have. They have the last two starts of each.
 fn earliest_start(status: &PodStatus) -> Option<Timestamp> {
     let lists = [&status.init_container_statuses, &status.container_statuses];
     let containers = lists.into_iter().flatten().flatten();
@@ -190,7 +193,7 @@ fn earliest_start(status: &PodStatus) -> Option<Timestamp> {
     let running = |state: &ContainerState| Some(state.running.as_ref()?.started_at.as_ref()?.0);
     let ended = |state: &ContainerState| Some(state.terminated.as_ref()?.started_at.as_ref()?.0);
     let starts = states.filter_map(|state| running(state).or_else(|| ended(state)));
-    starts.filter(|start| *start > Timestamp::UNIX_EPOCH).min()
+    starts.filter(|start| *start >= PLAUSIBLE).min()
 }
 
 #[cfg(test)]
