@@ -147,9 +147,13 @@ fn message(pod: &Value) -> String {
     pod["status"]["message"].as_str().unwrap_or_default().to_owned()
 }
 
-/// A container that takes so much memory and keeps it, and that ends with another code than zero.
-fn eater(mebibytes: u32) -> Value {
-    busybox("main", &format!("dd if=/dev/zero bs={mebibytes}M count=1 | (sleep 100000; cat) >/dev/null"))
+/// A container that takes so much memory and keeps it, and that ends with another code than zero. It
+/// begins after so many seconds.
+fn eater(mebibytes: u32, seconds: u32) -> Value {
+    busybox(
+        "main",
+        &format!("sleep {seconds}; dd if=/dev/zero bs={mebibytes}M count=1 | (sleep 100000; cat) >/dev/null"),
+    )
 }
 
 /// A field of `/proc/meminfo` in bytes.
@@ -193,7 +197,8 @@ fn pod_that_eats_the_memory_is_evicted_and_others_live() {
     joined.node.apply("static.json", &simple("static"));
     joined.bind(&simple("quiet"));
     joined.wait_ready("quiet");
-    joined.bind(&pod("eater", json!([eater(450)])));
+    // The message names the use of containers with statistics, which a new one does not have yet.
+    joined.bind(&pod("eater", json!([eater(450, 10)])));
     let evicted = joined.wait_evicted("eater");
     let text = message(&evicted);
     let start = "The node was low on resource: memory. Threshold quantity: 300Mi, available: ";
@@ -432,7 +437,7 @@ fn allocation_beyond_the_threshold_of_the_machine_is_noticed_without_polling() {
     let joined = Joined::start("evmach", config);
     joined.node.apply("static.json", &simple("static"));
     joined.node.wait_ready("static");
-    let mut main = eater(3000);
+    let mut main = eater(3000, 0);
     main["resources"] = json!({"requests": {"memory": "1Mi"}});
     joined.bind(&pod("eater", json!([main])));
     let evicted = joined.wait_evicted("eater");
