@@ -24,6 +24,7 @@ use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::{Event, EventSink};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
+use crate::model::restart;
 use crate::observe::Observe;
 use crate::plugins::Listing;
 use crate::pods::admission::Allocatable;
@@ -33,7 +34,7 @@ use crate::pods::managers::Managers;
 use crate::probes::{self, Probes};
 use crate::runtime::{self, Placement as _, Runtime};
 use crate::status::{NodeAddresses, StatusCache};
-use crate::sync::view::View;
+use crate::sync::view::{Entry, Snapshot, View};
 use crate::util::gate::Gate;
 use crate::util::mailbox::Post;
 use crate::util::stop::StopToken;
@@ -124,6 +125,7 @@ pub(super) fn make(
     let image_set = ImageSet::new(&args.image_dirs());
     let wake = verdicts.clone();
     let replaced = Arc::new(Gate::default());
+    let view = View::default();
     let image_check = ImageCheck::new(image_check::Deps {
         runtime: cri.clone(),
         images: images.clone(),
@@ -131,6 +133,10 @@ pub(super) fn make(
         sources: vec![Arc::new(Archives(image_set.clone()))],
         wake: Box::new(move |uid| wake.put(uid.clone(), ())),
         replaced: Arc::clone(&replaced),
+        restarts: {
+            let view = view.clone();
+            Box::new(move |uid, name, exit_code| runs_again(&view.get(), uid, name, exit_code))
+        },
     });
     let runtime = Runtime::new(
         settings::runtime(args, config, host, &allocatable)?,
@@ -171,7 +177,7 @@ pub(super) fn make(
     let rooms = Rooms {
         status: StatusCache::new(),
         observe,
-        view: View::default(),
+        view,
         events,
         cri,
         images,
@@ -211,6 +217,14 @@ pub(super) fn node_addresses(
         let shown = watch.object().map(|node| node::host_ips(&node)).unwrap_or_default();
         NodeAddresses { host_ips: if shown.is_empty() { own.clone() } else { shown } }
     })
+}
+
+/// Whether a container that has ended with `exit_code` runs again, or its pod is gone.
+fn runs_again(pods: &Snapshot, uid: &PodUid, name: &str, exit_code: i32) -> bool {
+    match pods.pods.get(uid).and_then(Entry::any_pod) {
+        Some(pod) => restart::runs_again(pod, name, exit_code),
+        None => pods.sources_ready,
+    }
 }
 
 /// The image archives of this node, as the source of intact layers.

@@ -110,6 +110,17 @@ impl ImageClient {
         Ok(ImageRef::from(answer.image_ref))
     }
 
+    /// Like [`ImageClient::pull_image`], without credentials; only `limit` ends it early.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub fn pull_image_within(&self, image: runtime::ImageSpec, limit: Duration) -> Result<(), CriError> {
+        let object = image.image.clone();
+        let request = runtime::PullImageRequest { image: MessageField::some(image), ..Default::default() };
+        let never = StopToken::never();
+        self.caller.call_for(&methods::PULL_IMAGE, &object, &request, Some(limit), &never).map(drop)
+    }
+
     /// Removes an image; one that does not exist is no error.
     ///
     /// # Errors

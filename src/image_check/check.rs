@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::layer::{self, Depth, Findings, Outcome};
 use super::storage::{self, Layer, Problem, Unpacked};
 use crate::cri::{ImageClient, RuntimeClient};
-use crate::model::ids::ContainerId;
+use crate::model::ids::{ContainerId, PodUid};
+use crate::model::labels;
 use crate::transport::generated::runtime::{Container, ContainerFilter, ContainerState, ImageSpec};
 use crate::util::gate::Gate;
 use crate::util::stop::{StopToken, Waited};
@@ -23,8 +24,8 @@ const START_WAITS: u32 = 5;
 const START_WAIT: Duration = Duration::from_secs(1);
 /// How long a container that is being made is waited for.
 const CREATE_LIMIT: Duration = Duration::from_secs(60);
-/// How often an image is pulled again if the runtime keeps a damaged layer.
-const PULLS: u32 = 3;
+/// The longest pull of an image that was removed. No container of it is made meanwhile.
+const PULL_LIMIT: Duration = Duration::from_mins(10);
 
 /// A place that has layers, such as the image archives of this node.
 pub trait LayerSource: Send + Sync {
@@ -107,6 +108,7 @@ pub(super) struct Checker {
     pub(super) images: ImageClient,
     pub(super) sources: Vec<Arc<dyn LayerSource>>,
     pub(super) replaced: Arc<Gate>,
+    pub(super) restarts: super::Restarts,
 }
 
 /// The runtime's own store of blobs.
@@ -134,78 +136,169 @@ impl Checker {
     ) -> Result<Report, Problem> {
         let mut unpacked = storage::find(&self.images, image, stop)?;
         let mut checked = check_layers(&unpacked, &self.sources(&unpacked), options, progress, stop);
-        for _ in 0..PULLS {
-            if !options.mend || checked.report.intact || stop.is_stopped() {
-                break;
+        if options.mend && !checked.report.intact && !stop.is_stopped() {
+            let problems = self.pull_again(&unpacked, stop).unwrap_or_else(|why| vec![why]);
+            // Also after a failed pull of one of its names, the image may be there.
+            if let Ok(found) = storage::find(&self.images, image, stop) {
+                unpacked = found;
+                let depth = Options { mend: false, ..options };
+                let after = check_layers(&unpacked, &self.sources(&unpacked), depth, progress, stop);
+                checked = checked.pulled_again(after);
             }
-            if let Err(why) = self.pull_again(&unpacked, stop) {
-                checked.report.problems.push(why);
-                break;
-            }
-            unpacked = storage::find(&self.images, image, stop)?;
-            let depth = Options { mend: false, ..options };
-            let after = check_layers(&unpacked, &self.sources(&unpacked), depth, progress, stop);
-            checked = checked.pulled_again(after);
+            checked.report.problems.extend(problems);
         }
         checked.report.image = image.to_owned();
         Ok(checked.report)
     }
 
-    fn sources<'a>(&'a self, unpacked: &'a Unpacked) -> Vec<Arc<dyn LayerSource + 'a>> {
-        let store =
-            unpacked.store.as_deref().map(|store| Arc::new(Store(store)) as Arc<dyn LayerSource + 'a>);
-        store
-            .into_iter()
-            .chain(self.sources.iter().map(|source| Arc::clone(source) as Arc<dyn LayerSource + 'a>))
-            .collect()
+    fn sources<'a>(&'a self, unpacked: &'a Unpacked) -> Vec<Source<'a>> {
+        let store = unpacked.store.as_deref().map(|store| Source::Store(Store(store)));
+        store.into_iter().chain(self.sources.iter().map(|source| Source::Other(&**source))).collect()
     }
 
     /// Removes the image and pulls it again: the last resort, if no intact copy of a damaged layer is
     /// on the node. It cannot replace a layer that a container or another image uses, because the
-    /// runtime keeps that. The pull is tried first: an image that cannot be pulled is better damaged
-    /// than removed.
-    fn pull_again(&self, unpacked: &Unpacked, stop: &StopToken) -> Result<(), String> {
-        let spec = |name: &str| ImageSpec { image: name.to_owned(), ..ImageSpec::default() };
-        let is_of_image = |one: &Container| {
-            let known = [one.image_ref.as_str(), one.image_id.as_str()];
-            known.contains(&unpacked.id.as_str())
-                || unpacked.names.iter().any(|name| known.contains(&name.as_str()))
-        };
-        let name = unpacked.names.first().ok_or("the image has no name by which it can be pulled")?;
-        let failed = |error: crate::cri::CriError| format!("the image cannot be pulled again: {error}");
-        self.images.pull_image(spec(name), None, None, stop).map_err(failed)?;
+    /// runtime keeps that. Returns what did not succeed after the removal.
+    ///
+    /// # Errors
+    /// Why the image was not removed.
+    fn pull_again(&self, unpacked: &Unpacked, stop: &StopToken) -> Result<Vec<String>, String> {
+        self.try_pull(unpacked, stop)?;
         // A worker would start its container again as soon as the failed one is removed, and that would
         // keep the damaged layer.
+        let mut names: Vec<&str> = unpacked.names.iter().map(String::as_str).collect();
+        names.push(&unpacked.id);
         let _closed = self
             .replaced
-            .close(&unpacked.id, CREATE_LIMIT, stop)
+            .close(&names, CREATE_LIMIT, stop)
             .ok_or("the image is not pulled again while a container of it is made")?;
-        let mut waits = 0;
-        loop {
-            let all = self.runtime.list_containers(ContainerFilter::default());
-            let mut all = all.map_err(|error| error.to_string())?;
-            all.retain(is_of_image);
-            // The container that fails may just be starting again: then it cannot be removed now.
-            let blocked = all.iter().find_map(|one| {
-                if one.state.enum_value() == Ok(ContainerState::CONTAINER_RUNNING) {
-                    return Some(format!(
-                        "the image is not pulled again while the container {} runs",
-                        one.id
-                    ));
-                }
-                let removed = self.runtime.remove_container(&ContainerId::from(one.id.as_str()));
-                removed.err().map(|error| error.to_string())
-            });
-            let Some(why) = blocked else { break };
-            waits += 1;
-            if waits > START_WAITS || stop.wait(START_WAIT) == Waited::Stopped {
-                return Err(why);
+        self.remove_containers(&names, stop)?;
+        self.images.remove_image(spec(&unpacked.id)).map_err(|error| error.to_string())?;
+        let pull = |name: &String| {
+            // Without the caller's stop: the end of a command must not leave the node without the image.
+            let pulled =
+                self.images.pull_image_within(spec(name), PULL_LIMIT).map_err(|error| error.to_string());
+            match pulled.and_then(|()| self.id_of(name)) {
+                Err(error) => Some(format!("the image cannot be pulled again as {name}: {error}")),
+                Ok(id) if id == unpacked.id => None,
+                Ok(id) => Some(format!("{name} is another image in its registry now: {id}")),
+            }
+        };
+        // Also the names after one that fails.
+        Ok(unpacked.names.iter().filter_map(pull).collect())
+    }
+
+    /// Pulls the image by one of its names: an image that cannot be pulled is better damaged than
+    /// removed. Digests are tried first, because a tag may have become that of another image.
+    fn try_pull(&self, unpacked: &Unpacked, stop: &StopToken) -> Result<(), String> {
+        let (digests, tags): (Vec<&String>, _) = unpacked.names.iter().partition(|name| name.contains('@'));
+        let mut why = "the image has no name by which it can be pulled".to_owned();
+        for name in digests.into_iter().chain(tags) {
+            let pulled = self.images.pull_image(spec(name), None, None, stop);
+            match pulled.map_err(|error| error.to_string()).and_then(|_| self.id_of(name)) {
+                Ok(id) if id == unpacked.id => return Ok(()),
+                Ok(_) => why = format!("{name} is another image in its registry now"),
+                Err(error) => why = format!("the image cannot be pulled again: {error}"),
             }
         }
-        self.images.remove_image(spec(&unpacked.id)).map_err(|error| error.to_string())?;
-        // Also the names after one that fails.
-        let pulled = unpacked.names.iter().map(|name| self.images.pull_image(spec(name), None, None, stop));
-        pulled.map(|result| result.map(drop).map_err(failed)).fold(Ok(()), Result::and)
+        Err(why)
+    }
+
+    /// The id of the image that has this name now.
+    fn id_of(&self, name: &str) -> Result<String, String> {
+        let found = self.images.image_details(spec(name)).map_err(|error| error.to_string())?;
+        found.map(|(image, _)| image.id).ok_or_else(|| "the runtime does not have it".to_owned())
+    }
+
+    /// Removes the containers of an image, which keep its layers. None is removed if one has to stay.
+    fn remove_containers(&self, names: &[&str], stop: &StopToken) -> Result<(), String> {
+        let mut waits = 0;
+        loop {
+            let mut all = self
+                .runtime
+                .list_containers(ContainerFilter::default())
+                .map_err(|error| error.to_string())?;
+            all.retain(|one| [&one.image_ref, &one.image_id].iter().any(|of| names.contains(&of.as_str())));
+            let running =
+                all.iter().find(|one| one.state.enum_value() == Ok(ContainerState::CONTAINER_RUNNING));
+            let blocked = match running {
+                // The container that fails may just be starting again.
+                Some(one) => format!("the image is not pulled again while the container {} runs", one.id),
+                None => {
+                    for one in &all {
+                        self.may_remove(one)?;
+                    }
+                    let remove =
+                        |one: &Container| self.runtime.remove_container(&ContainerId::from(one.id.as_str()));
+                    match all.iter().try_for_each(remove) {
+                        Ok(()) => return Ok(()),
+                        Err(error) => error.to_string(),
+                    }
+                }
+            };
+            waits += 1;
+            if waits > START_WAITS || stop.wait(START_WAIT) == Waited::Stopped {
+                return Err(blocked);
+            }
+        }
+    }
+
+    /// A container that has ended for good is the record of that: without it, it would run again.
+    fn may_remove(&self, container: &Container) -> Result<(), String> {
+        let id = ContainerId::from(container.id.as_str());
+        let label = |key| container.labels.get(key).map(String::as_str).unwrap_or_default();
+        let (uid, name) = (label(labels::POD_UID), label(labels::CONTAINER_NAME));
+        let status = self.runtime.container_status(&id).map_err(|error| error.to_string())?;
+        if (self.restarts)(&PodUid::from(uid), name, status.exit_code) {
+            return Ok(());
+        }
+        Err(format!("the image is not pulled again while the finished container {id} is kept"))
+    }
+}
+
+fn spec(name: &str) -> ImageSpec {
+    ImageSpec { image: name.to_owned(), ..ImageSpec::default() }
+}
+
+/// Where copies of layers are.
+enum Source<'a> {
+    /// With the runtime, which unpacked the layers from these copies.
+    Store(Store<'a>),
+    Other(&'a dyn LayerSource),
+}
+
+impl Source<'_> {
+    fn open(&self, digest: &str, stop: &StopToken) -> Result<Option<Box<dyn Read + Send>>, String> {
+        match self {
+            Source::Store(store) => store.open(digest, stop),
+            Source::Other(source) => source.open(digest, stop),
+        }
+    }
+}
+
+/// What is known about the files of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// They are those of an intact copy.
+    Intact,
+    /// They differ from those of an intact copy.
+    Damaged,
+    /// There is no directory of the layer.
+    Missing,
+    /// There is no intact copy, and the runtime's own is damaged: they may be damaged like that.
+    Doubtful,
+    /// There is no intact copy.
+    Unknown,
+}
+
+impl State {
+    fn is_compared(self) -> bool {
+        matches!(self, State::Intact | State::Damaged)
+    }
+
+    /// Whether the image is pulled again because of this layer.
+    fn is_bad(self) -> bool {
+        matches!(self, State::Damaged | State::Missing | State::Doubtful)
     }
 }
 
@@ -213,138 +306,172 @@ impl Checker {
 #[derive(Debug)]
 struct Checked {
     report: Report,
-    /// Directories of layers of which no intact copy was found.
-    unverified: Vec<PathBuf>,
-    /// Those of them that are a reason to pull the image again.
-    doubtful: Vec<PathBuf>,
+    /// The layers by their directories.
+    layers: Vec<(PathBuf, State)>,
 }
 
 impl Checked {
-    /// The result after the image was pulled again. A container that was made between the removal and
-    /// the pull keeps a layer, which the runtime then neither loads nor unpacks: the layer is in the same
-    /// directory, cannot be compared, and is as damaged as before.
+    /// The result after the image was pulled again. A layer that a container or another image uses is
+    /// kept by the runtime, which then neither loads nor unpacks it: the layer is in the same directory,
+    /// cannot be compared, and is as damaged as before.
     fn pulled_again(self, mut after: Checked) -> Checked {
-        let kept = |dir: &&PathBuf| self.doubtful.contains(dir);
-        let kept: Vec<PathBuf> = after.unverified.iter().filter(kept).cloned().collect();
-        if !kept.is_empty() {
-            let what = format!("the runtime kept {} damaged layers, which a container uses", kept.len());
-            after.report.problems.push(what);
-            after.report.intact = false;
+        let mut kept = 0;
+        for (dir, state) in &mut after.layers {
+            let before = self.layers.iter().find(|(known, state)| known == dir && state.is_bad());
+            if let (State::Unknown, Some((_, before))) = (*state, before) {
+                *state = *before;
+                kept += 1;
+            }
         }
-        let mended = if after.report.intact { self.report.damaged } else { self.report.mended };
-        let Report { intact, problems, .. } = after.report;
-        let report = Report { intact, problems, mended, ..self.report };
-        let doubtful = [after.doubtful, kept].concat();
-        Checked { report, unverified: after.unverified, doubtful }
+        if kept > 0 {
+            let what = format!("the runtime kept {kept} damaged layers, which others use");
+            after.report.problems.push(what);
+        }
+        after.count();
+        let Report { damaged, findings, mended, .. } = self.report;
+        let mended = if after.report.intact { damaged } else { mended };
+        Checked { report: Report { damaged, findings, mended, ..after.report }, ..after }
+    }
+
+    fn count(&mut self) {
+        let states = || self.layers.iter().map(|(_, state)| *state);
+        self.report.verified = states().filter(|state| state.is_compared()).count();
+        self.report.intact = !states().any(State::is_bad);
     }
 }
 
 fn check_layers(
     unpacked: &Unpacked,
-    sources: &[Arc<dyn LayerSource + '_>],
+    sources: &[Source<'_>],
     options: Options,
     progress: &mut dyn FnMut(usize, usize),
     stop: &StopToken,
 ) -> Checked {
     let layers = unpacked.layers.len();
-    let report = Report { id: unpacked.id.clone(), layers, intact: true, ..Report::default() };
-    let mut checked = Checked { report, unverified: Vec::new(), doubtful: Vec::new() };
-    let report = &mut checked.report;
-    for (path, problem) in &unpacked.damaged_blobs {
-        report.damaged += 1;
-        report.findings.push(Finding { path: path.clone(), problem: problem.clone() });
-    }
+    let mut checked = Checked {
+        report: Report { id: unpacked.id.clone(), layers, ..Report::default() },
+        layers: Vec::new(),
+    };
     // A damaged blob is harmless as long as another copy of its layer is intact, and is not replaced.
+    for (digest, problem) in &unpacked.damaged_blobs {
+        checked.report.damaged += 1;
+        let path = format!("blob {digest}");
+        checked.report.findings.push(Finding { path, problem: problem.clone() });
+    }
     for (index, layer) in unpacked.layers.iter().enumerate() {
         progress(index, layers);
-        check_layer(layer, sources, (options, !unpacked.damaged_blobs.is_empty()), &mut checked, stop);
+        let is_damaged = |digest: &String| unpacked.damaged_blobs.iter().any(|(one, _)| one == digest);
+        let has_damaged_blob = layer.digests().any(is_damaged);
+        let check = LayerCheck { layer, sources, options, stop };
+        let state = check.run(has_damaged_blob, &mut checked.report);
+        checked.layers.push((layer.dir.clone(), state));
     }
     progress(layers, layers);
+    checked.count();
     checked
 }
 
-/// Checks a layer with the first source that has an intact copy of it.
-fn check_layer(
-    layer: &Layer,
-    sources: &[Arc<dyn LayerSource + '_>],
-    (options, has_damaged_blobs): (Options, bool),
-    checked: &mut Checked,
-    stop: &StopToken,
-) {
-    let report = &mut checked.report;
-    let short = layer.diff_id.get(..19).unwrap_or(&layer.diff_id);
-    let is_missing = !layer.dir.exists();
-    if is_missing {
-        let mut found = Findings::default();
-        found.add(format!("layer {short}"), "has no directory".to_owned());
-        report.take(found);
-        if !options.mend || disk_writes::created(std::fs::create_dir(&layer.dir)).is_err() {
-            report.intact = false;
-            checked.unverified.push(layer.dir.clone());
-            checked.doubtful.push(layer.dir.clone());
-            return;
-        }
-    }
-    let mut why = Vec::new();
-    let digests = || layer.blob.iter().chain([&layer.diff_id]);
-    for (source, digest) in sources.iter().flat_map(|source| digests().map(move |digest| (source, digest))) {
-        let pass = |mend: bool| -> Result<Option<(Findings, Outcome)>, String> {
-            let Some(blob) = source.open(digest, stop)? else { return Ok(None) };
-            let named = |error: io::Error| format!("a copy of {digest}: {error}");
-            let (tar, _) = decompress::open(blob, MAX_LAYER).map_err(named)?;
-            let dir = tree::open(&layer.dir)
-                .map_err(|errno| format!("its directory: {}", io::Error::from(errno)))?;
+struct LayerCheck<'a> {
+    layer: &'a Layer,
+    sources: &'a [Source<'a>],
+    options: Options,
+    stop: &'a StopToken,
+}
+
+/// Why a layer was not compared with a copy.
+struct CopyError {
+    text: String,
+    /// Whether the copy differs from what its digest says.
+    is_damaged: bool,
+}
+
+impl LayerCheck<'_> {
+    /// Checks the layer with the first source that has an intact copy of it.
+    fn run(&self, has_damaged_blob: bool, report: &mut Report) -> State {
+        let LayerCheck { layer, options, stop, .. } = *self;
+        let short = layer.diff_id.get(..19).unwrap_or(&layer.diff_id);
+        let is_missing = !layer.dir.exists();
+        if is_missing {
             let mut found = Findings::default();
-            let depth = Depth { contents: options.contents, mend };
-            let outcome = layer::compare(dir, tar, depth, &mut found, stop).map_err(named)?;
-            if outcome.digest == layer.diff_id {
-                return Ok(Some((found, outcome)));
+            found.add(format!("layer {short}"), "has no directory".to_owned());
+            report.take(found);
+            if !options.mend || disk_writes::created(std::fs::create_dir(&layer.dir)).is_err() {
+                return State::Missing;
             }
-            Err(format!("a copy of {digest} is damaged"))
-        };
-        let found = match pass(false) {
-            Ok(None) => continue,
-            Err(error) => {
-                why.push(error);
-                continue;
-            }
-            Ok(Some((found, _))) => found,
-        };
-        report.verified += 1;
-        let damaged = found.total;
-        report.take(found);
-        if damaged == 0 {
-            return;
         }
-        // The copy is intact, as the first pass has shown.
-        let mended = if options.mend { pass(true) } else { Ok(None) };
-        match (mended, if options.mend { pass(false) } else { Ok(None) }) {
+        let mut why = Vec::new();
+        let mut is_doubtful = has_damaged_blob;
+        for (source, digest) in
+            self.sources.iter().flat_map(|source| layer.digests().map(move |digest| (source, digest)))
+        {
+            match self.pass(source, digest, false) {
+                Ok(None) => {}
+                Ok(Some((found, _))) => {
+                    let damaged = found.total;
+                    report.take(found);
+                    return match damaged {
+                        0 => State::Intact,
+                        _ if options.mend => self.mend(source, digest, report),
+                        _ => State::Damaged,
+                    };
+                }
+                Err(error) => {
+                    is_doubtful |=
+                        error.is_damaged && matches!(source, Source::Store(_)) && !stop.is_stopped();
+                    why.push(error.text);
+                }
+            }
+        }
+        let why = if why.is_empty() { "no copy of it is on this node".to_owned() } else { why.join("; ") };
+        report.problems.push(format!("layer {short} cannot be verified: {why}"));
+        if is_missing {
+            // An empty directory would hide what is wrong.
+            let _ = std::fs::remove_dir(&layer.dir);
+            return State::Missing;
+        }
+        if is_doubtful { State::Doubtful } else { State::Unknown }
+    }
+
+    /// Replaces what differs from a copy that is intact, and compares again.
+    fn mend(&self, source: &Source<'_>, digest: &str, report: &mut Report) -> State {
+        let mended = self.pass(source, digest, true);
+        let after = self.pass(source, digest, false);
+        match (mended, after) {
             (Ok(Some((_, outcome))), Ok(Some((after, _)))) if after.total == 0 => {
-                report.mended += outcome.mended
+                report.mended += outcome.mended;
+                return State::Intact;
             }
             (Ok(mended), after) => {
-                report.intact = false;
                 report.problems.extend(mended.and_then(|(_, outcome)| outcome.failure));
-                report.problems.extend(after.err());
+                report.problems.extend(after.err().map(|error| error.text));
             }
-            (Err(error), _) => {
-                report.intact = false;
-                report.problems.push(error);
-            }
+            (Err(error), _) => report.problems.push(error.text),
         }
-        return;
+        State::Damaged
     }
-    let why = if why.is_empty() { "no copy of it is on this node".to_owned() } else { why.join("; ") };
-    report.problems.push(format!("layer {short} cannot be verified: {why}"));
-    if is_missing {
-        // An empty directory would hide what is wrong.
-        let _ = std::fs::remove_dir(&layer.dir);
-    }
-    checked.unverified.push(layer.dir.clone());
-    // Without an intact copy, a damaged one is a reason to pull the image again.
-    if is_missing || has_damaged_blobs {
-        report.intact = false;
-        checked.doubtful.push(layer.dir.clone());
+
+    /// Compares the layer with a copy; with `mend`, replaces what differs. `None`: there is no copy.
+    fn pass(
+        &self,
+        source: &Source<'_>,
+        digest: &str,
+        mend: bool,
+    ) -> Result<Option<(Findings, Outcome)>, CopyError> {
+        let LayerCheck { layer, options, stop, .. } = *self;
+        let failed = |text| CopyError { text, is_damaged: false };
+        let damaged = |text| CopyError { text, is_damaged: true };
+        let named = |error: io::Error| damaged(format!("a copy of {digest}: {error}"));
+        let Some(blob) = source.open(digest, stop).map_err(failed)? else { return Ok(None) };
+        let (tar, _) = decompress::open(blob, MAX_LAYER).map_err(named)?;
+        let dir = tree::open(&layer.dir)
+            .map_err(|errno| failed(format!("its directory: {}", io::Error::from(errno))))?;
+        let mut found = Findings::default();
+        let depth = Depth { contents: options.contents, mend };
+        let outcome = layer::compare(dir, tar, depth, &mut found, stop).map_err(named)?;
+        if outcome.digest == layer.diff_id {
+            return Ok(Some((found, outcome)));
+        }
+        Err(damaged(format!("a copy of {digest} is damaged")))
     }
 }
 
@@ -410,12 +537,18 @@ mod tests {
             self.dir.path().join(name)
         }
 
+        fn damaged_blobs(&self) -> Vec<(String, String)> {
+            let layers = self.unpacked.layers.iter();
+            layers.map(|layer| (layer.digests().next().unwrap().clone(), "has 0 bytes".to_owned())).collect()
+        }
+
         fn check(&self, mend: bool) -> Report {
             self.check_layers(mend).report
         }
 
         fn check_layers(&self, mend: bool) -> Checked {
-            let sources: Vec<Arc<dyn LayerSource + '_>> = vec![Arc::new(Blobs(&self.blobs))];
+            let blobs = Blobs(&self.blobs);
+            let sources = [Source::Other(&blobs)];
             let options = Options { contents: true, mend };
             check_layers(&self.unpacked, &sources, options, &mut |_, _| {}, &StopToken::never())
         }
@@ -461,8 +594,8 @@ mod tests {
         assert!(fixture.check(true).problems[0].ends_with("no copy of it is on this node"));
         // The next source has an intact one.
         fixture.blobs.insert(low, Vec::new());
-        let sources: Vec<Arc<dyn LayerSource + '_>> =
-            vec![Arc::new(Blobs(&fixture.blobs)), Arc::new(Blobs(&intact))];
+        let (first, second) = (Blobs(&fixture.blobs), Blobs(&intact));
+        let sources = [Source::Other(&first), Source::Other(&second)];
         let options = Options { contents: false, mend: true };
         let checked = check_layers(&fixture.unpacked, &sources, options, &mut |_, _| {}, &StopToken::never());
         let report = checked.report;
@@ -472,9 +605,9 @@ mod tests {
     #[test]
     fn damaged_blob_is_a_finding_but_no_reason_to_replace_an_intact_image() {
         let mut fixture = Fixture::new();
-        fixture.unpacked.damaged_blobs = vec![("blob sha256:1".to_owned(), "has 0 bytes".to_owned())];
+        fixture.unpacked.damaged_blobs = fixture.damaged_blobs();
         let report = fixture.check(true);
-        assert_eq!((report.damaged, report.intact, report.mended), (1, true, 0));
+        assert_eq!((report.damaged, report.intact, report.mended), (2, true, 0));
         // Without another copy the image is pulled again.
         fixture.blobs.clear();
         assert!(!fixture.check(true).intact);
@@ -484,7 +617,7 @@ mod tests {
     fn image_whose_damaged_layer_the_runtime_kept_is_not_mended() {
         let mut fixture = Fixture::new();
         let intact = std::mem::take(&mut fixture.blobs);
-        fixture.unpacked.damaged_blobs = vec![("blob sha256:1".to_owned(), "has 0 bytes".to_owned())];
+        fixture.unpacked.damaged_blobs = fixture.damaged_blobs();
         let before = fixture.check_layers(false);
         assert!(!before.report.intact);
         // Pulled again: the layers have the same directories, and no blob was loaded.
@@ -493,7 +626,7 @@ mod tests {
         assert!(after.report.intact);
         let kept = before.pulled_again(after);
         assert!(!kept.report.intact && kept.report.mended == 0, "{kept:?}");
-        let problem = "the runtime kept 2 damaged layers, which a container uses";
+        let problem = "the runtime kept 2 damaged layers, which others use";
         assert!(kept.report.problems.iter().any(|one| one == problem), "{kept:?}");
         // Once more: both were unpacked again, one from a blob that is not kept.
         std::fs::rename(fixture.path("1"), fixture.path("3")).unwrap();
@@ -501,7 +634,45 @@ mod tests {
         fixture.blobs = intact;
         fixture.blobs.remove(&fixture.unpacked.layers[0].diff_id);
         let mended = kept.pulled_again(fixture.check_layers(false));
-        assert_eq!((mended.report.intact, mended.report.mended), (true, 1), "{mended:?}");
+        assert_eq!((mended.report.intact, mended.report.mended), (true, 2), "{mended:?}");
+    }
+
+    /// A layer that another image brought is intact, and the runtime has no blob of it.
+    #[test]
+    fn damaged_blob_of_one_layer_says_nothing_about_the_others() {
+        let mut fixture = Fixture::new();
+        fixture.blobs.clear();
+        fixture.unpacked.damaged_blobs = vec![fixture.damaged_blobs().remove(1)];
+        let before = fixture.check_layers(false);
+        let states: Vec<State> = before.layers.iter().map(|(_, state)| *state).collect();
+        assert_eq!(states, [State::Unknown, State::Doubtful]);
+        // The image is pulled again, and only the damaged layer is unpacked again.
+        std::fs::rename(fixture.path("2"), fixture.path("3")).unwrap();
+        fixture.unpacked.layers[1].dir = fixture.path("3");
+        fixture.unpacked.damaged_blobs.clear();
+        let after = before.pulled_again(fixture.check_layers(false)).report;
+        assert_eq!((after.intact, after.mended, after.verified), (true, 1, 0), "{after:?}");
+    }
+
+    #[test]
+    fn damaged_blob_of_the_right_size_makes_its_layer_doubtful() {
+        let fixture = Fixture::new();
+        let store = tempfile::tempdir().unwrap();
+        let low = &fixture.unpacked.layers[0].diff_id;
+        let mut blob = fixture.blobs[low].clone();
+        blob[512] ^= 1;
+        std::fs::write(store.path().join(storage::hex_of(low).unwrap()), &blob).unwrap();
+        let check = |source| {
+            let sources = [source];
+            let layer = &fixture.unpacked.layers[0];
+            let (options, stop) = (Options { contents: true, mend: false }, &StopToken::never());
+            let check = LayerCheck { layer, sources: &sources, options, stop };
+            check.run(false, &mut Report::default())
+        };
+        assert_eq!(check(Source::Store(Store(store.path()))), State::Doubtful);
+        // The image was not unpacked from this copy.
+        let other = [(low.clone(), blob)].into();
+        assert_eq!(check(Source::Other(&Blobs(&other))), State::Unknown);
     }
 
     #[test]

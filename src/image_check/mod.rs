@@ -65,9 +65,16 @@ pub struct Deps {
     pub sources: Vec<Arc<dyn LayerSource>>,
     /// Wakes the worker of a pod.
     pub wake: Box<dyn Fn(&PodUid) + Send + Sync>,
-    /// Closed for the id of an image while it is replaced: then no container of it is made.
+    /// Closed for the id and the names of an image while it is replaced: then no container of it is
+    /// made.
     pub replaced: Arc<Gate>,
+    /// Which containers may be removed for that.
+    pub restarts: Restarts,
 }
+
+/// Whether a container that has ended runs again, so that nothing is lost if it is removed: of the
+/// pod with this UID, with this name, and with this exit code.
+pub type Restarts = Box<dyn Fn(&PodUid, &str, i32) -> bool + Send + Sync>;
 
 /// The handle of the room. Clones share it.
 #[derive(Clone)]
@@ -179,8 +186,8 @@ impl ImageCheck {
     /// Makes the handle.
     #[must_use]
     pub fn new(deps: Deps) -> ImageCheck {
-        let Deps { runtime, images, events, sources, wake, replaced } = deps;
-        let checker = Checker { runtime, images, sources, replaced };
+        let Deps { runtime, images, events, sources, wake, replaced, restarts } = deps;
+        let checker = Checker { runtime, images, sources, replaced, restarts };
         let state = Mutex::default();
         ImageCheck { shared: Arc::new(Shared { checker, events, wake, turn: bounded(1), state }) }
     }
@@ -319,7 +326,8 @@ impl ImageCheck {
             let text = format!("Replaced damaged files of image {image:?}: {}", report.mended);
             (EventType::Normal, reasons::IMAGE_MENDED, text)
         } else {
-            let why = report.problems.first().map_or("some files are still damaged", String::as_str);
+            // The last one is why the image was not pulled again, or why that did not help.
+            let why = report.problems.last().map_or("some files are still damaged", String::as_str);
             (EventType::Warning, reasons::IMAGE_MEND_FAILED, format!("Cannot mend image {image:?}: {why}"))
         };
         let pods = failed.iter().map(|one| one.regarding.clone());
@@ -400,8 +408,9 @@ mod tests {
         let (runtime, images) = crate::cri::unreachable();
         let (events, _events) = EventSink::new();
         let (sources, wake) = (Vec::new(), Box::new(|_: &PodUid| {}));
-        let replaced = Arc::default();
-        let check = ImageCheck::new(Deps { runtime, images, events, sources, wake, replaced });
+        let (replaced, restarts) = (Arc::default(), Box::new(|_: &PodUid, _: &str, _| true));
+        let deps = Deps { runtime, images, events, sources, wake, replaced, restarts };
+        let check = ImageCheck::new(deps);
         let now = Instant::now();
         assert!(check.state().push("a", failed("1"), now));
         // On a thread of its own, because it lowers the priority.

@@ -48,6 +48,13 @@ pub(super) struct Layer {
     pub(super) blob: Option<String>,
 }
 
+impl Layer {
+    /// The digests of its archive, compressed and not.
+    pub(super) fn digests(&self) -> impl Iterator<Item = &String> {
+        self.blob.iter().chain([&self.diff_id])
+    }
+}
+
 /// An image as the runtime has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Unpacked {
@@ -57,7 +64,7 @@ pub(super) struct Unpacked {
     pub(super) names: Vec<String>,
     /// From the lowest one.
     pub(super) layers: Vec<Layer>,
-    /// What is wrong with files of the runtime's store of blobs.
+    /// Digests of blobs of a wrong size in the runtime's store, and what is wrong.
     pub(super) damaged_blobs: Vec<(String, String)>,
     /// The directory of the store.
     pub(super) store: Option<PathBuf>,
@@ -220,7 +227,7 @@ fn check_blobs(store: &Path, manifest: &Value, unpacked: &mut Unpacked) {
             && size != wanted
         {
             let what = format!("has {size} bytes instead of {wanted}");
-            unpacked.damaged_blobs.push((format!("blob {digest}"), what));
+            unpacked.damaged_blobs.push((digest.to_owned(), what));
         }
     }
 }
@@ -321,7 +328,7 @@ mod tests {
         check_blobs(store.path(), &manifest, &mut unpacked);
         let blobs: Vec<_> = unpacked.layers.iter().map(|layer| layer.blob.clone()).collect();
         assert_eq!(blobs, [None, Some(digest('2')), Some(digest('3'))]);
-        let damaged = (format!("blob {}", digest('2')), "has 0 bytes instead of 9".to_owned());
+        let damaged = (digest('2'), "has 0 bytes instead of 9".to_owned());
         assert_eq!(unpacked.damaged_blobs, [damaged]);
     }
 

@@ -3,7 +3,7 @@
 //! (Go: kubecontainer.ShouldContainerBeRestarted and podutil.ContainerShouldRestart.)
 
 use super::api::{Container, ContainerRestartRule};
-use super::pod::Pod;
+use super::pod::{Pod, is_sidecar};
 use super::runtime::{ContainerState, ContainerStatus, PodRuntime};
 
 /// The policy of `container`: its own, else the pod's.
@@ -46,6 +46,20 @@ pub fn should_start(pod: &Pod, container: &Container, status: Option<&ContainerS
         Some(status) => should_restart(pod, container, status),
         None => !pod.is_deleting(),
     }
+}
+
+/// Whether the container with this name, which ended with `exit_code`, will run again for certain. If
+/// not, the runtime's record of it shows that it has run; without the record it would run again.
+#[must_use]
+pub fn runs_again(pod: &Pod, name: &str, exit_code: i32) -> bool {
+    let named = |one: &&Container| one.name == name;
+    let is_done = |init: &Container| exit_code == 0 && !is_sidecar(init);
+    let found = match pod.init_containers().iter().find(named) {
+        Some(init) if is_done(init) => None,
+        Some(init) => Some(init),
+        None => pod.containers().iter().find(named),
+    };
+    !pod.is_deleting() && found.is_some_and(|one| may_restart(pod, one, exit_code))
 }
 
 /// Whether a container that is stopped because a probe failed is restarted. Its exit code is not
@@ -182,6 +196,27 @@ mod tests {
             "{} {container} {exit_code}",
             pod.restart_policy()
         );
+    }
+
+    #[test]
+    fn container_that_has_ended_for_good_does_not_run_again() {
+        let pod = |policy: &str, metadata: Value| {
+            let spec = json!({"restartPolicy": policy, "containers": [{"name": "main"}], "initContainers": [
+                {"name": "init"}, {"name": "side", "restartPolicy": "Always"}]});
+            Pod::from(
+                serde_json::from_value::<super::super::api::Pod>(json!({"metadata": metadata, "spec": spec}))
+                    .unwrap(),
+            )
+        };
+        let found = |policy| {
+            let pod = pod(policy, json!({}));
+            ["main", "init", "side"].map(|name| [0, 1].map(|code| runs_again(&pod, name, code)))
+        };
+        assert_eq!(found("Always"), [[true, true], [false, true], [true, true]]);
+        assert_eq!(found("OnFailure"), [[false, true], [false, true], [true, true]]);
+        assert_eq!(found("Never"), [[false, false], [false, false], [true, true]]);
+        let deleting = pod("Always", json!({"deletionTimestamp": "2026-01-01T00:00:00Z"}));
+        assert!(!runs_again(&deleting, "main", 1) && !runs_again(&deleting, "other", 1));
     }
 
     #[test]

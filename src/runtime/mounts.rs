@@ -32,6 +32,13 @@ pub(super) struct ImageVolume {
     spec: ImageSpec,
 }
 
+impl ImageVolume {
+    /// The runtime's reference of the image.
+    pub(super) fn reference(&self) -> &str {
+        &self.spec.image
+    }
+}
+
 impl Runtime {
     /// Pulls the images that the container mounts as volumes if necessary. Failures are reported as
     /// those of its own image.

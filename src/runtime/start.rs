@@ -81,7 +81,9 @@ impl Runtime {
             .map_err(|error| self.config_failure(&start, &regarding, &error))?;
         // Until the container runs, an image that is being replaced must not be used: the container
         // would keep its damaged files.
-        let image_pass = shared.replaced.enter(image.reference.as_str(), start.stop);
+        let volumes = image_volumes.iter().map(|volume| volume.reference());
+        let images: Vec<&str> = volumes.chain([image.reference.as_str()]).collect();
+        let image_pass = shared.replaced.enter(&images, start.stop);
         // The limit applies after the image pull, which may be slow.
         let pass = shared.container_door.enter(start.stop);
         let created = self.create(&start, &regarding, config, &sandbox_config);

@@ -1,5 +1,6 @@
 //! Keeps the users of a thing out while it is replaced: the things have names.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,40 +18,40 @@ pub struct Gate {
 
 #[derive(Debug, Default)]
 struct State {
-    closed: Vec<String>,
-    inside: Vec<String>,
+    next: u64,
+    passes: BTreeMap<u64, Entry>,
 }
 
-/// A user of a thing, until it is dropped.
 #[derive(Debug)]
-pub struct Inside<'a> {
-    gate: &'a Gate,
-    name: String,
+struct Entry {
+    names: Vec<String>,
+    closes: bool,
 }
 
-/// A gate that is closed, until it is dropped.
+/// The use of a thing, or the closing of its gate, until it is dropped.
 #[derive(Debug)]
-pub struct Closed<'a> {
+pub struct Pass<'a> {
     gate: &'a Gate,
-    name: String,
+    number: u64,
 }
 
-fn remove(list: &mut Vec<String>, name: &str) {
-    if let Some(index) = list.iter().position(|one| one == name) {
-        list.swap_remove(index);
+impl State {
+    /// Whether a user (or with `closes`, one who closes) has one of these names.
+    fn has(&self, names: &[&str], closes: bool) -> bool {
+        let mut others = self.passes.values().filter(|one| one.closes == closes);
+        others.any(|one| one.names.iter().any(|name| names.contains(&name.as_str())))
     }
 }
 
 impl Gate {
-    /// Waits while the gate of this name is closed. `None`: `stop` ended the wait.
+    /// Waits while the gate of one of these names is closed. `None`: `stop` ended the wait.
     #[must_use]
-    pub fn enter(&self, name: &str, stop: &StopToken) -> Option<Inside<'_>> {
+    pub fn enter(&self, names: &[&str], stop: &StopToken) -> Option<Pass<'_>> {
         let mut waiting = None;
         loop {
-            let mut state = self.state();
-            if !state.closed.iter().any(|one| one == name) {
-                state.inside.push(name.to_owned());
-                return Some(Inside { gate: self, name: name.to_owned() });
+            let state = self.state();
+            if !state.has(names, true) {
+                return Some(self.pass(state, names, false));
             }
             drop(state);
             waiting.get_or_insert_with(|| threads::waiting("a closed gate"));
@@ -60,14 +61,14 @@ impl Gate {
         }
     }
 
-    /// Closes the gate of this name, and waits until its users have left. `None`: some did not within
-    /// `limit`, or `stop` ended the wait; then the gate is open again.
+    /// Closes the gates of these names, which are those of one thing, and waits until its users have
+    /// left. `None`: some did not within `limit`, or `stop` ended the wait; then the gates are open
+    /// again.
     #[must_use]
-    pub fn close(&self, name: &str, limit: Duration, stop: &StopToken) -> Option<Closed<'_>> {
+    pub fn close(&self, names: &[&str], limit: Duration, stop: &StopToken) -> Option<Pass<'_>> {
         let begun = Instant::now();
-        self.state().closed.push(name.to_owned());
-        let closed = Closed { gate: self, name: name.to_owned() };
-        while self.state().inside.iter().any(|one| one == name) {
+        let closed = self.pass(self.state(), names, true);
+        while self.state().has(names, false) {
             if begun.elapsed() >= limit || stop.wait(PAUSE) == Waited::Stopped {
                 return None;
             }
@@ -75,20 +76,22 @@ impl Gate {
         Some(closed)
     }
 
+    fn pass(&self, mut state: MutexGuard<'_, State>, names: &[&str], closes: bool) -> Pass<'_> {
+        let number = state.next;
+        state.next += 1;
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        state.passes.insert(number, Entry { names, closes });
+        Pass { gate: self, number }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Inside<'_> {
+impl Drop for Pass<'_> {
     fn drop(&mut self) {
-        remove(&mut self.gate.state().inside, &self.name);
-    }
-}
-
-impl Drop for Closed<'_> {
-    fn drop(&mut self) {
-        remove(&mut self.gate.state().closed, &self.name);
+        self.gate.state().passes.remove(&self.number);
     }
 }
 
@@ -98,28 +101,29 @@ mod tests {
     use crate::util::stop;
 
     #[test]
-    fn closed_gate_keeps_users_of_its_name_out_until_it_opens() {
+    fn closed_gate_keeps_users_of_its_names_out_until_it_opens() {
         let (gate, never) = (Gate::default(), StopToken::never());
-        let closed = gate.close("a", Duration::ZERO, &never).expect("there is no user");
-        assert!(gate.enter("b", &never).is_some());
+        let closed = gate.close(&["a", "b"], Duration::ZERO, &never).expect("there is no user");
+        assert!(gate.enter(&["c"], &never).is_some());
         let (source, stopped) = stop::pair();
         drop(source);
-        assert!(gate.enter("a", &stopped).is_none());
+        assert!(gate.enter(&["a"], &stopped).is_none());
+        assert!(gate.enter(&["c", "b"], &stopped).is_none());
         drop(closed);
-        assert!(gate.enter("a", &stopped).is_some());
+        assert!(gate.enter(&["a"], &stopped).is_some());
     }
 
     #[test]
     fn gate_is_closed_when_its_users_have_left_and_opens_if_they_do_not() {
         let (gate, never) = (Gate::default(), StopToken::never());
-        let (one, other) = (gate.enter("a", &never), gate.enter("a", &never));
-        assert!(gate.close("b", Duration::ZERO, &never).is_some());
-        assert!(gate.close("a", Duration::ZERO, &never).is_none());
-        let third = gate.enter("a", &never);
+        let (one, other) = (gate.enter(&["a", "c"], &never), gate.enter(&["a"], &never));
+        assert!(gate.close(&["b"], Duration::ZERO, &never).is_some());
+        assert!(gate.close(&["b", "a"], Duration::ZERO, &never).is_none());
+        let third = gate.enter(&["a"], &never);
         assert!(third.is_some(), "the gate is open again");
         drop((one, third));
-        assert!(gate.close("a", 2 * PAUSE, &never).is_none());
+        assert!(gate.close(&["a"], 2 * PAUSE, &never).is_none());
         drop(other);
-        assert!(gate.close("a", Duration::ZERO, &never).is_some());
+        assert!(gate.close(&["a"], Duration::ZERO, &never).is_some());
     }
 }

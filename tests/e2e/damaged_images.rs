@@ -1,11 +1,12 @@
 //! Files of unpacked images that a loss of power has emptied, and images that are repaired.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::support::node::{FOREVER, LONG, Node, busybox, pod, simple};
+use crate::support::node::{FOREVER, LONG, Node, busybox, phase, pod, simple};
 use crate::support::registry::Registry;
 use crate::support::wait::wait_until;
 
@@ -91,7 +92,7 @@ fn image_without_an_intact_copy_is_pulled_again() {
     let base = Node::base("remend");
     fs::create_dir_all(&base).expect("the directory can be made");
     let registry = Registry::start(&base.join("images"));
-    let node = Node::start("remend");
+    let mut node = Node::start("remend");
     // Its layers would be kept. containerd has a second record of it, by its id.
     let images: Value = serde_json::from_str(&node.cli(&["images", "-o", "json"])).expect("a list");
     let mut listed = images.as_array().expect("a list").iter();
@@ -103,10 +104,21 @@ fn image_without_an_intact_copy_is_pulled_again() {
     };
     wait_until("only the snapshot of the sandbox image to be left", LONG, gone);
     let image = registry.image("app");
-    node.apply("first.json", &with_image("first", &image));
-    node.wait_ready("first");
-    node.remove("first.json");
-    node.wait_gone("first");
+    // A pod that has ended for good, and would run again without its container.
+    let mut done = with_image("done", &image);
+    done["spec"]["restartPolicy"] = json!("Never");
+    done["spec"]["containers"][0]["command"] = json!(["true"]);
+    node.apply("done.json", &done);
+    node.wait_pod("done", "ended", LONG, |pod| phase(pod) == "Succeeded");
+    let kept = |node: &Node| {
+        let all = node.cri().0.list_containers(Default::default()).expect("containers are listed");
+        let label = |labels: &BTreeMap<String, String>| labels.get("io.kubernetes.pod.name").cloned();
+        let of_done =
+            all.into_iter().filter(|one| label(&one.labels).is_some_and(|pod| pod.starts_with("done")));
+        of_done.map(|one| one.id).collect::<Vec<_>>()
+    };
+    let before = kept(&node);
+    assert_eq!(before.len(), 1);
 
     let intact = fs::read(program(&node)).expect("the program is readable");
     replace(&program(&node), b"");
@@ -119,6 +131,13 @@ fn image_without_an_intact_copy_is_pulled_again() {
     assert!(shown.contains("cannot be verified"), "{shown}");
 
     node.apply("second.json", &with_image("second", &image));
+    node.wait_event("second", "ImageMendFailed", "is not pulled again while the finished container");
+    assert_eq!(kept(&node), before);
+    node.remove("done.json");
+    node.wait_gone("done");
+    // It would check the image again after five minutes.
+    node.stop_agent();
+    node.start_agent();
     node.wait_ready("second");
     node.wait_event("second", "DamagedImage", "has 0 bytes instead of ");
     node.wait_event("second", "ImageMended", "");
