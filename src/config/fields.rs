@@ -363,7 +363,7 @@ pub static FIELDS: &[Field] = &[
         "evictionHard",
         Kind::TextMap,
         Preset::Map(HARD_EVICTION),
-        "thresholds at which pods are evicted at once",
+        "thresholds at which pods are evicted at once (below 1000Mi of memory the default has memory.available<10%)",
     )
     .works(),
     map("evictionSoft", "thresholds at which pods are evicted after a grace period").works(),
