@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +24,7 @@ const START_WAITS: u32 = 5;
 const START_WAIT: Duration = Duration::from_secs(1);
 /// How long a container that is being made is waited for.
 const CREATE_LIMIT: Duration = Duration::from_secs(60);
-/// The longest pull of an image that was removed. No container of it is made meanwhile.
+/// The longest pull of an image that was removed, by all of its names. No container of it is made meanwhile.
 const PULL_LIMIT: Duration = Duration::from_mins(10);
 
 /// A place that has layers, such as the image archives of this node.
@@ -134,17 +134,21 @@ impl Checker {
         progress: &mut dyn FnMut(usize, usize),
         stop: &StopToken,
     ) -> Result<Report, Problem> {
-        let mut unpacked = storage::find(&self.images, image, stop)?;
+        let unpacked = storage::find(&self.images, image, stop)?;
         let mut checked = check_layers(&unpacked, &self.sources(&unpacked), options, progress, stop);
         if options.mend && !checked.report.intact && !stop.is_stopped() {
-            let problems = self.pull_again(&unpacked, stop).unwrap_or_else(|why| vec![why]);
-            // Also after a failed pull of one of its names, the image may be there.
-            if let Ok(found) = storage::find(&self.images, image, stop) {
-                unpacked = found;
-                let depth = Options { mend: false, ..options };
-                let after = check_layers(&unpacked, &self.sources(&unpacked), depth, progress, stop);
-                checked = checked.pulled_again(after);
-            }
+            let problems = match self.pull_again(&unpacked, stop) {
+                Ok(problems) => {
+                    // Also after a failed pull of one of its names, the image may be there.
+                    if let Ok(found) = storage::find(&self.images, image, stop) {
+                        let depth = Options { mend: false, ..options };
+                        let after = check_layers(&found, &self.sources(&found), depth, progress, stop);
+                        checked = checked.pulled_again(after);
+                    }
+                    problems
+                }
+                Err(why) => vec![why],
+            };
             checked.report.problems.extend(problems);
         }
         checked.report.image = image.to_owned();
@@ -174,10 +178,12 @@ impl Checker {
             .ok_or("the image is not pulled again while a container of it is made")?;
         self.remove_containers(&names, stop)?;
         self.images.remove_image(spec(&unpacked.id)).map_err(|error| error.to_string())?;
+        let begun = Instant::now();
         let pull = |name: &String| {
-            // Without the caller's stop: the end of a command must not leave the node without the image.
-            let pulled =
-                self.images.pull_image_within(spec(name), PULL_LIMIT).map_err(|error| error.to_string());
+            // An agent that ends waits a second for this thread. Its stop must not end the pull at
+            // once, because then the node would be left without the image.
+            let limit = PULL_LIMIT.saturating_sub(begun.elapsed());
+            let pulled = self.images.pull_image_within(spec(name), limit).map_err(|error| error.to_string());
             match pulled.and_then(|()| self.id_of(name)) {
                 Err(error) => Some(format!("the image cannot be pulled again as {name}: {error}")),
                 Ok(id) if id == unpacked.id => None,
