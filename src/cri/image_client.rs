@@ -84,8 +84,7 @@ impl ImageClient {
         Ok(answer.image.into_option().map(|image| (image, answer.info)))
     }
 
-    /// Fetches an image; returns what to start containers from. It has no deadline: only `stop`
-    /// ends it early.
+    /// Fetches an image; returns what to start containers from. Only `stop` and `limit` end it early.
     ///
     /// # Errors
     /// When the call fails or the response has no reference.
@@ -94,6 +93,7 @@ impl ImageClient {
         image: runtime::ImageSpec,
         auth: Option<runtime::AuthConfig>,
         sandbox_config: Option<&runtime::PodSandboxConfig>,
+        limit: Option<Duration>,
         stop: &StopToken,
     ) -> Result<ImageRef, CriError> {
         let object = image.image.clone();
@@ -103,22 +103,11 @@ impl ImageClient {
             sandbox_config: MessageField::from_option(sandbox_config.cloned()),
             ..Default::default()
         };
-        let answer = self.caller.call_for(&methods::PULL_IMAGE, &object, &request, None, stop)?;
+        let answer = self.caller.call_for(&methods::PULL_IMAGE, &object, &request, limit, stop)?;
         if answer.image_ref.is_empty() {
             return Err(self.caller.incomplete(methods::PULL_IMAGE.name, &object, "image_ref"));
         }
         Ok(ImageRef::from(answer.image_ref))
-    }
-
-    /// Like [`ImageClient::pull_image`], without credentials; only `limit` ends it early.
-    ///
-    /// # Errors
-    /// When the call fails.
-    pub fn pull_image_within(&self, image: runtime::ImageSpec, limit: Duration) -> Result<(), CriError> {
-        let object = image.image.clone();
-        let request = runtime::PullImageRequest { image: MessageField::some(image), ..Default::default() };
-        let never = StopToken::never();
-        self.caller.call_for(&methods::PULL_IMAGE, &object, &request, Some(limit), &never).map(drop)
     }
 
     /// Removes an image; one that does not exist is no error.

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::layer::{self, Depth, Findings, Outcome};
-use super::storage::{self, Layer, Problem, Unpacked};
-use crate::cri::{ImageClient, RuntimeClient};
+use super::storage::{self, Layer, Problem, Unpacked, spec};
+use crate::cri::{CriError, ImageClient, RuntimeClient};
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::labels;
-use crate::transport::generated::runtime::{Container, ContainerFilter, ContainerState, ImageSpec};
+use crate::transport::generated::runtime::{Container, ContainerFilter, ContainerState};
 use crate::util::gate::Gate;
 use crate::util::stop::{StopToken, Waited};
 use crate::util::{decompress, disk_writes, tree, untrusted};
@@ -179,19 +179,18 @@ impl Checker {
         self.remove_containers(&names, stop)?;
         self.images.remove_image(spec(&unpacked.id)).map_err(|error| error.to_string())?;
         let begun = Instant::now();
-        let pull = |name: &String| {
+        let pull_once = |name: &String| {
             // An agent that ends waits a second for this thread. Its stop must not end the pull at
             // once, because then the node would be left without the image.
             let limit = PULL_LIMIT.saturating_sub(begun.elapsed());
-            let pulled = self.images.pull_image_within(spec(name), limit).map_err(|error| error.to_string());
-            match pulled.and_then(|()| self.id_of(name)) {
+            match self.pull(name, Some(limit), &StopToken::never()) {
                 Err(error) => Some(format!("the image cannot be pulled again as {name}: {error}")),
                 Ok(id) if id == unpacked.id => None,
                 Ok(id) => Some(format!("{name} is another image in its registry now: {id}")),
             }
         };
         // Also the names after one that fails.
-        Ok(unpacked.names.iter().filter_map(pull).collect())
+        Ok(unpacked.names.iter().filter_map(pull_once).collect())
     }
 
     /// Pulls the image by one of its names: an image that cannot be pulled is better damaged than
@@ -200,8 +199,7 @@ impl Checker {
         let (digests, tags): (Vec<&String>, _) = unpacked.names.iter().partition(|name| name.contains('@'));
         let mut why = "the image has no name by which it can be pulled".to_owned();
         for name in digests.into_iter().chain(tags) {
-            let pulled = self.images.pull_image(spec(name), None, None, stop);
-            match pulled.map_err(|error| error.to_string()).and_then(|_| self.id_of(name)) {
+            match self.pull(name, None, stop) {
                 Ok(id) if id == unpacked.id => return Ok(()),
                 Ok(_) => why = format!("{name} is another image in its registry now"),
                 Err(error) => why = format!("the image cannot be pulled again: {error}"),
@@ -210,10 +208,12 @@ impl Checker {
         Err(why)
     }
 
-    /// The id of the image that has this name now.
-    fn id_of(&self, name: &str) -> Result<String, String> {
-        let found = self.images.image_details(spec(name)).map_err(|error| error.to_string())?;
-        found.map(|(image, _)| image.id).ok_or_else(|| "the runtime does not have it".to_owned())
+    /// Pulls an image, and returns its id, which may be that of another image than before.
+    fn pull(&self, name: &str, limit: Option<Duration>, stop: &StopToken) -> Result<String, String> {
+        let failed = |error: CriError| error.to_string();
+        self.images.pull_image(spec(name), None, None, limit, stop).map_err(failed)?;
+        let found = self.images.image_status(spec(name)).map_err(failed)?;
+        found.map(|image| image.id).ok_or_else(|| "the runtime does not have it".to_owned())
     }
 
     /// Removes the containers of an image, which keep its layers. None is removed if one has to stay.
@@ -260,10 +260,6 @@ impl Checker {
         }
         Err(format!("the image is not pulled again while the finished container {id} is kept"))
     }
-}
-
-fn spec(name: &str) -> ImageSpec {
-    ImageSpec { image: name.to_owned(), ..ImageSpec::default() }
 }
 
 /// Where copies of layers are.

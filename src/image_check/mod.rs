@@ -11,7 +11,8 @@
 //! other image uses it, and then does not unpack it again (tried with containerd 1.6 and 2.4). It
 //! would also end containers, and lose the image if the pull fails. Containers that run keep the files
 //! that they have open; a container that starts gets the new ones. Only if no intact copy of a layer is
-//! on the node, and no container of the image runs, the image is pulled again.
+//! on the node, and no container of the image runs or has to be kept because it has ended for good, the
+//! image is pulled again.
 //!
 //! Threads: `image-check` exists while images of failed containers are checked, one at a time, at the
 //! lowest priority; a check on request runs on the thread of its connection and waits for its turn.

@@ -85,10 +85,14 @@ fn unknown(text: impl ToString) -> Problem {
     Problem::Unknown(text.to_string())
 }
 
+/// An image by its name or id.
+pub(super) fn spec(image: &str) -> ImageSpec {
+    ImageSpec { image: image.to_owned(), ..ImageSpec::default() }
+}
+
 /// Finds the layers of an image.
 pub(super) fn find(images: &ImageClient, image: &str, stop: &StopToken) -> Result<Unpacked, Problem> {
-    let spec = ImageSpec { image: image.to_owned(), ..ImageSpec::default() };
-    let (status, info) = images.image_details(spec).map_err(unknown)?.ok_or(Problem::Absent)?;
+    let (status, info) = images.image_details(spec(image)).map_err(unknown)?.ok_or(Problem::Absent)?;
     let places = images.image_fs_info().map_err(unknown)?.image_filesystems;
     let place = places.first().and_then(|place| place.fs_id.as_ref());
     let place = PathBuf::from(place.map(|id| id.mountpoint.clone()).unwrap_or_default());

@@ -134,7 +134,7 @@ impl Puller {
             user_specified_image: name.to_owned(),
             ..ImageSpec::default()
         };
-        let result = self.images.pull_image(spec, None, None, stop);
+        let result = self.images.pull_image(spec, None, None, None, stop);
         let was_asked = self.shared.manifest_requests.load(Ordering::Relaxed) > requests;
         if result.as_ref().is_err_and(|error| error.class() == Class::Stopping) {
             return;

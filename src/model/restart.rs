@@ -52,14 +52,10 @@ pub fn should_start(pod: &Pod, container: &Container, status: Option<&ContainerS
 /// not, the runtime's record of it shows that it has run; without the record it would run again.
 #[must_use]
 pub fn runs_again(pod: &Pod, name: &str, exit_code: i32) -> bool {
-    let named = |one: &&Container| one.name == name;
-    let is_done = |init: &Container| exit_code == 0 && !is_sidecar(init);
-    let found = match pod.init_containers().iter().find(named) {
-        Some(init) if is_done(init) => None,
-        Some(init) => Some(init),
-        None => pod.containers().iter().find(named),
-    };
-    !pod.is_deleting() && found.is_some_and(|one| may_restart(pod, one, exit_code))
+    let runs_once = |one: &Container| one.name == name && !is_sidecar(one);
+    let has_initialized = exit_code == 0 && pod.init_containers().iter().any(runs_once);
+    let found = pod.all_containers().find(|one| one.name == name);
+    !pod.is_deleting() && !has_initialized && found.is_some_and(|one| may_restart(pod, one, exit_code))
 }
 
 /// Whether a container that is stopped because a probe failed is restarted. Its exit code is not

@@ -1,6 +1,5 @@
 //! Files of unpacked images that a loss of power has emptied, and images that are repaired.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -112,9 +111,7 @@ fn image_without_an_intact_copy_is_pulled_again() {
     node.wait_pod("done", "ended", LONG, |pod| phase(pod) == "Succeeded");
     let kept = |node: &Node| {
         let all = node.cri().0.list_containers(Default::default()).expect("containers are listed");
-        let label = |labels: &BTreeMap<String, String>| labels.get("io.kubernetes.pod.name").cloned();
-        let of_done =
-            all.into_iter().filter(|one| label(&one.labels).is_some_and(|pod| pod.starts_with("done")));
+        let of_done = all.into_iter().filter(|one| one.labels["io.kubernetes.pod.name"].starts_with("done"));
         of_done.map(|one| one.id).collect::<Vec<_>>()
     };
     let before = kept(&node);

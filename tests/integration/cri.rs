@@ -156,14 +156,15 @@ fn every_image_call_reaches_the_runtime() {
     let auth = rt::AuthConfig { username: "me".into(), ..Default::default() };
     let config = sandbox_config("u1", 0);
     let never = StopToken::never();
-    let pulled = client.pull_image(named("example.org/app:1"), Some(auth), Some(&config), &never).unwrap();
+    let pulled =
+        client.pull_image(named("example.org/app:1"), Some(auth), Some(&config), None, &never).unwrap();
     assert_eq!(client.image_status(named("example.org/app:1")).unwrap().unwrap().id, pulled.as_str());
     assert_eq!(client.list_images().unwrap().len(), 2);
     client.remove_image(named(pulled.as_str())).unwrap();
     client.remove_image(named(pulled.as_str())).unwrap();
     assert_eq!(client.list_images().unwrap().len(), 1);
     assert_eq!(client.image_fs_info().unwrap().image_filesystems.len(), 1);
-    let error = client.pull_image(named("example.org/missing:1"), None, None, &never).unwrap_err();
+    let error = client.pull_image(named("example.org/missing:1"), None, None, None, &never).unwrap_err();
     assert_eq!(error.class(), Class::Gone);
     assert!(error.to_string().starts_with("rpc error: code = NotFound desc = failed to pull"), "{error}");
     assert_eq!(error.object(), "example.org/missing:1");
@@ -328,7 +329,9 @@ fn stop_cancels_a_hanging_call() {
         ),
         (
             "PullImage",
-            Box::new(move |stop| images.pull_image(rt::ImageSpec::default(), None, None, stop).map(drop)),
+            Box::new(move |stop| {
+                images.pull_image(rt::ImageSpec::default(), None, None, None, stop).map(drop)
+            }),
         ),
         ("RemoveContainer", Box::new(move |stop| waiting.with_stop(stop.clone()).remove_container(&waited))),
     ];

@@ -315,7 +315,7 @@ impl Images {
             }
             let proof = credential.as_ref().and_then(|credential| credential.secret.clone());
             let auth = credential.map(auth);
-            match self.client.pull_image(spec(image), auth, Some(wanted.sandbox_config), wanted.stop) {
+            match self.client.pull_image(spec(image), auth, Some(wanted.sandbox_config), None, wanted.stop) {
                 Ok(reference) => return Ok((reference, proof)),
                 Err(error) if error.class() == cri::Class::Stopping => return Err(PullError::Stopped),
                 Err(error) => {
