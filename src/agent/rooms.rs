@@ -239,3 +239,23 @@ impl LayerSource for Archives {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::pod::Pod;
+
+    #[test]
+    fn containers_of_unknown_pods_are_kept_until_all_sources_have_delivered() {
+        let uid = PodUid::from("u");
+        let mut pods = Snapshot::default();
+        assert!(!runs_again(&pods, &uid, "main", 1));
+        pods.sources_ready = true;
+        assert!(runs_again(&pods, &uid, "main", 1));
+        let object =
+            serde_json::json!({"metadata": {"uid": "u"}, "spec": {"containers": [{"name": "main"}]}});
+        let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
+        pods.pods.insert(uid.clone(), Entry { pod: Some(pod), removed: None, rejected: false, worker: None });
+        assert!(runs_again(&pods, &uid, "main", 1) && !runs_again(&pods, &uid, "other", 1));
+    }
+}

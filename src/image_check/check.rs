@@ -3,29 +3,19 @@
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::layer::{self, Depth, Findings, Outcome};
-use super::storage::{self, Layer, Problem, Unpacked, spec};
-use crate::cri::{CriError, ImageClient, RuntimeClient};
-use crate::model::ids::{ContainerId, PodUid};
-use crate::model::labels;
-use crate::transport::generated::runtime::{Container, ContainerFilter, ContainerState};
+use super::repull::Repull;
+use super::storage::{self, Layer, Problem, Unpacked};
+use crate::cri::{ImageClient, RuntimeClient};
 use crate::util::gate::Gate;
-use crate::util::stop::{StopToken, Waited};
+use crate::util::stop::StopToken;
 use crate::util::{decompress, disk_writes, tree, untrusted};
 
 /// The largest layer without compression.
 const MAX_LAYER: u64 = 1 << 40;
-/// How often, and how long, the end of a container is waited for that may be failing.
-const START_WAITS: u32 = 5;
-const START_WAIT: Duration = Duration::from_secs(1);
-/// How long a container that is being made is waited for.
-const CREATE_LIMIT: Duration = Duration::from_secs(60);
-/// The longest pull of an image that was removed, by all of its names. No container of it is made meanwhile.
-const PULL_LIMIT: Duration = Duration::from_mins(10);
 
 /// A place that has layers, such as the image archives of this node.
 pub trait LayerSource: Send + Sync {
@@ -57,6 +47,8 @@ pub struct Report {
     pub mended: u64,
     /// Whether nothing is damaged any more, in the layers that were compared.
     pub intact: bool,
+    /// Whether the image was removed to replace it, and could not be pulled.
+    pub removed: bool,
     /// Why layers could not be compared, or damaged files not be replaced.
     pub problems: Vec<String>,
 }
@@ -137,13 +129,17 @@ impl Checker {
         let unpacked = storage::find(&self.images, image, stop)?;
         let mut checked = check_layers(&unpacked, &self.sources(&unpacked), options, progress, stop);
         if options.mend && !checked.report.intact && !stop.is_stopped() {
-            let problems = match self.pull_again(&unpacked, stop) {
+            let problems = match (Repull { checker: self, unpacked: &unpacked, stop }).run() {
                 Ok(problems) => {
                     // Also after a failed pull of one of its names, the image may be there.
-                    if let Ok(found) = storage::find(&self.images, image, stop) {
-                        let depth = Options { mend: false, ..options };
-                        let after = check_layers(&found, &self.sources(&found), depth, progress, stop);
-                        checked = checked.pulled_again(after);
+                    match storage::find(&self.images, image, stop) {
+                        Ok(found) => {
+                            let depth = Options { mend: false, ..options };
+                            let after = check_layers(&found, &self.sources(&found), depth, progress, stop);
+                            checked = checked.pulled_again(after);
+                        }
+                        Err(Problem::Absent) => checked.report.removed = true,
+                        Err(Problem::Unknown(why)) => checked.report.problems.push(why),
                     }
                     problems
                 }
@@ -158,107 +154,6 @@ impl Checker {
     fn sources<'a>(&'a self, unpacked: &'a Unpacked) -> Vec<Source<'a>> {
         let store = unpacked.store.as_deref().map(|store| Source::Store(Store(store)));
         store.into_iter().chain(self.sources.iter().map(|source| Source::Other(&**source))).collect()
-    }
-
-    /// Removes the image and pulls it again: the last resort, if no intact copy of a damaged layer is
-    /// on the node. It cannot replace a layer that a container or another image uses, because the
-    /// runtime keeps that. Returns what did not succeed after the removal.
-    ///
-    /// # Errors
-    /// Why the image was not removed.
-    fn pull_again(&self, unpacked: &Unpacked, stop: &StopToken) -> Result<Vec<String>, String> {
-        self.try_pull(unpacked, stop)?;
-        // A worker would start its container again as soon as the failed one is removed, and that would
-        // keep the damaged layer.
-        let mut names: Vec<&str> = unpacked.names.iter().map(String::as_str).collect();
-        names.push(&unpacked.id);
-        let _closed = self
-            .replaced
-            .close(&names, CREATE_LIMIT, stop)
-            .ok_or("the image is not pulled again while a container of it is made")?;
-        self.remove_containers(&names, stop)?;
-        self.images.remove_image(spec(&unpacked.id)).map_err(|error| error.to_string())?;
-        let begun = Instant::now();
-        let pull_once = |name: &String| {
-            // An agent that ends waits a second for this thread. Its stop must not end the pull at
-            // once, because then the node would be left without the image.
-            let limit = PULL_LIMIT.saturating_sub(begun.elapsed());
-            match self.pull(name, Some(limit), &StopToken::never()) {
-                Err(error) => Some(format!("the image cannot be pulled again as {name}: {error}")),
-                Ok(id) if id == unpacked.id => None,
-                Ok(id) => Some(format!("{name} is another image in its registry now: {id}")),
-            }
-        };
-        // Also the names after one that fails.
-        Ok(unpacked.names.iter().filter_map(pull_once).collect())
-    }
-
-    /// Pulls the image by one of its names: an image that cannot be pulled is better damaged than
-    /// removed. Digests are tried first, because a tag may have become that of another image.
-    fn try_pull(&self, unpacked: &Unpacked, stop: &StopToken) -> Result<(), String> {
-        let (digests, tags): (Vec<&String>, _) = unpacked.names.iter().partition(|name| name.contains('@'));
-        let mut why = "the image has no name by which it can be pulled".to_owned();
-        for name in digests.into_iter().chain(tags) {
-            match self.pull(name, None, stop) {
-                Ok(id) if id == unpacked.id => return Ok(()),
-                Ok(_) => why = format!("{name} is another image in its registry now"),
-                Err(error) => why = format!("the image cannot be pulled again: {error}"),
-            }
-        }
-        Err(why)
-    }
-
-    /// Pulls an image, and returns its id, which may be that of another image than before.
-    fn pull(&self, name: &str, limit: Option<Duration>, stop: &StopToken) -> Result<String, String> {
-        let failed = |error: CriError| error.to_string();
-        self.images.pull_image(spec(name), None, None, limit, stop).map_err(failed)?;
-        let found = self.images.image_status(spec(name)).map_err(failed)?;
-        found.map(|image| image.id).ok_or_else(|| "the runtime does not have it".to_owned())
-    }
-
-    /// Removes the containers of an image, which keep its layers. None is removed if one has to stay.
-    fn remove_containers(&self, names: &[&str], stop: &StopToken) -> Result<(), String> {
-        let mut waits = 0;
-        loop {
-            let mut all = self
-                .runtime
-                .list_containers(ContainerFilter::default())
-                .map_err(|error| error.to_string())?;
-            all.retain(|one| [&one.image_ref, &one.image_id].iter().any(|of| names.contains(&of.as_str())));
-            let running =
-                all.iter().find(|one| one.state.enum_value() == Ok(ContainerState::CONTAINER_RUNNING));
-            let blocked = match running {
-                // The container that fails may just be starting again.
-                Some(one) => format!("the image is not pulled again while the container {} runs", one.id),
-                None => {
-                    for one in &all {
-                        self.may_remove(one)?;
-                    }
-                    let remove =
-                        |one: &Container| self.runtime.remove_container(&ContainerId::from(one.id.as_str()));
-                    match all.iter().try_for_each(remove) {
-                        Ok(()) => return Ok(()),
-                        Err(error) => error.to_string(),
-                    }
-                }
-            };
-            waits += 1;
-            if waits > START_WAITS || stop.wait(START_WAIT) == Waited::Stopped {
-                return Err(blocked);
-            }
-        }
-    }
-
-    /// A container that has ended for good is the record of that: without it, it would run again.
-    fn may_remove(&self, container: &Container) -> Result<(), String> {
-        let id = ContainerId::from(container.id.as_str());
-        let label = |key| container.labels.get(key).map(String::as_str).unwrap_or_default();
-        let (uid, name) = (label(labels::POD_UID), label(labels::CONTAINER_NAME));
-        let status = self.runtime.container_status(&id).map_err(|error| error.to_string())?;
-        if (self.restarts)(&PodUid::from(uid), name, status.exit_code) {
-            return Ok(());
-        }
-        Err(format!("the image is not pulled again while the finished container {id} is kept"))
     }
 }
 
@@ -315,11 +210,15 @@ struct Checked {
 impl Checked {
     /// The result after the image was pulled again. A layer that a container or another image uses is
     /// kept by the runtime, which then neither loads nor unpacks it: the layer is in the same directory,
-    /// cannot be compared, and is as damaged as before.
+    /// cannot be compared, and is as damaged as before. A directory that was missing is a new one,
+    /// because CRI-O names directories by the contents of their layers.
     fn pulled_again(self, mut after: Checked) -> Checked {
         let mut kept = 0;
         for (dir, state) in &mut after.layers {
-            let before = self.layers.iter().find(|(known, state)| known == dir && state.is_bad());
+            let before = self
+                .layers
+                .iter()
+                .find(|(known, state)| known == dir && state.is_bad() && *state != State::Missing);
             if let (State::Unknown, Some((_, before))) = (*state, before) {
                 *state = *before;
                 kept += 1;
@@ -637,6 +536,29 @@ mod tests {
         fixture.blobs.remove(&fixture.unpacked.layers[0].diff_id);
         let mended = kept.pulled_again(fixture.check_layers(false));
         assert_eq!((mended.report.intact, mended.report.mended), (true, 2), "{mended:?}");
+    }
+
+    /// CRI-O names the directory of a layer by its contents, and keeps no blobs.
+    #[test]
+    fn missing_layer_that_a_pull_has_restored_is_mended() {
+        let mut fixture = Fixture::new();
+        fixture.blobs.clear();
+        std::fs::rename(fixture.path("2"), fixture.path("away")).unwrap();
+        let before = fixture.check_layers(false);
+        assert_eq!(before.layers[1].1, State::Missing);
+        let still = fixture.check_layers(false);
+        std::fs::rename(fixture.path("away"), fixture.path("2")).unwrap();
+        let after = before.pulled_again(fixture.check_layers(false)).report;
+        assert_eq!((after.intact, after.mended), (true, 1), "{after:?}");
+        assert!(
+            !still
+                .pulled_again(Checked {
+                    report: Report::default(),
+                    layers: vec![(fixture.path("2"), State::Missing)]
+                })
+                .report
+                .intact
+        );
     }
 
     /// A layer that another image brought is intact, and the runtime has no blob of it.

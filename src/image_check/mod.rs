@@ -22,6 +22,7 @@
 
 mod check;
 mod layer;
+mod repull;
 mod storage;
 mod suspicion;
 
@@ -163,7 +164,7 @@ impl State {
     }
 
     fn note(&mut self, image: &str, report: &Report) {
-        if report.damaged == 0 || report.intact {
+        if report.damaged == 0 || report.intact || report.removed {
             self.damaged.remove(image);
         } else if self.damaged.len() < MAX_WAITING || self.damaged.contains_key(image) {
             self.damaged.insert(image.to_owned(), report.summary());
@@ -257,6 +258,9 @@ impl ImageCheck {
         // This thread ends with its connection. Without the priority, the check is only faster.
         let _ = rustix::process::setpriority_process(None, NICE);
         let report = self.shared.checker.check(image, options, progress, stop);
+        if let Err(storage::Problem::Absent) = report {
+            self.state().damaged.remove(image);
+        }
         let report = report.map_err(|problem| problem.to_string())?;
         self.state().note(image, &report);
         Ok(report)
@@ -323,12 +327,14 @@ impl ImageCheck {
     fn tell(&self, image: &str, report: &Report, failed: &[Failed]) {
         let events = &self.shared.events;
         let found = format!("Image {image:?} is damaged: {}", report.summary());
+        // The last one is why the image was not pulled again, or why that did not help.
+        let why = report.problems.last().map(String::as_str);
         let (kind, reason, result) = if report.intact {
-            let text = format!("Replaced damaged files of image {image:?}: {}", report.mended);
+            let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
+            let text = format!("Replaced damaged files of image {image:?}: {}{why}", report.mended);
             (EventType::Normal, reasons::IMAGE_MENDED, text)
         } else {
-            // The last one is why the image was not pulled again, or why that did not help.
-            let why = report.problems.last().map_or("some files are still damaged", String::as_str);
+            let why = why.unwrap_or("some files are still damaged");
             (EventType::Warning, reasons::IMAGE_MEND_FAILED, format!("Cannot mend image {image:?}: {why}"))
         };
         let pods = failed.iter().map(|one| one.regarding.clone());
@@ -391,6 +397,11 @@ mod tests {
         assert!(!state.push("a", failed("1"), now));
         assert!(state.push("a", failed("1"), now + RETRY));
         settle(&mut state, "a", &report(1, 1, true), now);
+        assert!(state.damaged.is_empty());
+        // An image that is not there any more is not damaged.
+        settle(&mut state, "a", &report(1, 0, false), now);
+        assert_eq!(state.damaged.len(), 1);
+        settle(&mut state, "a", &Report { removed: true, ..report(1, 0, false) }, now);
         assert!(state.damaged.is_empty());
     }
 

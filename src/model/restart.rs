@@ -48,14 +48,17 @@ pub fn should_start(pod: &Pod, container: &Container, status: Option<&ContainerS
     }
 }
 
-/// Whether the container with this name, which ended with `exit_code`, will run again for certain. If
-/// not, the runtime's record of it shows that it has run; without the record it would run again.
+/// Whether the container with this name, which ended with `exit_code`, will run again for certain, and
+/// alone. If not, the runtime's record of it is still needed: it shows that the container has run, or
+/// that all containers have to be restarted.
 #[must_use]
 pub fn runs_again(pod: &Pod, name: &str, exit_code: i32) -> bool {
+    let Some(found) = pod.all_containers().find(|one| one.name == name) else { return false };
     let runs_once = |one: &Container| one.name == name && !is_sidecar(one);
     let has_initialized = exit_code == 0 && pod.init_containers().iter().any(runs_once);
-    let found = pod.all_containers().find(|one| one.name == name);
-    !pod.is_deleting() && !has_initialized && found.is_some_and(|one| may_restart(pod, one, exit_code))
+    let restarts_all = rule_action(found, exit_code) == Some(RuleAction::RestartAllContainers);
+    let is_over = pod.is_over() || pod.is_deleting();
+    !is_over && !has_initialized && !restarts_all && may_restart(pod, found, exit_code)
 }
 
 /// Whether a container that is stopped because a probe failed is restarted. Its exit code is not
@@ -213,6 +216,23 @@ mod tests {
         assert_eq!(found("Never"), [[false, false], [false, false], [true, true]]);
         let deleting = pod("Always", json!({"deletionTimestamp": "2026-01-01T00:00:00Z"}));
         assert!(!runs_again(&deleting, "main", 1) && !runs_again(&deleting, "other", 1));
+    }
+
+    /// Its record in the runtime is needed until all containers have been removed.
+    #[test]
+    fn container_that_restarts_all_containers_does_not_run_again_alone() {
+        let rule = |action: &str, code: i32| json!({"action": action, "exitCodes": {"operator": "In", "values": [code]}});
+        let rules = json!([rule("RestartAllContainers", 42), rule("Restart", 43)]);
+        let main = json!({"name": "main", "restartPolicy": "Never", "restartPolicyRules": rules});
+        let pod = |status: Value| {
+            let pod = json!({"metadata": {}, "spec": {"containers": [main]}, "status": status});
+            Pod::from(serde_json::from_value::<super::super::api::Pod>(pod).unwrap())
+        };
+        let found = [42, 43, 44].map(|code| runs_again(&pod(json!({})), "main", code));
+        assert_eq!(found, [false, true, false]);
+        // An evicted pod, for example.
+        let over = pod(json!({"phase": "Failed"}));
+        assert!(over.is_over() && !runs_again(&over, "main", 43));
     }
 
     #[test]
