@@ -129,10 +129,12 @@ impl Checker {
         let unpacked = storage::find(&self.images, image, stop)?;
         let mut checked = check_layers(&unpacked, &self.sources(&unpacked), options, progress, stop);
         if options.mend && !checked.report.intact && !stop.is_stopped() {
-            let problems = match (Repull { checker: self, unpacked: &unpacked, stop }).run() {
+            let problems = match (Repull { checker: self, unpacked: &unpacked, requested: image, stop }).run()
+            {
                 Ok(problems) => {
-                    // Also after a failed pull of one of its names, the image may be there.
-                    match storage::find(&self.images, image, stop) {
+                    // Also after a failed pull of one of its names, the image may be there. By its id,
+                    // because a name may be that of another image now.
+                    match storage::find(&self.images, &unpacked.id, stop) {
                         Ok(found) => {
                             let depth = Options { mend: false, ..options };
                             let after = check_layers(&found, &self.sources(&found), depth, progress, stop);
@@ -215,11 +217,9 @@ impl Checked {
     fn pulled_again(self, mut after: Checked) -> Checked {
         let mut kept = 0;
         for (dir, state) in &mut after.layers {
-            let before = self
-                .layers
-                .iter()
-                .find(|(known, state)| known == dir && state.is_bad() && *state != State::Missing);
-            if let (State::Unknown, Some((_, before))) = (*state, before) {
+            let before = self.layers.iter().find(|(known, _)| known == dir);
+            if let (State::Unknown, Some((_, before @ (State::Damaged | State::Doubtful)))) = (*state, before)
+            {
                 *state = *before;
                 kept += 1;
             }
@@ -317,8 +317,15 @@ impl LayerCheck<'_> {
                     };
                 }
                 Err(error) => {
-                    is_doubtful |=
-                        error.is_damaged && matches!(source, Source::Store(_)) && !stop.is_stopped();
+                    let is_store = matches!(source, Source::Store(_));
+                    if error.is_damaged && is_store && !stop.is_stopped() {
+                        if !is_doubtful {
+                            let mut found = Findings::default();
+                            found.add(format!("blob {digest}"), "differs from its digest".to_owned());
+                            report.take(found);
+                        }
+                        is_doubtful = true;
+                    }
                     why.push(error.text);
                 }
             }
@@ -546,19 +553,9 @@ mod tests {
         std::fs::rename(fixture.path("2"), fixture.path("away")).unwrap();
         let before = fixture.check_layers(false);
         assert_eq!(before.layers[1].1, State::Missing);
-        let still = fixture.check_layers(false);
         std::fs::rename(fixture.path("away"), fixture.path("2")).unwrap();
         let after = before.pulled_again(fixture.check_layers(false)).report;
         assert_eq!((after.intact, after.mended), (true, 1), "{after:?}");
-        assert!(
-            !still
-                .pulled_again(Checked {
-                    report: Report::default(),
-                    layers: vec![(fixture.path("2"), State::Missing)]
-                })
-                .report
-                .intact
-        );
     }
 
     /// A layer that another image brought is intact, and the runtime has no blob of it.
@@ -591,12 +588,14 @@ mod tests {
             let layer = &fixture.unpacked.layers[0];
             let (options, stop) = (Options { contents: true, mend: false }, &StopToken::never());
             let check = LayerCheck { layer, sources: &sources, options, stop };
-            check.run(false, &mut Report::default())
+            let mut report = Report::default();
+            (check.run(false, &mut report), report.summary())
         };
-        assert_eq!(check(Source::Store(Store(store.path()))), State::Doubtful);
+        let summary = format!("blob {low} differs from its digest");
+        assert_eq!(check(Source::Store(Store(store.path()))), (State::Doubtful, summary));
         // The image was not unpacked from this copy.
         let other = [(low.clone(), blob)].into();
-        assert_eq!(check(Source::Other(&Blobs(&other))), State::Unknown);
+        assert_eq!(check(Source::Other(&Blobs(&other))), (State::Unknown, String::new()));
     }
 
     #[test]

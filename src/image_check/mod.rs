@@ -113,8 +113,8 @@ struct State {
     waiting: VecDeque<(String, Vec<Failed>)>,
     /// Names of images that were checked, and when they may be checked again.
     known: HashMap<String, Option<Instant>>,
-    /// Images that are still damaged, with their first damage.
-    damaged: BTreeMap<String, String>,
+    /// Images that are still damaged, by their ids: the name as requested, and the first damage.
+    damaged: BTreeMap<String, (String, String)>,
     /// Whether the thread will take what waits.
     active: bool,
     thread: Option<Running>,
@@ -164,11 +164,17 @@ impl State {
     }
 
     fn note(&mut self, image: &str, report: &Report) {
+        let id = &report.id;
         if report.damaged == 0 || report.intact || report.removed {
-            self.damaged.remove(image);
-        } else if self.damaged.len() < MAX_WAITING || self.damaged.contains_key(image) {
-            self.damaged.insert(image.to_owned(), report.summary());
+            self.damaged.remove(id);
+        } else if self.damaged.len() < MAX_WAITING || self.damaged.contains_key(id) {
+            self.damaged.insert(id.clone(), (image.to_owned(), report.summary()));
         }
+    }
+
+    /// The runtime does not have an image of this name.
+    fn note_absent(&mut self, image: &str) {
+        self.damaged.retain(|id, (name, _)| id != image && name != image);
     }
 
     /// Decides when an image may be checked again after a check with repair; `None`: it could not be
@@ -259,7 +265,7 @@ impl ImageCheck {
         let _ = rustix::process::setpriority_process(None, NICE);
         let report = self.shared.checker.check(image, options, progress, stop);
         if let Err(storage::Problem::Absent) = report {
-            self.state().damaged.remove(image);
+            self.state().note_absent(image);
         }
         let report = report.map_err(|problem| problem.to_string())?;
         self.state().note(image, &report);
@@ -270,7 +276,7 @@ impl ImageCheck {
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         let state = self.state();
-        state.damaged.iter().map(|(image, what)| format!("image {image} is damaged: {what}")).collect()
+        state.damaged.values().map(|(image, what)| format!("image {image} is damaged: {what}")).collect()
     }
 
     /// Ends the thread.
@@ -327,16 +333,7 @@ impl ImageCheck {
     fn tell(&self, image: &str, report: &Report, failed: &[Failed]) {
         let events = &self.shared.events;
         let found = format!("Image {image:?} is damaged: {}", report.summary());
-        // The last one is why the image was not pulled again, or why that did not help.
-        let why = report.problems.last().map(String::as_str);
-        let (kind, reason, result) = if report.intact {
-            let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
-            let text = format!("Replaced damaged files of image {image:?}: {}{why}", report.mended);
-            (EventType::Normal, reasons::IMAGE_MENDED, text)
-        } else {
-            let why = why.unwrap_or("some files are still damaged");
-            (EventType::Warning, reasons::IMAGE_MEND_FAILED, format!("Cannot mend image {image:?}: {why}"))
-        };
+        let (kind, reason, result) = outcome(image, report);
         let pods = failed.iter().map(|one| one.regarding.clone());
         for regarding in pods.chain([Regarding::Node]) {
             events.raise(regarding.clone(), EventType::Warning, reasons::DAMAGED_IMAGE, found.as_str());
@@ -345,6 +342,21 @@ impl ImageCheck {
         if report.intact {
             failed.iter().for_each(|one| (self.shared.wake)(&one.pod));
         }
+    }
+}
+
+/// The event about the result of a check with repair.
+fn outcome(image: &str, report: &Report) -> (EventType, &'static str, String) {
+    // The last one is of the image as it is now: why it was not pulled again, by which name it could
+    // not be pulled, or which layer cannot be compared.
+    let last = report.problems.last().map(String::as_str);
+    if report.intact {
+        let last = last.map(|problem| format!(" ({problem})")).unwrap_or_default();
+        let text = format!("Replaced damaged files of image {image:?}: {}{last}", report.mended);
+        (EventType::Normal, reasons::IMAGE_MENDED, text)
+    } else {
+        let why = last.unwrap_or("some files are still damaged");
+        (EventType::Warning, reasons::IMAGE_MEND_FAILED, format!("Cannot mend image {image:?}: {why}"))
     }
 }
 
@@ -403,6 +415,31 @@ mod tests {
         assert_eq!(state.damaged.len(), 1);
         settle(&mut state, "a", &Report { removed: true, ..report(1, 0, false) }, now);
         assert!(state.damaged.is_empty());
+    }
+
+    #[test]
+    fn damaged_image_is_one_problem_under_all_of_its_names_until_it_is_gone() {
+        let mut state = State::default();
+        let damaged = Report { id: "sha256:1".to_owned(), ..report(1, 0, false) };
+        state.note("app:1", &damaged);
+        state.note("registry/app:1", &damaged);
+        assert_eq!(state.damaged.len(), 1);
+        state.note_absent("app:1");
+        assert_eq!(state.damaged.len(), 1);
+        state.note_absent("registry/app:1");
+        assert!(state.damaged.is_empty());
+    }
+
+    #[test]
+    fn event_about_a_repair_names_the_last_problem() {
+        let text = |report: &Report| outcome("app:1", report).2;
+        assert_eq!(text(&report(2, 2, true)), "Replaced damaged files of image \"app:1\": 2");
+        let problems = vec!["first".to_owned(), "app:1 is another image".to_owned()];
+        let named = Report { problems, ..report(2, 2, true) };
+        assert!(text(&named).ends_with(": 2 (app:1 is another image)"), "{}", text(&named));
+        let failed = Report { intact: false, ..named };
+        assert_eq!(text(&failed), "Cannot mend image \"app:1\": app:1 is another image");
+        assert_eq!(outcome("app:1", &failed).0, EventType::Warning);
     }
 
     #[test]

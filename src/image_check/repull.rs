@@ -29,6 +29,8 @@ const LONGEST_PULL_PAUSE: Duration = Duration::from_secs(60);
 pub(super) struct Repull<'a> {
     pub(super) checker: &'a Checker,
     pub(super) unpacked: &'a Unpacked,
+    /// The name by which the check was requested.
+    pub(super) requested: &'a str,
     pub(super) stop: &'a StopToken,
 }
 
@@ -38,7 +40,7 @@ impl Repull<'_> {
     /// # Errors
     /// Why the image was not removed.
     pub(super) fn run(&self) -> Result<Vec<String>, String> {
-        let Repull { checker, unpacked, stop } = *self;
+        let Repull { checker, unpacked, requested, stop } = *self;
         self.try_pull()?;
         // A worker would start its container again as soon as the failed one is removed, and that would
         // keep the damaged layer.
@@ -50,12 +52,8 @@ impl Repull<'_> {
             .ok_or("the image is not pulled again while a container of it is made")?;
         self.remove_containers(&names)?;
         self.go_on()?;
-        if let Err(error) = checker.images.remove_image(spec(&unpacked.id)) {
-            // A request whose response is lost may have removed it.
-            if !matches!(checker.images.image_status(spec(&unpacked.id)), Ok(None)) {
-                return Err(error.to_string());
-            }
-        }
+        // A failed removal may have removed the image, or some of its names.
+        let removed = checker.images.remove_image(spec(&unpacked.id));
         let begun = Instant::now();
         let pull = |name: &str| {
             // The pull does not end with the check: without it, the node would be left without the image.
@@ -63,8 +61,12 @@ impl Repull<'_> {
             // has pulled by then stays.
             self.pull(name, PULL_LIMIT.saturating_sub(begun.elapsed()), &StopToken::never())
         };
+        let is_there = || matches!(checker.images.image_status(spec(requested)), Ok(Some(_)));
         let pause = |pause| begun.elapsed() + pause < PULL_LIMIT && stop.wait(pause) == Waited::TimedOut;
-        Ok(pull_removed(&names_in_order(&unpacked.names), &unpacked.id, pull, pause))
+        let names = names_in_order(&unpacked.names);
+        let problems = pull_removed(&names, &unpacked.id, pull, is_there, pause);
+        let refused = removed.err().map(|error| format!("the image cannot be removed: {error}"));
+        Ok(refused.into_iter().chain(problems).collect())
     }
 
     fn go_on(&self) -> Result<(), String> {
@@ -106,7 +108,11 @@ impl Repull<'_> {
         let mut tries = 0;
         loop {
             self.go_on()?;
-            let Err(why) = self.try_remove_containers(names) else { return Ok(()) };
+            let why = match self.try_remove_containers(names) {
+                Ok(()) => return Ok(()),
+                Err(Blocked::ForGood(why)) => return Err(why),
+                Err(Blocked::ForNow(why)) => why,
+            };
             tries += 1;
             if tries == REMOVALS || self.stop.wait(REMOVAL_PAUSE) == Waited::Stopped {
                 return Err(why);
@@ -115,33 +121,32 @@ impl Repull<'_> {
     }
 
     /// None is removed if one has to stay.
-    fn try_remove_containers(&self, names: &[&str]) -> Result<(), String> {
+    fn try_remove_containers(&self, names: &[&str]) -> Result<(), Blocked> {
         let runtime = &self.checker.runtime;
-        let failed = |error: CriError| error.to_string();
-        let mut all = runtime.list_containers(ContainerFilter::default()).map_err(failed)?;
+        let mut all = runtime.list_containers(ContainerFilter::default())?;
         all.retain(|one| [&one.image_ref, &one.image_id].iter().any(|of| names.contains(&of.as_str())));
         for one in &all {
             self.may_remove(one)?;
         }
-        all.iter()
-            .try_for_each(|one| runtime.remove_container(&ContainerId::from(one.id.as_str())))
-            .map_err(failed)
+        for one in &all {
+            runtime.remove_container(&ContainerId::from(one.id.as_str()))?;
+        }
+        Ok(())
     }
 
     /// A container that has ended for good is the record of that: without it, it would run again. One
     /// that was never started is no record of anything.
-    fn may_remove(&self, container: &Container) -> Result<(), String> {
+    fn may_remove(&self, container: &Container) -> Result<(), Blocked> {
         let id = ContainerId::from(container.id.as_str());
+        let refusal = |which: &str| format!("the image is not pulled again while {which}");
         match container.state.enum_value() {
             Ok(ContainerState::CONTAINER_CREATED) => return Ok(()),
             Ok(ContainerState::CONTAINER_EXITED) => {}
             Ok(ContainerState::CONTAINER_RUNNING) => {
-                return Err(format!("the image is not pulled again while the container {id} runs"));
+                return Err(Blocked::ForNow(refusal(&format!("the container {id} runs"))));
             }
             _ => {
-                return Err(format!(
-                    "the image is not pulled again while the state of the container {id} is unknown"
-                ));
+                return Err(Blocked::ForNow(refusal(&format!("the state of the container {id} is unknown"))));
             }
         }
         let label = |key| container.labels.get(key).map(String::as_str).unwrap_or_default();
@@ -149,12 +154,26 @@ impl Repull<'_> {
         let status = match self.checker.runtime.container_status(&id) {
             Ok(status) => status,
             Err(error) if error.class() == Class::Gone => return Ok(()),
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(error.into()),
         };
         if (self.checker.restarts)(&PodUid::from(uid), name, status.exit_code) {
             return Ok(());
         }
-        Err(format!("the image is not pulled again while the finished container {id} is kept"))
+        Err(Blocked::ForGood(refusal(&format!("the finished container {id} is kept"))))
+    }
+}
+
+/// Why the containers of an image cannot be removed.
+enum Blocked {
+    /// This may end within seconds.
+    ForNow(String),
+    /// As long as the pod is there.
+    ForGood(String),
+}
+
+impl From<CriError> for Blocked {
+    fn from(error: CriError) -> Self {
+        Blocked::ForNow(error.to_string())
     }
 }
 
@@ -169,25 +188,25 @@ fn names_in_order(names: &[String]) -> Vec<&str> {
     [digests, tags].concat()
 }
 
-/// Pulls an image that was removed, by all of its names, again and again until it has one of them.
-/// `pull` returns the id of the image that has a name then. `pause` waits, and returns whether there is
-/// time for another attempt. Returns the problems of the last attempt.
+/// Pulls an image that was removed, by all of its names, again and again until it `is_there` or all
+/// pulls succeed. `pull` returns the id of the image that has a name then. `pause` waits, and returns
+/// whether there is time for another attempt. Returns the problems of the last attempt.
 fn pull_removed(
     names: &[&str],
     id: &str,
     pull: impl Fn(&str) -> Result<String, String>,
+    is_there: impl Fn() -> bool,
     pause: impl Fn(Duration) -> bool,
 ) -> Vec<String> {
     let mut length = PULL_PAUSE;
     loop {
         let results: Vec<_> = names.iter().map(|name| (name, pull(name))).collect();
-        let problem = |(name, result): &(&&str, Result<String, String>)| match result {
-            Err(error) => Some(format!("the image cannot be pulled again as {name}: {error}")),
-            Ok(found) if found == id => None,
-            Ok(found) => Some(format!("{name} is another image in its registry now: {found}")),
-        };
-        let is_there = results.iter().any(|(_, result)| result.as_deref() == Ok(id));
-        if is_there || results.iter().all(|(_, result)| result.is_ok()) || !pause(length) {
+        if results.iter().all(|(_, result)| result.is_ok()) || is_there() || !pause(length) {
+            let problem = |(name, result): &(&&str, Result<String, String>)| match result {
+                Err(error) => Some(format!("the image cannot be pulled again as {name}: {error}")),
+                Ok(found) if found == id => None,
+                Ok(found) => Some(format!("{name} is another image in its registry now: {found}")),
+            };
             return results.iter().filter_map(problem).collect();
         }
         length = (length * 2).min(LONGEST_PULL_PAUSE);
@@ -201,7 +220,8 @@ mod tests {
 
     const NAMES: [&str; 2] = ["app@sha256:1", "app:1"];
 
-    /// The pauses that were made, and the problems, if pulls have these results in turn.
+    /// The pauses that were made, and the problems, if pulls by the two names have these results in
+    /// turn, and there is time for this number of pauses. The image was requested by its tag.
     fn pulls(results: &[Result<&str, &str>], pauses: usize) -> (Vec<u64>, Vec<String>) {
         let (next, made) = (Cell::new(0), RefCell::new(Vec::new()));
         let pull = |_: &str| {
@@ -212,17 +232,19 @@ mod tests {
             made.borrow_mut().push(length.as_secs());
             made.borrow().len() <= pauses
         };
-        let problems = pull_removed(&NAMES, "1", pull, pause);
+        let is_there = || results[next.get() - 1].is_ok();
+        let problems = pull_removed(&NAMES, "1", pull, is_there, pause);
         assert_eq!(next.get(), results.len());
         (made.into_inner(), problems)
     }
 
     #[test]
-    fn removed_image_is_pulled_until_it_has_a_name() {
+    fn removed_image_is_pulled_until_it_has_the_requested_name() {
         let away = Err("no route to host");
         assert_eq!(pulls(&[Ok("1"), Ok("1")], 9), (vec![], vec![]));
-        let results = [away, away, away, away, Ok("1"), away];
-        let problem = "the image cannot be pulled again as app:1: no route to host";
+        // Its digest alone does not help the pod.
+        let results = [away, away, Ok("1"), away, away, Ok("1")];
+        let problem = "the image cannot be pulled again as app@sha256:1: no route to host";
         assert_eq!(pulls(&results, 9), (vec![5, 10], vec![problem.to_owned()]));
         // There is no more time.
         let (pauses, problems) = pulls(&[away; 14], 6);
@@ -234,8 +256,7 @@ mod tests {
         let moved = "app:1 is another image in its registry now: 2".to_owned();
         assert_eq!(pulls(&[Ok("1"), Ok("2")], 9), (vec![], vec![moved.clone()]));
         assert_eq!(pulls(&[Ok("2"), Ok("2")], 9).0, Vec::<u64>::new());
-        // The digest is pulled again.
-        assert_eq!(pulls(&[Err("reset"), Ok("2"), Ok("1"), Ok("2")], 9), (vec![5], vec![moved]));
+        assert_eq!(pulls(&[Err("reset"), Ok("2")], 9).1[1], moved);
     }
 
     #[test]
