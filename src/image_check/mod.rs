@@ -165,6 +165,8 @@ impl State {
 
     fn note(&mut self, image: &str, report: &Report) {
         let id = &report.id;
+        // The name may have been that of another image.
+        self.damaged.retain(|other, (name, _)| other == id || name != image);
         if report.damaged == 0 || report.intact || report.removed {
             self.damaged.remove(id);
         } else if self.damaged.len() < MAX_WAITING || self.damaged.contains_key(id) {
@@ -424,6 +426,9 @@ mod tests {
         state.note("app:1", &damaged);
         state.note("registry/app:1", &damaged);
         assert_eq!(state.damaged.len(), 1);
+        state.note("registry/app:1", &Report { id: "sha256:2".to_owned(), ..report(0, 0, true) });
+        assert!(state.damaged.is_empty(), "the name is that of an intact image now");
+        state.note("registry/app:1", &damaged);
         state.note_absent("app:1");
         assert_eq!(state.damaged.len(), 1);
         state.note_absent("registry/app:1");

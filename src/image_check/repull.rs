@@ -53,7 +53,15 @@ impl Repull<'_> {
         self.remove_containers(&names)?;
         self.go_on()?;
         // A failed removal may have removed the image, or some of its names.
-        let removed = checker.images.remove_image(spec(&unpacked.id));
+        let mut names = names_in_order(&unpacked.names);
+        let removed = checker.images.remove_image(spec(&unpacked.id)).map_err(|error| error.to_string());
+        if let (Err(error), Ok(Some(left))) = (&removed, checker.images.image_status(spec(&unpacked.id))) {
+            // A tag that it still has could move to another image.
+            names.retain(|name| !left.repo_tags.iter().chain(&left.repo_digests).any(|kept| kept == name));
+            if names.is_empty() {
+                return Err(error.clone());
+            }
+        }
         let begun = Instant::now();
         let pull = |name: &str| {
             // The pull does not end with the check: without it, the node would be left without the image.
@@ -61,12 +69,16 @@ impl Repull<'_> {
             // has pulled by then stays.
             self.pull(name, PULL_LIMIT.saturating_sub(begun.elapsed()), &StopToken::never())
         };
-        let is_there = || matches!(checker.images.image_status(spec(requested)), Ok(Some(_)));
+        // The pod needs the name, and other pods may need the image by its digest.
+        let is_there = || {
+            [requested, &unpacked.id]
+                .iter()
+                .all(|name| matches!(checker.images.image_status(spec(name)), Ok(Some(_))))
+        };
         let pause = |pause| begun.elapsed() + pause < PULL_LIMIT && stop.wait(pause) == Waited::TimedOut;
-        let names = names_in_order(&unpacked.names);
         let problems = pull_removed(&names, &unpacked.id, pull, is_there, pause);
         let refused = removed.err().map(|error| format!("the image cannot be removed: {error}"));
-        Ok(refused.into_iter().chain(problems).collect())
+        Ok(problems.into_iter().chain(refused).collect())
     }
 
     fn go_on(&self) -> Result<(), String> {
@@ -232,7 +244,10 @@ mod tests {
             made.borrow_mut().push(length.as_secs());
             made.borrow().len() <= pauses
         };
-        let is_there = || results[next.get() - 1].is_ok();
+        let is_there = || {
+            let last = &results[next.get() - NAMES.len()..next.get()];
+            last[1].is_ok() && last.contains(&Ok("1"))
+        };
         let problems = pull_removed(&NAMES, "1", pull, is_there, pause);
         assert_eq!(next.get(), results.len());
         (made.into_inner(), problems)
@@ -256,7 +271,8 @@ mod tests {
         let moved = "app:1 is another image in its registry now: 2".to_owned();
         assert_eq!(pulls(&[Ok("1"), Ok("2")], 9), (vec![], vec![moved.clone()]));
         assert_eq!(pulls(&[Ok("2"), Ok("2")], 9).0, Vec::<u64>::new());
-        assert_eq!(pulls(&[Err("reset"), Ok("2")], 9).1[1], moved);
+        // The digest is pulled again.
+        assert_eq!(pulls(&[Err("reset"), Ok("2"), Ok("1"), Ok("2")], 9), (vec![5], vec![moved]));
     }
 
     #[test]
