@@ -173,6 +173,14 @@ impl Source<'_> {
             Source::Other(source) => source.open(digest, stop),
         }
     }
+
+    /// Whether the copy that the runtime unpacked differs from its digest. A copy can also be intact and
+    /// in a form that cannot be compared; then a new pull would bring the same one.
+    fn is_damaged(&self, digest: &str, stop: &StopToken) -> bool {
+        let Source::Store(store) = self else { return false };
+        let Ok(Some(mut blob)) = store.open(digest, stop) else { return false };
+        layer::digest(&mut blob, stop).is_ok_and(|found| found != digest)
+    }
 }
 
 /// What is known about the files of a layer.
@@ -279,13 +287,6 @@ struct LayerCheck<'a> {
     stop: &'a StopToken,
 }
 
-/// Why a layer was not compared with a copy.
-struct CopyError {
-    text: String,
-    /// Whether the copy differs from what its digest says.
-    is_damaged: bool,
-}
-
 impl LayerCheck<'_> {
     /// Checks the layer with the first source that has an intact copy of it.
     fn run(&self, has_damaged_blob: bool, report: &mut Report) -> State {
@@ -316,10 +317,9 @@ impl LayerCheck<'_> {
                         _ => State::Damaged,
                     };
                 }
-                Err(error) => {
-                    is_doubtful |=
-                        error.is_damaged && matches!(source, Source::Store(_)) && !stop.is_stopped();
-                    why.push(error.text);
+                Err(why_not) => {
+                    is_doubtful |= source.is_damaged(digest, stop);
+                    why.push(why_not);
                 }
             }
         }
@@ -344,9 +344,9 @@ impl LayerCheck<'_> {
             }
             (Ok(mended), after) => {
                 report.problems.extend(mended.and_then(|(_, outcome)| outcome.failure));
-                report.problems.extend(after.err().map(|error| error.text));
+                report.problems.extend(after.err());
             }
-            (Err(error), _) => report.problems.push(error.text),
+            (Err(why), _) => report.problems.push(why),
         }
         State::Damaged
     }
@@ -357,22 +357,20 @@ impl LayerCheck<'_> {
         source: &Source<'_>,
         digest: &str,
         mend: bool,
-    ) -> Result<Option<(Findings, Outcome)>, CopyError> {
+    ) -> Result<Option<(Findings, Outcome)>, String> {
         let LayerCheck { layer, options, stop, .. } = *self;
-        let failed = |text| CopyError { text, is_damaged: false };
-        let damaged = |text| CopyError { text, is_damaged: true };
-        let named = |error: io::Error| damaged(format!("a copy of {digest}: {error}"));
-        let Some(blob) = source.open(digest, stop).map_err(failed)? else { return Ok(None) };
+        let named = |error: io::Error| format!("a copy of {digest}: {error}");
+        let Some(blob) = source.open(digest, stop)? else { return Ok(None) };
         let (tar, _) = decompress::open(blob, MAX_LAYER).map_err(named)?;
-        let dir = tree::open(&layer.dir)
-            .map_err(|errno| failed(format!("its directory: {}", io::Error::from(errno))))?;
+        let dir =
+            tree::open(&layer.dir).map_err(|errno| format!("its directory: {}", io::Error::from(errno)))?;
         let mut found = Findings::default();
         let depth = Depth { contents: options.contents, mend };
         let outcome = layer::compare(dir, tar, depth, &mut found, stop).map_err(named)?;
         if outcome.digest == layer.diff_id {
             return Ok(Some((found, outcome)));
         }
-        Err(damaged(format!("a copy of {digest} is damaged")))
+        Err(format!("a copy of {digest} is damaged"))
     }
 }
 
@@ -568,25 +566,38 @@ mod tests {
         assert_eq!((after.intact, after.mended, after.verified), (true, 1, 0), "{after:?}");
     }
 
+    fn check_layer(layer: &Layer, source: Source<'_>) -> State {
+        let (options, stop) = (Options { contents: true, mend: false }, &StopToken::never());
+        let check = LayerCheck { layer, sources: &[source], options, stop };
+        check.run(false, &mut Report::default())
+    }
+
     #[test]
     fn damaged_blob_of_the_right_size_makes_its_layer_doubtful() {
         let fixture = Fixture::new();
         let store = tempfile::tempdir().unwrap();
-        let low = &fixture.unpacked.layers[0].diff_id;
-        let mut blob = fixture.blobs[low].clone();
+        let layer = &fixture.unpacked.layers[0];
+        let mut blob = fixture.blobs[&layer.diff_id].clone();
         blob[512] ^= 1;
-        std::fs::write(store.path().join(storage::hex_of(low).unwrap()), &blob).unwrap();
-        let check = |source| {
-            let sources = [source];
-            let layer = &fixture.unpacked.layers[0];
-            let (options, stop) = (Options { contents: true, mend: false }, &StopToken::never());
-            let check = LayerCheck { layer, sources: &sources, options, stop };
-            check.run(false, &mut Report::default())
-        };
-        assert_eq!(check(Source::Store(Store(store.path()))), State::Doubtful);
+        std::fs::write(store.path().join(storage::hex_of(&layer.diff_id).unwrap()), &blob).unwrap();
+        assert_eq!(check_layer(layer, Source::Store(Store(store.path()))), State::Doubtful);
         // The image was not unpacked from this copy.
-        let other = [(low.clone(), blob)].into();
-        assert_eq!(check(Source::Other(&Blobs(&other))), State::Unknown);
+        let other = [(layer.diff_id.clone(), blob)].into();
+        assert_eq!(check_layer(layer, Source::Other(&Blobs(&other))), State::Unknown);
+    }
+
+    #[test]
+    fn intact_blob_that_cannot_be_compared_does_not_make_its_layer_doubtful() {
+        let fixture = Fixture::new();
+        let store = tempfile::tempdir().unwrap();
+        let sparse = [entry("f", b'S', "", b"data"), end()].concat();
+        let unknown_compression = b"\x42\x5a\x68 an archive that bzip2 has made".to_vec();
+        for blob in [sparse, unknown_compression] {
+            let diff_id = digest(&blob);
+            std::fs::write(store.path().join(storage::hex_of(&diff_id).unwrap()), &blob).unwrap();
+            let layer = Layer { dir: fixture.path("1"), diff_id, blob: None };
+            assert_eq!(check_layer(&layer, Source::Store(Store(store.path()))), State::Unknown);
+        }
     }
 
     #[test]

@@ -83,7 +83,7 @@ pub struct Outcome {
 }
 
 struct Hashing<'a> {
-    inner: Box<dyn Read + Send>,
+    inner: &'a mut dyn Read,
     hasher: Hasher,
     stop: &'a StopToken,
 }
@@ -101,6 +101,16 @@ impl Read for Hashing<'_> {
 
 impl Input for Hashing<'_> {}
 
+/// Reads `source` to its end, and returns `sha256:` and the digest.
+///
+/// # Errors
+/// When it cannot be read, or `stop` was closed.
+pub fn digest(source: &mut dyn Read, stop: &StopToken) -> io::Result<String> {
+    let mut source = Hashing { inner: source, hasher: Hasher::default(), stop };
+    io::copy(&mut source, &mut io::sink())?;
+    Ok(format!("sha256:{}", source.hasher.finish()))
+}
+
 /// Compares the directory `root` with the archive. With `mode.mend` the digest of the archive must have
 /// been verified by an earlier call. `found` gets what differed when it was compared.
 ///
@@ -108,12 +118,12 @@ impl Input for Hashing<'_> {}
 /// When the archive cannot be read to its end, or `stop` was closed.
 pub fn compare(
     root: OwnedFd,
-    archive: Box<dyn Read + Send>,
+    mut archive: Box<dyn Read + Send>,
     mode: Depth,
     found: &mut Findings,
     stop: &StopToken,
 ) -> io::Result<Outcome> {
-    let mut source = Hashing { inner: archive, hasher: Hasher::default(), stop };
+    let mut source = Hashing { inner: &mut archive, hasher: Hasher::default(), stop };
     let mut archive = Archive::new(&mut source);
     let mut layer =
         Layer { root, mode, found, last: None, buffers: vec![0; 2 * BUFFER], outcome: Outcome::default() };
