@@ -174,12 +174,15 @@ impl Source<'_> {
         }
     }
 
-    /// Whether the copy that the runtime unpacked differs from its digest. A copy can also be intact and
-    /// in a form that cannot be compared; then a new pull would bring the same one.
-    fn is_damaged(&self, digest: &str, stop: &StopToken) -> bool {
-        let Source::Store(store) = self else { return false };
-        let Ok(Some(mut blob)) = store.open(digest, stop) else { return false };
-        layer::digest(&mut blob, stop).is_ok_and(|found| found != digest)
+    /// What is wrong with the copy that the runtime unpacked. Nothing is, if it is intact and only in a
+    /// form that cannot be compared: a new pull would bring the same one.
+    fn damage(&self, digest: &str, stop: &StopToken) -> Option<String> {
+        let Source::Store(store) = self else { return None };
+        let mut blob = store.open(digest, stop).ok()??;
+        match layer::digest(&mut blob, stop) {
+            Ok(found) => (found != digest).then(|| "has another digest".to_owned()),
+            Err(error) => (!stop.is_stopped()).then(|| format!("cannot be read: {error}")),
+        }
     }
 }
 
@@ -192,9 +195,9 @@ enum State {
     Damaged,
     /// There is no directory of the layer.
     Missing,
-    /// There is no intact copy, and the runtime's own is damaged: they may be damaged like that.
+    /// No copy can be compared, and the runtime's own is damaged: they may be damaged like that.
     Doubtful,
-    /// There is no intact copy.
+    /// No copy can be compared.
     Unknown,
 }
 
@@ -302,7 +305,7 @@ impl LayerCheck<'_> {
             }
         }
         let mut why = Vec::new();
-        let mut is_doubtful = has_damaged_blob;
+        let mut failed = Vec::new();
         for (source, digest) in
             self.sources.iter().flat_map(|source| layer.digests().map(move |digest| (source, digest)))
         {
@@ -318,7 +321,7 @@ impl LayerCheck<'_> {
                     };
                 }
                 Err(why_not) => {
-                    is_doubtful |= source.is_damaged(digest, stop);
+                    failed.push((source, digest));
                     why.push(why_not);
                 }
             }
@@ -330,7 +333,18 @@ impl LayerCheck<'_> {
             let _ = std::fs::remove_dir(&layer.dir);
             return State::Missing;
         }
-        if is_doubtful { State::Doubtful } else { State::Unknown }
+        if has_damaged_blob {
+            return State::Doubtful;
+        }
+        for (source, digest) in failed {
+            if let Some(damage) = source.damage(digest, stop) {
+                let mut found = Findings::default();
+                found.add(format!("blob {digest}"), damage);
+                report.take(found);
+                return State::Doubtful;
+            }
+        }
+        State::Unknown
     }
 
     /// Replaces what differs from a copy that is intact, and compares again.
@@ -370,7 +384,7 @@ impl LayerCheck<'_> {
         if outcome.digest == layer.diff_id {
             return Ok(Some((found, outcome)));
         }
-        Err(format!("a copy of {digest} is damaged"))
+        Err(format!("a copy of {digest} does not have the digest of the layer"))
     }
 }
 
@@ -566,10 +580,11 @@ mod tests {
         assert_eq!((after.intact, after.mended, after.verified), (true, 1, 0), "{after:?}");
     }
 
-    fn check_layer(layer: &Layer, source: Source<'_>) -> State {
+    fn check_layer(layer: &Layer, source: Source<'_>) -> (State, Report) {
         let (options, stop) = (Options { contents: true, mend: false }, &StopToken::never());
         let check = LayerCheck { layer, sources: &[source], options, stop };
-        check.run(false, &mut Report::default())
+        let mut report = Report::default();
+        (check.run(false, &mut report), report)
     }
 
     #[test]
@@ -580,23 +595,46 @@ mod tests {
         let mut blob = fixture.blobs[&layer.diff_id].clone();
         blob[512] ^= 1;
         std::fs::write(store.path().join(storage::hex_of(&layer.diff_id).unwrap()), &blob).unwrap();
-        assert_eq!(check_layer(layer, Source::Store(Store(store.path()))), State::Doubtful);
+        let (state, report) = check_layer(layer, Source::Store(Store(store.path())));
+        let what = format!("blob {} has another digest", layer.diff_id);
+        assert_eq!((state, report.damaged, report.summary()), (State::Doubtful, 1, what));
         // The image was not unpacked from this copy.
         let other = [(layer.diff_id.clone(), blob)].into();
-        assert_eq!(check_layer(layer, Source::Other(&Blobs(&other))), State::Unknown);
+        let (state, report) = check_layer(layer, Source::Other(&Blobs(&other)));
+        assert_eq!((state, report.damaged), (State::Unknown, 0));
     }
 
     #[test]
     fn intact_blob_that_cannot_be_compared_does_not_make_its_layer_doubtful() {
         let fixture = Fixture::new();
         let store = tempfile::tempdir().unwrap();
+        let place = |digest: &str| store.path().join(storage::hex_of(digest).unwrap());
         let sparse = [entry("f", b'S', "", b"data"), end()].concat();
-        let unknown_compression = b"\x42\x5a\x68 an archive that bzip2 has made".to_vec();
-        for blob in [sparse, unknown_compression] {
-            let diff_id = digest(&blob);
-            std::fs::write(store.path().join(storage::hex_of(&diff_id).unwrap()), &blob).unwrap();
-            let layer = Layer { dir: fixture.path("1"), diff_id, blob: None };
-            assert_eq!(check_layer(&layer, Source::Store(Store(store.path()))), State::Unknown);
+        let mut gzip = Gzip::fast(Vec::new());
+        gzip.write_all(&sparse).unwrap();
+        let packed = gzip.finish().unwrap();
+        let other_form = [b"BZh9 made by bzip2".as_slice(), &[1; 1024]].concat();
+        let cases = [
+            (&sparse, None, "is not supported"),
+            (&sparse, Some(&packed), "is not supported"),
+            (&other_form, None, "a copy of"),
+        ];
+        for (tar, packed, problem) in cases {
+            let blob = packed.unwrap_or(tar);
+            let layer =
+                Layer { dir: fixture.path("1"), diff_id: digest(tar), blob: packed.map(|blob| digest(blob)) };
+            let place = place(&digest(blob));
+            std::fs::write(&place, blob).unwrap();
+            let (state, report) = check_layer(&layer, Source::Store(Store(store.path())));
+            assert_eq!((state, report.damaged), (State::Unknown, 0), "{report:?}");
+            assert!(report.problems[0].contains(problem), "{report:?}");
+            // Another digest is damage in every form.
+            let mut damaged = blob.clone();
+            damaged[300.min(blob.len() - 1)] ^= 1;
+            std::fs::write(&place, damaged).unwrap();
+            let (state, report) = check_layer(&layer, Source::Store(Store(store.path())));
+            assert_eq!((state, report.damaged), (State::Doubtful, 1), "{report:?}");
+            std::fs::remove_file(place).unwrap();
         }
     }
 

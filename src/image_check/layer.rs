@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
@@ -106,7 +106,8 @@ impl Input for Hashing<'_> {}
 /// # Errors
 /// When it cannot be read, or `stop` was closed.
 pub fn digest(source: &mut dyn Read, stop: &StopToken) -> io::Result<String> {
-    let mut source = Hashing { inner: source, hasher: Hasher::default(), stop };
+    let mut source = BufReader::with_capacity(BUFFER, source);
+    let mut source = Hashing { inner: &mut source, hasher: Hasher::default(), stop };
     io::copy(&mut source, &mut io::sink())?;
     Ok(format!("sha256:{}", source.hasher.finish()))
 }

@@ -10,9 +10,10 @@
 //! pull it again does not help in most cases: the runtime keeps a layer while any container or any
 //! other image uses it, and then does not unpack it again (tried with containerd 1.6 and 2.4). It
 //! would also end containers, and lose the image if the pull fails. Containers that run keep the files
-//! that they have open; a container that starts gets the new ones. Only if no intact copy of a layer is
-//! on the node, and no container of the image runs or has to be kept because it has ended for good, the
-//! image is pulled again.
+//! that they have open; a container that starts gets the new ones. The image is pulled again only
+//! if a file could not be replaced, or if no copy of a layer can be compared and its directory is
+//! missing or the runtime's own copy is damaged; and not while a container of it runs or has to be kept
+//! because it has ended for good.
 //!
 //! Threads: `image-check` exists while images of failed containers are checked, one at a time, at the
 //! lowest priority; a check on request runs on the thread of its connection and waits for its turn.
