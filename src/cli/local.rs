@@ -599,7 +599,10 @@ impl Options {
                 name: one(&mut rest, "an image")?,
                 file: self.file.ok_or_else(|| "-o: name the file to write".to_owned())?,
             },
-            Some(other) => return Err(format!("images has no command {other:?}")),
+            Some(other) => {
+                let commands = "list, import, rm, export and verify";
+                return Err(format!("images has no command {other:?}; it has {commands}"));
+            }
         };
         match rest.first() {
             Some(extra) => Err(format!("unexpected argument {extra:?}")),

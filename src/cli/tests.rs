@@ -392,7 +392,7 @@ fn local_commands_are_parsed() {
         ("pods -o xml", "pods: -o: \"xml\" must be one of table, wide, json, yaml"),
         ("pods -x", "pods: -x: unknown option"),
         ("pods web", "pods: unexpected argument \"web\""),
-        ("images web", "images: images has no command \"web\""),
+        ("images web", "images: images has no command \"web\"; it has list, import, rm, export and verify"),
         ("images --digests", "images: --digests is for images verify"),
         ("describe", "describe: name a pod"),
         ("validate", "validate: name a manifest or a directory of manifests"),

@@ -99,7 +99,12 @@ const SYSCTLS: [(&str, Want, &str); 7] = [
 const CAPABILITIES: [(u32, &str, &str); 3] = [
     (12, "CAP_NET_ADMIN", "pods without hostNetwork get no network"),
     (21, "CAP_SYS_ADMIN", "volumes cannot be mounted, and containers do not start"),
-    (24, "CAP_SYS_RESOURCE", "pods do not start: the OOM score of their sandboxes is below the runtime's"),
+    (
+        24,
+        "CAP_SYS_RESOURCE",
+        "pods do not start unless containerd's restrict_oom_score_adj is true: the OOM score of their \
+         sandboxes is below the runtime's",
+    ),
 ];
 
 #[derive(Clone, Copy)]
@@ -429,7 +434,8 @@ mod tests {
         assert_eq!(
             line.message,
             "running as root without CAP_SYS_ADMIN (volumes cannot be mounted, and containers do not start), \
-             CAP_SYS_RESOURCE (pods do not start: the OOM score of their sandboxes is below the runtime's)"
+             CAP_SYS_RESOURCE (pods do not start unless containerd's restrict_oom_score_adj is true: the OOM \
+             score of their sandboxes is below the runtime's)"
         );
     }
 

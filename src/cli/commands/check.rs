@@ -210,7 +210,7 @@ fn agent_lines(agent: &Result<NodeReport, CommandError>) -> Vec<CheckLine> {
             return vec![line("agent", Standing::Warn, why.to_string(), "run this as root")];
         }
         Err(why) => {
-            let fix = "start it: coracle, or systemctl start coracle";
+            let fix = "start it: systemctl start coracle, rc-service coracle start, or /usr/local/lib/coracle/supervise start coracle";
             return vec![line("agent", Standing::Warn, why.to_string(), fix)];
         }
     };

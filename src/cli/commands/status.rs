@@ -5,6 +5,7 @@ use std::io;
 use crate::cli::exit::Exit;
 use crate::cli::local::Output;
 use crate::cli::table::{Cell, Color, Table};
+use crate::model::quantity::Amount;
 use crate::server::{NodeReport, ProblemReport, RuntimeReport, SourceReport, ThreadRow};
 
 use super::age;
@@ -140,7 +141,13 @@ fn pressure(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::R
             (false, false) => "",
         };
         let kind = if threshold.soft { "soft threshold" } else { "threshold" };
-        let text = format!("{} available, {kind} {}{state}", threshold.available, threshold.threshold);
+        let counts = threshold.signal.starts_with("pid.") || threshold.signal.ends_with(".inodesFree");
+        let amount = |quantity: &str| match (counts, Amount::parse(quantity)) {
+            (false, Ok(bytes)) => size(u64::try_from(bytes.units()).unwrap_or(0)),
+            _ => quantity.to_owned(),
+        };
+        let (available, least) = (amount(&threshold.available), amount(&threshold.threshold));
+        let text = format!("{available} available, {kind} {least}{state}");
         console.field(1, &threshold.signal, &text)?;
     }
     Ok(())
@@ -285,6 +292,13 @@ mod tests {
                     threshold: "100Mi".into(),
                     ..ThresholdReport::default()
                 },
+                ThresholdReport {
+                    signal: "nodefs.inodesFree".into(),
+                    available: "90k".into(),
+                    threshold: "50k".into(),
+                    near: true,
+                    ..ThresholdReport::default()
+                },
             ],
             resources: vec![
                 ResourceReport {
@@ -321,7 +335,8 @@ Allocatable:
   memory:          1.0 GiB of 2.0 GiB, 1.0 GiB reserved
   cpu:             2 of 2
 Pressure:          DiskPressure
-  nodefs.available: 3Gi available, soft threshold 4Gi, which is met
+  nodefs.available: 3.0 GiB available, soft threshold 4.0 GiB, which is met
+  nodefs.inodesFree: 90k available, threshold 50k, which is near
 Sources:
   file:            /etc/pods: 1 pod, 1 problem
 Memory:            0 B resident, 0 B at most so far
