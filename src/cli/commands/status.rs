@@ -141,16 +141,20 @@ fn pressure(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::R
             (false, false) => "",
         };
         let kind = if threshold.soft { "soft threshold" } else { "threshold" };
-        let counts = threshold.signal.starts_with("pid.") || threshold.signal.ends_with(".inodesFree");
-        let amount = |quantity: &str| match (counts, Amount::parse(quantity)) {
-            (false, Ok(bytes)) => size(u64::try_from(bytes.units()).unwrap_or(0)),
-            _ => quantity.to_owned(),
-        };
-        let (available, least) = (amount(&threshold.available), amount(&threshold.threshold));
+        let is_size = !threshold.signal.starts_with("pid.") && !threshold.signal.ends_with(".inodesFree");
+        let available = amount(&threshold.available, is_size);
+        let least = amount(&threshold.threshold, is_size);
         let text = format!("{available} available, {kind} {least}{state}");
         console.field(1, &threshold.signal, &text)?;
     }
     Ok(())
+}
+
+/// A quantity for people. `is_size`: of bytes.
+fn amount(quantity: &str, is_size: bool) -> String {
+    let bytes = Amount::parse(quantity).ok().filter(|_| is_size);
+    let bytes = bytes.and_then(|bytes| u64::try_from(bytes.units()).ok());
+    bytes.map_or_else(|| quantity.to_owned(), size)
 }
 
 /// What pods may use of each resource.
@@ -160,10 +164,8 @@ fn resources(console: &mut Console<'_>, report: &NodeReport) -> io::Result<()> {
     }
     console.field(0, "Allocatable", "")?;
     for one in &report.resources {
-        let amount = |text: &str| match text.parse::<u64>() {
-            Ok(bytes) if one.name == "memory" || one.name == "ephemeral-storage" => size(bytes),
-            _ => text.to_owned(),
-        };
+        let is_size = one.name == "memory" || one.name == "ephemeral-storage";
+        let amount = |text: &str| amount(text, is_size);
         let reserved = match one.reserved.as_str() {
             "0" => String::new(),
             reserved => format!(", {} reserved", amount(reserved)),
