@@ -77,8 +77,18 @@ impl Outcome {
             return Some(failure.clone());
         }
         let lost = |status: &Value| status.to_string().contains("ContainerStatusUnknown");
-        let (name, _) = self.statuses.iter().find(|(_, status)| lost(status))?;
-        Some(format!("it removed the container of {name} before it had read its end"))
+        if let Some((name, _)) = self.statuses.iter().find(|(_, status)| lost(status)) {
+            return Some(format!("it removed the container of {name} before it had read its end"));
+        }
+        // It removes what is left of an evicted pod at once, and with the sandbox its record of the address.
+        let name = self.without_address()?;
+        Some(format!("it removed the sandbox of {name} before its last report of the pod"))
+    }
+
+    /// The first evicted pod that has lost its address.
+    fn without_address(&self) -> Option<&str> {
+        let (name, _) = self.statuses.iter().find(|(_, status)| status["podIP"].is_null())?;
+        Some(name)
     }
 }
 
@@ -463,6 +473,7 @@ fn evictions_beside_the_go_kubelet_have_the_same_outcome() {
     for name in VICTIMS {
         assert_eq!(ours.phases[name], "Failed", "{name}");
     }
+    assert_eq!(ours.without_address(), None, "{}", ours.log);
     for name in OTHERS {
         assert_eq!(ours.phases[name], "Running", "{name}");
         assert_eq!(ours.restarts[name], json!(0), "{name}");
