@@ -11,6 +11,7 @@ use super::handles::Handles;
 use crate::kube::client::Client;
 use crate::model::api;
 use crate::model::ids::{ImageRef, PodUid};
+use crate::model::image_offers::ImageOffers as _;
 use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::runtime::{ContainerState, ContainerStatus};
@@ -173,6 +174,9 @@ impl Handles {
         Ok(images
             .into_iter()
             .map(|image| ImageRow {
+                pinned: image.pinned
+                    || self.image_set.keeps(&image.repo_tags)
+                    || self.image_set.keeps(&image.repo_digests),
                 in_use: used.contains(image.id.as_str())
                     || image
                         .repo_tags
@@ -183,7 +187,6 @@ impl Handles {
                 tags: image.repo_tags,
                 digests: image.repo_digests,
                 size_bytes: image.size,
-                pinned: image.pinned,
             })
             .collect())
     }

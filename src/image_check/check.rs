@@ -304,7 +304,6 @@ impl LayerCheck<'_> {
                 return State::Missing;
             }
         }
-        let mut why = Vec::new();
         let mut failed = Vec::new();
         for (source, digest) in
             self.sources.iter().flat_map(|source| layer.digests().map(move |digest| (source, digest)))
@@ -320,12 +319,10 @@ impl LayerCheck<'_> {
                         _ => State::Damaged,
                     };
                 }
-                Err(why_not) => {
-                    failed.push((source, digest));
-                    why.push(why_not);
-                }
+                Err(why) => failed.push((source, digest, why)),
             }
         }
+        let why: Vec<&str> = failed.iter().map(|(_, _, why)| why.as_str()).collect();
         let why = if why.is_empty() { "no copy of it is on this node".to_owned() } else { why.join("; ") };
         report.problems.push(format!("layer {short} cannot be verified: {why}"));
         if is_missing {
@@ -336,7 +333,7 @@ impl LayerCheck<'_> {
         if has_damaged_blob {
             return State::Doubtful;
         }
-        for (source, digest) in failed {
+        for (source, digest, _) in failed {
             if let Some(damage) = source.damage(digest, stop) {
                 let mut found = Findings::default();
                 found.add(format!("blob {digest}"), damage);

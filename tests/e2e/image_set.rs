@@ -81,9 +81,17 @@ fn image_is_restored_when_pruned_and_released_when_its_archive_goes() {
 
     let list = node.cli(&["images", "list"]);
     assert!(names.iter().all(|name| list.contains(name)), "{list}");
+    let is_pinned = |name: &str| {
+        let images: Value = serde_json::from_str(&node.cli(&["images", "-o", "json"])).expect("JSON");
+        let all = images.as_array().expect("a list");
+        let image = all.iter().find(|image| image["tags"][0] == name).expect("the image");
+        image["pinned"] == true
+    };
+    assert!(names.iter().all(|name| is_pinned(name)), "the archives keep them");
     fs::remove_file(directory.join("kept.tar")).expect("the archive can be removed");
     wait_until("the release", LONG, || !node.cli(&["images", "list"]).contains("kept.tar"));
     assert!(has(&node, names[0]), "the image itself stays until the disk is short");
+    assert!(!is_pinned(names[0]) && is_pinned(names[1]));
     node.containerd.ctr(&["images", "rm", "--sync", names[0]]);
     image_archives::write(
         &node.shared(),

@@ -13,6 +13,7 @@ use crate::model::api::{
 };
 use crate::model::meta::Time;
 use crate::model::pod::{Pod, is_sidecar};
+use crate::model::reasons;
 use crate::server::{Described, PodCgroupReport};
 
 use super::client::{Client, encode};
@@ -20,6 +21,10 @@ use super::console::{Console, size};
 use super::error::Outcome;
 use super::pod_status::summary;
 use super::{age, devices, events, pods, volumes};
+
+/// Why a container without its image waits.
+const NO_IMAGE: [&str; 3] =
+    [reasons::ERR_IMAGE_PULL, reasons::IMAGE_PULL_BACK_OFF, reasons::ERR_IMAGE_NEVER_PULL];
 
 pub(super) fn run(client: &Client, console: &mut Console<'_>, pod: &str) -> Outcome {
     let described: Described = client.get(&format!("/v1/describe?pod={}", encode(pod)))?;
@@ -250,8 +255,17 @@ fn state(console: &mut Console<'_>, key: &str, state: Option<&ContainerState>) -
     }
     console.colored_field(2, key, "Waiting", Some(Color::Yellow))?;
     let waiting = state.waiting.as_ref();
-    optional(console, "Reason", waiting.and_then(|waiting| waiting.reason.as_deref()))?;
-    optional(console, "Message", waiting.and_then(|waiting| waiting.message.as_deref()))
+    let reason = waiting.and_then(|waiting| waiting.reason.as_deref());
+    optional(console, "Reason", reason)?;
+    optional(console, "Message", waiting.and_then(|waiting| waiting.message.as_deref()))?;
+    if reason.is_some_and(|reason| NO_IMAGE.contains(&reason)) {
+        console.field(
+            3,
+            "Hint",
+            "without a registry, an archive adds the image: coracle images import FILE",
+        )?;
+    }
+    Ok(())
 }
 
 fn optional(console: &mut Console<'_>, key: &str, value: Option<&str>) -> io::Result<()> {

@@ -240,6 +240,31 @@ fn each_command_prints_what_the_server_returns() {
 }
 
 #[test]
+fn missing_image_is_described_with_a_way_that_needs_no_registry() {
+    let hint = |reason: &str| {
+        let reason = reason.to_owned();
+        let agent = Agent::with(|deps| {
+            deps.pods = Arc::new(move |each| {
+                let mut view = view("web", "uid1", "Pending");
+                let waiting = json!({"containerStatuses": [{
+                    "name": "a", "image": "a", "imageID": "", "ready": false, "restartCount": 0,
+                    "state": {"waiting": {"reason": reason}},
+                }]});
+                view.pod.status = Some(serde_json::from_value(waiting).unwrap());
+                each(view);
+            });
+        });
+        let (_, text) = agent.run(Subcommand::Describe { pod: "web".into() });
+        assert!(text.contains(" Waiting\n"), "{text}");
+        text.contains("coracle images import")
+    };
+    for reason in ["ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull"] {
+        assert!(hint(reason), "{reason}");
+    }
+    assert!(!hint("CrashLoopBackOff"));
+}
+
+#[test]
 fn logs_are_raw_and_rejections_have_exit_codes() {
     let agent = Agent::new();
     let mut out = Vec::new();
@@ -390,9 +415,16 @@ fn archives_are_imported_listed_exported_and_removed() {
     let at = |name: &str| files.path().join(name);
     let directory = at("images.d");
     let agent = Agent::with(|deps| deps.image_set = Arc::new(Archives::new(&directory)));
+    std::fs::write(at("index.json"), "{}").unwrap();
     for name in ["a.tar", "bad.tar"] {
-        std::fs::write(at(name), name).unwrap();
+        let tar = std::process::Command::new("tar")
+            .current_dir(files.path())
+            .args(["-cf", name, "index.json"])
+            .status()
+            .unwrap();
+        assert!(tar.success());
     }
+    std::fs::write(at("text.tar"), "no archive").unwrap();
     let import = |name: &str| {
         images(ImagesCommand::Import { files: vec![at(name)], directories: Vec::new(), wait: true })
     };
@@ -407,6 +439,8 @@ fn archives_are_imported_listed_exported_and_removed() {
     assert_eq!(outcome, Ok(Exit::Success));
     assert!(text.contains("is there already"), "{text}");
     assert_eq!(agent.run(import("bad.tar")).0, Ok(Exit::Failure));
+    assert_eq!(agent.run(import("text.tar")), (Ok(Exit::Failure), String::new()));
+    assert!(!directory.join("text.tar").exists(), "what is no archive is not copied");
 
     let (outcome, text) = agent.run(images(ImagesCommand::List));
     assert_eq!(outcome, Ok(Exit::Success));

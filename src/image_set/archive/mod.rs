@@ -4,7 +4,8 @@
 //!
 //! [`read`] verifies the digest of every blob in one pass, and lists the images whose blobs are all
 //! there and intact. What is damaged or missing is a [`Fault`]; the other images are offered.
-//! [`names`] finds the names of images without reading the blobs. [`open_blob`] reads one blob.
+//! [`names`] finds the names of images without reading the blobs, and [`check`] refuses other files.
+//! [`open_blob`] reads one blob.
 //!
 //! An archive is untrusted: nothing is written, no link in it leads out of it, and its sizes, numbers
 //! and nesting are limited ([`limits`]). The formats are those of the OCI image specification 1.1
@@ -30,7 +31,7 @@ mod types;
 pub use crate::util::decompress::Compression;
 pub use blob::{BlobReader, open_blob};
 pub use error::{ArchiveError, Problem};
-pub use open::{names, read};
+pub use open::{check, names, read};
 pub use platform::Platform;
 pub use scan::{blobs, blobs_path};
 pub use stamp::{Stamp, stamp};

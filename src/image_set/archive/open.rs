@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::assemble::assemble;
 use super::document::{Document, normalized};
-use super::error::{ArchiveError, Problem};
+use super::error::{ArchiveError, Problem, of_reading};
 use super::limits::{LIMITS, Limits};
 use super::paths;
 use super::platform::Platform;
@@ -128,6 +128,43 @@ impl Read for Counted {
         self.bytes.fetch_add(length as u64, Ordering::Relaxed);
         Ok(length)
     }
+}
+
+/// Whether a file can be an archive of images, by what costs little: the headers of a plain tar
+/// archive, and the first header of a compressed one. For a file that is to be copied to a slow disk.
+///
+/// # Errors
+/// Those of [`read`]. That there is none does not mean that the archive is intact.
+pub fn check(path: &Path) -> Result<(), ArchiveError> {
+    let mut file = BufReader::with_capacity(512, untrusted::open(path)?);
+    let size = file.get_ref().metadata()?.len();
+    let compression = Compression::of(io::BufRead::fill_buf(&mut file)?);
+    if compression != Compression::None {
+        let (mut reader, _) = decompress::open(Box::new(untrusted::open(path)?), expanded(size, &LIMITS))?;
+        let mut tar = tar::Archive::new(&mut reader);
+        return match tar.next_entry() {
+            Ok(Some(_)) => Ok(()),
+            Ok(None) => Err(ArchiveError::NotAnArchive),
+            Err(error) => Err(ArchiveError::Whole(of_reading(error, tar.at())?)),
+        };
+    }
+    let mut tar = tar::Archive::new(&mut file);
+    let mut begun = false;
+    for _ in 0..LIMITS.entries {
+        match tar.next_entry() {
+            Ok(Some(entry)) => {
+                begun = true;
+                let name = paths::clean(&String::from_utf8_lossy(&entry.name));
+                if matches!(name.as_deref(), Some(INDEX | DOCKER)) {
+                    return Ok(());
+                }
+            }
+            Ok(None) if begun && !tar.ended() => return Err(ArchiveError::Whole(Problem::Truncated)),
+            Err(error) if begun => return Err(ArchiveError::Whole(of_reading(error, tar.at())?)),
+            _ => break,
+        }
+    }
+    Err(ArchiveError::NotAnArchive)
 }
 
 /// The names of the images of an archive, normalized, without reading blobs: only the headers of a

@@ -890,6 +890,38 @@ fn names_are_found_without_reading_blobs() {
 }
 
 #[test]
+fn file_that_is_no_archive_is_refused_by_its_beginning() {
+    let images = layout(&[("r/a:1", &image("amd64", &["x"]))]);
+    let docker = docker(&[(&["r/b:1"], "amd64", &["y"])]);
+    let check_bytes = |bytes: &[u8]| {
+        let (_dir, path) = stored(bytes);
+        check(&path).map_err(|why| why.to_string())
+    };
+    for entries in [&images, &docker] {
+        let whole = tar(entries);
+        for bytes in [whole.clone(), gzip(&whole), zstd(&whole)] {
+            assert_eq!(check_bytes(&bytes), Ok(()));
+        }
+    }
+    let not_one = ArchiveError::NotAnArchive.to_string();
+    let other = tar(&[("etc/motd".to_owned(), b"hello".to_vec())]);
+    for bytes in [&b""[..], b"no archive", &[0; 4096], &[b'x'; 4096], &other] {
+        assert_eq!(check_bytes(bytes), Err(not_one.clone()), "{} bytes", bytes.len());
+    }
+    // Its list of images is its last entry.
+    let mut entries = vec![("layer".to_owned(), vec![7; 5000])];
+    entries.extend(docker);
+    let cut = &tar(&entries)[..3000];
+    assert_eq!(check_bytes(cut).unwrap_err(), "the archive is truncated");
+    assert_eq!(check_bytes(&gzip(&[0; 4096])), Err(not_one.clone()));
+    assert!(check_bytes(&gzip(&[b'x'; 4096])).unwrap_err().contains("damaged at byte"));
+    assert_eq!(check_bytes(&gzip(&other)[..20]).unwrap_err(), "the archive is truncated");
+    let dir = tempfile::tempdir().unwrap();
+    assert!(check(dir.path()).unwrap_err().to_string().ends_with("not a regular file"));
+    assert!(check(&dir.path().join("none")).unwrap_err().to_string().starts_with("cannot read: "));
+}
+
+#[test]
 fn stop_signal_ends_reading() {
     let (_dir, path) = stored(&zstd(&tar(&layout(&[("localhost/a:1", &image("linux/amd64", &["x"]))]))));
     let archive = read_path(&path, &LIMITS).unwrap();

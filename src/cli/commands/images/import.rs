@@ -12,6 +12,7 @@ use crate::cli::commands::console::Console;
 use crate::cli::commands::error::{CommandError, Outcome, complain};
 use crate::cli::exit::Exit;
 use crate::image_set::SetReport;
+use crate::image_set::archive::{self, ArchiveError};
 use crate::util::stop::StopToken;
 
 use super::copy::{Copied, copy};
@@ -56,6 +57,13 @@ pub(super) fn run(
     let mut targets = Vec::new();
     let mut failed = false;
     for (file, name) in files.iter().zip(&names) {
+        // A large file is copied for minutes, and the agent would report it only then.
+        let real = std::fs::canonicalize(file).map_err(ArchiveError::from);
+        if let Err(why) = real.and_then(|real| archive::check(&real)) {
+            complain(&format!("{}: {why}; it is not copied", file.display()));
+            failed = true;
+            continue;
+        }
         let mut progress = Progress::new();
         let copied = copy(file, directory, name, &mut |done, all| progress.bytes(name, done, all));
         drop(progress);
