@@ -23,8 +23,12 @@ use super::pod_status::summary;
 use super::{age, devices, events, pods, volumes};
 
 /// Why a container without its image waits.
-const NO_IMAGE: [&str; 3] =
-    [reasons::ERR_IMAGE_PULL, reasons::IMAGE_PULL_BACK_OFF, reasons::ERR_IMAGE_NEVER_PULL];
+const NO_IMAGE: [&str; 4] = [
+    reasons::ERR_IMAGE_PULL,
+    reasons::IMAGE_PULL_BACK_OFF,
+    reasons::ERR_IMAGE_NEVER_PULL,
+    reasons::REGISTRY_UNAVAILABLE,
+];
 
 pub(super) fn run(client: &Client, console: &mut Console<'_>, pod: &str) -> Outcome {
     let described: Described = client.get(&format!("/v1/describe?pod={}", encode(pod)))?;

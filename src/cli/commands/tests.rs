@@ -258,7 +258,7 @@ fn missing_image_is_described_with_a_way_that_needs_no_registry() {
         assert!(text.contains(" Waiting\n"), "{text}");
         text.contains("coracle images import")
     };
-    for reason in ["ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull"] {
+    for reason in ["ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "RegistryUnavailable"] {
         assert!(hint(reason), "{reason}");
     }
     assert!(!hint("CrashLoopBackOff"));

@@ -134,7 +134,7 @@ impl Read for Counted {
 /// archive, and the first header of a compressed one. For a file that is to be copied to a slow disk.
 ///
 /// # Errors
-/// Those of [`read`]. That there is none does not mean that the archive is intact.
+/// Those of [`read`]. Success does not mean that the archive is intact.
 pub fn check(path: &Path) -> Result<(), ArchiveError> {
     let mut file = BufReader::with_capacity(512, untrusted::open(path)?);
     let size = file.get_ref().metadata()?.len();
@@ -150,21 +150,23 @@ pub fn check(path: &Path) -> Result<(), ArchiveError> {
     }
     let mut tar = tar::Archive::new(&mut file);
     let mut begun = false;
-    for _ in 0..LIMITS.entries {
-        match tar.next_entry() {
-            Ok(Some(entry)) => {
-                begun = true;
-                let name = paths::clean(&String::from_utf8_lossy(&entry.name));
-                if matches!(name.as_deref(), Some(INDEX | DOCKER)) {
-                    return Ok(());
-                }
-            }
+    for _ in 0..=LIMITS.entries {
+        let entry = match tar.next_entry() {
+            Ok(Some(entry)) => entry,
             Ok(None) if begun && !tar.ended() => return Err(ArchiveError::Whole(Problem::Truncated)),
-            Err(error) if begun => return Err(ArchiveError::Whole(of_reading(error, tar.at())?)),
-            _ => break,
+            Ok(None) => return Err(ArchiveError::NotAnArchive),
+            Err(error) => {
+                let problem = of_reading(error, tar.at())?;
+                return Err(if begun { ArchiveError::Whole(problem) } else { ArchiveError::NotAnArchive });
+            }
+        };
+        begun = true;
+        let name = paths::clean(&String::from_utf8_lossy(&entry.name));
+        if matches!(name.as_deref(), Some(INDEX | DOCKER)) {
+            return Ok(());
         }
     }
-    Err(ArchiveError::NotAnArchive)
+    Err(ArchiveError::Whole(Problem::too_large(LIMITS.entries as u64, "entries")))
 }
 
 /// The names of the images of an archive, normalized, without reading blobs: only the headers of a

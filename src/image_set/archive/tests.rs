@@ -890,7 +890,7 @@ fn names_are_found_without_reading_blobs() {
 }
 
 #[test]
-fn file_that_is_no_archive_is_refused_by_its_beginning() {
+fn file_that_is_no_archive_is_refused_by_its_headers() {
     let images = layout(&[("r/a:1", &image("amd64", &["x"]))]);
     let docker = docker(&[(&["r/b:1"], "amd64", &["y"])]);
     let check_bytes = |bytes: &[u8]| {

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FlockOperation, flock, fstatvfs, renameat, unlinkat};
 
@@ -106,9 +106,12 @@ pub fn copy(
 
 /// A pipe or a device has no size.
 fn open_source(source: &Path) -> io::Result<File> {
-    // The operator's file may be a link.
-    let real = std::fs::canonicalize(source)?;
-    untrusted::open(&real)
+    untrusted::open(&real_path(source)?)
+}
+
+/// The operator's file may be a link.
+pub fn real_path(source: &Path) -> io::Result<PathBuf> {
+    std::fs::canonicalize(source)
 }
 
 /// The length of the common beginning of two files, up to `limit`.

@@ -15,7 +15,7 @@ use crate::image_set::SetReport;
 use crate::image_set::archive::{self, ArchiveError};
 use crate::util::stop::StopToken;
 
-use super::copy::{Copied, copy};
+use super::copy::{Copied, copy, real_path};
 use super::progress::Progress;
 
 /// How often the agent's state is requested.
@@ -58,7 +58,7 @@ pub(super) fn run(
     let mut failed = false;
     for (file, name) in files.iter().zip(&names) {
         // A large file is copied for minutes, and the agent would report it only then.
-        let real = std::fs::canonicalize(file).map_err(ArchiveError::from);
+        let real = real_path(file).map_err(ArchiveError::from);
         if let Err(why) = real.and_then(|real| archive::check(&real)) {
             complain(&format!("{}: {why}; it is not copied", file.display()));
             failed = true;
