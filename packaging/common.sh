@@ -136,7 +136,9 @@ refresh_grpc() {
     root=$(project_root)
     note=$CARGO_TARGET_DIR/grpc-files
     key=$(cat "$root"/packaging/grpc/* | sha256sum | cut -c1-16)
-    if [ -e "$note" ] && [ "$(cat "$note")" != "$key" ]; then
+    if [ -e "$note" ]; then
+        # Another process may read the note while this one writes it.
+        [ "$(cat "$note")" != "$key" ] || return 0
         say "packaging/grpc has changed: compiling gRPC again"
         cargo clean --manifest-path "$root/Cargo.toml" --locked --package grpcio-sys || return
     fi
