@@ -86,7 +86,8 @@ impl Outcome {
         if let Some((name, _)) = self.statuses.iter().find(|(_, status)| lost(status)) {
             return Some(format!("it removed the container of {name} before it had read its end"));
         }
-        // It removes what is left of an evicted pod at once, and with the sandbox its record of the address.
+        // It removes what is left of an evicted pod at once, and with the sandbox its record of the address
+        // (docs/differences.md).
         let name = self.without_address()?;
         Some(format!("it removed the sandbox of {name} before its last report of the pod"))
     }
