@@ -249,6 +249,9 @@ fn known(host: &Host, options: &Options, ours: &Done, theirs: &Value) -> Option<
         return Some("had its CPUs, refused by Go");
     }
     let reusable = ours.before.reusable.as_ref().map(|(_, cpus)| cpus.clone()).unwrap_or_default();
+    if !reusable.is_empty() && theirs["reason"] == "SMTAlignmentError" {
+        return Some("CPUs of its init containers, refused by Go");
+    }
     let free = ours.before.shared.union(&reusable);
     if !host.even && theirs["reason"] == "" && !taken.is_subset(&free) {
         return Some("CPUs that are not free, in Go");

@@ -10,6 +10,7 @@ use super::take::take;
 use crate::managers::cpus::CpuSet;
 use crate::managers::machine::{Level, Machine};
 use crate::managers::numa::NumaMask;
+use crate::model::ids::PodUid;
 use crate::model::quantity::Amount;
 
 /// CPUs that containers do not get for themselves.
@@ -171,7 +172,7 @@ impl Static {
             note_reusable(state, pod, container, &cpus);
             return Ok(Allocated::Kept(cpus));
         }
-        self.check_cores(state, wanted)?;
+        self.check_cores(state, &pod.uid, wanted)?;
         let free = self.free(state).union(&state.reusable_by(&pod.uid));
         let mut cpus = CpuSet::new();
         if let Some(nodes) = nodes {
@@ -194,7 +195,11 @@ impl Static {
     }
 
     /// Option `full-pcpus-only`: only whole cores, and none with a reserved CPU.
-    fn check_cores(&self, state: &State, requested: u32) -> Result<(), AllocateError> {
+    ///
+    /// DIFFERS: the CPUs of the pod's init containers count, as they do in the choice itself;
+    /// upstream counts only the shared ones, and refuses a pod whose init container took the last
+    /// whole cores.
+    fn check_cores(&self, state: &State, pod: &PodUid, requested: u32) -> Result<(), AllocateError> {
         if !self.options.full_cores {
             return Ok(());
         }
@@ -202,7 +207,8 @@ impl Static {
         if requested.checked_rem(per_core).is_none_or(|rest| rest != 0) {
             return Err(AllocateError::NotWholeCores { requested, per_core });
         }
-        let available = state.shared.difference(&self.reserved_cores).len();
+        let usable = state.shared.union(&state.reusable_by(pod));
+        let available = usable.difference(&self.reserved_cores).len();
         if requested > available {
             return Err(AllocateError::NotEnoughCores { requested, per_core, available });
         }

@@ -139,6 +139,16 @@ fn full_pcpus_only_gives_whole_cores() {
 }
 
 #[test]
+fn full_pcpus_only_counts_the_cpus_of_init_containers_as_free_for_the_pod() {
+    let policy = reserved("0", machine(1, 4), Options { full_cores: true, ..Options::default() });
+    let mut state = policy.empty_state();
+    let with_init = pod("1", &[("init", Kind::Init, 6), ("a", Kind::App, 4)]);
+    assert_eq!(admit(&policy, &mut state, &with_init).unwrap(), ["1-3,5-7", "1-2,5-6"]);
+    // Of the init container of another pod, they are not free.
+    assert_eq!(admit(&policy, &mut state, &app("2", 4)).unwrap_err().reason(), "SMTAlignmentError");
+}
+
+#[test]
 fn strict_reservation_does_not_share_reserved_cpus() {
     let policy = reserved("0,4", machine(1, 4), Options { strict_reservation: true, ..Options::default() });
     let mut state = policy.empty_state();
