@@ -244,19 +244,19 @@ impl Loop {
             self.offer_deferred();
         }
         if std::mem::take(&mut self.garbage) {
-            self.release_cpus();
+            self.release_resources();
             // If the bell is full, the thread wakes anyway.
             let _ = self.deps.clean.try_send(());
         }
         self.schedule.set_deferred(self.core.has_deferred_resizes(), start);
     }
 
-    /// Pods that have ended or were rejected need no CPUs any more.
-    fn release_cpus(&mut self) {
-        if self.core.sources_ready() && self.deps.managers.holds_cpus() {
+    /// Pods that have ended or were rejected need no CPUs and devices any more.
+    fn release_resources(&mut self) {
+        if self.core.sources_ready() && self.deps.managers.holds_resources() {
             let active = self.decide(|core, world| core.active(world));
             let observe = &self.deps.observe;
-            self.deps.managers.release_cpus(&active, &|uid| observe.still_runs(uid));
+            self.deps.managers.release(&active, &|uid| observe.still_runs(uid));
         }
     }
 
@@ -456,8 +456,8 @@ impl Loop {
         if !before {
             if self.core.sources_ready() {
                 log::info!("all sources have delivered their pods");
-                // The CPUs of pods that were removed while no agent ran.
-                self.garbage |= self.deps.managers.holds_cpus();
+                // The CPUs and devices of pods that were removed while no agent ran.
+                self.garbage |= self.deps.managers.holds_resources();
             }
             self.clean_up();
         }
@@ -483,6 +483,8 @@ impl Loop {
                 Subject::FirstList => {
                     self.first_list = true;
                     unknown = true;
+                    // Until now every pod counted as running, so nothing was released.
+                    self.garbage |= self.deps.managers.holds_resources();
                 }
             }
         }

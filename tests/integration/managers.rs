@@ -223,6 +223,27 @@ fn restart_keeps_cpus_and_a_damaged_file_is_rebuilt_from_what_runs() {
 }
 
 #[test]
+fn cpus_of_a_pod_that_went_while_the_machine_was_off_are_free_after_the_start() {
+    let mut node = FakeNode::start_with(config());
+    node.apply(&guaranteed("gu", UID, &["1"]));
+    node.apply(&simple("be"));
+    node.wait_ready("gu");
+    node.wait_ready("be");
+    node.kill_agent();
+    node.remove("gu");
+    // After a reboot the runtime has none of its containers, so no worker ends.
+    node.fake.with_state(|state| {
+        state.containers.clear();
+        state.sandboxes.clear();
+    });
+    node.start_agent();
+    node.wait_ready("be");
+    wait_until("the CPU to be free", LONG, || state(&node, "cpu_manager_state").get("entries").is_none());
+    wait_until("the CPU to be shared", LONG, || cpus(&node, "be", "main") == Some(online()));
+    node.finish();
+}
+
+#[test]
 fn configuration_that_does_not_fit_ends_the_agent_with_the_text_of_upstream() {
     let mut wrong_memory = config();
     wrong_memory["reservedMemory"][0]["limits"]["memory"] = json!("123Mi");

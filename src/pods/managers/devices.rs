@@ -33,6 +33,9 @@ pub(super) struct PodDevices {
     running: RunningContainers,
     /// Pods that were admitted without their devices.
     late: Mutex<BTreeSet<PodUid>>,
+    /// The pods that may have devices, as the sync loop last said; `None` until all sources have
+    /// delivered their pods. Each pod that is admitted later is added.
+    active: Mutex<Option<BTreeSet<PodUid>>>,
 }
 
 /// Whether the devices of a pod are ready.
@@ -60,13 +63,18 @@ impl PodDevices {
     fn late(&self) -> MutexGuard<'_, BTreeSet<PodUid>> {
         self.late.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn active(&self) -> MutexGuard<'_, Option<BTreeSet<PodUid>>> {
+        self.active.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Managers {
     /// Adds the device manager. `running`: what the runtime has last listed.
     #[must_use]
     pub fn with_devices(mut self, devices: Devices, running: RunningContainers) -> Managers {
-        self.devices = Some(Arc::new(PodDevices { devices, running, late: Mutex::default() }));
+        self.devices =
+            Some(Arc::new(PodDevices { devices, running, late: Mutex::default(), active: Mutex::default() }));
         self
     }
 
@@ -87,6 +95,7 @@ impl Managers {
         };
         let in_use = |uid: &PodUid| uid == pod.uid() || active.iter().any(|other| other.uid() == uid);
         if ready {
+            *own.active() = Some(active.iter().chain([pod]).map(|pod| pod.uid().clone()).collect());
             own.devices.release_inactive(&|uid| in_use(uid) || still_runs(uid));
         }
         let running = (own.running)(pod.uid());
@@ -134,8 +143,21 @@ impl Managers {
                 return Brought::Wait { message: waiting.message(), retry: left.min(RETRY) };
             }
             let mut provider = DeviceProvider { devices: &own.devices, pod: &requests, keep: &running };
-            // No pods are known to be inactive here, so none are released.
-            let admission = self.align(pod, &[], false, &|_| false, Some(&mut provider));
+            // Only the sync loop knows which pods have ended, so no CPUs are released here.
+            let mut align = || self.align(pod, &[], false, &|_| false, Some(&mut provider));
+            let mut admission = align();
+            if admission != Admission::Admit {
+                own.devices.unreserve(pod.uid());
+                // Before all sources have delivered their pods, an old pod may still have what this
+                // one needs. A refusal would be final.
+                let Some(active) = own.active().clone() else {
+                    let message = "waiting for the list of all pods, which tells the free devices".to_owned();
+                    return Brought::Wait { message, retry: RETRY };
+                };
+                if own.devices.release_inactive(&|uid| uid == pod.uid() || active.contains(uid)) {
+                    admission = align();
+                }
+            }
             if let Admission::Reject { reason, message } = admission {
                 own.devices.unreserve(pod.uid());
                 return Brought::Denied { reason: reasons::intern(&reason), message };
@@ -177,7 +199,22 @@ impl Managers {
         own.devices.health(uid, container).into_iter().map(resource).collect()
     }
 
-    /// The pod has ended on this node. Its devices are free at the next admission, as upstream.
+    pub(super) fn holds_devices(&self) -> bool {
+        self.devices
+            .as_ref()
+            .is_some_and(|own| own.devices.read(|books| books.holds().iter().next().is_some()))
+    }
+
+    /// Takes the devices back of all pods but these and those whose containers still run.
+    pub(super) fn release_devices(&self, active: &[Pod], still_runs: &dyn Fn(&PodUid) -> bool) {
+        let Some(own) = &self.devices else { return };
+        let uids: BTreeSet<PodUid> = active.iter().map(|pod| pod.uid().clone()).collect();
+        own.devices.release_inactive(&|uid| uids.contains(uid) || still_runs(uid));
+        *own.active() = Some(uids);
+    }
+
+    /// The pod has ended on this node. Its devices are free when the sync loop calls
+    /// [`Managers::release`], or at the next admission.
     pub(super) fn forget_devices(&self, uid: &PodUid) {
         if let Some(own) = &self.devices {
             own.late().remove(uid);

@@ -129,15 +129,18 @@ impl Managers {
         }
     }
 
-    /// Whether CPUs of pods that have ended may be free.
+    /// Whether CPUs or devices of pods that have ended may be free.
     #[must_use]
-    pub fn holds_cpus(&self) -> bool {
-        self.shared.as_ref().is_some_and(|shared| !shared.books().cpu.exclusive.is_empty())
+    pub fn holds_resources(&self) -> bool {
+        let holds_cpus =
+            || self.shared.as_ref().is_some_and(|shared| !shared.books().cpu.exclusive.is_empty());
+        self.holds_devices() || holds_cpus()
     }
 
-    /// Takes the CPUs back of all pods but these and those whose containers still run. All sources
-    /// have delivered their pods.
-    pub fn release_cpus(&self, active: &[Pod], still_runs: &dyn Fn(&PodUid) -> bool) {
+    /// Takes the CPUs and devices back of all pods but these and those whose containers still run.
+    /// All sources have delivered their pods.
+    pub fn release(&self, active: &[Pod], still_runs: &dyn Fn(&PodUid) -> bool) {
+        self.release_devices(active, still_runs);
         let Some(shared) = &self.shared else { return };
         let mut books = shared.books();
         books.release_cpus(active.iter(), still_runs);

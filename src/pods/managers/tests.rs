@@ -76,7 +76,7 @@ fn running_shared_container_is_updated_once_when_its_set_changes() {
     assert_eq!(due(&managers), [("id1".to_owned(), "0,3".to_owned())]);
     managers.shared.as_ref().unwrap().books().updated(&"id1".into(), Some(CpuSet::parse("0,3").unwrap()));
     assert_eq!(due(&managers), []);
-    managers.release_cpus(std::slice::from_ref(&shared), &over);
+    managers.release(std::slice::from_ref(&shared), &over);
     managers.gone(first.uid());
     assert_eq!(due(&managers), [("id1".to_owned(), "0-3".to_owned())]);
     // A container that was removed is forgotten.
@@ -111,14 +111,14 @@ fn removed_pod_keeps_its_cpus_until_its_containers_have_ended() {
     let (ending, other, large) = (pod("ending", "2"), pod("other", "1"), pod("large", "3"));
     assert_eq!(managers.allocate(&ending, &[], true, &over), Admission::Admit);
     let runs = |uid: &PodUid| uid == ending.uid();
-    managers.release_cpus(&[], &runs);
+    managers.release(&[], &runs);
     assert_eq!(managers.allocate(&other, &[], true, &runs), Admission::Admit);
     let both = (own(&managers, &ending), own(&managers, &other));
     assert_eq!((both.0.as_deref(), both.1.as_deref()), (Some("1-2"), Some("3")));
     // Without them this pod does not fit: it is not refused.
     assert_eq!(managers.allocate(&large, &[], true, &runs), Admission::Admit);
     assert_eq!((own(&managers, &ending), own(&managers, &large).as_deref()), (None, Some("1-3")));
-    managers.release_cpus(&[], &over);
+    managers.release(&[], &over);
     assert_eq!(own(&managers, &large), None);
 }
 
@@ -186,7 +186,7 @@ fn slow_disk_stops_neither_readers_nor_admission_but_the_start_of_a_container() 
     let (other, active) = (managers.clone(), vec![first.clone()]);
     let (admission, seen) = unblocked(move || {
         let admission = other.allocate(&second, &active, true, &over);
-        other.release_cpus(&[active[0].clone(), second.clone()], &over);
+        other.release(&[active[0].clone(), second.clone()], &over);
         (admission, (other.held(active[0].uid()).is_some(), other.held(second.uid()).is_some()))
     });
     assert_eq!((admission, seen), (Admission::Admit, (true, true)));
@@ -382,6 +382,52 @@ mod devices {
             after.managers.allocate(&more, &[pod, other], true, &over),
             Admission::Reject { .. }
         ));
+    }
+
+    #[test]
+    fn pod_that_waited_for_its_plugin_gets_the_devices_of_a_pod_that_is_gone() {
+        let root = tempfile::tempdir().unwrap();
+        let plugin = plugin(root.path());
+        let (gone, new, more) = (widget_pod("gone", 1), widget_pod("new", 1), widget_pod("more", 1));
+        {
+            let before = bench(root.path(), &[]);
+            before.register(&plugin, 1);
+            assert_eq!(before.managers.allocate(&gone, &[], true, &over), Admission::Admit);
+            assert_eq!(bring(&before, &gone), Brought::Ready);
+        }
+        let after = bench(root.path(), &[]);
+        assert_eq!(after.managers.allocate(&new, &[], false, &over), Admission::Admit);
+        after.register(&plugin, 1);
+        // Which pods are gone is not known before all sources have delivered theirs.
+        assert!(matches!(bring(&after, &new), Brought::Wait { .. }));
+        // The container of the other pod is still listed as running.
+        after.managers.release(std::slice::from_ref(&new), &|uid| uid == gone.uid());
+        assert_eq!(bring(&after, &new), Brought::Ready);
+        // A pod that is active keeps its device.
+        assert_eq!(
+            after.managers.allocate(&more, &[new.clone()], false, &over),
+            Admission::Reject {
+                reason: "UnexpectedAdmissionError".into(),
+                message: "Allocate failed due to requested number of devices unavailable for \
+                      example.com/widget. Requested: 1, Available: 0, which is unexpected"
+                    .into()
+            }
+        );
+    }
+
+    #[test]
+    fn devices_of_a_pod_that_ended_are_free_without_an_admission() {
+        let root = tempfile::tempdir().unwrap();
+        let (plugin, bench) = (plugin(root.path()), bench(root.path(), &[]));
+        bench.register(&plugin, 1);
+        let pod = widget_pod("pod", 1);
+        assert!(!bench.managers.holds_resources());
+        assert_eq!(bench.managers.allocate(&pod, &[], true, &over), Admission::Admit);
+        assert_eq!(bring(&bench, &pod), Brought::Ready);
+        bench.managers.release(&[], &|uid| uid == pod.uid());
+        assert!(bench.managers.holds_resources(), "its container still runs");
+        bench.managers.release(&[], &over);
+        assert!(!bench.managers.holds_resources());
     }
 
     #[test]
