@@ -229,18 +229,14 @@ fn grpc(action: &GRPCAction, host: &str, timeout: Duration, stop: &StopToken) ->
     })
 }
 
-/// A port by number, by the name of one of the container's ports, or as a number in quotes.
+/// A port by number, or by the name of one of the container's ports. A number in quotes is a name
+/// (Go: pkg/probe, since 1.37; before, it was read as a number if no port has this name).
 pub(super) fn port(port: &IntOrString, container: &Container) -> Result<u16, String> {
     let number = match port {
         IntOrString::Int(number) => i64::from(*number),
         IntOrString::String(name) => {
             let named = container.ports.iter().flatten().find(|port| port.name.as_deref() == Some(name));
-            match named {
-                Some(port) => port.container_port.into(),
-                None => name
-                    .parse::<i64>()
-                    .map_err(|_| format!("strconv.Atoi: parsing {name:?}: invalid syntax"))?,
-            }
+            named.ok_or_else(|| format!("port {name:?} not found"))?.container_port.into()
         }
     };
     u16::try_from(number)

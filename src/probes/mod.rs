@@ -2,9 +2,9 @@
 //! pkg/kubelet/prober).
 //!
 //! Owns: per probe the series of equal results and the verdict, and which pod has which probes.
-//! Threads: `probe/<uid8>` for each probe of a container that runs, at most 4,096. The thread owns
-//! its probe: it waits for the time of the next check and for a permit, makes the check, counts the
-//! result and posts a changed verdict. While it waits, it gives its stack back. It ends when no
+//! Threads: `probe/<uid8>` for each probe of a container that runs, at most 4,096 and the reserves of
+//! pods. The thread owns its probe: it waits for the time of the next check and for a permit, makes the
+//! check, counts the result and posts a changed verdict. While it waits, it gives its stack back. It ends when no
 //! check can be due: the container has exited, its startup probe has passed, or the pod is
 //! forgotten. The next instance of the container gets a new thread.
 //! In: each pod's worker calls [`Probes::sync`] after every inspection, which posts to the

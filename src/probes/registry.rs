@@ -122,8 +122,13 @@ struct ProbedPod<T> {
 /// How many probes may have a thread.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
+    /// Above it, each pod may still have `reserve` threads.
     pub(super) all_pods: usize,
     pub(super) one_pod: usize,
+    /// The threads that each pod may have, also if other pods have taken all others.
+    pub(super) reserve: usize,
+    /// With the reserves of all pods.
+    pub(super) most: usize,
 }
 
 impl Limits {
@@ -132,7 +137,8 @@ impl Limits {
         if of_pod >= self.one_pod {
             return Err(format!("the pod has {} already, the limit for one pod", self.one_pod));
         }
-        if of_all >= self.all_pods {
+        let limit = if of_pod < self.reserve { self.most } else { self.all_pods };
+        if of_all >= limit {
             return Err(format!("there are {} already", self.all_pods));
         }
         Ok(())

@@ -28,7 +28,7 @@ use crate::util::timers;
 
 /// Probes with a thread at one time. A pod can name thousands of containers: it must leave threads
 /// to other pods, and the systemd unit of the agent allows 8,192 tasks for everything.
-const LIMITS: Limits = Limits { all_pods: 4096, one_pod: 512 };
+const LIMITS: Limits = Limits { all_pods: 4096, one_pod: 512, reserve: 8, most: 6144 };
 
 /// What the clients of the room share.
 pub(super) struct Shared {

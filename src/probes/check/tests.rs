@@ -100,9 +100,11 @@ fn check_that_cannot_be_made_is_an_error() {
     let here = Some("127.0.0.1");
     assert_eq!(
         check(json!({"httpGet": {"port": "nope", "path": "/"}}), here),
-        unknown("strconv.Atoi: parsing \"nope\": invalid syntax")
+        unknown("port \"nope\" not found")
     );
-    assert_eq!(check(json!({"tcpSocket": {"port": "99999"}}), here), unknown("invalid port number: 99999"));
+    // A number in quotes is a name.
+    assert_eq!(check(json!({"tcpSocket": {"port": "8080"}}), here), unknown("port \"8080\" not found"));
+    assert_eq!(check(json!({"tcpSocket": {"port": 99999}}), here), unknown("invalid port number: 99999"));
     assert_eq!(check(json!({}), here), unknown("missing probe handler for p_n:c"));
     let CheckResult::Error("unknown", why) = check(json!({"exec": {"command": ["true"]}}), None) else {
         panic!("no runtime is there")
@@ -111,18 +113,18 @@ fn check_that_cannot_be_made_is_an_error() {
 }
 
 #[test]
-fn ports_by_number_name_and_text() {
+fn ports_are_found_by_number_or_name_and_a_number_in_quotes_is_a_name() {
     let container: Container = serde_json::from_value(json!({"name": "c", "ports": [
         {"containerPort": 8080, "name": "web"}, {"containerPort": 0, "name": "zero"}]}))
     .unwrap();
     for (value, expected) in [
         (json!(80), Ok(80)),
         (json!("web"), Ok(8080)),
-        (json!("81"), Ok(81)),
+        (json!("81"), Err("port \"81\" not found")),
         (json!(0), Err("invalid port number: 0")),
         (json!(70000), Err("invalid port number: 70000")),
         (json!("zero"), Err("invalid port number: 0")),
-        (json!("-1"), Err("invalid port number: -1")),
+        (json!("-1"), Err("port \"-1\" not found")),
     ] {
         let given: IntOrString = serde_json::from_value(value.clone()).unwrap();
         assert_eq!(port(&given, &container), expected.map_err(str::to_owned), "{value}");

@@ -46,7 +46,10 @@ struct Bench {
 
 impl Bench {
     fn new(pod: Pod) -> Bench {
-        Bench::with_limits(pod, Limits { all_pods: usize::MAX, one_pod: usize::MAX })
+        Bench::with_limits(
+            pod,
+            Limits { all_pods: usize::MAX, one_pod: usize::MAX, reserve: 0, most: usize::MAX },
+        )
     }
 
     fn with_limits(pod: Pod, limits: Limits) -> Bench {
@@ -321,7 +324,7 @@ fn unchanged_pod_wakes_no_thread() {
 #[test]
 fn probe_above_thread_limit_runs_after_another_pod_ends() {
     let both = json!({"livenessProbe": exec(json!({})), "readinessProbe": exec(json!({}))});
-    let limits = Limits { all_pods: 2, one_pod: 2 };
+    let limits = Limits { all_pods: 2, one_pod: 2, reserve: 0, most: 2 };
     let mut bench = Bench::with_limits(pod(json!({"containers": [container("c", both)]}), json!({})), limits);
     let instances = || vec![instance("c", "c1", RUNNING, 1100)];
     bench.sync(100, instances(), false);
@@ -342,7 +345,7 @@ fn probe_above_thread_limit_runs_after_another_pod_ends() {
 #[test]
 fn pod_with_very_many_probes_leaves_threads_to_other_pods() {
     let both = json!({"livenessProbe": exec(json!({})), "readinessProbe": exec(json!({}))});
-    let limits = Limits { all_pods: 4, one_pod: 3 };
+    let limits = Limits { all_pods: 4, one_pod: 3, reserve: 0, most: 4 };
     let containers = json!({"containers": [container("c", both.clone()), container("d", both)]});
     let mut bench = Bench::with_limits(pod(containers, json!({})), limits);
     let two = || vec![instance("c", "c1", RUNNING, 1100), instance("d", "d1", RUNNING, 1100)];
@@ -355,6 +358,24 @@ fn pod_with_very_many_probes_leaves_threads_to_other_pods() {
     bench.pod = Pod::from(object);
     bench.sync(102, vec![instance("c", "e1", RUNNING, 1100)], false);
     assert_eq!((bench.workers.len(), threads(&bench.registry.alive)), (4, 4));
+}
+
+#[test]
+fn each_pod_has_some_threads_even_if_others_have_taken_all() {
+    let both = json!({"livenessProbe": exec(json!({})), "readinessProbe": exec(json!({}))});
+    let limits = Limits { all_pods: 2, one_pod: 2, reserve: 1, most: 3 };
+    let mut bench = Bench::with_limits(pod(json!({"containers": [container("c", both)]}), json!({})), limits);
+    let mut started = |uid: &str, id: &str| {
+        let mut object = bench.pod.object().clone();
+        object.metadata.uid = Some(uid.to_owned());
+        bench.pod = Pod::from(object);
+        bench.sync(100, vec![instance("c", id, RUNNING, 1100)], false);
+        threads(&bench.registry.alive)
+    };
+    assert_eq!(started("first", "c1"), 2);
+    // One of its two probes.
+    assert_eq!(started("second", "d1"), 3);
+    assert_eq!(started("third", "e1"), 3, "the limit with all reserves");
 }
 
 #[test]
