@@ -8,8 +8,8 @@
 use std::fs;
 use std::future::Future;
 use std::io::{Error, ErrorKind};
-use std::os::fd::IntoRawFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use futures_util::sink::Sink as _;
 use grpcio::{RpcStatus, RpcStatusCode, WriteFlags};
+use rustix::fs::Mode;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::grpc::{Bell, Stream, Unary, Woken, environment};
@@ -37,6 +38,9 @@ const END_LIMIT: Duration = Duration::from_secs(2);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 64;
+/// Open connections of one server: each holds memory of the agent, and a client that may open them
+/// can be a container. Plugins and monitoring agents have one each.
+const MAX_CONNECTIONS: usize = 64;
 /// How long no connection is accepted after a failure, such as a lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
@@ -369,9 +373,10 @@ fn remove_socket(path: &Path) -> std::io::Result<()> {
 fn listen(path: &Path) -> std::io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // Linux gives the mode of the descriptor to the file that `bind` makes (unix(7)). Not by path
+    // afterwards: a container with this directory could have put a link to another file there.
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    // Before the socket listens, so that no other user can have connected.
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(UnixListener::from(socket))
 }
@@ -380,6 +385,7 @@ fn listen(path: &Path) -> std::io::Result<UnixListener> {
 fn serve(listener: &UnixListener, services: Vec<Service>, stop: &StopToken) {
     let mut waiting = Some(services);
     let mut library: Option<Library> = None;
+    let mut connections = Connections::default();
     loop {
         let accepted = {
             let _waiting = threads::waiting("connection");
@@ -389,6 +395,10 @@ fn serve(listener: &UnixListener, services: Vec<Service>, stop: &StopToken) {
             return;
         }
         let connected = accepted.and_then(|(connection, _)| {
+            if !connections.has_place() {
+                return Err(Error::other(format!("{MAX_CONNECTIONS} connections are open already")));
+            }
+            connections.add(&connection)?;
             if let Some(services) = waiting.take() {
                 library = Some(Library::start(services)?);
             }
@@ -399,6 +409,32 @@ fn serve(listener: &UnixListener, services: Vec<Service>, stop: &StopToken) {
             let _ = stop.wait(ACCEPT_PAUSE);
         }
     }
+}
+
+/// The connections that the library has. It closes them without a report, so they are recognized by
+/// the inode of the socket behind their descriptor.
+#[derive(Default)]
+struct Connections(Vec<(RawFd, PathBuf)>);
+
+impl Connections {
+    /// Whether there may be one more.
+    fn has_place(&mut self) -> bool {
+        if self.0.len() >= MAX_CONNECTIONS {
+            self.0.retain(|(descriptor, socket)| socket_of(*descriptor).is_ok_and(|now| now == *socket));
+        }
+        self.0.len() < MAX_CONNECTIONS
+    }
+
+    fn add(&mut self, connection: &UnixStream) -> std::io::Result<()> {
+        let descriptor = connection.as_raw_fd();
+        self.0.push((descriptor, socket_of(descriptor)?));
+        Ok(())
+    }
+}
+
+/// `socket:[INODE]`.
+fn socket_of(descriptor: RawFd) -> std::io::Result<PathBuf> {
+    fs::read_link(format!("/proc/self/fd/{descriptor}"))
 }
 
 /// The library's server. It exists from the first connection on, because it costs more memory than

@@ -1,3 +1,5 @@
+use std::os::unix::fs::PermissionsExt;
+
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::*;
@@ -79,6 +81,30 @@ fn calls_get_their_response_or_their_refusal() {
     assert_eq!(unknown.unwrap_err().kind, Kind::Unimplemented);
     let mode = fs::metadata(fixture.path()).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn connections_above_the_limit_are_closed_until_others_end() {
+    let fixture = Fixture::new();
+    let _server = Server::start(&fixture.path(), [simple()]).unwrap();
+    let open = || UnixStream::connect(fixture.path()).unwrap();
+    let is_closed = |connection: &UnixStream| {
+        connection.set_read_timeout(Some(LIMIT)).unwrap();
+        // The library sends its settings first.
+        let read = std::io::Read::read(&mut &*connection, &mut [0; 1]);
+        matches!(read, Ok(0)) || read.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
+    };
+    let mut first: Vec<UnixStream> = (0..MAX_CONNECTIONS).map(|_| open()).collect();
+    for connection in &first {
+        assert!(!is_closed(connection));
+    }
+    assert!(is_closed(&open()), "one more than the limit");
+    first.clear();
+    let channel = fixture.channel();
+    let until = std::time::Instant::now() + LIMIT;
+    while fixture.register(&channel, "a", LIMIT).is_err() {
+        assert!(std::time::Instant::now() < until, "the places of closed connections are not used again");
+    }
 }
 
 #[test]
