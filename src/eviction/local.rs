@@ -8,7 +8,7 @@ use super::usage::{Uses, units};
 use super::victim::{AT_ONCE, Victim};
 use crate::model::Quantity;
 use crate::model::api::{Container, EmptyDirVolumeSource};
-use crate::model::pod::Pod;
+use crate::model::pod::{Pod, is_sidecar};
 use crate::model::quantity::{Amount, Form, amount, canonical};
 use crate::model::requests::{Overhead, pod_limits};
 use crate::resources::stats::sample::{FileSystem, PodUse};
@@ -97,11 +97,13 @@ fn storage_limit(container: &Container) -> Option<&Quantity> {
 }
 
 /// A container above its limit: its logs and, unless images have a file system of their own, its
-/// writable layer.
+/// writable layer. Sidecars count like regular containers; other init containers have ended or hold the
+/// pod up, and are only part of the whole pod (Go: pkg/kubelet/eviction, since 1.37).
 fn container(pod: &Pod, used: &PodUse, layout: Layout) -> Option<String> {
     let limits: HashMap<&str, &Quantity> = pod
         .containers()
         .iter()
+        .chain(pod.init_containers().iter().filter(|container| is_sidecar(container)))
         .filter_map(|container| Some((container.name.as_str(), storage_limit(container)?)))
         .filter(|(_, limit)| !amount(limit).is_zero())
         .collect();
@@ -226,6 +228,18 @@ mod tests {
         check(spec.clone(), all(99, 6), Layout::Images, None);
         check(spec.clone(), all(99, 6), Layout::Split, None);
         check(spec, all(0, 11), Layout::Images, Some((CONTAINER, message)));
+    }
+
+    #[test]
+    fn a_sidecar_is_compared_with_its_own_limit_and_another_init_container_is_not() {
+        let mut spec = limited(&[("a", "100Mi")]);
+        let mut init = limited(&[("sidecar", "10Mi"), ("init", "10Mi")])["containers"].clone();
+        init[0]["restartPolicy"] = json!("Always");
+        spec["initContainers"] = init;
+        let used = |sidecar, init| uses(&[], 0, &[("sidecar", sidecar, 0), ("init", init, 0)]);
+        check(spec.clone(), used(10, 99), Layout::One, None);
+        let message = "Container sidecar exceeded its local ephemeral storage limit \"10Mi\". ";
+        check(spec, used(11, 0), Layout::One, Some((CONTAINER, message)));
     }
 
     #[test]
