@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::collector::{Shared, StatsError, Walked, Work};
+use super::guarded::Measured;
 use super::processes::{self, Budget, Processes};
 use super::request::{Depth, Wanted};
 use super::runtime_stats::{self, Disks, Part, Query, Responses};
@@ -15,6 +16,7 @@ use super::sample::{
 };
 use super::settings::{Settings, VolumeAt};
 use super::shares::share;
+use super::space::Walk;
 use super::{cgroup, cgroup_paths, guarded, mounted, proc, space};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
@@ -26,6 +28,14 @@ pub(super) const WALKS: Duration = Duration::from_secs(5);
 /// The part of [`WALKS`] for volumes, which pods share. A volume that is not read by then keeps its
 /// last numbers until the next period.
 const VOLUME_WALKS: Duration = Duration::from_secs(4);
+
+/// The wait of one collection for all volumes whose file systems have a server. Slower ones are measured
+/// in the background, and show their last numbers until then.
+const SERVERS: Duration = Duration::from_secs(1);
+
+/// Walks that may be interrupted at the same time and go on in the next period; each stores the names
+/// of some directories. Others start again.
+const INTERRUPTED: usize = 16;
 
 /// Walks through the volumes of a pod may take one part in this many of the time, if they then are
 /// not further apart than [`SLOWEST_WALKS`].
@@ -113,10 +123,14 @@ impl Shared {
         if wanted.depth == Depth::Full {
             // The sizes of logs, of which there are few, are read after them.
             let volumes_until = Instant::now() + VOLUME_WALKS;
+            // Evictions need only what is on the node's own disks, and must not wait.
+            let servers = if wanted == Wanted::EVICTION { Duration::ZERO } else { SERVERS };
+            let servers_until = Instant::now() + servers;
             let due = live.iter().map(|one| &one.pod.uid).filter(|uid| self.are_volumes_due(work, uid));
             share(due.collect(), volumes_until, Instant::now, |uid, deadline| {
-                self.walk_volumes(work, uid, deadline)
+                self.walk_volumes(work, uid, deadline, servers_until)
             });
+            guarded::forget(|uid| pods.contains_key(uid));
         }
         let mut once = Once { disks: Disks::default(), responses, until };
         work.budget = if wanted.details { Budget::new() } else { Budget::none() };
@@ -311,27 +325,52 @@ impl Shared {
         work.volumes.get(uid).is_none_or(|walked| Instant::now() >= walked.due)
     }
 
-    /// Measures the volumes of a pod. Returns whether all were measured before the deadline.
-    pub(super) fn walk_volumes(&self, work: &mut Work, uid: &PodUid, deadline: Instant) -> bool {
-        let last = work.volumes.remove(uid).unwrap_or_default();
+    /// Measures the volumes of a pod: those on the node's disks until `deadline`, those of servers
+    /// until `servers_until`. Returns whether all of the former were measured.
+    pub(super) fn walk_volumes(
+        &self,
+        work: &mut Work,
+        uid: &PodUid,
+        deadline: Instant,
+        servers_until: Instant,
+    ) -> bool {
+        let mut last = work.volumes.remove(uid).unwrap_or_default();
         let begun = Instant::now();
         let mut volumes = Vec::new();
-        let mut is_complete = true;
+        let mut walks = BTreeMap::new();
+        let others: usize = work.volumes.values().map(|walked| walked.walks.len()).sum();
         for volume in (self.volumes)(uid) {
-            let Some((mut now, complete)) = volume_use(&volume, deadline) else { continue };
-            if let (false, Some(old)) = (complete, last.volumes.iter().find(|old| old.name == volume.name)) {
+            let old = last.volumes.iter().find(|old| old.name == volume.name);
+            let walk = last.walks.remove(&volume.name);
+            let (mut now, walk) = match volume_use(uid, &volume, walk, deadline, servers_until) {
+                Used::Known(now, walk) => (now, walk),
+                Used::Pending => {
+                    volumes.extend(old.cloned());
+                    continue;
+                }
+                Used::Gone => continue,
+            };
+            if let (Some(_), Some(old)) = (&walk, old) {
                 let (used, inodes_used) = (now.space.used, now.space.inodes_used);
                 now = old.clone();
                 now.space.used = now.space.used.max(used);
                 now.space.inodes_used = now.space.inodes_used.max(inodes_used);
             }
-            is_complete &= complete;
+            if let Some(walk) = walk {
+                walks.insert(volume.name.clone(), walk);
+            }
             volumes.push(now);
         }
+        let is_complete = walks.is_empty();
         let now = Instant::now();
         let took = now.saturating_duration_since(begun);
-        let pause = pause(took, last.took).max(self.settings.volume_period.unwrap_or_default());
-        work.volumes.insert(uid.clone(), Walked { due: now + pause, took, volumes });
+        // A walk that goes on is continued sooner: its numbers are too small until then.
+        let pause = pause(took, last.took) / if is_complete { 1 } else { 5 };
+        let pause = pause.max(self.settings.volume_period.unwrap_or_default());
+        if others + walks.len() > INTERRUPTED {
+            walks.clear();
+        }
+        work.volumes.insert(uid.clone(), Walked { due: now + pause, took, volumes, walks });
         is_complete
     }
 
@@ -493,9 +532,25 @@ pub(super) fn pause(took: Duration, before: Duration) -> Duration {
     took.min(before).saturating_mul(WALK_SHARE).min(SLOWEST_WALKS)
 }
 
-/// The use of a volume, and whether there was time to walk through all of it: if not, it uses more.
-/// `None`: it does not exist, or its server does not respond.
-pub(super) fn volume_use(volume: &VolumeAt, until: Instant) -> Option<(VolumeUse, bool)> {
+/// The use of a volume.
+pub(super) enum Used {
+    /// With the walk that goes on later: until then it uses at least this much.
+    Known(VolumeUse, Option<Walk>),
+    /// Its server has not responded yet.
+    Pending,
+    /// It does not exist, or cannot be measured.
+    Gone,
+}
+
+/// Reads a volume on the node's disks until `until`, from where `walk` had to stop, or asks its server
+/// until `servers_until`.
+pub(super) fn volume_use(
+    pod: &PodUid,
+    volume: &VolumeAt,
+    walk: Option<Walk>,
+    until: Instant,
+    servers_until: Instant,
+) -> Used {
     let begun = Instant::now();
     let found = |space: FileSystem| VolumeUse {
         name: volume.name.clone(),
@@ -505,19 +560,37 @@ pub(super) fn volume_use(volume: &VolumeAt, until: Instant) -> Option<(VolumeUse
         abnormal: volume.driver.as_ref().and_then(|driver| driver.abnormal),
     };
     if let Some(space) = volume.driver.as_ref().and_then(|driver| driver.space.clone()) {
-        return Some((found(space), true));
+        return Used::Known(found(space), None);
     }
     // The server of a file system may not respond. A container may also mount one over a directory.
-    let mut space = match volume.walk && !space::is_mount(&volume.path) {
-        true => space::file_system(&volume.path)?,
-        false => guarded::file_system(&volume.path)?,
+    let measured = match volume.walk && !space::is_mount(&volume.path) {
+        true => space::file_system(&volume.path).map_or(Measured::Failed, Measured::Size),
+        false => guarded::file_system(pod, &volume.path, servers_until),
     };
-    let mut complete = true;
+    let mut space = match measured {
+        Measured::Size(space) => space,
+        Measured::Pending => return Used::Pending,
+        Measured::Failed => return Used::Gone,
+    };
+    let mut rest = None;
     if volume.walk {
-        let content = space::content(&volume.path, until)?;
-        (space.used, space.inodes_used) = (Some(content.bytes), Some(content.inodes));
-        complete = content.complete;
+        let Some((content, unfinished)) = space::continue_walk(&volume.path, walk, until) else {
+            return Used::Gone;
+        };
+        if content.left_out {
+            // The pod must not hide what it uses: all that is used of the file system may be its own.
+            log::warn!(
+                "directories of a volume are nested too deeply to be measured: all of its file system \
+                 counts volume={} uid={pod}",
+                volume.name
+            );
+            space.used = space.used.max(Some(content.bytes));
+            space.inodes_used = space.inodes_used.max(Some(content.inodes));
+        } else {
+            (space.used, space.inodes_used) = (Some(content.bytes), Some(content.inodes));
+        }
+        rest = unfinished;
     }
     metrics::VOLUME_STATS.took([if volume.walk { "du" } else { "statfs" }], begun.elapsed());
-    Some((found(space), complete))
+    Used::Known(found(space), rest)
 }

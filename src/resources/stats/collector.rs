@@ -1,6 +1,6 @@
 //! One collection at a time, whose result all callers share.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use crossbeam_channel::{Receiver, bounded};
 
 use super::cgroup::Tree;
 use super::cgroup_paths::CgroupPaths;
+use super::collect::Used;
 use super::glance::Places;
 use super::processes::Budget;
 use super::rates::Rates;
@@ -22,6 +23,7 @@ use super::request::{FRESH, Wanted};
 use super::runtime_stats::{Part, Query, Responses, RuntimeQueries};
 use super::sample::{NodeUse, Snapshot, VolumeUse};
 use super::settings::{Deps, LimitOfPod, ListPods, ListVolumes, LookAtPod, PodCgroupPaths, Settings};
+use super::space::Walk;
 use super::{collect, glance, space};
 
 /// The time between the two samples of the first request.
@@ -63,11 +65,13 @@ pub(super) struct Walked {
     pub(super) due: Instant,
     pub(super) took: Duration,
     pub(super) volumes: Vec<VolumeUse>,
+    /// The walks that go on next time, by volume.
+    pub(super) walks: BTreeMap<String, Walk>,
 }
 
 impl Default for Walked {
     fn default() -> Self {
-        Walked { due: Instant::now(), took: Duration::ZERO, volumes: Vec::new() }
+        Walked { due: Instant::now(), took: Duration::ZERO, volumes: Vec::new(), walks: BTreeMap::new() }
     }
 }
 
@@ -269,7 +273,11 @@ impl Collector {
         let mut volumes = (self.shared.volumes)(uid);
         volumes.retain(|volume| volume.claim.is_some());
         let until = Instant::now() + collect::WALKS;
-        volumes.iter().filter_map(|volume| collect::volume_use(volume, until)).map(|(used, _)| used).collect()
+        let used = |volume| match collect::volume_use(uid, volume, None, until, until) {
+            Used::Known(used, _) => Some(used),
+            Used::Pending | Used::Gone => None,
+        };
+        volumes.iter().filter_map(used).collect()
     }
 
     /// The size of a container's logs, in bytes.

@@ -1,73 +1,127 @@
-//! The size of a file system whose server may not respond: measured on its own thread, with a limit
-//! of time.
+//! The size of a file system whose server may not respond: measured on its own thread, while the
+//! caller waits until a deadline that it shares with others.
 //!
-//! A thread that hangs is left behind until the kernel ends its call. Its file system is not
-//! measured again before that.
+//! A slow measurement goes on, and its result is for a later call. A thread that hangs is left behind
+//! until the kernel ends its call. Its file system is not measured again before that.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::Instant;
 
 use crossbeam_channel::bounded;
 
 use super::sample::FileSystem;
 use super::space;
+use crate::model::ids::PodUid;
 use crate::util::threads::{self, OnDeath, Stack};
 
-/// The wait for one file system.
-const LIMIT: Duration = Duration::from_secs(5);
-/// Measurements that may hang at the same time.
-const MAX_HUNG: usize = 16;
+/// Measurements that may be under way at the same time, of all pods and of one: the servers of one
+/// pod must not take the places of others.
+const MAX_UNDER_WAY: usize = 64;
+const MAX_OF_POD: usize = 8;
 
-static UNDER_WAY: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-
-/// The file system of a volume, unless it hangs.
-pub(super) fn file_system(path: &Path) -> Option<FileSystem> {
-    let measured = path.to_owned();
-    within(path, LIMIT, move || space::file_system(&measured))
+/// What is known of a file system.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Measured<T> {
+    /// Its size.
+    Size(T),
+    /// It is not measured yet; the last numbers are the newest.
+    Pending,
+    /// It cannot be measured.
+    Failed,
 }
 
-struct Entry(PathBuf);
+/// A measurement that is under way, or whose result was not read yet.
+struct Measurement<T> {
+    pod: PodUid,
+    /// `None`: it is under way.
+    result: Option<Option<T>>,
+}
 
-impl Drop for Entry {
-    fn drop(&mut self) {
-        let mut all = UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|path| *path != self.0);
+/// The measurements by path.
+struct Measurements<T>(Mutex<BTreeMap<PathBuf, Measurement<T>>>);
+
+static SIZES: Measurements<FileSystem> = Measurements(Mutex::new(BTreeMap::new()));
+
+/// The file system of a pod's volume. Waits for it until `until`.
+pub(super) fn file_system(pod: &PodUid, path: &Path, until: Instant) -> Measured<FileSystem> {
+    let measured = path.to_owned();
+    SIZES.within(pod, path, until, move || space::file_system(&measured))
+}
+
+/// Drops results that nobody asked for, of pods that are gone.
+pub(super) fn forget(is_known: impl Fn(&PodUid) -> bool) {
+    SIZES.forget(is_known);
+}
+
+impl<T: Send + 'static> Measurements<T> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<PathBuf, Measurement<T>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget(&self, is_known: impl Fn(&PodUid) -> bool) {
+        self.lock().retain(|_, one| one.result.is_none() || is_known(&one.pod));
+    }
+
+    fn within(
+        &'static self,
+        pod: &PodUid,
+        path: &Path,
+        until: Instant,
+        measure: impl FnOnce() -> Option<T> + Send + 'static,
+    ) -> Measured<T> {
+        {
+            let mut all = self.lock();
+            match all.get(path).map(|one| one.result.is_some()) {
+                Some(true) => {
+                    let done = all.remove(path).and_then(|one| one.result).flatten();
+                    return done.map_or(Measured::Failed, Measured::Size);
+                }
+                Some(false) => return Measured::Pending,
+                None => {}
+            }
+            let under_way = |one: &&Measurement<T>| one.result.is_none();
+            let count = all.values().filter(under_way).count();
+            let of_pod = all.values().filter(under_way).filter(|one| one.pod == *pod).count();
+            if count >= MAX_UNDER_WAY || of_pod >= MAX_OF_POD {
+                return Measured::Pending;
+            }
+            all.insert(path.to_owned(), Measurement { pod: pod.clone(), result: None });
+        }
+        let (report, reported) = bounded::<()>(1);
+        let place = Place { all: self, path: path.to_owned(), result: None };
+        let spawned = threads::spawn("vol/stat", Stack::Small, OnDeath::Unsupervised, move |_| {
+            let mut place = place;
+            let _waiting = threads::waiting("size of a volume's file system");
+            place.result = measure();
+            drop(place);
+            // The caller may have stopped waiting.
+            let _ = report.send(());
+        });
+        let Ok(running) = spawned else { return Measured::Pending };
+        if reported.recv_deadline(until).is_err() {
+            running.leave();
+            return Measured::Pending;
+        }
+        drop(running);
+        let done = self.lock().remove(path).and_then(|one| one.result).flatten();
+        done.map_or(Measured::Failed, Measured::Size)
     }
 }
 
-fn within<T: Send + 'static>(
-    path: &Path,
-    limit: Duration,
-    measure: impl FnOnce() -> Option<T> + Send + 'static,
-) -> Option<T> {
-    let entry = {
-        let mut all = UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() >= MAX_HUNG || all.iter().any(|other| other == path) {
-            return None;
-        }
-        all.push(path.to_owned());
-        Entry(path.to_owned())
-    };
-    let (report, reported) = bounded(1);
-    let running = threads::spawn("vol/stat", Stack::Small, OnDeath::Unsupervised, move |_| {
-        let entry = entry;
-        let _waiting = threads::waiting("size of a volume's file system");
-        let result = measure();
-        drop(entry);
-        // The caller may have stopped waiting.
-        let _ = report.send(result);
-    })
-    .ok()?;
-    match reported.recv_timeout(limit) {
-        Ok(result) => {
-            drop(running);
-            result
-        }
-        Err(_) => {
-            running.leave();
-            log::warn!("the file system at {} does not respond", path.display());
-            None
+/// The entry of a measurement that is under way. Dropping it stores the result, also after a panic.
+struct Place<T: Send + 'static> {
+    all: &'static Measurements<T>,
+    path: PathBuf,
+    result: Option<T>,
+}
+
+impl<T: Send + 'static> Drop for Place<T> {
+    fn drop(&mut self) {
+        let result = self.result.take();
+        if let Some(one) = self.all.lock().get_mut(&self.path) {
+            one.result = Some(result);
         }
     }
 }
@@ -75,25 +129,61 @@ fn within<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
+
+    static NUMBERS: Measurements<u32> = Measurements(Mutex::new(BTreeMap::new()));
+
+    fn late() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
 
     #[test]
-    fn file_system_that_hangs_costs_one_thread() {
+    fn file_system_that_hangs_costs_one_thread_and_its_result_is_used_later() {
+        let pod = PodUid::from("hangs");
         let (release, hold) = bounded::<()>(0);
         let path = Path::new("/t/hangs");
-        let short = Duration::from_millis(20);
         let hang = move || {
             let _ = hold.recv();
             Some(1)
         };
-        assert_eq!(within(path, short, hang), None);
-        assert_eq!(within(path, LIMIT, || Some(2)), None, "the first one still hangs");
-        assert_eq!(within(Path::new("/t/other"), LIMIT, || Some(3)), Some(3));
+        assert_eq!(NUMBERS.within(&pod, path, Instant::now(), hang), Measured::Pending);
+        assert_eq!(NUMBERS.within(&pod, path, late(), || Some(2)), Measured::Pending, "still under way");
+        assert_eq!(NUMBERS.within(&pod, Path::new("/t/other"), late(), || Some(3)), Measured::Size(3));
         drop(release);
-        let until = std::time::Instant::now() + Duration::from_secs(60);
-        while within(path, LIMIT, || Some(4)).is_none() && std::time::Instant::now() < until {
+        let until = late();
+        let mut found = Measured::Pending;
+        while found == Measured::Pending && Instant::now() < until {
+            found = NUMBERS.within(&pod, path, late(), || Some(4));
             std::thread::yield_now();
         }
-        assert_eq!(within(path, LIMIT, || Some(5)), Some(5));
-        assert!(file_system(Path::new("/")).is_some());
+        assert_eq!(found, Measured::Size(1), "the late result");
+        assert_eq!(NUMBERS.within(&pod, path, late(), || Some(5)), Measured::Size(5));
+        assert_eq!(NUMBERS.within(&pod, path, late(), || None), Measured::Failed);
+        assert!(matches!(file_system(&pod, Path::new("/"), late()), Measured::Size(_)));
+    }
+
+    #[test]
+    fn servers_of_one_pod_leave_places_for_other_pods() {
+        static ALL: Measurements<u32> = Measurements(Mutex::new(BTreeMap::new()));
+        let (hostile, other) = (PodUid::from("hostile"), PodUid::from("other"));
+        let (release, hold) = bounded::<()>(0);
+        for number in 0..MAX_OF_POD + 10 {
+            let hold = hold.clone();
+            let path = PathBuf::from(format!("/t/many/{number}"));
+            let hang = move || {
+                let _ = hold.recv();
+                Some(0)
+            };
+            assert_eq!(ALL.within(&hostile, &path, Instant::now(), hang), Measured::Pending);
+        }
+        assert_eq!(ALL.lock().len(), MAX_OF_POD);
+        assert_eq!(ALL.within(&other, Path::new("/t/one"), late(), || Some(1)), Measured::Size(1));
+        drop(release);
+        let until = late();
+        while ALL.lock().values().any(|one| one.result.is_none()) && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        ALL.forget(|pod| *pod != hostile);
+        assert!(ALL.lock().is_empty());
     }
 }

@@ -1,8 +1,8 @@
 //! The use of file systems, and of a file system by a directory.
 
 use std::collections::HashSet;
-use std::ffi::CStr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Instant;
 
@@ -14,12 +14,16 @@ use crate::model::log_line::LOG_LEVELS;
 use crate::resources::disk::{self, DiskSpace};
 use crate::util::untrusted;
 
-/// The limit of open directories. Deeper ones are not counted.
-const DEPTH: usize = 64;
+/// The limit of open directories of a walk. Those above are closed, and opened again on the way back.
+const OPEN: usize = 64;
+
+/// The limit of nested directories. A container may make more; then the walk counts nothing of
+/// them, and says so.
+const DEPTH: usize = 2048;
 
 /// The limit of stored files with several names, each of which counts once. Of others each name
 /// counts its part of the bytes.
-const LINKED: usize = 250_000;
+const LINKED: usize = 16_384;
 
 /// Links to directories are not followed: a container may have made them.
 const DIRECTORY: OFlags =
@@ -32,6 +36,31 @@ pub(super) struct Content {
     pub(super) inodes: u64,
     /// Whether there was time for all of it: if not, there is more.
     pub(super) complete: bool,
+    /// Whether directories were left out, because they are nested too deeply or were moved while
+    /// they were read: then there is more, also if the walk is complete.
+    pub(super) left_out: bool,
+}
+
+/// A walk through a directory that had no time to read all of it. It has no open directories, so it
+/// keeps no file system in use.
+#[derive(Debug)]
+pub(super) struct Walk {
+    device: (u32, u32),
+    found: Content,
+    linked: HashSet<u64>,
+    levels: Vec<Level>,
+}
+
+/// A directory on the way from the top to the place of the walk.
+#[derive(Debug)]
+struct Level {
+    /// Its name in the level above; empty for the top.
+    name: CString,
+    inode: u64,
+    /// Where to read on, as the kernel gave it (`d_off`).
+    offset: i64,
+    /// `None`: it is closed.
+    dir: Option<Dir>,
 }
 
 /// What the walk reads of a file.
@@ -68,37 +97,126 @@ pub(super) fn sizes(found: &DiskSpace) -> FileSystem {
 /// Counts a directory with all that is below it on the same file system, until `until`. `None`: it
 /// does not exist.
 pub(super) fn content(path: &Path, until: Instant) -> Option<Content> {
+    continue_walk(path, None, until).map(|(found, _)| found)
+}
+
+/// Like [`content`], from where an earlier walk had to stop; the result includes what that one has
+/// counted. Returns the walk again if this time did not suffice either.
+pub(super) fn continue_walk(
+    path: &Path,
+    earlier: Option<Walk>,
+    until: Instant,
+) -> Option<(Content, Option<Walk>)> {
     let top = untrusted::directory(path, LOG_LEVELS).ok()?;
     let own = entry(top.as_fd(), c"", AtFlags::EMPTY_PATH)?;
-    let device = own.device;
-    let mut found = Content::default();
-    let mut linked = HashSet::new();
-    count(&mut found, &mut linked, &own);
-    let mut levels = vec![Dir::new(top).ok()?];
-    while let Some(level) = levels.last_mut() {
-        let Some(entry) = level.read() else {
-            levels.pop();
-            continue;
-        };
-        let Ok(entry) = entry else {
-            levels.pop();
-            continue;
-        };
-        let name = entry.file_name();
-        if matches!(name.to_bytes(), b"." | b"..") {
-            continue;
-        }
-        if Instant::now() >= until {
-            return Some(found);
-        }
-        let Some((entry, dir)) = look(level, name, device) else { continue };
-        count(&mut found, &mut linked, &entry);
-        if let Some(dir) = dir.filter(|_| levels.len() < DEPTH) {
-            levels.push(dir);
-        }
+    let earlier = earlier.and_then(|walk| walk.reopened(&top, &own));
+    let goes_on = earlier.is_some();
+    let mut walk = match earlier {
+        Some(walk) => walk,
+        None => Walk::new(top, &own)?,
+    };
+    if walk.run(until, goes_on) {
+        walk.found.complete = true;
+        return Some((walk.found, None));
     }
-    found.complete = true;
-    Some(found)
+    for level in &mut walk.levels {
+        level.dir = None;
+    }
+    Some((walk.found, Some(walk)))
+}
+
+impl Walk {
+    fn new(top: OwnedFd, own: &Entry) -> Option<Walk> {
+        let top = Level { name: CString::default(), inode: own.inode, offset: 0, dir: Dir::new(top).ok() };
+        top.dir.as_ref()?;
+        let mut walk =
+            Walk { device: own.device, found: Content::default(), linked: HashSet::new(), levels: vec![top] };
+        count(&mut walk.found, &mut walk.linked, own);
+        Some(walk)
+    }
+
+    /// Opens the deepest directories of a walk that was interrupted. `None`: one of them is no
+    /// longer there, so the walk has to start from the top.
+    fn reopened(mut self, top: &OwnedFd, own: &Entry) -> Option<Walk> {
+        let mut current = top.try_clone().ok()?;
+        let closed = self.levels.len().saturating_sub(OPEN);
+        for (at, level) in self.levels.iter_mut().enumerate() {
+            if at > 0 {
+                current = fs::openat(&current, level.name.as_c_str(), DIRECTORY, Mode::empty()).ok()?;
+            }
+            if !is_same(current.as_fd(), self.device, level.inode) || (at == 0 && own.inode != level.inode) {
+                return None;
+            }
+            if at >= closed {
+                level.dir = Some(opened_at(current.try_clone().ok()?, level.offset)?);
+            }
+        }
+        Some(self)
+    }
+
+    /// Returns whether it came to the end before `until`. `one_more`: reads one entry also if it is
+    /// late, so that a walk that goes on always makes progress.
+    fn run(&mut self, until: Instant, mut one_more: bool) -> bool {
+        while let Some(level) = self.levels.last_mut() {
+            let Some(dir) = &mut level.dir else {
+                // Its parent was not found again.
+                self.found.left_out = true;
+                return true;
+            };
+            let Some(Ok(entry)) = dir.read() else {
+                self.leave_level();
+                continue;
+            };
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            if Instant::now() >= until && !std::mem::take(&mut one_more) {
+                return false;
+            }
+            level.offset = entry.offset();
+            let Some((entry, below)) = look(dir, name, self.device) else { continue };
+            let name = name.to_owned();
+            count(&mut self.found, &mut self.linked, &entry);
+            let Some(below) = below else { continue };
+            if self.levels.len() >= DEPTH {
+                self.found.left_out = true;
+                continue;
+            }
+            self.levels.push(Level { name, inode: entry.inode, offset: 0, dir: Some(below) });
+            if let Some(above) = self.levels.len().checked_sub(OPEN + 1) {
+                self.levels[above].dir = None;
+            }
+        }
+        true
+    }
+
+    /// The deepest directory is read. The one above may have to be opened again: by `..`, because no
+    /// path may be that long. A container may have moved the directory meanwhile.
+    fn leave_level(&mut self) {
+        let Some(done) = self.levels.pop() else { return };
+        let Some(above) = self.levels.last_mut() else { return };
+        if above.dir.is_some() {
+            return;
+        }
+        let child = done.dir.as_ref().and_then(|dir| dir.fd().ok());
+        let parent = child.and_then(|child| fs::openat(child, c"..", DIRECTORY, Mode::empty()).ok());
+        let parent = parent.filter(|parent| is_same(parent.as_fd(), self.device, above.inode));
+        above.dir = parent.and_then(|parent| opened_at(parent, above.offset));
+    }
+}
+
+fn is_same(directory: BorrowedFd<'_>, device: (u32, u32), inode: u64) -> bool {
+    entry(directory, c"", AtFlags::EMPTY_PATH)
+        .is_some_and(|found| (found.device, found.inode) == (device, inode))
+}
+
+fn opened_at(directory: OwnedFd, offset: i64) -> Option<Dir> {
+    let mut dir = Dir::new(directory).ok()?;
+    if offset != 0 {
+        dir.seek(offset).ok()?;
+    }
+    Some(dir)
 }
 
 /// Whether something is mounted at this path. Asks no server of a file system.
@@ -180,6 +298,100 @@ mod tests {
         assert_eq!(content(&dir.path().join("none"), soon), None);
         let cut = content(&top, Instant::now()).unwrap();
         assert_eq!((cut.inodes, cut.complete, found.complete), (1, false, true));
+    }
+
+    /// Makes nested directories, each in the one before, and returns the deepest one.
+    fn nested(top: &Path, levels: usize) -> OwnedFd {
+        let mut current = fs::open(top, DIRECTORY, Mode::empty()).unwrap();
+        for _ in 0..levels {
+            fs::mkdirat(&current, c"d", Mode::RWXU).unwrap();
+            current = fs::openat(&current, c"d", DIRECTORY, Mode::empty()).unwrap();
+        }
+        current
+    }
+
+    fn write_at(dir: &OwnedFd, name: &CStr, bytes: usize) {
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+        let file = fs::openat(dir, name, flags, Mode::RUSR | Mode::WUSR).unwrap();
+        std::io::Write::write_all(&mut std::fs::File::from(file), &vec![1; bytes]).unwrap();
+    }
+
+    /// The standard library's removal keeps each level open.
+    fn remove_nested(top: &Path) {
+        assert!(std::process::Command::new("rm").arg("-rf").arg(top).status().unwrap().success());
+    }
+
+    #[test]
+    fn files_below_hundreds_of_directories_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().join("top");
+        std::fs::create_dir(&top).unwrap();
+        let deepest = nested(&top, 300);
+        write_at(&deepest, c"big", 1 << 20);
+        // Also what the walk reads after it has come back from the deepest directory.
+        for name in ["x", "y", "d/z", "d/d/z"] {
+            std::fs::write(top.join(name), vec![1; 4096]).unwrap();
+        }
+        let found = content(&top, Instant::now() + Duration::from_secs(60)).unwrap();
+        assert_eq!((found.inodes, found.complete, found.left_out), (306, true, false));
+        assert!(found.bytes >= 1 << 20, "{found:?}");
+        remove_nested(&top);
+    }
+
+    #[test]
+    fn directories_beyond_the_limit_of_depth_are_reported_as_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().join("top");
+        std::fs::create_dir(&top).unwrap();
+        drop(nested(&top, DEPTH + 1));
+        let found = content(&top, Instant::now() + Duration::from_secs(60)).unwrap();
+        assert_eq!((found.inodes, found.complete, found.left_out), (DEPTH as u64 + 1, true, true));
+        remove_nested(&top);
+    }
+
+    #[test]
+    fn walk_that_is_interrupted_again_and_again_counts_everything_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().join("top");
+        std::fs::create_dir(&top).unwrap();
+        let deepest = nested(&top, 150);
+        for number in 0..50 {
+            std::fs::write(top.join(format!("file{number}")), "x").unwrap();
+            write_at(&deepest, &CString::new(format!("file{number}")).unwrap(), 1);
+        }
+        let whole = content(&top, Instant::now() + Duration::from_secs(60)).unwrap();
+        let mut walk = Walk::new(fs::open(&top, DIRECTORY, Mode::empty()).unwrap(), &{
+            let top = fs::open(&top, DIRECTORY, Mode::empty()).unwrap();
+            entry(top.as_fd(), c"", AtFlags::EMPTY_PATH).unwrap()
+        });
+        let mut rounds = 0;
+        let found = loop {
+            rounds += 1;
+            assert!(rounds < 100_000, "the walk does not end");
+            let soon = Instant::now() + Duration::from_micros(50);
+            match continue_walk(&top, walk.take(), soon).unwrap() {
+                (found, None) => break found,
+                (_, unfinished) => walk = unfinished,
+            }
+        };
+        assert_eq!(found, whole);
+        remove_nested(&top);
+    }
+
+    #[test]
+    fn walk_through_a_directory_that_was_replaced_starts_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().join("top");
+        std::fs::create_dir_all(top.join("a")).unwrap();
+        std::fs::write(top.join("a/file"), "x").unwrap();
+        let opened = fs::open(&top, DIRECTORY, Mode::empty()).unwrap();
+        let own = entry(opened.as_fd(), c"", AtFlags::EMPTY_PATH).unwrap();
+        let mut walk = Walk::new(opened, &own).unwrap();
+        walk.levels.push(Level { name: c"a".to_owned(), inode: 1, offset: 0, dir: None });
+        walk.levels[0].dir = None;
+        let soon = Instant::now() + Duration::from_secs(60);
+        let (found, rest) = continue_walk(&top, Some(walk), soon).unwrap();
+        assert_eq!((found.inodes, found.complete, rest.is_none()), (3, true, true));
     }
 
     #[test]

@@ -741,11 +741,13 @@ fn volume_whose_walk_is_cut_keeps_its_last_numbers() {
     let mut state = shared.lock();
     let work = state.work.as_mut().unwrap();
     let uid = &snapshot.pods[0].uid;
-    assert!(!shared.walk_volumes(work, uid, std::time::Instant::now()));
+    let now = std::time::Instant::now();
+    assert!(!shared.walk_volumes(work, uid, now, now));
     assert_eq!(work.volumes[uid].volumes, *volumes);
     // A volume that does not exist any more is no cut walk.
     drop(place);
-    assert!(shared.walk_volumes(work, uid, std::time::Instant::now() + Duration::from_secs(60)));
+    let late = now + Duration::from_secs(60);
+    assert!(shared.walk_volumes(work, uid, late, late));
     assert!(work.volumes[uid].volumes.is_empty());
 }
 
