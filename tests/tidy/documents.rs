@@ -68,7 +68,7 @@ const FACTS: &[(&str, &str, &str, &str)] = &[(
     "docs/architecture.md",
     "one per probe of a container that has run, at most 512 of one pod and 4,096 in all",
     "src/probes/thread.rs",
-    "const LIMITS: Limits = Limits { all_pods: 4096, one_pod: 512 };",
+    "const LIMITS: Limits = Limits { all_pods: 4096, one_pod: 512, reserve: 8, most: 6144 };",
 )];
 
 #[test]

@@ -50,7 +50,7 @@ pub(super) fn file_system(pod: &PodUid, path: &Path, until: Instant) -> Measured
     SIZES.within(pod, path, until, move || space::file_system(&measured))
 }
 
-/// Drops results that nobody asked for, of pods that are gone.
+/// Drops results that were not read, of pods that are gone.
 pub(super) fn forget(is_known: impl Fn(&PodUid) -> bool) {
     SIZES.forget(is_known);
 }
