@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::transport::endpoint::EndpointError;
 use crate::transport::grpc::{CallError, Kind};
+use crate::util::token;
 
 /// A failed call of the runtime or image service.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -123,6 +124,30 @@ impl CriError {
     }
 }
 
+/// A message of the runtime without the tokens of the agent's registry of images: they are a part of its
+/// addresses, which errors of pulls and sandboxes contain (`server::registry`: `HOST:PORT/v2/TOKEN` in
+/// containerd, `HOST:PORT/TOKEN` in CRI-O). Errors are shown in statuses, events and logs.
+pub(super) fn without_tokens(message: &str) -> String {
+    let parts: Vec<&str> = message.split('/').collect();
+    let has_port = |host: &str| {
+        let port = host.rsplit_once(':').map_or("", |(_, port)| port);
+        !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    let is_hidden = |index: usize, part: &str| {
+        let before = |back: usize| index.checked_sub(back).and_then(|at| parts.get(at)).copied();
+        let host = if before(1) == Some("v2") { before(2) } else { before(1) };
+        let ends = part.get(token::DIGITS..).is_some_and(|rest| {
+            !rest.starts_with(|next: char| next.is_alphanumeric() || next == '_' || next == '-')
+        });
+        ends && part.get(..token::DIGITS).is_some_and(token::is_token) && host.is_some_and(has_port)
+    };
+    let shown = parts.iter().enumerate().map(|(index, part)| match part.get(token::DIGITS..) {
+        Some(rest) if is_hidden(index, part) => format!("…{rest}"),
+        _ => (*part).to_owned(),
+    });
+    shown.collect::<Vec<_>>().join("/")
+}
+
 /// The same error of the same call and object is logged once in this time.
 const QUIET: Duration = Duration::from_secs(60);
 /// More entries than this are swept; each is one failing call on one object.
@@ -182,6 +207,34 @@ mod tests {
     fn call(kind: Kind, object: &str, message: &str) -> CriError {
         let error = CallError { method: "StartContainer", kind, message: message.into() };
         CriError::Call { object: object.into(), error }
+    }
+
+    #[test]
+    fn tokens_of_the_registry_are_hidden_and_nothing_else() {
+        let token = "0123456789abcdef".repeat(2);
+        for (message, hidden) in [
+            (
+                format!(
+                    "HEAD request to http://127.0.0.1:4321/v2/{token}/library/x/manifests/1?ns=docker.io: 503"
+                ),
+                true,
+            ),
+            (
+                format!(
+                    "(Mirrors also failed: [127.0.0.1:4321/{token}/docker.io/library/x:1: reading manifest])"
+                ),
+                true,
+            ),
+            (format!("Get \"http://[::1]:5000/v2/{token}\": dial tcp"), true),
+            (format!("two: localhost:1/{token}, 127.0.0.1:2/v2/{token}/a"), true),
+            (format!("open /run/log/journal/{token}/system.journal: no such file"), false),
+            (format!("registry.example/{token}:1: not found"), false),
+            (format!("registry.example:5000/{token}0/app: not found"), false),
+            ("pull access denied: ü/ö".to_owned(), false),
+        ] {
+            let shown = without_tokens(&message);
+            assert_eq!(shown, if hidden { message.replace(&token, "…") } else { message });
+        }
     }
 
     #[test]

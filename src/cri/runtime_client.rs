@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::convert;
-use super::errors::{Class, CriError, ErrorLog};
+use super::errors::{Class, CriError, ErrorLog, without_tokens};
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::metrics;
 use crate::transport::generated::{MessageField, methods, runtime};
@@ -106,6 +106,7 @@ fn failed(object: &str, error: CallError, stop: &StopToken) -> CriError {
     if error.kind == Kind::Cancelled && stop.is_stopped() {
         CriError::Stopped { method: error.method, object }
     } else {
+        let error = CallError { message: without_tokens(&error.message), ..error };
         CriError::Call { object, error }
     }
 }
