@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 
 use super::records::PullSecret;
-use crate::model::image_name::split_domain;
+use crate::model::image_name::{normalized, repository};
 use crate::util::encoding::from_base64;
 use crate::util::untrusted;
 
@@ -182,33 +182,36 @@ fn split_port(domain: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// A key without scheme and without the API version that docker puts behind the host.
+/// A key without scheme and without the API version that docker puts behind the host (Go:
+/// `BasicDockerKeyring.Add`). A slash at its end stays: the path is then that of a directory.
 fn normal_key(key: &str) -> String {
     let key = key.split_once("://").map_or(key, |(_, rest)| rest);
-    let (host, path) = key.split_once('/').map_or((key, ""), |(host, path)| (host, path));
-    let path = ["v1", "v2"]
-        .iter()
-        .find_map(|version| {
-            path.strip_prefix(version).filter(|rest| rest.is_empty() || rest.starts_with('/'))
-        })
-        .unwrap_or(path)
-        .trim_matches('/');
-    if path.is_empty() { host.to_owned() } else { format!("{host}/{path}") }
+    let (host, path) = key.find('/').map_or((key, ""), |at| key.split_at(at));
+    let version = |version| path.strip_prefix(version).filter(|rest| rest.starts_with('/'));
+    match version("/v1").or_else(|| version("/v2")).unwrap_or(path) {
+        "/" => host.to_owned(),
+        path => format!("{host}{path}"),
+    }
 }
 
-/// The credentials that match `image`, the most specific first.
+/// The whole name of an image without tag and digest, such as `docker.io/library/busybox`. `None`: it is
+/// no image name.
+pub(super) fn full_repository(image: &str) -> Option<String> {
+    Some(repository(&normalized(image).ok()?).to_owned())
+}
+
+/// The credentials that match `image`, the most specific first (Go: `BasicDockerKeyring.Lookup`, for the
+/// normalised repository).
+///
+/// DIFFERS: upstream also uses the key of Docker Hub for `localhost/…` if no other key matches.
 pub(super) fn lookup(index: &Index, image: &str) -> Vec<Credential> {
-    let (domain, rest) = split_domain(image);
-    let mut found = Vec::new();
-    if let Some(domain) = domain {
-        // In reverse order longer and therefore more specific keys come first.
-        for (key, credentials) in index.iter().rev() {
-            if key_matches(key, domain, rest) {
-                found.extend(credentials.iter().cloned());
-            }
-        }
-    }
-    if found.is_empty() && matches!(domain, None | Some("docker.io" | DEFAULT_REGISTRY)) {
+    let Some(name) = full_repository(image) else { return Vec::new() };
+    let (domain, path) = domain_of(&name);
+    // In reverse order longer and therefore more specific keys come first.
+    let matching = index.iter().rev().filter(|(key, _)| key_matches(key, domain, path));
+    let mut found: Vec<Credential> =
+        matching.flat_map(|(_, credentials)| credentials.iter().cloned()).collect();
+    if found.is_empty() && domain == "docker.io" {
         found.extend(index.get(DEFAULT_REGISTRY).into_iter().flatten().cloned());
     }
     found
@@ -279,6 +282,8 @@ mod tests {
             ("registry.example/team", "team"),
             ("https://registry.example:5000/v2/", "port"),
             ("*.wild.example", "wild"),
+            ("registry.example/dir/", "dir"),
+            ("registry.example/v2", "path"),
         ];
         let index = index(keys.map(|(key, name)| (key.to_owned(), user(name))).into()).unwrap();
         for (image, expected) in [
@@ -287,10 +292,38 @@ mod tests {
             ("docker.io/library/busybox", vec!["hub"]),
             ("registry.example/x", vec!["reg"]),
             ("registry.example/team/x:1", vec!["team", "reg"]),
+            ("registry.example/dir/x:1", vec!["dir", "reg"]),
+            ("registry.example/directory:1", vec!["reg"]),
+            ("registry.example/v2/x:1", vec!["path", "reg"]),
             ("registry.example:5000/x", vec!["port"]),
             ("a.wild.example/x", vec!["wild"]),
             ("a.b.wild.example/x", vec![]),
             ("other.example/x", vec![]),
+        ] {
+            assert_eq!(users(&index, image), expected, "{image}");
+        }
+    }
+
+    /// Keys match the whole name, which has the default registry.
+    #[test]
+    fn keys_of_docker_hub_match_short_names() {
+        let user = |name: &str| Entry { username: name.into(), password: "p".into(), ..Entry::default() };
+        let keys = [
+            ("docker.io", "d"),
+            ("docker.io/team", "t"),
+            ("https://index.docker.io/v1/", "hub"),
+            ("*.io", "w"),
+        ];
+        let index = index(keys.map(|(key, name)| (key.to_owned(), user(name))).into()).unwrap();
+        for (image, expected) in [
+            ("team/app", vec!["t", "d", "w"]),
+            ("team/app:1", vec!["t", "d", "w"]),
+            ("docker.io/team/app:1", vec!["t", "d", "w"]),
+            ("index.docker.io/team/app:1", vec!["t", "d", "w"]),
+            ("busybox:1", vec!["d", "w"]),
+            ("docker.io/busybox", vec!["d", "w"]),
+            ("localhost/team/app", vec![]),
+            ("Invalid//name", vec![]),
         ] {
             assert_eq!(users(&index, image), expected, "{image}");
         }

@@ -15,14 +15,15 @@ use crate::config::credential_providers::{CredentialProvider, CredentialProvider
 use crate::util::child::{self, ChildError, Limits};
 use crate::util::stop::StopToken;
 
-use super::credentials::{Credential, Entry, Index, index, key_matches, lookup};
+use super::credentials::{Credential, Entry, Index, full_repository, index, key_matches, lookup};
 use super::permits::Permits;
-use crate::model::image_name::{repository, split_domain};
 
 const LIMITS: Limits = Limits { time: Duration::from_secs(60), output_bytes: 1 << 20 };
 /// The bytes of a failing program's output that are logged.
 const STDERR_SHOWN: usize = 200;
 const GLOBAL_KEY: &str = "global";
+/// The most responses of a program that are kept: users of pods choose the names of images.
+const MAX_CACHED: usize = 1000;
 
 pub(super) struct Providers {
     list: Vec<Provider>,
@@ -98,7 +99,7 @@ impl Providers {
         if self.list.is_empty() {
             return Vec::new();
         }
-        let image = full_name(image);
+        let Some(image) = full_repository(image) else { return Vec::new() };
         let responsible = self.list.iter().filter(|provider| provider.matches(&image));
         responsible.flat_map(|provider| provider.credentials(&image, stop)).collect()
     }
@@ -163,6 +164,12 @@ impl Provider {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         cache.retain(|_, cached| now < cached.until);
         if let Some(until) = now.checked_add(duration.to_std()).filter(|until| *until > now) {
+            if cache.len() >= MAX_CACHED
+                && let Some(first) = cache.iter().min_by_key(|(_, cached)| cached.until)
+            {
+                let first = first.0.clone();
+                cache.remove(&first);
+            }
             cache.insert(key.to_owned(), Cached { until, credentials });
         }
         found
@@ -196,17 +203,6 @@ impl Provider {
             return Err(ProviderError::CacheKeyType(response.cache_key_type));
         }
         Ok(response)
-    }
-}
-
-/// The name with registry and namespace, as providers know it, without tag and digest.
-fn full_name(image: &str) -> String {
-    let name = repository(image);
-    match split_domain(name) {
-        (Some("index.docker.io"), path) => format!("docker.io/{path}"),
-        (Some(_), _) => name.to_owned(),
-        (None, path) if path.contains('/') => format!("docker.io/{path}"),
-        (None, path) => format!("docker.io/library/{path}"),
     }
 }
 
@@ -327,14 +323,30 @@ mod tests {
     }
 
     #[test]
+    fn cached_responses_are_limited_and_the_one_that_ends_first_is_dropped() {
+        let bench = Bench::new(&["r.example"], &answer("Image", ""));
+        let provider = &bench.providers.list[0];
+        let now = Instant::now();
+        for n in 0..=MAX_CACHED as u64 {
+            let cache_duration = serde_json::from_str(&format!("\"{}s\"", 1000 + n)).ok();
+            let response = Response { cache_duration, cache_key_type: "Image".into(), ..Response::default() };
+            provider.keep(&format!("r.example/{n}"), response, now);
+        }
+        let known = |n: usize| provider.cached(&format!("r.example/{n}"), now).is_some();
+        assert!(!known(0) && known(1) && known(MAX_CACHED));
+    }
+
+    #[test]
     fn short_names_get_default_registry_and_lose_their_tag() {
+        let digest = format!("r.example:5000/a@sha256:{}", "0".repeat(64));
         for (image, expected) in [
             ("busybox", "docker.io/library/busybox"),
+            ("docker.io/busybox", "docker.io/library/busybox"),
             ("team/app:1", "docker.io/team/app"),
             ("index.docker.io/a/b", "docker.io/a/b"),
-            ("r.example:5000/a@sha256:00", "r.example:5000/a"),
+            (&digest, "r.example:5000/a"),
         ] {
-            assert_eq!(full_name(image), expected);
+            assert_eq!(full_repository(image).as_deref(), Some(expected));
         }
     }
 }

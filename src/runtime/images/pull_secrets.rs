@@ -189,6 +189,7 @@ mod tests {
                     r#"{"https://r.example/v1/": {"username": "o", "password": "x"}}"#,
                 ),
             ),
+            ("hub", secret(JSON.0, JSON.1, r#"{"auths": {"docker.io": {"auth": "dTpw"}}}"#)),
             ("other", secret("Opaque", JSON.1, r#"{"auths": {"r.example": {"auth": "dTpw"}}}"#)),
             ("many", many(1_001)),
             // With the three entries of the others.
@@ -210,6 +211,8 @@ mod tests {
         assert_eq!(users("r.example/x"), ["o", "u"]);
         assert_eq!(users("r.example/team/x:1"), ["t", "o", "u"]);
         assert!(users("s.example/x").is_empty());
+        let hub = of(&["hub"]).0;
+        assert_eq!(hub.proofs("team/app:1")[0].name, "hub");
         let proofs = found.proofs("r.example/x");
         assert_eq!((proofs[1].name.as_str(), proofs[1].uid.as_str()), ("new", "u1"));
         // {"username":"u","password":"p"}
