@@ -187,7 +187,7 @@ fn write(
     index: &[u8],
     contents: &Contents,
 ) -> Result<(), Failure> {
-    let mut out = File::create(part)?;
+    let mut out = create(part)?;
     entry(&mut out, "oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
     entry(&mut out, "index.json", index)?;
     for document in &contents.documents {
@@ -222,6 +222,16 @@ fn write(
     out.sync_all()?;
     std::fs::rename(part, file)?;
     Ok(())
+}
+
+/// Creates a new file. One of an export that was interrupted is removed; a link of another user, in a
+/// directory such as `/tmp`, is not followed.
+fn create(path: &Path) -> io::Result<File> {
+    match std::fs::remove_file(path) {
+        Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
+        _ => {}
+    }
+    File::options().write(true).create_new(true).open(path)
 }
 
 fn blob_name(digest: &str) -> String {
@@ -272,6 +282,21 @@ fn header(name: &str, size: u64) -> io::Result<[u8; BLOCK as usize]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn export_replaces_an_interrupted_one_and_follows_no_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let (part, other) = (dir.path().join("x.tar.part"), dir.path().join("other"));
+        std::fs::write(&other, "of another user").unwrap();
+        std::os::unix::fs::symlink(&other, &part).unwrap();
+        create(&part).unwrap().write_all(b"new").unwrap();
+        assert_eq!(std::fs::read(&other).unwrap(), b"of another user");
+        assert_eq!(std::fs::read(&part).unwrap(), b"new");
+        assert_eq!(create(&part).unwrap().metadata().unwrap().len(), 0);
+        std::os::unix::fs::symlink(dir.path().join("missing"), dir.path().join("y.part")).unwrap();
+        create(&dir.path().join("y.part")).unwrap();
+        assert!(!dir.path().join("missing").exists());
+    }
 
     #[test]
     fn archive_is_read_by_tar() {
