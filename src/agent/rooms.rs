@@ -126,18 +126,6 @@ pub(super) fn make(
     let wake = verdicts.clone();
     let replaced = Arc::new(Gate::default());
     let view = View::default();
-    let image_check = ImageCheck::new(image_check::Deps {
-        runtime: cri.clone(),
-        images: images.clone(),
-        events: events.clone(),
-        sources: vec![Arc::new(Archives(image_set.clone()))],
-        wake: Box::new(move |uid| wake.put(uid.clone(), ())),
-        replaced: Arc::clone(&replaced),
-        restarts: {
-            let view = view.clone();
-            Box::new(move |uid, name, exit_code| runs_again(&view.get(), uid, name, exit_code))
-        },
-    });
     let runtime = Runtime::new(
         settings::runtime(args, config, host, &allocatable)?,
         runtime::Deps {
@@ -151,14 +139,35 @@ pub(super) fn make(
                 Arc::new(move |pod| cgroups.path(pod))
             },
             placement: Arc::new(managers.clone()),
-            pulled: {
-                let image_check = image_check.clone();
-                Arc::new(move |image| image_check.pulled(image))
-            },
             offers: Arc::new(image_set.clone()),
-            replaced,
+            replaced: Arc::clone(&replaced),
         },
     );
+    let image_check = ImageCheck::new(image_check::Deps {
+        runtime: cri.clone(),
+        images: images.clone(),
+        events: events.clone(),
+        sources: vec![Arc::new(Archives(image_set.clone()))],
+        wake: Box::new(move |uid| wake.put(uid.clone(), ())),
+        replaced,
+        restarts: {
+            let view = view.clone();
+            Box::new(move |uid, name, exit_code| runs_again(&view.get(), uid, name, exit_code))
+        },
+        pods: {
+            let view = view.clone();
+            Box::new(move || {
+                let pods = view.get();
+                let known = pods.pods.values().filter_map(Entry::any_pod).cloned();
+                pods.sources_ready.then(|| known.collect())
+            })
+        },
+        pull: {
+            let runtime = runtime.clone();
+            Box::new(move |pod, image, limit, stop| runtime.pull_again(pod, image, limit, stop))
+        },
+        removes: args.remove_damaged_images,
+    });
     let volumes = Arc::new(Volumes::new(
         volumes::Settings {
             root_dir: args.root_dir.clone(),

@@ -438,6 +438,12 @@ pub static FLAGS: &[Flag] = &[
         Effect::Works,
         "print the effective configuration as YAML and exit",
     ),
+    works(
+        "remove-damaged-images",
+        Bool,
+        "false",
+        "remove an image and pull it again if its damaged files cannot be replaced and no other image or pod needs it",
+    ),
 ];
 
 #[cfg(test)]

@@ -271,6 +271,7 @@ impl CommandLine {
                     path().filter(|path| path.is_absolute()).ok_or("must be an absolute path")?;
             }
             "container-logs-quota" => args.container_logs_quota = log_quota(text)?,
+            "remove-damaged-images" => args.remove_damaged_images = bool_value(text)?,
             "local-socket-any-namespace" => args.local_socket_any_namespace = bool_value(text)?,
             "cert-dir" => args.cert_dir = path().ok_or("must not be empty")?,
             "kubeconfig" => args.kubeconfig = path(),

@@ -43,6 +43,8 @@ pub struct AgentArgs {
     pub image_registry: Option<SocketAddr>,
     /// `--image-mirror-file`; `None`: beside the local socket.
     pub image_mirror_file: Option<PathBuf>,
+    /// `--remove-damaged-images`.
+    pub remove_damaged_images: bool,
     /// `--container-logs-quota`, in bytes; `None`: no limit.
     pub container_logs_quota: Option<u64>,
     /// `--hostname-override`; empty means the host's name.
@@ -96,6 +98,7 @@ impl AgentArgs {
             images_dirs: Vec::new(),
             image_registry: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
             image_mirror_file: None,
+            remove_damaged_images: false,
             container_logs_quota: None,
             hostname_override: String::new(),
             node_ips: Vec::new(),

@@ -9,11 +9,17 @@ use serde::{Deserialize, Serialize};
 use super::layer::{self, Depth, Findings, Outcome};
 use super::repull::Repull;
 use super::storage::{self, Layer, Problem, Unpacked};
+use super::usage::{Meter, Usage};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::util::gate::Gate;
 use crate::util::stop::StopToken;
 use crate::util::{decompress, disk_writes, tree, untrusted};
 
+/// Why an image stays damaged.
+const NOT_REMOVED: &str = "no intact copy of its layers is on this node; the image is not removed and pulled \
+    again by itself without --remove-damaged-images";
+/// How often the entries of a layer are replaced, if some can only be compared after others.
+const ROUNDS: usize = 3;
 /// The largest layer without compression.
 const MAX_LAYER: u64 = 1 << 40;
 
@@ -49,6 +55,10 @@ pub struct Report {
     pub intact: bool,
     /// Whether the image was removed to replace it, and could not be pulled.
     pub removed: bool,
+    /// Its names that were removed, and could not be pulled yet. The agent continues to pull them.
+    pub missing: Vec<String>,
+    /// What the check has read and written.
+    pub used: Usage,
     /// Why layers could not be compared, or damaged files not be replaced.
     pub problems: Vec<String>,
 }
@@ -101,6 +111,10 @@ pub(super) struct Checker {
     pub(super) sources: Vec<Arc<dyn LayerSource>>,
     pub(super) replaced: Arc<Gate>,
     pub(super) restarts: super::Restarts,
+    pub(super) pods: super::Pods,
+    pub(super) pull: super::Pull,
+    /// Whether an image may be removed to pull it again.
+    pub(super) removes: bool,
 }
 
 /// The runtime's own store of blobs.
@@ -124,33 +138,48 @@ impl Checker {
         image: &str,
         options: Options,
         progress: &mut dyn FnMut(usize, usize),
+        meter: &Meter,
         stop: &StopToken,
     ) -> Result<Report, Problem> {
         let unpacked = storage::find(&self.images, image, stop)?;
-        let mut checked = check_layers(&unpacked, &self.sources(&unpacked), options, progress, stop);
-        if options.mend && !checked.report.intact && !stop.is_stopped() {
-            let problems = match (Repull { checker: self, unpacked: &unpacked, requested: image, stop }).run()
-            {
-                Ok(problems) => {
-                    // Also after a failed pull of one of its names, the image may be there. By its id,
-                    // because a name may be that of another image now.
-                    match storage::find(&self.images, &unpacked.id, stop) {
-                        Ok(found) => {
-                            let depth = Options { mend: false, ..options };
-                            let after = check_layers(&found, &self.sources(&found), depth, progress, stop);
-                            checked = checked.pulled_again(after);
+        let mut checked = check_layers(&unpacked, &self.sources(&unpacked), options, progress, meter, stop);
+        let goes_on = !stop.is_stopped() && !meter.is_exhausted();
+        if options.mend && !checked.report.intact && goes_on {
+            if self.removes {
+                let repull = Repull { checker: self, unpacked: &unpacked, requested: image, stop };
+                match repull.run() {
+                    Ok(pulled) => {
+                        // Also after a failed pull of one of its names, the image may be there. By its
+                        // id, because a name may be that of another image now.
+                        match storage::find(&self.images, &unpacked.id, stop) {
+                            Ok(found) => {
+                                let depth = Options { mend: false, ..options };
+                                let sources = self.sources(&found);
+                                let after = check_layers(&found, &sources, depth, progress, meter, stop);
+                                checked = checked.pulled_again(after);
+                            }
+                            Err(Problem::Absent) => checked.report.removed = true,
+                            Err(Problem::Unknown(why)) => checked.report.problems.push(why),
                         }
-                        Err(Problem::Absent) => checked.report.removed = true,
-                        Err(Problem::Unknown(why)) => checked.report.problems.push(why),
+                        checked.report.missing = pulled.missing;
+                        checked.report.problems.extend(pulled.problems);
                     }
-                    problems
+                    Err(why) => checked.report.problems.push(why),
                 }
-                Err(why) => vec![why],
-            };
-            checked.report.problems.extend(problems);
+            } else if checked.layers.iter().any(|(_, state)| !state.is_compared() && state.is_bad()) {
+                checked.report.problems.push(NOT_REMOVED.to_owned());
+            }
         }
         checked.report.image = image.to_owned();
+        checked.report.used = meter.used();
         Ok(checked.report)
+    }
+
+    /// The id of an image that is on the node.
+    pub(super) fn id_of(&self, image: &str, stop: &StopToken) -> Result<String, String> {
+        let found = self.images.with_stop(stop.clone()).image_status(storage::spec(image));
+        let found = found.map_err(|error| error.to_string())?;
+        found.map(|found| found.id).ok_or_else(|| Problem::Absent.to_string())
     }
 
     fn sources<'a>(&'a self, unpacked: &'a Unpacked) -> Vec<Source<'a>> {
@@ -176,12 +205,14 @@ impl Source<'_> {
 
     /// What is wrong with the copy that the runtime unpacked. Nothing is, if it is intact and only in a
     /// form that cannot be compared: a new pull would bring the same one.
-    fn damage(&self, digest: &str, stop: &StopToken) -> Option<String> {
+    fn damage(&self, digest: &str, meter: &Meter, stop: &StopToken) -> Option<String> {
         let Source::Store(store) = self else { return None };
         let mut blob = store.open(digest, stop).ok()??;
-        match layer::digest(&mut blob, stop) {
+        match layer::digest(&mut blob, meter, stop) {
             Ok(found) => (found != digest).then(|| "has another digest".to_owned()),
-            Err(error) => (!stop.is_stopped()).then(|| format!("cannot be read: {error}")),
+            // The check was ended, and the blob may be intact.
+            Err(_) if stop.is_stopped() || meter.is_exhausted() => None,
+            Err(error) => Some(format!("cannot be read: {error}")),
         }
     }
 }
@@ -257,6 +288,7 @@ fn check_layers(
     sources: &[Source<'_>],
     options: Options,
     progress: &mut dyn FnMut(usize, usize),
+    meter: &Meter,
     stop: &StopToken,
 ) -> Checked {
     let layers = unpacked.layers.len();
@@ -264,18 +296,9 @@ fn check_layers(
         report: Report { id: unpacked.id.clone(), layers, ..Report::default() },
         layers: Vec::new(),
     };
-    // A damaged blob is harmless as long as another copy of its layer is intact, and is not replaced.
-    for (digest, problem) in &unpacked.damaged_blobs {
-        checked.report.damaged += 1;
-        let path = format!("blob {digest}");
-        checked.report.findings.push(Finding { path, problem: problem.clone() });
-    }
     for (index, layer) in unpacked.layers.iter().enumerate() {
         progress(index, layers);
-        let is_damaged = |digest: &String| unpacked.damaged_blobs.iter().any(|(one, _)| one == digest);
-        let has_damaged_blob = layer.digests().any(is_damaged);
-        let check = LayerCheck { layer, sources, options, stop };
-        let state = check.run(has_damaged_blob, &mut checked.report);
+        let state = LayerCheck { layer, sources, options, meter, stop }.run(&mut checked.report);
         checked.layers.push((layer.dir.clone(), state));
     }
     progress(layers, layers);
@@ -287,13 +310,17 @@ struct LayerCheck<'a> {
     layer: &'a Layer,
     sources: &'a [Source<'a>],
     options: Options,
+    meter: &'a Meter,
     stop: &'a StopToken,
 }
 
+/// A copy that cannot be compared: its source, its digest, and why.
+type FailedCopy<'a> = (&'a Source<'a>, &'a String, String);
+
 impl LayerCheck<'_> {
     /// Checks the layer with the first source that has an intact copy of it.
-    fn run(&self, has_damaged_blob: bool, report: &mut Report) -> State {
-        let LayerCheck { layer, options, stop, .. } = *self;
+    fn run(&self, report: &mut Report) -> State {
+        let LayerCheck { layer, options, .. } = *self;
         let short = layer.diff_id.get(..19).unwrap_or(&layer.diff_id);
         let is_missing = !layer.dir.exists();
         if is_missing {
@@ -308,16 +335,19 @@ impl LayerCheck<'_> {
         for (source, digest) in
             self.sources.iter().flat_map(|source| layer.digests().map(move |digest| (source, digest)))
         {
-            match self.pass(source, digest, false) {
+            match self.pass(source, digest, None) {
                 Ok(None) => {}
                 Ok(Some((found, _))) => {
-                    let damaged = found.total;
-                    report.take(found);
-                    return match damaged {
+                    let state = match found.total {
                         0 => State::Intact,
-                        _ if options.mend => self.mend(source, digest, report),
+                        _ if options.mend => self.mend(source, digest, &found, report),
                         _ => State::Damaged,
                     };
+                    report.take(found);
+                    // A damaged blob is harmless as long as another copy of its layer is intact, and is
+                    // not replaced.
+                    self.has_damaged_blob(&failed, report);
+                    return state;
                 }
                 Err(why) => failed.push((source, digest, why)),
             }
@@ -330,46 +360,60 @@ impl LayerCheck<'_> {
             let _ = std::fs::remove_dir(&layer.dir);
             return State::Missing;
         }
-        if has_damaged_blob {
-            return State::Doubtful;
-        }
+        if self.has_damaged_blob(&failed, report) { State::Doubtful } else { State::Unknown }
+    }
+
+    /// Whether a copy of the runtime that cannot be compared is damaged: its content has another digest
+    /// than its name.
+    fn has_damaged_blob(&self, failed: &[FailedCopy<'_>], report: &mut Report) -> bool {
         for (source, digest, _) in failed {
-            if let Some(damage) = source.damage(digest, stop) {
+            if let Some(damage) = source.damage(digest, self.meter, self.stop) {
                 let mut found = Findings::default();
                 found.add(format!("blob {digest}"), damage);
                 report.take(found);
-                return State::Doubtful;
+                return true;
             }
         }
-        State::Unknown
+        false
     }
 
     /// Replaces what differs from a copy that is intact, and compares again.
-    fn mend(&self, source: &Source<'_>, digest: &str, report: &mut Report) -> State {
-        let mended = self.pass(source, digest, true);
-        let after = self.pass(source, digest, false);
-        match (mended, after) {
-            (Ok(Some((_, outcome))), Ok(Some((after, _)))) if after.total == 0 => {
-                report.mended += outcome.mended;
-                return State::Intact;
+    fn mend(&self, source: &Source<'_>, digest: &str, found: &Findings, report: &mut Report) -> State {
+        let (mut next, mut failure) = (None, None);
+        for _ in 0..ROUNDS {
+            let mended = self.pass(source, digest, Some(next.as_ref().unwrap_or(found)));
+            let after = self.pass(source, digest, None);
+            match (mended, after) {
+                (Ok(Some((_, outcome))), Ok(Some((after, _)))) => {
+                    report.mended += outcome.mended;
+                    if after.total == 0 {
+                        return State::Intact;
+                    }
+                    next = Some(after);
+                    failure = outcome.failure;
+                    if outcome.mended == 0 {
+                        break;
+                    }
+                }
+                (mended, after) => {
+                    report.problems.extend([mended.err(), after.err()].into_iter().flatten());
+                    break;
+                }
             }
-            (Ok(mended), after) => {
-                report.problems.extend(mended.and_then(|(_, outcome)| outcome.failure));
-                report.problems.extend(after.err());
-            }
-            (Err(why), _) => report.problems.push(why),
         }
+        report.problems.extend(failure);
         State::Damaged
     }
 
-    /// Compares the layer with a copy; with `mend`, replaces what differs. `None`: there is no copy.
+    /// Compares the layer with a copy, and replaces what differed in an earlier comparison. `None`: there is
+    /// no copy.
     fn pass(
         &self,
         source: &Source<'_>,
         digest: &str,
-        mend: bool,
+        mend: Option<&Findings>,
     ) -> Result<Option<(Findings, Outcome)>, String> {
-        let LayerCheck { layer, options, stop, .. } = *self;
+        let LayerCheck { layer, options, meter, stop, .. } = *self;
         let named = |error: io::Error| format!("a copy of {digest}: {error}");
         let Some(blob) = source.open(digest, stop)? else { return Ok(None) };
         let (tar, _) = decompress::open(blob, MAX_LAYER).map_err(named)?;
@@ -377,7 +421,7 @@ impl LayerCheck<'_> {
             tree::open(&layer.dir).map_err(|errno| format!("its directory: {}", io::Error::from(errno)))?;
         let mut found = Findings::default();
         let depth = Depth { contents: options.contents, mend };
-        let outcome = layer::compare(dir, tar, depth, &mut found, stop).map_err(named)?;
+        let outcome = layer::compare(dir, tar, depth, &mut found, meter, stop).map_err(named)?;
         if outcome.digest == layer.diff_id {
             return Ok(Some((found, outcome)));
         }
@@ -428,13 +472,8 @@ mod tests {
                 blob,
             };
             let layers = vec![layer("1", &low, None), layer("2", &high, Some(digest(&packed)))];
-            let unpacked = Unpacked {
-                id: "sha256:1".to_owned(),
-                names: vec!["registry/image:1".to_owned()],
-                layers,
-                damaged_blobs: Vec::new(),
-                store: None,
-            };
+            let names = vec!["registry/image:1".to_owned()];
+            let unpacked = Unpacked { id: "sha256:1".to_owned(), names, pinned: false, layers, store: None };
             let fixture =
                 Fixture { blobs: [(digest(&low), low), (digest(&packed), packed)].into(), dir, unpacked };
             // Layers without a directory are made as a whole.
@@ -447,9 +486,19 @@ mod tests {
             self.dir.path().join(name)
         }
 
-        fn damaged_blobs(&self) -> Vec<(String, String)> {
-            let layers = self.unpacked.layers.iter();
-            layers.map(|layer| (layer.digests().next().unwrap().clone(), "has 0 bytes".to_owned())).collect()
+        /// A store of the runtime with damaged blobs of these layers, and nothing else.
+        fn damaged_store(&self, layers: &[usize]) -> tempfile::TempDir {
+            let store = tempfile::tempdir().unwrap();
+            for layer in layers {
+                let digest = self.unpacked.layers[*layer].digests().next().unwrap();
+                std::fs::write(store.path().join(storage::hex_of(digest).unwrap()), "").unwrap();
+            }
+            store
+        }
+
+        fn check_with_store(&self, store: &Path, mend: bool) -> Checked {
+            let blobs = Blobs(&self.blobs);
+            self.check_sources(&[Source::Store(Store(store)), Source::Other(&blobs)], mend)
         }
 
         fn check(&self, mend: bool) -> Report {
@@ -457,10 +506,13 @@ mod tests {
         }
 
         fn check_layers(&self, mend: bool) -> Checked {
-            let blobs = Blobs(&self.blobs);
-            let sources = [Source::Other(&blobs)];
-            let options = Options { contents: true, mend };
-            check_layers(&self.unpacked, &sources, options, &mut |_, _| {}, &StopToken::never())
+            self.check_sources(&[Source::Other(&Blobs(&self.blobs))], mend)
+        }
+
+        fn check_sources(&self, sources: &[Source<'_>], mend: bool) -> Checked {
+            let (options, meter) = (Options { contents: true, mend }, Meter::unlimited());
+            let stop = StopToken::never();
+            check_layers(&self.unpacked, sources, options, &mut |_, _| {}, &meter, &stop)
         }
     }
 
@@ -507,7 +559,8 @@ mod tests {
         let (first, second) = (Blobs(&fixture.blobs), Blobs(&intact));
         let sources = [Source::Other(&first), Source::Other(&second)];
         let options = Options { contents: false, mend: true };
-        let checked = check_layers(&fixture.unpacked, &sources, options, &mut |_, _| {}, &StopToken::never());
+        let (meter, stop) = (Meter::unlimited(), StopToken::never());
+        let checked = check_layers(&fixture.unpacked, &sources, options, &mut |_, _| {}, &meter, &stop);
         let report = checked.report;
         assert_eq!((report.intact, report.mended, report.problems.len()), (true, 1, 0), "{report:?}");
     }
@@ -515,23 +568,56 @@ mod tests {
     #[test]
     fn damaged_blob_is_a_finding_but_no_reason_to_replace_an_intact_image() {
         let mut fixture = Fixture::new();
-        fixture.unpacked.damaged_blobs = fixture.damaged_blobs();
-        let report = fixture.check(true);
+        let store = fixture.damaged_store(&[0, 1]);
+        let report = fixture.check_with_store(store.path(), true).report;
         assert_eq!((report.damaged, report.intact, report.mended), (2, true, 0));
-        // Without another copy the image is pulled again.
+        assert!(report.findings[0].problem == "has another digest", "{report:?}");
+        // Without another copy the image is doubtful.
         fixture.blobs.clear();
-        assert!(!fixture.check(true).intact);
+        assert!(!fixture.check_with_store(store.path(), true).report.intact);
+    }
+
+    /// The manifest of an image may name any blob of the store for a layer, for example its configuration.
+    #[test]
+    fn intact_blob_that_is_no_copy_of_the_layer_is_no_damage() {
+        let mut fixture = Fixture::new();
+        fixture.blobs.clear();
+        let (store, config) = (tempfile::tempdir().unwrap(), b"{\"rootfs\": {}}");
+        std::fs::write(store.path().join(sha256::hex(config)), config).unwrap();
+        fixture.unpacked.layers.iter_mut().for_each(|layer| layer.blob = Some(digest(config)));
+        let checked = fixture.check_with_store(store.path(), true);
+        assert!(checked.layers.iter().all(|(_, state)| *state == State::Unknown), "{checked:?}");
+        let report = checked.report;
+        assert_eq!((report.damaged, report.intact, report.verified), (0, true, 0), "{report:?}");
+    }
+
+    #[test]
+    fn copy_that_could_not_be_read_within_the_limit_is_not_damaged() {
+        let fixture = Fixture::new();
+        let store = tempfile::tempdir().unwrap();
+        for (digest, blob) in &fixture.blobs {
+            std::fs::write(store.path().join(storage::hex_of(digest).unwrap()), blob).unwrap();
+        }
+        let (options, stop) = (Options { contents: true, mend: true }, StopToken::never());
+        let sources = [Source::Store(Store(store.path()))];
+        let check = |limit| {
+            let meter = Meter::new(Usage { read: limit, written: 0 });
+            check_layers(&fixture.unpacked, &sources, options, &mut |_, _| {}, &meter, &stop).report
+        };
+        let report = check(1000);
+        assert_eq!((report.damaged, report.verified), (0, 0), "{report:?}");
+        assert!(report.problems[0].contains("the limit of bytes"), "{report:?}");
+        assert_eq!(check(100_000).verified, 2);
     }
 
     #[test]
     fn image_whose_damaged_layer_the_runtime_kept_is_not_mended() {
         let mut fixture = Fixture::new();
         let intact = std::mem::take(&mut fixture.blobs);
-        fixture.unpacked.damaged_blobs = fixture.damaged_blobs();
-        let before = fixture.check_layers(false);
+        let store = fixture.damaged_store(&[0, 1]);
+        let before = fixture.check_with_store(store.path(), false);
         assert!(!before.report.intact);
         // Pulled again: the layers have the same directories, and no blob was loaded.
-        fixture.unpacked.damaged_blobs.clear();
         let after = fixture.check_layers(false);
         assert!(after.report.intact);
         let kept = before.pulled_again(after);
@@ -565,23 +651,22 @@ mod tests {
     fn damaged_blob_of_one_layer_says_nothing_about_the_others() {
         let mut fixture = Fixture::new();
         fixture.blobs.clear();
-        fixture.unpacked.damaged_blobs = vec![fixture.damaged_blobs().remove(1)];
-        let before = fixture.check_layers(false);
+        let store = fixture.damaged_store(&[1]);
+        let before = fixture.check_with_store(store.path(), false);
         let states: Vec<State> = before.layers.iter().map(|(_, state)| *state).collect();
         assert_eq!(states, [State::Unknown, State::Doubtful]);
         // The image is pulled again, and only the damaged layer is unpacked again.
         std::fs::rename(fixture.path("2"), fixture.path("3")).unwrap();
         fixture.unpacked.layers[1].dir = fixture.path("3");
-        fixture.unpacked.damaged_blobs.clear();
         let after = before.pulled_again(fixture.check_layers(false)).report;
         assert_eq!((after.intact, after.mended, after.verified), (true, 1, 0), "{after:?}");
     }
 
     fn check_layer(layer: &Layer, source: Source<'_>) -> (State, Report) {
         let (options, stop) = (Options { contents: true, mend: false }, &StopToken::never());
-        let check = LayerCheck { layer, sources: &[source], options, stop };
+        let check = LayerCheck { layer, sources: &[source], options, meter: &Meter::unlimited(), stop };
         let mut report = Report::default();
-        (check.run(false, &mut report), report)
+        (check.run(&mut report), report)
     }
 
     #[test]

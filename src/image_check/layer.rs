@@ -10,8 +10,9 @@
 //! containers that run keep the file that they have open, and a loss of power leaves the old file
 //! or the new one. The hard links of a replaced file are made again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -21,6 +22,7 @@ use std::path::Path;
 use rustix::fs::{self, AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 
+use super::usage::Meter;
 use crate::util::sha256::Hasher;
 use crate::util::stop::StopToken;
 use crate::util::tar::{Archive, Entry, Input, Kind};
@@ -28,21 +30,26 @@ use crate::util::{backoff, disk_writes, tree, untrusted};
 
 /// The most findings of an image that are kept. More are only counted.
 pub const MAX_FINDINGS: usize = 100;
+/// The most entries of a layer that are replaced at once: about 5 MB of memory for each comparison, of which
+/// up to three are kept.
+const MAX_REPLACED: usize = 200_000;
 /// Prefixes of names with a meaning in layers (OCI image specification, "Whiteouts").
 const WHITEOUT: &[u8] = b".wh.";
 const SPECIAL: &[u8] = b".wh..wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 const OPAQUE_ATTRIBUTES: [&str; 2] = ["trusted.overlay.opaque", "user.overlay.opaque"];
+/// Extended attributes that the kernel and overlayfs give a meaning: no archive may set them.
+const RESERVED_ATTRIBUTES: [&[u8]; 2] = [b"trusted.", b"user.overlay."];
 const BUFFER: usize = 64 * 1024;
 const OPEN_DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// What to compare, and what to do about a difference.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Depth {
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Depth<'a> {
     /// Whether the contents of files are compared, too.
     pub contents: bool,
-    /// Whether what differs is replaced.
-    pub mend: bool,
+    /// What an earlier comparison with the same archive has found: that is replaced.
+    pub mend: Option<&'a Findings>,
 }
 
 /// What is damaged in an image.
@@ -52,6 +59,10 @@ pub struct Findings {
     pub first: BTreeMap<String, String>,
     /// The number of all.
     pub total: u64,
+    /// The entries of the archive that differ, by a hash of their names: an archive may have a name many
+    /// times, and the last entry counts.
+    last: HashMap<u64, u64>,
+    hasher: RandomState,
 }
 
 impl Findings {
@@ -63,11 +74,33 @@ impl Findings {
         }
     }
 
-    /// An archive may have a name twice, and the last entry counts.
-    fn retract(&mut self, path: &str) {
-        if self.first.remove(path).is_some() {
-            self.total -= 1;
+    /// Notes whether an entry of the archive, by its number, differs from what is there.
+    fn note(&mut self, path: &[u8], number: u64, difference: Option<&str>) {
+        let hash = self.hasher.hash_one(path);
+        let shown = shown(path);
+        let Some(what) = difference else {
+            if self.last.remove(&hash).is_some() {
+                self.first.remove(&shown);
+                self.total -= 1;
+            }
+            return;
+        };
+        if self.last.len() >= MAX_REPLACED && !self.last.contains_key(&hash) {
+            self.total += 1;
+            return;
         }
+        if self.last.insert(hash, number).is_none() {
+            self.total += 1;
+        }
+        if self.first.len() < MAX_FINDINGS || self.first.contains_key(&shown) {
+            self.first.insert(shown, what.to_owned());
+        }
+    }
+
+    /// Whether this entry is to be replaced. A hard link to a replaced file is made again, although it
+    /// was the same file as before.
+    fn has(&self, path: &[u8], number: u64, kind: Kind) -> bool {
+        kind == Kind::HardLink || self.last.get(&self.hasher.hash_one(path)) == Some(&number)
     }
 }
 
@@ -85,6 +118,7 @@ pub struct Outcome {
 struct Hashing<'a> {
     inner: &'a mut dyn Read,
     hasher: Hasher,
+    meter: &'a Meter,
     stop: &'a StopToken,
 }
 
@@ -94,6 +128,7 @@ impl Read for Hashing<'_> {
             return Err(io::Error::other("the agent stops"));
         }
         let count = self.inner.read(buffer)?;
+        self.meter.read(count as u64)?;
         self.hasher.update(&buffer[..count]);
         Ok(count)
     }
@@ -104,10 +139,10 @@ impl Input for Hashing<'_> {}
 /// Reads `source` to its end, and returns `sha256:` and the digest.
 ///
 /// # Errors
-/// When it cannot be read, or `stop` was closed.
-pub fn digest(source: &mut dyn Read, stop: &StopToken) -> io::Result<String> {
+/// When it cannot be read, the limit of `meter` is reached, or `stop` was closed.
+pub(super) fn digest(source: &mut dyn Read, meter: &Meter, stop: &StopToken) -> io::Result<String> {
     let mut source = BufReader::with_capacity(BUFFER, source);
-    let mut source = Hashing { inner: &mut source, hasher: Hasher::default(), stop };
+    let mut source = Hashing { inner: &mut source, hasher: Hasher::default(), meter, stop };
     io::copy(&mut source, &mut io::sink())?;
     Ok(format!("sha256:{}", source.hasher.finish()))
 }
@@ -116,24 +151,26 @@ pub fn digest(source: &mut dyn Read, stop: &StopToken) -> io::Result<String> {
 /// been verified by an earlier call. `found` gets what differed when it was compared.
 ///
 /// # Errors
-/// When the archive cannot be read to its end, or `stop` was closed.
-pub fn compare(
+/// When the archive cannot be read to its end, the limit of `meter` is reached, or `stop` was closed.
+pub(super) fn compare(
     root: OwnedFd,
     mut archive: Box<dyn Read + Send>,
-    mode: Depth,
+    mode: Depth<'_>,
     found: &mut Findings,
+    meter: &Meter,
     stop: &StopToken,
 ) -> io::Result<Outcome> {
-    let mut source = Hashing { inner: &mut archive, hasher: Hasher::default(), stop };
+    let mut source = Hashing { inner: &mut archive, hasher: Hasher::default(), meter, stop };
     let mut archive = Archive::new(&mut source);
-    let mut layer =
-        Layer { root, mode, found, last: None, buffers: vec![0; 2 * BUFFER], outcome: Outcome::default() };
+    let (buffers, outcome) = (vec![0; 2 * BUFFER], Outcome::default());
+    let mut layer = Layer { root, mode, found, meter, last: None, number: 0, buffers, outcome };
     while let Some(entry) = archive.next_entry()? {
         if let Kind::Other(what) = entry.kind {
             let text = format!("{what} is not supported");
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         layer.entry(&entry, &mut archive)?;
+        layer.number += 1;
     }
     io::copy(&mut source, &mut io::sink())?;
     let mut outcome = layer.outcome;
@@ -148,8 +185,11 @@ pub fn compare(
 
 struct Layer<'a> {
     root: OwnedFd,
-    mode: Depth,
+    mode: Depth<'a>,
     found: &'a mut Findings,
+    meter: &'a Meter,
+    /// The number of the entry in the archive.
+    number: u64,
     /// The directory of the last entry, which is usually that of the next one.
     last: Option<(Vec<u8>, OwnedFd)>,
     buffers: Vec<u8>,
@@ -198,21 +238,23 @@ impl Layer<'_> {
         if name.is_empty() || parent.split(|byte| *byte == b'/').any(|part| part.starts_with(WHITEOUT)) {
             return Ok(());
         }
-        let shown = shown(&path);
+        if self.mode.mend.is_some_and(|before| !before.has(&path, self.number, entry.kind)) {
+            return Ok(());
+        }
         let result = match name.strip_prefix(WHITEOUT) {
             Some(_) if name == OPAQUE => self.opaque(parent),
             Some(_) if name.starts_with(SPECIAL) => return Ok(()),
             Some(hidden) => self.whiteout(parent, hidden),
             None => self.check(parent, name, entry, archive)?,
         };
-        let Err(difference) = result else {
-            self.found.retract(&shown);
-            return Ok(());
-        };
-        self.found.add(shown.clone(), difference.what.clone());
-        if !self.mode.mend {
+        let difference = result.err();
+        self.found.note(&path, self.number, difference.as_ref().map(|one| one.what.as_str()));
+        let Some(difference) = difference else { return Ok(()) };
+        if self.mode.mend.is_none() {
             return Ok(());
         }
+        // A new file is made at each time, also for a name that cannot be replaced.
+        self.meter.write(if entry.kind == Kind::File { entry.size } else { 0 })?;
         let mended = match name.strip_prefix(WHITEOUT) {
             Some(_) if name == OPAQUE => self.make_parent(parent).and_then(|dir| {
                 Ok(fs::fsetxattr(&dir, OPAQUE_ATTRIBUTES[0], b"y", fs::XattrFlags::empty())?)
@@ -228,6 +270,7 @@ impl Layer<'_> {
             // The archive itself failed: nothing that follows can be trusted.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(error),
             Err(error) => {
+                let shown = shown(&path);
                 self.outcome.failure.get_or_insert(format!("{shown} cannot be replaced: {error}"));
             }
         }
@@ -339,6 +382,7 @@ impl Layer<'_> {
         let mut same = 0;
         loop {
             let count = archive.read(wanted)?;
+            self.meter.read(count as u64)?;
             let (wanted, present) = (&wanted[..count], &mut present[..count]);
             if count == 0 {
                 return Ok(Ok(()));
@@ -390,7 +434,9 @@ impl Layer<'_> {
     fn check_hard_link(&mut self, entry: &Entry, stat: &Stat) -> Checked {
         let target = self.target(entry)?;
         let same = (stat.st_dev, stat.st_ino) == (target.st_dev, target.st_ino);
-        if same || (!self.mode.mend && stat.st_mode == target.st_mode && stat.st_size == target.st_size) {
+        if same
+            || (self.mode.mend.is_none() && stat.st_mode == target.st_mode && stat.st_size == target.st_size)
+        {
             return Ok(());
         }
         Err(format!("is not a link to {}", shown(&entry.link)).into())
@@ -492,7 +538,8 @@ impl Layer<'_> {
 fn dress(file: &impl AsFd, entry: &Entry) -> io::Result<()> {
     fs::fchown(file, Some(Uid::from_raw(entry.uid)), Some(Gid::from_raw(entry.gid)))?;
     fs::fchmod(file, Mode::from_raw_mode(entry.mode))?;
-    for (name, value) in &entry.xattrs {
+    let is_reserved = |name: &[u8]| RESERVED_ATTRIBUTES.iter().any(|one| name.starts_with(one));
+    for (name, value) in entry.xattrs.iter().filter(|(name, _)| !is_reserved(name)) {
         match fs::fsetxattr(file, &name[..], value, fs::XattrFlags::empty()) {
             // As when a layer is unpacked: the file system does not have such attributes.
             Ok(()) | Err(Errno::NOTSUP) => {}
@@ -534,6 +581,7 @@ fn shown(path: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::usage::Usage;
     use super::*;
     use crate::util::tar::tests::{end, entry};
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -574,11 +622,19 @@ mod tests {
     }
 
     fn run_on(root: &Path, archive: &[u8], contents: bool, mend: bool) -> (Findings, Outcome) {
-        let mut found = Findings::default();
-        let depth = Depth { contents, mend };
+        let (found, outcome) = pass(root, archive, Depth { contents, mend: None });
+        if !mend {
+            return (found, outcome);
+        }
+        let (_, outcome) = pass(root, archive, Depth { contents, mend: Some(&found) });
+        (found, outcome)
+    }
+
+    fn pass(root: &Path, archive: &[u8], depth: Depth<'_>) -> (Findings, Outcome) {
+        let (mut found, meter) = (Findings::default(), Meter::unlimited());
         let bytes = io::Cursor::new(archive.to_vec());
         let root = tree::open(root).unwrap();
-        let outcome = compare(root, Box::new(bytes), depth, &mut found, &StopToken::never()).unwrap();
+        let outcome = compare(root, Box::new(bytes), depth, &mut found, &meter, &StopToken::never()).unwrap();
         (found, outcome)
     }
 
@@ -699,11 +755,13 @@ mod tests {
     fn archive_that_ends_early_is_an_error_and_mends_nothing_wrong() {
         let dir = tempfile::tempdir().unwrap();
         let bytes = archive();
+        let (before, _) = pass(dir.path(), &bytes, Depth { contents: true, mend: None });
         let mut found = Findings::default();
         let cut = io::Cursor::new(bytes[..3000].to_vec());
         let root = tree::open(dir.path()).unwrap();
-        let depth = Depth { contents: true, mend: true };
-        assert!(compare(root, Box::new(cut), depth, &mut found, &StopToken::never()).is_err());
+        let depth = Depth { contents: true, mend: Some(&before) };
+        let (meter, stop) = (Meter::unlimited(), StopToken::never());
+        assert!(compare(root, Box::new(cut), depth, &mut found, &meter, &stop).is_err());
         assert!(std::fs::read_dir(dir.path().join("bin")).unwrap().next().is_none());
     }
 
@@ -714,10 +772,61 @@ mod tests {
         {
             let bytes = io::Cursor::new([entry("f", kind, "", b"data"), end()].concat());
             let (root, mut found) = (tree::open(dir.path()).unwrap(), Findings::default());
-            let depth = Depth { contents: true, mend: true };
-            let error = compare(root, Box::new(bytes), depth, &mut found, &StopToken::never()).unwrap_err();
+            let depth = Depth { contents: true, mend: Some(&Findings::default()) };
+            let (meter, stop) = (Meter::unlimited(), StopToken::never());
+            let error = compare(root, Box::new(bytes), depth, &mut found, &meter, &stop).unwrap_err();
             assert!(error.to_string().starts_with(expected), "{error}");
             assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
         }
+    }
+
+    #[test]
+    fn only_the_last_entry_of_a_name_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut layer: Vec<u8> = (0..50)
+            .flat_map(|n| entry("f", b'0', "", if n % 2 == 0 { &[b'a'; 9000] } else { b"x" }))
+            .collect();
+        layer.extend([entry("g", b'0', "", b"old"), entry("g", b'0', "", b"new"), end()].concat());
+        std::fs::write(dir.path().join("f"), "damaged").unwrap();
+        std::fs::write(dir.path().join("g"), "new").unwrap();
+        let (found, outcome) = run_on(dir.path(), &layer, true, true);
+        assert_eq!((found.total, outcome.mended, outcome.failure), (1, 1, None));
+        assert_eq!(std::fs::read(dir.path().join("f")).unwrap(), b"x");
+        assert_eq!(run_on(dir.path(), &layer, true, true).1.mended, 0);
+    }
+
+    #[test]
+    fn nothing_is_read_or_written_beyond_the_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let layer = [entry("a", b'0', "", &[b'a'; 9000]), entry("b", b'0', "", b"text"), end()].concat();
+        let (before, _) = pass(dir.path(), &layer, Depth { contents: true, mend: None });
+        let limited = |limit: Usage| {
+            let (mut found, meter) = (Findings::default(), Meter::new(limit));
+            let depth = Depth { contents: true, mend: Some(&before) };
+            let (root, bytes) = (tree::open(dir.path()).unwrap(), Box::new(io::Cursor::new(layer.clone())));
+            let result = compare(root, bytes, depth, &mut found, &meter, &StopToken::never());
+            assert!(result.is_err() && meter.is_exhausted(), "{result:?}");
+            std::fs::read_dir(dir.path()).unwrap().count()
+        };
+        assert_eq!(limited(Usage { read: u64::MAX, written: 9000 }), 0);
+        assert_eq!(limited(Usage { read: 2000, written: u64::MAX }), 0);
+        // The first of both files.
+        assert_eq!(limited(Usage { read: u64::MAX, written: 14_000 }), 1);
+    }
+
+    #[test]
+    fn archive_sets_no_attributes_that_the_kernel_or_overlayfs_interprets() {
+        let file = tempfile::tempfile_in("/var/tmp").unwrap();
+        let archive = io::Cursor::new([entry("f", b'0', "", b""), end()].concat());
+        let mut archive: Box<dyn Read + Send> = Box::new(archive);
+        let mut entry = Archive::new(&mut archive).next_entry().unwrap().unwrap();
+        (entry.uid, entry.gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+        let names = ["trusted.overlay.redirect", "trusted.x", "user.overlay.opaque", "user.kept"];
+        entry.xattrs = names.map(|name| (name.as_bytes().to_vec(), b"y".to_vec())).to_vec();
+        dress(&file, &entry).unwrap();
+        let has = |name: &&str| fs::fgetxattr(&file, *name, &mut [0u8; 4][..]).is_ok();
+        let kept: Vec<&str> = names.into_iter().filter(has).collect();
+        // The file system may have no such attributes at all.
+        assert!(kept.is_empty() || kept == ["user.kept"], "{kept:?}");
     }
 }

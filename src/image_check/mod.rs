@@ -4,28 +4,32 @@
 //!
 //! A check compares each layer's directory with the layer's archive, which comes from the runtime's
 //! store of blobs or from the image archives of this node. It is made on request (`coracle images
-//! verify`), and once for an image whose container fails as if its files were damaged.
+//! verify`), and by itself for an image whose container fails as if its files were damaged.
 //!
 //! What is damaged is replaced file by file in the layer's directory. To remove the image and to
 //! pull it again does not help in most cases: the runtime keeps a layer while any container or any
-//! other image uses it, and then does not unpack it again (tried with containerd 1.6 and 2.4). It
-//! would also end containers, and lose the image if the pull fails. Containers that run keep the files
-//! that they have open; a container that starts gets the new ones. The image is pulled again only
-//! if a file could not be replaced, or if no copy of a layer can be compared and its directory is
-//! missing or the runtime's own copy is damaged; and not while a container of it runs or has to be kept
-//! because it has ended for good.
+//! other image uses it, and then does not unpack it again (tried with containerd 1.6 and 2.4); the image
+//! is lost if the pull fails. So that is done only with `--remove-damaged-images` (`repull`), if a file
+//! could not be replaced, or if no copy of a layer can be compared and its directory is missing or the
+//! runtime's own copy is damaged. Containers that run keep the files that they have open.
+//!
+//! Users of pods cause these checks, and write the manifests and the archives that are read. So the
+//! content of a copy decides what is damaged, and no text; and checks have limits.
 //!
 //! Threads: `image-check` exists while images of failed containers are checked, one at a time, at the
-//! lowest priority; a check on request runs on the thread of its connection and waits for its turn.
+//! lowest priority, and until all names of removed images are back; a check on request runs on the thread
+//! of its connection and waits for others on request.
 //! Invariants: a layer is only replaced from a copy with the digest that the image's configuration
 //! names; a damaged file is never written to; no link leads out of a layer; an image is checked by
-//! itself once as a whole, until it is pulled again or was mended.
+//! itself at most once in an hour, and once in a day if it was found intact as a whole; the bytes that
+//! these checks read and write in an hour are limited, for each namespace and for the node.
 
 mod check;
 mod layer;
 mod repull;
 mod storage;
 mod suspicion;
+mod usage;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,24 +39,33 @@ use crossbeam_channel::{Receiver, Sender, bounded, select};
 
 pub use check::{Finding, LayerSource, Options, Report};
 pub use suspicion::{of_instance, points_to_image};
+pub use usage::Usage;
 
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
+use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::util::gate::Gate;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
+use crate::util::timers;
 use check::Checker;
+use usage::{Budget, Meter, PERIOD};
 
 /// The most images that wait for a check, and pods that wait for one image.
 const MAX_WAITING: usize = 64;
 /// The most images whose state is known.
 const MAX_KNOWN: usize = 4096;
-/// When an image that could not be mended, or not be checked as a whole, is checked again, if its
-/// containers still fail.
-const RETRY: Duration = Duration::from_secs(300);
+/// When an image is checked again, if its containers still fail.
+const RETRY: Duration = PERIOD;
+/// As [`RETRY`], for an image that was intact as a whole. Only a loss of power damages one later, after
+/// which this agent starts again and knows no image.
+const RECHECK: Duration = Duration::from_secs(24 * 3600);
+/// The first pause between two pulls by a name of an image that was removed, and the longest one.
+const PULL_PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PULL_PAUSE: Duration = Duration::from_secs(300);
 /// The weakest priority (nice(2)).
 const NICE: i32 = 19;
 
@@ -68,12 +81,24 @@ pub struct Deps {
     pub sources: Vec<Arc<dyn LayerSource>>,
     /// Wakes the worker of a pod.
     pub wake: Box<dyn Fn(&PodUid) + Send + Sync>,
-    /// Closed for the id and the names of an image while it is replaced: then no container of it is
-    /// made.
+    /// Closed for the names of an image while they are removed: then no container of it is made.
     pub replaced: Arc<Gate>,
     /// Which containers may be removed for that.
     pub restarts: Restarts,
+    /// The pods of this node.
+    pub pods: Pods,
+    /// Pulls an image.
+    pub pull: Pull,
+    /// `--remove-damaged-images`: whether an image that cannot be repaired may be removed and pulled again.
+    pub removes: bool,
 }
+
+/// The pods of this node, also those that are stopping; `None` until all sources have delivered them.
+pub type Pods = Box<dyn Fn() -> Option<Vec<Pod>> + Send + Sync>;
+
+/// Pulls an image by a name, with the credentials of a pod, or without a pod with those of the node, within
+/// a limit of time. Returns the id of the image, or why there is none.
+pub type Pull = Box<dyn Fn(Option<&Pod>, &str, Duration, &StopToken) -> Result<String, String> + Send + Sync>;
 
 /// Whether a container that has ended runs again, so that nothing is lost if it is removed: of the
 /// pod with this UID, with this name, and with this exit code.
@@ -89,8 +114,10 @@ struct Shared {
     checker: Checker,
     events: EventSink,
     wake: Box<dyn Fn(&PodUid) + Send + Sync>,
-    /// Full while a check is made.
+    /// Full while a check on request is made.
     turn: (Sender<()>, Receiver<()>),
+    /// Wakes the thread while it waits for its next pull.
+    bell: (Sender<()>, Receiver<()>),
     state: Mutex<State>,
 }
 
@@ -106,16 +133,40 @@ impl Drop for Turn<'_> {
 /// A container that failed.
 struct Failed {
     pod: PodUid,
+    namespace: String,
     regarding: Regarding,
+}
+
+/// A name of an image that was removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Missing {
+    /// The name that pods use.
+    requested: String,
+    /// The next pull, and the pause after it.
+    due: Instant,
+    pause: Duration,
+    /// Why there is none yet.
+    why: String,
+}
+
+/// What the thread does next.
+enum Step {
+    Check(String, Vec<Failed>),
+    Pull(String, Missing),
+    Wait(Duration),
+    End,
 }
 
 #[derive(Default)]
 struct State {
     waiting: VecDeque<(String, Vec<Failed>)>,
-    /// Names of images that were checked, and when they may be checked again.
-    known: HashMap<String, Option<Instant>>,
+    /// Ids of images that were checked, and when they may be checked again.
+    known: HashMap<String, Instant>,
+    budget: Budget,
     /// Images that are still damaged, by their ids: the name as requested, and the first damage.
     damaged: BTreeMap<String, (String, String)>,
+    /// Names of images that were removed and have to be pulled.
+    missing: BTreeMap<String, Missing>,
     /// Whether the thread will take what waits.
     active: bool,
     thread: Option<Running>,
@@ -123,16 +174,27 @@ struct State {
 }
 
 impl State {
-    /// Whether an image may be checked now.
-    fn is_due(&self, image: &str, now: Instant) -> bool {
-        match self.known.get(image) {
-            None => true,
-            Some(again) => again.is_some_and(|again| again <= now),
+    /// Whether the image with this id may be checked now; then it counts as checked.
+    fn begin(&mut self, id: &str, now: Instant) -> bool {
+        if self.known.get(id).is_some_and(|again| now < *again) {
+            return false;
         }
+        if self.known.len() >= MAX_KNOWN && !self.known.contains_key(id) {
+            self.known.retain(|_, again| now < *again);
+            // The next one to be checked again. To forget all would permit their checks at once.
+            if self.known.len() >= MAX_KNOWN
+                && let Some(first) = self.known.iter().min_by_key(|(_, again)| **again)
+            {
+                let first = first.0.clone();
+                self.known.remove(&first);
+            }
+        }
+        self.known.insert(id.to_owned(), now + RETRY);
+        true
     }
 
     /// Adds a request. Returns whether the thread has to be started.
-    fn push(&mut self, image: &str, failed: Failed, now: Instant) -> bool {
+    fn push(&mut self, image: &str, failed: Failed) -> bool {
         if self.stopped {
             return false;
         }
@@ -142,26 +204,53 @@ impl State {
             }
             return false;
         }
-        if self.waiting.len() >= MAX_WAITING || !self.is_due(image, now) {
+        if self.waiting.len() >= MAX_WAITING {
             return false;
         }
         self.waiting.push_back((image.to_owned(), vec![failed]));
         !std::mem::replace(&mut self.active, true)
     }
 
-    /// The next image; the thread ends after `None`.
-    fn next(&mut self) -> Option<(String, Vec<Failed>)> {
-        let next = self.waiting.pop_front();
-        match &next {
-            None => self.active = false,
-            Some((image, _)) => {
-                if self.known.len() >= MAX_KNOWN {
-                    self.known.clear();
-                }
-                self.known.insert(image.clone(), None);
+    /// What the thread does next; it ends after [`Step::End`].
+    fn next(&mut self, now: Instant) -> Step {
+        let first = self.missing.iter().min_by_key(|(_, missing)| missing.due);
+        match first {
+            Some((name, missing)) if missing.due <= now => return Step::Pull(name.clone(), missing.clone()),
+            _ => {}
+        }
+        let due = first.map(|(_, missing)| missing.due);
+        match (self.waiting.pop_front(), due) {
+            (Some((image, failed)), _) => Step::Check(image, failed),
+            (None, Some(due)) => Step::Wait(due.saturating_duration_since(now)),
+            (None, None) => {
+                self.active = false;
+                Step::End
             }
         }
-        next
+    }
+
+    /// Notes names that were removed and could not be pulled.
+    fn miss(&mut self, requested: &str, report: &Report, now: Instant) {
+        let why = report.problems.last().cloned().unwrap_or_default();
+        for name in &report.missing {
+            if self.missing.len() < MAX_WAITING || self.missing.contains_key(name) {
+                let (requested, why) = (requested.to_owned(), why.clone());
+                let missing = Missing { requested, due: now + PULL_PAUSE, pause: PULL_PAUSE, why };
+                self.missing.insert(name.clone(), missing);
+            }
+        }
+    }
+
+    /// Notes the result of another pull: `Err` has the reason why it failed.
+    fn pulled(&mut self, name: &str, result: &Result<(), String>, now: Instant) {
+        match (self.missing.get_mut(name), result) {
+            (Some(missing), Err(why)) => {
+                missing.pause = (missing.pause * 2).min(LONGEST_PULL_PAUSE);
+                missing.due = now + missing.pause;
+                missing.why.clone_from(why);
+            }
+            _ => drop(self.missing.remove(name)),
+        }
     }
 
     fn note(&mut self, image: &str, report: &Report) {
@@ -180,15 +269,10 @@ impl State {
         self.damaged.retain(|id, (name, _)| id != image && name != image);
     }
 
-    /// Decides when an image may be checked again after a check with repair; `None`: it could not be
-    /// made.
-    fn settle(&mut self, image: &str, report: Option<&Report>, now: Instant) {
-        let Some(report) = report.filter(|report| report.intact && report.verified >= report.layers) else {
-            self.known.insert(image.to_owned(), Some(now + RETRY));
-            return;
-        };
-        if report.mended > 0 {
-            self.known.remove(image);
+    /// Decides when an image may be checked again after a check with repair.
+    fn settle(&mut self, report: &Report, now: Instant) {
+        if report.intact && report.mended == 0 && report.verified >= report.layers {
+            self.known.insert(report.id.clone(), now + RECHECK);
         }
     }
 }
@@ -197,14 +281,14 @@ impl ImageCheck {
     /// Makes the handle.
     #[must_use]
     pub fn new(deps: Deps) -> ImageCheck {
-        let Deps { runtime, images, events, sources, wake, replaced, restarts } = deps;
-        let checker = Checker { runtime, images, sources, replaced, restarts };
-        let state = Mutex::default();
-        ImageCheck { shared: Arc::new(Shared { checker, events, wake, turn: bounded(1), state }) }
+        let Deps { runtime, images, events, sources, wake, replaced, restarts, pods, pull, removes } = deps;
+        let checker = Checker { runtime, images, sources, replaced, restarts, pods, pull, removes };
+        let (turn, bell, state) = (bounded(1), bounded(1), Mutex::default());
+        ImageCheck { shared: Arc::new(Shared { checker, events, wake, turn, bell, state }) }
     }
 
     /// A container of `image` failed as if the image was damaged: checks the image on a thread, unless
-    /// that was done before.
+    /// that was done a short time ago.
     ///
     /// DIFFERS: upstream does not detect damaged images.
     pub fn suspect(&self, pod: &Pod, container: &str, image: &str, why: &str) {
@@ -214,12 +298,13 @@ impl ImageCheck {
             uid: pod.uid().clone(),
             field_path: format!("spec.containers{{{container}}}"),
         };
-        let failed = Failed { pod: pod.uid().clone(), regarding };
+        let failed = Failed { pod: pod.uid().clone(), namespace: pod.namespace().to_owned(), regarding };
+        log::debug!("image {image} may be damaged: {why} pod={}", pod.full_name());
         let mut state = self.state();
-        if !state.push(image, failed, Instant::now()) {
+        if !state.push(image, failed) {
+            let _ = self.shared.bell.0.try_send(());
             return;
         }
-        log::info!("image {image} is checked because of a failed container: {why} pod={}", pod.full_name());
         let handle = self.clone();
         // The last one has ended, or is about to.
         if let Some(old) = state.thread.take() {
@@ -241,11 +326,6 @@ impl ImageCheck {
         }
     }
 
-    /// The image was pulled: it may be checked again.
-    pub fn pulled(&self, image: &str) {
-        self.state().known.remove(image);
-    }
-
     /// Checks an image now, on the caller's thread. `progress` gets the number of layers that are done,
     /// and of all.
     ///
@@ -264,22 +344,47 @@ impl ImageCheck {
             recv(stop.signal()) -> _ => return Err("context canceled".to_owned()),
         }
         let _turn = Turn(leave);
-        // This thread ends with its connection. Without the priority, the check is only faster.
+        self.check(image, options, progress, &Meter::unlimited(), stop)
+    }
+
+    fn check(
+        &self,
+        image: &str,
+        options: Options,
+        progress: &mut dyn FnMut(usize, usize),
+        meter: &Meter,
+        stop: &StopToken,
+    ) -> Result<Report, String> {
+        // This thread ends with its connection or after its checks. Without the priority, the check is
+        // only faster.
         let _ = rustix::process::setpriority_process(None, NICE);
-        let report = self.shared.checker.check(image, options, progress, stop);
+        let report = self.shared.checker.check(image, options, progress, meter, stop);
+        let used = meter.used();
+        metrics::IMAGE_CHECK_READ.add(used.read);
+        metrics::IMAGE_CHECK_WRITTEN.add(used.written);
         if let Err(storage::Problem::Absent) = report {
             self.state().note_absent(image);
         }
         let report = report.map_err(|problem| problem.to_string())?;
-        self.state().note(image, &report);
+        let mut state = self.state();
+        state.note(image, &report);
+        state.miss(image, &report, Instant::now());
         Ok(report)
     }
 
-    /// Images that are damaged and could not be mended, with their first damage.
+    /// Images that are damaged and could not be mended, with their first damage; and names of images that
+    /// were removed and are not back.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         let state = self.state();
-        state.damaged.values().map(|(image, what)| format!("image {image} is damaged: {what}")).collect()
+        let damaged = state.damaged.values().map(|(image, what)| format!("image {image} is damaged: {what}"));
+        let missing = state.missing.iter().map(|(name, missing)| {
+            format!(
+                "image {name} was removed because it was damaged, and cannot be pulled again: {}",
+                missing.why
+            )
+        });
+        damaged.chain(missing).collect()
     }
 
     /// Ends the thread.
@@ -299,38 +404,88 @@ impl ImageCheck {
     }
 
     fn run(&self, stop: &StopToken) {
-        let next = || self.state().next();
-        while let Some((image, failed)) = next() {
-            if stop.is_stopped() {
-                return;
-            }
-            let options = Options { contents: true, mend: true };
-            let begun = Instant::now();
-            let report = match self.verify(&image, options, &mut |_, _| {}, stop) {
-                Ok(report) => report,
-                Err(why) => {
-                    log::info!("image {image}: {why}");
-                    self.state().settle(&image, None, Instant::now());
-                    continue;
-                }
-            };
-            if stop.is_stopped() {
-                return;
-            }
-            self.state().settle(&image, Some(&report), Instant::now());
-            let Report { layers, verified, damaged, .. } = report;
-            log::info!(
-                "checked image {image} in {:?}: {verified} of {layers} layers compared, {damaged} damaged files",
-                begun.elapsed()
-            );
-            for problem in &report.problems {
-                log::warn!("image {image}: {problem}");
-            }
-            // Only a blob that is not needed may be damaged.
-            if report.mended > 0 || !report.intact {
-                self.tell(&image, &report, &failed);
+        while !stop.is_stopped() {
+            let step = self.state().next(Instant::now());
+            match step {
+                Step::Check(image, failed) => self.check_failed(&image, &failed, stop),
+                Step::Pull(name, missing) => self.pull_again(&name, &missing, stop),
+                Step::Wait(time) => select! {
+                    recv(self.shared.bell.1) -> _ => {}
+                    recv(timers::at(Some(Instant::now() + time))) -> _ => {}
+                    recv(stop.signal()) -> _ => return,
+                },
+                Step::End => return,
             }
         }
+    }
+
+    /// Checks and mends the image of containers that have failed.
+    fn check_failed(&self, image: &str, failed: &[Failed], stop: &StopToken) {
+        let now = Instant::now();
+        let id = match self.shared.checker.id_of(image, stop) {
+            Ok(id) => id,
+            Err(why) => return log::info!("image {image}: {why}"),
+        };
+        let namespace = failed.first().map(|one| one.namespace.as_str()).unwrap_or_default();
+        let meter = {
+            let mut state = self.state();
+            if !state.begin(&id, now) {
+                return;
+            }
+            Meter::new(state.budget.left(namespace, now))
+        };
+        log::info!("image {image} is checked because of a failed container in namespace {namespace}");
+        let options = Options { contents: true, mend: true };
+        let result = self.check(image, options, &mut |_, _| {}, &meter, stop);
+        self.state().budget.spend(namespace, meter.used());
+        let report = match result {
+            Ok(report) => report,
+            Err(why) => return log::info!("image {image}: {why}"),
+        };
+        if stop.is_stopped() {
+            return;
+        }
+        self.state().settle(&report, Instant::now());
+        let Report { layers, verified, damaged, used, .. } = report;
+        log::info!(
+            "checked image {image} in {:?}: {verified} of {layers} layers compared, {damaged} damaged files, \
+             {} bytes read, {} written",
+            now.elapsed(),
+            used.read,
+            used.written
+        );
+        for problem in &report.problems {
+            log::warn!("image {image}: {problem}");
+        }
+        // Only a blob that is not needed may be damaged.
+        if report.mended > 0 || !report.intact {
+            self.tell(image, &report, failed);
+        }
+    }
+
+    /// Pulls an image that was removed by one of its names, unless a pod has pulled it meanwhile.
+    fn pull_again(&self, name: &str, missing: &Missing, stop: &StopToken) {
+        let Shared { checker, events, .. } = &*self.shared;
+        let result = match checker.id_of(name, stop) {
+            Ok(_) => Ok(()),
+            Err(_) => checker.pull(&missing.requested, name, repull::PULL_LIMIT, stop).map(drop),
+        };
+        if stop.is_stopped() {
+            return;
+        }
+        self.state().pulled(name, &result, Instant::now());
+        let (kind, reason, text) = match result {
+            Ok(()) => {
+                let text = format!("Image {name:?} is on the node again after its removal");
+                (EventType::Normal, reasons::IMAGE_MENDED, text)
+            }
+            Err(why) => {
+                let text = format!("Image {name:?} was removed and cannot be pulled again: {why}");
+                (EventType::Warning, reasons::IMAGE_MEND_FAILED, text)
+            }
+        };
+        log::info!("{text}");
+        events.raise(Regarding::Node, kind, reason, text);
     }
 
     fn tell(&self, image: &str, report: &Report, failed: &[Failed]) {
@@ -368,7 +523,8 @@ mod tests {
     use super::*;
 
     fn failed(pod: &str) -> Failed {
-        Failed { pod: PodUid::from(pod), regarding: Regarding::Manifest { source: pod.to_owned() } }
+        let regarding = Regarding::Manifest { source: pod.to_owned() };
+        Failed { pod: PodUid::from(pod), namespace: "default".to_owned(), regarding }
     }
 
     fn report(damaged: u64, mended: u64, intact: bool) -> Report {
@@ -377,40 +533,69 @@ mod tests {
 
     fn settle(state: &mut State, image: &str, report: &Report, now: Instant) {
         state.note(image, report);
-        state.settle(image, Some(report), now);
+        state.settle(report, now);
+    }
+
+    fn next(state: &mut State, now: Instant) -> Option<(String, usize)> {
+        match state.next(now) {
+            Step::Check(image, pods) => Some((image, pods.len())),
+            _ => None,
+        }
     }
 
     #[test]
-    fn image_is_checked_once_until_it_was_mended_or_pulled() {
+    fn failed_containers_of_one_image_wait_for_one_check() {
         let (mut state, now) = (State::default(), Instant::now());
-        assert!(state.push("a", failed("1"), now));
+        assert!(state.push("a", failed("1")));
         // The thread is active, and the second pod waits for the same check.
-        assert!(!state.push("a", failed("2"), now));
-        assert!(!state.push("a", failed("2"), now));
-        assert!(!state.push("b", failed("3"), now));
-        let (image, pods) = state.next().unwrap();
-        assert_eq!((image.as_str(), pods.len()), ("a", 2));
-        settle(&mut state, "a", &report(0, 0, true), now);
-        assert_eq!(state.next().unwrap().0, "b");
-        settle(&mut state, "b", &report(2, 2, true), now);
-        assert!(state.next().is_none());
-        assert!(!state.push("a", failed("1"), now + Duration::from_secs(86400)));
-        assert!(state.push("b", failed("3"), now));
-        state.known.remove("a");
-        assert!(!state.push("a", failed("1"), now));
-        assert_eq!(state.waiting.len(), 2);
+        assert!(!state.push("a", failed("2")));
+        assert!(!state.push("a", failed("2")));
+        assert!(!state.push("b", failed("3")));
+        assert_eq!(next(&mut state, now), Some(("a".to_owned(), 2)));
+        assert_eq!(next(&mut state, now), Some(("b".to_owned(), 1)));
+        assert_eq!(next(&mut state, now), None);
+        assert!(state.push("a", failed("1")));
     }
 
     #[test]
-    fn image_that_stays_damaged_is_a_problem_and_is_checked_again_later() {
+    fn image_is_checked_at_most_once_in_an_hour_under_any_name() {
         let (mut state, now) = (State::default(), Instant::now());
-        assert!(state.push("a", failed("1"), now));
-        assert!(state.next().is_some());
+        assert!(state.begin("sha256:1", now));
+        // Crashes with another name of the image, and after another pull, change nothing.
+        for minutes in [0, 10, 59] {
+            assert!(!state.begin("sha256:1", now + Duration::from_secs(60 * minutes)));
+        }
+        assert!(state.begin("sha256:2", now));
+        assert!(state.begin("sha256:1", now + RETRY));
+        // It was mended: files of it may become damaged again.
+        let mended = Report { id: "sha256:1".to_owned(), ..report(1, 1, true) };
+        settle(&mut state, "a", &mended, now + RETRY);
+        assert!(state.begin("sha256:1", now + 2 * RETRY));
+        let intact = Report { id: "sha256:1".to_owned(), ..report(0, 0, true) };
+        settle(&mut state, "a", &intact, now + 2 * RETRY);
+        assert!(!state.begin("sha256:1", now + 4 * RETRY));
+        assert!(state.begin("sha256:1", now + 2 * RETRY + RECHECK));
+        // It was not checked as a whole.
+        let part = Report { id: "sha256:2".to_owned(), layers: 2, verified: 1, ..report(0, 0, true) };
+        settle(&mut state, "a", &part, now);
+        assert!(state.begin("sha256:2", now + RETRY));
+    }
+
+    #[test]
+    fn known_images_are_limited_and_not_forgotten_at_once() {
+        let (mut state, now) = (State::default(), Instant::now());
+        for n in 0..=MAX_KNOWN {
+            assert!(state.begin(&n.to_string(), now + Duration::from_millis(n as u64)));
+        }
+        assert_eq!(state.known.len(), MAX_KNOWN);
+        assert!(!state.begin("1", now) && state.begin("0", now));
+    }
+
+    #[test]
+    fn image_that_stays_damaged_is_a_problem_until_it_is_mended_or_gone() {
+        let (mut state, now) = (State::default(), Instant::now());
         settle(&mut state, "a", &report(1, 0, false), now);
-        assert!(state.next().is_none());
         assert_eq!(state.damaged.len(), 1);
-        assert!(!state.push("a", failed("1"), now));
-        assert!(state.push("a", failed("1"), now + RETRY));
         settle(&mut state, "a", &report(1, 1, true), now);
         assert!(state.damaged.is_empty());
         // An image that is not there any more is not damaged.
@@ -418,6 +603,36 @@ mod tests {
         assert_eq!(state.damaged.len(), 1);
         settle(&mut state, "a", &Report { removed: true, ..report(1, 0, false) }, now);
         assert!(state.damaged.is_empty());
+    }
+
+    #[test]
+    fn removed_names_are_pulled_with_growing_pauses_until_they_are_back() {
+        let (mut state, begun) = (State::default(), Instant::now());
+        let missing = vec!["app@sha256:1".to_owned(), "app:1".to_owned()];
+        let removed = Report { missing, problems: vec!["no route".to_owned()], ..Report::default() };
+        state.miss("app:1", &removed, begun);
+        let mut now = begun;
+        let mut pauses = Vec::new();
+        for _ in 0..9 {
+            // Checks go on meanwhile.
+            state.push("other", failed("1"));
+            assert_eq!(next(&mut state, now), Some(("other".to_owned(), 1)));
+            let Step::Wait(pause) = state.next(now) else { panic!("there is nothing to do") };
+            pauses.push(pause.as_secs());
+            now += pause;
+            let mut pulled = Vec::new();
+            while let Step::Pull(name, missing) = state.next(now) {
+                assert_eq!(missing.requested, "app:1");
+                state.pulled(&name, &Err("no route to host".to_owned()), now);
+                pulled.push(name);
+            }
+            assert_eq!(pulled, ["app:1", "app@sha256:1"]);
+        }
+        assert_eq!(pauses, [5, 10, 20, 40, 80, 160, 300, 300, 300]);
+        assert_eq!(state.missing["app:1"].why, "no route to host");
+        state.pulled("app:1", &Ok(()), now);
+        state.pulled("app@sha256:1", &Ok(()), now);
+        assert!(matches!(state.next(now), Step::End) && !state.active);
     }
 
     #[test]
@@ -449,25 +664,17 @@ mod tests {
     }
 
     #[test]
-    fn image_that_was_not_checked_as_a_whole_is_checked_again_later() {
-        let (mut state, now) = (State::default(), Instant::now());
-        assert!(state.push("a", failed("1"), now));
-        assert!(state.next().is_some());
-        let part = Report { layers: 2, verified: 1, ..report(0, 0, true) };
-        settle(&mut state, "a", &part, now);
-        assert!(!state.is_due("a", now) && state.is_due("a", now + RETRY));
-    }
-
-    #[test]
-    fn check_that_could_not_be_made_is_repeated_later() {
+    fn check_that_could_not_be_made_ends_without_a_finding() {
         let (runtime, images) = crate::cri::unreachable();
         let (events, _events) = EventSink::new();
         let (sources, wake) = (Vec::new(), Box::new(|_: &PodUid| {}));
         let (replaced, restarts) = (Arc::default(), Box::new(|_: &PodUid, _: &str, _| true));
-        let deps = Deps { runtime, images, events, sources, wake, replaced, restarts };
+        let pods: Pods = Box::new(|| None);
+        let pull: Pull = Box::new(|_, _, _, _| Err("there is no registry".to_owned()));
+        let removes = true;
+        let deps = Deps { runtime, images, events, sources, wake, replaced, restarts, pods, pull, removes };
         let check = ImageCheck::new(deps);
-        let now = Instant::now();
-        assert!(check.state().push("a", failed("1"), now));
+        assert!(check.state().push("a", failed("1")));
         // On a thread of its own, because it lowers the priority.
         let handle = check.clone();
         let (done, ended) = crossbeam_channel::bounded::<()>(0);
@@ -477,21 +684,20 @@ mod tests {
         };
         let _running = threads::spawn("t/image-check", Stack::Small, OnDeath::Unsupervised, run).unwrap();
         ended.recv_timeout(Duration::from_secs(60)).unwrap_err();
-        let state = check.state();
-        assert!(!state.is_due("a", now) && state.is_due("a", Instant::now() + RETRY));
+        assert!(check.problems().is_empty() && !check.state().active);
     }
 
     #[test]
     fn waiting_checks_are_limited() {
-        let (mut state, now) = (State::default(), Instant::now());
+        let mut state = State::default();
         for n in 0..200 {
-            state.push(&format!("image{n}"), failed("1"), now);
-            state.push("image0", failed(&format!("pod{n}")), now);
+            state.push(&format!("image{n}"), failed("1"));
+            state.push("image0", failed(&format!("pod{n}")));
         }
         assert_eq!((state.waiting.len(), state.waiting[0].1.len()), (MAX_WAITING, MAX_WAITING));
         state.stopped = true;
         state.waiting.clear();
         state.active = false;
-        assert!(!state.push("a", failed("1"), now));
+        assert!(!state.push("a", failed("1")));
     }
 }

@@ -1,15 +1,22 @@
 //! Removes an image and pulls it again: the last resort, if no intact copy of a damaged layer is on the
-//! node. It cannot replace a layer that a container or another image uses, because the runtime keeps
-//! that.
+//! node, and only if the operator has permitted it. It cannot replace a layer that a container or another
+//! image uses, because the runtime keeps that.
+//!
+//! An image of the runtime is all that has one configuration: names of several owners may be one image.
+//! So an image is removed only if it has no other name than the requested one, no sandbox needs it, and
+//! only containers of this name were made from it. Then only this name is removed, with the digest and
+//! the id that the runtime has made of it. Pods that need it pull it again, by their own credentials.
 
 use std::time::{Duration, Instant};
 
 use super::check::Checker;
-use super::storage::{Unpacked, spec};
+use super::storage::{self, Unpacked, spec};
 use crate::cri::{Class, CriError};
-use crate::model::ids::{ContainerId, PodUid};
+use crate::model::ids::{ContainerId, PodUid, SandboxId};
+use crate::model::image_name::{repository, stored};
 use crate::model::labels;
-use crate::transport::generated::runtime::{Container, ContainerFilter, ContainerState};
+use crate::model::pod::Pod;
+use crate::transport::generated::runtime::{Container, ContainerFilter, ContainerState, PodSandboxFilter};
 use crate::util::stop::{StopToken, Waited};
 
 /// How often, and after which pause, the removal of the containers is tried: one that fails may
@@ -18,12 +25,12 @@ const REMOVALS: u32 = 6;
 const REMOVAL_PAUSE: Duration = Duration::from_secs(1);
 /// How long a container that is being made is waited for.
 const CREATE_LIMIT: Duration = Duration::from_secs(60);
-/// The longest pull by all names of the image, before its removal and after it. After the removal no
-/// container of it is made meanwhile.
-const PULL_LIMIT: Duration = Duration::from_mins(10);
-/// The first pause between two pulls of an image that was removed, and the longest one.
-const PULL_PAUSE: Duration = Duration::from_secs(5);
-const LONGEST_PULL_PAUSE: Duration = Duration::from_secs(60);
+/// The longest pull.
+pub(super) const PULL_LIMIT: Duration = Duration::from_mins(10);
+/// A request for the image of a sandbox.
+const SANDBOX_LIMIT: Duration = Duration::from_secs(10);
+/// The most pods whose credentials are tried for a pull.
+const MAX_PODS: usize = 8;
 
 /// An image that is pulled again.
 pub(super) struct Repull<'a> {
@@ -34,51 +41,94 @@ pub(super) struct Repull<'a> {
     pub(super) stop: &'a StopToken,
 }
 
+/// What did not succeed after an image was removed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Pulled {
+    pub(super) problems: Vec<String>,
+    /// Names that were removed, and are not back.
+    pub(super) missing: Vec<String>,
+}
+
 impl Repull<'_> {
-    /// Removes the image and pulls it again. Returns what did not succeed after the removal.
+    /// Removes the image and pulls it again, once by each of its names.
     ///
     /// # Errors
     /// Why the image was not removed.
-    pub(super) fn run(&self) -> Result<Vec<String>, String> {
+    pub(super) fn run(&self) -> Result<Pulled, String> {
         let Repull { checker, unpacked, requested, stop } = *self;
-        self.try_pull()?;
+        let names = removable(requested, unpacked, &self.sandbox_images()?)?;
+        let pods = (checker.pods)().ok_or_else(|| kept("the pods of the node are not known"))?;
+        if let Some(pod) = pods.iter().find(|pod| never_pulls(pod, &names)) {
+            return Err(kept(&format!("the pod {} never pulls it", pod.full_name())));
+        }
+        self.try_pull(&names)?;
         // A worker would start its container again as soon as the failed one is removed, and that would
         // keep the damaged layer.
-        let mut names: Vec<&str> = unpacked.names.iter().map(String::as_str).collect();
-        names.push(&unpacked.id);
-        let _closed = checker
+        let closed: Vec<&str> = names.iter().map(String::as_str).collect();
+        let closed = checker
             .replaced
-            .close(&names, CREATE_LIMIT, stop)
-            .ok_or("the image is not pulled again while a container of it is made")?;
+            .close(&closed, CREATE_LIMIT, stop)
+            .ok_or_else(|| kept("a container of it is made"))?;
         self.remove_containers(&names)?;
         self.go_on()?;
-        // A failed removal may have removed the image, or some of its names.
-        let mut names = names_in_order(&unpacked.names);
-        let removed = checker.images.remove_image(spec(&unpacked.id)).map_err(|error| error.to_string());
-        if let (Err(error), Ok(Some(left))) = (&removed, checker.images.image_status(spec(&unpacked.id))) {
-            // A tag that it still has could move to another image.
-            names.retain(|name| !left.repo_tags.iter().chain(&left.repo_digests).any(|kept| kept == name));
-            if names.is_empty() {
-                return Err(error.clone());
-            }
-        }
-        let begun = Instant::now();
-        let pull = |name: &str| {
+        // Meanwhile it may have got another name.
+        let now = checker.images.image_status(spec(&unpacked.id)).map_err(|error| error.to_string())?;
+        let now = now.ok_or("the runtime does not have the image any more")?;
+        let listed = now.repo_tags.into_iter().chain(now.repo_digests).collect();
+        let now = Unpacked { names: listed, pinned: now.pinned, ..unpacked.clone() };
+        removable(requested, &now, &self.sandbox_images()?)?;
+        let removed = self.remove(&names);
+        drop(closed);
+        let (mut pulled, begun) = (Pulled::default(), Instant::now());
+        for name in &names {
+            let limit = PULL_LIMIT.saturating_sub(begun.elapsed());
             // The pull does not end with the check: without it, the node would be left without the image.
             // At the end of the agent it has the second until the agent's exit, and what the runtime
             // has pulled by then stays.
-            self.pull(name, PULL_LIMIT.saturating_sub(begun.elapsed()), &StopToken::never())
-        };
-        // The pod needs the name, and other pods may need the image by its digest.
-        let is_there = || {
-            [requested, &unpacked.id]
-                .iter()
-                .all(|name| matches!(checker.images.image_status(spec(name)), Ok(Some(_))))
-        };
-        let pause = |pause| begun.elapsed() + pause < PULL_LIMIT && stop.wait(pause) == Waited::TimedOut;
-        let problems = pull_removed(&names, &unpacked.id, pull, is_there, pause);
-        let refused = removed.err().map(|error| format!("the image cannot be removed: {error}"));
-        Ok(problems.into_iter().chain(refused).collect())
+            match checker.pull(requested, name, limit, &StopToken::never()) {
+                Ok(found) if found == unpacked.id => {}
+                Ok(found) => pulled.problems.push(moved(name, &found)),
+                Err(error) => {
+                    pulled.problems.push(format!("the image cannot be pulled again as {name}: {error}"));
+                    pulled.missing.push(name.clone());
+                }
+            }
+        }
+        pulled.problems.extend(removed.err());
+        Ok(pulled)
+    }
+
+    /// Removes the names, and none that the image may have got in this moment.
+    fn remove(&self, names: &[String]) -> Result<(), String> {
+        let images = &self.checker.images;
+        if self.unpacked.store.is_some() {
+            let id = [self.unpacked.id.clone()];
+            return storage::remove_names(images, &[names, &id].concat());
+        }
+        // CRI-O removes this name only, and the image with its last name (`UntagImage`).
+        let last = names.last().map_or(self.requested, String::as_str);
+        images.remove_image(spec(last)).map_err(|error| format!("the image cannot be removed: {error}"))
+    }
+
+    /// The names and ids of the images that sandboxes are made from: the configured one, and those of
+    /// the sandboxes.
+    fn sandbox_images(&self) -> Result<Vec<String>, String> {
+        let Checker { runtime, images, .. } = self.checker;
+        let failed = |error: CriError| kept(&format!("the images of sandboxes are unknown: {error}"));
+        let mut found: Vec<String> = runtime.sandbox_image().map_err(failed)?.into_iter().collect();
+        for sandbox in runtime.list_pod_sandbox(PodSandboxFilter::default()).map_err(failed)? {
+            self.go_on()?;
+            match runtime.image_of_sandbox(&SandboxId::from(sandbox.id.as_str()), SANDBOX_LIMIT) {
+                Ok(image) => found.extend(image.filter(|image| !found.contains(image))),
+                Err(error) if error.class() == Class::Gone => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        for image in found.clone() {
+            let status = images.image_status(spec(&image)).map_err(failed)?;
+            found.extend(status.map(|image| image.id));
+        }
+        Ok(found)
     }
 
     fn go_on(&self) -> Result<(), String> {
@@ -91,13 +141,13 @@ impl Repull<'_> {
     ///
     /// This shows that the registry answers and still has the image. It does not show that the layers
     /// can be loaded, because the runtime does not load layers that it has.
-    fn try_pull(&self) -> Result<(), String> {
+    fn try_pull(&self, names: &[String]) -> Result<(), String> {
         let begun = Instant::now();
         let mut why = "the image has no name by which it can be pulled".to_owned();
-        let names = names_in_order(&self.unpacked.names);
         let has_digests = names.first().is_some_and(|name| is_digest(name));
-        for name in names.into_iter().filter(|name| is_digest(name) == has_digests) {
-            match self.pull(name, PULL_LIMIT.saturating_sub(begun.elapsed()), self.stop) {
+        for name in names.iter().filter(|name| is_digest(name) == has_digests) {
+            let limit = PULL_LIMIT.saturating_sub(begun.elapsed());
+            match self.checker.pull(self.requested, name, limit, self.stop) {
                 Ok(id) if id == self.unpacked.id => return self.go_on(),
                 Ok(_) => why = format!("{name} is another image in its registry now"),
                 Err(error) => why = format!("the image cannot be pulled again: {error}"),
@@ -106,17 +156,8 @@ impl Repull<'_> {
         Err(why)
     }
 
-    /// Pulls an image, and returns its id, which may be that of another image than before.
-    fn pull(&self, name: &str, limit: Duration, stop: &StopToken) -> Result<String, String> {
-        let images = &self.checker.images;
-        let failed = |error: CriError| error.to_string();
-        images.pull_image(spec(name), None, None, Some(limit), stop).map_err(failed)?;
-        let found = images.image_status(spec(name)).map_err(failed)?;
-        found.map(|image| image.id).ok_or_else(|| "the runtime does not have it".to_owned())
-    }
-
     /// Removes the containers of the image, which keep its layers.
-    fn remove_containers(&self, names: &[&str]) -> Result<(), String> {
+    fn remove_containers(&self, names: &[String]) -> Result<(), String> {
         let mut tries = 0;
         loop {
             self.go_on()?;
@@ -133,12 +174,14 @@ impl Repull<'_> {
     }
 
     /// None is removed if one has to stay.
-    fn try_remove_containers(&self, names: &[&str]) -> Result<(), Blocked> {
+    fn try_remove_containers(&self, names: &[String]) -> Result<(), Blocked> {
         let runtime = &self.checker.runtime;
         let mut all = runtime.list_containers(ContainerFilter::default())?;
-        all.retain(|one| [&one.image_ref, &one.image_id].iter().any(|of| names.contains(&of.as_str())));
+        let is_image = |of: &String| *of == self.unpacked.id || names.contains(of);
+        all.retain(|one| [&one.image_ref, &one.image_id].into_iter().any(is_image));
+        let pods = (self.checker.pods)().unwrap_or_default();
         for one in &all {
-            self.may_remove(one)?;
+            self.may_remove(one, &pods, names)?;
         }
         for one in &all {
             runtime.remove_container(&ContainerId::from(one.id.as_str()))?;
@@ -147,10 +190,17 @@ impl Repull<'_> {
     }
 
     /// A container that has ended for good is the record of that: without it, it would run again. One
-    /// that was never started is no record of anything.
-    fn may_remove(&self, container: &Container) -> Result<(), Blocked> {
+    /// that was never started is no record of anything. One that was made by another name of the image is
+    /// that of another user.
+    fn may_remove(&self, container: &Container, pods: &[Pod], names: &[String]) -> Result<(), Blocked> {
         let id = ContainerId::from(container.id.as_str());
-        let refusal = |which: &str| format!("the image is not pulled again while {which}");
+        let refusal = kept;
+        let label = |key| container.labels.get(key).map(String::as_str).unwrap_or_default();
+        let (uid, name) = (PodUid::from(label(labels::POD_UID)), label(labels::CONTAINER_NAME));
+        let pod = pods.iter().find(|pod| *pod.uid() == uid);
+        if !pod.is_some_and(|pod| images_of(pod).any(|one| one.container == Some(name) && one.is_in(names))) {
+            return Err(Blocked::ForNow(refusal(&format!("the container {id} of another name has it"))));
+        }
         match container.state.enum_value() {
             Ok(ContainerState::CONTAINER_CREATED) => return Ok(()),
             Ok(ContainerState::CONTAINER_EXITED) => {}
@@ -161,14 +211,12 @@ impl Repull<'_> {
                 return Err(Blocked::ForNow(refusal(&format!("the state of the container {id} is unknown"))));
             }
         }
-        let label = |key| container.labels.get(key).map(String::as_str).unwrap_or_default();
-        let (uid, name) = (label(labels::POD_UID), label(labels::CONTAINER_NAME));
         let status = match self.checker.runtime.container_status(&id) {
             Ok(status) => status,
             Err(error) if error.class() == Class::Gone => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        if (self.checker.restarts)(&PodUid::from(uid), name, status.exit_code) {
+        if (self.checker.restarts)(&uid, name, status.exit_code) {
             return Ok(());
         }
         Err(Blocked::ForGood(refusal(&format!("the finished container {id} is kept"))))
@@ -193,91 +241,182 @@ fn is_digest(name: &str) -> bool {
     name.contains('@')
 }
 
-/// Digests first: after the image is there by its digest, tags of it cost nothing.
-fn names_in_order(names: &[String]) -> Vec<&str> {
-    let (digests, tags): (Vec<&str>, Vec<&str>) =
-        names.iter().map(String::as_str).partition(|name| is_digest(name));
-    [digests, tags].concat()
+/// Why an image was not removed.
+fn kept(why: &str) -> String {
+    format!("the image is not pulled again while {why}")
 }
 
-/// Pulls an image that was removed, by all of its names, again and again until it `is_there` or all
-/// pulls succeed. `pull` returns the id of the image that has a name then. `pause` waits, and returns
-/// whether there is time for another attempt. Returns the problems of the last attempt.
-fn pull_removed(
-    names: &[&str],
-    id: &str,
-    pull: impl Fn(&str) -> Result<String, String>,
-    is_there: impl Fn() -> bool,
-    pause: impl Fn(Duration) -> bool,
-) -> Vec<String> {
-    let mut length = PULL_PAUSE;
-    loop {
-        let results: Vec<_> = names.iter().map(|name| (name, pull(name))).collect();
-        if results.iter().all(|(_, result)| result.is_ok()) || is_there() || !pause(length) {
-            let problem = |(name, result): &(&&str, Result<String, String>)| match result {
-                Err(error) => Some(format!("the image cannot be pulled again as {name}: {error}")),
-                Ok(found) if found == id => None,
-                Ok(found) => Some(format!("{name} is another image in its registry now: {found}")),
-            };
-            return results.iter().filter_map(problem).collect();
+pub(super) fn moved(name: &str, id: &str) -> String {
+    format!("{name} is another image in its registry now: {id}")
+}
+
+/// The names that may be removed to pull an image again by the requested name, digests first: after the
+/// image is there by its digest, its tag costs nothing.
+///
+/// # Errors
+/// When the image is not only that of the requested name.
+fn removable(requested: &str, image: &Unpacked, sandbox_images: &[String]) -> Result<Vec<String>, String> {
+    let name = stored(requested).filter(|name| image.names.contains(name)).ok_or_else(|| {
+        format!("the image is not pulled again, because it does not have the name {requested}")
+    })?;
+    if image.pinned {
+        return Err("the image is not pulled again, because the runtime has pinned it".to_owned());
+    }
+    let is_image = |of: &String| {
+        *of == image.id || image.names.contains(of) || stored(of).is_some_and(|of| image.names.contains(&of))
+    };
+    if sandbox_images.iter().any(is_image) {
+        return Err("the image is not pulled again, because sandboxes are made from it".to_owned());
+    }
+    // The runtime adds the digest of a tag by itself.
+    let is_own =
+        |other: &String| *other == name || is_digest(other) && repository(other) == repository(&name);
+    if let Some(other) = image.names.iter().find(|other| !is_own(other)) {
+        return Err(format!("the image is not pulled again, because it also has the name {other}"));
+    }
+    let mut names: Vec<String> = image.names.iter().filter(|other| **other != name).cloned().collect();
+    names.push(name);
+    Ok(names)
+}
+
+/// The use of an image in a pod.
+struct ImageUse<'a> {
+    /// The container; `None` for a volume.
+    container: Option<&'a str>,
+    image: &'a str,
+    policy: Option<&'a str>,
+}
+
+impl ImageUse<'_> {
+    fn is_in(&self, names: &[String]) -> bool {
+        stored(self.image).is_some_and(|name| names.contains(&name))
+    }
+}
+
+fn images_of(pod: &Pod) -> impl Iterator<Item = ImageUse<'_>> {
+    let spec = pod.spec();
+    let regular = pod.all_containers().map(|one| (&one.name, &one.image, &one.image_pull_policy));
+    let added = spec.ephemeral_containers.iter().flatten();
+    let added = added.map(|one| (&one.name, &one.image, &one.image_pull_policy));
+    let containers = regular.chain(added).map(|(name, image, policy)| ImageUse {
+        container: Some(name.as_str()),
+        image: image.as_deref().unwrap_or_default(),
+        policy: policy.as_deref(),
+    });
+    let volumes = spec.volumes.iter().flatten().filter_map(|volume| volume.image.as_ref());
+    containers.chain(volumes.map(|image| ImageUse {
+        container: None,
+        image: image.reference.as_deref().unwrap_or_default(),
+        policy: image.pull_policy.as_deref(),
+    }))
+}
+
+/// Whether a pod could not pull an image again that is removed.
+fn never_pulls(pod: &Pod, names: &[String]) -> bool {
+    images_of(pod).any(|one| one.policy == Some("Never") && one.is_in(names))
+}
+
+impl Checker {
+    /// Pulls an image by `name`, with the credentials of the pods that use the requested name, and
+    /// returns its id, which may be that of another image than before.
+    pub(super) fn pull(
+        &self,
+        requested: &str,
+        name: &str,
+        limit: Duration,
+        stop: &StopToken,
+    ) -> Result<String, String> {
+        let begun = Instant::now();
+        let wanted: Vec<String> = stored(requested).into_iter().collect();
+        let pods = (self.pods)().unwrap_or_default();
+        let users = pods.iter().filter(|pod| images_of(pod).any(|one| one.is_in(&wanted)));
+        let users: Vec<Option<&Pod>> = users.take(MAX_PODS).map(Some).collect();
+        let mut problem = None;
+        for pod in if users.is_empty() { vec![None] } else { users } {
+            let left = limit.saturating_sub(begun.elapsed());
+            if left.is_zero() || stop.is_stopped() {
+                break;
+            }
+            match (self.pull)(pod, name, left, stop) {
+                Ok(id) => return Ok(id),
+                Err(error) => problem = Some(error),
+            }
         }
-        length = (length * 2).min(LONGEST_PULL_PAUSE);
+        Err(problem.unwrap_or_else(|| "context deadline exceeded".to_owned()))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::{Cell, RefCell};
+    use serde_json::json;
 
-    const NAMES: [&str; 2] = ["app@sha256:1", "app:1"];
+    fn image(names: &[&str]) -> Unpacked {
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        Unpacked { id: "sha256:1".to_owned(), names, pinned: false, layers: Vec::new(), store: None }
+    }
 
-    /// The pauses that were made, and the problems, if pulls by the two names have these results in
-    /// turn, and there is time for this number of pauses. The image was requested by its tag.
-    fn pulls(results: &[Result<&str, &str>], pauses: usize) -> (Vec<u64>, Vec<String>) {
-        let (next, made) = (Cell::new(0), RefCell::new(Vec::new()));
-        let pull = |_: &str| {
-            let result = results[next.replace(next.get() + 1)];
-            result.map(str::to_owned).map_err(str::to_owned)
-        };
-        let pause = |length: Duration| {
-            made.borrow_mut().push(length.as_secs());
-            made.borrow().len() <= pauses
-        };
-        let is_there = || {
-            let last = &results[next.get() - NAMES.len()..next.get()];
-            last[1].is_ok() && last.contains(&Ok("1"))
-        };
-        let problems = pull_removed(&NAMES, "1", pull, is_there, pause);
-        assert_eq!(next.get(), results.len());
-        (made.into_inner(), problems)
+    fn digest_of(repository: &str) -> String {
+        format!("{repository}@sha256:{}", "a".repeat(64))
     }
 
     #[test]
-    fn removed_image_is_pulled_until_it_has_the_requested_name() {
-        let away = Err("no route to host");
-        assert_eq!(pulls(&[Ok("1"), Ok("1")], 9), (vec![], vec![]));
-        // Its digest alone does not help the pod.
-        let results = [away, away, Ok("1"), away, away, Ok("1")];
-        let problem = "the image cannot be pulled again as app@sha256:1: no route to host";
-        assert_eq!(pulls(&results, 9), (vec![5, 10], vec![problem.to_owned()]));
-        // There is no more time.
-        let (pauses, problems) = pulls(&[away; 14], 6);
-        assert_eq!((pauses, problems.len()), (vec![5, 10, 20, 40, 60, 60, 60], 2));
+    fn only_the_requested_name_and_its_digest_are_removed() {
+        let digest = digest_of("evil.example/x");
+        let own = image(&["evil.example/x:1", &digest]);
+        let names = removable("evil.example/x:1", &own, &[]);
+        assert_eq!(names, Ok(vec![digest.clone(), "evil.example/x:1".to_owned()]));
+        let by_digest = image(&[&digest]);
+        assert_eq!(removable(&digest, &by_digest, &[]), Ok(vec![digest.clone()]));
+        assert!(removable("evil.example/y:1", &own, &[]).is_err());
+        // By its id, and by a digest of an image that also has a tag.
+        assert!(removable("sha256:1", &own, &[]).is_err());
+        assert!(removable(&digest, &own, &[]).unwrap_err().ends_with("the name evil.example/x:1"));
+        let short = image(&["docker.io/library/app:latest"]);
+        assert_eq!(removable("app", &short, &[]), Ok(vec!["docker.io/library/app:latest".to_owned()]));
     }
 
     #[test]
-    fn names_of_another_image_are_reported_and_not_pulled_again() {
-        let moved = "app:1 is another image in its registry now: 2".to_owned();
-        assert_eq!(pulls(&[Ok("1"), Ok("2")], 9), (vec![], vec![moved.clone()]));
-        assert_eq!(pulls(&[Ok("2"), Ok("2")], 9).0, Vec::<u64>::new());
-        // The digest is pulled again.
-        assert_eq!(pulls(&[Err("reset"), Ok("2"), Ok("1"), Ok("2")], 9), (vec![5], vec![moved]));
+    fn image_with_names_of_others_is_never_removed() {
+        for other in ["registry.k8s.io/pause:3.10", "evil.example/x:2", &digest_of("registry.corp/app")] {
+            let shared = image(&["evil.example/x:1", other]);
+            let refusal = removable("evil.example/x:1", &shared, &[]).unwrap_err();
+            assert!(refusal.ends_with(&format!("it also has the name {other}")), "{refusal}");
+        }
     }
 
     #[test]
-    fn digests_are_pulled_before_tags() {
-        let names = ["a:1", "a@sha256:1", "b:1"].map(str::to_owned);
-        assert_eq!(names_in_order(&names), ["a@sha256:1", "a:1", "b:1"]);
+    fn pinned_images_and_those_of_sandboxes_are_never_removed() {
+        let pause = image(&["docker.io/library/pause:1"]);
+        let pinned = Unpacked { pinned: true, ..pause.clone() };
+        assert!(removable("pause:1", &pinned, &[]).unwrap_err().ends_with("has pinned it"));
+        for name in ["pause:1", "docker.io/library/pause:1", "sha256:1"] {
+            let refusal = removable("pause:1", &pause, &[name.to_owned()]).unwrap_err();
+            assert!(refusal.ends_with("sandboxes are made from it"), "{refusal}");
+        }
+        assert!(removable("pause:1", &pause, &["pause:2".to_owned()]).is_ok());
+    }
+
+    #[test]
+    fn pod_that_never_pulls_an_image_keeps_it() {
+        let pod = |value: serde_json::Value| {
+            Pod::from(serde_json::from_value::<crate::model::api::Pod>(json!({"spec": value})).unwrap())
+        };
+        let names = ["docker.io/library/app:1".to_owned()];
+        let container =
+            |image: &str, policy: &str| json!({"name": "c", "image": image, "imagePullPolicy": policy});
+        for (spec, expected) in [
+            (json!({"containers": [container("app:1", "Never")]}), true),
+            (json!({"containers": [container("app:1", "IfNotPresent")]}), false),
+            (json!({"containers": [container("app:2", "Never")]}), false),
+            (json!({"containers": [], "initContainers": [container("app:1", "Never")]}), true),
+            (json!({"containers": [], "ephemeralContainers": [container("app:1", "Never")]}), true),
+            (
+                json!({"containers": [], "volumes": [{"name": "v", "image": {"reference": "app:1", "pullPolicy": "Never"}}]}),
+                true,
+            ),
+        ] {
+            assert_eq!(never_pulls(&pod(spec.clone()), &names), expected, "{spec}");
+        }
     }
 }

@@ -3,8 +3,12 @@
 //! containerd: the native API on the socket of the CRI. A read-only snapshot above the image's last
 //! layer is made and removed; nothing is mounted, but its description names the directories of all
 //! layers. The chain id of the last layer and the digests of the layers are in the verbose status of
-//! the image; the manifest, with the digests and sizes of the compressed layers, is in the content
-//! store (containerd: docs/content-flow.md).
+//! the image; the manifest, with the digests of the compressed layers, is in the content store
+//! (containerd: docs/content-flow.md).
+//!
+//! A manifest is what its author wrote: that of another image may name the same configuration, so that
+//! both are one image for the runtime, and any blobs and sizes. So it is read by the name that was
+//! requested, and only says where a copy of a layer may be; the copy's digest decides.
 //!
 //! CRI-O: the lists of images and layers of containers/storage, below its root.
 
@@ -15,12 +19,13 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use crate::cri::ImageClient;
+use crate::model::image_name;
 use crate::transport::generated::methods;
 use crate::transport::generated::runtime::ImageSpec;
 use crate::transport::generated::{imagestore, snapshots};
-use crate::transport::grpc::Channel;
+use crate::transport::grpc::{Channel, Kind};
 use crate::util::stop::StopToken;
-use crate::util::{backoff, untrusted};
+use crate::util::{backoff, sha256, untrusted};
 
 /// A call to containerd's own API.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
@@ -36,6 +41,8 @@ const MAX_MANIFEST: u64 = 8 << 20;
 const MAX_LIST: u64 = 64 << 20;
 /// The most layers of an image: the kernel mounts up to 500.
 const MAX_LAYERS: usize = 512;
+/// The most names of an image whose manifests are read if it was requested by its id.
+const MAX_NAMES: usize = 8;
 
 /// A layer and its directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,11 +69,11 @@ pub(super) struct Unpacked {
     pub(super) id: String,
     /// All names of the image.
     pub(super) names: Vec<String>,
+    /// Whether the runtime keeps it, as the image of its sandboxes.
+    pub(super) pinned: bool,
     /// From the lowest one.
     pub(super) layers: Vec<Layer>,
-    /// Digests of blobs of a wrong size in the runtime's store, and what is wrong.
-    pub(super) damaged_blobs: Vec<(String, String)>,
-    /// The directory of the store.
+    /// The directory of the store of containerd; CRI-O has none.
     pub(super) store: Option<PathBuf>,
 }
 
@@ -99,14 +106,14 @@ pub(super) fn find(images: &ImageClient, image: &str, stop: &StopToken) -> Resul
     let mut names = status.repo_tags;
     names.extend(status.repo_digests);
     let mut unpacked =
-        Unpacked { id: status.id, names, layers: Vec::new(), damaged_blobs: Vec::new(), store: None };
+        Unpacked { id: status.id, names, pinned: status.pinned, layers: Vec::new(), store: None };
     let base = place.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let root = place.parent().unwrap_or(Path::new("/"));
     match base.strip_prefix(SNAPSHOTTER) {
         Some("overlayfs") => {
             let info = info.get("info").map(String::as_str).unwrap_or_default();
             let info: Value = serde_json::from_str(info).unwrap_or_default();
-            Containerd { channel: &images.channel(), root, stop }.find(&info, &mut unpacked)?;
+            Containerd { channel: &images.channel(), root, stop }.find(image, &info, &mut unpacked)?;
         }
         Some(other) => return Err(Problem::Unknown(format!("the snapshotter {other:?} is not supported"))),
         None if base == "overlay-images" => find_in_storage(root, &mut unpacked)?,
@@ -128,7 +135,7 @@ struct Containerd<'a> {
 }
 
 impl Containerd<'_> {
-    fn find(&self, info: &Value, unpacked: &mut Unpacked) -> Result<(), Problem> {
+    fn find(&self, requested: &str, info: &Value, unpacked: &mut Unpacked) -> Result<(), Problem> {
         let chain = info["chainID"].as_str().unwrap_or_default();
         let diff_ids = info["imageSpec"]["rootfs"]["diff_ids"].as_array();
         let diff_ids = diff_ids.map(Vec::as_slice).unwrap_or_default();
@@ -141,8 +148,8 @@ impl Containerd<'_> {
             |(dir, diff_id): (PathBuf, &&str)| Layer { dir, diff_id: (*diff_id).to_owned(), blob: None };
         unpacked.layers = dirs.into_iter().zip(&diff_ids).map(layer).collect();
         let store = self.root.join(CONTENT);
-        if let Some(manifest) = self.manifest(&store, &unpacked.id) {
-            check_blobs(&store, &manifest, unpacked);
+        if let Some(manifest) = self.manifest(&store, requested, unpacked) {
+            name_blobs(&manifest, unpacked);
         }
         unpacked.store = Some(store);
         Ok(())
@@ -177,24 +184,58 @@ impl Containerd<'_> {
         Ok(viewed.map_err(unknown)?.mounts)
     }
 
-    /// The manifest of an image for this machine. Without it, only the blobs are not checked.
-    fn manifest(&self, store: &Path, id: &str) -> Option<Value> {
-        let request = imagestore::GetImageRequest { name: id.to_owned(), ..Default::default() };
+    /// The manifest of an image for this machine, of the digest that the requested name has. Without it,
+    /// only copies of layers without compression are found.
+    fn manifest(&self, store: &Path, requested: &str, unpacked: &Unpacked) -> Option<Value> {
+        let is_own = |manifest: &Value| manifest["config"]["digest"].as_str() == Some(&*unpacked.id);
+        let of_name = |name: &str| {
+            let document = read_json(store, &self.target(name)?)?;
+            if is_own(&document) {
+                return Some(document);
+            }
+            let listed = document["manifests"].as_array()?.iter().take(MAX_LAYERS);
+            listed.filter_map(|one| read_json(store, one["digest"].as_str()?)).find(is_own)
+        };
+        match image_name::stored(requested).filter(|name| unpacked.names.contains(name)) {
+            Some(name) => of_name(&name),
+            None => unpacked.names.iter().take(MAX_NAMES).find_map(|name| of_name(name)),
+        }
+    }
+
+    /// The digest of the manifest or index that a name has.
+    fn target(&self, name: &str) -> Option<String> {
+        let request = imagestore::GetImageRequest { name: name.to_owned(), ..Default::default() };
         let get = &methods::imagestore::GET;
         let found = self.channel.call_with_header(get, &request, NAMESPACE, CALL_LIMIT, self.stop);
-        let image = found.inspect_err(|error| log::debug!("no manifest of {id}: {error}")).ok()?.image;
-        let document = read_json(store, &image.target.digest)?;
-        let is_own = |manifest: &Value| manifest["config"]["digest"].as_str() == Some(id);
-        if is_own(&document) {
-            return Some(document);
-        }
-        let listed = document["manifests"].as_array()?.iter().take(MAX_LAYERS);
-        listed.filter_map(|one| read_json(store, one["digest"].as_str()?)).find(is_own)
+        let image = found.inspect_err(|error| log::debug!("no manifest of {name}: {error}")).ok()?.image;
+        Some(image.target.digest.clone())
     }
 }
 
+/// Removes names of an image from containerd, and no others: to remove one by the CRI would remove all
+/// names of the image's id (containerd: `RemoveImage`). Returns after the content that no image needs
+/// any more was removed.
+pub(super) fn remove_names(images: &ImageClient, names: &[String]) -> Result<(), String> {
+    let channel = images.channel();
+    for (index, name) in names.iter().enumerate() {
+        let sync = index + 1 == names.len();
+        let request = imagestore::DeleteImageRequest { name: name.clone(), sync, ..Default::default() };
+        let delete = &methods::imagestore::DELETE;
+        // Not stopped: this is no time to leave half of the names.
+        let never = StopToken::never();
+        match channel.call_with_header(delete, &request, NAMESPACE, CALL_LIMIT, &never) {
+            Ok(_) => {}
+            Err(error) if error.kind == Kind::NotFound => {}
+            Err(error) => return Err(format!("{name} cannot be removed: {error}")),
+        }
+    }
+    Ok(())
+}
+
 fn read_json(store: &Path, digest: &str) -> Option<Value> {
-    let bytes = untrusted::read_own(&store.join(hex_of(digest)?), MAX_MANIFEST).ok()?;
+    let hex = hex_of(digest)?;
+    let bytes = untrusted::read_own(&store.join(hex), MAX_MANIFEST).ok()?;
+    (sha256::hex(&bytes) == hex).then_some(())?;
     serde_json::from_slice(&bytes).ok()
 }
 
@@ -217,22 +258,12 @@ fn layer_dirs(mounts: &[snapshots::SnapshotMount], layers: usize) -> Result<Vec<
     Ok(dirs)
 }
 
-/// Adds the digests of the blobs to the layers, and finds blobs of a wrong size. A blob may be absent:
-/// containerd does not load a layer that is unpacked already.
-fn check_blobs(store: &Path, manifest: &Value, unpacked: &mut Unpacked) {
+/// Adds the digests of the blobs to the layers. A blob may be absent: containerd does not load a layer that
+/// is unpacked already.
+fn name_blobs(manifest: &Value, unpacked: &mut Unpacked) {
     let layers = manifest["layers"].as_array().map(Vec::as_slice).unwrap_or_default();
     for (layer, blob) in unpacked.layers.iter_mut().zip(layers) {
         layer.blob = blob["digest"].as_str().map(str::to_owned).filter(|digest| *digest != layer.diff_id);
-    }
-    for blob in layers.iter().chain([&manifest["config"]]) {
-        let (Some(digest), Some(wanted)) = (blob["digest"].as_str(), blob["size"].as_u64()) else { continue };
-        let Some(file) = hex_of(digest).map(|hex| store.join(hex)) else { continue };
-        if let Ok(size) = std::fs::symlink_metadata(file).map(|data| data.len())
-            && size != wanted
-        {
-            let what = format!("has {size} bytes instead of {wanted}");
-            unpacked.damaged_blobs.push((digest.to_owned(), what));
-        }
     }
 }
 
@@ -291,13 +322,7 @@ mod tests {
     }
 
     fn blank() -> Unpacked {
-        Unpacked {
-            id: digest('a'),
-            names: Vec::new(),
-            layers: Vec::new(),
-            damaged_blobs: Vec::new(),
-            store: None,
-        }
+        Unpacked { id: digest('a'), names: Vec::new(), pinned: false, layers: Vec::new(), store: None }
     }
 
     #[test]
@@ -317,23 +342,28 @@ mod tests {
     }
 
     #[test]
-    fn blobs_of_a_wrong_size_are_findings_and_absent_ones_are_not() {
-        let store = tempfile::tempdir().unwrap();
-        let put = |digit: char, text: &str| {
-            std::fs::write(store.path().join(hex_of(&digest(digit)).unwrap()), text).unwrap();
-        };
-        put('1', "12345");
-        put('2', "");
+    fn blobs_are_named_by_the_manifest_and_its_sizes_prove_nothing() {
         let blob = |digit, size: u64| json!({"digest": digest(digit), "size": size});
-        let manifest = json!({"config": blob('9', 7), "layers": [blob('1', 5), blob('2', 9), blob('3', 9), {"digest": "../x", "size": 1}]});
+        let layers = [blob('1', 1), blob('2', 1), json!({"digest": 7})];
+        let manifest = json!({"config": blob('9', 7), "layers": layers});
         let mut unpacked = blank();
         let layer = |digit| Layer { dir: PathBuf::new(), diff_id: digest(digit), blob: None };
         unpacked.layers = vec![layer('1'), layer('7'), layer('8')];
-        check_blobs(store.path(), &manifest, &mut unpacked);
+        name_blobs(&manifest, &mut unpacked);
         let blobs: Vec<_> = unpacked.layers.iter().map(|layer| layer.blob.clone()).collect();
-        assert_eq!(blobs, [None, Some(digest('2')), Some(digest('3'))]);
-        let damaged = (digest('2'), "has 0 bytes instead of 9".to_owned());
-        assert_eq!(unpacked.damaged_blobs, [damaged]);
+        assert_eq!(blobs, [None, Some(digest('2')), None]);
+    }
+
+    #[test]
+    fn manifest_whose_content_has_another_digest_is_not_read() {
+        let store = tempfile::tempdir().unwrap();
+        let text = r#"{"layers": []}"#;
+        let name = format!("sha256:{}", sha256::hex(text.as_bytes()));
+        let file = store.path().join(hex_of(&name).unwrap());
+        std::fs::write(&file, text).unwrap();
+        assert!(read_json(store.path(), &name).is_some());
+        std::fs::write(&file, r#"{"layers": 1}"#).unwrap();
+        assert!(read_json(store.path(), &name).is_none());
     }
 
     #[test]

@@ -203,6 +203,12 @@ metrics! { ALL;
     SLEEP_ENDED_EARLY: Counter = "kubelet_sleep_action_terminated_early_total",
         "Sleep hooks that the grace period cut short.";
 
+    // Checks of images.
+    IMAGE_CHECK_READ: Counter = "coracle_image_check_read_bytes_total",
+        "Bytes that checks of images for damaged files have read, after decompression.";
+    IMAGE_CHECK_WRITTEN: Counter = "coracle_image_check_written_bytes_total",
+        "Bytes that repairs of damaged images have written.";
+
     // Logs of containers.
     LOGS_BYTES: Gauge = "coracle_container_logs_bytes",
         "What the logs of all containers use of the disk, if they have a quota.";

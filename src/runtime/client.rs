@@ -67,7 +67,7 @@ impl Runtime {
                     settings.user_namespace_ids,
                     settings.max_pods,
                 ),
-                images: Images::new(deps.images, deps.events.clone(), deps.offers, deps.pulled, &settings),
+                images: Images::new(deps.images, deps.events.clone(), deps.offers, &settings),
                 sandbox_door: Turnstile::new(width.max(4), "its turn to make a sandbox"),
                 container_door: Turnstile::new(width.max(4), "its turn to start a container"),
                 crashes: Mutex::new(KeyedBackoff::new(FIRST, settings.crash_backoff_max, RESET)),

@@ -33,9 +33,9 @@ pub(super) struct ImageVolume {
 }
 
 impl ImageVolume {
-    /// The runtime's reference of the image.
-    pub(super) fn reference(&self) -> &str {
-        &self.spec.image
+    /// The image's name in the pod.
+    pub(super) fn requested(&self) -> &str {
+        &self.spec.user_specified_image
     }
 }
 

@@ -115,11 +115,10 @@ pub struct Deps {
     pub cgroup_parent: CgroupParent,
     /// The CPUs and NUMA nodes of containers.
     pub placement: SharedPlacement,
-    /// Receives the name of each image that was pulled, as the pod has it.
-    pub pulled: Arc<dyn Fn(&str) + Send + Sync>,
     /// The images that archives on this node provide.
     pub offers: SharedOffers,
-    /// Closed for the id of an image that is being replaced: then no container of it is made.
+    /// Closed for the names of an image that is being removed to pull it again: then no container of it is
+    /// made.
     pub replaced: Arc<Gate>,
 }
 

@@ -1,18 +1,21 @@
 //! Starting one container: image, configuration, create, start, links (Go: startContainer).
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::cri::{Class, CriError};
 use crate::kube::PodObjects;
 use crate::model::api::Container;
 use crate::model::event::{EventType, Regarding};
 use crate::model::ids::ContainerId;
+use crate::model::image_name;
 use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::runtime::ContainerState;
 use crate::transport::generated::Enum;
 use crate::transport::generated::runtime::{ContainerConfig, NamespaceMode, PodSandboxConfig, Signal};
+use crate::util::stop::StopToken;
 
 use super::client::Runtime;
 use super::config_error::ConfigError;
@@ -79,10 +82,12 @@ impl Runtime {
         let config = self
             .prepare(&start, &image, &image_volumes, restart_count)
             .map_err(|error| self.config_failure(&start, &regarding, &error))?;
-        // Until the container runs, an image that is being replaced must not be used: the container
-        // would keep its damaged files.
-        let volumes = image_volumes.iter().map(|volume| volume.reference());
-        let images: Vec<&str> = volumes.chain([image.reference.as_str()]).collect();
+        // Until the container runs, an image that is being removed to pull it again must not be used by
+        // this name: the container would keep its damaged files.
+        let volumes = image_volumes.iter().map(|volume| volume.requested());
+        let own = start.container.image.as_deref().unwrap_or_default();
+        let images: Vec<String> = volumes.chain([own]).filter_map(image_name::stored).collect();
+        let images: Vec<&str> = images.iter().map(String::as_str).collect();
         let image_pass = shared.replaced.enter(&images, start.stop);
         // The limit applies after the image pull, which may be slow.
         let pass = shared.container_door.enter(start.stop);
@@ -137,6 +142,23 @@ impl Runtime {
             self.shared.events.warning(start.pod, reasons::FAILED_TO_RETRIEVE_IMAGE_PULL_SECRET, message);
         }
         secrets
+    }
+
+    /// Pulls an image again that was removed from this node, with the credentials of a pod, or without one
+    /// with those of the node. Returns its id, which may be another one than before.
+    ///
+    /// # Errors
+    /// Why it was not pulled within `limit`.
+    pub fn pull_again(
+        &self,
+        pod: Option<&Pod>,
+        image: &str,
+        limit: Duration,
+        stop: &StopToken,
+    ) -> Result<String, String> {
+        let objects = pod.and_then(|pod| PodObjects::of(pod, self.shared.api.as_ref(), &self.shared.local));
+        let secrets = pod.map(|pod| PullSecrets::of(pod, objects, stop).0).unwrap_or_default();
+        self.shared.images.pull_again(&secrets, image, limit, stop)
     }
 
     /// The previous count plus one; from the names of log files when the runtime has no instance.

@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 use crate::support::node::{FOREVER, LONG, Node, busybox, phase, pod, simple};
 use crate::support::registry::Registry;
 use crate::support::wait::wait_until;
+use crate::support::web::{Reply, Request, Server};
+use coracle::util::sha256;
 
 const IMAGE: &str = "localhost/busybox:1";
 const STORE: &str = "io.containerd.content.v1.content/blobs/sha256";
@@ -92,6 +94,7 @@ fn image_without_an_intact_copy_is_pulled_again() {
     fs::create_dir_all(&base).expect("the directory can be made");
     let registry = Registry::start(&base.join("images"));
     let mut node = Node::start("remend");
+    let image = registry.image("app");
     // Its layers would be kept. containerd has a second record of it, by its id.
     let images: Value = serde_json::from_str(&node.cli(&["images", "-o", "json"])).expect("a list");
     let mut listed = images.as_array().expect("a list").iter();
@@ -102,7 +105,6 @@ fn image_without_an_intact_copy_is_pulled_again() {
         snapshots.lines().count() <= 2
     };
     wait_until("only the snapshot of the sandbox image to be left", LONG, gone);
-    let image = registry.image("app");
     // A pod that has ended for good, and would run again without its container.
     let mut done = with_image("done", &image);
     done["spec"]["restartPolicy"] = json!("Never");
@@ -124,23 +126,82 @@ fn image_without_an_intact_copy_is_pulled_again() {
         blobs.map(|blob| blob.path()).max_by_key(|path| fs::metadata(path).map_or(0, |data| data.len()));
     replace(&layer.expect("the store has blobs"), b"");
     let (good, shown) = verify(&node, &[&image]);
-    assert!(!good && shown.contains("has 0 bytes instead of "), "{shown}");
+    assert!(!good && shown.contains(" has another digest"), "{shown}");
     assert!(shown.contains("cannot be verified"), "{shown}");
 
+    // Without the operator's permission nothing is removed.
+    node.apply("second.json", &with_image("second", &image));
+    node.wait_event("second", "ImageMendFailed", "by itself without --remove-damaged-images");
+    node.remove("second.json");
+    node.wait_gone("second");
+    node.stop_agent();
+    node.set_flags(&["--remove-damaged-images".to_owned()]);
+    node.start_agent();
     node.apply("second.json", &with_image("second", &image));
     node.wait_event("second", "ImageMendFailed", "is not pulled again while the finished container");
     assert_eq!(kept(&node), before);
     node.remove("done.json");
     node.wait_gone("done");
-    // It would check the image again after five minutes.
+    // It would check the image again after an hour.
     node.stop_agent();
     node.start_agent();
     node.wait_ready("second");
-    node.wait_event("second", "DamagedImage", "has 0 bytes instead of ");
+    node.wait_event("second", "DamagedImage", " has another digest");
     node.wait_event("second", "ImageMended", "");
     assert!(fs::read(program(&node)).expect("the program is readable") == intact);
     let (good, shown) = verify(&node, &["--digests", &image]);
     assert!(good, "{shown}");
+    node.finish();
+}
+
+/// A manifest of an attacker names the configuration of another image, so that both are one image for
+/// the runtime, and as its layer a blob that is none.
+#[test]
+fn image_with_the_configuration_of_another_removes_nothing() {
+    let mut node = Node::start("foreign");
+    node.stop_agent();
+    node.set_flags(&["--remove-damaged-images".to_owned()]);
+    node.start_agent();
+    let of_node = |node: &Node| -> Vec<Value> {
+        let images: Value = serde_json::from_str(&node.cli(&["images", "-o", "json"])).expect("a list");
+        images.as_array().expect("a list").clone()
+    };
+    let tags = |image: &Value| image["tags"].as_array().expect("tags").clone();
+    let has = |image: &Value, tag: &str| tags(image).iter().any(|one| one == tag);
+    let id = {
+        let images = of_node(&node);
+        let busybox = images.iter().find(|image| has(image, IMAGE)).expect("the image is listed");
+        busybox["id"].as_str().expect("an id").to_owned()
+    };
+    let config = fs::read(root(&node).join(STORE).join(id.trim_start_matches("sha256:")));
+    let config = config.expect("the configuration is readable");
+    let manifest_type = "application/vnd.oci.image.manifest.v1+json";
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": manifest_type,
+        "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": id, "size": config.len()},
+        "layers": [{"mediaType": "application/vnd.oci.image.layer.v1.tar+gzip", "digest": id, "size": 1}],
+    });
+    let manifest = manifest.to_string().into_bytes();
+    let server = Server::start(move |request: &Request| {
+        let digest = format!("sha256:{}", sha256::hex(&manifest));
+        let (body, kind, digest) = match request.path.rsplit('/').nth(1) {
+            Some("manifests") => (manifest.clone(), manifest_type, digest),
+            Some("blobs") => (config.clone(), "application/octet-stream", id.clone()),
+            _ => return Reply::text(200, "{}"),
+        };
+        let reply = Reply { status: 200, headers: Vec::new(), body };
+        reply.with("Content-Type", kind).with("Docker-Content-Digest", &digest)
+    });
+    let foreign = format!("127.0.0.1:{}/foreign:1", server.port);
+    let mut wrong = with_image("wrong", &foreign);
+    wrong["spec"]["containers"][0]["command"] = json!(["/no/such/program"]);
+    node.apply("wrong.json", &wrong);
+    let checked = format!("checked image {foreign}");
+    wait_until("the image to be checked", LONG, || node.log().contains(&checked));
+    let images = of_node(&node);
+    assert!(images.iter().any(|image| has(image, IMAGE) && has(image, &foreign)), "{images:?}");
+    assert!(node.events_with_reason("wrong", "DamagedImage").is_empty(), "{}", node.log());
     node.finish();
 }
 

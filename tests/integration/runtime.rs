@@ -89,7 +89,6 @@ impl Node {
             cgroup_parent,
             placement,
             offers: std::sync::Arc::new(coracle::model::image_offers::NoOffers),
-            pulled: std::sync::Arc::new(|_: &_| {}),
             replaced: Default::default(),
         };
         Node { fake, dir, runtime: Runtime::new(settings, deps), client, events }

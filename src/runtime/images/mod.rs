@@ -88,8 +88,6 @@ pub(super) struct Images {
     providers: Providers,
     records: Records,
     offers: SharedOffers,
-    /// Receives the name of each image that was pulled.
-    pulled: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
 enum PullError {
@@ -119,14 +117,12 @@ impl Images {
         client: cri::ImageClient,
         events: EventSink,
         offers: SharedOffers,
-        pulled: Arc<dyn Fn(&str) + Send + Sync>,
         settings: &Settings,
     ) -> Images {
         let parallel = settings.max_parallel_image_pulls.map(|n| usize::try_from(n).unwrap_or(1));
         Images {
             client,
             events,
-            pulled,
             failures: Mutex::new(Failures {
                 waits: KeyedBackoff::new(BACKOFF_FIRST, BACKOFF_MAX, BACKOFF_RESET),
                 last: HashMap::new(),
@@ -241,7 +237,9 @@ impl Images {
         let result = match self.permits.take(wanted.stop) {
             Some(_permit) => {
                 let started = Instant::now();
-                self.pull_now(wanted, image).map(|(reference, proof)| (reference, proof, started.elapsed()))
+                let sandbox_config = Some(wanted.sandbox_config);
+                let pulled = self.pull_now(wanted.secrets, image, sandbox_config, None, wanted.stop);
+                pulled.map(|(reference, proof)| (reference, proof, started.elapsed()))
             }
             None => Err(PullError::Stopped),
         };
@@ -262,7 +260,6 @@ impl Images {
                     ),
                 );
                 self.succeeded(&key);
-                (self.pulled)(requested);
                 match found {
                     Ok(Some(found)) => Ok(Found { reference, user: user_of(&found) }),
                     Ok(None) => Err(failure(
@@ -294,16 +291,54 @@ impl Images {
         }
     }
 
+    /// Pulls an image that was removed from this node, within `limit`, for a pod with these credentials.
+    /// Returns its id.
+    ///
+    /// # Errors
+    /// Why it was not pulled.
+    pub(super) fn pull_again(
+        &self,
+        secrets: &PullSecrets,
+        requested: &str,
+        limit: Duration,
+        stop: &StopToken,
+    ) -> Result<String, String> {
+        let image = with_default_tag(requested).map_err(|error| error.to_string())?;
+        self.records.intend(requested)?;
+        let result = match self.permits.take(stop) {
+            Some(_permit) => self.pull_now(secrets, &image, None, Some(limit), stop),
+            None => Err(PullError::Stopped),
+        };
+        match result {
+            Ok((reference, proof)) => {
+                let found = self.client.with_stop(stop.clone()).image_status(spec(reference.as_str()));
+                let found = found.map_err(|error| error_text(&error));
+                self.records.pulled(requested, &reference, proof.as_deref());
+                Ok(found?.ok_or_else(|| format!("{reference} is gone after its pull"))?.id)
+            }
+            Err(error) => {
+                match error {
+                    PullError::Stopped => self.records.abandoned(requested),
+                    _ => self.records.failed(requested),
+                }
+                Err(error.text())
+            }
+        }
+    }
+
     /// Also returns the pod's credential with which the pull succeeded, if there was one.
     fn pull_now(
         &self,
-        wanted: Wanted<'_>,
+        secrets: &PullSecrets,
         image: &str,
+        sandbox_config: Option<&PodSandboxConfig>,
+        limit: Option<Duration>,
+        stop: &StopToken,
     ) -> Result<(ImageRef, Option<Arc<PullSecret>>), PullError> {
-        let mut candidates = wanted.secrets.for_image(image);
+        let mut candidates = secrets.for_image(image);
         candidates.extend(self.keyring.for_image(image, Instant::now()));
-        candidates.extend(self.providers.for_image(image, wanted.stop));
-        if wanted.stop.is_stopped() {
+        candidates.extend(self.providers.for_image(image, stop));
+        if stop.is_stopped() {
             return Err(PullError::Stopped);
         }
         let tries =
@@ -315,7 +350,7 @@ impl Images {
             }
             let proof = credential.as_ref().and_then(|credential| credential.secret.clone());
             let auth = credential.map(auth);
-            match self.client.pull_image(spec(image), auth, Some(wanted.sandbox_config), None, wanted.stop) {
+            match self.client.pull_image(spec(image), auth, sandbox_config, limit, stop) {
                 Ok(reference) => return Ok((reference, proof)),
                 Err(error) if error.class() == cri::Class::Stopping => return Err(PullError::Stopped),
                 Err(error) => {
