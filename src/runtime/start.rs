@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use crate::cri::{Class, CriError};
 use crate::kube::PodObjects;
 use crate::model::api::Container;
@@ -61,7 +63,11 @@ impl Runtime {
         let (sandbox_config, _notices) = self
             .sandbox_config(start.pod, start.sandbox_attempt, start.stop)
             .map_err(|error| self.config_failure(&start, &regarding, &error))?;
-        let secrets = self.pull_secrets(&start);
+        let (secrets, missing) = self.pull_secrets(&start);
+        let failed = |failure: ImageFailure| {
+            self.tell_missing_secrets(&start, &missing, &failure);
+            self.image_failure(&start, &regarding, failure)
+        };
         let image = shared
             .images
             .ensure(Wanted {
@@ -73,10 +79,8 @@ impl Runtime {
                 secrets: &secrets,
                 stop: start.stop,
             })
-            .map_err(|failure| self.image_failure(&start, &regarding, failure))?;
-        let image_volumes = self
-            .image_volumes(&start, &sandbox_config, &secrets)
-            .map_err(|failure| self.image_failure(&start, &regarding, failure))?;
+            .map_err(failed)?;
+        let image_volumes = self.image_volumes(&start, &sandbox_config, &secrets).map_err(failed)?;
         self.remove_never_started(&start, &regarding)?;
         let restart_count = self.restart_count(&start);
         let config = self
@@ -128,20 +132,28 @@ impl Runtime {
         }
     }
 
-    /// The pod's own credentials. A pull may succeed without some of them.
+    /// The pod's own credentials, and the names of Secrets without any. A pull may succeed without some.
     ///
     /// DIFFERS: upstream reads them once per sync of the pod, here once per container start.
-    fn pull_secrets(&self, start: &Start<'_>) -> PullSecrets {
+    fn pull_secrets(&self, start: &Start<'_>) -> (PullSecrets, Vec<String>) {
         let objects = PodObjects::of(start.pod, self.shared.api.as_ref(), &self.shared.local);
-        let (secrets, missing) = PullSecrets::of(start.pod, objects, start.stop);
-        if !missing.is_empty() && !start.stop.is_stopped() {
-            let message = format!(
-                "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
-                missing.join(", ")
-            );
-            self.shared.events.warning(start.pod, reasons::FAILED_TO_RETRIEVE_IMAGE_PULL_SECRET, message);
+        PullSecrets::of(start.pod, objects, start.stop)
+    }
+
+    /// Reports pull secrets that could not be read, if a pull was tried and failed.
+    ///
+    /// DIFFERS: upstream 1.36 reports them at each sync of the pod, also if no image has to be pulled.
+    fn tell_missing_secrets(&self, start: &Start<'_>, missing: &[String], failure: &ImageFailure) {
+        let shared = &self.shared;
+        let told = missing.is_empty() || start.stop.is_stopped() || !failure.is_failed_pull();
+        if told || !shared.images.tells_of_secrets(start.pod.uid(), Timestamp::now()) {
+            return;
         }
-        secrets
+        let message = format!(
+            "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
+            missing.join(", ")
+        );
+        shared.events.warning(start.pod, reasons::FAILED_TO_RETRIEVE_IMAGE_PULL_SECRET, message);
     }
 
     /// Pulls an image again that was removed from this node, with the credentials of a pod, or without one

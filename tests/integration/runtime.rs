@@ -318,6 +318,38 @@ fn pulls_back_off_per_pod() {
 }
 
 #[test]
+fn missing_pull_secret_is_reported_only_after_a_failed_pull() {
+    let node = Node::new();
+    let (here, missing) = ("r.example/here:1", "r.example/missing");
+    let object = json!({
+        "metadata": {"name": "web", "namespace": "ns", "uid": "u1",
+            "annotations": {"kubernetes.io/config.source": "file"}},
+        "spec": {
+            "containers": [
+                container("present", here, "IfNotPresent"),
+                container("pulled", "r.example/app", "Always"),
+                container("a", missing, "IfNotPresent"),
+                container("b", "other.example/missing", "IfNotPresent"),
+            ],
+            "imagePullSecrets": [{"name": "gone"}],
+        },
+    });
+    let pod = Pod::from(serde_json::from_value::<api::Pod>(object).unwrap());
+    assert!(pod.is_static());
+    node.fake.add_image(here);
+    let sandbox = node.sandbox(&pod);
+    let reports = |name: &str| {
+        let _ = node.start(&pod, &sandbox, name);
+        let events = node.events();
+        events.iter().filter(|(reason, _)| *reason == "FailedToRetrieveImagePullSecret").count()
+    };
+    assert_eq!((reports("present"), reports("pulled")), (0, 0));
+    // Both fail in one sync of the pod; then they are in back-off.
+    assert_eq!((reports("a"), reports("b")), (1, 0));
+    assert_eq!((reports("a"), reports("b")), (0, 0));
+}
+
+#[test]
 fn container_starts_after_its_pull() {
     let node = Node::new();
     let pod = pod(json!({"containers": [container("c", "r.example/app", "Always")]}));
@@ -365,6 +397,10 @@ fn stop_cancels_a_hanging_pull_without_an_event() {
     assert!(failure.stopping);
     let reasons: Vec<_> = node.events().iter().map(|(reason, _)| *reason).collect();
     assert_eq!(reasons, ["Pulling"]);
+    // The runtime may have the image nevertheless. The record has the name in the pod, as upstream's.
+    let records = std::fs::read_dir(node.path("root/image_manager/pulling")).unwrap().flatten();
+    let records: String = records.map(|file| std::fs::read_to_string(file.path()).unwrap()).collect();
+    assert!(records.contains(r#""image":"r.example/app"}"#), "{records}");
     node.fake.behave("PullImage");
 }
 

@@ -59,6 +59,14 @@ pub(super) struct ImageFailure {
     pub(super) retry_at: Option<Timestamp>,
 }
 
+impl ImageFailure {
+    /// Whether the image was requested from a registry, and not provided. A pull in back-off is none.
+    pub(super) fn is_failed_pull(&self) -> bool {
+        [reasons::ERR_IMAGE_PULL, reasons::REGISTRY_UNAVAILABLE, reasons::SIGNATURE_VALIDATION_FAILED]
+            .contains(&self.reason)
+    }
+}
+
 /// The pod and container that need an image.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'a> {
@@ -76,6 +84,8 @@ pub(super) struct Wanted<'a> {
 struct Failures {
     waits: KeyedBackoff<String>,
     last: HashMap<String, (Timestamp, String)>,
+    /// Pods whose missing pull secrets were reported, and when.
+    told: HashMap<PodUid, Timestamp>,
 }
 
 pub(super) struct Images {
@@ -126,6 +136,7 @@ impl Images {
             failures: Mutex::new(Failures {
                 waits: KeyedBackoff::new(BACKOFF_FIRST, BACKOFF_MAX, BACKOFF_RESET),
                 last: HashMap::new(),
+                told: HashMap::new(),
             }),
             permits: Permits::new(if settings.serialize_image_pulls { Some(1) } else { parallel }),
             rate: RateLimit::new(settings.registry_pull_qps, settings.registry_burst),
@@ -159,7 +170,7 @@ impl Images {
                 self.warn(wanted, reasons::INSPECT_FAILED, &message);
                 Err(failure(reasons::IMAGE_INSPECT_ERROR, message))
             }
-            Ok(Some(found)) if !self.must_pull(wanted, &image, &found) => {
+            Ok(Some(found)) if !self.must_pull(wanted, &found) => {
                 policy.count("true", "false");
                 let accessible = if self.records.is_on() { " and can be accessed by the pod" } else { "" };
                 let message = format!("Container image {requested:?} already present on machine{accessible}");
@@ -181,9 +192,19 @@ impl Images {
         }
     }
 
-    fn must_pull(&self, wanted: Wanted<'_>, image: &str, found: &Image) -> bool {
+    fn must_pull(&self, wanted: Wanted<'_>, found: &Image) -> bool {
         let reference = ImageRef::from(found.id.as_str());
-        self.records.must_pull(image, &reference, &wanted.secrets.proofs(image))
+        self.records.must_pull(wanted.image, &reference, &wanted.secrets.proofs(wanted.image))
+    }
+
+    /// Whether missing pull secrets of a pod are reported now, after a failed pull: once for all containers
+    /// that fail together.
+    pub(super) fn tells_of_secrets(&self, pod: &PodUid, now: Timestamp) -> bool {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = failures.told.insert(pod.clone(), now);
+        known.is_none_or(|at| {
+            Duration::try_from(now.duration_since(at)).is_ok_and(|since| since >= BACKOFF_FIRST / 2)
+        })
     }
 
     /// Updates the records with the list of images.
@@ -202,9 +223,10 @@ impl Images {
     pub(super) fn collect_garbage(&self, now: Timestamp) {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         failures.waits.collect_garbage(now);
-        failures.last.retain(|_, (at, _)| {
-            Duration::try_from(now.duration_since(*at)).unwrap_or_default() <= BACKOFF_RESET
-        });
+        let is_recent =
+            |at: &Timestamp| Duration::try_from(now.duration_since(*at)).unwrap_or_default() <= BACKOFF_RESET;
+        failures.last.retain(|_, (at, _)| is_recent(at));
+        failures.told.retain(|_, at| is_recent(at));
     }
 
     /// Whether an archive offers an image; waits while archives are read.
@@ -229,7 +251,7 @@ impl Images {
         // Per pod, not per container: a new pod starts without a wait.
         let key = format!("{}_{requested}", wanted.pod.uid());
         self.check_backoff(wanted, requested, &key)?;
-        self.records.intend(image).map_err(|message| failure(reasons::ERR_IMAGE_PULL, message))?;
+        self.records.intend(requested).map_err(|message| failure(reasons::ERR_IMAGE_PULL, message))?;
         self.tell(wanted, reasons::PULLING, &format!("Pulling image {requested:?}"));
         // An archive may have the image and may be read only now. Without one, this returns at once.
         let offer = self.offers.offer(image, wanted.stop);
@@ -245,7 +267,7 @@ impl Images {
         };
         match result {
             Ok((reference, proof, pulling)) => {
-                self.records.pulled(image, &reference, proof.as_deref());
+                self.records.pulled(requested, &reference, proof.as_deref());
                 let found = self.client.with_stop(wanted.stop.clone()).image_status(spec(reference.as_str()));
                 let size = found.as_ref().ok().and_then(Option::as_ref).map_or(0, |found| found.size);
                 metrics::IMAGE_PULL.took([metrics::image_size(size)], pulling);
@@ -273,11 +295,11 @@ impl Images {
                 }
             }
             Err(PullError::Stopped) => {
-                self.records.abandoned(image);
+                self.records.abandoned(requested);
                 Err(failure(reasons::ERR_IMAGE_PULL, PullError::Stopped.text()))
             }
             Err(error) => {
-                self.records.failed(image);
+                self.records.failed(requested);
                 let text = match offer {
                     // The registry has not provided the image, and the archive cannot.
                     Offer::Damaged(why) => format!("{}; image {why}", error.text()),
@@ -509,6 +531,20 @@ mod tests {
             reasons::SIGNATURE_VALIDATION_FAILED,
             "image pull failed for x because the signature validation failed: no key",
         );
+    }
+
+    #[test]
+    fn only_pulls_that_were_tried_and_failed_are_failed_pulls() {
+        for (reason, expected) in [
+            (reasons::ERR_IMAGE_PULL, true),
+            (reasons::REGISTRY_UNAVAILABLE, true),
+            (reasons::IMAGE_PULL_BACK_OFF, false),
+            (reasons::ERR_IMAGE_NEVER_PULL, false),
+            (reasons::IMAGE_INSPECT_ERROR, false),
+            (reasons::INVALID_IMAGE_NAME, false),
+        ] {
+            assert_eq!(failure(reason, String::new()).is_failed_pull(), expected, "{reason}");
+        }
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::util::disk_writes;
 use crate::util::{atomic_file, sha256};
 
 use super::gc::SeenImage;
-use crate::model::image_name::repository;
+use crate::model::image_name::{repository, stored};
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const INTENT_KIND: &str = "ImagePullIntent";
@@ -248,11 +248,13 @@ impl Records {
         for proof in proofs {
             for known in &access.kubernetes_secrets {
                 let (object, credential) = (known.is_same_object(proof), known.is_same_credential(proof));
-                if !object && !credential {
+                let is_full = access.kubernetes_secrets.len() >= MAX_SECRETS;
+                // As upstream, a new credential that cannot be stored any more is no proof.
+                if !credential && (!object || is_full) {
                     continue;
                 }
                 // Either may change later, so both are stored.
-                if (!object || !credential) && access.kubernetes_secrets.len() < MAX_SECRETS {
+                if (!object || !credential) && !is_full {
                     let access = access.with(Some(proof));
                     if let Err(error) = self.note(image, reference.as_str(), Some(access)) {
                         log::warn!("cannot record which pods may use image {image}: {error}");
@@ -452,10 +454,9 @@ fn all<T: serde::de::DeserializeOwned>(dir: &Path) -> Vec<T> {
     named.filter_map(|entry| read(&entry.path()).ok().flatten()).collect()
 }
 
-/// Whether the runtime's name of an image equals the pod's, which may lack the default registry.
+/// Whether the runtime's name of an image equals the pod's, which may lack the default registry and tag.
 fn same(listed: &str, image: &str) -> bool {
-    let rest = |prefix: &str| listed.strip_prefix(prefix) == Some(image);
-    listed == image || rest("docker.io/library/") || rest("docker.io/")
+    listed == image || stored(image).as_deref() == Some(listed)
 }
 
 #[cfg(test)]
@@ -585,17 +586,17 @@ mod tests {
     #[test]
     fn unfinished_pulls_of_a_crash_need_a_proof() {
         let dir = tempfile::tempdir().unwrap();
-        for image in [IMAGE, "gone:1", "busybox:1"] {
+        for image in [IMAGE, "gone:1", "busybox"] {
             records(&dir, Verification::NotPreloaded).intend(image).unwrap();
         }
         let records = records(&dir, Verification::NotPreloaded);
         assert!(records.must_pull(IMAGE, &reference(), &[]));
-        let images = [seen("sha256:00", IMAGE), seen("sha256:01", "docker.io/library/busybox:1")];
+        let images = [seen("sha256:00", IMAGE), seen("sha256:01", "docker.io/library/busybox:latest")];
         records.settle(&images, Timestamp::now());
         assert_eq!(std::fs::read_dir(&records.pulling).unwrap().count(), 0);
         assert_eq!(std::fs::read_dir(&records.pulled).unwrap().count(), 2);
         assert!(records.must_pull(IMAGE, &reference(), &[]));
-        assert!(records.must_pull("busybox:1", &ImageRef::from("sha256:01"), &[]));
+        assert!(records.must_pull("busybox", &ImageRef::from("sha256:01"), &[]));
         // Only records older than the list are compared with it.
         records.settle(&images[..1], Timestamp::UNIX_EPOCH);
         assert_eq!(std::fs::read_dir(&records.pulled).unwrap().count(), 2);
