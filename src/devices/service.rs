@@ -24,7 +24,7 @@ use super::wait::Readiness;
 use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::numa::NumaMask;
-use crate::transport::grpc::CallError;
+use crate::transport::grpc::{CallError, Kind};
 use crate::util::checkpoint_file::CheckpointFile;
 use crate::util::stop::{self, StopSource, StopToken};
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -199,7 +199,11 @@ impl Devices {
         let generation = shared.last_generation.fetch_add(1, Ordering::Relaxed) + 1;
         let dial = |error: String| format!("failed to dial device plugin: {error}");
         let client = Client::new(resource, socket, shared.settings.limits).map_err(dial)?;
-        let options = client.options(&shared.stopped).map_err(|error| dial(error.to_string()))?;
+        let options = client.options(&shared.stopped).map_err(|error| match error.kind {
+            // The connection is made by the first call.
+            Kind::Unavailable => dial(error.to_string()),
+            _ => format!("failed to get device plugin options: {error}"),
+        })?;
         let mut outdated = Vec::new();
         let connected = {
             let mut plugins = lock(&shared.plugins);

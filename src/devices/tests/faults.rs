@@ -176,9 +176,10 @@ fn a_plugin_that_does_not_answer_is_not_registered() {
     for fault in [Fault::Fail, Fault::Hang] {
         plugin.fault("Options", Some(fault));
         let error = bench.devices.register("v1beta1", "widget.sock", WIDGET).unwrap_err();
-        assert!(error.starts_with("failed to dial device plugin: rpc error"), "{error}");
+        assert!(error.starts_with("failed to get device plugin options: rpc error"), "{error}");
     }
-    assert!(bench.devices.register("v1beta1", "none.sock", WIDGET).is_err());
+    let error = bench.devices.register("v1beta1", "none.sock", WIDGET).unwrap_err();
+    assert!(error.starts_with("failed to dial device plugin: rpc error"), "{error}");
     assert!(bench.devices.register("v1", "widget.sock", WIDGET).is_err());
     assert!(bench.devices.register("v1beta1", "../widget.sock", WIDGET).is_err());
     assert!(bench.devices.capacity().capacity.is_empty());
