@@ -43,6 +43,10 @@ pub(super) struct Cluster {
     /// Rung when the runtime's health has changed.
     pub(super) health: Sender<()>,
     health_rings: Receiver<()>,
+    /// Rung when the Node object is new.
+    registered: Sender<()>,
+    /// The other end of `registered`.
+    pub(super) registrations: Receiver<()>,
     services: Running,
     renewed: Option<Renewed>,
 }
@@ -89,7 +93,18 @@ pub(super) fn connect(
         PodApi::start(&client, strategy, Box::new(time_to_live), Box::new(changed), &supervisor.deaths())
             .map_err(thread("services"))?;
     let (health, health_rings) = bounded(1);
-    Ok(Some(Cluster { client, node, pod_api, health, health_rings, services, renewed }))
+    let (registered, registrations) = bounded(1);
+    Ok(Some(Cluster {
+        client,
+        node,
+        pod_api,
+        health,
+        health_rings,
+        registered,
+        registrations,
+        services,
+        renewed,
+    }))
 }
 
 impl Cluster {
@@ -122,7 +137,7 @@ impl Cluster {
         parts: Parts<'_>,
     ) -> Result<Vec<Running>, StartError> {
         let Context { args, config, host, supervisor, .. } = context;
-        let Cluster { client, node, pod_api: _, health: _, health_rings, services, renewed } = self;
+        let Cluster { client, node, health_rings, registered, services, renewed, .. } = self;
         let mut threads = vec![services];
         let mut certificates = None;
         if renewed.is_some() || parts.serving.is_some() {
@@ -142,12 +157,19 @@ impl Cluster {
         threads.push(sender.map_err(thread("events-api"))?);
         let node_deps = node::Deps {
             client: client.clone(),
-            sensors: Box::new(sensors(context, rooms, parts.shutting_down, parts.pressures, certificates)),
+            sensors: Box::new(sensors(
+                context,
+                rooms,
+                (parts.shutting_down, parts.pressures),
+                certificates,
+                registered,
+            )),
             events: rooms.events.clone(),
             watch: node.clone(),
             bell: health_rings,
         };
-        let node_settings = node_settings(args, config, &host.node_name);
+        let mut node_settings = node_settings(args, config, &host.node_name);
+        node_settings.resets_devices = rooms.devices.is_new();
         threads.extend(node::spawn(node_settings, node_deps, &supervisor.deaths()).map_err(thread("node"))?);
         let publish_deps = publish::Deps {
             status: rooms.status.clone(),
@@ -172,9 +194,9 @@ impl Cluster {
 fn sensors(
     context: Context<'_>,
     rooms: &Rooms,
-    shutting_down: Flag,
-    pressures: Arc<dyn Fn() -> node::Pressures + Send + Sync>,
+    (shutting_down, pressures): (Flag, Arc<dyn Fn() -> node::Pressures + Send + Sync>),
     certificates: Option<Certificates>,
+    registered: Sender<()>,
 ) -> node::Host {
     let Context { args, config, host, .. } = context;
     node::Host {
@@ -200,6 +222,13 @@ fn sensors(
             devices: {
                 let devices = rooms.devices.clone();
                 Some(Arc::new(move || devices.capacity()))
+            },
+            registered: {
+                let devices = rooms.devices.clone();
+                Some(Arc::new(move || {
+                    devices.registered_node();
+                    let _ = registered.try_send(());
+                }))
             },
             ..node::OtherRooms::default()
         },
@@ -237,6 +266,7 @@ fn node_settings(args: &AgentArgs, config: &KubeletConfiguration, node_name: &st
         update_every: config.node_status_update_frequency.to_std(),
         report_every: config.node_status_report_frequency.to_std(),
         lease_seconds: config.node_lease_duration_seconds,
+        resets_devices: false,
     }
 }
 

@@ -26,8 +26,7 @@ pub(super) fn addresses(node_ip: &[IpAddr]) -> Vec<IpAddr> {
     if !given.is_empty() {
         return given;
     }
-    // These addresses are for documentation and never local: the kernel takes the default route.
-    [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")]
+    routes(node_ip)
         .into_iter()
         .filter_map(|(from, to)| {
             let socket = UdpSocket::bind(from).ok()?;
@@ -37,6 +36,13 @@ pub(super) fn addresses(node_ip: &[IpAddr]) -> Vec<IpAddr> {
         .filter(|ip| !ip.is_loopback() && !ip.is_unspecified())
         .take(1)
         .collect()
+}
+
+/// From where and to where the default routes are read, the preferred family first: `::` prefers IPv6.
+fn routes(node_ip: &[IpAddr]) -> [(&'static str, &'static str); 2] {
+    // These addresses are for documentation and never local: the kernel takes the default route.
+    let (v4, v6) = (("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9"));
+    if node_ip.first().is_some_and(IpAddr::is_ipv6) { [v6, v4] } else { [v4, v6] }
 }
 
 /// Sets the limit of open files and the OOM score. Errors are only logged: in a container, or with
@@ -69,6 +75,8 @@ mod tests {
     fn given_address_is_used() {
         let ip: IpAddr = "192.0.2.10".parse().unwrap();
         assert_eq!(addresses(&[ip]), [ip]);
+        let first = |ips: &[&str]| routes(&ips.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<_>>())[0].0;
+        assert_eq!([first(&[]), first(&["0.0.0.0"]), first(&["::"])], ["0.0.0.0:0", "0.0.0.0:0", "[::]:0"]);
         assert!(addresses(&["0.0.0.0".parse().unwrap()]).iter().all(|ip| !ip.is_unspecified()));
     }
 }

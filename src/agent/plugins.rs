@@ -5,6 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crossbeam_channel::Receiver;
+
 use super::rooms::Rooms;
 use super::supervise::Supervisor;
 use crate::claims::{Claims, names};
@@ -38,17 +40,17 @@ pub(super) struct Registrations {
 impl Registrations {
     /// Opens both, and starts the visits of CSI drivers. Without them pods that need no plugin run.
     /// `objects`: what the API server shows of CSI drivers, if there is one. `period`:
-    /// `volumeStatsAggPeriod`, if volumes are measured.
+    /// `volumeStatsAggPeriod`, if volumes are measured. `registered` rings when the Node is new.
     pub(super) fn open(
         root_dir: &Path,
         rooms: &Rooms,
         objects: Option<NodeObjects>,
-        period: Option<Duration>,
+        (period, registered): (Option<Duration>, Receiver<()>),
         supervisor: &Supervisor,
     ) -> Registrations {
         let registry = Arc::clone(rooms.volumes.drivers());
         let objects = objects.map(Arc::new);
-        let visits = visits(rooms, objects.clone(), period).spawn(supervisor.on_death());
+        let visits = visits(rooms, objects.clone(), period, registered).spawn(supervisor.on_death());
         let failed =
             |what: &'static str| move |error: &io::Error| log::error!("{what} cannot register: {error}");
         let server = devices::serve(&rooms.devices, &root_dir.join(devices::DIRECTORY));
@@ -83,7 +85,12 @@ impl Registrations {
 }
 
 /// The visits of CSI drivers. A volume that its driver calls abnormal has an event of its pod.
-fn visits(rooms: &Rooms, objects: Option<Arc<NodeObjects>>, period: Option<Duration>) -> Visits {
+fn visits(
+    rooms: &Rooms,
+    objects: Option<Arc<NodeObjects>>,
+    period: Option<Duration>,
+    registered: Receiver<()>,
+) -> Visits {
     let registry = Arc::clone(rooms.volumes.drivers());
     let announce = objects.map(|objects| {
         let announce = move |stop: &StopToken| objects.announce(&registry, stop);
@@ -96,7 +103,7 @@ fn visits(rooms: &Rooms, objects: Option<Arc<NodeObjects>>, period: Option<Durat
             events.warning(pod, reasons::VOLUME_CONDITION_ABNORMAL, format!("Volume {volume}: {text}"));
         }
     };
-    rooms.volumes.visits(VisitSettings { period, announce, abnormal: Box::new(abnormal) })
+    rooms.volumes.visits(VisitSettings { period, announce, registered, abnormal: Box::new(abnormal) })
 }
 
 /// Device plugins whose socket is in `plugins_registry`.

@@ -130,6 +130,8 @@ pub(super) fn start(
         rooms.volumes.know_labels(cluster.labels());
     }
 
+    let registered =
+        cluster.as_ref().map_or_else(crossbeam_channel::never, |cluster| cluster.registrations.clone());
     let inboxes = Inboxes { event_queue, from_probes, from_objects };
     let (mut threads, thread_handles) = start_threads(context, &rooms, cluster, serving, inboxes)?;
     let turn = Arc::clone(&thread_handles.turn);
@@ -142,8 +144,8 @@ pub(super) fn start(
     threads.push(server);
     let pod_resources = pod_resources::serve(&args.root_dir, &rooms);
     let objects = client.as_ref().map(|client| NodeObjects::new(client, &host.node_name));
-    let registrations =
-        Registrations::open(&args.root_dir, &rooms, objects, stats::volume_period(config), supervisor);
+    let visits = (stats::volume_period(config), registered);
+    let registrations = Registrations::open(&args.root_dir, &rooms, objects, visits, supervisor);
     rooms.runtime.check_resolv_conf();
     raise_start_events(&rooms.events, host.cgroups.version.is_v2());
     log::info!("node {} is up after {:?}", host.node_name, started.elapsed());

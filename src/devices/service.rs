@@ -66,6 +66,8 @@ struct Shared {
     file: Mutex<StateFile>,
     plugins: Mutex<BTreeMap<String, Plugin>>,
     last_generation: AtomicU64,
+    /// See [`Found::is_new`].
+    is_new: bool,
     on_change: OnChange,
     /// Ends registrations; `None` after the stop.
     stop: Mutex<Option<StopSource>>,
@@ -106,7 +108,8 @@ pub struct Found {
     /// The state file was not usable; for people.
     pub problem: Option<String>,
     /// There was no state file. Then the node is new, and extended resources that its Node object may
-    /// still have are set to 0 at the registration, as upstream.
+    /// still have are set to 0 at the registration, as upstream
+    /// (Go: cm/devicemanager `ShouldResetExtendedResourceCapacity`).
     pub is_new: bool,
 }
 
@@ -155,11 +158,27 @@ impl Devices {
             file: Mutex::new(StateFile { file, written: None, is_failing: false }),
             plugins: Mutex::new(BTreeMap::new()),
             last_generation: AtomicU64::new(0),
+            is_new: found.is_new,
             on_change,
             stop: Mutex::new(Some(stop)),
             stopped,
         };
         (Devices { shared: Arc::new(shared) }, found)
+    }
+
+    /// Whether there was no state file at the start: see [`Found::is_new`].
+    #[must_use]
+    pub fn is_new(&self) -> bool {
+        self.shared.is_new
+    }
+
+    /// The node is registered. After this a new start finds a state file: it must not reset
+    /// resources that a client has added to the node in the meantime.
+    // DIFFERS: the Go kubelet writes the file only for the first plugin.
+    pub fn registered_node(&self) {
+        if self.shared.is_new {
+            self.shared.store();
+        }
     }
 
     /// Ends all threads and calls of registrations. The state file stays as it is.

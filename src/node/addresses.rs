@@ -44,14 +44,15 @@ pub(super) fn addresses(
     };
     // 0.0.0.0 and :: only select the preferred family.
     let given: Vec<IpAddr> = node_ips.iter().filter(|ip| !ip.is_unspecified()).copied().collect();
-    if external_cloud {
-        // The cloud controller sets them; until then the configured ones are used.
-        return Ok(if known.is_empty() { with_name(&given) } else { known.to_vec() });
+    for (ip, field) in given.iter().zip(["nodeIP", "secondaryNodeIP"]) {
+        check(*ip, network).map_err(|why| format!("failed to validate {field}: {why}"))?;
     }
-    if !given.is_empty() {
-        for ip in &given {
-            check(*ip, network).map_err(|why| format!("failed to validate nodeIP: {why}"))?;
-        }
+    // The cloud controller sets them. Until then the configured ones are used; 0.0.0.0 and :: stand
+    // for the address of the default route.
+    if external_cloud && !known.is_empty() {
+        return Ok(known.to_vec());
+    }
+    if !given.is_empty() || external_cloud && node_ips.is_empty() {
         return Ok(with_name(&given));
     }
     if let Ok(ip) = name.parse::<IpAddr>() {
@@ -159,8 +160,18 @@ mod tests {
         ] {
             check("n", &[ip], false, &[], &both, Err(why));
         }
-        check("n", &["10.9.9.9"], true, &["x"], &both, Ok(&["ExternalIP x"]));
-        check("n", &["10.9.9.9"], true, &[], &both, Ok(&["InternalIP 10.9.9.9", host]));
+        check("n", &["192.0.2.10"], true, &["x"], &both, Ok(&["ExternalIP x"]));
+        check("n", &["192.0.2.10"], true, &[], &both, Ok(&["InternalIP 192.0.2.10", host]));
         check("n", &[], true, &[], &both, Ok(&[host]));
+        check("n", &[], true, &["x"], &both, Ok(&["ExternalIP x"]));
+        // An address of another machine is refused before the cloud controller can be misled.
+        let missing = "failed to validate nodeIP: node IP: \"10.9.9.9\" not found";
+        check("n", &["10.9.9.9"], true, &["x"], &both, Err(missing));
+        let second = "failed to validate secondaryNodeIP: nodeIP can't be a link-local";
+        check("n", &["192.0.2.10", "fe80::1"], true, &[], &both, Err(second));
+        // Until the cloud controller responds, the default route gives the address.
+        check("n", &["::"], true, &[], &both, Ok(&["InternalIP fd00::10", host]));
+        check("n", &["0.0.0.0"], true, &[], &both, Ok(&["InternalIP 192.0.2.10", host]));
+        check("n", &["::"], true, &["x"], &both, Ok(&["ExternalIP x"]));
     }
 }

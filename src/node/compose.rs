@@ -8,6 +8,7 @@ use super::conditions::{self, News, Pressures};
 use super::resources::{HUGE_PAGES, quantities};
 use super::settings::Settings;
 use crate::cri::{Handler, RuntimeFeatures};
+use crate::devices::is_extended_resource;
 use crate::model::Quantity;
 use crate::model::api::{
     ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeDaemonEndpoints, NodeFeatures, NodeRuntimeHandler,
@@ -113,10 +114,6 @@ pub(super) fn initial(
     if settings.controller_attach_detach {
         annotations.insert(ATTACH_DETACH.to_owned(), "true".to_owned());
     }
-    if external && !settings.node_ips.is_empty() {
-        let ips: Vec<String> = settings.node_ips.iter().map(ToString::to_string).collect();
-        annotations.insert(PROVIDED_NODE_IP.to_owned(), ips.join(","));
-    }
     let mut taints = settings.taints.clone();
     if external {
         taints.push(Taint {
@@ -180,7 +177,9 @@ pub fn arch() -> &'static str {
 }
 
 /// A node that already existed, with the corrections that are made only at a start.
-pub(super) fn reconciled(settings: &Settings, facts: &Facts, existing: &Node) -> Node {
+/// `resets_devices`: the agent has no records of devices, so the node may be another machine of the
+/// same name; extended resources are 0 until a plugin or a client sets them again.
+pub(super) fn reconciled(settings: &Settings, facts: &Facts, existing: &Node, resets_devices: bool) -> Node {
     let mut node = existing.clone();
     let annotations = node.metadata.annotations.get_or_insert_default();
     if settings.controller_attach_detach {
@@ -197,6 +196,14 @@ pub(super) fn reconciled(settings: &Settings, facts: &Facts, existing: &Node) ->
     if let (Some(capacity), Some(status)) = (&facts.capacity, &mut node.status) {
         for map in [&mut status.capacity, &mut status.allocatable].into_iter().flatten() {
             map.retain(|name, _| !name.starts_with(HUGE_PAGES) || capacity.extended.contains_key(name));
+        }
+    }
+    if resets_devices && let Some(status) = &mut node.status {
+        for (name, quantity) in status.capacity.iter_mut().flatten() {
+            if is_extended_resource(name) {
+                log::info!("extended resource {name} of the existing node is set from {} to 0", quantity.0);
+                *quantity = Quantity("0".to_owned());
+            }
         }
     }
     node
@@ -225,6 +232,7 @@ pub(super) fn refreshed(
     repair(&mut node, PLATFORM_LABELS, &labels(settings));
     let mut status = node.status.take().unwrap_or_default();
     let mut news = Vec::new();
+    provided_ip(settings, addresses.is_some(), &mut node.metadata.annotations);
     if let Some(addresses) = addresses {
         status.addresses = some(addresses);
     }
@@ -271,13 +279,39 @@ fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
     (!list.is_empty()).then_some(list)
 }
 
-/// Capacity and allocatable; resources of other writers (devices of a plugin) stay.
+/// The annotation that requests addresses from the cloud controller. Its value is written when the
+/// configured addresses are valid (`are_valid`); without a cloud or an address it is removed, at
+/// each status (Go: nodestatus.NodeAddress).
+fn provided_ip(settings: &Settings, are_valid: bool, annotations: &mut Option<BTreeMap<String, String>>) {
+    let is_given = settings.node_ips.first().is_some_and(|ip| !ip.is_unspecified());
+    if settings.external_cloud && is_given {
+        if are_valid {
+            let given = settings.node_ips.iter().filter(|ip| !ip.is_unspecified());
+            let texts: Vec<String> = given.map(ToString::to_string).collect();
+            annotations.get_or_insert_default().insert(PROVIDED_NODE_IP.to_owned(), texts.join(","));
+        }
+    } else if let Some(present) = annotations {
+        present.remove(PROVIDED_NODE_IP);
+        if present.is_empty() {
+            *annotations = None;
+        }
+    }
+}
+
+/// Capacity and allocatable. A resource that another client has added to the capacity is allocatable
+/// as a whole; an extended one that it has removed from the capacity is no longer allocatable
+/// (Go: nodestatus.MachineInfo).
 fn resources(status: &mut NodeStatus, capacity: &Allocatable, allocatable: &Allocatable) {
-    let fill = |map: &mut Option<BTreeMap<String, Quantity>>, new: &Allocatable| {
-        map.get_or_insert_default().extend(quantities(new));
-    };
-    fill(&mut status.capacity, capacity);
-    fill(&mut status.allocatable, allocatable);
+    let all = status.capacity.get_or_insert_default();
+    all.extend(quantities(capacity));
+    let left = status.allocatable.get_or_insert_default();
+    left.retain(|name, _| all.contains_key(name) || !is_extended_resource(name));
+    for (name, quantity) in &*all {
+        let is_negative = quantity.0.starts_with('-');
+        let value = if is_negative { Quantity("0".to_owned()) } else { quantity.clone() };
+        left.insert(name.clone(), value);
+    }
+    left.extend(quantities(allocatable));
 }
 
 fn info(settings: &Settings, facts: &Facts, old: NodeSystemInfo) -> NodeSystemInfo {

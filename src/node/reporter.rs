@@ -38,6 +38,8 @@ pub(super) struct Reporter {
     registered: bool,
     /// Whether the corrections that a start makes to an existing object are still to be written.
     reconcile: bool,
+    /// Whether extended resources of an existing object are still to be set to 0.
+    resets_devices: bool,
     /// The UID of the object that was written last: a new object is corrected as at a start.
     uid: Option<String>,
     /// The last message of each topic, so that a message is not repeated.
@@ -62,6 +64,7 @@ impl Reporter {
         now: Instant,
     ) -> Self {
         let pace = Pace::new(settings.update_every, settings.report_every, now);
+        let resets_devices = settings.register && settings.resets_devices;
         Reporter {
             settings,
             api,
@@ -71,6 +74,7 @@ impl Reporter {
             pace,
             registered: false,
             reconcile: true,
+            resets_devices,
             uid: None,
             logged: HashMap::new(),
             ignored: None,
@@ -188,8 +192,9 @@ impl Reporter {
                 log::info!("registered node {}", self.settings.name);
                 self.startup.registered(Timestamp::now());
                 self.uid = created.metadata.uid.clone();
-                self.reconcile = false;
+                (self.reconcile, self.resets_devices) = (false, false);
                 self.watch.offer(created);
+                self.sensors.registered();
                 self.pace.wrote(true, now, unit);
                 self.raise(news);
             }
@@ -241,12 +246,15 @@ impl Reporter {
         at: Timestamp,
         unit: f64,
     ) -> Result<bool, NodeError> {
-        if old.metadata.uid != self.uid {
+        let is_other = old.metadata.uid != self.uid;
+        if is_other {
             // The first object that we receive, or one that replaced ours.
             self.reconcile = true;
             self.ignored = None;
         }
-        let reconciled = self.reconcile.then(|| compose::reconciled(&self.settings, facts, old));
+        // An object that another client registers has that client's labels.
+        let reconciled = (self.reconcile && self.settings.register)
+            .then(|| compose::reconciled(&self.settings, facts, old, self.resets_devices));
         let addresses = self.addresses(Some(old));
         let base = reconciled.as_ref().unwrap_or(old);
         let (new, news) = compose::refreshed(&self.settings, facts, addresses, base, at);
@@ -266,7 +274,10 @@ impl Reporter {
         } else {
             self.uid = old.metadata.uid.clone();
         }
-        self.reconcile = false;
+        (self.reconcile, self.resets_devices) = (false, false);
+        if is_other {
+            self.sensors.registered();
+        }
         Ok(ready)
     }
 

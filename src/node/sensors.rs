@@ -43,6 +43,9 @@ pub trait Sensors {
     /// # Errors
     /// Why the runtime did not get them; they are sent again later.
     fn set_pod_cidrs(&self, cidrs: &str) -> Result<(), String>;
+    /// The Node object was created, or this is the first status of an object that another client has
+    /// created: it lacks what other rooms write to it only once. Must not wait for the API server.
+    fn registered(&self);
 }
 
 /// Facts that other rooms may add to a status; empty by default.
@@ -56,6 +59,8 @@ pub struct OtherRooms {
     pub volumes_in_use: Option<Arc<dyn Fn() -> Option<Vec<String>> + Send + Sync>>,
     /// The devices of plugins.
     pub devices: Option<Arc<dyn Fn() -> Capacity + Send + Sync>>,
+    /// See [`Sensors::registered`].
+    pub registered: Option<Arc<dyn Fn() + Send + Sync>>,
     /// Soft requirements that are not met.
     pub warnings: Vec<String>,
 }
@@ -156,6 +161,12 @@ impl Sensors for Host {
 
     fn set_pod_cidrs(&self, cidrs: &str) -> Result<(), String> {
         self.cri.update_runtime_config(cidrs).map_err(|error| error.to_string())
+    }
+
+    fn registered(&self) {
+        if let Some(registered) = &self.others.registered {
+            registered();
+        }
     }
 }
 

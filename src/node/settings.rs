@@ -25,6 +25,9 @@ pub struct Settings {
     pub controller_attach_detach: bool,
     /// `--node-ip`.
     pub node_ips: Vec<IpAddr>,
+    /// Whether the agent had no records of devices at its start (Go:
+    /// `ShouldResetExtendedResourceCapacity`).
+    pub resets_devices: bool,
     /// The port of the node API.
     pub port: u16,
     /// The version of Kubernetes that the agent implements, such as `v1.36.3`.

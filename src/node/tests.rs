@@ -211,7 +211,7 @@ fn a_cloud_node_waits_for_its_cloud() {
         taints: vec![Taint { key: "k".to_owned(), effect: "NoExecute".to_owned(), ..Taint::default() }],
         ..settings()
     };
-    let node = sent(&compose::initial(&settings, &facts(), None, at(1)).0);
+    let node = sent(&compose::initial(&settings, &facts(), Some(addresses()), at(1)).0);
     assert_eq!(
         node["spec"],
         json!({"providerID": "cloud://x", "taints": [
@@ -223,6 +223,102 @@ fn a_cloud_node_waits_for_its_cloud() {
         node["metadata"]["annotations"],
         json!({"alpha.kubernetes.io/provided-node-ip": "192.0.2.10"})
     );
+}
+
+#[test]
+fn provided_node_ip_follows_the_settings_at_each_status() {
+    const NAME: &str = "alpha.kubernetes.io/provided-node-ip";
+    let after = |before: Option<&str>, external_cloud, ips: &[&str], valid: bool| -> Option<String> {
+        let node_ips = ips.iter().map(|ip| ip.parse().unwrap()).collect();
+        let settings = Settings { external_cloud, node_ips, ..settings() };
+        let mut base = Node::default();
+        base.metadata.annotations = before
+            .map(|value| BTreeMap::from([(NAME.to_owned(), value.to_owned()), ("a".into(), "b".into())]));
+        let addresses = valid.then(addresses);
+        let (node, _) = compose::refreshed(&settings, &facts(), addresses, &base, at(1));
+        node.metadata.annotations?.get(NAME).cloned()
+    };
+    let value = |text: &str| Some(text.to_owned());
+    let both = ["192.0.2.10", "fd00::10"];
+    assert_eq!(after(None, true, &both, true), value("192.0.2.10,fd00::10"));
+    // The address was changed after the registration.
+    assert_eq!(after(Some("192.0.2.9"), true, &["192.0.2.10"], true), value("192.0.2.10"));
+    // It is not written while it is none of this machine.
+    assert_eq!(after(Some("192.0.2.9"), true, &["192.0.2.10"], false), value("192.0.2.9"));
+    // No cloud, no address, or only a preferred family: a stale value is removed.
+    assert_eq!(after(Some("192.0.2.9"), false, &["192.0.2.10"], true), None);
+    assert_eq!(after(Some("192.0.2.9"), true, &[], true), None);
+    assert_eq!(after(Some("::"), true, &["::"], true), None);
+    assert_eq!(after(None, true, &["0.0.0.0"], false), None);
+}
+
+fn amounts(map: &Option<BTreeMap<String, crate::model::Quantity>>, name: &str) -> Option<String> {
+    Some(map.as_ref()?.get(name)?.0.clone())
+}
+
+#[test]
+fn resource_that_a_client_adds_to_the_capacity_becomes_allocatable() {
+    let mut base: Node = serde_json::from_value(json!({"metadata": {"name": "node1"}, "status": {
+        "capacity": {"example.com/dongle": "4", "example.com/odd": "-1", "cpu": "64"},
+        "allocatable": {"example.com/gone": "2", "example.com/dongle": "1", "native": "7"},
+    }}))
+    .unwrap();
+    for _ in 0..2 {
+        let status = compose::refreshed(&settings(), &facts(), None, &base, at(1)).0.status.unwrap();
+        let of = |name| (amounts(&status.capacity, name), amounts(&status.allocatable, name));
+        let text = |text: &str| Some(text.to_owned());
+        assert_eq!(of("example.com/dongle"), (text("4"), text("4")));
+        assert_eq!(of("example.com/odd"), (text("-1"), text("0")));
+        // Removed from the capacity.
+        assert_eq!(of("example.com/gone"), (None, None));
+        assert_eq!(of("native"), (None, text("7")));
+        // Our own resources keep their reservation.
+        assert_eq!(of("cpu"), (text("2"), text("2")));
+        assert_eq!(of("memory"), (text("24684084Ki"), text("24683060Ki")));
+        base.status = Some(status);
+    }
+    // A device plugin offers fewer healthy devices than there are.
+    let mut facts = facts();
+    facts.capacity.as_mut().unwrap().extended.insert("example.com/dongle".to_owned(), 3);
+    facts.allocatable.extended.insert("example.com/dongle".to_owned(), 2);
+    let status = compose::refreshed(&settings(), &facts, None, &base, at(1)).0.status.unwrap();
+    assert_eq!(amounts(&status.capacity, "example.com/dongle").as_deref(), Some("3"));
+    assert_eq!(amounts(&status.allocatable, "example.com/dongle").as_deref(), Some("2"));
+}
+
+#[test]
+fn stale_devices_of_a_machine_that_was_installed_again_are_zero() {
+    let existing = json!({"metadata": {"name": "node1", "uid": "old"}, "status": {
+        "capacity": {"nvidia.com/gpu": "8", "example.com/nic": "2", "hugepages-2Mi": "0"},
+        "allocatable": {"nvidia.com/gpu": "8", "example.com/nic": "2", "hugepages-2Mi": "0"},
+    }});
+    for (register, resets_devices, expected) in [(true, true, "0"), (true, false, "8"), (false, true, "8")] {
+        let mut world = World::new(Settings { register, resets_devices, ..settings() });
+        let node = world.server.0.lock().unwrap().store(existing.clone());
+        world.watch.replaced(vec![node]);
+        // The plugin of one resource was faster.
+        world.facts(|facts| {
+            facts.capacity.as_mut().unwrap().extended.insert("example.com/nic".to_owned(), 2);
+            facts.allocatable.extended.insert("example.com/nic".to_owned(), 1);
+        });
+        // A failed write is repeated with the same values.
+        world.server.0.lock().unwrap().failures = vec![Kind::Other];
+        assert_eq!(world.turn(0), ["patch", "get", "patch"]);
+        let status = world.watch.object().unwrap().status.clone().unwrap();
+        for map in [&status.capacity, &status.allocatable] {
+            assert_eq!(amounts(map, "nvidia.com/gpu").as_deref(), Some(expected), "{register}");
+        }
+        assert_eq!(amounts(&status.capacity, "example.com/nic").as_deref(), Some("2"));
+        assert_eq!(amounts(&status.allocatable, "example.com/nic").as_deref(), Some("1"));
+        // Only at the first status: a value that a client sets afterwards stays.
+        let node = world.server.edit(|node| {
+            node["status"]["capacity"]["nvidia.com/gpu"] = json!("5");
+        });
+        world.watch.offer(node);
+        world.turn(10);
+        let status = world.watch.object().unwrap().status.clone().unwrap();
+        assert_eq!(amounts(&status.allocatable, "nvidia.com/gpu").as_deref(), Some("5"));
+    }
 }
 
 #[test]
@@ -238,7 +334,7 @@ fn existing_node_gets_only_our_fields() {
     }))
     .unwrap();
     let settings = Settings { taints: vec![Taint::default()], ..settings() };
-    let reconciled = compose::reconciled(&settings, &facts(), &existing);
+    let reconciled = compose::reconciled(&settings, &facts(), &existing, false);
     assert_eq!(
         patch::between(&existing, &reconciled).unwrap(),
         json!({
@@ -251,7 +347,7 @@ fn existing_node_gets_only_our_fields() {
     );
     assert_eq!(reconciled.spec, existing.spec);
     let own = Settings { controller_attach_detach: false, ..settings };
-    let again = compose::reconciled(&own, &facts(), &reconciled);
+    let again = compose::reconciled(&own, &facts(), &reconciled, false);
     assert_eq!(again.metadata.annotations, existing.metadata.annotations);
 }
 
@@ -396,6 +492,7 @@ struct Sent {
     facts: Facts,
     cidrs: Vec<String>,
     cidr_fails: bool,
+    registrations: u32,
 }
 
 struct Fixed(Arc<Mutex<Sent>>);
@@ -415,6 +512,10 @@ impl Sensors for Fixed {
         let mut sent = self.0.lock().unwrap();
         sent.cidrs.push(cidrs.to_owned());
         if sent.cidr_fails { Err("scripted".to_owned()) } else { Ok(()) }
+    }
+
+    fn registered(&self) {
+        self.0.lock().unwrap().registrations += 1;
     }
 }
 
@@ -456,6 +557,11 @@ impl World {
 
     fn facts(&self, change: impl FnOnce(&mut Facts)) {
         change(&mut self.sent.lock().unwrap().facts);
+    }
+
+    /// The new Node objects since the last call.
+    fn registrations(&self) -> u32 {
+        std::mem::take(&mut self.sent.lock().unwrap().registrations)
     }
 
     fn events(&self) -> Vec<&'static str> {
@@ -606,25 +712,30 @@ fn a_deleted_node_is_registered_again() {
     // Sent by the watch.
     let mut world = World::new(settings());
     world.turn(0);
-    assert_eq!(world.watch.uid().as_deref(), Some("uid1"));
+    assert_eq!((world.watch.uid().as_deref(), world.registrations()), (Some("uid1"), 1));
+    world.turn(1);
+    assert_eq!(world.registrations(), 0);
     world.server.0.lock().unwrap().node = None;
     world.watch.removed(Some("uid1"));
     assert_eq!(world.turn(1), ["create"]);
-    assert_eq!(world.watch.uid().as_deref(), Some("uid2"));
+    assert_eq!((world.watch.uid().as_deref(), world.registrations()), (Some("uid2"), 1));
     // Detected by the response to a patch.
     world.server.0.lock().unwrap().node = None;
     world.facts(|facts| facts.pressures.pid = true);
     assert_eq!(world.turn(1), ["patch"]);
     assert_eq!(world.turn(0), ["create"]);
-    assert_eq!(world.watch.uid().as_deref(), Some("uid3"));
+    assert_eq!((world.watch.uid().as_deref(), world.registrations()), (Some("uid3"), 1));
     // Not if another client registers nodes.
     let mut world = World::new(Settings { register: false, ..settings() });
     assert_eq!(world.turn(0), NOTHING);
     let mut node = serde_json::to_value(compose::initial(&settings(), &facts(), None, at(1)).0).unwrap();
     node["metadata"]["uid"] = json!("theirs");
+    node["metadata"]["labels"]["kubernetes.io/hostname"] = json!("theirs");
     let node = world.server.0.lock().unwrap().store(node);
     world.watch.replaced(vec![node]);
-    assert_eq!(world.turn(1), ["patch"]);
+    assert_eq!((world.turn(1), world.registrations()), (vec!["patch".to_owned()], 1));
+    let labels = world.watch.object().unwrap().metadata.labels.clone().unwrap();
+    assert_eq!(labels["kubernetes.io/hostname"], "theirs");
     world.server.0.lock().unwrap().node = None;
     world.watch.removed(Some("theirs"));
     assert_eq!(world.turn(1), NOTHING);

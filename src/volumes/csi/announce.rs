@@ -45,16 +45,18 @@ impl NodeObjects {
     /// Upstream's text. What was written stays.
     pub fn announce(&self, registry: &Registry, stop: &StopToken) -> Result<(), String> {
         let Some(_turn) = self.turns.take("node", stop) else { return Err("stopping".to_owned()) };
-        self.update_node(registry)
+        let uid = self
+            .update_node(registry)
             .map_err(|error| format!("error updating Node object with CSI driver node info: {error}"))?;
         let mut wait = WAIT;
         let mut tries = 1;
         loop {
-            let error = match self.update_csi_node(registry) {
+            let error = match self.update_csi_node(registry, &uid) {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
-            let may_pass = error.is_conflict() || error.is_already_exists();
+            // The garbage collector may remove the object of a former Node at this moment.
+            let may_pass = error.is_conflict() || error.is_already_exists() || error.is_not_found();
             if !may_pass || tries == TRIES || stop.wait(wait) != Waited::TimedOut {
                 return Err(format!("error updating CSINode object with CSI driver node info: {error}"));
             }
@@ -63,8 +65,10 @@ impl NodeObjects {
         }
     }
 
-    fn update_node(&self, registry: &Registry) -> Result<(), String> {
+    /// Returns the UID of the Node.
+    fn update_node(&self, registry: &Registry) -> Result<String, String> {
         let node: Value = self.client.get(&Target::node(&self.node)).map_err(|error| error.to_string())?;
+        let uid = node.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default().to_owned();
         let (installed, removed) = registry.nodes();
         let changes =
             node_changes(&pairs(&node, "annotations"), &pairs(&node, "labels"), &installed, &removed)?;
@@ -77,14 +81,14 @@ impl NodeObjects {
             metadata["labels"] = json!(changes.labels);
         }
         if metadata.as_object().is_some_and(serde_json::Map::is_empty) {
-            return Ok(());
+            return Ok(uid);
         }
         let patched: Result<Value, ApiError> =
             self.client.patch(&Target::node(&self.node), &json!({ "metadata": metadata }));
-        patched.map(drop).map_err(|error| error.to_string())
+        patched.map(|_| uid).map_err(|error| error.to_string())
     }
 
-    fn update_csi_node(&self, registry: &Registry) -> Result<(), ApiError> {
+    fn update_csi_node(&self, registry: &Registry, node_uid: &str) -> Result<(), ApiError> {
         let target = Target::csi_nodes().name(&self.node);
         let existing: Option<Value> = match self.client.get(&target) {
             Ok(object) => Some(object),
@@ -95,12 +99,7 @@ impl NodeObjects {
         if existing.is_none() && installed.is_empty() {
             return Ok(());
         }
-        let node: Value = match &existing {
-            Some(_) => Value::Null,
-            None => self.client.get(&Target::node(&self.node))?,
-        };
-        let uid = node.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default();
-        let wanted = compose_csi_node(existing.as_ref(), (&self.node, uid), &installed, &removed);
+        let wanted = compose_csi_node(existing.as_ref(), (&self.node, node_uid), &installed, &removed);
         let Some(object) = wanted else { return Ok(()) };
         let written: Result<Value, ApiError> = match existing {
             // With its resource version: a change of another client is a conflict.

@@ -88,7 +88,10 @@ pub fn compose_csi_node(
         Some(object.pointer("/metadata/annotations")?.get(MIGRATED_ANNOTATION)?.as_str()?.to_owned())
     };
     let known: Option<Vec<CsiNodeEntry>> = before.and_then(|list| serde_json::from_value(list).ok());
+    // The garbage collector removes an object whose owner no longer exists.
+    let is_adopted = adopt(&mut object, node, node_uid);
     let is_same = existing.is_some()
+        && !is_adopted
         && known.is_some_and(|known| same(&known, &after))
         && annotation(&object).as_deref() == Some(MIGRATED);
     if is_same {
@@ -101,6 +104,21 @@ pub fn compose_csi_node(
         annotations.insert(MIGRATED_ANNOTATION.to_owned(), Value::from(MIGRATED));
     }
     Some(object)
+}
+
+/// Makes the Node with this UID the owner, in the place of a former Node of the same name. Returns
+/// whether this changed the object.
+fn adopt(object: &mut Value, node: &str, node_uid: &str) -> bool {
+    let owners = object.pointer_mut("/metadata/ownerReferences").and_then(Value::as_array_mut);
+    let mut is_changed = false;
+    for owner in owners.into_iter().flatten().filter(|_| !node_uid.is_empty()) {
+        let is_former = owner["kind"] == "Node" && owner["name"] == node && owner["uid"] != node_uid;
+        if is_former && let Some(fields) = owner.as_object_mut() {
+            fields.insert("uid".to_owned(), Value::from(node_uid));
+            is_changed = true;
+        }
+    }
+    is_changed
 }
 
 /// The lists have the same entries; their order does not matter.
@@ -200,6 +218,11 @@ mod tests {
         );
         assert_eq!(object.pointer("/metadata/ownerReferences/0/uid"), Some(&json!("u")));
         assert_eq!(compose_csi_node(Some(&object), ("n", "u"), &installed, &none), None);
+        // After the Node was registered again, its new object is the owner.
+        let adopted = compose_csi_node(Some(&object), ("n", "v"), &installed, &none).unwrap();
+        assert_eq!(adopted.pointer("/metadata/ownerReferences/0/uid"), Some(&json!("v")));
+        assert_eq!(adopted.pointer("/spec/drivers"), object.pointer("/spec/drivers"));
+        assert_eq!(compose_csi_node(Some(&adopted), ("n", "v"), &installed, &none), None);
         // A driver that has not registered yet keeps its entry.
         assert_eq!(compose_csi_node(Some(&object), ("n", "u"), &BTreeMap::new(), &none), None);
         let removed: BTreeSet<_> = ["d".to_owned()].into();

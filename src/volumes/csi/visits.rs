@@ -40,6 +40,8 @@ pub struct VisitSettings {
     pub period: Option<Duration>,
     /// Writes the CSINode object; `None` without an API server.
     pub announce: Option<Box<Announce>>,
+    /// Rung when the Node object is new: it has no facts of drivers yet.
+    pub registered: Receiver<()>,
     /// Called for each abnormal volume after each measurement.
     pub abnormal: Box<Abnormal>,
 }
@@ -59,6 +61,8 @@ struct Tasks {
     measure: bool,
     /// Ask the driver how many volumes the node may have.
     refresh: bool,
+    /// Write what the drivers said about this node to a new Node object and its CSINode.
+    announce: bool,
 }
 
 /// When a driver is visited next.
@@ -67,6 +71,7 @@ struct Times {
     object: Option<Instant>,
     measure: Option<Instant>,
     refresh: Option<Instant>,
+    announce: Option<Instant>,
     refreshed: Instant,
     period: Option<Duration>,
     is_visited: bool,
@@ -74,7 +79,8 @@ struct Times {
 
 impl Times {
     fn next(&self) -> Option<Instant> {
-        [self.object, self.measure, self.refresh].into_iter().flatten().min().filter(|_| !self.is_visited)
+        let all = [self.object, self.measure, self.refresh, self.announce];
+        all.into_iter().flatten().min().filter(|_| !self.is_visited)
     }
 }
 
@@ -101,6 +107,7 @@ impl Schedule {
                 object: self.has_objects.then_some(now),
                 measure: self.measure.map(|period| now + period),
                 refresh: None,
+                announce: None,
                 refreshed: now,
                 period: None,
                 is_visited: false,
@@ -124,11 +131,30 @@ impl Schedule {
                 read_object: is_due(times.object),
                 measure: is_due(times.measure),
                 refresh: is_due(times.refresh),
+                announce: is_due(times.announce),
             };
+            if tasks.announce {
+                // A ring during the visit sets it again.
+                times.announce = None;
+            }
             times.is_visited = true;
             due.push((name.clone(), tasks));
         }
         due
+    }
+
+    /// The Node object is new.
+    fn registered(&mut self, now: Instant) {
+        for times in self.drivers.values_mut().filter(|_| self.has_objects) {
+            times.announce = Some(now);
+        }
+    }
+
+    /// The objects of a driver's visit could not be written.
+    fn refused(&mut self, name: &str, now: Instant) {
+        if let Some(times) = self.drivers.get_mut(name) {
+            times.announce.get_or_insert(now + SHORTEST);
+        }
     }
 
     /// A visit has ended. `object`: the period of the driver's object, if it was read.
@@ -169,14 +195,25 @@ struct Visit {
     driver: String,
     tasks: Tasks,
     object: Option<Option<Duration>>,
-    ended: Sender<(String, Tasks, Option<Option<Duration>>)>,
+    /// Whether the objects still have to be written.
+    is_refused: bool,
+    ended: Sender<End>,
+}
+
+/// The result of a visit.
+struct End {
+    driver: String,
+    tasks: Tasks,
+    object: Option<Option<Duration>>,
+    is_refused: bool,
 }
 
 impl Drop for Visit {
     fn drop(&mut self) {
         let driver = std::mem::take(&mut self.driver);
         // There is one slot per visit.
-        let _ = self.ended.try_send((driver, self.tasks, self.object));
+        let (tasks, object, is_refused) = (self.tasks, self.object, self.is_refused);
+        let _ = self.ended.try_send(End { driver, tasks, object, is_refused });
     }
 }
 
@@ -200,15 +237,26 @@ impl Visits {
         let (ended, ends) = bounded(MAX_VISITS);
         let mut schedule = Schedule::new(self.settings.period, self.settings.announce.is_some());
         let mut running: BTreeMap<String, Running> = BTreeMap::new();
+        // A disconnected bell would always be ready.
+        let mut registered = self.settings.registered.clone();
         while !stop.is_stopped() {
             let now = Instant::now();
             schedule.set(&registry.names(), &registry.take_exhausted(), now);
             for (driver, tasks) in schedule.begin(now) {
                 if running.len() >= MAX_VISITS {
                     schedule.ended(&driver, tasks, None, now);
+                    if tasks.announce {
+                        schedule.refused(&driver, now);
+                    }
                     continue;
                 }
-                let visit = Visit { driver: driver.clone(), tasks, object: None, ended: ended.clone() };
+                let visit = Visit {
+                    driver: driver.clone(),
+                    tasks,
+                    object: None,
+                    is_refused: tasks.announce,
+                    ended: ended.clone(),
+                };
                 let visits = Arc::clone(self);
                 let thread = threads::spawn("csi/visit", Stack::Large, OnDeath::Unsupervised, move |stop| {
                     visits.visit(visit, &stop);
@@ -222,12 +270,20 @@ impl Visits {
             select_biased! {
                 recv(stop.signal()) -> _ => break,
                 recv(ends) -> end => {
-                    if let Ok((driver, tasks, object)) = end {
-                        running.remove(&driver);
-                        schedule.ended(&driver, tasks, object, Instant::now());
+                    if let Ok(end) = end {
+                        running.remove(&end.driver);
+                        let now = Instant::now();
+                        schedule.ended(&end.driver, end.tasks, end.object, now);
+                        if end.is_refused {
+                            schedule.refused(&end.driver, now);
+                        }
                     }
                 }
                 recv(changed) -> _ => {}
+                recv(registered) -> ring => match ring {
+                    Ok(()) => schedule.registered(Instant::now()),
+                    Err(_) => registered = crossbeam_channel::never(),
+                },
                 recv(timers::at(schedule.next())) -> _ => {}
             }
         }
@@ -249,6 +305,15 @@ impl Visits {
                     visit.object = Some(period(spec.node_allocatable_update_period_seconds));
                 }
                 Err(error) => log::debug!("CSIDriver {driver}: {error}"),
+            }
+        }
+        if visit.tasks.announce {
+            let result = self.settings.announce.as_ref().map_or(Ok(()), |announce| announce(stop));
+            visit.is_refused = result.is_err();
+            if let Err(error) = result
+                && !stop.is_stopped()
+            {
+                log::warn!("the new Node object has no facts of CSI driver {driver} yet: {error}");
             }
         }
         if visit.tasks.refresh {
@@ -382,6 +447,14 @@ mod tests {
 
     /// An agent whose visits report abnormal volumes and writes of the CSINode object.
     fn visits(agent: &FakeAgent, period: Duration) -> (Running, Receiver<String>, Receiver<()>) {
+        visits_of_node(agent, period, crossbeam_channel::never())
+    }
+
+    fn visits_of_node(
+        agent: &FakeAgent,
+        period: Duration,
+        registered: Receiver<()>,
+    ) -> (Running, Receiver<String>, Receiver<()>) {
         let (report, reported) = bounded(64);
         let (write, written) = bounded(64);
         let settings = VisitSettings {
@@ -390,6 +463,7 @@ mod tests {
                 let _ = write.try_send(());
                 Ok(())
             })),
+            registered,
             abnormal: Box::new(move |pod, volume, text| {
                 let _ = report.try_send(format!("{pod} {volume} {text}"));
             }),
@@ -413,6 +487,39 @@ mod tests {
         let begun = Instant::now();
         drop(running);
         assert!(begun.elapsed() < seconds(30));
+    }
+
+    #[test]
+    fn drivers_are_announced_to_a_new_node_until_that_succeeds() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(None, true);
+        schedule.set(&set(&["d"]), &set(&[]), start);
+        let first = schedule.begin(start);
+        assert!(first[0].1.read_object && !first[0].1.announce);
+        // During a visit.
+        schedule.registered(start);
+        schedule.ended("d", first[0].1, None, start);
+        let due = schedule.begin(start);
+        assert_eq!(due, [("d".to_owned(), Tasks { announce: true, ..Tasks::default() })]);
+        schedule.ended("d", due[0].1, None, start);
+        schedule.refused("d", start);
+        assert_eq!(schedule.begin(start + seconds(9)), []);
+        assert!(schedule.begin(start + seconds(10))[0].1.announce);
+        schedule.ended("d", due[0].1, None, start + seconds(10));
+        assert_eq!(schedule.begin(start + seconds(20)), []);
+        // A node without an API server has no objects.
+        let mut alone = Schedule::new(None, false);
+        alone.set(&set(&["d"]), &set(&[]), start);
+        alone.registered(start);
+        assert_eq!(alone.begin(start), []);
+        // The thread writes when the bell rings.
+        let agent = FakeAgent::new();
+        let (bell, rings) = bounded(1);
+        let (_running, _, written) = visits_of_node(&agent, MINUTE, rings);
+        for _ in 0..2 {
+            bell.send(()).unwrap();
+            written.recv_timeout(MINUTE).unwrap();
+        }
     }
 
     #[test]
