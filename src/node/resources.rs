@@ -143,7 +143,9 @@ pub(super) fn quantities(resources: &Allocatable) -> Quantities {
         ("pods".to_owned(), Quantity(decimal_text(resources.pods))),
     ]);
     if resources.ephemeral_bytes != i64::MAX {
-        all.insert("ephemeral-storage".to_owned(), Quantity(binary_text(resources.ephemeral_bytes)));
+        // DIFFERS: in the Go kubelet 1.36 a capacity that is a multiple of 1024 is in binary units, one
+        // of a later release is decimal.
+        all.insert("ephemeral-storage".to_owned(), Quantity(decimal_text(resources.ephemeral_bytes)));
     }
     for (name, amount) in &resources.extended {
         let text = if name.starts_with(HUGE_PAGES) { binary_text(*amount) } else { decimal_text(*amount) };
@@ -242,7 +244,7 @@ mod tests {
     #[test]
     fn reserved_resources_are_subtracted() {
         // Huge pages are never ordinary memory.
-        check(&[], &[], None, &[], ["4", "7Gi", "101430960Ki"]);
+        check(&[], &[], None, &[], ["4", "7Gi", "103865303040"]);
         check(
             &[],
             &[],
@@ -255,11 +257,11 @@ mod tests {
             &[("cpu", "0.2"), ("ephemeral-storage", "960Ki"), ("pid", "5")],
             None,
             &[],
-            ["3700m", "6Gi", "101430000Ki"],
+            ["3700m", "6Gi", "103864320k"],
         );
-        check(&[("cpu", "100m")], &[("cpu", "200m")], Some(1), &[], ["3", "7Gi", "101430960Ki"]);
-        check(&[("cpu", "64"), ("memory", "1Ti")], &[], None, &[], ["0", "0", "101430960Ki"]);
-        check(&[("cpu", "x")], &[], None, &[("nodefs.available", "x%")], ["4", "7Gi", "101430960Ki"]);
+        check(&[("cpu", "100m")], &[("cpu", "200m")], Some(1), &[], ["3", "7Gi", "103865303040"]);
+        check(&[("cpu", "64"), ("memory", "1Ti")], &[], None, &[], ["0", "0", "103865303040"]);
+        check(&[("cpu", "x")], &[], None, &[("nodefs.available", "x%")], ["4", "7Gi", "103865303040"]);
     }
 
     #[test]
