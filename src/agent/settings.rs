@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::error::StartError;
 use super::host::{CONTAINER_LOGS_DIR, Host};
@@ -163,7 +164,7 @@ pub(super) fn runtime(
         registry_burst: config.registry_burst,
         serialize_image_pulls: config.serialize_image_pulls,
         max_parallel_image_pulls: config.max_parallel_image_pulls,
-        crash_backoff_max: config.crash_loop_back_off.max_container_restart_period.to_std(),
+        crash_backoff: crash_backoff(config, &gates),
         stop_signals: gates.enabled("ContainerStopSignals"),
         credential_providers: credential_providers(args)?,
         image_verification: if gates.enabled("KubeletEnsureSecretPulledImages") {
@@ -181,6 +182,19 @@ pub(super) fn runtime(
             .unwrap_or(USER_NAMESPACE_IDS),
         max_pods: u32::try_from(config.max_pods).unwrap_or(0),
     })
+}
+
+/// The first and the longest wait before a container that has crashed starts again (Go:
+/// `newCrashLoopBackOff`).
+fn crash_backoff(config: &KubeletConfiguration, gates: &Gates) -> (Duration, Duration) {
+    let (mut first, mut most) = (Duration::from_secs(10), Duration::from_secs(300));
+    if gates.enabled("ReduceDefaultCrashLoopBackOffDecay") {
+        (first, most) = (Duration::from_secs(1), Duration::from_secs(60));
+    }
+    if gates.enabled("KubeletCrashLoopBackOffMax") {
+        most = config.crash_loop_back_off.max_container_restart_period.to_std();
+    }
+    (first.min(most), most)
 }
 
 /// `memorySwap.swapBehavior`; empty means NoSwap.
@@ -349,5 +363,35 @@ impl EndpointSettings {
             flags: flags.into(),
             checkpoints: args.root_dir.join("checkpoints"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::DefaultSet;
+    use crate::config::effects::default_configuration;
+    use crate::config::gates::RELEASE;
+
+    #[test]
+    fn table_of_gates_has_the_release_of_the_agent() {
+        assert!(server::KUBERNETES_VERSION.starts_with(&format!("v{RELEASE}.")));
+    }
+
+    #[test]
+    fn gates_change_the_waits_of_crashed_containers() {
+        let seconds = |entries: &[(&str, bool)], longest: i64| {
+            let mut config = default_configuration(DefaultSet::WithFile);
+            config.crash_loop_back_off.max_container_restart_period = config::GoDuration::from_secs(longest);
+            config.feature_gates = entries.iter().map(|(name, on)| ((*name).to_owned(), *on)).collect();
+            let (first, most) = crash_backoff(&config, &gates(&config));
+            (first.as_secs(), most.as_secs())
+        };
+        let (reduced, longest) = ("ReduceDefaultCrashLoopBackOffDecay", "KubeletCrashLoopBackOffMax");
+        assert_eq!(seconds(&[], 300), (10, 300));
+        assert_eq!(seconds(&[], 5), (5, 5));
+        assert_eq!(seconds(&[(reduced, true)], 300), (1, 300));
+        assert_eq!(seconds(&[(reduced, true), (longest, false)], 300), (1, 60));
+        assert_eq!(seconds(&[(longest, false)], 300), (10, 300));
     }
 }

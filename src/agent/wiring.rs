@@ -443,7 +443,9 @@ fn start_observe(
     changes: Post<Subject, Change>,
 ) -> Result<Vec<Running>, StartError> {
     let Context { config, supervisor, .. } = context;
-    // DIFFERS: the gate is off by default in the Go kubelet; here only the gate switches events off.
-    let settings = observe::Settings { events: config.feature_gates.get("EventedPLEG") != Some(&false) };
+    // DIFFERS: the gate is off by default in the Go kubelet; here only a configuration that sets it,
+    // or all alpha gates, switches events off.
+    let events = settings::gates(config).chosen("EventedPLEG") != Some(false);
+    let settings = observe::Settings { events };
     observe::spawn(&rooms.observe, settings, changes, &supervisor.deaths()).map_err(thread("observe"))
 }

@@ -538,7 +538,11 @@ mod tests {
             .join("docs/compatibility.md");
         let mut text = std::fs::read_to_string(&path).unwrap();
         let update = std::env::var_os("UPDATE_DOCS").is_some();
-        for (section, expected) in [("flags", flags_markdown()), ("config", config_markdown())] {
+        for (section, expected) in [
+            ("flags", flags_markdown()),
+            ("config", config_markdown()),
+            ("gates", crate::config::gates::markdown()),
+        ] {
             let (begin, end) = (format!("<!-- {section}:begin -->\n"), format!("<!-- {section}:end -->"));
             let (before, rest) = text.split_once(&begin).expect("the section's begin marker");
             let (found, after) = rest.split_once(&end).expect("the section's end marker");

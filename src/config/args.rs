@@ -148,13 +148,15 @@ impl AgentArgs {
         self.root_dir.join(NODE_TOKEN)
     }
 
-    /// One warning about all fields and flags that are set without effect; `None` if there are
-    /// none.
+    /// One warning about all fields, feature gates and flags that are set without effect; `None` if
+    /// there are none.
     #[must_use]
     pub fn warning(&self, loaded: &Loaded) -> Option<String> {
         let flags: Vec<String> = self.without_effect.iter().map(|name| format!("--{name}")).collect();
+        let gates = loaded.gates.without_effect().into_iter();
+        let gates: Vec<String> = gates.map(|name| format!("featureGates[{name}]")).collect();
         let mut names: Vec<&str> = loaded.without_effect.clone();
-        names.extend(flags.iter().map(String::as_str));
+        names.extend(gates.iter().chain(&flags).map(String::as_str));
         effects::warning(&names)
     }
 }

@@ -1,8 +1,17 @@
-//! The feature gates of Kubernetes 1.36 with their defaults (Go: component-base/featuregate),
-//! including those of other components, so one map can be used for all of them.
+//! The feature gates of the Go kubelet with their defaults (Go: component-base/featuregate). The
+//! facts are in `gates.txt`, a column for each release: the gates of the kubelet's own program,
+//! which are those of pkg/features and of the libraries that it is built from. Gates of other
+//! components are unknown, as in the Go kubelet.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
+
+/// The gates of several releases.
+const TABLE: &str = include_str!("gates.txt");
+/// The release that the agent implements: a column of [`TABLE`].
+pub const RELEASE: &str = "1.36";
+/// The gates that switch all gates of a stage that are not set by their own name.
+const ALL: [(&str, Stage); 2] = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
 
 /// The stage of a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,8 +48,9 @@ pub enum GateError {
     /// The value of the gate cannot be changed.
     #[error("cannot set feature gate {name} to {wanted}, feature is locked to {locked}")]
     Locked { name: String, wanted: bool, locked: bool },
-    #[error("feature gate {name} is on but depends on {needs}, which is off")]
-    Needs { name: &'static str, needs: &'static str },
+    /// `needs`: separated by blanks.
+    #[error("{name} is enabled, but depends on features that are disabled: [{needs}]")]
+    Needs { name: &'static str, needs: String },
 }
 
 /// The gates after the configuration was read.
@@ -56,17 +66,14 @@ impl Gates {
     pub fn resolve(set: &BTreeMap<String, bool>) -> (Gates, Vec<(String, GateError)>) {
         let mut gates = Gates::default();
         let mut problems = Vec::new();
-        for (all, stage) in [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)] {
+        for (all, stage) in ALL {
             if let Some(&on) = set.get(all) {
-                gates.changed.insert(all, on);
-                for gate in known().filter(|gate| gate.stage == stage && !gate.locked) {
-                    gates.changed.insert(gate.name, on);
-                }
+                let of_stage = known().filter(|gate| gate.stage == stage && !is_all(gate.name));
+                gates.changed.extend(of_stage.map(|gate| (gate.name, on)));
             }
         }
         for (name, &wanted) in set {
-            match BY_NAME.get(name.as_str()) {
-                None if name == "AllAlpha" || name == "AllBeta" => {}
+            match KNOWN.gates.get(name.as_str()) {
                 None => problems.push((name.clone(), GateError::Unknown(name.clone()))),
                 Some(gate) if gate.locked && gate.preset != wanted => {
                     let error = GateError::Locked { name: name.clone(), wanted, locked: gate.preset };
@@ -77,9 +84,11 @@ impl Gates {
                 }
             }
         }
-        for &(name, needs) in NEEDS {
-            if gates.enabled(name) && !gates.enabled(needs) {
-                problems.push((name.to_owned(), GateError::Needs { name, needs }));
+        for (name, needs) in &KNOWN.needs {
+            let off: Vec<&str> = needs.iter().copied().filter(|needed| !gates.enabled(needed)).collect();
+            if gates.enabled(name) && !off.is_empty() {
+                let error = GateError::Needs { name, needs: off.join(" ") };
+                problems.push(((*name).to_owned(), error));
             }
         }
         (gates, problems)
@@ -90,137 +99,124 @@ impl Gates {
     pub fn enabled(&self, name: &str) -> bool {
         match self.changed.get(name) {
             Some(on) => *on,
-            None => BY_NAME.get(name).is_some_and(|gate| gate.preset),
+            None => KNOWN.gates.get(name).is_some_and(|gate| gate.preset),
         }
+    }
+
+    /// The value that the configuration gives a gate, by its name or by its stage.
+    #[must_use]
+    pub fn chosen(&self, name: &str) -> Option<bool> {
+        self.changed.get(name).copied()
+    }
+
+    /// The gates whose chosen value has no effect: this agent behaves as with the other value.
+    #[must_use]
+    pub fn without_effect(&self) -> Vec<&'static str> {
+        let fixed = FIXED.iter().filter(|(name, here)| self.chosen(name).is_some_and(|on| on != *here));
+        fixed.map(|(name, _)| *name).collect()
     }
 }
 
-/// All gates.
-pub fn known() -> impl Iterator<Item = Gate> {
-    let rows = |names: &'static str, stage, preset, locked| {
-        names.split_ascii_whitespace().map(move |name| Gate { name, stage, preset, locked })
-    };
-    rows(LOCKED_ON, Stage::Stable, true, true)
-        .chain(rows(LOCKED_OFF, Stage::Deprecated, false, true))
-        .chain(rows(STABLE_ON, Stage::Stable, true, false))
-        .chain(rows(BETA_ON, Stage::Beta, true, false))
-        .chain(rows(BETA_OFF, Stage::Beta, false, false))
-        .chain(rows(ALPHA_OFF, Stage::Alpha, false, false))
-        .chain(rows(DEPRECATED_ON, Stage::Deprecated, true, false))
-        .chain(rows(DEPRECATED_OFF, Stage::Deprecated, false, false))
+fn is_all(name: &str) -> bool {
+    ALL.iter().any(|(all, _)| *all == name)
 }
 
-static BY_NAME: LazyLock<BTreeMap<&'static str, Gate>> =
-    LazyLock::new(|| known().map(|gate| (gate.name, gate)).collect());
+/// All gates, with `AllAlpha` and `AllBeta`.
+pub fn known() -> impl Iterator<Item = Gate> {
+    KNOWN.gates.values().copied()
+}
 
-/// Pairs of a gate and another that it requires; locked gates cannot fail and are left out.
-const NEEDS: &[(&str, &str)] = &[
-    ("ClusterTrustBundleProjection", "ClusterTrustBundle"),
-    ("DRADeviceBindingConditions", "DRAResourceClaimDeviceStatus"),
-    ("DRADeviceTaintRules", "DRADeviceTaints"),
-    ("DeclarativeValidationTakeover", "DeclarativeValidation"),
-    ("GangScheduling", "GenericWorkload"),
-    ("GracefulNodeShutdownBasedOnPodPriority", "GracefulNodeShutdown"),
-    ("InPlacePodLevelResourcesVerticalScaling", "NodeDeclaredFeatures"),
-    ("InPlacePodLevelResourcesVerticalScaling", "PodLevelResources"),
-    ("MatchLabelKeysInPodTopologySpreadSelectorMerge", "MatchLabelKeysInPodTopologySpread"),
-    ("RestartAllContainersOnContainerExits", "ContainerRestartRules"),
-    ("RestartAllContainersOnContainerExits", "NodeDeclaredFeatures"),
-    ("StorageVersionAPI", "APIServerIdentity"),
-    ("UnknownVersionInteroperabilityProxy", "APIServerIdentity"),
-    ("WindowsGracefulNodeShutdown", "GracefulNodeShutdown"),
+/// One release.
+#[derive(Debug, Default)]
+struct Release {
+    gates: BTreeMap<&'static str, Gate>,
+    /// The gates that another requires.
+    needs: BTreeMap<&'static str, Vec<&'static str>>,
+}
+
+static KNOWN: LazyLock<Release> = LazyLock::new(|| parse(TABLE, RELEASE));
+
+/// Reads the column of a release. Rows that cannot be read are left out; a test checks that there are
+/// none.
+fn parse(table: &'static str, release: &str) -> Release {
+    let mut found = Release::default();
+    let mut rows = table.lines().filter(|line| !line.starts_with('#')).map(str::split_ascii_whitespace);
+    let Some(column) = rows.next().and_then(|mut releases| releases.position(|one| one == release)) else {
+        return found;
+    };
+    for row in rows {
+        let (Some(name), Some(cell)) = (row.clone().next(), row.clone().nth(column)) else { continue };
+        match (name.split_once('>'), cell) {
+            (Some((name, needed)), "needs") => found.needs.entry(name).or_default().push(needed),
+            (None, cell) => found.gates.extend(gate(name, cell).map(|gate| (name, gate))),
+            _ => {}
+        }
+    }
+    found
+}
+
+/// `None`: the release has no such gate.
+fn gate(name: &'static str, cell: &str) -> Option<Gate> {
+    let (cell, locked) = cell.strip_suffix("-locked").map_or((cell, false), |cell| (cell, true));
+    let (stage, preset) = cell.split_once('-')?;
+    let stage = match stage {
+        "alpha" => Stage::Alpha,
+        "beta" => Stage::Beta,
+        "ga" => Stage::Stable,
+        "deprecated" => Stage::Deprecated,
+        _ => return None,
+    };
+    Some(Gate { name, stage, preset: preset == "on", locked })
+}
+
+/// Gates of the Go kubelet on Linux that this agent does not read, each with the value as which it
+/// behaves. A configuration with the other value gets a warning.
+const FIXED: &[(&str, bool)] = &[
+    ("AllowDNSOnlyNodeCSR", false),
+    ("CRIListStreaming", false),
+    ("CSIVolumeHealth", true),
+    ("ChangeContainerStatusOnKubeletRestart", false),
+    ("ClusterTrustBundleProjection", true),
+    ("DRAExtendedResource", true),
+    ("DRANodeAllocatableResources", false),
+    ("DRAWorkloadResourceClaims", false),
+    ("EnvFiles", true),
+    ("HostnameOverride", true),
+    ("ImageVolumeWithDigest", false),
+    ("InPlacePodVerticalScalingExclusiveCPUs", false),
+    ("InPlacePodVerticalScalingExclusiveMemory", false),
+    ("KubeletInUserNamespace", false),
+    ("KubeletPodResourcesListUseActivePods", true),
+    ("KubeletRegistrationGetOnExistsOnly", false),
+    ("KubeletSeparateDiskGC", true),
+    ("KubeletServiceAccountTokenForCredentialProviders", false),
+    ("LocalStorageCapacityIsolationFSQuotaMonitoring", false),
+    ("PLEGOnDemandRelist", true),
+    ("PodAndContainerStatsFromCRI", false),
+    ("PodCertificateRequest", true),
+    ("PodLevelResourceManagers", false),
+    ("PodReadyToStartContainersCondition", true),
+    ("PodsAPI", false),
+    ("PreventStaticPodAPIReferences", true),
+    ("ReloadKubeletClientCAFile", true),
+    ("ReloadKubeletServerCertificateFile", true),
+    ("ResourceHealthStatus", true),
+    ("SELinuxMount", false),
+    ("TaintTolerationComparisonOperators", true),
+    ("UserNamespacesHostNetworkSupport", false),
 ];
 
-const LOCKED_ON: &str = "
-APIServerTracing AggregatedDiscoveryRemoveBetaType AnonymousAuthConfigurableEndpoints AnyVolumeDataSource
-AuthorizeNodeWithSelectors AuthorizeWithSelectors BtreeWatchCache CPUManagerPolicyOptions
-CRDValidationRatcheting CSIMigrationPortworx CSIServiceAccountTokenSecrets ConsistentListFromCache
-CustomCPUCFSQuotaPeriod CustomResourceFieldSelectors DisableAllocatorDualWrite DynamicResourceAllocation
-ExecProbeTimeout HonorPVReclaimPolicy ImageMaximumGCAge ImageVolume InPlacePodVerticalScaling
-JobBackoffLimitPerIndex JobManagedBy JobPodReplacementPolicy JobSuccessPolicy KubeletCgroupDriverFromCRI
-KubeletFineGrainedAuthz KubeletPSI KubeletPodResourcesDynamicResources KubeletPodResourcesGet
-KubeletTracing LogarithmicScaleDown MatchLabelKeysInPodAffinity MemoryManager MultiCIDRServiceAllocator
-MutableCSINodeAllocatableCount NFTablesProxyMode NodeInclusionPolicyInPodTopologySpread NodeLogQuery
-NodeSwap OrderedNamespaceDeletion PodLifecycleSleepAction PodLifecycleSleepActionAllowZero
-PodObservedGenerationTracking PodSchedulingReadiness PreferSameTrafficDistribution ProcMountType
-RecoverVolumeExpansionFailure RecursiveReadOnlyMounts RelaxedDNSSearchValidation
-RelaxedEnvironmentVariableValidation ResilientWatchCacheInitialization RetryGenerateName
-SELinuxChangePolicy SELinuxMountReadWriteOncePod SchedulerQueueingHints SeparateTaintEvictionController
-ServiceAccountTokenJTI ServiceAccountTokenNodeBinding ServiceAccountTokenNodeBindingValidation
-ServiceAccountTokenPodNodeInfo ServiceTrafficDistribution SidecarContainers
-StreamingCollectionEncodingToJSON StreamingCollectionEncodingToProtobuf
-StructuredAuthenticationConfiguration StructuredAuthorizationConfiguration SupplementalGroupsPolicy
-SystemdWatchdog TopologyAwareHints TopologyManagerPolicyOptions UserNamespacesSupport
-VolumeAttributesClass WinDSR WinOverlay
-";
-
-const LOCKED_OFF: &str = "
-AllowOverwriteTerminationGracePeriodSeconds WatchFromStorageWithoutResourceVersion
-";
-
-const STABLE_ON: &str = "
-DRAAdminAccess DRAPrioritizedList ExternalServiceAccountTokenSigner InformerResourceVersion
-KubeletServiceAccountTokenForCredentialProviders
-";
-
-const BETA_ON: &str = "
-APIResponseCompression APIServerIdentity AllowParsingUserUIDFromCertAuth
-AuthorizePodWebsocketUpgradeCreatePermission CPUManagerPolicyBetaOptions
-ClearingNominatedNodeNameAfterBinding ComponentFlagz ComponentStatusz ContainerCheckpoint
-ContainerRestartRules ContextualLogging DRAConsumableCapacity DRADeviceBindingConditions DRADeviceTaints
-DRAExtendedResource DRAPartitionableDevices DRAResourceClaimDeviceStatus DRASchedulerFilterTimeout
-DeclarativeValidation DeploymentReplicaSetTerminatingReplicas DetectCacheInconsistency EnvFiles
-ExtendWebSocketsToKubelet GracefulNodeShutdown GracefulNodeShutdownBasedOnPodPriority
-HPAConfigurableTolerance HostnameOverride InOrderInformers InOrderInformersBatchProcess
-InPlacePodLevelResourcesVerticalScaling InPlacePodVerticalScalingInitContainers
-KubeletCrashLoopBackOffMax KubeletEnsureSecretPulledImages KubeletSeparateDiskGC ListFromCacheSnapshot
-LoggingBetaOptions MatchLabelKeysInPodTopologySpread MatchLabelKeysInPodTopologySpreadSelectorMerge
-MaxUnavailableStatefulSet NodeDeclaredFeatures NominatedNodeNameForExpectation OpenAPIEnums
-OpportunisticBatching PLEGOnDemandRelist PodDeletionCost PodLevelResources
-PodReadyToStartContainersCondition PodTopologyLabelsAdmission PortForwardWebsockets
-PreventStaticPodAPIReferences ReloadKubeletClientCAFile ReloadKubeletServerCertificateFile
-RemoteRequestHeaderUID ResourceHealthStatus RestartAllContainersOnContainerExits
-RotateKubeletServerCertificate SchedulerAsyncPreemption SchedulerPopFromBackoffQ
-ServiceAccountNodeAudienceRestriction SizeBasedListCostEstimate StatefulSetSemanticRevisionComparison
-StorageVersionHash StructuredAuthenticationConfigurationEgressSelector
-StructuredAuthenticationConfigurationJWKSMetrics TokenRequestServiceAccountUIDValidation
-TopologyManagerPolicyBetaOptions TranslateStreamCloseWebsocketRequests UnauthenticatedHTTP2DOSMitigation
-WatchList WatchListClient WindowsGracefulNodeShutdown
-";
-
-const BETA_OFF: &str = "
-CRDObservedGenerationTracking ClusterTrustBundle ClusterTrustBundleProjection ConcurrentWatchObjectDecode
-CoordinatedLeaderElection DeclarativeValidationTakeover EventedPLEG
-LocalStorageCapacityIsolationFSQuotaMonitoring MutatingAdmissionPolicy PodCertificateRequest SELinuxMount
-SchedulerAsyncAPICalls StorageVersionMigrator WatchCacheInitializationPostStartHook
-";
-
-const ALPHA_OFF: &str = "
-APIServingWithRoutine AllowUnsafeMalformedObjectDeletion CBORServingAndStorage
-CPUManagerPolicyAlphaOptions CSIVolumeHealth ClientsAllowCBOR ClientsPreferCBOR
-CloudControllerManagerWatchBasedRoutesReconciliation CloudControllerManagerWebhook
-ConstrainedImpersonation ContainerStopSignals CrossNamespaceVolumeDataSource DRADeviceTaintRules
-GangScheduling GenericWorkload HPAScaleToZero ImageVolumeWithDigest
-InPlacePodVerticalScalingExclusiveCPUs InPlacePodVerticalScalingExclusiveMemory
-InTreePluginPortworxUnregister KubeletInUserNamespace LoggingAlphaOptions MemoryQoS
-MutablePVNodeAffinity MutablePodResourcesForSuspendedJobs MutableSchedulingDirectivesForSuspendedJobs
-PodAndContainerStatsFromCRI PodLogsQuerySplitStreams PodsAPI QOSReserved
-ReduceDefaultCrashLoopBackOffDecay RelaxedServiceNameValidation RuntimeClassInImageCriApi
-StorageCapacityScoring StorageVersionAPI StrictIPCIDRValidation TaintTolerationComparisonOperators
-TopologyManagerPolicyAlphaOptions UnknownVersionInteroperabilityProxy UserNamespacesHostNetworkSupport
-VolumeLimitScaling WindowsCPUAndMemoryAffinity
-";
-
-const DEPRECATED_ON: &str = "
-DisableCPUQuotaWithExclusiveCPUs DisableNodeKubeProxyVersion KubeletPodResourcesListUseActivePods
-SeparateCacheWatchRPC StorageNamespaceIndex
-";
-
-const DEPRECATED_OFF: &str = "
-AllowDNSOnlyNodeCSR AllowInsecureKubeletCertificateSigningRequests ChangeContainerStatusOnKubeletRestart
-GitRepoVolumeDriver InPlacePodVerticalScalingAllocatedStatus KMSv1 KubeletRegistrationGetOnExistsOnly
-WindowsHostNetwork
-";
+/// The table of [`FIXED`] in docs/compatibility.md.
+#[must_use]
+pub fn markdown() -> String {
+    let word = |on: bool| if on { "on" } else { "off" };
+    let mut out = "| Feature gate | Default | Here |\n|---|---|---|\n".to_owned();
+    for (name, here) in FIXED {
+        let preset = KNOWN.gates.get(name).is_some_and(|gate| gate.preset);
+        out += &format!("| `{name}` | {} | always {} |\n", word(preset), word(*here));
+    }
+    out
+}
 
 #[cfg(test)]
 mod tests {
@@ -231,12 +227,86 @@ mod tests {
     }
 
     #[test]
-    fn names_of_feature_gates_are_unique() {
-        let mut names: Vec<_> = known().map(|gate| gate.name).collect();
-        let count = names.len();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), count);
+    fn every_row_of_the_table_can_be_read() {
+        let mut rows = TABLE.lines().filter(|line| !line.starts_with('#'));
+        let releases: Vec<&str> = rows.next().unwrap().split(' ').collect();
+        let mut names = Vec::new();
+        for row in rows {
+            let cells: Vec<&'static str> = row.split(' ').collect();
+            assert_eq!(cells.len(), releases.len(), "{row}");
+            for cell in &cells[1..] {
+                let is_good = match cells[0].contains('>') {
+                    true => *cell == "needs",
+                    false => gate(cells[0], cell).is_some(),
+                };
+                assert!(is_good || *cell == "-", "{row}");
+            }
+            names.push(cells[0]);
+        }
+        assert!(names.is_sorted_by(|one, next| one < next), "sorted, each name once");
+        for release in &releases[1..] {
+            let found = parse(TABLE, release);
+            assert!(found.gates.len() > 200, "{release}");
+            let needs = found.needs.iter().flat_map(|(name, needed)| needed.iter().chain([name]));
+            assert!(needs.into_iter().all(|name| found.gates.contains_key(name)), "{release}");
+        }
+        assert!(parse(TABLE, "1.1").gates.is_empty());
+        // A later release is one more column.
+        let later =
+            "# x\nrelease 1.36 1.37\nA alpha-off beta-on\nA>B - needs\nB - ga-on-locked\nC beta-on -\n";
+        let names = |release| parse(later, release).gates.into_keys().collect::<Vec<_>>();
+        assert_eq!((names("1.36"), names("1.37")), (vec!["A", "C"], vec!["A", "B"]));
+        assert_eq!(parse(later, "1.37").needs["A"], ["B"]);
+        assert!(parse(later, "1.37").gates["B"].locked && parse(later, "1.36").needs.is_empty());
+    }
+
+    #[test]
+    fn gates_of_1_36_3_have_their_stage_default_and_lock() {
+        use Stage::{Alpha, Beta, Deprecated, Stable};
+        for (name, stage, preset, locked) in [
+            ("PodLevelResourceManagers", Alpha, false, false),
+            ("CRIListStreaming", Alpha, false, false),
+            ("ResourceHealthStatusMessage", Beta, true, false),
+            ("DRAResourceClaimGranularStatusAuthorization", Beta, true, false),
+            ("AtomicFIFO", Beta, true, false),
+            ("EventedPLEG", Alpha, false, false),
+            ("KubeletServiceAccountTokenForCredentialProviders", Beta, true, false),
+            ("GitRepoVolumeDriver", Deprecated, false, true),
+            ("DRAAdminAccess", Stable, true, true),
+            ("AllAlpha", Alpha, false, false),
+        ] {
+            assert_eq!(KNOWN.gates.get(name), Some(&Gate { name, stage, preset, locked }));
+        }
+    }
+
+    #[test]
+    fn chosen_value_without_effect_is_named() {
+        let of = |entries: &[(&str, bool)]| {
+            let (gates, problems) = Gates::resolve(&set(entries));
+            assert!(problems.is_empty(), "{problems:?}");
+            gates.without_effect()
+        };
+        assert_eq!(of(&[]), [""; 0]);
+        assert_eq!(of(&[("EnvFiles", true), ("PodsAPI", false), ("MemoryQoS", true)]), [""; 0]);
+        assert_eq!(of(&[("EnvFiles", false), ("PodsAPI", true)]), ["EnvFiles", "PodsAPI"]);
+        assert!(of(&[("AllBeta", false)]).contains(&"HostnameOverride"));
+        // The default has no warning, also where this agent behaves otherwise.
+        let on = of(&[("AllBeta", false), ("HostnameOverride", true)]);
+        assert!(!on.contains(&"HostnameOverride"));
+        for (name, _) in FIXED {
+            assert!(KNOWN.gates.get(name).is_some_and(|gate| !gate.locked), "{name}");
+        }
+        assert!(FIXED.is_sorted());
+    }
+
+    #[test]
+    fn gates_of_a_stage_are_set_together() {
+        let (off, _) = Gates::resolve(&set(&[("AllAlpha", false)]));
+        assert_eq!((off.chosen("EventedPLEG"), off.chosen("EnvFiles")), (Some(false), None));
+        let (on, _) = Gates::resolve(&set(&[("AllAlpha", false), ("EventedPLEG", true)]));
+        assert_eq!(on.chosen("EventedPLEG"), Some(true));
+        let (_, problems) = Gates::resolve(&set(&[("AllBeta", false)]));
+        assert_eq!(problems, []);
     }
 
     #[test]
@@ -265,9 +335,17 @@ mod tests {
     fn unknown_locked_and_dependent_gates_are_refused() {
         for (name, on, words) in [
             ("Nonsense", true, "unrecognized feature gate: Nonsense"),
+            // Of another component, or removed in an earlier release.
+            ("SomeControllerGate", true, "unrecognized feature gate"),
+            ("TopologyAwareHints", true, "unrecognized feature gate"),
             ("SidecarContainers", false, "locked to true"),
-            ("GracefulNodeShutdown", false, "depends on GracefulNodeShutdown"),
-            ("ClusterTrustBundleProjection", true, "depends on ClusterTrustBundle"),
+            (
+                "GracefulNodeShutdown",
+                false,
+                "GracefulNodeShutdownBasedOnPodPriority is enabled, but depends on features that are disabled: \
+                 [GracefulNodeShutdown]",
+            ),
+            ("ClusterTrustBundleProjection", true, "disabled: [ClusterTrustBundle]"),
         ] {
             let (_, problems) = Gates::resolve(&set(&[(name, on)]));
             assert!(

@@ -16,9 +16,6 @@ use super::settings::{CgroupParent, Deps, Host, Settings};
 use super::turnstile::Turnstile;
 use super::user_namespaces::UserNamespaces;
 
-/// The first back-off of a restart.
-const FIRST: Duration = Duration::from_secs(10);
-
 /// A run that lasted longer is not part of a crash loop.
 const RESET: Duration = Duration::from_secs(600);
 
@@ -70,7 +67,11 @@ impl Runtime {
                 images: Images::new(deps.images, deps.events.clone(), deps.offers, &settings),
                 sandbox_door: Turnstile::new(width.max(4), "its turn to make a sandbox"),
                 container_door: Turnstile::new(width.max(4), "its turn to start a container"),
-                crashes: Mutex::new(KeyedBackoff::new(FIRST, settings.crash_backoff_max, RESET)),
+                crashes: Mutex::new(KeyedBackoff::new(
+                    settings.crash_backoff.0,
+                    settings.crash_backoff.1,
+                    RESET,
+                )),
                 cri: deps.cri,
                 api: deps.api,
                 local: deps.local,

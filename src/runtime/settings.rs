@@ -69,8 +69,9 @@ pub struct Settings {
     pub user_namespace_ids: u32,
     /// `maxPods`: the number of user namespaces to provide.
     pub max_pods: u32,
-    /// `crashLoopBackOff.maxContainerRestartPeriod`, 300 s by default.
-    pub crash_backoff_max: Duration,
+    /// The first wait before a crashed container starts again, 10 s by default, and the longest one
+    /// (`crashLoopBackOff.maxContainerRestartPeriod`, 300 s by default).
+    pub crash_backoff: (Duration, Duration),
     /// Gate `ContainerStopSignals`: whether `lifecycle.stopSignal` has an effect.
     pub stop_signals: bool,
 }

@@ -36,7 +36,7 @@ pub(super) fn settings() -> Settings {
         image_verification: super::images::records::Verification::NotPreloaded,
         user_namespace_ids: 65_536,
         max_pods: 110,
-        crash_backoff_max: Duration::from_secs(300),
+        crash_backoff: (Duration::from_secs(10), Duration::from_secs(300)),
         stop_signals: false,
     }
 }

@@ -16,6 +16,7 @@ mod random;
 
 mod chains;
 mod cpus;
+mod gates;
 mod heads;
 mod memory;
 mod patches;

@@ -68,7 +68,7 @@ impl Node {
             registry_burst: 10,
             serialize_image_pulls: true,
             max_parallel_image_pulls: None,
-            crash_backoff_max: Duration::from_secs(300),
+            crash_backoff: (Duration::from_secs(10), Duration::from_secs(300)),
             stop_signals: false,
             credential_providers: None,
             image_verification: Verification::NotPreloaded,
