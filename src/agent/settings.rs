@@ -120,6 +120,7 @@ fn node_view(
         allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
         strict_supplemental_groups: true,
         declared_features: Some(node::declared_features(|gate| gates.enabled(gate))),
+        refuses_pod_resources: !gates.enabled("PodLevelResources"),
         ..NodeView::default()
     }
 }

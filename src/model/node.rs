@@ -46,6 +46,8 @@ pub struct NodeView {
     pub shutting_down: bool,
     /// The declared features of the node; `None`: they are not declared, and no pod is checked.
     pub declared_features: Option<Vec<String>>,
+    /// Pods with resources of the pod as a whole are refused: the gate `PodLevelResources` is off.
+    pub refuses_pod_resources: bool,
 }
 
 /// Whether a node of this name and with these labels is one of the selected nodes.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::api::{Container, EphemeralContainer, PodSpec};
+use super::api::{Container, EphemeralContainer, PodSpec, ResourceRequirements};
 use super::event::Regarding;
 use super::ids::{FullName, PodUid};
 use super::quantity::{Amount, amount};
@@ -314,11 +314,16 @@ pub fn fnv32(text: &str) -> u32 {
 
 fn qos_of(spec: &PodSpec) -> QosClass {
     let containers: Vec<&Container> = spec.init_containers.iter().flatten().chain(&spec.containers).collect();
+    let counts = |resources: &&ResourceRequirements| {
+        let set = [&resources.requests, &resources.limits].into_iter().flatten();
+        set.into_iter().flat_map(|amounts| amounts.keys()).any(|name| name == "cpu" || name == "memory")
+    };
     let pod_level = spec
         .resources
         .as_ref()
+        .filter(counts)
         .map(|resources| Container { resources: Some(resources.clone()), ..Container::default() });
-    // With resources of the pod as a whole, the containers' do not count, whatever they are.
+    // With CPU or memory of the pod as a whole, the containers' do not count, whatever they are.
     let units = pod_level.as_ref().map_or(containers, |pod| vec![pod]);
     let positive = |amount: Option<Amount>| amount.filter(|amount| !amount.is_zero());
     let mut any = false;
@@ -371,8 +376,11 @@ mod tests {
         for (of_pod, expected) in [
             (json!({"limits": {"cpu": "1", "memory": "1Gi"}}), QosClass::Guaranteed),
             (json!({"requests": {"cpu": "1"}}), QosClass::Burstable),
-            (json!({"limits": {"hugepages-2Mi": "4Mi"}}), QosClass::BestEffort),
-            (json!({}), QosClass::BestEffort),
+            // Without CPU and memory they decide nothing.
+            (json!({"limits": {"hugepages-2Mi": "4Mi"}}), QosClass::Burstable),
+            (json!({"limits": {}}), QosClass::Burstable),
+            (json!({}), QosClass::Burstable),
+            (json!({"requests": {"cpu": "0"}}), QosClass::BestEffort),
         ] {
             let container = container(json!({"requests": {"cpu": "1"}}));
             let pod = pod(json!({"containers": [container], "resources": of_pod}));

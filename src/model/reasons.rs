@@ -152,6 +152,7 @@ reasons! {
     NODE_SHUTDOWN = "NodeShutdown";
     POD_FEATURE_UNSUPPORTED = "PodFeatureUnsupported";
     /// A list of the pod exceeds its limit (not in upstream).
+    POD_LEVEL_RESOURCES_NOT_SUPPORTED = "PodLevelResourcesNotSupported";
     POD_TOO_LARGE = "PodTooLarge";
 }
 

@@ -12,9 +12,6 @@ use super::defaults::sources_of;
 pub fn unsupported_fields(pod: &Pod) -> Vec<String> {
     let spec = pod.spec();
     let mut found: Vec<String> = Vec::new();
-    if spec.resources.is_some() {
-        found.push("spec.resources".to_owned());
-    }
     for (index, volume) in spec.volumes.iter().flatten().enumerate() {
         volume_fields(&format!("spec.volumes[{index}]"), volume, &mut found);
     }
@@ -50,7 +47,7 @@ mod tests {
     #[test]
     fn fields_without_effect_are_listed_by_path() {
         let object: crate::model::api::Pod = serde_json::from_value(json!({"metadata": {}, "spec": {
-            "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}], "hostUsers": false, "activeDeadlineSeconds": 5, "priority": 7,
+            "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}], "hostUsers": false, "resources": {"limits": {"cpu": "1"}}, "activeDeadlineSeconds": 5, "priority": 7,
             "containers": [{"name": "c", "livenessProbe": {}, "lifecycle": {}, "volumeMounts": [
                 {"name": "v", "mountPath": "/v"}, {"name": "v", "mountPath": "/w", "subPath": "w"}]}],
             "volumes": [{"name": "v", "emptyDir": {}}, {"name": "d", "downwardAPI": {}}, {"name": "n", "nfs": {"server": "s", "path": "/"}}, {"name": "r", "rbd": {"image": "i", "monitors": []}}],

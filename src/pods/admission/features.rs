@@ -20,6 +20,21 @@ pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
     )
 }
 
+/// kubelet: lifecycle `NewPodFeaturesAdmitHandler`.
+pub(super) fn admit_pod_resources(pod: &Pod, node: &NodeView) -> Admission {
+    let is_counted =
+        |name: &String| matches!(name.as_str(), "cpu" | "memory") || name.starts_with("hugepages-");
+    let resources = pod.spec().resources.as_ref();
+    let set = resources.into_iter().flat_map(|all| [&all.requests, &all.limits]);
+    if node.refuses_pod_resources && set.flatten().flat_map(|amounts| amounts.keys()).any(is_counted) {
+        return reject(
+            reasons::POD_LEVEL_RESOURCES_NOT_SUPPORTED,
+            "PodLevelResources feature gate is disabled".to_owned(),
+        );
+    }
+    Admission::Admit
+}
+
 /// The features without which a pod would not run as specified, in order of their names. The
 /// others that nodes declare matter for requests to a pod that runs already.
 fn needed(pod: &Pod) -> Vec<&'static str> {

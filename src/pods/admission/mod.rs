@@ -82,7 +82,7 @@ fn decide(
     let mut outcome = Admission::Admit;
     // DIFFERS: all handlers run before any pod is preempted. Upstream preempts in between and may
     // then refuse the pod for which it preempted.
-    let handlers: [&dyn Fn() -> Admission; 8] = [
+    let handlers: [&dyn Fn() -> Admission; 9] = [
         // The size is checked first, because the other handlers take time for each item.
         &|| size(pod),
         &|| pressure(pod, node),
@@ -90,6 +90,7 @@ fn decide(
         allocate,
         &|| predicates(pod, &others, node, operation),
         &|| apparmor::admit(pod, node),
+        &|| features::admit_pod_resources(pod, node),
         &|| features::admit(pod, node),
         &|| shutdown(node),
     ];

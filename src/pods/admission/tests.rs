@@ -142,6 +142,24 @@ fn unsupported_os_and_strict_group_policy_are_rejected() {
 }
 
 #[test]
+fn pod_level_resources_are_refused_while_their_gate_is_off() {
+    let off = NodeView { refuses_pod_resources: true, ..node() };
+    let refused = "PodLevelResourcesNotSupported: PodLevelResources feature gate is disabled";
+    for (resources, expected) in [
+        (json!({"limits": {"memory": "64Mi"}}), refused),
+        (json!({"requests": {"cpu": "1m"}}), refused),
+        (json!({"limits": {}, "requests": {}}), "admit"),
+        (json!({}), "admit"),
+        (Value::Null, "admit"),
+    ] {
+        let spec = json!({ "resources": resources });
+        check(&pod("p", "api", spec.clone()), &[], &off, expected);
+        check(&pod("p", "file", spec.clone()), &[], &off, expected);
+        check_api(spec, "admit");
+    }
+}
+
+#[test]
 fn api_pod_with_requests_above_free_resources_is_rejected() {
     let other = |name: &str, requests: Value| pod(name, "api", requesting(requests));
     let half = || other("o", json!({"cpu": "500m", "memory": "512Mi", "ephemeral-storage": "1Gi"}));
