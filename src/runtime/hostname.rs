@@ -1,5 +1,6 @@
 //! The host name of a pod (Go: GeneratePodHostNameAndDomain).
 
+use crate::config::validate::is_dns_subdomain;
 use crate::model::pod::Pod;
 
 /// The longest DNS label.
@@ -20,6 +21,9 @@ pub enum HostnameError {
     /// `spec.hostname` or `spec.subdomain` is no DNS label.
     #[error("spec.{field} {value:?} of pod {pod:?} is not a valid DNS label")]
     NotALabel { field: &'static str, value: String, pod: String },
+    /// `spec.hostnameOverride` is no DNS name.
+    #[error("pod HostnameOverride {value:?} of pod {pod:?} is not a valid DNS subdomain")]
+    NotASubdomain { value: String, pod: String },
     /// The full name does not fit into the kernel's field.
     #[error(
         "failed to construct FQDN from pod hostname and cluster domain, FQDN {fqdn} is too long ({KERNEL_LIMIT} characters is the max, {} characters requested)",
@@ -44,7 +48,10 @@ pub struct Hostname {
 pub fn hostname(pod: &Pod, cluster_domain: &str) -> Result<Hostname, HostnameError> {
     let spec = pod.spec();
     if let Some(name) = &spec.hostname_override {
-        return Ok(Hostname { name: name.clone(), domain: String::new() });
+        if !is_dns_subdomain(name) {
+            return Err(HostnameError::NotASubdomain { value: name.clone(), pod: pod.name().to_owned() });
+        }
+        return Ok(Hostname { name: cut(pod, name)?, domain: String::new() });
     }
     let label = |field, value: &Option<String>| match value.as_deref().unwrap_or_default() {
         "" => Ok(None),
@@ -52,16 +59,22 @@ pub fn hostname(pod: &Pod, cluster_domain: &str) -> Result<Hostname, HostnameErr
         value => Err(HostnameError::NotALabel { field, value: value.to_owned(), pod: pod.name().to_owned() }),
     };
     let full = label("hostname", &spec.hostname)?.unwrap_or_else(|| pod.name().to_owned());
-    let cut: String = full.chars().take(LABEL_LIMIT).collect();
-    let name = cut.trim_end_matches(['-', '.']).to_owned();
-    if name.is_empty() {
-        return Err(HostnameError::Empty { pod: pod.name().to_owned(), hostname: full });
-    }
+    let name = cut(pod, &full)?;
     let domain = match label("subdomain", &spec.subdomain)? {
         Some(subdomain) => format!("{subdomain}.{}.svc.{cluster_domain}", pod.namespace()),
         None => String::new(),
     };
     Ok(Hostname { name, domain })
+}
+
+/// A name of the length that the kernel takes. It does not end with a separator.
+fn cut(pod: &Pod, full: &str) -> Result<String, HostnameError> {
+    let name: String = full.chars().take(LABEL_LIMIT).collect();
+    let name = name.trim_end_matches(['-', '.']).to_owned();
+    if name.is_empty() {
+        return Err(HostnameError::Empty { pod: pod.name().to_owned(), hostname: full.to_owned() });
+    }
+    Ok(name)
 }
 
 /// The host name of the sandbox's UTS namespace: the first label, or the full name with
@@ -117,6 +130,12 @@ mod tests {
         );
         check("web", json!({"setHostnameAsFQDN": true}), Ok("web "));
         check("web", json!({"hostnameOverride": "a.b", "subdomain": "s"}), Ok("a.b "));
+        let long = format!("{}.b", "a".repeat(62));
+        check("web", json!({ "hostnameOverride": long }), Ok(&format!("{} ", "a".repeat(62))));
+        check("web", json!({ "hostnameOverride": "a".repeat(64) }), Ok(&format!("{} ", "a".repeat(63))));
+        for bad in ["", "A", "a_b", "a..b", "-a"] {
+            check("web", json!({ "hostnameOverride": bad }), Err("is not a valid DNS subdomain"));
+        }
         check(&format!("{}--.x", "a".repeat(61)), json!({}), Ok(&format!("{} ", "a".repeat(61))));
         check("...", json!({}), Err("is invalid"));
         check(&"b".repeat(60), json!({"subdomain": "s", "setHostnameAsFQDN": true}), Err("too long"));
