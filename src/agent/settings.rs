@@ -58,7 +58,13 @@ pub(super) fn allocatable(
 
 /// What the machine has.
 pub(super) fn capacity(args: &AgentArgs, config: &KubeletConfiguration, host: &Host) -> Allocatable {
-    node::capacity(&host.machine, root_disk(args), config.max_pods, config.pods_per_core)
+    node::capacity(&host.machine, local_disk(args, config), config.max_pods, config.pods_per_core)
+}
+
+/// The bytes of `ephemeral-storage`. Without isolation the node has no such resource: pods that request
+/// it are refused.
+fn local_disk(args: &AgentArgs, config: &KubeletConfiguration) -> Option<u64> {
+    if config.local_storage_capacity_isolation { root_disk(args) } else { Some(0) }
 }
 
 /// The bytes of the file system of the root directory.
@@ -377,6 +383,15 @@ mod tests {
     #[test]
     fn table_of_gates_has_the_release_of_the_agent() {
         assert!(server::KUBERNETES_VERSION.starts_with(&format!("v{RELEASE}.")));
+    }
+
+    #[test]
+    fn node_without_local_storage_isolation_has_no_ephemeral_storage() {
+        let mut config = default_configuration(DefaultSet::WithFile);
+        let args = AgentArgs { root_dir: "/".into(), ..AgentArgs::new("/run/none") };
+        assert!(local_disk(&args, &config).is_some_and(|bytes| bytes > 0));
+        config.local_storage_capacity_isolation = false;
+        assert_eq!(local_disk(&args, &config), Some(0));
     }
 
     #[test]
