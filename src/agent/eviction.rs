@@ -1,5 +1,6 @@
 //! Wires the thread `evict`: what it reads of other rooms, and what it orders.
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::eviction::driver::Need;
 use crate::eviction::kernel::Files;
 use crate::eviction::{self, ImagePlaces, Reports, Victim};
+use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
 use crate::node;
 use crate::resources::stats::{Collector, Wanted};
@@ -61,6 +63,7 @@ pub(super) fn start(
         return Ok(None);
     }
     let Ends { bell, orders, reclaim, reports } = ends;
+    let pressures = pressures(&reports);
     let is_v2 = host.cgroups.version.is_v2();
     let files =
         Files { memory: host.cgroups.dir("memory"), is_v2, stalls: PathBuf::from(eviction::psi::MACHINE) };
@@ -99,12 +102,14 @@ pub(super) fn start(
         reclaim: Box::new(move |what| reclaim::request(&reclaim, what, ring.clone())),
         events: rooms.events.clone(),
         reports,
-        changed: Box::new(move || {
-            if let Some(bell) = &changed {
+        changed: match changed {
+            // The thread of the Node object raises the events of its conditions.
+            Some(bell) => Box::new(move || {
                 // If the bell is full, the thread wakes anyway.
                 let _ = bell.try_send(());
-            }
-        }),
+            }),
+            None => raise_pressures(pressures, rooms.events.clone(), &host.node_name),
+        },
         root_dir: args.root_dir.clone(),
         files,
         processors: host.machine.cpus,
@@ -133,6 +138,21 @@ fn has_ended(view: &View, uid: &PodUid) -> bool {
     let snapshot = view.get();
     let worker = snapshot.pods.get(uid).and_then(|entry| entry.worker.as_ref());
     worker.is_none_or(|worker| worker.report().is_finished())
+}
+
+/// Without an API server there is no Node object: raises the events of its pressure conditions.
+fn raise_pressures(
+    pressures: Arc<dyn Fn() -> node::Pressures + Send + Sync>,
+    events: EventSink,
+    node_name: &str,
+) -> Box<dyn Fn() + Send> {
+    let (name, last) = (node_name.to_owned(), Cell::new(node::Pressures::default()));
+    Box::new(move || {
+        let now = pressures();
+        for (reason, message) in node::pressure_events(last.replace(now), now, &name) {
+            events.raise(Regarding::Node, EventType::Normal, reason, message);
+        }
+    })
 }
 
 /// The conditions for the Node object.

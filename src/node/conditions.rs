@@ -75,6 +75,20 @@ const PID: Wording = Wording {
     ),
 };
 
+/// The events of pressures that have begun or ended: reason and message. For a node without an object,
+/// whose conditions nothing else compares.
+#[must_use]
+pub fn pressure_events(old: Pressures, new: Pressures, name: &str) -> Vec<(&'static str, String)> {
+    [(MEMORY, old.memory, new.memory), (DISK, old.disk, new.disk), (PID, old.pid, new.pid)]
+        .into_iter()
+        .filter(|(_, was, is)| was != is)
+        .map(|(wording, _, holds)| {
+            let news = News::now(wording.topic, name, if holds { wording.holds.2 } else { wording.not.2 });
+            (news.reason, news.message)
+        })
+        .collect()
+}
+
 /// The type of the condition that shows whether the node can run pods.
 pub(super) const READY: &str = "Ready";
 
@@ -237,6 +251,20 @@ mod tests {
         assert_eq!(conditions[4].message.as_deref(), Some("network state unknown"));
         // A node that is ready from the start is still reported.
         assert!(reasons(&update(&mut Vec::new(), "n", &well, at(1))).contains(&"NodeReady"));
+    }
+
+    #[test]
+    fn pressure_that_begins_or_ends_has_an_event_without_a_node_object() {
+        let none = Pressures::default();
+        let some = Pressures { memory: true, pid: true, ..none };
+        let begun = pressure_events(none, some, "n");
+        let expected = ["NodeHasInsufficientMemory", "NodeHasInsufficientPID"];
+        assert_eq!(begun.iter().map(|(reason, _)| *reason).collect::<Vec<_>>(), expected);
+        assert_eq!(begun[0].1, "Node n status is now: NodeHasInsufficientMemory");
+        let ended = pressure_events(some, Pressures { disk: true, pid: true, ..none }, "n");
+        let expected = ["NodeHasSufficientMemory", "NodeHasDiskPressure"];
+        assert_eq!(ended.iter().map(|(reason, _)| *reason).collect::<Vec<_>>(), expected);
+        assert_eq!(pressure_events(some, some, "n"), []);
     }
 
     #[test]

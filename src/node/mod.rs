@@ -47,7 +47,7 @@ use crate::util::threads::{self, Died, OnDeath, Running, Stack};
 
 pub use api::NodeError;
 pub use compose::{Facts, Image, arch, declared_features, labels, largest_images};
-pub use conditions::Pressures;
+pub use conditions::{Pressures, pressure_events};
 pub use patch::between as node_patch;
 pub use reader::NodeReader;
 pub use resources::{Reservations, allocatable, capacity};
