@@ -153,7 +153,9 @@ impl Cluster {
             certificates = Some(handle);
         }
         let limits = event_sink::limits(config.event_record_qps, config.event_burst);
-        let sender = event_sink::spawn(parts.log, &client, limits, supervisor.on_death());
+        let known = node.clone();
+        let uid = Box::new(move || known.uid());
+        let sender = event_sink::spawn(parts.log, &client, limits, uid, supervisor.on_death());
         threads.push(sender.map_err(thread("events-api"))?);
         let node_deps = node::Deps {
             client: client.clone(),
@@ -281,7 +283,7 @@ fn taint(from: &crate::config::Taint) -> api::Taint {
 
 /// Requests per second, and the burst. Zero means the client library's default, not no limit.
 fn rate(config: &KubeletConfiguration) -> (f64, u32) {
-    event_sink::limits(config.kube_api_qps, config.kube_api_burst)
+    event_sink::client_limits(config.kube_api_qps, config.kube_api_burst)
 }
 
 #[cfg(test)]

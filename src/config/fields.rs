@@ -286,7 +286,7 @@ pub static FIELDS: &[Field] = &[
         "images that need no credentials with NeverVerifyAllowlistedImages",
     )
     .works(),
-    int("eventRecordQPS", 50, "events sent per second; 0 means the client library's 5").keeps_zero().works(),
+    int("eventRecordQPS", 50, "events sent per second; 0 means no limit").keeps_zero().works(),
     int("eventBurst", 100, "events that may be sent at once").works(),
     flag("enableDebuggingHandlers", true, "serve exec, attach, logs, run and port-forward").works(),
     flag("enableContentionProfiling", false, "profile lock contention").ignored(),

@@ -156,33 +156,38 @@ impl Outbox {
     }
 }
 
+/// Returns the UID of the Node object, once it is known.
+pub type NodeUid = Box<dyn Fn() -> Option<String> + Send>;
+
 /// Starts to deliver what `log` records, and what it has recorded before, with the credentials of
-/// `client` and the rate of `limits`.
+/// `client` and the rate of `limits`. Events of the node have its UID.
 ///
 /// # Errors
 /// When the kernel cannot create the thread.
 pub fn spawn(
     log: &EventLog,
     client: &Client,
-    limits: (f64, u32),
+    limits: Option<(f64, u32)>,
+    node_uid: NodeUid,
     on_death: OnDeath,
 ) -> std::io::Result<Running> {
     let breaker = client.breaker();
-    let own = client.with_limits(Some(limits), TIMEOUT).with_breaker(breaker.clone());
-    let running = start(log, own, on_death)?;
+    let own = client.with_limits(limits, TIMEOUT).with_breaker(breaker.clone());
+    let running = start(log, own, node_uid, on_death)?;
     Ok(running.with_waker(Box::new(move || breaker.trip())))
 }
 
 fn start(
     log: &EventLog,
     client: impl EventApi + Send + 'static,
+    node_uid: NodeUid,
     on_death: OnDeath,
 ) -> std::io::Result<Running> {
     let (ring, bell) = bounded(1);
     let outbox = Outbox { queue: Arc::default(), bell: ring };
     let own = outbox.clone();
     let running = threads::spawn("events-api", Stack::Large, on_death, move |stop| {
-        run(&stop, &bell, &own, &client);
+        run(&stop, &bell, &own, &client, &node_uid);
     })?;
     log.deliver_to(outbox);
     Ok(running)
@@ -224,14 +229,22 @@ fn outcome(answer: Result<IgnoredAny, ApiError>) -> Outcome {
     }
 }
 
-/// Rate and burst of the configuration; zero means the library's default.
+/// Rate and burst of events; `None`: `eventRecordQPS` is 0, which its documentation defines as no
+/// limit.
+// DIFFERS: the Go kubelet 1.36 sends at most 5 events in a second then; later releases have no limit.
 #[must_use]
-pub fn limits(event_record_qps: i32, event_burst: i32) -> (f64, u32) {
-    let qps = if event_record_qps > 0 { f64::from(event_record_qps) } else { 5.0 };
-    (qps, u32::try_from(event_burst).ok().filter(|burst| *burst > 0).unwrap_or(10))
+pub fn limits(event_record_qps: i32, event_burst: i32) -> Option<(f64, u32)> {
+    (event_record_qps > 0).then(|| client_limits(event_record_qps, event_burst))
 }
 
-fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl EventApi) {
+/// Rate and burst of requests; zero means the client library's default.
+#[must_use]
+pub fn client_limits(qps: i32, burst: i32) -> (f64, u32) {
+    let qps = if qps > 0 { f64::from(qps) } else { 5.0 };
+    (qps, u32::try_from(burst).ok().filter(|burst| *burst > 0).unwrap_or(10))
+}
+
+fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl EventApi, node_uid: &NodeUid) {
     let mut tries = Tries::default();
     loop {
         let first = outbox.lock().first();
@@ -244,7 +257,7 @@ fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl Eve
             }
         };
         let era = client.era();
-        let outcome = deliver(client, &entry);
+        let outcome = deliver(client, &entry, node_uid);
         if stop.is_stopped() {
             return;
         }
@@ -314,7 +327,7 @@ impl Tries {
     }
 }
 
-fn deliver(client: &impl EventApi, entry: &Entry) -> Outcome {
+fn deliver(client: &impl EventApi, entry: &Entry, node_uid: &NodeUid) -> Outcome {
     let event = &*entry.event;
     let namespace = event.namespace();
     if !entry.new {
@@ -324,7 +337,7 @@ fn deliver(client: &impl EventApi, entry: &Entry) -> Outcome {
             outcome => return outcome,
         }
     }
-    match client.create(namespace, &body(event)) {
+    match client.create(namespace, &body(event, node_uid)) {
         // An earlier attempt succeeded but its response was lost: no other event has this name.
         Outcome::Exists if event.count > 1 => match client.patch(namespace, &event.name, &change(event)) {
             Outcome::Missing => Outcome::Done,
@@ -345,7 +358,7 @@ fn change(event: &RecordedEvent) -> Value {
 }
 
 /// The event as the API server stores it.
-fn body(event: &RecordedEvent) -> api::Event {
+fn body(event: &RecordedEvent, node_uid: &NodeUid) -> api::Event {
     let some = |text: &str| Some(text.to_owned());
     let involved_object = match &event.regarding {
         Regarding::Pod { namespace, name, uid, field_path } => api::ObjectReference {
@@ -362,6 +375,7 @@ fn body(event: &RecordedEvent) -> api::Event {
             api_version: some("v1"),
             kind: some("Node"),
             name: some(&event.host),
+            uid: node_uid(),
             ..api::ObjectReference::default()
         },
     };

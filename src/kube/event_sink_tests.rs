@@ -25,6 +25,11 @@ fn event(name: &str, second: i64) -> Event {
     }
 }
 
+/// The UID of a Node object that was not received yet.
+fn unknown() -> NodeUid {
+    Box::new(|| None)
+}
+
 fn recorded(event: Event, times: usize) -> Arc<RecordedEvent> {
     let log =
         crate::kube::events::spawn("node1", crate::model::event::EventSink::new().1, OnDeath::Unsupervised)
@@ -120,16 +125,30 @@ fn requests_are_those_of_the_go_kubelet() {
     };
     check(
         r#"{"kind": "Event", "apiVersion": "v1", "metadata": {"name": "node1.<hex16>", "namespace": "default"}, "involvedObject": {"kind": "Node", "name": "node1", "apiVersion": "v1"}, "reason": "Starting", "message": "Starting kubelet.", "source": {"component": "kubelet", "host": "node1"}, "firstTimestamp": "<time>", "lastTimestamp": "<time>", "count": 1, "type": "Normal", "eventTime": null, "reportingComponent": "kubelet", "reportingInstance": "node1"}"#,
-        serde_json::to_value(body(&recorded(starting, 1))).unwrap(),
+        serde_json::to_value(body(&recorded(starting, 1), &unknown())).unwrap(),
     );
     check(
         r#"{"kind": "Event", "apiVersion": "v1", "metadata": {"name": "simple.<hex16>", "namespace": "default"}, "involvedObject": {"kind": "Pod", "namespace": "default", "name": "simple", "uid": "<uid3>", "apiVersion": "v1", "resourceVersion": "<rv>", "fieldPath": "spec.containers{c}"}, "reason": "Created", "message": "Container created", "source": {"component": "kubelet", "host": "node1"}, "firstTimestamp": "<time>", "lastTimestamp": "<time>", "count": 1, "type": "Normal", "eventTime": null, "reportingComponent": "kubelet", "reportingInstance": "node1"}"#,
-        serde_json::to_value(body(&recorded(event("simple", 0), 1))).unwrap(),
+        serde_json::to_value(body(&recorded(event("simple", 0), 1), &unknown())).unwrap(),
     );
     check(
         r#"{"count": 3, "lastTimestamp": "<time>", "message": "Container created"}"#,
         change(&recorded(event("simple", 0), 3)),
     );
+}
+
+#[test]
+fn events_of_the_node_have_its_uid_once_it_is_known() {
+    let of_node = |regarding| recorded(Event { regarding, ..event("p", 0) }, 1);
+    for regarding in [Regarding::Node, Regarding::Manifest { source: "/m".into() }] {
+        let event = of_node(regarding);
+        assert_eq!(body(&event, &unknown()).involved_object.uid, None);
+        let known: NodeUid = Box::new(|| Some("u9".to_owned()));
+        assert_eq!(body(&event, &known).involved_object.uid.as_deref(), Some("u9"));
+    }
+    let known: NodeUid = Box::new(|| Some("u9".to_owned()));
+    let of_pod = body(&recorded(event("p", 0), 1), &known);
+    assert_eq!(of_pod.involved_object.uid.as_deref(), Some("u1"));
 }
 
 #[test]
@@ -139,13 +158,13 @@ fn a_bad_manifest_is_reported_on_the_node() {
         message: message.into(),
         ..event("", 0)
     };
-    let event = body(&recorded(manifest("no kind"), 1));
+    let event = body(&recorded(manifest("no kind"), 1), &unknown());
     assert_eq!(event.involved_object.kind.as_deref(), Some("Node"));
     assert_eq!(event.involved_object.name.as_deref(), Some("node1"));
     assert_eq!(event.message.as_deref(), Some("/m/a.yaml: no kind"));
-    let event = body(&recorded(manifest("in /m/a.yaml: no kind"), 1));
+    let event = body(&recorded(manifest("in /m/a.yaml: no kind"), 1), &unknown());
     assert_eq!(event.message.as_deref(), Some("in /m/a.yaml: no kind"));
-    let event = body(&recorded(manifest(&"x".repeat(2000)), 1));
+    let event = body(&recorded(manifest(&"x".repeat(2000)), 1), &unknown());
     assert_eq!(event.message.unwrap().len(), 1024);
 }
 
@@ -154,7 +173,7 @@ fn a_new_event_is_posted_and_a_repeat_patched() {
     let check = |times: usize, new: bool, fates: &[Outcome], requests: &[&str], expected: Outcome| {
         let client = FakeApi::answering(fates.iter().cloned());
         let entry = Entry { event: recorded(event("web", 0), times), new };
-        assert_eq!(deliver(&client, &entry), expected);
+        assert_eq!(deliver(&client, &entry, &unknown()), expected);
         assert_eq!(client.asked(), requests);
     };
     let refused = || Outcome::Refused("no".into());
@@ -243,9 +262,12 @@ fn the_queue_is_bounded_and_a_repeat_replaces_its_entry() {
 
 #[test]
 fn zero_is_the_default_of_the_library() {
-    assert_eq!(limits(50, 100), (50.0, 100));
-    assert_eq!(limits(0, 0), (5.0, 10));
-    assert_eq!(limits(-1, -1), (5.0, 10));
+    assert_eq!(limits(50, 100), Some((50.0, 100)));
+    assert_eq!(limits(50, 0), Some((50.0, 10)));
+    // No limit, as documented.
+    assert_eq!(limits(0, 100), None);
+    assert_eq!(client_limits(0, 0), (5.0, 10));
+    assert_eq!(client_limits(-1, -1), (5.0, 10));
 }
 
 #[test]
@@ -261,7 +283,7 @@ fn the_thread_sends_old_and_new_events_and_survives_rejections() {
         request_sender: Some(request_sender),
         ..FakeApi::answering([Outcome::Done, Outcome::Refused("no".into())])
     };
-    let running = start(&log, client, OnDeath::Unsupervised).unwrap();
+    let running = start(&log, client, unknown(), OnDeath::Unsupervised).unwrap();
     let next = || requests.recv_timeout(Duration::from_secs(30)).unwrap();
     assert_eq!(next(), "POST default/early 2");
     log.record(event("refused", 2));
@@ -292,7 +314,7 @@ fn a_stop_does_not_wait_for_an_unavailable_api_server() {
     let (request_sender, requests) = bounded(16);
     let client =
         FakeApi { request_sender: Some(request_sender), ..FakeApi::answering(vec![Outcome::Away; 100]) };
-    let running = start(&log, client, OnDeath::Unsupervised).unwrap();
+    let running = start(&log, client, unknown(), OnDeath::Unsupervised).unwrap();
     log.record(event("web", 0));
     requests.recv_timeout(Duration::from_secs(30)).unwrap();
     assert_eq!(running.stop(Duration::from_secs(5)), threads::Stopped::Joined);

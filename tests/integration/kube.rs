@@ -270,7 +270,9 @@ fn events_wait_for_credentials() {
     let (sink, inbox) = EventSink::new();
     let (_recorder, log) = events::spawn("n1", inbox, OnDeath::Unsupervised).unwrap();
     drop(sink);
-    let _delivery = event_sink::spawn(&log, &client, (50.0, 100), OnDeath::Unsupervised).unwrap();
+    let no_uid = Box::new(|| None);
+    let _delivery =
+        event_sink::spawn(&log, &client, Some((50.0, 100)), no_uid, OnDeath::Unsupervised).unwrap();
     log.record(Event {
         at: jiff::Timestamp::now(),
         regarding: Regarding::Node,
