@@ -194,6 +194,14 @@ fn zero_in_a_file_means_the_default_and_in_a_flag_zero() {
     assert_eq!(load_body("maxOpenFiles: 0\n", &[]).unwrap().config.max_open_files, 1_000_000);
 }
 
+/// Its documentation says for years that such a value defers to the pod.
+#[test]
+fn negative_eviction_grace_period_is_accepted() {
+    let text = "evictionSoft: {memory.available: 200Mi}\nevictionSoftGracePeriod: {memory.available: 1m}\n\
+                evictionMaxPodGracePeriod: -1\n";
+    assert_eq!(load_body(text, &[]).unwrap().config.eviction_max_pod_grace_period, -1);
+}
+
 #[test]
 fn all_problems_are_reported_with_file_and_line() {
     let directory = tempfile::tempdir().unwrap();
@@ -276,7 +284,6 @@ fn every_rule_is_enforced() {
         ("podsPerCore: -1", "podsPerCore"),
         ("registryBurst: -1", "registryBurst"),
         ("registryPullQPS: -1", "registryPullQPS"),
-        ("evictionMaxPodGracePeriod: -1", "evictionMaxPodGracePeriod"),
         ("maxOpenFiles: -1", "maxOpenFiles"),
         ("healthzPort: 65536", "healthzPort"),
         ("port: -1", "port"),

@@ -83,7 +83,6 @@ impl Rules<'_> {
             ("podsPerCore", c.pods_per_core),
             ("registryBurst", c.registry_burst),
             ("registryPullQPS", c.registry_pull_qps),
-            ("evictionMaxPodGracePeriod", c.eviction_max_pod_grace_period),
         ] {
             self.not_negative(field, i64::from(value));
         }

@@ -19,6 +19,9 @@ use crate::config::KubeletConfiguration;
 use crate::model::pod::Pod;
 use crate::resources::stats::sample::Snapshot;
 
+/// The API's default of `terminationGracePeriodSeconds`.
+const DEFAULT_GRACE: i64 = 30;
+
 /// What the configuration says of eviction.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
@@ -26,7 +29,7 @@ pub struct Settings {
     pub thresholds: Vec<Threshold>,
     /// `evictionPressureTransitionPeriod`.
     pub transition: Duration,
-    /// `evictionMaxPodGracePeriod`, in seconds.
+    /// `evictionMaxPodGracePeriod`, in seconds. Negative: the pod's own grace period.
     pub max_grace_seconds: i64,
     /// `localStorageCapacityIsolation`.
     pub local_limits: bool,
@@ -192,8 +195,12 @@ impl Eviction {
         if threshold.is_hard() {
             return AT_ONCE;
         }
-        let most = self.settings.max_grace_seconds;
-        let grace = pod.spec().termination_grace_period_seconds.map_or(most, |own| own.min(most));
+        let own = pod.spec().termination_grace_period_seconds;
+        let grace = match self.settings.max_grace_seconds {
+            // DIFFERS: as documented; in the Go kubelet 1.36 it is one second.
+            ..0 => own.unwrap_or(DEFAULT_GRACE),
+            most => own.map_or(most, |own| own.min(most)),
+        };
         grace.max(AT_ONCE)
     }
 }

@@ -389,9 +389,16 @@ fn messages_of_other_resources_and_of_pods_without_statistics() {
 #[test]
 fn soft_evictions_have_the_smaller_grace_period() {
     let pods = |grace: Option<i64>| [simple("p", json!({"terminationGracePeriodSeconds": grace}))];
-    for (most, own, expected) in
-        [(20, Some(30), 20), (20, Some(5), 5), (20, None, 20), (0, Some(30), 1), (20, Some(0), 1)]
-    {
+    for (most, own, expected) in [
+        (20, Some(30), 20),
+        (20, Some(5), 5),
+        (20, None, 20),
+        (0, Some(30), 1),
+        (20, Some(0), 1),
+        (-1, Some(45), 45),
+        (-1, Some(0), 1),
+        (-1, None, 30),
+    ] {
         let mut settings = settings(&[threshold(Memory, "512Mi", 5, None)]);
         settings.max_grace_seconds = most;
         let mut eviction = Eviction::new(settings, Layout::One);

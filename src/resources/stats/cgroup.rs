@@ -11,6 +11,7 @@ use super::request::Depth;
 use super::sample::{Details, DiskTraffic, Numbers, Pressure, Share};
 use crate::model::cpu_shares::shares_of_weight;
 use crate::resources::cgroups::CgroupHierarchies;
+use crate::resources::machine::memory_field;
 
 /// A larger value means no limit: the kernel rounds the maximum in several ways.
 const UNLIMITED: u64 = 1 << 62;
@@ -232,6 +233,14 @@ fn memory(usage: Option<u64>, stat: &str, [inactive, rss]: [&str; 2]) -> Numbers
 /// The unused part of a limit; `None` without a limit.
 pub(super) fn available(limit: Option<u64>, used: Option<u64>) -> Option<u64> {
     Some(limit.filter(|limit| *limit <= UNLIMITED)?.saturating_sub(used?))
+}
+
+/// The memory of the machine that is left, from the text of `meminfo`. Memory that is reserved for
+/// huge pages is not: only pods that request huge pages can use it (Go, from 1.37:
+/// HugepageAwareEviction).
+pub(super) fn machine_available(meminfo: &str, used: Option<u64>) -> Option<u64> {
+    let huge = memory_field(meminfo, "Hugetlb").unwrap_or(0);
+    Some(available(memory_field(meminfo, "MemTotal"), used)?.saturating_sub(huge))
 }
 
 /// Adds the cgroup's limits and the unused part of them.

@@ -7,7 +7,6 @@ use super::request::Depth;
 use super::sample::{NodeUse, SystemUse};
 use super::settings::Settings;
 use super::{proc, space};
-use crate::resources::machine::memory_field;
 
 /// The root of the cgroup tree.
 const ROOT: &str = "/";
@@ -32,7 +31,7 @@ pub(super) fn read(tree: &Tree, settings: &Settings, places: &Places) -> Option<
     let pods = places.pods.as_deref().and_then(|path| tree.numbers(path, Depth::Basic, false));
     let mut numbers = tree.numbers(ROOT, Depth::Basic, false)?;
     let meminfo = std::fs::read_to_string(settings.roots.proc.join("meminfo")).unwrap_or_default();
-    numbers.available = cgroup::available(memory_field(&meminfo, "MemTotal"), numbers.working_set);
+    numbers.available = cgroup::machine_available(&meminfo, numbers.working_set);
     if let Some((used, left)) = proc::swap(&meminfo) {
         (numbers.swap, numbers.swap_available) = (Some(used), Some(left));
     }
@@ -46,4 +45,19 @@ pub(super) fn read(tree: &Tree, settings: &Settings, places: &Places) -> Option<
         processes: Some(proc::processes(&settings.roots.proc)),
         ..NodeUse::default()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_huge_pages_is_not_available() {
+        let left = |meminfo: &str| cgroup::machine_available(meminfo, Some(1024));
+        assert_eq!(left("MemTotal: 10 kB\n"), Some(9 * 1024));
+        assert_eq!(left("MemTotal: 10 kB\nHugePages_Total: 2\nHugetlb: 4 kB\n"), Some(5 * 1024));
+        assert_eq!(left("MemTotal: 10 kB\nHugetlb: 4000 kB\n"), Some(0));
+        assert_eq!(left(""), None);
+        assert_eq!(cgroup::machine_available("MemTotal: 10 kB\n", None), None);
+    }
 }
