@@ -55,6 +55,7 @@ const GET_ONLY: RequestError = RequestError(405, "GET only\n");
 const LATE: RequestError = RequestError(408, "the request took too long\n");
 const LARGE_BODY: RequestError = RequestError(413, "the request's body is too large\n");
 const LARGE_HEAD: RequestError = RequestError(431, "the request's head is too large\n");
+const DOUBLED_SLASH: RequestError = RequestError(400, "malformed target\n");
 
 /// Why no request was read.
 enum NoRequest {
@@ -63,6 +64,8 @@ enum NoRequest {
     /// The connection is lost, or the server stops.
     Lost,
     Rejected(RequestError),
+    /// The path has doubled slashes; the target without them.
+    Moved(String),
 }
 
 impl From<RequestError> for NoRequest {
@@ -119,12 +122,20 @@ fn reject(connection: Connection, RequestError(status, text): RequestError) {
     connection.finish(&rejection(LAST, status, text));
 }
 
+/// Redirects a request to the target without doubled slashes, and ends the connection: no part of
+/// the request is read further, and it never reaches the authorization.
+fn redirect(connection: Connection, location: &str) {
+    let fields = [("Location", location), ("Content-Type", "text/plain; charset=utf-8")];
+    connection.finish(&to_bytes(LAST, 307, &fields, "Temporary Redirect\n"));
+}
+
 /// Serves the one request of a connection without TLS.
 fn serve(mut connection: Connection, listener: Listener, context: &Context) {
-    match read_head(&mut connection, Some(Instant::now()), SHORT_HEAD_BYTES) {
+    match read_head(&mut connection, listener, Some(Instant::now()), SHORT_HEAD_BYTES) {
         Ok(head) => serve_one(connection, listener, head, context),
         Err(NoRequest::Ended | NoRequest::Lost) => {}
         Err(NoRequest::Rejected(error)) => reject(connection, error),
+        Err(NoRequest::Moved(location)) => redirect(connection, &location),
     }
 }
 
@@ -181,11 +192,12 @@ fn serve_main(connection: Connection, main: &MainPort, admission: &Admission, co
     upgrade::tune(connection.as_fd());
     let mut begin = Some(Instant::now());
     loop {
-        let head = match read_head(&mut connection, begin.take(), HEAD_BYTES) {
+        let head = match read_head(&mut connection, Listener::Main, begin.take(), HEAD_BYTES) {
             Ok(head) => head,
             Err(NoRequest::Ended) => return connection.close(false),
             Err(NoRequest::Lost) => return,
             Err(NoRequest::Rejected(error)) => return reject(connection, error),
+            Err(NoRequest::Moved(location)) => return redirect(connection, &location),
         };
         let Some(again) = serve_next(connection, head, &mut client, main, admission, context) else {
             return;
@@ -224,10 +236,12 @@ fn shake_hands(mut connection: Connection, main: &MainPort) -> Option<Connection
     }
 }
 
-/// Reads the next head. `begin`: the start of [`HEAD_LIMIT`]; `None`: the first byte, which may
+/// Reads the next head. A request of the node API whose path has doubled slashes never leaves this
+/// function as a request. `begin`: the start of [`HEAD_LIMIT`]; `None`: the first byte, which may
 /// come after [`IDLE_LIMIT`] at most.
 fn read_head(
     connection: &mut Connection,
+    listener: Listener,
     begin: Option<Instant>,
     max_bytes: usize,
 ) -> Result<RequestHead, NoRequest> {
@@ -247,7 +261,15 @@ fn read_head(
             }
             let head = RequestHead::parse(input.get(..length).unwrap_or_default())?;
             io::BufRead::consume(connection, length);
-            return Ok(head);
+            return match head.moved() {
+                Some(_) if matches!(listener, Listener::Local | Listener::Registry) => {
+                    // No mux of Go serves these. In a path of the registry an element may be empty.
+                    let is_first = head.raw_target.starts_with("//");
+                    if is_first { Err(DOUBLED_SLASH.into()) } else { Ok(head) }
+                }
+                Some(target) => Err(NoRequest::Moved(target)),
+                None => Ok(head),
+            };
         }
         searched = input.len();
         if searched > max_bytes {
@@ -298,7 +320,7 @@ fn serve_next(
     }
     let body = match read_body(&mut connection, &head) {
         Ok(body) => body,
-        Err(NoRequest::Ended | NoRequest::Lost) => return None,
+        Err(NoRequest::Ended | NoRequest::Lost | NoRequest::Moved(_)) => return None,
         Err(NoRequest::Rejected(error)) => {
             reject(connection, error);
             return None;

@@ -101,6 +101,31 @@ impl RequestHead {
         Ok(head)
     }
 
+    /// The target without doubled slashes in its path, if it has some. Go's `ServeMux` answers such a
+    /// request with a redirection to it, before any handler; clients with a base URL that ends in a
+    /// slash follow it. The result begins with one slash, so it is a path on this server.
+    #[must_use]
+    pub fn moved(&self) -> Option<String> {
+        let (path, query) = match self.raw_target.split_once('?') {
+            Some((path, query)) => (path, Some(query)),
+            None => (self.raw_target.as_str(), None),
+        };
+        if !path.contains("//") {
+            return None;
+        }
+        let mut clean = String::with_capacity(self.raw_target.len());
+        for part in path.split_inclusive('/') {
+            if part != "/" || clean.is_empty() {
+                clean.push_str(part);
+            }
+        }
+        if let Some(query) = query {
+            clean.push('?');
+            clean.push_str(query);
+        }
+        Some(clean)
+    }
+
     fn check_fields(&self) -> Result<(), RequestError> {
         let count = |name| self.fields.all(name).count();
         match count("host") {
@@ -175,8 +200,9 @@ impl RequestHead {
 
 fn target(raw: &str) -> Result<Target, RequestError> {
     let clean = raw.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#');
-    // Some parsers of paths skip a second slash, for others it starts another path.
-    let doubled = ["//", "/%2f", "/%2F"].iter().any(|start| raw.starts_with(start));
+    // Some parsers of paths skip a second slash, for others it starts another path. One that is not
+    // escaped is answered with a redirection: see `RequestHead::moved`.
+    let doubled = ["/%2f", "/%2F"].iter().any(|start| raw.starts_with(start));
     if !raw.starts_with('/') || doubled || !clean {
         return Err(bad("malformed target\n"));
     }
@@ -264,6 +290,29 @@ mod tests {
     }
 
     #[test]
+    fn doubled_slashes_are_redirected_to_the_clean_path() {
+        for (target, expected) in [
+            ("/pods", None),
+            ("/", None),
+            ("/pods/?a=//b", None),
+            ("/a%2f%2fb", None),
+            ("//", Some("/")),
+            ("//pods", Some("/pods")),
+            ("////pods", Some("/pods")),
+            ("//pods/", Some("/pods/")),
+            ("/stats//summary?only_cpu_and_memory=true", Some("/stats/summary?only_cpu_and_memory=true")),
+            ("/stats/summary//?", Some("/stats/summary/?")),
+            ("//example.org/pods", Some("/example.org/pods")),
+            // The next request is refused.
+            ("//%2fpods", Some("/%2fpods")),
+            ("//a%20b?c=%2f//", Some("/a%20b?c=%2f//")),
+        ] {
+            let head = parse(&format!("GET {target} HTTP/1.0")).unwrap();
+            assert_eq!(head.moved().as_deref(), expected, "{target}");
+        }
+    }
+
+    #[test]
     fn ambiguous_heads_are_rejected() {
         let host = |line: &str| format!("GET /pods HTTP/1.1\r\nHost: a\r\n{line}");
         for (head, status) in [
@@ -286,7 +335,9 @@ mod tests {
             ("GET /metrics/../exec/a/b/c HTTP/1.0", 400),
             ("GET /metrics%2F%2e%2e/exec HTTP/1.0", 400),
             ("GET /metrics/./x HTTP/1.0", 400),
-            ("GET //flagz HTTP/1.0", 400),
+            ("GET //a/../flagz HTTP/1.0", 400),
+            ("GET //%2e/flagz HTTP/1.0", 400),
+            ("GET //a#b HTTP/1.0", 400),
             ("GET /%2Fflagz HTTP/1.0", 400),
             ("GET /a%00b HTTP/1.0", 400),
             ("GET /a%0d%0ab HTTP/1.0", 400),

@@ -16,13 +16,55 @@ fn body(head: &str, raw: &[u8]) -> (Result<Vec<u8>, u16>, String) {
     let head = RequestHead::parse(format!("{head}\r\n\r\n").as_bytes()).unwrap();
     let outcome = read_body(&mut connection, &head).map_err(|none| match none {
         NoRequest::Rejected(RequestError(status, _)) => status,
-        NoRequest::Ended | NoRequest::Lost => 0,
+        NoRequest::Ended | NoRequest::Lost | NoRequest::Moved(_) => 0,
     });
     // The client reads before the close, which may reset the connection if it has unread bytes.
     client.set_nonblocking(true).unwrap();
     let mut sent = Vec::new();
     let _ = client.read_to_end(&mut sent);
     (outcome, String::from_utf8(sent).unwrap())
+}
+
+#[test]
+fn doubled_slashes_never_leave_the_reader() {
+    let read = |listener, method: &str, target: &str| {
+        let (mut client, server) = UnixStream::pair().unwrap();
+        let (_end, shutdown) = UnixStream::pair().unwrap();
+        server.set_nonblocking(true).unwrap();
+        let mut connection = Connection::new(Socket::Unix(server), Arc::new(shutdown));
+        let head = format!("{method} {target} HTTP/1.1\r\nHost: n\r\nAuthorization: Bearer x\r\n\r\n");
+        client.write_all(head.as_bytes()).unwrap();
+        match read_head(&mut connection, listener, Some(Instant::now()), HEAD_BYTES) {
+            Ok(head) => format!("{} is served", head.raw_target),
+            Err(NoRequest::Moved(location)) => {
+                redirect(connection, &location);
+                let mut answer = String::new();
+                client.read_to_string(&mut answer).unwrap();
+                answer
+            }
+            Err(NoRequest::Rejected(RequestError(status, _))) => status.to_string(),
+            Err(_) => "lost".to_owned(),
+        }
+    };
+    for (target, expected) in [
+        ("//pods", "/pods"),
+        ("/exec//default/p/c?command=ls", "/exec/default/p/c?command=ls"),
+        ("//run/default/p/c?cmd=ls", "/run/default/p/c?cmd=ls"),
+    ] {
+        for listener in [Listener::Healthz, Listener::ReadOnly, Listener::Main] {
+            for method in ["GET", "POST", "PUT"] {
+                let answer = read(listener, method, target);
+                assert!(answer.starts_with("HTTP/1.1 307 Temporary Redirect\r\n"), "{answer}");
+                assert!(answer.contains(&format!("\r\nLocation: {expected}\r\n")), "{answer}");
+                assert!(answer.contains("\r\nConnection: close\r\n"), "{answer}");
+            }
+        }
+    }
+    for listener in [Listener::Local, Listener::Registry] {
+        assert_eq!(read(listener, "GET", "//pods"), "400");
+        // An element of a path of the registry may be empty.
+        assert_eq!(read(listener, "GET", "/v2//library"), "/v2//library is served");
+    }
 }
 
 #[test]
