@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::books::{Books, Capacity, Endpoint, Generation, MOST_DEVICES, Resource, Step};
+use super::books::{Books, Capacity, Endpoint, Generation, Listed, MOST_DEVICES, Resource, Step};
 use super::checkpoint::{Restored, decode, encode};
 use super::client::{Client, Limits, setup};
-use super::device::Setup;
+use super::device::{DeviceList, PluginOptions, Setup};
 use super::error::DeviceError;
 use super::hints::DeviceHints;
 use super::names;
@@ -65,6 +65,9 @@ struct Shared {
     books: Mutex<Books>,
     file: Mutex<StateFile>,
     plugins: Mutex<BTreeMap<String, Plugin>>,
+    /// Plugins that another one of their resource has replaced, at most one for each resource: it takes
+    /// over again if the other ends first. Locked after `plugins` and before `books`.
+    standby: Mutex<BTreeMap<String, Plugin>>,
     last_generation: AtomicU64,
     /// See [`Found::is_new`].
     is_new: bool,
@@ -81,6 +84,11 @@ struct Plugin {
     thread: Running,
     /// When it was registered.
     since: Instant,
+    options: PluginOptions,
+    /// The devices that it listed last, while another plugin has replaced it.
+    listed: Option<DeviceList>,
+    /// Whether its connection has not ended.
+    is_alive: bool,
 }
 
 /// The plugin of a resource, for people.
@@ -157,6 +165,7 @@ impl Devices {
             books: Mutex::new(books),
             file: Mutex::new(StateFile { file, written: None, is_failing: false }),
             plugins: Mutex::new(BTreeMap::new()),
+            standby: Mutex::new(BTreeMap::new()),
             last_generation: AtomicU64::new(0),
             is_new: found.is_new,
             on_change,
@@ -185,7 +194,9 @@ impl Devices {
     pub fn stop(&self) {
         drop(lock(&self.shared.stop).take());
         let mut plugins = std::mem::take(&mut *lock(&self.shared.plugins));
-        plugins.values_mut().for_each(|plugin| plugin.thread.ask_to_stop());
+        let mut standby = std::mem::take(&mut *lock(&self.shared.standby));
+        let all = plugins.values_mut().chain(standby.values_mut());
+        all.for_each(|plugin| plugin.thread.ask_to_stop());
     }
 
     /// A plugin registers on our socket. Blocks while the plugin is called.
@@ -209,7 +220,8 @@ impl Devices {
     }
 
     /// Connects to a plugin whose name is checked. One that is registered for this resource is
-    /// replaced.
+    /// replaced, until this one ends: in a rolling update the new instance may fail (Go, from 1.37:
+    /// cm/devicemanager keeps several endpoints of a resource).
     ///
     /// # Errors
     /// When the plugin cannot be called.
@@ -232,13 +244,35 @@ impl Devices {
             if plugins.get(resource).is_some_and(|plugin| plugin.generation > generation) {
                 return Err("a later registration has replaced this one".to_owned());
             }
-            lock(&shared.books).connected(resource, generation, options)?;
+            let mut standby = lock(&shared.standby);
+            let last = {
+                let mut books = lock(&shared.books);
+                let known = books.resources().get(resource).filter(|known| known.is_alive);
+                let last = known.map(|known| known.devices.clone());
+                books.connected(resource, generation, options)?;
+                last
+            };
             let thread = self.watch(resource, generation, client.clone());
             match thread {
                 Ok(thread) => {
                     let (socket, since) = (socket.to_owned(), Instant::now());
-                    let plugin = Plugin { generation, socket, client, thread, since };
-                    outdated.extend(plugins.insert(resource.to_owned(), plugin));
+                    let (listed, is_alive) = (None, true);
+                    let plugin =
+                        Plugin { generation, socket, client, thread, since, options, listed, is_alive };
+                    let path = plugin.socket.clone();
+                    if let Some(mut old) = plugins.insert(resource.to_owned(), plugin) {
+                        if old.is_alive && old.socket != path {
+                            old.listed = last;
+                            outdated.extend(standby.insert(resource.to_owned(), old));
+                        } else {
+                            outdated.push(old);
+                        }
+                    }
+                    let ended =
+                        |(_, plugin): &(&String, &Plugin)| !plugin.is_alive && plugin.thread.is_finished();
+                    let ended: Vec<String> =
+                        standby.iter().filter(ended).map(|(name, _)| name.clone()).collect();
+                    outdated.extend(ended.iter().filter_map(|name| standby.remove(name)));
                     let books = lock(&shared.books);
                     let gone: Vec<String> = plugins
                         .iter()
@@ -264,6 +298,12 @@ impl Devices {
         connected
     }
 
+    /// Whether a plugin of the resource waits to take over.
+    #[cfg(test)]
+    pub(super) fn has_standby(&self, resource: &str) -> bool {
+        lock(&self.shared.standby).get(resource).is_some_and(|plugin| plugin.is_alive)
+    }
+
     /// The plugins of all resources that are known.
     #[must_use]
     pub fn registered(&self) -> Vec<Registered> {
@@ -285,10 +325,15 @@ impl Devices {
     pub fn disconnect(&self, resource: &str, socket: &Path) {
         let plugin = {
             let mut plugins = lock(&self.shared.plugins);
-            if plugins.get(resource).is_none_or(|plugin| plugin.socket != socket) {
+            let mut standby = lock(&self.shared.standby);
+            let is_its = |plugin: &Plugin| plugin.socket == socket;
+            if standby.get(resource).is_some_and(is_its) {
+                standby.remove(resource)
+            } else if plugins.get(resource).is_some_and(is_its) {
+                plugins.remove(resource)
+            } else {
                 return;
             }
-            plugins.remove(resource)
         };
         if let Some(plugin) = plugin {
             let generation = plugin.generation;
@@ -540,8 +585,7 @@ impl Shared {
         let mut lists = client.watch()?;
         let mut pace = Pace::new(Instant::now());
         while let Some(list) = lists.next(MOST_DEVICES, stop)? {
-            let listed = lock(&self.books).listed(resource, generation, list);
-            let Some(listed) = listed else { return Ok(()) };
+            let Some(listed) = self.listed(resource, generation, list) else { return Ok(()) };
             if listed.is_new {
                 self.store();
                 (self.on_change)(&Change { pods: listed.pods });
@@ -554,8 +598,59 @@ impl Shared {
         Ok(())
     }
 
+    /// A plugin has listed its devices. `None`: it is not used any more.
+    fn listed(&self, resource: &str, generation: Generation, list: DeviceList) -> Option<Listed> {
+        let mut standby = lock(&self.standby);
+        if let Some(plugin) = standby.get_mut(resource).filter(|plugin| plugin.generation == generation) {
+            plugin.listed = Some(list);
+            return Some(Listed { pods: BTreeSet::new(), is_new: false });
+        }
+        lock(&self.books).listed(resource, generation, list)
+    }
+
+    /// The connection of a plugin has ended: the one that it has replaced takes over, if that is still
+    /// there. Returns whether the resource needs nothing else. No plugin is dropped here, because this
+    /// runs on the plugin's own thread.
+    fn takes_over(&self, resource: &str, generation: Generation) -> bool {
+        let pods = {
+            let mut plugins = lock(&self.plugins);
+            let mut standby = lock(&self.standby);
+            let mut books = lock(&self.books);
+            let other = standby.get_mut(resource);
+            if let Some(ended) = plugins.get_mut(resource).filter(|plugin| plugin.generation == generation) {
+                ended.is_alive = false;
+            }
+            let Some(other) = other else { return false };
+            if other.generation == generation {
+                other.is_alive = false;
+                return true;
+            }
+            if !other.is_alive || !books.is_current(resource, generation) {
+                return false;
+            }
+            if books.connected(resource, other.generation, other.options).is_err() {
+                return false;
+            }
+            let listed = other.listed.take().and_then(|list| books.listed(resource, other.generation, list));
+            match plugins.get_mut(resource) {
+                Some(ended) => std::mem::swap(ended, other),
+                None => plugins.extend(standby.remove_entry(resource)),
+            }
+            listed.map(|listed| listed.pods).unwrap_or_default()
+        };
+        log::info!(
+            "the connection of a device plugin has ended; an earlier one takes over resource={resource}"
+        );
+        self.store();
+        (self.on_change)(&Change { pods });
+        true
+    }
+
     /// The connection of a plugin has ended.
     fn ended(&self, resource: &str, generation: Generation) {
+        if self.takes_over(resource, generation) {
+            return;
+        }
         if lock(&self.books).stopped(resource, generation, Instant::now()) {
             log::info!("the connection of a device plugin has ended resource={resource}");
             self.store();

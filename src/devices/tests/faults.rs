@@ -203,6 +203,41 @@ fn a_plugin_that_dies_during_a_call_loses_its_devices_until_another_one_is_regis
     bench.allocate(&one("p", 1)).unwrap();
 }
 
+/// Ends a test that hangs after a minute.
+fn wait_until(holds: impl Fn() -> bool) {
+    let begun = std::time::Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn first_plugin_takes_over_again_when_the_second_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let first = FakePlugin::start(directory.path(), "first.sock", PluginOptions::default());
+    let bench = open(directory.path());
+    bench.register(&first, &four());
+    for way in ["end", "removal"] {
+        let mut second =
+            FakePlugin::start(directory.path(), &format!("{way}.sock"), PluginOptions::default());
+        bench.register(&second, &list(&[("x", true, &[])]));
+        assert_eq!(bench.counts(), (1, 1), "{way}");
+        assert!(bench.devices.has_standby(WIDGET), "{way}");
+        match way {
+            "end" => second.die(),
+            _ => bench.devices.disconnect(WIDGET, &second.socket),
+        }
+        bench.changed();
+        assert_eq!(bench.counts(), (4, 4), "{way}");
+        bench.allocate(&one(way, 1)).unwrap();
+    }
+    // Its own end makes its devices unhealthy.
+    drop(first);
+    bench.changed();
+    assert_eq!(bench.counts(), (4, 0));
+}
+
 #[test]
 fn a_second_registration_replaces_the_first_and_the_end_of_that_has_no_effect() {
     let directory = tempfile::tempdir().unwrap();
@@ -214,6 +249,7 @@ fn a_second_registration_replaces_the_first_and_the_end_of_that_has_no_effect() 
     assert_eq!(bench.counts(), (1, 1));
     first.list(&four());
     drop(first);
+    wait_until(|| !bench.devices.has_standby(WIDGET));
     assert_eq!(bench.counts(), (1, 1));
     // The watcher reports the end of another socket, then that of ours.
     bench.devices.disconnect(WIDGET, Path::new("/other.sock"));
