@@ -181,7 +181,6 @@ fn http(
         },
         Err(error) if error.is_stopped() => CheckResult::Aborted,
         Err(error) if error.is_body() => CheckResult::Error("failure", error.to_string()),
-        Err(error) if error.is_too_many_lookups() => CheckResult::Error("unknown", error.to_string()),
         Err(error) => CheckResult::Failure(error.to_string()),
     }
 }
@@ -197,7 +196,6 @@ fn tcp(
         Ok(port) => match dial::tcp_connect(host, port, timeout, stop) {
             Ok(()) => CheckResult::Success,
             Err(error) if error.is_stopped() => CheckResult::Aborted,
-            Err(error) if error.is_too_many_lookups() => CheckResult::Error("unknown", error.to_string()),
             Err(error) => CheckResult::Failure(error.to_string()),
         },
         Err(why) => CheckResult::Error("unknown", why),

@@ -1,6 +1,6 @@
 //! Hostile input for wire protocols: streams, D-Bus, HTTP responses, certificates, proxies.
 
-use super::{api, dbus, dial, http1, proxy, spdy, tls, websocket};
+use super::{api, dbus, dial, http1, proxy, resolver, spdy, tls, websocket};
 use crate::fuzz::{Budget, Named, Target, repeated};
 use crate::util::encoding::from_base64;
 use crate::util::threads::Stack;
@@ -213,6 +213,7 @@ pub(crate) fn certificate_seeds() -> &'static [&'static [u8]] {
 pub(crate) fn targets() -> Vec<Target> {
     let mut all = own_targets();
     all.extend(dial::fuzz::targets());
+    all.extend(resolver::fuzz::targets());
     all.extend(api::fuzz::targets());
     all.extend(proxy::fuzz::targets());
     all.extend(tls::fuzz::targets());

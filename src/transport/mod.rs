@@ -21,6 +21,7 @@ pub mod health;
 pub mod http;
 pub mod http1;
 pub mod proxy;
+mod resolver;
 pub mod rpc_server;
 pub mod spdy;
 pub mod tls;

@@ -14,11 +14,19 @@ pub const DIGITS: usize = 32;
 /// # Errors
 /// When the kernel returns no random bytes.
 pub fn new() -> io::Result<String> {
-    let mut bytes = [0; 16];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| io::Error::other("no random bytes"))?;
-    let mut text = sha256::hex(&bytes);
+    let mut text = sha256::hex(&bytes::<16>()?);
     text.truncate(DIGITS);
     Ok(text)
+}
+
+/// Random bytes that no other process can predict.
+///
+/// # Errors
+/// When the kernel returns no random bytes.
+pub fn bytes<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    SystemRandom::new().fill(&mut bytes).map_err(|_| io::Error::other("no random bytes"))?;
+    Ok(bytes)
 }
 
 /// Whether a text is a token: [`DIGITS`] lower-case hexadecimal digits.

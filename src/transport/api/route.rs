@@ -8,7 +8,7 @@ use rustls::{ClientConnection, StreamOwned};
 
 use super::breaker::{Breaker, Use};
 use super::socket::Socket;
-use crate::transport::dial::lookup::{self, lookup};
+use crate::transport::dial::lookup::lookup;
 use crate::transport::dial::socket::Limit;
 use crate::transport::dial::{DialError, join_host_port, words};
 use crate::transport::proxy::tunnel::{self, TunnelError};
@@ -61,8 +61,7 @@ impl Route {
         kind: Use,
     ) -> Result<Stream, DialError> {
         let dial = |host: &str, port: u16, limit: Duration| {
-            let deadline = deadline.min(Instant::now() + limit);
-            dial(host, port, deadline, breaker, kind, self.peer).map(Stream::Plain)
+            dial(host, port, (deadline, limit), breaker, kind, self.peer).map(Stream::Plain)
         };
         let mut stream = match &self.hop {
             None => dial(&self.host, self.port, CONNECT_LIMIT)?,
@@ -101,20 +100,23 @@ impl Route {
     }
 }
 
-/// Connects to the first address that accepts.
+/// Connects to the first address that accepts, within `limit` after the name was looked up.
 fn dial(
     host: &str,
     port: u16,
-    deadline: Instant,
+    (deadline, limit): (Instant, Duration),
     breaker: &Breaker,
     kind: Use,
     peer: &'static str,
 ) -> Result<Socket, DialError> {
-    let limit = Limit { deadline: Some(deadline), stop: breaker.token().clone() };
+    let all = Limit { deadline: Some(deadline), stop: breaker.token().clone() };
     let addresses = match host.parse::<IpAddr>() {
         Ok(address) => vec![(address, port).into()],
-        Err(_) => lookup(host, port, &limit, &lookup::AGENT)?,
+        // A server that does not answer takes as long as it has in `resolv.conf`.
+        Err(_) => lookup(host, port, &all)?,
     };
+    let limit = all.within(limit);
+    let deadline = limit.deadline.unwrap_or(deadline);
     let mut outcome = Err(DialError::Stopped);
     for (index, address) in addresses.iter().enumerate() {
         let share = limit.share(addresses.len() - index).deadline.unwrap_or(deadline);

@@ -20,13 +20,11 @@ pub enum DialError {
     /// The name has no address.
     #[error("dial tcp: lookup {host}: {detail}")]
     Lookup {
+        /// The name, with ` on ` and the DNS server if one was asked.
         host: String,
         /// The resolver's message.
         detail: String,
     },
-    /// The limit of concurrent look-ups is reached: the error does not concern the peer.
-    #[error("dial tcp: lookup {host}: too many look-ups are in progress")]
-    TooManyLookups { host: String },
     /// The peer or the network refused the connection.
     #[error("dial tcp {address}: connect: {words}")]
     Connect {
@@ -101,11 +99,6 @@ impl DialError {
     /// Whether the peer sends HTTP where TLS was expected.
     pub fn is_plain_http(&self) -> bool {
         matches!(self.innermost(), DialError::PlainHttp)
-    }
-
-    /// Whether this node could not look up the name: the error does not concern the peer.
-    pub fn is_too_many_lookups(&self) -> bool {
-        matches!(self.innermost(), DialError::TooManyLookups { .. })
     }
 
     /// Whether the caller's stop token ended it.

@@ -133,7 +133,7 @@ fn connect(host: &str, port: u16, limit: &Limit) -> Result<Socket, DialError> {
     };
     let addresses = match address {
         Some(address) => vec![(address, port).into()],
-        None => lookup::lookup(host, port, limit, &lookup::PODS)?,
+        None => lookup::lookup(host, port, limit)?,
     };
     let mut first = None;
     for (index, address) in addresses.iter().enumerate() {

@@ -46,13 +46,23 @@ impl Limit {
         Limit { deadline, stop: self.stop.clone() }
     }
 
+    /// The same with at most this much time.
+    pub(in crate::transport) fn within(&self, time: Duration) -> Limit {
+        let end = Instant::now().checked_add(time);
+        let deadline = match (self.deadline, end) {
+            (Some(deadline), Some(end)) => Some(deadline.min(end)),
+            (deadline, end) => deadline.or(end),
+        };
+        Limit { deadline, stop: self.stop.clone() }
+    }
+
     /// Whether the deadline has passed.
-    pub(super) fn is_over(&self) -> bool {
+    pub(in crate::transport) fn is_over(&self) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= Instant::now())
     }
 
     /// Waits until `fd` can be read from or written to.
-    fn ready(&self, fd: BorrowedFd<'_>, flags: PollFlags) -> io::Result<()> {
+    pub(in crate::transport) fn ready(&self, fd: BorrowedFd<'_>, flags: PollFlags) -> io::Result<()> {
         let _waiting = threads::waiting("a pod's socket");
         loop {
             if self.stop.is_stopped() {
@@ -80,7 +90,7 @@ impl Limit {
 struct Ended;
 
 #[derive(Debug)]
-pub(super) struct Socket {
+pub(in crate::transport) struct Socket {
     stream: TcpStream,
     limit: Limit,
     ends: Ends,
@@ -88,7 +98,11 @@ pub(super) struct Socket {
 
 impl Socket {
     /// Connects within `share`; later operations may take all of `limit`.
-    pub(super) fn connect(address: SocketAddr, share: &Limit, limit: &Limit) -> Result<Socket, DialError> {
+    pub(in crate::transport) fn connect(
+        address: SocketAddr,
+        share: &Limit,
+        limit: &Limit,
+    ) -> Result<Socket, DialError> {
         let refused = |error: io::Error| match error {
             _ if limit.stop.is_stopped() => DialError::Stopped,
             _ if share.is_over() => DialError::ConnectTimeout { address: address.to_string() },
