@@ -3,7 +3,27 @@
 
 use std::fmt::Write as _;
 
-use ring::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
+use ring::digest::{Context, SHA256, SHA256_OUTPUT_LEN, SHA384, SHA512};
+
+/// The digests of signatures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say what the values are")]
+pub enum Sha2 {
+    Sha256,
+    Sha384,
+    Sha512,
+}
+
+/// A digest of `bytes`, with 32, 48 or 64 bytes.
+#[must_use]
+pub fn digest_of(kind: Sha2, bytes: &[u8]) -> Vec<u8> {
+    let algorithm = match kind {
+        Sha2::Sha256 => &SHA256,
+        Sha2::Sha384 => &SHA384,
+        Sha2::Sha512 => &SHA512,
+    };
+    ring::digest::digest(algorithm, bytes).as_ref().to_vec()
+}
 
 /// The digest of `bytes`.
 #[must_use]

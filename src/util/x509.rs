@@ -175,8 +175,12 @@ pub struct Certificate<'a> {
     pub not_after: Timestamp,
     /// The distinguished name of the subject: the content of the SEQUENCE.
     pub subject: &'a [u8],
+    /// The algorithm of the public key with its parameters: the content of the SEQUENCE.
+    pub key_algorithm: &'a [u8],
     /// The public key, without its algorithm.
     pub public_key: &'a [u8],
+    /// The algorithm of the signature: the content of the SEQUENCE.
+    pub signature_algorithm: &'a [u8],
     /// The extensions; each identifier occurs at most once.
     pub extensions: Vec<Extension<'a>>,
 }
@@ -192,14 +196,14 @@ impl<'a> Certificate<'a> {
             Some(version) => unsigned(Reader(version).only(tag::INTEGER)?)?,
         };
         let _serial = body.take(tag::INTEGER)?;
-        let _algorithm = body.take(tag::SEQUENCE)?;
+        let signature_algorithm = body.take(tag::SEQUENCE)?;
         let issuer = body.take(tag::SEQUENCE)?;
         let mut validity = Reader(body.take(tag::SEQUENCE)?);
         let not_before = time(validity.any()?)?;
         let not_after = time(validity.any()?)?;
         let subject = body.take(tag::SEQUENCE)?;
         let mut key = Reader(body.take(tag::SEQUENCE)?);
-        key.take(tag::SEQUENCE)?;
+        let key_algorithm = key.take(tag::SEQUENCE)?;
         // The first byte counts the unused bits of the last one.
         let public_key = key.take(tag::BIT_STRING)?.get(1..)?;
         let mut extensions = Vec::new();
@@ -210,7 +214,17 @@ impl<'a> Certificate<'a> {
             }
         }
         let is_v3 = version == 2;
-        Some(Certificate { is_v3, issuer, not_before, not_after, subject, public_key, extensions })
+        Some(Certificate {
+            is_v3,
+            issuer,
+            not_before,
+            not_after,
+            subject,
+            key_algorithm,
+            public_key,
+            signature_algorithm,
+            extensions,
+        })
     }
 
     /// The extension of this identifier.

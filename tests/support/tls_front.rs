@@ -24,10 +24,11 @@ impl Authority {
         Authority(rcgen::KeyPair::generate().unwrap())
     }
 
-    fn certificate(&self, from: i64, until: i64) -> rcgen::Certificate {
+    fn certificate(&self, from: i64, until: i64, is_ca: rcgen::IsCa) -> rcgen::Certificate {
         let mut params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
         params.distinguished_name = rcgen::DistinguishedName::new();
         params.distinguished_name.push(rcgen::DnType::CommonName, "fake-api");
+        params.is_ca = is_ca;
         let now = jiff::Timestamp::now().as_second();
         let at = |second: i64| {
             rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs((now + second).unsigned_abs())
@@ -39,7 +40,7 @@ impl Authority {
     /// What a kubeconfig names as the authority. All certificates have the same name and key,
     /// and it is these that an authority is.
     pub fn pem(&self) -> String {
-        self.certificate(-3600, 3600).pem()
+        self.certificate(-3600, 3600, rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained)).pem()
     }
 }
 
@@ -84,7 +85,7 @@ fn config(authority: &Authority, from: i64, until: i64) -> Arc<ServerConfig> {
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
-        .with_single_cert(vec![authority.certificate(from, until).der().clone()], key)
+        .with_single_cert(vec![authority.certificate(from, until, rcgen::IsCa::NoCa).der().clone()], key)
         .unwrap();
     Arc::new(config)
 }

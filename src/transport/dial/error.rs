@@ -135,6 +135,7 @@ impl DialError {
                     if presented.is_empty() { "no name".to_owned() } else { presented.join(", ") },
                     expected.to_str()
                 )),
+                CertificateError::Other(why) => x509(&why.to_string()),
                 other => x509(&other.to_string()),
             },
             rustls::Error::AlertReceived(alert) => {
@@ -143,6 +144,13 @@ impl DialError {
                     AlertDescription::CertificateExpired => "expired certificate",
                     AlertDescription::CertificateRequired => "certificate required",
                     AlertDescription::UnknownCA => "unknown certificate authority",
+                    AlertDescription::HandshakeFailure => {
+                        "handshake failure; supported are suites of TLS 1.3, and in TLS 1.2 ECDHE with AES-GCM or \
+                         ChaCha20-Poly1305 and keys of RSA, P-256, P-384 or Ed25519"
+                    }
+                    AlertDescription::ProtocolVersion => {
+                        "protocol version not supported; supported are TLS 1.2 and 1.3"
+                    }
                     other => return DialError::Tls(format!("remote error: {other:?}")),
                 };
                 DialError::Tls(format!("remote error: {known}"))

@@ -102,17 +102,17 @@ impl Verdict {
 
 /// The validity of a certificate; both ends are included.
 #[derive(Debug, Clone, Copy)]
-struct Validity {
+pub(super) struct Validity {
     not_before: Timestamp,
     not_after: Timestamp,
 }
 
 impl Validity {
-    fn of(certificate: &Certificate<'_>) -> Validity {
+    pub(super) fn of(certificate: &Certificate<'_>) -> Validity {
         Validity { not_before: certificate.not_before, not_after: certificate.not_after }
     }
 
-    fn check(self, now: Timestamp) -> Result<(), String> {
+    pub(super) fn check(self, now: Timestamp) -> Result<(), String> {
         let (word, limit) = if now < self.not_before {
             ("before", self.not_before)
         } else if now > self.not_after {
@@ -291,7 +291,7 @@ impl<'a> Search<'a> {
 }
 
 /// A certificate and its permitted usage.
-fn read(der: &[u8]) -> Option<(Certificate<'_>, Usage)> {
+pub(super) fn read(der: &[u8]) -> Option<(Certificate<'_>, Usage)> {
     let certificate = Certificate::of_der(der)?;
     let usage = Usage::of(&certificate)?;
     Some((certificate, usage))

@@ -4,15 +4,17 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::{Arc, LazyLock};
 
+use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{
-    ClientConfig, ClientConnection, ConfigBuilder, DigitallySignedStruct, RootCertStore, SignatureScheme,
-    WantsVerifier,
+    ClientConfig, ClientConnection, ConfigBuilder, DigitallySignedStruct, SignatureScheme, WantsVerifier,
 };
+
+use super::names;
+use super::verify::Verifier;
 
 /// The files with public authorities on Linux distributions, in Go's order.
 const SYSTEM_BUNDLES: &[&str] = &[
@@ -109,13 +111,12 @@ impl Tls {
         identity: Option<&Identity>,
         name: &str,
     ) -> Result<Tls, TlsSetupError> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier: Arc<dyn ServerCertVerifier> = match roots {
             Roots::Unverified => Arc::new(AnyServer),
-            Roots::Pem(pem) => verifier(pem, &provider)?,
-            Roots::System => verifier(&system_bundle()?, &provider)?,
+            Roots::Pem(pem) => verifier(pem)?,
+            Roots::System => verifier(&system_bundle()?)?,
         };
-        let builder = builder(provider)
+        let builder = builder(rustls::crypto::ring::default_provider())
             .map_err(|error| TlsSetupError::Roots(error.to_string()))?
             .dangerous()
             .with_custom_certificate_verifier(verifier);
@@ -129,6 +130,9 @@ impl Tls {
                     certificates(&identity.certificate).map_err(|error| wrong("certificate", &error))?;
                 let key =
                     PrivateKeyDer::from_pem_slice(&identity.key).map_err(|error| wrong("key", &error))?;
+                if let Some(curve) = names::unsupported_curve(&key) {
+                    return Err(wrong("key", &names::no_such_key(curve)));
+                }
                 builder
                     .with_client_auth_cert(chain, key)
                     .map_err(|error| wrong("certificate and key", &error))?
@@ -143,7 +147,8 @@ impl Tls {
     /// there are many servers of probes.
     pub(in crate::transport) fn unverified(name: &str) -> Result<Tls, TlsSetupError> {
         static CONFIG: LazyLock<Result<Arc<ClientConfig>, rustls::Error>> = LazyLock::new(|| {
-            let mut config = builder(Arc::new(rustls::crypto::ring::default_provider()))?
+            let provider = rustls::crypto::ring::default_provider();
+            let mut config = builder(provider)?
                 .dangerous()
                 .with_custom_certificate_verifier(Arc::new(AnyServer))
                 .with_no_client_auth();
@@ -178,10 +183,8 @@ impl Tls {
     }
 }
 
-fn builder(
-    provider: Arc<CryptoProvider>,
-) -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, rustls::Error> {
-    ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()
+fn builder(provider: CryptoProvider) -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, rustls::Error> {
+    ClientConfig::builder_with_provider(Arc::new(provider)).with_safe_default_protocol_versions()
 }
 
 fn server_name(name: &str) -> Result<ServerName<'static>, TlsSetupError> {
@@ -194,20 +197,9 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     if found.is_empty() { Err("no PEM block of type CERTIFICATE".to_owned()) } else { Ok(found) }
 }
 
-fn verifier(
-    pem: &[u8],
-    provider: &Arc<CryptoProvider>,
-) -> Result<Arc<dyn ServerCertVerifier>, TlsSetupError> {
-    let mut store = RootCertStore::empty();
-    // As in Go, an unreadable certificate does not make the others invalid.
-    let (added, _) = store.add_parsable_certificates(certificates(pem).map_err(TlsSetupError::Roots)?);
-    if added == 0 {
-        return Err(TlsSetupError::Roots("no usable certificate".to_owned()));
-    }
-    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(store), Arc::clone(provider))
-        .build()
-        .map_err(|error| TlsSetupError::Roots(error.to_string()))?;
-    Ok(verifier)
+fn verifier(pem: &[u8]) -> Result<Arc<dyn ServerCertVerifier>, TlsSetupError> {
+    let bundle = certificates(pem).map_err(TlsSetupError::Roots)?;
+    Ok(Arc::new(Verifier::new(&bundle).map_err(TlsSetupError::Roots)?))
 }
 
 /// The bundle of the machine's authorities, PEM.

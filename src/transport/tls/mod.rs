@@ -3,15 +3,20 @@
 //!
 //! - `client`: sessions with the API server, the manifest URL, proxies, and servers of probes and
 //!   hooks.
+//! - `verify`, `names`: which certificates prove which server one speaks to, and why not.
+//! - `ecdsa`: signatures that the library does not verify (pure).
 //! - `server`: sessions of the node API.
 //! - `authorities`, `usage`: which certificates prove who a client is.
 
 mod authorities;
 pub(super) mod client;
+mod ecdsa;
 #[cfg(test)]
 pub(super) mod fuzz;
+mod names;
 mod server;
 mod usage;
+mod verify;
 
 pub use authorities::{Authorities, Verdict};
 pub use client::{Identity, Roots, TlsSetupError};

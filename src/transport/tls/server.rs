@@ -21,6 +21,8 @@ use rustls::{
     ServerConnection, SignatureScheme, SupportedCipherSuite, SupportedProtocolVersion,
 };
 
+use super::names;
+
 /// Our certificate with its key. `Debug` does not print the key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ServingCertificate {
@@ -237,6 +239,9 @@ fn certified(from: &ServingCertificate, provider: &Arc<CryptoProvider>) -> Resul
         CertificateDer::pem_slice_iter(from.certificate_chain_pem.as_bytes()).collect();
     let chain = chain.map_err(|error| error.to_string())?;
     let key = PrivateKeyDer::from_pem_slice(from.key_pem.as_bytes()).map_err(|error| error.to_string())?;
+    if let Some(curve) = names::unsupported_curve(&key) {
+        return Err(names::no_such_key(curve));
+    }
     CertifiedKey::from_der(chain, key, provider).map_err(|error| error.to_string())
 }
 

@@ -16,6 +16,8 @@ const OTHERS: [u8; 3] = [31, 32, 54];
 
 /// `id-kp-clientAuth`, 1.3.6.1.5.5.7.3.2.
 const CLIENT_AUTH: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x02];
+/// `id-kp-serverAuth`, 1.3.6.1.5.5.7.3.1.
+const SERVER_AUTH: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x01];
 /// `anyExtendedKeyUsage`, 2.5.29.37.0.
 const ANY_USAGE: &[u8] = &[0x55, 0x1d, 0x25, 0x00];
 
@@ -38,6 +40,8 @@ pub(super) struct Usage {
     pub path_length: Option<u64>,
     /// The certificate is for clients, or for signing their certificates.
     pub for_clients: bool,
+    /// The certificate is for servers, or for signing their certificates.
+    pub for_servers: bool,
     /// The certificate has an unsupported critical extension.
     pub is_odd: bool,
     /// The certificate has constraints on the policies of certificates.
@@ -56,6 +60,7 @@ impl Usage {
             may_sign: true,
             path_length: None,
             for_clients: true,
+            for_servers: true,
             is_odd: false,
             has_policies: false,
         };
@@ -76,8 +81,9 @@ impl Usage {
                 Some(EXTENDED_KEY_USAGE) => {
                     let all = Reader(Reader(extension.value).only(tag::SEQUENCE)?);
                     let all = all.all(tag::OBJECT_IDENTIFIER)?;
-                    usage.for_clients =
-                        all.is_empty() || all.iter().any(|one| [CLIENT_AUTH, ANY_USAGE].contains(one));
+                    let is_for =
+                        |usage| all.is_empty() || all.iter().any(|one| [usage, ANY_USAGE].contains(one));
+                    (usage.for_clients, usage.for_servers) = (is_for(CLIENT_AUTH), is_for(SERVER_AUTH));
                     true
                 }
                 Some(SUBJECT_ALT_NAME) => names(extension.value)?.iter().any(|name| NAMES.contains(name)),
@@ -157,8 +163,18 @@ mod tests {
             .map(|(id, (_, critical, value))| Extension { id, critical: *critical, value })
             .collect();
         let (not_before, not_after) = (Timestamp::MIN, Timestamp::MAX);
-        let (issuer, subject, public_key) = (&[][..], &[][..], &[][..]);
-        Usage::of(&Certificate { is_v3, issuer, not_before, not_after, subject, public_key, extensions })
+        let empty = &[][..];
+        Usage::of(&Certificate {
+            is_v3,
+            issuer: empty,
+            not_before,
+            not_after,
+            subject: empty,
+            key_algorithm: empty,
+            public_key: empty,
+            signature_algorithm: empty,
+            extensions,
+        })
     }
 
     #[test]
