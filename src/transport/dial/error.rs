@@ -144,6 +144,7 @@ impl DialError {
                     AlertDescription::CertificateExpired => "expired certificate",
                     AlertDescription::CertificateRequired => "certificate required",
                     AlertDescription::UnknownCA => "unknown certificate authority",
+                    // DIFFERS: upstream offers suites with AES-CBC not only to servers of probes.
                     AlertDescription::HandshakeFailure => {
                         "handshake failure; supported are suites of TLS 1.3, and in TLS 1.2 ECDHE with AES-GCM or \
                          ChaCha20-Poly1305 and keys of RSA, P-256, P-384 or Ed25519"

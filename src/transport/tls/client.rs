@@ -13,6 +13,7 @@ use rustls::{
     ClientConfig, ClientConnection, ConfigBuilder, DigitallySignedStruct, SignatureScheme, WantsVerifier,
 };
 
+use super::cbc;
 use super::names;
 use super::verify::Verifier;
 
@@ -147,7 +148,8 @@ impl Tls {
     /// there are many servers of probes.
     pub(in crate::transport) fn unverified(name: &str) -> Result<Tls, TlsSetupError> {
         static CONFIG: LazyLock<Result<Arc<ClientConfig>, rustls::Error>> = LazyLock::new(|| {
-            let provider = rustls::crypto::ring::default_provider();
+            let mut provider = rustls::crypto::ring::default_provider();
+            provider.cipher_suites = cbc::with_cbc(&provider.cipher_suites);
             let mut config = builder(provider)?
                 .dangerous()
                 .with_custom_certificate_verifier(Arc::new(AnyServer))

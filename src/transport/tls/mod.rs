@@ -5,10 +5,12 @@
 //!   hooks.
 //! - `verify`, `names`: which certificates prove which server one speaks to, and why not.
 //! - `ecdsa`: signatures that the library does not verify (pure).
+//! - `cbc`: old suites, for probes only.
 //! - `server`: sessions of the node API.
 //! - `authorities`, `usage`: which certificates prove who a client is.
 
 mod authorities;
+mod cbc;
 pub(super) mod client;
 mod ecdsa;
 #[cfg(test)]
