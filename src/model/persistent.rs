@@ -32,6 +32,7 @@ pub struct Meta {
     pub uid: String,
     pub deletion_timestamp: Option<String>,
     pub finalizers: Vec<String>,
+    pub labels: BTreeMap<String, String>,
     pub annotations: BTreeMap<String, String>,
     pub owner_references: Vec<Owner>,
 }
@@ -381,7 +382,7 @@ impl Spec {
             read_only: wanted.read_only,
             mount_options: mount_options(volume),
             mode: spec.volume_mode,
-            access_modes: spec.access_modes.iter().filter_map(|mode| AccessMode::parse(mode)).collect(),
+            access_modes: access_modes(volume),
             is_single_pod: spec.access_modes.iter().any(|mode| mode == "ReadWriteOncePod"),
             has_grown: size(&spec.capacity) > size(&claim.status.capacity),
             size: spec.capacity.get("storage").cloned(),
@@ -483,6 +484,8 @@ fn source_of(volume: &PersistentVolume) -> Source {
     } else {
         let known = ["rbd", "cephfs", "glusterfs", "azureFile", "quobyte", "scaleIO", "storageos", "flocker"];
         let kind = known.into_iter().find(|kind| spec.other.contains_key(*kind));
+        let is_gce = spec.other.contains_key(GCE);
+        let kind = kind.or(is_gce.then_some("gcePersistentDisk with zones that are not of one region"));
         Source::Other(kind.unwrap_or("unknown").to_owned())
     }
 }
@@ -509,9 +512,9 @@ fn migrated(volume: &PersistentVolume) -> Option<CsiVolumeSource> {
         csi.volume_attributes.insert("partition".to_owned(), partition);
         return Some(csi);
     }
-    if let Some(source) = find("gcePersistentDisk") {
-        let zone = zone(volume).unwrap_or_else(|| "UNSPECIFIED".to_owned());
-        let handle = format!("projects/UNSPECIFIED/zones/{zone}/disks/{}", text(source, "pdName"));
+    if let Some(source) = find(GCE) {
+        let place = place_of_gce(volume)?;
+        let handle = format!("projects/UNSPECIFIED/{place}/disks/{}", text(source, "pdName"));
         let mut csi = disk("pd.csi.storage.gke.io", handle, source);
         let partition = source.get("partition").and_then(Value::as_i64).unwrap_or(0);
         let partition = if partition > 0 { partition.to_string() } else { String::new() };
@@ -539,24 +542,39 @@ fn migrated(volume: &PersistentVolume) -> Option<CsiVolumeSource> {
     None
 }
 
-/// The zone of the labels of a cloud disk; several zones are a region.
-fn zone(volume: &PersistentVolume) -> Option<String> {
-    let terms = volume.spec.other.get("nodeAffinity")?.pointer("/required/nodeSelectorTerms")?.as_array()?;
-    let expressions = terms.iter().filter_map(|term| term.get("matchExpressions")?.as_array()).flatten();
-    let mut zones = expressions
-        .filter(|one| {
-            let key = one.get("key").and_then(Value::as_str);
-            matches!(key, Some("topology.kubernetes.io/zone" | "failure-domain.beta.kubernetes.io/zone"))
-        })
-        .filter_map(|one| one.get("values")?.as_array())
-        .flatten()
-        .filter_map(Value::as_str);
-    let first = zones.next()?;
-    match zones.next() {
-        None => Some(first.to_owned()),
-        // A regional disk is named by its region: the zone without its last part.
-        Some(_) => first.rsplit_once('-').map(|(region, _)| region.to_owned()),
+/// The field of a disk of Google's cloud.
+const GCE: &str = "gcePersistentDisk";
+
+/// The zone or region of such a disk, by the labels of its volume: several zones are a region.
+/// `None`: they are not of one region. (csi-translation-lib: plugins/gce_pd.go)
+fn place_of_gce(volume: &PersistentVolume) -> Option<String> {
+    let label = |key: &str| volume.metadata.labels.get(key).filter(|zones| !zones.is_empty());
+    let zones =
+        label("failure-domain.beta.kubernetes.io/zone").or_else(|| label("topology.kubernetes.io/zone"));
+    let Some(zones) = zones else { return Some("zones/UNSPECIFIED".to_owned()) };
+    if !zones.contains("__") {
+        return Some(format!("zones/{zones}"));
     }
+    let region = |zone: &str| -> Option<String> {
+        let mut parts = zone.split('-');
+        let (place, area, _) = (parts.next()?, parts.next()?, parts.next()?);
+        parts.next().is_none().then(|| format!("{place}-{area}"))
+    };
+    let regions: Option<std::collections::BTreeSet<String>> = zones.split("__").map(region).collect();
+    let regions = regions.filter(|regions| regions.len() == 1)?;
+    regions.first().map(|region| format!("regions/{region}"))
+}
+
+/// The access modes of a volume. The old plugin of Google's disks took a disk for many writers, or
+/// for one writer and many readers, as one for one writer, and its driver refuses them.
+fn access_modes(volume: &PersistentVolume) -> Vec<AccessMode> {
+    let modes: Vec<AccessMode> =
+        volume.spec.access_modes.iter().filter_map(|mode| AccessMode::parse(mode)).collect();
+    if modes.is_empty() || !volume.spec.other.contains_key(GCE) {
+        return modes;
+    }
+    let is_for_readers = modes.iter().all(|mode| *mode == AccessMode::ReadOnlyMany);
+    vec![if is_for_readers { AccessMode::ReadOnlyMany } else { AccessMode::ReadWriteOnce }]
 }
 
 #[cfg(test)]

@@ -143,15 +143,41 @@ fn cloud_disks_have_the_names_of_their_drivers() {
         csi(json!({"awsElasticBlockStore": {"volumeID": "aws://us-east-1a/vol-1", "fsType": "xfs"}})),
         pair("ebs.csi.aws.com", "vol-1")
     );
-    let zone = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [
-        {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["europe-a"]}]}]}});
-    assert_eq!(
-        csi(json!({"gcePersistentDisk": {"pdName": "d"}, "nodeAffinity": zone})),
-        pair("pd.csi.storage.gke.io", "projects/UNSPECIFIED/zones/europe-a/disks/d")
-    );
     assert_eq!(csi(json!({"azureDisk": {"diskURI": "/s/d"}})), pair("disk.csi.azure.com", "/s/d"));
     assert_eq!(csi(json!({"cinder": {"volumeID": "id"}})), pair("cinder.csi.openstack.org", "id"));
     assert_eq!(csi(json!({"csi": {"driver": "d", "volumeHandle": "h"}})), pair("d", "h"));
+}
+
+/// The handle must be the one that the controller has attached.
+#[test]
+fn handles_of_gce_disks_follow_the_labels_of_their_volume() {
+    let source = |labels: Value| {
+        let mut volume = volume(json!({"gcePersistentDisk": {"pdName": "d"},
+            "accessModes": ["ReadWriteOnce", "ReadOnlyMany"],
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
+                {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["x", "y"]}]}]}}}));
+        volume.metadata.labels = serde_json::from_value(labels).unwrap();
+        let spec = Spec::persistent(&named(), &claim(json!({})), &volume);
+        assert_eq!(spec.access_modes, [AccessMode::ReadWriteOnce]);
+        match spec.source {
+            Source::Csi(csi) => Ok(csi.volume_handle),
+            Source::Other(kind) => Err(kind),
+            other => panic!("{other:?}"),
+        }
+    };
+    let (beta, zone) = ("failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone");
+    for (labels, place) in [
+        (json!({}), "zones/UNSPECIFIED"),
+        (json!({zone: "europe-west1-b"}), "zones/europe-west1-b"),
+        (json!({beta: "a-b-c", zone: "d"}), "zones/a-b-c"),
+        (json!({beta: "", zone: "d"}), "zones/d"),
+        (json!({zone: "europe-west1-b__europe-west1-c"}), "regions/europe-west1"),
+    ] {
+        assert_eq!(source(labels), Ok(format!("projects/UNSPECIFIED/{place}/disks/d")));
+    }
+    for zones in ["a-b-c__d-e-f", "a__b", "a-b-c__"] {
+        assert!(source(json!({zone: zones})).unwrap_err().contains("not of one region"), "{zones}");
+    }
 }
 
 #[test]
