@@ -13,8 +13,9 @@ use rustix::io::{self, Errno};
 use crate::util::stop::StopToken;
 use crate::util::tree;
 
-/// The limit of directories that are open at once, which limits the depth of a volume.
-const MAX_DEPTH: usize = 1024;
+/// The limit of directories that are open at once. Those further up are closed, and opened again on
+/// the way back: the depth of a volume has no limit.
+const MAX_OPEN: usize = 64;
 
 /// The permissions of the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,22 +69,22 @@ pub(super) fn give(
     }
     let mut count: u64 = 0;
     let mut refused: u64 = 0;
-    // The open directories from the root to the current one.
-    let mut levels = vec![Dir::read_from(root)?];
-    while let Some(level) = levels.last_mut() {
+    // The directories from the root to the current one, which is open.
+    let mut levels = vec![Level::new(tree::open_at(root, c".")?)?];
+    while let Some(Level { dir: Some(level), offset, .. }) = levels.last_mut() {
         if stop.is_stopped() {
             return Err(Broken::Stopping);
         }
         let Some(entry) = level.read() else {
             // A directory is changed after its entries.
-            if let Some(done) = levels.pop()
-                && !levels.is_empty()
-            {
+            if let (Some(Level { dir: Some(done), .. }), Some(above)) = (levels.pop(), levels.last_mut()) {
                 refused += u64::from(give_one(done.fd()?, gid, access).is_err());
+                above.open_again(done.fd()?)?;
             }
             continue;
         };
         let entry = entry?;
+        *offset = entry.offset();
         if matches!(entry.file_name().to_bytes(), b"." | b"..") {
             continue;
         }
@@ -103,16 +104,55 @@ pub(super) fn give(
             refused += u64::from(give_one(found.as_fd(), gid, access).is_err());
             continue;
         }
-        if levels.len() >= MAX_DEPTH {
-            return Err(Broken::Failed(Errno::NAMETOOLONG));
+        levels.push(Level::new(tree::open_at(found.as_fd(), c".")?)?);
+        let above = levels.len().checked_sub(MAX_OPEN + 1).and_then(|index| levels.get_mut(index));
+        if let Some(above) = above {
+            above.dir = None;
         }
-        levels.push(Dir::new(tree::open_at(found.as_fd(), c".")?)?);
     }
     give_one(root, gid, access)?;
     if refused > 0 {
         log::warn!("cannot set group {gid} on {refused} of {count} files of a volume");
     }
     Ok(count.saturating_add(1))
+}
+
+/// A directory of a walk.
+struct Level {
+    /// `None`: it was closed, because the walk is far below it.
+    dir: Option<Dir>,
+    /// Its device and inode.
+    id: (u64, u64),
+    /// The place after the entry that was read last.
+    offset: i64,
+}
+
+impl Level {
+    fn new(dir: OwnedFd) -> io::Result<Level> {
+        let id = id_of(dir.as_fd())?;
+        Ok(Level { dir: Some(Dir::new(dir)?), id, offset: 0 })
+    }
+
+    /// Opens the directory again as the one above `below`, and continues where it was left. An error
+    /// if a process has moved `below` to another directory meanwhile.
+    fn open_again(&mut self, below: BorrowedFd<'_>) -> io::Result<()> {
+        if self.dir.is_some() {
+            return Ok(());
+        }
+        let dir = tree::open_at(below, c"..")?;
+        if id_of(dir.as_fd())? != self.id {
+            return Err(Errno::STALE);
+        }
+        let mut dir = Dir::new(dir)?;
+        dir.seek(self.offset)?;
+        self.dir = Some(dir);
+        Ok(())
+    }
+}
+
+fn id_of(dir: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
+    let stat = fs::fstat(dir)?;
+    Ok((stat.st_dev, stat.st_ino))
 }
 
 /// Whether the root's group and mode show that a walk was completed.
@@ -206,6 +246,50 @@ mod tests {
             assert_eq!(again(), Ok(2), "{before:o}");
             assert_eq!((mode(&file), mode(root.path())), (0o660, 0o2770));
         }
+    }
+
+    /// Such a volume could never be mounted.
+    #[test]
+    fn deep_tree_gets_the_group_with_few_open_directories() {
+        const DEPTH: usize = 3000;
+        let root = tempfile::tempdir().unwrap();
+        set_mode(root.path(), 0o700);
+        let mut at = tree::open(root.path()).unwrap();
+        for _ in 0..DEPTH {
+            // Directories and files before and after the deep one, in whatever order they are read.
+            for name in [c"a", c"z"] {
+                tree::make_at(at.as_fd(), name, 0o700).unwrap();
+            }
+            let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+            fs::openat(&at, c"file", flags, Mode::from_raw_mode(0o600)).unwrap();
+            at = tree::make_at(at.as_fd(), c"deep", 0o700).unwrap().0;
+        }
+        let count = u64::try_from(4 * DEPTH + 1).unwrap();
+        assert_eq!(run(root.path(), Access::Write, Policy::Always, &StopToken::never()), Ok(count));
+        let mut at = tree::open(root.path()).unwrap();
+        for depth in 0..DEPTH {
+            for (name, expected) in [(c"a", 0o2770), (c"z", 0o2770), (c"file", 0o660)] {
+                let stat = fs::statat(&at, name, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+                assert_eq!(stat.st_mode & 0o7777, expected, "{name:?} at {depth}");
+            }
+            at = tree::open_at(at.as_fd(), c"deep").unwrap();
+        }
+        let top = tree::open(root.path()).unwrap();
+        tree::remove_contents(top.as_fd(), &StopToken::never()).unwrap();
+    }
+
+    #[test]
+    fn directory_that_was_moved_during_a_walk_ends_it() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("a/b")).unwrap();
+        std::fs::create_dir(root.path().join("c")).unwrap();
+        let below = tree::open(&root.path().join("a/b")).unwrap();
+        let mut level = Level::new(tree::open(&root.path().join("a")).unwrap()).unwrap();
+        level.dir = None;
+        level.open_again(below.as_fd()).unwrap();
+        level.dir = None;
+        std::fs::rename(root.path().join("a/b"), root.path().join("c/b")).unwrap();
+        assert_eq!(level.open_again(below.as_fd()), Err(Errno::STALE));
     }
 
     #[test]
