@@ -33,13 +33,17 @@ pub enum VolumeError {
         has_no_place: bool,
     },
     /// The path of a hostPath volume does not match its type.
-    #[error("hostPath type check failed: {path} is not {wanted}")]
+    #[error("hostPath type check failed{} {path} is not {wanted}, {found}", if *is_known { ":" } else { "," })]
     HostPathType {
         /// The path on the node.
         path: String,
         /// The type in words, such as `a directory`.
         wanted: &'static str,
     },
+        /// The type that it has, or why this is not known.
+        found: String,
+        /// Whether its type is known.
+        is_known: bool,
     /// The type of a hostPath volume is none that Kubernetes has.
     #[error("hostPath {path}: {kind:?} is an invalid volume type")]
     HostPathKind {

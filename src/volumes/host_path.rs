@@ -52,11 +52,34 @@ fn exists(path: &Path) -> bool {
 }
 
 fn want(path: &Path, is: fn(&FileType) -> bool, wanted: &'static str) -> Result<(), VolumeError> {
-    // A path that cannot be read counts as absent, as upstream.
-    if std::fs::metadata(path).is_ok_and(|found| is(&found.file_type())) {
-        return Ok(());
-    }
-    Err(VolumeError::HostPathType { path: path.display().to_string(), wanted })
+    let shown = path.display().to_string();
+    let unknown = |why: String| (format!("unable to determine its type: {why}"), false);
+    let (found, is_known) = match std::fs::metadata(path) {
+        Ok(found) if is(&found.file_type()) => return Ok(()),
+        Ok(found) => match kind_of(&found.file_type()) {
+            Some(kind) => (format!("it's a {kind}"), true),
+            None => unknown(
+                "only recognise file, directory, socket, block device and character device".to_owned(),
+            ),
+        },
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            unknown(format!("path {shown:?} does not exist"))
+        }
+        Err(error) => unknown(error.to_string()),
+    };
+    Err(VolumeError::HostPathType { path: shown, wanted, found, is_known })
+}
+
+/// The type in the words of the API; `None` for a pipe, which has none.
+fn kind_of(kind: &FileType) -> Option<&'static str> {
+    let kinds: [(&'static str, fn(&FileType) -> bool); 5] = [
+        ("Directory", FileType::is_dir),
+        ("File", FileType::is_file),
+        ("Socket", FileType::is_socket),
+        ("CharDevice", FileType::is_char_device),
+        ("BlockDevice", FileType::is_block_device),
+    ];
+    kinds.into_iter().find(|(_, is)| is(kind)).map(|(name, _)| name)
 }
 
 fn make_directory(path: &Path) -> Result<(), VolumeError> {
@@ -105,22 +128,26 @@ mod tests {
             (dir.path().join("file"), dir.path().join("socket"), dir.path().join("none"));
         std::fs::write(&file, "").unwrap();
         let _listener = UnixListener::bind(&socket).unwrap();
-        let not = |what: &str| Some(format!("hostPath type check failed: @ is not {what}"));
+        let not = |what: &str, found: &str| {
+            Some(format!("hostPath type check failed: @ is not {what}, it's a {found}"))
+        };
+        let absent = "hostPath type check failed, @ is not a directory, unable to determine its type: \
+                      path \"@\" does not exist";
         for (path, kind, expected) in [
             (none.as_path(), None, None),
             (&none, Some(""), None),
             (dir.path(), Some("Directory"), None),
-            (&file, Some("Directory"), not("a directory")),
-            (&none, Some("Directory"), not("a directory")),
-            (&file, Some("DirectoryOrCreate"), not("a directory")),
+            (&file, Some("Directory"), not("a directory", "File")),
+            (&none, Some("Directory"), Some(absent.to_owned())),
+            (&file, Some("DirectoryOrCreate"), not("a directory", "File")),
             (&file, Some("File"), None),
-            (dir.path(), Some("File"), not("a file")),
-            (dir.path(), Some("FileOrCreate"), not("a file")),
+            (dir.path(), Some("File"), not("a file", "Directory")),
+            (&socket, Some("FileOrCreate"), not("a file", "Socket")),
             (&socket, Some("Socket"), None),
-            (&file, Some("Socket"), not("a socket file")),
+            (&file, Some("Socket"), not("a socket file", "File")),
             (Path::new("/dev/null"), Some("CharDevice"), None),
-            (&file, Some("CharDevice"), not("a character device")),
-            (Path::new("/dev/null"), Some("BlockDevice"), not("a block device")),
+            (&file, Some("CharDevice"), not("a character device", "File")),
+            (Path::new("/dev/null"), Some("BlockDevice"), not("a block device", "CharDevice")),
             (&file, Some("Pipe"), Some("hostPath @: \"Pipe\" is an invalid volume type".to_owned())),
             (Path::new("/a/../b"), None, Some("invalid HostPath `@`: must not contain '..'".to_owned())),
             (Path::new("/tmp/a..b"), None, None),
@@ -136,9 +163,13 @@ mod tests {
         let (pipe, link, target) = (dir.path().join("pipe"), dir.path().join("l"), dir.path().join("target"));
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         std::os::unix::fs::symlink(&target, &link).unwrap();
-        for path in [&pipe, &link] {
+        let unknown = "hostPath type check failed, @ is not a file, unable to determine its type: ";
+        for (path, why) in [
+            (&pipe, "only recognise file, directory, socket, block device and character device"),
+            (&link, "path \"@\" does not exist"),
+        ] {
             make_file(path).unwrap();
-            check(path, Some("FileOrCreate"), Some("hostPath type check failed: @ is not a file"));
+            check(path, Some("FileOrCreate"), Some(&format!("{unknown}{why}")));
         }
         assert!(!target.exists());
     }

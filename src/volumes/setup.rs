@@ -786,7 +786,8 @@ mod tests {
         assert_eq!(
             event.message,
             "MountVolume.SetUp failed for volume \"d\" : \
-             hostPath type check failed: /no/such/dir is not a directory"
+             hostPath type check failed, /no/such/dir is not a directory, unable to determine its type: \
+             path \"/no/such/dir\" does not exist"
         );
         assert!(error.to_string().starts_with("unmounted volumes=[d], unattached volumes=[], failed to"));
         let retry_at = error.retry_at().unwrap();
@@ -867,7 +868,12 @@ mod tests {
             let mut set_up = SetUp::new(&volumes, &site, pod.spec().volumes.iter().flatten());
             let now = Instant::now();
             assert_eq!(set_up.report_at(now), None);
-            let failure = || VolumeError::HostPathType { path: "p".to_owned(), wanted: "a file" };
+            let failure = || VolumeError::HostPathType {
+                path: "p".to_owned(),
+                wanted: "a file",
+                found: "it's a Directory".to_owned(),
+                is_known: true,
+            };
             assert_eq!(set_up.queue.next(), Next::Try(0));
             let failed = set_up.record(0, Err(failure())).unwrap();
             set_up.queue.tried(0, failed);

@@ -43,14 +43,20 @@ fn host_path_of_wrong_type_delays_its_pod() {
     node.wait_ready("made");
     assert!(shared.join("made/deep").is_dir());
 
-    for (name, path) in [("late", shared.join("late")), ("wrong", shared.join("file"))] {
-        let event = node.wait_event(name, "FailedMount", "hostPath type check failed: ");
+    let (late, wrong) = (shared.join("late").display().to_string(), shared.join("file").display().to_string());
+    for (name, failure) in [
+        (
+            "late",
+            format!(
+                "failed, {late} is not a directory, unable to determine its type: path {late:?} does not exist"
+            ),
+        ),
+        ("wrong", format!("failed: {wrong} is not a directory, it's a File")),
+    ] {
+        let event = node.wait_event(name, "FailedMount", "hostPath type check failed");
         assert_eq!(
             event.message,
-            format!(
-                "MountVolume.SetUp failed for volume \"v\" : hostPath type check failed: {} is not a directory",
-                path.display()
-            )
+            format!("MountVolume.SetUp failed for volume \"v\" : hostPath type check {failure}")
         );
         let seen = node.pod(name).expect("the pod is listed");
         assert_eq!((phase(&seen), waiting_reason(&seen, "main")), ("Pending", "ContainerCreating"));
