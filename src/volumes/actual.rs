@@ -10,32 +10,111 @@ use super::atomic_writer::MAX_BYTES;
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
 
+/// Memory that a file or directory of a volume in memory takes besides its content: a page, two
+/// inodes and names, as measured.
+pub(super) const FILE_MEMORY: usize = 6 << 10;
+/// The limit of [`Size::memory`] for one pod: the largest volume, and some more.
+pub(super) const MAX_MEMORY: usize = 64 << 20;
+/// Memory that each pod may have, whatever others have: enough for its token and its secrets.
+const OWN_MEMORY: usize = 1 << 20;
+/// The least limit for all pods together.
+const MIN_SHARE: usize = 128 << 20;
+/// The limit for all pods together if the node's memory is not known.
+const UNKNOWN_SHARE: usize = 512 << 20;
+
 /// All mounted volumes, by pod and name.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Actual {
     pods: HashMap<PodUid, BTreeMap<String, MountedVolume>>,
     sizes: HashMap<PodUid, Sizes>,
+    /// The limit of memory for the files of all pods, apart from [`OWN_MEMORY`] of each.
+    share: usize,
 }
 
-/// The sizes in bytes of the volumes of a pod whose files the agent writes.
+impl Default for Actual {
+    fn default() -> Self {
+        Actual::new(0)
+    }
+}
+
+/// What the files of a volume take.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Size {
+    /// Their content.
+    pub(super) bytes: usize,
+    /// Memory that the kernel charges to the agent; 0 for files on the disk.
+    pub(super) memory: usize,
+}
+
+impl Size {
+    /// For files on the disk.
+    pub(super) fn on_disk(bytes: usize) -> Size {
+        Size { bytes, memory: 0 }
+    }
+
+    /// For files in memory.
+    pub(super) fn in_memory(bytes: usize, entries: usize) -> Size {
+        Size { bytes, memory: entries.saturating_mul(FILE_MEMORY).saturating_add(bytes) }
+    }
+}
+
+/// Which limit the files of a volume exceed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Exceeded {
+    /// The bytes of all volumes of the pod.
+    Bytes,
+    /// The memory of all volumes of the pod.
+    Memory,
+    /// The memory of all pods of the namespace, or of the node.
+    Share {
+        /// The limit in bytes.
+        limit: usize,
+    },
+}
+
+/// The sizes of the volumes of a pod whose files the agent writes.
 #[derive(Debug, Default)]
 struct Sizes {
-    volumes: HashMap<String, usize>,
-    total: usize,
+    namespace: String,
+    volumes: HashMap<String, Size>,
+    total: Size,
 }
 
 impl Sizes {
-    fn of(&self, volume: &str) -> usize {
+    fn of(&self, volume: &str) -> Size {
         self.volumes.get(volume).copied().unwrap_or_default()
     }
 
-    fn set(&mut self, volume: &str, bytes: usize) {
-        let before = self.volumes.insert(volume.to_owned(), bytes).unwrap_or_default();
-        self.total = self.total.saturating_sub(before).saturating_add(bytes);
+    /// The sizes of all volumes, if this one had another size.
+    fn with(&self, volume: &str, size: Size) -> Size {
+        let before = self.of(volume);
+        let replace =
+            |total: usize, before: usize, size: usize| total.saturating_sub(before).saturating_add(size);
+        Size {
+            bytes: replace(self.total.bytes, before.bytes, size.bytes),
+            memory: replace(self.total.memory, before.memory, size.memory),
+        }
+    }
+
+    fn set(&mut self, volume: &str, size: Size) {
+        self.total = self.with(volume, size);
+        self.volumes.insert(volume.to_owned(), size);
     }
 }
 
+/// The part of a pod's memory that counts for its namespace and the node.
+fn shared(memory: usize) -> usize {
+    memory.saturating_sub(OWN_MEMORY)
+}
+
 impl Actual {
+    /// An empty table on a node with this much memory in bytes; 0: it is not known.
+    pub(super) fn new(memory: u64) -> Actual {
+        let eighth = usize::try_from(memory / 8).unwrap_or(usize::MAX);
+        let share = if memory == 0 { UNKNOWN_SHARE } else { eighth.max(MIN_SHARE) };
+        Actual { pods: HashMap::new(), sizes: HashMap::new(), share }
+    }
+
     /// The volume, if it is mounted for the pod.
     pub(super) fn get(&self, uid: &PodUid, volume: &str) -> Option<MountedVolume> {
         self.pods.get(uid)?.get(volume).cloned()
@@ -52,22 +131,53 @@ impl Actual {
         volumes.insert(volume.volume.clone(), volume.clone());
     }
 
-    /// Whether the pod may have this many bytes of files in the volume, in addition to those of its
-    /// other volumes. The bytes count from now on. A volume whose update fails keeps its old files,
-    /// so the larger size counts until [`Actual::wrote`].
-    pub(super) fn reserve(&mut self, uid: &PodUid, volume: &str, bytes: usize) -> bool {
-        let sizes = self.sizes.entry(uid.clone()).or_default();
-        let before = sizes.of(volume);
-        let fits = (sizes.total - before).saturating_add(bytes) <= MAX_BYTES;
-        if fits {
-            sizes.set(volume, before.max(bytes));
+    /// Whether the pod may have files of this size in the volume, in addition to those of its other
+    /// volumes. The size counts from now on. A volume whose update fails keeps its old files, so the
+    /// larger size counts until [`Actual::wrote`].
+    ///
+    /// DIFFERS: upstream has no limits, so that a few objects of many small keys take the node's
+    /// memory.
+    pub(super) fn reserve(
+        &mut self,
+        (uid, namespace): (&PodUid, &str),
+        volume: &str,
+        size: Size,
+    ) -> Result<(), Exceeded> {
+        let (mut of_node, mut of_namespace) = (0_usize, 0_usize);
+        for (_, sizes) in self.sizes.iter().filter(|(other, _)| *other != uid) {
+            let memory = shared(sizes.total.memory);
+            of_node = of_node.saturating_add(memory);
+            if sizes.namespace == namespace {
+                of_namespace = of_namespace.saturating_add(memory);
+            }
         }
-        fits
+        let share = self.share;
+        let sizes = self.sizes.entry(uid.clone()).or_default();
+        namespace.clone_into(&mut sizes.namespace);
+        let (now, after) = (sizes.total, sizes.with(volume, size));
+        let own = shared(after.memory);
+        // An update that takes no more than before is never refused.
+        let grows = after.memory > now.memory && own > 0;
+        if after.bytes > MAX_BYTES {
+            return Err(Exceeded::Bytes);
+        }
+        if grows && after.memory > MAX_MEMORY {
+            return Err(Exceeded::Memory);
+        }
+        for (others, limit) in [(of_namespace, share / 2), (of_node, share)] {
+            if grows && others.saturating_add(own) > limit {
+                return Err(Exceeded::Share { limit });
+            }
+        }
+        let before = sizes.of(volume);
+        let larger = Size { bytes: before.bytes.max(size.bytes), memory: before.memory.max(size.memory) };
+        sizes.set(volume, larger);
+        Ok(())
     }
 
-    /// Records that the files of the volume have this many bytes in all.
-    pub(super) fn wrote(&mut self, uid: &PodUid, volume: &str, bytes: usize) {
-        self.sizes.entry(uid.clone()).or_default().set(volume, bytes);
+    /// Records that the files of the volume have this size.
+    pub(super) fn wrote(&mut self, uid: &PodUid, volume: &str, size: Size) {
+        self.sizes.entry(uid.clone()).or_default().set(volume, size);
     }
 
     /// Forgets the pod's volumes, whose state is unknown now.
@@ -101,25 +211,72 @@ mod tests {
         assert!(actual.pods.is_empty());
     }
 
+    fn reserve(actual: &mut Actual, uid: &PodUid, volume: &str, bytes: usize) -> bool {
+        actual.reserve((uid, "n"), volume, Size::on_disk(bytes)).is_ok()
+    }
+
     #[test]
     fn volumes_of_one_pod_share_a_byte_limit() {
         let mut actual = Actual::default();
         let (one, two) = (PodUid::from("1"), PodUid::from("2"));
-        assert!(actual.reserve(&one, "v", MAX_BYTES));
+        assert!(reserve(&mut actual, &one, "v", MAX_BYTES));
         // Nothing was written yet, or the update has failed.
-        assert!(actual.reserve(&one, "v", 1));
-        assert!(!actual.reserve(&one, "w", 1));
-        actual.wrote(&one, "v", 1);
-        assert!(actual.reserve(&one, "w", MAX_BYTES - 1));
-        actual.wrote(&one, "w", MAX_BYTES - 1);
-        assert!(!actual.reserve(&one, "x", 1));
+        assert!(reserve(&mut actual, &one, "v", 1));
+        assert!(!reserve(&mut actual, &one, "w", 1));
+        actual.wrote(&one, "v", Size::on_disk(1));
+        assert!(reserve(&mut actual, &one, "w", MAX_BYTES - 1));
+        actual.wrote(&one, "w", Size::on_disk(MAX_BYTES - 1));
+        assert!(!reserve(&mut actual, &one, "x", 1));
         // A volume whose update is refused keeps its old files and size.
-        assert!(!actual.reserve(&one, "v", 2));
-        assert!(actual.reserve(&one, "v", 1));
-        assert!(actual.reserve(&one, "x", 0));
-        assert!(!actual.reserve(&one, "x", usize::MAX));
-        assert!(actual.reserve(&two, "v", MAX_BYTES));
+        assert!(!reserve(&mut actual, &one, "v", 2));
+        assert!(reserve(&mut actual, &one, "v", 1));
+        assert!(reserve(&mut actual, &one, "x", 0));
+        assert!(!reserve(&mut actual, &one, "x", usize::MAX));
+        assert!(reserve(&mut actual, &two, "v", MAX_BYTES));
         actual.forget(&one);
-        assert!(actual.reserve(&one, "x", MAX_BYTES));
+        assert!(reserve(&mut actual, &one, "x", MAX_BYTES));
+    }
+
+    /// Seven volumes of 9,900 files with one byte each took 400 MiB that were charged to the agent.
+    #[test]
+    fn small_files_in_memory_of_one_pod_share_a_limit() {
+        let mut actual = Actual::default();
+        let pod = PodUid::from("1");
+        let many = Size::in_memory(9_900, 9_900);
+        assert!(many.memory > 56 << 20);
+        assert_eq!(actual.reserve((&pod, "n"), "v0", many), Ok(()));
+        assert_eq!(actual.reserve((&pod, "n"), "v1", many), Err(Exceeded::Memory));
+        // An update of what exists is possible, and so is a ConfigMap, which is on the disk.
+        assert_eq!(actual.reserve((&pod, "n"), "v0", many), Ok(()));
+        assert_eq!(actual.reserve((&pod, "n"), "map", Size::on_disk(9_900)), Ok(()));
+        // The largest volume fits.
+        actual.forget(&pod);
+        assert_eq!(actual.reserve((&pod, "n"), "v0", Size::in_memory(1 << 20, 10_000)), Ok(()));
+    }
+
+    #[test]
+    fn files_in_memory_of_all_pods_share_a_limit_and_leave_some_for_each() {
+        let mut actual = Actual::new(2 << 30);
+        assert_eq!(
+            (actual.share, Actual::new(1 << 20).share, Actual::new(0).share),
+            (256 << 20, 128 << 20, 512 << 20)
+        );
+        let many = Size::in_memory(9_900, 9_900);
+        let fill = |actual: &mut Actual, namespace: &str| {
+            let each = |n: usize| {
+                let uid = PodUid::from(format!("{namespace}{n}").as_str());
+                actual.reserve((&uid, namespace), "v", many)
+            };
+            let results: Vec<_> = (0..10).map(each).collect();
+            (results.iter().filter(|one| one.is_ok()).count(), results.last().copied())
+        };
+        assert_eq!(fill(&mut actual, "a"), (2, Some(Err(Exceeded::Share { limit: 128 << 20 }))));
+        assert_eq!(fill(&mut actual, "b"), (2, Some(Err(Exceeded::Share { limit: 128 << 20 }))));
+        assert_eq!(fill(&mut actual, "c"), (0, Some(Err(Exceeded::Share { limit: 256 << 20 }))));
+        // The token of a new pod has its place.
+        for n in 0..1000 {
+            let uid = PodUid::from(format!("t{n}").as_str());
+            assert_eq!(actual.reserve((&uid, "a"), "token", Size::in_memory(5_000, 6)), Ok(()));
+        }
     }
 }

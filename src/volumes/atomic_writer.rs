@@ -167,6 +167,11 @@ impl Payload {
         other.files.into_iter().try_for_each(|(path, file)| self.insert(&path.to_string_lossy(), file))
     }
 
+    /// How many files and directories a version has.
+    pub(super) fn entries(&self) -> usize {
+        self.entries
+    }
+
     /// How many bytes were added.
     pub(super) fn bytes(&self) -> usize {
         self.bytes

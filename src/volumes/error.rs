@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use super::actual::FILE_MEMORY;
 use super::atomic_writer::{MAX_BYTES, PathError};
 use super::kind::{Certainty, KindError, Phase};
 use crate::kube::objects::ObjectError;
@@ -39,11 +40,11 @@ pub enum VolumeError {
         path: String,
         /// The type in words, such as `a directory`.
         wanted: &'static str,
-    },
         /// The type that it has, or why this is not known.
         found: String,
         /// Whether its type is known.
         is_known: bool,
+    },
     /// The type of a hostPath volume is none that Kubernetes has.
     #[error("hostPath {path}: {kind:?} is an invalid volume type")]
     HostPathKind {
@@ -88,6 +89,15 @@ pub enum VolumeError {
     /// The files of the volume would exceed what all volumes of a pod may have.
     #[error("more than {MAX_BYTES} bytes for the files of all volumes of the pod")]
     FilesTooLarge,
+    /// The files of the volume would take more memory than volumes may have together.
+    #[error("more than {} MiB of the node's memory for the files of the Secret, downwardAPI and projected volumes of \
+        {whose}: each file takes {} KiB besides its content", limit >> 20, FILE_MEMORY >> 10)]
+    FilesTakeMemory {
+        /// Whose volumes have the limit.
+        whose: &'static str,
+        /// The limit in bytes.
+        limit: usize,
+    },
     /// A sub path of a volume.
     #[error("cannot {what}")]
     SubPath {

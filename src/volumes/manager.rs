@@ -135,8 +135,10 @@ impl Volumes {
             events: deps.events,
             api: deps.api,
             local: deps.local,
+        let operations = Operations::default();
+        let memory = u64::try_from(settings.allocatable.memory.units()).unwrap_or_default();
             retries: Mutex::default(),
-            actual: Mutex::default(),
+            actual: Mutex::new(Actual::new(memory)),
             progress: Mutex::default(),
             operations: Operations::default(),
             kinds: Arc::new(kinds.with_csi(Arc::new(Arc::clone(&csi)))),

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
 use super::atomic_writer::Payload;
+use super::actual::{Exceeded, MAX_MEMORY, Size};
 use super::error::VolumeError;
 use super::files::Site;
 use super::kind::Phase;
@@ -196,11 +197,20 @@ impl Volumes {
         let name = volume.name.as_str();
         let files = |plugin, payload: Result<Payload, VolumeError>| {
             let payload = payload?;
-            if !self.actual().reserve(pod.uid(), name, payload.bytes()) {
-                return Err(VolumeError::FilesTooLarge);
-            }
+            let size = match plugin {
+                paths::CONFIG_MAP => Size::on_disk(payload.bytes()),
+                _ => Size::in_memory(payload.bytes(), payload.entries()),
+            };
+            let reserved = self.actual().reserve((pod.uid(), pod.namespace()), name, size);
+            reserved.map_err(|exceeded| match exceeded {
+                Exceeded::Bytes => VolumeError::FilesTooLarge,
+                Exceeded::Memory => VolumeError::FilesTakeMemory { whose: "the pod", limit: MAX_MEMORY },
+                Exceeded::Share { limit } => {
+                    VolumeError::FilesTakeMemory { whose: "all pods of the namespace or the node", limit }
+                }
+            })?;
             let mounted = files::set_up(site, (plugin, name), &payload, allocatable.memory)?;
-            self.actual().wrote(pod.uid(), name, payload.bytes());
+            self.actual().wrote(pod.uid(), name, size);
             Ok(mounted)
         };
         Some(match Plugin::of(volume) {
