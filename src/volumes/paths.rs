@@ -30,9 +30,36 @@ pub(super) const SUB_PATHS: &str = "volume-subpaths";
 /// with the pod, also if another agent wrote it.
 pub(super) const OWNED_CONTENT: [&str; 5] = [EMPTY_DIR, CONFIG_MAP, DOWNWARD_API, PROJECTED, SECRET];
 
-/// `<root-dir>/pods`.
+/// `<root-dir>/pods`, or the directory that it leads to.
 pub(super) fn pods(root_dir: &Path) -> PathBuf {
-    root_dir.join("pods")
+    real_dir(root_dir, "pods")
+}
+
+/// `<root-dir>/plugins`, or the directory that it leads to.
+pub(super) fn plugins(root_dir: &Path) -> PathBuf {
+    real_dir(root_dir, "plugins")
+}
+
+/// A directory of the root directory. An operator may have replaced it with a link to another disk,
+/// and the mount table names mounts by their real path.
+fn real_dir(root_dir: &Path, name: &str) -> PathBuf {
+    let path = root_dir.join(name);
+    if std::fs::read_link(&path).is_err() {
+        return path;
+    }
+    std::fs::canonicalize(&path).unwrap_or(path)
+}
+
+/// The path in the mount table of a path in the root directory, and the directory without links
+/// that contains it.
+pub(super) fn real(root_dir: &Path, path: &Path) -> (PathBuf, PathBuf) {
+    for (name, real) in [("pods", pods as fn(&Path) -> PathBuf), ("plugins", plugins)] {
+        if let Ok(rest) = path.strip_prefix(root_dir.join(name)) {
+            let top = real(root_dir);
+            return (top.clone(), top.join(rest));
+        }
+    }
+    (root_dir.to_owned(), path.to_owned())
 }
 
 /// `<root-dir>/pods/<uid>`, refused unless the UID is one path element.
@@ -65,6 +92,29 @@ pub(super) fn c_name(name: &str) -> Result<CString, VolumeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An operator moved the directory of the pods to a larger disk.
+    #[test]
+    fn directory_that_is_a_link_has_its_real_path() {
+        let top = tempfile::tempdir().unwrap();
+        let top = std::fs::canonicalize(top.path()).unwrap();
+        let (root, disk) = (top.join("root"), top.join("disk"));
+        std::fs::create_dir_all(root.join("plugins")).unwrap();
+        std::fs::create_dir_all(disk.join("pods/u/volumes")).unwrap();
+        std::os::unix::fs::symlink("../disk/pods", root.join("pods")).unwrap();
+        assert_eq!(pods(&root), disk.join("pods"));
+        assert_eq!(plugins(&root), root.join("plugins"));
+        assert_eq!(pod(&root, &PodUid::from("u")).unwrap(), disk.join("pods/u"));
+        open_pod(&root, &PodUid::from("u")).unwrap();
+        assert_eq!(real(&root, &root.join("pods/u/v")), (disk.join("pods"), disk.join("pods/u/v")));
+        let other = root.join("plugins/x");
+        assert_eq!(real(&root, &other), (root.join("plugins"), other.clone()));
+        assert_eq!(real(&root, &top.join("y")), (root.clone(), top.join("y")));
+        // A link that leads nowhere is named in the error of what is done there.
+        std::fs::remove_file(root.join("pods")).unwrap();
+        std::os::unix::fs::symlink("none", root.join("pods")).unwrap();
+        assert_eq!(pods(&root), root.join("pods"));
+    }
 
     #[test]
     fn only_plain_names_become_paths() {

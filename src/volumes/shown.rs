@@ -91,6 +91,7 @@ impl Volumes {
     /// The first two elements of a path below the pod's `volumes`.
     pub(super) fn place_of(&self, uid: &PodUid, path: &Path) -> Option<String> {
         let volumes = paths::pod(&self.settings.root_dir, uid).ok()?.join("volumes");
+        let (_, path) = paths::real(&self.settings.root_dir, path);
         let mut elements = path.strip_prefix(volumes).ok()?.components();
         let mut next = || Some(elements.next()?.as_os_str().to_string_lossy().into_owned());
         Some(format!("{}/{}", next()?, next()?))

@@ -375,6 +375,38 @@ fn leftovers_of_a_killed_agent_are_removed() {
     assert!(place.mounts(&place.root()).is_empty());
 }
 
+/// An operator moved the directory of the pods to another disk.
+#[test]
+fn pods_end_and_leftovers_are_removed_if_the_directory_of_pods_is_a_link() {
+    let Some(place) = VolumeFixture::new() else { return };
+    let disk = place.dir.path().join("disk/pods");
+    fs::create_dir_all(&disk).unwrap();
+    fs::create_dir_all(place.root()).unwrap();
+    symlink(&disk, place.root().join("pods")).unwrap();
+    let memory = json!({"name": "m", "emptyDir": {"medium": "Memory"}});
+    let pod = pod_of("u1", &[memory]);
+    let set_up = |volumes: &Volumes| {
+        let ready = volumes.setup(&pod, &STOP()).unwrap();
+        bind(volumes, &ready[0], 1, "sub").unwrap();
+        assert_eq!(place.mounts(&disk).len(), 2);
+    };
+    let (volumes, _queue) = place.volumes();
+    set_up(&volumes);
+    // A restarted agent finds the mounts, and makes none.
+    drop(volumes);
+    let (volumes, _queue) = place.volumes();
+    set_up(&volumes);
+    tear_down(&volumes, pod.uid());
+    assert!(place.mounts(place.dir.path()).is_empty());
+    // The pod is gone when the agent starts again.
+    set_up(&volumes);
+    drop(volumes);
+    let (volumes, _queue) = place.volumes();
+    assert_eq!(volumes.orphans(&|_| false, &STOP()).unwrap().removed, [PodUid::from("u1")]);
+    assert!(place.mounts(place.dir.path()).is_empty());
+    assert_eq!(fs::read_dir(&disk).unwrap().count(), 0);
+}
+
 #[test]
 fn empty_dir_is_writable_for_its_fs_group() {
     let Some(place) = VolumeFixture::new() else { return };

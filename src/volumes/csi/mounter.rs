@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::CWD;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
-use super::super::mounts;
+use super::super::{mounts, paths};
 
 /// Mounts that may lie on one path, one above the other, when it is cleaned.
 const MAX_STACK: usize = 16;
@@ -43,7 +43,8 @@ pub(super) fn unmount_all(mounter: &dyn Mounter, path: &Path) -> io::Result<()> 
     Err(io::Error::other("still a mount point"))
 }
 
-/// The kernel's mounts. All paths are below a directory without links.
+/// The kernel's mounts. All paths are below a directory without links, except `pods` and `plugins` in
+/// it.
 #[derive(Debug, Clone)]
 pub struct KernelMounter {
     top: PathBuf,
@@ -60,11 +61,13 @@ impl KernelMounter {
 impl Mounter for KernelMounter {
     fn is_mount_point(&self, path: &Path) -> io::Result<bool> {
         let table = mounts::read().map_err(io::Error::other)?;
-        Ok(table.iter().any(|mount| mount == path))
+        let (_, path) = paths::real(&self.top, path);
+        Ok(table.contains(&path))
     }
 
     fn unmount(&self, path: &Path) -> io::Result<()> {
-        Ok(mounts::unmount_in(&self.top, path, UnmountFlags::empty())?)
+        let (top, path) = paths::real(&self.top, path);
+        Ok(mounts::unmount_in(&top, &path, UnmountFlags::empty())?)
     }
 
     fn bind(&self, from: &Path, to: &Path) -> io::Result<()> {

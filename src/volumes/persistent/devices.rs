@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::super::error::VolumeError;
 use super::super::mounts::Mount;
+use super::super::paths;
 use super::host::mount_at;
 use super::sysfs::names;
 use crate::util::stop::{StopToken, Waited};
@@ -85,7 +86,7 @@ fn names_of_dirs(dir: &Path) -> Option<()> {
 
 /// `<root-dir>/plugins/kubernetes.io`.
 pub(super) fn plugins(root_dir: &Path) -> PathBuf {
-    root_dir.join("plugins/kubernetes.io")
+    paths::plugins(root_dir).join("kubernetes.io")
 }
 
 /// Whether a pod uses the device.
