@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{self, Mode, OFlags};
 use rustix::io::{self, Errno};
-use rustix::mount::UnmountFlags;
+use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::error::VolumeError;
 use super::unmount;
@@ -83,6 +83,73 @@ fn parse(table: &[u8]) -> Vec<PathBuf> {
 /// The mounts strictly below `dir`, in an order in which they can be unmounted: the deepest first,
 /// and of two on one path the later one first.
 pub(super) fn below(mounts: &[PathBuf], dir: &Path) -> Vec<PathBuf> {
+/// Bind-mounts `source` at `target` with these options of `mount`. The flags of the source's mount
+/// are kept, also by the remount that makes it read-only (mount(2): a remount replaces all flags of
+/// the mount). Options that are none of a mount, but of a file system, have no effect here, as with
+/// `mount`.
+pub(super) fn bind(source: &Path, target: &Path, options: &[String]) -> Result<(), VolumeError> {
+    rustix::mount::mount_bind(source, target).map_err(VolumeError::io("bind a volume to", target))?;
+    let change = || {
+        let Some(flags) = changed_flags(&flags_at(&bytes()?, target).unwrap_or_default(), options) else {
+            return Ok(());
+        };
+        let flags = MountFlags::BIND | flags;
+        rustix::mount::mount_remount(target, flags, "").map_err(VolumeError::io("set the options of", target))
+    };
+    change().inspect_err(|_| {
+        // A mount that allows more than the volume must not remain.
+        let _ = rustix::mount::unmount(target, UnmountFlags::NOFOLLOW);
+    })
+}
+
+/// The flags of a mount by its option's name: those that it sets, and those that it takes away.
+fn flags_of(option: &str) -> Option<(MountFlags, MountFlags)> {
+    const ATIME: MountFlags = MountFlags::NOATIME
+        .union(MountFlags::NODIRATIME)
+        .union(MountFlags::RELATIME)
+        .union(MountFlags::STRICTATIME);
+    let none = MountFlags::empty();
+    Some(match option {
+        "ro" => (MountFlags::RDONLY, none),
+        "rw" => (none, MountFlags::RDONLY),
+        "nosuid" => (MountFlags::NOSUID, none),
+        "suid" => (none, MountFlags::NOSUID),
+        "nodev" => (MountFlags::NODEV, none),
+        "dev" => (none, MountFlags::NODEV),
+        "noexec" => (MountFlags::NOEXEC, none),
+        "exec" => (none, MountFlags::NOEXEC),
+        "nosymfollow" => (MountFlags::NOSYMFOLLOW, none),
+        "symfollow" => (none, MountFlags::NOSYMFOLLOW),
+        "nodiratime" => (MountFlags::NODIRATIME, none),
+        "noatime" => (MountFlags::NOATIME, ATIME),
+        "relatime" => (MountFlags::RELATIME, ATIME),
+        "strictatime" => (MountFlags::STRICTATIME, ATIME),
+        _ => return None,
+    })
+}
+
+/// The flags for a remount; `None`: the options change nothing. `present` are the options in the
+/// mount table.
+fn changed_flags(present: &str, options: &[String]) -> Option<MountFlags> {
+    let add = |flags: MountFlags, (set, cleared): (MountFlags, MountFlags)| flags.difference(cleared) | set;
+    let before = present.split(',').filter_map(flags_of).fold(MountFlags::empty(), add);
+    // "Read-only" wins: options are sorted, and each is in the list once.
+    let is_read_only = options.iter().any(|option| option == "ro");
+    let wanted = options.iter().filter(|option| !(is_read_only && *option == "rw"));
+    let after = wanted.filter_map(|option| flags_of(option)).fold(before, add);
+    (after != before).then_some(after)
+}
+
+/// The options of the mount on top of `point`.
+fn flags_at(table: &[u8], point: &Path) -> Option<String> {
+    let fields = |line: &[u8]| -> Option<String> {
+        let mut fields = line.split(|byte| *byte == b' ').skip(4);
+        let found = PathBuf::from(OsString::from_vec(from_octal(fields.next()?)));
+        (found == point).then(|| String::from_utf8_lossy(fields.next().unwrap_or_default()).into_owned())
+    };
+    table.split(|byte| *byte == b'\n').filter_map(fields).next_back()
+}
+
     let mut found: Vec<PathBuf> =
         mounts.iter().filter(|mount| mount.starts_with(dir) && *mount != dir).cloned().collect();
     found.sort_by_key(|mount| std::cmp::Reverse(mount.components().count()));
@@ -204,6 +271,30 @@ mod tests {
             assert_eq!(error == Errno::NOTDIR, is_refused, "{mount}: {error}");
         }
         assert_eq!(unmount_in(top.path(), Path::new("/elsewhere"), NONE), Err(Errno::INVAL));
+    #[test]
+    fn remount_of_a_bind_keeps_the_flags_of_its_source() {
+        let list = |text: &str| text.split(',').map(str::to_owned).collect::<Vec<_>>();
+        let hard = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        for (present, options, expected) in [
+            ("rw,relatime", "", None),
+            ("rw,nosuid,nodev,noexec", "rw", None),
+            ("ro,nosuid", "ro", None),
+            ("rw,relatime", "ro", Some(MountFlags::RELATIME | MountFlags::RDONLY)),
+            ("rw,nosuid,nodev,noexec", "ro", Some(hard | MountFlags::RDONLY)),
+            ("rw", "nodev,noexec,nosuid,ro", Some(hard | MountFlags::RDONLY)),
+            ("rw", "discard,nodev,noexec,nosuid,rw", Some(hard)),
+            ("rw,relatime", "noatime", Some(MountFlags::NOATIME)),
+            ("rw,noexec", "exec", Some(MountFlags::empty())),
+            ("ro", "ro,rw", None),
+            ("", "nodev", Some(MountFlags::NODEV)),
+        ] {
+            assert_eq!(changed_flags(present, &list(options)), expected, "{present} {options}");
+        }
+        let table = b"1 2 0:5 / /a rw,nosuid - tmpfs t rw\n3 1 0:6 / /a ro,nodev - tmpfs t rw\nbroken\n";
+        assert_eq!(flags_at(table, Path::new("/a")).as_deref(), Some("ro,nodev"));
+        assert_eq!(flags_at(table, Path::new("/b")), None);
+    }
+
         assert_eq!(unmount_in(top.path(), top.path(), NONE), Err(Errno::INVAL));
     }
 

@@ -121,6 +121,37 @@ fn pod(uid: &str, read_only: bool) -> Pod {
 
 const STOP: fn() -> StopToken = StopToken::never;
 
+/// The flags of the mount at a path, in the words of the mount table.
+fn flags(path: &Path) -> Vec<String> {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let fields = |line: &str| {
+        let mut fields = line.split(' ').skip(4).map(str::to_owned);
+        (fields.next().unwrap_or_default(), fields.next().unwrap_or_default())
+    };
+    let mut mounts = table.lines().map(fields).filter(|(point, _)| Path::new(point) == path);
+    mounts.next_back().map(|(_, flags)| flags.split(',').map(str::to_owned).collect()).unwrap_or_default()
+}
+
+#[test]
+fn bind_of_a_local_volume_keeps_the_flags_of_its_source_and_has_its_options() {
+    let Some(place) = Place::new() else { return };
+    let data = place.0.path().join("data");
+    fs::create_dir_all(&data).unwrap();
+    let hard = rustix::mount::MountFlags::NOEXEC | rustix::mount::MountFlags::NOSUID;
+    rustix::mount::mount("tmpfs", &data, "tmpfs", hard, c"").unwrap();
+    let spec = json!({"local": {"path": data.to_str().unwrap()}, "mountOptions": ["nodev"]});
+    let volumes = place.volumes(&spec);
+    for (uid, read_only, access) in [("u1", false, "rw"), ("u2", true, "ro")] {
+        let ready = volumes.setup(&pod(uid, read_only), &STOP()).unwrap();
+        let found = flags(&ready[0].host_path);
+        for wanted in [access, "nosuid", "nodev", "noexec"] {
+            assert!(found.iter().any(|flag| flag == wanted), "{uid}: {wanted} is not in {found:?}");
+        }
+        volumes.tear_down(&PodUid::from(uid), &STOP()).unwrap();
+    }
+    rustix::mount::unmount(&data, rustix::mount::UnmountFlags::empty()).unwrap();
+}
+
 #[test]
 fn data_of_a_local_volume_outlive_pod_and_agent() {
     let Some(place) = Place::new() else { return };

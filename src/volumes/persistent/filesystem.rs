@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use super::super::error::{ToolError, VolumeError};
 use super::super::kind::Phase;
-use super::host::Host;
+use super::super::mounts::Mount;
+use super::fs_type;
+use super::host::{Host, mount_at};
 use super::tools::{Ended, has_mount_helper, missing};
 use crate::util::stop::StopToken;
 
@@ -91,7 +93,8 @@ pub(super) fn format_and_mount(
     stop: &StopToken,
 ) -> Result<(), VolumeError> {
     let read_only = options.iter().any(|option| option == "ro");
-    let kind = if kind.is_empty() { "ext4" } else { kind };
+    check_type(host, kind)?;
+    let kind = kind_or_default(kind);
     let source = device.to_string_lossy();
     let content = probe(host, &source, stop)?;
     let options = join(options, &["defaults"]);
@@ -118,7 +121,38 @@ pub(super) fn format_and_mount(
         )),
         (_, VolumeError::Kind(error)) => fails(error.message),
         (_, error) => error,
-    })
+    })?;
+    check_mounted(host, device, target)
+}
+
+fn kind_or_default(kind: &str) -> &str {
+    if kind.is_empty() { "ext4" } else { kind }
+}
+
+/// Refuses a type that is not mounted from a block device; empty: the default.
+pub(super) fn check_type(host: &dyn Host, kind: &str) -> Result<(), VolumeError> {
+    fs_type::check(host.root(), kind_or_default(kind)).map_err(fails)
+}
+
+/// Refuses a mount that an earlier agent made from no block device.
+pub(super) fn check_present(mount: &Mount) -> Result<(), VolumeError> {
+    fs_type::check_kind(mount).map_err(fails)
+}
+
+/// What was just mounted must be the file system of the device, or it is unmounted again.
+fn check_mounted(host: &dyn Host, device: &Path, target: &Path) -> Result<(), VolumeError> {
+    let number = host
+        .device_number(device)
+        .map_err(|error| fails(format!("cannot inspect device {}: {error}", device.display())));
+    let table = host.mounts()?;
+    let Some(mount) = mount_at(&table, target) else {
+        return Err(fails(format!("mount succeeded, but nothing is mounted at {}", target.display())));
+    };
+    let result = number.and_then(|number| fs_type::check_mounted(mount, number.as_deref()).map_err(fails));
+    if result.is_err() {
+        host.unmount(target, mount.is_remote())?;
+    }
+    result
 }
 
 fn fails(what: String) -> VolumeError {
@@ -192,10 +226,6 @@ fn format_args<'a>(kind: &str, device: &'a str) -> Vec<&'a str> {
 }
 
 fn format(host: &dyn Host, device: &str, kind: &str) -> Result<(), VolumeError> {
-    let named = !kind.is_empty() && kind.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    if !named {
-        return Err(fails(format!("{kind:?} cannot be the type of a file system")));
-    }
     log::info!("device {device} is empty and is formatted with {kind}");
     let program = format!("mkfs.{kind}");
     let ended = host.run(&program, &format_args(kind, device), LONG, &StopToken::never()).map_err(tool)?;
@@ -409,6 +439,22 @@ mod tests {
              dd: error reading '/dev/x': Input/output error"
         );
         assert_eq!(host.log(), [PROBED, READ]);
+    }
+
+    #[test]
+    fn mount_that_is_not_of_the_device_is_undone() {
+        let host = FakeHost::default();
+        host.answer("blkid", 0, "TYPE=ext4\n");
+        // A program has mounted something else.
+        host.mounts_instead("0:99", "fuse.sh");
+        let error = run(&host, "ext4", &[]).unwrap_err();
+        assert!(error.starts_with("what is mounted is not the file system of the device: "), "{error}");
+        assert_eq!(host.log().last().unwrap(), "umount /t remote");
+        assert!(host.mounts().unwrap().is_empty());
+        host.answer("blkid", 0, "TYPE=ext4\n");
+        host.mounts_instead("", "");
+        let error = run(&host, "ext4", &[]).unwrap_err();
+        assert_eq!(error, "mount succeeded, but nothing is mounted at /t");
     }
 
     #[test]

@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use super::super::error::VolumeError;
 use super::super::kind::Phase;
 use super::super::{empty_dir, paths};
-use super::host::{Access, mount_at};
+use super::host::mount_at;
 use super::owner::policy;
-use super::{Kinds, devices, filesystem, flex, make_dirs, relative, remove_dir};
+use super::{
+    Kinds, bind_options, devices, filesystem, flex, make_dirs, relative, remove_dir, system_options,
+};
 use crate::model::persistent::{Flex, Spec};
 use crate::model::pod::Pod;
 use crate::util::stop::StopToken;
@@ -52,7 +54,7 @@ impl Kinds {
             let Some(global) = global else {
                 return Err(VolumeError::device(Phase::SetUp, format!("driver {driver} supports no mount")));
             };
-            host.bind(&global, target, Access::of(spec.read_only)).inspect_err(|_| remove_dir(target))?;
+            host.bind(&global, target, &bind_options(spec)).inspect_err(|_| remove_dir(target))?;
         }
         drop(lock);
         if able.fs_group
@@ -82,8 +84,8 @@ impl Kinds {
         if is_done || device.is_empty() {
             return Ok(());
         }
-        let access = if spec.read_only { "ro" } else { "rw" };
         let at = (Path::new(&device), dir);
-        filesystem::format_and_mount(host, at, &source.fs_type, &[access.to_owned()], stop)
+        let options = filesystem::join(&[], &system_options(spec));
+        filesystem::format_and_mount(host, at, &source.fs_type, &options, stop)
     }
 }

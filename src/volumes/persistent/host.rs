@@ -1,10 +1,9 @@
 //! What the kinds of volumes need from the node: programs, mounts, sysfs. A trait, so that tests
 //! compare the commands and need no devices.
 
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-use rustix::mount::MountFlags;
 
 use super::super::error::{ToolError, VolumeError};
 use super::super::mounts::{self, Mount};
@@ -21,11 +20,14 @@ pub(super) trait Host: Send + Sync {
     /// The mount table.
     fn mounts(&self) -> Result<Vec<Mount>, VolumeError>;
 
-    /// Bind-mounts `source` at `target`.
-    fn bind(&self, source: &Path, target: &Path, access: Access) -> Result<(), VolumeError>;
+    /// Bind-mounts `source` at `target`, with these options and those of the mount of `source`.
+    fn bind(&self, source: &Path, target: &Path, options: &[String]) -> Result<(), VolumeError>;
 
     /// Removes the mount at `target`.
     fn unmount(&self, target: &Path, is_remote: bool) -> Result<(), VolumeError>;
+
+    /// `major:minor` of a block device; `None`: it is another kind of file.
+    fn device_number(&self, device: &Path) -> std::io::Result<Option<String>>;
 
     /// The directory that contains `dev` and `sys`: `/` except in tests.
     fn root(&self) -> &Path;
@@ -36,19 +38,6 @@ pub(super) trait Host: Send + Sync {
             Waited::TimedOut => Ok(()),
             Waited::Stopped => Err(VolumeError::Stopping),
         }
-    }
-}
-
-/// Whether a mount may be written to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Access {
-    ReadWrite,
-    ReadOnly,
-}
-
-impl Access {
-    pub(super) fn of(read_only: bool) -> Access {
-        if read_only { Access::ReadOnly } else { Access::ReadWrite }
     }
 }
 
@@ -71,21 +60,19 @@ impl Host for RealHost {
         mounts::table()
     }
 
-    fn bind(&self, source: &Path, target: &Path, access: Access) -> Result<(), VolumeError> {
-        rustix::mount::mount_bind(source, target).map_err(VolumeError::io("bind a volume to", target))?;
-        if access == Access::ReadOnly {
-            let flags = MountFlags::BIND | MountFlags::RDONLY;
-            if let Err(errno) = rustix::mount::mount_remount(target, flags, "") {
-                // A mount that can be written to must not remain.
-                let _ = rustix::mount::unmount(target, rustix::mount::UnmountFlags::NOFOLLOW);
-                return Err(VolumeError::io("make read-only", target)(errno));
-            }
-        }
-        Ok(())
+    fn bind(&self, source: &Path, target: &Path, options: &[String]) -> Result<(), VolumeError> {
+        mounts::bind(source, target, options)
     }
 
     fn unmount(&self, target: &Path, is_remote: bool) -> Result<(), VolumeError> {
         unmount::one(target, is_remote)
+    }
+
+    fn device_number(&self, device: &Path) -> std::io::Result<Option<String>> {
+        let found = std::fs::metadata(device)?;
+        let number = found.rdev();
+        let text = || format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+        Ok(found.file_type().is_block_device().then(text))
     }
 
     fn root(&self) -> &Path {
@@ -120,6 +107,7 @@ pub(super) mod fake {
         log: Mutex<Vec<String>>,
         answers: Mutex<VecDeque<Answer>>,
         table: Mutex<Vec<Mount>>,
+        instead: Mutex<Option<(String, String)>>,
     }
 
     impl FakeHost {
@@ -156,6 +144,11 @@ pub(super) mod fake {
             });
         }
 
+        /// The next mount has this device and type; empty: it does not appear.
+        pub(in super::super) fn mounts_instead(&self, device: &str, kind: &str) {
+            *self.instead.lock().unwrap() = Some((device.to_owned(), kind.to_owned()));
+        }
+
         fn note(&self, text: String) {
             self.log.lock().unwrap().push(text);
         }
@@ -184,7 +177,11 @@ pub(super) mod fake {
                 && let [.., source, target] = args
             {
                 let kind = args.iter().position(|arg| *arg == "-t").and_then(|at| args.get(at + 1));
-                self.mounted(source, Path::new(target), kind.unwrap_or(&"auto"));
+                match self.instead.lock().unwrap().take() {
+                    Some((device, _)) if device.is_empty() => {}
+                    Some((device, kind)) => self.mounted(&device, Path::new(target), &kind),
+                    None => self.mounted(source, Path::new(target), kind.unwrap_or(&"auto")),
+                }
             }
             result
         }
@@ -193,9 +190,9 @@ pub(super) mod fake {
             Ok(self.table.lock().unwrap().clone())
         }
 
-        fn bind(&self, source: &Path, target: &Path, access: Access) -> Result<(), VolumeError> {
-            let suffix = if access == Access::ReadOnly { " ro" } else { "" };
-            self.note(format!("bind {} {}{suffix}", source.display(), target.display()));
+        fn bind(&self, source: &Path, target: &Path, options: &[String]) -> Result<(), VolumeError> {
+            let text = format!("bind {} {} {}", source.display(), target.display(), options.join(","));
+            self.note(text.trim_end().to_owned());
             let device = self.table.lock().unwrap().iter().rev().find(|one| one.point == source).cloned();
             let device = device.map_or_else(|| source.display().to_string(), |one| one.device);
             self.mounted(&device, target, "none");
@@ -207,6 +204,10 @@ pub(super) mod fake {
             self.note(format!("umount {}{suffix}", target.display()));
             self.table.lock().unwrap().retain(|mount| mount.point != target);
             Ok(())
+        }
+
+        fn device_number(&self, device: &Path) -> std::io::Result<Option<String>> {
+            Ok(Some(device.display().to_string()))
         }
 
         fn root(&self) -> &Path {

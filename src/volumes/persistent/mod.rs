@@ -14,6 +14,7 @@ mod fc;
 mod filesystem;
 mod flex;
 mod flex_mount;
+mod fs_type;
 mod host;
 mod iscsi;
 mod local;
@@ -335,12 +336,14 @@ impl Kinds {
         let lock = self.locks.take(&disk.global, stop)?;
         let table = self.host.mounts()?;
         let device = match mount_at(&table, &disk.global) {
-            Some(mount) => PathBuf::from(&mount.source),
+            Some(mount) => {
+                filesystem::check_present(mount)?;
+                PathBuf::from(&mount.source)
+            }
             None => {
                 make_dirs(&disk.global)?;
                 let device = attach()?;
-                let access = if spec.read_only { "ro" } else { "rw" };
-                let options = filesystem::join(&spec.mount_options, &[access]);
+                let options = filesystem::join(&spec.mount_options, &system_options(spec));
                 let at = (device.as_path(), disk.global.as_path());
                 filesystem::format_and_mount(&*self.host, at, disk.fs_type, &options, stop)?;
                 device
@@ -361,6 +364,8 @@ impl Kinds {
         let chap = iscsi::Chap { discovery: source.chap_discovery, session: source.chap_session };
         let mut credentials = iscsi::Credentials::new();
         if chap.discovery || chap.session {
+        // Before anything is made or attached.
+        filesystem::check_type(&*self.host, disk.fs_type)?;
             let secret = self.secret(source.secret_ref.as_ref(), Phase::WaitForAttach)?;
             let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
             credentials.extend(secret.into_iter().map(|(key, value)| (key, text(value))));
@@ -416,6 +421,24 @@ pub(super) fn inline_plugin(volume: &Volume) -> Option<&'static str> {
     } else {
         volume.flex_volume.as_ref().map(|_| "kubernetes.io/flexvolume")
     }
+}
+
+/// The options of a file system that the agent mounts, in addition to those of the volume.
+///
+/// DIFFERS: set-uid programs and device files of a volume whose source is in the pod have no effect:
+/// the user of the pod chooses the disk, and so the content of its file system.
+fn system_options(spec: &Spec) -> Vec<&'static str> {
+    let mut options = vec![if spec.read_only { "ro" } else { "rw" }];
+    if !spec.is_persistent {
+        options.extend(["nodev", "nosuid"]);
+    }
+    options
+}
+
+/// The options of a pod's mount of a volume that is mounted elsewhere on the node.
+fn bind_options(spec: &Spec) -> Vec<String> {
+    let system: Vec<_> = system_options(spec).into_iter().filter(|option| *option != "rw").collect();
+    filesystem::join(&spec.mount_options, &system)
 }
 
 /// A path of plain names: names of targets come from objects.

@@ -9,8 +9,8 @@ use super::super::error::VolumeError;
 use super::super::mounts::Mount;
 use super::super::ownership::{self, Broken, Policy};
 use super::super::{empty_dir, paths};
-use super::host::{Access, mount_at};
-use super::{Kinds, remove_dir};
+use super::host::mount_at;
+use super::{Kinds, bind_options, remove_dir};
 use crate::model::persistent::{Source, Spec};
 use crate::model::pod::Pod;
 use crate::model::reasons;
@@ -32,8 +32,7 @@ impl Kinds {
         let table = self.host.mounts()?;
         let was_mounted = mount_at(&table, target).is_some();
         if !was_mounted {
-            let access = Access::of(spec.read_only);
-            self.host.bind(from, target, access).inspect_err(|_| remove_dir(target))?;
+            self.host.bind(from, target, &bind_options(spec)).inspect_err(|_| remove_dir(target))?;
         }
         if spec.read_only {
             return Ok(());

@@ -1,7 +1,6 @@
 //! Tests of the kinds together: commands and mounts of a fake node.
 
 use super::super::error::ToolError;
-use super::host::Access;
 use super::host::fake::FakeHost;
 use super::sysfs::tests::{link as device_link, session};
 use super::*;
@@ -34,11 +33,14 @@ impl Host for Shared {
     fn mounts(&self) -> Result<Vec<super::super::mounts::Mount>, VolumeError> {
         self.0.mounts()
     }
-    fn bind(&self, source: &Path, target: &Path, access: Access) -> Result<(), VolumeError> {
-        self.0.bind(source, target, access)
+    fn bind(&self, source: &Path, target: &Path, options: &[String]) -> Result<(), VolumeError> {
+        self.0.bind(source, target, options)
     }
     fn unmount(&self, target: &Path, is_remote: bool) -> Result<(), VolumeError> {
         self.0.unmount(target, is_remote)
+    }
+    fn device_number(&self, device: &Path) -> std::io::Result<Option<String>> {
+        self.0.device_number(device)
     }
     fn root(&self) -> &Path {
         self.0.root()
@@ -248,6 +250,69 @@ fn iscsi_disk_is_mounted_once_and_detached_after_its_last_pod() {
         ]
     );
     assert!(!node.kinds.has_devices() && !node.path(&global).exists());
+}
+
+/// The API server does not check the type, and a user who may create pods chooses it.
+#[test]
+fn type_that_is_not_one_of_a_device_is_never_mounted() {
+    let kinds = ["proc", "sysfs", "../x", "fuse.sh", "-h", "cgroup2", "nfs", "overlay", "tmpfs", "noext4"];
+    for kind in kinds {
+        let node = Node::new(Vec::new(), Vec::new());
+        session(node.root.path(), (3, IQN), "10.0.0.1", "sda");
+        device_link(
+            node.root.path(),
+            &format!("dev/disk/by-path/ip-10.0.0.1:3260-iscsi-{IQN}-lun-1"),
+            "dev/sda",
+        );
+        device_link(node.root.path(), "dev/disk/by-path/fc-0x500a-lun-0", "dev/sdb");
+        std::fs::create_dir_all(node.path("exec/a~b")).unwrap();
+        std::fs::write(node.path("exec/a~b/b"), "").unwrap();
+        for volume in [
+            json!({"iscsi": {"targetPortal": "10.0.0.1", "iqn": IQN, "lun": 1, "fsType": kind}}),
+            json!({"fc": {"targetWWNs": ["500a"], "lun": 0, "fsType": kind}}),
+            json!({"flexVolume": {"driver": "a/b", "fsType": kind}}),
+        ] {
+            node.host.answer("blkid", 0, "TYPE=ext4\n");
+            let program = node.path("exec/a~b/b").display().to_string();
+            for (call, answer) in [
+                ("init", r#"{"status": "Success"}"#),
+                ("attach", r#"{"status": "Success", "device": "/dev/sdc"}"#),
+                ("waitforattach", r#"{"status": "Success", "device": "/dev/sdc"}"#),
+                ("mountdevice", r#"{"status": "Not supported"}"#),
+            ] {
+                node.host.answer(&format!("{program} {call}"), 0, answer);
+            }
+            let error = node.set_up("u1", volume.clone()).unwrap_err();
+            assert!(error.contains("fsType"), "{volume}: {error}");
+            let log = node.log();
+            assert!(
+                !log.iter().any(|line| line.starts_with("mount ") || line.starts_with("bind ")),
+                "{log:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn disk_that_a_pod_names_is_mounted_without_set_uid_programs_and_devices() {
+    let node = Node::new(Vec::new(), Vec::new());
+    device_link(node.root.path(), "dev/disk/by-path/fc-0x500a-lun-0", "dev/sdb");
+    let volume = json!({"fc": {"targetWWNs": ["500a"], "lun": 0, "fsType": "ext4"}});
+    node.host.answer("blkid", 0, "TYPE=ext4\n");
+    node.set_up("u1", volume).unwrap();
+    let log = node.log();
+    assert!(log.iter().any(|line| line.starts_with("mount -t ext4 -o defaults,nodev,nosuid,rw ")), "{log:?}");
+    assert!(log.last().unwrap().ends_with("kubernetes.io~fc/v nodev,nosuid"), "{log:?}");
+}
+
+#[test]
+fn mount_options_of_a_local_directory_apply_to_its_bind() {
+    let spec = json!({"local": {"path": "/data"}, "mountOptions": ["nosuid", "nodev", "noexec"]});
+    let node = node(spec);
+    std::fs::create_dir(node.path("data")).unwrap();
+    node.set_up("u1", claimed()).unwrap();
+    let bind = "bind R/data R/pods/u1/volumes/kubernetes.io~local-volume/pv";
+    assert_eq!(node.log(), [format!("{bind} nodev,noexec,nosuid")]);
 }
 
 #[test]
