@@ -1,14 +1,15 @@
 //! The `clean` thread: removes resources that no pod needs any more (Go: HandlePodCleanups,
 //! container and image GC, log rotation), memory included. The thread waits until work is due or a
-//! pod has ended.
+//! pod has ended. Directories of pods that are not known any more are removed on the thread
+//! `orphans`, which lives for one removal.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, select_biased};
+use crossbeam_channel::{Receiver, bounded, select_biased};
 use jiff::Timestamp;
 
 use super::reclaim::Request;
@@ -33,7 +34,7 @@ use crate::util::memory;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers::{self, Deadlines};
-use crate::volumes::Volumes;
+use crate::volumes::{OrphanReport, Volumes};
 
 /// Period of the removal of dead containers, sandboxes and log directories after missed events.
 const GARBAGE_PERIOD: Duration = Duration::from_secs(60);
@@ -41,6 +42,8 @@ const GARBAGE_PERIOD: Duration = Duration::from_secs(60);
 const FIRST_GARBAGE: Duration = Duration::from_secs(5);
 /// Period of the removal of images.
 const IMAGES_PERIOD: Duration = Duration::from_secs(300);
+/// How long the removal of orphaned directories is waited for.
+const ORPHANS_PATIENCE: Duration = Duration::from_secs(1);
 /// Period of the release of code pages that only the start of the agent or of pods needed.
 const CODE_PERIOD: Duration = Duration::from_secs(30);
 /// Wait before the first release of code pages; a start without pods ends earlier.
@@ -108,6 +111,7 @@ pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
             knows_images: false,
             failures: Failures::default(),
             misplaced: Failures::default(),
+            orphans: None,
             rotations: BTreeMap::new(),
             removes_logs: false,
             excess: Failures::default(),
@@ -133,6 +137,8 @@ struct Cleaner {
     knows_images: bool,
     failures: Failures,
     misplaced: Failures,
+    /// The thread that removes directories of unknown pods.
+    orphans: Option<Running>,
     /// The error of the last rotation, and how often it occurred.
     rotations: BTreeMap<String, Failures>,
     /// Whether the last pass removed logs because of the quota.
@@ -273,18 +279,49 @@ impl Cleaner {
         let runs = |pod: &ListedPod| {
             pod.is_running() || pod.containers.iter().any(|one| one.state == ContainerState::Unknown)
         };
-        let known = |uid: &PodUid| view.get().pods.contains_key(uid) || listed.get(uid).is_some_and(runs);
-        match self.deps.volumes.orphans(&known, stop) {
-            Ok(report) => {
-                metrics::ORPHANS_CLEANED.set(report.removed.len() as f64);
-                metrics::ORPHANS_LEFT.set(report.left.len() as f64);
-                for (uid, why) in &report.left {
-                    log::warn!("{why} uid={uid}");
-                }
-                let with_volumes = |uid: &PodUid| report.left.iter().any(|(left, _)| left == uid);
-                self.deps.cgroups.maintain(Some(&known), &with_volumes, &self.deps.events, stop);
+        let running: BTreeSet<PodUid> =
+            listed.iter().filter(|(_, pod)| runs(pod)).map(|(uid, _)| uid.clone()).collect();
+        let known = Known { view: view.clone(), running };
+        self.remove_orphans(&known, stop);
+        let volumes = &self.deps.volumes;
+        // What is still there is being unmounted, or cannot be removed.
+        let with_volumes = |uid: &PodUid| volumes.has_directory(uid);
+        let is_known = |uid: &PodUid| known.is_known(uid);
+        self.deps.cgroups.maintain(Some(&is_known), &with_volumes, &self.deps.events, stop);
+    }
+
+    /// Has the directories of pods that are not known removed by another thread, as servers and disks
+    /// may be slow, and waits for it a moment: nearly always it is finished then. While an earlier
+    /// removal is not finished, no other is begun.
+    fn remove_orphans(&mut self, known: &Known, stop: &StopToken) {
+        if self.orphans.as_ref().is_some_and(|running| !running.is_finished()) {
+            return;
+        }
+        // It has ended, and is joined.
+        self.orphans = None;
+        if !self.deps.volumes.has_orphans(&|uid| known.is_known(uid)) {
+            report_orphans(&OrphanReport::default());
+            return;
+        }
+        let (volumes, known) = (Arc::clone(&self.deps.volumes), known.clone());
+        let (done, finished) = bounded::<()>(0);
+        let work = move |stop: StopToken| {
+            let _done = done;
+            match volumes.orphans(&|uid| known.is_known(uid), &stop) {
+                Ok(report) => report_orphans(&report),
+                Err(error) => log::warn!("cannot look for orphaned directories: {error}"),
             }
-            Err(error) => log::warn!("cannot look for orphaned directories: {error}"),
+        };
+        match threads::spawn("orphans", Stack::Large, OnDeath::Unsupervised, work) {
+            Ok(running) => self.orphans = Some(running),
+            Err(error) => log::warn!("cannot start the thread that removes orphaned directories: {error}"),
+        }
+        let _waiting = threads::waiting("orphans");
+        select_biased! {
+            recv(stop.signal()) -> _ => {}
+            // It is never sent to: it closes at the end of the thread.
+            recv(finished) -> _ => {}
+            default(ORPHANS_PATIENCE) => {}
         }
     }
 
@@ -386,6 +423,29 @@ impl Cleaner {
         }
         self.rotations = problems;
         *period
+    }
+}
+
+/// The pods whose directories are not removed.
+#[derive(Clone)]
+struct Known {
+    view: View,
+    /// Pods with running containers in the runtime.
+    running: BTreeSet<PodUid>,
+}
+
+impl Known {
+    /// By the newest snapshot.
+    fn is_known(&self, uid: &PodUid) -> bool {
+        self.view.get().pods.contains_key(uid) || self.running.contains(uid)
+    }
+}
+
+fn report_orphans(report: &OrphanReport) {
+    metrics::ORPHANS_CLEANED.set(report.removed.len() as f64);
+    metrics::ORPHANS_LEFT.set(report.left.len() as f64);
+    for (uid, why) in &report.left {
+        log::warn!("{why} uid={uid}");
     }
 }
 

@@ -20,7 +20,8 @@ use super::csi::{
 };
 use super::error::VolumeError;
 use super::kind::{AttachedVolumes, NodeLabels};
-use super::operations::Operations;
+use super::operations::{Operation, Operations};
+use super::orphans::Orphans;
 use super::persistent::Kinds;
 use super::progress::Progress;
 use super::retries::Retries;
@@ -75,6 +76,10 @@ pub struct Volumes {
     pub(super) sweep_at: Mutex<Option<Instant>>,
     /// Why the last clean-up of devices has failed, and since when it fails.
     pub(super) unreleased: Arc<Mutex<Option<(String, Instant)>>>,
+    /// The last clean-up of devices.
+    pub(super) sweeping: Mutex<Option<Operation>>,
+    /// Pods without a source whose volumes are being removed.
+    pub(super) orphans: Orphans,
 }
 
 /// A pod whose volumes cannot be removed.
@@ -130,22 +135,24 @@ impl Volumes {
             deps.api.clone(),
             deps.events.clone(),
         );
+        let operations = Operations::default();
+        let memory = u64::try_from(settings.allocatable.memory.units()).unwrap_or_default();
         Volumes {
             settings,
             events: deps.events,
             api: deps.api,
             local: deps.local,
-        let operations = Operations::default();
-        let memory = u64::try_from(settings.allocatable.memory.units()).unwrap_or_default();
             retries: Mutex::default(),
             actual: Mutex::new(Actual::new(memory)),
             progress: Mutex::default(),
-            operations: Operations::default(),
-            kinds: Arc::new(kinds.with_csi(Arc::new(Arc::clone(&csi)))),
+            kinds: Arc::new(kinds.with_operations(&operations).with_csi(Arc::new(Arc::clone(&csi)))),
+            operations,
             csi,
             failures: Mutex::default(),
             sweep_at: Mutex::new(Some(Instant::now())),
             unreleased: Arc::default(),
+            sweeping: Mutex::default(),
+            orphans: Orphans::default(),
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Owns: everything below `<root-dir>/pods/<uid>/{volumes,volume-subpaths}`, the `ready` markers
 //! beside it, and the removal of directories of pods that are in no source any more. Threads:
-//! `vol/<uid8>` for an operation on a file system that may hang; `csi` and `csi/visit`, which have CSI
+//! `vol/<uid8>` for an operation on a file system that may hang; `vol/teardown` for volumes of one
+//! pod that are unmounted at the same time; `csi` and `csi/visit`, which have CSI
 //! drivers measure their volumes; `vol/unmount` and `vol/size` for one call on a file server;
 //! `vol/release` while a pod with such a volume is stopped. The pod's worker waits for the
 //! thread up to two minutes, and continues with the pod's other volumes meanwhile. All other calls
@@ -50,6 +51,7 @@ mod unmount;
 
 pub use error::{ToolError, VolumeError};
 pub use manager::{Deps, Lingering, Settings, Slow, Volumes};
+pub use orphans::OrphanReport;
 pub use progress::State;
 pub use release::StopWatch;
 pub use setup::plugins;

@@ -36,10 +36,22 @@ pub(super) struct Mount {
 }
 
 impl Mount {
+    /// Whether it is in memory, or on the file system with this device number, so that its unmount
+    /// needs no server and no other disk.
+    pub(super) fn is_local(&self, device: &str) -> bool {
+        matches!(self.kind.as_str(), "tmpfs" | "hugetlbfs" | "ramfs") || self.device == device
+    }
+
     /// Whether its server may stop to respond, so that calls on it hang.
     pub(super) fn is_remote(&self) -> bool {
         REMOTE.contains(&self.kind.as_str()) || self.kind == "fuse" || self.kind.starts_with("fuse.")
     }
+}
+
+/// `major:minor` of the file system of an open directory, as in the mount table.
+pub(super) fn device_of(dir: impl std::os::fd::AsFd) -> io::Result<String> {
+    let number = fs::fstat(dir)?.st_dev;
+    Ok(format!("{}:{}", fs::major(number), fs::minor(number)))
 }
 
 /// Every mount point in the mount table, in its order. One path may occur several times.
@@ -71,18 +83,6 @@ fn line(line: &[u8]) -> Option<Mount> {
     Some(Mount { point, root, device, kind: text(rest.next()?), source: text(rest.next()?) })
 }
 
-/// The fifth field of every line; lines that lack it are left out.
-fn parse(table: &[u8]) -> Vec<PathBuf> {
-    table
-        .split(|byte| *byte == b'\n')
-        .filter_map(|line| line.split(|byte| *byte == b' ').nth(4))
-        .map(|field| PathBuf::from(OsString::from_vec(from_octal(field))))
-        .collect()
-}
-
-/// The mounts strictly below `dir`, in an order in which they can be unmounted: the deepest first,
-/// and of two on one path the later one first.
-pub(super) fn below(mounts: &[PathBuf], dir: &Path) -> Vec<PathBuf> {
 /// Bind-mounts `source` at `target` with these options of `mount`. The flags of the source's mount
 /// are kept, also by the remount that makes it read-only (mount(2): a remount replaces all flags of
 /// the mount). Options that are none of a mount, but of a file system, have no effect here, as with
@@ -150,44 +150,69 @@ fn flags_at(table: &[u8], point: &Path) -> Option<String> {
     table.split(|byte| *byte == b'\n').filter_map(fields).next_back()
 }
 
+/// The fifth field of every line; lines that lack it are left out.
+fn parse(table: &[u8]) -> Vec<PathBuf> {
+    table
+        .split(|byte| *byte == b'\n')
+        .filter_map(|line| line.split(|byte| *byte == b' ').nth(4))
+        .map(|field| PathBuf::from(OsString::from_vec(from_octal(field))))
+        .collect()
+}
+
+/// The mounts strictly below `dir`, in an order in which they can be unmounted: the deepest first,
+/// and of two on one path the later one first.
+pub(super) fn below(mounts: &[PathBuf], dir: &Path) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> =
         mounts.iter().filter(|mount| mount.starts_with(dir) && *mount != dir).cloned().collect();
     found.sort_by_key(|mount| std::cmp::Reverse(mount.components().count()));
     found
 }
 
-/// Unmounts everything below `dir`, which is in `top`. A busy mount is an error with its name below
-/// `dir`, and the others are tried nevertheless. Links in `top` are not followed.
-pub(super) fn unmount_below(top: &Path, dir: &Path) -> Result<Vec<(String, VolumeError)>, VolumeError> {
-    unmount_if(top, dir, &|_| true)
-}
-
-/// As [`unmount_below`], but leaves what is in the directory `kept`.
-pub(super) fn unmount_below_except(
-    top: &Path,
-    dir: &Path,
-    kept: &Path,
-) -> Result<Vec<(String, VolumeError)>, VolumeError> {
-    unmount_if(top, dir, &|mount| !mount.starts_with(kept))
-}
-
-fn unmount_if(
-    top: &Path,
-    dir: &Path,
-    is_wanted: &dyn Fn(&Path) -> bool,
-) -> Result<Vec<(String, VolumeError)>, VolumeError> {
-    let mut failures = Vec::new();
-    let table = table()?;
+/// The mounts strictly below `dir` that can be unmounted independently of each other. In each group
+/// they are in the order of [`below`]; the last one is the uppermost.
+pub(super) fn groups(table: &[Mount], dir: &Path) -> Vec<Vec<Mount>> {
     let points: Vec<PathBuf> = table.iter().map(|mount| mount.point.clone()).collect();
-    for mount in below(&points, dir).into_iter().filter(|mount| is_wanted(mount)) {
-        let is_remote = table.iter().any(|one| one.point == mount && one.is_remote());
-        let result = if is_remote { unmount::remote(top, &mount) } else { plain(top, &mount) };
-        if let Err(error) = result {
-            let name = mount.strip_prefix(dir).unwrap_or(&mount).display().to_string();
-            failures.push((name, error));
+    let mut groups: Vec<Vec<Mount>> = Vec::new();
+    // From the top down: what is above a mount has its group already.
+    for point in below(&points, dir).into_iter().rev() {
+        // Of several on one path, any may need a server.
+        let mut here = table.iter().rev().filter(|mount| mount.point == point);
+        let top = here.clone().next();
+        let Some(mount) = here.find(|mount| mount.is_remote()).or(top) else { continue };
+        let is_above =
+            |group: &&mut Vec<Mount>| group.first().is_some_and(|top| point.starts_with(&top.point));
+        match groups.iter_mut().find(is_above) {
+            Some(group) => group.push(mount.clone()),
+            None => groups.push(vec![mount.clone()]),
         }
     }
-    Ok(failures)
+    groups.iter_mut().for_each(|group| group.reverse());
+    groups
+}
+
+/// Unmounts a group, whose mounts are in `top`. Links in `top` are not followed. A mount that is
+/// busy is an error, and the others are tried nevertheless.
+pub(super) fn unmount_group(top: &Path, group: &[Mount], form: Form) -> Result<(), VolumeError> {
+    let mut first = Ok(());
+    for mount in group {
+        let result = match form {
+            _ if !mount.is_remote() => plain(top, &mount.point),
+            Form::Volume => unmount::remote(top, &mount.point),
+            Form::SubPath => unmount::remote_bind(top, &mount.point),
+        };
+        if first.is_ok() {
+            first = result;
+        }
+    }
+    first
+}
+
+/// What a mount of a pod is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    Volume,
+    /// A bind mount of a part of a volume.
+    SubPath,
 }
 
 /// Unmounts `mount`, which is in `top`.
@@ -247,31 +272,6 @@ mod tests {
     }
 
     #[test]
-    fn deepest_mount_is_unmounted_first() {
-        let mounts: Vec<PathBuf> =
-            ["/", "/r/p", "/r/p/a", "/r/p/a/b", "/r/p/a", "/r/pp/x"].iter().map(PathBuf::from).collect();
-        let expected: Vec<PathBuf> = ["/r/p/a/b", "/r/p/a", "/r/p/a"].iter().map(PathBuf::from).collect();
-        assert_eq!(below(&mounts, Path::new("/r/p")), expected);
-    }
-
-    #[test]
-    fn links_on_the_way_to_a_mount_are_not_followed() {
-        let top = tempfile::tempdir().unwrap();
-        std::fs::create_dir_all(top.path().join("u2/volumes/e/deep")).unwrap();
-        std::os::unix::fs::symlink("u2", top.path().join("u1")).unwrap();
-        std::os::unix::fs::symlink("e", top.path().join("u2/volumes/link")).unwrap();
-        for (mount, is_refused) in [
-            ("u1/volumes/e", true),
-            ("u2/volumes/link/deep", true),
-            // Nothing is mounted there, or this process has no right to unmount.
-            ("u2/volumes/e", false),
-            ("u2/volumes/e/deep", false),
-        ] {
-            let error = unmount_in(top.path(), &top.path().join(mount), NONE).unwrap_err();
-            assert_eq!(error == Errno::NOTDIR, is_refused, "{mount}: {error}");
-        }
-        assert_eq!(unmount_in(top.path(), Path::new("/elsewhere"), NONE), Err(Errno::INVAL));
-    #[test]
     fn remount_of_a_bind_keeps_the_flags_of_its_source() {
         let list = |text: &str| text.split(',').map(str::to_owned).collect::<Vec<_>>();
         let hard = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
@@ -295,6 +295,52 @@ mod tests {
         assert_eq!(flags_at(table, Path::new("/b")), None);
     }
 
+    #[test]
+    fn deepest_mount_is_unmounted_first() {
+        let mounts: Vec<PathBuf> =
+            ["/", "/r/p", "/r/p/a", "/r/p/a/b", "/r/p/a", "/r/pp/x"].iter().map(PathBuf::from).collect();
+        let expected: Vec<PathBuf> = ["/r/p/a/b", "/r/p/a", "/r/p/a"].iter().map(PathBuf::from).collect();
+        assert_eq!(below(&mounts, Path::new("/r/p")), expected);
+    }
+
+    #[test]
+    fn mounts_that_do_not_contain_each_other_are_unmounted_independently() {
+        let mount = |point: &str| Mount {
+            point: point.into(),
+            root: "/".into(),
+            device: "0:9".to_owned(),
+            kind: "nfs".to_owned(),
+            source: String::new(),
+        };
+        let table: Vec<Mount> =
+            ["/", "/r/p", "/r/p/a", "/r/p/b", "/r/p/a/x", "/r/p/a", "/r/pp", "/r/p/ab"].map(mount).into();
+        let groups = groups(&table, Path::new("/r/p"));
+        let mut shown: Vec<Vec<&str>> = groups
+            .iter()
+            .map(|group| group.iter().map(|one| one.point.to_str().unwrap()).collect())
+            .collect();
+        shown.sort();
+        assert_eq!(shown, [vec!["/r/p/a/x", "/r/p/a", "/r/p/a"], vec!["/r/p/ab"], vec!["/r/p/b"]]);
+        assert!(mount("/x").is_local("0:9") && !mount("/x").is_local("8:1"));
+    }
+
+    #[test]
+    fn links_on_the_way_to_a_mount_are_not_followed() {
+        let top = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(top.path().join("u2/volumes/e/deep")).unwrap();
+        std::os::unix::fs::symlink("u2", top.path().join("u1")).unwrap();
+        std::os::unix::fs::symlink("e", top.path().join("u2/volumes/link")).unwrap();
+        for (mount, is_refused) in [
+            ("u1/volumes/e", true),
+            ("u2/volumes/link/deep", true),
+            // Nothing is mounted there, or this process has no right to unmount.
+            ("u2/volumes/e", false),
+            ("u2/volumes/e/deep", false),
+        ] {
+            let error = unmount_in(top.path(), &top.path().join(mount), NONE).unwrap_err();
+            assert_eq!(error == Errno::NOTDIR, is_refused, "{mount}: {error}");
+        }
+        assert_eq!(unmount_in(top.path(), Path::new("/elsewhere"), NONE), Err(Errno::INVAL));
         assert_eq!(unmount_in(top.path(), top.path(), NONE), Err(Errno::INVAL));
     }
 

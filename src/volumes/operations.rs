@@ -2,10 +2,12 @@
 //! network mount behind a hostPath. Each runs on its own thread without a deadline; callers wait
 //! for it up to a limit.
 //!
-//! At most one operation runs per pod and volume, and the number per pod is limited, so that a
-//! hanging mount of one pod does not use all threads. Unmounts have a separate limit. A hanging
-//! operation remains, and is named in the log, until the kernel ends the call; until then there is
-//! no other operation on the volume.
+//! At most one operation runs per pod and volume. Each pod always has a place for one operation, so
+//! that no other pod can delay it; further places are shared, with limits for a pod, a namespace
+//! and a server. An operation that is over its time counts only against its own pod. So the number
+//! of threads is at most [`MAX_PENDING_OF_POD`] for each pod, whatever hangs. A pod's unmount has a
+//! place of its own. A hanging operation remains, and is named in the log, until the kernel ends
+//! the call; until then there is no other operation on the volume.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,12 +22,14 @@ use crate::util::threads::{self, OnDeath, Running, Stack};
 
 /// The longest wait of a caller: upstream's two minutes and three seconds.
 pub(super) const LIMIT: Duration = Duration::from_secs(123);
-/// Operations that may hang at the same time, which limits threads when a file server fails. It
-/// applies to unmounts and to all others separately: pods must be able to end while others hang in
-/// their set-up.
-const MAX_PENDING: usize = 16;
-/// The limit for one pod. In addition the pod may have one unmount.
+/// The limit for one pod, over time or not. In addition the pod may have one unmount.
 const MAX_PENDING_OF_POD: usize = 3;
+/// Operations of all pods that run at the same time, apart from one of each pod.
+const MAX_SHARED: usize = 64;
+/// Those of one namespace.
+const MAX_SHARED_OF_NAMESPACE: usize = 32;
+/// Those on one server or of one driver.
+const MAX_SHARED_OF_SERVER: usize = 16;
 /// The key of the unmount of all volumes of a pod, in place of a volume's name.
 pub(super) const UNMOUNT: &str = "";
 /// The wait for a cancelled operation that is about to end.
@@ -33,15 +37,69 @@ const GRACE: Duration = Duration::from_millis(20);
 
 type Key = (PodUid, String);
 
+/// Whom an operation is counted for, besides its pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Share {
+    /// The pod's namespace; empty: not known.
+    pub(super) namespace: String,
+    /// The file server or driver; `None`: not known yet.
+    pub(super) server: Option<String>,
+}
+
+/// A running operation.
+#[derive(Debug, Clone)]
+struct Pending {
+    begun: Instant,
+    share: Share,
+}
+
+type Table = HashMap<Key, Pending>;
+
 /// The running operations. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Operations {
-    pending: Arc<Mutex<HashMap<Key, Instant>>>,
+    pending: Arc<Mutex<Table>>,
+}
+
+/// Whether one more operation of the pod may run. Pure.
+///
+/// DIFFERS: upstream has no limit.
+fn has_place(pending: &Table, uid: &PodUid, share: &Share, now: Instant) -> bool {
+    let is_over_time = |one: &Pending| now.saturating_duration_since(one.begun) >= LIMIT;
+    let (mut of_pod, mut all) = (0_usize, 0_usize);
+    // For each pod, its operations that are not over their time.
+    let mut live: HashMap<&PodUid, usize> = HashMap::new();
+    let (mut of_namespace, mut of_server) = (0_usize, 0_usize);
+    let mut running: Vec<(&PodUid, &Pending)> = Vec::new();
+    for ((owner, volume), one) in pending {
+        if volume == UNMOUNT {
+            continue;
+        }
+        of_pod += usize::from(owner == uid);
+        if !is_over_time(one) {
+            running.push((owner, one));
+        }
+    }
+    // The first operation of each pod has a place of its own.
+    running.sort_by_key(|(_, one)| one.begun);
+    for (owner, one) in running {
+        let count = live.entry(owner).or_default();
+        *count += 1;
+        if *count > 1 {
+            all += 1;
+            of_namespace += usize::from(one.share.namespace == share.namespace);
+            of_server += usize::from(share.server.is_some() && one.share.server == share.server);
+        }
+    }
+    let is_first = !live.contains_key(uid);
+    let has_shared =
+        all < MAX_SHARED && of_namespace < MAX_SHARED_OF_NAMESPACE && of_server < MAX_SHARED_OF_SERVER;
+    of_pod < MAX_PENDING_OF_POD && (is_first || has_shared)
 }
 
 /// Takes the operation off the list when it ends, however it ends.
 struct Entry {
-    pending: Arc<Mutex<HashMap<Key, Instant>>>,
+    pending: Arc<Mutex<Table>>,
     key: Key,
 }
 
@@ -68,6 +126,12 @@ impl<T, F: FnOnce(Result<T, VolumeError>)> Drop for Report<T, F> {
 /// A running operation. Dropping it stops the operation, or detaches it if it does not stop.
 pub(super) struct Operation(Option<Running>);
 
+impl std::fmt::Debug for Operation {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Operation")
+    }
+}
+
 impl Operation {
     /// Joins the thread of an operation that has reported its result.
     pub(super) fn finish(mut self) {
@@ -88,8 +152,7 @@ impl Operations {
     /// the wait is over.
     pub(super) fn run<T: Send + 'static>(
         &self,
-        uid: &PodUid,
-        volume: &str,
+        (uid, volume, share): (&PodUid, &str, &Share),
         limit: Duration,
         stop: &StopToken,
         work: impl FnOnce(&StopToken) -> Result<T, VolumeError> + Send + 'static,
@@ -99,7 +162,7 @@ impl Operations {
             // The caller may have stopped waiting.
             let _ = report.send(result);
         };
-        let operation = self.start(uid, volume, to, work)?;
+        let operation = self.start((uid, volume, share), to, work)?;
         let _waiting = threads::waiting("volume operation");
         let result = select_biased! {
             recv(stop.signal()) -> _ => Err(VolumeError::Stopping),
@@ -118,12 +181,11 @@ impl Operations {
     /// panics. `work` gets a token that stops it when the [`Operation`] is dropped.
     pub(super) fn start<T: 'static>(
         &self,
-        uid: &PodUid,
-        volume: &str,
+        (uid, volume, share): (&PodUid, &str, &Share),
         report: impl FnOnce(Result<T, VolumeError>) + Send + 'static,
         work: impl FnOnce(&StopToken) -> Result<T, VolumeError> + Send + 'static,
     ) -> Result<Operation, VolumeError> {
-        let entry = self.enter(uid, volume)?;
+        let entry = self.enter(uid, volume, share)?;
         let short: String = uid.as_str().chars().take(8).collect();
         let running =
             threads::spawn(&format!("vol/{short}"), Stack::Small, OnDeath::Unsupervised, move |own_stop| {
@@ -136,20 +198,26 @@ impl Operations {
         Ok(Operation(Some(running)))
     }
 
-    fn enter(&self, uid: &PodUid, volume: &str) -> Result<Entry, VolumeError> {
+    fn enter(&self, uid: &PodUid, volume: &str, share: &Share) -> Result<Entry, VolumeError> {
         let key = (uid.clone(), volume.to_owned());
+        let now = Instant::now();
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         if pending.contains_key(&key) {
             return Err(VolumeError::Pending);
         }
-        let is_unmount = volume == UNMOUNT;
-        let like_this = pending.keys().filter(|(_, other)| (other == UNMOUNT) == is_unmount);
-        let of_pod = like_this.clone().filter(|(owner, _)| owner == uid).count();
-        if like_this.count() >= MAX_PENDING || of_pod >= MAX_PENDING_OF_POD {
+        if volume != UNMOUNT && !has_place(&pending, uid, share, now) {
             return Err(VolumeError::TooManyPending);
         }
-        pending.insert(key.clone(), Instant::now());
+        pending.insert(key.clone(), Pending { begun: now, share: share.clone() });
         Ok(Entry { pending: Arc::clone(&self.pending), key })
+    }
+
+    /// The server or driver of a running operation has become known.
+    pub(super) fn is_served_by(&self, uid: &PodUid, volume: &str, server: Option<String>) {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(one) = pending.get_mut(&(uid.clone(), volume.to_owned())) {
+            one.share.server = server;
+        }
     }
 
     /// The operations that have run for `limit`, with the volume ([`UNMOUNT`] for the unmount of all
@@ -158,11 +226,17 @@ impl Operations {
         let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found: Vec<_> = pending
             .iter()
-            .map(|((uid, volume), begun)| (uid.clone(), volume.clone(), begun.elapsed()))
+            .map(|((uid, volume), one)| (uid.clone(), volume.clone(), one.begun.elapsed()))
             .filter(|(_, _, since)| *since >= limit)
             .collect();
         found.sort();
         found
+    }
+
+    /// Whether the pod's volumes are being unmounted.
+    pub(super) fn is_unmounting(&self, uid: &PodUid) -> bool {
+        let key = (uid.clone(), UNMOUNT.to_owned());
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&key)
     }
 
     /// Whether an operation of the pod still runs.
@@ -185,10 +259,16 @@ mod tests {
     fn result_of_operation_is_returned() {
         let operations = Operations::default();
         for _ in 0..2 {
-            assert_eq!(operations.run(&uid(), "v", LIMIT, &StopToken::never(), |_| Ok(7)).unwrap(), 7);
+            assert_eq!(
+                operations
+                    .run((&uid(), "v", &Share::default()), LIMIT, &StopToken::never(), |_| Ok(7))
+                    .unwrap(),
+                7
+            );
         }
-        let failed =
-            operations.run(&uid(), "v", LIMIT, &StopToken::never(), |_| Err::<(), _>(VolumeError::Stopping));
+        let failed = operations.run((&uid(), "v", &Share::default()), LIMIT, &StopToken::never(), |_| {
+            Err::<(), _>(VolumeError::Stopping)
+        });
         assert!(matches!(failed, Err(VolumeError::Stopping)));
         assert!(!operations.is_busy(&uid()));
     }
@@ -198,7 +278,7 @@ mod tests {
         let operations = Operations::default();
         let (release, hold) = bounded::<()>(0);
         let begun = Instant::now();
-        let hung = operations.run(&uid(), "v", SHORT, &StopToken::never(), move |_| {
+        let hung = operations.run((&uid(), "v", &Share::default()), SHORT, &StopToken::never(), move |_| {
             let _ = hold.recv();
             Ok(())
         });
@@ -211,9 +291,9 @@ mod tests {
             [(&uid(), "v")]
         );
         assert_eq!(operations.slow(LIMIT), []);
-        let again = operations.run(&uid(), "v", SHORT, &StopToken::never(), |_| Ok(()));
+        let again = operations.run((&uid(), "v", &Share::default()), SHORT, &StopToken::never(), |_| Ok(()));
         assert!(matches!(again, Err(VolumeError::Pending)));
-        operations.run(&uid(), "w", LIMIT, &StopToken::never(), |_| Ok(())).unwrap();
+        operations.run((&uid(), "w", &Share::default()), LIMIT, &StopToken::never(), |_| Ok(())).unwrap();
         drop(release);
         // After the end of the operation the volume can be used again.
         let freed = (0..3000).any(|_| {
@@ -228,13 +308,17 @@ mod tests {
         let operations = Operations::default();
         let (source, stop) = crate::util::stop::pair();
         drop(source);
-        let stopped = operations.run(&uid(), "v", LIMIT, &stop, |own| {
+        let stopped = operations.run((&uid(), "v", &Share::default()), LIMIT, &stop, |own| {
             let _ = own.wait(LIMIT);
             Err::<(), _>(VolumeError::Stopping)
         });
         assert!(matches!(stopped, Err(VolumeError::Stopping)));
-        let panicked = operations
-            .run(&uid(), "v", LIMIT, &StopToken::never(), |_| -> Result<(), _> { panic!("a test's own") });
+        let panicked = operations.run(
+            (&uid(), "v", &Share::default()),
+            LIMIT,
+            &StopToken::never(),
+            |_| -> Result<(), _> { panic!("a test's own") },
+        );
         assert!(matches!(panicked, Err(VolumeError::Panicked)));
         assert!(!operations.is_busy(&uid()));
     }
@@ -246,10 +330,10 @@ mod tests {
         for volume in ["fine", "panics"] {
             let (report, again) = (report.clone(), operations.clone());
             let to = move |result: Result<u8, _>| {
-                report.send((result, again.enter(&uid(), volume).is_ok())).unwrap()
+                report.send((result, again.enter(&uid(), volume, &Share::default()).is_ok())).unwrap()
             };
             let work = move |_: &StopToken| if volume == "fine" { Ok(7) } else { panic!("a test's own") };
-            let operation = operations.start(&uid(), volume, to, work).unwrap();
+            let operation = operations.start((&uid(), volume, &Share::default()), to, work).unwrap();
             let (result, is_free) = reported.recv_timeout(LIMIT).unwrap();
             operation.finish();
             assert!(is_free);
@@ -261,35 +345,84 @@ mod tests {
         assert!(reported.is_empty());
     }
 
-    #[test]
-    fn operations_over_the_limit_are_refused() {
-        let operations = Operations::default();
-        let pod = |n: usize| PodUid::from(format!("u{n}").as_str());
-        for volume in ["v", UNMOUNT] {
-            let entries: Vec<Entry> =
-                (0..MAX_PENDING).map(|n| operations.enter(&pod(n), volume).unwrap()).collect();
-            let more = operations.enter(&pod(MAX_PENDING), volume);
-            assert!(matches!(more, Err(VolumeError::TooManyPending)));
-            drop(entries);
-            operations.enter(&pod(MAX_PENDING), volume).unwrap();
-        }
+    fn share(namespace: &str, server: Option<&str>) -> Share {
+        Share { namespace: namespace.to_owned(), server: server.map(str::to_owned) }
     }
 
-    /// A pod with many volumes on one hanging mount used all threads of the node.
+    fn pod(n: usize) -> PodUid {
+        PodUid::from(format!("u{n}").as_str())
+    }
+
     #[test]
-    fn one_pod_cannot_use_threads_of_others_and_of_unmounts() {
+    fn one_pod_has_few_operations_at_the_same_time_and_its_unmount() {
         let operations = Operations::default();
-        let (one, other) = (PodUid::from("u1"), PodUid::from("u2"));
-        let entered: Vec<_> = (0..100).map(|n| operations.enter(&one, &format!("v{n}"))).collect();
+        let own = share("n", None);
+        let entered: Vec<_> = (0..100).map(|n| operations.enter(&pod(0), &format!("v{n}"), &own)).collect();
         assert_eq!(entered.iter().flatten().count(), MAX_PENDING_OF_POD);
         assert!(entered.iter().skip(3).all(|entry| matches!(entry, Err(VolumeError::TooManyPending))));
-        drop(operations.enter(&other, "v").unwrap());
-        let full: Vec<Entry> = (0..MAX_PENDING - MAX_PENDING_OF_POD)
-            .map(|n| operations.enter(&PodUid::from(format!("p{n}").as_str()), "v").unwrap())
-            .collect();
-        assert!(operations.enter(&other, "v").is_err());
-        drop(operations.enter(&other, UNMOUNT).unwrap());
-        drop((entered, full));
-        operations.enter(&one, "v99").unwrap();
+        let unmount = operations.enter(&pod(0), UNMOUNT, &own).unwrap();
+        assert!(matches!(operations.enter(&pod(0), UNMOUNT, &own), Err(VolumeError::Pending)));
+        drop((entered, unmount));
+        operations.enter(&pod(0), "v99", &own).unwrap();
+    }
+
+    /// Six pods with three volumes each on a dead server used all threads of the node.
+    #[test]
+    fn hanging_pods_of_one_namespace_leave_places_for_others() {
+        let operations = Operations::default();
+        let dead = share("attacker", Some("nfs/192.0.2.1"));
+        let hang = |pods: std::ops::Range<usize>| -> Vec<Entry> {
+            let each = |n| (0..3).map(move |volume| (n, format!("v{volume}")));
+            pods.flat_map(each).filter_map(|(n, v)| operations.enter(&pod(n), &v, &dead).ok()).collect()
+        };
+        let six = hang(0..6);
+        assert_eq!(six.len(), 18);
+        let many = hang(100..300);
+        // One for each pod, and the shared places of the server.
+        assert_eq!(six.len() + many.len(), 206 + MAX_SHARED_OF_SERVER);
+        let other = share("other", Some("driver"));
+        let _other = ["v", "w", "x"].map(|volume| operations.enter(&pod(7), volume, &other).unwrap());
+        // A pod of the same namespace, and one with the same server, have at least one.
+        let _first = operations.enter(&pod(8), "v", &dead).unwrap();
+        assert!(operations.enter(&pod(8), "w", &dead).is_err());
+        let _second = operations.enter(&pod(8), "w", &share("attacker", Some("driver"))).unwrap();
+    }
+
+    #[test]
+    fn sixteen_hanging_unmounts_do_not_delay_the_end_of_another_pod() {
+        let operations = Operations::default();
+        let own = share("n", None);
+        let _hang: Vec<Entry> = (0..16).map(|n| operations.enter(&pod(n), UNMOUNT, &own).unwrap()).collect();
+        let other = (&pod(16), UNMOUNT, &own);
+        operations.run(other, LIMIT, &StopToken::never(), |_| Ok(())).unwrap();
+    }
+
+    /// After a start of the agent all pods inspect their volumes at the same time.
+    #[test]
+    fn every_pod_of_a_restarted_agent_gets_a_place_at_once() {
+        let operations = Operations::default();
+        let own = share("n", Some("driver"));
+        let entered: Vec<_> = (0..1000).map(|n| operations.enter(&pod(n), "v", &own)).collect();
+        assert!(entered.iter().all(Result::is_ok));
+    }
+
+    #[test]
+    fn operation_over_its_time_counts_only_against_its_own_pod() {
+        let begun = Instant::now();
+        let late = begun + LIMIT;
+        let own = share("n", Some("s"));
+        let mut table = Table::new();
+        for n in 0..40 {
+            for volume in ["a", "b"] {
+                table.insert((pod(n), volume.to_owned()), Pending { begun, share: own.clone() });
+            }
+        }
+        table.insert((pod(99), "a".to_owned()), Pending { begun: late, share: own.clone() });
+        assert!(!has_place(&table, &pod(99), &own, begun));
+        assert!(has_place(&table, &pod(99), &own, late));
+        // Its own pod gets one more.
+        assert!(has_place(&table, &pod(0), &own, late));
+        table.insert((pod(0), "c".to_owned()), Pending { begun, share: own.clone() });
+        assert!(!has_place(&table, &pod(0), &own, late));
     }
 }

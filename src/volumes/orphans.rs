@@ -1,16 +1,38 @@
 //! Directories of pods that are in no source any more.
+//!
+//! A pod whose mounts need a server or a driver is unmounted by an operation of its own; the sweep
+//! waits for all of these together, for some seconds, and a later sweep continues with what has
+//! ended. So no orphan waits for the server of another.
+//!
+//! A pod may come back while its directory is removed: the UID of a static pod is a hash of its
+//! manifest. So the removal is noted first, and then it is checked whether the pod is known: a pod is
+//! published before its worker starts, and its set-up waits for a removal that is noted. (DIFFERS: the
+//! Go kubelet may remove the new directory with the old one.)
 
+use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, bounded, select_biased};
 use rustix::io::Errno;
 
 use super::error::VolumeError;
 use super::manager::Volumes;
+use super::operations::{self, Operation, Share};
 use super::{empty_dir, mounts, paths};
 use crate::model::ids::PodUid;
 use crate::util::error_chain::chain;
-use crate::util::stop::StopToken;
+use crate::util::stop::{StopToken, Waited};
+use crate::util::threads;
 use crate::util::tree::{self, Leftover};
+
+/// How long a sweep waits for unmounts.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The time between two checks whether a removal has ended.
+const SLICE: Duration = Duration::from_millis(50);
+/// Orphans that are unmounted at the same time.
+const MAX_UNMOUNTS: usize = 64;
 
 /// The result of one sweep.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -21,7 +43,99 @@ pub struct OrphanReport {
     pub left: Vec<(PodUid, String)>,
 }
 
+/// What failed when a pod was unmounted.
+type Unmounted = Result<Vec<(String, VolumeError)>, VolumeError>;
+
+/// An unmount that continues after its sweep.
+struct UnderWay {
+    operation: Operation,
+    begun: Instant,
+    ended: Receiver<Unmounted>,
+}
+
+/// Removals that have not ended.
+#[derive(Default)]
+pub(super) struct Orphans {
+    /// Pods whose directory is being removed.
+    removing: Mutex<HashSet<PodUid>>,
+    unmounts: Mutex<HashMap<PodUid, UnderWay>>,
+}
+
+impl std::fmt::Debug for Orphans {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Orphans")
+    }
+}
+
+/// Notes the removal of one directory until it is dropped.
+struct Removing<'a>(&'a Orphans, PodUid);
+
+impl Drop for Removing<'_> {
+    fn drop(&mut self) {
+        self.0.removing().remove(&self.1);
+    }
+}
+
+impl Orphans {
+    fn removing(&self) -> MutexGuard<'_, HashSet<PodUid>> {
+        self.removing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unmounts(&self) -> MutexGuard<'_, HashMap<PodUid, UnderWay>> {
+        self.unmounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes the removal, unless the pod is known.
+    fn begin(&self, uid: &PodUid, known: &dyn Fn(&PodUid) -> bool) -> Option<Removing<'_>> {
+        self.removing().insert(uid.clone());
+        let removing = Removing(self, uid.clone());
+        (!known(uid)).then_some(removing)
+    }
+}
+
 impl Volumes {
+    /// Waits until no sweep removes the pod's directory.
+    pub(super) fn wait_for_removal(&self, uid: &PodUid, stop: &StopToken) -> Result<(), VolumeError> {
+        let until = Instant::now() + operations::LIMIT;
+        while self.orphans.removing().contains(uid) || self.operations.is_unmounting(uid) {
+            if Instant::now() >= until {
+                return Err(VolumeError::Pending);
+            }
+            if stop.wait(SLICE) == Waited::Stopped {
+                return Err(VolumeError::Stopping);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there is the directory of a pod for which `known` is false, or a device to clean up.
+    pub fn has_orphans(&self, known: &dyn Fn(&PodUid) -> bool) -> bool {
+        self.has_due_sweep() || self.unknown(known).is_ok_and(|found| !found.is_empty())
+    }
+
+    /// Whether the pod has a directory.
+    #[must_use]
+    pub fn has_directory(&self, uid: &PodUid) -> bool {
+        paths::open_pod(&self.settings.root_dir, uid).is_ok()
+    }
+
+    fn unknown(&self, known: &dyn Fn(&PodUid) -> bool) -> Result<Vec<PodUid>, VolumeError> {
+        let pods = paths::pods(&self.settings.root_dir);
+        let dir = match tree::open(&pods) {
+            Ok(dir) => dir,
+            Err(Errno::NOENT) => return Ok(Vec::new()),
+            Err(errno) => return Err(VolumeError::io("open", &pods)(errno)),
+        };
+        let mut found = Vec::new();
+        for name in tree::names(dir.as_fd()).map_err(VolumeError::io("list", &pods))? {
+            let uid = PodUid::from(empty_dir::shown(&name));
+            if !known(&uid) && tree::open_at(dir.as_fd(), &name).is_ok() {
+                found.push(uid);
+            }
+        }
+        Ok(found)
+    }
+
     /// Removes the directory of every pod for which `known` is false. `known` must be true for pods
     /// with containers in the runtime, and for all pods until every source has reported. Mounts are
     /// unmounted first; if that fails the directory is not changed.
@@ -33,29 +147,89 @@ impl Volumes {
         known: &dyn Fn(&PodUid) -> bool,
         stop: &StopToken,
     ) -> Result<OrphanReport, VolumeError> {
-        let pods = paths::pods(&self.settings.root_dir);
-        let dir = match tree::open(&pods) {
-            Ok(dir) => dir,
-            Err(Errno::NOENT) => return Ok(OrphanReport::default()),
-            Err(errno) => return Err(VolumeError::io("open", &pods)(errno)),
-        };
         let mut report = OrphanReport::default();
-        for name in tree::names(dir.as_fd()).map_err(VolumeError::io("list", &pods))? {
-            let uid = PodUid::from(empty_dir::shown(&name));
-            if known(&uid) || tree::open_at(dir.as_fd(), &name).is_err() {
-                continue;
-            }
-            match self.remove_pod(&uid, stop) {
-                Ok(()) => report.removed.push(uid),
-                Err(VolumeError::Stopping) => break,
-                Err(error) => {
-                    let text = format!("orphaned pod {:?} found, but {}", uid.as_str(), chain(&error));
-                    report.left.push((uid, text));
+        let found = self.unknown(known)?;
+        // The end of unmounts of pods that are known again is of no interest.
+        self.orphans.unmounts().retain(|uid, _| found.contains(uid));
+        let mut waiting = Vec::new();
+        for uid in found {
+            let Some(removing) = self.orphans.begin(&uid, known) else { continue };
+            let result = match self.begin_unmount(&uid) {
+                Ok(true) => {
+                    waiting.push(removing);
+                    continue;
                 }
+                Ok(false) => self.remove_pod(&uid, stop),
+                Err(error) => Err(error),
+            };
+            if !report.add(uid, result) {
+                return Ok(report);
+            }
+        }
+        let until = Instant::now() + PATIENCE;
+        for removing in waiting {
+            let uid = removing.1.clone();
+            let result = match self.unmounted(&uid, until, stop) {
+                Ok(()) => self.remove_pod(&uid, stop),
+                Err(error) => Err(error),
+            };
+            if !report.add(uid, result) {
+                return Ok(report);
             }
         }
         self.sweep_devices(stop);
         Ok(report)
+    }
+
+    /// Starts the unmount of a pod that needs servers or drivers. Returns whether one is under way.
+    fn begin_unmount(&self, uid: &PodUid) -> Result<bool, VolumeError> {
+        let mut unmounts = self.orphans.unmounts();
+        if unmounts.contains_key(uid) {
+            return Ok(true);
+        }
+        let path = paths::pod(&self.settings.root_dir, uid)?;
+        let Some(work) = self.unmounts(uid, &path)?.filter(|work| !work.is_local) else { return Ok(false) };
+        if unmounts.len() >= MAX_UNMOUNTS {
+            return Err(VolumeError::TooManyPending);
+        }
+        let (report, ended) = bounded(1);
+        let to = move |result: Unmounted| {
+            // The channel has room; the sweep may be over.
+            let _ = report.send(result);
+        };
+        let key = (uid, operations::UNMOUNT, &Share::default());
+        let operation = self.operations.start(key, to, move |stop| Ok(work.run(stop)))?;
+        unmounts.insert(uid.clone(), UnderWay { operation, begun: Instant::now(), ended });
+        Ok(true)
+    }
+
+    /// Waits for the end of an unmount. One that is over its time is stopped.
+    fn unmounted(&self, uid: &PodUid, until: Instant, stop: &StopToken) -> Result<(), VolumeError> {
+        let Some(UnderWay { operation, begun, ended }) = self.orphans.unmounts().remove(uid) else {
+            return Ok(());
+        };
+        let _waiting = threads::waiting("the unmount of an orphan");
+        let result = select_biased! {
+            recv(ended) -> result => result.unwrap_or(Err(VolumeError::Panicked)),
+            recv(stop.signal()) -> _ => Err(VolumeError::Stopping),
+            default(until.saturating_duration_since(Instant::now())) => Err(VolumeError::Overdue),
+        };
+        match result {
+            Err(VolumeError::Overdue) if begun.elapsed() < operations::LIMIT => {
+                self.orphans.unmounts().insert(uid.clone(), UnderWay { operation, begun, ended });
+                Err(VolumeError::Pending)
+            }
+            Err(error) => Err(error),
+            Ok(failures) => {
+                operation.finish();
+                let volumes: Vec<String> = failures.iter().map(|(volume, _)| volume.clone()).collect();
+                match failures.into_iter().next() {
+                    None => Ok(()),
+                    Some((_, error @ VolumeError::Stopping)) => Err(error),
+                    Some((_, error)) => Err(VolumeError::LeftBehind { volumes, cause: chain(&error) }),
+                }
+            }
+        }
     }
 
     fn remove_pod(&self, uid: &PodUid, stop: &StopToken) -> Result<(), VolumeError> {
@@ -79,6 +253,21 @@ impl Volumes {
                 Err(VolumeError::io("remove", &path.join(entry))(errno))
             }
         }
+    }
+}
+
+impl OrphanReport {
+    /// Adds the result for a pod. False when the agent stops.
+    fn add(&mut self, uid: PodUid, result: Result<(), VolumeError>) -> bool {
+        match result {
+            Ok(()) => self.removed.push(uid),
+            Err(VolumeError::Stopping) => return false,
+            Err(error) => {
+                let text = format!("orphaned pod {:?} found, but {}", uid.as_str(), chain(&error));
+                self.left.push((uid, text));
+            }
+        }
+        true
     }
 }
 
@@ -125,5 +314,59 @@ mod tests {
         assert!(pods.join("foreign/volumes/kubernetes.io~csi/v/mount/data").exists());
         assert!(pods.join("known/volumes/kubernetes.io~empty-dir/e/data").exists());
         assert!(pods.join("no-directory").exists());
+    }
+
+    /// A static pod has the same UID when its manifest is put back.
+    #[test]
+    fn directory_of_a_pod_that_comes_back_is_not_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let (events, _) = EventSink::new();
+        let settings = Settings {
+            root_dir: root.path().to_owned(),
+            allocatable: Default::default(),
+            plugin_dir: Default::default(),
+            node: String::new(),
+        };
+        let volumes = Volumes::new(settings, Deps { events, api: None, local: Default::default() });
+        let object = serde_json::json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "static"},
+            "spec": {"volumes": [{"name": "e", "emptyDir": {}}],
+                "containers": [{"name": "c", "volumeMounts": [{"name": "e", "mountPath": "/e"}]}]},
+        });
+        let pod =
+            crate::model::pod::Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
+        let fresh = root.path().join("pods/static/volumes/kubernetes.io~empty-dir/e/fresh");
+        // It was published before the check that follows the note of the removal.
+        std::fs::create_dir_all(root.path().join("pods/static/volumes")).unwrap();
+        let asked = std::cell::Cell::new(0);
+        let known = |_: &PodUid| {
+            asked.set(asked.get() + 1);
+            if asked.get() > 1 {
+                volumes.setup(&pod, &stopping()).unwrap_err();
+            }
+            asked.get() > 1
+        };
+        assert_eq!(volumes.orphans(&known, &StopToken::never()).unwrap(), OrphanReport::default());
+        assert_eq!(asked.get(), 2);
+        assert!(root.path().join("pods/static/volumes").exists());
+        // It is published while its directory is removed: its set-up waits for the end.
+        let removing = volumes.orphans.begin(pod.uid(), &|_| false).unwrap();
+        std::thread::scope(|scope| {
+            let set_up = scope.spawn(|| volumes.setup(&pod, &StopToken::never()));
+            volumes.remove_pod(pod.uid(), &StopToken::never()).unwrap();
+            assert!(!set_up.is_finished());
+            drop(removing);
+            let ready = set_up.join().unwrap().unwrap();
+            std::fs::write(ready[0].host_path.join("fresh"), "").unwrap();
+        });
+        assert!(fresh.exists());
+        assert!(volumes.orphans(&|_| true, &StopToken::never()).unwrap().removed.is_empty());
+        assert!(fresh.exists() && volumes.orphans.removing().is_empty());
+    }
+
+    fn stopping() -> StopToken {
+        let (source, stop) = crate::util::stop::pair();
+        drop(source);
+        stop
     }
 }

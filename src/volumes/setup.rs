@@ -3,7 +3,8 @@
 //! Volumes in the agent's own directories are set up one after the other. A volume on another file
 //! system is set up on its own thread; after a short wait the next volume is tried in parallel, so
 //! that a file system that hangs delays no other volume. The number of these threads is limited
-//! per pod. If all of them hang, only those volumes of the pod that need a thread wait.
+//! per pod, namespace and server (`operations`), and each pod always gets one. If all of a pod's
+//! threads hang, only those volumes of the pod that need a thread wait.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -14,13 +15,13 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
-use super::atomic_writer::Payload;
 use super::actual::{Exceeded, MAX_MEMORY, Size};
+use super::atomic_writer::Payload;
 use super::error::VolumeError;
 use super::files::Site;
 use super::kind::Phase;
 use super::manager::Volumes;
-use super::operations::{self, Operation};
+use super::operations::{self, Operation, Share};
 use super::persistent::{self, Kinds};
 use super::queue::{Next, Outcome, Queue};
 use super::retries::Hope;
@@ -130,7 +131,11 @@ impl Volumes {
     /// [`VolumeError::NotMounted`] with the time of the retry when a volume is not ready; the other
     /// volumes are ready nevertheless.
     pub fn setup(&self, pod: &Pod, stop: &StopToken) -> Result<Vec<MountedVolume>, VolumeError> {
-        let (path, dir) = self.make_pod_dirs(pod).map_err(|source| {
+        let ready = self.wait_for_removal(pod.uid(), stop);
+        if matches!(ready, Err(VolumeError::Stopping)) {
+            return Err(VolumeError::Stopping);
+        }
+        let (path, dir) = ready.and_then(|()| self.make_pod_dirs(pod)).map_err(|source| {
             let error = VolumeError::PodDirectories { source: Box::new(source) };
             self.events.warning(pod, reasons::FAILED, error.to_string());
             error
@@ -166,6 +171,12 @@ impl Volumes {
     /// Whether the volume may change after its set-up, and is inspected at each sync.
     fn is_kept_up_to_date(&self, pod: &Pod, volume: &Volume) -> bool {
         Plugin::of(volume).is_kept_up_to_date() || self.kinds.is_refreshed(pod.uid(), &volume.name)
+    }
+
+    /// Whom an operation on the volume is counted for.
+    fn share(&self, pod: &Pod, volume: &Volume) -> Share {
+        let server = self.kinds.server(pod.uid(), volume);
+        Share { namespace: pod.namespace().to_owned(), server }
     }
 
     /// The end of the volume's back-off, if it must not be tried now.
@@ -467,7 +478,8 @@ impl<'a> SetUp<'a> {
             (None, Some(mounted)) => kinds.refresh(&pod, &wanted, mounted, stop),
             (None, None) => kinds.set_up(&pod, &wanted, stop),
         };
-        self.volumes.operations.start(self.site.pod.uid(), &volume.name, to, work)
+        let share = self.volumes.share(self.site.pod, volume);
+        self.volumes.operations.start((self.site.pod.uid(), &volume.name, &share), to, work)
     }
 
     /// Waits for the end of one operation, and cancels those that take too long. Reports failures
@@ -895,7 +907,10 @@ mod tests {
                     let _ = hold.recv();
                     Ok(())
                 };
-                let operation = volumes.operations.start(pod.uid(), "d", |_| {}, hang).unwrap();
+                let operation = {
+                    let key = (pod.uid(), "d", &Share::default());
+                    volumes.operations.start(key, |_| {}, hang).unwrap()
+                };
                 set_up.wanted[1].state = State::UnderWay(operation, now);
             }
             assert_eq!(set_up.report_at(now), expected.map(|wait| now + wait), "{kind} {outcome:?}");

@@ -18,7 +18,9 @@ use rustix::mount::UnmountFlags;
 
 use super::error::VolumeError;
 use super::manager::Volumes;
-use super::{operations, paths};
+use super::mounts::Mount;
+use super::operations::Share;
+use super::{mounts, operations, paths};
 use crate::model::mount::{SubPath, SubPathFailure, SubPaths};
 use crate::util::disk_writes;
 use crate::util::error_chain::chain;
@@ -63,7 +65,8 @@ impl SubPaths for Volumes {
             if volume.host_path.starts_with(&place.pod_dir) {
                 work()
             } else {
-                self.operations.run(pod, &volume.volume, operations::LIMIT, stop, move |_| work())
+                let key = (pod, volume.volume.as_str(), &Share::default());
+                self.operations.run(key, operations::LIMIT, stop, move |_| work())
             }
         });
         result.map_err(|error| {

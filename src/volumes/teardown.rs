@@ -4,20 +4,26 @@
 use std::ffi::CStr;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{bounded, select_biased};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
+use super::csi::Csi;
 use super::error::VolumeError;
-use super::kind::VolumeKeeper as _;
+use super::kind::{Place, VolumeKeeper as _};
 use super::manager::Volumes;
-use super::{csi, empty_dir, mounts, operations, paths, sub_path};
+use super::mounts::{Form, Mount};
+use super::operations::Share;
+use super::persistent::Kinds;
+use super::{csi, empty_dir, mounts, operations, paths, sub_path, unmount};
 use crate::model::ids::PodUid;
 use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
+use crate::util::threads;
 use crate::util::tree::{self, Leftover};
 
 /// How long the end of a pod waits for the clean-up of devices, which then continues by itself.
@@ -60,6 +66,9 @@ impl Volumes {
         };
         let mut left = Left::default();
         for (volume, error) in self.unmount(uid, &path, stop)? {
+            if matches!(error, VolumeError::Stopping) {
+                return Err(error);
+            }
             left.add(volume, chain(&error));
         }
         left.check(paths::SUB_PATHS, sub_path::remove_targets(dir.as_fd()))?;
@@ -76,41 +85,107 @@ impl Volumes {
     }
 
     /// Unmounts all mounts below the pod's directory, those of sub paths first: they are on top of
-    /// the volumes. Their servers may not respond, so another thread does this.
+    /// the volumes. Servers may not respond, so another thread does this, unless all is local.
     fn unmount(
         &self,
         uid: &PodUid,
         path: &Path,
         stop: &StopToken,
     ) -> Result<Vec<(String, VolumeError)>, VolumeError> {
-        let table = mounts::read()?;
-        let places = self.csi.places_of(uid);
-        if mounts::below(&table, path).is_empty() && places.is_empty() {
-            return Ok(Vec::new());
-        }
-        let csi = Arc::clone(&self.csi);
-        let (pods, path) = (paths::pods(&self.settings.root_dir), path.to_owned());
-        let (kinds, owner) = (Arc::clone(&self.kinds), uid.clone());
-        let work = move |stop: &StopToken| {
-            let mut failures = Vec::new();
-            kinds.unmount_flex(&owner, stop)?;
-            failures.extend(mounts::unmount_below(&pods, &path.join(paths::SUB_PATHS))?);
-            for place in places {
-                if let Err(error) = csi.tear_down(&place, stop) {
-                    failures.push((format!("{}/{}", csi.directory(), place.spec_name), error));
-                }
+        match self.unmounts(uid, path)? {
+            None => Ok(Vec::new()),
+            Some(work) if work.is_local => Ok(work.run(stop)),
+            Some(work) => {
+                let key = (uid, operations::UNMOUNT, &Share::default());
+                self.operations.run(key, operations::LIMIT, stop, move |stop| Ok(work.run(stop)))
             }
-            let volumes = path.join("volumes");
-            // What a driver has mounted, only the driver unmounts.
-            let own = volumes.join(csi.directory());
-            failures.extend(mounts::unmount_below_except(&pods, &volumes, &own)?);
-            Ok(failures)
+        }
+    }
+
+    /// What is to be unmounted for a pod; `None`: nothing is mounted.
+    pub(super) fn unmounts(&self, uid: &PodUid, path: &Path) -> Result<Option<Unmounts>, VolumeError> {
+        let table = mounts::table()?;
+        let places = self.csi.places_of(uid);
+        if places.is_empty()
+            && !table.iter().any(|mount| mount.point.starts_with(path) && mount.point != path)
+        {
+            return Ok(None);
+        }
+        let pods = paths::pods(&self.settings.root_dir);
+        let device = tree::open(&pods).and_then(mounts::device_of).unwrap_or_default();
+        let volumes = path.join("volumes");
+        // What a driver has mounted, only the driver unmounts.
+        let of_csi = volumes.join(self.csi.directory());
+        let mut groups = mounts::groups(&table, &volumes);
+        groups.retain(|group| !group.iter().any(|mount| mount.point.starts_with(&of_csi)));
+        let sub_paths = mounts::groups(&table, &path.join(paths::SUB_PATHS));
+        let is_local =
+            places.is_empty()
+                && groups.iter().chain(&sub_paths).flatten().all(|mount| {
+                    mount.is_local(&device) && Kinds::flex_driver(&volumes, &mount.point).is_none()
+                });
+        let (csi, kinds) = (Arc::clone(&self.csi), Arc::clone(&self.kinds));
+        Ok(Some(Unmounts { is_local, pods, path: path.to_owned(), sub_paths, groups, places, csi, kinds }))
+    }
+}
+
+/// The mounts of a pod that ends.
+pub(super) struct Unmounts {
+    /// No server, driver or other disk is needed.
+    pub(super) is_local: bool,
+    pods: PathBuf,
+    /// The pod's directory.
+    path: PathBuf,
+    sub_paths: Vec<Vec<Mount>>,
+    groups: Vec<Vec<Mount>>,
+    places: Vec<Place>,
+    csi: Arc<Csi>,
+    kinds: Arc<Kinds>,
+}
+
+impl Unmounts {
+    /// Unmounts all, those that do not contain each other at the same time. Returns what failed.
+    pub(super) fn run(self, stop: &StopToken) -> Vec<(String, VolumeError)> {
+        let Unmounts { is_local, pods, path, sub_paths, groups, places, csi, kinds } = self;
+        let (volumes, sub_dir) = (path.join("volumes"), path.join(paths::SUB_PATHS));
+        let job = |dir: &Path, group: Vec<Mount>, form: Form| -> unmount::Job {
+            let top = group.last().map(|mount| mount.point.clone()).unwrap_or_default();
+            let name = top.strip_prefix(dir).unwrap_or(&top).display().to_string();
+            let (pods, kinds, driver) = (pods.clone(), Arc::clone(&kinds), Kinds::flex_driver(dir, &top));
+            let work = move |stop: &StopToken| {
+                if let Some(driver) = driver.filter(|_| form == Form::Volume) {
+                    kinds.unmount_flex(&driver, &top, stop);
+                }
+                mounts::unmount_group(&pods, &group, form)
+            };
+            (name, Box::new(work))
         };
-        self.operations.run(uid, operations::UNMOUNT, operations::LIMIT, stop, work)
+        let of_csi = |place: Place| -> unmount::Job {
+            let (csi, name) = (Arc::clone(&csi), format!("{}/{}", csi.directory(), place.spec_name));
+            (name, Box::new(move |stop: &StopToken| csi.tear_down(&place, stop)))
+        };
+        let first: Vec<_> = sub_paths.into_iter().map(|group| job(&sub_dir, group, Form::SubPath)).collect();
+        let second = groups.into_iter().map(|group| job(&volumes, group, Form::Volume));
+        let second: Vec<_> = places.into_iter().map(of_csi).chain(second).collect();
+        let mut failures = Vec::new();
+        for jobs in [first, second] {
+            if is_local {
+                failures.extend(jobs.into_iter().filter_map(|(name, work)| Some((name, work(stop).err()?))));
+            } else {
+                failures.extend(unmount::together(jobs, stop));
+            }
+        }
+        failures
     }
 }
 
 impl Volumes {
+    /// Whether devices are to be cleaned up now.
+    pub(super) fn has_due_sweep(&self) -> bool {
+        let next = self.sweep_at.lock().unwrap_or_else(PoisonError::into_inner);
+        next.is_some_and(|next| next <= Instant::now())
+    }
+
     /// Unmounts and detaches devices that no pod uses any more, if there are any. This does not hold
     /// up the end of a pod, and is repeated after a failure.
     pub(super) fn sweep_devices(&self, stop: &StopToken) {
@@ -127,10 +202,16 @@ impl Volumes {
         let (kinds, csi) = (Arc::clone(&self.kinds), Arc::clone(&self.csi));
         let unreleased = Arc::clone(&self.unreleased);
         let work = move |stop: &StopToken| {
-            let swept = kinds.sweep(stop);
-            let released =
-                csi.release_unused(stop).inspect_err(|error| log::warn!("CSI volume: {}", chain(error)));
-            let result = released.and(swept);
+            let of_drivers = move |stop: &StopToken| {
+                csi.release_unused(stop).inspect_err(|error| log::warn!("CSI volume: {}", chain(error)))
+            };
+            // A driver that does not answer delays no other disk.
+            let jobs: Vec<unmount::Job> = vec![
+                ("CSI".to_owned(), Box::new(of_drivers)),
+                ("devices".to_owned(), Box::new(move |stop: &StopToken| kinds.sweep(stop))),
+            ];
+            let failed = unmount::together(jobs, stop);
+            let result = failed.into_iter().next().map_or(Ok(()), |(_, error)| Err(error));
             let mut last = unreleased.lock().unwrap_or_else(PoisonError::into_inner);
             match &result {
                 Ok(()) => *last = None,
@@ -140,8 +221,29 @@ impl Volumes {
             drop(last);
             result
         };
-        let result = self.operations.run(&PodUid::from("devices"), operations::UNMOUNT, SWEEP, stop, work);
-        if result.is_err() {
+        let devices = PodUid::from("devices");
+        let key = (&devices, operations::UNMOUNT, &Share::default());
+        let (report, reported) = bounded(1);
+        let to = move |result| {
+            // The channel has room; the wait may be over.
+            let _ = report.send(result);
+        };
+        let ended = self.operations.start(key, to, work).and_then(|operation| {
+            let _waiting = threads::waiting("the clean-up of devices");
+            select_biased! {
+                recv(reported) -> result => {
+                    operation.finish();
+                    return result.unwrap_or(Err(VolumeError::Panicked));
+                }
+                recv(stop.signal()) -> _ => return Err(VolumeError::Stopping),
+                default(SWEEP) => {}
+            }
+            // It continues: a device whose server does not respond must not keep the others. The one
+            // before has ended, as there is one at a time.
+            *self.sweeping.lock().unwrap_or_else(PoisonError::into_inner) = Some(operation);
+            Err(VolumeError::Overdue)
+        });
+        if ended.is_err() {
             let again = Some(Instant::now() + SWEEP_AGAIN);
             *self.sweep_at.lock().unwrap_or_else(PoisonError::into_inner) = again;
         }

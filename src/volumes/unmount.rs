@@ -4,19 +4,22 @@
 //! [`PLAIN`], upstream's minute, a forced one aborts the requests to the server, and if that hangs
 //! too, the mount is detached from the tree and the kernel removes it when it can. A mount that is
 //! only busy is never forced: a process still uses it. Threads that hang end with the kernel's call;
-//! [`stuck`] counts and names them.
+//! [`stuck`] counts and names them. The volumes of one pod are unmounted at the same time
+//! ([`together`]), so that one dead server does not delay the others.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{RecvTimeoutError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select_biased};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use super::error::VolumeError;
 use super::mounts;
-use crate::util::threads::{self, OnDeath, Stack};
+use super::paths::SUB_PATHS;
+use crate::util::stop::StopToken;
+use crate::util::threads::{self, OnDeath, Running, Stack};
 
 /// The wait for a plain unmount: upstream's limit for NFS.
 const PLAIN: Duration = Duration::from_secs(60);
@@ -26,8 +29,12 @@ const FORCED: Duration = Duration::from_secs(20);
 const PROBE: Duration = Duration::from_secs(10);
 /// The wait for a lazy one, which the kernel ends without the server.
 const LAZY: Duration = Duration::from_secs(10);
-/// Unmounts that may hang at the same time. Beyond that, none is begun.
-const MAX_STUCK: usize = 32;
+/// Calls that may hang at the same time for one pod. Beyond that, none is begun for it.
+const MAX_STUCK_OF_POD: usize = 32;
+/// Those of all pods, apart from one of each.
+const MAX_STUCK: usize = 1024;
+/// Volumes of one pod that are unmounted at the same time.
+const MAX_TOGETHER: usize = 32;
 
 /// Calls that have not ended.
 static STUCK: Mutex<Vec<(Call, Instant)>> = Mutex::new(Vec::new());
@@ -41,6 +48,75 @@ const SIZE: &str = "size";
 /// The ways to unmount, in order.
 const WAYS: [(UnmountFlags, Duration); 3] =
     [(UnmountFlags::empty(), PLAIN), (UnmountFlags::FORCE, FORCED), (UnmountFlags::DETACH, LAZY)];
+
+/// As [`WAYS`], for a bind mount of a part of another mount: the kernel does not need its server.
+const BIND_WAYS: [(UnmountFlags, Duration); 3] = [
+    (UnmountFlags::empty(), Duration::from_secs(10)),
+    (UnmountFlags::FORCE, Duration::from_secs(5)),
+    (UnmountFlags::DETACH, Duration::from_secs(5)),
+];
+
+/// The removal of one volume: its name, and the work.
+pub(super) type Job = (String, Box<dyn FnOnce(&StopToken) -> Result<(), VolumeError> + Send>);
+
+/// Runs jobs at the same time until all have ended, and returns what failed. Each job has its own
+/// limit of time. The stop token is given to all.
+pub(super) fn together(mut jobs: Vec<Job>, stop: &StopToken) -> Vec<(String, VolumeError)> {
+    if jobs.len() <= 1 {
+        let run = |(name, work): Job| work(stop).err().map(|error| (name, error));
+        return jobs.pop().and_then(run).into_iter().collect();
+    }
+    let count = jobs.len();
+    let (give, take) = bounded(count);
+    let (report, reported) = bounded(count);
+    for job in jobs {
+        // The channel has room for all.
+        let _ = give.send(job);
+    }
+    drop(give);
+    let mut workers = Vec::new();
+    for _ in 0..count.min(MAX_TOGETHER) {
+        let (take, report) = (take.clone(), report.clone());
+        let work = move |stop: StopToken| work_off(&take, &report, &stop);
+        match threads::spawn("vol/teardown", Stack::Small, OnDeath::Unsupervised, work) {
+            Ok(running) => workers.push(running),
+            Err(error) => {
+                log::warn!("a thread to unmount volumes cannot be started: {error}");
+                break;
+            }
+        }
+    }
+    if workers.is_empty() {
+        work_off(&take, &report, stop);
+    }
+    drop((take, report));
+    let _waiting = threads::waiting("the unmounts of a pod");
+    let mut ended = Vec::new();
+    loop {
+        select_biased! {
+            recv(reported) -> one => match one {
+                Ok(one) => ended.push(one),
+                Err(_) => break,
+            },
+            recv(stop.signal()) -> _ => {
+                workers.iter_mut().for_each(Running::ask_to_stop);
+                ended.extend(reported.iter());
+                break;
+            }
+        }
+    }
+    let panicked = (ended.len() < count).then(|| ("?".to_owned(), VolumeError::Panicked));
+    let failed = |(name, result): (String, Result<(), VolumeError>)| result.err().map(|error| (name, error));
+    ended.into_iter().filter_map(failed).chain(panicked).collect()
+}
+
+fn work_off(jobs: &Receiver<Job>, report: &Sender<(String, Result<(), VolumeError>)>, stop: &StopToken) {
+    for (name, work) in jobs.try_iter() {
+        let _waiting = threads::waiting("unmount");
+        // The channel has room for all.
+        let _ = report.send((name, work(stop)));
+    }
+}
 
 /// A call on a mount that hangs in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,9 +146,18 @@ pub(super) fn one(mount: &Path, is_remote: bool) -> Result<(), VolumeError> {
 
 /// Unmounts `mount`, in `top`, whose server may not respond.
 pub(super) fn remote(top: &Path, mount: &Path) -> Result<(), VolumeError> {
+    by_ways(top, mount, &WAYS)
+}
+
+/// As [`remote`], for a bind mount of a part of another mount.
+pub(super) fn remote_bind(top: &Path, mount: &Path) -> Result<(), VolumeError> {
+    by_ways(top, mount, &BIND_WAYS)
+}
+
+fn by_ways(top: &Path, mount: &Path, ways: &[(UnmountFlags, Duration)]) -> Result<(), VolumeError> {
     let (top, point) = (top.to_owned(), mount.to_owned());
     let call = Arc::new(move |flags| mounts::unmount_in(&top, &point, flags));
-    escalate(mount, &call, &WAYS)
+    escalate(mount, &call, ways)
 }
 
 /// Aborts all requests to the server of `mount`, which is in `top`, and unmounts it unless it is
@@ -149,13 +234,23 @@ where
     }
 }
 
+/// The directory of the pod that a mount belongs to; the directory above it for other mounts.
+fn owner(mount: &Path) -> &Path {
+    let is_of_pod =
+        |path: &&Path| path.file_name().is_some_and(|name| name == "volumes" || name == SUB_PATHS);
+    let of_pod = mount.ancestors().find(is_of_pod).and_then(Path::parent);
+    of_pod.or(mount.parent()).unwrap_or(mount)
+}
+
 /// Takes the call off the list when it ends.
 struct Entry(Call, Instant);
 
 impl Entry {
     fn enter(call: Call) -> Result<Entry, VolumeError> {
         let mut table = STUCK.lock().unwrap_or_else(PoisonError::into_inner);
-        if table.len() >= MAX_STUCK {
+        let owner = owner(&call.1);
+        let of_pod = table.iter().filter(|((_, path), _)| self::owner(path) == owner).count();
+        if of_pod >= MAX_STUCK_OF_POD || (of_pod > 0 && table.len() >= MAX_STUCK) {
             return Err(VolumeError::TooManyPending);
         }
         let begun = Instant::now();
@@ -176,7 +271,6 @@ impl Drop for Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crossbeam_channel::Receiver;
 
     const SHORT: Duration = Duration::from_millis(20);
     const LONG: Duration = Duration::from_secs(60);
@@ -225,6 +319,65 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(hangs_at(path), 0);
+    }
+
+    /// A server that did not answer delayed the volumes after it, and the end of other pods.
+    #[test]
+    fn volumes_of_a_pod_are_unmounted_at_the_same_time() {
+        let (entered, all) = bounded(20);
+        let (release, hold) = bounded::<()>(0);
+        let job = |n: usize| -> Job {
+            let (entered, hold) = (entered.clone(), hold.clone());
+            let work = move |_: &StopToken| {
+                entered.send(n).unwrap();
+                // Each waits until all have begun.
+                let _ = hold.recv();
+                if n == 7 { Err(VolumeError::Pending) } else { Ok(()) }
+            };
+            (format!("v{n}"), Box::new(work))
+        };
+        let jobs: Vec<Job> = (0..20).map(job).collect();
+        std::thread::scope(|scope| {
+            let failed = scope.spawn(|| together(jobs, &StopToken::never()));
+            for _ in 0..20 {
+                all.recv_timeout(LONG).unwrap();
+            }
+            drop(release);
+            let failed = failed.join().unwrap();
+            assert_eq!(failed.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["v7"]);
+        });
+        assert!(together(Vec::new(), &StopToken::never()).is_empty());
+    }
+
+    #[test]
+    fn stop_and_panic_end_unmounts_at_the_same_time() {
+        let (source, stop) = crate::util::stop::pair();
+        let wait = |name: &str| -> Job {
+            let work = |stop: &StopToken| match stop.wait(LONG) {
+                crate::util::stop::Waited::Stopped => Err(VolumeError::Stopping),
+                crate::util::stop::Waited::TimedOut => Ok(()),
+            };
+            (name.to_owned(), Box::new(work))
+        };
+        drop(source);
+        let failed = together(vec![wait("a"), wait("b")], &stop);
+        assert!(failed.len() == 2 && failed.iter().all(|(_, error)| matches!(error, VolumeError::Stopping)));
+        let panics: Job = ("p".to_owned(), Box::new(|_| panic!("a test's own")));
+        let fine: Job = ("f".to_owned(), Box::new(|_| Ok(())));
+        let failed = together(vec![panics, fine], &StopToken::never());
+        assert!(matches!(failed.as_slice(), [(_, VolumeError::Panicked)]), "{failed:?}");
+    }
+
+    #[test]
+    fn hanging_calls_are_counted_for_each_pod() {
+        let of =
+            |pod: &str, n: usize| ("test", PathBuf::from(format!("/r/{pod}/volumes/kubernetes.io~nfs/{n}")));
+        let many: Vec<Entry> = (0..MAX_STUCK_OF_POD).map(|n| Entry::enter(of("p1", n)).unwrap()).collect();
+        assert!(matches!(Entry::enter(of("p1", 99)), Err(VolumeError::TooManyPending)));
+        drop(Entry::enter(of("p2", 0)).unwrap());
+        drop(many);
+        assert_eq!(owner(Path::new("/r/p/volume-subpaths/v/c/0")), Path::new("/r/p"));
+        assert_eq!(owner(Path::new("/r/plugins/x")), Path::new("/r/plugins"));
     }
 
     #[test]

@@ -778,3 +778,36 @@ fn pod_with_hanging_volumes_leaves_threads_for_other_pods() {
         assert!(events.iter().all(|event| event.contains("hostPath type check failed")), "{events:?}");
     });
 }
+
+/// Six pods with three volumes each on a dead file server used all threads of the node.
+#[test]
+fn pods_with_hanging_volumes_do_not_delay_a_pod_of_another_namespace() {
+    let Some(place) = VolumeFixture::new() else { return };
+    let (volumes, queue) = place.volumes();
+    let (hung_at, made) = (place.dir.path().join("hung"), place.dir.path().join("made"));
+    let dead = |n: usize| {
+        let volume = |v: usize| host(&format!("h{v}"), &hung_at.join(format!("{n}-{v}")), "Directory");
+        pod_of(&format!("dead{n}"), &[volume(0), volume(1), volume(2)])
+    };
+    let dead: Vec<Pod> = (0..8).map(dead).collect();
+    let other = pod_of("u2", &[host("v", &made, "DirectoryOrCreate")]);
+    std::thread::scope(|scope| {
+        let Some(hung) = HangingFilesystem::mount(hung_at.clone()) else {
+            eprintln!("skipped: no /dev/fuse here");
+            return;
+        };
+        let set_ups: Vec<_> = dead.iter().map(|pod| scope.spawn(|| volumes.setup(pod, &STOP()))).collect();
+        let hanging = || {
+            let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
+            let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+            names.filter(|name| name.starts_with("vol/dead")).count()
+        };
+        wait_until("all volumes to hang", FREE, || hanging() == 24);
+        assert_eq!(volumes.setup(&other, &STOP()).unwrap().len(), 1);
+        assert!(queue.is_empty());
+        drop(hung);
+        for set_up in set_ups {
+            assert!(set_up.join().unwrap().is_err());
+        }
+    });
+}

@@ -33,6 +33,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::error::VolumeError;
 use super::kind::{AttachedVolumes, CsiVolumes, NodeLabels, Phase};
+use super::operations::Operations;
 use super::{host_path, paths};
 use crate::kube::PodApi;
 use crate::kube::claims::ReadError;
@@ -51,8 +52,16 @@ use crate::util::tree;
 use devices::{Lock, Locks};
 use host::{Host, RealHost, mount_at};
 
-/// By the names of a pod's volumes: the plugin, and the name of the persistent volume.
-type Known = HashMap<String, (&'static str, String)>;
+/// What a volume leads to.
+struct Lead {
+    plugin: &'static str,
+    /// The name of the persistent volume.
+    name: String,
+    server: Option<String>,
+}
+
+/// By the names of a pod's volumes.
+type Known = HashMap<String, Lead>;
 
 /// The kinds of volumes, with what they share.
 pub(super) struct Kinds {
@@ -66,6 +75,8 @@ pub(super) struct Kinds {
     locks: Locks,
     /// The pod that uses a ReadWriteOncePod volume, by the name of the volume.
     singles: Mutex<HashMap<String, PodUid>>,
+    /// The running operations, which learn here which server they wait for.
+    operations: Operations,
     /// What each volume leads to, once it is known: its plugin, and the name of the persistent volume.
     plugins: Mutex<HashMap<PodUid, Known>>,
     /// Volumes that are inspected at each sync of their pod.
@@ -108,6 +119,7 @@ impl Kinds {
             csi: None,
             locks: Locks::default(),
             singles: Mutex::default(),
+            operations: Operations::default(),
             plugins: Mutex::default(),
             refreshed: Mutex::default(),
             attached: OnceLock::new(),
@@ -119,6 +131,12 @@ impl Kinds {
     /// Serves volumes of CSI drivers too.
     pub(super) fn with_csi(mut self, csi: Arc<dyn CsiVolumes>) -> Kinds {
         self.csi = Some(csi);
+        self
+    }
+
+    /// Reports the servers of volumes to these operations.
+    pub(super) fn with_operations(mut self, operations: &Operations) -> Kinds {
+        self.operations = operations.clone();
         self
     }
 
@@ -137,14 +155,23 @@ impl Kinds {
     pub(super) fn plugin(&self, uid: &PodUid, volume: &Volume) -> Option<&'static str> {
         let known = self.plugins.lock().unwrap_or_else(PoisonError::into_inner);
         let found = known.get(uid).and_then(|volumes| volumes.get(&volume.name));
-        found.map(|(plugin, _)| *plugin).or_else(|| inline_plugin(volume))
+        found.map(|lead| lead.plugin).or_else(|| inline_plugin(volume))
     }
 
     /// The name of the persistent volume, as events show it; `None` for a claim that was not resolved
     /// yet, and for other volumes.
     pub(super) fn name(&self, uid: &PodUid, volume: &str) -> Option<String> {
         let known = self.plugins.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(uid)?.get(volume).map(|(_, name)| name.clone())
+        known.get(uid)?.get(volume).map(|lead| lead.name.clone())
+    }
+
+    /// The file server or driver of the volume, if it is known.
+    pub(super) fn server(&self, uid: &PodUid, volume: &Volume) -> Option<String> {
+        let known = self.plugins.lock().unwrap_or_else(PoisonError::into_inner);
+        match known.get(uid).and_then(|volumes| volumes.get(&volume.name)) {
+            Some(lead) => lead.server.clone(),
+            None => inline_server(volume),
+        }
     }
 
     /// Forgets the pod, whose volumes are gone.
@@ -219,12 +246,14 @@ impl Kinds {
     ) -> Result<MountedVolume, VolumeError> {
         let spec = self.resolve(pod, volume)?;
         let plugin = plugin_of(&spec.source);
+        let server = server_of(&spec.source);
         self.plugins
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .entry(pod.uid().clone())
             .or_default()
-            .insert(volume.name.clone(), (plugin, spec.name.clone()));
+            .insert(volume.name.clone(), Lead { plugin, name: spec.name.clone(), server: server.clone() });
+        self.operations.is_served_by(pod.uid(), &volume.name, server);
         if matches!(spec.source, Source::Local(_)) {
             self.set_refreshed(pod.uid(), &volume.name, spec.is_persistent);
         }
@@ -333,6 +362,8 @@ impl Kinds {
         attach: &dyn Fn() -> Result<PathBuf, VolumeError>,
         stop: &StopToken,
     ) -> Result<Lock, VolumeError> {
+        // Before anything is made or attached.
+        filesystem::check_type(&*self.host, disk.fs_type)?;
         let lock = self.locks.take(&disk.global, stop)?;
         let table = self.host.mounts()?;
         let device = match mount_at(&table, &disk.global) {
@@ -364,8 +395,6 @@ impl Kinds {
         let chap = iscsi::Chap { discovery: source.chap_discovery, session: source.chap_session };
         let mut credentials = iscsi::Credentials::new();
         if chap.discovery || chap.session {
-        // Before anything is made or attached.
-        filesystem::check_type(&*self.host, disk.fs_type)?;
             let secret = self.secret(source.secret_ref.as_ref(), Phase::WaitForAttach)?;
             let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
             credentials.extend(secret.into_iter().map(|(key, value)| (key, text(value))));
@@ -394,35 +423,6 @@ impl Kinds {
     }
 }
 
-/// The name of the plugin that serves a source.
-fn plugin_of(source: &Source) -> &'static str {
-    match source {
-        Source::HostPath(_) => "kubernetes.io/host-path",
-        Source::Local(_) => "kubernetes.io/local-volume",
-        Source::Nfs(_) => "kubernetes.io/nfs",
-        Source::Iscsi(_) => "kubernetes.io/iscsi",
-        Source::Fc(_) => "kubernetes.io/fc",
-        Source::Flex(_) => "kubernetes.io/flexvolume",
-        Source::Csi(_) => "kubernetes.io/csi",
-        Source::Other(_) => "unknown",
-    }
-}
-
-/// The plugin of a volume whose source is in the pod.
-pub(super) fn inline_plugin(volume: &Volume) -> Option<&'static str> {
-    if volume.nfs.is_some() {
-        Some("kubernetes.io/nfs")
-    } else if volume.iscsi.is_some() {
-        Some("kubernetes.io/iscsi")
-    } else if volume.fc.is_some() {
-        Some("kubernetes.io/fc")
-    } else if volume.csi.is_some() {
-        Some("kubernetes.io/csi")
-    } else {
-        volume.flex_volume.as_ref().map(|_| "kubernetes.io/flexvolume")
-    }
-}
-
 /// The options of a file system that the agent mounts, in addition to those of the volume.
 ///
 /// DIFFERS: set-uid programs and device files of a volume whose source is in the pod have no effect:
@@ -439,6 +439,62 @@ fn system_options(spec: &Spec) -> Vec<&'static str> {
 fn bind_options(spec: &Spec) -> Vec<String> {
     let system: Vec<_> = system_options(spec).into_iter().filter(|option| *option != "rw").collect();
     filesystem::join(&spec.mount_options, &system)
+}
+
+/// The name of the plugin that serves a source.
+fn plugin_of(source: &Source) -> &'static str {
+    match source {
+        Source::HostPath(_) => "kubernetes.io/host-path",
+        Source::Local(_) => "kubernetes.io/local-volume",
+        Source::Nfs(_) => "kubernetes.io/nfs",
+        Source::Iscsi(_) => "kubernetes.io/iscsi",
+        Source::Fc(_) => "kubernetes.io/fc",
+        Source::Flex(_) => "kubernetes.io/flexvolume",
+        Source::Csi(_) => "kubernetes.io/csi",
+        Source::Other(_) => "unknown",
+    }
+}
+
+/// The file server or driver that serves a source; `None`: this node does.
+fn server_of(source: &Source) -> Option<String> {
+    match source {
+        Source::Nfs(source) => Some(format!("nfs/{}", source.server)),
+        Source::Iscsi(source) => Some(format!("iscsi/{}", source.target_portal)),
+        Source::Fc(_) => Some("fc".to_owned()),
+        Source::Flex(source) => Some(format!("flexvolume/{}", source.driver)),
+        Source::Csi(source) => Some(format!("csi/{}", source.driver)),
+        Source::HostPath(_) | Source::Local(_) | Source::Other(_) => None,
+    }
+}
+
+/// As [`server_of`], for a volume whose source is in the pod.
+fn inline_server(volume: &Volume) -> Option<String> {
+    if let Some(source) = &volume.nfs {
+        Some(format!("nfs/{}", source.server))
+    } else if let Some(source) = &volume.iscsi {
+        Some(format!("iscsi/{}", source.target_portal))
+    } else if volume.fc.is_some() {
+        Some("fc".to_owned())
+    } else if let Some(source) = &volume.csi {
+        Some(format!("csi/{}", source.driver))
+    } else {
+        volume.flex_volume.as_ref().map(|source| format!("flexvolume/{}", source.driver))
+    }
+}
+
+/// The plugin of a volume whose source is in the pod.
+pub(super) fn inline_plugin(volume: &Volume) -> Option<&'static str> {
+    if volume.nfs.is_some() {
+        Some("kubernetes.io/nfs")
+    } else if volume.iscsi.is_some() {
+        Some("kubernetes.io/iscsi")
+    } else if volume.fc.is_some() {
+        Some("kubernetes.io/fc")
+    } else if volume.csi.is_some() {
+        Some("kubernetes.io/csi")
+    } else {
+        volume.flex_volume.as_ref().map(|_| "kubernetes.io/flexvolume")
+    }
 }
 
 /// A path of plain names: names of targets come from objects.

@@ -9,7 +9,6 @@ use super::super::paths;
 use super::devices::{self, Device, Kind};
 use super::host::mount_at;
 use super::{Kinds, STATE, iscsi};
-use crate::model::ids::PodUid;
 use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
 use crate::util::untrusted;
@@ -23,23 +22,20 @@ impl Kinds {
         !devices::all(&self.root_dir).is_empty()
     }
 
-    /// Lets drivers of flexVolumes unmount the volumes of a pod. What they leave is unmounted like
-    /// every other mount.
-    pub(in super::super) fn unmount_flex(&self, uid: &PodUid, stop: &StopToken) -> Result<(), VolumeError> {
-        let dir = paths::pod(&self.root_dir, uid)?.join("volumes");
-        for mount in self.host.mounts()? {
-            let Ok(way) = mount.point.strip_prefix(&dir) else { continue };
-            let mut parts = way.iter().filter_map(|part| part.to_str());
-            let (Some(plugin), Some(_), None) = (parts.next(), parts.next(), parts.next()) else { continue };
-            if plugin.starts_with("kubernetes.io~") {
-                continue;
-            }
-            let driver = plugin.replacen('~', "/", 1);
-            if let Err(error) = self.drivers.unmount(&*self.host, (&driver, &mount.point), stop) {
-                log::warn!("flexVolume driver {driver}: {}", chain(&error));
-            }
+    /// The driver of the flexVolume that is mounted at a path below `volumes`, the directory of a
+    /// pod's volumes; `None`: it is another volume.
+    pub(in super::super) fn flex_driver(volumes: &Path, mount: &Path) -> Option<String> {
+        let mut parts = mount.strip_prefix(volumes).ok()?.iter().filter_map(|part| part.to_str());
+        let (Some(plugin), Some(_), None) = (parts.next(), parts.next(), parts.next()) else { return None };
+        (!plugin.starts_with("kubernetes.io~")).then(|| plugin.replacen('~', "/", 1))
+    }
+
+    /// Lets the driver of a flexVolume unmount it. What it leaves is unmounted like every other
+    /// mount.
+    pub(in super::super) fn unmount_flex(&self, driver: &str, mount: &Path, stop: &StopToken) {
+        if let Err(error) = self.drivers.unmount(&*self.host, (driver, mount), stop) {
+            log::warn!("flexVolume driver {driver}: {}", chain(&error));
         }
-        Ok(())
     }
 
     /// Unmounts and detaches the devices that no pod uses. A failure leaves the device as it is, for

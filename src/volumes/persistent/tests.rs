@@ -377,7 +377,10 @@ fn flex_volume_is_mounted_and_unmounted_by_its_driver() {
     );
     node.host.mounted("x", &target, "tmpfs");
     node.host.answer(&format!("{program} unmount"), 0, r#"{"status": "Success"}"#);
-    node.kinds.unmount_flex(&PodUid::from("u1"), &StopToken::never()).unwrap();
+    let driver = Kinds::flex_driver(&node.path("pods/u1/volumes"), &target).unwrap();
+    node.kinds.unmount_flex(&driver, &target, &StopToken::never());
+    let other = node.path("pods/u1/volumes/kubernetes.io~nfs/v");
+    assert_eq!(Kinds::flex_driver(&node.path("pods/u1/volumes"), &other), None);
     assert_eq!(node.log(), ["R/exec/a~b/b unmount R/pods/u1/volumes/a~b/v"]);
 }
 
