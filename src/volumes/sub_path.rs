@@ -61,8 +61,7 @@ impl SubPaths for Volumes {
                     VolumeError::SubPath { kind: failed.kind, what: failed.what, source: failed.errno.into() }
                 })
             };
-            // The agent's own directories are on a local disk and do not hang.
-            if volume.host_path.starts_with(&place.pod_dir) {
+            if is_local(&volume.host_path, &place.pod_dir) {
                 work()
             } else {
                 let key = (pod, volume.volume.as_str(), &Share::default());
@@ -84,6 +83,13 @@ impl SubPaths for Volumes {
             }
         })
     }
+}
+
+/// Whether a volume is one of those that are made of the agent's own directories and memory, which
+/// do not hang. Other volumes below the pod's directory may be mounts of servers and disks.
+fn is_local(volume: &Path, pod_dir: &Path) -> bool {
+    let plugin = volume.strip_prefix(pod_dir.join("volumes")).ok().and_then(|way| way.iter().next());
+    plugin.is_some_and(|plugin| paths::OWNED_CONTENT.iter().any(|owned| plugin == *owned))
 }
 
 /// `pods/<uid>/volume-subpaths/<volume>/<container>/<index>`.
@@ -127,7 +133,10 @@ fn bind(root: &Path, sub_path: &Path, target: &Target) -> Result<(), Failed> {
     let object = walk(root, sub_path)?;
     let stat = fs::fstat(&object).map_err(Failed::prepare("inspect the object"))?;
     let parent = target_parent(target).map_err(Failed::prepare("make the directory above the target"))?;
-    if is_at(parent.as_fd(), target, &stat).map_err(Failed::prepare("inspect the target"))? {
+    let table = mounts::table().unwrap_or_default();
+    if !is_foreign(&table, &target.path(), &stat)
+        && is_at(parent.as_fd(), target, &stat).map_err(Failed::prepare("inspect the target"))?
+    {
         return Ok(());
     }
     clear(parent.as_fd(), target).map_err(Failed::prepare("clear the target"))?;
@@ -256,20 +265,37 @@ fn target_parent(target: &Target) -> io::Result<OwnedFd> {
 
 /// Whether the object is mounted at the target. (The target itself is in no volume.)
 fn is_at(parent: BorrowedFd<'_>, target: &Target, object: &Stat) -> io::Result<bool> {
-    match fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(found) => Ok((found.st_dev, found.st_ino) == (object.st_dev, object.st_ino)),
+    let found = fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW);
+    is_same(found.map(|found| (found.st_dev, found.st_ino)), (object.st_dev, object.st_ino))
+}
+
+/// Whether what was found at the target is the object, by device and inode. Pure.
+fn is_same(found: io::Result<(u64, u64)>, object: (u64, u64)) -> io::Result<bool> {
+    match found {
+        Ok(found) => Ok(found == object),
         Err(Errno::NOENT) => Ok(false),
+        // The server of an older mount has gone or has restarted: the mount is replaced.
+        Err(Errno::STALE | Errno::NOTCONN | Errno::IO | Errno::HOSTDOWN | Errno::CONNABORTED) => Ok(false),
         Err(errno) => Err(errno),
     }
 }
 
-/// Unmounts what an earlier container has mounted at the target, and removes the empty target.
+/// Whether a mount at the target is one of another server than the object's. It is not inspected
+/// further: its server may not respond.
+fn is_foreign(table: &[Mount], target: &Path, object: &Stat) -> bool {
+    let device = format!("{}:{}", fs::major(object.st_dev), fs::minor(object.st_dev));
+    let found = table.iter().rev().find(|mount| mount.point == target);
+    found.is_some_and(|mount| mount.is_remote() && mount.device != device)
+}
+
+/// Unmounts what an earlier container has mounted at the target, and removes the empty target. The
+/// unmount is lazy: the earlier container may still use the mount, and its server may be gone.
 fn clear(parent: BorrowedFd<'_>, target: &Target) -> io::Result<()> {
     // The path starts at a descriptor, because a link may have replaced a directory above.
     let mut path = OsString::from(format!("/proc/self/fd/{}/", parent.as_raw_fd()));
     path.push(OsStr::from_bytes(target.name.as_bytes()));
     for _ in 0..MAX_STACKED {
-        match rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW) {
+        match rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH) {
             Ok(()) => {}
             // The target is no mount point, or does not exist.
             Err(Errno::INVAL | Errno::NOENT) => break,

@@ -212,3 +212,51 @@ proptest! {
         }
     }
 }
+
+/// A dead server of such a volume blocked the pod's worker.
+#[test]
+fn only_volumes_of_the_agents_own_directories_are_used_without_a_thread() {
+    let pod = Path::new("/r/pods/u");
+    for (volume, expected) in [
+        ("/r/pods/u/volumes/kubernetes.io~empty-dir/e", true),
+        ("/r/pods/u/volumes/kubernetes.io~configmap/c", true),
+        ("/r/pods/u/volumes/kubernetes.io~projected/p", true),
+        ("/r/pods/u/volumes/kubernetes.io~nfs/n", false),
+        ("/r/pods/u/volumes/kubernetes.io~csi/pv/mount", false),
+        ("/r/pods/u/volumes/kubernetes.io~local-volume/pv", false),
+        ("/r/pods/u/volumes", false),
+        ("/mnt/host", false),
+    ] {
+        assert_eq!(is_local(Path::new(volume), pod), expected, "{volume}");
+    }
+}
+
+/// Such a target kept the container from every start.
+#[test]
+fn target_whose_mount_is_broken_is_made_again() {
+    for errno in [Errno::NOENT, Errno::STALE, Errno::NOTCONN, Errno::IO] {
+        assert_eq!(is_same(Err(errno), (1, 2)), Ok(false), "{errno}");
+    }
+    assert_eq!(is_same(Err(Errno::ACCESS), (1, 2)), Err(Errno::ACCESS));
+    assert_eq!(is_same(Ok((1, 2)), (1, 2)), Ok(true));
+    assert_eq!(is_same(Ok((1, 3)), (1, 2)), Ok(false));
+    let object = fs::stat("/").unwrap();
+    let device = format!("{}:{}", fs::major(object.st_dev), fs::minor(object.st_dev));
+    let mount = |device: &str, kind: &str| Mount {
+        point: "/t".into(),
+        root: "/".into(),
+        device: device.to_owned(),
+        kind: kind.to_owned(),
+        source: String::new(),
+    };
+    for (table, expected) in [
+        (vec![], false),
+        (vec![mount(&device, "nfs4")], false),
+        (vec![mount("0:999", "nfs4")], true),
+        (vec![mount("0:999", "fuse.x")], true),
+        (vec![mount("0:999", "ext4")], false),
+        (vec![mount("0:999", "nfs4"), mount(&device, "nfs4")], false),
+    ] {
+        assert_eq!(is_foreign(&table, Path::new("/t"), &object), expected, "{table:?}");
+    }
+}
