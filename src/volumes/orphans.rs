@@ -328,6 +328,7 @@ mod tests {
             node: String::new(),
         };
         let volumes = Volumes::new(settings, Deps { events, api: None, local: Default::default() });
+        let volumes = std::sync::Arc::new(volumes);
         let object = serde_json::json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "static"},
             "spec": {"volumes": [{"name": "e", "emptyDir": {}}],
@@ -351,14 +352,16 @@ mod tests {
         assert!(root.path().join("pods/static/volumes").exists());
         // It is published while its directory is removed: its set-up waits for the end.
         let removing = volumes.orphans.begin(pod.uid(), &|_| false).unwrap();
-        std::thread::scope(|scope| {
-            let set_up = scope.spawn(|| volumes.setup(&pod, &StopToken::never()));
-            volumes.remove_pod(pod.uid(), &StopToken::never()).unwrap();
-            assert!(!set_up.is_finished());
-            drop(removing);
-            let ready = set_up.join().unwrap().unwrap();
-            std::fs::write(ready[0].host_path.join("fresh"), "").unwrap();
-        });
+        let (done, result) = bounded(1);
+        let (shared, again) = (std::sync::Arc::clone(&volumes), pod.clone());
+        let work = move |_: StopToken| done.send(shared.setup(&again, &StopToken::never())).unwrap();
+        let running = threads::spawn("t/set-up", threads::Stack::Small, threads::OnDeath::Unsupervised, work);
+        volumes.remove_pod(pod.uid(), &StopToken::never()).unwrap();
+        assert!(result.is_empty());
+        drop(removing);
+        let ready = result.recv_timeout(operations::LIMIT).unwrap().unwrap();
+        std::fs::write(ready[0].host_path.join("fresh"), "").unwrap();
+        drop(running);
         assert!(fresh.exists());
         assert!(volumes.orphans(&|_| true, &StopToken::never()).unwrap().removed.is_empty());
         assert!(fresh.exists() && volumes.orphans.removing().is_empty());

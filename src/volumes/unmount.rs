@@ -337,15 +337,16 @@ mod tests {
             (format!("v{n}"), Box::new(work))
         };
         let jobs: Vec<Job> = (0..20).map(job).collect();
-        std::thread::scope(|scope| {
-            let failed = scope.spawn(|| together(jobs, &StopToken::never()));
-            for _ in 0..20 {
-                all.recv_timeout(LONG).unwrap();
-            }
-            drop(release);
-            let failed = failed.join().unwrap();
-            assert_eq!(failed.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["v7"]);
-        });
+        let (done, result) = bounded(1);
+        let work = move |stop: StopToken| done.send(together(jobs, &stop)).unwrap();
+        let running = threads::spawn("t/together", Stack::Small, OnDeath::Unsupervised, work).unwrap();
+        for _ in 0..20 {
+            all.recv_timeout(LONG).unwrap();
+        }
+        drop(release);
+        let failed = result.recv_timeout(LONG).unwrap();
+        assert_eq!(failed.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["v7"]);
+        drop(running);
         assert!(together(Vec::new(), &StopToken::never()).is_empty());
     }
 
