@@ -102,13 +102,8 @@ pub(super) fn make(
         image_endpoint: Some(config.image_service_endpoint.clone()).filter(|it| !it.is_empty()),
         request_timeout: config.runtime_request_timeout.to_std(),
     })?;
-    let allocations = match &pod_api {
-        Some(_) => {
-            Allocations::load(&args.root_dir).map_err(|error| StartError::Refused(error.to_string()))?
-        }
-        // Without an API server no pod is resized.
-        None => Allocations::default(),
-    };
+    let allocations =
+        Allocations::load(&args.root_dir).map_err(|error| StartError::Refused(error.to_string()))?;
     let reservations = settings::reservations(args, config);
     let allocatable = settings::allocatable(args, config, host, &reservations);
     let observe = observe::new(cri.clone());

@@ -323,7 +323,10 @@ impl Core {
 
     fn add(&mut self, pod: Pod, world: &World<'_>, effects: &mut Vec<Effect>) {
         let uid = pod.uid().clone();
-        let granted = (world.granted)(&pod);
+        // A static pod that is added although it has a worker was removed before: it is another
+        // incarnation, and starts with the resources of its manifest.
+        let is_incarnation = pod.is_static() && (world.has_worker)(&uid);
+        let granted = if is_incarnation { pod.clone() } else { (world.granted)(&pod) };
         let active = self.active(world);
         // DIFFERS: if the shutdown or the pressure began before the Go kubelet learned of the pod, it
         // rejects the pod even if it runs; its containers are then stopped without their grace

@@ -41,7 +41,11 @@ impl Loop {
                     }
                 }
                 Effect::Reject { pod, reason, message } => self.reject(&pod, &reason, &message),
-                Effect::Kill(uid, kill) => self.kill(&uid, kill),
+                // The source has the pod no more.
+                Effect::Kill(uid, kill) => {
+                    self.deps.allocations.revoke(&uid);
+                    self.kill(&uid, kill);
+                }
                 Effect::Preempt { victim, resource } => self.preempt(&victim, resource),
                 Effect::StopUnknown(pod) => self.deps.workers.stop_unknown(&pod),
                 Effect::ForgetStatus(uid) => {
@@ -75,6 +79,8 @@ impl Loop {
         if allocations.settle(pod.uid()) == Some(Pending::Deferred) {
             metrics::DEFERRED_RESIZES_ACCEPTED.inc([trigger]);
         }
+        // First: a worker with an older version of the pod does not end the resize.
+        allocations.grant(pod);
         allocations.begin(pod);
         let generation = pod.object().metadata.generation.unwrap_or(0);
         self.deps.events.normal(pod, reasons::RESIZE_STARTED, summary("started", pod, generation, ""));

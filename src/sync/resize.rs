@@ -34,12 +34,11 @@ impl Core {
             return false;
         };
         let (rejected, rejected_for_shutdown) = (old.rejected, old.rejected_for_shutdown);
-        let resized = differs(&old.pod, &pod) && !rejected && !pod.is_static();
+        let resized = differs(&old.pod, &pod) && !rejected;
         if resized {
             count_requested(&old.pod, &pod);
         }
-        let granted =
-            if pod.is_static() { pod.clone() } else { PodResources::of(&old.granted).applied_to(&pod) };
+        let granted = PodResources::of(&old.granted).applied_to(&pod);
         self.desired.insert(uid.clone(), Desired { pod, granted, rejected, rejected_for_shutdown });
         if resized && !self.deferred_resizes.contains(&uid) {
             self.deferred_resizes.push(uid);
@@ -130,6 +129,7 @@ mod tests {
     use crate::model::node::NodeView;
     use crate::model::pod::SourceName;
     use crate::pods::plan::resize::Rules;
+    use crate::sources::merge::PodSet;
     use jiff::Timestamp;
     use serde_json::json;
     use std::cell::RefCell;
@@ -150,8 +150,11 @@ mod tests {
         limits["cpu"].0.clone()
     }
 
-    /// A node with four CPUs and the pods of the API server.
+    /// A node with four CPUs and the pods of one source.
     struct Bench {
+        source: SourceName,
+        /// The pods that have a worker.
+        workers: BTreeSet<PodUid>,
         core: Core,
         node: NodeView,
         /// Every pod was granted one CPU before the agent was restarted.
@@ -161,11 +164,16 @@ mod tests {
 
     impl Bench {
         fn new() -> Self {
+            Bench::with_source(SourceName::Api)
+        }
+
+        fn with_source(source: SourceName) -> Self {
             let mut node = NodeView::default();
             (node.allocatable.pods, node.allocatable.cpu_milli) = (10, 4000);
             node.allocatable.memory_bytes = 1 << 30;
-            let core = Core::new(BTreeSet::from([SourceName::Api]));
-            Bench { core, node, restarted: false, over: RefCell::default() }
+            let core = Core::new(BTreeSet::from([source]));
+            let workers = BTreeSet::new();
+            Bench { source, workers, core, node, restarted: false, over: RefCell::default() }
         }
 
         fn with<T>(&mut self, act: impl FnOnce(&mut Core, &World<'_>) -> T) -> T {
@@ -174,7 +182,7 @@ mod tests {
                 if self.restarted { PodResources::of(&old).applied_to(wanted) } else { wanted.clone() }
             };
             let world = World {
-                has_worker: &|_| true,
+                has_worker: &|uid| self.workers.contains(uid),
                 still_runs: &|_| true,
                 is_over: &|uid| self.over.borrow().contains(uid),
                 is_final: &|_| false,
@@ -188,8 +196,13 @@ mod tests {
 
         /// The effects except `ApiPod…`. An example is `update a=1`: pod `a` with one CPU.
         fn apply(&mut self, pods: Vec<Pod>) -> Vec<String> {
+            self.apply_set(pods)
+        }
+
+        fn apply_set(&mut self, set: impl Into<PodSet>) -> Vec<String> {
+            let (source, set) = (self.source, set.into());
             let effects =
-                self.with(|core, world| core.apply_set(SourceName::Api, pods, Timestamp::now(), world));
+                self.with(|core, world| core.apply_set(source, set, Timestamp::now(), world));
             texts(&effects)
         }
 
@@ -237,6 +250,43 @@ mod tests {
             ["pod_updated b=1", "pod_updated a=3", "update b=1"]
         );
         assert!(!bench.core.has_deferred_resizes());
+    }
+
+    #[test]
+    fn edited_static_pod_with_a_uid_of_its_own_is_resized() {
+        let mut bench = Bench::with_source(SourceName::File);
+        bench.apply(vec![pod("a", "1", 0), pod("b", "2", 0)]);
+        assert_eq!(bench.apply(vec![pod("a", "2", 0), pod("b", "2", 0)]), ["pod_updated a=2", "update a=2"]);
+        let deferred = bench.apply(vec![pod("a", "3", 0), pod("b", "2", 0)]);
+        assert_eq!(deferred, [format!("Deferred a: {FULL}").as_str(), "update a=2"]);
+        assert_eq!(
+            bench.apply(vec![pod("a", "3", 0)]).last().map(String::as_str),
+            Some("pods_removed a=3"),
+            "it has what it waited for"
+        );
+    }
+
+    #[test]
+    fn edit_of_a_manifest_while_the_agent_was_stopped_is_a_resize() {
+        let mut bench = Bench::with_source(SourceName::File);
+        bench.restarted = true;
+        assert_eq!(bench.apply(vec![pod("a", "3", 0)]), ["update a=1", "pods_added a=3"]);
+    }
+
+    /// A manifest that was removed and written again is another pod, although it has the same UID.
+    #[test]
+    fn static_pod_that_comes_back_starts_with_the_resources_of_its_manifest() {
+        let mut bench = Bench::with_source(SourceName::File);
+        bench.restarted = true;
+        let set = |cpu: &str, incarnation| PodSet {
+            pods: vec![pod("a", cpu, 0)],
+            incarnations: [(PodUid::from("a"), incarnation)].into(),
+        };
+        assert_eq!(bench.apply_set(set("1", 1)), ["update a=1"]);
+        bench.workers.insert("a".into());
+        let effects = bench.apply_set(set("3", 2));
+        assert!(effects[0].starts_with("Kill("), "{effects:?}");
+        assert_eq!(effects[1..], ["update a=3"]);
     }
 
     #[test]

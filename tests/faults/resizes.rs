@@ -1,5 +1,6 @@
 //! Interrupted resizes: an allocation is on disk before a container has it, nothing is reported as
-//! done that is not, and a finished pod has no pending resize.
+//! done that is not, and a finished pod has no pending resize. Static pods with a UID of their own
+//! are resized as well, also without an API server.
 
 use coracle::model::api::Pod;
 use serde_json::{Value, json};
@@ -139,5 +140,41 @@ fn finished_pod_has_no_pending_resize() {
         let (status, page) = node.read_only("/metrics");
         status == 200 && metric(&page, DEFERRED) < 1.0
     });
+    node.finish();
+}
+
+/// The manifest of a static pod that keeps its UID.
+fn with_uid(cpu: &str) -> Value {
+    let mut pod = sized("web", cpu);
+    pod["metadata"]["uid"] = json!("6f7d7d3e-0c5b-4a7e-9f49-3b1d7a52a001");
+    pod
+}
+
+#[test]
+fn edited_static_pod_is_resized_without_an_api_server() {
+    let mut node = FakeNode::start();
+    node.apply(&with_uid("100m"));
+    node.assert_runs_once("web", &["main"]);
+    let running = node.running("web");
+    let both = |node: &FakeNode| (kept(node, "allocated_pods_state"), kept(node, "actuated_pods_state"));
+    let is_resized = |node: &FakeNode, cpu: &str, microseconds: i64| {
+        both(node) == (cpu.into(), cpu.into()) && quota(node, "web") == microseconds
+    };
+    wait_until("the resources to be stored", LONG, || is_resized(&node, "100m", 10_000));
+    node.apply(&with_uid("200m"));
+    wait_until("the resize", LONG, || is_resized(&node, "200m", 20_000));
+
+    // The manifest changes while the agent is stopped, and the resize is interrupted.
+    node.kill_agent();
+    node.apply(&with_uid("300m"));
+    let gate = node.fake.hang_next("UpdateContainerResources");
+    node.start_agent();
+    wait_until("the call to the runtime", LONG, || gate.waiting() > 0);
+    assert_eq!(both(&node), ("300m".into(), "200m".into()));
+    node.kill_agent();
+    gate.open();
+    node.start_agent();
+    wait_until("the end of the resize", LONG, || is_resized(&node, "300m", 30_000));
+    assert_eq!(node.running("web"), running, "nothing was restarted");
     node.finish();
 }

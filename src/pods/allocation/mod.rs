@@ -9,8 +9,8 @@
 //! change is written, too.
 //! Invariants: what was granted is on disk before a container has it; a pod without any
 //! resources has no entry, for it is never resized (its class of service, which a resize cannot
-//! change, is BestEffort). A static pod is never resized either; but what its containers were given
-//! is stored, because a Go kubelet that takes the node over again reads it.
+//! change, is BestEffort). A static pod has entries, too: one with a UID of its own can be resized,
+//! and a Go kubelet that takes the node over reads them.
 //! Deliberately absent: the resources of pods themselves as trees; each is kept as the text
 //! that goes to the file.
 
@@ -68,6 +68,15 @@ struct State {
     resizing: HashMap<PodUid, Resizing>,
 }
 
+impl State {
+    /// Whether the pod has not been granted other resources than this version of it. Manifests of
+    /// static pods have no generation that would tell.
+    fn is_newest_grant(&self, pod: &Pod) -> bool {
+        let granted = self.allocated.entries.get(pod.uid());
+        granted.is_none_or(|text| **text == *PodResources::of(pod).to_text())
+    }
+}
+
 /// Where the files are and which versions of the tables they have.
 #[derive(Debug, Default)]
 struct Disk {
@@ -110,16 +119,23 @@ impl Allocations {
     #[must_use]
     pub fn granted(&self, pod: &Pod) -> Pod {
         match self.lock().allocated.entries.get(pod.uid()).and_then(|text| PodResources::parse(text)) {
-            Some(granted) if !pod.is_static() => granted.applied_to(pod),
-            _ => pod.clone(),
+            Some(granted) => granted.applied_to(pod),
+            None => pod.clone(),
         }
     }
 
     /// Records that the pod was granted what it requests.
     pub fn grant(&self, pod: &Pod) {
-        if counts(pod) {
-            self.lock().allocated.set(pod.uid(), PodResources::of(pod).to_text());
+        let mut state = self.lock();
+        if has_resources(pod) || state.allocated.entries.contains_key(pod.uid()) {
+            state.allocated.set(pod.uid(), PodResources::of(pod).to_text());
         }
+    }
+
+    /// Forgets what a pod was granted that its source has no more. Another pod of its UID gets what
+    /// its own manifest requests.
+    pub fn revoke(&self, uid: &PodUid) {
+        self.lock().allocated.retain(|other| other != uid);
     }
 
     /// The values that were last sent to the runtime for a container.
@@ -141,12 +157,12 @@ impl Allocations {
     }
 
     fn change(&self, pod: &Pod, by: impl FnOnce(&mut PodResources)) {
-        if !has_resources(pod) {
+        let mut state = self.lock();
+        let known = state.actuated.entries.get(pod.uid());
+        if known.is_none() && !has_resources(pod) {
             return;
         }
-        let mut state = self.lock();
-        let known = state.actuated.entries.get(pod.uid()).and_then(|text| PodResources::parse(text));
-        let mut resources = known.unwrap_or_default();
+        let mut resources = known.and_then(|text| PodResources::parse(text)).unwrap_or_default();
         by(&mut resources);
         state.actuated.set(pod.uid(), resources.to_text());
     }
@@ -214,12 +230,17 @@ impl Allocations {
 
     /// Records that a resize could not be carried out. Returns whether that is new.
     pub fn fail(&self, pod: &Pod, message: &str) -> bool {
-        self.lock().resizing.entry(pod.uid().clone()).or_default().fail(pod, message)
+        let mut state = self.lock();
+        let newest = state.is_newest_grant(pod);
+        newest && state.resizing.entry(pod.uid().clone()).or_default().fail(pod, message)
     }
 
     /// Records that the containers have what this version of the pod was granted. Returns the
     /// generation of the resize that is complete by this.
     pub fn complete(&self, pod: &Pod) -> Option<i64> {
+        if !self.lock().is_newest_grant(pod) {
+            return None;
+        }
         self.resizing(pod.uid(), |resizing| resizing.complete(pod))
     }
 
@@ -254,14 +275,10 @@ impl Allocations {
     }
 }
 
-/// Whether a pod has resources that can be resized.
+/// Whether any of a pod's containers, or the pod itself, specifies resources: others cannot be
+/// resized.
 ///
 /// DIFFERS: upstream keeps an entry for every pod.
-fn counts(pod: &Pod) -> bool {
-    !pod.is_static() && has_resources(pod)
-}
-
-/// Whether any of a pod's containers, or the pod itself, specifies resources.
 fn has_resources(pod: &Pod) -> bool {
     let any = |resources: &Option<crate::model::api::ResourceRequirements>| {
         resources.as_ref().is_some_and(|own| own.requests.is_some() || own.limits.is_some())

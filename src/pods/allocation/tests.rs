@@ -64,13 +64,10 @@ fn state_file_has_the_go_kubelets_format() {
 }
 
 #[test]
-fn no_grant_is_stored_for_pods_that_cannot_be_resized() {
+fn nothing_is_stored_for_pods_without_resources() {
     let dir = tempfile::tempdir().unwrap();
     let allocations = Allocations::load(dir.path()).unwrap();
     let bare = object(json!({"metadata": {"uid": "b"}, "spec": {"containers": [{"name": "c"}]}}));
-    let mut of_file = pod("f", 1, "1", "1Mi").into_object();
-    of_file.metadata.annotations =
-        Some(BTreeMap::from([(crate::model::pod::CONFIG_SOURCE.to_owned(), "file".to_owned())]));
     let store = |pod: &Pod| {
         allocations.grant(pod);
         allocations.gave_all(pod, &pod.containers()[0]);
@@ -78,8 +75,58 @@ fn no_grant_is_stored_for_pods_that_cannot_be_resized() {
         (dir.path().join(ALLOCATED).exists(), dir.path().join(ACTUATED).exists())
     };
     assert_eq!(store(&bare), (false, false));
-    // The Go kubelet treats a container without an entry as one without resources.
-    assert_eq!(store(&Pod::from(of_file)), (false, true));
+    assert_eq!(store(&of_file(pod("f", 0, "1", "1Mi"))), (true, true));
+}
+
+fn of_file(pod: Pod) -> Pod {
+    let mut object = pod.into_object();
+    object.metadata.annotations =
+        Some(BTreeMap::from([(crate::model::pod::CONFIG_SOURCE.to_owned(), "file".to_owned())]));
+    Pod::from(object)
+}
+
+#[test]
+fn granted_resources_of_a_static_pod_survive_a_restart_until_its_manifest_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = Allocations::load(dir.path()).unwrap();
+    first.grant(&of_file(pod("u", 0, "1", "64Mi")));
+    first.store().unwrap();
+
+    let second = Allocations::load(dir.path()).unwrap();
+    let wanted = of_file(pod("u", 0, "2", "64Mi"));
+    assert_eq!(cpu(&second.granted(&wanted)), "1");
+    second.revoke(wanted.uid());
+    assert_eq!(cpu(&second.granted(&wanted)), "2");
+    second.store().unwrap();
+    assert_eq!(cpu(&Allocations::load(dir.path()).unwrap().granted(&wanted)), "2");
+}
+
+/// Manifests have no generation by which versions could be told apart.
+#[test]
+fn worker_with_an_older_manifest_neither_ends_nor_fails_the_resize() {
+    let allocations = Allocations::default();
+    let (old, new) = (of_file(pod("u", 0, "1", "1Mi")), of_file(pod("u", 0, "2", "1Mi")));
+    allocations.grant(&old);
+    allocations.grant(&new);
+    allocations.begin(&new);
+    assert_eq!(allocations.complete(&old), None);
+    assert!(!allocations.fail(&old, "no"));
+    assert_eq!(conditions(&allocations, "u"), "PodResizeInProgress@0 : ");
+    assert_eq!(allocations.complete(&new), Some(0));
+}
+
+/// The class of a static pod may change with its manifest.
+#[test]
+fn pod_that_loses_its_resources_has_them_in_no_file() {
+    let allocations = Allocations::default();
+    let full = pod("u", 0, "1", "1Mi");
+    allocations.grant(&full);
+    allocations.gave_all(&full, &full.containers()[0]);
+    let bare = object(json!({"metadata": {"uid": "u"}, "spec": {"containers": [{"name": "c"}]}}));
+    allocations.grant(&bare);
+    allocations.gave_all(&bare, &bare.containers()[0]);
+    assert_eq!(allocations.granted(&bare), bare);
+    assert_eq!(allocations.given(bare.uid(), "c"), Some(Given::default()));
 }
 
 fn conditions(allocations: &Allocations, uid: &str) -> String {

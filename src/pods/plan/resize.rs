@@ -2,7 +2,8 @@
 //! computePodResizeAction in pkg/kubelet/kuberuntime). Pure; the caller stores what containers were
 //! given and pods were granted.
 //!
-//! A changed manifest of a static pod is a new pod: such a pod is never resized.
+//! A changed manifest of a static pod is a new pod, unless it has a UID of its own: then the pod is
+//! resized like those of the API server.
 
 use std::cmp::Ordering;
 
@@ -100,7 +101,7 @@ pub struct Resize {
 /// `given` returns the last values that the runtime received for a container; a container for which
 /// they are unknown is not changed.
 pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given>, plan: &mut Plan) {
-    if pod.is_static() || plan.kill_pod || plan.create_sandbox || !plan.reset.is_empty() {
+    if plan.kill_pod || plan.create_sandbox || !plan.reset.is_empty() {
         return;
     }
     let mut changes: Vec<(Resource, bool, Resize)> = Vec::new();
@@ -150,7 +151,7 @@ pub fn is_due(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Gi
         let runs = runtime.newest(&container.name).is_some_and(|one| one.state == ContainerState::Running);
         runs && given(&container.name).is_some_and(|has| has != Given::of(container))
     };
-    !pod.is_static() && pod.init_containers().iter().chain(pod.containers()).any(differs)
+    pod.init_containers().iter().chain(pod.containers()).any(differs)
 }
 
 /// Whether the limit decreases. No limit is higher than any limit.
@@ -340,6 +341,21 @@ mod tests {
         check("1Mi/2Mi 1/3", restart.clone(), "1Mi/2Mi 1/2", "resize=[c:Cpu]");
         check("1Mi/3Mi 1/3", restart.clone(), "1Mi/2Mi 1/2", "kill=[c:Resize] start=[0]");
         check("1Mi/2Mi 1/2", restart, "1Mi/2Mi 1/2", "");
+    }
+
+    #[test]
+    fn static_pod_with_a_uid_of_its_own_is_resized() {
+        let spec = json!({"containers": [{"name": "c", "resources": resources("1Mi/2Mi 1/2")}]});
+        let mut object = pod(spec).into_object();
+        let source = crate::model::pod::CONFIG_SOURCE.to_owned();
+        object.metadata.annotations = Some([(source, "file".to_owned())].into());
+        let (pod, runtime) = (Pod::from(object), ready("c=Running"));
+        assert!(pod.is_static());
+        let mut plan = super::super::compute(&super::super::Inputs::without_probes(&pod, &runtime));
+        let has = |_: &str| Some(given("1Mi/2Mi 1/1"));
+        add(&pod, &runtime, &has, &mut plan);
+        assert_eq!(short(&plan), "resize=[c:Cpu]");
+        assert!(is_due(&pod, &runtime, &has));
     }
 
     #[test]

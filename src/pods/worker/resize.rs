@@ -93,8 +93,7 @@ impl Worker {
     fn resize_all(&self, plan: &Plan, cancel: &StopToken) -> Result<(), String> {
         let pod = self.pod();
         self.check_memory(&plan.resize, cancel)?;
-        let cgroup = self.deps.cgroups.resizable(pod).filter(|_| !pod.is_static());
-        let Some(cgroup) = cgroup else {
+        let Some(cgroup) = self.deps.cgroups.resizable(pod) else {
             // The resizes are in the right order already.
             return plan.resize.iter().try_for_each(|resize| self.resize_container(resize, cancel));
         };
@@ -192,7 +191,7 @@ impl Worker {
     /// Whether the pod has resources as a whole, and its cgroup has others.
     pub(super) fn is_pod_resize_due(&self) -> bool {
         let pod = self.pod();
-        if pod.is_static() || pod.spec().resources.is_none() {
+        if pod.spec().resources.is_none() {
             return false;
         }
         self.deps.cgroups.resizable(pod).is_some_and(|cgroup| cgroup.is_resize_due(pod))
