@@ -264,7 +264,7 @@ fn node_settings(args: &AgentArgs, config: &KubeletConfiguration, node_name: &st
         node_ips: args.node_ips.clone(),
         port: u16::try_from(config.port).unwrap_or(0),
         kubelet_version: KUBERNETES_VERSION.to_owned(),
-        declared_features: node::declared_features(|gate| gates.enabled(gate)),
+        declared_features: node::declared_features(|gate| gates.enabled(gate)).unwrap_or_default(),
         update_every: config.node_status_update_frequency.to_std(),
         report_every: config.node_status_report_frequency.to_std(),
         lease_seconds: config.node_lease_duration_seconds,

@@ -125,7 +125,7 @@ fn node_view(
         apparmor: machine::has_apparmor(&Roots::default()),
         allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
         strict_supplemental_groups: true,
-        declared_features: Some(node::declared_features(|gate| gates.enabled(gate))),
+        declared_features: node::declared_features(|gate| gates.enabled(gate)),
         refuses_pod_resources: !gates.enabled("PodLevelResources"),
         ..NodeView::default()
     }
@@ -409,5 +409,26 @@ mod tests {
         assert_eq!(seconds(&[(reduced, true)], 300), (1, 300));
         assert_eq!(seconds(&[(reduced, true), (longest, false)], 300), (1, 60));
         assert_eq!(seconds(&[(longest, false)], 300), (10, 300));
+    }
+
+    /// Go 1.36 declares these with the default gates. Without one of them, the API server refuses the
+    /// requests that need it.
+    #[test]
+    fn node_declares_the_features_of_upstream_and_none_without_their_gates() {
+        let declared = |changes: &[(&str, bool)]| {
+            let feature_gates = changes.iter().map(|(gate, on)| ((*gate).to_owned(), *on)).collect();
+            let gates = gates(&KubeletConfiguration { feature_gates, ..KubeletConfiguration::default() });
+            node::declared_features(|gate| gates.enabled(gate))
+        };
+        let all = [
+            "ExtendWebSocketsToKubelet",
+            "InPlacePodLevelResourcesVerticalScaling",
+            "InPlacePodVerticalScalingInitContainers",
+            "RestartAllContainersOnContainerExits",
+        ];
+        assert_eq!(declared(&[]), Some(all.map(str::to_owned).to_vec()));
+        let fewer = declared(&[("InPlacePodLevelResourcesVerticalScaling", false)]).unwrap();
+        assert_eq!(fewer, [all[0], all[2], all[3]]);
+        assert_eq!(declared(&[("NodeDeclaredFeatures", false)]), None);
     }
 }

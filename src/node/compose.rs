@@ -47,14 +47,23 @@ const OWN_LABELS: &[&str] = &[
 /// Labels that are repaired whenever they are wrong.
 const PLATFORM_LABELS: &[&str] = &["kubernetes.io/os", "kubernetes.io/arch"];
 
-/// Implemented features that a scheduler may require, each with a gate.
-const FEATURES: &[&str] = &["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"];
+/// The features that the scheduler or the API server requires for some requests, each with a gate of
+/// its name, in their order (Go: component-helpers/nodedeclaredfeatures/features).
+// DIFFERS: the Go kubelet also declares UserNamespacesHostNetworkSupport, with its gate (alpha) and a
+// runtime that supports it.
+const FEATURES: &[&str] = &[
+    "ExtendWebSocketsToKubelet",
+    "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScalingInitContainers",
+    "RestartAllContainersOnContainerExits",
+];
 
-/// The features that the node declares.
-// DIFFERS: the Go kubelet declares all features with enabled gates; here only implemented ones.
+/// The features that the node declares; `None` without the gate `NodeDeclaredFeatures`: then pods
+/// are not checked either.
 #[must_use]
-pub fn declared_features(is_on: impl Fn(&str) -> bool) -> Vec<String> {
-    FEATURES.iter().filter(|gate| is_on(gate)).map(|gate| (*gate).to_owned()).collect()
+pub fn declared_features(is_on: impl Fn(&str) -> bool) -> Option<Vec<String>> {
+    let declared = || FEATURES.iter().filter(|gate| is_on(gate)).map(|gate| (*gate).to_owned()).collect();
+    is_on("NodeDeclaredFeatures").then(declared)
 }
 
 /// An image on the node.
