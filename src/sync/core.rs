@@ -325,6 +325,7 @@ impl Core {
         let uid = pod.uid().clone();
         // A static pod that is added although it has a worker was removed before: it is another
         // incarnation, and starts with the resources of its manifest.
+        // DIFFERS: upstream starts it with those of the former one, and resizes it.
         let is_incarnation = pod.is_static() && (world.has_worker)(&uid);
         let granted = if is_incarnation { pod.clone() } else { (world.granted)(&pod) };
         let active = self.active(world);

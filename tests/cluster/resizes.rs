@@ -141,6 +141,112 @@ fn restart_resize_policy_applies_to_its_resource_only() {
     joined.finish(&["policy-web"]);
 }
 
+/// The quota and the limit of memory in bytes of a Guaranteed pod's cgroup, or of its container `id`.
+fn limits(joined: &JoinedNode<'_>, pod: &Value, id: &str) -> (String, String) {
+    let cgroup = format!("kubepods/pod{}{id}", text(pod, "/metadata/uid"));
+    let read = |files: [&str; 2]| {
+        files
+            .into_iter()
+            .find_map(|file| joined.node.cgroups().read(&cgroup, file))
+            .expect("the file is there")
+    };
+    let quota = read(["cpu.cfs_quota_us", "cpu.max"]);
+    let quota = quota.split(' ').next().unwrap_or_default().to_owned();
+    (quota, read(["memory.limit_in_bytes", "memory.max"]))
+}
+
+/// The container's directory below that of its pod.
+fn directory_of(status: &Value) -> String {
+    format!("/{}", text(status, "/containerID").rsplit('/').next().expect("an id"))
+}
+
+fn patch(joined: &JoinedNode<'_>, name: &str, spec: &Value) {
+    let patch = json!({"spec": spec}).to_string();
+    joined.plane.kubectl(&["patch", "pod", name, "--subresource", "resize", "--patch", &patch]);
+}
+
+/// Whether no resize waits or is under way, and the newest version was seen.
+fn is_settled(pod: &Value) -> bool {
+    condition(pod, "PodResizePending").is_empty()
+        && condition(pod, "PodResizeInProgress").is_empty()
+        && pod["status"]["observedGeneration"] == pod["metadata"]["generation"]
+}
+
+/// The API server accepts it only if the node declares the feature. A container without limits has
+/// those of the pod.
+#[test]
+fn pod_level_resize_reaches_the_pod_and_its_containers() {
+    let joined = start("whole", json!({}));
+    let mut restarts = busybox("restarts", FOREVER);
+    restarts["resizePolicy"] = json!([
+        {"resourceName": "cpu", "restartPolicy": "NotRequired"},
+        {"resourceName": "memory", "restartPolicy": "RestartContainer"},
+    ]);
+    let mut web = pod("whole-web", json!([busybox("main", FOREVER), restarts]));
+    web["spec"]["resources"] = resources("100m", "64Mi");
+    joined.bind(&web);
+    joined.wait_ready("whole-web");
+    for (cpu, memory, quota, mebibytes, count) in [
+        ("200m", "64Mi", "20000", 64_i64, 0),
+        ("200m", "128Mi", "20000", 128, 1),
+        ("100m", "64Mi", "10000", 64, 2),
+    ] {
+        patch(&joined, "whole-web", &json!({"resources": resources(cpu, memory)}));
+        let now = joined.wait_pod("whole-web", &format!("resized to {cpu} and {memory}"), |pod| {
+            is_settled(pod)
+                && pod["status"]["resources"] == resources(cpu, memory)
+                && pod["status"]["containerStatuses"][1]["restartCount"] == json!(count)
+                && condition(pod, "Ready") == "True"
+        });
+        assert_eq!(now["status"]["allocatedResources"], resources(cpu, memory)["requests"]);
+        assert_eq!(main_of(&now)["restartCount"], json!(0));
+        let expected = (quota.to_owned(), (mebibytes << 20).to_string());
+        assert_eq!(limits(&joined, &now, ""), expected, "the pod");
+        for status in now["status"]["containerStatuses"].as_array().expect("statuses") {
+            assert_eq!(limits(&joined, &now, &directory_of(status)), expected, "{}", status["name"]);
+        }
+    }
+    wait_event(&joined, "whole-web", "ResizeCompleted", "\"generation\":4}");
+    joined.finish(&["whole-web"]);
+}
+
+#[test]
+fn running_init_containers_and_sidecars_are_resized() {
+    let joined = start("inits", json!({}));
+    let named = |name: &str, script: &str| {
+        let mut one = busybox(name, script);
+        one["resources"] = resources("100m", "64Mi");
+        one
+    };
+    let mut side = named("side", FOREVER);
+    side["restartPolicy"] = json!("Always");
+    let mut web = pod("inits-web", json!([named("main", FOREVER)]));
+    web["spec"]["initContainers"] = json!([side, named("first", FOREVER)]);
+    joined.bind(&web);
+    let of = |pod: &Value, index: usize| pod["status"]["initContainerStatuses"][index].clone();
+    joined.wait_pod("inits-web", "initializing", |pod| of(pod, 1)["state"]["running"].is_object());
+    let running = joined.node.running_ids();
+    for (cpu, memory, quota, mebibytes) in
+        [("200m", "128Mi", "20000", 128_i64), ("150m", "96Mi", "15000", 96)]
+    {
+        let all = resources(cpu, memory);
+        let spec = json!({"initContainers": [
+            {"name": "side", "resources": all}, {"name": "first", "resources": all}]});
+        patch(&joined, "inits-web", &spec);
+        let now = joined.wait_pod("inits-web", &format!("resized to {cpu} and {memory}"), |pod| {
+            is_settled(pod) && [0, 1].iter().all(|index| of(pod, *index)["resources"] == all)
+        });
+        for index in [0, 1] {
+            let status = of(&now, index);
+            assert_eq!(status["restartCount"], json!(0));
+            let expected = (quota.to_owned(), (mebibytes << 20).to_string());
+            assert_eq!(limits(&joined, &now, &directory_of(&status)), expected, "{}", status["name"]);
+        }
+    }
+    assert_eq!(joined.node.running_ids(), running, "nothing was restarted");
+    joined.finish(&["inits-web"]);
+}
+
 /// CPUs that the node has for pods, in thousandths.
 fn allocatable(joined: &JoinedNode<'_>) -> i64 {
     let node = joined.object().expect("it is registered");

@@ -105,6 +105,35 @@ fn reported_allocation_survives_an_agent_kill() {
     node.finish();
 }
 
+/// The container has no limits of its own, but the pod's.
+#[test]
+fn interrupted_pod_level_resize_reaches_the_container_after_agent_restart() {
+    let mut node = FakeNode::join(json!({}));
+    let whole = |cpu: &str| json!({"limits": {"cpu": cpu, "memory": "16Mi"}});
+    let mut pod = simple("web");
+    pod["metadata"]["generation"] = json!(1);
+    pod["spec"]["resources"] = whole("100m");
+    node.bind(&pod);
+    node.assert_runs_once("web", &["main"]);
+    let running = node.running("web");
+    assert_eq!((kept(&node, "actuated_pods_state"), quota(&node, "web")), ("100m".into(), 10_000));
+    let gate = node.fake.hang_next("UpdateContainerResources");
+    let path = FakeNode::pod_path("web");
+    let mut pod = node.api().object(&path).expect("it is there");
+    pod["spec"]["resources"] = whole("200m");
+    pod["metadata"]["generation"] = json!(2);
+    node.api().put(&path, pod);
+    wait_until("the call to the runtime", LONG, || gate.waiting() > 0);
+    wait_until("the resize to be shown", LONG, || shows(&node, "web", "PodResizeInProgress").is_some());
+    node.kill_agent();
+    gate.open();
+    node.start_agent();
+    wait_until("the end of the resize", LONG, || shows(&node, "web", "PodResizeInProgress").is_none());
+    assert_eq!((kept(&node, "actuated_pods_state"), quota(&node, "web")), ("200m".into(), 20_000));
+    assert_eq!(node.running("web"), running);
+    node.finish();
+}
+
 #[test]
 fn resize_refused_by_the_runtime_is_not_reported_as_done() {
     let node = FakeNode::join(json!({}));

@@ -148,12 +148,37 @@ impl Allocations {
 
     /// Records that `container` starts with all its granted resources.
     pub fn gave_all(&self, pod: &Pod, container: &Container) {
-        self.change(pod, |resources| resources.set(container));
+        self.change(pod, |resources| resources.set(pod, container));
     }
 
     /// Records that the runtime received one resource of `container`.
     pub fn gave(&self, pod: &Pod, container: &Container, resource: Resource) {
-        self.change(pod, |resources| resources.set_one(container, resource));
+        self.change(pod, |resources| resources.set_one(pod, container, resource));
+    }
+
+    /// Records that the pod as a whole has what it was granted.
+    pub fn gave_pod_level(&self, pod: &Pod) {
+        self.change(pod, |resources| resources.set_pod_level(pod));
+    }
+
+    /// Completes records of earlier versions, which have neither the resources of the pod as a whole
+    /// nor the limits that containers have from it. `running`: the containers that have these limits.
+    pub fn adopt_pod_level(&self, pod: &Pod, running: &[&Container]) {
+        if pod.spec().resources.is_none() {
+            return;
+        }
+        self.change(pod, |resources| {
+            if !resources.has_pod_level() {
+                running.iter().for_each(|container| resources.complete(pod, container));
+                resources.set_pod_level(pod);
+            }
+        });
+    }
+
+    /// Whether a resize of the pod is to be carried out, or was and failed.
+    #[must_use]
+    pub fn is_in_progress(&self, uid: &PodUid) -> bool {
+        self.lock().resizing.get(uid).is_some_and(Resizing::is_in_progress)
     }
 
     fn change(&self, pod: &Pod, by: impl FnOnce(&mut PodResources)) {

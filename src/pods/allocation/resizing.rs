@@ -104,6 +104,10 @@ impl Resizing {
         *self == Resizing::default()
     }
 
+    pub(super) fn is_in_progress(&self) -> bool {
+        self.in_progress.is_some()
+    }
+
     pub(super) fn pend(&mut self, pod: &Pod, reason: Pending, message: &str) -> bool {
         let note = Note::of(pod, reason.as_str(), message);
         let news = !note.repeats(self.pending.as_ref());

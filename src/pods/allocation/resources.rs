@@ -46,7 +46,7 @@ impl PodResources {
             containers: containers
                 .map(|(name, value)| Some((name.clone(), read(value)?)))
                 .collect::<Option<_>>()?,
-            pod: entry.get(POD).and_then(read),
+            pod: entry.get(POD).filter(|own| !own.is_null()).and_then(read),
         })
     }
 
@@ -67,14 +67,25 @@ impl PodResources {
         self.containers.get(name)
     }
 
-    /// Copies all values of a container's specification.
-    pub fn set(&mut self, container: &Container) {
-        self.containers.insert(container.name.clone(), plain(container.resources.as_ref()));
+    /// Whether the resources of the pod as a whole are known.
+    #[must_use]
+    pub fn has_pod_level(&self) -> bool {
+        self.pod.is_some()
     }
 
-    /// Copies the value of one resource of a container's specification.
-    pub fn set_one(&mut self, container: &Container, resource: Resource) {
-        let from = plain(container.resources.as_ref());
+    /// Copies the resources of the pod as a whole.
+    pub fn set_pod_level(&mut self, pod: &Pod) {
+        self.pod = pod.spec().resources.as_ref().map(|own| plain(Some(own)));
+    }
+
+    /// Copies all values that a container of `pod` has in the runtime.
+    pub fn set(&mut self, pod: &Pod, container: &Container) {
+        self.containers.insert(container.name.clone(), in_effect(pod, container));
+    }
+
+    /// Copies the value of one resource that a container of `pod` has in the runtime.
+    pub fn set_one(&mut self, pod: &Pod, container: &Container, resource: Resource) {
+        let from = in_effect(pod, container);
         let to = self.containers.entry(container.name.clone()).or_default();
         for (to, from) in [(&mut to.requests, from.requests), (&mut to.limits, from.limits)] {
             let name = resource.name();
@@ -82,6 +93,13 @@ impl PodResources {
                 Some(amount) => drop(to.get_or_insert_default().insert(name.to_owned(), amount)),
                 None => drop(to.as_mut().map(|to| to.remove(name))),
             }
+        }
+    }
+
+    /// Gives a known container the pod's limits in the place of missing ones.
+    pub fn complete(&mut self, pod: &Pod, container: &Container) {
+        if let Some(own) = self.containers.get_mut(&container.name) {
+            inherit(pod, own);
         }
     }
 
@@ -107,6 +125,29 @@ impl PodResources {
             }
         }
         Pod::from(object)
+    }
+}
+
+/// The resources that a container of `pod` has in the runtime: its own, and the pod's limits in the
+/// place of missing ones, as upstream records them (Go: setActuatedContainerResources).
+fn in_effect(pod: &Pod, container: &Container) -> ResourceRequirements {
+    let mut own = plain(container.resources.as_ref());
+    inherit(pod, &mut own);
+    own
+}
+
+fn is_set(limit: &&Quantity) -> bool {
+    !amount(limit).is_zero()
+}
+
+fn inherit(pod: &Pod, own: &mut ResourceRequirements) {
+    let whole = pod.spec().resources.as_ref().and_then(|whole| whole.limits.as_ref());
+    for name in Resource::ALL.map(Resource::name) {
+        let Some(limit) = whole.and_then(|whole| whole.get(name)).filter(is_set) else { continue };
+        let limits = own.limits.get_or_insert_default();
+        if limits.get(name).filter(is_set).is_none() {
+            limits.insert(name.to_owned(), limit.clone());
+        }
     }
 }
 

@@ -10,6 +10,10 @@ fn pod(uid: &str, generation: i64, cpu: &str, memory: &str) -> Pod {
     }))
 }
 
+fn given(pod: &Pod) -> Given {
+    Given::of(pod, &pod.containers()[0])
+}
+
 fn object(value: Value) -> Pod {
     Pod::from(serde_json::from_value::<crate::model::api::Pod>(value).unwrap())
 }
@@ -32,16 +36,16 @@ fn granted_resources_survive_a_restart() {
     let granted = second.granted(&wanted);
     assert_eq!(cpu(&granted), "1");
     assert_eq!(granted.object().metadata.generation, Some(2));
-    assert_eq!(second.given(wanted.uid(), "c"), Some(Given::of(&granted.containers()[0])));
+    assert_eq!(second.given(wanted.uid(), "c"), Some(given(&granted)));
     assert_eq!(second.given(wanted.uid(), "other"), None);
     // The same amounts in another notation are no other request.
     let same = pod("u", 3, "1000m", "65536Ki");
     assert_eq!(cpu(&second.granted(&same)), "1000m");
 
     second.gave(&wanted, &wanted.containers()[0], Resource::Memory);
-    assert_ne!(second.given(wanted.uid(), "c"), Some(Given::of(&wanted.containers()[0])));
+    assert_ne!(second.given(wanted.uid(), "c"), Some(given(&wanted)));
     second.gave(&wanted, &wanted.containers()[0], Resource::Cpu);
-    assert_eq!(second.given(wanted.uid(), "c"), Some(Given::of(&wanted.containers()[0])));
+    assert_eq!(second.given(wanted.uid(), "c"), Some(given(&wanted)));
     second.retain(|_| false);
     second.store().unwrap();
     assert_eq!(cpu(&Allocations::load(dir.path()).unwrap().granted(&wanted)), "2");
@@ -213,4 +217,78 @@ fn resize_events_contain_the_containers_new_resources() {
         summary("error", &plain, 3, "no \"c\""),
         r#"Pod resize error: {"containers":[{"name":"c","resources":{}}],"generation":3,"error":"no \"c\""}"#
     );
+}
+
+/// A pod with resources as a whole, whose container has none of its own.
+fn whole(cpu: &str) -> Pod {
+    let both = json!({"cpu": cpu, "memory": "64Mi"});
+    object(json!({"metadata": {"uid": "u"}, "spec": {
+        "resources": {"requests": both, "limits": both}, "containers": [{"name": "c"}]}}))
+}
+
+/// `data` is as the Go kubelet writes it for such a pod.
+#[test]
+fn limits_from_the_pod_are_recorded_as_those_of_the_container() {
+    let dir = tempfile::tempdir().unwrap();
+    let allocations = Allocations::load(dir.path()).unwrap();
+    let pod = whole("1");
+    allocations.gave_all(&pod, &pod.containers()[0]);
+    allocations.gave_pod_level(&pod);
+    allocations.store().unwrap();
+    let text = std::fs::read_to_string(dir.path().join(ACTUATED)).unwrap();
+    let file: Value = serde_json::from_str(&text).unwrap();
+    let data = r#"{"entries":{"u":{"ContainerResources":{"c":{"limits":{"cpu":"1","memory":"64Mi"}}},"PodLevelResources":{"limits":{"cpu":"1","memory":"64Mi"},"requests":{"cpu":"1","memory":"64Mi"}}}}}"#;
+    assert_eq!(file["data"], data);
+    assert_eq!(allocations.given(pod.uid(), "c"), Some(given(&pod)));
+    // Only one of both was changed.
+    let grown = whole("2");
+    assert_ne!(allocations.given(pod.uid(), "c"), Some(given(&grown)));
+    allocations.gave(&grown, &grown.containers()[0], Resource::Cpu);
+    assert_eq!(allocations.given(pod.uid(), "c"), Some(given(&grown)));
+}
+
+/// An upgrade of the agent must not restart containers.
+#[test]
+fn records_of_earlier_versions_get_the_limits_from_the_pod() {
+    let allocations = Allocations::default();
+    let pod = whole("1");
+    let earlier = r#"{"ContainerResources":{"c":{},"gone":{}}}"#;
+    allocations.lock().actuated.set(pod.uid(), earlier.to_owned());
+    assert_ne!(allocations.given(pod.uid(), "c"), Some(given(&pod)));
+    allocations.adopt_pod_level(&pod, &[&pod.containers()[0]]);
+    assert_eq!(allocations.given(pod.uid(), "c"), Some(given(&pod)));
+    assert_eq!(allocations.given(pod.uid(), "gone"), Some(Given::default()));
+    // A complete record stays.
+    let grown = whole("2");
+    allocations.adopt_pod_level(&grown, &[&grown.containers()[0]]);
+    assert_eq!(allocations.given(pod.uid(), "c"), Some(given(&pod)));
+}
+
+/// The recordings have the file before and after a resize, with `null` for what a pod does not have.
+#[test]
+fn recorded_files_of_the_go_kubelet_are_read() {
+    fn files<'a>(value: &'a Value, found: &mut Vec<&'a Value>) {
+        match value {
+            Value::Object(map) => map.iter().for_each(|(key, inner)| match key.as_str() {
+                ACTUATED if inner.get("data").is_some() => found.push(inner),
+                _ => files(inner, found),
+            }),
+            Value::Array(list) => list.iter().for_each(|inner| files(inner, found)),
+            _ => {}
+        }
+    }
+    let text = include_str!("../../../tests/golden/resources/expected/a-edit-same-uid.json");
+    let recording: Value = serde_json::from_str(text).unwrap();
+    let mut found = Vec::new();
+    files(&recording, &mut found);
+    let dir = tempfile::tempdir().unwrap();
+    let limits = |file: &&Value| {
+        std::fs::write(dir.path().join(ACTUATED), file.to_string()).unwrap();
+        let uid = PodUid::from("b5f3729e-5418-905a-d2b2-1ce186b1c01d");
+        let allocations = Allocations::load(dir.path()).unwrap();
+        let given = allocations.given(&uid, "main").expect("it is there");
+        [given.cpu.request, given.cpu.limit].map(|amount| amount.map(|amount| amount.milli()))
+    };
+    let all: Vec<_> = found.iter().map(limits).collect();
+    assert_eq!(all[..2], [[Some(100), None], [Some(300), Some(500)]]);
 }

@@ -344,7 +344,8 @@ fn name_of(access: &Cgroups, pod: &Pod) -> Result<Name, CgroupError> {
     Ok(access.layout().pod(pod.uid(), pod.qos())?)
 }
 
-/// Whether a pod's cgroup has other requests and limits than `wants`. Limits that are not wanted stay.
+/// Whether a pod's cgroup has other requests and limits than `wants`. Limits that are not wanted stay,
+/// and a value that `has` lacks belongs to a controller that the machine does not have.
 fn differ(has: &Values, wants: &Values, version: Version) -> bool {
     /// The largest page of memory on any architecture.
     const PAGE: u64 = 65_536;
@@ -354,20 +355,23 @@ fn differ(has: &Values, wants: &Values, version: Version) -> bool {
         Version::V2 => values.cpu_shares.map(|shares| shares_of_weight(weight(shares))),
     };
     let memory = match (has.memory_bytes, wants.memory_bytes) {
-        (_, None) => false,
-        (None, Some(_)) => true,
+        (_, None) | (None, _) => false,
         (Some(has), Some(wants)) => has.abs_diff(wants) >= PAGE,
     };
+    let protected = [(has.memory_min, wants.memory_min), (has.memory_low, wants.memory_low)]
+        .into_iter()
+        .any(|(has, wants)| has.zip(wants).is_some_and(|(has, wants)| has.abs_diff(wants) >= PAGE));
     let microseconds = |values: &Values| values.cpu_quota.and_then(|quota| quota.microseconds);
-    let quota = match (microseconds(has), microseconds(wants)) {
-        (_, None) => false,
-        (None, Some(_)) => true,
-        // systemd rounds up to 10 ms per second.
-        (Some(has_time), Some(time)) => {
-            has_time.abs_diff(time) > wants.cpu_quota.map_or(0, |quota| quota.period / 100)
-        }
-    };
-    has.cpu_shares != shares(wants) || memory || quota
+    let quota = has.cpu_quota.is_some()
+        && match (microseconds(has), microseconds(wants)) {
+            (_, None) => false,
+            (None, Some(_)) => true,
+            // systemd rounds up to 10 ms per second.
+            (Some(has_time), Some(time)) => {
+                has_time.abs_diff(time) > wants.cpu_quota.map_or(0, |quota| quota.period / 100)
+            }
+        };
+    has.cpu_shares.is_some_and(|has| shares(wants) != Some(has)) || memory || protected || quota
 }
 
 #[cfg(test)]
@@ -393,6 +397,9 @@ mod tests {
         assert!(check(&values(512, 200_000_000, Some(50_100)), Version::V2));
         assert!(check(&values(512, 100_000_001, Some(60_100)), Version::V2));
         assert!(check(&values(512, 100_000_001, None), Version::V2));
+        // The machine cannot limit memory.
+        assert!(!check(&Values { memory_bytes: None, ..wants.clone() }, Version::V1));
+        assert!(!check(&Values::default(), Version::V2));
         // A limit that is not wanted stays.
         assert!(!differ(&wants, &Values { cpu_shares: Some(512), ..Values::default() }, Version::V1));
     }

@@ -38,10 +38,11 @@ impl Resource {
     }
 }
 
-/// The request and limit of a container for one resource.
+/// The request and limit of a container for one resource. Zero counts as none, as upstream's records
+/// have it for both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Share {
-    /// The request, or else the limit.
+    /// The request.
     pub request: Option<Amount>,
     /// The limit.
     pub limit: Option<Amount>,
@@ -57,10 +58,23 @@ pub struct Given {
 }
 
 impl Given {
-    /// The values of a container's specification.
+    /// The values that a container of `pod` has in the runtime: its own, and the pod's limits in the
+    /// place of missing ones (Go: containerResourcesFromRequirements).
     #[must_use]
-    pub fn of(container: &Container) -> Given {
+    pub fn of(pod: &Pod, container: &Container) -> Given {
+        let (own, whole) = (Given::own(container), Given::whole(pod));
+        let share = |own: Share, whole: Share| Share { limit: own.limit.or(whole.limit), ..own };
+        Given { memory: share(own.memory, whole.memory), cpu: share(own.cpu, whole.cpu) }
+    }
+
+    /// The values of a container's specification.
+    fn own(container: &Container) -> Given {
         container.resources.as_ref().map(Given::of_resources).unwrap_or_default()
+    }
+
+    /// The values of the pod as a whole.
+    fn whole(pod: &Pod) -> Given {
+        pod.spec().resources.as_ref().map(Given::of_resources).unwrap_or_default()
     }
 
     /// The values of requests and limits.
@@ -68,10 +82,9 @@ impl Given {
     pub fn of_resources(resources: &ResourceRequirements) -> Given {
         let share = |resource: Resource| {
             let of = |map: &Option<std::collections::BTreeMap<String, crate::model::Quantity>>| {
-                map.as_ref()?.get(resource.name()).map(amount)
+                map.as_ref()?.get(resource.name()).map(amount).filter(|amount| !amount.is_zero())
             };
-            let limit = of(&resources.limits);
-            Share { request: of(&resources.requests).or(limit), limit }
+            Share { request: of(&resources.requests), limit: of(&resources.limits) }
         };
         Given { memory: share(Resource::Memory), cpu: share(Resource::Cpu) }
     }
@@ -114,18 +127,17 @@ pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given
             continue;
         }
         let Some(has) = given(&container.name) else { continue };
-        let wants = Given::of(container);
+        let wants = Given::of(pod, container);
         let changed: Vec<Resource> = Resource::ALL
             .into_iter()
             .filter(|resource| has.share(*resource) != wants.share(*resource))
             .collect();
         let may_restart = !is_init || is_sidecar(container);
         if may_restart && changed.iter().any(|resource| needs_restart(container, *resource)) {
-            let label = if is_init { "Init container" } else { "Container" };
             plan.kill.push(KillContainer {
                 id: status.id.clone(),
                 name: container.name.clone(),
-                message: format!("{label} {} resize requires restart", container.name),
+                message: format!("Container {} resize requires restart", container.name),
                 reason: KillReason::Resize,
             });
             let starts = if is_init { &mut plan.start_init } else { &mut plan.start };
@@ -149,7 +161,7 @@ pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given
 pub fn is_due(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given>) -> bool {
     let differs = |container: &Container| {
         let runs = runtime.newest(&container.name).is_some_and(|one| one.state == ContainerState::Running);
-        runs && given(&container.name).is_some_and(|has| has != Given::of(container))
+        runs && given(&container.name).is_some_and(|has| has != Given::of(pod, container))
     };
     pod.init_containers().iter().chain(pod.containers()).any(differs)
 }
@@ -208,15 +220,16 @@ pub struct Rules {
 
 impl Rules {
     fn forbid(self, granted: &Pod, desired: &Pod) -> Option<Decision> {
+        let never = |message: &str, detail| Decision::Infeasible { message: message.to_owned(), detail };
         if desired.qos() != QosClass::Guaranteed {
             return None;
         }
         let changes = |resource: Resource| {
             granted.all_containers().any(|container| {
                 let wanted = desired.all_containers().find(|other| other.name == container.name);
-                wanted.is_some_and(|wanted| {
-                    Given::of(wanted).share(resource) != Given::of(container).share(resource)
-                })
+                // Requests are limits.
+                let request = |one| Given::own(one).share(resource).request;
+                wanted.is_some_and(|wanted| request(wanted) != request(container))
             })
         };
         let (manager, policy, detail) = if self.static_cpu && changes(Resource::Cpu) {
@@ -229,18 +242,17 @@ impl Rules {
         let message = format!(
             "Resize is infeasible for Guaranteed Pods alongside {manager} Manager policy \"{policy}\""
         );
-        Some(Decision::Infeasible { message, detail })
+        Some(never(&message, detail))
     }
 }
 
 /// Whether two versions of a pod request different amounts of resources that can be resized.
 #[must_use]
 pub fn differs(one: &Pod, other: &Pod) -> bool {
-    let whole = |pod: &Pod| pod.spec().resources.as_ref().map(Given::of_resources);
-    whole(one) != whole(other)
+    Given::whole(one) != Given::whole(other)
         || one.all_containers().any(|container| {
             let also = other.all_containers().find(|other| other.name == container.name);
-            also.is_some_and(|also| Given::of(also) != Given::of(container))
+            also.is_some_and(|also| Given::own(also) != Given::own(container))
         })
 }
 
@@ -310,8 +322,7 @@ mod tests {
     }
 
     fn given(text: &str) -> Given {
-        let container = json!({"name": "c", "resources": resources(text)});
-        Given::of(&serde_json::from_value(container).unwrap())
+        Given::of_resources(&serde_json::from_value(resources(text)).unwrap())
     }
 
     fn plan_of(spec: Value, instances: &str, had: &[(&str, &str)]) -> String {
@@ -458,6 +469,35 @@ mod tests {
         assert_eq!(judge("1Mi/1Mi 1/1", "1Mi/1Mi 2/2", false, true), "Granted");
         assert_eq!(judge("1Mi/1Mi 1/1", "2Mi/2Mi 1/1", true, false), "Granted");
         assert_eq!(judge("1Mi/1Mi 1/2", "2Mi/2Mi 1/3", true, true), "Granted");
+    }
+
+    /// A container without a limit has the pod's, and is resized with the pod.
+    #[test]
+    fn pod_level_resize_reaches_containers_that_have_the_pods_limit() {
+        let check = |whole: &str, own: &str, policy: Value, had: &str, expected: &str| {
+            let spec = json!({"resources": resources(whole), "containers": [
+                {"name": "c", "resources": resources(own), "resizePolicy": policy}]});
+            assert_eq!(plan_of(spec, "c=Running", &[("c", had)]), expected, "{whole} {own} {had}");
+        };
+        let none = json!([]);
+        check("2Mi/2Mi 1/1", "-/- -/-", none.clone(), "-/2Mi -/1", "");
+        check("4Mi/4Mi 1/1", "-/- -/-", none.clone(), "-/2Mi -/1", "resize=[c:Memory]");
+        check("1Mi/1Mi 2/2", "-/- -/-", none.clone(), "-/2Mi -/1", "resize=[c:Memory c:Cpu]");
+        // A limit of its own stays, and so does one that comes and equals the pod's.
+        check("4Mi/4Mi 2/2", "1Mi/2Mi -/-", none.clone(), "1Mi/2Mi -/1", "resize=[c:Cpu]");
+        check("2Mi/2Mi 1/1", "-/2Mi -/1", none.clone(), "-/2Mi -/1", "");
+        // The records of the Go kubelet have zero for what a container does not have.
+        check("2Mi/2Mi 1/1", "-/- -/-", none, "0/2Mi 0/1", "");
+        let restart = json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}]);
+        check("4Mi/4Mi 1/1", "-/- -/-", restart.clone(), "-/2Mi -/1", "kill=[c:Resize] start=[0]");
+        check("2Mi/2Mi 2/2", "-/- -/-", restart, "-/2Mi -/1", "resize=[c:Cpu]");
+    }
+
+    #[test]
+    fn pod_level_resize_is_due_until_its_containers_have_it() {
+        let pod = pod(json!({"resources": resources("2Mi/2Mi 1/1"), "containers": [{"name": "c"}]}));
+        let due = |had: &str| is_due(&pod, &ready("c=Running"), &|_| Some(given(had)));
+        assert!(due("-/1Mi -/1") && due("-/- -/-") && !due("-/2Mi -/1"));
     }
 
     #[test]

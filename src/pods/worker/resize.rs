@@ -10,9 +10,10 @@ use super::{Failed, Worker};
 use crate::cgroups::Values;
 use crate::cgroups::pod::without_overhead;
 use crate::cgroups::resize::{self, PodStep, Step};
+use crate::model::api::Container;
 use crate::model::metrics;
 use crate::model::reasons;
-use crate::model::runtime::{ContainerState, PodRuntime};
+use crate::model::runtime::{ContainerState, ContainerStatus, PodRuntime};
 use crate::runtime::PodNumbers;
 use crate::util::stop::StopToken;
 
@@ -24,11 +25,15 @@ impl Worker {
     pub(super) fn adopt(&self, runtime: &PodRuntime) {
         let pod = self.pod();
         for container in pod.all_containers() {
-            let runs =
-                runtime.newest(&container.name).is_some_and(|one| one.state == ContainerState::Running);
+            let runs = runtime.newest(&container.name).is_some_and(is_running);
             if runs && self.deps.allocations.given(pod.uid(), &container.name).is_none() {
                 self.deps.allocations.gave_all(pod, container);
             }
+        }
+        if !self.is_pod_resize_due() {
+            let runs = |one: &&Container| runtime.newest(&one.name).is_some_and(is_running);
+            let running: Vec<_> = pod.all_containers().filter(runs).collect();
+            self.deps.allocations.adopt_pod_level(pod, &running);
         }
     }
 
@@ -68,13 +73,21 @@ impl Worker {
     pub(super) fn resize(&self, plan: &Plan, cancel: &StopToken) -> Result<(), Failed> {
         // A container that restarts with other resources needs a pod that has them.
         let restarts = plan.kill.iter().any(|kill| kill.reason == KillReason::Resize);
+        // So does one that ended before the resize was granted, also in a new sandbox.
+        let starts = !plan.start.is_empty() || !plan.start_init.is_empty();
         if plan.resize.is_empty() && !plan.resize_pod && !restarts {
+            if starts {
+                self.follow_grant(plan, cancel);
+            }
             return Ok(());
         }
         let begun = Instant::now();
         let result = self.resize_all(plan, cancel);
         if cancel.is_stopped() {
             return Ok(());
+        }
+        if result.is_ok() {
+            self.deps.allocations.gave_pod_level(self.pod());
         }
         let success = if result.is_ok() { "true" } else { "false" };
         metrics::RESIZE_DURATION.observe([success], begun.elapsed().as_secs_f64() * 1000.0);
@@ -88,6 +101,24 @@ impl Worker {
             }
             Failed::later(format!("cannot resize the pod: {message}"))
         })
+    }
+
+    /// Gives the pod's cgroup what the containers that are to be started need.
+    ///
+    /// DIFFERS: upstream leaves the values from before the resize, in which they may not start.
+    fn follow_grant(&self, plan: &Plan, cancel: &StopToken) {
+        let pod = self.pod();
+        let outcome = if self.has_other_values() { self.resize_all(plan, cancel) } else { Ok(()) };
+        match outcome {
+            Ok(()) => {
+                self.deps.allocations.gave_pod_level(pod);
+                self.store_allocations();
+            }
+            // No resize is under way. The containers may start nevertheless.
+            Err(message) => {
+                log::warn!("cannot resize the pod: {message} pod={} uid={}", pod.full_name(), pod.uid());
+            }
+        }
     }
 
     fn resize_all(&self, plan: &Plan, cancel: &StopToken) -> Result<(), String> {
@@ -128,7 +159,9 @@ impl Worker {
         cancel: &StopToken,
     ) -> Result<(), String> {
         let pod = self.pod();
-        let report = |values: &Values| match &plan.sandbox_id {
+        // A sandbox that is not made yet gets the new values from the start.
+        let sandbox = plan.sandbox_id.as_ref().filter(|_| !plan.create_sandbox);
+        let report = |values: &Values| match sandbox {
             Some(sandbox) => {
                 let numbers = numbers(&without_overhead(values, pod));
                 self.deps.runtime.report_pod_resize(pod, sandbox, numbers, cancel)
@@ -166,7 +199,7 @@ impl Worker {
                 continue;
             };
             let has = self.deps.allocations.given(pod.uid(), &container.name).unwrap_or_default().memory;
-            let wants = Given::of(container).memory;
+            let wants = Given::of(pod, container).memory;
             let Some(limit) = wants.limit.filter(|_| lowers_limit(has, wants)).map(|limit| limit.units())
             else {
                 continue;
@@ -188,14 +221,25 @@ impl Worker {
         }
     }
 
-    /// Whether the pod has resources as a whole, and its cgroup has others.
+    /// Whether the pod has resources as a whole, and its cgroup has others. The last step of a resize
+    /// under way may also be left that gives the pod less than it had.
+    ///
+    /// DIFFERS: for upstream, a resize is complete when the containers have their values.
     pub(super) fn is_pod_resize_due(&self) -> bool {
         let pod = self.pod();
-        if pod.spec().resources.is_none() {
-            return false;
-        }
+        let concerned = pod.spec().resources.is_some() || self.deps.allocations.is_in_progress(pod.uid());
+        concerned && self.has_other_values()
+    }
+
+    /// Whether the pod's cgroup has other values than the pod was granted.
+    fn has_other_values(&self) -> bool {
+        let pod = self.pod();
         self.deps.cgroups.resizable(pod).is_some_and(|cgroup| cgroup.is_resize_due(pod))
     }
+}
+
+fn is_running(one: &ContainerStatus) -> bool {
+    one.state == ContainerState::Running
 }
 
 fn numbers(values: &Values) -> PodNumbers {
