@@ -12,7 +12,7 @@ use super::host::{CONTAINER_LOGS_DIR, Host};
 use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, AgentArgs, Gates, KubeletConfiguration};
 use crate::kube::client::Client;
-use crate::model::container_memory::{ProtectionSettings, Reservation, SwapBehavior};
+use crate::model::container_memory::{ProtectionSettings, Reservation, SwapBehavior, SwapSettings};
 use crate::model::fields::NodeAllocatable;
 use crate::model::pod::SourceName;
 use crate::model::quantity::Amount;
@@ -99,6 +99,14 @@ pub(super) fn sync(
         resize_rules: Rules {
             static_cpu: config.cpu_manager_policy == "static",
             static_memory: config.memory_manager_policy == "Static",
+            swap: Some(SwapSettings {
+                behavior: swap_behavior(config),
+                cgroup_v2: host.cgroups.version.is_v2(),
+                controller: host.cgroups.limits_swap(),
+                memory_bytes: i64::try_from(host.machine.memory_bytes).unwrap_or(i64::MAX),
+                swap_bytes: i64::try_from(host.machine.swap_bytes).unwrap_or(i64::MAX),
+            }),
+            fixed_pod_level: !gates.enabled("InPlacePodLevelResourcesVerticalScaling"),
         },
     }
 }

@@ -64,13 +64,23 @@ pub fn swap_limit(pod: &Pod, container: &Container, settings: &SwapSettings) -> 
     if !settings.cgroup_v2 {
         return SwapLimit::AsMemory;
     }
+    let (request, _) = memory(container);
+    let gets_some = has_swap(pod, container, settings);
+    SwapLimit::Bytes(if gets_some { share_of_swap(request.units(), settings) } else { 0 })
+}
+
+/// Whether a container has a share of the machine's swap (kubelet: kuberuntime
+/// `GetContainerSwapBehavior`).
+#[must_use]
+pub fn has_swap(pod: &Pod, container: &Container, settings: &SwapSettings) -> bool {
     let (request, limit) = memory(container);
-    let gets_some = settings.behavior == SwapBehavior::LimitedSwap
+    settings.behavior == SwapBehavior::LimitedSwap
+        && settings.controller
+        && settings.cgroup_v2
         && !pod.is_critical()
         && pod.qos() == QosClass::Burstable
         && !(request.is_zero() && limit.is_zero())
-        && request != limit;
-    SwapLimit::Bytes(if gets_some { share_of_swap(request.units(), settings) } else { 0 })
+        && request != limit
 }
 
 /// The share of swap is that of memory. Computed as upstream, so that the numbers are the same.

@@ -120,7 +120,7 @@ fn count_requested(before: &Pod, now: &Pod) {
 fn amount_of(container: &Container, requirement: &str, resource: &str) -> Option<Amount> {
     let own = container.resources.as_ref()?;
     let map = if requirement == "limits" { &own.limits } else { &own.requests };
-    map.as_ref()?.get(resource).map(amount)
+    map.as_ref()?.get(resource).map(amount).filter(|amount| !amount.is_zero())
 }
 
 #[cfg(test)]
@@ -201,8 +201,7 @@ mod tests {
 
         fn apply_set(&mut self, set: impl Into<PodSet>) -> Vec<String> {
             let (source, set) = (self.source, set.into());
-            let effects =
-                self.with(|core, world| core.apply_set(source, set, Timestamp::now(), world));
+            let effects = self.with(|core, world| core.apply_set(source, set, Timestamp::now(), world));
             texts(&effects)
         }
 
@@ -318,7 +317,7 @@ mod tests {
     #[test]
     fn infeasible_resize_is_not_retried() {
         let mut bench = Bench::new();
-        bench.core.resize_rules = Rules { static_cpu: true, static_memory: false };
+        bench.core.resize_rules = Rules { static_cpu: true, ..Rules::default() };
         bench.apply(vec![pod("a", "1", 1)]);
         let effects = bench.apply(vec![pod("a", "2", 2)]);
         assert!(effects[0].starts_with("Infeasible a: Resize is infeasible"), "{effects:?}");

@@ -8,6 +8,7 @@
 use std::cmp::Ordering;
 
 use crate::model::api::{Container, ResourceRequirements};
+use crate::model::container_memory::{SwapSettings, has_swap};
 use crate::model::ids::ContainerId;
 use crate::model::pod::{Pod, QosClass, is_sidecar};
 use crate::model::quantity::{Amount, amount};
@@ -216,11 +217,23 @@ pub struct Rules {
     pub static_cpu: bool,
     /// `memoryManagerPolicy: Static`: Guaranteed pods have memory of their own.
     pub static_memory: bool,
+    /// How containers get swap; `None`: they get none.
+    pub swap: Option<SwapSettings>,
+    /// The gate `InPlacePodLevelResourcesVerticalScaling` is off.
+    pub fixed_pod_level: bool,
 }
 
 impl Rules {
     fn forbid(self, granted: &Pod, desired: &Pod) -> Option<Decision> {
         let never = |message: &str, detail| Decision::Infeasible { message: message.to_owned(), detail };
+        if self.swap.is_some_and(|settings| changes_swap(granted, desired, &settings)) {
+            let message = "In-place resize of containers with swap is not supported.";
+            return Some(never(message, "swap_limitation"));
+        }
+        if self.fixed_pod_level && Given::whole(granted) != Given::whole(desired) {
+            let message = "InPlacePodLevelResourcesVerticalScaling is disabled";
+            return Some(never(message, "plr_feature_gate_off"));
+        }
         if desired.qos() != QosClass::Guaranteed {
             return None;
         }
@@ -244,6 +257,20 @@ impl Rules {
         );
         Some(never(&message, detail))
     }
+}
+
+/// Whether a container with swap requests other memory, and may not be restarted for that: its limit
+/// of swap, which depends on the request, cannot change while it runs (Go:
+/// disallowResizeForSwappableContainers).
+fn changes_swap(granted: &Pod, desired: &Pod, settings: &SwapSettings) -> bool {
+    desired.all_containers().any(|wanted| {
+        let Some(has) = granted.all_containers().find(|other| other.name == wanted.name) else {
+            return false;
+        };
+        Given::own(wanted).memory.request != Given::own(has).memory.request
+            && !needs_restart(has, Resource::Memory)
+            && (has_swap(desired, wanted, settings) || has_swap(granted, has, settings))
+    })
 }
 
 /// Whether two versions of a pod request different amounts of resources that can be resized.
@@ -454,7 +481,7 @@ mod tests {
     #[test]
     fn resize_of_guaranteed_pod_is_infeasible_with_static_managers() {
         let judge = |from: &str, to: &str, static_cpu, static_memory| {
-            let rules = Rules { static_cpu, static_memory };
+            let rules = Rules { static_cpu, static_memory, ..Rules::default() };
             match decide(&with(from, 0), &with(to, 0), rules, &|_| Ok(())) {
                 Decision::Infeasible { message, detail } => format!("{detail}: {message}"),
                 other => format!("{other:?}"),
@@ -469,6 +496,53 @@ mod tests {
         assert_eq!(judge("1Mi/1Mi 1/1", "1Mi/1Mi 2/2", false, true), "Granted");
         assert_eq!(judge("1Mi/1Mi 1/1", "2Mi/2Mi 1/1", true, false), "Granted");
         assert_eq!(judge("1Mi/1Mi 1/2", "2Mi/2Mi 1/3", true, true), "Granted");
+    }
+
+    #[test]
+    fn resize_of_memory_is_infeasible_with_swap_unless_the_container_restarts() {
+        let swap = SwapSettings {
+            behavior: crate::model::container_memory::SwapBehavior::LimitedSwap,
+            cgroup_v2: true,
+            controller: true,
+            memory_bytes: 8 << 30,
+            swap_bytes: 4 << 30,
+        };
+        let judge = |from: &str, to: &str, policy: Value, swap| {
+            let pod = |text: &str| {
+                let container = json!({"name": "c", "resources": resources(text), "resizePolicy": policy});
+                pod(json!({"containers": [container]}))
+            };
+            let rules = Rules { swap, ..Rules::default() };
+            match decide(&pod(from), &pod(to), rules, &|_| Ok(())) {
+                Decision::Infeasible { message, detail } => format!("{detail}: {message}"),
+                other => format!("{other:?}"),
+            }
+        };
+        let refused = "swap_limitation: In-place resize of containers with swap is not supported.";
+        let check = |from, to, expected| assert_eq!(judge(from, to, json!([]), Some(swap)), expected);
+        check("1Gi/2Gi 1/2", "2Gi/3Gi 1/2", refused);
+        // It has swap before, or else after.
+        check("1Gi/2Gi 1/2", "2Gi/2Gi 1/2", refused);
+        check("2Gi/2Gi 1/2", "1Gi/2Gi 1/2", refused);
+        // Neither the request of memory changes, nor has the container swap.
+        check("1Gi/2Gi 1/2", "1Gi/3Gi 2/2", "Granted");
+        check("1Gi/1Gi 1/2", "2Gi/2Gi 1/2", "Granted");
+        check("1Gi/1Gi 1/1", "2Gi/2Gi 1/1", "Granted");
+        let restart = json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}]);
+        assert_eq!(judge("1Gi/2Gi 1/2", "2Gi/3Gi 1/2", restart, Some(swap)), "Granted");
+        assert_eq!(judge("1Gi/2Gi 1/2", "2Gi/3Gi 1/2", json!([]), None), "Granted");
+    }
+
+    #[test]
+    fn pod_level_resize_is_infeasible_without_its_gate() {
+        let whole = |text: &str| pod(json!({"resources": resources(text), "containers": [{"name": "c"}]}));
+        let judge = |fixed_pod_level| {
+            let rules = Rules { fixed_pod_level, static_cpu: true, static_memory: true, ..Rules::default() };
+            decide(&whole("1Mi/1Mi 1/1"), &whole("1Mi/1Mi 2/2"), rules, &|_| Ok(()))
+        };
+        assert_eq!(judge(false), Decision::Granted, "no container has CPUs of its own");
+        let message = "InPlacePodLevelResourcesVerticalScaling is disabled".to_owned();
+        assert_eq!(judge(true), Decision::Infeasible { message, detail: "plr_feature_gate_off" });
     }
 
     /// A container without a limit has the pod's, and is resized with the pod.
