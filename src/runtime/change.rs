@@ -11,6 +11,7 @@ use crate::util::stop::StopToken;
 use super::client::Runtime;
 use super::numbers;
 use super::sandbox_config::overhead;
+use super::settings::Settings;
 
 /// The resources of a pod as a whole, without its overhead, that the runtime receives in a resize.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -102,23 +103,87 @@ impl Runtime {
         memory: bool,
         stop: &StopToken,
     ) -> Result<(), CriError> {
-        let all = numbers::container_resources(pod, container, &self.shared.settings);
-        // The runtime does not change fields that are zero.
-        let resources = if memory {
-            LinuxContainerResources {
-                memory_limit_in_bytes: all.memory_limit_in_bytes,
-                memory_swap_limit_in_bytes: all.memory_swap_limit_in_bytes,
-                ..LinuxContainerResources::default()
-            }
-        } else {
-            LinuxContainerResources {
-                cpu_shares: all.cpu_shares,
-                // -1 removes the limit; 0 would keep the old one.
-                cpu_quota: if all.cpu_period > 0 && all.cpu_quota == 0 { -1 } else { all.cpu_quota },
-                cpu_period: all.cpu_period,
-                ..LinuxContainerResources::default()
-            }
-        };
+        let resources = resized(pod, container, memory, &self.shared.settings);
         self.shared.cri.with_stop(stop.clone()).update_container_resources(id, resources)
+    }
+}
+
+/// The fields of a request that changes a container's memory, or else its CPU. The runtime does not
+/// change fields that are zero.
+fn resized(pod: &Pod, container: &Container, memory: bool, settings: &Settings) -> LinuxContainerResources {
+    let all = numbers::container_resources(pod, container, settings);
+    if !memory {
+        return LinuxContainerResources {
+            cpu_shares: all.cpu_shares,
+            // -1 removes the limit; 0 would keep the old one.
+            cpu_quota: if all.cpu_period > 0 && all.cpu_quota == 0 { -1 } else { all.cpu_quota },
+            cpu_period: all.cpu_period,
+            ..LinuxContainerResources::default()
+        };
+    }
+    let mut unified = all.unified;
+    if settings.memory_qos.is_some() {
+        // DIFFERS: upstream keeps the throttling of the smaller limit if the new values have none.
+        unified.entry("memory.high".to_owned()).or_insert_with(|| "max".to_owned());
+    }
+    LinuxContainerResources {
+        memory_limit_in_bytes: all.memory_limit_in_bytes,
+        memory_swap_limit_in_bytes: all.memory_swap_limit_in_bytes,
+        unified,
+        ..LinuxContainerResources::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::container_memory::{ProtectionSettings, Reservation, SwapBehavior};
+    use serde_json::{Value, json};
+
+    fn memory_files(resources: Value, settings: &Settings) -> Vec<(String, String)> {
+        let object = json!({"spec": {"containers": [{"name": "c", "resources": resources}]}});
+        let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
+        let of = |memory| resized(&pod, &pod.containers()[0], memory, settings);
+        assert!(of(false).unified.is_empty());
+        of(true).unified.into_iter().collect()
+    }
+
+    #[test]
+    fn resize_of_memory_changes_swap_protection_and_throttling() {
+        let mut settings = super::super::tests::settings();
+        settings.machine.cgroup_v2 = true;
+        settings.machine.memory_capacity_bytes = 1000 << 20;
+        settings.machine.swap_capacity_bytes = 500 << 20;
+        settings.single_process_oom_kill = Some(true);
+        settings.swap = SwapBehavior::LimitedSwap;
+        settings.memory_qos = Some(ProtectionSettings {
+            reservation: Reservation::Tiered,
+            throttling_factor: 0.5,
+            allocatable_memory: 1000 << 20,
+            page_bytes: 4096,
+        });
+        let expect = |files: &[(&str, &str)]| -> Vec<(String, String)> {
+            files.iter().map(|(file, text)| ((*file).to_owned(), (*text).to_owned())).collect()
+        };
+        let bytes = |mebibytes: i64| (mebibytes << 20).to_string();
+        let burstable = json!({"requests": {"memory": "100Mi"}, "limits": {"memory": "200Mi"}});
+        assert_eq!(
+            memory_files(burstable, &settings),
+            expect(&[
+                ("memory.high", bytes(150).as_str()),
+                ("memory.low", bytes(100).as_str()),
+                ("memory.swap.max", bytes(50).as_str()),
+            ])
+        );
+        // Its request is its limit now.
+        let even = json!({"requests": {"memory": "200Mi"}, "limits": {"memory": "200Mi"}});
+        assert_eq!(
+            memory_files(even, &settings),
+            expect(&[("memory.high", "max"), ("memory.low", bytes(200).as_str()), ("memory.swap.max", "0")])
+        );
+        settings.machine.cgroup_v2 = false;
+        settings.memory_qos = None;
+        let burstable = json!({"requests": {"memory": "100Mi"}, "limits": {"memory": "200Mi"}});
+        assert!(memory_files(burstable, &settings).is_empty());
     }
 }
