@@ -39,23 +39,30 @@ pub struct PodStep {
 /// A pod that grows gets its limit first, then its request, then its containers theirs; one that
 /// shrinks has the opposite order, so that no container has more than its pod.
 ///
-/// DIFFERS: on version 2 the Go kubelet takes memory without a limit for the smallest one, and
-/// limits the pod before its containers; on version 1 for the largest, as here.
+/// The memory that is protected for a pod (gate `MemoryQoS`) is changed as its request.
+///
+/// DIFFERS: the Go kubelet 1.36 does not change the protected memory. On version 2 it takes memory
+/// without a limit for the smallest one, and limits the pod before its containers; on version 1 for the
+/// largest, as here.
 #[must_use]
 pub fn steps(current: &Values, wanted: &Values, resources: &[Resource]) -> Vec<Step> {
     let mut plan = Plan { now: wanted.merged(current), steps: Vec::new() };
     for resource in [Resource::Memory, Resource::Cpu].into_iter().filter(|one| resources.contains(one)) {
         let (limit, request) = match resource {
-            Resource::Memory => {
-                (Values { memory_bytes: wanted.memory_bytes, ..Values::default() }, Values::default())
-            }
+            Resource::Memory => (
+                Values { memory_bytes: wanted.memory_bytes, ..Values::default() },
+                Values { memory_min: wanted.memory_min, memory_low: wanted.memory_low, ..Values::default() },
+            ),
             Resource::Cpu => (
                 Values { cpu_quota: wanted.cpu_quota, ..Values::default() },
                 Values { cpu_shares: wanted.cpu_shares, ..Values::default() },
             ),
         };
         let limit_change = change(limit_of(current, resource), limit_of(&limit, resource));
-        let request_change = change(current.cpu_shares, request.cpu_shares);
+        let request_change = match resource {
+            Resource::Memory => change(protected(current, wanted), protected(wanted, wanted)),
+            Resource::Cpu => change(current.cpu_shares, request.cpu_shares),
+        };
         if limit_change == Change::Grows {
             plan.write(&limit);
         }
@@ -117,6 +124,14 @@ fn change(from: Option<u64>, to: Option<u64>) -> Change {
         (None, Some(_)) => Change::Grows,
         _ => Change::Stays,
     }
+}
+
+/// The protected bytes in `values`, in the file that `wanted` uses; `None` without the gate
+/// `MemoryQoS`.
+fn protected(values: &Values, wanted: &Values) -> Option<u64> {
+    let bytes = if wanted.memory_min.is_some() { values.memory_min } else { values.memory_low };
+    wanted.memory_min.or(wanted.memory_low)?;
+    u64::try_from(bytes?).ok()
 }
 
 /// Memory without a limit is the largest; CPU without one is the smallest, as in upstream's
@@ -198,6 +213,26 @@ mod tests {
             ["containers memory", "memory 50"]
         );
         assert!(words(&current, &values(50, 500, 5), &[]).is_empty());
+    }
+
+    #[test]
+    fn protected_memory_changes_with_the_request() {
+        let of = |memory, low: i64| Values { memory_low: Some(low), ..values(memory, 1000, 10) };
+        let written = |current: &Values, wanted: &Values| -> Vec<_> {
+            let writes = steps(current, wanted, &[Resource::Memory]).into_iter().map(|step| match step {
+                Step::Containers(_) => (None, None),
+                Step::Pod(step) => (step.write.memory_bytes, step.write.memory_low),
+            });
+            writes.collect()
+        };
+        let containers = (None, None);
+        assert_eq!(written(&of(100, 50), &of(200, 80)), [(Some(200), None), (None, Some(80)), containers]);
+        assert_eq!(written(&of(200, 80), &of(100, 50)), [containers, (None, Some(50)), (Some(100), None)]);
+        assert_eq!(written(&of(100, 50), &of(100, 80)), [(None, Some(80)), containers]);
+        // Without the gate nothing is protected.
+        assert_eq!(written(&of(100, 50), &values(100, 1000, 10)), [containers]);
+        let guaranteed = Values { memory_min: Some(100), ..values(100, 1000, 10) };
+        assert_eq!(written(&guaranteed, &guaranteed), [containers]);
     }
 
     #[test]
