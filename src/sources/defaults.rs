@@ -1,4 +1,5 @@
-//! The defaults of fields that a pod does not set (Go: pkg/apis/core/v1/defaults.go, pods only).
+//! The defaults of fields that a pod does not set, and the values that are converted before a pod is
+//! validated (Go: pkg/apis/core/v1/defaults.go and conversion.go, pods only).
 
 use std::collections::BTreeMap;
 
@@ -17,8 +18,19 @@ const HUGE_PAGES: &str = "hugepages-";
 /// File mode of volumes that set none.
 const VOLUME_MODE: i32 = 0o644;
 
-/// Sets all defaults of a pod.
+/// Annotations of init containers in Kubernetes before 1.6, which are removed.
+const OLD_ANNOTATIONS: [&str; 4] = [
+    "pod.beta.kubernetes.io/init-containers",
+    "pod.alpha.kubernetes.io/init-containers",
+    "pod.beta.kubernetes.io/init-container-statuses",
+    "pod.alpha.kubernetes.io/init-container-statuses",
+];
+
+/// Sets all defaults of a pod, and converts values as `Convert_v1_Pod_To_core_Pod` does.
 pub(super) fn set_defaults(pod: &mut Pod) {
+    if let Some(annotations) = &mut pod.metadata.annotations {
+        annotations.retain(|name, _| !OLD_ANNOTATIONS.contains(&name.as_str()));
+    }
     let spec = pod.spec.get_or_insert_default();
     // The old name of the field is used if the new one is absent.
     if blank(&spec.service_account_name) && !blank(&spec.service_account) {
@@ -28,7 +40,11 @@ pub(super) fn set_defaults(pod: &mut Pod) {
     text(&mut spec.dns_policy, "ClusterFirst");
     text(&mut spec.restart_policy, "Always");
     text(&mut spec.scheduler_name, "default-scheduler");
-    spec.termination_grace_period_seconds.get_or_insert(30);
+    let grace = spec.termination_grace_period_seconds.get_or_insert(30);
+    // A grace period below zero, which was once meant as no limit, is the shortest one.
+    if *grace < 0 {
+        *grace = 1;
+    }
     spec.security_context.get_or_insert_with(PodSecurityContext::default);
     for volume in spec.volumes.iter_mut().flatten() {
         set_volume(volume);
@@ -357,6 +373,22 @@ mod tests {
                        "enableServiceLinks": false, "serviceAccount": "s", "serviceAccountName": "s"}),
             ),
         );
+    }
+
+    #[test]
+    fn negative_grace_period_becomes_one_and_old_annotations_are_removed() {
+        for (given, expected) in [(json!(-1), 1), (json!(i64::MIN), 1), (json!(0), 0), (json!(null), 30)] {
+            let old = "pod.beta.kubernetes.io/init-containers";
+            let mut pod: Pod = serde_json::from_value(json!({
+                "metadata": {"annotations": {old: "[]", "a": "b"}},
+                "spec": {"containers": [], "terminationGracePeriodSeconds": given},
+            }))
+            .unwrap();
+            set_defaults(&mut pod);
+            assert_eq!(pod.spec.unwrap().termination_grace_period_seconds, Some(expected), "{given}");
+            let annotations = pod.metadata.annotations.unwrap();
+            assert_eq!(annotations.into_keys().collect::<Vec<_>>(), ["a"]);
+        }
     }
 
     #[test]

@@ -142,10 +142,6 @@ fn invalid_container_or_image_has_upstreams_message() {
             "restartPolicy: Unsupported value: \"x\": supported values: \"Always\", \"Never\", \"OnFailure\"",
         ),
         (
-            json!({"terminationGracePeriodSeconds": -1}),
-            "terminationGracePeriodSeconds: Invalid value: -1: must be greater than or equal to 0",
-        ),
-        (
             json!({"activeDeadlineSeconds": 0}),
             "activeDeadlineSeconds: Invalid value: 0: must be between 1 and 2147483647, inclusive",
         ),

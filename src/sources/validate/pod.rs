@@ -76,7 +76,6 @@ fn specification(spec: &PodSpec, path: &Path<'_>, report: &mut Report) {
         spec.restart_policy.as_deref(),
         &["Always", "Never", "OnFailure"],
     );
-    report.not_negative(&path.field("terminationGracePeriodSeconds"), spec.termination_grace_period_seconds);
     if let Some(deadline) = spec.active_deadline_seconds
         && !(1..=i64::from(i32::MAX)).contains(&deadline)
     {

@@ -90,12 +90,11 @@ fn faults_in_metadata_are_reported_together() {
 fn faults_in_specification_are_reported_together() {
     check(json!({"spec": {"containers": []}}), &["spec.containers: Required value"]);
     check(
-        json!({"spec": {"restartPolicy": "Maybe", "terminationGracePeriodSeconds": -1, "activeDeadlineSeconds": 0,
+        json!({"spec": {"restartPolicy": "Maybe", "activeDeadlineSeconds": 0,
             "hostname": "A", "subdomain": "a.b", "priorityClassName": "-", "preemptionPolicy": "x",
             "os": {"name": "plan9"}, "overhead": {"cpu": "x"}}}),
         &[
             "spec.restartPolicy: Unsupported value: \"Maybe\": supported values: \"Always\", \"Never\", \"OnFailure\"",
-            "spec.terminationGracePeriodSeconds: Invalid value: -1: must be greater than or equal to 0",
             "spec.activeDeadlineSeconds: Invalid value: 0",
             "spec.hostname: Invalid value: \"A\"",
             "spec.subdomain: Invalid value: \"a.b\"",
