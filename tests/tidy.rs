@@ -61,7 +61,6 @@ const DOORS: &[(&str, &str)] = &[
     ("rustls", "transport"),
     ("rcgen", "kube"),
     ("pem", "kube"),
-    ("serde_saphyr", "config"),
     ("lexopt", "cli"),
     ("flate2", "util"),
     ("ruzstd", "util"),

@@ -185,6 +185,10 @@ impl Reader {
         let Some(document) = document else {
             return self.fail(place, "", format!("is empty; want kind: {KIND}"));
         };
+        for duplicate in &document.duplicates {
+            let line = duplicate.second;
+            self.fail(format!("{place}:{line}"), &duplicate.key, format!("{duplicate}: remove one"));
+        }
         self.take(&place, &document);
     }
 

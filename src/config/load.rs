@@ -253,6 +253,10 @@ impl Layers {
             self.fail(format!("{place}:{}", document.line), "", "must be an object".to_owned());
             return None;
         }
+        for duplicate in &document.duplicates {
+            let line = duplicate.second;
+            self.fail(format!("{place}:{line}"), &duplicate.key, format!("{duplicate}: remove one"));
+        }
         for (field, wanted) in [("apiVersion", API_VERSION), ("kind", KIND)] {
             let found = document.value.get(field);
             if found.and_then(Value::as_str) != Some(wanted) {

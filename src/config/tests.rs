@@ -236,7 +236,7 @@ fn all_problems_are_reported_with_file_and_line() {
         "d/b.conf:1: apiVersion: is missing; want kubelet.config.k8s.io/v1beta1",
         "d/b.conf:1: kind: is missing; want KubeletConfiguration",
         "d/c.conf: is empty; want apiVersion: kubelet.config.k8s.io/v1beta1 and kind: KubeletConfiguration",
-        "d/d.conf:4: key \"port\" appears twice in one mapping",
+        "d/d.conf:4: port: key \"port\" appears twice in one mapping, in lines 3 and 4: remove one",
         "main.yaml:11: featureGates[Nonsense]: unrecognized feature gate: Nonsense",
         "main.yaml:5: imageGCLowThresholdPercent: 90 must be less than imageGCHighThresholdPercent 85",
         "--oomScoreAdj: oomScoreAdj: 5000 must be between -1000 and 1000, inclusive",

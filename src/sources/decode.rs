@@ -7,6 +7,9 @@ use crate::config::yaml::{self, Document};
 use crate::model::api;
 use crate::model::typed;
 
+/// The limit of reported duplicate keys of one manifest.
+const MAX_DUPLICATES: usize = 20;
+
 /// Whether a list of pods is allowed instead of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lists {
@@ -30,6 +33,8 @@ pub(super) struct Decoded {
 pub(super) struct Decoding {
     /// In the order of the manifest.
     pub(super) pods: Vec<Decoded>,
+    /// Keys that are in one mapping twice; they have no effect on the validity.
+    pub(super) duplicates: Vec<Flaw>,
     documents: Vec<Document>,
 }
 
@@ -49,20 +54,33 @@ impl Decoding {
     }
 }
 
-/// Decodes a whole manifest. The outer error means that its documents cannot be separated.
+/// Decodes a whole manifest. The outer error means that it has no document. A broken document is a
+/// fault of its own after the documents before it.
 ///
 /// DIFFERS: upstream reads the first YAML document and ignores the others without a message.
 pub(super) fn decode(bytes: &[u8], lists: Lists) -> Result<Decoding, Flaw> {
-    let documents = yaml::parse_bytes(bytes)
-        .map_err(|error| Flaw { line: Some(error.line), ..Flaw::whole(error.message) })?;
+    let yaml::Content { documents, broken } = yaml::parse(bytes);
+    let broken = broken.map(|error| Flaw { line: Some(error.line), ..Flaw::whole(error.message) });
     if documents.is_empty() {
-        return Err(Flaw::whole("the manifest is empty"));
+        return Err(broken.unwrap_or_else(|| Flaw::whole("the manifest is empty")));
     }
     let mut pods = Vec::new();
     for (index, document) in documents.iter().enumerate() {
         document_pods(index, &document.value, lists, &mut pods);
     }
-    Ok(Decoding { pods, documents })
+    if let Some(flaw) = broken {
+        let message = format!("no document is read from here on: {}", flaw.message);
+        let pod = Err(vec![Flaw { message, ..flaw }]);
+        pods.push(Decoded { pod, unknown: Vec::new(), document: documents.len(), prefix: String::new() });
+    }
+    let duplicates = documents.iter().flat_map(|document| &document.duplicates).take(MAX_DUPLICATES);
+    let duplicates = duplicates
+        .map(|duplicate| {
+            let message = format!("{duplicate}; the last one counts");
+            Flaw { line: Some(duplicate.second), ..Flaw::whole(message) }
+        })
+        .collect();
+    Ok(Decoding { pods, duplicates, documents })
 }
 
 fn document_pods(document: usize, value: &Value, lists: Lists, pods: &mut Vec<Decoded>) {

@@ -16,7 +16,7 @@ pub(super) struct Manifest {
     pub(super) pods: Vec<Pod>,
     /// The faults of the others.
     pub(super) flaws: Vec<Flaw>,
-    /// Unknown fields; they have no effect.
+    /// Unknown fields and repeated keys; they have no effect.
     pub(super) unknown: Vec<Flaw>,
 }
 
@@ -34,6 +34,7 @@ pub(super) fn read(bytes: &[u8], node_name: &str, origin: &Origin) -> Manifest {
             return manifest;
         }
     };
+    manifest.unknown.extend(decoding.duplicates.iter().cloned());
     for decoded in &decoding.pods {
         let place = |flaw: Flaw| decoding.locate(decoded, flaw);
         let unknown = decoded.unknown.iter().map(|path| Flaw::at(path.as_str(), "unknown field, ignored"));
@@ -151,6 +152,65 @@ spec:
         assert_eq!(manifest.pods.len(), 1);
         assert_eq!(manifest.flaws[0].field.as_deref(), Some("metadata.name"));
         assert_eq!(manifest.flaws[0].line, Some(21));
+    }
+
+    #[test]
+    fn broken_document_does_not_affect_those_before_it() {
+        let text = format!("{WEB}---\nkind: Pod\nspec: [\n");
+        let manifest = read(text.as_bytes(), "node", &file());
+        assert_eq!(manifest.pods.len(), 1);
+        assert_eq!(manifest.flaws.len(), 1);
+        assert_eq!(manifest.flaws[0].line, Some(19));
+        assert!(manifest.flaws[0].message.starts_with("no document is read from here on: "));
+    }
+
+    #[test]
+    fn last_of_equal_keys_counts_and_both_lines_are_reported() {
+        let text = WEB.replace(
+            "    ports:",
+            "    env: [{name: A, value: first}]\n    env: [{name: A, value: second}]\n    ports:",
+        );
+        let text = text.replace("spec:\n", "spec:\n  hostNetwork: true\n") + "  hostNetwork: false\n";
+        for origin in [file(), Origin::Http("http://localhost/pods".to_owned())] {
+            let manifest = read(text.as_bytes(), "node", &origin);
+            assert_eq!(manifest.flaws, []);
+            let pod = &manifest.pods[0];
+            let variable = &pod.spec().containers[0].env.as_ref().unwrap()[0];
+            assert_eq!(variable.value.as_deref(), Some("second"));
+            assert_eq!(pod.spec().host_network, Some(false));
+            let warnings: Vec<_> =
+                manifest.unknown.iter().map(|flaw| (flaw.line, flaw.message.as_str())).collect();
+            assert_eq!(
+                warnings,
+                [
+                    (
+                        Some(12),
+                        "key \"env\" appears twice in one mapping, in lines 11 and 12; the last one counts"
+                    ),
+                    (
+                        Some(20),
+                        "key \"hostNetwork\" appears twice in one mapping, in lines 6 and 20; the last one counts"
+                    ),
+                ]
+            );
+        }
+    }
+
+    #[test]
+    fn merge_keys_and_wrapped_quotes_are_read_as_by_the_kubelet() {
+        let text = "apiVersion: v1\nkind: Pod\nx-a: &a\n  terminationMessagePolicy: FallbackToLogsOnError\n  \
+            workingDir: /tmp\nx-b: &b\n  imagePullPolicy: Never\nmetadata:\n  name: merged\nspec:\n  \
+            terminationGracePeriodSeconds: -1\n  containers:\n  - workingDir: /var\n    <<: *a\n    <<: *b\n    \
+            name: c\n    image: busybox:1\n    command: [\"sh\", \"-c\"]\n    args:\n    - \"echo one\ntwo; sleep 1\"\n";
+        let manifest = read(text.as_bytes(), "node", &file());
+        assert_eq!(manifest.flaws, []);
+        let spec = manifest.pods[0].spec();
+        let container = &spec.containers[0];
+        assert_eq!(container.working_dir.as_deref(), Some("/tmp"));
+        assert_eq!(container.image_pull_policy.as_deref(), Some("Never"));
+        assert_eq!(container.termination_message_policy.as_deref(), Some("FallbackToLogsOnError"));
+        assert_eq!(container.args.as_deref(), Some(["echo one two; sleep 1".to_owned()].as_slice()));
+        assert_eq!(spec.termination_grace_period_seconds, Some(1));
     }
 
     #[test]

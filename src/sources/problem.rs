@@ -19,7 +19,8 @@ pub struct SourceProblem {
     pub since: Timestamp,
     /// Whether pods of the last valid version continue to run because of it.
     pub kept: bool,
-    /// Whether the manifest is still valid: an unknown field was ignored.
+    /// Whether the manifest is still valid: an unknown field, or the first of two equal keys, was
+    /// ignored.
     pub ignored: bool,
 }
 

@@ -9,6 +9,8 @@ const LENIENT: GeneralPurposeConfig = GeneralPurposeConfig::new()
     .with_decode_allow_trailing_bits(true)
     .with_decode_padding_mode(DecodePaddingMode::RequireNone);
 const BARE: GeneralPurpose = GeneralPurpose::new(&STANDARD, LENIENT);
+const PADDED: GeneralPurpose =
+    GeneralPurpose::new(&STANDARD, LENIENT.with_decode_padding_mode(DecodePaddingMode::RequireCanonical));
 const BARE_URL: GeneralPurpose = GeneralPurpose::new(&URL_SAFE, LENIENT);
 
 /// Encodes in base64, with padding.
@@ -21,6 +23,17 @@ pub fn base64(bytes: &[u8]) -> String {
 #[must_use]
 pub fn from_base64(text: &str) -> Option<Vec<u8>> {
     BARE.decode(text.trim_end_matches('=')).ok()
+}
+
+/// Decodes base64 with padding as Go's standard decoder does: line breaks anywhere are skipped. `None`
+/// if the text is invalid (Go: encoding/base64 `StdEncoding`).
+#[must_use]
+pub fn from_go_base64(text: &str) -> Option<Vec<u8>> {
+    match text.contains(['\r', '\n']) {
+        true => PADDED.decode(text.replace(['\r', '\n'], "")),
+        false => PADDED.decode(text),
+    }
+    .ok()
 }
 
 /// Decodes base64 in the URL-safe alphabet without padding; `None` if the text is invalid.

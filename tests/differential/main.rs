@@ -16,6 +16,7 @@ mod random;
 
 mod chains;
 mod cpus;
+mod documents;
 mod gates;
 mod heads;
 mod memory;

@@ -43,15 +43,19 @@ fn scalars_follow_yaml_1_1() {
 #[test]
 fn keys_of_any_scalar_type_become_strings() {
     assert_eq!(one("80: a\ntrue: b\n\"x\": c\n"), json!({"80": "a", "true": "b", "x": "c"}));
-    assert_eq!(one("y: a\n08: b\non: &k c\n"), json!({"y": "a", "08": "b", "on": "c"}));
+    assert_eq!(one("y: a\n08: b\noff: &k c\n"), json!({"true": "a", "8": "b", "false": "c"}));
+    assert_eq!(
+        one("1.0: a\n1e6: b\n123456789.5: c\n0.00001: d\n.inf: e\n2024-01-02: f\n"),
+        json!({"1": "a", "1e+06": "b", "1.2345679e+08": "c", "1e-05": "d", ".inf": "e", "2024-01-02": "f"})
+    );
 }
 
 #[test]
 fn aliases_and_merges_copy() {
-    let text = "base: &b {x: 1, y: 2}\ncopy: *b\nmerged:\n  <<: *b\n  y: 3\n";
+    let text = "base: &b {x: 1, z: 2}\ncopy: *b\nmerged:\n  <<: *b\n  z: 3\n";
     let value = one(text);
-    assert_eq!(value["copy"], json!({"x": 1, "y": 2}));
-    assert_eq!(value["merged"], json!({"x": 1, "y": 3}));
+    assert_eq!(value["copy"], json!({"x": 1, "z": 2}));
+    assert_eq!(value["merged"], json!({"x": 1, "z": 3}));
 }
 
 #[test]
@@ -64,12 +68,23 @@ fn empty_documents_are_skipped() {
 }
 
 #[test]
-fn json_is_read_and_its_repeated_keys_refused() {
+fn json_is_read_and_its_repeated_keys_are_merged() {
     assert_eq!(one(r#"{"a": "\ud83d\ude00\/", "b": [1, null]}"#), json!({"a": "😀/", "b": [1, null]}));
     let long = "k".repeat(5000);
     assert_eq!(one(&format!("{{\"{long}\":\t1}}"))[&long], json!(1));
-    assert!(parse_documents(r#"{"a": 1, "a": 2}"#).unwrap_err().message.contains("twice"));
-    assert!(parse_documents(&format!("{{\"{long}\":1,\"{long}\":1}}")).is_err());
+    assert_eq!(one(&format!("{{\"{long}\":1,\"{long}\":2}}"))[&long], json!(2));
+    let twice = parse(b"{\"a\": 1,\n\"a\": 2}").documents.remove(0);
+    assert_eq!(twice.value, json!({"a": 2}));
+    assert_eq!(twice.duplicates, [Duplicate { key: "a".to_owned(), first: 1, second: 2 }]);
+    assert_eq!(
+        one(r#"{"a": {"x": 1, "l": [{"n": 1}, 2]}, "a": {"y": 2, "l": [{"m": 1}]}}"#),
+        json!({"a": {"x": 1, "y": 2, "l": [{"n": 1, "m": 1}]}})
+    );
+    // What follows a JSON document is refused with it, as in Go.
+    for text in ["{\"a\": 1} xx", "{\"a\": 1}\n{\"b\": 2}\n"] {
+        let content = parse(text.as_bytes());
+        assert!(content.documents.is_empty() && content.broken.is_some(), "{text}");
+    }
 }
 
 #[test]
@@ -98,14 +113,15 @@ fn each_field_path_has_its_line() {
 #[test]
 fn invalid_yaml_is_refused_with_its_line() {
     for (text, line, words) in [
-        ("a: 1\nb: 2\na: 3\n", 3, "twice"),
         ("a: [1,\nb", 1, ""),
         ("a: b: c\n", 1, ""),
         ("a:\n\t- b\n", 2, ""),
         ("a: *b\n", 1, ""),
         ("a: &b [*b]\n", 1, "contains it"),
+        ("a: b\nc: 'd\n\n", 2, "has no end"),
+        ("a: 1\n\0b: 2\n", 2, "control"),
+        ("a: 1\n{{ b }}: 2\nc: 3\n", 2, ""),
         ("a: .inf\n", 1, "finite"),
-        ("a: !foo b\n", 1, "tag"),
         ("a: !!int b\n", 1, "tag"),
         ("? [a]\n: b\n", 1, "key"),
         ("~: b\n", 1, "key"),
@@ -207,4 +223,85 @@ proptest! {
     fn parsing_any_text_does_not_panic(text in "[a-z0-9 \n\t:\\-\\[\\]{}&*!|>'\"%@`#,?~.<\\\\]{0,60}") {
         let _ = parse_documents(&text);
     }
+}
+
+#[test]
+fn documents_are_read_as_go_reads_them() {
+    for (text, expected) in [
+        ("a: 1\nb: 2\na: 3\n", json!({"a": 3, "b": 2})),
+        ("x: &x {k: 1, l: 2}\nw:\n  k: 9\n  <<: *x\n", json!({"x": {"k": 1, "l": 2}, "w": {"k": 1, "l": 2}})),
+        (
+            "x: &x {k: 1}\nz: &z {k: 2, m: 2}\nw:\n  <<: *x\n  <<: *z\n  o: 3\n",
+            json!({"x": {"k": 1}, "z": {"k": 2, "m": 2}, "w": {"k": 2, "m": 2, "o": 3}}),
+        ),
+        (
+            "x: &x {k: 1}\nz: &z {k: 2, m: 2}\nw: {k: 0, <<: [*x, *z, {o: 3}], m: 4}\n",
+            json!({"x": {"k": 1}, "z": {"k": 2, "m": 2}, "w": {"k": 1, "m": 4, "o": 3}}),
+        ),
+        ("a: !!binary aGVsbG8=\n", json!({"a": "hello"})),
+        ("a: !!binary |\n  aGVs\n  bG8=\n", json!({"a": "hello"})),
+        ("a: !foo bar\nb: !foo [x]\nc: !<tag:x,2000:y> 1\n", json!({"a": "bar", "b": ["x"], "c": "1"})),
+        ("%TAG ! tag:example.com,2000:\n---\na: !foo x\n", json!({"a": "x"})),
+        ("%YAML 1.1\n---\na: x\n", json!({"a": "x"})),
+        ("%YAML 1.2\n---\na: x\n", json!({"a": "x"})),
+        ("a: \"x\ny\"\n", json!({"a": "x y"})),
+        ("a:\n- 'x\n\n  y'\n", json!({"a": ["x\ny"]})),
+        ("a: \"x\\\n\n  y\"\n", json!({"a": "x\ny"})),
+        ("m:\n  a: \"{\n    \\\"x\\\": 1\n}\"\n  b: 1\n", json!({"m": {"a": "{ \"x\": 1 }", "b": 1}})),
+        ("a: {\n\tb: 1,\n\tc: 2\n}\n", json!({"a": {"b": 1, "c": 2}})),
+        ("s:\n  c: [\n\t\"a\",\n\t\"b\"\n  ]\n", json!({"s": {"c": ["a", "b"]}})),
+        ("a: \"x\"# c\nb: 1\n", json!({"a": "x", "b": 1})),
+        ("a: |\n  x", json!({"a": "x"})),
+        ("a: |+\n  x\n\n", json!({"a": "x\n\n"})),
+        ("a: >-\n  x\n  y\n\n   z\n", json!({"a": "x y\n\n z"})),
+        ("a: [http://b/?c=d, e?f]\n", json!({"a": ["http://b/?c=d", "e?f"]})),
+        ("a: [b: 1, ? c]\n", json!({"a": [{"b": 1}, {"c": null}]})),
+        (
+            "a: 1e400\nb: 0b-1\nc: .5_0\nd: ! 12\ne: !!int '7'\n",
+            json!({"a": "1e400", "b": -1, "c": 0.5, "d": "12", "e": 7}),
+        ),
+        ("a: 10000000000000000000.0\n", json!({"a": 10_000_000_000_000_000_000_u64})),
+        ("\u{feff}a: 1\n", json!({"a": 1})),
+        // A byte order mark elsewhere belongs to what it stands before.
+        ("a: 1\n\u{feff}b: 2\n", json!({"a": 1, "\u{feff}b": 2})),
+    ] {
+        assert_eq!(one(text), expected, "{text}");
+    }
+    for (bytes, name) in [(u16::to_le_bytes as fn(u16) -> [u8; 2], "LE"), (u16::to_be_bytes, "BE")] {
+        let bytes: Vec<u8> = "\u{feff}a: 1\nb: \u{1f600}\n".encode_utf16().flat_map(bytes).collect();
+        assert_eq!(parse_bytes(&bytes).unwrap()[0].value, json!({"a": 1, "b": "\u{1f600}"}), "{name}");
+        assert!(parse_bytes(&bytes[..bytes.len() - 1]).is_err());
+    }
+}
+
+#[test]
+fn duplicate_keys_are_reported_with_both_lines() {
+    let text = "a: 1\nb: &b {x: 1, x: 2}\nc:\n  <<: *b\n  x: 3\n  '1': 4\n  1: 5\na: 2\n";
+    let document = parse(text.as_bytes()).documents.remove(0);
+    assert_eq!(document.value, json!({"a": 2, "b": {"x": 2}, "c": {"x": 3, "1": 5}}));
+    let duplicate = |key: &str, first, second| Duplicate { key: key.to_owned(), first, second };
+    assert_eq!(document.duplicates, [duplicate("x", 2, 2), duplicate("a", 1, 8)]);
+    assert_eq!(document.line_of("a"), Some(8));
+}
+
+#[test]
+fn broken_document_does_not_affect_those_before_it() {
+    for (text, line) in [("a: 1\n---\nb: [\n", 3), ("a: 1\n---\n\tb\n", 3), ("a: 1\n---\nb: \u{1}\n", 3)] {
+        let content = parse(text.as_bytes());
+        assert_eq!(content.documents.len(), 1, "{text:?}");
+        assert_eq!(content.documents[0].value, json!({"a": 1}));
+        assert_eq!(content.broken.as_ref().map(|error| error.line), Some(line), "{text:?}");
+        assert!(content.clone().whole().is_err() && content.first().unwrap().is_some());
+    }
+    let marked = parse("a: 1\n---\n\u{feff}b: 2\nc: 3\n".as_bytes()).whole().unwrap();
+    assert_eq!(marked[1].value, json!({"b": 2, "c": 3}));
+}
+
+#[test]
+fn aliases_do_not_nest_deeper_than_the_limit() {
+    let mut text = String::from("- &a0 [x]\n");
+    for level in 1..200 {
+        text += &format!("- &a{level} [*a{}]\n", level - 1);
+    }
+    assert!(parse_documents(&text).unwrap_err().message.contains("nested deeper"));
 }

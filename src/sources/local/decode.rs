@@ -14,7 +14,7 @@ use super::super::problem::Flaw;
 use super::super::validate::names;
 use crate::config::yaml;
 use crate::kube::objects::{Key, Kind, Object};
-use crate::model::ByteString;
+use crate::util::encoding::from_go_base64;
 
 /// The limit of the bytes of all values of one object, as in the API.
 const MAX_OBJECT_BYTES: usize = 1024 * 1024;
@@ -41,19 +41,21 @@ pub(super) struct Content {
 /// file must not have Secrets.
 pub(super) fn read(bytes: &[u8], exposed: Option<&str>) -> Content {
     let mut content = Content::default();
-    let documents = match yaml::parse_bytes(bytes) {
-        Ok(documents) => documents,
-        Err(error) => {
-            // The message may quote the text.
-            let message = format!("no valid YAML or JSON at column {}", error.column);
-            content.flaws.push(Flaw { line: Some(error.line), ..Flaw::whole(message) });
-            return content;
-        }
-    };
-    if documents.is_empty() {
+    let yaml::Content { documents, broken } = yaml::parse(bytes);
+    if let Some(error) = broken {
+        // The message may quote the text.
+        let message = format!("no valid YAML or JSON at column {}", error.column);
+        content.flaws.push(Flaw { line: Some(error.line), ..Flaw::whole(message) });
+    } else if documents.is_empty() {
         content.flaws.push(Flaw::whole("the file has no ConfigMap and no Secret"));
     }
     for document in &documents {
+        for duplicate in &document.duplicates {
+            if content.unknown.len() < MAX_FAULTS {
+                let message = format!("{duplicate}; the last one counts");
+                content.unknown.push(Flaw { line: Some(duplicate.second), ..Flaw::whole(message) });
+            }
+        }
         let mut one = |prefix: String, value: &Value| {
             let mut report = Report { flaws: Vec::new(), unknown: Vec::new() };
             let object = object(value, exposed, &mut report);
@@ -267,7 +269,7 @@ fn values(
         let bytes = match value {
             Value::Null => Vec::new(),
             Value::String(text) if form == Form::Text => text.clone().into_bytes(),
-            Value::String(text) => match base64(text) {
+            Value::String(text) => match from_go_base64(text) {
                 Some(bytes) => bytes,
                 None => {
                     report.flaw(&path, "Invalid value: want base64");
@@ -282,12 +284,6 @@ fn values(
         found.insert(key.clone(), bytes);
     }
     found
-}
-
-/// Line breaks are ignored, as in Go.
-fn base64(text: &str) -> Option<Vec<u8>> {
-    let text: String = text.chars().filter(|letter| !matches!(letter, '\r' | '\n')).collect();
-    serde_json::from_value::<ByteString>(Value::String(text)).ok().map(|bytes| bytes.0)
 }
 
 #[cfg(test)]
@@ -305,7 +301,7 @@ mod tests {
 
     #[test]
     fn documents_and_lists_of_both_kinds_are_read() {
-        let text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {k: v, n: }\nbinaryData: {b: AP8=}\n---\n\
+        let text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {k: v, o: }\nbinaryData: {b: AP8=}\n---\n\
             {\"apiVersion\":\"v1\",\"kind\":\"List\",\"items\":[{\"apiVersion\":\"v1\",\"kind\":\"Secret\",\
             \"metadata\":{\"name\":\"a\",\"namespace\":\"n\",\"uid\":\"x\"},\"type\":\"t\",\"immutable\":true,\
             \"data\":{\"k\":\"aHVu\\ndGVy\",\"l\":\"eA==\"},\"stringData\":{\"l\":\"y\"}}]}\n";
@@ -313,7 +309,7 @@ mod tests {
         assert_eq!((content.flaws, content.unknown), (vec![], vec![]));
         let map = &content.objects[&Key::new(Kind::ConfigMap, "default", "a")];
         assert_eq!(
-            (map.get("k"), map.get("n"), map.get("b")),
+            (map.get("k"), map.get("o"), map.get("b")),
             (Some(&b"v"[..]), Some(&b""[..]), Some(&[0, 255][..]))
         );
         let secret = &content.objects[&Key::new(Kind::Secret, "n", "a")];
@@ -324,7 +320,7 @@ mod tests {
     #[test]
     fn faults_name_line_and_field_but_no_value() {
         let text = "apiVersion: v1\nkind: Secret\nmetadata:\n  name: s\ndata:\n  pw: 4711\n  key: hunter2!\n\
-            ---\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: UP\n  namespace: a.b\ndata:\n  a/b: x\n  n: [1]\ndate: 1\n\
+            ---\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: UP\n  namespace: a.b\ndata:\n  a/b: x\n  o: [1]\ndate: 1\n\
             ---\nkind: Pod\napiVersion: v1\n---\napiVersion: v2\nkind: ConfigMap\ndata: 7\nimmutable: 1\n";
         let found = flaws(text, None);
         let starts = [
@@ -333,7 +329,7 @@ mod tests {
             "12: metadata.name: Invalid value: \"UP\": a lowercase RFC 1123 subdomain",
             "13: metadata.namespace: Invalid value: \"a.b\": a lowercase RFC 1123 label",
             "15: data[a/b]: Invalid value: \"a/b\": a valid config key",
-            "16: data[n]: Invalid value: want a string, found a list",
+            "16: data[o]: Invalid value: want a string, found a list",
             "19: kind: Unsupported value: \"Pod\": supported values: \"ConfigMap\", \"Secret\"",
             "22: apiVersion: Unsupported value: supported values: \"v1\"",
             "22: metadata.name: Required value",

@@ -1,5 +1,6 @@
-// Command peer answers, line by line, how Go reads what coracle reads: request heads (net/http),
-// certificates (crypto/x509), quantities and strategic merge patches (k8s.io/apimachinery).
+// Command peer answers, line by line, how Go reads what coracle reads: heads of requests
+// (net/http), certificates (crypto/x509), YAML and JSON (sigs.k8s.io), quantities
+// and strategic merge patches (k8s.io/apimachinery).
 // A question and its answer are a JSON object each.
 package main
 
@@ -17,7 +18,7 @@ type question struct {
 	Data []byte `json:"data"`
 	// A quantity.
 	Text string `json:"text"`
-	// Certificates in DER, the client's own one first.
+	// Certificates in DER, the client's own one first; or JSON texts.
 	Chain [][]byte `json:"chain"`
 	// Certificates of the authorities in DER.
 	Roots [][]byte `json:"roots"`
@@ -32,6 +33,8 @@ type question struct {
 
 func main() {
 	answers := map[string]func(question) any{
+		"document": func(asked question) any { return document(asked.Data) },
+		"pods":     func(asked question) any { return samePod(asked.Chain) },
 		"head":     newHeads().read,
 		"subject":  subject,
 		"chain":    chain,
