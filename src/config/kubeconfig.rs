@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::load::{Problem, read_file};
 use super::yaml;
 use crate::model::kubeconfig::Kubeconfig;
+use crate::model::typed;
 
 /// Reads the file. Unknown keys are ignored, as upstream does.
 ///
@@ -20,11 +21,11 @@ pub fn load(file: &Path) -> Result<Kubeconfig, Problem> {
         message,
     };
     let bytes = read_file(file).map_err(|message| problem(&place, "", message))?;
-    let mut documents = yaml::parse_bytes(&bytes)
-        .map_err(|error| problem(&format!("{place}:{}", error.line), "", error.message))?
-        .into_iter();
     // Only the first document is used. A file without documents is an empty configuration.
-    let value = documents.next().map_or_else(|| serde_json::json!({}), |document| document.value);
+    let document = yaml::parse(&bytes)
+        .first()
+        .map_err(|error| problem(&format!("{place}:{}", error.line), "", error.message))?;
+    let value = document.map_or_else(|| serde_json::json!({}), |document| document.value);
     for (field, known) in [("kind", "Config"), ("apiVersion", "v1")] {
         let wrong = value.get(field).filter(|value| !value.is_null() && value.as_str() != Some(known));
         if let Some(Value::String(wrong)) = wrong.filter(|value| value.as_str() != Some("")) {
@@ -37,7 +38,8 @@ pub fn load(file: &Path) -> Result<Kubeconfig, Problem> {
 
 fn part<T: serde::de::DeserializeOwned>(value: &Value, pointer: &str) -> Result<T, ()> {
     let found = value.pointer(pointer).cloned().unwrap_or_default();
-    serde_json::from_value(found).map_err(drop)
+    // As in Go, null is an absent value, also in a list or where a field is required.
+    typed::decode(&found).map_err(drop)
 }
 
 /// Finds the invalid field, so that the error names it without its value.
@@ -94,9 +96,28 @@ mod tests {
     }
 
     #[test]
+    fn data_in_several_lines_are_read_in_every_field() {
+        let config = read(
+            "clusters:\n- name: a\n  cluster:\n    certificate-authority-data: |\n      aGVs\n      bG8=\n\
+             users:\n- name: b\n  user:\n    client-certificate-data: \"aGVs\\r\\nbG8=\\n\"\n    \
+             client-key-data: |-\n      aGVs\n\n      bG8=\n---\n- [\n",
+        )
+        .unwrap();
+        let user = config.users.unwrap()[0].user.clone().unwrap();
+        let cluster = config.clusters.unwrap()[0].cluster.clone().unwrap();
+        let data = [cluster.certificate_authority_data, user.client_certificate_data, user.client_key_data];
+        assert!(data.iter().all(|data| data.as_ref().unwrap().0 == b"hello"));
+        assert!(read("users:\n- user:\n    client-key-data: aGVs bG8=\n").is_err());
+    }
+
+    #[test]
     fn error_about_invalid_kubeconfig_has_no_secrets() {
         assert!(read("").unwrap().current_context.is_none());
         assert!(read("{\"clusters\": null, \"users\": []}").is_ok());
+        let sparse = read(
+            "clusters:\n- name:\n  cluster:\nusers:\n- name: a\n  user:\n    exec:\n      command: x\n      args: [~]\n      env: [{name: A, value: }]\n      provideClusterInfo:\ncontexts:\n- context: {cluster: , user: }\n",
+        );
+        assert_eq!(sparse.unwrap().clusters.unwrap()[0].name, "");
         for (text, expected) in [
             ("a: [", "F:1: "),
             ("kind: Pod", "F: kind: \"Pod\" is not \"Config\""),

@@ -2,7 +2,9 @@
 //! node, such as preferences and extensions, are left out.
 
 use k8s_openapi::ByteString;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
+
+use crate::util::encoding::from_go_base64;
 
 /// The file. Lists may be null.
 #[derive(Clone, Default, Deserialize)]
@@ -58,6 +60,13 @@ pub struct Context {
     pub user: String,
 }
 
+/// Base64 in one line or in several, as `base64` writes it.
+fn data<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<ByteString>, D::Error> {
+    let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
+    let bytes = from_go_base64(&text).ok_or_else(|| serde::de::Error::custom("no base64"))?;
+    Ok(Some(ByteString(bytes)))
+}
+
 /// A server.
 #[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
@@ -71,6 +80,7 @@ pub struct Cluster {
     /// A file with the certificates of its authorities.
     pub certificate_authority: Option<String>,
     /// The certificates of the authorities, in base64.
+    #[serde(deserialize_with = "data")]
     pub certificate_authority_data: Option<ByteString>,
     /// A proxy for the connection.
     pub proxy_url: Option<String>,
@@ -83,10 +93,12 @@ pub struct User {
     /// A file with our certificate.
     pub client_certificate: Option<String>,
     /// Our certificate, in base64.
+    #[serde(deserialize_with = "data")]
     pub client_certificate_data: Option<ByteString>,
     /// A file with our key.
     pub client_key: Option<String>,
     /// Our key, in base64.
+    #[serde(deserialize_with = "data")]
     pub client_key_data: Option<ByteString>,
     /// A bearer token.
     pub token: Option<String>,
