@@ -23,6 +23,7 @@ mod memory;
 mod patches;
 mod peer;
 mod quantities;
+mod responses;
 mod subjects;
 mod topology;
 

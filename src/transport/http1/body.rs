@@ -2,17 +2,23 @@
 
 use std::io::{self, BufRead, Read};
 
+use super::fields::Fields;
 use super::response::Malformed;
 
-/// The longest line with the size of the next chunk, or trailer; extensions included.
-const MAX_LINE_BYTES: u64 = 16 * 1024;
+/// The longest line with the size of the next chunk, extensions included, and the longest trailer
+/// (Go: the buffer of a connection of net/http).
+const MAX_LINE_BYTES: u64 = 4096;
+/// The limit of bytes beside the content: extensions, and lines of small chunks (Go:
+/// net/http/internal `chunkedReader`).
+const MAX_EXCESS: u64 = 16 * 1024;
+const MAX_TRAILERS: usize = 1000;
 /// The longest line of a chunk without extensions: eight digits and the line's end.
 const STRICT_LINE_BYTES: u64 = 10;
 
 /// How strictly chunks are parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Chunks {
-    /// Extensions and trailers are skipped, and lines may end in LF alone.
+    /// Extensions and trailers are skipped, as by Go's client.
     Lenient,
     /// Extensions, trailers and LF alone are errors.
     Strict,
@@ -24,6 +30,8 @@ pub enum Chunks {
 pub struct Framing {
     state: State,
     chunks: Chunks,
+    /// Bytes beside the content, less those that each chunk may have.
+    excess: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,17 +56,17 @@ impl Framing {
     /// A body of this number of bytes.
     pub fn length(bytes: u64) -> Framing {
         let state = if bytes == 0 { State::Done } else { State::Length(bytes) };
-        Framing { state, chunks: Chunks::Strict }
+        Framing { state, chunks: Chunks::Strict, excess: 0 }
     }
 
     /// A body in chunks.
     pub fn chunked(chunks: Chunks) -> Framing {
-        Framing { state: State::FirstChunk, chunks }
+        Framing { state: State::FirstChunk, chunks, excess: 0 }
     }
 
     /// A body that ends when the connection is closed.
     pub fn until_close() -> Framing {
-        Framing { state: State::Close, chunks: Chunks::Strict }
+        Framing { state: State::Close, chunks: Chunks::Strict, excess: 0 }
     }
 
     /// Whether all of the body was consumed.
@@ -143,21 +151,27 @@ impl Framing {
         let line = self.line(reader, limit)?;
         let digits = match self.chunks {
             Chunks::Strict => line.as_slice(),
-            Chunks::Lenient => line.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii(),
+            Chunks::Lenient => {
+                let blanks = line.iter().rev().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
+                let line = line.get(..line.len() - blanks).unwrap_or_default();
+                line.split(|byte| *byte == b';').next().unwrap_or_default()
+            }
         };
         let size = std::str::from_utf8(digits)
             .ok()
-            .filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()))
+            .filter(|text| text.len() <= 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit()))
             .and_then(|text| u64::from_str_radix(text, 16).ok())
             .ok_or_else(|| malformed("invalid byte in chunk length"))?;
         self.state = State::Chunk(size);
+        let allowed = size.saturating_mul(2).saturating_add(16);
+        self.excess = (self.excess + line.len() as u64 + 2).saturating_sub(allowed);
+        if self.excess > MAX_EXCESS {
+            return Err(malformed("chunked encoding contains too much non-data"));
+        }
         if size == 0 {
             match self.chunks {
                 Chunks::Strict => self.empty_line(reader)?,
-                Chunks::Lenient => {
-                    let mut trailers = reader.by_ref().take(MAX_LINE_BYTES);
-                    while !self.line(&mut trailers, MAX_LINE_BYTES)?.is_empty() {}
-                }
+                Chunks::Lenient => trailers(reader)?,
             }
             self.state = State::Done;
         }
@@ -181,10 +195,33 @@ impl Framing {
                 false => io::ErrorKind::UnexpectedEof.into(),
             });
         }
-        if line.pop_if(|last| *last == b'\r').is_none() && self.chunks == Chunks::Strict {
+        if line.pop_if(|last| *last == b'\r').is_none() || line.contains(&b'\r') {
             return Err(malformed("malformed chunked encoding"));
         }
         Ok(line)
+    }
+}
+
+/// Skips the fields after the last chunk, up to an empty line.
+fn trailers(reader: &mut impl BufRead) -> io::Result<()> {
+    let mut reader = reader.take(MAX_LINE_BYTES);
+    let mut lines = Vec::new();
+    loop {
+        let from = lines.len();
+        reader.read_until(b'\n', &mut lines)?;
+        match lines.get(from..).unwrap_or_default() {
+            b"\r\n" if from == 0 => return Ok(()),
+            b"\r\n" | b"\n" => break,
+            line if line.ends_with(b"\n") => {}
+            _ if reader.limit() == 0 => {
+                return Err(malformed("http: suspiciously long trailer after chunked body"));
+            }
+            _ => return Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+    match Fields::parse(&lines, MAX_TRAILERS) {
+        Ok(Some(_)) if lines.ends_with(b"\r\n\r\n") => Ok(()),
+        _ => Err(malformed("malformed trailer after chunked body")),
     }
 }
 

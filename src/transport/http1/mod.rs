@@ -2,8 +2,8 @@
 //! and clients alike (Go: net/http, net/textproto).
 //!
 //! The node API, the local socket, the upgrade to the runtime, probes, hooks, proxies, the API
-//! server's client and the local commands all use this codec. `httparse` splits heads into lines
-//! and fields; whatever a caller accepts beyond the grammar is decided here.
+//! server's client and the local commands all use this codec. `httparse` splits heads of requests
+//! into lines and fields; whatever a caller accepts beyond the grammar is decided here.
 //!
 //! - [`request`]: heads of requests, strict: a head that two readers could understand in two
 //!   ways is rejected.
@@ -21,12 +21,8 @@ pub mod target;
 pub mod writer;
 
 pub use body::Framing;
+pub use fields::is_token;
 pub use request::{RequestError, RequestHead};
 pub use response::{Malformed, ResponseHead};
 pub use target::Target;
 pub use writer::{Form, ResponseWriter};
-
-/// Whether a byte may be in a method or in a field's name (RFC 9110, section 5.6.2).
-pub fn is_token(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
-}

@@ -1,5 +1,5 @@
-// Command peer answers, line by line, how Go reads what coracle reads: heads of requests
-// (net/http), certificates (crypto/x509), YAML and JSON (sigs.k8s.io), quantities
+// Command peer answers, line by line, how Go reads what coracle reads: heads of requests, and
+// responses (net/http), certificates (crypto/x509), YAML and JSON (sigs.k8s.io), quantities
 // and strategic merge patches (k8s.io/apimachinery).
 // A question and its answer are a JSON object each.
 package main
@@ -35,6 +35,7 @@ func main() {
 	answers := map[string]func(question) any{
 		"document": func(asked question) any { return document(asked.Data) },
 		"pods":     func(asked question) any { return samePod(asked.Chain) },
+		"response": func(asked question) any { return response(asked.Data) },
 		"head":     newHeads().read,
 		"subject":  subject,
 		"chain":    chain,
