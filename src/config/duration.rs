@@ -16,6 +16,8 @@ pub struct NotADuration {
 }
 
 const SECOND: i64 = 1_000_000_000;
+/// The longest duration below zero, in nanoseconds without the sign.
+const LONGEST: i128 = 1 << 63;
 
 impl GoDuration {
     /// Zero.
@@ -78,12 +80,12 @@ fn parse(text: &str) -> Option<i64> {
         let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
         let (number, after) = rest.split_at(end);
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-        if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) || number.len() > 40 {
+        if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) {
             return None;
         }
         let unit_end = after.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(after.len());
         let (unit, next) = after.split_at(unit_end);
-        let nanos: i128 = match unit {
+        let nanos: i64 = match unit {
             "ns" => 1,
             "us" | "µs" | "μs" => 1_000,
             "ms" => 1_000_000,
@@ -93,17 +95,31 @@ fn parse(text: &str) -> Option<i64> {
             _ => return None,
         };
         if !whole.is_empty() {
-            total = total.checked_add(whole.parse::<i128>().ok()?.checked_mul(nanos)?)?;
+            total += i128::from(whole.parse::<u64>().ok()?) * i128::from(nanos);
         }
-        // Digits below a nanosecond are dropped, as Go does.
-        let mut place = nanos;
-        for digit in fraction.chars() {
-            place /= 10;
-            total = total.checked_add(i128::from(digit.to_digit(10)?).checked_mul(place)?)?;
+        total += i128::from(part_of(nanos, fraction));
+        if total > LONGEST {
+            return None;
         }
         rest = next;
     }
     i64::try_from(if negative { -total } else { total }).ok()
+}
+
+/// The part of a unit that digits after a point are, as Go computes it: digits that do not fit 63 bits
+/// have no effect, and the rest of a nanosecond is dropped.
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
+fn part_of(nanos: i64, fraction: &str) -> i64 {
+    let (mut value, mut scale) = (0_u64, 1.0_f64);
+    for digit in fraction.bytes().map(|byte| u64::from(byte.wrapping_sub(b'0'))) {
+        let next = value.saturating_mul(10).saturating_add(digit);
+        if value > i64::MAX.unsigned_abs() / 10 || next > 1 << 63 {
+            break;
+        }
+        value = next;
+        scale *= 10.0;
+    }
+    (value as f64 * (nanos as f64 / scale)) as i64
 }
 
 impl std::fmt::Display for GoDuration {

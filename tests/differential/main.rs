@@ -17,6 +17,7 @@ mod random;
 mod chains;
 mod cpus;
 mod documents;
+mod durations;
 mod gates;
 mod heads;
 mod memory;

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"reflect"
 	"strconv"
 
 	yamlv2 "go.yaml.in/yaml/v2"
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
@@ -56,4 +58,17 @@ func samePod(texts [][]byte) map[string]any {
 		}
 	}
 	return map[string]any{"ok": true, "same": reflect.DeepEqual(pods[0], pods[1])}
+}
+
+// A duration in a configuration, as it is written again.
+func duration(text string) map[string]any {
+	var value metav1.Duration
+	quoted, err := json.Marshal(text)
+	if err == nil {
+		err = json.Unmarshal(quoted, &value)
+	}
+	if err != nil {
+		return map[string]any{"error": err.Error()}
+	}
+	return map[string]any{"ok": true, "text": value.Duration.String()}
 }

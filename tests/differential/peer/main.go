@@ -1,5 +1,5 @@
 // Command peer answers, line by line, how Go reads what coracle reads: heads of requests, and
-// responses (net/http), certificates (crypto/x509), YAML and JSON (sigs.k8s.io), quantities
+// responses (net/http), certificates (crypto/x509), YAML and JSON (sigs.k8s.io), quantities, durations
 // and strategic merge patches (k8s.io/apimachinery).
 // A question and its answer are a JSON object each.
 package main
@@ -16,7 +16,7 @@ type question struct {
 	Ask string `json:"ask"`
 	// Bytes of a head, a certificate in DER.
 	Data []byte `json:"data"`
-	// A quantity.
+	// A quantity, a duration.
 	Text string `json:"text"`
 	// Certificates in DER, the client's own one first; or JSON texts.
 	Chain [][]byte `json:"chain"`
@@ -35,6 +35,7 @@ func main() {
 	answers := map[string]func(question) any{
 		"document": func(asked question) any { return document(asked.Data) },
 		"pods":     func(asked question) any { return samePod(asked.Chain) },
+		"duration": func(asked question) any { return duration(asked.Text) },
 		"response": func(asked question) any { return response(asked.Data) },
 		"head":     newHeads().read,
 		"subject":  subject,
