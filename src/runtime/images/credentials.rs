@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 use super::records::PullSecret;
 use crate::model::image_name::{normalized, repository};
@@ -43,18 +44,53 @@ impl fmt::Debug for Credential {
 }
 
 /// An entry in the format of files and programs.
-#[derive(Deserialize, Default)]
-#[serde(default)]
+#[derive(Default)]
 pub(super) struct Entry {
     username: String,
     password: String,
     auth: String,
 }
 
-#[derive(Deserialize)]
+/// The content of a `config.json`.
 pub(super) struct DockerConfig {
-    #[serde(default)]
     pub(super) auths: BTreeMap<String, Entry>,
+}
+
+/// A field as Go's decoder finds it: in any case of letters. `null` counts as absent.
+fn field<'v>(value: &'v Value, name: &str) -> Option<&'v Value> {
+    let fields = value.as_object()?;
+    let inexact = || fields.iter().find(|(own, _)| own.eq_ignore_ascii_case(name)).map(|(_, value)| value);
+    fields.get(name).or_else(inexact).filter(|value| !value.is_null())
+}
+
+impl<'de> Deserialize<'de> for Entry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        let text = |name: &str| -> Result<String, D::Error> {
+            match (&value, field(&value, name)) {
+                (Value::Object(_) | Value::Null, None) => Ok(String::new()),
+                (_, Some(Value::String(text))) => Ok(text.clone()),
+                // The value may be a secret.
+                _ => Err(serde::de::Error::custom("an entry has another type than Docker writes")),
+            }
+        };
+        Ok(Entry { username: text("username")?, password: text("password")?, auth: text("auth")? })
+    }
+}
+
+impl<'de> Deserialize<'de> for DockerConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        let wrong = || serde::de::Error::custom("want an object with auths");
+        if !value.is_object() {
+            return Err(wrong());
+        }
+        let auths = field(&value, "auths").cloned();
+        let auths = auths
+            .map(|auths| BTreeMap::<String, Entry>::deserialize(auths).map_err(|_| wrong()))
+            .transpose()?;
+        Ok(DockerConfig { auths: auths.unwrap_or_default() })
+    }
 }
 
 /// Credentials by key: host, port and path.
@@ -258,9 +294,10 @@ fn glob(pattern: &[u8], text: &[u8]) -> bool {
     pattern.iter().skip(at).all(|rest| *rest == b'*')
 }
 
-/// Base64, with or without padding; `None` for anything else or for what is no text.
+/// Base64, with or without padding and in one line or several; `None` for anything else or for what is
+/// no text.
 fn decode(text: &str) -> Option<String> {
-    let bytes = from_base64(text).filter(|bytes| !bytes.is_empty())?;
+    let bytes = from_base64(&text.replace(['\r', '\n'], "")).filter(|bytes| !bytes.is_empty())?;
     String::from_utf8(bytes).ok()
 }
 
@@ -326,6 +363,28 @@ mod tests {
             ("Invalid//name", vec![]),
         ] {
             assert_eq!(users(&index, image), expected, "{image}");
+        }
+    }
+
+    #[test]
+    fn docker_config_is_read_as_by_go() {
+        for text in [
+            r#"{"auths": {"r.example": {"auth": "dTpw", "email": "a@b", "identitytoken": null}}}"#,
+            r#"{"Auths": {"r.example": {"Auth": "dTpw", "username": null}}, "credHelpers": {}}"#,
+            r#"{"auths": {"r.example": {"auth": "dT\npw\r\n"}, "s.example": null, "t.example": {}}}"#,
+            r#"{"auths": null, "auths": {"r.example": {"username": "u", "password": "p"}}}"#,
+        ] {
+            let config: DockerConfig = serde_json::from_str(text).unwrap();
+            let found = lookup(&index(config.auths).unwrap(), "r.example/x");
+            assert_eq!(found.len(), 1, "{text}");
+            assert_eq!((found[0].username.as_str(), found[0].password.as_str()), ("u", "p"), "{text}");
+        }
+        assert!(serde_json::from_str::<DockerConfig>(r#"{"auths": null}"#).unwrap().auths.is_empty());
+        assert!(serde_json::from_str::<DockerConfig>("{}").unwrap().auths.is_empty());
+        for text in
+            ["[]", "null", r#"{"auths": 1}"#, r#"{"auths": {"r": []}}"#, r#"{"auths": {"r": {"auth": 1}}}"#]
+        {
+            assert!(serde_json::from_str::<DockerConfig>(text).is_err(), "{text}");
         }
     }
 
