@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use super::client::{CredentialSource, Issued};
 use super::secret::Secret;
 use crate::model::kubeconfig::{Cluster, Exec};
+use crate::model::typed;
 use crate::transport::api::{Breaker, Identity};
 use crate::util::child::{self, Limits};
 use crate::util::timers;
@@ -161,7 +162,7 @@ impl ExecPlugin {
 
     fn read(&self, stdout: &[u8]) -> Result<Response, String> {
         // The decoder's message may quote the output, and with it a token.
-        let printed: Printed = serde_json::from_slice(stdout).map_err(|error| {
+        let printed: Printed = typed::from_json(stdout).map_err(|error| {
             format!("decoding stdout: no ExecCredential (line {}, column {})", error.line(), error.column())
         })?;
         if printed.kind != "ExecCredential" {
@@ -315,6 +316,16 @@ mod tests {
         let issued = current(&plugin(dir.path(), &exec)).unwrap();
         let expected = Identity { certificate: b"C".to_vec(), key: b"K".to_vec() };
         assert_eq!((issued.token, issued.identity), (None, Some(expected)));
+    }
+
+    #[test]
+    fn output_with_null_and_repeated_fields_is_read_as_by_go() {
+        let body = format!(
+            "echo '{{\"kind\":null,\"kind\":\"ExecCredential\",\"apiVersion\":\"{V1}\",\"spec\":null,\
+             \"status\":{{\"token\":\"a\",\"clientKeyData\":null,\"token\":\"b\"}}}}'"
+        );
+        let (dir, exec) = script(&body);
+        assert_eq!(current(&plugin(dir.path(), &exec)).unwrap().token.unwrap().reveal(), "b");
     }
 
     #[test]

@@ -78,6 +78,19 @@ pub fn decode<T: de::DeserializeOwned>(value: &Value) -> Result<T, String> {
     })
 }
 
+/// Reads JSON as a `T` as Go does: null counts as absent, and of equal keys the last one counts.
+///
+/// # Errors
+/// With line and column. The message may quote a value.
+pub fn from_json<T: de::DeserializeOwned>(json: &[u8]) -> serde_json::Result<T> {
+    let value: Value = serde_json::from_slice(json)?;
+    match read(&value) {
+        Ok(typed) => Ok(typed.object),
+        // The strict decoder finds the place.
+        Err(_) => serde_json::from_slice(json),
+    }
+}
+
 /// Shortens a text that quotes its input for a log line, and keeps it on one line.
 pub fn clip(text: &str) -> String {
     let clean = |c: char| if c.is_control() { ' ' } else { c };

@@ -17,6 +17,7 @@ use crate::util::stop::StopToken;
 
 use super::credentials::{Credential, Entry, Index, full_repository, index, key_matches, lookup};
 use super::permits::Permits;
+use crate::model::typed;
 
 const LIMITS: Limits = Limits { time: Duration::from_secs(60), output_bytes: 1 << 20 };
 /// The bytes of a failing program's output that are logged.
@@ -190,7 +191,7 @@ impl Provider {
             return Err(ProviderError::Exit { status: output.status, stderr });
         }
         // The decoder's message may contain a part of the response, such as a password.
-        let response: Response = serde_json::from_slice(&output.stdout)
+        let response: Response = typed::from_json(&output.stdout)
             .map_err(|error| ProviderError::Decode { line: error.line(), column: error.column() })?;
         if response.kind != "CredentialProviderResponse" {
             return Err(ProviderError::Kind { actual: response.kind });
