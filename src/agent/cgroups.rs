@@ -17,6 +17,7 @@ use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::cri::{CgroupDriver, Class, RuntimeClient};
 use crate::pods::cgroups::{Open, OpenError, Settings};
 use crate::sync::clean::PlaceProcesses;
+use crate::util::cgroup_mounts::read_table;
 use crate::util::cpu_list;
 
 /// The bus of the system's services.
@@ -115,7 +116,7 @@ pub(super) fn place_processes(config: &KubeletConfiguration) -> Option<PlaceProc
         return None;
     }
     Some(Box::new(move || {
-        let mountinfo = match std::fs::read_to_string(MOUNTINFO) {
+        let mountinfo = match read_table(Path::new(MOUNTINFO)) {
             Ok(text) => text,
             Err(error) => return vec![format!("{MOUNTINFO}: {error}")],
         };
@@ -144,7 +145,7 @@ pub(super) fn open(config: &KubeletConfiguration, host: &Host, cri: RuntimeClien
         };
         let fatal = |error: &dyn std::fmt::Display| OpenError::Fatal(error.to_string());
         let layout = Layout::new(&root, driver).map_err(|error| fatal(&error))?;
-        let mountinfo = std::fs::read_to_string(MOUNTINFO).map_err(|error| fatal(&error))?;
+        let mountinfo = read_table(Path::new(MOUNTINFO)).map_err(|error| fatal(&error))?;
         Cgroups::new(layout, &mountinfo, Path::new(CGROUPS), page_sizes.clone(), SYSTEM_BUS)
             .map_err(|error| fatal(&error))
     })

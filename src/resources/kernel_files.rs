@@ -42,12 +42,12 @@ pub enum ResourceError {
     },
 }
 
+/// The text of a file. Names in it, such as those of mounts, may have any bytes.
 pub(super) fn read(path: &Path) -> Result<String, ResourceError> {
-    std::fs::read_to_string(path).map_err(|source| ResourceError::Io {
-        attempt: "read",
-        path: path.to_owned(),
-        source,
-    })
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(source) => Err(ResourceError::Io { attempt: "read", path: path.to_owned(), source }),
+    }
 }
 
 pub(super) fn list(path: &Path) -> Result<Vec<String>, ResourceError> {

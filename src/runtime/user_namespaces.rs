@@ -198,8 +198,10 @@ impl UserNamespaces {
             return Ok(known);
         }
         let default = Span { first: self.ids_per_pod, end: 1 << 32 };
-        let passwd = std::fs::read_to_string(&self.passwd).unwrap_or_default();
-        if !passwd.lines().any(|line| line.split(':').next() == Some(USER)) {
+        // Names of users may have any bytes.
+        let passwd = std::fs::read(&self.passwd).unwrap_or_default();
+        let is_user = |line: &[u8]| line.split(|byte| *byte == b':').next() == Some(USER.as_bytes());
+        if !passwd.split(|byte| *byte == b'\n').any(is_user) {
             return Ok(default);
         }
         let Some(users) = self.subordinate_ids(&[USER], stop)? else { return Ok(default) };
@@ -398,7 +400,10 @@ mod tests {
     fn span_of_the_kubelet_user_is_parsed_and_checked() {
         let dir = tempfile::tempdir().unwrap();
         let mut namespaces = namespaces(dir.path());
-        std::fs::write(dir.path().join("passwd"), "root:x:0:0\nkubelet:x:999:999\n").unwrap();
+        std::fs::write(dir.path().join("passwd"), b"r\xe9my:x:0:0\nkubelet:x:999:999\n").unwrap();
+        // The entry is found, so the program is asked.
+        namespaces.program = "/bin/false".into();
+        assert!(namespaces.find_span(&StopToken::never()).is_err());
         namespaces.program = "/no/such/program".into();
         assert_eq!(namespaces.find_span(&StopToken::never()).unwrap(), Span { first: UNIT, end: 1 << 32 });
         assert_eq!(parse_span("0: kubelet 131072 65536\n").unwrap(), Span { first: 131_072, end: 196_608 });

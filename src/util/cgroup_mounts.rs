@@ -1,4 +1,5 @@
-//! Where the hierarchies of cgroups are mounted, from `/proc/self/mountinfo` (pure).
+//! Where the hierarchies of cgroups are mounted, from `/proc/self/mountinfo`. Only [`read_table`] does
+//! I/O.
 
 use std::path::{Path, PathBuf};
 
@@ -34,6 +35,15 @@ pub struct Mounts {
     pub version: Version,
     /// Each once; with version 2 exactly one.
     pub hierarchies: Vec<Hierarchy>,
+}
+
+/// The text of a table of mounts, such as `/proc/self/mountinfo`. The names of mount points may have any
+/// bytes; those that are no UTF-8 are replaced.
+///
+/// # Errors
+/// Errors of reading the file.
+pub fn read_table(path: &Path) -> std::io::Result<String> {
+    std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Stands for the controllers of version 2 on a machine with version 1.
@@ -185,6 +195,16 @@ mod tests {
 
     fn line(point: &str, kind: &str, options: &str) -> String {
         format!("30 23 0:26 / {point} rw,nosuid shared:9 - {kind} {kind} rw,{options}\n")
+    }
+
+    #[test]
+    fn table_with_a_mount_point_that_is_no_text_is_read() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let disk = b"31 23 8:1 / /media/caf\xe9 rw - vfat /dev/sda1 rw\n".as_slice();
+        let table = [disk, line("/sys/fs/cgroup", "cgroup2", "").as_bytes()].concat();
+        std::fs::write(file.path(), table).unwrap();
+        let text = read_table(file.path()).unwrap();
+        assert_eq!(Mounts::parse(&text, Path::new("/sys/fs/cgroup")).unwrap().version, Version::V2);
     }
 
     fn check(text: &str, version: Version, expected: &[(&str, &str)]) {

@@ -12,6 +12,7 @@ use crate::cri::{self, CgroupDriver};
 use crate::resources::preflight::{self, CheckLine, Standing};
 use crate::server::NodeReport;
 use crate::sources;
+use crate::util::cgroup_mounts::read_table;
 use crate::util::error_chain::chain;
 
 use super::age;
@@ -152,7 +153,7 @@ fn cgroup_root(config: &KubeletConfiguration) -> Option<CheckLine> {
     }
     let check = || -> Result<(), CgroupError> {
         let layout = Layout::new(&config.cgroup_root, Driver::Cgroupfs)?;
-        let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let mountinfo = read_table(Path::new("/proc/self/mountinfo")).unwrap_or_default();
         Cgroups::new(layout, &mountinfo, Path::new("/sys/fs/cgroup"), Vec::new(), "")?.check_root()
     };
     let error = check().err()?;
