@@ -53,6 +53,14 @@ impl Amount {
         clamp(ceil_div(self.0, NANO / 1000))
     }
 
+    /// Rounded up to thousandths, as the resources of a pod are before it is validated (Go:
+    /// pkg/apis/core/v1 `SetDefaults_ResourceList`).
+    #[must_use]
+    pub fn rounded(self) -> Amount {
+        const MILLI: i128 = NANO / 1000;
+        Amount(ceil_div(self.0, MILLI).saturating_mul(MILLI))
+    }
+
     /// The rounded-up quotient of two amounts; a divisor of zero counts as one.
     #[must_use]
     pub fn divide(self, divisor: Amount) -> i64 {

@@ -38,8 +38,8 @@ pub(super) fn requirements(
         if limits.get(name) != Some(quantity) {
             one(name, quantity, level, &place, report);
         }
-        let Ok(request) = Amount::parse(&quantity.0) else { continue };
-        match limits.get(name).map(|limit| (limit, Amount::parse(&limit.0))) {
+        let Ok(request) = Amount::parse(&quantity.0).map(Amount::rounded) else { continue };
+        match limits.get(name).map(|limit| (limit, Amount::parse(&limit.0).map(Amount::rounded))) {
             Some((limit, Ok(most))) if request > most => {
                 let detail = format!("must be less than or equal to {name} limit of {}", limit.0);
                 report.invalid(&requests_path, &quantity.0, detail);

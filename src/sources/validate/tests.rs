@@ -308,6 +308,12 @@ fn faults_in_resources_are_reported_together() {
         json!({"resources": {"limits": {"hugepages-2Mi": "4Mi"}}}),
         &["resources: Forbidden: HugePages require cpu or memory"],
     );
+    // Both are rounded up to thousandths before they are compared.
+    container(json!({"resources": {"limits": {"cpu": "600u"}, "requests": {"cpu": "0.0009"}}}), &[]);
+    container(
+        json!({"resources": {"limits": {"cpu": "600u"}, "requests": {"cpu": "1001u"}}}),
+        &["resources.requests: Invalid value: \"1001u\": must be less than or equal to cpu limit of 600u"],
+    );
     container(
         json!({"resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}, {"resourceName": "cpu", "restartPolicy": "x"}]}),
         &[
