@@ -16,6 +16,8 @@ use crate::util::stop::StopToken;
 
 /// Drivers that can be registered. A node has a handful.
 const MAX_DRIVERS: usize = 128;
+/// Names of drivers that this process knows, also of removed ones: objects and metrics have them.
+const MAX_NAMES: usize = 1000;
 /// The longest name of a driver: the protocol allows 63 bytes.
 const MAX_NAME: usize = 128;
 /// The longest name of a node, in bytes: the protocol's limit.
@@ -46,6 +48,8 @@ struct Known {
     drivers: BTreeMap<String, RegisteredDriver>,
     /// Drivers that were deregistered since the start.
     removed: BTreeSet<String>,
+    /// All names since the start.
+    names: BTreeSet<String>,
     /// Drivers that have refused a volume because the node has no place for it.
     exhausted: BTreeSet<String>,
 }
@@ -120,6 +124,9 @@ impl Registry {
             None if known.drivers.len() >= MAX_DRIVERS => {
                 Err(format!("{failed} {MAX_DRIVERS} drivers are registered already"))
             }
+            _ if known.names.len() >= MAX_NAMES && !known.names.contains(name) => {
+                Err(format!("{failed} drivers with {MAX_NAMES} names have registered already"))
+            }
             _ => Ok(version),
         }
     }
@@ -146,6 +153,7 @@ impl Registry {
         {
             let mut known = self.known();
             known.removed.remove(name);
+            known.names.insert(name.to_owned());
             known.drivers.insert(name.to_owned(), entry);
         }
         let node = driver.info(stop).map_err(|error| error.to_string()).and_then(check_node);
@@ -315,6 +323,21 @@ mod tests {
         let error = registry.register("d", "/s", &v("1.2.0"), &stop).unwrap_err();
         assert!(error.contains("RegisterPlugin for CSI driver \"d\" failed. rpc error"), "{error}");
         assert!(registry.get("d").is_err());
+    }
+
+    #[test]
+    fn drivers_with_ever_new_names_are_refused() {
+        let (registry, _node) = registry();
+        let stop = StopToken::never();
+        for number in 0..MAX_NAMES {
+            let name = format!("d{number}");
+            registry.register(&name, "/s", &v("1.0.0"), &stop).unwrap();
+            registry.deregister(&name, "/s");
+        }
+        let error = registry.register("new", "/s", &v("1.0.0"), &stop).unwrap_err();
+        assert!(error.contains("1000 names have registered already"), "{error}");
+        registry.register("d7", "/s", &v("1.0.0"), &stop).unwrap();
+        assert_eq!(registry.nodes().1.len(), MAX_NAMES - 1);
     }
 
     #[test]
