@@ -1,7 +1,7 @@
 //! The parts that only a node of a cluster has: the client, the Node object, the lease, statuses and
 //! mirrors at the API server, and the objects that pods refer to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,8 @@ use crate::sync::shutdown::Flag;
 use crate::sync::view::Entry;
 use crate::util::mailbox::{Inbox, Post};
 use crate::util::threads::Running;
-use crate::volumes::kind::{AttachedVolumes, NodeLabels};
+use crate::volumes::kind::NodeLabels;
+use crate::volumes::{self, ShownVolumes, Volumes};
 
 /// The node's handles on its cluster; the threads are started later.
 pub(super) struct Cluster {
@@ -113,14 +114,27 @@ impl Cluster {
         NodeReader::new(&self.client, node_name, &self.node)
     }
 
-    /// The volumes that the controller has attached to this node.
-    pub(super) fn attached_volumes(&self) -> AttachedVolumes {
-        let node = self.node.clone();
-        Box::new(move || {
-            let node = node.object()?;
-            let attached = node.status.as_ref()?.volumes_attached.iter().flatten();
-            Some(attached.map(|volume| volume.name.clone()).collect())
-        })
+    /// Has volumes wait for the controller that attaches them. Pods that need not wait any longer are
+    /// woken through `wake`.
+    pub(super) fn attach(&self, volumes: &Arc<Volumes>, wake: Post<PodUid, ()>) {
+        let (node, health) = (self.node.clone(), self.health.clone());
+        volumes.agree_with(volumes::Controller {
+            shown: Box::new(move || {
+                let node = node.object()?;
+                let status = node.status.as_ref()?;
+                Some(ShownVolumes {
+                    in_use: status.volumes_in_use.iter().flatten().cloned().collect(),
+                    attached: status.volumes_attached.iter().flatten().map(|it| it.name.clone()).collect(),
+                })
+            }),
+            // If the bell is full, the thread wakes anyway.
+            changed: Box::new(move || {
+                let _ = health.try_send(());
+            }),
+            wake: Box::new(move |pod| wake.put(pod.clone(), ())),
+        });
+        let volumes = Arc::clone(volumes);
+        self.node.on_volumes(move || volumes.node_changed());
     }
 
     /// The labels of this node.
@@ -217,10 +231,7 @@ fn sensors(
             problems: Some(Arc::new(move || {
                 shutting_down.is_on().then(|| shutdown::NOT_READY.to_owned()).into_iter().collect()
             })),
-            volumes_in_use: {
-                let volumes = Arc::clone(&rooms.volumes);
-                Some(Arc::new(move || Some(volumes.in_use())))
-            },
+            volumes_in_use: Some(Arc::new(InUse(Arc::clone(&rooms.volumes)))),
             devices: {
                 let devices = rooms.devices.clone();
                 Some(Arc::new(move || devices.capacity()))
@@ -236,6 +247,19 @@ fn sensors(
         },
         listed: node::Listed::default(),
         certificates,
+    }
+}
+
+/// The volumes in use, for the node's status.
+struct InUse(Arc<Volumes>);
+
+impl node::VolumesInUse for InUse {
+    fn list(&self) -> (u64, Vec<String>) {
+        self.0.list_in_use()
+    }
+
+    fn stored(&self, number: u64, stored: &BTreeSet<String>) {
+        self.0.in_use_stored(number, stored);
     }
 }
 

@@ -123,7 +123,7 @@ pub(super) fn start(
     let (rooms, event_queue) = rooms::make(context, client.as_ref(), (pod_api, local), verdicts)?;
 
     if let Some(cluster) = cluster.as_ref().filter(|_| config.enable_controller_attach_detach) {
-        rooms.volumes.wait_for_attachment(cluster.attached_volumes());
+        cluster.attach(&rooms.volumes, rooms.wake.clone());
     }
 
     if let Some(cluster) = &cluster {

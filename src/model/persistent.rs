@@ -376,11 +376,12 @@ impl Spec {
     pub fn persistent(wanted: &ClaimName, claim: &Claim, volume: &PersistentVolume) -> Spec {
         let size = |capacity: &BTreeMap<String, Quantity>| capacity.get("storage").map(amount);
         let spec = &volume.spec;
+        let source = source_of(volume);
         Spec {
             name: volume.metadata.name.clone(),
-            source: source_of(volume),
             read_only: wanted.read_only,
-            mount_options: mount_options(volume),
+            mount_options: mount_options(volume, &source),
+            source,
             mode: spec.volume_mode,
             access_modes: access_modes(volume),
             is_single_pod: spec.access_modes.iter().any(|mode| mode == "ReadWriteOncePod"),
@@ -446,15 +447,16 @@ fn inline_csi(source: &CSIVolumeSource, namespace: &str) -> CsiVolumeSource {
     }
 }
 
-/// `spec.mountOptions`, or those of the older annotation, which takes precedence.
 /// The nodes that can have the volume; `None`: all, or what is there cannot be read.
 fn nodes(volume: &PersistentVolume) -> Option<NodeSelector> {
     let required = volume.spec.other.get("nodeAffinity")?.get("required")?;
     NodeSelector::deserialize(required).ok()
 }
 
-fn mount_options(volume: &PersistentVolume) -> Vec<String> {
-    match volume.metadata.annotations.get(MOUNT_OPTIONS) {
+/// `spec.mountOptions`, or those of the older annotation, which takes precedence except for CSI drivers.
+fn mount_options(volume: &PersistentVolume, source: &Source) -> Vec<String> {
+    let is_csi = matches!(source, Source::Csi(_));
+    match volume.metadata.annotations.get(MOUNT_OPTIONS).filter(|_| !is_csi) {
         Some(text) => text.split(',').filter(|one| !one.is_empty()).map(str::to_owned).collect(),
         None => volume.spec.mount_options.clone(),
     }

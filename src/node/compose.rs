@@ -105,6 +105,8 @@ pub struct Facts {
     pub pressures: Pressures,
     /// Attachable volumes in use; `None`: not known yet, the object's list stays.
     pub volumes_in_use: Option<Vec<String>>,
+    /// The number of this list.
+    pub volumes_number: u64,
     /// More reasons for not being ready, such as `node is shutting down`.
     pub problems: Vec<String>,
     /// Added to the message of the Ready condition, whatever its status.

@@ -72,6 +72,11 @@ impl Pace {
         self.refusals = 0;
     }
 
+    /// Another status is due within this time.
+    pub(super) fn within(&mut self, wait: Duration, now: Instant) {
+        self.next = self.next.min(now + wait);
+    }
+
     /// Registration failed.
     pub(super) fn refused(&mut self, now: Instant, unit: f64) {
         let doubled = FIRST_WAIT.saturating_mul(1_u32.checked_shl(self.refusals).unwrap_or(u32::MAX));

@@ -29,6 +29,15 @@ pub fn between(old: &Node, new: &Node) -> Option<Value> {
     (!patch.is_empty()).then_some(Value::Object(patch))
 }
 
+/// Has the server refuse the patch of `old` if the object has changed, if it replaces the list of
+/// volumes in use: a request that arrives late must not replace a newer list.
+pub(super) fn bind_volumes(patch: &mut Value, old: &Node) {
+    let has_list = patch.pointer("/status/volumesInUse").is_some();
+    if let Some(version) = old.metadata.resource_version.as_deref().filter(|_| has_list) {
+        patch["metadata"]["resourceVersion"] = json!(version);
+    }
+}
+
 /// As [`between`], without heartbeats: the changes that have to be sent immediately.
 pub(super) fn significant(old: &Node, new: &Node) -> Option<Value> {
     let mut quiet = new.clone();

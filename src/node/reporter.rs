@@ -1,7 +1,7 @@
 //! The `node` thread: registers the node, computes its status and writes changes.
 
-use std::collections::HashMap;
-use std::time::Instant;
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, select_biased};
 use jiff::Timestamp;
@@ -26,6 +26,8 @@ use crate::util::{threads, timers};
 
 /// Attempts to write a status in one turn; after these the next turn tries again.
 const TRIES: u32 = 5;
+/// The wait until a heartbeat differs from the last one: the API stores whole seconds.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// The state of the thread.
 pub(super) struct Reporter {
@@ -46,6 +48,9 @@ pub(super) struct Reporter {
     logged: HashMap<&'static str, String>,
     /// A change that the server accepted but did not store, such as an unknown field.
     ignored: Option<Value>,
+    /// A request may be on its way that was not answered, at a start one of an earlier agent. The next
+    /// one that is answered ends it: one of the two is refused.
+    is_open: bool,
     /// Why the last attempt found no addresses.
     no_addresses: Option<String>,
     pod_cidrs: String,
@@ -78,6 +83,7 @@ impl Reporter {
             uid: None,
             logged: HashMap::new(),
             ignored: None,
+            is_open: true,
             no_addresses: None,
             pod_cidrs: String::new(),
             unschedulable: false,
@@ -136,6 +142,10 @@ impl Reporter {
             }
         };
         self.pace.computed(ready, now, unit);
+        if ready.is_some() && self.is_open {
+            // The heartbeat of this second was written already.
+            self.pace.within(AGAIN, now);
+        }
         // Last, because it sends a request to the runtime.
         self.read_object(facts.health.is_usable());
     }
@@ -193,7 +203,10 @@ impl Reporter {
                 self.startup.registered(Timestamp::now());
                 self.uid = created.metadata.uid.clone();
                 (self.reconcile, self.resets_devices) = (false, false);
+                self.is_open = false;
+                let stored = volumes_in_use(&created);
                 self.watch.offer(created);
+                self.sensors.volumes_stored(facts.volumes_number, &stored);
                 self.sensors.registered();
                 self.pace.wrote(true, now, unit);
                 self.raise(news);
@@ -232,7 +245,7 @@ impl Reporter {
             if attempt == TRIES || matches!(error.kind, Kind::Stopping | Kind::NotFound) {
                 return Err(error);
             }
-            if attempt > 1 {
+            if attempt > 1 && error.kind != Kind::Conflict {
                 self.api.drop_connections();
             }
         }
@@ -262,17 +275,26 @@ impl Reporter {
         self.raise(news);
         let change = patch::significant(old, &new);
         let changed = change.is_some() && change != self.ignored;
-        if self.pace.must_write(changed, now)
-            && let Some(patch) = patch::between(old, &new)
+        if self.pace.must_write(changed || self.is_open, now)
+            && let Some(mut patch) = patch::between(old, &new)
         {
+            patch::bind_volumes(&mut patch, old);
+            self.is_open = true;
             let written = self.api.patch_status(&patch)?;
+            self.is_open = false;
             self.pace.wrote(changed, now, unit);
             // The server does not store the remaining differences: do not send them again.
             self.ignored = patch::significant(&written, &new);
             self.uid = written.metadata.uid.clone();
+            let stored = volumes_in_use(&written);
+            // First, so that no older object is read when the list counts.
             self.watch.offer(written);
+            self.sensors.volumes_stored(facts.volumes_number, &stored);
         } else {
             self.uid = old.metadata.uid.clone();
+            if !self.is_open {
+                self.sensors.volumes_stored(facts.volumes_number, &volumes_in_use(old));
+            }
         }
         (self.reconcile, self.resets_devices) = (false, false);
         if is_other {
@@ -352,6 +374,12 @@ impl Reporter {
             log::warn!("{error} ({} times)", self.failures);
         }
     }
+}
+
+/// `status.volumesInUse`.
+fn volumes_in_use(node: &Node) -> BTreeSet<String> {
+    let names = node.status.iter().flat_map(|status| status.volumes_in_use.iter().flatten());
+    names.cloned().collect()
 }
 
 fn is_ready(node: &Node) -> bool {

@@ -1,5 +1,6 @@
 //! The sources of the facts of a status.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,6 +39,8 @@ pub trait Sensors {
     /// # Errors
     /// Why there are none; the object then keeps its own.
     fn addresses(&self, settings: &Settings, known: &[NodeAddress]) -> Result<Vec<NodeAddress>, String>;
+    /// The volumes in use of the facts with this number are stored in the object, which has these.
+    fn volumes_stored(&self, number: u64, stored: &BTreeSet<String>);
     /// The cluster gave this node address ranges for its pods.
     ///
     /// # Errors
@@ -55,14 +58,23 @@ pub struct OtherRooms {
     pub pressures: Option<Arc<dyn Fn() -> Pressures + Send + Sync>>,
     /// More reasons for not being ready.
     pub problems: Option<Arc<dyn Fn() -> Vec<String> + Send + Sync>>,
-    /// Attachable volumes in use, once they are known.
-    pub volumes_in_use: Option<Arc<dyn Fn() -> Option<Vec<String>> + Send + Sync>>,
+    /// Attachable volumes in use.
+    pub volumes_in_use: Option<Arc<dyn VolumesInUse>>,
     /// The devices of plugins.
     pub devices: Option<Arc<dyn Fn() -> Capacity + Send + Sync>>,
     /// See [`Sensors::registered`].
     pub registered: Option<Arc<dyn Fn() + Send + Sync>>,
     /// Soft requirements that are not met.
     pub warnings: Vec<String>,
+}
+
+/// The volumes that controllers must not detach from this node.
+pub trait VolumesInUse: Send + Sync {
+    /// Their names, for a request, and the number of this list. Each list has a greater number.
+    fn list(&self) -> (u64, Vec<String>);
+    /// The request with this list was successful, or had nothing to write while no earlier request was
+    /// open. `stored`: the list in the object.
+    fn stored(&self, number: u64, stored: &BTreeSet<String>);
 }
 
 /// Adds devices to the capacity and to what pods may use. Of a resource without a plugin there are 0.
@@ -131,6 +143,7 @@ impl Sensors for Host {
         if let Some(devices) = &self.others.devices {
             add_devices(devices(), &mut all, &mut left);
         }
+        let volumes = self.others.volumes_in_use.as_ref().map(|volumes| volumes.list());
         Facts {
             settled: self.observe.runtime_features().is_some() && self.observe.last_relist().is_some(),
             allocatable: left,
@@ -145,7 +158,8 @@ impl Sensors for Host {
             health: self.observe.runtime_health(),
             images: self.images(Instant::now()),
             pressures: self.others.pressures.as_ref().map(|read| read()).unwrap_or_default(),
-            volumes_in_use: self.others.volumes_in_use.as_ref().and_then(|read| read()),
+            volumes_in_use: volumes.as_ref().map(|(_, names)| names.clone()),
+            volumes_number: volumes.map_or(0, |(number, _)| number),
             problems: self.others.problems.as_ref().map(|read| read()).unwrap_or_default(),
             warnings: self.others.warnings.clone(),
         }
@@ -157,6 +171,12 @@ impl Sensors for Host {
             certificates.set_addresses(found);
         }
         found
+    }
+
+    fn volumes_stored(&self, number: u64, stored: &BTreeSet<String>) {
+        if let Some(volumes) = &self.others.volumes_in_use {
+            volumes.stored(number, stored);
+        }
     }
 
     fn set_pod_cidrs(&self, cidrs: &str) -> Result<(), String> {

@@ -1,6 +1,6 @@
 //! Compares request bodies with the Go kubelet's, and tests the reporter with a fake server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -478,6 +478,10 @@ impl NodeApi for Handle {
                 return Err(Kind::NotFound);
             }
             let mut node = server.node.clone().ok_or(Kind::NotFound)?;
+            let wanted = patch.pointer("/metadata/resourceVersion");
+            if wanted.is_some_and(|wanted| *wanted != node["metadata"]["resourceVersion"]) {
+                return Err(Kind::Conflict);
+            }
             apply(node.as_object_mut().unwrap(), patch);
             server.patches.push(patch.clone());
             Ok(server.store(node))
@@ -495,6 +499,7 @@ struct Sent {
     cidrs: Vec<String>,
     cidr_fails: bool,
     registrations: u32,
+    stored: Vec<(u64, Vec<String>)>,
 }
 
 struct Fixed(Arc<Mutex<Sent>>);
@@ -508,6 +513,10 @@ impl Sensors for Fixed {
 
     fn addresses(&self, _: &Settings, _: &[NodeAddress]) -> Result<Vec<NodeAddress>, String> {
         Ok(addresses())
+    }
+
+    fn volumes_stored(&self, number: u64, stored: &BTreeSet<String>) {
+        self.0.lock().unwrap().stored.push((number, stored.iter().cloned().collect()));
     }
 
     fn set_pod_cidrs(&self, cidrs: &str) -> Result<(), String> {
@@ -811,4 +820,41 @@ fn pod_address_ranges_are_passed_to_the_runtime() {
     world.turn(10);
     assert_eq!(world.events(), ["NodeSchedulable"]);
     assert_eq!(world.sent.lock().unwrap().cidrs, ["10.1.0.0/24,fd00::/64", "10.1.0.0/24,fd00::/64"]);
+}
+
+#[test]
+fn list_of_volumes_is_written_at_once_and_counts_when_it_is_stored() {
+    let mut world = World::new(settings());
+    world.turn(0);
+    world.turn(1);
+    let list = |world: &World, number, names: &[&str]| {
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        world.facts(|facts| (facts.volumes_in_use, facts.volumes_number) = (Some(names), number));
+    };
+    let stored = |world: &World| std::mem::take(&mut world.sent.lock().unwrap().stored);
+    let v = || vec!["v".to_owned()];
+    stored(&world);
+    list(&world, 1, &["v"]);
+    assert_eq!(world.turn(1), ["patch"]);
+    assert_eq!(stored(&world), [(1, v())]);
+    let patch = world.server.0.lock().unwrap().patches.pop().unwrap();
+    assert!(patch.pointer("/metadata/resourceVersion").is_some(), "{patch}");
+    // Nothing has changed: the object of the watch has the list.
+    list(&world, 2, &["v"]);
+    assert!(world.turn(1).is_empty());
+    assert_eq!(stored(&world), [(2, v())]);
+    // Another client has changed the object: the list is written to the newest one.
+    world.server.edit(|node| node["status"]["volumesAttached"] = json!([{"name": "v", "devicePath": ""}]));
+    list(&world, 3, &["v", "w"]);
+    assert_eq!(world.turn(1), ["patch", "get", "patch"]);
+    assert_eq!(stored(&world), [(3, vec!["v".to_owned(), "w".to_owned()])]);
+    // The request may still arrive: no list counts before another request was answered.
+    list(&world, 4, &["w"]);
+    world.server.0.lock().unwrap().failures = vec![Kind::Other; 20];
+    world.turn(1);
+    world.server.0.lock().unwrap().failures.clear();
+    assert!(stored(&world).is_empty());
+    list(&world, 5, &["v", "w"]);
+    assert!(world.turn(1).contains(&"patch".to_owned()), "a heartbeat is enough");
+    assert_eq!(stored(&world), [(5, vec!["v".to_owned(), "w".to_owned()])]);
 }

@@ -17,7 +17,11 @@ struct State {
     object: Option<Arc<Node>>,
     synced: bool,
     bells: Vec<Sender<()>>,
+    hooks: Vec<Hook>,
 }
+
+/// Called when the volumes in use or the attached ones have changed.
+type Hook = Arc<dyn Fn() + Send + Sync>;
 
 impl NodeWatch {
     /// A watch without an object.
@@ -54,6 +58,12 @@ impl NodeWatch {
         ring
     }
 
+    /// Calls `hook` when the object's lists of volumes in use or of attached volumes have changed, on
+    /// the thread that received the object. The hook must not block.
+    pub fn on_volumes(&self, hook: impl Fn() + Send + Sync + 'static) {
+        self.lock().hooks.push(Arc::new(hook));
+    }
+
     /// Whether the watch has found that the object does not exist.
     pub(super) fn is_absent(&self) -> bool {
         let state = self.lock();
@@ -64,6 +74,7 @@ impl NodeWatch {
     /// from a backup has smaller versions.
     pub(super) fn replaced(&self, nodes: Vec<Node>) {
         let mut state = self.lock();
+        let before = state.object.clone();
         let first = !state.synced;
         let mut news = first;
         if nodes.is_empty() {
@@ -77,29 +88,47 @@ impl NodeWatch {
         if news {
             state.ring();
         }
+        call(state, before.as_deref());
     }
 
     /// Stores an object unless a newer one is stored.
     pub(super) fn offer(&self, node: Node) {
         let mut state = self.lock();
+        let before = state.object.clone();
         let is_late = state.object.as_deref().is_some_and(|old| version(old) > version(&node));
         if !is_late && state.store(node) {
             state.ring();
         }
+        call(state, before.as_deref());
     }
 
     /// Removes the object, unless it has another UID now.
     pub(super) fn removed(&self, uid: Option<&str>) {
         let mut state = self.lock();
         if state.object.as_ref().is_some_and(|object| object.metadata.uid.as_deref() == uid) {
-            state.object = None;
+            let before = state.object.take();
             state.ring();
+            call(state, before.as_deref());
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Calls the hooks, without the lock, if the volumes have changed.
+fn call(state: MutexGuard<'_, State>, before: Option<&Node>) {
+    let is_same = match (before.and_then(|it| it.status.as_ref()), state.object.as_ref()) {
+        (Some(old), Some(new)) => new.status.as_ref().is_some_and(|new| {
+            (&old.volumes_in_use, &old.volumes_attached) == (&new.volumes_in_use, &new.volumes_attached)
+        }),
+        (None, None) => true,
+        _ => false,
+    };
+    let hooks = if is_same { Vec::new() } else { state.hooks.clone() };
+    drop(state);
+    hooks.iter().for_each(|hook| hook());
 }
 
 impl State {
@@ -200,6 +229,36 @@ mod tests {
         assert_eq!(known.recv(), Ok(true));
         watch.replaced(vec![large]);
         assert_eq!(known.recv(), Ok(true));
+    }
+
+    #[test]
+    fn changed_lists_of_volumes_are_reported_and_nothing_else() {
+        let watch = NodeWatch::new();
+        let (called, calls) = crossbeam_channel::unbounded();
+        let reader = watch.clone();
+        watch.on_volumes(move || called.send(reader.object().is_some()).unwrap());
+        let with = |version: &str, in_use: &[&str], attached: &[&str]| {
+            let mut node = node("u", version, "x");
+            let status = node.status.as_mut().unwrap();
+            status.volumes_in_use = Some(in_use.iter().map(|name| (*name).to_owned()).collect());
+            let attached = attached.iter().map(|name| json!({"name": name, "devicePath": ""}));
+            let attached: Vec<serde_json::Value> = attached.collect();
+            status.volumes_attached = serde_json::from_value(json!(attached)).unwrap();
+            node
+        };
+        let calls = || calls.try_iter().collect::<Vec<bool>>();
+        watch.offer(with("1", &[], &[]));
+        assert_eq!(calls(), [true]);
+        watch.offer(with("2", &[], &[]));
+        assert!(calls().is_empty());
+        watch.offer(with("3", &["v"], &[]));
+        watch.offer(with("2", &["late"], &[]));
+        watch.replaced(vec![with("4", &["v"], &["v"])]);
+        assert_eq!(calls(), [true, true]);
+        watch.removed(Some("u"));
+        assert_eq!(calls(), [false]);
+        watch.replaced(Vec::new());
+        assert!(calls().is_empty());
     }
 
     #[test]

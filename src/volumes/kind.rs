@@ -24,11 +24,6 @@ pub trait VolumeKind: Send + Sync {
     /// what `node.status.volumesInUse` contains.
     fn unique_name(&self) -> String;
 
-    /// Whether the volume must be in `node.status.volumesAttached` before its set-up.
-    fn must_be_attached(&self) -> bool {
-        false
-    }
-
     /// Whether [`VolumeKind::set_up`] must be called again at each sync of the pod.
     fn requires_remount(&self) -> bool {
         false
@@ -61,9 +56,6 @@ pub trait CsiVolumes: Send + Sync {
     /// When the pod cannot have the volume.
     fn kind(&self, pod: &Pod, volume: &str, spec: &Spec) -> Result<Box<dyn VolumeKind>, VolumeError>;
 }
-
-/// The names in `status.volumesAttached` of this node's object; `None`: the object is not known.
-pub type AttachedVolumes = Box<dyn Fn() -> Option<Vec<String>> + Send + Sync>;
 
 /// The labels of this node's object; `None`: the object is not known.
 pub type NodeLabels = Box<dyn Fn() -> Option<BTreeMap<String, String>> + Send + Sync>;

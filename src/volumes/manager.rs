@@ -1,6 +1,6 @@
 //! The state that all operations on volumes share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,12 +14,13 @@ use crate::model::mount::MountedVolume;
 use crate::util::error_chain::chain;
 
 use super::actual::Actual;
+use super::attachment::{Attachments, Controller};
 use super::csi::{
     self, Cluster, Csi, CsiSettings, FileContext, KernelMounter, NoCluster, OfPod, PodCluster, Registry,
     VisitSettings, Visits,
 };
 use super::error::VolumeError;
-use super::kind::{AttachedVolumes, NodeLabels};
+use super::kind::NodeLabels;
 use super::operations::{Operation, Operations};
 use super::orphans::Orphans;
 use super::persistent::Kinds;
@@ -69,6 +70,8 @@ pub struct Volumes {
     pub(super) kinds: Arc<Kinds>,
     /// Volumes of CSI drivers.
     pub(super) csi: Arc<Csi>,
+    /// What the controller that attaches volumes knows.
+    attachments: Arc<Attachments>,
     /// Why the volumes of a pod cannot be removed, since when.
     failures: Mutex<BTreeMap<PodUid, (String, Instant)>>,
     /// When the next clean-up of devices is due: at the start, after the end of a pod, and some time
@@ -126,17 +129,22 @@ impl Volumes {
             root_dir: settings.root_dir.clone(),
             node_name: settings.node.clone(),
             selinux: FileContext::read(Path::new("/")),
+            events: deps.events.clone(),
         };
         let mounter = Arc::new(KernelMounter::new(&settings.root_dir));
-        let csi = Arc::new(Csi::new(csi_settings, Arc::new(drivers), cluster, mounter));
+        let attachments = Arc::<Attachments>::default();
+        let shared = Arc::clone(&attachments);
+        let csi = Arc::new(Csi::new(csi_settings, Arc::new(drivers), cluster, mounter, shared));
         let kinds = Kinds::new(
             (&settings.root_dir, &settings.plugin_dir),
             &settings.node,
             deps.api.clone(),
             deps.events.clone(),
+            Arc::clone(&attachments),
         );
         let operations = Operations::default();
         let memory = u64::try_from(settings.allocatable.memory.units()).unwrap_or_default();
+        kinds.keep_users(csi.persistent());
         Volumes {
             settings,
             events: deps.events,
@@ -148,6 +156,7 @@ impl Volumes {
             kinds: Arc::new(kinds.with_operations(&operations).with_csi(Arc::new(Arc::clone(&csi)))),
             operations,
             csi,
+            attachments,
             failures: Mutex::default(),
             sweep_at: Mutex::new(Some(Instant::now())),
             unreleased: Arc::default(),
@@ -162,18 +171,35 @@ impl Volumes {
         self.csi.registry()
     }
 
-    /// The volumes that pods use and that a controller may detach, for `node.status.volumesInUse`.
+    /// The volumes that a controller must not detach: those that pods want or use, and those that are
+    /// not released yet.
     #[must_use]
     pub fn in_use(&self) -> Vec<String> {
-        let mut names = self.csi.in_use();
-        names.extend(self.kinds.in_use());
-        names
+        self.attachments.in_use()
     }
 
-    /// From now on volumes of iSCSI and FC are set up only once the node's object shows that the
-    /// controller has attached them.
-    pub fn wait_for_attachment(&self, attached: AttachedVolumes) {
-        self.kinds.wait_for_attachment(attached);
+    /// As [`Volumes::in_use`], for a request that writes `node.status.volumesInUse`, with the number
+    /// of the list. Each list has a greater one.
+    #[must_use]
+    pub fn list_in_use(&self) -> (u64, Vec<String>) {
+        self.attachments.list()
+    }
+
+    /// The request with this list has succeeded, or needed not be sent while no earlier one was open.
+    /// `stored`: the list in the object.
+    pub fn in_use_stored(&self, number: u64, stored: &BTreeSet<String>) {
+        self.attachments.stored(number, stored);
+    }
+
+    /// The node's object has changed.
+    pub fn node_changed(&self) {
+        self.attachments.node_changed();
+    }
+
+    /// From now on volumes that this controller attaches are mounted only once the node's object
+    /// shows that they are in use and attached.
+    pub fn agree_with(&self, controller: Controller) {
+        self.attachments.agree_with(controller);
     }
 
     /// From now on volumes whose node affinity does not match these labels are refused.

@@ -20,6 +20,7 @@
 
 mod actual;
 mod atomic_writer;
+mod attachment;
 mod config_map;
 pub mod csi;
 mod downward_api;
@@ -49,6 +50,7 @@ mod sub_path;
 mod teardown;
 mod unmount;
 
+pub use attachment::{Controller, Shown as ShownVolumes, Wait};
 pub use error::{ToolError, VolumeError};
 pub use manager::{Deps, Lingering, Settings, Slow, Volumes};
 pub use orphans::OrphanReport;

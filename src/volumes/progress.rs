@@ -98,6 +98,14 @@ impl Progress {
         (known.error, known.plugin, known.place) = (None, plugin, place);
     }
 
+    /// The set-up waits for this, and has not failed.
+    pub(super) fn waits(&mut self, uid: &PodUid, volume: &str, cause: &str, now: Instant) {
+        self.begins(uid, volume, now);
+        if let Some(known) = self.pods.get_mut(uid).and_then(|volumes| volumes.get_mut(volume)) {
+            known.error = Some(clip(cause));
+        }
+    }
+
     /// The set-up, or an update of the files of a mounted volume, has failed.
     pub(super) fn failed(&mut self, uid: &PodUid, volume: &str, cause: &str, now: Instant) {
         let volumes = self.pods.entry(uid.clone()).or_default();

@@ -17,6 +17,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
 use super::actual::{Exceeded, MAX_MEMORY, Size};
 use super::atomic_writer::Payload;
+use super::attachment::Wait;
 use super::error::VolumeError;
 use super::files::Site;
 use super::kind::Phase;
@@ -595,6 +596,10 @@ impl<'a> SetUp<'a> {
                 Ok(Outcome::Ready)
             }
             Err(VolumeError::Stopping) => Err(VolumeError::Stopping),
+            Err(VolumeError::AwaitsAttachment(wait)) => {
+                self.await_attachment(index, &wait);
+                Ok(Outcome::Hopeless)
+            }
             Err(error) if wanted.volume.host_path.is_some() && error.may_pass() => {
                 wanted.state = State::Waiting(Some(error));
                 Ok(Outcome::Failed)
@@ -604,6 +609,23 @@ impl<'a> SetUp<'a> {
                 Ok(Outcome::Hopeless)
             }
         }
+    }
+
+    /// The volume waits for the controller; the pod is woken when it may be mounted. There is no
+    /// back-off, and an event only if it takes as long as a pod of the Go kubelet waits at once.
+    fn await_attachment(&mut self, index: usize, wait: &Wait) {
+        let Some(wanted) = self.wanted.get_mut(index) else { return };
+        let (uid, name) = (self.site.pod.uid(), &wanted.volume.name);
+        let cause = wait.to_string();
+        if wait.is_overdue {
+            let message = format!(
+                "Unable to attach or mount volumes: unmounted volumes=[{name}], unattached volumes=[{name}], \
+                 failed to process volumes=[]: {cause}"
+            );
+            self.volumes.events.warning(self.site.pod, reasons::FAILED_MOUNT, message);
+        }
+        self.volumes.progress().waits(uid, name, &cause, Instant::now());
+        wanted.state = State::Failed { until: wait.report_at, cause };
     }
 
     fn fail(&mut self, index: usize, error: &VolumeError) {

@@ -14,7 +14,7 @@ use super::mounter::unmount_all;
 use super::names;
 use super::rebuild;
 use super::record::{Look, Record};
-use super::remove::{remove_empty, remove_published, remove_record};
+use super::remove::{released, remove_empty, remove_published, remove_record};
 use super::request::Wanted;
 use super::stage::make_dirs;
 use super::volume::{At, Csi, text};
@@ -51,9 +51,9 @@ impl Csi {
         let place = wanted.place();
         let link = self.layout.of_pod(&place)?;
         let files = self.files(&wanted.spec_name)?;
-        let at = self.prepare(wanted, stop)?;
+        let is_mapped = self.is_mount_point(&files.dev.join(place.pod.as_str()));
+        let at = self.begin(wanted, is_mapped, stop)?;
         let name = wanted.unique_name();
-        self.enter(wanted, &at);
         make_dirs(&files.data, "make directory")?;
         self.record(wanted, None).write(&files.data).map_err(io("write the record in", &files.data))?;
         if self.users().label(&name).is_none() {
@@ -146,7 +146,11 @@ impl Csi {
             Look::Record(record) => Some(names::unique_name(&record.driver_name, &record.volume_handle)),
             Look::Missing | Look::Damaged(_) => self.users().name_at(place),
         };
-        let Some(name) = name else { return self.unlink(&files, &place.pod, &link) };
+        let Some(name) = name else {
+            self.unlink(&files, &place.pod, &link)?;
+            self.users().gone(place);
+            return Ok(());
+        };
         let _turn = self.turn(&name, stop)?;
         if let Look::Record(record) = Record::read(&files.data) {
             // The mount holds the device, and must go before the driver takes the device away.
@@ -155,7 +159,7 @@ impl Csi {
         }
         self.unlink(&files, &place.pod, &link)?;
         let is_last = self.users().remove(&name, place);
-        if is_last { self.release_block(&place.spec_name, &name, stop) } else { Ok(()) }
+        released(if is_last { self.release_block(&place.spec_name, &name, stop) } else { Ok(()) })
     }
 
     /// Removes the mount of the device for one pod.
@@ -181,7 +185,7 @@ impl Csi {
             self.call_unstage(&record, &files.staging, stop)?;
         }
         self.clear_block(&files)?;
-        self.users().unstaged(name);
+        self.change(|users| users.unstaged(name));
         Ok(())
     }
 
@@ -221,11 +225,11 @@ impl Csi {
             };
         };
         let name = names::unique_name(&record.driver_name, &record.volume_handle);
-        if self.users().is_used(&name) {
+        if self.users().may_be_used(&name) {
             return Ok(());
         }
         let _turn = self.turn(&name, stop)?;
-        if self.users().is_used(&name) { Ok(()) } else { self.release_block(spec_name, &name, stop) }
+        if self.users().may_be_used(&name) { Ok(()) } else { self.release_block(spec_name, &name, stop) }
     }
 }
 

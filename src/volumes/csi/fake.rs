@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::super::attachment::Attachments;
 use super::cluster::{Cluster, ClusterError, TokenText};
 use super::driver::{
     Abilities, Code, Driver, DriverError, DriverNode, Expand, Publish, Secrets, Stage, Usage, VolumeStats,
@@ -14,6 +15,7 @@ use super::mounter::Mounter;
 use super::registry::Registry;
 use super::request::PodFacts;
 use super::volume::{Csi, CsiSettings};
+use crate::model::event::EventSink;
 use crate::model::storage::{
     AttachmentMeta, CsiDriver, SecretReference, VolumeAttachment, VolumeAttachmentStatus,
 };
@@ -56,6 +58,8 @@ struct Inner {
     violations: Vec<String>,
     abilities: Abilities,
     max_volumes: i64,
+    /// Dropped by the next publication.
+    dropped: Option<Box<dyn std::any::Any + Send>>,
     /// The agent is killed at this step, counted down.
     kill_in: Option<usize>,
 }
@@ -101,6 +105,11 @@ impl FakeNode {
 
     pub(super) fn set_max_volumes(&self, count: i64) {
         self.inner().max_volumes = count;
+    }
+
+    /// The next publication drops this.
+    pub(super) fn drop_at_publish(&self, what: impl std::any::Any + Send) {
+        self.inner().dropped = Some(Box::new(what));
     }
 
     pub(super) fn kill_in(&self, steps: Option<usize>) {
@@ -256,6 +265,7 @@ impl Driver for FakeDriver {
     fn publish(&self, request: &Publish, stop: &StopToken) -> Result<(), DriverError> {
         self.0.call("publish", &request.volume, stop, |inner| {
             inner.publishes.push(request.clone());
+            inner.dropped = None;
             if !request.staging_path.is_empty()
                 && inner.staged.get(&request.volume) != Some(&request.staging_path)
             {
@@ -316,6 +326,10 @@ impl Mounter for FakeMounter {
     fn is_mount_point(&self, path: &Path) -> io::Result<bool> {
         self.0.step();
         Ok(self.0.inner().mounts.iter().any(|mount| mount == path))
+    }
+
+    fn has_labels(&self, _: &Path) -> io::Result<bool> {
+        Ok(true)
     }
 
     fn unmount(&self, path: &Path) -> io::Result<()> {
@@ -401,14 +415,14 @@ impl FakeAgent {
     pub(super) fn new() -> FakeAgent {
         let root = tempfile::tempdir().unwrap();
         let (node, cluster) = (FakeNode::new(), FakeCluster::new());
-        let csi = start(root.path(), &node, &cluster);
+        let csi = start(root.path(), &node, &cluster, Arc::default());
         node.calls();
         FakeAgent { root, node, cluster, csi }
     }
 
     /// Drops all state that is not on the disk.
     pub(super) fn restart(&mut self) {
-        self.csi = start(self.root.path(), &self.node, &self.cluster);
+        self.csi = start(self.root.path(), &self.node, &self.cluster, Arc::default());
         self.node.calls();
     }
 
@@ -438,11 +452,17 @@ impl FakeAgent {
     }
 }
 
-fn start(root: &Path, node: &Arc<FakeNode>, cluster: &Arc<FakeCluster>) -> Arc<Csi> {
+fn start(
+    root: &Path,
+    node: &Arc<FakeNode>,
+    cluster: &Arc<FakeCluster>,
+    attachments: Arc<Attachments>,
+) -> Arc<Csi> {
     let driver = node.driver();
     let registry = Registry::new(move |_, _| Ok(Arc::clone(&driver)));
     registry.register(DRIVER, "/s", &["1.0.0".to_owned()], &StopToken::never()).unwrap();
-    let settings = CsiSettings { root_dir: root.to_owned(), node_name: "n1".to_owned(), selinux: None };
+    let settings = CsiSettings { root_dir: root.to_owned(), node_name: "n1".to_owned(), selinux: None, events: EventSink::new().0 };
     let mounter = Arc::new(FakeMounter(Arc::clone(node)));
-    Arc::new(Csi::new(settings, Arc::new(registry), Arc::clone(cluster) as Arc<dyn Cluster>, mounter))
+    let cluster = Arc::clone(cluster) as Arc<dyn Cluster>;
+    Arc::new(Csi::new(settings, Arc::new(registry), cluster, mounter, attachments))
 }

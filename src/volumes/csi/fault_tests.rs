@@ -90,6 +90,10 @@ fn each_method_may_fail_in_each_way_at_each_step() {
                             let is_done = run(&agent, &volumes, step);
                             // Not each step calls each method.
                             agent.node.forget_faults();
+                            if is_done {
+                                // A volume that is still staged does not keep its pod.
+                                agent.csi.release_unused(&StopToken::never()).unwrap();
+                            }
                             if is_given_up && let (false, Step::Up(pod)) = (is_done, step) {
                                 // The pod is deleted before its volume is ready.
                                 settle(&agent, &volumes, &wanted_after(number), &what);

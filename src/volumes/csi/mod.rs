@@ -27,6 +27,8 @@ mod fake;
 #[cfg(test)]
 mod fault_tests;
 mod measure;
+#[cfg(test)]
+mod model_tests;
 mod mounter;
 mod names;
 mod node_info;

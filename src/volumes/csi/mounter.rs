@@ -19,6 +19,12 @@ pub trait Mounter: Send + Sync {
     /// When the mount table cannot be read.
     fn is_mount_point(&self, path: &Path) -> io::Result<bool>;
 
+    /// Whether files of what is mounted at this path can have SELinux labels.
+    ///
+    /// # Errors
+    /// When the mount table cannot be read, or nothing is mounted there.
+    fn has_labels(&self, path: &Path) -> io::Result<bool>;
+
     /// Unmounts what is mounted at this path last. A link is not followed.
     ///
     /// # Errors
@@ -65,6 +71,12 @@ impl Mounter for KernelMounter {
         Ok(table.contains(&path))
     }
 
+    fn has_labels(&self, path: &Path) -> io::Result<bool> {
+        let table = std::fs::read("/proc/self/mountinfo")?;
+        labelled(&String::from_utf8_lossy(&table), path)
+            .ok_or_else(|| io::Error::other(format!("nothing is mounted at {}", path.display())))
+    }
+
     fn unmount(&self, path: &Path) -> io::Result<()> {
         let (top, path) = paths::real(&self.top, path);
         Ok(mounts::unmount_in(&top, &path, UnmountFlags::empty())?)
@@ -80,5 +92,42 @@ impl Mounter for KernelMounter {
         )?;
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
         Ok(rustix::mount::move_mount(&tree, "", CWD, to, flags)?)
+    }
+}
+
+/// Whether the mount with this path, the last one if there are several, has the option of file systems
+/// with labels.
+fn labelled(table: &str, path: &Path) -> Option<bool> {
+    let path = PathBuf::from(escaped(path.to_str()?));
+    // A driver may publish something else than a mount: that of a directory above counts.
+    let above = |line: &&str| line.split(' ').nth(4).is_some_and(|point| path.starts_with(point));
+    let line = table.lines().filter(above).max_by_key(|line| line.split(' ').nth(4).map(str::len))?;
+    let (own, of_file_system) = line.split_once(" - ")?;
+    let options = [own.split(' ').nth(5)?, of_file_system.split(' ').nth(2).unwrap_or_default()];
+    Some(options.iter().flat_map(|list| list.split(',')).any(|one| one == "seclabel"))
+}
+
+/// A path as the table has it.
+fn escaped(path: &str) -> String {
+    path.replace('\\', "\\134").replace(' ', "\\040").replace('\t', "\\011").replace('\n', "\\012")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_systems_with_labels_are_known_by_their_option() {
+        let table = "22 1 8:1 / /r/a rw shared:1 - ext4 /dev/sda rw,seclabel\n\
+                     23 1 8:1 / /r/b\\040c rw,seclabel - xfs /dev/sdb rw\n\
+                     24 1 0:5 / /r/n rw - nfs4 s:/x rw,hard\n\
+                     25 1 8:1 / /r/n rw - ext4 /dev/sda rw,seclabel\n\
+                     26 1 0:5 / /r/a rw - nfs4 s:/x rw,noseclabel\n";
+        for (path, expected) in
+            [("/r/a", Some(false)), ("/r/b c/d", Some(true)), ("/r/n", Some(true)), ("/r", None)]
+        {
+            assert_eq!(labelled(table, Path::new(path)), expected, "{path}");
+        }
+        KernelMounter::new(Path::new("/")).has_labels(Path::new("/no/mount")).unwrap();
     }
 }

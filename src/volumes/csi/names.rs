@@ -33,6 +33,11 @@ pub(super) fn unique_name(driver: &str, handle: &str) -> String {
     format!("{PLUGIN}/{driver}^{handle}")
 }
 
+/// The driver and the handle of a unique name.
+pub(super) fn parts(name: &str) -> Option<(&str, &str)> {
+    name.strip_prefix(PLUGIN)?.strip_prefix('/')?.split_once('^')
+}
+
 /// What the names of all volumes of a driver begin with.
 pub(super) fn unique_prefix(driver: &str) -> String {
     unique_name(driver, "")

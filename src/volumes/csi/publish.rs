@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Phase, Ready};
@@ -15,6 +16,8 @@ use super::record::Record;
 use super::request::{TOKENS, Wanted};
 use super::stage::make_dirs;
 use super::volume::{At, Csi, text};
+use crate::model::event::{EventType, Regarding};
+use crate::model::reasons;
 use crate::util::stop::StopToken;
 use crate::util::untrusted;
 
@@ -26,15 +29,15 @@ impl Csi {
     pub(super) fn mount(&self, wanted: &Wanted, stop: &StopToken) -> Result<Ready, VolumeError> {
         let place = wanted.place();
         let dir = self.layout.of_pod(&place)?;
-        let at = self.prepare(wanted, stop)?;
-        self.enter(wanted, &at);
+        let target = dir.join(TARGET);
+        let was_mounted = self.is_mount_point(&target);
+        let at = self.begin(wanted, was_mounted, stop)?;
         if !wanted.is_ephemeral() {
             self.stage(wanted, &at, stop)?;
         }
-        let target = dir.join(TARGET);
         self.publish(wanted, &at, &dir, &target, stop)?;
         if let Some(gid) = wanted.walks(&at.spec, at.abilities) {
-            give(wanted, gid, &target, stop)?;
+            self.give(wanted, gid, was_mounted, &target)?;
         }
         let grown_to = match wanted.grow_to {
             Some(bytes) => self.grow_at(wanted, &at, bytes, stop)?,
@@ -43,22 +46,12 @@ impl Csi {
         let is_republished = at.spec.requires_republish == Some(true);
         self.users().set_republished(&place, is_republished);
         Ok(Ready {
-            host_path: target,
             form: Form::Filesystem,
             read_only: wanted.is_read_only(),
-            selinux_relabel: wanted.mount_label(&at.spec).is_none(),
+            selinux_relabel: self.is_relabelled(wanted, &at, &target)?,
+            host_path: target,
             grown_to,
         })
-    }
-
-    /// The pod uses the volume from now on.
-    pub(super) fn enter(&self, wanted: &Wanted, at: &At) {
-        let name = wanted.unique_name();
-        let is_attached = !wanted.is_ephemeral() && at.spec.attach_required != Some(false);
-        let mut users = self.users();
-        users.add(&name, &wanted.place());
-        users.set_pod_name(&wanted.place(), &wanted.volume);
-        users.set_attached(&name, is_attached);
     }
 
     fn publish(
@@ -101,6 +94,69 @@ impl Csi {
             self.clear_failed(dir, Some(TARGET));
         }
         result
+    }
+
+    /// Whether the runtime may change the labels of the files: not of a volume that is mounted with a
+    /// label or read-only, or whose file system has no labels.
+    fn is_relabelled(&self, wanted: &Wanted, at: &At, target: &Path) -> Result<bool, VolumeError> {
+        if wanted.mount_label(&at.spec).is_some() || wanted.is_read_only() {
+            return Ok(false);
+        }
+        if self.settings.selinux.is_none() {
+            // No label is changed on this node.
+            return Ok(true);
+        }
+        self.mounter
+            .has_labels(target)
+            .map_err(|error| after_call(Phase::SetUp, format!("error checking for SELinux support: {error}")))
+    }
+
+    /// Gives the files of a published volume to the pod's group. The walk continues when the set-up is
+    /// over its time: each attempt would begin at the first file. A volume that was published before
+    /// is not walked again, unless its root shows that no walk was completed.
+    fn give(&self, wanted: &Wanted, gid: u32, was_mounted: bool, target: &Path) -> Result<(), VolumeError> {
+        let failed = |error: String| {
+            let text = format!("applyFSGroup failed for vol {}: {error}", wanted.source.volume_handle);
+            after_call(Phase::SetUp, text)
+        };
+        let is_enough = was_mounted || wanted.fs_group_on_root_mismatch;
+        let policy = if is_enough { Policy::OnRootMismatch } else { Policy::Always };
+        let root = untrusted::directory(target, 1).map_err(|error| failed(error.to_string()))?;
+        let (mut report_at, mut is_reported) = (Instant::now() + WALK_SLOW, false);
+        let mut progress = |count: u64| {
+            if Instant::now() >= report_at {
+                report_at = Instant::now() + WALK_AGAIN;
+                self.report_walk(wanted, is_reported.then_some(count));
+                is_reported = true;
+            }
+        };
+        let never = StopToken::never();
+        match ownership::give(root.as_fd(), gid, (Access::Write, policy), &never, &mut progress) {
+            Ok(_) => Ok(()),
+            Err(Broken::Stopping) => Err(VolumeError::Stopping),
+            Err(Broken::Failed(errno)) => Err(failed(std::io::Error::from(errno).to_string())),
+        }
+    }
+
+    fn report_walk(&self, wanted: &Wanted, count: Option<u64>) {
+        let pod = &wanted.pod;
+        let regarding = Regarding::Pod {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+            field_path: String::new(),
+        };
+        // As the Go kubelet writes the directory.
+        let dir = format!("{}/volumes/{}/{}/{TARGET}", pod.uid, names::DIRECTORY, wanted.spec_name);
+        let message = match count {
+            None => format!(
+                "Setting volume ownership for {dir} is taking longer than expected, consider using \
+                 OnRootMismatch - {POLICY_HELP}"
+            ),
+            Some(count) => format!("Setting volume ownership for {dir}, processed {count} files."),
+        };
+        let reason = reasons::VOLUME_PERMISSION_CHANGE;
+        self.settings.events.raise(regarding, EventType::Warning, reason, message);
     }
 
     /// The record of a volume of a pod.
@@ -149,21 +205,11 @@ impl Csi {
     }
 }
 
+/// The first event about a slow walk, and the time between later ones.
+const WALK_SLOW: Duration = Duration::from_secs(30);
+const WALK_AGAIN: Duration = Duration::from_secs(60);
+/// The page that the first event names.
+const POLICY_HELP: &str = "https://kubernetes.io/docs/tasks/configure-pod-container/security-context/\
+#configure-volume-permission-and-ownership-change-policy-for-pods";
 /// Tokens of one driver.
 const MAX_AUDIENCES: usize = 32;
-
-/// Gives the files of a published volume to the pod's group.
-fn give(wanted: &Wanted, gid: u32, target: &Path, stop: &StopToken) -> Result<(), VolumeError> {
-    let failed = |error: String| {
-        let text = format!("applyFSGroup failed for vol {}: {error}", wanted.source.volume_handle);
-        after_call(Phase::SetUp, text)
-    };
-    let policy = if wanted.fs_group_on_root_mismatch { Policy::OnRootMismatch } else { Policy::Always };
-    let root = untrusted::directory(target, 1).map_err(|error| failed(error.to_string()))?;
-    let given = ownership::give(root.as_fd(), gid, (Access::Write, policy), stop, &mut |_| {});
-    match given {
-        Ok(_) => Ok(()),
-        Err(Broken::Stopping) => Err(VolumeError::Stopping),
-        Err(Broken::Failed(errno)) => Err(failed(std::io::Error::from(errno).to_string())),
-    }
-}

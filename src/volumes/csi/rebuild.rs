@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use super::super::kind::{Form, Place};
 use super::super::paths;
 use super::mounter::Mounter;
-use super::names::{DIRECTORY, GLOBAL_MOUNT, Layout};
+use super::names::{self, DIRECTORY, GLOBAL_MOUNT, Layout};
 use super::record::{Look, Record};
+use super::request::Lifecycle;
 use crate::model::ids::PodUid;
 
 /// Entries of one directory that are read.
@@ -23,26 +24,41 @@ pub struct Found {
     pub driver: String,
     /// The driver's name of the volume.
     pub handle: String,
+    /// Whether it is a persistent volume.
+    pub is_persistent: bool,
 }
 
-/// All volumes of pods on the disk. Those without a readable record are left out: their directories
-/// are removed with the pod, if they are empty.
+/// All volumes of pods on the disk. Those without a readable record are left out.
 #[must_use]
 pub fn find(root_dir: &Path) -> Vec<Found> {
+    find_all(root_dir).0
+}
+
+/// All volumes of pods on the disk, and the places of those whose record is damaged. Those without a
+/// record are left out: their directories are removed with the pod, if they are empty.
+pub(super) fn find_all(root_dir: &Path) -> (Vec<Found>, Vec<Place>) {
     let layout = Layout::new(root_dir);
     let mut places = BTreeSet::new();
-    for pod in names(&paths::pods(root_dir)) {
+    for pod in entries(&paths::pods(root_dir)) {
         places.extend(linked(root_dir, &PodUid::from(pod.as_str())));
     }
     // A device is published before it is linked in the pod's directory.
     for spec_name in block_volumes(&layout) {
         let Ok(publish) = layout.block_publish(&spec_name) else { continue };
-        for pod in names(&publish) {
+        for pod in entries(&publish) {
             let pod = PodUid::from(pod.as_str());
             places.insert(Place { pod, spec_name: spec_name.clone(), form: Form::Block });
         }
     }
-    places.into_iter().filter_map(|place| found(&layout, place)).collect()
+    let (mut readable, mut damaged) = (Vec::new(), Vec::new());
+    for place in places {
+        match found(&layout, &place) {
+            Some(Ok(found)) => readable.push(found),
+            Some(Err(())) => damaged.push(place),
+            None => {}
+        }
+    }
+    (readable, damaged)
 }
 
 /// The volumes in a pod's own directory, with and without a record.
@@ -50,7 +66,7 @@ fn linked(root_dir: &Path, pod: &PodUid) -> Vec<Place> {
     let Ok(dir) = paths::pod(root_dir, pod) else { return Vec::new() };
     let mut places = Vec::new();
     for (form, parent) in [(Form::Filesystem, "volumes"), (Form::Block, "volumeDevices")] {
-        let found = names(&dir.join(parent).join(DIRECTORY)).into_iter();
+        let found = entries(&dir.join(parent).join(DIRECTORY)).into_iter();
         places.extend(found.map(|spec_name| Place { pod: pod.clone(), spec_name, form }));
     }
     places
@@ -68,31 +84,55 @@ pub(super) fn places_of(layout: &Layout, root_dir: &Path, pod: &PodUid) -> BTree
     places
 }
 
-fn found(layout: &Layout, place: Place) -> Option<Found> {
+fn found(layout: &Layout, place: &Place) -> Option<Result<Found, ()>> {
     let dir = match place.form {
-        Form::Filesystem => layout.of_pod(&place).ok()?,
+        Form::Filesystem => layout.of_pod(place).ok()?,
         Form::Block => layout.block(&place.spec_name).ok()?.join("data"),
     };
     match Record::read(&dir) {
         Look::Record(record) => {
-            Some(Found { place, driver: record.driver_name, handle: record.volume_handle })
+            let is_persistent = record.volume_lifecycle_mode != Lifecycle::Ephemeral.as_str();
+            let (driver, handle) = (record.driver_name, record.volume_handle);
+            Some(Ok(Found { place: place.clone(), driver, handle, is_persistent }))
         }
         Look::Missing => None,
         Look::Damaged(why) => {
             log::warn!("the record of a volume in {} is not usable: {why}", dir.display());
-            None
+            Some(Err(()))
         }
     }
+}
+
+/// The driver and the handle of each volume that is staged, or was about to be, also without a pod.
+pub(super) fn staged(layout: &Layout) -> Vec<(String, String)> {
+    let devices = block_volumes(layout).into_iter().filter_map(|name| layout.block(&name).ok());
+    let dirs = staged_dirs(layout).into_iter().chain(devices.map(|dir| dir.join("data")));
+    let named = dirs.filter_map(|dir| match Record::read(&dir) {
+        Look::Record(record) => Some((record.driver_name, record.volume_handle)),
+        Look::Missing | Look::Damaged(_) => None,
+    });
+    named.collect()
+}
+
+/// Whether the record of a staged file system is damaged.
+pub(super) fn has_damaged(layout: &Layout) -> bool {
+    staged_dirs(layout).iter().any(|dir| matches!(Record::read(dir), Look::Damaged(_)))
+}
+
+/// Whether the volume of this unique name may be staged, with a damaged record.
+pub(super) fn is_damaged(layout: &Layout, name: &str) -> bool {
+    let dir = names::parts(name).and_then(|(driver, handle)| layout.staged(driver, handle).ok());
+    dir.is_some_and(|dir| matches!(Record::read(&dir), Look::Damaged(_)))
 }
 
 /// The directories of staged file systems.
 pub(super) fn staged_dirs(layout: &Layout) -> Vec<PathBuf> {
     let shared = layout.shared();
-    let drivers = names(&shared).into_iter().filter(|driver| driver != "volumeDevices");
+    let drivers = entries(&shared).into_iter().filter(|driver| driver != "volumeDevices");
     drivers
         .flat_map(|driver| {
             let dir = shared.join(driver);
-            let hashes = names(&dir).into_iter().filter(|name| is_hash(name));
+            let hashes = entries(&dir).into_iter().filter(|name| is_hash(name));
             hashes.map(|hash| dir.join(hash)).collect::<Vec<_>>()
         })
         .collect()
@@ -100,7 +140,7 @@ pub(super) fn staged_dirs(layout: &Layout) -> Vec<PathBuf> {
 
 /// The names of block volumes on the node.
 pub(super) fn block_volumes(layout: &Layout) -> Vec<String> {
-    let all = names(&layout.shared().join("volumeDevices"));
+    let all = entries(&layout.shared().join("volumeDevices"));
     all.into_iter().filter(|name| name != "staging" && name != "publish").collect()
 }
 
@@ -109,7 +149,7 @@ pub(super) fn block_volumes(layout: &Layout) -> Vec<String> {
 pub(super) fn is_any_below(mounter: &dyn Mounter, dir: &Path) -> bool {
     let is_mounted = |path: PathBuf| mounter.is_mount_point(&path).unwrap_or(true);
     is_mounted(dir.join(GLOBAL_MOUNT))
-        || names(&dir.join("dev")).iter().any(|pod| is_mounted(dir.join("dev").join(pod)))
+        || entries(&dir.join("dev")).iter().any(|pod| is_mounted(dir.join("dev").join(pod)))
 }
 
 /// Drivers keep their own files beside the staged volumes.
@@ -117,7 +157,7 @@ fn is_hash(name: &str) -> bool {
     name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-fn names(dir: &Path) -> Vec<String> {
+fn entries(dir: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
     let names = entries.flatten().take(MAX_ENTRIES);
     let mut names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();

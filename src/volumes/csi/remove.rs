@@ -16,6 +16,7 @@ use super::publish::TARGET;
 use super::rebuild;
 use super::record::{Look, Record};
 use super::volume::{Csi, text};
+use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
 
 impl Csi {
@@ -28,7 +29,9 @@ impl Csi {
         };
         let Some(name) = name else {
             // Without a record no driver was called, or its work was undone.
-            return self.clear_dir(&dir, Some(TARGET));
+            self.clear_dir(&dir, Some(TARGET))?;
+            self.users().gone(place);
+            return Ok(());
         };
         let _turn = self.turn(&name, stop)?;
         // Another operation may have ended while this one waited.
@@ -39,7 +42,7 @@ impl Csi {
         }
         self.clear_dir(&dir, Some(TARGET))?;
         let is_last = self.users().remove(&name, place);
-        if is_last { self.release(&name, stop) } else { Ok(()) }
+        released(if is_last { self.release(&name, stop) } else { Ok(()) })
     }
 
     /// Calls the driver. The target may be gone already: the driver must accept that.
@@ -69,7 +72,7 @@ impl Csi {
                 self.unstage(name, &record, &dir, stop)?;
             }
         }
-        self.users().unstaged(name);
+        self.change(|users| users.unstaged(name));
         Ok(())
     }
 
@@ -124,7 +127,12 @@ impl Csi {
                 Look::Missing => keep(self.clear_dir(&dir, Some(GLOBAL_MOUNT))),
                 Look::Damaged(why) => {
                     log::warn!("damaged record of a staged volume in {}: {why}", dir.display());
-                    if !rebuild::is_any_below(self.mounter.as_ref(), &dir) {
+                    if let Some(record) = self.lost_record(&dir) {
+                        keep(record.write(&dir).map_err(io("write the record in", &dir)));
+                        let name = names::unique_name(&record.driver_name, &record.volume_handle);
+                        self.change(|users| users.found(&name));
+                        keep(self.release_if_unused(&name, stop));
+                    } else if !rebuild::is_any_below(self.mounter.as_ref(), &dir) {
                         keep(self.clear_dir(&dir, Some(GLOBAL_MOUNT)));
                     }
                 }
@@ -136,13 +144,28 @@ impl Csi {
         first
     }
 
+    /// The record of a staged file system that cannot be read, from the names of volumes that pods use,
+    /// and those in the node's object: the directory has the hash of its handle.
+    fn lost_record(&self, dir: &Path) -> Option<Record> {
+        let known = self.users().all().into_iter().chain(self.attachments.shown_names());
+        known.into_iter().find_map(|name| {
+            let (driver, handle) = names::parts(&name)?;
+            let is_it = self.layout.staged(driver, handle).is_ok_and(|staged| staged == dir);
+            is_it.then(|| Record {
+                driver_name: driver.to_owned(),
+                volume_handle: handle.to_owned(),
+                ..Record::default()
+            })
+        })
+    }
+
     fn release_if_unused(&self, name: &str, stop: &StopToken) -> Result<(), VolumeError> {
-        if self.users().is_used(name) {
+        if self.users().may_be_used(name) {
             return Ok(());
         }
         let _turn = self.turn(name, stop)?;
         // A pod may have begun to use it meanwhile.
-        if self.users().is_used(name) { Ok(()) } else { self.release(name, stop) }
+        if self.users().may_be_used(name) { Ok(()) } else { self.release(name, stop) }
     }
 
     /// Removes a directory with a record whose mount the driver has removed. What is still mounted
@@ -167,6 +190,19 @@ impl Csi {
         }
         if let Err(error) = self.clear_dir(dir, mount) {
             log::warn!("cannot remove what a failed operation left: {error}");
+        }
+    }
+}
+
+/// A volume that is still staged does not keep its last pod: it counts as in use, and is released
+/// later. A pod that waited for its driver could not end (Go: UnmountDevice).
+pub(super) fn released(result: Result<(), VolumeError>) -> Result<(), VolumeError> {
+    match result {
+        Ok(()) => Ok(()),
+        Err(VolumeError::Stopping) => Err(VolumeError::Stopping),
+        Err(error) => {
+            log::warn!("CSI volume: {}", chain(&error));
+            Ok(())
         }
     }
 }

@@ -35,8 +35,13 @@ impl Labels {
     /// The label to mount with, if there is one.
     ///
     /// # Errors
-    /// Upstream's text, if containers need different ones.
+    /// Upstream's text, if containers need different ones. A label that would end the option of the
+    /// mount that contains it is refused.
     pub(super) fn single(&self) -> Result<Option<&str>, String> {
+        let is_plain = |one: char| one.is_ascii_alphanumeric() || "_:,.-".contains(one);
+        if let Some(other) = self.labels.iter().find(|label| !label.chars().all(is_plain)) {
+            return Err(format!("the SELinux label {other:?} cannot be an option of a mount"));
+        }
         let mut labels = self.labels.iter();
         match (labels.next(), labels.next()) {
             (first, None) => Ok(first.map(String::as_str)),

@@ -2,6 +2,7 @@
 //! the node share (Go: csi_attacher.go).
 
 use std::path::Path;
+use std::time::Instant;
 
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Phase};
@@ -23,19 +24,58 @@ const RESOURCE_EXHAUSTED: i32 = 8;
 const DIR_MODE: u32 = 0o750;
 
 impl Csi {
+    /// As [`Csi::prepare`], for a pod that wants the volume. The volume is in use from now on. Unless
+    /// the pod has it already (`is_mounted`), the controller must know that.
+    pub(super) fn begin(
+        &self,
+        wanted: &Wanted,
+        is_mounted: bool,
+        stop: &StopToken,
+    ) -> Result<At, VolumeError> {
+        let spec = self.object(wanted, stop)?;
+        let (name, place) = (wanted.unique_name(), wanted.place());
+        let is_attached = is_attached(wanted, &spec);
+        self.change(|users| {
+            users.add(&name, &place);
+            users.set_pod_name(&place, &wanted.volume);
+            users.set_attached(&name, is_attached);
+        });
+        if is_attached && !is_mounted {
+            self.attachments.may_mount(&place.pod, &name, Instant::now())?;
+        }
+        self.prepare_with(wanted, spec, stop)
+    }
+
     /// The driver, its object and abilities, and the attachment of the volume.
     pub(super) fn prepare(&self, wanted: &Wanted, stop: &StopToken) -> Result<At, VolumeError> {
+        let spec = self.object(wanted, stop)?;
+        self.prepare_with(wanted, spec, stop)
+    }
+
+    /// The driver's object, which allows the volume.
+    fn object(&self, wanted: &Wanted, stop: &StopToken) -> Result<CsiDriverSpec, VolumeError> {
         let name = &wanted.source.driver;
-        let (attach, stage) = match wanted.form {
-            Form::Filesystem => (Phase::WaitForAttach, Phase::MountDevice),
-            Form::Block => (Phase::WaitForAttachBlock, Phase::SetUpDevice),
-        };
+        let stage = stage_phase(wanted.form);
         let object = self.cluster.csi_driver(name, stop);
         let object = object.map_err(|error| not_begun(stage, format!("kubernetes.io/csi: {error}")))?;
         let spec = object.unwrap_or_default().spec;
         let refused = |error| not_begun(Phase::SetUp, format!("kubernetes.io/csi: {error}"));
         wanted.check_lifecycle(&spec).map_err(refused)?;
         wanted.check_label(&spec).map_err(|error| not_begun(stage, error))?;
+        Ok(spec)
+    }
+
+    fn prepare_with(
+        &self,
+        wanted: &Wanted,
+        spec: CsiDriverSpec,
+        stop: &StopToken,
+    ) -> Result<At, VolumeError> {
+        let (name, stage) = (&wanted.source.driver, stage_phase(wanted.form));
+        let attach = match wanted.form {
+            Form::Filesystem => Phase::WaitForAttach,
+            Form::Block => Phase::WaitForAttachBlock,
+        };
         let publish_context = self.attachment(wanted, &spec, attach, stop)?;
         let driver = self.registry.get(name).map_err(|error| {
             let prefix = match stage {
@@ -62,7 +102,7 @@ impl Csi {
         phase: Phase,
         stop: &StopToken,
     ) -> Result<Pairs, VolumeError> {
-        if wanted.is_ephemeral() || driver.attach_required == Some(false) {
+        if !is_attached(wanted, driver) {
             return Ok(Pairs::new());
         }
         let (name, handle) = (&wanted.source.driver, &wanted.source.volume_handle);
@@ -93,6 +133,11 @@ impl Csi {
         let text =
             format!("timed out waiting for external-attacher of {name} CSI driver to attach volume {handle}");
         Err(not_begun(phase, text))
+    }
+
+    /// Whether something is mounted there; not if the mount table cannot be read.
+    pub(super) fn is_mount_point(&self, path: &Path) -> bool {
+        self.mounter.is_mount_point(path).unwrap_or(false)
     }
 
     /// Reads the secret of a step, if it has one.
@@ -171,6 +216,19 @@ impl Csi {
             volume_context: wanted.source.volume_attributes.clone(),
         };
         at.driver.stage(&request, stop).map_err(|error| of_call(phase, "", &error))
+    }
+}
+
+/// Whether a controller attaches the volume to nodes.
+fn is_attached(wanted: &Wanted, driver: &CsiDriverSpec) -> bool {
+    !wanted.is_ephemeral() && driver.attach_required != Some(false)
+}
+
+/// The phase of a failure before the volume is staged.
+fn stage_phase(form: Form) -> Phase {
+    match form {
+        Form::Filesystem => Phase::MountDevice,
+        Form::Block => Phase::SetUpDevice,
     }
 }
 

@@ -1,7 +1,10 @@
 //! The life of volumes without faults, and what drivers are asked for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
 
+use super::super::attachment::{Controller, Shown};
 use super::super::error::VolumeError;
 use super::super::kind::{Certainty, Form, KindError, Phase, VolumeKeeper, VolumeKind};
 use super::driver::{Abilities, Secrets};
@@ -11,7 +14,7 @@ use super::request::tests::wanted;
 use super::request::{Lifecycle, TOKENS, Wanted};
 use super::selinux::Labels;
 use crate::model::storage::{
-    AccessMode, AttachError, CsiDriverSpec, SecretReference, TokenRequest, VolumeAttachment,
+    AccessMode, AttachError, CsiDriverSpec, FsGroupPolicy, SecretReference, TokenRequest, VolumeAttachment,
 };
 use crate::util::sha256;
 use crate::util::stop::{self, StopToken};
@@ -48,7 +51,7 @@ fn volume_is_staged_once_for_two_pods_and_unstaged_after_the_last() {
     assert_eq!(stage.staging_path, root.join(&global).display().to_string());
     assert_eq!(stage.publish_context.get("dev").map(String::as_str), Some("sdx"));
     assert_eq!(stage.capability.access_mode, 1);
-    assert_eq!(agent.csi.in_use(), [format!("kubernetes.io/csi/{DRIVER}^h")]);
+    assert_eq!(agent.csi.attachments.in_use(), [format!("kubernetes.io/csi/{DRIVER}^h")]);
     let record = root.join("pods/a/volumes/kubernetes.io~csi/pv-h/vol_data.json");
     let record: BTreeMap<String, String> = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
     assert_eq!(
@@ -236,14 +239,15 @@ fn volume_is_staged_again_for_the_next_pod_after_a_failed_unstaging() {
         let (a, b) = (wanted("a", "h"), wanted("b", "h"));
         set_up(&agent, &a).unwrap();
         agent.node.fail("unstage", fault);
-        tear_down(&agent, &a).unwrap_err();
-        // The volume is not the pod's any more, which can end.
+        // The volume is not the pod's any more, which can end. It must not be detached yet.
         tear_down(&agent, &a).unwrap();
         assert_eq!(agent.csi.places(Some(&a.pod.uid)), []);
+        assert_eq!(agent.csi.attachments.in_use(), [a.unique_name()], "{fault:?}");
         changes(&agent);
         set_up(&agent, &b).unwrap();
         assert_eq!(changes(&agent), ["stage h", "publish h"], "{fault:?}");
         tear_down(&agent, &b).unwrap();
+        assert!(agent.csi.attachments.in_use().is_empty());
         assert_eq!(changes(&agent), ["unpublish h", "unstage h"], "{fault:?}");
         assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
         agent.node.check();
@@ -419,6 +423,76 @@ fn restarted_agent_knows_volumes_and_removes_unused_ones() {
     assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
 }
 
+/// The controller detached a disk whose file system was still written.
+#[test]
+fn volume_is_in_use_until_it_is_unstaged_also_after_a_restart() {
+    let mut agent = FakeAgent::new();
+    let volumes = [wanted("a", "h"), Wanted { form: Form::Block, ..wanted("a", "i") }];
+    let names: Vec<String> = volumes.iter().map(Wanted::unique_name).collect();
+    for volume in &volumes {
+        set_up(&agent, volume).unwrap();
+        agent.node.fail("unstage", Fault::Uncertain);
+        tear_down(&agent, volume).unwrap();
+    }
+    assert_eq!((agent.node.staged(), agent.node.published()), (2, 0));
+    assert_eq!(agent.csi.attachments.in_use(), names);
+    agent.restart();
+    assert!(agent.csi.places(None).is_empty());
+    assert_eq!(agent.csi.attachments.in_use(), names);
+    agent.csi.release_unused(&StopToken::never()).unwrap();
+    assert_eq!(agent.node.staged(), 0);
+    assert!(agent.csi.attachments.in_use().is_empty());
+}
+
+#[test]
+fn volume_is_mounted_once_the_node_shows_it_in_use_and_attached() {
+    let mut agent = FakeAgent::new();
+    let a = wanted("a", "h");
+    let name = a.unique_name();
+    let shown: Arc<Mutex<Option<Shown>>> = Arc::default();
+    let controlled = |agent: &FakeAgent| {
+        let shown = Arc::clone(&shown);
+        agent.csi.attachments.agree_with(Controller {
+            shown: Box::new(move || shown.lock().unwrap().clone()),
+            changed: Box::new(|| {}),
+            wake: Box::new(|_| {}),
+        });
+    };
+    controlled(&agent);
+    let waits = |agent: &FakeAgent| {
+        assert!(matches!(set_up(agent, &a), Err(VolumeError::AwaitsAttachment(_))));
+        assert_eq!(agent.csi.attachments.in_use(), [name.as_str()]);
+        assert!(agent.node.calls().is_empty() && agent.left().is_empty());
+    };
+    waits(&agent);
+    let both: BTreeSet<String> = [name.clone()].into();
+    *shown.lock().unwrap() = Some(Shown { in_use: both.clone(), attached: both.clone() });
+    waits(&agent);
+    let number = agent.csi.attachments.list().0;
+    agent.csi.attachments.stored(number, &both);
+    *shown.lock().unwrap() = Some(Shown { in_use: both.clone(), attached: BTreeSet::new() });
+    waits(&agent);
+    *shown.lock().unwrap() = Some(Shown { in_use: both.clone(), attached: both });
+    set_up(&agent, &a).unwrap();
+    // The volume of a running pod waits for nothing.
+    *shown.lock().unwrap() = None;
+    set_up(&agent, &a).unwrap();
+    agent.restart();
+    controlled(&agent);
+    set_up(&agent, &a).unwrap();
+    agent.node.calls();
+    // Another pod waits, and its end is not held up.
+    let b = wanted("b", "h");
+    assert!(matches!(set_up(&agent, &b), Err(VolumeError::AwaitsAttachment(_))));
+    tear_down(&agent, &b).unwrap();
+    tear_down(&agent, &a).unwrap();
+    assert!(agent.csi.attachments.in_use().is_empty() && agent.left().is_empty());
+    // A driver without attachments does not wait.
+    agent.cluster.driver.lock().unwrap().spec.attach_required = Some(false);
+    set_up(&agent, &a).unwrap();
+    assert!(agent.csi.attachments.in_use().is_empty());
+}
+
 #[test]
 fn damaged_record_ends_nothing_and_loses_no_mount() {
     let mut agent = FakeAgent::new();
@@ -439,4 +513,120 @@ fn damaged_record_ends_nothing_and_loses_no_mount() {
     tear_down(&agent, &a).unwrap();
     assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
     agent.node.check();
+}
+
+/// Such a walk was aborted with its set-up, and began again at the first file.
+#[test]
+fn walk_through_a_volume_goes_on_when_its_set_up_is_over_its_time() {
+    use std::os::unix::fs::MetadataExt;
+    let agent = FakeAgent::new();
+    agent.cluster.driver.lock().unwrap().spec.fs_group_policy = Some(FsGroupPolicy::File);
+    let mut a = wanted("a", "h");
+    a.fs_group = Some(rustix::process::getegid().as_raw());
+    let (source, token) = stop::pair();
+    agent.node.drop_at_publish(source);
+    let volume = agent.csi.volume(a.clone());
+    let ready = volume.set_up(&token).unwrap();
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().mode();
+    assert!(token.is_stopped());
+    assert_eq!(mode(&ready.host_path) & 0o2000, 0o2000);
+    // A walk that was completed is not repeated.
+    let file = ready.host_path.join("f");
+    std::fs::write(&file, "").unwrap();
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    set_up(&agent, &a).unwrap();
+    assert_eq!(mode(&file) & 0o777, 0o600);
+}
+
+#[test]
+fn labels_of_read_only_volumes_are_not_changed() {
+    let agent = FakeAgent::new();
+    for read_only in [true, false] {
+        let volume = Wanted { read_only, ..wanted("a", "h") };
+        assert_eq!(set_up(&agent, &volume).unwrap().selinux_relabel, !read_only);
+        tear_down(&agent, &volume).unwrap();
+    }
+}
+
+#[test]
+fn label_that_would_be_another_mount_option_is_refused() {
+    let agent = FakeAgent::new();
+    agent.cluster.driver.lock().unwrap().spec.selinux_mount = Some(true);
+    let mut a = wanted("a", "h");
+    a.access_modes = vec![AccessMode::ReadWriteOncePod];
+    for level in ["s0\",errors=panic,x=\"", "s0 ", "s0\n", "s0\u{e4}"] {
+        a.selinux = Labels::of(&format!("u:r:t:{level}"));
+        let error = set_up(&agent, &a).unwrap_err();
+        assert!(error.to_string().contains("cannot be an option of a mount"), "{error}");
+    }
+    assert!(agent.node.calls().is_empty() && agent.left().is_empty());
+    a.selinux = Labels::of("system_u:object_r:container_file_t:s0-s15:c0.c1023,c7");
+    set_up(&agent, &a).unwrap();
+}
+
+/// Another pod that waited for the volume got it, and both used it.
+#[test]
+fn pod_that_has_a_volume_alone_is_known_after_a_restart() {
+    let mut agent = FakeAgent::new();
+    let mut inline = wanted("b", &names::inline_handle("b", "v"));
+    (inline.lifecycle, inline.spec_name) = (Lifecycle::Ephemeral, "v".to_owned());
+    agent.cluster.driver.lock().unwrap().spec.volume_lifecycle_modes =
+        vec!["Persistent".to_owned(), "Ephemeral".to_owned()];
+    let a = wanted("a", "h");
+    set_up(&agent, &a).unwrap();
+    set_up(&agent, &inline).unwrap();
+    agent.restart();
+    assert_eq!(agent.csi.persistent(), [(a.spec_name.clone(), a.pod.uid.clone())]);
+}
+
+#[test]
+fn volume_whose_record_is_damaged_is_neither_detached_nor_unstaged_while_its_pod_runs() {
+    let mut agent = FakeAgent::new();
+    let (a, b) = (wanted("a", "h"), wanted("b", "i"));
+    set_up(&agent, &a).unwrap();
+    set_up(&agent, &b).unwrap();
+    let record = agent.root.path().join("pods/a/volumes/kubernetes.io~csi/pv-h/vol_data.json");
+    std::fs::write(record, "").unwrap();
+    agent.restart();
+    let names = [a.unique_name(), b.unique_name()];
+    assert_eq!(agent.csi.attachments.in_use(), names);
+    // It is not known which volume the pod has: none is unstaged.
+    tear_down(&agent, &b).unwrap();
+    agent.csi.release_unused(&StopToken::never()).unwrap();
+    assert_eq!((changes(&agent), agent.node.staged()), (vec!["unpublish i".to_owned()], 2));
+    assert_eq!(agent.csi.attachments.in_use(), names);
+    set_up(&agent, &a).unwrap();
+    agent.csi.release_unused(&StopToken::never()).unwrap();
+    assert_eq!(agent.csi.attachments.in_use(), [a.unique_name()]);
+    tear_down(&agent, &a).unwrap();
+    assert!(agent.left().is_empty() && agent.node.staged() == 0, "{:?}", agent.left());
+    agent.node.check();
+}
+
+/// It stayed mounted on the node.
+#[test]
+fn staged_volume_whose_record_is_damaged_is_found_in_the_object_of_the_node() {
+    let mut agent = FakeAgent::new();
+    let a = wanted("a", "h");
+    set_up(&agent, &a).unwrap();
+    agent.node.fail("unstage", Fault::Final);
+    tear_down(&agent, &a).unwrap();
+    let dir = format!("plugins/kubernetes.io/csi/{DRIVER}/{}", sha256::hex(b"h"));
+    std::fs::write(agent.root.path().join(dir).join("vol_data.json"), "{").unwrap();
+    agent.restart();
+    agent.csi.release_unused(&StopToken::never()).unwrap();
+    assert_eq!(agent.node.staged(), 1);
+    let shown = Shown {
+        in_use: [a.unique_name(), "kubernetes.io/csi/other^h".to_owned()].into(),
+        attached: BTreeSet::new(),
+    };
+    agent.csi.attachments.agree_with(Controller {
+        shown: Box::new(move || Some(shown.clone())),
+        changed: Box::new(|| {}),
+        wake: Box::new(|_| {}),
+    });
+    assert_eq!(agent.csi.attachments.list().1, [a.unique_name()]);
+    agent.csi.release_unused(&StopToken::never()).unwrap();
+    assert_eq!((agent.node.staged(), agent.left()), (0, Vec::new()));
+    assert!(agent.csi.attachments.list().1.is_empty());
 }

@@ -22,6 +22,8 @@ pub(super) struct Users {
     volumes: HashMap<String, Volume>,
     /// Volumes that must be published again at each sync of their pod.
     republished: BTreeSet<Place>,
+    /// Pods have volumes there whose names are not known, because their records are damaged.
+    unknown: BTreeSet<Place>,
     /// The names of the volumes in their pods, once this process has set them up.
     pod_names: BTreeMap<Place, String>,
 }
@@ -29,21 +31,43 @@ pub(super) struct Users {
 impl Users {
     /// A pod uses a volume, or may use it.
     pub(super) fn add(&mut self, name: &str, place: &Place) {
+        self.unknown.remove(place);
         self.volumes.entry(name.to_owned()).or_default().users.insert(place.clone());
     }
 
-    /// A pod no longer uses a volume. Returns whether no other pod uses it.
+    /// A pod has a volume, and it is not known which.
+    pub(super) fn unknown(&mut self, place: Place) {
+        self.unknown.insert(place);
+    }
+
+    /// It has no volume there any more.
+    pub(super) fn gone(&mut self, place: &Place) {
+        self.unknown.remove(place);
+    }
+
+    /// A pod no longer uses a volume. Returns whether no other pod uses it, or may use it.
     pub(super) fn remove(&mut self, name: &str, place: &Place) -> bool {
+        self.unknown.remove(place);
         self.republished.remove(place);
         self.pod_names.remove(place);
         let Some(volume) = self.volumes.get_mut(name) else { return true };
         volume.users.remove(place);
-        volume.users.is_empty()
+        !self.may_be_used(name)
     }
 
     /// Whether any pod uses the volume.
-    pub(super) fn is_used(&self, name: &str) -> bool {
+    fn is_used(&self, name: &str) -> bool {
         self.volumes.get(name).is_some_and(|volume| !volume.users.is_empty())
+    }
+
+    /// Whether any pod uses the volume, or has a volume that is not known.
+    pub(super) fn may_be_used(&self, name: &str) -> bool {
+        !self.unknown.is_empty() || self.is_used(name)
+    }
+
+    /// The unique names of all volumes.
+    pub(super) fn all(&self) -> Vec<String> {
+        self.volumes.keys().cloned().collect()
     }
 
     /// Whether another pod uses the volume.
@@ -120,14 +144,16 @@ impl Users {
         self.volumes.entry(name.to_owned()).or_default().is_unattached = !is_attached;
     }
 
-    /// The names of the volumes that pods use and that a controller may detach, for
-    /// `node.status.volumesInUse`.
-    pub(super) fn names(&self) -> Vec<String> {
-        let in_use = |volume: &Volume| !volume.users.is_empty() && !volume.is_unattached;
-        let used = self.volumes.iter().filter(|(_, volume)| in_use(volume));
-        let mut names: Vec<String> = used.map(|(name, _)| name.clone()).collect();
-        names.sort();
-        names
+    /// The volume may be staged: an earlier agent has begun to stage it.
+    pub(super) fn found(&mut self, name: &str) {
+        self.volumes.entry(name.to_owned()).or_default();
+    }
+
+    /// The names of the volumes that a controller must not detach, for `node.status.volumesInUse`:
+    /// those that pods want or use, and those that no pod uses any more, until they are unstaged.
+    pub(super) fn names(&self) -> BTreeSet<String> {
+        let attached = self.volumes.iter().filter(|(_, volume)| !volume.is_unattached);
+        attached.map(|(name, _)| name.clone()).collect()
     }
 
     pub(super) fn set_republished(&mut self, place: &Place, is_republished: bool) {
@@ -153,10 +179,11 @@ mod tests {
         let place =
             |pod: &str| Place { pod: PodUid::from(pod), spec_name: "pv".to_owned(), form: Form::Filesystem };
         let mut users = Users::default();
+        let names = |users: &Users| users.names().into_iter().collect::<Vec<_>>();
         users.add("v", &place("a"));
         users.add("v", &place("b"));
         users.staged("v", "");
-        assert_eq!(users.names(), ["v"]);
+        assert_eq!(names(&users), ["v"]);
         users.set_attached("v", false);
         assert!(users.names().is_empty());
         users.set_attached("v", true);
@@ -165,10 +192,17 @@ mod tests {
         assert!(!users.remove("v", &place("a")));
         assert_eq!(users.places(None), [place("b")]);
         assert!(users.remove("v", &place("b")));
-        assert!(!users.is_used("v") && users.names().is_empty());
-        assert_eq!(users.label("v"), Some(""));
+        // It is still staged, and must not be detached.
+        assert!(!users.is_used("v"));
+        assert_eq!((users.label("v"), names(&users)), (Some(""), vec!["v".to_owned()]));
+        users.doubt("v");
+        assert_eq!(names(&users), ["v"]);
         users.unstaged("v");
-        assert!(users.volumes.is_empty());
+        assert!(users.volumes.is_empty() && names(&users).is_empty());
+        // Staged by an earlier agent.
+        users.found("v");
+        assert_eq!(names(&users), ["v"]);
+        users.unstaged("v");
         assert!(users.remove("v", &place("b")));
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::super::attachment::{Attachments, Holder};
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Place, Ready, VolumeKeeper, VolumeKind};
 use super::cluster::Cluster;
@@ -18,6 +19,7 @@ use super::request::Wanted;
 use super::selinux::FileContext;
 use super::turns::{Turn, Turns};
 use super::users::Users;
+use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
 use crate::model::storage::CsiDriverSpec;
 use crate::util::stop::StopToken;
@@ -31,6 +33,8 @@ pub struct CsiSettings {
     pub node_name: String,
     /// The label of files of containers, on a node that uses SELinux.
     pub(crate) selinux: Option<FileContext>,
+    /// The sink of events about walks that take long.
+    pub events: EventSink,
 }
 
 /// All CSI volumes of the node.
@@ -40,6 +44,7 @@ pub struct Csi {
     pub(super) registry: Arc<Registry>,
     pub(super) cluster: Arc<dyn Cluster>,
     pub(super) mounter: Arc<dyn Mounter>,
+    pub(super) attachments: Arc<Attachments>,
     pub(super) turns: Turns,
     /// Held for look-ups only, never across a call or a system call.
     users: Mutex<Users>,
@@ -71,16 +76,27 @@ pub(super) struct At {
 impl Csi {
     /// Finds the volumes on the disk. No driver is called yet.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         settings: CsiSettings,
         registry: Arc<Registry>,
         cluster: Arc<dyn Cluster>,
         mounter: Arc<dyn Mounter>,
+        attachments: Arc<Attachments>,
     ) -> Csi {
         let layout = Layout::new(&settings.root_dir);
         let mut users = Users::default();
-        for found in rebuild::find(&settings.root_dir) {
+        let (readable, damaged) = rebuild::find_all(&settings.root_dir);
+        for found in readable {
             users.add(&names::unique_name(&found.driver, &found.handle), &found.place);
+        }
+        damaged.into_iter().for_each(|place| users.unknown(place));
+        for (driver, handle) in rebuild::staged(&layout) {
+            users.found(&names::unique_name(&driver, &handle));
+        }
+        attachments.set(Holder::Csi, users.names());
+        if rebuild::has_damaged(&layout) {
+            let layout = layout.clone();
+            attachments.keep_if(Box::new(move |name| rebuild::is_damaged(&layout, name)));
         }
         Csi {
             settings,
@@ -88,6 +104,7 @@ impl Csi {
             registry,
             cluster,
             mounter,
+            attachments,
             turns: Turns::default(),
             users: Mutex::new(users),
             measured: Mutex::default(),
@@ -98,6 +115,15 @@ impl Csi {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Changes the table, and with it the list of volumes in use.
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut Users) -> T) -> T {
+        let mut users = self.users();
+        let result = change(&mut users);
+        // Under the lock, so that the last change is the last list.
+        self.attachments.set(Holder::Csi, users.names());
+        result
+    }
+
     pub(super) fn measured(&self) -> MutexGuard<'_, Measured> {
         self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -106,6 +132,12 @@ impl Csi {
     #[must_use]
     pub fn places(&self, pod: Option<&PodUid>) -> Vec<Place> {
         self.users().places(pod)
+    }
+
+    /// The persistent volumes of pods on the disk: their names, and the pods.
+    pub(crate) fn persistent(&self) -> Vec<(String, PodUid)> {
+        let found = rebuild::find(&self.settings.root_dir).into_iter().filter(|found| found.is_persistent);
+        found.map(|found| (found.place.spec_name, found.place.pod)).collect()
     }
 
     /// What a pod has on the disk, or what is known of it in memory.
@@ -135,12 +167,6 @@ impl Csi {
     #[must_use]
     pub fn registry(&self) -> &Arc<Registry> {
         &self.registry
-    }
-
-    /// The unique names of the volumes that pods use and that a controller may detach.
-    #[must_use]
-    pub fn in_use(&self) -> Vec<String> {
-        self.users().names()
     }
 
     /// A volume of a pod.
@@ -184,11 +210,6 @@ impl VolumeKind for CsiVolume {
 
     fn unique_name(&self) -> String {
         self.wanted.unique_name()
-    }
-
-    fn must_be_attached(&self) -> bool {
-        // The set-up waits for the VolumeAttachment itself, because it knows the driver's object.
-        false
     }
 
     fn requires_remount(&self) -> bool {

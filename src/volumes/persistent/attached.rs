@@ -2,23 +2,20 @@
 //! pkg/volume/util/operationexecutor, `GenerateVerifyControllerAttachedVolumeFunc`). CSI volumes have
 //! VolumeAttachments instead.
 
-use std::time::Duration;
+use std::collections::{BTreeSet, HashMap};
+use std::path::PathBuf;
+use std::time::Instant;
 
+use super::super::attachment::Holder;
 use super::super::error::VolumeError;
-use super::super::kind::{AttachedVolumes, Phase};
 use super::super::paths;
+use super::devices::{self, Device, Kind};
 use super::host::mount_at;
-use super::{Kinds, plugin_of};
+use super::{Kinds, fc, iscsi, plugin_of};
 use crate::model::api::FCVolumeSource;
 use crate::model::ids::PodUid;
 use crate::model::persistent::{Iscsi, Mode, Source, Spec};
 use crate::model::pod::Pod;
-use crate::util::stop::StopToken;
-
-/// The time between two reads of the node's object.
-const PERIOD: Duration = Duration::from_millis(300);
-/// Reads of one attempt; a later attempt continues. An attempt holds one of few threads.
-const READS: usize = 30;
 
 /// The name of a volume in the node's status; `None`: no controller attaches it.
 fn unique_name(source: &Source) -> Option<String> {
@@ -44,59 +41,112 @@ fn of_fc(source: &FCVolumeSource) -> Option<String> {
     }
 }
 
-impl Kinds {
-    /// From now on volumes that a controller attaches are set up only once `attached` has them.
-    pub(crate) fn wait_for_attachment(&self, attached: AttachedVolumes) {
-        // It is set once, before the first pod.
-        let _ = self.attached.set(attached);
+/// The name of the volume in a directory below `plugins` that an earlier agent has made. Names of FC
+/// with dashes or underscores of their own cannot be told from those that the directory has in place
+/// of separators and spaces.
+fn named_by(device: &Device) -> Option<String> {
+    match device.kind {
+        Kind::Iscsi => {
+            let disk = iscsi::Disk::from_dir(&device.dir)?;
+            let portal = disk.portals.first()?;
+            Some(format!("kubernetes.io/iscsi/{portal}:{}:{}", disk.iqn, disk.lun))
+        }
+        Kind::Fc => {
+            let dir = device.dir.file_name()?.to_str()?;
+            let list = |names: &str| format!("[{}]", names.replace('-', " "));
+            Some(match dir.rsplit_once("-lun-") {
+                Some((wwns, lun)) => format!("kubernetes.io/fc/{}:{lun}", list(wwns)),
+                None => format!("kubernetes.io/fc/{}", list(dir)),
+            })
+        }
+        Kind::Local | Kind::Flex(_) => None,
     }
+}
 
-    /// The volumes that pods use and that a controller may detach.
-    pub(crate) fn in_use(&self) -> Vec<String> {
-        let users = self.attachable();
-        let mut names: Vec<String> = users.values().flatten().cloned().collect();
-        names.sort();
-        names.dedup();
+/// The volumes that a controller attaches.
+#[derive(Debug, Default)]
+pub(super) struct Attachable {
+    /// Those of pods.
+    wanted: HashMap<PodUid, BTreeSet<String>>,
+    /// By the directories below `plugins`, as far as this process has made them.
+    dirs: HashMap<PathBuf, String>,
+}
+
+impl Attachable {
+    /// The volumes that must not be detached, also those without a pod whose device is still here.
+    fn names(&mut self, devices: &[Device]) -> BTreeSet<String> {
+        let mut names: BTreeSet<String> = self.wanted.values().flatten().cloned().collect();
+        self.dirs.retain(|dir, name| names.contains(name) || devices.iter().any(|it| it.dir == *dir));
+        for device in devices {
+            names.extend(self.dirs.get(&device.dir).cloned().or_else(|| named_by(device)));
+        }
         names
     }
+}
 
-    pub(super) fn forget_attachable(&self, uid: &PodUid) {
-        self.attachable().remove(uid);
-    }
-
-    /// Whether an earlier agent has mounted the volume for the pod. It was attached then.
-    fn is_mounted(&self, pod: &Pod, spec: &Spec) -> Result<bool, VolumeError> {
+impl Kinds {
+    /// Whether a pod has this volume already, or had it when an earlier agent ended.
+    fn is_set_up(&self, pod: &Pod, spec: &Spec) -> Result<bool, VolumeError> {
         let plugin = plugin_of(&spec.source).replace('/', "~");
         let path = paths::pod(&self.root_dir, pod.uid())?;
+        if spec.mode == Mode::Block {
+            return Ok(path
+                .join("volumeDevices")
+                .join(plugin)
+                .join(paths::element(&spec.name)?)
+                .is_symlink());
+        }
         let target = path.join("volumes").join(plugin).join(paths::element(&spec.name)?);
         Ok(mount_at(&self.host.mounts()?, &target).is_some())
     }
 
-    /// Waits until the controller has attached the volume, for some seconds.
+    /// The directory below `plugins` that a volume gets.
+    fn device_dir(&self, spec: &Spec) -> Option<PathBuf> {
+        let (plugin, dir) = match &spec.source {
+            Source::Iscsi(source) => ("iscsi", iscsi::Disk::of(&spec.name, source).dir()),
+            Source::Fc(source) => ("fc", fc::Disk::of(source).ok()?.dir()),
+            _ => return None,
+        };
+        let top = devices::plugins(&self.root_dir).join(plugin);
+        Some(if spec.mode == Mode::Block { top.join("volumeDevices").join(dir) } else { top.join(dir) })
+    }
+
+    /// Writes down which volumes must not be detached.
+    pub(super) fn show_attachable(&self) {
+        // Under the lock, so that the last change is the last list.
+        let mut attachable = self.attachable();
+        let names = attachable.names(&devices::all(&self.root_dir));
+        self.attachments.set(Holder::Devices, names);
+    }
+
+    pub(super) fn forget_attachable(&self, uid: &PodUid) {
+        self.attachments.forget(uid);
+        let is_known = self.attachable().wanted.remove(uid).is_some();
+        if is_known {
+            self.show_attachable();
+        }
+    }
+
+    /// The volume is in use from now on. It may be mounted once the controller knows that and has
+    /// attached it; the pod is woken then.
     ///
     /// DIFFERS: a static pod does not wait, because it also starts without an API server. The
     /// controller has nothing to do for these volumes but to list them.
-    pub(super) fn check_attached(&self, pod: &Pod, spec: &Spec, stop: &StopToken) -> Result<(), VolumeError> {
-        let (Some(attached), Some(name)) = (self.attached.get(), unique_name(&spec.source)) else {
+    pub(super) fn check_attached(&self, pod: &Pod, spec: &Spec) -> Result<(), VolumeError> {
+        let Some(name) = unique_name(&spec.source).filter(|_| self.attachments.is_controlled()) else {
             return Ok(());
         };
-        self.attachable().entry(pod.uid().clone()).or_default().insert(name.clone());
-        if pod.is_static() || self.is_mounted(pod, spec)? {
+        let dir = self.device_dir(spec);
+        {
+            let mut attachable = self.attachable();
+            attachable.wanted.entry(pod.uid().clone()).or_default().insert(name.clone());
+            attachable.dirs.extend(dir.map(|dir| (dir, name.clone())));
+        }
+        self.show_attachable();
+        if pod.is_static() || self.is_set_up(pod, spec)? {
             return Ok(());
         }
-        for read in 0..READS {
-            if attached().is_some_and(|names| names.contains(&name)) {
-                return Ok(());
-            }
-            if read + 1 < READS {
-                self.host.pause(PERIOD, stop)?;
-            }
-        }
-        let phase = match spec.mode {
-            Mode::Filesystem => Phase::WaitForAttach,
-            Mode::Block => Phase::WaitForAttachBlock,
-        };
-        Err(VolumeError::device(phase, format!("volume {name} not attached according to node status")))
+        Ok(self.attachments.may_mount(pod.uid(), &name, Instant::now())?)
     }
 }
 
@@ -118,5 +168,33 @@ mod tests {
         let name = unique_name(&Source::Iscsi(iscsi));
         assert_eq!(name.as_deref(), Some("kubernetes.io/iscsi/10.0.0.1:3260:iqn.x:0"));
         assert_eq!(unique_name(&Source::Other("x".to_owned())), None);
+    }
+
+    #[test]
+    fn volume_of_a_device_is_known_until_the_device_is_released() {
+        let device = |kind, dir: &str| Device { kind, dir: PathBuf::from(dir), is_block: false };
+        let devices = [
+            device(Kind::Iscsi, "/p/iscsi/iface-default/10.0.0.1:3260-iqn.x-lun-0"),
+            device(Kind::Fc, "/p/fc/a-b-lun-2"),
+            device(Kind::Fc, "/p/fc/c_d"),
+            device(Kind::Local, "/p/local-volume/mounts/pv"),
+        ];
+        let mut attachable = Attachable::default();
+        attachable.dirs.insert(devices[2].dir.clone(), "kubernetes.io/fc/[c d]".to_owned());
+        attachable.dirs.insert(PathBuf::from("/p/fc/gone"), "kubernetes.io/fc/[gone]".to_owned());
+        let wanted = BTreeSet::from(["kubernetes.io/fc/[w]".to_owned()]);
+        attachable.wanted.insert(PodUid::from("u"), wanted);
+        let names: Vec<String> = attachable.names(&devices).into_iter().collect();
+        assert_eq!(
+            names,
+            [
+                "kubernetes.io/fc/[a b]:2",
+                "kubernetes.io/fc/[c d]",
+                "kubernetes.io/fc/[w]",
+                "kubernetes.io/iscsi/10.0.0.1:3260:iqn.x:0"
+            ]
+        );
+        attachable.wanted.clear();
+        assert!(attachable.names(&[]).is_empty() && attachable.dirs.is_empty());
     }
 }

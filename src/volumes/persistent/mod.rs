@@ -31,8 +31,9 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use super::attachment::Attachments;
 use super::error::VolumeError;
-use super::kind::{AttachedVolumes, CsiVolumes, NodeLabels, Phase};
+use super::kind::{CsiVolumes, NodeLabels, Phase};
 use super::operations::Operations;
 use super::{host_path, paths};
 use crate::kube::PodApi;
@@ -49,6 +50,7 @@ use crate::util::disk_writes;
 use crate::util::stop::StopToken;
 use crate::util::tree;
 
+use attached::Attachable;
 use devices::{Lock, Locks};
 use host::{Host, RealHost, mount_at};
 
@@ -81,12 +83,12 @@ pub(super) struct Kinds {
     plugins: Mutex<HashMap<PodUid, Known>>,
     /// Volumes that are inspected at each sync of their pod.
     refreshed: Mutex<HashMap<PodUid, BTreeSet<String>>>,
-    /// The volumes that a controller has attached; not set: the node waits for none.
-    attached: OnceLock<AttachedVolumes>,
+    /// What the controller that attaches volumes knows.
+    attachments: Arc<Attachments>,
     /// The labels of this node; not set: a volume of any node is set up.
     labels: OnceLock<NodeLabels>,
     /// Volumes of pods that a controller attaches.
-    attachable: Mutex<HashMap<PodUid, BTreeSet<String>>>,
+    attachable: Mutex<Attachable>,
 }
 
 impl std::fmt::Debug for Kinds {
@@ -108,8 +110,9 @@ impl Kinds {
         node: &str,
         api: Option<PodApi>,
         events: EventSink,
+        attachments: Arc<Attachments>,
     ) -> Kinds {
-        Kinds {
+        let kinds = Kinds {
             host: Box::new(RealHost),
             root_dir: root_dir.to_owned(),
             node: node.to_owned(),
@@ -122,10 +125,13 @@ impl Kinds {
             operations: Operations::default(),
             plugins: Mutex::default(),
             refreshed: Mutex::default(),
-            attached: OnceLock::new(),
+            attachments,
             labels: OnceLock::new(),
             attachable: Mutex::default(),
-        }
+        };
+        // The devices of an earlier agent.
+        kinds.show_attachable();
+        kinds
     }
 
     /// Serves volumes of CSI drivers too.
@@ -138,6 +144,15 @@ impl Kinds {
     pub(super) fn with_operations(mut self, operations: &Operations) -> Kinds {
         self.operations = operations.clone();
         self
+    }
+
+    /// An earlier agent has mounted these persistent volumes for these pods. One that only one pod may
+    /// use stays with it.
+    pub(super) fn keep_users(&self, users: Vec<(String, PodUid)>) {
+        let mut singles = self.singles();
+        for (name, pod) in users {
+            singles.entry(name).or_insert(pod);
+        }
     }
 
     /// Whether volumes of this kind are set up here.
@@ -182,7 +197,7 @@ impl Kinds {
         self.forget_attachable(uid);
     }
 
-    fn attachable(&self) -> MutexGuard<'_, HashMap<PodUid, BTreeSet<String>>> {
+    fn attachable(&self) -> MutexGuard<'_, Attachable> {
         self.attachable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -259,7 +274,7 @@ impl Kinds {
         }
         self.check_node(pod, &spec)?;
         self.claim_alone(pod, &spec)?;
-        self.check_attached(pod, &spec, stop)?;
+        self.check_attached(pod, &spec)?;
         if spec.mode == Mode::Block && !matches!(spec.source, Source::Csi(_)) {
             return self.map_device(pod, &volume.name, &spec, stop);
         }
@@ -267,7 +282,7 @@ impl Kinds {
             volume: volume.name.clone(),
             host_path,
             read_only: spec.read_only,
-            selinux_relabel,
+            selinux_relabel: selinux_relabel && !spec.read_only,
         };
         match &spec.source {
             Source::HostPath(source) => {

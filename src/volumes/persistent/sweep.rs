@@ -51,6 +51,7 @@ impl Kinds {
                 first = first.and(Err(error));
             }
         }
+        self.show_attachable();
         first
     }
 

@@ -1,5 +1,6 @@
 //! Tests of the kinds together: commands and mounts of a fake node.
 
+use super::super::attachment::{Controller, Shown};
 use super::super::error::ToolError;
 use super::host::fake::FakeHost;
 use super::sysfs::tests::{link as device_link, session};
@@ -67,7 +68,8 @@ impl Node {
             trust: Default::default(),
         };
         let (events, _) = EventSink::new();
-        let mut kinds = Kinds::new((root.path(), &root.path().join("exec")), "node", Some(api), events);
+        let mut kinds =
+            Kinds::new((root.path(), &root.path().join("exec")), "node", Some(api), events, Arc::default());
         kinds.host = Box::new(Shared(Arc::clone(&host)));
         for uid in ["u1", "u2"] {
             std::fs::create_dir_all(root.path().join("pods").join(uid)).unwrap();
@@ -396,24 +398,41 @@ fn names_of_targets_cannot_leave_their_directory() {
 }
 
 #[test]
-fn volume_of_a_controller_waits_until_the_node_shows_it() {
+fn volume_of_a_controller_waits_until_the_node_shows_it_in_use_and_attached() {
     let node = Node::new(vec![], vec![]);
-    let attached: Arc<Mutex<Option<Vec<String>>>> = Arc::default();
-    let shown = Arc::clone(&attached);
-    node.kinds.wait_for_attachment(Box::new(move || shown.lock().unwrap().clone()));
-    let source = json!({"name": "v", "fc": {"wwids": ["w"], "fsType": "ext4"}});
-    let name = "kubernetes.io/fc/[w]";
-    for known in [None, Some(vec![]), Some(vec!["kubernetes.io/fc/[x]".to_owned()])] {
-        *attached.lock().unwrap() = known;
+    let attachments = &node.kinds.attachments;
+    let shown: Arc<Mutex<Option<Shown>>> = Arc::default();
+    let (read, (woken, wakes)) = (Arc::clone(&shown), crossbeam_channel::unbounded());
+    attachments.agree_with(Controller {
+        shown: Box::new(move || read.lock().unwrap().clone()),
+        changed: Box::new(|| {}),
+        wake: Box::new(move |pod| woken.send(pod.clone()).unwrap()),
+    });
+    let source = json!({"name": "v", "fc": {"wwids": ["w x"], "fsType": "ext4"}});
+    let name = "kubernetes.io/fc/[w x]";
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+    let waits = || {
         let error = node.set_up("u1", source.clone()).unwrap_err();
-        assert!(error.contains("not attached according to node status"), "{error}");
-        assert_eq!(node.kinds.in_use(), [name]);
-    }
-    *attached.lock().unwrap() = Some(vec![name.to_owned()]);
+        assert_eq!(error, format!("volume {name} is not yet attached according to node status"));
+        assert_eq!(attachments.in_use(), [name]);
+    };
+    waits();
+    *shown.lock().unwrap() =
+        Some(Shown { in_use: names(&[name]), attached: names(&["kubernetes.io/fc/[y]"]) });
+    waits();
+    let (number, listed) = attachments.list();
+    assert_eq!(listed, [name]);
+    *shown.lock().unwrap() = Some(Shown { in_use: names(&[name]), attached: names(&[name]) });
+    waits();
+    attachments.stored(number, &names(&[name]));
+    assert_eq!(wakes.try_recv(), Ok(PodUid::from("u1")));
     let error = node.set_up("u1", source).unwrap_err();
     assert!(!error.contains("according to node status"), "the search for the disk has begun: {error}");
+    // The pod has ended, but its device is not released yet.
     node.kinds.forget(&PodUid::from("u1"));
-    assert!(node.kinds.in_use().is_empty());
+    assert_eq!(attachments.in_use(), [name]);
+    node.kinds.sweep(&StopToken::never()).unwrap();
+    assert!(attachments.in_use().is_empty());
 }
 
 #[test]
