@@ -31,6 +31,17 @@ pub enum ReadError {
     Stopping,
 }
 
+/// A step of the growth of a volume on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GrowthStep {
+    /// The driver is called.
+    InProgress,
+    /// It has refused, in words; the growth is repeated.
+    Failed(String),
+    /// It has refused, in words; the controller decides which size the volume gets.
+    Infeasible(String),
+}
+
 /// The requests to the API server; a trait so that tests need no server.
 pub trait ClaimApi: Send + Sync {
     /// Reads a claim.
@@ -66,6 +77,15 @@ pub trait ClaimApi: Send + Sync {
     /// See [`ReadError`].
     fn read_attachment(&self, name: &str) -> Result<VolumeAttachment, ReadError> {
         let _ = name;
+        Err(refused())
+    }
+
+    /// Shows in the claim's status how the growth of its volume on this node goes on.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    fn write_growth(&self, namespace: &str, name: &str, step: &GrowthStep) -> Result<(), ReadError> {
+        let _ = (namespace, name, step);
         Err(refused())
     }
 
@@ -206,6 +226,14 @@ impl Claims {
         self.shared.api.read_attachment(name)
     }
 
+    /// Shows in the claim's status how the growth of its volume on this node goes on.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn report_growth(&self, namespace: &str, name: &str, step: &GrowthStep) -> Result<(), ReadError> {
+        self.shared.api.write_growth(namespace, name, step)
+    }
+
     /// Reports the new size of a claim's volume, a quantity.
     ///
     /// # Errors
@@ -265,6 +293,9 @@ impl Claims {
             }
             fn read_attachment(&self, name: &str) -> Result<VolumeAttachment, ReadError> {
                 Err(ReadError::Refused { text: format!("volumeattachments {name:?} not found") })
+            }
+            fn write_growth(&self, _: &str, _: &str, _: &GrowthStep) -> Result<(), ReadError> {
+                Ok(())
             }
             fn write_size(&self, _: &str, _: &str, _: &str) -> Result<(), ReadError> {
                 Ok(())

@@ -63,15 +63,26 @@ pub struct Claim {
 pub struct ClaimSpec {
     pub volume_name: String,
     pub access_modes: Vec<String>,
+    pub resources: ClaimResources,
+}
+
+/// `spec.resources` of a claim.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct ClaimResources {
+    pub requests: BTreeMap<String, Quantity>,
 }
 
 /// `status` of a claim.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct ClaimStatus {
     pub phase: String,
     pub capacity: BTreeMap<String, Quantity>,
+    pub allocated_resources: BTreeMap<String, Quantity>,
+    pub allocated_resource_statuses: BTreeMap<String, String>,
 }
 
 /// A PersistentVolume.
@@ -244,14 +255,60 @@ pub struct Spec {
     pub access_modes: Vec<AccessMode>,
     /// Whether only one pod may use it at a time.
     pub is_single_pod: bool,
-    /// Whether the persistent volume is larger than its claim's status says.
+    /// Whether the node has to grow the volume to `size`.
     pub has_grown: bool,
-    /// The persistent volume's size, if it is known.
+    /// The size that the volume has, or is grown to, if it is known.
     pub size: Option<Quantity>,
+    /// What else is known about its growth.
+    pub growth: Growth,
     /// Whether it comes from a persistent volume, and not from the pod.
     pub is_persistent: bool,
     /// The nodes that can have it; `None`: all.
     pub nodes: Option<NodeSelector>,
+}
+
+/// The growth of a persistent volume on the node (Go: pkg/volume/util/operationexecutor,
+/// `NodeExpander`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Growth {
+    /// The claim's status shows the steps of the node: the controller has begun the growth.
+    pub is_shown: bool,
+    /// It shows already that the node has begun.
+    pub is_in_progress: bool,
+    /// The claim wants another size than the one that the volume is grown to.
+    pub is_superseded: bool,
+    /// The size in the claim's status, in bytes.
+    pub claim_bytes: i64,
+    /// Several nodes have the volume, and each must grow it.
+    pub is_for_each_node: bool,
+}
+
+/// The annotation of a claim whose volume the controller has grown alone.
+const NO_NODE_EXPANSION: &str = "volume.kubernetes.io/node-expansion-not-required";
+
+/// Whether the node has to grow the volume, to which size, and how.
+fn growth(claim: &Claim, volume: &PersistentVolume) -> (bool, Option<Quantity>, Growth) {
+    const KEY: &str = "storage";
+    let bytes = |size: Option<&Quantity>| size.map_or(0, |size| amount(size).units());
+    let (spec, status) = (&volume.spec, &claim.status);
+    let (own, shown) = (spec.capacity.get(KEY), status.capacity.get(KEY));
+    let state = status.allocated_resource_statuses.get(KEY).map(String::as_str).unwrap_or_default();
+    let is_larger = own.map(amount) > shown.map(amount);
+    let is_shown = !state.is_empty() || !status.allocated_resources.is_empty();
+    let may_grow = !is_shown || matches!(state, "NodeResizePending" | "NodeResizeInProgress");
+    // An older controller does not say which size is being made.
+    let size = if is_shown && is_larger { status.allocated_resources.get(KEY).or(own) } else { own };
+    let is_shared = spec.access_modes.iter().any(|mode| mode == "ReadWriteMany");
+    let growth = Growth {
+        is_shown,
+        is_in_progress: state == "NodeResizeInProgress",
+        is_superseded: bytes(claim.spec.resources.requests.get(KEY)) != bytes(size),
+        claim_bytes: bytes(shown),
+        is_for_each_node: is_shared
+            && state.is_empty()
+            && !claim.metadata.annotations.contains_key(NO_NODE_EXPANSION),
+    };
+    (is_larger && may_grow, size.cloned(), growth)
 }
 
 /// Why a claim cannot be used. Texts as upstream's.
@@ -374,8 +431,8 @@ impl Spec {
     /// The volume that a claim leads to.
     #[must_use]
     pub fn persistent(wanted: &ClaimName, claim: &Claim, volume: &PersistentVolume) -> Spec {
-        let size = |capacity: &BTreeMap<String, Quantity>| capacity.get("storage").map(amount);
         let spec = &volume.spec;
+        let (has_grown, size, growth) = growth(claim, volume);
         let source = source_of(volume);
         Spec {
             name: volume.metadata.name.clone(),
@@ -385,8 +442,9 @@ impl Spec {
             mode: spec.volume_mode,
             access_modes: access_modes(volume),
             is_single_pod: spec.access_modes.iter().any(|mode| mode == "ReadWriteOncePod"),
-            has_grown: size(&spec.capacity) > size(&claim.status.capacity),
-            size: spec.capacity.get("storage").cloned(),
+            has_grown,
+            size,
+            growth,
             is_persistent: true,
             nodes: nodes(volume),
         }
@@ -418,6 +476,7 @@ impl Spec {
             is_single_pod: false,
             has_grown: false,
             size: None,
+            growth: Growth::default(),
             is_persistent: false,
             nodes: None,
         })

@@ -145,6 +145,8 @@ pub enum Phase {
     MapBlockVolume,
     /// The growth of the file system.
     Expand,
+    /// The growth of the file system, to a size that it can never have.
+    ExpandInfeasible,
     /// The removal from the pod. It has no event.
     TearDown,
     /// The removal from the node. It has no event.
@@ -165,7 +167,7 @@ impl Phase {
             Phase::SetUpDevice => "MapVolume.SetUpDevice",
             Phase::MapPodDevice => "MapVolume.MapPodDevice",
             Phase::MapBlockVolume => "MapVolume.MapBlockVolume",
-            Phase::Expand => "MountVolume.NodeExpandVolume",
+            Phase::Expand | Phase::ExpandInfeasible => "MountVolume.NodeExpandVolume",
             Phase::TearDown => "UnmountVolume.TearDown",
             Phase::UnmountDevice => "UnmountDevice",
         }
@@ -186,7 +188,7 @@ impl Phase {
             | Phase::SetUpDevice
             | Phase::MapPodDevice
             | Phase::MapBlockVolume => "FailedMapVolume",
-            Phase::Expand => "VolumeResizeFailed",
+            Phase::Expand | Phase::ExpandInfeasible => "VolumeResizeFailed",
             Phase::TearDown | Phase::UnmountDevice => return None,
         })
     }

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
+use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::super::claims::{ClaimApi, Claims, ReadError};
+use super::super::claims::{ClaimApi, Claims, GrowthStep, ReadError};
 use super::super::client::Client;
 use super::super::error::ApiError;
 use super::super::objects::{
@@ -176,6 +177,13 @@ impl ClaimApi for Requests {
         self.client.get(&Target::volume_attachment(name)).map_err(|error| read_error(&error))
     }
 
+    fn write_growth(&self, namespace: &str, name: &str, step: &GrowthStep) -> Result<(), ReadError> {
+        let body = growth_patch(step, Timestamp::now());
+        let changed: Result<Value, ApiError> =
+            self.client.patch(&Target::claim_status(namespace, name), &body);
+        changed.map(drop).map_err(|error| read_error(&error))
+    }
+
     fn write_size(&self, namespace: &str, name: &str, size: &str) -> Result<(), ReadError> {
         // Conditions are merged by their type.
         let gone = ["FileSystemResizePending", "Resizing", "NodeResizeError", "ControllerResizeError"]
@@ -189,6 +197,30 @@ impl ClaimApi for Requests {
             self.client.patch(&Target::claim_status(namespace, name), &body);
         changed.map(drop).map_err(|error| read_error(&error))
     }
+}
+
+/// The status of a claim (Go: pkg/volume/util/resize_util.go).
+fn growth_patch(step: &GrowthStep, now: Timestamp) -> Value {
+    let state = match step {
+        GrowthStep::InProgress => Some("NodeResizeInProgress"),
+        GrowthStep::Failed(_) => None,
+        GrowthStep::Infeasible(_) => Some("NodeResizeInfeasible"),
+    };
+    let mut status = json!({});
+    if let Some(state) = state {
+        status["allocatedResourceStatuses"] = json!({"storage": state});
+    }
+    if let GrowthStep::Failed(why) | GrowthStep::Infeasible(why) = step {
+        // The API stores whole seconds only.
+        let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
+        status["conditions"] = json!([{
+            "type": "NodeResizeError",
+            "status": "True",
+            "lastTransitionTime": now.to_string(),
+            "message": format!("failed to expand pvc with {why}"),
+        }]);
+    }
+    json!({ "status": status })
 }
 
 fn read_error(error: &ApiError) -> ReadError {

@@ -214,3 +214,40 @@ proptest! {
         let _ = check_claim(&pod(json!({"containers": []})), &named(), &claim);
     }
 }
+
+#[test]
+fn volume_grows_to_the_size_that_the_controller_has_allocated() {
+    let volume: PersistentVolume = serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": {
+        "capacity": {"storage": "3Gi"}, "accessModes": ["ReadWriteMany"]}}))
+    .unwrap();
+    let name = ClaimName { name: "c".to_owned(), read_only: false, is_ephemeral: false };
+    let of = |status: serde_json::Value, annotations: serde_json::Value| {
+        let claim: Claim = serde_json::from_value(json!({"metadata": {"annotations": annotations},
+            "spec": {"resources": {"requests": {"storage": "2Gi"}}}, "status": status}))
+        .unwrap();
+        Spec::persistent(&name, &claim, &volume)
+    };
+    let status = |state: &str| {
+        json!({"capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "2Gi"},
+            "allocatedResourceStatuses": {"storage": state}})
+    };
+    let older = of(json!({"capacity": {"storage": "1Gi"}}), json!({}));
+    assert_eq!((older.grow_to(), older.growth.is_shown), (Some(3 << 30), false));
+    assert!(older.growth.is_superseded);
+    for (state, expected) in [
+        ("NodeResizePending", Some(2 << 30)),
+        ("NodeResizeInProgress", Some(2 << 30)),
+        ("NodeResizeInfeasible", None),
+        ("ControllerResizeInProgress", None),
+        ("ControllerResizeInfeasible", None),
+    ] {
+        let spec = of(status(state), json!({}));
+        assert_eq!(spec.grow_to(), expected, "{state}");
+        assert!(spec.growth.is_shown && !spec.growth.is_superseded && !spec.growth.is_for_each_node);
+    }
+    let done = of(json!({"capacity": {"storage": "3Gi"}}), json!({}));
+    assert_eq!((done.grow_to(), done.growth.claim_bytes), (None, 3 << 30));
+    assert!(done.growth.is_for_each_node);
+    let alone = json!({"volume.kubernetes.io/node-expansion-not-required": "true"});
+    assert!(!of(json!({"capacity": {"storage": "3Gi"}}), alone).growth.is_for_each_node);
+}

@@ -89,6 +89,8 @@ fn of(error: &CallError) -> DriverError {
         Kind::Aborted => Code::Aborted,
         Kind::FailedPrecondition => Code::FailedPrecondition,
         Kind::NotFound => Code::NotFound,
+        Kind::InvalidArgument => Code::InvalidArgument,
+        Kind::OutOfRange => Code::OutOfRange,
         Kind::Unimplemented => Code::Unimplemented,
         _ => Code::Other,
     };

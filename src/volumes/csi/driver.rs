@@ -160,6 +160,8 @@ pub enum Code {
     Aborted,
     FailedPrecondition,
     NotFound,
+    InvalidArgument,
+    OutOfRange,
     Unimplemented,
     /// All others.
     Other,

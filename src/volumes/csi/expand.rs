@@ -21,7 +21,8 @@ impl Csi {
         self.grow_at(wanted, &at, bytes, stop)
     }
 
-    /// Grows a published volume. `None`: the driver does not do it on the node.
+    /// Grows a published volume. `None`: the driver does not do it on the node, or not while the volume
+    /// is in use; then it is not asked again before the next mount.
     pub(super) fn grow_at(
         &self,
         wanted: &Wanted,
@@ -30,10 +31,10 @@ impl Csi {
         stop: &StopToken,
     ) -> Result<Option<i64>, VolumeError> {
         let phase = Phase::Expand;
-        if !at.abilities.expand || wanted.is_read_only() {
+        let place = wanted.place();
+        if !at.abilities.expand || wanted.is_read_only() || self.users().is_not_grown(&place) {
             return Ok(None);
         }
-        let place = wanted.place();
         let path = match wanted.form {
             Form::Filesystem => self.layout.of_pod(&place)?.join(TARGET),
             Form::Block => self.publish_path(&place)?,
@@ -57,7 +58,17 @@ impl Csi {
             // A driver need not report a size.
             Ok(size) => Ok(Some(if size > 0 { size } else { bytes })),
             Err(error) if error.code == Code::Unimplemented => Ok(None),
-            Err(error) => Err(of_call(phase, "Expander.NodeExpand failed to expand the volume : ", &error)),
+            Err(error) if error.code == Code::FailedPrecondition => {
+                log::warn!("CSI volume {} is not grown while it is in use: {error}", wanted.spec_name);
+                self.users().set_not_grown(&place);
+                Ok(None)
+            }
+            Err(error) => {
+                let is_infeasible =
+                    matches!(error.code, Code::InvalidArgument | Code::OutOfRange | Code::NotFound);
+                let phase = if is_infeasible { Phase::ExpandInfeasible } else { phase };
+                Err(of_call(phase, "Expander.NodeExpand failed to expand the volume : ", &error))
+            }
         }
     }
 }

@@ -29,6 +29,10 @@ pub(super) const DRIVER: &str = "d.example";
 pub(super) enum Fault {
     /// Nothing, and says so.
     Final,
+    /// Nothing, because the volume is in use.
+    InUse,
+    /// Nothing, because that can never be done.
+    OutOfRange,
     /// Nothing, but the agent cannot know.
     Uncertain,
     /// Its work, but the answer is lost.
@@ -192,6 +196,8 @@ impl FakeNode {
         };
         let result = match fault {
             Some(Fault::Final) => Err(failed(Code::Other, "Internal")),
+            Some(Fault::InUse) => Err(failed(Code::FailedPrecondition, "FailedPrecondition")),
+            Some(Fault::OutOfRange) => Err(failed(Code::OutOfRange, "OutOfRange")),
             Some(Fault::Uncertain) => Err(failed(Code::Unavailable, "Unavailable")),
             Some(Fault::LostAnswer) => {
                 let _ = work(&mut self.inner());
@@ -461,7 +467,12 @@ fn start(
     let driver = node.driver();
     let registry = Registry::new(move |_, _| Ok(Arc::clone(&driver)));
     registry.register(DRIVER, "/s", &["1.0.0".to_owned()], &StopToken::never()).unwrap();
-    let settings = CsiSettings { root_dir: root.to_owned(), node_name: "n1".to_owned(), selinux: None, events: EventSink::new().0 };
+    let settings = CsiSettings {
+        root_dir: root.to_owned(),
+        node_name: "n1".to_owned(),
+        selinux: None,
+        events: EventSink::new().0,
+    };
     let mounter = Arc::new(FakeMounter(Arc::clone(node)));
     let cluster = Arc::clone(cluster) as Arc<dyn Cluster>;
     Arc::new(Csi::new(settings, Arc::new(registry), cluster, mounter, attachments))

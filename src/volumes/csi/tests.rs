@@ -630,3 +630,23 @@ fn staged_volume_whose_record_is_damaged_is_found_in_the_object_of_the_node() {
     assert_eq!((agent.node.staged(), agent.left()), (0, Vec::new()));
     assert!(agent.csi.attachments.list().1.is_empty());
 }
+
+/// The pod never started.
+#[test]
+fn volume_that_cannot_grow_while_it_is_in_use_is_mounted() {
+    let agent = FakeAgent::new();
+    let mut a = wanted("a", "h");
+    a.grow_to = Some(1 << 30);
+    agent.node.fail("expand", Fault::InUse);
+    assert_eq!(set_up(&agent, &a).unwrap().grown_to, None);
+    // The driver is not asked again before the next mount.
+    let volume = agent.csi.volume(a.clone());
+    changes(&agent);
+    assert_eq!(volume.expand(1 << 30, &StopToken::never()).unwrap(), None);
+    assert!(changes(&agent).is_empty());
+    tear_down(&agent, &a).unwrap();
+    assert_eq!(set_up(&agent, &a).unwrap().grown_to, Some(1 << 30));
+    agent.node.fail("expand", Fault::OutOfRange);
+    let error = kind_error(volume.expand(2 << 30, &StopToken::never()).unwrap_err());
+    assert_eq!((error.phase, error.certainty), (Phase::ExpandInfeasible, Certainty::Final));
+}

@@ -22,6 +22,8 @@ pub(super) struct Users {
     volumes: HashMap<String, Volume>,
     /// Volumes that must be published again at each sync of their pod.
     republished: BTreeSet<Place>,
+    /// The driver does not grow these while they are in use.
+    not_grown: BTreeSet<Place>,
     /// Pods have volumes there whose names are not known, because their records are damaged.
     unknown: BTreeSet<Place>,
     /// The names of the volumes in their pods, once this process has set them up.
@@ -48,6 +50,7 @@ impl Users {
     /// A pod no longer uses a volume. Returns whether no other pod uses it, or may use it.
     pub(super) fn remove(&mut self, name: &str, place: &Place) -> bool {
         self.unknown.remove(place);
+        self.not_grown.remove(place);
         self.republished.remove(place);
         self.pod_names.remove(place);
         let Some(volume) = self.volumes.get_mut(name) else { return true };
@@ -154,6 +157,14 @@ impl Users {
     pub(super) fn names(&self) -> BTreeSet<String> {
         let attached = self.volumes.iter().filter(|(_, volume)| !volume.is_unattached);
         attached.map(|(name, _)| name.clone()).collect()
+    }
+
+    pub(super) fn set_not_grown(&mut self, place: &Place) {
+        self.not_grown.insert(place.clone());
+    }
+
+    pub(super) fn is_not_grown(&self, place: &Place) -> bool {
+        self.not_grown.contains(place)
     }
 
     pub(super) fn set_republished(&mut self, place: &Place, is_republished: bool) {

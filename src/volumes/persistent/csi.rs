@@ -1,9 +1,12 @@
 //! Volumes of CSI drivers, which their own part of this room sets up, and the growth of volumes.
 
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{MutexGuard, PoisonError};
+
 use super::super::error::VolumeError;
-use super::super::kind::{Form, VolumeKind};
+use super::super::kind::{Certainty, Form, Phase, VolumeKind};
 use super::Kinds;
-use crate::kube::claims::ReadError;
+use crate::kube::claims::{GrowthStep, ReadError};
 use crate::model::api::Volume;
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
@@ -27,7 +30,8 @@ impl Kinds {
         stop: &StopToken,
     ) -> Result<MountedVolume, VolumeError> {
         let kind = self.csi_volume(pod, &volume.name, spec)?;
-        let ready = kind.set_up(stop)?;
+        self.note_size(pod, volume, spec);
+        let ready = self.growing(pod, volume, spec, || kind.set_up(stop))?;
         if ready.grown_to.is_some() {
             self.report_growth(pod, volume, spec);
         }
@@ -84,12 +88,93 @@ impl Kinds {
         if kind.requires_remount() {
             return self.set_up_csi(pod, volume, &spec, stop);
         }
-        if let Some(bytes) = spec.grow_to()
+        if let Some(bytes) = spec.grow_to() {
+            if self.growing(pod, volume, &spec, || kind.expand(bytes, stop))?.is_some() {
+                self.report_growth(pod, volume, &spec);
+            }
+        } else if let Some(bytes) = self.grown_elsewhere(pod, volume, &spec)
             && kind.expand(bytes, stop)?.is_some()
         {
-            self.report_growth(pod, volume, &spec);
+            self.sizes().entry(pod.uid().clone()).or_default().insert(volume.name.clone(), bytes);
         }
         Ok(mounted)
+    }
+
+    fn sizes(&self) -> MutexGuard<'_, HashMap<PodUid, BTreeMap<String, i64>>> {
+        self.sizes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed_growths(&self) -> MutexGuard<'_, HashMap<PodUid, BTreeSet<String>>> {
+        self.failed_growths.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn forget_sizes(&self, uid: &PodUid) {
+        self.sizes().remove(uid);
+        self.failed_growths().remove(uid);
+    }
+
+    /// The size that the volume has at its mount: that of the claim's status.
+    fn note_size(&self, pod: &Pod, volume: &Volume, spec: &Spec) {
+        let mut sizes = self.sizes();
+        let volumes = sizes.entry(pod.uid().clone()).or_default();
+        volumes.entry(volume.name.clone()).or_insert(spec.growth.claim_bytes);
+    }
+
+    /// The size of a volume that other nodes have too and that one of them has grown: the claim has it
+    /// already.
+    fn grown_elsewhere(&self, pod: &Pod, volume: &Volume, spec: &Spec) -> Option<i64> {
+        let bytes = spec.growth.claim_bytes;
+        let known = self.sizes().get(pod.uid()).and_then(|volumes| volumes.get(&volume.name).copied());
+        (spec.growth.is_for_each_node && !spec.read_only && known.is_some_and(|known| known < bytes))
+            .then_some(bytes)
+    }
+
+    /// Runs an operation that grows the volume if it has to grow, and shows its steps in the claim.
+    fn growing<T>(
+        &self,
+        pod: &Pod,
+        volume: &Volume,
+        spec: &Spec,
+        work: impl FnOnce() -> Result<T, VolumeError>,
+    ) -> Result<T, VolumeError> {
+        let claim = persistent::claim_name(pod, volume);
+        let (Some(api), Some(claim)) = (&self.api, claim.filter(|_| spec.has_grown && !spec.read_only))
+        else {
+            return work();
+        };
+        let show = |step: GrowthStep| {
+            let shown = api.claims.report_growth(pod.namespace(), &claim.name, &step);
+            shown.inspect_err(|error| log::warn!("cannot write the status of claim {}: {error}", claim.name))
+        };
+        let is_shown = spec.growth.is_shown;
+        if is_shown
+            && !spec.growth.is_in_progress
+            && let Err(error) = show(GrowthStep::InProgress)
+        {
+            let why = format!("failed to mark node expansion in progress: {error}");
+            return match error {
+                ReadError::Stopping => Err(VolumeError::Stopping),
+                _ => Err(VolumeError::device(Phase::Expand, why)),
+            };
+        }
+        let result = work();
+        if let Err(VolumeError::Kind(error)) = &result
+            && matches!(error.phase, Phase::Expand | Phase::ExpandInfeasible)
+            && error.certainty == Certainty::Final
+        {
+            let has_failed_before =
+                !self.failed_growths().entry(pod.uid().clone()).or_default().insert(volume.name.clone());
+            let is_infeasible =
+                error.phase == Phase::ExpandInfeasible || (has_failed_before && spec.growth.is_superseded);
+            if is_shown {
+                // A failure is logged, and the growth is repeated.
+                let _ = show(match is_infeasible {
+                    true => GrowthStep::Infeasible(error.message.clone()),
+                    false => GrowthStep::Failed(error.message.clone()),
+                });
+            }
+        }
+        result
     }
 
     /// The claim shows the new size. Until it does, the growth is repeated at each sync, which

@@ -25,7 +25,7 @@ mod sweep;
 mod sysfs;
 mod tools;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::CString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -83,6 +83,10 @@ pub(super) struct Kinds {
     plugins: Mutex<HashMap<PodUid, Known>>,
     /// Volumes that are inspected at each sync of their pod.
     refreshed: Mutex<HashMap<PodUid, BTreeSet<String>>>,
+    /// The sizes in bytes of volumes of pods that may grow on other nodes first.
+    sizes: Mutex<HashMap<PodUid, BTreeMap<String, i64>>>,
+    /// Volumes whose growth their driver has refused.
+    failed_growths: Mutex<HashMap<PodUid, BTreeSet<String>>>,
     /// What the controller that attaches volumes knows.
     attachments: Arc<Attachments>,
     /// The labels of this node; not set: a volume of any node is set up.
@@ -125,6 +129,8 @@ impl Kinds {
             operations: Operations::default(),
             plugins: Mutex::default(),
             refreshed: Mutex::default(),
+            sizes: Mutex::default(),
+            failed_growths: Mutex::default(),
             attachments,
             labels: OnceLock::new(),
             attachable: Mutex::default(),
@@ -195,6 +201,7 @@ impl Kinds {
         self.singles().retain(|_, user| user != uid);
         self.refreshed().remove(uid);
         self.forget_attachable(uid);
+        self.forget_sizes(uid);
     }
 
     fn attachable(&self) -> MutexGuard<'_, Attachable> {

@@ -51,6 +51,7 @@ mod tests {
             is_single_pod: false,
             size: None,
             has_grown: false,
+            growth: Default::default(),
             is_persistent: true,
             nodes: None,
         }
