@@ -59,6 +59,8 @@ pub struct Wait {
     pub report_at: Instant,
     /// The wait is to be reported now.
     pub is_overdue: bool,
+    /// The node has no place for the volume, in the words of its driver.
+    pub no_place: Option<String>,
 }
 
 /// The time after which a wait is reported, and between later reports: that of the Go kubelet, after
@@ -124,7 +126,7 @@ impl Agreement {
         if is_overdue {
             *report_at = now + LONG;
         }
-        Wait { name: name.to_owned(), report_at: *report_at, is_overdue }
+        Wait { name: name.to_owned(), report_at: *report_at, is_overdue, no_place: None }
     }
 
     /// Whether the volume may be mounted. `shown`: the newest object.

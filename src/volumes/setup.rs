@@ -616,7 +616,8 @@ impl<'a> SetUp<'a> {
     fn await_attachment(&mut self, index: usize, wait: &Wait) {
         let Some(wanted) = self.wanted.get_mut(index) else { return };
         let (uid, name) = (self.site.pod.uid(), &wanted.volume.name);
-        let cause = wait.to_string();
+        let cause = wait.no_place.clone().unwrap_or_else(|| wait.to_string());
+        self.has_no_place |= wait.is_overdue && wait.no_place.is_some();
         if wait.is_overdue {
             let message = format!(
                 "Unable to attach or mount volumes: unmounted volumes=[{name}], unattached volumes=[{name}], \

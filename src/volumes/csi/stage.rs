@@ -40,8 +40,12 @@ impl Csi {
             users.set_pod_name(&place, &wanted.volume);
             users.set_attached(&name, is_attached);
         });
-        if is_attached && !is_mounted {
-            self.attachments.may_mount(&place.pod, &name, Instant::now())?;
+        if is_attached
+            && !is_mounted
+            && let Err(mut wait) = self.attachments.may_mount(&place.pod, &name, Instant::now())
+        {
+            wait.no_place = self.no_place(wanted, &spec, stop);
+            return Err(wait.into());
         }
         self.prepare_with(wanted, spec, stop)
     }
@@ -133,6 +137,20 @@ impl Csi {
         let text =
             format!("timed out waiting for external-attacher of {name} CSI driver to attach volume {handle}");
         Err(not_begun(phase, text))
+    }
+
+    /// Why the volume that is waited for cannot be attached: the node has its limit of the driver's
+    /// volumes, if that may change.
+    fn no_place(&self, wanted: &Wanted, driver: &CsiDriverSpec, stop: &StopToken) -> Option<String> {
+        driver.node_allocatable_update_period_seconds?;
+        let (name, handle) = (&wanted.source.driver, &wanted.source.volume_handle);
+        let id = names::attachment_name(handle, name, &self.settings.node_name);
+        let error = self.cluster.attachment(&id, stop).ok()?.status.attach_error?;
+        let is_full = error.error_code == Some(RESOURCE_EXHAUSTED);
+        is_full.then(|| {
+            self.registry.exhausted(name);
+            error.message
+        })
     }
 
     /// Whether something is mounted there; not if the mount table cannot be read.

@@ -465,6 +465,17 @@ fn volume_is_mounted_once_the_node_shows_it_in_use_and_attached() {
         assert!(agent.node.calls().is_empty() && agent.left().is_empty());
     };
     waits(&agent);
+    // The driver has no place for it, which the pod's end after a long wait must show.
+    let mut found = VolumeAttachment::default();
+    found.status.attach_error = Some(AttachError { message: "no slot".to_owned(), error_code: Some(8) });
+    let attached = agent.cluster.attachment.lock().unwrap().replace(found);
+    for period in [None, Some(60)] {
+        agent.cluster.driver.lock().unwrap().spec.node_allocatable_update_period_seconds = period;
+        let Err(VolumeError::AwaitsAttachment(wait)) = set_up(&agent, &a) else { panic!() };
+        assert_eq!(wait.no_place, period.map(|_| "no slot".to_owned()));
+    }
+    assert_eq!(agent.csi.registry().take_exhausted().len(), 1);
+    *agent.cluster.attachment.lock().unwrap() = attached;
     let both: BTreeSet<String> = [name.clone()].into();
     *shown.lock().unwrap() = Some(Shown { in_use: both.clone(), attached: both.clone() });
     waits(&agent);
