@@ -108,6 +108,10 @@ impl Lifecycle {
                     *failure = kill.failure;
                 }
             }
+            // A second deletion may shorten the grace period.
+            (Phase::Terminating { grace_seconds, .. }, None) => {
+                *grace_seconds = grace(Some(*grace_seconds), &self.pod, None);
+            }
             _ => self.notice_end(),
         }
     }
@@ -121,11 +125,16 @@ impl Lifecycle {
 
     /// An API pod that is being deleted, or has ended, must not run.
     fn notice_end(&mut self) {
-        let over = self.pod.is_deleting() || self.pod.is_over();
-        if self.phase == Phase::Syncing && over {
+        if self.phase == Phase::Syncing && must_end(&self.pod) {
             self.phase = Phase::Terminating { grace_seconds: grace(None, &self.pod, None), failure: None };
         }
     }
+}
+
+/// Whether the API server says that a pod must not run: it is being deleted, or has a terminal phase.
+#[must_use]
+pub fn must_end(pod: &Pod) -> bool {
+    pod.is_deleting() || pod.is_over()
 }
 
 /// The effective grace period in seconds: it only ever shrinks and is at least one.
@@ -186,6 +195,21 @@ mod tests {
         assert_eq!(life.phase, Phase::Syncing);
         life.apply(Update { pod: Some(deleting), kill: None });
         assert_eq!(grace_of(&life), 7);
+    }
+
+    #[test]
+    fn second_deletion_only_shortens_the_grace_period_of_a_terminating_pod() {
+        let deleted = |seconds: i64| {
+            let metadata =
+                json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": seconds});
+            Update { pod: Some(pod(metadata, "api")), kill: None }
+        };
+        let mut life = Lifecycle::new(pod(json!({}), "api"));
+        life.apply(kill(Some(20)));
+        for (seconds, expected) in [(3600, 20), (5, 5), (10, 5), (0, 1)] {
+            life.apply(deleted(seconds));
+            assert_eq!(grace_of(&life), expected);
+        }
     }
 
     #[test]

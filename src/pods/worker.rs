@@ -31,6 +31,7 @@ use crate::model::reasons;
 use crate::model::runtime::{ContainerState, ContainerStatus, ListedPod, PodRuntime, SandboxState};
 use crate::observe::Observe;
 use crate::probes::{Kind as ProbeKind, Probes};
+use crate::runtime::grace::Grace;
 use crate::runtime::{Observed, Runtime, Start, StartFailure};
 use crate::status::{self, Deadline, NodeAddresses, StartReason, StatusCache};
 use crate::util::backoff::{Failures, jitter, random_unit};
@@ -177,9 +178,16 @@ impl Worker {
         }
     }
 
-    /// The thread's body. `cancel` fires when the pod is to be killed or the agent stops;
-    /// `stop` only when the agent stops. Returns whether the pod's life on this node is over.
-    pub(super) fn run(mut self, inbox: &Inbox<(), Update>, cancel: &StopToken, stop: &StopToken) -> bool {
+    /// The thread's body. `cancel` fires when the pod is to be stopped or the agent stops; `grace` is
+    /// the time that stopping it may take, which may be shortened; `stop` fires only when the agent
+    /// stops. Returns whether the pod's life on this node is over.
+    pub(super) fn run(
+        mut self,
+        inbox: &Inbox<(), Update>,
+        grace: &Grace,
+        cancel: &StopToken,
+        stop: &StopToken,
+    ) -> bool {
         let mut due = Some(Instant::now());
         loop {
             memory::give_back_stack();
@@ -191,9 +199,7 @@ impl Worker {
                     recv(timers::at(due)) -> _ => {}
                 }
             }
-            for (_, update) in inbox.take() {
-                self.life.apply(update);
-            }
+            self.receive(inbox, grace);
             let mut steps = 0;
             let next = loop {
                 if stop.is_stopped() {
@@ -202,7 +208,7 @@ impl Worker {
                 self.report_phase();
                 steps += 1;
                 let (work, begun) = (self.work(), Instant::now());
-                let stepped = self.step(cancel, stop);
+                let stepped = self.step(inbox, grace, cancel, stop);
                 metrics::POD_WORKER.took([work], begun.elapsed());
                 match stepped {
                     Ok(Next::Now) if steps >= STEPS_AT_ONCE => {
@@ -228,9 +234,7 @@ impl Worker {
                         break Next::After(wait);
                     }
                 }
-                for (_, update) in inbox.take() {
-                    self.life.apply(update);
-                }
+                self.receive(inbox, grace);
             };
             match next {
                 Next::Done => {
@@ -249,11 +253,26 @@ impl Worker {
         }
     }
 
-    fn step(&mut self, cancel: &StopToken, stop: &StopToken) -> Result<Next, Failed> {
+    /// Applies what is in the mailbox. The grace period is reset before: an update that shortens it
+    /// later was not read here.
+    fn receive(&mut self, inbox: &Inbox<(), Update>, grace: &Grace) {
+        grace.reset();
+        for (_, update) in inbox.take() {
+            self.life.apply(update);
+        }
+    }
+
+    fn step(
+        &mut self,
+        inbox: &Inbox<(), Update>,
+        grace: &Grace,
+        cancel: &StopToken,
+        stop: &StopToken,
+    ) -> Result<Next, Failed> {
         match self.life.phase.clone() {
             Phase::Syncing => self.sync(cancel),
             Phase::Terminating { grace_seconds, failure } => {
-                self.terminate(grace_seconds, failure.as_ref(), stop)
+                self.terminate(grace_seconds, failure.as_ref(), (inbox, grace), stop)
             }
             Phase::Terminated => self.clean_up(stop),
             Phase::Finished => Ok(Next::Done),
@@ -688,6 +707,7 @@ impl Worker {
                 self.pod().full_name()
             );
         }
+        (inbox, grace): (&Inbox<(), Update>, &Grace),
         let busy = self.deps.observe.busy(&uid);
         // The last inspection may be older than the last start: inspect again.
         let before =
@@ -695,7 +715,8 @@ impl Worker {
         let before = self.addressed(before);
         // Processes that wait for a dead file server cannot be killed.
         let watch = self.deps.volumes.watch_stop(&uid, self.deps.runtime.overdue_after(grace_seconds));
-        let killed = self.deps.runtime.kill_pod(
+        grace.begin(grace_seconds);
+        let killed = self.deps.runtime.kill_pod_within(
             Some(self.pod()),
             Observed::Runtime(&before),
             Some(grace_seconds),
@@ -714,6 +735,7 @@ impl Worker {
         let after = after.map_err(|error| Failed::soon(error.to_string()))?;
         let running: Vec<&str> = after.running().map(|container| container.name.as_str()).collect();
         if !running.is_empty() {
+            grace,
             return Err(Failed::later(format!(
                 "detected running containers after a successful KillPod, CRI violation: {}",
                 running.join(", ")
@@ -738,6 +760,8 @@ impl Worker {
             api.forget(&uid);
         }
         self.deps.local.forget(&uid);
+        // The pod may have been evicted or deleted meanwhile: the last status shows that.
+        self.receive(inbox, grace);
         let removed = self.deps.cgroups.remove(self.pod(), stop);
         removed.map_err(|error| Failed::soon(format!("cannot remove the pod's cgroup: {error}")))?;
         self.deps.managers.gone(&uid);

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::lifecycle::{Kill, Update};
+use super::lifecycle::{Kill, Update, must_end};
 use super::worker::{Deps, Settings, Shared, Worker, WorkerReport, stop_unknown};
 use crate::model::ids::{FullName, PodUid};
 use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::runtime::ListedPod;
+use crate::runtime::grace::{self, GraceOwner};
 use crate::util::mailbox::{self, Post};
 use crate::util::stop::{self, StopSource};
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -56,7 +57,11 @@ struct Record {
 
 struct Thread {
     post: Post<(), Update>,
+    /// Ends what the worker does for a pod that is to run.
     cancel: Option<StopSource>,
+    /// Shortens the grace period of a pod that is being stopped; `None`: the agent stops.
+    grace: Option<GraceOwner>,
+    /// The last field: its drop waits for the thread, which the other drops have interrupted.
     running: Running,
 }
 
@@ -111,6 +116,21 @@ impl Workers {
         self.records.get(uid).is_some_and(|record| record.finished)
     }
 
+    /// Whether all containers of the pod have stopped and none will start again; `true` without a
+    /// worker.
+    #[must_use]
+    pub fn has_stopped(&self, uid: &PodUid) -> bool {
+        self.records.get(uid).is_none_or(|record| {
+            record.finished || record.shared.lock().unwrap_or_else(PoisonError::into_inner).has_stopped()
+        })
+    }
+
+    /// Whether the pod has a worker that has not stopped all its containers.
+    #[must_use]
+    pub fn is_stopping(&self, uid: &PodUid) -> bool {
+        !self.has_stopped(uid)
+    }
+
     /// The newest version of the pod that its worker has; `None` also for a pod that only
     /// the runtime knows.
     #[must_use]
@@ -138,9 +158,9 @@ impl Workers {
         let uid = pod.uid().clone();
         self.deps.cgroups.add(pod);
         if let Some(record) = self.records.get_mut(&uid) {
-            if record.killed && !pod.is_deleting() {
-                // The pod is being stopped; it starts again when it has ended, unless it failed.
-                record.again = record.removed;
+            if record.killed && record.removed && !pod.is_deleting() {
+                // The pod is being stopped; it starts again when it has ended.
+                record.again = true;
                 return;
             }
             if matches!(record.body, Body::Unknown(_)) {
@@ -149,6 +169,14 @@ impl Workers {
             }
             record.body = Body::Pod(pod.clone());
             record.feed(Update { pod: Some(pod.clone()), kill: None });
+            if must_end(pod) {
+                // Only a deletion sets this.
+                record.interrupt(pod.object().metadata.deletion_grace_period_seconds);
+                if record.started && record.thread.is_none() && !record.finished {
+                    // The worker panicked. The next one starts now, without the wait.
+                    self.start(&uid);
+                }
+            }
             return;
         }
         let in_queue = pod.is_static();
@@ -209,15 +237,15 @@ impl Workers {
         }
         record.killed = true;
         record.removed |= kill.failure.is_none();
+        let grace = kill.grace_override;
         let mut all = Update { pod: None, kill: record.kill.take() };
         all.merge(Update { pod: None, kill: Some(kill) });
         record.kill.clone_from(&all.kill);
         record.feed(all);
-        match &mut record.thread {
-            // The thread is interrupted after the update is posted: it reads the reason there.
-            Some(thread) => thread.cancel = None,
+        record.interrupt(grace);
+        if record.thread.is_none() {
             // The worker panicked. The next one starts now, without the wait, to stop the pod.
-            None => self.start(uid),
+            self.start(uid);
         }
         AfterEnd::Kept
     }
@@ -319,7 +347,7 @@ impl Workers {
     pub fn stop(mut self, limit: Duration) {
         let deadline = Instant::now() + limit;
         for thread in self.records.values_mut().filter_map(|record| record.thread.as_mut()) {
-            thread.cancel = None;
+            (thread.cancel, thread.grace) = (None, None);
             thread.running.ask_to_stop();
         }
         for record in std::mem::take(&mut self.records).into_values() {
@@ -369,6 +397,7 @@ impl Workers {
             post.put((), record.pending.clone());
         }
         let (cancel_source, cancel) = stop::pair();
+        let (grace_owner, grace) = grace::pair();
         let news = self.news.clone();
         let (settings, deps, shared) = (self.settings.clone(), self.deps.clone(), record.shared.clone());
         let own_uid = uid.clone();
@@ -391,7 +420,7 @@ impl Workers {
             Body::Pod(pod) => {
                 let worker = Worker::new(settings, deps, pod.clone(), shared);
                 threads::spawn(&name, Stack::Small, on_death, move |stop| {
-                    finish(worker.run(&inbox, &cancel, &stop));
+                    finish(worker.run(&inbox, &grace, &cancel, &stop));
                 })
             }
             Body::Unknown(pod) => {
@@ -405,7 +434,8 @@ impl Workers {
             Ok(running) => {
                 record.pending = Update::default();
                 record.started = true;
-                record.thread = Some(Thread { post, cancel: Some(cancel_source), running });
+                record.thread =
+                    Some(Thread { post, cancel: Some(cancel_source), grace: Some(grace_owner), running });
             }
             Err(error) => {
                 log::error!("cannot start a worker thread, will retry: {error} uid={uid}");
@@ -422,6 +452,18 @@ impl Record {
             None => self.pending.merge(update),
         }
     }
+
+    /// The pod is to end: ends what its worker does for a pod that runs, and shortens the grace period
+    /// of one that is being stopped to `seconds`. To be called after the update is posted, because the
+    /// worker then reads the reason (kubelet: `cancelFn` in pod_workers.go).
+    fn interrupt(&mut self, seconds: Option<i64>) {
+        let Some(thread) = &mut self.thread else { return };
+        thread.cancel = None;
+        if let (Some(grace), Some(seconds)) = (&thread.grace, seconds) {
+            // As everywhere, a grace period is at least one second.
+            grace.shorten(seconds.max(1));
+        }
+    }
 }
 
 /// Access to the current report of one worker.
@@ -433,6 +475,15 @@ impl WorkerHandle {
     #[must_use]
     pub fn report(&self) -> WorkerReport {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+#[cfg(test)]
+impl WorkerHandle {
+    /// The report of a worker in this phase.
+    pub(crate) fn in_phase(phase: &'static str) -> Self {
+        let report = WorkerReport { phase, ..WorkerReport::default() };
+        WorkerHandle(Arc::new(std::sync::Mutex::new(report)))
     }
 }
 

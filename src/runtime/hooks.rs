@@ -23,6 +23,7 @@ use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
 
 use super::client::Runtime;
+use super::grace::{Countdown, Grace};
 use super::kill::{Kill, MINIMUM_GRACE};
 use super::kill_order::pause;
 use super::security_context::pod_text;
@@ -43,15 +44,6 @@ pub(super) struct Hook<'a> {
     pub(super) id: &'a ContainerId,
     /// The pod's addresses as its status has them.
     pub(super) ips: &'a [IpAddr],
-}
-
-/// The result of a preStop hook.
-pub(super) struct PreStop {
-    /// The used part of the grace period.
-    pub(super) took: Duration,
-    /// The thread of a hook that has not ended in its grace period. Dropping it cancels the hook,
-    /// so it is kept until the container has ended.
-    pub(super) under_way: Option<Running>,
 }
 
 /// How a hook that did not succeed ended.
@@ -89,7 +81,7 @@ impl Runtime {
     /// # Errors
     /// `PostStartHookError`.
     pub(super) fn post_start(&self, hook: Hook<'_>, stop: &StopToken) -> Result<(), StartFailure> {
-        let message = match self.run_hook(hook, None, stop) {
+        let message = match self.run_hook(hook, Instant::now(), None, stop) {
             Ok(()) => return Ok(()),
             Err(Trouble::Stopping) => {
                 return Err(StartFailure {
@@ -117,45 +109,62 @@ impl Runtime {
         Err(StartFailure { reason: reasons::POST_START_HOOK_ERROR, message, retry_at: None, stopping: false })
     }
 
-    /// Runs the preStop hook of `kill`, if there is one, and waits for its end, for `grace` at
-    /// most. A call that takes longer continues in the thread `hook/<uid>` while its container is
-    /// stopped (kubelet: executePreStopHook in pkg/kubelet/kuberuntime). A hook that fails raises
-    /// an event and changes nothing else.
+    /// Runs the preStop hook of `kill`, if there is one, and waits for its end, until the grace
+    /// period is over at most. A call that takes longer continues in the thread `hook/<uid>` while its
+    /// container is stopped (kubelet: executePreStopHook in pkg/kubelet/kuberuntime). A hook that fails
+    /// raises an event and changes nothing else.
+    ///
+    /// Returns the thread of a hook that has not ended in its grace period. Dropping it cancels the
+    /// hook, so it is to be kept until the container has ended.
     ///
     /// # Errors
-    /// When `stop` cancels it.
+    /// When it is cancelled.
     pub(super) fn pre_stop(
         &self,
         kill: &Kill,
-        grace: Duration,
-        stop: &StopToken,
-    ) -> Result<PreStop, CriError> {
-        let start = Instant::now();
-        let Some(hook) = kill.pre_stop() else {
-            return Ok(PreStop { took: Duration::ZERO, under_way: None });
-        };
+        countdown: &Countdown<'_>,
+    ) -> Result<Option<Running>, CriError> {
+        let begun = Instant::now();
+        let Some(hook) = kill.pre_stop() else { return Ok(None) };
         let stopped = || CriError::Stopped { method: "StopContainer", object: hook.id.to_string() };
-        let Some((thread, end)) = self.spawn_pre_stop(kill, hook, grace, stop) else {
-            self.run_pre_stop(hook, grace, stop).map_err(|_| stopped())?;
-            return Ok(PreStop { took: start.elapsed(), under_way: None });
-        };
+        let mut wait = countdown.wait();
+        let mut left = countdown.time_left().unwrap_or_default();
+        let spawned = self.spawn_pre_stop(kill, hook, left, countdown.grace());
         let _waiting = threads::waiting("preStop hook");
-        let under_way = select_biased! {
-            recv(stop.signal()) -> _ => return Err(stopped()),
-            recv(end) -> _ => None,
-            // A deadline beyond the range of the clock is no deadline.
-            recv(timers::at(start.checked_add(grace))) -> _ => Some(thread),
-        };
-        if under_way.is_some() {
-            log::info!(
-                "preStop hook has not ended in its grace period of {} s pod={} uid={} container={}",
-                grace.as_secs(),
-                hook.pod.full_name(),
-                hook.pod.uid(),
-                hook.container.name
-            );
+        loop {
+            match &spawned {
+                Some((_, end)) => select_biased! {
+                    recv(wait.token.signal()) -> _ => {}
+                    recv(end) -> _ => return Ok(None),
+                    // A deadline beyond the range of the clock is no deadline.
+                    recv(timers::at(Instant::now().checked_add(left))) -> _ => break,
+                },
+                None => {
+                    if self.run_pre_stop(hook, begun, left, &wait.token).is_ok() {
+                        return Ok(None);
+                    }
+                }
+            }
+            if !countdown.is_shortened(&wait) {
+                return Err(stopped());
+            }
+            // A call without a thread of its own was cancelled, and is not made again.
+            if spawned.is_none() && hook.makes_call() {
+                return Ok(None);
+            }
+            wait = countdown.wait();
+            match countdown.time_left() {
+                Some(time) => left = time,
+                None => break,
+            }
         }
-        Ok(PreStop { took: start.elapsed(), under_way })
+        log::info!(
+            "preStop hook has not ended in its grace period pod={} uid={} container={}",
+            hook.pod.full_name(),
+            hook.pod.uid(),
+            hook.container.name
+        );
+        Ok(spawned.map(|(thread, _)| thread))
     }
 
     /// Starts a hook in a thread of its own; the channel disconnects when it has ended. `None` for
@@ -165,21 +174,21 @@ impl Runtime {
         &self,
         kill: &Kill,
         hook: Hook<'_>,
-        grace: Duration,
-        stop: &StopToken,
+        left: Duration,
+        grace: &Grace,
     ) -> Option<(Running, Receiver<()>)> {
         if !hook.makes_call() {
             return None;
         }
         // At this limit the stop of the container has succeeded or failed.
-        let limit = grace.saturating_add(self.shared.cri.stop_limit(MINIMUM_GRACE));
+        let limit = left.saturating_add(self.shared.cri.stop_limit(MINIMUM_GRACE));
         let (ended, end) = bounded(0);
-        let (runtime, kill, agent_stop) = (self.clone(), kill.clone(), stop.clone());
+        let (runtime, kill, grace) = (self.clone(), kill.clone(), grace.clone());
         let name = format!("hook/{}", hook.pod.uid().short());
         let spawned = threads::spawn(&name, Stack::Small, OnDeath::Unsupervised, move |stop| {
             let _ended = ended;
             let Some(hook) = kill.pre_stop() else { return };
-            if runtime.run_pre_stop(hook, limit, &stop).is_err() && !agent_stop.is_stopped() {
+            if runtime.run_pre_stop(hook, Instant::now(), limit, &stop).is_err() && !grace.is_cancelled() {
                 let (container, pod) = (&hook.container.name, pod_text(hook.pod));
                 runtime.pre_stop_failed(
                     hook,
@@ -196,12 +205,18 @@ impl Runtime {
         }
     }
 
-    /// Runs a preStop hook, for `limit` at most.
+    /// Runs a preStop hook that began at `begun`, for `limit` at most.
     ///
     /// # Errors
     /// When `stop` cancels it.
-    fn run_pre_stop(&self, hook: Hook<'_>, limit: Duration, stop: &StopToken) -> Result<(), Trouble> {
-        match self.run_hook(hook, Some(limit), stop) {
+    fn run_pre_stop(
+        &self,
+        hook: Hook<'_>,
+        begun: Instant,
+        limit: Duration,
+        stop: &StopToken,
+    ) -> Result<(), Trouble> {
+        match self.run_hook(hook, begun, Some(limit), stop) {
             Err(Trouble::Failed(message)) => {
                 self.pre_stop_failed(hook, &message);
                 Ok(())
@@ -220,7 +235,14 @@ impl Runtime {
         self.shared.events.raise(regarding(pod, container), EventType::Warning, reason, message);
     }
 
-    fn run_hook(&self, hook: Hook<'_>, limit: Option<Duration>, stop: &StopToken) -> Result<(), Trouble> {
+    /// Runs a hook. A sleep ends its time after `begun`.
+    fn run_hook(
+        &self,
+        hook: Hook<'_>,
+        begun: Instant,
+        limit: Option<Duration>,
+        stop: &StopToken,
+    ) -> Result<(), Trouble> {
         let _waiting = threads::waiting("lifecycle hook");
         let handler = hook.handler;
         if let Some(exec) = &handler.exec {
@@ -231,6 +253,7 @@ impl Runtime {
         }
         if let Some(sleep) = &handler.sleep {
             let wanted = Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0));
+            let wanted = wanted.saturating_sub(begun.elapsed());
             let granted = limit.map_or(wanted, |limit| wanted.min(limit));
             return match pause(granted, stop) {
                 true if granted < wanted => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded};
 
-use crate::cri::CriError;
+use crate::cri::{Class, CriError};
 use crate::model::event::{EventType, Regarding};
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::labels;
@@ -18,6 +18,7 @@ use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Stack};
 
 use super::client::Runtime;
+use super::grace::{Countdown, Grace};
 use super::hooks::Hook;
 use super::kill_order::{self, KillOrder};
 use super::start_request::regarding;
@@ -177,7 +178,7 @@ impl Runtime {
     /// # Errors
     /// When the runtime did not stop it.
     pub fn kill_container(&self, kill: &Kill, stop: &StopToken) -> Result<(), KillError> {
-        self.stop_one(kill, None, stop).map_err(|error| KillError {
+        self.stop_one(kill, None, &Grace::fixed(stop)).map_err(|error| KillError {
             unstopped: vec![Unstopped::Container { name: kill.name.clone(), error }],
         })
     }
@@ -191,13 +192,13 @@ impl Runtime {
         grace.saturating_add(limit.saturating_sub(grace) / 2)
     }
 
-    fn stop_one(&self, kill: &Kill, order: Option<&KillOrder>, stop: &StopToken) -> Result<(), CriError> {
-        let client = self.shared.cri.with_stop(stop.clone());
+    fn stop_one(&self, kill: &Kill, order: Option<&KillOrder>, grace: &Grace) -> Result<(), CriError> {
         let mut kill = kill.clone();
         if let (KillTarget::Orphan(orphan), None) = (&mut kill.who, kill.grace_override)
             && orphan.annotations.is_none()
         {
-            match client.container_status(&kill.id) {
+            let stop = Countdown::begin(0, grace).wait().token;
+            match self.shared.cri.with_stop(stop).container_status(&kill.id) {
                 Ok(status) => orphan.annotations = Some(Arc::new(status.annotations)),
                 Err(error) if error.is_not_found() => return Ok(()),
                 Err(error) => return Err(error),
@@ -206,25 +207,22 @@ impl Runtime {
         let message = kill.message.clone().unwrap_or_else(|| format!("Stopping container {}", kill.name));
         let regarding = kill.who.regarding(&kill.name);
         self.shared.events.raise(regarding, EventType::Normal, reasons::KILLING, message);
-        let mut left = kill.grace_seconds();
+        let countdown = Countdown::begin(kill.grace_seconds(), grace);
         // A hook that still runs continues until this is dropped.
-        let mut _hook = None;
-        if let Some(grace) = positive(left) {
-            let pre_stop = self.pre_stop(&kill, grace, stop)?;
-            left = less(left, pre_stop.took);
-            _hook = pre_stop.under_way;
+        let _hook = if countdown.left() > 0 { self.pre_stop(&kill, &countdown)? } else { None };
+        if let Some(order) = order {
+            wait_for_turn(order, &kill.id, &countdown)?;
         }
-        if let (Some(order), Some(grace)) = (order, positive(left)) {
-            let Some(waited) = order.wait_for_turn(&kill.id, grace, stop) else {
-                return Err(CriError::Stopped { method: "StopContainer", object: kill.id.to_string() });
-            };
-            left = less(left, waited);
-        }
-        let grace = Duration::from_secs(left.max(MINIMUM_GRACE_SECONDS).unsigned_abs());
-        match client.stop_container(&kill.id, grace, stop) {
-            // A container that waits for this one waits at most for its own grace period.
-            Err(error) if !error.is_not_found() => return Err(error),
-            _ => {}
+        loop {
+            let wait = countdown.wait();
+            let left = Duration::from_secs(countdown.left().max(MINIMUM_GRACE_SECONDS).unsigned_abs());
+            match self.shared.cri.stop_container(&kill.id, left, &wait.token) {
+                // The runtime still waits; another request ends that earlier.
+                Err(error) if error.class() == Class::Stopping && countdown.is_shortened(&wait) => {}
+                // A container that waits for this one waits at most for its own grace period.
+                Err(error) if !error.is_not_found() => return Err(error),
+                _ => break,
+            }
         }
         if let Some(order) = order {
             order.ended(&kill.id);
@@ -248,13 +246,29 @@ impl Runtime {
         grace_override: Option<i64>,
         stop: &StopToken,
     ) -> Result<(), KillError> {
+        self.kill_pod_within(pod, observed, grace_override, &Grace::fixed(stop), stop)
+    }
+
+    /// As [`Runtime::kill_pod`], and `grace` may be shortened meanwhile: then containers get another
+    /// request to stop, with the time that is left, and preStop hooks are not started again.
+    ///
+    /// # Errors
+    /// All containers and sandboxes that did not stop.
+    pub fn kill_pod_within(
+        &self,
+        pod: Option<&Pod>,
+        observed: Observed<'_>,
+        grace_override: Option<i64>,
+        grace: &Grace,
+        stop: &StopToken,
+    ) -> Result<(), KillError> {
         let (uid, mut kills, sandboxes) = plan(pod, observed, grace_override);
         let order = pod.and_then(|pod| {
             // The order is right even if no threads can be started.
             kill_order::sort(pod, &mut kills, |kill| &kill.name);
             KillOrder::new(pod, kills.iter().map(|kill| (&kill.id, kill.name.as_str())))
         });
-        let mut unstopped = self.stop_all(&uid, kills, order.map(Arc::new).as_ref(), stop);
+        let mut unstopped = self.stop_all(&uid, kills, order.map(Arc::new).as_ref(), grace);
         let client = self.shared.cri.with_stop(stop.clone());
         for sandbox in sandboxes {
             match client.stop_pod_sandbox(&sandbox) {
@@ -272,7 +286,7 @@ impl Runtime {
         uid: &PodUid,
         kills: Vec<Kill>,
         order: Option<&Arc<KillOrder>>,
-        stop: &StopToken,
+        grace: &Grace,
     ) -> Vec<Unstopped> {
         let mut waiting: Vec<String> = kills.iter().map(|kill| kill.name.clone()).collect();
         let (tx, results) = bounded(kills.len());
@@ -281,27 +295,27 @@ impl Runtime {
         for (at, kill) in kills.into_iter().enumerate() {
             // The last one (mostly the only one) needs no thread of its own.
             if at + 1 == count {
-                self.stop_and_report(&kill, order.map(Arc::as_ref), stop, &tx);
+                self.stop_and_report(&kill, order.map(Arc::as_ref), grace, &tx);
                 continue;
             }
-            let (runtime, kill, stop, tx) = (self.clone(), Arc::new(kill), stop.clone(), tx.clone());
-            let (spare_kill, spare_stop, spare_tx) = (Arc::clone(&kill), stop.clone(), tx.clone());
+            let (runtime, kill, own_grace, tx) = (self.clone(), Arc::new(kill), grace.clone(), tx.clone());
+            let (spare_kill, spare_tx) = (Arc::clone(&kill), tx.clone());
             let name = format!("kill/{}", uid.short());
             let own_order = order.map(Arc::clone);
             match threads::spawn(&name, Stack::Small, OnDeath::Unsupervised, move |_| {
-                runtime.stop_and_report(&kill, own_order.as_deref(), &stop, &tx);
+                runtime.stop_and_report(&kill, own_order.as_deref(), &own_grace, &tx);
             }) {
                 Ok(running) => threads.push(running),
                 Err(error) => {
                     log::warn!("no thread to stop container {} in: {error}", spare_kill.name);
-                    self.stop_and_report(&spare_kill, order.map(Arc::as_ref), &spare_stop, &spare_tx);
+                    self.stop_and_report(&spare_kill, order.map(Arc::as_ref), grace, &spare_tx);
                 }
             }
         }
         drop(tx);
         let mut unstopped = Vec::new();
         let _waiting = threads::waiting("containers to stop");
-        // Ends when every thread has reported or ended: each call has a deadline and `stop`.
+        // Ends when every thread has reported or ended: each call has a deadline and a stop token.
         for (name, result) in results {
             if let Some(at) = waiting.iter().position(|other| *other == name) {
                 waiting.swap_remove(at);
@@ -318,23 +332,27 @@ impl Runtime {
         &self,
         kill: &Kill,
         order: Option<&KillOrder>,
-        stop: &StopToken,
+        grace: &Grace,
         results: &Sender<(String, Result<(), CriError>)>,
     ) {
-        let result = self.stop_one(kill, order, stop);
+        let result = self.stop_one(kill, order, grace);
         // The channel has the capacity for one result per container.
         let _ = results.send((kill.name.clone(), result));
     }
 }
 
-/// `seconds` as a time, if there are any.
-fn positive(seconds: i64) -> Option<Duration> {
-    (seconds > 0).then(|| Duration::from_secs(seconds.unsigned_abs()))
-}
-
-/// The rest of `seconds`; a used fraction of a second is not subtracted.
-fn less(seconds: i64, used: Duration) -> i64 {
-    seconds.saturating_sub(i64::try_from(used.as_secs()).unwrap_or(i64::MAX))
+/// Waits for the containers that end before this one, for the rest of its grace period at most.
+fn wait_for_turn(order: &KillOrder, id: &ContainerId, countdown: &Countdown<'_>) -> Result<(), CriError> {
+    loop {
+        let wait = countdown.wait();
+        let Some(left) = countdown.time_left() else { return Ok(()) };
+        if order.wait_for_turn(id, left, &wait.token).is_some() {
+            return Ok(());
+        }
+        if !countdown.is_shortened(&wait) {
+            return Err(CriError::Stopped { method: "StopContainer", object: id.to_string() });
+        }
+    }
 }
 
 /// The containers and sandboxes to stop.

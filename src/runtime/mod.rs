@@ -23,6 +23,7 @@ mod fields;
 #[cfg(test)]
 pub(crate) mod fuzz;
 pub(crate) mod gc;
+pub mod grace;
 mod hooks;
 mod hostname;
 mod hosts;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use coracle::model::pod::Pod;
-use coracle::runtime::{Kill, NewSandbox, Observed};
+use coracle::runtime::{Kill, NewSandbox, Observed, grace};
 use coracle::util::stop::{self, StopToken};
 use coracle::util::threads::{self, OnDeath, Running, Stack, spawn};
 use serde_json::{Value, json};
@@ -429,6 +429,57 @@ fn sidecar_waits_no_longer_than_its_grace_period() {
     });
     assert_eq!(stops(&node), ["a", "s1"]);
     assert_eq!(timeouts(&node), [json!("4"), json!("2")]);
+}
+
+/// Stops the pod of `c` within an hour, which is shortened to `seconds` when `is_due`.
+fn shortened(node: &Node, pod: &Pod, seconds: i64, is_due: impl Fn() -> bool) {
+    let sandbox = new_sandbox(node, pod);
+    node.start(pod, &sandbox, "c").unwrap();
+    let (_, runtime) = node.observe(pod);
+    node.fake.clear_journal();
+    let (owner, grace) = grace::pair();
+    grace.begin(3600);
+    std::thread::scope(|scope| {
+        let (runtime, grace) = (&runtime, &grace);
+        let kill = scope.spawn(move || {
+            let (observed, never) = (Observed::Runtime(runtime), StopToken::never());
+            node.runtime.kill_pod_within(Some(pod), observed, Some(3600), grace, &never)
+        });
+        node.fake.wait_until("the pod is being stopped", |_| is_due());
+        owner.shorten(seconds);
+        kill.join().unwrap().unwrap();
+    });
+    assert!(!node.fake.container("c").unwrap().is_running());
+}
+
+#[test]
+fn shortened_grace_period_stops_the_container_again() {
+    let node = Node::new();
+    let gate = node.fake.hang_next("StopContainer");
+    shortened(&node, &hooked(json!({})), 5, || gate.waiting() == 1);
+    let requests = timeouts(&node);
+    assert_eq!(requests.len(), 2, "{requests:?}");
+    let seconds: Vec<u64> = requests.iter().map(|text| text.as_str().unwrap().parse().unwrap()).collect();
+    assert!(seconds[0] > 3000 && (2..=5).contains(&seconds[1]), "{seconds:?}");
+    gate.open();
+}
+
+#[test]
+fn shortened_grace_period_cuts_the_pre_stop_hook() {
+    let node = Node::new();
+    // A command continues until its container has ended, and is not started again.
+    let gate = node.fake.hang("ExecSync");
+    let pod = hooked_as("cut-exec", exec("slow"));
+    shortened(&node, &pod, 1, || gate.waiting() == 1);
+    assert_eq!(node.fake.calls()[..2], ["ExecSync", "StopContainer"]);
+    assert_eq!((node.fake.count("ExecSync"), timeouts(&node)), (1, vec![json!("2")]));
+    assert!(!hook_runs("cut-exec"), "nothing is left of the hook");
+    gate.open();
+    node.fake.behave("ExecSync");
+    let pod = hooked_as("cut-time", json!({"sleep": {"seconds": 3600}}));
+    let _ = node.events();
+    shortened(&node, &pod, 1, || node.events().iter().any(|(reason, _)| *reason == "Killing"));
+    assert_eq!(timeouts(&node), [json!("2")]);
 }
 
 #[test]

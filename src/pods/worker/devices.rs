@@ -16,6 +16,9 @@ impl Worker {
     ) -> Result<Option<Kill>, Failed> {
         match self.deps.managers.bring_devices(self.pod(), runtime, cancel) {
             Brought::Ready => Ok(None),
+            Brought::Wait { message, retry } if cancel.is_stopped() => {
+                Err(Failed { message, retry, level: log::Level::Debug })
+            }
             Brought::Wait { message, retry } => {
                 self.deps.events.warning(self.pod(), reasons::WAITING_FOR_DEVICES, message.as_str());
                 Err(Failed { message, retry, level: log::Level::Info })
