@@ -640,7 +640,11 @@ impl Worker {
             sandbox_needed: plan::check_sandbox(&pod, runtime).needed,
             ..status::Inputs::new(&pod, runtime, &node, now)
         });
-        if let Phase::Terminating { failure: Some(failure), .. } = &self.life.phase {
+        // A pod that had succeeded before it was evicted, or before the machine's shutdown, stays so.
+        let succeeded = old.as_ref().is_some_and(|old| old.phase.as_deref() == Some("Succeeded"));
+        if let Phase::Terminating { failure: Some(failure), .. } = &self.life.phase
+            && !succeeded
+        {
             // DIFFERS: upstream reports Succeeded, without a reason, if all containers exit with 0.
             composed.phase = Some("Failed".to_owned());
             composed.reason = Some(failure.reason.to_owned());

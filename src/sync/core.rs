@@ -39,6 +39,13 @@ pub enum Effect {
         /// The resource that is short.
         resource: String,
     },
+    /// The next updates of this pod have to wait until other pods have ended.
+    StartAfter {
+        /// The pod that was admitted.
+        pod: PodUid,
+        /// The pods that are stopped for it.
+        victims: Vec<Pod>,
+    },
     /// Stop a pod that only the runtime knows.
     StopUnknown(ListedPod),
     /// A resize is granted.
@@ -97,6 +104,8 @@ pub struct World<'a> {
     pub still_runs: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the pod's last status is Failed or Succeeded.
     pub is_over: &'a dyn Fn(&PodUid) -> bool,
+    /// Whether the pod has a worker that still stops its containers or its sandbox.
+    pub is_stopping: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the pod's last status will not change any more.
     pub is_final: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the readiness gates of the pod, as the API server shows it now, give another
@@ -270,10 +279,14 @@ impl Core {
             }
             Op::Remove => {
                 for pod in update.pods {
+                    // DIFFERS: an object that vanishes before its pod has ended was deleted with force,
+                    // and its name may run elsewhere now. The Go kubelet lets such a pod have the rest of
+                    // its grace period.
+                    let grace_override = pod.is_deleting().then_some(0);
                     self.desired.remove(pod.uid());
                     self.deferred_resizes.retain(|other| other != pod.uid());
                     effects.push(if (world.has_worker)(pod.uid()) {
-                        Effect::Kill(pod.uid().clone(), Kill::default())
+                        Effect::Kill(pod.uid().clone(), Kill { grace_override, failure: None })
                     } else {
                         Effect::ForgetStatus(pod.uid().clone())
                     });
@@ -297,10 +310,13 @@ impl Core {
         }
     }
 
-    /// The pods that use resources of the node, with the resources that they were granted.
+    /// The pods that use resources of the node, with the resources that they were granted. A pod that
+    /// has failed, and whose containers still run, has its resources, ports and devices until they
+    /// have ended (kubelet: `isPodInactive`).
     pub(super) fn active(&self, world: &World<'_>) -> Vec<Pod> {
+        let is_over = |one: &Desired| one.pod.is_over() || (world.is_over)(one.pod.uid());
         let is_active =
-            |one: &&Desired| !one.rejected && !one.pod.is_over() && !(world.is_over)(one.pod.uid());
+            |one: &&Desired| !one.rejected && (!is_over(one) || (world.is_stopping)(one.pod.uid()));
         self.desired.values().filter(is_active).map(|one| one.granted.clone()).collect()
     }
 
@@ -353,10 +369,16 @@ impl Core {
             }
             Admission::Preempt { victims, resource } => {
                 let chosen = active.iter().filter(|other| victims.contains(other.uid()));
+                let chosen: Vec<Pod> = chosen.cloned().collect();
                 effects.extend(
                     chosen
+                        .iter()
                         .map(|victim| Effect::Preempt { victim: victim.clone(), resource: resource.clone() }),
                 );
+                // A pod that runs already, before a restart of the agent, does not wait.
+                if !(world.still_runs)(&uid) {
+                    effects.push(Effect::StartAfter { pod: uid.clone(), victims: chosen });
+                }
                 effects.push(Effect::Update(granted.clone()));
             }
         }
@@ -434,6 +456,10 @@ mod tests {
         workers: RefCell<BTreeSet<PodUid>>,
         /// The pods that run while sets are applied.
         running: BTreeSet<PodUid>,
+        /// The pods whose last status is terminal.
+        over: BTreeSet<PodUid>,
+        /// The pods that are being stopped.
+        stopping: BTreeSet<PodUid>,
         node: NodeView,
     }
 
@@ -442,7 +468,8 @@ mod tests {
             let mut node = NodeView::default();
             node.allocatable.pods = 10;
             let core = Core::new(sources.iter().copied().collect());
-            Bench { core, workers: RefCell::default(), running: BTreeSet::new(), node }
+            let (running, over, stopping) = Default::default();
+            Bench { core, workers: RefCell::default(), running, over, stopping, node }
         }
 
         fn ask(
@@ -453,7 +480,8 @@ mod tests {
             let world = World {
                 has_worker: &|uid| self.workers.borrow().contains(uid),
                 still_runs,
-                is_over: &|_| false,
+                is_over: &|uid| self.over.contains(uid),
+                is_stopping: &|uid| self.stopping.contains(uid),
                 is_final: &|_| false,
                 gates_differ: &|_| false,
                 granted: &Pod::clone,
@@ -491,6 +519,10 @@ mod tests {
                     Effect::Reject { pod, reason, .. } => format!("reject {} {reason}", pod.uid()),
                     Effect::Kill(uid, _) => format!("kill {uid}"),
                     Effect::Preempt { victim, resource } => format!("preempt {} {resource}", victim.uid()),
+                    Effect::StartAfter { pod, victims } => {
+                        let victims: Vec<&str> = victims.iter().map(|pod| pod.uid().as_str()).collect();
+                        format!("start {pod} after {}", victims.join(" "))
+                    }
                     Effect::StopUnknown(pod) => format!("stop {}", pod.uid),
                     Effect::ForgetStatus(uid) => format!("forget {uid}"),
                     Effect::ApiPodChanged(pod) => format!("shown {}", pod.uid()),
@@ -568,7 +600,52 @@ mod tests {
         let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
         bench.node.allocatable.pods = 1;
         bench.apply(SourceName::Api, vec![pod("a", "1")]);
-        assert_eq!(bench.apply(SourceName::File, vec![pod("s", "2")]), ["preempt 1 pods", "update 2"]);
+        assert_eq!(
+            bench.apply(SourceName::File, vec![pod("s", "2")]),
+            ["preempt 1 pods", "start 2 after 1", "update 2"]
+        );
+    }
+
+    #[test]
+    fn failed_pod_that_still_stops_keeps_its_port() {
+        let with_port = |name: &str, uid: &str| {
+            let mut object = pod(name, uid).into_object();
+            let ports = json!([{"containerPort": 80, "hostPort": 8080}]);
+            object.spec.as_mut().unwrap().containers[0].ports = serde_json::from_value(ports).unwrap();
+            Pod::from(object)
+        };
+        let mut bench = Bench::new(&[SourceName::Api]);
+        bench.apply(SourceName::Api, vec![with_port("a", "1")]);
+        // It has exceeded its deadline, and its containers have a long grace period.
+        bench.over.insert("1".into());
+        bench.stopping.insert("1".into());
+        let set = |uids: &[&str]| uids.iter().map(|uid| with_port(uid, uid)).collect::<Vec<_>>();
+        let effects = bench.apply(SourceName::Api, set(&["1", "2"]));
+        assert_eq!(effects, ["shown 2", "reject 2 NodePorts"]);
+        bench.stopping.clear();
+        let effects = bench.apply(SourceName::Api, set(&["1", "2", "3"]));
+        assert_eq!(effects, ["shown 3", "update 3"]);
+    }
+
+    #[test]
+    fn forced_deletion_of_a_pod_that_stops_ends_its_grace_period() {
+        let mut bench = Bench::new(&[SourceName::Api]);
+        let mut object = pod("a", "1").into_object();
+        bench.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]);
+        object.metadata.deletion_timestamp = Some(crate::model::meta::Time(Timestamp::UNIX_EPOCH));
+        bench.apply(SourceName::Api, vec![Pod::from(object), pod("b", "2")]);
+        let mut kills = Vec::new();
+        bench.ask(&|_| true, |core, world| {
+            let effects = core.apply_set(SourceName::Api, Vec::new(), Timestamp::now(), world);
+            for effect in &effects {
+                if let Effect::Kill(uid, kill) = effect {
+                    kills.push((uid.as_str().to_owned(), kill.grace_override));
+                }
+            }
+            effects
+        });
+        // Pod 2 was not being deleted: the reason of its removal is not known.
+        assert_eq!(kills, [("1".to_owned(), Some(0)), ("2".to_owned(), None)]);
     }
 
     fn of_file(name: &str, uid: &str) -> Pod {

@@ -1,6 +1,7 @@
 //! Carries out the decisions of the core.
 
 use std::borrow::Cow;
+use std::time::Instant;
 
 use jiff::Timestamp;
 
@@ -12,7 +13,7 @@ use crate::model::pod::{CONFIG_MIRROR, Pod};
 use crate::model::reasons;
 use crate::pods::admission;
 use crate::pods::allocation::{Pending, summary};
-use crate::pods::lifecycle::{Failure, Kill};
+use crate::pods::lifecycle::{Failure, Kill, must_end};
 use crate::pods::workers::AfterEnd;
 use crate::sources::unsupported_fields;
 use crate::status::publish::ApiPod;
@@ -22,6 +23,12 @@ impl Loop {
         for effect in effects {
             match effect {
                 Effect::Update(pod) => {
+                    if must_end(&pod) {
+                        self.preemptions.forget(pod.uid());
+                    } else if self.preemptions.waits(pod.uid()) {
+                        // The newest version starts when the victims have ended.
+                        continue;
+                    }
                     if !self.deps.workers.knows(pod.uid()) {
                         self.warn_of_unsupported(&pod);
                         self.deps.allocations.restore(&pod);
@@ -47,8 +54,12 @@ impl Loop {
                     self.kill(&uid, kill);
                 }
                 Effect::Preempt { victim, resource } => self.preempt(&victim, resource),
+                Effect::StartAfter { pod, victims } => {
+                    self.preemptions.begin(pod, victims, Instant::now());
+                }
                 Effect::StopUnknown(pod) => self.deps.workers.stop_unknown(&pod),
                 Effect::ForgetStatus(uid) => {
+                    self.preemptions.forget(&uid);
                     self.deps.status.forget(&uid);
                     self.garbage = true;
                 }
@@ -70,6 +81,9 @@ impl Loop {
     /// was granted.
     fn update(&mut self, pod: &Pod) {
         self.deps.allocations.grant(pod);
+        if self.preemptions.waits(pod.uid()) {
+            return;
+        }
         self.deps.workers.update(&self.ephemeral.complete(pod));
     }
 
@@ -122,6 +136,31 @@ impl Loop {
         }
         if let Some(api_pods) = &self.deps.api_pods {
             api_pods.put(pod.uid().clone(), ApiPod { pod, removed });
+        }
+    }
+
+    /// Starts the critical pods whose victims have ended. During a shutdown of the machine, none
+    /// starts.
+    pub(super) fn start_preempting(&mut self) {
+        if self.settings.node.shutting_down {
+            return;
+        }
+        let workers = &self.deps.workers;
+        let has_ended = |uid: &PodUid| workers.has_stopped(uid);
+        for ready in self.preemptions.take_ready(&has_ended, Instant::now()) {
+            for victim in &ready.late {
+                let message = "Container runtime did not kill the pod within specified grace period.";
+                self.deps.events.warning(victim, reasons::EXCEEDED_GRACE_PERIOD, message);
+                log::warn!(
+                    "preempted pod has not ended in time pod={} uid={}",
+                    victim.full_name(),
+                    victim.uid()
+                );
+            }
+            if let Some(pod) = self.core.admitted(&ready.pod).cloned() {
+                self.carry_out(vec![Effect::Update(pod)]);
+                self.publish();
+            }
         }
     }
 

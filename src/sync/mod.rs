@@ -5,8 +5,9 @@
 //! Inbox: the mailboxes of `sources`, `observe`, `probes`, of objects and of workers that ended
 //! (`event`). Out: worker mailboxes, statuses of rejected pods, a snapshot of all pods ([`view`]).
 //! Pure cores: `core` and `resize` for pods, `deferred` for those that wait for the Node object,
-//! `departed` for those whose last status is being published, `schedule` for the periods. The
-//! thread waits for an event, lets them decide, and carries their effects out.
+//! `departed` for those whose last status is being published, `preemptions` for critical pods that
+//! wait for the end of others, `schedule` for the periods. The thread waits for an event, lets them
+//! decide, and carries their effects out.
 //! Invariants: a turn does no I/O and does not block; a turn over 100 ms is logged.
 //! Deliberately absent: a pause while the runtime is unhealthy. Each worker checks the health
 //! itself; sources and health checks continue.
@@ -19,6 +20,7 @@ mod effects;
 pub mod ephemeral;
 mod event;
 pub mod evictions;
+mod preemptions;
 mod publish;
 pub mod reclaim;
 mod resize;

@@ -185,6 +185,7 @@ mod tests {
                 has_worker: &|uid| self.workers.contains(uid),
                 still_runs: &|_| true,
                 is_over: &|uid| self.over.borrow().contains(uid),
+                is_stopping: &|_| false,
                 is_final: &|_| false,
                 gates_differ: &|_| false,
                 granted: &before,

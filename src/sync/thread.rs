@@ -13,6 +13,7 @@ use super::departed::Departed;
 use super::ephemeral::{self, EphemeralContainers};
 use super::event::Event;
 use super::evictions;
+use super::preemptions::Preemptions;
 use super::schedule::Schedule;
 use super::shutdown::{Link, Orders};
 use super::view::{SourceState, View};
@@ -133,6 +134,7 @@ pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::io::Resu
             node_read: None,
             schedule: Schedule::new(Instant::now()),
             departed: Departed::default(),
+            preemptions: Preemptions::default(),
         }
         .run(&stop);
     })
@@ -154,6 +156,8 @@ pub(super) struct Loop {
     node_read: Option<Receiver<()>>,
     schedule: Schedule,
     pub(super) departed: Departed,
+    /// Critical pods that wait for the end of others.
+    pub(super) preemptions: Preemptions,
     /// Every source has delivered a set, and all pods in it have their workers.
     pub(super) ready: bool,
 }
@@ -178,7 +182,14 @@ impl Loop {
 
     /// The next event; `None` when the agent stops.
     fn wait(&self, stop: &StopToken, node_changes: &Receiver<()>) -> Option<Event> {
-        let due = [self.deps.workers.next_retry(), self.deferred.due(), self.departed.due(Instant::now())];
+        let now = Instant::now();
+        let due = [
+            self.deps.workers.next_retry(),
+            self.deferred.due(),
+            self.departed.due(now),
+            // During a shutdown they do not start.
+            self.preemptions.due(now).filter(|_| !self.settings.node.shutting_down),
+        ];
         let timer = due.into_iter().flatten().fold(self.schedule.next(), Instant::min);
         let no_read = never();
         let uids = |inbox: &Inbox<PodUid, ()>| inbox.take().into_keys().collect();
@@ -240,6 +251,7 @@ impl Loop {
     /// Work that any event may have made necessary.
     fn end_turn(&mut self, start: Instant) {
         self.forget_departed();
+        self.start_preempting();
         if self.deferred.due().is_some_and(|due| start >= due) {
             self.offer_deferred();
         }
@@ -573,6 +585,8 @@ impl Loop {
             still_runs: &|uid| observe.still_runs(uid),
             is_over: &|uid| status.get(uid).is_some_and(|status| is_terminal(status.phase.as_deref())),
             is_final: &|uid| status.entry(uid).is_some_and(|entry| entry.finished),
+            // Before the first list, every pod counts as running.
+            is_stopping: &|uid| first_list && workers.is_stopping(uid) && observe.still_runs(uid),
             gates_differ: &|pod| status.get(pod.uid()).is_none_or(|stored| gates_differ(pod, &stored)),
             granted: &|pod| allocations.granted(pod),
             // Before the first list, every pod counts as running.

@@ -9,6 +9,7 @@ use super::core::{Action, Core, World};
 use super::logind::{Heard, Logind, LogindError, State};
 use super::record::Record;
 use super::{Deps, Orders, Settings};
+use crate::model::api::PodStatus;
 use crate::model::event::{EventType, Regarding};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
@@ -211,6 +212,15 @@ impl Manager {
     }
 }
 
+/// Whether a pod has ended by itself: it keeps its status. The containers of a failed one may still
+/// run, and have a long grace period (kubelet: `isPodInactive`).
+fn has_ended(status: &PodStatus) -> bool {
+    let lists = [&status.init_container_statuses, &status.container_statuses];
+    let mut containers = lists.into_iter().flatten().flatten();
+    let runs = containers.any(|one| one.state.as_ref().is_some_and(|state| state.running.is_some()));
+    status::is_terminal(status.phase.as_deref()) && !runs
+}
+
 /// Reads the state of the node for the core.
 struct NodeWorld<'a>(&'a Deps);
 
@@ -228,9 +238,7 @@ impl World for NodeWorld<'_> {
         let view = self.0.view.get();
         let active = view.pods.iter().filter(|(uid, entry)| {
             let works = entry.worker.as_ref().is_some_and(|worker| !worker.report().is_finished());
-            // Pods that ended by themselves keep their status.
-            works
-                && !self.0.status.get(uid).is_some_and(|status| status::is_terminal(status.phase.as_deref()))
+            works && !self.0.status.get(uid).is_some_and(|status| has_ended(&status))
         });
         active.filter_map(|(_, entry)| entry.any_pod().cloned()).collect()
     }
@@ -243,5 +251,27 @@ impl World for NodeWorld<'_> {
 
     fn is_written(&self) -> bool {
         !self.0.publishes || self.0.status.is_all_published()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn failed_pod_whose_containers_still_run_belongs_to_the_shutdown() {
+        for (phase, state, expected) in [
+            ("Failed", json!({"running": {}}), false),
+            ("Failed", json!({"terminated": {"exitCode": 1}}), true),
+            ("Succeeded", json!({"terminated": {"exitCode": 0}}), true),
+            ("Running", json!({"terminated": {"exitCode": 0}}), false),
+        ] {
+            let container = json!({"name": "c", "image": "", "imageID": "", "ready": false,
+                "restartCount": 0, "state": state});
+            let status = json!({"phase": phase, "containerStatuses": [container]});
+            let status: PodStatus = serde_json::from_value(status).unwrap();
+            assert_eq!(has_ended(&status), expected, "{phase} {state}");
+        }
     }
 }
