@@ -409,7 +409,6 @@ impl Loop {
 
     /// Applies the part of a set that can be admitted now.
     fn offer(&mut self, source: SourceName, set: SourceSet) {
-        self.settings.node.pressures = (self.deps.evictions.pressures)();
         if source != SourceName::Api {
             self.update_node();
             return self.apply(source, set);
@@ -574,6 +573,8 @@ impl Loop {
 
     /// Calls the core with the state of the rest of the world.
     fn decide<T>(&mut self, decide: impl FnOnce(&mut Core, &World<'_>) -> T) -> T {
+        // A resize may be decided long after a source has delivered anything.
+        self.settings.node.pressures = (self.deps.evictions.pressures)();
         let Deps { workers, status, observe, allocations, managers, .. } = &self.deps;
         let first_list = self.first_list;
         // A new version of a static pod starts after the old one has ended, and takes its CPUs.
@@ -584,9 +585,9 @@ impl Loop {
             has_worker: &|uid| workers.knows(uid),
             still_runs: &|uid| observe.still_runs(uid),
             is_over: &|uid| status.get(uid).is_some_and(|status| is_terminal(status.phase.as_deref())),
-            is_final: &|uid| status.entry(uid).is_some_and(|entry| entry.finished),
             // Before the first list, every pod counts as running.
             is_stopping: &|uid| first_list && workers.is_stopping(uid) && observe.still_runs(uid),
+            is_final: &|uid| status.entry(uid).is_some_and(|entry| entry.finished),
             gates_differ: &|pod| status.get(pod.uid()).is_none_or(|stored| gates_differ(pod, &stored)),
             granted: &|pod| allocations.granted(pod),
             // Before the first list, every pod counts as running.
