@@ -259,7 +259,10 @@ mod tests {
         let object =
             serde_json::json!({"metadata": {"uid": "u"}, "spec": {"containers": [{"name": "main"}]}});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
-        pods.pods.insert(uid.clone(), Entry { pod: Some(pod), removed: None, rejected: false, worker: None });
+        pods.pods.insert(
+            uid.clone(),
+            Entry { pod: Some(pod), removed: None, rejected: false, evicted: false, worker: None },
+        );
         assert!(runs_again(&pods, &uid, "main", 1) && !runs_again(&pods, &uid, "other", 1));
     }
 }

@@ -487,10 +487,33 @@ fn standing(snapshot: &Arc<Snapshot>, uid: &PodUid) -> PodStanding {
     let finished = entry.worker.as_ref().is_none_or(|worker| worker.report().is_finished());
     match (&entry.pod, finished) {
         (_, false) => PodStanding::Wanted,
-        (Some(_), true) if entry.rejected => PodStanding::Terminated,
+        (Some(_), true) if entry.rejected || entry.evicted => PodStanding::Terminated,
         // The pod has no worker yet, but is about to get one.
         (Some(_), true) if entry.worker.is_none() => PodStanding::Wanted,
         (Some(_), true) => PodStanding::Finished,
         (None, true) => PodStanding::Terminated,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::view::Entry;
+    use super::*;
+    use crate::model::pod::Pod;
+    use crate::pods::workers::WorkerHandle;
+
+    #[test]
+    fn content_of_an_evicted_pod_is_removed_when_it_has_ended() {
+        let standing_of = |phase: &'static str, evicted: bool| {
+            let pod = Some(Pod::from(crate::model::api::Pod::default()));
+            let worker = Some(WorkerHandle::in_phase(phase));
+            let entry = Entry { pod, removed: None, rejected: false, evicted, worker };
+            let snapshot = Snapshot { pods: [("u".into(), entry)].into(), ..Snapshot::default() };
+            standing(&Arc::new(snapshot), &"u".into())
+        };
+        assert_eq!(standing_of("Terminating", true), PodStanding::Wanted);
+        assert_eq!(standing_of("Finished", true), PodStanding::Terminated);
+        // One that has ended by itself keeps its last containers for their logs.
+        assert_eq!(standing_of("Finished", false), PodStanding::Finished);
     }
 }

@@ -6,6 +6,7 @@ use super::thread::Loop;
 use super::view::Snapshot;
 use crate::eviction;
 use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::pods::lifecycle::{Failure, Kill};
 use crate::util::mailbox::{self, Inbox, Post};
@@ -63,6 +64,16 @@ impl Loop {
         self.publish();
         // A pod that had ended already does not ring.
         self.deps.evictions.bell.ring();
+    }
+
+    /// Whether the pod was evicted or preempted, by this agent or, as its status shows, by the one
+    /// before: nothing of it is kept for its user.
+    pub(super) fn is_evicted(&self, pod: &Pod) -> bool {
+        let is_one = |reason: &str| [reasons::EVICTED, reasons::PREEMPTING].contains(&reason);
+        let kill = self.deps.workers.kill_of(pod.uid());
+        let reported = pod.object().status.as_ref().and_then(|status| status.reason.as_deref());
+        kill.and_then(|kill| kill.failure.as_ref()).is_some_and(|failure| is_one(failure.reason))
+            || (pod.is_over() && reported.is_some_and(is_one))
     }
 
     /// Whether the pod was evicted by the thread `evict`.

@@ -32,6 +32,7 @@ impl Loop {
                     pod: Some(self.ephemeral.complete(pod)),
                     removed: None,
                     rejected,
+                    evicted: self.is_evicted(pod),
                     worker: workers.get(uid).cloned(),
                 },
             );
@@ -41,6 +42,7 @@ impl Loop {
                 pod: None,
                 removed: self.deps.workers.pod(uid).cloned(),
                 rejected: false,
+                evicted: false,
                 worker: Some(worker),
             });
         }

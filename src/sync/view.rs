@@ -17,6 +17,8 @@ pub struct Entry {
     pub removed: Option<Pod>,
     /// Whether admission rejected the pod.
     pub rejected: bool,
+    /// Whether the pod was evicted or preempted.
+    pub evicted: bool,
     /// The pod's worker, if it has one.
     pub worker: Option<WorkerHandle>,
 }
