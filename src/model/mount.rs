@@ -55,3 +55,38 @@ pub trait SubPaths: Sync {
     /// When no such object exists inside the volume.
     fn bind(&self, wanted: SubPath<'_>, stop: &StopToken) -> Result<PathBuf, SubPathFailure>;
 }
+
+/// The path at which a container has its termination log: absolute, without empty, `.` and `..`
+/// segments (kubelet: `filepath.Clean` and `volumeutil.MakeAbsolutePath` for
+/// `terminationMessagePath`, which may be relative).
+#[must_use]
+pub fn termination_log_path(path: &str) -> String {
+    let mut segments: Vec<&str> = Vec::new();
+    for segment in path.split('/') {
+        match segment {
+            "" | "." => {}
+            ".." => {
+                segments.pop();
+            }
+            segment => segments.push(segment),
+        }
+    }
+    format!("/{}", segments.join("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn termination_log_path_is_absolute_and_clean() {
+        for (path, expected) in [
+            ("/dev/termination-log", "/dev/termination-log"),
+            ("tmp/msg", "/tmp/msg"),
+            ("/dev/../msg", "/msg"),
+            ("../../a//./b/", "/a/b"),
+        ] {
+            assert_eq!(termination_log_path(path), expected);
+        }
+    }
+}

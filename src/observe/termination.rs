@@ -7,6 +7,7 @@ use std::path::Path;
 use crate::model::log_line::{
     LOG_LEVELS, TERMINATION_BEFORE, TERMINATION_LINES, TERMINATION_WINDOW, termination_text,
 };
+use crate::model::mount::termination_log_path;
 use crate::model::runtime::{ContainerState, ContainerStatus};
 use crate::util::tail::{self, Tail, Window};
 use crate::util::untrusted::{self, Place};
@@ -26,9 +27,11 @@ pub(super) fn complete(container: &mut ContainerStatus) {
     let mut text = String::new();
     // DIFFERS: upstream takes the first mount at this path. That may be a volume of the pod, whose
     // content a container may have replaced with a link. The agent mounts its own file last.
+    // The runtime may report the path as it was requested, or cleaned.
+    let path = termination_log_path(&container.termination_message_path);
+    let is_log = |other: &str| termination_log_path(other) == path;
     if !container.termination_message_path.is_empty()
-        && let Some(mount) =
-            container.mounts.iter().rfind(|mount| mount.container_path == container.termination_message_path)
+        && let Some(mount) = container.mounts.iter().rfind(|mount| is_log(&mount.container_path))
     {
         match read_end(Path::new(&mount.host_path)) {
             Ok(found) => text = found,
@@ -167,6 +170,11 @@ mod tests {
         let mut container = ContainerStatus::blank("c1", "c", ContainerState::Exited);
         container.termination_message_path = "/dev/termination-log".to_owned();
         container.mounts = vec![mount("of a volume"), mount("of the agent")];
+        complete(&mut container);
+        assert_eq!(container.message, "of the agent");
+        // The annotation has the path of the manifest, which need not be absolute and clean.
+        container.termination_message_path = "tmp/../dev//termination-log".to_owned();
+        container.message.clear();
         complete(&mut container);
         assert_eq!(container.message, "of the agent");
     }

@@ -8,7 +8,7 @@ use crate::cri::CriError;
 use crate::model::api::{VolumeDevice, VolumeMount};
 use crate::model::ids::ImageRef;
 use crate::model::metrics;
-use crate::model::mount::{MountedVolume, SubPath, SubPathFailure};
+use crate::model::mount::{MountedVolume, SubPath, SubPathFailure, termination_log_path};
 use crate::model::pod::Pod;
 use crate::transport::generated::MessageField;
 use crate::transport::generated::runtime::{Device, ImageSpec, Mount, MountPropagation, PodSandboxConfig};
@@ -150,7 +150,8 @@ pub(super) fn mounts(inputs: &ContainerInputs<'_>, environment: &mut Env) -> Res
         mounts.push(plain(hosts::CONTAINER_PATH, file));
     }
     if let Some(file) = inputs.termination_log {
-        mounts.push(plain(container.termination_message_path.as_deref().unwrap_or_default(), file));
+        let path = termination_log_path(container.termination_message_path.as_deref().unwrap_or_default());
+        mounts.push(plain(&path, file));
     }
     Ok(mounts)
 }
