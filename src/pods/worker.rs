@@ -386,6 +386,10 @@ impl Worker {
             self.life.apply(Update { pod: None, kill: Some(denied) });
             return Ok(Next::Now);
         }
+        if plan.create_sandbox {
+            // Before the volumes, which may have to wait: the pod's cgroup shows what it will use.
+            self.make_cgroup(cancel)?;
+        }
         if let Some(api) = &self.deps.api {
             api.register(self.pod());
         }
@@ -499,11 +503,7 @@ impl Worker {
             self.remove_init_records(runtime, cancel);
         }
         self.prepare_claims(plan, cancel)?;
-        if let Err(error) = self.deps.cgroups.make(self.pod(), cancel) {
-            let message = format!("unable to ensure pod container exists: {error}");
-            self.deps.events.warning(self.pod(), reasons::FAILED_CREATE_POD_CONTAINER, message.as_str());
-            return Err(Failed::soon(message));
-        }
+        self.make_cgroup(cancel)?;
         self.note_starts(plan);
         let resized = self.resize(plan, cancel);
         let (sandbox, ips, attempt) = if plan.create_sandbox {
@@ -545,6 +545,17 @@ impl Worker {
             }
         }
         first.map_or(Ok(()), Err)
+    }
+
+    /// Makes the pod's cgroup if it does not exist.
+    fn make_cgroup(&self, cancel: &StopToken) -> Result<(), Failed> {
+        self.deps.cgroups.make(self.pod(), cancel).map_err(|error| {
+            let message = format!("unable to ensure pod container exists: {error}");
+            if !cancel.is_stopped() {
+                self.deps.events.warning(self.pod(), reasons::FAILED_CREATE_POD_CONTAINER, message.as_str());
+            }
+            Failed::soon(message)
+        })
     }
 
     #[expect(clippy::too_many_arguments, reason = "one call site; they are the parts of one request")]
@@ -696,6 +707,7 @@ impl Worker {
         &mut self,
         grace_seconds: i64,
         failure: Option<&super::lifecycle::Failure>,
+        (inbox, grace): (&Inbox<(), Update>, &Grace),
         stop: &StopToken,
     ) -> Result<Next, Failed> {
         let uid = self.uid();
@@ -711,7 +723,6 @@ impl Worker {
                 self.pod().full_name()
             );
         }
-        (inbox, grace): (&Inbox<(), Update>, &Grace),
         let busy = self.deps.observe.busy(&uid);
         // The last inspection may be older than the last start: inspect again.
         let before =
@@ -724,6 +735,7 @@ impl Worker {
             Some(self.pod()),
             Observed::Runtime(&before),
             Some(grace_seconds),
+            grace,
             stop,
         );
         drop(watch);
@@ -739,7 +751,6 @@ impl Worker {
         let after = after.map_err(|error| Failed::soon(error.to_string()))?;
         let running: Vec<&str> = after.running().map(|container| container.name.as_str()).collect();
         if !running.is_empty() {
-            grace,
             return Err(Failed::later(format!(
                 "detected running containers after a successful KillPod, CRI violation: {}",
                 running.join(", ")
@@ -749,6 +760,8 @@ impl Worker {
         let unprepared = self.deps.managers.unprepare_claims(&uid, stop);
         unprepared.map_err(|error| Failed::later(error.to_string()))?;
         self.deps.probes.forget(&uid);
+        // The pod may have been evicted or deleted meanwhile: the last status shows that.
+        self.receive(inbox, grace);
         // The phase is set first, because the publisher of the status checks it.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).phase = TERMINATED;
         self.store_status(&after, Finality::Final);
@@ -764,8 +777,6 @@ impl Worker {
             api.forget(&uid);
         }
         self.deps.local.forget(&uid);
-        // The pod may have been evicted or deleted meanwhile: the last status shows that.
-        self.receive(inbox, grace);
         let removed = self.deps.cgroups.remove(self.pod(), stop);
         removed.map_err(|error| Failed::soon(format!("cannot remove the pod's cgroup: {error}")))?;
         self.deps.managers.gone(&uid);
