@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn changed_lists_of_volumes_are_reported_and_nothing_else() {
         let watch = NodeWatch::new();
-        let (called, calls) = crossbeam_channel::unbounded();
+        let (called, calls) = crossbeam_channel::bounded(64);
         let reader = watch.clone();
         watch.on_volumes(move || called.send(reader.object().is_some()).unwrap());
         let with = |version: &str, in_use: &[&str], attached: &[&str]| {

@@ -311,8 +311,8 @@ mod tests {
         let (pod, now) = (PodUid::from("u"), Instant::now());
         attachments.may_mount(&pod, "v", now).unwrap();
         let object = std::sync::Arc::new(Mutex::new(None));
-        let (woken, wakes) = crossbeam_channel::unbounded();
-        let (rung, rings) = crossbeam_channel::unbounded();
+        let (woken, wakes) = crossbeam_channel::bounded(64);
+        let (rung, rings) = crossbeam_channel::bounded(64);
         let read = std::sync::Arc::clone(&object);
         attachments.agree_with(Controller {
             shown: Box::new(move || read.lock().unwrap().clone()),

@@ -72,14 +72,14 @@ fn want(path: &Path, is: fn(&FileType) -> bool, wanted: &'static str) -> Result<
 
 /// The type in the words of the API; `None` for a pipe, which has none.
 fn kind_of(kind: &FileType) -> Option<&'static str> {
-    let kinds: [(&'static str, fn(&FileType) -> bool); 5] = [
-        ("Directory", FileType::is_dir),
-        ("File", FileType::is_file),
-        ("Socket", FileType::is_socket),
-        ("CharDevice", FileType::is_char_device),
-        ("BlockDevice", FileType::is_block_device),
+    let kinds = [
+        ("Directory", kind.is_dir()),
+        ("File", kind.is_file()),
+        ("Socket", kind.is_socket()),
+        ("CharDevice", kind.is_char_device()),
+        ("BlockDevice", kind.is_block_device()),
     ];
-    kinds.into_iter().find(|(_, is)| is(kind)).map(|(name, _)| name)
+    kinds.into_iter().find(|(_, is_kind)| *is_kind).map(|(name, _)| name)
 }
 
 fn make_directory(path: &Path) -> Result<(), VolumeError> {

@@ -43,7 +43,8 @@ fn host_path_of_wrong_type_delays_its_pod() {
     node.wait_ready("made");
     assert!(shared.join("made/deep").is_dir());
 
-    let (late, wrong) = (shared.join("late").display().to_string(), shared.join("file").display().to_string());
+    let (late, wrong) =
+        (shared.join("late").display().to_string(), shared.join("file").display().to_string());
     for (name, failure) in [
         (
             "late",

@@ -46,6 +46,7 @@ pub(super) enum Key {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Fields {
     list: Vec<Field>,
+    #[expect(clippy::box_collection, reason = "a document has very many mappings, and few have an index")]
     index: Option<Box<HashMap<Key, usize>>>,
 }
 

@@ -405,7 +405,7 @@ mod devices {
         assert_eq!(bring(&after, &new), Brought::Ready);
         // A pod that is active keeps its device.
         assert_eq!(
-            after.managers.allocate(&more, &[new.clone()], false, &over),
+            after.managers.allocate(&more, std::slice::from_ref(&new), false, &over),
             Admission::Reject {
                 reason: "UnexpectedAdmissionError".into(),
                 message: "Allocate failed due to requested number of devices unavailable for \

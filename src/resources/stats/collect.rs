@@ -343,7 +343,7 @@ impl Shared {
             let old = last.volumes.iter().find(|old| old.name == volume.name);
             let walk = last.walks.remove(&volume.name);
             let (mut now, walk) = match volume_use(uid, &volume, walk, deadline, servers_until) {
-                Used::Known(now, walk) => (now, walk),
+                Used::Known(now, walk) => (*now, walk),
                 Used::Pending => {
                     volumes.extend(old.cloned());
                     continue;
@@ -535,7 +535,7 @@ pub(super) fn pause(took: Duration, before: Duration) -> Duration {
 /// The use of a volume.
 pub(super) enum Used {
     /// With the walk that goes on later: until then it uses at least this much.
-    Known(VolumeUse, Option<Walk>),
+    Known(Box<VolumeUse>, Option<Walk>),
     /// Its server has not responded yet.
     Pending,
     /// It does not exist, or cannot be measured.
@@ -560,7 +560,7 @@ pub(super) fn volume_use(
         abnormal: volume.driver.as_ref().and_then(|driver| driver.abnormal),
     };
     if let Some(space) = volume.driver.as_ref().and_then(|driver| driver.space.clone()) {
-        return Used::Known(found(space), None);
+        return Used::Known(Box::new(found(space)), None);
     }
     // The server of a file system may not respond. A container may also mount one over a directory.
     let measured = match volume.walk && !space::is_mount(&volume.path) {
@@ -592,5 +592,5 @@ pub(super) fn volume_use(
         rest = unfinished;
     }
     metrics::VOLUME_STATS.took([if volume.walk { "du" } else { "statfs" }], begun.elapsed());
-    Used::Known(found(space), rest)
+    Used::Known(Box::new(found(space)), rest)
 }

@@ -274,7 +274,7 @@ impl Collector {
         volumes.retain(|volume| volume.claim.is_some());
         let until = Instant::now() + collect::WALKS;
         let used = |volume| match collect::volume_use(uid, volume, None, until, until) {
-            Used::Known(used, _) => Some(used),
+            Used::Known(used, _) => Some(*used),
             Used::Pending | Used::Gone => None,
         };
         volumes.iter().filter_map(used).collect()

@@ -402,7 +402,7 @@ fn volume_of_a_controller_waits_until_the_node_shows_it_in_use_and_attached() {
     let node = Node::new(vec![], vec![]);
     let attachments = &node.kinds.attachments;
     let shown: Arc<Mutex<Option<Shown>>> = Arc::default();
-    let (read, (woken, wakes)) = (Arc::clone(&shown), crossbeam_channel::unbounded());
+    let (read, (woken, wakes)) = (Arc::clone(&shown), crossbeam_channel::bounded(64));
     attachments.agree_with(Controller {
         shown: Box::new(move || read.lock().unwrap().clone()),
         changed: Box::new(|| {}),
