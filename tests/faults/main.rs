@@ -24,6 +24,7 @@ mod races;
 mod resizes;
 mod rotation_races;
 mod scale;
+mod steps;
 mod stops;
 mod syscalls;
 

@@ -138,23 +138,8 @@ impl PluginNode {
         put_volume(self.node.api(), size);
     }
 
-    /// Waits until the API server shows what all plugins have.
-    pub fn wait_registered(&self) {
-        let api = self.node.api();
-        wait_until("the devices and the CSI driver", LONG, || {
-            let node = api.object(&format!("/api/v1/nodes/{NODE}")).unwrap_or_default();
-            let drivers = api.object(&format!("/apis/storage.k8s.io/v1/csinodes/{NODE}")).unwrap_or_default();
-            node["status"]["allocatable"][RESOURCE] == json!(DEVICES.to_string())
-                && drivers["spec"]["drivers"][0]["name"] == DRIVER
-        });
-        // The objects may be those of an agent that was killed, and a pod whose resource is not known
-        // yet starts without it.
-        wait_until("the devices of this agent", LONG, || {
-            let output = self.node.command(&["devices", "-o", "json"]);
-            let reply: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-            let healthy = reply["devices"].as_array().into_iter().flatten();
-            healthy.filter(|one| one["resource"] == RESOURCE && one["health"] == "Healthy").count() == DEVICES
-        });
+    fn wait_registered(&self) {
+        wait_registered(&self.node);
     }
 
     /// The claim of the newest pod.
@@ -326,6 +311,25 @@ impl PluginNode {
     }
 }
 
+/// Waits until the API server shows what all plugins have.
+pub fn wait_registered(node: &FakeNode) {
+    let api = node.api();
+    wait_until("the devices and the CSI driver", LONG, || {
+        let object = api.object(&format!("/api/v1/nodes/{NODE}")).unwrap_or_default();
+        let drivers = api.object(&format!("/apis/storage.k8s.io/v1/csinodes/{NODE}")).unwrap_or_default();
+        object["status"]["allocatable"][RESOURCE] == json!(DEVICES.to_string())
+            && drivers["spec"]["drivers"][0]["name"] == DRIVER
+    });
+    // The objects may be those of an agent that was killed, and a pod whose resource is not known
+    // yet starts without it.
+    wait_until("the devices of this agent", LONG, || {
+        let output = node.command(&["devices", "-o", "json"]);
+        let reply: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let healthy = reply["devices"].as_array().into_iter().flatten();
+        healthy.filter(|one| one["resource"] == RESOURCE && one["health"] == "Healthy").count() == DEVICES
+    });
+}
+
 fn put_volume(api: &FakeApi, size: &str) {
     let claim = api.object(CLAIM).unwrap_or_default();
     api.put(
@@ -345,7 +349,7 @@ fn put_volume(api: &FakeApi, size: &str) {
 }
 
 /// The objects of the volume.
-fn furnish(api: &FakeApi) {
+pub fn furnish(api: &FakeApi) {
     let spec: Value = json!({"attachRequired": false, "podInfoOnMount": true, "fsGroupPolicy": "None",
         "volumeLifecycleModes": ["Persistent", "Ephemeral"]});
     api.put(&format!("/apis/storage.k8s.io/v1/csidrivers/{DRIVER}"), json!({"spec": spec}));
@@ -358,4 +362,33 @@ fn furnish(api: &FakeApi) {
         }),
     );
     put_volume(api, "1Gi");
+}
+
+/// A claim `far` whose volume has to be attached, which no controller does.
+pub fn put_attachable_volume(api: &FakeApi) {
+    const FAR: &str = "far.csi.test";
+    let spec: Value = json!({"attachRequired": true, "volumeLifecycleModes": ["Persistent"]});
+    api.put(&format!("/apis/storage.k8s.io/v1/csidrivers/{FAR}"), json!({"spec": spec}));
+    let claim = api.put(
+        "/api/v1/namespaces/default/persistentvolumeclaims/far",
+        json!({
+            "spec": {"accessModes": ["ReadWriteOnce"], "volumeName": "far",
+                "resources": {"requests": {"storage": "1Gi"}}},
+            "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}},
+        }),
+    );
+    api.put(
+        "/api/v1/persistentvolumes/far",
+        json!({
+            "spec": {
+                "capacity": {"storage": "1Gi"},
+                "accessModes": ["ReadWriteOnce"],
+                "volumeMode": "Filesystem",
+                "persistentVolumeReclaimPolicy": "Retain",
+                "claimRef": {"namespace": "default", "name": "far", "uid": claim["metadata"]["uid"]},
+                "csi": {"driver": FAR, "volumeHandle": "far-1"},
+            },
+            "status": {"phase": "Bound"},
+        }),
+    );
 }

@@ -37,13 +37,13 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) -> Outcome {
     for container in containers {
         stop_twins(inputs, "Init container", &container.name, plan);
     }
-    // Only the present state is used. After a reboot every regular container has exited and
-    // the new sandbox is not initialized, whatever the state of the old one was.
+    // A regular container in the present sandbox proves that the init containers have run there, also
+    // one that has ended, because their records may be gone. After a reboot the containers of the
+    // former sandbox may be listed in any state, and the new sandbox is not initialized.
+    //
+    // DIFFERS: Kubernetes 1.36 counts the containers of any sandbox; this is the rule of 1.37.
     let initialized_before = inputs.pod.containers().iter().any(|container| {
-        inputs
-            .runtime
-            .newest(&container.name)
-            .is_some_and(|status| matches!(status.state, ContainerState::Created | ContainerState::Running))
+        newest_here(inputs, &container.name).is_some_and(|status| status.state != ContainerState::Unknown)
     });
     let mut outcome = if initialized_before { Outcome::Initialized } else { Outcome::NotYet };
     // The loop runs from the last container to the first: the newest init container shows how far

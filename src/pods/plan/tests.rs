@@ -290,10 +290,17 @@ fn init_containers_run_in_order_and_are_retried_by_policy() {
         check(spec(policy), ready("i=Exited j=Exited"), "start=[0]");
         // Only the newest init container decides, even if the records of the others were removed.
         check(spec(policy), ready("j=Exited"), "start=[0]");
-        // An exited regular container does not prove the initialization, a running one does.
+        // A regular container proves the initialization of its own sandbox.
         check(spec(policy), ready("c=Running"), "");
+        for old in ["c=Created@s0", "c=Running@s0", "c=Exited:1@s0"] {
+            check(spec(policy), ready(old), "init=[0]");
+        }
     }
-    check(spec("Always"), ready("c=Exited:1"), "init=[0]");
+    // It may have ended, and the records of the init containers may have been removed.
+    for policy in ["Always", "OnFailure"] {
+        check(spec(policy), ready("c=Exited:1"), "start=[0]");
+        check(spec(policy), ready("c=Created"), "start=[0]");
+    }
     for policy in ["Always", "OnFailure"] {
         check(spec(policy), ready("i=Exited:1"), "init=[0]");
         check(spec(policy), ready("i=Exited j=Exited:1"), "init=[1]");

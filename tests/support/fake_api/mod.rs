@@ -230,6 +230,13 @@ impl FakeApi {
         self.shared.changed.notify_all();
     }
 
+    /// Deletes a pod with a grace period in seconds; zero removes it at once.
+    pub fn delete_pod_within(&self, path: &str, seconds: i64) {
+        let path = Path::parse(path).unwrap();
+        let _ = self.shared.lock().store.delete(&path, &json!({"gracePeriodSeconds": seconds}));
+        self.shared.changed.notify_all();
+    }
+
     /// The objects of a collection.
     pub fn objects(&self, path: &str) -> Vec<Value> {
         self.shared.lock().store.all(&Path::parse(path).unwrap())

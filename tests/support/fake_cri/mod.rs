@@ -4,7 +4,9 @@
 //! Containers do what their commands say: a command that ends in `exit N` exits with N right
 //! after its start (`sleep S; exit N` after S seconds), one below `/no/such/` fails to start,
 //! and everything else runs until it is stopped. Images with `none` or `missing` in their
-//! names cannot be pulled; [`BUSYBOX`] is there from the beginning.
+//! names cannot be pulled; [`BUSYBOX`] is there from the beginning. A container whose command has the
+//! word `stubborn` ends only at the end of the timeout of its stop. Pulls of images, sandboxes of pods
+//! and commands with `endless` in their names last until [`FakeCri::release_endless`].
 
 #![allow(
     clippy::unwrap_used,
@@ -67,6 +69,7 @@ impl FakeCri {
             subscribers: Mutex::default(),
             spoiler: Mutex::default(),
             delayed: Mutex::default(),
+            endless: Mutex::default(),
         });
         let ticking = Arc::clone(&shared);
         let clock = spawn("fake-clock", Stack::Small, OnDeath::Unsupervised, move |stop| {
@@ -214,6 +217,16 @@ impl FakeCri {
         }
     }
 
+    /// Carries out all calls that are endless, and from now on those of stubborn containers at once.
+    pub fn release_endless(&self) {
+        let gates = {
+            let mut endless = self.shared.endless.lock().unwrap();
+            endless.is_released = true;
+            std::mem::take(&mut endless.gates)
+        };
+        gates.iter().for_each(Gate::open);
+    }
+
     fn add_misbehavior(&self, method: &str, misbehavior: Misbehavior) {
         self.behave(method);
         self.shared.misbehavior.lock().unwrap().insert(method.to_owned(), misbehavior);
@@ -336,6 +349,7 @@ impl FakeCri {
 
 impl Drop for FakeCri {
     fn drop(&mut self) {
+        self.release_endless();
         self.shared.misbehavior.lock().unwrap().retain(|_, misbehavior| {
             if let Misbehavior::Hang { gate, .. } = misbehavior {
                 gate.open();

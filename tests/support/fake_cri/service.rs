@@ -77,6 +77,14 @@ pub struct Shared {
     pub subscribers: Mutex<Vec<Subscriber>>,
     pub spoiler: Mutex<StreamFaults>,
     pub delayed: Mutex<Vec<coracle::util::threads::Running>>,
+    pub endless: Mutex<Endless>,
+}
+
+/// Calls that last until they are released.
+#[derive(Default)]
+pub struct Endless {
+    pub is_released: bool,
+    pub gates: Vec<Gate>,
 }
 
 #[derive(Clone)]
@@ -96,15 +104,17 @@ impl Service {
     {
         let shared = Arc::clone(&self.0);
         *shared.counts.lock().unwrap().entry(method).or_default() += 1;
-        let noted = (!LOOKS.contains(&method)).then(|| {
+        let json = (!LOOKS.contains(&method)).then(|| request.to_json());
+        let endless = json.as_ref().and_then(|json| shared.endless(method, json));
+        let noted = json.map(|request| {
             let mut journal = shared.journal.lock().unwrap();
-            journal.push(Entry { method, request: request.to_json(), error: None });
+            journal.push(Entry { method, request, error: None });
             journal.len() - 1
         });
         let loss = shared.loss(method);
         let (failure, gate) = shared.spoil(method);
         ctx.spawn(async move {
-            if let Some(gate) = gate {
+            for gate in gate.into_iter().chain(endless) {
                 gate.await;
             }
             let answer = match failure {
@@ -192,6 +202,35 @@ impl Shared {
                 (None, Some(self.open_after(gate, delay)))
             }
         }
+    }
+
+    /// What a call waits for that names something endless, or stops a stubborn container.
+    fn endless(&self, method: &str, request: &Value) -> Option<Gate> {
+        let mut endless = self.endless.lock().unwrap();
+        if endless.is_released {
+            return None;
+        }
+        let gate = Gate::default();
+        let subject = match method {
+            "PullImage" => &request["image"]["image"],
+            "RunPodSandbox" => &request["config"]["metadata"]["name"],
+            "ExecSync" => &request["cmd"],
+            "StopContainer" => {
+                let id = request["container_id"].as_str()?;
+                if !self.state.lock().unwrap().is_stubborn(id) {
+                    return None;
+                }
+                let seconds = request["timeout"].as_str().and_then(|text| text.parse().ok()).unwrap_or(0);
+                endless.gates.push(gate.clone());
+                return Some(self.open_after(gate, std::time::Duration::from_secs(seconds)));
+            }
+            _ => return None,
+        };
+        if !subject.to_string().contains("endless") {
+            return None;
+        }
+        endless.gates.push(gate.clone());
+        Some(gate)
     }
 
     fn open_after(&self, gate: Gate, delay: std::time::Duration) -> Gate {

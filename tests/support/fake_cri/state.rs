@@ -541,6 +541,11 @@ impl State {
         }
     }
 
+    /// Whether a running container ignores the request to end.
+    pub fn is_stubborn(&self, id: &str) -> bool {
+        self.containers.get(id).is_some_and(|one| one.is_running() && words(&one.config).contains("stubborn"))
+    }
+
     pub fn stop_container(&mut self, request: rt::StopContainerRequest) -> Answer<rt::StopContainerResponse> {
         // One that is gone has stopped.
         if let Ok(container) = self.container(&request.container_id) {
