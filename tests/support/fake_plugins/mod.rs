@@ -89,6 +89,9 @@ pub struct Count {
     pub faulty: usize,
     /// So many were carried out and answered.
     pub answered: usize,
+    /// So many came while another call for the same volume or claim was under way. They are not in
+    /// `called`.
+    pub refused: usize,
 }
 
 #[derive(Debug, Default)]
@@ -294,6 +297,7 @@ impl Shared {
             if other == life {
                 self.violation(format!("{} while another call for {subject} is under way", call.1));
             }
+            self.update(call.1, |count| count.refused += 1);
             return Err(Refusal::unavailable("an operation is pending"));
         }
         let answer = self.serve(call, stop, work);
