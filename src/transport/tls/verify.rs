@@ -156,6 +156,9 @@ impl Verifier {
         now: UnixTime,
     ) -> Result<(), rustls::Error> {
         let parsed = ParsedCertificate::try_from(der)?;
+        // The library does not look at the key usage of certificates between.
+        let signs = |der: &&CertificateDer<'_>| read(der).is_some_and(|(_, usage)| usage.may_sign);
+        let intermediates: Vec<CertificateDer<'_>> = intermediates.iter().filter(signs).cloned().collect();
         let check = |is_wanted: &dyn Fn(u64) -> bool, between: &[CertificateDer<'_>]| {
             let is_valid =
                 |anchor: &&Anchor| is_wanted(anchor.path_length) && anchor.life.check(timestamp(now)).is_ok();
@@ -170,7 +173,7 @@ impl Verifier {
         // that could be longer.
         //
         // DIFFERS: a limit above one is not checked.
-        let outcome = check(&|length| length > 1, intermediates);
+        let outcome = check(&|length| length > 1, &intermediates);
         if outcome.is_ok() || check(&|length| length <= 1, &[]).is_ok() {
             return Ok(());
         }

@@ -77,6 +77,7 @@ fn authority_must_be_one_that_may_sign_now() {
     refuses(&[pem!("self-leaf")], &[pem!("leaf-of-leaf")], cannot);
     refuses(&[pem!("root-no-sign")], &[pem!("leaf-no-sign")], cannot);
     refuses(&[pem!("root-clients")], &[pem!("leaf-clients")], cannot);
+    assert!(verify(&[pem!("root-between")], &[pem!("leaf-between"), pem!("between-no-sign")]).is_err());
     assert_eq!(verify_at(&[pem!("root-short")], &[pem!("leaf-short")], "server.test", EARLY), Ok(()));
     let late = verify(&[pem!("root-short")], &[pem!("leaf-short")]).unwrap_err();
     assert!(late.starts_with("certificate signed by unknown authority (possibly because of"), "{late}");
