@@ -124,6 +124,9 @@ mod tests {
             ("- a", "F: is invalid"),
             ("users: 7", "F: users: is invalid"),
             ("users:\n- name: a\n  user:\n    token: [sesame]", "F: users[0].user.token: is invalid"),
+            ("users:\n- name: a\n  user:\n    password: *sesame", "F:4: "),
+            ("users:\n- name: a\n  user:\n    token: !se!sesame x", "F:4: "),
+            ("users:\n- name: a\n  user:\n    token: !!int sesame", "F:4: "),
             (
                 "clusters:\n- {}\n- cluster:\n    certificate-authority-data: '!sesame'",
                 "F: clusters[1].cluster.certificate-authority-data: is invalid",

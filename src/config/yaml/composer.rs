@@ -226,7 +226,9 @@ impl<'t> Composer<'t> {
             _ => None,
         });
         let tag = prefix.map(|prefix| format!("{prefix}{suffix}")).filter(|tag| !tag.is_empty());
-        tag.ok_or_else(|| place.fail(format!("found undefined tag handle {handle}")))
+        tag.ok_or_else(|| {
+            place.fail("found undefined tag handle (a value that begins with ! must be quoted)".to_owned())
+        })
     }
 
     /// A node where there is none.
@@ -430,9 +432,14 @@ impl<'t> Composer<'t> {
         let size = match self.anchors.get(name) {
             Some(Anchor::Complete(_, size)) => *size,
             Some(Anchor::Open(_)) => {
-                return Err(place.fail(format!("the alias {name:?} refers to a value that contains it")));
+                return Err(place.fail("the alias refers to a value that contains it".to_owned()));
             }
-            None => return Err(place.fail(format!("there is no anchor {name:?} for this alias"))),
+            None => {
+                return Err(place.fail(
+                    "there is no anchor for this alias (a value that begins with * must be quoted)"
+                        .to_owned(),
+                ));
+            }
         };
         if depth + size.depth > MAX_DEPTH {
             return Err(

@@ -24,7 +24,7 @@ pub(super) fn resolve(tag: &str, plain: bool, text: String) -> Result<Content, S
         },
         Some("timestamp") => match is_timestamp(&text) {
             true => Ok(Content::Text(text)),
-            false => Err(misfit(&text, "timestamp")),
+            false => Err(misfit("timestamp")),
         },
         Some(wanted @ ("null" | "bool" | "int" | "float")) => {
             let found = plain_value(&text);
@@ -37,7 +37,7 @@ pub(super) fn resolve(tag: &str, plain: bool, text: String) -> Result<Content, S
                 ("float", Content::Signed(number)) => return Ok(Content::Float(*number as f64)),
                 _ => false,
             };
-            if fits { Ok(found) } else { Err(misfit(&text, wanted)) }
+            if fits { Ok(found) } else { Err(misfit(wanted)) }
         }
         // Other tags have no meaning.
         _ if !tag.is_empty() => Ok(Content::Text(text)),
@@ -48,8 +48,9 @@ pub(super) fn resolve(tag: &str, plain: bool, text: String) -> Result<Content, S
     }
 }
 
-fn misfit(text: &str, tag: &str) -> String {
-    format!("{text:?} does not fit the tag !!{tag}")
+/// Without the text, which may be a password.
+fn misfit(tag: &str) -> String {
+    format!("the value does not fit the tag !!{tag}")
 }
 
 /// Text of any bytes, as Go writes it in JSON: each bad byte becomes U+FFFD.
