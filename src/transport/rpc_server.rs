@@ -41,6 +41,8 @@ const BACKLOG: i32 = 64;
 /// Open connections of one server: each holds memory of the agent, and a client that may open them
 /// can be a container. Plugins and monitoring agents have one each.
 const MAX_CONNECTIONS: usize = 64;
+/// Open connections of one process, so that one that leaks them leaves places to others.
+const MAX_OF_PROCESS: usize = 16;
 /// How long no connection is accepted after a failure, such as a lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
@@ -395,10 +397,11 @@ fn serve(listener: &UnixListener, services: Vec<Service>, stop: &StopToken) {
             return;
         }
         let connected = accepted.and_then(|(connection, _)| {
-            if !connections.has_place() {
-                return Err(Error::other(format!("{MAX_CONNECTIONS} connections are open already")));
+            if let Err(why) = connections.add(&connection)? {
+                // Closed at once, without a pause for others.
+                log::warn!("refused a connection to a gRPC server: {why}");
+                return Ok(());
             }
-            connections.add(&connection)?;
             if let Some(services) = waiting.take() {
                 library = Some(Library::start(services)?);
             }
@@ -414,20 +417,40 @@ fn serve(listener: &UnixListener, services: Vec<Service>, stop: &StopToken) {
 /// The connections that the library has. It closes them without a report, so they are recognized by
 /// the inode of the socket behind their descriptor.
 #[derive(Default)]
-struct Connections(Vec<(RawFd, PathBuf)>);
+struct Connections(Vec<Connection>);
+
+struct Connection {
+    descriptor: RawFd,
+    socket: PathBuf,
+    /// The peer's process; 0 for all of other PID namespaces.
+    process: i32,
+}
 
 impl Connections {
-    /// Whether there may be one more.
-    fn has_place(&mut self) -> bool {
-        if self.0.len() >= MAX_CONNECTIONS {
-            self.0.retain(|(descriptor, socket)| socket_of(*descriptor).is_ok_and(|now| now == *socket));
+    /// Adds a connection, or says why there are too many.
+    fn add(&mut self, connection: &UnixStream) -> std::io::Result<Result<(), String>> {
+        // The library has no value for process 0.
+        let process = rustix::net::sockopt::socket_peercred(connection);
+        let process = process.map_or(0, |peer| peer.pid.as_raw_pid());
+        if let Err(why) = self.has_place(process) {
+            self.0.retain(|one| socket_of(one.descriptor).is_ok_and(|now| now == one.socket));
+            if self.has_place(process).is_err() {
+                return Ok(Err(why));
+            }
         }
-        self.0.len() < MAX_CONNECTIONS
+        let descriptor = connection.as_raw_fd();
+        self.0.push(Connection { descriptor, socket: socket_of(descriptor)?, process });
+        Ok(Ok(()))
     }
 
-    fn add(&mut self, connection: &UnixStream) -> std::io::Result<()> {
-        let descriptor = connection.as_raw_fd();
-        self.0.push((descriptor, socket_of(descriptor)?));
+    fn has_place(&self, process: i32) -> Result<(), String> {
+        let of_process = self.0.iter().filter(|one| one.process == process).count();
+        if self.0.len() >= MAX_CONNECTIONS {
+            return Err(format!("{MAX_CONNECTIONS} are open"));
+        }
+        if of_process >= MAX_OF_PROCESS {
+            return Err(format!("{MAX_OF_PROCESS} of process {process} are open"));
+        }
         Ok(())
     }
 }

@@ -84,7 +84,7 @@ fn calls_get_their_response_or_their_refusal() {
 }
 
 #[test]
-fn connections_above_the_limit_are_closed_until_others_end() {
+fn connections_of_a_process_above_its_limit_are_closed_until_others_end() {
     let fixture = Fixture::new();
     let _server = Server::start(&fixture.path(), [simple()]).unwrap();
     let open = || UnixStream::connect(fixture.path()).unwrap();
@@ -94,7 +94,7 @@ fn connections_above_the_limit_are_closed_until_others_end() {
         let read = std::io::Read::read(&mut &*connection, &mut [0; 1]);
         matches!(read, Ok(0)) || read.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
     };
-    let mut first: Vec<UnixStream> = (0..MAX_CONNECTIONS).map(|_| open()).collect();
+    let mut first: Vec<UnixStream> = (0..MAX_OF_PROCESS).map(|_| open()).collect();
     for connection in &first {
         assert!(!is_closed(connection));
     }
