@@ -33,9 +33,9 @@ const VOLUME_WALKS: Duration = Duration::from_secs(4);
 /// in the background, and show their last numbers until then.
 const SERVERS: Duration = Duration::from_secs(1);
 
-/// Walks that may be interrupted at the same time and go on in the next period; each stores the names
-/// of some directories. Others start again.
-const INTERRUPTED: usize = 16;
+/// Walks of a pod that may be interrupted and go on in the next period; each stores the names of some
+/// directories. Others start again.
+const INTERRUPTED: usize = 4;
 
 /// Walks through the volumes of a pod may take one part in this many of the time, if they then are
 /// not further apart than [`SLOWEST_WALKS`].
@@ -338,7 +338,6 @@ impl Shared {
         let begun = Instant::now();
         let mut volumes = Vec::new();
         let mut walks = BTreeMap::new();
-        let others: usize = work.volumes.values().map(|walked| walked.walks.len()).sum();
         for volume in (self.volumes)(uid) {
             let old = last.volumes.iter().find(|old| old.name == volume.name);
             let walk = last.walks.remove(&volume.name);
@@ -367,8 +366,8 @@ impl Shared {
         // A walk that goes on is continued sooner: its numbers are too small until then.
         let pause = pause(took, last.took) / if is_complete { 1 } else { 5 };
         let pause = pause.max(self.settings.volume_period.unwrap_or_default());
-        if others + walks.len() > INTERRUPTED {
-            walks.clear();
+        while walks.len() > INTERRUPTED {
+            walks.pop_last();
         }
         work.volumes.insert(uid.clone(), Walked { due: now + pause, took, volumes, walks });
         is_complete

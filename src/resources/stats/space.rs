@@ -21,6 +21,10 @@ const OPEN: usize = 64;
 /// them, and says so.
 const DEPTH: usize = 2048;
 
+/// After so many starts from the top a walk counts as one that leaves something out: a container may
+/// move a directory each time, so that no walk gets past it.
+const RESTARTS: u32 = 3;
+
 /// The limit of stored files with several names, each of which counts once. Of others each name
 /// counts its part of the bytes.
 const LINKED: usize = 16_384;
@@ -49,6 +53,8 @@ pub(super) struct Walk {
     found: Content,
     linked: HashSet<u64>,
     levels: Vec<Level>,
+    /// How often it had to start from the top, because a directory on its way was moved.
+    restarts: u32,
 }
 
 /// A directory on the way from the top to the place of the walk.
@@ -109,12 +115,14 @@ pub(super) fn continue_walk(
 ) -> Option<(Content, Option<Walk>)> {
     let top = untrusted::directory(path, LOG_LEVELS).ok()?;
     let own = entry(top.as_fd(), c"", AtFlags::EMPTY_PATH)?;
+    let restarts = earlier.as_ref().map_or(0, |walk| walk.restarts + 1);
     let earlier = earlier.and_then(|walk| walk.reopened(&top, &own));
     let goes_on = earlier.is_some();
     let mut walk = match earlier {
         Some(walk) => walk,
-        None => Walk::new(top, &own)?,
+        None => Walk { restarts, ..Walk::new(top, &own)? },
     };
+    walk.found.left_out |= walk.restarts >= RESTARTS;
     if walk.run(until, goes_on) {
         walk.found.complete = true;
         return Some((walk.found, None));
@@ -129,8 +137,13 @@ impl Walk {
     fn new(top: OwnedFd, own: &Entry) -> Option<Walk> {
         let top = Level { name: CString::default(), inode: own.inode, offset: 0, dir: Dir::new(top).ok() };
         top.dir.as_ref()?;
-        let mut walk =
-            Walk { device: own.device, found: Content::default(), linked: HashSet::new(), levels: vec![top] };
+        let mut walk = Walk {
+            device: own.device,
+            found: Content::default(),
+            linked: HashSet::new(),
+            levels: vec![top],
+            restarts: 0,
+        };
         count(&mut walk.found, &mut walk.linked, own);
         Some(walk)
     }
@@ -138,7 +151,8 @@ impl Walk {
     /// Opens the deepest directories of a walk that was interrupted. `None`: one of them is no
     /// longer there, so the walk has to start from the top.
     fn reopened(mut self, top: &OwnedFd, own: &Entry) -> Option<Walk> {
-        let mut current = top.try_clone().ok()?;
+        // Not a copy of the descriptor, which would share its place in the directory.
+        let mut current = fs::openat(top, c".", DIRECTORY, Mode::empty()).ok()?;
         let closed = self.levels.len().saturating_sub(OPEN);
         for (at, level) in self.levels.iter_mut().enumerate() {
             if at > 0 {
@@ -376,6 +390,32 @@ mod tests {
         };
         assert_eq!(found, whole);
         remove_nested(&top);
+    }
+
+    #[test]
+    fn walk_whose_directory_is_moved_each_time_is_reported_as_incomplete() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().join("top");
+        std::fs::create_dir_all(top.join("x0/a")).unwrap();
+        (0..50).for_each(|number| std::fs::create_dir(top.join(format!("x0/a/{number}"))).unwrap());
+        let mut walk = None;
+        for number in 0..20 {
+            let entries = |walk: &Walk| walk.levels.len();
+            // Into the directory that is moved next.
+            loop {
+                let (found, unfinished) = continue_walk(&top, walk.take(), Instant::now()).unwrap();
+                walk = Some(unfinished.expect("the walk has no time"));
+                if found.left_out {
+                    assert_eq!(number, RESTARTS);
+                    return;
+                }
+                if walk.as_ref().is_some_and(|walk| entries(walk) > 1) {
+                    break;
+                }
+            }
+            std::fs::rename(top.join(format!("x{number}")), top.join(format!("x{}", number + 1))).unwrap();
+        }
+        panic!("the walk is never reported as incomplete");
     }
 
     #[test]
