@@ -247,7 +247,7 @@ mod tests {
                 "CONNECT h:6443: 407 Proxy Authentication Required",
             ),
             (b"HTTP/1.1 403 \x1b[31m\r\n\r\n", "CONNECT h:6443: 403 ?[31m"),
-            (b"HTTP/1.1 403 a\xffb\r\n\r\n", "CONNECT h:6443: 403"),
+            (b"HTTP/1.1 403 a\xffb\r\n\r\n", "CONNECT h:6443: 403 a\u{fffd}b"),
             (b"HTTP/1.1 502\r\n\r\n", "CONNECT h:6443: 502"),
             (b"HTTP/1.1 100 Continue\r\n\r\n", "CONNECT h:6443: 100 Continue"),
             (b"SSH-2.0-x\r\n\r\n", "CONNECT h:6443: malformed HTTP response \"SSH-2.0-x\""),
