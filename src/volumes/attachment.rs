@@ -129,10 +129,14 @@ impl Agreement {
         Wait { name: name.to_owned(), report_at: *report_at, is_overdue, no_place: None }
     }
 
+    /// Whether the API server has stored that the volume is in use.
+    fn is_stored(&self, name: &str) -> bool {
+        self.volumes.get(name).is_some_and(|entry| entry.is_stored)
+    }
+
     /// Whether the volume may be mounted. `shown`: the newest object.
     fn may_mount(&self, name: &str, shown: Option<&Shown>) -> bool {
-        let is_stored = self.volumes.get(name).is_some_and(|entry| entry.is_stored);
-        is_stored && shown.is_some_and(|it| it.in_use.contains(name) && it.attached.contains(name))
+        self.is_stored(name) && shown.is_some_and(|it| it.in_use.contains(name) && it.attached.contains(name))
     }
 
     /// The pods that wait for a volume which may be mounted.
@@ -230,10 +234,14 @@ impl Attachments {
     pub(super) fn may_mount(&self, pod: &PodUid, name: &str, now: Instant) -> Result<(), Wait> {
         let Some(controller) = self.controller.get() else { return Ok(()) };
         // First, so that no change of the object is missed.
-        let wait = self.agreement().wait(pod, name, now);
+        let (wait, was_stored) = {
+            let mut agreement = self.agreement();
+            (agreement.wait(pod, name, now), agreement.is_stored(name))
+        };
         let shown = (controller.shown)();
         let mut agreement = self.agreement();
-        if agreement.may_mount(name, shown.as_ref()) {
+        // A list that was stored meanwhile may be newer than the object.
+        if was_stored && agreement.may_mount(name, shown.as_ref()) {
             agreement.waiting.remove(&(pod.clone(), name.to_owned()));
             return Ok(());
         }
@@ -346,5 +354,32 @@ mod tests {
         *object.lock().unwrap() = Some(shown(&["v"], &["v"]));
         attachments.node_changed();
         assert!(wakes.is_empty());
+    }
+
+    #[test]
+    fn volume_is_not_mounted_by_an_object_that_is_older_than_its_list() {
+        let attachments = std::sync::Arc::<Attachments>::default();
+        let (pod, now) = (PodUid::from("u"), Instant::now());
+        let (woken, wakes) = crossbeam_channel::bounded(64);
+        let is_first = Mutex::new(true);
+        let list = std::sync::Arc::downgrade(&attachments);
+        attachments.agree_with(Controller {
+            shown: Box::new(move || {
+                // This object is from the last time that the volume was in use. Its list is stored before
+                // the reader of this object goes on.
+                if std::mem::take(&mut *is_first.lock().unwrap()) {
+                    let attachments = list.upgrade()?;
+                    let number = attachments.list().0;
+                    attachments.stored(number, &set(&["v"]));
+                }
+                Some(shown(&["v"], &["v"]))
+            }),
+            changed: Box::new(|| {}),
+            wake: Box::new(move |pod| woken.send(pod.clone()).unwrap()),
+        });
+        attachments.set(Holder::Csi, set(&["v"]));
+        attachments.may_mount(&pod, "v", now).unwrap_err();
+        assert_eq!(wakes.try_recv(), Ok(pod.clone()), "the newer object may show it");
+        attachments.may_mount(&pod, "v", now).unwrap();
     }
 }
