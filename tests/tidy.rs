@@ -724,6 +724,35 @@ fn systemd_restarts_the_service_without_a_limit() {
     assert!(number("RestartSec") > 0);
 }
 
+/// The number that follows `before` in a source file.
+fn limit_in(file: &str, before: &str) -> u64 {
+    let text = std::fs::read_to_string(root().join(file)).expect("the file is there");
+    let (_, rest) = text.split_once(before).unwrap_or_else(|| panic!("{file} has no {before:?}"));
+    let digits: String =
+        rest.chars().take_while(|c| c.is_ascii_digit() || *c == '_').filter(|c| *c != '_').collect();
+    digits.parse().expect("a number")
+}
+
+/// Without a free task, the agent can start no thread for a pod, however healthy that is.
+#[test]
+fn service_may_have_as_many_tasks_as_the_limits_of_the_threads_permit() {
+    const PODS: u64 = 250;
+    /// Its worker, and those that stop its containers and watch its end.
+    const OTHER_OF_POD: u64 = 8;
+    /// Connections, streams, and threads that exist once.
+    const OTHER: u64 = 1000;
+    let probes = limit_in("src/probes/thread.rs", "most: ");
+    let stuck = limit_in("src/volumes/unmount.rs", "const MAX_STUCK: usize = ");
+    let together = limit_in("src/volumes/unmount.rs", "const MAX_TOGETHER: usize = ");
+    let pending = limit_in("src/volumes/operations.rs", "const MAX_PENDING_OF_POD: usize = ");
+    // Besides, each pod has one unmount, and one call of an unmount that hangs.
+    let of_pod = OTHER_OF_POD + together + pending + 2;
+    let needed = probes + stuck + PODS * of_pod + OTHER;
+    let allowed = unit_settings().get(&("[Service]".to_owned(), "TasksMax".to_owned())).cloned();
+    let allowed: u64 = allowed.and_then(|value| value.parse().ok()).unwrap_or(0);
+    assert!(needed <= allowed, "{needed} threads, and TasksMax={allowed}");
+}
+
 /// A mount namespace of its own would keep volumes from the runtime.
 #[test]
 fn service_shares_the_mount_namespace_of_the_host() {
