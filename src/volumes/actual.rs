@@ -133,7 +133,9 @@ impl Actual {
 
     /// Whether the pod may have files of this size in the volume, in addition to those of its other
     /// volumes. The size counts from now on. A volume whose update fails keeps its old files, so the
-    /// larger size counts until [`Actual::wrote`].
+    /// larger size counts until [`Actual::wrote`]. The old files and the new ones exist at the same time
+    /// during the write. The sum does not count: a pod above half of a limit would keep an expired token
+    /// or a revoked secret.
     ///
     /// DIFFERS: upstream has no limits, so that a few objects of many small keys take the node's
     /// memory.
