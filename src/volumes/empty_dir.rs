@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::mount::MountFlags;
 
 use super::error::VolumeError;
-use super::ownership::{self, Access, Broken, Policy};
+use super::ownership::{self, Access, Policy};
 use super::paths;
 use crate::model::api::{Container, EmptyDirVolumeSource};
 use crate::model::mount::MountedVolume;
@@ -124,11 +124,9 @@ pub(super) fn make(
     }
     if let Some(gid) = fs_group {
         // The new volume is nearly empty, so it needs no policy and no progress reports.
-        match ownership::give(dir.as_fd(), gid, (Access::Write, Policy::Always), stop, &mut |_| {}) {
-            Ok(_) => {}
-            Err(Broken::Stopping) => return Err(VolumeError::Stopping),
-            Err(Broken::Failed(errno)) => return Err(failed("set the group of")(errno)),
-        }
+        let stops = std::slice::from_ref(stop);
+        ownership::give(dir.as_fd(), gid, (Access::Write, Policy::Always), stops, &mut |_| {})
+            .map_err(|broken| broken.into_error(&path))?;
     }
     mark(markers.as_fd(), &marker).map_err(failed("mark as ready"))?;
     Ok(dir)

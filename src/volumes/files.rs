@@ -1,5 +1,6 @@
 //! Volumes made of files that the agent writes, kept up to date.
 
+use std::cell::Cell;
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,7 +12,7 @@ use rustix::io::Errno;
 use super::atomic_writer::{self, MAX_DEPTH, MAX_ENTRIES, PathError, Payload};
 use super::empty_dir::{self, Medium, Place};
 use super::error::VolumeError;
-use super::ownership::{self, Access, Broken, Policy};
+use super::ownership::{self, Access, Policy};
 use super::paths;
 use crate::model::api::{EmptyDirVolumeSource, VolumeMount};
 use crate::model::mount::MountedVolume;
@@ -80,17 +81,21 @@ fn fill(
             .map_err(|errno| failed("make nested mount points in", errno))?;
     }
     let gid = empty_dir::fs_group(site.pod);
-    let own = || match gid {
-        None => Ok(()),
-        Some(gid) => match ownership::give(dir, gid, (Access::Read, Policy::Always), stop, &mut |_| {}) {
-            Ok(_) => Ok(()),
-            Err(Broken::Failed(errno)) => Err(errno),
-            Err(Broken::Stopping) => Err(Errno::CANCELED),
-        },
+    let broken = Cell::new(None);
+    let own = || {
+        let Some(gid) = gid else { return Ok(()) };
+        let stops = std::slice::from_ref(stop);
+        let given = ownership::give(dir, gid, (Access::Read, Policy::Always), stops, &mut |_| {});
+        given.map(drop).map_err(|why| {
+            broken.set(Some(why));
+            Errno::CANCELED
+        })
     };
-    atomic_writer::write(dir, payload, Timestamp::now(), &own, stop)
-        .map(drop)
-        .map_err(|errno| failed("write the files of", errno))
+    let written = atomic_writer::write(dir, payload, Timestamp::now(), &own, stop);
+    written.map(drop).map_err(|errno| match broken.take() {
+        Some(why) => why.into_error(&path),
+        None => failed("write the files of", errno),
+    })
 }
 
 /// The mount points of other volumes inside a volume, in any container. The runtime cannot

@@ -125,11 +125,13 @@ impl Volumes {
             Some(api) => Arc::new(PodCluster(api.clone())),
             None => Arc::new(NoCluster),
         };
+        let operations = Operations::default();
         let csi_settings = CsiSettings {
             root_dir: settings.root_dir.clone(),
             node_name: settings.node.clone(),
             selinux: FileContext::read(Path::new("/")),
             events: deps.events.clone(),
+            operations: operations.clone(),
         };
         let mounter = Arc::new(KernelMounter::new(&settings.root_dir));
         let attachments = Arc::<Attachments>::default();
@@ -142,7 +144,6 @@ impl Volumes {
             deps.events.clone(),
             Arc::clone(&attachments),
         );
-        let operations = Operations::default();
         let memory = u64::try_from(settings.allocatable.memory.units()).unwrap_or_default();
         kinds.keep_users(csi.persistent());
         Volumes {

@@ -17,7 +17,7 @@ use crossbeam_channel::{bounded, select_biased};
 
 use super::error::VolumeError;
 use crate::model::ids::PodUid;
-use crate::util::stop::StopToken;
+use crate::util::stop::{self, StopSource, StopToken};
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
 /// The longest wait of a caller: upstream's two minutes and three seconds.
@@ -32,6 +32,8 @@ const MAX_SHARED_OF_NAMESPACE: usize = 32;
 const MAX_SHARED_OF_SERVER: usize = 16;
 /// The key of the unmount of all volumes of a pod, in place of a volume's name.
 pub(super) const UNMOUNT: &str = "";
+/// The wait for walks that were ended: the call on the present file has to return.
+const WALK_END: Duration = Duration::from_secs(2);
 /// The wait for a cancelled operation that is about to end.
 const GRACE: Duration = Duration::from_millis(20);
 
@@ -47,17 +49,42 @@ pub(super) struct Share {
 }
 
 /// A running operation.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Pending {
     begun: Instant,
     share: Share,
+    walk: Walk,
+    /// Stopped when the operation has ended.
+    ended: StopToken,
+}
+
+/// What ends a walk through the files of a volume. An operation may be over its time and walk on.
+#[derive(Debug)]
+struct Walk {
+    /// Dropped when the pod's volumes are removed.
+    removal: Option<StopSource>,
+    /// The signals of this, and of the end of the pod and of the agent.
+    stops: Vec<StopToken>,
+    /// Whether the operation has begun to walk.
+    has_begun: bool,
+}
+
+impl Pending {
+    /// An operation that begins. `until`: the end of the pod and of the agent.
+    fn new(begun: Instant, share: Share, until: Vec<StopToken>) -> (Pending, StopSource) {
+        let (removal, removed) = stop::pair();
+        let (end, ended) = stop::pair();
+        let stops = until.into_iter().chain([removed]).collect();
+        let walk = Walk { removal: Some(removal), stops, has_begun: false };
+        (Pending { begun, share, walk, ended }, end)
+    }
 }
 
 type Table = HashMap<Key, Pending>;
 
 /// The running operations. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Operations {
+pub(crate) struct Operations {
     pending: Arc<Mutex<Table>>,
 }
 
@@ -101,6 +128,7 @@ fn has_place(pending: &Table, uid: &PodUid, share: &Share, now: Instant) -> bool
 struct Entry {
     pending: Arc<Mutex<Table>>,
     key: Key,
+    _end: StopSource,
 }
 
 impl Drop for Entry {
@@ -185,7 +213,28 @@ impl Operations {
         report: impl FnOnce(Result<T, VolumeError>) + Send + 'static,
         work: impl FnOnce(&StopToken) -> Result<T, VolumeError> + Send + 'static,
     ) -> Result<Operation, VolumeError> {
-        let entry = self.enter(uid, volume, share)?;
+        self.start_entered(uid, self.enter(uid, volume, share, Vec::new())?, report, work)
+    }
+
+    /// As [`Operations::start`]. `until` ends walks through the files of the volume, which do not end
+    /// when the [`Operation`] is dropped; see [`Operations::walk`].
+    pub(super) fn start_until<T: 'static>(
+        &self,
+        (uid, volume, share): (&PodUid, &str, &Share),
+        until: &StopToken,
+        report: impl FnOnce(Result<T, VolumeError>) + Send + 'static,
+        work: impl FnOnce(&StopToken) -> Result<T, VolumeError> + Send + 'static,
+    ) -> Result<Operation, VolumeError> {
+        self.start_entered(uid, self.enter(uid, volume, share, vec![until.clone()])?, report, work)
+    }
+
+    fn start_entered<T: 'static>(
+        &self,
+        uid: &PodUid,
+        entry: Entry,
+        report: impl FnOnce(Result<T, VolumeError>) + Send + 'static,
+        work: impl FnOnce(&StopToken) -> Result<T, VolumeError> + Send + 'static,
+    ) -> Result<Operation, VolumeError> {
         let short: String = uid.as_str().chars().take(8).collect();
         let running =
             threads::spawn(&format!("vol/{short}"), Stack::Small, OnDeath::Unsupervised, move |own_stop| {
@@ -198,7 +247,13 @@ impl Operations {
         Ok(Operation(Some(running)))
     }
 
-    fn enter(&self, uid: &PodUid, volume: &str, share: &Share) -> Result<Entry, VolumeError> {
+    fn enter(
+        &self,
+        uid: &PodUid,
+        volume: &str,
+        share: &Share,
+        until: Vec<StopToken>,
+    ) -> Result<Entry, VolumeError> {
         let key = (uid.clone(), volume.to_owned());
         let now = Instant::now();
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
@@ -208,8 +263,39 @@ impl Operations {
         if volume != UNMOUNT && !has_place(&pending, uid, share, now) {
             return Err(VolumeError::TooManyPending);
         }
-        pending.insert(key.clone(), Pending { begun: now, share: share.clone() });
-        Ok(Entry { pending: Arc::clone(&self.pending), key })
+        let (one, end) = Pending::new(now, share.clone(), until);
+        pending.insert(key.clone(), one);
+        Ok(Entry { pending: Arc::clone(&self.pending), key, _end: end })
+    }
+
+    /// The running operation on the volume begins a walk through its files. Returns the signals that
+    /// end the walk; the end of the wait for the operation is not among them.
+    pub(super) fn walk(&self, uid: &PodUid, volume: &str) -> Vec<StopToken> {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(one) = pending.get_mut(&(uid.clone(), volume.to_owned())) else { return Vec::new() };
+        one.walk.has_begun = true;
+        one.walk.stops.clone()
+    }
+
+    /// Ends all walks through files of the pod's volumes, also those that begin later in a running
+    /// operation, and waits a short time until the operations have closed all files.
+    pub(super) fn end_walks(&self, uid: &PodUid, stop: &StopToken) {
+        let mut walking = Vec::new();
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, one) in pending.iter_mut().filter(|((owner, _), _)| owner == uid) {
+            one.walk.removal = None;
+            walking.extend(one.walk.has_begun.then(|| one.ended.clone()));
+        }
+        drop(pending);
+        let until = Instant::now() + WALK_END;
+        let _waiting = threads::waiting("walk through the files of a volume");
+        for ended in walking {
+            select_biased! {
+                recv(stop.signal()) -> _ => return,
+                recv(ended.signal()) -> _ => {}
+                default(until.saturating_duration_since(Instant::now())) => return,
+            }
+        }
     }
 
     /// The server or driver of a running operation has become known.
@@ -304,6 +390,49 @@ mod tests {
     }
 
     #[test]
+    fn walk_outlives_the_wait_of_its_set_up_and_ends_with_the_pod_or_its_volumes() {
+        for is_pod_ended in [true, false] {
+            let operations = Operations::default();
+            let (pod, until) = stop::pair();
+            let (report, begun) = bounded(1);
+            let walking = operations.clone();
+            let work = move |own: &StopToken| {
+                let stops = walking.walk(&uid(), "v");
+                let _ = own.wait(LIMIT);
+                report.send(stops.iter().any(StopToken::is_stopped)).unwrap();
+                while !stops.iter().any(StopToken::is_stopped) {
+                    let _ = stops[0].wait(SHORT);
+                }
+                Err::<(), _>(VolumeError::Stopping)
+            };
+            let key = (&uid(), "v", &Share::default());
+            let operation = operations.start_until(key, &until, |_| {}, work).unwrap();
+            drop(operation);
+            assert!(!begun.recv().unwrap(), "the end of the wait stops no walk");
+            assert!(operations.is_busy(&uid()));
+            if is_pod_ended {
+                drop(pod);
+                while operations.is_busy(&uid()) {
+                    let _ = StopToken::never().wait(SHORT);
+                }
+            } else {
+                operations.end_walks(&uid(), &StopToken::never());
+                assert!(!operations.is_busy(&uid()));
+            }
+        }
+    }
+
+    #[test]
+    fn walk_that_begins_after_the_removal_of_the_volumes_ends_at_once() {
+        let operations = Operations::default();
+        let _entry = operations.enter(&uid(), "v", &Share::default(), Vec::new()).unwrap();
+        // It does not walk, so it is not waited for.
+        operations.end_walks(&uid(), &StopToken::never());
+        assert!(operations.walk(&uid(), "v").iter().any(StopToken::is_stopped));
+        assert!(operations.walk(&uid(), "other").is_empty());
+    }
+
+    #[test]
     fn stop_and_panic_end_the_wait_with_an_error() {
         let operations = Operations::default();
         let (source, stop) = crate::util::stop::pair();
@@ -330,7 +459,9 @@ mod tests {
         for volume in ["fine", "panics"] {
             let (report, again) = (report.clone(), operations.clone());
             let to = move |result: Result<u8, _>| {
-                report.send((result, again.enter(&uid(), volume, &Share::default()).is_ok())).unwrap()
+                report
+                    .send((result, again.enter(&uid(), volume, &Share::default(), Vec::new()).is_ok()))
+                    .unwrap()
             };
             let work = move |_: &StopToken| if volume == "fine" { Ok(7) } else { panic!("a test's own") };
             let operation = operations.start((&uid(), volume, &Share::default()), to, work).unwrap();
@@ -357,13 +488,14 @@ mod tests {
     fn one_pod_has_few_operations_at_the_same_time_and_its_unmount() {
         let operations = Operations::default();
         let own = share("n", None);
-        let entered: Vec<_> = (0..100).map(|n| operations.enter(&pod(0), &format!("v{n}"), &own)).collect();
+        let entered: Vec<_> =
+            (0..100).map(|n| operations.enter(&pod(0), &format!("v{n}"), &own, Vec::new())).collect();
         assert_eq!(entered.iter().flatten().count(), MAX_PENDING_OF_POD);
         assert!(entered.iter().skip(3).all(|entry| matches!(entry, Err(VolumeError::TooManyPending))));
-        let unmount = operations.enter(&pod(0), UNMOUNT, &own).unwrap();
-        assert!(matches!(operations.enter(&pod(0), UNMOUNT, &own), Err(VolumeError::Pending)));
+        let unmount = operations.enter(&pod(0), UNMOUNT, &own, Vec::new()).unwrap();
+        assert!(matches!(operations.enter(&pod(0), UNMOUNT, &own, Vec::new()), Err(VolumeError::Pending)));
         drop((entered, unmount));
-        operations.enter(&pod(0), "v99", &own).unwrap();
+        operations.enter(&pod(0), "v99", &own, Vec::new()).unwrap();
     }
 
     /// Six pods with three volumes each on a dead server used all threads of the node.
@@ -373,7 +505,9 @@ mod tests {
         let dead = share("attacker", Some("nfs/192.0.2.1"));
         let hang = |pods: std::ops::Range<usize>| -> Vec<Entry> {
             let each = |n| (0..3).map(move |volume| (n, format!("v{volume}")));
-            pods.flat_map(each).filter_map(|(n, v)| operations.enter(&pod(n), &v, &dead).ok()).collect()
+            pods.flat_map(each)
+                .filter_map(|(n, v)| operations.enter(&pod(n), &v, &dead, Vec::new()).ok())
+                .collect()
         };
         let six = hang(0..6);
         assert_eq!(six.len(), 18);
@@ -381,18 +515,20 @@ mod tests {
         // One for each pod, and the shared places of the server.
         assert_eq!(six.len() + many.len(), 206 + MAX_SHARED_OF_SERVER);
         let other = share("other", Some("driver"));
-        let _other = ["v", "w", "x"].map(|volume| operations.enter(&pod(7), volume, &other).unwrap());
+        let _other =
+            ["v", "w", "x"].map(|volume| operations.enter(&pod(7), volume, &other, Vec::new()).unwrap());
         // A pod of the same namespace, and one with the same server, have at least one.
-        let _first = operations.enter(&pod(8), "v", &dead).unwrap();
-        assert!(operations.enter(&pod(8), "w", &dead).is_err());
-        let _second = operations.enter(&pod(8), "w", &share("attacker", Some("driver"))).unwrap();
+        let _first = operations.enter(&pod(8), "v", &dead, Vec::new()).unwrap();
+        assert!(operations.enter(&pod(8), "w", &dead, Vec::new()).is_err());
+        let _second = operations.enter(&pod(8), "w", &share("attacker", Some("driver")), Vec::new()).unwrap();
     }
 
     #[test]
     fn sixteen_hanging_unmounts_do_not_delay_the_end_of_another_pod() {
         let operations = Operations::default();
         let own = share("n", None);
-        let _hang: Vec<Entry> = (0..16).map(|n| operations.enter(&pod(n), UNMOUNT, &own).unwrap()).collect();
+        let _hang: Vec<Entry> =
+            (0..16).map(|n| operations.enter(&pod(n), UNMOUNT, &own, Vec::new()).unwrap()).collect();
         let other = (&pod(16), UNMOUNT, &own);
         operations.run(other, LIMIT, &StopToken::never(), |_| Ok(())).unwrap();
     }
@@ -402,7 +538,7 @@ mod tests {
     fn every_pod_of_a_restarted_agent_gets_a_place_at_once() {
         let operations = Operations::default();
         let own = share("n", Some("driver"));
-        let entered: Vec<_> = (0..1000).map(|n| operations.enter(&pod(n), "v", &own)).collect();
+        let entered: Vec<_> = (0..1000).map(|n| operations.enter(&pod(n), "v", &own, Vec::new())).collect();
         assert!(entered.iter().all(Result::is_ok));
     }
 
@@ -414,15 +550,15 @@ mod tests {
         let mut table = Table::new();
         for n in 0..40 {
             for volume in ["a", "b"] {
-                table.insert((pod(n), volume.to_owned()), Pending { begun, share: own.clone() });
+                table.insert((pod(n), volume.to_owned()), Pending::new(begun, own.clone(), Vec::new()).0);
             }
         }
-        table.insert((pod(99), "a".to_owned()), Pending { begun: late, share: own.clone() });
+        table.insert((pod(99), "a".to_owned()), Pending::new(late, own.clone(), Vec::new()).0);
         assert!(!has_place(&table, &pod(99), &own, begun));
         assert!(has_place(&table, &pod(99), &own, late));
         // Its own pod gets one more.
         assert!(has_place(&table, &pod(0), &own, late));
-        table.insert((pod(0), "c".to_owned()), Pending { begun, share: own.clone() });
+        table.insert((pod(0), "c".to_owned()), Pending::new(begun, own.clone(), Vec::new()).0);
         assert!(!has_place(&table, &pod(0), &own, late));
     }
 }

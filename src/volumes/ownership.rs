@@ -6,16 +6,23 @@
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use rustix::fs::{self, AtFlags, Dir, FileType, Gid, Mode, OFlags};
 use rustix::io::{self, Errno};
 
+use super::error::VolumeError;
 use crate::util::stop::StopToken;
 use crate::util::tree;
 
 /// The limit of directories that are open at once. Those further up are closed, and opened again on
-/// the way back: the depth of a volume has no limit.
+/// the way back.
 const MAX_OPEN: usize = 64;
+
+/// The limit of nested directories, with the root: a pod can make millions, and each takes memory
+/// during the walk. The Go kubelet fails at about the same depth, because its paths become longer than
+/// the kernel allows.
+const MAX_LEVELS: usize = 2048;
 
 /// The permissions of the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +52,29 @@ impl Access {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Broken {
     Failed(Errno),
+    /// There are more than [`MAX_LEVELS`] nested directories.
+    TooDeep,
     Stopping,
+}
+
+impl Broken {
+    /// The error for the volume at `path`.
+    pub(super) fn into_error(self, path: &Path) -> VolumeError {
+        let attempt = "set the group of";
+        match self {
+            Broken::Failed(errno) => VolumeError::io(attempt, path)(errno),
+            Broken::TooDeep => {
+                let source = std::io::Error::other(too_deep());
+                VolumeError::Io { attempt, path: path.to_owned(), source }
+            }
+            Broken::Stopping => VolumeError::Stopping,
+        }
+    }
+}
+
+/// The problem of a volume with too many nested directories.
+pub(super) fn too_deep() -> String {
+    format!("directories are nested more than {MAX_LEVELS} levels deep, which is the limit for fsGroup")
 }
 
 impl From<Errno> for Broken {
@@ -56,12 +85,13 @@ impl From<Errno> for Broken {
 
 /// Sets the group of all entries in `root`, and then of `root`. `progress` regularly receives the
 /// count of entries. Returns this count and the root; 0 if the root shows that an earlier walk was
-/// completed. An entry whose change fails is logged and counted, as upstream does.
+/// completed. An entry whose change fails is logged and counted, as upstream does. Any of `stops` ends
+/// the walk before the next entry. Memory does not depend on the number of entries.
 pub(super) fn give(
     root: BorrowedFd<'_>,
     gid: u32,
     (access, policy): (Access, Policy),
-    stop: &StopToken,
+    stops: &[StopToken],
     progress: &mut dyn FnMut(u64),
 ) -> Result<u64, Broken> {
     if policy == Policy::OnRootMismatch && is_given(root, gid, access)? {
@@ -72,7 +102,7 @@ pub(super) fn give(
     // The directories from the root to the current one, which is open.
     let mut levels = vec![Level::new(tree::open_at(root, c".")?)?];
     while let Some(Level { dir: Some(level), offset, .. }) = levels.last_mut() {
-        if stop.is_stopped() {
+        if stops.iter().any(StopToken::is_stopped) {
             return Err(Broken::Stopping);
         }
         let Some(entry) = level.read() else {
@@ -103,6 +133,9 @@ pub(super) fn give(
         if FileType::from_raw_mode(fs::fstat(&found)?.st_mode) != FileType::Directory {
             refused += u64::from(give_one(found.as_fd(), gid, access).is_err());
             continue;
+        }
+        if levels.len() >= MAX_LEVELS {
+            return Err(Broken::TooDeep);
         }
         levels.push(Level::new(tree::open_at(found.as_fd(), c".")?)?);
         let above = levels.len().checked_sub(MAX_OPEN + 1).and_then(|index| levels.get_mut(index));
@@ -190,7 +223,6 @@ fn give_one(entry: BorrowedFd<'_>, gid: u32, access: Access) -> io::Result<()> {
 mod tests {
     use super::*;
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-    use std::path::Path;
 
     fn mode(path: &Path) -> u32 {
         std::fs::symlink_metadata(path).unwrap().mode() & 0o7777
@@ -203,7 +235,7 @@ mod tests {
     fn run(root: &Path, access: Access, policy: Policy, stop: &StopToken) -> Result<u64, Broken> {
         let fd = tree::open(root).unwrap();
         let gid = std::fs::metadata(root).unwrap().gid();
-        give(fd.as_fd(), gid, (access, policy), stop, &mut |_| {})
+        give(fd.as_fd(), gid, (access, policy), std::slice::from_ref(stop), &mut |_| {})
     }
 
     #[test]
@@ -251,7 +283,7 @@ mod tests {
     /// Such a volume could never be mounted.
     #[test]
     fn deep_tree_gets_the_group_with_few_open_directories() {
-        const DEPTH: usize = 3000;
+        const DEPTH: usize = MAX_LEVELS - 2;
         let root = tempfile::tempdir().unwrap();
         set_mode(root.path(), 0o700);
         let mut at = tree::open(root.path()).unwrap();
@@ -279,6 +311,25 @@ mod tests {
     }
 
     #[test]
+    fn too_many_nested_directories_are_an_error_that_names_the_limit() {
+        let root = tempfile::tempdir().unwrap();
+        set_mode(root.path(), 0o700);
+        let mut at = tree::open(root.path()).unwrap();
+        for _ in 0..MAX_LEVELS {
+            at = tree::make_at(at.as_fd(), c"d", 0o700).unwrap().0;
+        }
+        drop(at);
+        let again = || run(root.path(), Access::Write, Policy::OnRootMismatch, &StopToken::never());
+        let broken = again().unwrap_err();
+        assert_eq!(broken, Broken::TooDeep);
+        assert_eq!(mode(root.path()), 0o700, "the walk was not completed");
+        let error = crate::util::error_chain::chain(&broken.into_error(root.path()));
+        assert!(error.contains("more than 2048 levels deep"), "{error}");
+        let top = tree::open(root.path()).unwrap();
+        tree::remove_contents(top.as_fd(), &StopToken::never()).unwrap();
+    }
+
+    #[test]
     fn directory_that_was_moved_during_a_walk_ends_it() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("a/b")).unwrap();
@@ -300,6 +351,10 @@ mod tests {
         let (source, stop) = crate::util::stop::pair();
         drop(source);
         assert_eq!(run(root.path(), Access::Write, Policy::Always, &stop), Err(Broken::Stopping));
+        let fd = tree::open(root.path()).unwrap();
+        let both = [StopToken::never(), stop];
+        let policy = (Access::Write, Policy::Always);
+        assert_eq!(give(fd.as_fd(), 0, policy, &both, &mut |_| {}), Err(Broken::Stopping));
         assert_eq!(mode(root.path()), 0o700);
     }
 }

@@ -480,7 +480,8 @@ impl<'a> SetUp<'a> {
             (None, None) => kinds.set_up(&pod, &wanted, stop),
         };
         let share = self.volumes.share(self.site.pod, volume);
-        self.volumes.operations.start((self.site.pod.uid(), &volume.name, &share), to, work)
+        let key = (self.site.pod.uid(), volume.name.as_str(), &share);
+        self.volumes.operations.start_until(key, self.site.stop, to, work)
     }
 
     /// Waits for the end of one operation, and cancels those that take too long. Reports failures

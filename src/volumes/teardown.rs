@@ -55,6 +55,7 @@ impl Volumes {
         let path = paths::pod(&self.settings.root_dir, uid)?;
         self.retries().forget(uid);
         self.actual().forget(uid);
+        self.operations.end_walks(uid, stop);
         if self.operations.is_busy(uid) {
             // A running operation may mount a volume that would be removed here.
             return Err(VolumeError::Pending);
@@ -422,6 +423,40 @@ mod tests {
         );
         assert!(busy.join("precious").exists());
         assert!(!pod.join("volumes/kubernetes.io~empty-dir").exists());
+    }
+
+    /// The removal waited for the end of the walk, and a file server can make it endless.
+    #[test]
+    fn teardown_ends_a_walk_for_the_group_of_the_pod() {
+        use super::super::ownership::{self, Access, Policy};
+        let root = tempfile::tempdir().unwrap();
+        let volumes = volumes(root.path());
+        let uid = PodUid::from("u1");
+        let volume = root.path().join("pods/u1/volumes/kubernetes.io~nfs/v");
+        std::fs::create_dir_all(&volume).unwrap();
+        let (walking, dir) = (volumes.operations.clone(), tree::open(&volume).unwrap());
+        let (report, begun) = bounded(1);
+        let pod = uid.clone();
+        let endless = move |_: &StopToken| {
+            let stops = walking.walk(&pod, "v");
+            report.send(()).unwrap();
+            let gid = rustix::process::getegid().as_raw();
+            let policy = (Access::Write, Policy::Always);
+            loop {
+                if let Err(broken) = ownership::give(dir.as_fd(), gid, policy, &stops, &mut |_| {}) {
+                    return Err::<(), _>(broken.into_error(&volume));
+                }
+            }
+        };
+        let key = (&uid, "v", &Share::default());
+        let never = StopToken::never();
+        let operation = volumes.operations.start_until(key, &never, |_| {}, endless).unwrap();
+        begun.recv().unwrap();
+        // The set-up is over its time.
+        drop(operation);
+        assert!(volumes.operations.is_busy(&uid));
+        volumes.tear_down(&uid, &never).unwrap();
+        assert!(!volumes.operations.is_busy(&uid));
     }
 
     #[test]

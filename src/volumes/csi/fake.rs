@@ -472,6 +472,7 @@ fn start(
         node_name: "n1".to_owned(),
         selinux: None,
         events: EventSink::new().0,
+        operations: Default::default(),
     };
     let mounter = Arc::new(FakeMounter(Arc::clone(node)));
     let cluster = Arc::clone(cluster) as Arc<dyn Cluster>;

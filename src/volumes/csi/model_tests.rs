@@ -855,6 +855,7 @@ impl Agent {
             node_name: "n".to_owned(),
             selinux: None,
             events: EventSink::new().0,
+            operations: Default::default(),
         };
         let attachments = Arc::<Attachments>::default();
         let cluster: Arc<dyn Cluster> = Arc::new(model.clone());

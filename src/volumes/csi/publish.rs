@@ -112,8 +112,9 @@ impl Csi {
     }
 
     /// Gives the files of a published volume to the pod's group. The walk continues when the set-up is
-    /// over its time: each attempt would begin at the first file. A volume that was published before
-    /// is not walked again, unless its root shows that no walk was completed.
+    /// over its time: each attempt would begin at the first file. It ends with the pod, the agent, and
+    /// the removal of the pod's volumes. A volume that was published before is not walked again,
+    /// unless its root shows that no walk was completed.
     fn give(&self, wanted: &Wanted, gid: u32, was_mounted: bool, target: &Path) -> Result<(), VolumeError> {
         let failed = |error: String| {
             let text = format!("applyFSGroup failed for vol {}: {error}", wanted.source.volume_handle);
@@ -130,10 +131,11 @@ impl Csi {
                 is_reported = true;
             }
         };
-        let never = StopToken::never();
-        match ownership::give(root.as_fd(), gid, (Access::Write, policy), &never, &mut progress) {
+        let stops = self.settings.operations.walk(&wanted.pod.uid, &wanted.volume);
+        match ownership::give(root.as_fd(), gid, (Access::Write, policy), &stops, &mut progress) {
             Ok(_) => Ok(()),
             Err(Broken::Stopping) => Err(VolumeError::Stopping),
+            Err(Broken::TooDeep) => Err(failed(ownership::too_deep())),
             Err(Broken::Failed(errno)) => Err(failed(std::io::Error::from(errno).to_string())),
         }
     }

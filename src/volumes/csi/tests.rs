@@ -549,6 +549,31 @@ fn walk_through_a_volume_goes_on_when_its_set_up_is_over_its_time() {
     assert_eq!(mode(&file) & 0o777, 0o600);
 }
 
+/// The pod and its volume were kept until such a walk had ended, and a server can make it endless.
+#[test]
+fn walk_through_a_volume_ends_with_its_pod() {
+    use std::os::unix::fs::MetadataExt;
+    let agent = FakeAgent::new();
+    agent.cluster.driver.lock().unwrap().spec.fs_group_policy = Some(FsGroupPolicy::File);
+    let mut a = wanted("a", "h");
+    a.fs_group = Some(rustix::process::getegid().as_raw());
+    let (pod, until) = stop::pair();
+    drop(pod);
+    let (report, reported) = crossbeam_channel::bounded(1);
+    let volume = agent.csi.volume(a.clone());
+    let key = (&a.pod.uid, a.volume.as_str(), &Default::default());
+    let to = move |result| report.send(result).unwrap();
+    let operations = &agent.csi.settings.operations;
+    let running = operations.start_until(key, &until, to, move |stop| volume.set_up(stop)).unwrap();
+    let result = reported.recv().unwrap();
+    running.finish();
+    assert!(matches!(result, Err(VolumeError::Stopping)), "{result:?}");
+    let dir = agent.csi.layout.of_pod(&a.place()).unwrap().join("mount");
+    assert_eq!(std::fs::metadata(dir).unwrap().mode() & 0o2000, 0, "the walk was not completed");
+    tear_down(&agent, &a).unwrap();
+    assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
+}
+
 #[test]
 fn labels_of_read_only_volumes_are_not_changed() {
     let agent = FakeAgent::new();

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::super::attachment::{Attachments, Holder};
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Place, Ready, VolumeKeeper, VolumeKind};
+use super::super::operations::Operations;
 use super::cluster::Cluster;
 use super::driver::{Abilities, Driver, Pairs};
 use super::measure::Measured;
@@ -35,6 +36,8 @@ pub struct CsiSettings {
     pub(crate) selinux: Option<FileContext>,
     /// The sink of events about walks that take long.
     pub events: EventSink,
+    /// The running operations, which know what ends a walk.
+    pub(crate) operations: Operations,
 }
 
 /// All CSI volumes of the node.

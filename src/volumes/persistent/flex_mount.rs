@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::super::error::VolumeError;
 use super::super::kind::Phase;
+use super::super::ownership::Policy;
 use super::super::{empty_dir, paths};
 use super::host::mount_at;
 use super::owner::policy;
@@ -19,14 +20,20 @@ impl Kinds {
     pub(super) fn set_up_flex(
         &self,
         pod: &Pod,
-        spec: &Spec,
+        (volume, spec): (&str, &Spec),
         source: &Flex,
         target: &Path,
         stop: &StopToken,
     ) -> Result<bool, VolumeError> {
         let (host, driver) = (&*self.host, source.driver.as_str());
         let able = self.drivers.init(host, driver, stop)?;
+        let gid = empty_dir::fs_group(pod);
+        let walks = gid.filter(|_| able.fs_group && !spec.read_only);
         if mount_at(&host.mounts()?, target).is_some() {
+            if let Some(gid) = walks {
+                // An earlier attempt that was interrupted has not changed the root.
+                self.own(pod, volume, target, (gid, Policy::OnRootMismatch))?;
+            }
             return Ok(able.selinux_relabel);
         }
         let mut global = None;
@@ -39,7 +46,6 @@ impl Kinds {
             self.mount_flex_device(spec, source, &dir, stop)?;
             global = Some(dir);
         }
-        let gid = empty_dir::fs_group(pod);
         let wanted = source.secret_ref.clone().map(|mut secret| {
             if secret.namespace.is_empty() {
                 secret.namespace = pod.namespace().to_owned();
@@ -57,11 +63,8 @@ impl Kinds {
             host.bind(&global, target, &bind_options(spec)).inspect_err(|_| remove_dir(target))?;
         }
         drop(lock);
-        if able.fs_group
-            && !spec.read_only
-            && let Some(gid) = gid
-        {
-            self.own(pod, target, gid, policy(pod))?;
+        if let Some(gid) = walks {
+            self.own(pod, volume, target, (gid, policy(pod)))?;
         }
         Ok(able.selinux_relabel)
     }

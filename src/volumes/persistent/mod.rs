@@ -305,12 +305,14 @@ impl Kinds {
             Source::Local(source) => {
                 let target = self.target(pod.uid(), plugin, &spec.name)?;
                 match local::place(&*self.host, &spec.name, source)? {
-                    local::Place::Directory(path) => self.bind(pod, &spec, (&path, &target))?,
+                    local::Place::Directory(path) => {
+                        self.bind(pod, &spec, &volume.name, (&path, &target), None)?
+                    }
                     local::Place::Device(device) => {
                         let global = local::mount_of(&self.root_dir, &spec.name)?;
                         let disk = Disk { global, fs_type: source.fs_type.as_deref().unwrap_or_default() };
-                        let _lock = self.stage(&spec, &disk, &|| Ok(device.clone()), stop)?;
-                        self.bind(pod, &spec, (&disk.global, &target))?;
+                        let lock = self.stage(&spec, &disk, &|| Ok(device.clone()), stop)?;
+                        self.bind(pod, &spec, &volume.name, (&disk.global, &target), Some(lock))?;
                     }
                 }
                 Ok(mounted(target, true))
@@ -324,8 +326,8 @@ impl Kinds {
                     write_state(&disk.global, &wanted)?;
                     self.attach_iscsi(&wanted, source, stop)
                 };
-                let _lock = self.stage(&spec, &disk, &log_in, stop)?;
-                self.bind(pod, &spec, (&disk.global, &target))?;
+                let lock = self.stage(&spec, &disk, &log_in, stop)?;
+                self.bind(pod, &spec, &volume.name, (&disk.global, &target), Some(lock))?;
                 Ok(mounted(target, true))
             }
             Source::Fc(source) => {
@@ -334,13 +336,13 @@ impl Kinds {
                 let global = devices::plugins(&self.root_dir).join("fc").join(relative(wanted.dir())?);
                 let disk = Disk { global, fs_type: source.fs_type.as_deref().unwrap_or_default() };
                 let find = || fc::attach_disk(&*self.host, &wanted).map(PathBuf::from);
-                let _lock = self.stage(&spec, &disk, &find, stop)?;
-                self.bind(pod, &spec, (&disk.global, &target))?;
+                let lock = self.stage(&spec, &disk, &find, stop)?;
+                self.bind(pod, &spec, &volume.name, (&disk.global, &target), Some(lock))?;
                 Ok(mounted(target, true))
             }
             Source::Flex(source) => {
                 let target = self.target(pod.uid(), &flex::plugin_dir(&source.driver), &spec.name)?;
-                let relabel = self.set_up_flex(pod, &spec, source, &target, stop)?;
+                let relabel = self.set_up_flex(pod, (&volume.name, &spec), source, &target, stop)?;
                 Ok(mounted(target, relabel))
             }
             Source::Csi(_) => self.set_up_csi(pod, volume, &spec, stop),

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use super::super::error::VolumeError;
 use super::super::mounts::Mount;
-use super::super::ownership::{self, Broken, Policy};
+use super::super::ownership::{self, Policy};
 use super::super::{empty_dir, paths};
+use super::devices::Lock;
 use super::host::mount_at;
 use super::{Kinds, bind_options, remove_dir};
 use crate::model::persistent::{Source, Spec};
 use crate::model::pod::Pod;
 use crate::model::reasons;
-use crate::util::stop::StopToken;
 use crate::util::tree;
 
 /// The first event about a slow change of owners, and the time between later ones.
@@ -22,18 +22,23 @@ const OWNERS_SLOW: Duration = Duration::from_secs(30);
 const OWNERS_AGAIN: Duration = Duration::from_secs(60);
 
 impl Kinds {
-    /// Binds a directory to the pod's volume, and sets the group of its files.
+    /// Binds a directory to the pod's volume, and sets the group of its files. `volume` is its name in
+    /// the pod. `lock`, that of a disk, ends before the walk through the files: others wait for it.
     pub(super) fn bind(
         &self,
         pod: &Pod,
         spec: &Spec,
+        volume: &str,
         (from, target): (&Path, &Path),
+        lock: Option<Lock>,
     ) -> Result<(), VolumeError> {
         let table = self.host.mounts()?;
         let was_mounted = mount_at(&table, target).is_some();
         if !was_mounted {
             self.host.bind(from, target, &bind_options(spec)).inspect_err(|_| remove_dir(target))?;
         }
+        // The mount table shows from now on that the pod uses the disk.
+        drop(lock);
         if spec.read_only {
             return Ok(());
         }
@@ -43,7 +48,8 @@ impl Kinds {
             return Ok(());
         }
         // An earlier attempt that was interrupted has not changed the root.
-        self.own(pod, target, gid, if was_mounted { Policy::OnRootMismatch } else { policy(pod) })
+        let policy = if was_mounted { Policy::OnRootMismatch } else { policy(pod) };
+        self.own(pod, volume, target, (gid, policy))
     }
 
     /// Whether another pod has a mount of the same directory.
@@ -72,8 +78,16 @@ impl Kinds {
     }
 
     /// Sets the group of all files. The walk continues when the set-up is over its time: each
-    /// attempt would begin at the first file.
-    pub(super) fn own(&self, pod: &Pod, target: &Path, gid: u32, policy: Policy) -> Result<(), VolumeError> {
+    /// attempt would begin at the first file. It ends with the pod, the agent, and the removal of the
+    /// pod's volumes.
+    pub(super) fn own(
+        &self,
+        pod: &Pod,
+        volume: &str,
+        target: &Path,
+        (gid, policy): (u32, Policy),
+    ) -> Result<(), VolumeError> {
+        let stops = self.operations.walk(pod.uid(), volume);
         let dir = tree::open(target).map_err(VolumeError::io("open", target))?;
         let mut next = Instant::now() + OWNERS_SLOW;
         let mut progress = |count: u64| {
@@ -87,11 +101,8 @@ impl Kinds {
             }
         };
         let access = (ownership::Access::Write, policy);
-        match ownership::give(dir.as_fd(), gid, access, &StopToken::never(), &mut progress) {
-            Ok(_) => Ok(()),
-            Err(Broken::Stopping) => Err(VolumeError::Stopping),
-            Err(Broken::Failed(errno)) => Err(VolumeError::io("set the group of", target)(errno)),
-        }
+        let given = ownership::give(dir.as_fd(), gid, access, &stops, &mut progress);
+        given.map(drop).map_err(|broken| broken.into_error(target))
     }
 }
 
