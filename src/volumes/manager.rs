@@ -23,6 +23,7 @@ use super::error::VolumeError;
 use super::kind::NodeLabels;
 use super::operations::{Operation, Operations};
 use super::orphans::Orphans;
+use super::paths;
 use super::persistent::Kinds;
 use super::progress::Progress;
 use super::retries::Retries;
@@ -30,7 +31,7 @@ use super::retries::Retries;
 /// The configuration of volumes.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// `--root-dir`; its symbolic links are resolved by [`Volumes::new`].
+    /// `--root-dir`; its symbolic links are resolved by [`Volumes::new`], except for CSI drivers.
     pub root_dir: PathBuf,
     /// Defaults for limits that a pod does not have. The memory is also the upper bound of a
     /// memory-backed volume; zero: bounded by the pod's limits and its own only.
@@ -118,6 +119,7 @@ impl Volumes {
     /// As [`Volumes::new`], with these CSI drivers.
     #[must_use]
     pub fn with_drivers(mut settings: Settings, deps: Deps, drivers: Registry) -> Self {
+        let configured = paths::configured(&settings.root_dir);
         if let Ok(real) = std::fs::canonicalize(&settings.root_dir) {
             settings.root_dir = real;
         }
@@ -127,13 +129,13 @@ impl Volumes {
         };
         let operations = Operations::default();
         let csi_settings = CsiSettings {
-            root_dir: settings.root_dir.clone(),
+            root_dir: configured.clone(),
             node_name: settings.node.clone(),
             selinux: FileContext::read(Path::new("/")),
             events: deps.events.clone(),
             operations: operations.clone(),
         };
-        let mounter = Arc::new(KernelMounter::new(&settings.root_dir));
+        let mounter = Arc::new(KernelMounter::new(&configured));
         let attachments = Arc::<Attachments>::default();
         let shared = Arc::clone(&attachments);
         let csi = Arc::new(Csi::new(csi_settings, Arc::new(drivers), cluster, mounter, shared));

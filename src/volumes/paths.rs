@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use super::error::VolumeError;
 use crate::model::ids::PodUid;
@@ -51,15 +51,38 @@ fn real_dir(root_dir: &Path, name: &str) -> PathBuf {
 }
 
 /// The path in the mount table of a path in the root directory, and the directory without links
-/// that contains it.
+/// that contains it: the first is that directory. Both the root directory and the path may have links
+/// of the operator, or be resolved already.
 pub(super) fn real(root_dir: &Path, path: &Path) -> (PathBuf, PathBuf) {
-    for (name, real) in [("pods", pods as fn(&Path) -> PathBuf), ("plugins", plugins)] {
-        if let Ok(rest) = path.strip_prefix(root_dir.join(name)) {
-            let top = real(root_dir);
-            return (top.clone(), top.join(rest));
+    let real_root = std::fs::canonicalize(root_dir).unwrap_or_else(|_| root_dir.to_owned());
+    for name in ["pods", "plugins"] {
+        let top = real_dir(&real_root, name);
+        let known = [root_dir.join(name), real_root.join(name), top.clone()];
+        if let Some(rest) = known.iter().find_map(|dir| path.strip_prefix(dir).ok()) {
+            let path = top.join(rest);
+            return (top, path);
         }
     }
-    (root_dir.to_owned(), path.to_owned())
+    let path = path.strip_prefix(root_dir).map_or_else(|_| path.to_owned(), |rest| real_root.join(rest));
+    (real_root, path)
+}
+
+/// The root directory as other programs know it: absolute and without `.` and `..`, its links kept
+/// (Go: `filepath.Clean`). If `..` follows a link, the path is that of the directory.
+pub(super) fn configured(root_dir: &Path) -> PathBuf {
+    let mut clean = PathBuf::new();
+    for part in std::path::absolute(root_dir).unwrap_or_else(|_| root_dir.to_owned()).components() {
+        match part {
+            Component::ParentDir => {
+                clean.pop();
+            }
+            part => clean.push(part),
+        }
+    }
+    match std::fs::canonicalize(root_dir) {
+        Ok(real) if std::fs::canonicalize(&clean).ok().as_ref() != Some(&real) => real,
+        _ => clean,
+    }
 }
 
 /// `<root-dir>/pods/<uid>`, refused unless the UID is one path element.
@@ -110,6 +133,19 @@ mod tests {
         let other = root.join("plugins/x");
         assert_eq!(real(&root, &other), (root.join("plugins"), other.clone()));
         assert_eq!(real(&root, &top.join("y")), (root.clone(), top.join("y")));
+        // A path that is resolved already, and a root directory that is a link itself.
+        let resolved = disk.join("pods/u/v");
+        assert_eq!(real(&root, &resolved), (disk.join("pods"), resolved.clone()));
+        let linked = top.join("linked");
+        std::os::unix::fs::symlink("root", &linked).unwrap();
+        for path in [linked.join("pods/u/v"), root.join("pods/u/v"), resolved.clone()] {
+            assert_eq!(real(&linked, &path), (disk.join("pods"), resolved.clone()), "{}", path.display());
+        }
+        assert_eq!(real(&linked, &linked.join("plugins/x")), (root.join("plugins"), other));
+        assert_eq!(real(&linked, &linked.join("y")), (root.clone(), root.join("y")));
+        assert_eq!(configured(&linked), linked);
+        assert_eq!(configured(&root.join("./plugins/../")), root);
+        assert_eq!(configured(&linked.join("pods/..")), top.join("disk"));
         // A link that leads nowhere is named in the error of what is done there.
         std::fs::remove_file(root.join("pods")).unwrap();
         std::os::unix::fs::symlink("none", root.join("pods")).unwrap();

@@ -79,7 +79,7 @@ impl Csi {
         };
         self.users().set_republished(&place, at.spec.requires_republish == Some(true));
         Ok(Ready {
-            host_path: device,
+            host_path: self.real(&device),
             form: Form::Block,
             read_only: wanted.is_read_only(),
             selinux_relabel: false,

@@ -49,36 +49,37 @@ pub(super) fn unmount_all(mounter: &dyn Mounter, path: &Path) -> io::Result<()> 
     Err(io::Error::other("still a mount point"))
 }
 
-/// The kernel's mounts. All paths are below a directory without links, except `pods` and `plugins` in
-/// it.
+/// The kernel's mounts. The mount table has real paths: the root directory, and `pods` and `plugins`
+/// in it, may be links; below them there are none.
 #[derive(Debug, Clone)]
 pub struct KernelMounter {
-    top: PathBuf,
+    root_dir: PathBuf,
 }
 
 impl KernelMounter {
-    /// For paths below `root_dir`, whose links are resolved.
+    /// For paths below `root_dir`, as it is configured or with its links resolved.
     #[must_use]
     pub fn new(root_dir: &Path) -> KernelMounter {
-        KernelMounter { top: root_dir.to_owned() }
+        KernelMounter { root_dir: root_dir.to_owned() }
     }
 }
 
 impl Mounter for KernelMounter {
     fn is_mount_point(&self, path: &Path) -> io::Result<bool> {
         let table = mounts::read().map_err(io::Error::other)?;
-        let (_, path) = paths::real(&self.top, path);
+        let (_, path) = paths::real(&self.root_dir, path);
         Ok(table.contains(&path))
     }
 
     fn has_labels(&self, path: &Path) -> io::Result<bool> {
         let table = std::fs::read("/proc/self/mountinfo")?;
-        labelled(&String::from_utf8_lossy(&table), path)
+        let (_, real) = paths::real(&self.root_dir, path);
+        labelled(&String::from_utf8_lossy(&table), &real)
             .ok_or_else(|| io::Error::other(format!("nothing is mounted at {}", path.display())))
     }
 
     fn unmount(&self, path: &Path) -> io::Result<()> {
-        let (top, path) = paths::real(&self.top, path);
+        let (top, path) = paths::real(&self.root_dir, path);
         Ok(mounts::unmount_in(&top, &path, UnmountFlags::empty())?)
     }
 

@@ -43,7 +43,8 @@ pub(super) fn unique_prefix(driver: &str) -> String {
     unique_name(driver, "")
 }
 
-/// The directories of CSI below the root directory.
+/// The directories of CSI below the root directory, as it is configured: drivers have the same paths
+/// in their containers, where links of this node may lead nowhere.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
     root_dir: PathBuf,
@@ -89,7 +90,7 @@ impl Layout {
             Form::Filesystem => "volumes",
             Form::Block => "volumeDevices",
         };
-        let pod = paths::pod(&self.root_dir, &place.pod)?;
+        let pod = self.root_dir.join("pods").join(paths::element(place.pod.as_str())?);
         Ok(pod.join(kind).join(DIRECTORY).join(paths::element(&place.spec_name)?))
     }
 }

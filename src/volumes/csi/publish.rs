@@ -49,7 +49,7 @@ impl Csi {
             form: Form::Filesystem,
             read_only: wanted.is_read_only(),
             selinux_relabel: self.is_relabelled(wanted, &at, &target)?,
-            host_path: target,
+            host_path: self.real(&target),
             grown_to,
         })
     }

@@ -94,6 +94,34 @@ fn volume_of_a_claim_is_published_and_removed_with_its_pod() {
     node.check();
 }
 
+/// The container of a driver has the node's directory at the configured path, and nothing else.
+#[test]
+fn driver_gets_configured_paths_if_directories_are_links() {
+    let top = tempfile::tempdir().unwrap();
+    let top = std::fs::canonicalize(top.path()).unwrap();
+    let (root, linked, disk) = (top.join("root"), top.join("linked"), top.join("disk/pods"));
+    std::fs::create_dir_all(&disk).unwrap();
+    std::fs::create_dir_all(&root).unwrap();
+    std::os::unix::fs::symlink(&root, &linked).unwrap();
+    std::os::unix::fs::symlink(&disk, root.join("pods")).unwrap();
+    let node = FakeNode::new();
+    let (volumes, _events) = agent(&linked, &node, "2Gi", "Filesystem");
+    let (pod, never) = (with_claim(), StopToken::never());
+    let ready = volumes.setup(&pod, &never).unwrap();
+    let plugins = linked.join("plugins/kubernetes.io/csi");
+    let publish = node.last_publish();
+    assert!(Path::new(&node.last_stage().staging_path).starts_with(&plugins));
+    assert!(Path::new(&publish.staging_path).starts_with(&plugins));
+    let target = linked.join("pods/u1/volumes/kubernetes.io~csi/pv/mount");
+    assert_eq!(Path::new(&publish.target_path), target);
+    assert_eq!(Path::new(&node.last_expand().path), target);
+    // Sub paths and the runtime get the same path as for other volumes.
+    assert_eq!(ready[0].host_path, disk.join("u1/volumes/kubernetes.io~csi/pv/mount"));
+    volumes.tear_down(pod.uid(), &never).unwrap();
+    assert_eq!((node.staged(), node.published()), (0, 0));
+    node.check();
+}
+
 #[test]
 fn volume_stays_in_a_pod_whose_driver_does_not_answer() {
     let root = tempfile::tempdir().unwrap();

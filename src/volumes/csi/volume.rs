@@ -8,6 +8,7 @@ use super::super::attachment::{Attachments, Holder};
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Place, Ready, VolumeKeeper, VolumeKind};
 use super::super::operations::Operations;
+use super::super::paths;
 use super::cluster::Cluster;
 use super::driver::{Abilities, Driver, Pairs};
 use super::measure::Measured;
@@ -28,7 +29,7 @@ use crate::util::stop::StopToken;
 /// The configuration of CSI volumes.
 #[derive(Debug, Clone)]
 pub struct CsiSettings {
-    /// `--root-dir`, its links resolved.
+    /// `--root-dir`, as drivers know it: links are not resolved.
     pub root_dir: PathBuf,
     /// The node's name, in the names of VolumeAttachments.
     pub node_name: String,
@@ -197,6 +198,13 @@ impl Csi {
     /// The publish target of a block volume.
     pub(super) fn publish_path(&self, place: &Place) -> Result<PathBuf, VolumeError> {
         Ok(self.layout.block_publish(&place.spec_name)?.join(place.pod.as_str()))
+    }
+}
+
+impl Csi {
+    /// A path of [`Layout`], as the other parts of the room know it.
+    pub(super) fn real(&self, path: &Path) -> PathBuf {
+        paths::real(&self.settings.root_dir, path).1
     }
 }
 
