@@ -20,6 +20,9 @@ const TABLE: &str = "/proc/self/mountinfo";
 /// File systems whose server may stop to respond.
 const REMOTE: [&str; 9] = ["nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "afs", "glusterfs", "lustre"];
 
+/// File systems whose mounts have a device number of their own, although they are on a block device.
+pub(super) const OWN_NUMBER: [&str; 3] = ["bcachefs", "btrfs", "zfs"];
+
 /// One line of the mount table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mount {
@@ -40,6 +43,11 @@ impl Mount {
     /// needs no server and no other disk.
     pub(super) fn is_local(&self, device: &str) -> bool {
         matches!(self.kind.as_str(), "tmpfs" | "hugetlbfs" | "ramfs") || self.device == device
+    }
+
+    /// Whether it shows a file system on a block device of this node.
+    pub(super) fn is_on_disk(&self) -> bool {
+        !self.device.starts_with("0:") || OWN_NUMBER.contains(&self.kind.as_str())
     }
 
     /// Whether its server may stop to respond, so that calls on it hang.

@@ -19,7 +19,7 @@ use super::manager::Volumes;
 use super::mounts::{Form, Mount};
 use super::operations::Share;
 use super::persistent::Kinds;
-use super::{csi, empty_dir, mounts, operations, paths, sub_path, unmount};
+use super::{csi, empty_dir, kind, mounts, operations, paths, sub_path, unmount};
 use crate::model::ids::PodUid;
 use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
@@ -137,7 +137,7 @@ pub(super) struct Unmounts {
     pods: PathBuf,
     /// The pod's directory.
     path: PathBuf,
-    sub_paths: Vec<Vec<Mount>>,
+    pub(super) sub_paths: Vec<Vec<Mount>>,
     groups: Vec<Vec<Mount>>,
     places: Vec<Place>,
     csi: Arc<Csi>,
@@ -166,16 +166,27 @@ impl Unmounts {
             (name, Box::new(move |stop: &StopToken| csi.tear_down(&place, stop)))
         };
         let first: Vec<_> = sub_paths.into_iter().map(|group| job(&sub_dir, group, Form::SubPath)).collect();
-        let second = groups.into_iter().map(|group| job(&volumes, group, Form::Volume));
-        let second: Vec<_> = places.into_iter().map(of_csi).chain(second).collect();
-        let mut failures = Vec::new();
-        for jobs in [first, second] {
+        let run = |jobs: Vec<unmount::Job>| -> Vec<(String, VolumeError)> {
             if is_local {
-                failures.extend(jobs.into_iter().filter_map(|(name, work)| Some((name, work(stop).err()?))));
+                jobs.into_iter().filter_map(|(name, work)| Some((name, work(stop).err()?))).collect()
             } else {
-                failures.extend(unmount::together(jobs, stop));
+                unmount::together(jobs, stop)
             }
-        }
+        };
+        let mut failures = run(first);
+        // A driver does not get a disk back of which a part is still mounted (Go: CleanSubPaths before
+        // TearDown). If it is not known which volume that is, it may be each.
+        let is_mounted = |place: &Place| {
+            let name = csi.name_in_pod(place);
+            let may_be = |shown: &str| match shown.split('/').next() {
+                Some("?") | None => true,
+                volume => name.is_none() || volume == name.as_deref(),
+            };
+            place.form == kind::Form::Filesystem && failures.iter().any(|(shown, _)| may_be(shown))
+        };
+        let places: Vec<Place> = places.into_iter().filter(|place| !is_mounted(place)).collect();
+        let second = groups.into_iter().map(|group| job(&volumes, group, Form::Volume));
+        failures.extend(run(places.into_iter().map(of_csi).chain(second).collect()));
         failures
     }
 }

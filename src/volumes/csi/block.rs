@@ -180,6 +180,10 @@ impl Csi {
     /// Removes a device from the node. The caller has the turn, and no pod uses it.
     fn release_block(&self, spec_name: &str, name: &str, stop: &StopToken) -> Result<(), VolumeError> {
         let files = self.files(spec_name)?;
+        if rebuild::is_any_below(self.mounter.as_ref(), &files.home) {
+            let text = format!("The device \"{}\" is still referenced from other Pods", files.home.display());
+            return Err(not_begun(Phase::UnmountDevice, text));
+        }
         self.users().doubt(name);
         if let Look::Record(record) = Record::read(&files.data) {
             self.call_unstage(&record, &files.staging, stop)?;

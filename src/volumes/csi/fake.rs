@@ -64,6 +64,8 @@ struct Inner {
     max_volumes: i64,
     /// Dropped by the next publication.
     dropped: Option<Box<dyn std::any::Any + Send>>,
+    /// Another mount of each staged disk.
+    other_mount: Option<PathBuf>,
     /// The agent is killed at this step, counted down.
     kill_in: Option<usize>,
 }
@@ -145,6 +147,11 @@ impl FakeNode {
 
     pub(super) fn mount(&self, path: &Path) {
         self.inner().mounts.push(path.to_owned());
+    }
+
+    /// Each staged disk is also mounted here.
+    pub(super) fn set_other_mount(&self, path: Option<&Path>) {
+        self.inner().other_mount = path.map(Path::to_owned);
     }
 
     pub(super) fn published(&self) -> usize {
@@ -336,6 +343,10 @@ impl Mounter for FakeMounter {
 
     fn has_labels(&self, _: &Path) -> io::Result<bool> {
         Ok(true)
+    }
+
+    fn other_mount(&self, _: &Path) -> io::Result<Option<PathBuf>> {
+        Ok(self.0.inner().other_mount.clone())
     }
 
     fn unmount(&self, path: &Path) -> io::Result<()> {

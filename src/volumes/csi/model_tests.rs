@@ -790,6 +790,9 @@ impl Mounter for Model {
     fn has_labels(&self, _: &Path) -> std::io::Result<bool> {
         Ok(true)
     }
+    fn other_mount(&self, _: &Path) -> std::io::Result<Option<PathBuf>> {
+        Ok(None)
+    }
     fn unmount(&self, path: &Path) -> std::io::Result<()> {
         self.world().mounts.retain(|mount| mount != path);
         Ok(())

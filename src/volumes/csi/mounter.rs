@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::CWD;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
+use super::super::mounts::Mount;
 use super::super::{mounts, paths};
 
 /// Mounts that may lie on one path, one above the other, when it is cleaned.
@@ -24,6 +25,13 @@ pub trait Mounter: Send + Sync {
     /// # Errors
     /// When the mount table cannot be read, or nothing is mounted there.
     fn has_labels(&self, path: &Path) -> io::Result<bool>;
+
+    /// Another mount of the disk, or of a part of the disk, that is mounted at this path; `None` also
+    /// if nothing is mounted there, or no file system of a disk.
+    ///
+    /// # Errors
+    /// When the mount table cannot be read.
+    fn other_mount(&self, path: &Path) -> io::Result<Option<PathBuf>>;
 
     /// Unmounts what is mounted at this path last. A link is not followed.
     ///
@@ -78,6 +86,12 @@ impl Mounter for KernelMounter {
             .ok_or_else(|| io::Error::other(format!("nothing is mounted at {}", path.display())))
     }
 
+    fn other_mount(&self, path: &Path) -> io::Result<Option<PathBuf>> {
+        let table = mounts::table().map_err(io::Error::other)?;
+        let (_, path) = paths::real(&self.root_dir, path);
+        Ok(other(&table, &path).cloned())
+    }
+
     fn unmount(&self, path: &Path) -> io::Result<()> {
         let (top, path) = paths::real(&self.root_dir, path);
         Ok(mounts::unmount_in(&top, &path, UnmountFlags::empty())?)
@@ -94,6 +108,25 @@ impl Mounter for KernelMounter {
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
         Ok(rustix::mount::move_mount(&tree, "", CWD, to, flags)?)
     }
+}
+
+/// The mount point of another mount with the disk of a staging target (Go: mount-utils
+/// `SearchMountPoints`, pkg/volume/util `HasMountRefs`).
+///
+/// DIFFERS: mounts of directories in it count too, such as those of sub paths. Only disks count:
+/// servers may have one number for the mounts of several volumes, and are not detached.
+fn other<'a>(table: &'a [Mount], path: &Path) -> Option<&'a PathBuf> {
+    let own = table.iter().rev().find(|mount| mount.point == path)?;
+    if !own.is_on_disk() {
+        return None;
+    }
+    // The same mount, where the root directory is mounted a second time: `<driver>/<hash>/globalmount`.
+    let last: Vec<_> = path.iter().rev().take(3).collect();
+    let tail: PathBuf = last.into_iter().rev().collect();
+    let shows = |mount: &&Mount| {
+        mount.device == own.device && mount.root.starts_with(&own.root) && !mount.point.ends_with(&tail)
+    };
+    table.iter().find(shows).map(|mount| &mount.point)
 }
 
 /// Whether the mount with this path, the last one if there are several, has the option of file systems
@@ -116,6 +149,44 @@ fn escaped(path: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn other_mounts_of_a_staged_disk_are_found() {
+        let mount = |point: &str, root: &str, device: &str, kind: &str| Mount {
+            point: point.into(),
+            root: root.into(),
+            device: device.to_owned(),
+            kind: kind.to_owned(),
+            source: String::new(),
+        };
+        let target = "/k/plugins/kubernetes.io/csi/d/f00/globalmount";
+        let part = "/k/pods/u/volume-subpaths/v/c/0";
+        for (own, others, expected) in [
+            (mount(target, "/", "8:16", "ext4"), vec![mount(part, "/a", "8:16", "ext4")], Some(part)),
+            (mount(target, "/", "8:16", "ext4"), vec![mount("/m", "/", "8:16", "ext4")], Some("/m")),
+            (mount(target, "/", "0:44", "btrfs"), vec![mount(part, "/a", "0:44", "btrfs")], Some(part)),
+            // Another disk, the same mount seen a second time, and a server.
+            (mount(target, "/", "8:16", "ext4"), vec![mount(part, "/a", "8:17", "ext4")], None),
+            (
+                mount(target, "/", "8:16", "ext4"),
+                vec![mount("/m/plugins/kubernetes.io/csi/d/f00/globalmount", "/", "8:16", "ext4")],
+                None,
+            ),
+            (mount(target, "/", "0:50", "nfs4"), vec![mount("/m", "/", "0:50", "nfs4")], None),
+            // A directory of the node's own disk, which a driver gives out.
+            (mount(target, "/srv/h", "8:1", "ext4"), vec![mount("/", "/", "8:1", "ext4")], None),
+            (
+                mount(target, "/srv/h", "8:1", "ext4"),
+                vec![mount(part, "/srv/h/a", "8:1", "ext4")],
+                Some(part),
+            ),
+            (mount("/elsewhere", "/", "8:16", "ext4"), vec![mount(part, "/a", "8:16", "ext4")], None),
+        ] {
+            let table: Vec<Mount> = std::iter::once(own).chain(others).collect();
+            let found = other(&table, Path::new(target)).map(PathBuf::as_path);
+            assert_eq!(found, expected.map(Path::new), "{table:?}");
+        }
+    }
 
     #[test]
     fn file_systems_with_labels_are_known_by_their_option() {

@@ -77,8 +77,15 @@ impl Csi {
     }
 
     fn unstage(&self, name: &str, record: &Record, dir: &Path, stop: &StopToken) -> Result<(), VolumeError> {
-        self.users().doubt(name);
         let target = dir.join(GLOBAL_MOUNT);
+        // Such as the mount of a sub path: the disk would be detached while it is written to.
+        if let Some(other) = self.mounter.other_mount(&target).map_err(io("read mounts at", &target))? {
+            let (target, other) = (target.display(), other.display());
+            let text =
+                format!("The device mount path \"{target}\" is still mounted by other references [{other}]");
+            return Err(not_begun(Phase::UnmountDevice, text));
+        }
+        self.users().doubt(name);
         self.call_unstage(record, &target, stop)?;
         self.clear_dir(dir, Some(GLOBAL_MOUNT))
     }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::super::error::VolumeError;
 use super::super::manager::{Deps, Settings, Volumes};
+use super::super::mounts::Mount;
 use super::fake::{DRIVER, FakeNode, Fault};
 use super::registry::Registry;
 use crate::kube::PodApi;
@@ -119,6 +120,44 @@ fn driver_gets_configured_paths_if_directories_are_links() {
     assert_eq!(ready[0].host_path, disk.join("u1/volumes/kubernetes.io~csi/pv/mount"));
     volumes.tear_down(pod.uid(), &never).unwrap();
     assert_eq!((node.staged(), node.published()), (0, 0));
+    node.check();
+}
+
+/// The disk was detached under the mount of the sub path.
+#[test]
+fn volume_stays_published_while_its_sub_path_cannot_be_unmounted() {
+    let root = tempfile::tempdir().unwrap();
+    let root = std::fs::canonicalize(root.path()).unwrap();
+    let node = FakeNode::new();
+    let (volumes, _events) = agent(&root, &node, "1Gi", "Filesystem");
+    let (pod, never) = (with_claim(), StopToken::never());
+    volumes.setup(&pod, &never).unwrap();
+    changes(&node);
+    let path = root.join("pods/u1");
+    std::fs::create_dir_all(path.join("volume-subpaths")).unwrap();
+    let remove = |volumes: &Volumes, of: &str| {
+        // The unmount fails: a link is not followed.
+        let link = path.join("volume-subpaths").join(of);
+        std::os::unix::fs::symlink(".", &link).unwrap();
+        let mut work = volumes.unmounts(pod.uid(), &path).unwrap().unwrap();
+        work.sub_paths = vec![vec![Mount {
+            point: link.join("c/0"),
+            root: "/a".into(),
+            device: "8:16".to_owned(),
+            kind: "ext4".to_owned(),
+            source: String::new(),
+        }]];
+        let failed = work.run(&never);
+        std::fs::remove_file(&link).unwrap();
+        let shown = format!("{of}/c/0");
+        assert!(failed.len() == 1 && failed[0].0 == shown, "{failed:?}");
+        changes(&node)
+    };
+    assert_eq!(remove(&volumes, "v"), Vec::<String>::new());
+    // A restarted agent does not know the name of the volume in the pod.
+    let (again, _events) = agent(&root, &node, "1Gi", "Filesystem");
+    assert_eq!(remove(&again, "w"), Vec::<String>::new());
+    assert_eq!(remove(&volumes, "w"), ["unpublish h", "unstage h"]);
     node.check();
 }
 

@@ -667,6 +667,26 @@ fn staged_volume_whose_record_is_damaged_is_found_in_the_object_of_the_node() {
     assert!(agent.csi.attachments.list().1.is_empty());
 }
 
+/// The disk was detached under the mount of a sub path.
+#[test]
+fn volume_stays_staged_and_in_use_while_its_disk_is_mounted_elsewhere() {
+    let agent = FakeAgent::new();
+    let (a, never) = (wanted("a", "h"), StopToken::never());
+    set_up(&agent, &a).unwrap();
+    changes(&agent);
+    agent.node.set_other_mount(Some(Path::new("/x")));
+    tear_down(&agent, &a).unwrap();
+    assert_eq!((changes(&agent), agent.node.staged()), (vec!["unpublish h".to_owned()], 1));
+    assert_eq!(agent.csi.attachments.in_use(), [a.unique_name()]);
+    let error = agent.csi.release_unused(&never).unwrap_err();
+    assert!(error.to_string().contains("is still mounted by other references [/x]"), "{error}");
+    agent.node.set_other_mount(None);
+    agent.csi.release_unused(&never).unwrap();
+    assert_eq!((changes(&agent), agent.left()), (vec!["unstage h".to_owned()], Vec::new()));
+    assert!(agent.csi.attachments.in_use().is_empty());
+    agent.node.check();
+}
+
 /// The pod never started.
 #[test]
 fn volume_that_cannot_grow_while_it_is_in_use_is_mounted() {

@@ -202,6 +202,11 @@ impl Csi {
 }
 
 impl Csi {
+    /// The name of a volume in its pod, once this process has set it up.
+    pub(crate) fn name_in_pod(&self, place: &Place) -> Option<String> {
+        self.users().pod_name(place).map(str::to_owned)
+    }
+
     /// A path of [`Layout`], as the other parts of the room know it.
     pub(super) fn real(&self, path: &Path) -> PathBuf {
         paths::real(&self.settings.root_dir, path).1
