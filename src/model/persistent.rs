@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::Quantity;
 use super::api::{
     CSIVolumeSource, FCVolumeSource, FlexVolumeSource, HostPathVolumeSource, ISCSIVolumeSource,
-    NFSVolumeSource, NodeSelector, Volume,
+    NFSVolumeSource, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Volume,
 };
 use super::pod::Pod;
 use super::quantity::amount;
@@ -508,8 +508,86 @@ fn inline_csi(source: &CSIVolumeSource, namespace: &str) -> CsiVolumeSource {
 
 /// The nodes that can have the volume; `None`: all, or what is there cannot be read.
 fn nodes(volume: &PersistentVolume) -> Option<NodeSelector> {
-    let required = volume.spec.other.get("nodeAffinity")?.get("required")?;
-    NodeSelector::deserialize(required).ok()
+    let required = volume.spec.other.get("nodeAffinity").and_then(|affinity| affinity.get("required"));
+    let selector = match required {
+        Some(Value::Null) | None => None,
+        Some(required) => Some(NodeSelector::deserialize(required).ok()?),
+    };
+    let keys = TOPOLOGY.iter().find(|(kind, ..)| volume.spec.other.get(*kind).is_some_and(Value::is_object));
+    match keys {
+        Some(&(kind, zone, region)) => migrated_nodes(volume, selector, kind, (zone, region)),
+        None => selector,
+    }
+}
+
+/// Old sources, and the labels of nodes with which their CSI drivers name zone and region.
+const TOPOLOGY: [(&str, &str, &str); 4] = [
+    ("awsElasticBlockStore", "topology.ebs.csi.aws.com/zone", REGION),
+    (GCE, "topology.gke.io/zone", REGION),
+    ("cinder", "topology.cinder.csi.openstack.org/zone", REGION),
+    (VSPHERE, "topology.csi.vmware.com/zone", "topology.csi.vmware.com/region"),
+];
+const VSPHERE: &str = "vsphereVolume";
+const ZONE: &str = "topology.kubernetes.io/zone";
+const REGION: &str = "topology.kubernetes.io/region";
+const OLD_ZONE: &str = "failure-domain.beta.kubernetes.io/zone";
+const OLD_REGION: &str = "failure-domain.beta.kubernetes.io/region";
+
+/// The nodes of a disk that its CSI driver has taken over: with the labels that the driver's nodes
+/// have, also those that only the labels of the volume name. (csi-translation-lib:
+/// plugins/in_tree_volume.go, plugins/vsphere_volume.go)
+fn migrated_nodes(
+    volume: &PersistentVolume,
+    selector: Option<NodeSelector>,
+    kind: &str,
+    (driver_zone, driver_region): (&str, &str),
+) -> Option<NodeSelector> {
+    let has = |key: &str| {
+        let terms = selector.iter().flat_map(|selector| &selector.node_selector_terms);
+        terms.flat_map(|term| term.match_expressions.iter().flatten()).any(|one| one.key == key)
+    };
+    let labels = &volume.metadata.labels;
+    let is_new = has(ZONE) || !has(OLD_ZONE) && (labels.contains_key(ZONE) || !labels.contains_key(OLD_ZONE));
+    let (zone, region) = if is_new { (ZONE, REGION) } else { (OLD_ZONE, OLD_REGION) };
+    let mut nodes = selector.unwrap_or_default();
+    for (key, driver_key) in [(zone, driver_zone), (region, driver_region)] {
+        if rename(&mut nodes, key, driver_key) || key == region && kind != VSPHERE {
+            continue;
+        }
+        let Some(label) = labels.get(key) else { continue };
+        // Only vSphere's zones have a name with two underscores in it.
+        let values: Vec<&str> = if kind == VSPHERE { vec![label.as_str()] } else { label.split("__").collect() };
+        let values = values.into_iter().map(str::trim).filter(|value| !value.is_empty());
+        let values: std::collections::BTreeSet<String> = values.map(str::to_owned).collect();
+        if values.is_empty() {
+            continue;
+        }
+        if nodes.node_selector_terms.is_empty() {
+            nodes.node_selector_terms.push(NodeSelectorTerm::default());
+        }
+        for term in &mut nodes.node_selector_terms {
+            term.match_expressions.get_or_insert_default().push(NodeSelectorRequirement {
+                key: driver_key.to_owned(),
+                operator: "In".to_owned(),
+                values: Some(values.iter().cloned().collect()),
+            });
+        }
+    }
+    (!nodes.node_selector_terms.is_empty()).then_some(nodes)
+}
+
+/// Requires another label in the place of one. Returns whether that has any value.
+fn rename(nodes: &mut NodeSelector, from: &str, to: &str) -> bool {
+    let terms = nodes.node_selector_terms.iter_mut();
+    let all: Vec<&mut NodeSelectorRequirement> = terms
+        .flat_map(|term| term.match_expressions.iter_mut().flatten())
+        .filter(|one| one.key == from)
+        .collect();
+    let has_values = all.iter().any(|one| one.values.as_ref().is_some_and(|values| !values.is_empty()));
+    if has_values {
+        all.into_iter().for_each(|one| to.clone_into(&mut one.key));
+    }
+    has_values
 }
 
 /// `spec.mountOptions`, or those of the older annotation, which takes precedence except for CSI drivers.

@@ -251,3 +251,54 @@ fn volume_grows_to_the_size_that_the_controller_has_allocated() {
     let alone = json!({"volume.kubernetes.io/node-expansion-not-required": "true"});
     assert!(!of(json!({"capacity": {"storage": "3Gi"}}), alone).growth.is_for_each_node);
 }
+
+/// Nodes have the labels of the drivers, so no node had the volume.
+#[test]
+fn nodes_of_a_migrated_disk_are_those_of_its_driver() {
+    let terms = |list: Value| json!({"nodeAffinity": {"required": {"nodeSelectorTerms": list}}});
+    let one = |key: &str, values: Value| json!({"key": key, "operator": "In", "values": values});
+    let ebs = json!({"awsElasticBlockStore": {"volumeID": "v"}});
+    let cinder = json!({"cinder": {"volumeID": "v"}});
+    let vsphere = json!({"vsphereVolume": {"volumePath": "v"}});
+    let check = |source: &Value, affinity: Value, labels: Value, expected: Value| {
+        let mut object = volume(source.clone());
+        object.metadata.labels = serde_json::from_value(labels).unwrap();
+        let Value::Object(affinity) = affinity else { panic!() };
+        object.spec.other.extend(affinity);
+        let found = nodes(&object).map(|nodes| serde_json::to_value(nodes.node_selector_terms).unwrap());
+        assert_eq!(found.unwrap_or(Value::Null), expected, "{source}");
+    };
+    for (source, key) in [
+        (&ebs, "topology.ebs.csi.aws.com/zone"),
+        (&json!({"gcePersistentDisk": {"pdName": "v"}}), "topology.gke.io/zone"),
+        (&cinder, "topology.cinder.csi.openstack.org/zone"),
+        (&vsphere, "topology.csi.vmware.com/zone"),
+    ] {
+        for given in [ZONE, OLD_ZONE] {
+            let with = |key: &str| json!([{"matchExpressions": [one(key, json!(["z"]))]}]);
+            check(source, terms(with(given)), json!({ZONE: "other"}), with(key));
+            check(source, json!({}), json!({given: "z"}), with(key));
+        }
+        check(source, json!({}), json!({}), Value::Null);
+    }
+    // The region of the old label, and several zones in a label.
+    let ebs_zone = "topology.ebs.csi.aws.com/zone";
+    let old = json!([{"matchExpressions": [one(OLD_REGION, json!(["r"])), one(OLD_ZONE, json!(["z"]))]}]);
+    let new = json!([{"matchExpressions": [one(REGION, json!(["r"])), one(ebs_zone, json!(["z"]))]}]);
+    check(&ebs, terms(old), json!({}), new);
+    let both = json!([{"matchExpressions": [one(ebs_zone, json!(["a", "b"]))]}]);
+    check(&ebs, json!({}), json!({ZONE: "b__a"}), both);
+    let added = json!([{"matchExpressions": [one("disk", json!(["x"])), one(ebs_zone, json!(["z"]))]}]);
+    let disk = json!([{"matchExpressions": [one("disk", json!(["x"]))]}]);
+    check(&ebs, terms(disk.clone()), json!({ZONE: "z"}), added);
+    let place = json!([{"matchExpressions": [one("topology.csi.vmware.com/zone", json!(["z__y"])),
+        one("topology.csi.vmware.com/region", json!(["r"]))]}]);
+    check(&vsphere, json!({}), json!({ZONE: "z__y", REGION: "r"}), place);
+    // A driver's own volume, and a disk whose driver has other labels.
+    let zone = json!([{"matchExpressions": [one(ZONE, json!(["z"]))]}]);
+    for source in
+        [json!({"csi": {"driver": "d", "volumeHandle": "h"}}), json!({"azureDisk": {"diskURI": "u"}})]
+    {
+        check(&source, terms(zone.clone()), json!({ZONE: "z"}), zone.clone());
+    }
+}
