@@ -38,6 +38,19 @@ pub(super) fn bind_volumes(patch: &mut Value, old: &Node) {
     }
 }
 
+/// The patch without the list of volumes in use; `None` if nothing is left. The server stores the
+/// list: one that differs is that of another request, and is replaced.
+pub(super) fn without_volumes(mut patch: Value) -> Option<Value> {
+    let status = patch.get_mut("status").and_then(Value::as_object_mut);
+    if let Some(status) = status {
+        status.remove("volumesInUse");
+        if status.is_empty() {
+            patch.as_object_mut()?.remove("status");
+        }
+    }
+    patch.as_object().is_some_and(|patch| !patch.is_empty()).then_some(patch)
+}
+
 /// As [`between`], without heartbeats: the changes that have to be sent immediately.
 pub(super) fn significant(old: &Node, new: &Node) -> Option<Value> {
     let mut quiet = new.clone();

@@ -284,7 +284,7 @@ impl Reporter {
             self.is_open = false;
             self.pace.wrote(changed, now, unit);
             // The server does not store the remaining differences: do not send them again.
-            self.ignored = patch::significant(&written, &new);
+            self.ignored = patch::significant(&written, &new).and_then(patch::without_volumes);
             self.uid = written.metadata.uid.clone();
             let stored = volumes_in_use(&written);
             // First, so that no older object is read when the list counts.

@@ -858,3 +858,21 @@ fn list_of_volumes_is_written_at_once_and_counts_when_it_is_stored() {
     assert!(world.turn(1).contains(&"patch".to_owned()), "a heartbeat is enough");
     assert_eq!(stored(&world), [(5, vec!["v".to_owned(), "w".to_owned()])]);
 }
+
+/// The controller saw the list of an earlier agent until the next change.
+#[test]
+fn list_of_a_late_request_is_replaced() {
+    let mut world = World::new(settings());
+    world.turn(0);
+    world.turn(1);
+    world.facts(|facts| (facts.volumes_in_use, facts.volumes_number) = (Some(vec!["v".to_owned()]), 1));
+    assert_eq!(world.turn(1), ["patch"]);
+    // The watch has not shown it yet.
+    world.server.edit(|node| node["status"]["volumesInUse"] = json!(["old"]));
+    world.facts(|facts| facts.pressures.memory = true);
+    assert_eq!(world.turn(10), ["patch"]);
+    world.sent.lock().unwrap().stored.clear();
+    assert_eq!(world.turn(1), ["patch"]);
+    assert_eq!(world.sent.lock().unwrap().stored, [(1, vec!["v".to_owned()])]);
+    assert_eq!(world.turn(1), NOTHING);
+}
