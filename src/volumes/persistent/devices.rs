@@ -43,10 +43,9 @@ pub(super) fn all(root_dir: &Path) -> Vec<Device> {
     let top = plugins(root_dir);
     let mut found = Vec::new();
     let mut add = |kind: Kind, dir: PathBuf, is_block| {
-        if dir.is_symlink() || names_of_dirs(&dir).is_none() {
-            return;
+        if is_dir(&dir) {
+            found.push(Device { kind, dir, is_block });
         }
-        found.push(Device { kind, dir, is_block });
     };
     for (name, is_block) in [("mounts", false), ("volumeDevices", true)] {
         let dir = top.join("local-volume").join(name);
@@ -75,13 +74,13 @@ pub(super) fn all(root_dir: &Path) -> Vec<Device> {
     found
 }
 
-/// Whether it is a directory; its content is not read, because its file system may hang.
-fn names_of_dirs(dir: &Path) -> Option<()> {
-    // The mount on the directory is not entered: only the kind of the entry in its parent counts.
-    let name = dir.file_name()?;
-    let mut entries = std::fs::read_dir(dir.parent()?).ok()?.filter_map(Result::ok);
-    let entry = entries.find(|entry| entry.file_name() == name)?;
-    entry.file_type().ok()?.is_dir().then_some(())
+/// Whether it is a directory, and no link to one. Only the kind of the entry in its parent is read:
+/// any call on the path itself hangs if the server of a file system that is mounted there is dead.
+fn is_dir(dir: &Path) -> bool {
+    let (Some(name), Some(parent)) = (dir.file_name(), dir.parent()) else { return false };
+    let Ok(entries) = std::fs::read_dir(parent) else { return false };
+    let entry = entries.filter_map(Result::ok).find(|entry| entry.file_name() == name);
+    entry.is_some_and(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
 }
 
 /// `<root-dir>/plugins/kubernetes.io`.
@@ -160,6 +159,7 @@ mod tests {
             std::fs::create_dir_all(top.join(dir)).unwrap();
         }
         std::fs::write(top.join("fc/file"), "").unwrap();
+        std::os::unix::fs::symlink("500a-lun-1", top.join("fc/link")).unwrap();
         let found: Vec<(Kind, bool, String)> = all(root.path())
             .into_iter()
             .map(|one| (one.kind, one.is_block, one.dir.strip_prefix(&top).unwrap().display().to_string()))
