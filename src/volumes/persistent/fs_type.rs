@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use super::super::mounts::Mount;
+use super::super::mounts::{Mount, OWN_NUMBER};
 use super::tools::has_mount_helper;
 
 /// The longest name.
@@ -26,17 +26,19 @@ const REFUSED: [&str; 64] = [
 ];
 
 /// Types whose program `mount.<type>` mounts a block device.
-const WITH_HELPER: [&str; 10] =
-    ["bcachefs", "btrfs", "exfat", "f2fs", "gfs2", "ntfs", "ntfs3", "ocfs2", "vxfs", "zfs"];
-
-/// Types whose mounts have a device number of their own, although they are on a block device.
-const OWN_NUMBER: [&str; 3] = ["btrfs", "bcachefs", "zfs"];
+#[rustfmt::skip]
+const WITH_HELPER: [&str; 13] = [
+    "bcachefs", "btrfs", "erofs", "exfat", "f2fs", "gfs2", "nilfs2", "ntfs", "ntfs-3g", "ntfs3",
+    "ocfs2", "vxfs", "zfs",
+];
 
 /// The reason not to mount a block device as this type. `root` is the node's root directory, with
 /// its list of file systems and its mount programs.
 pub(super) fn check(root: &Path, kind: &str) -> Result<(), String> {
+    // A word that begins with a dash is an option of `mount`.
     let is_plain = (1..=MAX_NAME).contains(&kind.len())
-        && kind.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        && !kind.starts_with('-')
+        && kind.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'));
     if !is_plain {
         return Err(format!("fsType {} cannot be the type of a file system", quoted(kind)));
     }
@@ -110,10 +112,11 @@ mod tests {
         std::fs::create_dir_all(root.path().join("sbin")).unwrap();
         let list = "nodev\tsysfs\n\text4\nnodev\tnewfs\nnodev\tzfs\n\txfs\n";
         std::fs::write(root.path().join("proc/filesystems"), list).unwrap();
-        for helper in ["mount.ntfs", "mount.strange"] {
+        for helper in ["mount.ntfs", "mount.ntfs-3g", "mount.nilfs2", "mount.erofs", "mount.strange"] {
             std::fs::write(root.path().join("sbin").join(helper), "").unwrap();
         }
-        for kind in ["ext2", "ext3", "ext4", "xfs", "btrfs", "vfat", "ntfs", "iso9660", "zfs", "squashfs"] {
+        let disks = ["ext2", "ext3", "ext4", "xfs", "btrfs", "vfat", "iso9660", "zfs", "squashfs"];
+        for kind in disks.iter().chain(&WITH_HELPER) {
             assert_eq!(check(root.path(), kind), Ok(()), "{kind}");
         }
         for kind in REFUSED.iter().chain(&["nfs", "nfs4", "nfsd", "none", "noext4", "newfs", "strange"]) {
