@@ -116,6 +116,12 @@ impl Workers {
         self.records.get(uid).is_some_and(|record| record.finished)
     }
 
+    /// Whether the pod has a worker, or had one: only then can it report how the pod ends.
+    #[must_use]
+    pub fn has_started(&self, uid: &PodUid) -> bool {
+        self.records.get(uid).is_some_and(|record| record.started)
+    }
+
     /// Whether all containers of the pod have stopped and none will start again; `true` without a
     /// worker.
     #[must_use]

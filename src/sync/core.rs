@@ -198,6 +198,15 @@ impl Core {
         self.desired.get(uid).filter(|desired| !desired.rejected).map(|desired| &desired.granted)
     }
 
+    /// Marks an admitted pod as rejected: it is to end before it has started. Returns its object;
+    /// `None` if it is not admitted.
+    pub fn fail(&mut self, uid: &PodUid) -> Option<Pod> {
+        let desired = self.desired.get_mut(uid).filter(|desired| !desired.rejected)?;
+        desired.rejected = true;
+        self.deferred_resizes.retain(|other| other != uid);
+        Some(desired.pod.clone())
+    }
+
     /// The mirrors that the API server shows.
     #[must_use]
     pub fn mirrors(&self) -> &BTreeMap<PodUid, Pod> {
@@ -604,6 +613,23 @@ mod tests {
             bench.apply(SourceName::File, vec![pod("s", "2")]),
             ["preempt 1 pods", "start 2 after 1", "update 2"]
         );
+    }
+
+    #[test]
+    fn pod_that_fails_before_its_start_is_not_started_later() {
+        let mut bench = Bench::new(&[SourceName::File]);
+        bench.node.allocatable.pods = 1;
+        bench.apply(SourceName::File, vec![pod("s", "1")]);
+        // It waited for others, so it has no worker.
+        bench.workers.borrow_mut().clear();
+        assert_eq!(bench.clean_up(&BTreeMap::new()), ["update 1"]);
+        bench.workers.borrow_mut().clear();
+        assert_eq!(bench.core.fail(&"1".into()).map(|pod| pod.uid().to_string()), Some("1".to_owned()));
+        assert!(bench.core.rejected(&"1".into()).is_some() && bench.core.fail(&"1".into()).is_none());
+        assert_eq!(bench.clean_up(&BTreeMap::new()), ["finish 1"]);
+        // What it was to have is free.
+        let effects = bench.apply(SourceName::File, vec![pod("s", "1"), pod("t", "2")]);
+        assert_eq!(effects, ["update 2"]);
     }
 
     #[test]

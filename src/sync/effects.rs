@@ -7,6 +7,7 @@ use jiff::Timestamp;
 
 use super::core::Effect;
 use super::thread::Loop;
+use crate::model::api::PodStatus;
 use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::pod::{CONFIG_MIRROR, Pod};
@@ -16,6 +17,7 @@ use crate::pods::allocation::{Pending, summary};
 use crate::pods::lifecycle::{Failure, Kill, must_end};
 use crate::pods::workers::AfterEnd;
 use crate::sources::unsupported_fields;
+use crate::status::disrupt;
 use crate::status::publish::ApiPod;
 
 impl Loop {
@@ -50,6 +52,7 @@ impl Loop {
                 Effect::Reject { pod, reason, message } => self.reject(&pod, &reason, &message),
                 // The source has the pod no more.
                 Effect::Kill(uid, kill) => {
+                    self.preemptions.forget(&uid);
                     self.deps.allocations.revoke(&uid);
                     self.kill(&uid, kill);
                 }
@@ -179,7 +182,31 @@ impl Loop {
             message: admission::PREEMPTED_MESSAGE.to_owned(),
             disrupts: true,
         };
-        self.kill(victim.uid(), Kill { grace_override: None, failure: Some(failure) });
+        self.fail(victim.uid(), Kill { grace_override: None, failure: Some(failure) });
+    }
+
+    /// Stops a pod that fails for the reason in `kill`. One that has not started, because it waits
+    /// for the pods that are stopped for it or for the former pod of its name, has no worker that
+    /// would report this: it is rejected, and never starts.
+    pub(super) fn fail(&mut self, uid: &PodUid, kill: Kill) {
+        let waited = self.preemptions.waits(uid);
+        self.preemptions.forget(uid);
+        let failure = kill.failure.clone();
+        if !waited && self.deps.workers.has_started(uid) {
+            self.kill(uid, kill);
+            return;
+        }
+        self.deps.workers.kill(uid, kill);
+        let (Some(failure), Some(pod)) = (failure, self.core.fail(uid)) else { return };
+        self.garbage = true;
+        let mut status = admission::failed_status(&pod, failure.reason, failure.message.clone(), pod.qos());
+        let now = Timestamp::now();
+        if failure.disrupts {
+            let is_preempted = failure.reason == reasons::PREEMPTING;
+            let why = if is_preempted { admission::PREEMPTED_CONDITION } else { &failure.message };
+            disrupt(&pod, &mut status, why, now);
+        }
+        self.report_end(&pod, status, now);
     }
 
     /// Reports fields that have no effect, once per pod.
@@ -199,10 +226,15 @@ impl Loop {
         log::warn!("pod was rejected: {reason}: {message} pod={} uid={}", pod.full_name(), pod.uid());
         self.deps.events.warning(pod, reasons::intern(reason), message);
         let status = admission::rejected_status(pod, reason, message, pod.qos());
+        self.report_end(pod, status, Timestamp::now());
+    }
+
+    /// Stores the terminal status of a pod without a worker. It is final if no container runs.
+    fn report_end(&self, pod: &Pod, status: PodStatus, now: Timestamp) {
         if self.deps.observe.still_runs(pod.uid()) {
-            self.deps.status.set(pod, status, Timestamp::now());
+            self.deps.status.set(pod, status, now);
         } else {
-            self.deps.status.set_rejected(pod, status, Timestamp::now());
+            self.deps.status.set_rejected(pod, status, now);
         }
     }
 }

@@ -59,7 +59,7 @@ impl Loop {
             }
             let failure =
                 Failure { reason: reasons::EVICTED, message: order.message, disrupts: order.disrupts };
-            self.kill(&uid, Kill { grace_override: Some(order.grace_seconds), failure: Some(failure) });
+            self.fail(&uid, Kill { grace_override: Some(order.grace_seconds), failure: Some(failure) });
         }
         self.publish();
         // A pod that had ended already does not ring.

@@ -112,10 +112,16 @@ pub fn is_misplaced(pod: &Pod, node: &NodeView) -> bool {
 /// The complete status of a rejected pod.
 #[must_use]
 pub fn rejected_status(pod: &Pod, reason: &str, message: &str, qos: QosClass) -> PodStatus {
+    failed_status(pod, reason, format!("Pod was rejected: {message}"), qos)
+}
+
+/// The status of a pod that failed before it started.
+#[must_use]
+pub fn failed_status(pod: &Pod, reason: &str, message: String, qos: QosClass) -> PodStatus {
     PodStatus {
         phase: Some("Failed".to_owned()),
         reason: Some(reason.to_owned()),
-        message: Some(format!("Pod was rejected: {message}")),
+        message: Some(message),
         qos_class: Some(qos.as_str().to_owned()),
         observed_generation: pod.object().metadata.generation.filter(|generation| *generation > 0),
         ..PodStatus::default()
