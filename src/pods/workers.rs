@@ -353,8 +353,9 @@ impl Workers {
     pub fn stop(mut self, limit: Duration) {
         let deadline = Instant::now() + limit;
         for thread in self.records.values_mut().filter_map(|record| record.thread.as_mut()) {
-            (thread.cancel, thread.grace) = (None, None);
+            // First: a worker whose stop of a container is interrupted must read that the agent ends.
             thread.running.ask_to_stop();
+            (thread.cancel, thread.grace) = (None, None);
         }
         for record in std::mem::take(&mut self.records).into_values() {
             if let Some(thread) = record.thread {
