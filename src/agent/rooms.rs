@@ -21,9 +21,10 @@ use crate::image_check::{self, ImageCheck, LayerSource};
 use crate::image_set::{ImageSet, Refusal};
 use crate::kube::client::Client;
 use crate::kube::{LocalObjects, PodApi};
-use crate::model::event::{Event, EventSink};
+use crate::model::event::{Event, EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
+use crate::model::reasons;
 use crate::model::restart;
 use crate::observe::Observe;
 use crate::plugins::Listing;
@@ -102,8 +103,11 @@ pub(super) fn make(
         image_endpoint: Some(config.image_service_endpoint.clone()).filter(|it| !it.is_empty()),
         request_timeout: config.runtime_request_timeout.to_std(),
     })?;
-    let allocations =
-        Allocations::load(&args.root_dir).map_err(|error| StartError::Refused(error.to_string()))?;
+    let allocations = Allocations::load(&args.root_dir);
+    for problem in allocations.problems() {
+        log::warn!("{problem}");
+        events.raise(Regarding::Node, EventType::Warning, reasons::UNUSABLE_STATE_FILE, problem.as_str());
+    }
     let reservations = settings::reservations(args, config);
     let allocatable = settings::allocatable(args, config, host, &reservations);
     let observe = observe::new(cri.clone());

@@ -7,30 +7,42 @@ use serde_json::Value;
 
 use crate::model::ids::PodUid;
 use crate::util::atomic_file;
+use crate::util::checkpoint_file::CheckpointFile;
 
-/// A state file that cannot be used.
+/// A state file that cannot be written.
 #[derive(Debug, thiserror::Error)]
+#[error("cannot write the allocations of pods to {}: {error}", path.display())]
 #[expect(missing_docs, reason = "the names say what the values are")]
-pub enum CheckpointError {
-    /// The file exists, but cannot be read or parsed.
-    #[error(
-        "could not restore state from checkpoint: {why}, please drain this node and delete pod resource \
-         information checkpoint file \"{}\" before restarting Kubelet", path.display()
-    )]
-    Corrupt { path: PathBuf, why: String },
-    /// The file cannot be written.
-    #[error("cannot write the allocations of pods to {}: {error}", path.display())]
-    Write { path: PathBuf, error: std::io::Error },
+pub struct CheckpointError {
+    path: PathBuf,
+    error: std::io::Error,
 }
 
-/// The entries of a file, each as JSON. There are none if the file does not exist.
-pub(super) fn read(path: &Path) -> Result<BTreeMap<PodUid, Box<str>>, CheckpointError> {
-    let corrupt = |why: String| CheckpointError::Corrupt { path: path.to_owned(), why };
-    let text = match std::fs::read_to_string(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
-        other => other.map_err(|error| corrupt(error.to_string()))?,
+/// The entries of the file `name`, each as JSON. There are none if the file does not exist. One that
+/// cannot be read or parsed is put aside, and described in `problems`.
+///
+/// DIFFERS: the Go kubelet does not start with such a file; an operator has to drain the node.
+pub(super) fn read(dir: &Path, name: &str, problems: &mut Vec<String>) -> BTreeMap<PodUid, Box<str>> {
+    let file = CheckpointFile::new(dir, name);
+    let parsed = match file.read() {
+        Ok(None) => return BTreeMap::new(),
+        Ok(Some(text)) => parse(&text),
+        Err(error) => Err(error.to_string()),
     };
-    parse(&text).map_err(corrupt)
+    parsed.unwrap_or_else(|why| {
+        let path = file.path().display();
+        problems.push(match file.put_aside() {
+            Ok(aside) => format!(
+                "the state file {path} cannot be used: {why}; it is now {}, and pods have the resources \
+                 that their specs request",
+                aside.display()
+            ),
+            Err(error) => {
+                format!("the state file {path} cannot be used: {why}; it cannot be renamed: {error}")
+            }
+        });
+        BTreeMap::new()
+    })
 }
 
 fn parse(text: &str) -> Result<BTreeMap<PodUid, Box<str>>, String> {
@@ -61,7 +73,7 @@ pub(super) fn render(entries: &BTreeMap<PodUid, Box<str>>) -> String {
 
 pub(super) fn write(path: &Path, text: &str) -> Result<(), CheckpointError> {
     atomic_file::write(path, text.as_bytes(), 0o600)
-        .map_err(|error| CheckpointError::Write { path: path.to_owned(), error })
+        .map_err(|error| CheckpointError { path: path.to_owned(), error })
 }
 
 /// The Go kubelet's checksum: the 32-bit FNV-1a of `(string)` and the text.
@@ -90,23 +102,21 @@ mod unit {
     }
 
     #[test]
-    fn a_corrupt_file_is_rejected_with_upstreams_message() {
+    fn unusable_file_is_put_aside() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("allocated_pods_state");
-        assert_eq!(read(&path).unwrap(), BTreeMap::new());
+        let name = "allocated_pods_state";
+        let (path, aside) = (dir.path().join(name), dir.path().join("allocated_pods_state.unusable"));
+        let mut problems = Vec::new();
+        assert_eq!(read(dir.path(), name, &mut problems), BTreeMap::new());
+        assert!(problems.is_empty() && !aside.exists());
         let good = render(&BTreeMap::from([(PodUid::from("u1"), "{}".into())]));
-        for bad in [good.replace("u1", "u2"), "{}".to_owned(), String::new(), "[".to_owned()] {
-            std::fs::write(&path, &bad).unwrap();
-            let message = read(&path).unwrap_err().to_string();
-            assert!(message.starts_with("could not restore state from checkpoint: "), "{message}");
-            let path = path.display();
-            assert!(
-                message.ends_with(&format!(
-                    ", please drain this node and delete pod resource information checkpoint file \
-                     \"{path}\" before restarting Kubelet"
-                )),
-                "{message}"
-            );
+        for bad in [good.replace("u1", "u2").as_bytes(), b"{}", b"", b"[", b"\xff"] {
+            std::fs::write(&path, bad).unwrap();
+            let mut problems = Vec::new();
+            assert_eq!(read(dir.path(), name, &mut problems), BTreeMap::new());
+            let start = format!("the state file {} cannot be used: ", path.display());
+            assert!(problems.len() == 1 && problems[0].starts_with(&start), "{problems:?}");
+            assert!(!path.exists() && std::fs::read(&aside).unwrap() == bad);
         }
     }
 }

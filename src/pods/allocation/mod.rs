@@ -90,6 +90,7 @@ struct Shared {
     state: Mutex<State>,
     /// Locked before `state`, and while files are written.
     disk: Mutex<Disk>,
+    problems: Vec<String>,
 }
 
 /// A handle; clones share the state.
@@ -97,18 +98,23 @@ struct Shared {
 pub struct Allocations(Arc<Shared>);
 
 impl Allocations {
-    /// Reads the files in `dir`; [`Allocations::store`] writes them there.
-    ///
-    /// # Errors
-    /// When a file exists and cannot be parsed: granted resources are not guessed.
-    pub fn load(dir: &Path) -> Result<Allocations, CheckpointError> {
-        let table = |name: &str| -> Result<Table, CheckpointError> {
-            Ok(Table { entries: checkpoint::read(&dir.join(name))?, version: 0 })
-        };
+    /// Reads the files in `dir`; [`Allocations::store`] writes them there. One that cannot be used is
+    /// put aside ([`Allocations::problems`]).
+    #[must_use]
+    pub fn load(dir: &Path) -> Allocations {
+        let mut problems = Vec::new();
+        let mut table =
+            |name: &str| Table { entries: checkpoint::read(dir, name, &mut problems), version: 0 };
         let state =
-            State { allocated: table(ALLOCATED)?, actuated: table(ACTUATED)?, resizing: HashMap::new() };
+            State { allocated: table(ALLOCATED), actuated: table(ACTUATED), resizing: HashMap::new() };
         let disk = Disk { dir: Some(dir.to_owned()), ..Disk::default() };
-        Ok(Allocations(Arc::new(Shared { state: Mutex::new(state), disk: Mutex::new(disk) })))
+        Allocations(Arc::new(Shared { state: Mutex::new(state), disk: Mutex::new(disk), problems }))
+    }
+
+    /// The files that could not be used, each with the reason.
+    #[must_use]
+    pub fn problems(&self) -> &[String] {
+        &self.0.problems
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

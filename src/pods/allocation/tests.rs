@@ -26,12 +26,12 @@ fn cpu(pod: &Pod) -> String {
 #[test]
 fn granted_resources_survive_a_restart() {
     let dir = tempfile::tempdir().unwrap();
-    let first = Allocations::load(dir.path()).unwrap();
+    let first = Allocations::load(dir.path());
     first.grant(&pod("u", 1, "1", "64Mi"));
     first.gave_all(&pod("u", 1, "1", "64Mi"), &pod("u", 1, "1", "64Mi").containers()[0]);
     first.store().unwrap();
 
-    let second = Allocations::load(dir.path()).unwrap();
+    let second = Allocations::load(dir.path());
     let wanted = pod("u", 2, "2", "64Mi");
     let granted = second.granted(&wanted);
     assert_eq!(cpu(&granted), "1");
@@ -48,7 +48,7 @@ fn granted_resources_survive_a_restart() {
     assert_eq!(second.given(wanted.uid(), "c"), Some(given(&wanted)));
     second.retain(|_| false);
     second.store().unwrap();
-    assert_eq!(cpu(&Allocations::load(dir.path()).unwrap().granted(&wanted)), "2");
+    assert_eq!(cpu(&Allocations::load(dir.path()).granted(&wanted)), "2");
 }
 
 /// `data` was written by the Go kubelet for a pod with one container.
@@ -64,13 +64,28 @@ fn state_file_has_the_go_kubelets_format() {
     let file: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(file["data"], data);
     std::fs::write(dir.path().join(ALLOCATED), text).unwrap();
-    assert_eq!(cpu(&Allocations::load(dir.path()).unwrap().granted(&pod("u", 2, "2", "64Mi"))), "1");
+    assert_eq!(cpu(&Allocations::load(dir.path()).granted(&pod("u", 2, "2", "64Mi"))), "1");
+}
+
+#[test]
+fn damaged_state_files_are_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join(ALLOCATED), "").unwrap();
+    std::fs::write(dir.path().join(ACTUATED), b"\xff").unwrap();
+    let allocations = Allocations::load(dir.path());
+    assert_eq!(allocations.problems().len(), 2);
+    let pod = pod("u", 1, "1", "64Mi");
+    allocations.grant(&pod);
+    allocations.gave_all(&pod, &pod.containers()[0]);
+    allocations.store().unwrap();
+    let again = Allocations::load(dir.path());
+    assert!(again.problems().is_empty() && again.given(pod.uid(), "c") == Some(given(&pod)));
 }
 
 #[test]
 fn nothing_is_stored_for_pods_without_resources() {
     let dir = tempfile::tempdir().unwrap();
-    let allocations = Allocations::load(dir.path()).unwrap();
+    let allocations = Allocations::load(dir.path());
     let bare = object(json!({"metadata": {"uid": "b"}, "spec": {"containers": [{"name": "c"}]}}));
     let store = |pod: &Pod| {
         allocations.grant(pod);
@@ -92,17 +107,17 @@ fn of_file(pod: Pod) -> Pod {
 #[test]
 fn granted_resources_of_a_static_pod_survive_a_restart_until_its_manifest_is_removed() {
     let dir = tempfile::tempdir().unwrap();
-    let first = Allocations::load(dir.path()).unwrap();
+    let first = Allocations::load(dir.path());
     first.grant(&of_file(pod("u", 0, "1", "64Mi")));
     first.store().unwrap();
 
-    let second = Allocations::load(dir.path()).unwrap();
+    let second = Allocations::load(dir.path());
     let wanted = of_file(pod("u", 0, "2", "64Mi"));
     assert_eq!(cpu(&second.granted(&wanted)), "1");
     second.revoke(wanted.uid());
     assert_eq!(cpu(&second.granted(&wanted)), "2");
     second.store().unwrap();
-    assert_eq!(cpu(&Allocations::load(dir.path()).unwrap().granted(&wanted)), "2");
+    assert_eq!(cpu(&Allocations::load(dir.path()).granted(&wanted)), "2");
 }
 
 /// Manifests have no generation by which versions could be told apart.
@@ -230,7 +245,7 @@ fn whole(cpu: &str) -> Pod {
 #[test]
 fn limits_from_the_pod_are_recorded_as_those_of_the_container() {
     let dir = tempfile::tempdir().unwrap();
-    let allocations = Allocations::load(dir.path()).unwrap();
+    let allocations = Allocations::load(dir.path());
     let pod = whole("1");
     allocations.gave_all(&pod, &pod.containers()[0]);
     allocations.gave_pod_level(&pod);
@@ -285,7 +300,7 @@ fn recorded_files_of_the_go_kubelet_are_read() {
     let limits = |file: &&Value| {
         std::fs::write(dir.path().join(ACTUATED), file.to_string()).unwrap();
         let uid = PodUid::from("b5f3729e-5418-905a-d2b2-1ce186b1c01d");
-        let allocations = Allocations::load(dir.path()).unwrap();
+        let allocations = Allocations::load(dir.path());
         let given = allocations.given(&uid, "main").expect("it is there");
         [given.cpu.request, given.cpu.limit].map(|amount| amount.map(|amount| amount.milli()))
     };
