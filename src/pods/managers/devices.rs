@@ -67,6 +67,15 @@ impl PodDevices {
     fn active(&self) -> MutexGuard<'_, Option<BTreeSet<PodUid>>> {
         self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Takes the devices back of all pods but `own` and those that may have some. Returns whether there
+    /// were any; `None`: it is not known yet which pods may have devices.
+    fn release_inactive(&self, own: &PodUid) -> Option<bool> {
+        // Locked meanwhile: admission adds a pod here before it reserves devices for it.
+        let active = self.active();
+        let known = active.as_ref()?;
+        Some(self.devices.release_inactive(&|uid| uid == own || known.contains(uid)))
+    }
 }
 
 impl Managers {
@@ -150,11 +159,11 @@ impl Managers {
                 own.devices.unreserve(pod.uid());
                 // Before all sources have delivered their pods, an old pod may still have what this
                 // one needs. A refusal would be final.
-                let Some(active) = own.active().clone() else {
+                let Some(released) = own.release_inactive(pod.uid()) else {
                     let message = "waiting for the list of all pods, which tells the free devices".to_owned();
                     return Brought::Wait { message, retry: RETRY };
                 };
-                if own.devices.release_inactive(&|uid| uid == pod.uid() || active.contains(uid)) {
+                if released {
                     admission = align();
                 }
             }
@@ -199,10 +208,11 @@ impl Managers {
         own.devices.health(uid, container).into_iter().map(resource).collect()
     }
 
+    /// Whether pods hold devices, or may wait for the first call of [`Managers::release`].
     pub(super) fn holds_devices(&self) -> bool {
-        self.devices
-            .as_ref()
-            .is_some_and(|own| own.devices.read(|books| books.holds().iter().next().is_some()))
+        self.devices.as_ref().is_some_and(|own| {
+            own.active().is_none() || own.devices.read(|books| books.holds().iter().next().is_some())
+        })
     }
 
     /// Takes the devices back of all pods but these and those whose containers still run.

@@ -421,6 +421,8 @@ mod devices {
         let (plugin, bench) = (plugin(root.path()), bench(root.path(), &[]));
         bench.register(&plugin, 1);
         let pod = widget_pod("pod", 1);
+        assert!(bench.managers.holds_resources(), "no pods were listed yet");
+        bench.managers.release(&[], &over);
         assert!(!bench.managers.holds_resources());
         assert_eq!(bench.managers.allocate(&pod, &[], true, &over), Admission::Admit);
         assert_eq!(bring(&bench, &pod), Brought::Ready);
