@@ -45,9 +45,6 @@ pub struct Gate {
 pub enum GateError {
     #[error("unrecognized feature gate: {0}")]
     Unknown(String),
-    /// The value of the gate cannot be changed.
-    #[error("cannot set feature gate {name} to {wanted}, feature is locked to {locked}")]
-    Locked { name: String, wanted: bool, locked: bool },
     /// `needs`: separated by blanks.
     #[error("{name} is enabled, but depends on features that are disabled: [{needs}]")]
     Needs { name: &'static str, needs: String },
@@ -57,11 +54,16 @@ pub enum GateError {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Gates {
     changed: BTreeMap<&'static str, bool>,
+    /// The gates that the map names to no avail.
+    ignored: Vec<&'static str>,
 }
 
 impl Gates {
     /// Applies a `featureGates` map; every problem is reported with its gate. `AllAlpha` and
     /// `AllBeta` set gates that the map does not name.
+    ///
+    /// DIFFERS: the Go kubelet does not start if a gate was removed or is locked to the other value.
+    /// An agent that upgrades itself must not leave its node without an agent for that.
     #[must_use]
     pub fn resolve(set: &BTreeMap<String, bool>) -> (Gates, Vec<(String, GateError)>) {
         let mut gates = Gates::default();
@@ -74,11 +76,11 @@ impl Gates {
         }
         for (name, &wanted) in set {
             match KNOWN.gates.get(name.as_str()) {
-                None => problems.push((name.clone(), GateError::Unknown(name.clone()))),
-                Some(gate) if gate.locked && gate.preset != wanted => {
-                    let error = GateError::Locked { name: name.clone(), wanted, locked: gate.preset };
-                    problems.push((name.clone(), error));
-                }
+                None => match REMOVED.iter().find(|removed| *removed == name) {
+                    Some(removed) => gates.ignored.push(removed),
+                    None => problems.push((name.clone(), GateError::Unknown(name.clone()))),
+                },
+                Some(gate) if gate.locked && gate.preset != wanted => gates.ignored.push(gate.name),
                 Some(gate) => {
                     gates.changed.insert(gate.name, wanted);
                 }
@@ -109,11 +111,12 @@ impl Gates {
         self.changed.get(name).copied()
     }
 
-    /// The gates whose chosen value has no effect: this agent behaves as with the other value.
+    /// The gates whose chosen value has no effect: this agent behaves as with the other value, or the
+    /// release has the gate no more, or has locked it.
     #[must_use]
     pub fn without_effect(&self) -> Vec<&'static str> {
         let fixed = FIXED.iter().filter(|(name, here)| self.chosen(name).is_some_and(|on| on != *here));
-        fixed.map(|(name, _)| *name).collect()
+        fixed.map(|(name, _)| *name).chain(self.ignored.iter().copied()).collect()
     }
 }
 
@@ -168,6 +171,19 @@ fn gate(name: &'static str, cell: &str) -> Option<Gate> {
     };
     Some(Gate { name, stage, preset: preset == "on", locked })
 }
+
+/// Gates that earlier versions of this agent accepted and [`RELEASE`] has no more.
+const REMOVED: &[&str] = &[
+    "CSIMigrationPortworx",
+    "HonorPVReclaimPolicy",
+    "InPlacePodVerticalScalingAllocatedStatus",
+    "InTreePluginPortworxUnregister",
+    "MemoryManager",
+    "ServiceTrafficDistribution",
+    "StructuredAuthorizationConfiguration",
+    "TopologyAwareHints",
+    "WatchFromStorageWithoutResourceVersion",
+];
 
 /// Gates of the Go kubelet on Linux that this agent does not read, each with the value as which it
 /// behaves. A configuration with the other value gets a warning.
@@ -332,13 +348,29 @@ mod tests {
     }
 
     #[test]
-    fn unknown_locked_and_dependent_gates_are_refused() {
+    fn removed_and_locked_gates_are_ignored_with_a_warning() {
+        for name in REMOVED {
+            assert!(!KNOWN.gates.contains_key(name), "{name}");
+        }
+        let (gates, problems) = Gates::resolve(&set(&[
+            ("MemoryManager", false),
+            ("SidecarContainers", false),
+            ("TopologyAwareHints", true),
+        ]));
+        assert_eq!(problems, []);
+        assert!(gates.enabled("SidecarContainers") && gates.chosen("SidecarContainers").is_none());
+        assert_eq!(gates.without_effect(), ["MemoryManager", "SidecarContainers", "TopologyAwareHints"]);
+        // A locked gate may have the value that it is locked to.
+        let (gates, problems) = Gates::resolve(&set(&[("SidecarContainers", true)]));
+        assert_eq!((gates.without_effect().len(), problems.len()), (0, 0));
+    }
+
+    #[test]
+    fn unknown_and_dependent_gates_are_refused() {
         for (name, on, words) in [
             ("Nonsense", true, "unrecognized feature gate: Nonsense"),
-            // Of another component, or removed in an earlier release.
+            // Of another component.
             ("SomeControllerGate", true, "unrecognized feature gate"),
-            ("TopologyAwareHints", true, "unrecognized feature gate"),
-            ("SidecarContainers", false, "locked to true"),
             (
                 "GracefulNodeShutdown",
                 false,

@@ -428,7 +428,7 @@ fn every_rule_is_enforced() {
         ),
         ("allowedUnsafeSysctls: [kernel.panic]", "allowedUnsafeSysctls[0]"),
         ("allowedUnsafeSysctls: [\"net.*\", \"*\"]", "allowedUnsafeSysctls[1]"),
-        ("featureGates: {SidecarContainers: false}", "featureGates[SidecarContainers]"),
+        ("featureGates: {SidecarContainer: false}", "featureGates[SidecarContainer]"),
     ] {
         let problems = load_body(&format!("{body}\n"), &[]).expect_err(body);
         assert!(problems.iter().all(|problem| problem.field == field), "{body}: {problems:?}");
