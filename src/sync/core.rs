@@ -100,6 +100,8 @@ pub(super) struct Desired {
 pub struct World<'a> {
     /// Whether the pod has a worker, or had one that has finished.
     pub has_worker: &'a dyn Fn(&PodUid) -> bool,
+    /// Whether the pods of the runtime were listed once.
+    pub is_listed: bool,
     /// Whether any container ran at the newest inspection of the pod.
     pub still_runs: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the pod's last status is Failed or Succeeded.
@@ -384,8 +386,9 @@ impl Core {
                         .iter()
                         .map(|victim| Effect::Preempt { victim: victim.clone(), resource: resource.clone() }),
                 );
-                // A pod that runs already, before a restart of the agent, does not wait.
-                if !(world.still_runs)(&uid) {
+                // A pod that runs already, before a restart of the agent, does not wait. Before the
+                // first list, every pod counts as running; the wait has a limit and stops nothing.
+                if !world.is_listed || !(world.still_runs)(&uid) {
                     effects.push(Effect::StartAfter { pod: uid.clone(), victims: chosen });
                 }
                 effects.push(Effect::Update(granted.clone()));
@@ -469,6 +472,7 @@ mod tests {
         over: BTreeSet<PodUid>,
         /// The pods that are being stopped.
         stopping: BTreeSet<PodUid>,
+        is_listed: bool,
         node: NodeView,
     }
 
@@ -478,7 +482,7 @@ mod tests {
             node.allocatable.pods = 10;
             let core = Core::new(sources.iter().copied().collect());
             let (running, over, stopping) = Default::default();
-            Bench { core, workers: RefCell::default(), running, over, stopping, node }
+            Bench { core, workers: RefCell::default(), running, over, stopping, is_listed: true, node }
         }
 
         fn ask(
@@ -488,6 +492,7 @@ mod tests {
         ) -> Vec<String> {
             let world = World {
                 has_worker: &|uid| self.workers.borrow().contains(uid),
+                is_listed: self.is_listed,
                 still_runs,
                 is_over: &|uid| self.over.contains(uid),
                 is_stopping: &|uid| self.stopping.contains(uid),
@@ -613,6 +618,19 @@ mod tests {
             bench.apply(SourceName::File, vec![pod("s", "2")]),
             ["preempt 1 pods", "start 2 after 1", "update 2"]
         );
+    }
+
+    #[test]
+    fn critical_pod_waits_for_its_victims_also_before_the_first_list() {
+        let effects = |is_listed: bool| {
+            let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
+            (bench.node.allocatable.pods, bench.is_listed) = (1, is_listed);
+            bench.running = ["1".into(), "2".into()].into();
+            bench.apply(SourceName::Api, vec![pod("a", "1")]);
+            bench.apply(SourceName::File, vec![pod("s", "2")])
+        };
+        assert_eq!(effects(false), ["preempt 1 pods", "start 2 after 1", "update 2"]);
+        assert_eq!(effects(true), ["preempt 1 pods", "update 2"]);
     }
 
     #[test]

@@ -183,6 +183,7 @@ mod tests {
             };
             let world = World {
                 has_worker: &|uid| self.workers.contains(uid),
+                is_listed: true,
                 still_runs: &|_| true,
                 is_over: &|uid| self.over.borrow().contains(uid),
                 is_stopping: &|_| false,

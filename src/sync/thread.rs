@@ -583,6 +583,7 @@ impl Loop {
         };
         let world = World {
             has_worker: &|uid| workers.knows(uid),
+            is_listed: first_list,
             still_runs: &|uid| observe.still_runs(uid),
             is_over: &|uid| status.get(uid).is_some_and(|status| is_terminal(status.phase.as_deref())),
             // Before the first list, every pod counts as running.
