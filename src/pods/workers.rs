@@ -188,21 +188,7 @@ impl Workers {
         let in_queue = pod.is_static();
         self.records.insert(
             uid.clone(),
-            Record {
-                body: Body::Pod(pod.clone()),
-                full_name: pod.full_name(),
-                in_queue,
-                pending: Update::default(),
-                thread: None,
-                shared: Shared::default(),
-                started: false,
-                finished: false,
-                again: false,
-                killed: false,
-                removed: false,
-                kill: None,
-                panics: 0,
-            },
+            Record { in_queue, ..Record::new(Body::Pod(pod.clone()), pod.full_name()) },
         );
         if in_queue {
             let line = self.lines.entry(pod.full_name()).or_default();
@@ -213,6 +199,16 @@ impl Workers {
             }
         }
         self.start(&uid);
+    }
+
+    /// Forgets the pod's former incarnation, if that has ended: its source removed the pod, and has
+    /// delivered it again. Returns whether there was one.
+    pub fn forget_former(&mut self, uid: &PodUid) -> bool {
+        let is_former = self.records.get(uid).is_some_and(Record::is_over);
+        if is_former {
+            self.purge(uid);
+        }
+        is_former
     }
 
     /// Makes the pod's worker run again. `false`: it has none, or the worker has finished.
@@ -282,19 +278,9 @@ impl Workers {
         self.records.insert(
             pod.uid.clone(),
             Record {
-                body: Body::Unknown(pod.clone()),
-                full_name: FullName::new(&pod.name, &pod.namespace),
-                in_queue: false,
-                pending: Update::default(),
-                thread: None,
-                shared: Shared::default(),
-                started: false,
-                finished: false,
-                again: false,
                 killed: true,
                 removed: true,
-                kill: None,
-                panics: 0,
+                ..Record::new(Body::Unknown(pod.clone()), FullName::new(&pod.name, &pod.namespace))
             },
         );
         self.start(&pod.uid);
@@ -453,6 +439,29 @@ impl Workers {
 }
 
 impl Record {
+    fn new(body: Body, full_name: FullName) -> Record {
+        Record {
+            body,
+            full_name,
+            in_queue: false,
+            pending: Update::default(),
+            thread: None,
+            shared: Shared::default(),
+            started: false,
+            finished: false,
+            again: false,
+            killed: false,
+            removed: false,
+            kill: None,
+            panics: 0,
+        }
+    }
+
+    /// Whether the pod has ended because its source removed it.
+    fn is_over(&self) -> bool {
+        self.finished && self.killed && self.removed
+    }
+
     fn feed(&mut self, update: Update) {
         match &self.thread {
             Some(thread) => thread.post.put((), update),
@@ -497,5 +506,32 @@ impl WorkerHandle {
 impl std::fmt::Debug for WorkerHandle {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "{:?}", Arc::as_ptr(&self.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        let pod = Pod::from(crate::model::api::Pod::default());
+        let full_name = pod.full_name();
+        Record { started: true, ..Record::new(Body::Pod(pod), full_name) }
+    }
+
+    #[test]
+    fn former_incarnation_is_over_when_it_was_removed_and_has_ended() {
+        let all = || Record { finished: true, killed: true, removed: true, ..record() };
+        assert!(all().is_over());
+        for other in [
+            record(),
+            Record { finished: false, ..all() },
+            // Evicted.
+            Record { removed: false, ..all() },
+            // Completed.
+            Record { killed: false, removed: false, ..all() },
+        ] {
+            assert!(!other.is_over());
+        }
     }
 }

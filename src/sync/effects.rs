@@ -87,6 +87,11 @@ impl Loop {
         if self.preemptions.waits(pod.uid()) {
             return;
         }
+        if !must_end(pod) && self.deps.workers.forget_former(pod.uid()) {
+            // It ended while the new incarnation waited for other pods.
+            self.ephemeral.retain(|other| other != pod.uid());
+            self.deps.status.forget(pod.uid());
+        }
         self.deps.workers.update(&self.ephemeral.complete(pod));
     }
 
