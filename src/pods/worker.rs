@@ -104,6 +104,7 @@ pub struct WorkerReport {
     pub next_sync: Option<Timestamp>,
 }
 
+const TERMINATING: &str = "Terminating";
 const TERMINATED: &str = "Terminated";
 /// The last phase in a report.
 const FINISHED: &str = "Finished";
@@ -112,6 +113,11 @@ impl WorkerReport {
     /// Whether all containers of the pod have stopped and none will start again.
     pub fn has_stopped(&self) -> bool {
         matches!(self.phase, TERMINATED | FINISHED)
+    }
+
+    /// Whether the pod is being stopped, or has ended.
+    pub fn is_ending(&self) -> bool {
+        self.phase == TERMINATING || self.has_stopped()
     }
 
     /// Whether the worker has finished: the pod has ended on this node.
@@ -301,7 +307,7 @@ impl Worker {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         shared.phase = match self.life.phase {
             Phase::Syncing => "Syncing",
-            Phase::Terminating { .. } => "Terminating",
+            Phase::Terminating { .. } => TERMINATING,
             Phase::Terminated => TERMINATED,
             Phase::Finished => FINISHED,
         };
@@ -807,7 +813,7 @@ fn until(at: Timestamp) -> Duration {
 /// The body of a worker that stops a pod that only the runtime knows: grace period 1 s, no hooks,
 /// no status. Returns whether it has stopped.
 pub(super) fn stop_unknown(deps: &Deps, pod: &ListedPod, shared: &Shared, stop: &StopToken) -> bool {
-    shared.lock().unwrap_or_else(PoisonError::into_inner).phase = "Terminating";
+    shared.lock().unwrap_or_else(PoisonError::into_inner).phase = TERMINATING;
     loop {
         let busy = deps.observe.busy(&pod.uid);
         let result = deps

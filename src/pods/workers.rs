@@ -10,6 +10,7 @@ use super::worker::{Deps, Settings, Shared, Worker, WorkerReport, stop_unknown};
 use crate::model::ids::{FullName, PodUid};
 use crate::model::metrics;
 use crate::model::pod::Pod;
+use crate::model::reasons;
 use crate::model::runtime::ListedPod;
 use crate::runtime::grace::{self, GraceOwner};
 use crate::util::mailbox::{self, Post};
@@ -52,6 +53,8 @@ struct Record {
     removed: bool,
     /// How the pod is to be stopped: the order in the mailbox is lost if the worker panics.
     kill: Option<Kill>,
+    /// Whether the pod ends because it was evicted or preempted, and for no earlier reason.
+    evicted: bool,
     panics: u32,
 }
 
@@ -153,6 +156,12 @@ impl Workers {
         self.records.get(uid)?.kill.as_ref()
     }
 
+    /// Whether the pod ends because it was evicted or preempted; `None` if nothing has ordered its end.
+    #[must_use]
+    pub fn is_evicted(&self, uid: &PodUid) -> Option<bool> {
+        self.records.get(uid).filter(|record| record.kill.is_some()).map(|record| record.evicted)
+    }
+
     /// The report of every worker.
     #[must_use]
     pub fn reports(&self) -> BTreeMap<PodUid, WorkerHandle> {
@@ -237,12 +246,8 @@ impl Workers {
             self.purge(uid);
             return AfterEnd::Removed;
         }
-        record.killed = true;
-        record.removed |= kill.failure.is_none();
         let grace = kill.grace_override;
-        let mut all = Update { pod: None, kill: record.kill.take() };
-        all.merge(Update { pod: None, kill: Some(kill) });
-        record.kill.clone_from(&all.kill);
+        let all = record.note_kill(kill);
         record.feed(all);
         record.interrupt(grace);
         if record.thread.is_none() {
@@ -453,6 +458,7 @@ impl Record {
             killed: false,
             removed: false,
             kill: None,
+            evicted: false,
             panics: 0,
         }
     }
@@ -460,6 +466,28 @@ impl Record {
     /// Whether the pod has ended because its source removed it.
     fn is_over(&self) -> bool {
         self.finished && self.killed && self.removed
+    }
+
+    /// Records an order to stop the pod, and returns all of them.
+    fn note_kill(&mut self, kill: Kill) -> Update {
+        self.evicted |= !self.is_ending()
+            && kill.failure.as_ref().is_some_and(|failure| [reasons::EVICTED, reasons::PREEMPTING].contains(&failure.reason));
+        self.killed = true;
+        self.removed |= kill.failure.is_none();
+        let mut all = Update { pod: None, kill: self.kill.take() };
+        all.merge(Update { pod: None, kill: Some(kill) });
+        self.kill.clone_from(&all.kill);
+        all
+    }
+
+    /// Whether the pod ends already (Go: `IsTerminationRequested`).
+    fn is_ending(&self) -> bool {
+        let is_over = match &self.body {
+            Body::Pod(pod) => must_end(pod),
+            Body::Unknown(_) => true,
+        };
+        let report = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        self.killed || is_over || report.is_ending()
     }
 
     fn feed(&mut self, update: Update) {
@@ -512,11 +540,35 @@ impl std::fmt::Debug for WorkerHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pods::lifecycle::Failure;
 
     fn record() -> Record {
         let pod = Pod::from(crate::model::api::Pod::default());
         let full_name = pod.full_name();
         Record { started: true, ..Record::new(Body::Pod(pod), full_name) }
+    }
+
+    #[test]
+    fn pod_that_ended_already_is_not_evicted() {
+        let kill = |reason: Option<&'static str>| Kill {
+            grace_override: None,
+            failure: reason.map(|reason| Failure { reason, message: String::new(), disrupts: true }),
+        };
+        let evicted = |mut record: Record, reasons: &[Option<&'static str>]| {
+            reasons.iter().for_each(|reason| drop(record.note_kill(kill(*reason))));
+            record.evicted
+        };
+        assert!(evicted(record(), &[Some("Evicted")]) && evicted(record(), &[Some("Preempting")]));
+        assert!(evicted(record(), &[Some("Evicted"), None]), "it was removed later");
+        assert!(!evicted(record(), &[Some("Terminated")]) && !evicted(record(), &[None]));
+        assert!(!evicted(record(), &[None, Some("Evicted")]));
+        // It has ended by itself, or was deleted.
+        let ending = record();
+        ending.shared.lock().unwrap().phase = "Terminating";
+        assert!(!evicted(ending, &[Some("Evicted")]));
+        let object = serde_json::json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
+        let deleted = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
+        assert!(!evicted(Record { body: Body::Pod(deleted), ..record() }, &[Some("Evicted")]));
     }
 
     #[test]

@@ -70,10 +70,9 @@ impl Loop {
     /// before: nothing of it is kept for its user.
     pub(super) fn is_evicted(&self, pod: &Pod) -> bool {
         let is_one = |reason: &str| [reasons::EVICTED, reasons::PREEMPTING].contains(&reason);
-        let kill = self.deps.workers.kill_of(pod.uid());
         let reported = pod.object().status.as_ref().and_then(|status| status.reason.as_deref());
-        kill.and_then(|kill| kill.failure.as_ref()).is_some_and(|failure| is_one(failure.reason))
-            || (pod.is_over() && reported.is_some_and(is_one))
+        let evicted = self.deps.workers.is_evicted(pod.uid());
+        evicted.unwrap_or_else(|| pod.is_over() && reported.is_some_and(is_one))
     }
 
     /// Whether the pod was evicted by the thread `evict`.
