@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::lifecycle::{Kill, Update, must_end};
+use super::lifecycle::{Failure, Kill, Update, must_end};
 use super::worker::{Deps, Settings, Shared, Worker, WorkerReport, stop_unknown};
 use crate::model::ids::{FullName, PodUid};
 use crate::model::metrics;
@@ -195,10 +195,8 @@ impl Workers {
             return;
         }
         let in_queue = pod.is_static();
-        self.records.insert(
-            uid.clone(),
-            Record { in_queue, ..Record::new(Body::Pod(pod.clone()), pod.full_name()) },
-        );
+        self.records
+            .insert(uid.clone(), Record { in_queue, ..Record::new(Body::Pod(pod.clone()), pod.full_name()) });
         if in_queue {
             let line = self.lines.entry(pod.full_name()).or_default();
             line.push_back(uid.clone());
@@ -470,8 +468,9 @@ impl Record {
 
     /// Records an order to stop the pod, and returns all of them.
     fn note_kill(&mut self, kill: Kill) -> Update {
-        self.evicted |= !self.is_ending()
-            && kill.failure.as_ref().is_some_and(|failure| [reasons::EVICTED, reasons::PREEMPTING].contains(&failure.reason));
+        let is_eviction =
+            |failure: &Failure| [reasons::EVICTED, reasons::PREEMPTING].contains(&failure.reason);
+        self.evicted |= !self.is_ending() && kill.failure.as_ref().is_some_and(is_eviction);
         self.killed = true;
         self.removed |= kill.failure.is_none();
         let mut all = Update { pod: None, kill: self.kill.take() };
@@ -540,7 +539,6 @@ impl std::fmt::Debug for WorkerHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pods::lifecycle::Failure;
 
     fn record() -> Record {
         let pod = Pod::from(crate::model::api::Pod::default());

@@ -11,8 +11,7 @@ use crate::util::checkpoint_file::CheckpointFile;
 
 /// A state file that cannot be written.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write the allocations of pods to {}: {error}", path.display())]
-#[expect(missing_docs, reason = "the names say what the values are")]
+#[error("cannot write the allocations of pods to {}: {error}", .path.display())]
 pub struct CheckpointError {
     path: PathBuf,
     error: std::io::Error,

@@ -168,7 +168,8 @@ impl Allocations {
     }
 
     /// Completes records of earlier versions, which have neither the resources of the pod as a whole
-    /// nor the limits that containers have from it. `running`: the containers that have these limits.
+    /// nor the limits that containers have from it. `running`: the containers that run. Their limits
+    /// are completed only where a change would restart them; the runtime gets the others once more.
     pub fn adopt_pod_level(&self, pod: &Pod, running: &[&Container]) {
         if pod.spec().resources.is_none() {
             return;

@@ -9,7 +9,7 @@ use crate::model::api::{Container, ResourceRequirements};
 use crate::model::pod::Pod;
 use crate::model::quantity::amount;
 use crate::model::typed;
-use crate::pods::plan::resize::Resource;
+use crate::pods::plan::resize::{Resource, needs_restart};
 
 type Quantities = BTreeMap<String, Quantity>;
 
@@ -96,10 +96,11 @@ impl PodResources {
         }
     }
 
-    /// Gives a known container the pod's limits in the place of missing ones.
+    /// Gives a known container the pod's limits in the place of missing ones, of resources whose
+    /// change would restart it.
     pub fn complete(&mut self, pod: &Pod, container: &Container) {
         if let Some(own) = self.containers.get_mut(&container.name) {
-            inherit(pod, own);
+            inherit(pod, own, &|resource| needs_restart(container, resource));
         }
     }
 
@@ -132,7 +133,7 @@ impl PodResources {
 /// place of missing ones, as upstream records them (Go: setActuatedContainerResources).
 fn in_effect(pod: &Pod, container: &Container) -> ResourceRequirements {
     let mut own = plain(container.resources.as_ref());
-    inherit(pod, &mut own);
+    inherit(pod, &mut own, &|_| true);
     own
 }
 
@@ -140,9 +141,9 @@ fn is_set(limit: &&Quantity) -> bool {
     !amount(limit).is_zero()
 }
 
-fn inherit(pod: &Pod, own: &mut ResourceRequirements) {
+fn inherit(pod: &Pod, own: &mut ResourceRequirements, concerns: &dyn Fn(Resource) -> bool) {
     let whole = pod.spec().resources.as_ref().and_then(|whole| whole.limits.as_ref());
-    for name in Resource::ALL.map(Resource::name) {
+    for name in Resource::ALL.into_iter().filter(|one| concerns(*one)).map(Resource::name) {
         let Some(limit) = whole.and_then(|whole| whole.get(name)).filter(is_set) else { continue };
         let limits = own.limits.get_or_insert_default();
         if limits.get(name).filter(is_set).is_none() {

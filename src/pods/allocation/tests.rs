@@ -262,11 +262,29 @@ fn limits_from_the_pod_are_recorded_as_those_of_the_container() {
     assert_eq!(allocations.given(pod.uid(), "c"), Some(given(&grown)));
 }
 
-/// An upgrade of the agent must not restart containers.
+/// An upgrade of the agent must not restart containers. Limits that need no restart are sent once.
 #[test]
-fn records_of_earlier_versions_get_the_limits_from_the_pod() {
+fn records_of_earlier_versions_get_the_limits_that_would_restart_containers() {
+    let with_policies = |cpu: &str, names: &[&str]| {
+        let mut object = whole(cpu).into_object();
+        let policy = |name: &&str| json!({"resourceName": name, "restartPolicy": "RestartContainer"});
+        let policies = Value::Array(names.iter().map(policy).collect());
+        object.spec.as_mut().unwrap().containers[0].resize_policy = serde_json::from_value(policies).unwrap();
+        Pod::from(object)
+    };
+    let adopted = |names: &[&str]| {
+        let (allocations, pod) = (Allocations::default(), with_policies("1", names));
+        let earlier = r#"{"ContainerResources":{"c":{}}}"#;
+        allocations.lock().actuated.set(pod.uid(), earlier.to_owned());
+        allocations.adopt_pod_level(&pod, &[&pod.containers()[0]]);
+        let (has, wants) = (allocations.given(pod.uid(), "c").unwrap(), given(&pod));
+        Resource::ALL.map(|resource| has.share(resource) == wants.share(resource))
+    };
+    assert_eq!(adopted(&[]), [false, false]);
+    assert_eq!(adopted(&["memory"]), [true, false]);
+    assert_eq!(adopted(&["cpu"]), [false, true]);
     let allocations = Allocations::default();
-    let pod = whole("1");
+    let pod = with_policies("1", &["cpu", "memory"]);
     let earlier = r#"{"ContainerResources":{"c":{},"gone":{}}}"#;
     allocations.lock().actuated.set(pod.uid(), earlier.to_owned());
     assert_ne!(allocations.given(pod.uid(), "c"), Some(given(&pod)));
@@ -274,7 +292,7 @@ fn records_of_earlier_versions_get_the_limits_from_the_pod() {
     assert_eq!(allocations.given(pod.uid(), "c"), Some(given(&pod)));
     assert_eq!(allocations.given(pod.uid(), "gone"), Some(Given::default()));
     // A complete record stays.
-    let grown = whole("2");
+    let grown = with_policies("2", &["cpu", "memory"]);
     allocations.adopt_pod_level(&grown, &[&grown.containers()[0]]);
     assert_eq!(allocations.given(pod.uid(), "c"), Some(given(&pod)));
 }

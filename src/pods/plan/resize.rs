@@ -184,7 +184,9 @@ fn grows(has: Share, wants: Share) -> bool {
     wants.request > has.request
 }
 
-fn needs_restart(container: &Container, resource: Resource) -> bool {
+/// Whether the container is to be restarted when this resource changes.
+#[must_use]
+pub fn needs_restart(container: &Container, resource: Resource) -> bool {
     container
         .resize_policy
         .iter()
