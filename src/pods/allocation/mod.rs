@@ -167,6 +167,24 @@ impl Allocations {
         self.change(pod, |resources| resources.set_pod_level(pod));
     }
 
+    /// Assumes that running containers without a record of their last values (they are older than the
+    /// records) have what the pod was granted. A pod without any record whose resize is in progress
+    /// had no resources before: its containers have none yet.
+    ///
+    /// DIFFERS: upstream updates all their values again, and restarts them if their policy says so.
+    pub fn adopt(&self, pod: &Pod, running: &[&Container]) {
+        let is_known = self.lock().actuated.entries.contains_key(pod.uid());
+        let had_none = !is_known && self.is_in_progress(pod.uid());
+        for container in running {
+            if self.given(pod.uid(), &container.name).is_none() {
+                self.change(pod, |resources| match had_none {
+                    true => resources.set_none(container),
+                    false => resources.set(pod, container),
+                });
+            }
+        }
+    }
+
     /// Completes records of earlier versions, which have neither the resources of the pod as a whole
     /// nor the limits that containers have from it. `running`: the containers that run. Their limits
     /// are completed only where a change would restart them; the runtime gets the others once more.

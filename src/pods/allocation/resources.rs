@@ -83,6 +83,11 @@ impl PodResources {
         self.containers.insert(container.name.clone(), in_effect(pod, container));
     }
 
+    /// Records that a container has no resources in the runtime.
+    pub fn set_none(&mut self, container: &Container) {
+        self.containers.insert(container.name.clone(), ResourceRequirements::default());
+    }
+
     /// Copies the value of one resource that a container of `pod` has in the runtime.
     pub fn set_one(&mut self, pod: &Pod, container: &Container, resource: Resource) {
         let from = in_effect(pod, container);

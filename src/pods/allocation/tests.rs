@@ -241,6 +241,23 @@ fn whole(cpu: &str) -> Pod {
         "resources": {"requests": both, "limits": both}, "containers": [{"name": "c"}]}}))
 }
 
+#[test]
+fn first_resources_of_a_running_pod_are_sent_to_the_runtime() {
+    let allocations = Allocations::default();
+    let bare = object(json!({"metadata": {"uid": "u"}, "spec": {"containers": [{"name": "c"}]}}));
+    allocations.grant(&bare);
+    allocations.gave_all(&bare, &bare.containers()[0]);
+    let edited = pod("u", 2, "1", "64Mi");
+    allocations.grant(&edited);
+    allocations.begin(&edited);
+    allocations.adopt(&edited, &[&edited.containers()[0]]);
+    assert_eq!(allocations.given(edited.uid(), "c"), Some(Given::default()));
+    // A container that is older than the records has what its pod was granted.
+    let old = pod("old", 1, "1", "64Mi");
+    allocations.adopt(&old, &[&old.containers()[0]]);
+    assert_eq!(allocations.given(old.uid(), "c"), Some(given(&old)));
+}
+
 /// `data` is as the Go kubelet writes it for such a pod.
 #[test]
 fn limits_from_the_pod_are_recorded_as_those_of_the_container() {

@@ -18,21 +18,13 @@ use crate::runtime::PodNumbers;
 use crate::util::stop::StopToken;
 
 impl Worker {
-    /// Assumes that containers without a record of their last values (they are older than the
-    /// records) have what the pod was granted.
-    ///
-    /// DIFFERS: upstream updates all their values again, and restarts them if their policy says so.
+    /// Completes the records of what running containers have.
     pub(super) fn adopt(&self, runtime: &PodRuntime) {
         let pod = self.pod();
-        for container in pod.all_containers() {
-            let runs = runtime.newest(&container.name).is_some_and(is_running);
-            if runs && self.deps.allocations.given(pod.uid(), &container.name).is_none() {
-                self.deps.allocations.gave_all(pod, container);
-            }
-        }
+        let runs = |one: &&Container| runtime.newest(&one.name).is_some_and(is_running);
+        let running: Vec<_> = pod.all_containers().filter(runs).collect();
+        self.deps.allocations.adopt(pod, &running);
         if !self.is_pod_resize_due() {
-            let runs = |one: &&Container| runtime.newest(&one.name).is_some_and(is_running);
-            let running: Vec<_> = pod.all_containers().filter(runs).collect();
             self.deps.allocations.adopt_pod_level(pod, &running);
         }
     }
