@@ -32,10 +32,17 @@ pub struct Update {
 }
 
 impl Update {
-    /// Merge rule of the mailbox: the newest pod counts, a kill is never lost, grace only shrinks.
+    /// Merge rule of the mailbox: the newest pod counts, a kill is never lost, grace only shrinks. A
+    /// version that had to end is such a kill, because its worker was interrupted.
     pub fn merge(&mut self, newer: Update) {
-        if newer.pod.is_some() {
-            self.pod = newer.pod;
+        if let Some(pod) = newer.pod {
+            let runs = !must_end(&pod);
+            let old = self.pod.replace(pod);
+            if let Some(old) = old.filter(|old| runs && must_end(old)) {
+                let grace = old.object().metadata.deletion_grace_period_seconds;
+                let kill = Update { pod: None, kill: Some(Kill { grace_override: grace, failure: None }) };
+                self.merge(kill);
+            }
         }
         match (&mut self.kill, newer.kill) {
             (Some(old), Some(new)) => {
@@ -220,6 +227,17 @@ mod tests {
         life.apply(kill(Some(1)));
         life.completed();
         assert_eq!(life.phase, Phase::Terminated);
+    }
+
+    #[test]
+    fn pod_that_had_to_end_does_not_run_again_in_a_newer_version() {
+        let deleting =
+            pod(json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 7}), "api");
+        let mut waiting = Update { pod: Some(deleting), kill: None };
+        waiting.merge(Update { pod: Some(pod(json!({"name": "new"}), "api")), kill: None });
+        let mut life = Lifecycle::new(pod(json!({}), "api"));
+        life.apply(waiting);
+        assert_eq!((grace_of(&life), life.pod.name()), (7, "new"));
     }
 
     #[test]
