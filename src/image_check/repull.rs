@@ -7,6 +7,7 @@
 //! only containers of this name were made from it. Then only this name is removed, with the digest and
 //! the id that the runtime has made of it. Pods that need it pull it again, by their own credentials.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::check::Checker;
@@ -17,6 +18,7 @@ use crate::model::image_name::{repository, stored};
 use crate::model::labels;
 use crate::model::pod::Pod;
 use crate::transport::generated::runtime::{Container, ContainerFilter, ContainerState, PodSandboxFilter};
+use crate::util::backoff;
 use crate::util::stop::{StopToken, Waited};
 
 /// How often, and after which pause, the removal of the containers is tried: one that fails may
@@ -316,9 +318,47 @@ fn never_pulls(pod: &Pod, names: &[String]) -> bool {
     images_of(pod).any(|one| one.policy == Some("Never") && one.is_in(names))
 }
 
+/// The pods whose credentials a pull by one of these names uses, at most [`MAX_PODS`]. Those with pull
+/// secrets are first, because the others have only the credentials of the node; of both, each namespace
+/// has its turn. `start` decides which of them begin: over all its values, each pod is chosen.
+fn users<'a>(pods: &'a [Pod], names: &[String], start: u64) -> Vec<&'a Pod> {
+    let users = pods.iter().filter(|pod| images_of(pod).any(|one| one.is_in(names)));
+    let has_secrets = |pod: &&Pod| pod.spec().image_pull_secrets.as_ref().is_some_and(|all| !all.is_empty());
+    let (with, without): (Vec<&Pod>, Vec<&Pod>) = users.partition(has_secrets);
+    let mut chosen = by_turns(&with, start);
+    // Secrets that are wrong would also prevent a pull that needs none.
+    chosen.truncate(MAX_PODS - usize::from(!without.is_empty()));
+    chosen.extend(by_turns(&without, start));
+    chosen.truncate(MAX_PODS);
+    chosen
+}
+
+/// One pod of each namespace, then another one of each, and so on.
+fn by_turns<'a>(pods: &[&'a Pod], start: u64) -> Vec<&'a Pod> {
+    let mut namespaces: BTreeMap<&str, VecDeque<&'a Pod>> = BTreeMap::new();
+    for pod in pods {
+        namespaces.entry(pod.namespace()).or_default().push_back(pod);
+    }
+    let mut namespaces: Vec<VecDeque<&Pod>> = namespaces.into_values().collect();
+    let count = namespaces.len();
+    if count == 0 {
+        return Vec::new();
+    }
+    // Two numbers that do not depend on each other.
+    let (first, pod) = (start % count as u64, start / count as u64);
+    namespaces.rotate_left(usize::try_from(first).unwrap_or(0));
+    for pods in &mut namespaces {
+        let pod = pod % pods.len() as u64;
+        pods.rotate_left(usize::try_from(pod).unwrap_or(0));
+    }
+    let most = namespaces.iter().map(VecDeque::len).max().unwrap_or(0);
+    (0..most).flat_map(|turn| namespaces.iter().filter_map(move |pods| pods.get(turn).copied())).collect()
+}
+
 impl Checker {
-    /// Pulls an image by `name`, with the credentials of the pods that use the requested name, and
-    /// returns its id, which may be that of another image than before.
+    /// Pulls an image by `name`, with the credentials of pods that use the requested name, and
+    /// returns its id, which may be that of another image than before. Which pods, and in which order, is
+    /// another at each call if there are many.
     pub(super) fn pull(
         &self,
         requested: &str,
@@ -329,8 +369,8 @@ impl Checker {
         let begun = Instant::now();
         let wanted: Vec<String> = stored(requested).into_iter().collect();
         let pods = (self.pods)().unwrap_or_default();
-        let users = pods.iter().filter(|pod| images_of(pod).any(|one| one.is_in(&wanted)));
-        let users: Vec<Option<&Pod>> = users.take(MAX_PODS).map(Some).collect();
+        let users: Vec<Option<&Pod>> =
+            users(&pods, &wanted, backoff::random_u64()).into_iter().map(Some).collect();
         let mut problem = None;
         for pod in if users.is_empty() { vec![None] } else { users } {
             let left = limit.saturating_sub(begun.elapsed());
@@ -395,6 +435,73 @@ mod tests {
             assert!(refusal.ends_with("sandboxes are made from it"), "{refusal}");
         }
         assert!(removable("pause:1", &pause, &["pause:2".to_owned()]).is_ok());
+    }
+
+    /// A pod that uses the image, with a pull secret or without.
+    fn user(namespace: &str, name: &str, has_secret: bool) -> Pod {
+        let secrets = if has_secret { json!([{"name": "secret"}]) } else { json!([]) };
+        let pod = json!({
+            "metadata": {"namespace": namespace, "name": name},
+            "spec": {"containers": [{"name": "c", "image": "app:1"}], "imagePullSecrets": secrets},
+        });
+        Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap())
+    }
+
+    fn pull(pods: Vec<Pod>, right: &'static str) -> Result<String, String> {
+        let (runtime, images) = crate::cri::unreachable();
+        let pull = move |pod: Option<&Pod>, _: &str, _: Duration, _: &StopToken| match pod {
+            Some(pod) if pod.name() == right => Ok("sha256:1".to_owned()),
+            _ => Err("unauthorized".to_owned()),
+        };
+        let checker = Checker {
+            runtime,
+            images,
+            sources: Vec::new(),
+            replaced: std::sync::Arc::default(),
+            restarts: Box::new(|_, _, _| false),
+            pods: Box::new(move || Some(pods.clone())),
+            pull: Box::new(pull),
+            removes: true,
+        };
+        checker.pull("app:1", "docker.io/library/app:1", PULL_LIMIT, &StopToken::never())
+    }
+
+    #[test]
+    fn pods_without_credentials_do_not_hide_those_that_can_pull() {
+        let mut pods: Vec<Pod> =
+            (0..20).map(|n| user(&format!("a{}", n % 3), &format!("none{n}"), false)).collect();
+        pods.push(user("b", "right", true));
+        assert_eq!(pull(pods, "right"), Ok("sha256:1".to_owned()));
+        // Also not pods of another namespace with wrong ones.
+        let mut pods: Vec<Pod> = (0..20).map(|n| user("a", &format!("wrong{n}"), true)).collect();
+        pods.push(user("b", "right", true));
+        assert_eq!(pull(pods, "right"), Ok("sha256:1".to_owned()));
+        // Nor those of a pod that needs none.
+        let mut pods: Vec<Pod> =
+            (0..20).map(|n| user(&format!("a{n}"), &format!("wrong{n}"), true)).collect();
+        pods.push(user("b", "right", false));
+        assert_eq!(pull(pods, "right"), Ok("sha256:1".to_owned()));
+    }
+
+    #[test]
+    fn each_pod_is_chosen_for_a_pull_at_some_try() {
+        let names = ["docker.io/library/app:1".to_owned()];
+        for (namespaces, has_secret) in [(1, true), (1, false), (12, true), (12, false), (36, true)] {
+            let pods: Vec<Pod> = (0..36)
+                .map(|n| user(&format!("n{}", n % namespaces), &format!("p{n}"), has_secret))
+                .collect();
+            let chosen: std::collections::BTreeSet<String> = (0..36)
+                .flat_map(|start| {
+                    let chosen = users(&pods, &names, start);
+                    assert_eq!(chosen.len(), MAX_PODS);
+                    chosen.into_iter().map(|pod| pod.name().to_owned()).collect::<Vec<_>>()
+                })
+                .collect();
+            assert_eq!(chosen.len(), 36, "{namespaces} namespaces");
+        }
+        assert!(users(&[], &names, 7).is_empty());
+        assert_eq!(users(&[user("a", "one", true), user("a", "two", false)], &names, 7).len(), 2);
+        assert!(users(&[user("a", "one", true)], &["docker.io/library/app:2".to_owned()], 0).is_empty());
     }
 
     #[test]
