@@ -20,9 +20,9 @@
 //! lowest priority, and until all names of removed images are back; a check on request runs on the thread
 //! of its connection and waits for others on request.
 //! Invariants: a layer is only replaced from a copy with the digest that the image's configuration
-//! names; a damaged file is never written to; no link leads out of a layer; an image is checked by
-//! itself at most once in an hour, and once in a day if it was found intact as a whole; the bytes that
-//! these checks read and write in an hour are limited, for each namespace and for the node.
+//! names; a damaged file is never written to; no link leads out of a layer; an image is checked by itself
+//! at most once in an hour (for each namespace, if not all layers were compared), and once in a day if it
+//! was intact as a whole; the bytes that these checks use in an hour are limited, by namespace and node.
 
 mod check;
 mod layer;
@@ -56,6 +56,10 @@ use usage::{Budget, Meter, PERIOD};
 
 /// The most images that wait for a check, and pods that wait for one image.
 const MAX_WAITING: usize = 64;
+/// How many of these places one namespace has.
+const MAX_OF_NAMESPACE: usize = MAX_WAITING / 4;
+/// How many of them are free for namespaces that have none.
+const FOR_FIRST: usize = MAX_WAITING / 4;
 /// The most images whose state is known.
 const MAX_KNOWN: usize = 4096;
 /// When an image is checked again, if its containers still fail.
@@ -160,8 +164,9 @@ enum Step {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<(String, Vec<Failed>)>,
-    /// Ids of images that were checked, and when they may be checked again.
-    known: HashMap<String, Instant>,
+    /// Ids of images that were checked, and when they may be checked again: for one namespace, or with
+    /// `None` for all.
+    known: HashMap<(String, Option<String>), Instant>,
     budget: Budget,
     /// Images that are still damaged, by their ids: the name as requested, and the first damage.
     damaged: BTreeMap<String, (String, String)>,
@@ -174,12 +179,37 @@ struct State {
 }
 
 impl State {
-    /// Whether the image with this id may be checked now; then it counts as checked.
-    fn begin(&mut self, id: &str, now: Instant) -> bool {
-        if self.known.get(id).is_some_and(|again| now < *again) {
-            return false;
+    /// Whether the image with this id may be checked now because of these containers; then it counts as
+    /// checked. Returns the namespace that the check is charged to, and what it may use: of the namespaces
+    /// that wait for it, the one with the most left.
+    fn begin<'a>(&mut self, id: &str, failed: &'a [Failed], now: Instant) -> Option<(&'a str, Usage)> {
+        if !self.is_due(id, None, now) {
+            return None;
         }
-        if self.known.len() >= MAX_KNOWN && !self.known.contains_key(id) {
+        let mut best: Option<(&str, Usage)> = None;
+        for one in failed {
+            let namespace = one.namespace.as_str();
+            if self.is_due(id, Some(namespace), now) {
+                let left = self.budget.left(namespace, now);
+                if best.is_none_or(|(_, most)| usage::part(left) > usage::part(most)) {
+                    best = Some((namespace, left));
+                }
+            }
+        }
+        let best = best?;
+        // For all, also if the check fails or the thread dies.
+        self.remember(id, None, now + RETRY, now);
+        Some(best)
+    }
+
+    fn is_due(&self, id: &str, namespace: Option<&str>, now: Instant) -> bool {
+        let key = (id.to_owned(), namespace.map(str::to_owned));
+        self.known.get(&key).is_none_or(|again| now >= *again)
+    }
+
+    fn remember(&mut self, id: &str, namespace: Option<&str>, again: Instant, now: Instant) {
+        let key = (id.to_owned(), namespace.map(str::to_owned));
+        if self.known.len() >= MAX_KNOWN && !self.known.contains_key(&key) {
             self.known.retain(|_, again| now < *again);
             // The next one to be checked again. To forget all would permit their checks at once.
             if self.known.len() >= MAX_KNOWN
@@ -189,8 +219,7 @@ impl State {
                 self.known.remove(&first);
             }
         }
-        self.known.insert(id.to_owned(), now + RETRY);
-        true
+        self.known.insert(key, again);
     }
 
     /// Adds a request. Returns whether the thread has to be started.
@@ -199,12 +228,16 @@ impl State {
             return false;
         }
         if let Some((_, pods)) = self.waiting.iter_mut().find(|(waiting, _)| waiting == image) {
-            if pods.len() < MAX_WAITING && pods.iter().all(|one| one.regarding != failed.regarding) {
+            if pods.iter().all(|one| one.regarding != failed.regarding)
+                && has_place(&failed.namespace, pods.iter().map(|one| one.namespace.as_str()))
+            {
                 pods.push(failed);
             }
             return false;
         }
-        if self.waiting.len() >= MAX_WAITING {
+        // An image has the place of the namespace whose pod was the first to wait for it.
+        let first = self.waiting.iter().filter_map(|(_, pods)| pods.first());
+        if !has_place(&failed.namespace, first.map(|one| one.namespace.as_str())) {
             return false;
         }
         self.waiting.push_back((image.to_owned(), vec![failed]));
@@ -269,12 +302,32 @@ impl State {
         self.damaged.retain(|id, (name, _)| id != image && name != image);
     }
 
-    /// Decides when an image may be checked again after a check with repair.
-    fn settle(&mut self, report: &Report, now: Instant) {
-        if report.intact && report.mended == 0 && report.verified >= report.layers {
-            self.known.insert(report.id.clone(), now + RECHECK);
+    /// Decides when an image may be checked again after a check with repair that was charged to this
+    /// namespace. `is_exhausted`: it was ended at its limit of bytes.
+    ///
+    /// How much of an image can be compared also depends on the namespace: on what it has left to use,
+    /// and on the manifest behind the name that its pods use. So such a check is not that of others.
+    fn settle(&mut self, report: &Report, namespace: &str, is_exhausted: bool, now: Instant) {
+        let id = &report.id;
+        if is_exhausted || report.verified < report.layers {
+            let again = if is_exhausted { self.budget.renewal(now) } else { now + RETRY };
+            self.known.remove(&(id.clone(), None));
+            self.remember(id, Some(namespace), again, now);
+        } else if report.intact && report.mended == 0 {
+            self.remember(id, None, now + RECHECK, now);
         }
     }
+}
+
+/// Whether another request of a namespace may wait, with those of the namespaces in `taken`.
+fn has_place<'a>(namespace: &str, taken: impl Iterator<Item = &'a str>) -> bool {
+    let (mut all, mut own) = (0, 0);
+    for one in taken {
+        all += 1;
+        own += usize::from(one == namespace);
+    }
+    let limit = if own == 0 { MAX_WAITING } else { MAX_WAITING - FOR_FIRST };
+    own < MAX_OF_NAMESPACE && all < limit
 }
 
 impl ImageCheck {
@@ -426,14 +479,8 @@ impl ImageCheck {
             Ok(id) => id,
             Err(why) => return log::info!("image {image}: {why}"),
         };
-        let namespace = failed.first().map(|one| one.namespace.as_str()).unwrap_or_default();
-        let meter = {
-            let mut state = self.state();
-            if !state.begin(&id, now) {
-                return;
-            }
-            Meter::new(state.budget.left(namespace, now))
-        };
+        let Some((namespace, left)) = self.state().begin(&id, failed, now) else { return };
+        let meter = Meter::new(left);
         log::info!("image {image} is checked because of a failed container in namespace {namespace}");
         let options = Options { contents: true, mend: true };
         let result = self.check(image, options, &mut |_, _| {}, &meter, stop);
@@ -445,7 +492,7 @@ impl ImageCheck {
         if stop.is_stopped() {
             return;
         }
-        self.state().settle(&report, Instant::now());
+        self.state().settle(&report, namespace, meter.is_exhausted(), Instant::now());
         let Report { layers, verified, damaged, used, .. } = report;
         log::info!(
             "checked image {image} in {:?}: {verified} of {layers} layers compared, {damaged} damaged files, \
@@ -523,8 +570,16 @@ mod tests {
     use super::*;
 
     fn failed(pod: &str) -> Failed {
+        failed_in("default", pod)
+    }
+
+    fn failed_in(namespace: &str, pod: &str) -> Failed {
         let regarding = Regarding::Manifest { source: pod.to_owned() };
-        Failed { pod: PodUid::from(pod), namespace: "default".to_owned(), regarding }
+        Failed { pod: PodUid::from(pod), namespace: namespace.to_owned(), regarding }
+    }
+
+    fn begin(state: &mut State, id: &str, now: Instant) -> bool {
+        state.begin(id, &[failed("1")], now).is_some()
     }
 
     fn report(damaged: u64, mended: u64, intact: bool) -> Report {
@@ -533,7 +588,7 @@ mod tests {
 
     fn settle(state: &mut State, image: &str, report: &Report, now: Instant) {
         state.note(image, report);
-        state.settle(report, now);
+        state.settle(report, "default", false, now);
     }
 
     fn next(state: &mut State, now: Instant) -> Option<(String, usize)> {
@@ -560,35 +615,80 @@ mod tests {
     #[test]
     fn image_is_checked_at_most_once_in_an_hour_under_any_name() {
         let (mut state, now) = (State::default(), Instant::now());
-        assert!(state.begin("sha256:1", now));
+        assert!(begin(&mut state, "sha256:1", now));
         // Crashes with another name of the image, and after another pull, change nothing.
         for minutes in [0, 10, 59] {
-            assert!(!state.begin("sha256:1", now + Duration::from_secs(60 * minutes)));
+            assert!(!begin(&mut state, "sha256:1", now + Duration::from_secs(60 * minutes)));
         }
-        assert!(state.begin("sha256:2", now));
-        assert!(state.begin("sha256:1", now + RETRY));
+        assert!(begin(&mut state, "sha256:2", now));
+        assert!(begin(&mut state, "sha256:1", now + RETRY));
         // It was mended: files of it may become damaged again.
         let mended = Report { id: "sha256:1".to_owned(), ..report(1, 1, true) };
         settle(&mut state, "a", &mended, now + RETRY);
-        assert!(state.begin("sha256:1", now + 2 * RETRY));
+        assert!(begin(&mut state, "sha256:1", now + 2 * RETRY));
         let intact = Report { id: "sha256:1".to_owned(), ..report(0, 0, true) };
         settle(&mut state, "a", &intact, now + 2 * RETRY);
-        assert!(!state.begin("sha256:1", now + 4 * RETRY));
-        assert!(state.begin("sha256:1", now + 2 * RETRY + RECHECK));
+        assert!(!begin(&mut state, "sha256:1", now + 4 * RETRY));
+        assert!(begin(&mut state, "sha256:1", now + 2 * RETRY + RECHECK));
         // It was not checked as a whole.
         let part = Report { id: "sha256:2".to_owned(), layers: 2, verified: 1, ..report(0, 0, true) };
         settle(&mut state, "a", &part, now);
-        assert!(state.begin("sha256:2", now + RETRY));
+        assert!(begin(&mut state, "sha256:2", now + RETRY));
+    }
+
+    #[test]
+    fn check_is_charged_to_the_waiting_namespace_that_has_most_left() {
+        let (mut state, now) = (State::default(), Instant::now());
+        let spent = Usage { read: 1 << 30, written: 0 };
+        assert_eq!(state.budget.left("a", now), state.budget.left("b", now));
+        state.budget.spend("a", spent);
+        state.budget.spend("b", Usage { written: 8 << 30, ..Usage::default() });
+        let waiting = [failed_in("a", "1"), failed_in("b", "2"), failed_in("c", "3"), failed_in("d", "4")];
+        assert_eq!(state.begin("sha256:1", &waiting, now).unwrap().0, "c");
+        // A namespace that may not write can repair nothing.
+        let left = state.budget.left("a", now);
+        assert_eq!(state.begin("sha256:2", &waiting[..2], now), Some(("a", left)));
+    }
+
+    #[test]
+    fn check_that_ends_at_a_limit_leaves_the_image_to_other_namespaces() {
+        let (mut state, now) = (State::default(), Instant::now());
+        let (own, all) = ([failed_in("a", "1")], [failed_in("a", "2"), failed_in("b", "3")]);
+        let part = Report { id: "sha256:1".to_owned(), layers: 2, verified: 1, ..report(0, 0, true) };
+        assert_eq!(state.begin("sha256:1", &own, now).unwrap().0, "a");
+        assert!(state.begin("sha256:1", &all, now).is_none(), "it is being checked");
+        let minutes = |minutes| now + Duration::from_mins(minutes);
+        state.settle(&part, "a", true, minutes(10));
+        assert!(state.begin("sha256:1", &own, minutes(11)).is_none());
+        assert_eq!(state.begin("sha256:1", &all, minutes(11)).unwrap().0, "b");
+        state.settle(&Report { verified: 2, ..part }, "b", true, minutes(12));
+        assert!(state.begin("sha256:1", &all, minutes(59)).is_none());
+        // Now both may use bytes again.
+        assert_eq!(state.begin("sha256:1", &all, minutes(60)).unwrap().0, "a");
+    }
+
+    /// The manifest behind the name that a namespace uses may lead to no copies.
+    #[test]
+    fn check_that_compares_not_all_layers_leaves_the_image_to_other_namespaces() {
+        let (mut state, now) = (State::default(), Instant::now());
+        let (own, other) = ([failed_in("a", "1")], [failed_in("b", "2")]);
+        let part = Report { id: "sha256:1".to_owned(), layers: 2, verified: 1, ..report(0, 0, true) };
+        assert!(state.begin("sha256:1", &own, now).is_some());
+        state.settle(&part, "a", false, now);
+        assert!(state.begin("sha256:1", &own, now).is_none());
+        assert_eq!(state.begin("sha256:1", &other, now).unwrap().0, "b");
+        state.settle(&Report { verified: 2, ..part }, "b", false, now);
+        assert!(state.begin("sha256:1", &[failed_in("c", "3")], now + RETRY).is_none());
     }
 
     #[test]
     fn known_images_are_limited_and_not_forgotten_at_once() {
         let (mut state, now) = (State::default(), Instant::now());
         for n in 0..=MAX_KNOWN {
-            assert!(state.begin(&n.to_string(), now + Duration::from_millis(n as u64)));
+            assert!(begin(&mut state, &n.to_string(), now + Duration::from_millis(n as u64)));
         }
         assert_eq!(state.known.len(), MAX_KNOWN);
-        assert!(!state.begin("1", now) && state.begin("0", now));
+        assert!(!begin(&mut state, "1", now) && begin(&mut state, "0", now));
     }
 
     #[test]
@@ -691,13 +791,39 @@ mod tests {
     fn waiting_checks_are_limited() {
         let mut state = State::default();
         for n in 0..200 {
-            state.push(&format!("image{n}"), failed("1"));
-            state.push("image0", failed(&format!("pod{n}")));
+            let namespace = format!("namespace{}", n / 2);
+            state.push(&format!("image{n}"), failed_in(&namespace, "1"));
+            state.push("image0", failed_in(&namespace, &format!("pod{n}")));
         }
         assert_eq!((state.waiting.len(), state.waiting[0].1.len()), (MAX_WAITING, MAX_WAITING));
         state.stopped = true;
         state.waiting.clear();
         state.active = false;
         assert!(!state.push("a", failed("1")));
+    }
+
+    #[test]
+    fn namespace_with_many_failing_containers_leaves_places_to_others() {
+        let mut state = State::default();
+        for (namespace, n) in (0..10 * MAX_WAITING).map(|n| (format!("many{}", n % 5), n)) {
+            state.push(&format!("image{n}"), failed_in(&namespace, "1"));
+            state.push("shared", failed_in(&namespace, &format!("pod{n}")));
+        }
+        let of = |state: &State, namespace: &str| {
+            state.waiting.iter().filter(|(_, pods)| pods[0].namespace == namespace).count()
+        };
+        assert!((0..5).all(|n| (1..=MAX_OF_NAMESPACE).contains(&of(&state, &format!("many{n}")))));
+        state.push("own", failed_in("one", "1"));
+        assert_eq!(of(&state, "one"), 1);
+        // Also among the pods that wait for one image.
+        state.push("shared", failed_in("one", "1"));
+        let (_, pods) = state.waiting.iter().find(|(image, _)| image == "shared").unwrap();
+        assert_eq!(pods.last().unwrap().namespace, "one");
+        // One namespace alone does not use more than its part.
+        let mut state = State::default();
+        for n in 0..MAX_WAITING {
+            state.push(&format!("image{n}"), failed_in("many", "1"));
+        }
+        assert_eq!(state.waiting.len(), MAX_OF_NAMESPACE);
     }
 }

@@ -49,6 +49,12 @@ impl Usage {
     }
 }
 
+/// Orders what namespaces have left: by the scarcer of the bytes that they may read and write, because
+/// a check that may only read repairs nothing, and then by what they may read.
+pub(super) fn part(left: Usage) -> impl Ord + use<> {
+    (left.read.min(left.written.saturating_mul(OF_NAMESPACE.read / OF_NAMESPACE.written)), left.read)
+}
+
 /// Counts what one check uses, and ends it at its limit.
 #[derive(Debug)]
 pub(super) struct Meter {
@@ -121,6 +127,11 @@ impl Budget {
         }
         let used = self.namespaces.get(namespace).copied().unwrap_or_default();
         OF_NAMESPACE.minus(used).min(OF_NODE.minus(self.node))
+    }
+
+    /// When namespaces and the node may use bytes again that they may not use now.
+    pub(super) fn renewal(&self, now: Instant) -> Instant {
+        self.begun.map_or(now, |begun| begun + PERIOD)
     }
 
     pub(super) fn spend(&mut self, namespace: &str, used: Usage) {
