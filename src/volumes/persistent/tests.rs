@@ -386,6 +386,30 @@ fn flex_volume_is_mounted_and_unmounted_by_its_driver() {
     assert_eq!(node.log(), ["R/exec/a~b/b unmount R/pods/u1/volumes/a~b/v"]);
 }
 
+/// The mount alone was taken as a sign that the volume was complete.
+#[test]
+fn flex_volume_whose_walk_was_interrupted_gets_its_group_at_the_next_set_up() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let node = Node::new(Vec::new(), Vec::new());
+    std::fs::create_dir_all(node.path("exec/a~b")).unwrap();
+    std::fs::write(node.path("exec/a~b/b"), "").unwrap();
+    let program = node.path("exec/a~b/b").display().to_string();
+    let able = r#"{"status": "Success", "capabilities": {"attach": false, "fsGroup": true}}"#;
+    node.host.answer(&format!("{program} init"), 0, able);
+    let target = node.path("pods/u1/volumes/a~b/v");
+    std::fs::create_dir_all(&target).unwrap();
+    std::fs::set_permissions(&target, PermissionsExt::from_mode(0o700)).unwrap();
+    node.host.mounted("x", &target, "tmpfs");
+    let value = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u1"}, "spec": {
+        "securityContext": {"fsGroup": rustix::process::getegid().as_raw()},
+        "containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+        "volumes": [{"name": "v", "flexVolume": {"driver": "a/b"}}]}});
+    let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(value).unwrap());
+    let volume = pod.spec().volumes.as_ref().unwrap()[0].clone();
+    node.kinds.set_up(&pod, &volume, &StopToken::never()).unwrap();
+    assert_eq!(std::fs::metadata(&target).unwrap().mode() & 0o7777, 0o2770);
+}
+
 #[test]
 fn names_of_targets_cannot_leave_their_directory() {
     for path in ["../x", "/x", "a/b/c", "", "a/../b"] {
