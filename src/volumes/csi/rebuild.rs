@@ -125,6 +125,17 @@ pub(super) fn is_damaged(layout: &Layout, name: &str) -> bool {
     dir.is_some_and(|dir| matches!(Record::read(&dir), Look::Damaged(_)))
 }
 
+/// Whether the volume of this unique name has anything on the disk of the node, or may have.
+pub(super) fn may_be_staged(layout: &Layout, name: &str) -> bool {
+    let is_it = |(driver, handle): &(String, String)| names::unique_name(driver, handle) == name;
+    let is_damaged_block = |name: &String| {
+        layout.block(name).is_ok_and(|dir| matches!(Record::read(&dir.join("data")), Look::Damaged(_)))
+    };
+    staged(layout).iter().any(is_it)
+        || is_damaged(layout, name)
+        || block_volumes(layout).iter().any(is_damaged_block)
+}
+
 /// The directories of staged file systems.
 pub(super) fn staged_dirs(layout: &Layout) -> Vec<PathBuf> {
     let shared = layout.shared();

@@ -148,6 +148,10 @@ impl Csi {
         for spec_name in rebuild::block_volumes(&self.layout) {
             keep(self.release_block_if_unused(&spec_name, stop));
         }
+        let unused = self.users().unused();
+        for name in unused {
+            keep(self.forget_if_gone(&name, stop));
+        }
         first
     }
 
@@ -173,6 +177,19 @@ impl Csi {
         let _turn = self.turn(name, stop)?;
         // A pod may have begun to use it meanwhile.
         if self.users().may_be_used(name) { Ok(()) } else { self.release(name, stop) }
+    }
+
+    /// A volume that no pod uses any more, and that was never staged, is not in use.
+    fn forget_if_gone(&self, name: &str, stop: &StopToken) -> Result<(), VolumeError> {
+        let is_left = || self.users().may_be_used(name) || rebuild::may_be_staged(&self.layout, name);
+        if is_left() {
+            return Ok(());
+        }
+        let _turn = self.turn(name, stop)?;
+        if !is_left() {
+            self.change(|users| users.unstaged(name));
+        }
+        Ok(())
     }
 
     /// Removes a directory with a record whose mount the driver has removed. What is still mounted

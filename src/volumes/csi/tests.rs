@@ -687,6 +687,29 @@ fn volume_stays_staged_and_in_use_while_its_disk_is_mounted_elsewhere() {
     agent.node.check();
 }
 
+/// It stayed in use until the agent restarted.
+#[test]
+fn volume_that_was_never_staged_is_not_in_use_after_its_pod() {
+    let mut agent = FakeAgent::new();
+    let (a, b, never) = (wanted("a", "h"), wanted("b", "i"), StopToken::never());
+    set_up(&agent, &a).unwrap();
+    let record = agent.root.path().join("pods/a/volumes/kubernetes.io~csi/pv-h/vol_data.json");
+    std::fs::write(record, "").unwrap();
+    agent.restart();
+    // The pod is deleted while it waits for its volume, and another may have that volume.
+    let attachment = agent.cluster.attachment.lock().unwrap().take();
+    set_up(&agent, &b).unwrap_err();
+    tear_down(&agent, &b).unwrap();
+    agent.csi.release_unused(&never).unwrap();
+    assert_eq!(agent.csi.attachments.in_use(), [a.unique_name(), b.unique_name()]);
+    *agent.cluster.attachment.lock().unwrap() = attachment;
+    set_up(&agent, &a).unwrap();
+    agent.csi.release_unused(&never).unwrap();
+    assert_eq!(agent.csi.attachments.in_use(), [a.unique_name()]);
+    tear_down(&agent, &a).unwrap();
+    assert!(agent.left().is_empty() && agent.csi.attachments.in_use().is_empty());
+}
+
 /// The pod never started.
 #[test]
 fn volume_that_cannot_grow_while_it_is_in_use_is_mounted() {

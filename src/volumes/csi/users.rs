@@ -73,6 +73,12 @@ impl Users {
         self.volumes.keys().cloned().collect()
     }
 
+    /// The unique names of the volumes without a user.
+    pub(super) fn unused(&self) -> Vec<String> {
+        let unused = self.volumes.iter().filter(|(_, volume)| volume.users.is_empty());
+        unused.map(|(name, _)| name.clone()).collect()
+    }
+
     /// Whether another pod uses the volume.
     pub(super) fn is_used_by_others(&self, name: &str, place: &Place) -> bool {
         self.volumes.get(name).is_some_and(|volume| volume.users.iter().any(|user| user != place))

@@ -153,7 +153,9 @@ impl Csi {
 
     /// Whether anything of a volume may be left on the node.
     pub(crate) fn has_volumes(&self) -> bool {
-        !rebuild::staged_dirs(&self.layout).is_empty() || !rebuild::block_volumes(&self.layout).is_empty()
+        !rebuild::staged_dirs(&self.layout).is_empty()
+            || !rebuild::block_volumes(&self.layout).is_empty()
+            || !self.users().unused().is_empty()
     }
 
     /// The driver of a volume that a pod uses, by the name of the volume's directory.
