@@ -66,6 +66,11 @@ impl Csi {
 
     /// Removes a volume from the node. The caller has its turn, and no pod uses it.
     pub(super) fn release(&self, name: &str, stop: &StopToken) -> Result<(), VolumeError> {
+        if rebuild::is_damaged(&self.layout, name) {
+            // It is staged. The sweep writes the record again.
+            let text = format!("the record of the staged volume {name} is damaged");
+            return Err(not_begun(Phase::UnmountDevice, text));
+        }
         for dir in rebuild::staged_dirs(&self.layout) {
             let Look::Record(record) = Record::read(&dir) else { continue };
             if names::unique_name(&record.driver_name, &record.volume_handle) == name {

@@ -710,6 +710,22 @@ fn volume_that_was_never_staged_is_not_in_use_after_its_pod() {
     assert!(agent.left().is_empty() && agent.csi.attachments.in_use().is_empty());
 }
 
+/// It was detached while it was mounted on the node.
+#[test]
+fn staged_volume_whose_record_is_damaged_meanwhile_stays_in_use_until_it_is_unstaged() {
+    let agent = FakeAgent::new();
+    let a = wanted("a", "h");
+    set_up(&agent, &a).unwrap();
+    let dir = format!("plugins/kubernetes.io/csi/{DRIVER}/{}", sha256::hex(b"h"));
+    std::fs::write(agent.root.path().join(dir).join("vol_data.json"), "{").unwrap();
+    tear_down(&agent, &a).unwrap();
+    assert_eq!((agent.node.staged(), agent.csi.attachments.in_use()), (1, vec![a.unique_name()]));
+    agent.csi.release_unused(&StopToken::never()).unwrap();
+    assert_eq!((agent.node.staged(), agent.left()), (0, Vec::new()));
+    assert!(agent.csi.attachments.in_use().is_empty());
+    agent.node.check();
+}
+
 /// The pod never started.
 #[test]
 fn volume_that_cannot_grow_while_it_is_in_use_is_mounted() {
