@@ -284,8 +284,9 @@ impl Loop {
                         metrics::RESTARTED_PODS.inc([if pod.is_static() { "true" } else { "" }]);
                         self.ephemeral.retain(|other| *other != uid);
                         self.deps.status.forget(&uid);
-                        // If the shutdown is cancelled, the pod is revived.
-                        if !self.settings.node.shutting_down {
+                        // If the shutdown is cancelled, the pod is revived. One that waits for the
+                        // pods that it preempts starts after them.
+                        if !self.settings.node.shutting_down && !self.preemptions.waits(&uid) {
                             self.deps.workers.update(&pod);
                         }
                     }
