@@ -556,7 +556,8 @@ fn migrated_nodes(
         }
         let Some(label) = labels.get(key) else { continue };
         // Only vSphere's zones have a name with two underscores in it.
-        let values: Vec<&str> = if kind == VSPHERE { vec![label.as_str()] } else { label.split("__").collect() };
+        let values: Vec<&str> =
+            if kind == VSPHERE { vec![label.as_str()] } else { label.split("__").collect() };
         let values = values.into_iter().map(str::trim).filter(|value| !value.is_empty());
         let values: std::collections::BTreeSet<String> = values.map(str::to_owned).collect();
         if values.is_empty() {
