@@ -121,7 +121,7 @@ reasons! {
     UNSUPPORTED_FIELD = "UnsupportedField";
     /// A manifest is invalid; its last valid version continues to run (not in upstream).
     INVALID_MANIFEST = "InvalidManifest";
-    /// The state file of a resource manager cannot be used (not in upstream).
+    /// A state file of the agent cannot be used, and was put aside (not in upstream).
     UNUSABLE_STATE_FILE = "UnusableStateFile";
     /// Files of an unpacked image are damaged (not in upstream).
     DAMAGED_IMAGE = "DamagedImage";

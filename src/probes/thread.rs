@@ -27,7 +27,7 @@ use crate::util::threads::{self, Died, OnDeath, Running, Stack};
 use crate::util::timers;
 
 /// Probes with a thread at one time. A pod can name thousands of containers: it must leave threads
-/// to other pods, and the systemd unit of the agent allows 8,192 tasks for everything.
+/// to other pods, and the systemd unit of the agent limits its tasks.
 const LIMITS: Limits = Limits { all_pods: 4096, one_pod: 512, reserve: 8, most: 6144 };
 
 /// What the clients of the room share.

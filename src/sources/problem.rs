@@ -66,7 +66,7 @@ impl Flaw {
     }
 }
 
-/// The problems of one manifest: its flaws, then its unknown fields.
+/// The problems of one manifest: its flaws, then its unknown fields and duplicate keys.
 pub(super) fn problems<'a>(
     place: &'a str,
     flaws: &'a [Flaw],
