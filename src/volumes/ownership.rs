@@ -143,7 +143,9 @@ pub(super) fn give(
             above.dir = None;
         }
     }
-    give_one(root, gid, access)?;
+    // Also that of the root: a server that maps root to another user refuses it, and the pod may be
+    // able to use the volume all the same (Go: pkg/volume, `changeFilePermission`).
+    refused += u64::from(give_one(root, gid, access).is_err());
     if refused > 0 {
         log::warn!("cannot set group {gid} on {refused} of {count} files of a volume");
     }
@@ -260,6 +262,15 @@ mod tests {
         set_mode(&root.join("d/f"), 0o400);
         run(&root, Access::Read, Policy::Always, &StopToken::never()).unwrap();
         assert_eq!((mode(&root.join("d")), mode(&root.join("d/f"))), (0o2750, 0o440));
+    }
+
+    #[test]
+    fn volume_whose_root_refuses_the_group_is_usable() {
+        // Nothing there can get another mode.
+        let root = Path::new("/proc/self/attr");
+        let before = mode(root);
+        assert!(run(root, Access::Write, Policy::Always, &StopToken::never()).is_ok());
+        assert_eq!(mode(root), before);
     }
 
     #[test]
