@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 /// The gates of several releases.
 const TABLE: &str = include_str!("gates.txt");
-/// The release that the agent implements: a column of [`TABLE`].
+/// The release that the agent implements: a column of `TABLE`.
 pub const RELEASE: &str = "1.36";
 /// The gates that switch all gates of a stage that are not set by their own name.
 const ALL: [(&str, Stage); 2] = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
@@ -222,7 +222,7 @@ const FIXED: &[(&str, bool)] = &[
     ("UserNamespacesHostNetworkSupport", false),
 ];
 
-/// The table of [`FIXED`] in docs/compatibility.md.
+/// The table of `FIXED` in docs/compatibility.md.
 #[must_use]
 pub fn markdown() -> String {
     let word = |on: bool| if on { "on" } else { "off" };
