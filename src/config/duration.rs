@@ -108,7 +108,7 @@ fn parse(text: &str) -> Option<i64> {
 
 /// The part of a unit that digits after a point are, as Go computes it: digits that do not fit 63 bits
 /// have no effect, and the rest of a nanosecond is dropped.
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
+#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "Go computes it so, too")]
 fn part_of(nanos: i64, fraction: &str) -> i64 {
     let (mut value, mut scale) = (0_u64, 1.0_f64);
     for digit in fraction.bytes().map(|byte| u64::from(byte.wrapping_sub(b'0'))) {

@@ -277,17 +277,21 @@ mod tests {
     use super::*;
     use crate::model::event::EventSink;
 
-    #[test]
-    fn directories_of_unknown_pods_are_removed_without_foreign_data() {
-        let root = tempfile::tempdir().unwrap();
+    fn volumes_in(root: &std::path::Path) -> Volumes {
         let (events, _) = EventSink::new();
         let settings = Settings {
-            root_dir: root.path().to_owned(),
+            root_dir: root.to_owned(),
             allocatable: Default::default(),
             plugin_dir: Default::default(),
             node: String::new(),
         };
-        let volumes = Volumes::new(settings, Deps { events, api: None, local: Default::default() });
+        Volumes::new(settings, Deps { events, api: None, local: Default::default() })
+    }
+
+    #[test]
+    fn directories_of_unknown_pods_are_removed_without_foreign_data() {
+        let root = tempfile::tempdir().unwrap();
+        let volumes = volumes_in(root.path());
         let none = volumes.orphans(&|_| false, &StopToken::never()).unwrap();
         assert_eq!(none, OrphanReport::default());
         let pods = root.path().join("pods");
@@ -320,14 +324,7 @@ mod tests {
     #[test]
     fn directory_of_a_pod_that_comes_back_is_not_removed() {
         let root = tempfile::tempdir().unwrap();
-        let (events, _) = EventSink::new();
-        let settings = Settings {
-            root_dir: root.path().to_owned(),
-            allocatable: Default::default(),
-            plugin_dir: Default::default(),
-            node: String::new(),
-        };
-        let volumes = Volumes::new(settings, Deps { events, api: None, local: Default::default() });
+        let volumes = volumes_in(root.path());
         let volumes = std::sync::Arc::new(volumes);
         let object = serde_json::json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "static"},

@@ -33,7 +33,7 @@ pub(super) fn resolve(tag: &str, plain: bool, text: String) -> Result<Content, S
                 | ("bool", Content::Bool(_))
                 | ("int", Content::Signed(_) | Content::Unsigned(_))
                 | ("float", Content::Float(_)) => true,
-                #[allow(clippy::cast_precision_loss)]
+                #[expect(clippy::cast_precision_loss, reason = "as Go converts it")]
                 ("float", Content::Signed(number)) => return Ok(Content::Float(*number as f64)),
                 _ => false,
             };
@@ -230,7 +230,7 @@ pub fn real(value: f64) -> Option<Number> {
 
 /// A float as a key: the shortest digits of single precision, with an exponent from 1e+06 on and
 /// below 1e-04 (Go: strconv.FormatFloat with 'g' and 32).
-#[allow(clippy::cast_possible_truncation)]
+#[expect(clippy::cast_possible_truncation, reason = "Go shows keys in single precision")]
 pub(super) fn float_key(value: f64) -> String {
     let value = value as f32;
     if value.is_nan() {
