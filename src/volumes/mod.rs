@@ -29,6 +29,7 @@ mod error;
 mod files;
 #[cfg(test)]
 pub(crate) mod fuzz;
+mod group_marker;
 mod host_path;
 pub mod kind;
 mod manager;

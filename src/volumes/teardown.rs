@@ -19,7 +19,7 @@ use super::manager::Volumes;
 use super::mounts::{Form, Mount};
 use super::operations::Share;
 use super::persistent::Kinds;
-use super::{csi, empty_dir, kind, mounts, operations, paths, sub_path, unmount};
+use super::{csi, empty_dir, group_marker, kind, mounts, operations, paths, sub_path, unmount};
 use crate::model::ids::PodUid;
 use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
@@ -75,7 +75,7 @@ impl Volumes {
         left.check(paths::SUB_PATHS, sub_path::remove_targets(dir.as_fd()))?;
         left.check("volumeDevices", remove_device_links(dir.as_fd()))?;
         // Without a marker, a partly removed volume is set up again if its pod is created again.
-        let markers = remove_markers(dir.as_fd(), stop);
+        let markers = remove_markers(dir.as_fd(), left.cause.is_none(), stop);
         left.check("plugins", markers)?;
         match tree::open_at(dir.as_fd(), c"volumes") {
             Ok(volumes) => remove_volumes(volumes.as_fd(), &mut left, stop)?,
@@ -326,7 +326,8 @@ impl Left {
     }
 }
 
-fn remove_markers(pod_dir: BorrowedFd<'_>, stop: &StopToken) -> Result<(), Leftover> {
+/// `is_unmounted`: no volume is mounted any more. What is left of one that is has no group perhaps.
+fn remove_markers(pod_dir: BorrowedFd<'_>, is_unmounted: bool, stop: &StopToken) -> Result<(), Leftover> {
     let failed = |errno| Leftover::Entry { path: String::new(), errno };
     let plugins = match tree::open_at(pod_dir, c"plugins") {
         Ok(plugins) => plugins,
@@ -334,7 +335,8 @@ fn remove_markers(pod_dir: BorrowedFd<'_>, stop: &StopToken) -> Result<(), Lefto
         Err(errno) => return Err(failed(errno)),
     };
     for name in tree::names(plugins.as_fd()).map_err(failed)? {
-        if is_owned(&name) {
+        let is_group = name.to_bytes() == group_marker::DIRECTORY.as_bytes();
+        if is_owned(&name) || (is_group && is_unmounted) {
             tree::remove_at(plugins.as_fd(), &name, stop)?;
         }
     }

@@ -452,7 +452,8 @@ impl FakeAgent {
                 let path = entry.path();
                 let name = path.strip_prefix(self.root.path()).unwrap().display().to_string();
                 let is_dir = entry.file_type().unwrap().is_dir();
-                let stays = ["plugins", "pods", "volumes", "volumeDevices", "kubernetes.io~csi"];
+                let stays =
+                    ["plugins", "pods", "volumes", "volumeDevices", "kubernetes.io~csi", "coracle~fs-group"];
                 let is_parent = [DRIVER, "csi", "kubernetes.io", "staging", "publish"];
                 let last = name.rsplit('/').next().unwrap_or_default();
                 let is_pod = name.strip_prefix("pods/").is_some_and(|rest| !rest.contains('/'));

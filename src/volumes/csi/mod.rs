@@ -11,7 +11,8 @@
 //! - `rebuild`: what a start finds on the disk.
 //!
 //! Invariants: a driver is called from the thread of the volume's operation, and each call has a
-//! deadline; operations on one volume never overlap, also those of several pods; a directory is
+//! deadline; operations on one volume never overlap, also those of several pods, except for walks
+//! through its files, which are the last step of a set-up; a directory is
 //! removed only if it is empty and nothing is mounted there; secrets are in no log, error or
 //! `Debug` output.
 

@@ -2,7 +2,8 @@
 //! and a node with a driver. The agent is the real one, with its directories. Their steps alternate at
 //! random, also within each operation of the agent; requests are late, get lost or fail, the driver
 //! fails, the agent is killed, and pods are removed by force. Two properties hold at each step: no
-//! device is detached while it is mounted, and none is mounted that is not attached. At the end, without
+//! device is detached while it is mounted, and none is mounted that is not attached. The files of a pod
+//! that runs have its group, although walks break off, and others take steps meanwhile. At the end, without
 //! further faults, each pod that can run runs, and each volume that no pod wants is detached.
 //!
 //! The controller is that of upstream (Go: pkg/controller/volume/attachdetach/reconciler), without the
@@ -17,6 +18,7 @@
 //! seed of its schedule.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use super::super::attachment::{Attachments, Controller, Shown};
 use super::super::error::VolumeError;
-use super::super::kind::{Form, Place, VolumeKeeper, VolumeKind};
+use super::super::kind::{Form, Place, VolumeKeeper};
 use super::cluster::{Cluster, ClusterError, TokenText};
 use super::driver::{
     Abilities, Code, Driver, DriverError, DriverNode, Expand, Publish, Secrets, Stage, VolumeStats,
@@ -32,6 +34,7 @@ use super::driver::{
 use super::fake::{DRIVER, KILLED};
 use super::mounter::Mounter;
 use super::names;
+use super::publish::Walk;
 use super::registry::Registry;
 use super::request::tests::wanted;
 use super::request::{PodFacts, Wanted};
@@ -52,6 +55,8 @@ const ROUNDS: u32 = 150;
 /// Rounds for which it must stay so.
 const RESTING: u32 = 6;
 const VOLUMES: [&str; 2] = ["h0", "h1"];
+/// The file in each volume.
+const FILE: &str = "f";
 /// Pods that exist at the same time.
 const PODS: usize = 3;
 
@@ -208,7 +213,10 @@ fn uid_of(pod: usize) -> String {
 }
 
 fn wants(pod: usize, volume: usize) -> Wanted {
-    wanted(&uid_of(pod), VOLUMES[volume])
+    let mut wanted = wanted(&uid_of(pod), VOLUMES[volume]);
+    wanted.source.fs_type = Some("ext4".to_owned());
+    wanted.fs_group = Some(rustix::process::getegid().as_raw());
+    wanted
 }
 
 impl World {
@@ -759,7 +767,12 @@ impl Driver for Model {
             let is_there = is_there || world.excused.contains(&volume);
             world.check(is_there, &format!("{volume} was published and is not mounted and attached"));
             if world.published.insert(path.clone(), volume).is_none() {
+                // The root has the group since an earlier pod.
                 let _ = std::fs::create_dir(&path);
+                std::fs::write(path.join(FILE), "").unwrap();
+                for (path, mode) in [(path.clone(), 0o2770), (path.join(FILE), 0o600)] {
+                    std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+                }
                 world.mounts.push(path);
             }
         };
@@ -770,6 +783,7 @@ impl Driver for Model {
         let work = move |world: &mut World| {
             world.published.remove(&path);
             world.mounts.retain(|mount| *mount != path);
+            let _ = std::fs::remove_file(path.join(FILE));
             let _ = std::fs::remove_dir(&path);
         };
         self.call(&format!("unpublish {}", volume_of(volume)), work)
@@ -795,6 +809,7 @@ impl Mounter for Model {
     }
     fn unmount(&self, path: &Path) -> std::io::Result<()> {
         self.world().mounts.retain(|mount| mount != path);
+        let _ = std::fs::remove_file(path.join(FILE));
         Ok(())
     }
     fn bind(&self, _: &Path, _: &Path) -> std::io::Result<()> {
@@ -835,6 +850,8 @@ enum Progress {
     Due,
     /// It is due when the pod is woken.
     Waiting,
+    /// The volume is published; the walk through its files goes on.
+    Walking,
     Running,
 }
 
@@ -846,6 +863,8 @@ struct Agent {
     attachments: Arc<Attachments>,
     /// By pod, with its volume.
     workers: BTreeMap<usize, (usize, Progress)>,
+    /// By pod.
+    walks: BTreeMap<usize, Walk>,
 }
 
 impl Agent {
@@ -902,7 +921,8 @@ impl Agent {
         let volume = |place: &Place| volume_of(place.spec_name.trim_start_matches("pv-"));
         let places = csi.places(None);
         let workers = places.iter().map(|place| (number(place), (volume(place), Progress::Due))).collect();
-        Agent { model: model.clone(), root: root.to_owned(), csi, attachments, workers }
+        let walks = BTreeMap::new();
+        Agent { model: model.clone(), root: root.to_owned(), csi, attachments, workers, walks }
     }
 
     /// Runs an operation; the agent is started again if it was killed.
@@ -941,6 +961,8 @@ impl Agent {
         let wanted = wants(pod, volume);
         if !self.model.world().agent_pods.contains(&pod) {
             self.model.world().note(format!("the agent removes {volume} from pod {pod}"));
+            // The removal ends the walk.
+            self.walks.remove(&pod);
             let place = Place {
                 pod: PodUid::from(uid_of(pod).as_str()),
                 spec_name: wanted.spec_name,
@@ -956,9 +978,30 @@ impl Agent {
         if progress == Progress::Running || (progress == Progress::Waiting && !is_woken) {
             return;
         }
+        let volume_of_pod = self.csi.volume(wanted);
+        if let Some(walk) = self.walks.remove(&pod) {
+            let breaks_off = self.model.world().one_in(3);
+            let progress = if breaks_off {
+                self.model.world().note(format!("the walk of pod {pod} breaks off"));
+                Progress::Due
+            } else {
+                volume_of_pod.finish(Some(walk)).unwrap();
+                self.runs(pod, volume)
+            };
+            self.workers.insert(pod, (volume, progress));
+            return;
+        }
         self.model.world().note(format!("the agent sets up {volume} for pod {pod}"));
-        let progress = match self.csi.volume(wanted).set_up(&stop) {
-            Ok(_) => Progress::Running,
+        let progress = match volume_of_pod.begin(&stop) {
+            // Others take steps during the walk.
+            Ok((_, Some(walk))) if self.model.world().has_faults => {
+                self.walks.insert(pod, walk);
+                Progress::Walking
+            }
+            Ok((_, walk)) => {
+                volume_of_pod.finish(walk).unwrap();
+                self.runs(pod, volume)
+            }
             Err(VolumeError::AwaitsAttachment(_)) => {
                 self.check_wake(pod, volume);
                 Progress::Waiting
@@ -966,6 +1009,15 @@ impl Agent {
             Err(_) => Progress::Due,
         };
         self.workers.insert(pod, (volume, progress));
+    }
+
+    /// The set-up is complete.
+    fn runs(&self, pod: usize, volume: usize) -> Progress {
+        let target = self.csi.layout.of_pod(&wants(pod, volume).place()).unwrap().join("mount");
+        let mode = std::fs::metadata(target.join(FILE)).map(|found| found.mode() & 0o777);
+        let has_group = mode.is_ok_and(|mode| mode == 0o660);
+        self.model.world().check(has_group, &format!("pod {pod} runs, and its files have not its group"));
+        Progress::Running
     }
 
     /// A pod waits only for what has not happened yet.
@@ -991,7 +1043,7 @@ impl Agent {
                 let world = self.model.world();
                 let is_due = |(pod, (_, progress)): (&usize, &(usize, Progress))| match progress {
                     _ if !world.agent_pods.contains(pod) => true,
-                    Progress::Due => true,
+                    Progress::Due | Progress::Walking => true,
                     Progress::Waiting => world.woken.contains(&uid_of(*pod)),
                     Progress::Running => false,
                 };

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::super::error::VolumeError;
+use super::super::group_marker::{self, Marker};
 use super::super::kind::{Form, Phase, Ready};
 use super::super::ownership::{self, Access, Broken, Policy};
 use super::cluster;
@@ -21,12 +22,26 @@ use crate::model::reasons;
 use crate::util::stop::StopToken;
 use crate::util::untrusted;
 
+/// A walk through the files of a published volume, which gives them to the group of its pod.
+#[derive(Debug)]
+pub(super) struct Walk {
+    gid: u32,
+    policy: Policy,
+    target: PathBuf,
+    marker: Marker,
+}
+
 /// The publish target in the volume's directory.
 pub(super) const TARGET: &str = "mount";
 
 impl Csi {
-    /// Stages, publishes, grows and chowns a file system. The caller has the turn.
-    pub(super) fn mount(&self, wanted: &Wanted, stop: &StopToken) -> Result<Ready, VolumeError> {
+    /// Stages, publishes and grows a file system. The caller has the turn. Returns what is left to do
+    /// without it: a walk may take hours, and other pods want the volume.
+    pub(super) fn mount(
+        &self,
+        wanted: &Wanted,
+        stop: &StopToken,
+    ) -> Result<(Ready, Option<Walk>), VolumeError> {
         let place = wanted.place();
         let dir = self.layout.of_pod(&place)?;
         let target = dir.join(TARGET);
@@ -35,23 +50,27 @@ impl Csi {
         if !wanted.is_ephemeral() {
             self.stage(wanted, &at, stop)?;
         }
-        self.publish(wanted, &at, &dir, &target, stop)?;
-        if let Some(gid) = wanted.walks(&at.spec, at.abilities) {
-            self.give(wanted, gid, was_mounted, &target)?;
+        let walks = wanted.walks(&at.spec, at.abilities);
+        let marker = Marker::of(&dir)?;
+        if walks.is_some() && !was_mounted && wanted.group_policy() == Policy::Always {
+            marker.make()?;
         }
+        self.publish(wanted, &at, &dir, &target, stop)?;
         let grown_to = match wanted.grow_to {
             Some(bytes) => self.grow_at(wanted, &at, bytes, stop)?,
             None => None,
         };
         let is_republished = at.spec.requires_republish == Some(true);
         self.users().set_republished(&place, is_republished);
-        Ok(Ready {
+        let ready = Ready {
             form: Form::Filesystem,
             read_only: wanted.is_read_only(),
             selinux_relabel: self.is_relabelled(wanted, &at, &target)?,
             host_path: self.real(&target),
             grown_to,
-        })
+        };
+        let policy = group_marker::policy(wanted.group_policy(), was_mounted, marker.state());
+        Ok((ready, walks.map(|gid| Walk { gid, policy, target, marker })))
     }
 
     fn publish(
@@ -113,16 +132,14 @@ impl Csi {
 
     /// Gives the files of a published volume to the pod's group. The walk continues when the set-up is
     /// over its time: each attempt would begin at the first file. It ends with the pod, the agent, and
-    /// the removal of the pod's volumes. A volume that was published before is not walked again,
-    /// unless its root shows that no walk was completed.
-    fn give(&self, wanted: &Wanted, gid: u32, was_mounted: bool, target: &Path) -> Result<(), VolumeError> {
+    /// the removal of the pod's volumes.
+    pub(super) fn walk(&self, wanted: &Wanted, walk: Walk) -> Result<(), VolumeError> {
+        let Walk { gid, policy, target, marker } = walk;
         let failed = |error: String| {
             let text = format!("applyFSGroup failed for vol {}: {error}", wanted.source.volume_handle);
             after_call(Phase::SetUp, text)
         };
-        let is_enough = was_mounted || wanted.fs_group_on_root_mismatch;
-        let policy = if is_enough { Policy::OnRootMismatch } else { Policy::Always };
-        let root = untrusted::directory(target, 1).map_err(|error| failed(error.to_string()))?;
+        let root = untrusted::directory(&target, 1).map_err(|error| failed(error.to_string()))?;
         let (mut report_at, mut is_reported) = (Instant::now() + WALK_SLOW, false);
         let mut progress = |count: u64| {
             if Instant::now() >= report_at {
@@ -133,7 +150,10 @@ impl Csi {
         };
         let stops = self.settings.operations.walk(&wanted.pod.uid, &wanted.volume);
         match ownership::give(root.as_fd(), gid, (Access::Write, policy), &stops, &mut progress) {
-            Ok(_) => Ok(()),
+            Ok(_) => {
+                marker.remove();
+                Ok(())
+            }
             Err(Broken::Stopping) => Err(VolumeError::Stopping),
             Err(Broken::TooDeep) => Err(failed(ownership::too_deep())),
             Err(Broken::Failed(errno)) => Err(failed(std::io::Error::from(errno).to_string())),

@@ -8,6 +8,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::super::error::VolumeError;
+use super::super::group_marker::Marker;
 use super::super::kind::{Phase, Place};
 use super::error::{io, not_begun, of_call};
 use super::mounter::unmount_all;
@@ -30,6 +31,7 @@ impl Csi {
         let Some(name) = name else {
             // Without a record no driver was called, or its work was undone.
             self.clear_dir(&dir, Some(TARGET))?;
+            Marker::of(&dir)?.remove();
             self.users().gone(place);
             return Ok(());
         };
@@ -41,6 +43,7 @@ impl Csi {
             Look::Damaged(why) => log::warn!("damaged record of a volume in {}: {why}", dir.display()),
         }
         self.clear_dir(&dir, Some(TARGET))?;
+        Marker::of(&dir)?.remove();
         let is_last = self.users().remove(&name, place);
         released(if is_last { self.release(&name, stop) } else { Ok(()) })
     }

@@ -1,6 +1,7 @@
 //! What a driver is asked for, computed from the volume and the pod (pure).
 
 use super::super::kind::{Form, Place};
+use super::super::ownership::Policy;
 use super::driver::{Abilities, Capability, Pairs};
 use super::names;
 use super::selinux::Labels;
@@ -104,6 +105,11 @@ impl Wanted {
             mount_group: self.fs_group.filter(|_| abilities.mount_group),
             access_mode,
         }
+    }
+
+    /// When the agent changes the group of all files.
+    pub(super) fn group_policy(&self) -> Policy {
+        if self.fs_group_on_root_mismatch { Policy::OnRootMismatch } else { Policy::Always }
     }
 
     /// Whether the agent changes the group of all files.

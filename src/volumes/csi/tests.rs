@@ -1,7 +1,7 @@
 //! The life of volumes without faults, and what drivers are asked for.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::super::attachment::{Controller, Shown};
@@ -549,6 +549,23 @@ fn walk_through_a_volume_goes_on_when_its_set_up_is_over_its_time() {
     assert_eq!(mode(&file) & 0o777, 0o600);
 }
 
+/// A set-up whose walk ends with the token.
+fn set_up_until(
+    agent: &FakeAgent,
+    wanted: &Wanted,
+    until: &StopToken,
+) -> Result<super::super::kind::Ready, VolumeError> {
+    let (report, reported) = crossbeam_channel::bounded(1);
+    let volume = agent.csi.volume(wanted.clone());
+    let key = (&wanted.pod.uid, wanted.volume.as_str(), &Default::default());
+    let to = move |result| report.send(result).unwrap();
+    let operations = &agent.csi.settings.operations;
+    let running = operations.start_until(key, until, to, move |stop| volume.set_up(stop)).unwrap();
+    let result = reported.recv().unwrap();
+    running.finish();
+    result
+}
+
 /// The pod and its volume were kept until such a walk had ended, and a server can make it endless.
 #[test]
 fn walk_through_a_volume_ends_with_its_pod() {
@@ -559,19 +576,89 @@ fn walk_through_a_volume_ends_with_its_pod() {
     a.fs_group = Some(rustix::process::getegid().as_raw());
     let (pod, until) = stop::pair();
     drop(pod);
-    let (report, reported) = crossbeam_channel::bounded(1);
-    let volume = agent.csi.volume(a.clone());
-    let key = (&a.pod.uid, a.volume.as_str(), &Default::default());
-    let to = move |result| report.send(result).unwrap();
-    let operations = &agent.csi.settings.operations;
-    let running = operations.start_until(key, &until, to, move |stop| volume.set_up(stop)).unwrap();
-    let result = reported.recv().unwrap();
-    running.finish();
+    let result = set_up_until(&agent, &a, &until);
     assert!(matches!(result, Err(VolumeError::Stopping)), "{result:?}");
     let dir = agent.csi.layout.of_pod(&a.place()).unwrap().join("mount");
     assert_eq!(std::fs::metadata(dir).unwrap().mode() & 0o2000, 0, "the walk was not completed");
     tear_down(&agent, &a).unwrap();
     assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
+}
+
+/// A volume whose root has the group already, and a file that has not: another pod was there before.
+fn with_a_file(agent: &FakeAgent, wanted: &Wanted) -> PathBuf {
+    let dir = agent.csi.layout.of_pod(&wanted.place()).unwrap().join("mount");
+    std::fs::create_dir_all(&dir).unwrap();
+    set_mode(&dir, 0o2770);
+    let file = dir.join("f");
+    std::fs::write(&file, "").unwrap();
+    set_mode(&file, 0o600);
+    file
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+}
+
+fn mode(path: &Path) -> u32 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(path).unwrap().mode() & 0o7777
+}
+
+/// The mount and the root alone were taken as a sign that all files had the group.
+#[test]
+fn walk_that_broke_off_is_repeated_by_the_next_set_up() {
+    let mut agent = FakeAgent::new();
+    agent.cluster.driver.lock().unwrap().spec.fs_group_policy = Some(FsGroupPolicy::File);
+    let mut a = wanted("a", "h");
+    a.fs_group = Some(rustix::process::getegid().as_raw());
+    let file = with_a_file(&agent, &a);
+    let (pod, until) = stop::pair();
+    drop(pod);
+    let result = set_up_until(&agent, &a, &until);
+    assert!(matches!(result, Err(VolumeError::Stopping)), "{result:?}");
+    agent.restart();
+    set_up(&agent, &a).unwrap();
+    assert_eq!(mode(&file), 0o660);
+    // A walk that was completed is not repeated.
+    set_mode(&file, 0o600);
+    agent.restart();
+    set_up(&agent, &a).unwrap();
+    assert_eq!(mode(&file), 0o600);
+    // With the other policy the root decides.
+    a.fs_group_on_root_mismatch = true;
+    let other = Wanted { fs_group_on_root_mismatch: true, ..wanted("b", "h") };
+    let of_other = with_a_file(&agent, &other);
+    set_up(&agent, &Wanted { fs_group: a.fs_group, ..other }).unwrap();
+    assert_eq!(mode(&of_other), 0o600);
+}
+
+/// The turn was held during the walk, which may take hours.
+#[test]
+fn pod_does_not_wait_for_the_walk_of_another_pod_with_its_volume() {
+    let agent = FakeAgent::new();
+    agent.cluster.driver.lock().unwrap().spec.fs_group_policy = Some(FsGroupPolicy::File);
+    let with_group = |pod: &str| Wanted {
+        fs_group: Some(rustix::process::getegid().as_raw()),
+        grow_to: Some(5),
+        ..wanted(pod, "h")
+    };
+    let (a, b) = (with_group("a"), with_group("b"));
+    set_up(&agent, &b).unwrap();
+    let file = with_a_file(&agent, &a);
+    let volume = agent.csi.volume(a.clone());
+    let (ready, walk) = volume.begin(&StopToken::never()).unwrap();
+    assert_eq!(ready.grown_to, Some(5), "the walk is the last step");
+    let free = |wanted: &Wanted| agent.csi.turn(&wanted.unique_name(), &StopToken::never()).is_ok();
+    assert!(free(&a), "the walk is not in the turn");
+    tear_down(&agent, &b).unwrap();
+    agent.csi.release_unused(&StopToken::never()).unwrap();
+    assert_eq!((agent.node.staged(), agent.node.published()), (1, 1));
+    volume.finish(walk).unwrap();
+    assert_eq!(mode(&file), 0o660);
+    std::fs::remove_file(&file).unwrap();
+    tear_down(&agent, &a).unwrap();
+    assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
+    agent.node.check();
 }
 
 #[test]

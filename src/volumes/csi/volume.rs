@@ -14,6 +14,7 @@ use super::driver::{Abilities, Driver, Pairs};
 use super::measure::Measured;
 use super::mounter::Mounter;
 use super::names::{self, Layout};
+use super::publish::Walk;
 use super::rebuild;
 use super::record::Record;
 use super::registry::Registry;
@@ -221,6 +222,22 @@ pub(super) fn text(path: &Path) -> Result<String, VolumeError> {
     text.ok_or_else(|| VolumeError::Name { name: path.display().to_string() })
 }
 
+impl CsiVolume {
+    /// What a set-up does in the turn of the volume. Returns also what is left to do without it.
+    pub(super) fn begin(&self, stop: &StopToken) -> Result<(Ready, Option<Walk>), VolumeError> {
+        let _turn = self.csi.turn(&self.unique_name(), stop)?;
+        match self.wanted.form {
+            Form::Filesystem => self.csi.mount(&self.wanted, stop),
+            Form::Block => Ok((self.csi.map(&self.wanted, stop)?, None)),
+        }
+    }
+
+    /// The rest of the set-up. The pod's removal waits for its end; other pods do not.
+    pub(super) fn finish(&self, walk: Option<Walk>) -> Result<(), VolumeError> {
+        walk.map_or(Ok(()), |walk| self.csi.walk(&self.wanted, walk))
+    }
+}
+
 impl VolumeKind for CsiVolume {
     fn plugin(&self) -> &'static str {
         names::PLUGIN
@@ -235,11 +252,9 @@ impl VolumeKind for CsiVolume {
     }
 
     fn set_up(&self, stop: &StopToken) -> Result<Ready, VolumeError> {
-        let _turn = self.csi.turn(&self.unique_name(), stop)?;
-        match self.wanted.form {
-            Form::Filesystem => self.csi.mount(&self.wanted, stop),
-            Form::Block => self.csi.map(&self.wanted, stop),
-        }
+        let (ready, walk) = self.begin(stop)?;
+        self.finish(walk)?;
+        Ok(ready)
     }
 
     fn expand(&self, bytes: i64, stop: &StopToken) -> Result<Option<i64>, VolumeError> {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::super::error::VolumeError;
+use super::super::group_marker::Marker;
 use super::super::kind::Phase;
 use super::super::ownership::Policy;
 use super::super::{empty_dir, paths};
@@ -31,8 +32,7 @@ impl Kinds {
         let walks = gid.filter(|_| able.fs_group && !spec.read_only);
         if mount_at(&host.mounts()?, target).is_some() {
             if let Some(gid) = walks {
-                // An earlier attempt that was interrupted has not changed the root.
-                self.own(pod, volume, target, (gid, Policy::OnRootMismatch))?;
+                self.own(pod, volume, target, (gid, true))?;
             }
             return Ok(able.selinux_relabel);
         }
@@ -54,6 +54,9 @@ impl Kinds {
         });
         let secret = self.secret(wanted.as_ref(), Phase::SetUp)?;
         let options = flex::options(spec, source, &flex::pod_options(pod, gid, &secret));
+        if walks.is_some() && policy(pod) == Policy::Always {
+            Marker::of(target)?.make()?;
+        }
         let is_done =
             self.drivers.mount(host, (driver, target), &options, stop).inspect_err(|_| remove_dir(target))?;
         if !is_done {
@@ -64,7 +67,7 @@ impl Kinds {
         }
         drop(lock);
         if let Some(gid) = walks {
-            self.own(pod, volume, target, (gid, policy(pod)))?;
+            self.own(pod, volume, target, (gid, false))?;
         }
         Ok(able.selinux_relabel)
     }

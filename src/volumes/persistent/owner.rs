@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::super::error::VolumeError;
+use super::super::group_marker::{self, Marker, State};
 use super::super::mounts::Mount;
 use super::super::ownership::{self, Policy};
 use super::super::{empty_dir, paths};
@@ -34,22 +35,25 @@ impl Kinds {
     ) -> Result<(), VolumeError> {
         let table = self.host.mounts()?;
         let was_mounted = mount_at(&table, target).is_some();
+        let gid = empty_dir::fs_group(pod).filter(|_| !spec.read_only);
+        let marker = Marker::of(target)?;
         if !was_mounted {
+            if gid.is_some() && policy(pod) == Policy::Always {
+                marker.make()?;
+            }
             self.host.bind(from, target, &bind_options(spec)).inspect_err(|_| remove_dir(target))?;
         }
         // The mount table shows from now on that the pod uses the disk.
         drop(lock);
-        if spec.read_only {
-            return Ok(());
-        }
-        let Some(gid) = empty_dir::fs_group(pod) else { return Ok(()) };
-        if matches!(spec.source, Source::Local(_)) && self.is_shared(target)? {
+        let Some(gid) = gid else { return Ok(()) };
+        // A walk that has begun is completed, also if another pod has got the volume meanwhile.
+        let has_begun = was_mounted && marker.state() == State::Begun;
+        if matches!(spec.source, Source::Local(_)) && !has_begun && self.is_shared(target)? {
             self.compare_group(pod, spec, target, gid);
+            marker.remove();
             return Ok(());
         }
-        // An earlier attempt that was interrupted has not changed the root.
-        let policy = if was_mounted { Policy::OnRootMismatch } else { policy(pod) };
-        self.own(pod, volume, target, (gid, policy))
+        self.own(pod, volume, target, (gid, was_mounted))
     }
 
     /// Whether another pod has a mount of the same directory.
@@ -77,7 +81,7 @@ impl Kinds {
         }
     }
 
-    /// Sets the group of all files. The walk continues when the set-up is over its time: each
+    /// Sets the group of all files, unless an earlier set-up has completed that. The walk continues when the set-up is over its time: each
     /// attempt would begin at the first file. It ends with the pod, the agent, and the removal of the
     /// pod's volumes.
     pub(super) fn own(
@@ -85,8 +89,13 @@ impl Kinds {
         pod: &Pod,
         volume: &str,
         target: &Path,
-        (gid, policy): (u32, Policy),
+        (gid, was_mounted): (u32, bool),
     ) -> Result<(), VolumeError> {
+        let marker = Marker::of(target)?;
+        let policy = group_marker::policy(policy(pod), was_mounted, marker.state());
+        if policy == Policy::Always {
+            marker.begin()?;
+        }
         let stops = self.operations.walk(pod.uid(), volume);
         let dir = tree::open(target).map_err(VolumeError::io("open", target))?;
         let mut next = Instant::now() + OWNERS_SLOW;
@@ -102,7 +111,9 @@ impl Kinds {
         };
         let access = (ownership::Access::Write, policy);
         let given = ownership::give(dir.as_fd(), gid, access, &stops, &mut progress);
-        given.map(drop).map_err(|broken| broken.into_error(target))
+        given.map_err(|broken| broken.into_error(target))?;
+        marker.remove();
+        Ok(())
     }
 }
 

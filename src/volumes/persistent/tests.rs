@@ -410,6 +410,84 @@ fn flex_volume_whose_walk_was_interrupted_gets_its_group_at_the_next_set_up() {
     assert_eq!(std::fs::metadata(&target).unwrap().mode() & 0o7777, 0o2770);
 }
 
+/// A directory whose root has the group already, with a file that has not, and with too many nested
+/// directories: a walk through it breaks off.
+fn endless(target: &Path) -> PathBuf {
+    std::fs::create_dir_all(target).unwrap();
+    set_mode(target, 0o2770);
+    let file = target.join("f");
+    std::fs::write(&file, "").unwrap();
+    set_mode(&file, 0o600);
+    let mut at = tree::open(target).unwrap();
+    for _ in 0..2100 {
+        at = tree::make_at(at.as_fd(), c"deep", 0o700).unwrap().0;
+    }
+    file
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+}
+
+/// A pod with a group, and its volume.
+fn with_group(volume: Value) -> (Pod, Volume) {
+    let mut volume = volume;
+    volume.as_object_mut().unwrap().insert("name".to_owned(), json!("v"));
+    let value = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u1"}, "spec": {
+        "securityContext": {"fsGroup": rustix::process::getegid().as_raw()},
+        "containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+        "volumes": [volume]}});
+    let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(value).unwrap());
+    let volume = pod.spec().volumes.as_ref().unwrap()[0].clone();
+    (pod, volume)
+}
+
+/// The mount and the root alone were taken as a sign that all files had the group.
+#[test]
+fn walk_that_broke_off_is_repeated_by_the_next_set_up() {
+    let mode = |path: &Path| {
+        use std::os::unix::fs::MetadataExt;
+        std::fs::metadata(path).unwrap().mode() & 0o7777
+    };
+    let local = node(json!({"local": {"path": "/data"}}));
+    std::fs::create_dir(local.path("data")).unwrap();
+    let flex = Node::new(Vec::new(), Vec::new());
+    std::fs::create_dir_all(flex.path("exec/a~b")).unwrap();
+    std::fs::write(flex.path("exec/a~b/b"), "").unwrap();
+    let program = flex.path("exec/a~b/b").display().to_string();
+    let able = r#"{"status": "Success", "capabilities": {"attach": false, "fsGroup": true}}"#;
+    flex.host.answer(&format!("{program} init"), 0, able);
+    flex.host.answer(&format!("{program} mount"), 0, r#"{"status": "Success"}"#);
+    let plugin = "kubernetes.io~local-volume/pv";
+    for (node, plugin, volume) in
+        [(local, plugin, claimed()), (flex, "a~b/v", json!({"flexVolume": {"driver": "a/b"}}))]
+    {
+        let (pod, volume) = with_group(volume);
+        let set_up = || node.kinds.set_up(&pod, &volume, &StopToken::never());
+        let target = node.path("pods/u1/volumes").join(plugin);
+        let file = endless(&target);
+        set_up().unwrap_err();
+        if plugin.starts_with("a~b") {
+            // The driver of the test has mounted nothing.
+            node.host.mounted("x", &target, "tmpfs");
+        }
+        set_mode(&file, 0o600);
+        let top = tree::open(&target).unwrap();
+        tree::remove_at(top.as_fd(), c"deep", &StopToken::never()).unwrap();
+        // Another pod has the directory meanwhile.
+        node.host.mounted(
+            &node.path("data").display().to_string(),
+            &node.path("pods/u2/volumes").join(plugin),
+            "none",
+        );
+        set_up().unwrap();
+        assert_eq!(mode(&file), 0o660, "{plugin}");
+        set_mode(&file, 0o600);
+        set_up().unwrap();
+        assert_eq!(mode(&file), 0o600, "{plugin}: a complete volume is not walked again");
+    }
+}
+
 #[test]
 fn names_of_targets_cannot_leave_their_directory() {
     for path in ["../x", "/x", "a/b/c", "", "a/../b"] {
