@@ -250,6 +250,12 @@ impl VolumeError {
         matches!(self, VolumeError::HostPathType { .. } | VolumeError::Io { .. })
     }
 
+    /// Whether the kernel refused because the mount is in use.
+    pub(super) fn is_busy(&self) -> bool {
+        let busy = rustix::io::Errno::BUSY.raw_os_error();
+        matches!(self, VolumeError::Io { source, .. } if source.raw_os_error() == Some(busy))
+    }
+
     /// The failure of a kind of volume that has changed nothing, or that is repeated anyway.
     pub(super) fn device(phase: Phase, what: impl Into<String>) -> VolumeError {
         KindError { phase, message: what.into(), certainty: Certainty::Uncertain }.into()

@@ -1,5 +1,6 @@
 //! The mount table: mounts below a directory, and their removal.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
@@ -199,15 +200,28 @@ pub(super) fn groups(table: &[Mount], dir: &Path) -> Vec<Vec<Mount>> {
 }
 
 /// Unmounts a group, whose mounts are in `top`. Links in `top` are not followed. A mount that is
-/// busy is an error, and the others are tried nevertheless.
-pub(super) fn unmount_group(top: &Path, group: &[Mount], form: Form) -> Result<(), VolumeError> {
+/// busy is an error, and the others are tried nevertheless. `held`: operations of the agent that hang
+/// may keep mounts of servers busy, which then are detached; the numbers of file systems that others
+/// use too.
+pub(super) fn unmount_group(
+    top: &Path,
+    group: &[Mount],
+    form: Form,
+    held: Option<&BTreeSet<String>>,
+) -> Result<(), VolumeError> {
     let mut first = Ok(());
     for mount in group {
-        let result = match form {
+        let mut result = match form {
             _ if !mount.is_remote() => plain(top, &mount.point),
             Form::Volume => unmount::remote(top, &mount.point),
             Form::SubPath => unmount::remote_bind(top, &mount.point),
         };
+        if let (Err(error), Some(shared)) = (&result, held)
+            && mount.is_remote()
+            && error.is_busy()
+        {
+            result = unmount::held(top, &mount.point, shared.contains(&mount.device));
+        }
         if first.is_ok() {
             first = result;
         }

@@ -8,6 +8,10 @@
 //! of threads is at most [`MAX_PENDING_OF_POD`] for each pod, whatever hangs. A pod's unmount has a
 //! place of its own. A hanging operation remains, and is named in the log, until the kernel ends
 //! the call; until then there is no other operation on the volume.
+//!
+//! The removal of a pod's volumes waits for the pod's operations, which may mount something. An
+//! operation that only waits for a file system says so ([`Operations::step_out`]), and does not keep a
+//! pod that is removed ([`Operations::settle`]).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -54,8 +58,20 @@ struct Pending {
     begun: Instant,
     share: Share,
     walk: Walk,
+    reach: Reach,
     /// Stopped when the operation has ended.
     ended: StopToken,
+}
+
+/// What an operation may do to the directory of its pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    /// It may mount or make something there: the removal of the pod's volumes waits for it.
+    Inside,
+    /// It does nothing there before it says so. It waits for a file system perhaps.
+    Outside,
+    /// The removal went on without it. It may do nothing there any more.
+    Left,
 }
 
 /// What ends a walk through the files of a volume. An operation may be over its time and walk on.
@@ -76,7 +92,15 @@ impl Pending {
         let (end, ended) = stop::pair();
         let stops = until.into_iter().chain([removed]).collect();
         let walk = Walk { removal: Some(removal), stops, has_begun: false };
-        (Pending { begun, share, walk, ended }, end)
+        (Pending { begun, share, walk, reach: Reach::Inside, ended }, end)
+    }
+}
+
+impl Pending {
+    fn step_out(&mut self) {
+        if self.reach == Reach::Inside {
+            self.reach = Reach::Outside;
+        }
     }
 }
 
@@ -274,7 +298,72 @@ impl Operations {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(one) = pending.get_mut(&(uid.clone(), volume.to_owned())) else { return Vec::new() };
         one.walk.has_begun = true;
+        // A walk changes only files of the volume, and is the last step.
+        one.step_out();
         one.walk.stops.clone()
+    }
+
+    /// From now on the running operation on the volume does nothing in the directory of its pod, until
+    /// [`Operations::step_in`]: a file system of another server may let it wait.
+    pub(super) fn step_out(&self, uid: &PodUid, volume: &str) {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(one) = pending.get_mut(&(uid.clone(), volume.to_owned())) {
+            one.step_out();
+        }
+    }
+
+    /// The running operation will change the directory of its pod.
+    ///
+    /// # Errors
+    /// [`VolumeError::Stopping`] when the pod's volumes are removed: it must end.
+    pub(super) fn step_in(&self, uid: &PodUid, volume: &str) -> Result<(), VolumeError> {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(one) = pending.get_mut(&(uid.clone(), volume.to_owned())) else { return Ok(()) };
+        if one.reach == Reach::Left {
+            return Err(VolumeError::Stopping);
+        }
+        one.reach = Reach::Inside;
+        Ok(())
+    }
+
+    /// Prepares the removal of the pod's volumes: ends walks, and waits a short time for operations that
+    /// are outside of the pod's directory. Those that still hang, because a server does not respond
+    /// perhaps, are left alone, and change nothing of the pod any more.
+    ///
+    /// # Errors
+    /// [`VolumeError::Pending`] when an operation may still mount something for the pod.
+    pub(super) fn settle(&self, uid: &PodUid, stop: &StopToken) -> Result<(), VolumeError> {
+        self.end_walks(uid, stop);
+        let until = Instant::now() + WALK_END;
+        let outside = {
+            let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+            let of_pod = pending.iter().filter(|((owner, _), _)| owner == uid);
+            let outside = of_pod.filter(|(_, one)| one.reach == Reach::Outside && !one.walk.has_begun);
+            outside.map(|(_, one)| one.ended.clone()).collect::<Vec<_>>()
+        };
+        let _waiting = threads::waiting("volume operation");
+        for ended in outside {
+            select_biased! {
+                recv(stop.signal()) -> _ => return Err(VolumeError::Stopping),
+                recv(ended.signal()) -> _ => {}
+                default(until.saturating_duration_since(Instant::now())) => break,
+            }
+        }
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, one) in pending.iter_mut().filter(|((owner, _), _)| owner == uid) {
+            if one.reach == Reach::Outside {
+                one.reach = Reach::Left;
+            }
+        }
+        drop(pending);
+        // A running operation may mount a volume that would be removed.
+        if self.is_busy(uid) { Err(VolumeError::Pending) } else { Ok(()) }
+    }
+
+    /// Whether an operation on a volume of the pod was left alone, and still has files open there.
+    pub(super) fn has_left(&self, uid: &PodUid) -> bool {
+        let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.iter().any(|((owner, _), one)| owner == uid && one.reach == Reach::Left)
     }
 
     /// Ends all walks through files of the pod's volumes, also those that begin later in a running
@@ -284,7 +373,9 @@ impl Operations {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         for (_, one) in pending.iter_mut().filter(|((owner, _), _)| owner == uid) {
             one.walk.removal = None;
-            walking.extend(one.walk.has_begun.then(|| one.ended.clone()));
+            // One that was left alone hangs.
+            let is_awaited = one.walk.has_begun && one.reach != Reach::Left;
+            walking.extend(is_awaited.then(|| one.ended.clone()));
         }
         drop(pending);
         let until = Instant::now() + WALK_END;
@@ -325,9 +416,10 @@ impl Operations {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&key)
     }
 
-    /// Whether an operation of the pod still runs.
+    /// Whether an operation of the pod still runs, apart from those that were left alone.
     pub(super) fn is_busy(&self, uid: &PodUid) -> bool {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).keys().any(|(busy, _)| busy == uid)
+        let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.iter().any(|((busy, _), one)| busy == uid && one.reach != Reach::Left)
     }
 }
 

@@ -154,7 +154,7 @@ impl Volumes {
         let mut waiting = Vec::new();
         for uid in found {
             let Some(removing) = self.orphans.begin(&uid, known) else { continue };
-            let result = match self.begin_unmount(&uid) {
+            let result = match self.begin_unmount(&uid, stop) {
                 Ok(true) => {
                     waiting.push(removing);
                     continue;
@@ -182,11 +182,13 @@ impl Volumes {
     }
 
     /// Starts the unmount of a pod that needs servers or drivers. Returns whether one is under way.
-    fn begin_unmount(&self, uid: &PodUid) -> Result<bool, VolumeError> {
+    fn begin_unmount(&self, uid: &PodUid, stop: &StopToken) -> Result<bool, VolumeError> {
         let mut unmounts = self.orphans.unmounts();
         if unmounts.contains_key(uid) {
             return Ok(true);
         }
+        // An operation of a pod that was removed by force may still mount something.
+        self.operations.settle(uid, stop)?;
         let path = paths::pod(&self.settings.root_dir, uid)?;
         let Some(work) = self.unmounts(uid, &path)?.filter(|work| !work.is_local) else { return Ok(false) };
         if unmounts.len() >= MAX_UNMOUNTS {

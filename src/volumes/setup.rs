@@ -474,8 +474,13 @@ impl<'a> SetUp<'a> {
         };
         let (kinds, pod, wanted) = (Arc::clone(&self.volumes.kinds), self.site.pod.clone(), volume.clone());
         let before = self.volumes.actual().get(pod.uid(), &volume.name);
+        let operations = self.volumes.operations.clone();
         let work = move |stop: &StopToken| match (&wanted.host_path, before) {
-            (Some(source), _) => host_path::set_up(&wanted.name, source),
+            (Some(source), _) => {
+                // Nothing is made in the pod's directory.
+                operations.step_out(pod.uid(), &wanted.name);
+                host_path::set_up(&wanted.name, source)
+            }
             (None, Some(mounted)) => kinds.refresh(&pod, &wanted, mounted, stop),
             (None, None) => kinds.set_up(&pod, &wanted, stop),
         };

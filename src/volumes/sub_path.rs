@@ -19,8 +19,9 @@ use rustix::mount::UnmountFlags;
 use super::error::VolumeError;
 use super::manager::Volumes;
 use super::mounts::Mount;
-use super::operations::Share;
+use super::operations::{Operations, Share};
 use super::{mounts, operations, paths};
+use crate::model::ids::PodUid;
 use crate::model::mount::{SubPath, SubPathFailure, SubPaths};
 use crate::util::disk_writes;
 use crate::util::error_chain::chain;
@@ -56,15 +57,25 @@ impl SubPaths for Volumes {
         let result = self.sub_path_target(&wanted).and_then(|target| {
             let (root, sub_path) = (volume.host_path.clone(), path.to_owned());
             let place = target.clone();
+            let bond = Bond {
+                operations: self.operations.clone(),
+                pod: pod.clone(),
+                // Not that of the volume's own operations, such as an update that waits for its driver.
+                volume: format!("{}/{}", volume.volume, paths::SUB_PATHS),
+            };
+            let key = bond.volume.clone();
             let work = move || {
-                bind(&root, Path::new(&sub_path), &target).map(|()| target.path()).map_err(|failed| {
-                    VolumeError::SubPath { kind: failed.kind, what: failed.what, source: failed.errno.into() }
+                let made = bind(&root, Path::new(&sub_path), &target, &bond);
+                made.map(|()| target.path()).map_err(|failed| VolumeError::SubPath {
+                    kind: failed.kind,
+                    what: failed.what,
+                    source: failed.errno.into(),
                 })
             };
             if is_local(&volume.host_path, &place.pod_dir) {
                 work()
             } else {
-                let key = (pod, volume.volume.as_str(), &Share::default());
+                let key = (pod, key.as_str(), &Share::default());
                 self.operations.run(key, operations::LIMIT, stop, move |_| work())
             }
         });
@@ -127,23 +138,48 @@ impl Volumes {
     }
 }
 
-fn bind(root: &Path, sub_path: &Path, target: &Target) -> Result<(), Failed> {
+/// The operation that makes a sub path, as the removal of the pod's volumes knows it. The server of
+/// the volume may not respond.
+#[derive(Debug, Default)]
+struct Bond {
+    operations: Operations,
+    pod: PodUid,
+    volume: String,
+}
+
+impl Bond {
+    fn step_out(&self) {
+        self.operations.step_out(&self.pod, &self.volume);
+    }
+
+    fn step_in(&self) -> Result<(), Failed> {
+        let ended = |_| Failed::prepare("wait for a pod that is removed")(Errno::CANCELED);
+        self.operations.step_in(&self.pod, &self.volume).map_err(ended)
+    }
+}
+
+fn bind(root: &Path, sub_path: &Path, target: &Target, bond: &Bond) -> Result<(), Failed> {
+    bond.step_out();
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let root = fs::open(root, flags, Mode::empty()).map_err(Failed::prepare("open the volume"))?;
     let object = walk(root, sub_path)?;
     let stat = fs::fstat(&object).map_err(Failed::prepare("inspect the object"))?;
+    bond.step_in()?;
     let parent = target_parent(target).map_err(Failed::prepare("make the directory above the target"))?;
+    bond.step_out();
     let table = mounts::table().unwrap_or_default();
     if !is_foreign(&table, &target.path(), &stat)
         && is_at(parent.as_fd(), target, &stat).map_err(Failed::prepare("inspect the target"))?
     {
         return Ok(());
     }
+    bond.step_in()?;
     clear(parent.as_fd(), target).map_err(Failed::prepare("clear the target"))?;
     let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
     let place = make_target(parent.as_fd(), target, is_dir).map_err(Failed::prepare("make the target"))?;
     let of = |fd: &OwnedFd| format!("/proc/self/fd/{}", fd.as_raw_fd());
     rustix::mount::mount_bind(of(&object), of(&place)).map_err(Failed::prepare("mount"))?;
+    bond.step_out();
     match is_at(parent.as_fd(), target, &stat) {
         Ok(true) => Ok(()),
         Ok(false) => Err(Failed::prepare("verify the mount")(Errno::STALE)),

@@ -1,6 +1,7 @@
 //! Tearing down: after the last container of a pod has ended, its mounts are unmounted and its own
 //! data is removed.
 
+use std::collections::BTreeSet;
 use std::ffi::CStr;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -55,11 +56,7 @@ impl Volumes {
         let path = paths::pod(&self.settings.root_dir, uid)?;
         self.retries().forget(uid);
         self.actual().forget(uid);
-        self.operations.end_walks(uid, stop);
-        if self.operations.is_busy(uid) {
-            // A running operation may mount a volume that would be removed here.
-            return Err(VolumeError::Pending);
-        }
+        self.operations.settle(uid, stop)?;
         let dir = match paths::open_pod(&self.settings.root_dir, uid) {
             Ok(dir) => dir,
             Err(VolumeError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(()),
@@ -126,7 +123,10 @@ impl Volumes {
                     mount.is_local(&device) && Kinds::flex_driver(&volumes, &mount.point).is_none()
                 });
         let (csi, kinds) = (Arc::clone(&self.csi), Arc::clone(&self.kinds));
-        Ok(Some(Unmounts { is_local, pods, path: path.to_owned(), sub_paths, groups, places, csi, kinds }))
+        // Operations that hang keep the mounts of their server busy.
+        let path = path.to_owned();
+        let held = self.operations.has_left(uid).then(|| Arc::new(shared_devices(&table, &path)));
+        Ok(Some(Unmounts { is_local, pods, path, sub_paths, groups, places, held, csi, kinds }))
     }
 }
 
@@ -140,24 +140,34 @@ pub(super) struct Unmounts {
     pub(super) sub_paths: Vec<Vec<Mount>>,
     groups: Vec<Vec<Mount>>,
     places: Vec<Place>,
+    /// Operations that hang have files of the pod's volumes open: the numbers of file systems that are
+    /// also mounted outside of the pod.
+    held: Option<Arc<BTreeSet<String>>>,
     csi: Arc<Csi>,
     kinds: Arc<Kinds>,
+}
+
+/// The numbers of the file systems that are mounted outside of a pod's directory.
+fn shared_devices(table: &[Mount], pod: &Path) -> BTreeSet<String> {
+    let outside = table.iter().filter(|mount| !mount.point.starts_with(pod));
+    outside.map(|mount| mount.device.clone()).collect()
 }
 
 impl Unmounts {
     /// Unmounts all, those that do not contain each other at the same time. Returns what failed.
     pub(super) fn run(self, stop: &StopToken) -> Vec<(String, VolumeError)> {
-        let Unmounts { is_local, pods, path, sub_paths, groups, places, csi, kinds } = self;
+        let Unmounts { is_local, pods, path, sub_paths, groups, places, held, csi, kinds } = self;
         let (volumes, sub_dir) = (path.join("volumes"), path.join(paths::SUB_PATHS));
         let job = |dir: &Path, group: Vec<Mount>, form: Form| -> unmount::Job {
             let top = group.last().map(|mount| mount.point.clone()).unwrap_or_default();
             let name = top.strip_prefix(dir).unwrap_or(&top).display().to_string();
             let (pods, kinds, driver) = (pods.clone(), Arc::clone(&kinds), Kinds::flex_driver(dir, &top));
+            let held = held.clone();
             let work = move |stop: &StopToken| {
                 if let Some(driver) = driver.filter(|_| form == Form::Volume) {
                     kinds.unmount_flex(&driver, &top, stop);
                 }
-                mounts::unmount_group(&pods, &group, form)
+                mounts::unmount_group(&pods, &group, form, held.as_deref())
             };
             (name, Box::new(work))
         };
@@ -470,6 +480,64 @@ mod tests {
         assert!(volumes.operations.is_busy(&uid));
         volumes.tear_down(&uid, &never).unwrap();
         assert!(!volumes.operations.is_busy(&uid));
+    }
+
+    /// The pod was kept until the server was back.
+    #[test]
+    fn pod_goes_although_an_operation_waits_for_a_dead_server() {
+        let root = tempfile::tempdir().unwrap();
+        let volumes = volumes(root.path());
+        let (uid, never) = (PodUid::from("u1"), StopToken::never());
+        std::fs::create_dir_all(root.path().join("pods/u1/volumes/kubernetes.io~empty-dir/e")).unwrap();
+        let (report, begun) = bounded(1);
+        let (server, hold) = bounded::<()>(0);
+        let (operations, pod) = (volumes.operations.clone(), uid.clone());
+        let hang = move |_: &StopToken| {
+            operations.step_out(&pod, "v");
+            report.send(()).unwrap();
+            let _ = hold.recv();
+            // The server is back. The pod is not.
+            operations.step_in(&pod, "v")
+        };
+        let (ended, result) = bounded(1);
+        let to = move |result| ended.send(result).unwrap();
+        let key = (&uid, "v", &Share::default());
+        let operation = volumes.operations.start_until(key, &never, to, hang).unwrap();
+        begun.recv().unwrap();
+        drop(operation);
+        volumes.tear_down(&uid, &never).unwrap();
+        assert!(!root.path().join("pods/u1/volumes/kubernetes.io~empty-dir").exists());
+        assert!(!volumes.operations.is_busy(&uid) && volumes.operations.has_left(&uid));
+        volumes.tear_down(&uid, &never).unwrap();
+        drop(server);
+        assert!(matches!(result.recv().unwrap(), Err(VolumeError::Stopping)));
+    }
+
+    #[test]
+    fn removal_waits_for_an_operation_that_may_mount_something() {
+        let root = tempfile::tempdir().unwrap();
+        let volumes = volumes(root.path());
+        let (uid, never) = (PodUid::from("u1"), StopToken::never());
+        std::fs::create_dir_all(root.path().join("pods/u1/volumes")).unwrap();
+        let (report, begun) = bounded(1);
+        let (release, hold) = bounded::<()>(0);
+        let (operations, pod) = (volumes.operations.clone(), uid.clone());
+        let mounts = move |_: &StopToken| {
+            operations.step_out(&pod, "v");
+            operations.step_in(&pod, "v")?;
+            report.send(()).unwrap();
+            let _ = hold.recv();
+            Ok(())
+        };
+        let key = (&uid, "v", &Share::default());
+        let operation = volumes.operations.start(key, |_| {}, mounts).unwrap();
+        begun.recv().unwrap();
+        for _ in 0..2 {
+            assert!(matches!(volumes.tear_down(&uid, &never), Err(VolumeError::Pending)));
+        }
+        drop(release);
+        operation.finish();
+        volumes.tear_down(&uid, &never).unwrap();
     }
 
     #[test]

@@ -18,6 +18,7 @@ use rustix::mount::UnmountFlags;
 use super::error::VolumeError;
 use super::mounts;
 use super::paths::SUB_PATHS;
+use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
@@ -170,6 +171,17 @@ pub(super) fn forced(top: &Path, mount: &Path) -> Result<(), VolumeError> {
         result => result,
     });
     escalate(mount, &call, &[(UnmountFlags::FORCE, FORCED)])
+}
+
+/// Unmounts `mount`, which is in `top` and is busy, because an operation of the agent waits for its
+/// server. The operation ends when its requests are aborted, which is done unless others use the
+/// server too (`is_shared`). Else it keeps its files, and the kernel removes the mount with them.
+pub(super) fn held(top: &Path, mount: &Path, is_shared: bool) -> Result<(), VolumeError> {
+    log::warn!("{} is busy with an operation that hangs, and is detached", mount.display());
+    if !is_shared && let Err(error) = forced(top, mount) {
+        log::warn!("unmount by force: {}", chain(&error));
+    }
+    by_ways(top, mount, &[(UnmountFlags::DETACH, LAZY)])
 }
 
 /// Whether the server of the mount responds. One thread at most waits for a server that does not.

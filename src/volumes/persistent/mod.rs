@@ -293,6 +293,8 @@ impl Kinds {
         };
         match &spec.source {
             Source::HostPath(source) => {
+                // Nothing is made in the pod's directory.
+                self.operations.step_out(pod.uid(), &volume.name);
                 let found = host_path::set_up(&volume.name, source)?;
                 Ok(MountedVolume { read_only: spec.read_only, ..found })
             }
@@ -303,8 +305,12 @@ impl Kinds {
                 Ok(mounted(target, false))
             }
             Source::Local(source) => {
+                // The path may be on a mount of the node whose server does not respond.
+                self.operations.step_out(pod.uid(), &volume.name);
+                let place = local::place(&*self.host, &spec.name, source)?;
+                self.operations.step_in(pod.uid(), &volume.name)?;
                 let target = self.target(pod.uid(), plugin, &spec.name)?;
-                match local::place(&*self.host, &spec.name, source)? {
+                match place {
                     local::Place::Directory(path) => {
                         self.bind(pod, &spec, &volume.name, (&path, &target), None)?
                     }

@@ -28,6 +28,43 @@ fn volume() -> (tempfile::TempDir, PathBuf) {
     (top, volume)
 }
 
+/// The server of the volume did not respond before the pod was removed.
+#[test]
+fn sub_path_of_a_pod_that_is_removed_is_not_made() {
+    let root = tempfile::tempdir().unwrap();
+    let (volume, pods) = (root.path().join("volume"), root.path().join("pods"));
+    std::fs::create_dir_all(volume.join("dir")).unwrap();
+    std::fs::create_dir_all(pods.join("u")).unwrap();
+    let name = |name: &str| CString::new(name).unwrap();
+    let target = Target {
+        pod_dir: pods.join("u"),
+        pod: name("u"),
+        above: [name(paths::SUB_PATHS), name("v"), name("c")],
+        name: name("0"),
+    };
+    let operations = Operations::default();
+    let uid = PodUid::from("u");
+    let bond = Bond { operations: operations.clone(), pod: uid.clone(), volume: "v".to_owned() };
+    let (report, begun) = crossbeam_channel::bounded(1);
+    let (server, hold) = crossbeam_channel::bounded::<()>(0);
+    let work = move |_: &StopToken| {
+        bond.step_out();
+        report.send(()).unwrap();
+        let _ = hold.recv();
+        Ok(bind(&volume, Path::new("dir"), &target, &bond).map_err(|failed| failed.errno))
+    };
+    let (ended, result) = crossbeam_channel::bounded(1);
+    let to = move |result| ended.send(result).unwrap();
+    let key = (&uid, "v", &Share::default());
+    let operation = operations.start(key, to, work).unwrap();
+    begun.recv().unwrap();
+    operations.settle(&uid, &StopToken::never()).unwrap();
+    drop(server);
+    assert!(matches!(result.recv().unwrap(), Ok(Err(Errno::CANCELED))));
+    operation.finish();
+    assert_eq!(std::fs::read_dir(pods.join("u")).unwrap().count(), 0);
+}
+
 #[test]
 fn links_that_leave_the_volume_are_refused() {
     let (_top, volume) = volume();
