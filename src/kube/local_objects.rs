@@ -195,6 +195,15 @@ impl<'a> PodObjects<'a> {
         }
     }
 
+    /// Whether the object is returned without a request.
+    #[must_use]
+    pub fn is_cached(self, key: &Key) -> bool {
+        match self {
+            PodObjects::Api(objects) => objects.is_cached(key),
+            PodObjects::Local(_) => true,
+        }
+    }
+
     /// A ConfigMap.
     ///
     /// # Errors

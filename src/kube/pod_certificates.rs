@@ -198,6 +198,14 @@ impl PodCertificates {
         result
     }
 
+    /// Whether [`PodCertificates::get`] sends no request.
+    #[must_use]
+    pub fn is_cached(&self, uid: &PodUid, (volume, index): (&str, usize)) -> bool {
+        let table = self.table();
+        let state = table.get(uid).and_then(|places| places.get(&(volume.to_owned(), index)));
+        state.is_some_and(|state| matches!(state.next(Timestamp::now(), Instant::now()), Step::Use))
+    }
+
     /// Drops the certificates of a pod that was removed.
     pub fn forget(&self, uid: &PodUid) {
         self.table().remove(uid);

@@ -115,6 +115,26 @@ struct Entry {
     retry: Option<(Instant, Duration)>,
 }
 
+impl Key {
+    fn of(pod: &Pod, audience: &str, seconds: Option<i64>) -> Key {
+        Key {
+            namespace: pod.namespace().to_owned(),
+            account: pod.spec().service_account_name.clone().unwrap_or_default(),
+            audience: audience.to_owned(),
+            seconds,
+        }
+    }
+}
+
+impl Entry {
+    /// Whether the token serves without a new request.
+    fn serves(&self, now: Timestamp, instant: Instant, jitter_seconds: f64) -> bool {
+        let waits = self.retry.is_some_and(|(at, _)| instant < at);
+        let age = instant.saturating_duration_since(self.asked);
+        !is_due(&self.token, now, age, jitter_seconds) || (waits && now < self.token.expires)
+    }
+}
+
 /// The tokens of this node's pods. Clones share them.
 #[derive(Clone)]
 pub struct Tokens {
@@ -149,6 +169,15 @@ impl Tokens {
         self.get_at(pod, audience, seconds, (Timestamp::now(), Instant::now()))
     }
 
+    /// Whether [`Tokens::get`] returns a token without a request.
+    #[must_use]
+    pub fn is_cached(&self, pod: &Pod, audience: &str, seconds: Option<i64>) -> bool {
+        let key = Key::of(pod, audience, seconds);
+        let table = self.shared.table();
+        let entry = table.get(pod.uid()).and_then(|tokens| tokens.get(&key));
+        entry.is_some_and(|entry| entry.serves(Timestamp::now(), Instant::now(), JITTER_SECONDS))
+    }
+
     fn get_at(
         &self,
         pod: &Pod,
@@ -156,25 +185,16 @@ impl Tokens {
         seconds: Option<i64>,
         (now, instant): (Timestamp, Instant),
     ) -> Result<Arc<Token>, TokenError> {
-        let key = Key {
-            namespace: pod.namespace().to_owned(),
-            account: pod.spec().service_account_name.clone().unwrap_or_default(),
-            audience: audience.to_owned(),
-            seconds,
-        };
+        let key = Key::of(pod, audience, seconds);
         let old = {
             let table = self.shared.table();
             let entry = table.get(pod.uid()).and_then(|tokens| tokens.get(&key));
-            let old = entry.map(|entry| Arc::clone(&entry.token));
-            if let Some(entry) = entry {
-                let waits = entry.retry.is_some_and(|(at, _)| instant < at);
-                let age = instant.saturating_duration_since(entry.asked);
-                let due = is_due(&entry.token, now, age, random_unit() * JITTER_SECONDS);
-                if !due || (waits && now < entry.token.expires) {
-                    return Ok(Arc::clone(&entry.token));
-                }
+            if let Some(entry) = entry
+                && entry.serves(now, instant, random_unit() * JITTER_SECONDS)
+            {
+                return Ok(Arc::clone(&entry.token));
             }
-            old
+            entry.map(|entry| Arc::clone(&entry.token))
         };
         let body = request(pod, audience, seconds);
         match self.shared.api.create(&key.namespace, &key.account, &body) {

@@ -20,6 +20,8 @@ use crate::util::sha256;
 
 /// How long cached bundles are used without another request.
 const FRESH: Duration = Duration::from_secs(60);
+/// How long they are used after a request failed.
+const FRESH_AFTER_FAILURE: Duration = Duration::from_secs(10);
 /// The largest number of cached responses; beyond it the oldest is dropped.
 const MAX_CACHED: usize = 256;
 /// The limit of the certificates in one file, and of the bytes of bundles that are read for it.
@@ -101,7 +103,7 @@ pub trait BundleApi: Send + Sync {
 
 struct Cached {
     bundles: Arc<[Bundle]>,
-    read: Instant,
+    fresh_until: Instant,
 }
 
 /// The bundles that pods of this node have named. Clones share them.
@@ -141,12 +143,22 @@ impl TrustBundles {
         self.file_at(source, Instant::now())
     }
 
+    /// Whether [`TrustBundles::file`] sends no request.
+    #[must_use]
+    pub fn is_cached(&self, source: &ClusterTrustBundleProjection) -> bool {
+        query(source).is_none_or(|query| self.fresh(&query, Instant::now()).is_some())
+    }
+
+    /// Cached bundles that need no request.
+    fn fresh(&self, query: &Query, now: Instant) -> Option<Arc<[Bundle]>> {
+        let known = self.known();
+        let cached = known.get(query).filter(|cached| now < cached.fresh_until)?;
+        // A missing bundle may exist now.
+        (!cached.bundles.is_empty()).then(|| Arc::clone(&cached.bundles))
+    }
+
     fn file_at(&self, source: &ClusterTrustBundleProjection, now: Instant) -> Result<Vec<u8>, BundleError> {
-        let query = match (&source.name, &source.signer_name) {
-            (Some(name), _) => Query::Name(name.clone()),
-            (None, Some(signer)) => Query::Signer(signer.clone()),
-            (None, None) => return Err(BundleError::NoSource),
-        };
+        let query = query(source).ok_or(BundleError::NoSource)?;
         let bundles = self.bundles(&query, now)?;
         let chosen: Vec<&Bundle> = match &query {
             Query::Name(_) => bundles.iter().collect(),
@@ -163,29 +175,30 @@ impl TrustBundles {
     }
 
     fn bundles(&self, query: &Query, now: Instant) -> Result<Arc<[Bundle]>, BundleError> {
-        let known = self.known().get(query).map(|cached| (Arc::clone(&cached.bundles), cached.read));
-        if let Some((bundles, read)) = &known
-            && now.saturating_duration_since(*read) < FRESH
-            // A missing bundle may exist now.
-            && !bundles.is_empty()
-        {
-            return Ok(Arc::clone(bundles));
+        if let Some(bundles) = self.fresh(query, now) {
+            return Ok(bundles);
         }
+        let known = self.known().get(query).map(|cached| Arc::clone(&cached.bundles));
         match (self.shared.api.read_bundles(query), known) {
             (Ok(bundles), _) => {
                 let bundles: Arc<[Bundle]> = bundles.into();
                 let mut known = self.known();
                 if known.len() >= MAX_CACHED && !known.contains_key(query) {
-                    let oldest = known.iter().min_by_key(|(_, cached)| cached.read);
+                    let oldest = known.iter().min_by_key(|(_, cached)| cached.fresh_until);
                     if let Some(oldest) = oldest.map(|(query, _)| query.clone()) {
                         known.remove(&oldest);
                     }
                 }
-                known.insert(query.clone(), Cached { bundles: Arc::clone(&bundles), read: now });
+                let fresh_until = now + FRESH;
+                known.insert(query.clone(), Cached { bundles: Arc::clone(&bundles), fresh_until });
                 Ok(bundles)
             }
-            (Err(why), Some((bundles, _))) => {
+            (Err(why), Some(bundles)) => {
                 log::debug!("ClusterTrustBundles: {why}; the last known ones are used");
+                // Not each pod waits for a server that does not respond.
+                if let Some(cached) = self.known().get_mut(query) {
+                    cached.fresh_until = now + FRESH_AFTER_FAILURE;
+                }
                 Ok(bundles)
             }
             (Err(why), None) => Err(BundleError::Unavailable(why)),
@@ -194,6 +207,15 @@ impl TrustBundles {
 
     fn known(&self) -> MutexGuard<'_, HashMap<Query, Cached>> {
         self.shared.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The bundles that a source names.
+fn query(source: &ClusterTrustBundleProjection) -> Option<Query> {
+    match (&source.name, &source.signer_name) {
+        (Some(name), _) => Some(Query::Name(name.clone())),
+        (None, Some(signer)) => Some(Query::Signer(signer.clone())),
+        (None, None) => None,
     }
 }
 

@@ -26,6 +26,7 @@ use super::orphans::Orphans;
 use super::paths;
 use super::persistent::Kinds;
 use super::progress::Progress;
+use super::refresh::Refreshes;
 use super::retries::Retries;
 
 /// The configuration of volumes.
@@ -82,6 +83,8 @@ pub struct Volumes {
     pub(super) unreleased: Arc<Mutex<Option<(String, Instant)>>>,
     /// The last clean-up of devices.
     pub(super) sweeping: Mutex<Option<Operation>>,
+    /// Updates of volumes that pods have already. Held for table look-ups only.
+    pub(super) refreshes: Mutex<Refreshes>,
     /// Pods without a source whose volumes are being removed.
     pub(super) orphans: Orphans,
 }
@@ -164,6 +167,7 @@ impl Volumes {
             sweep_at: Mutex::new(Some(Instant::now())),
             unreleased: Arc::default(),
             sweeping: Mutex::default(),
+            refreshes: Mutex::default(),
             orphans: Orphans::default(),
         }
     }

@@ -42,6 +42,7 @@ mod persistent;
 mod progress;
 mod projected;
 mod queue;
+mod refresh;
 mod release;
 mod retries;
 mod secret;

@@ -188,6 +188,7 @@ impl Volumes {
             return Ok(true);
         }
         // An operation of a pod that was removed by force may still mount something.
+        self.end_refreshes(uid);
         self.operations.settle(uid, stop)?;
         let path = paths::pod(&self.settings.root_dir, uid)?;
         let Some(work) = self.unmounts(uid, &path)?.filter(|work| !work.is_local) else { return Ok(false) };

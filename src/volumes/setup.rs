@@ -25,13 +25,16 @@ use super::manager::Volumes;
 use super::operations::{self, Operation, Share};
 use super::persistent::{self, Kinds};
 use super::queue::{Next, Outcome, Queue};
+use super::refresh::Fresh;
 use super::retries::Hope;
 use super::{config_map, downward_api, empty_dir, files, host_path, paths, projected, secret};
-use crate::kube::PodObjects;
+use crate::kube::{LocalObjects, PodApi, PodObjects};
 use crate::model::api::{
     ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, HostPathVolumeSource,
     ProjectedVolumeSource, SecretVolumeSource, Volume,
 };
+use crate::model::event::EventSink;
+use crate::model::fields::NodeAllocatable;
 use crate::model::metrics::STORAGE_OPERATIONS;
 use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
@@ -51,7 +54,7 @@ const HELP: Duration = Duration::from_secs(10);
 
 /// The plugin that makes a volume.
 #[derive(Debug, Clone, Copy)]
-enum Plugin<'a> {
+pub(super) enum Plugin<'a> {
     EmptyDir(Option<&'a EmptyDirVolumeSource>),
     HostPath(&'a HostPathVolumeSource),
     DownwardApi(&'a DownwardAPIVolumeSource),
@@ -66,7 +69,7 @@ enum Plugin<'a> {
 }
 
 impl Plugin<'_> {
-    fn of(volume: &Volume) -> Plugin<'_> {
+    pub(super) fn of(volume: &Volume) -> Plugin<'_> {
         if let Some(source) = &volume.host_path {
             Plugin::HostPath(source)
         } else if let Some(source) = &volume.empty_dir {
@@ -103,6 +106,16 @@ impl Plugin<'_> {
             Plugin::Secret(_) => "kubernetes.io/secret",
             Plugin::Served | Plugin::Other => return None,
         })
+    }
+
+    /// Its directory below `volumes`, of a plugin that makes files.
+    fn directory(self) -> &'static str {
+        match self {
+            Plugin::DownwardApi(_) => paths::DOWNWARD_API,
+            Plugin::ConfigMap(_) => paths::CONFIG_MAP,
+            Plugin::Secret(_) => paths::SECRET,
+            _ => paths::PROJECTED,
+        }
     }
 
     /// Counts a set-up. `served` is the plugin of a volume of `kinds`.
@@ -175,7 +188,7 @@ impl Volumes {
     }
 
     /// Whom an operation on the volume is counted for.
-    fn share(&self, pod: &Pod, volume: &Volume) -> Share {
+    pub(super) fn share(&self, pod: &Pod, volume: &Volume) -> Share {
         let server = self.kinds.server(pod.uid(), volume);
         Share { namespace: pod.namespace().to_owned(), server }
     }
@@ -207,24 +220,12 @@ impl Volumes {
         let allocatable = &self.settings.allocatable;
         let (pod, stop) = (site.pod, site.stop);
         let name = volume.name.as_str();
-        let files = |plugin, payload: Result<Payload, VolumeError>| {
-            let payload = payload?;
-            let size = match plugin {
-                paths::CONFIG_MAP => Size::on_disk(payload.bytes()),
-                _ => Size::in_memory(payload.bytes(), payload.entries()),
-            };
-            let reserved = self.actual().reserve((pod.uid(), pod.namespace()), name, size);
-            reserved.map_err(|exceeded| match exceeded {
-                Exceeded::Bytes => VolumeError::FilesTooLarge,
-                Exceeded::Memory => VolumeError::FilesTakeMemory { whose: "the pod", limit: MAX_MEMORY },
-                Exceeded::Share { limit } => {
-                    VolumeError::FilesTakeMemory { whose: "all pods of the namespace or the node", limit }
-                }
-            })?;
-            let mounted = files::set_up(site, (plugin, name), &payload, allocatable.memory)?;
-            self.actual().wrote(pod.uid(), name, size);
-            Ok(mounted)
-        };
+        let (api, local, events) = (self.api.as_ref(), &self.local, &self.events);
+        if let Some((plugin, payload)) =
+            payload(pod, volume, &Sources { api, local, allocatable, events }, stop)
+        {
+            return Some(payload.and_then(|payload| self.write_files(site, (plugin, name), &payload)));
+        }
         Some(match Plugin::of(volume) {
             Plugin::EmptyDir(source) => {
                 let default = EmptyDirVolumeSource::default();
@@ -236,43 +237,44 @@ impl Volumes {
                 host_path::set_up(name, source)
             }
             Plugin::HostPath(_) => return None,
-            Plugin::DownwardApi(source) => {
-                let items = source.items.as_deref();
-                let payload = downward_api::payload(pod, items, source.default_mode, allocatable);
-                files(paths::DOWNWARD_API, payload)
-            }
-            Plugin::Projected(source) => {
-                let known = projected::Known {
-                    objects: self.objects(pod).ok(),
-                    api: self.api.as_ref(),
-                    allocatable,
-                    events: &self.events,
-                };
-                files(paths::PROJECTED, projected::payload(pod, name, source, &known, stop))
-            }
-            Plugin::ConfigMap(source) => {
-                let objects = self.objects(pod);
-                files(paths::CONFIG_MAP, objects.and_then(|it| config_map::payload(it, pod, source, stop)))
-            }
-            Plugin::Secret(source) => {
-                let objects = self.objects(pod);
-                files(paths::SECRET, objects.and_then(|it| secret::payload(it, pod, source, stop)))
-            }
             Plugin::Image => Ok(MountedVolume {
                 volume: name.to_owned(),
                 host_path: PathBuf::new(),
                 read_only: true,
                 selinux_relabel: false,
             }),
-            Plugin::Served => return None,
+            Plugin::Served
+            | Plugin::DownwardApi(_)
+            | Plugin::Projected(_)
+            | Plugin::ConfigMap(_)
+            | Plugin::Secret(_) => return None,
             Plugin::Other => Err(VolumeError::Unsupported { kind: kind(volume).unwrap_or_default() }),
         })
     }
 
-    fn objects(&self, pod: &Pod) -> Result<PodObjects<'_>, VolumeError> {
-        PodObjects::of(pod, self.api.as_ref(), &self.local).ok_or_else(|| VolumeError::Content {
-            problem: "not supported due to running kubelet in standalone mode".to_owned(),
-        })
+    /// Writes the files of a volume that is made of them.
+    fn write_files(
+        &self,
+        site: &Site<'_>,
+        (plugin, name): (&'static str, &str),
+        payload: &Payload,
+    ) -> Result<MountedVolume, VolumeError> {
+        let pod = site.pod;
+        let size = match plugin {
+            paths::CONFIG_MAP => Size::on_disk(payload.bytes()),
+            _ => Size::in_memory(payload.bytes(), payload.entries()),
+        };
+        let reserved = self.actual().reserve((pod.uid(), pod.namespace()), name, size);
+        reserved.map_err(|exceeded| match exceeded {
+            Exceeded::Bytes => VolumeError::FilesTooLarge,
+            Exceeded::Memory => VolumeError::FilesTakeMemory { whose: "the pod", limit: MAX_MEMORY },
+            Exceeded::Share { limit } => {
+                VolumeError::FilesTakeMemory { whose: "all pods of the namespace or the node", limit }
+            }
+        })?;
+        let mounted = files::set_up(site, (plugin, name), payload, self.settings.allocatable.memory)?;
+        self.actual().wrote(pod.uid(), name, size);
+        Ok(mounted)
     }
 
     fn make_pod_dirs(&self, pod: &Pod) -> Result<(PathBuf, OwnedFd), VolumeError> {
@@ -297,6 +299,49 @@ impl Volumes {
         }
         Ok((path, dir))
     }
+}
+
+/// Where the files of volumes come from.
+pub(super) struct Sources<'a> {
+    pub(super) api: Option<&'a PodApi>,
+    pub(super) local: &'a LocalObjects,
+    pub(super) allocatable: &'a NodeAllocatable,
+    /// The sink of warnings about certificates.
+    pub(super) events: &'a EventSink,
+}
+
+/// The files of a volume that is made of them, and the directory of its plugin; `None` for another
+/// volume. May wait for the API server.
+pub(super) fn payload(
+    pod: &Pod,
+    volume: &Volume,
+    sources: &Sources<'_>,
+    stop: &StopToken,
+) -> Option<(&'static str, Result<Payload, VolumeError>)> {
+    let Sources { api, local, allocatable, events } = *sources;
+    let objects = || {
+        PodObjects::of(pod, api, local).ok_or_else(|| VolumeError::Content {
+            problem: "not supported due to running kubelet in standalone mode".to_owned(),
+        })
+    };
+    Some(match Plugin::of(volume) {
+        Plugin::DownwardApi(source) => {
+            let items = source.items.as_deref();
+            let payload = downward_api::payload(pod, items, source.default_mode, allocatable);
+            (paths::DOWNWARD_API, payload)
+        }
+        Plugin::Projected(source) => {
+            let known = projected::Known { objects: objects().ok(), api, allocatable, events };
+            (paths::PROJECTED, projected::payload(pod, &volume.name, source, &known, stop))
+        }
+        Plugin::ConfigMap(source) => {
+            (paths::CONFIG_MAP, objects().and_then(|it| config_map::payload(it, pod, source, stop)))
+        }
+        Plugin::Secret(source) => {
+            (paths::SECRET, objects().and_then(|it| secret::payload(it, pod, source, stop)))
+        }
+        _ => return None,
+    })
 }
 
 /// The plugin and the name of each volume that the pod's containers refer to. Volumes of claims are
@@ -384,7 +429,8 @@ impl<'a> SetUp<'a> {
         SetUp {
             volumes,
             site,
-            changes: volumes.objects(site.pod).map_or(0, |objects| objects.changes(site.pod.uid())),
+            changes: PodObjects::of(site.pod, volumes.api.as_ref(), &volumes.local)
+                .map_or(0, |objects| objects.changes(site.pod.uid())),
             queue: Queue::new(wanted.len()),
             wanted,
             report,
@@ -422,8 +468,10 @@ impl<'a> SetUp<'a> {
         let volume = wanted.volume;
         if wanted.begun.is_none() {
             let before = self.volumes.actual().get(pod.uid(), &volume.name);
-            if let Some(mounted) = before.filter(|_| !self.volumes.is_kept_up_to_date(pod, volume)) {
-                wanted.state = State::Ready(mounted);
+            if let Some(mounted) = &before
+                && !self.volumes.is_kept_up_to_date(pod, volume)
+            {
+                wanted.state = State::Ready(mounted.clone());
                 self.queue.tried(index, Outcome::Ready);
                 return Ok(());
             }
@@ -435,6 +483,12 @@ impl<'a> SetUp<'a> {
             let now = Instant::now();
             wanted.begun = Some(now);
             self.volumes.progress().begins(pod.uid(), &volume.name, now);
+            if let Some(mounted) = before {
+                if !self.volumes.is_at_hand(pod, volume) {
+                    return self.update(index, volume, mounted);
+                }
+                self.volumes.drop_refresh(pod.uid(), &volume.name);
+            }
         }
         if let Some(result) = self.volumes.set_up_here(self.site, volume) {
             let outcome = self.record(index, result)?;
@@ -464,6 +518,32 @@ impl<'a> SetUp<'a> {
         Ok(())
     }
 
+    /// Brings a volume up to date that the pod has. If that takes long, the pod keeps what it has until
+    /// its next sync.
+    fn update(&mut self, index: usize, volume: &Volume, mounted: MountedVolume) -> Result<(), VolumeError> {
+        let Site { pod, stop, .. } = *self.site;
+        let result = match self.volumes.refresh(pod, volume, &mounted, stop) {
+            Some(Ok(Fresh::Mounted(mounted))) => Ok(mounted),
+            Some(Ok(Fresh::Files(payload))) => {
+                let plugin = Plugin::of(volume).directory();
+                self.volumes.write_files(self.site, (plugin, &volume.name), &payload)
+            }
+            Some(Err(VolumeError::Stopping)) if stop.is_stopped() => return Err(VolumeError::Stopping),
+            // An update that ended with an earlier sync is started again by the next one.
+            None | Some(Err(VolumeError::Stopping)) => {
+                if let Some(wanted) = self.wanted.get_mut(index) {
+                    wanted.state = State::Ready(mounted);
+                }
+                self.queue.tried(index, Outcome::Ready);
+                return Ok(());
+            }
+            Some(Err(error)) => Err(error),
+        };
+        let outcome = self.record(index, result)?;
+        self.queue.tried(index, outcome);
+        Ok(())
+    }
+
     /// Starts the set-up of a volume that touches a file system which may hang: the path may
     /// lie on a network mount whose server does not respond.
     fn start(&self, index: usize, volume: &Volume) -> Result<Operation, VolumeError> {
@@ -473,16 +553,14 @@ impl<'a> SetUp<'a> {
             let _ = report.send((index, result));
         };
         let (kinds, pod, wanted) = (Arc::clone(&self.volumes.kinds), self.site.pod.clone(), volume.clone());
-        let before = self.volumes.actual().get(pod.uid(), &volume.name);
         let operations = self.volumes.operations.clone();
-        let work = move |stop: &StopToken| match (&wanted.host_path, before) {
-            (Some(source), _) => {
+        let work = move |stop: &StopToken| match &wanted.host_path {
+            Some(source) => {
                 // Nothing is made in the pod's directory.
                 operations.step_out(pod.uid(), &wanted.name);
                 host_path::set_up(&wanted.name, source)
             }
-            (None, Some(mounted)) => kinds.refresh(&pod, &wanted, mounted, stop),
-            (None, None) => kinds.set_up(&pod, &wanted, stop),
+            None => kinds.set_up(&pod, &wanted, stop),
         };
         let share = self.volumes.share(self.site.pod, volume);
         let key = (self.site.pod.uid(), volume.name.as_str(), &share);
@@ -747,8 +825,8 @@ mod tests {
     use super::*;
     use crate::kube::objects::Objects;
     use crate::kube::objects::{Key, Kind, Object};
-    use crate::kube::{PodApi, claims::Claims, runtime_classes::RuntimeClasses, tokens::Tokens};
-    use crate::model::event::{Event, EventSink};
+    use crate::kube::{claims::Claims, runtime_classes::RuntimeClasses, tokens::Tokens};
+    use crate::model::event::Event;
     use crossbeam_channel::Receiver;
     use serde_json::json;
 
@@ -1061,6 +1139,130 @@ mod tests {
         assert_eq!((read(), volumes.setup(&pod, &never).unwrap()), ("2".to_owned(), ready));
         volumes.tear_down(pod.uid(), &never).unwrap();
         assert!(!path.exists());
+    }
+
+    /// An API server whose first token is due at once. It does not respond while the receiver is open.
+    struct Silent(std::sync::Mutex<Option<Receiver<()>>>, std::sync::atomic::AtomicU32);
+
+    impl Silent {
+        fn wait(&self) {
+            if let Some(silent) = &*self.0.lock().unwrap() {
+                let _ = silent.recv_timeout(Duration::from_secs(60));
+            }
+        }
+    }
+
+    impl crate::kube::tokens::TokenApi for Silent {
+        fn create(
+            &self,
+            _: &str,
+            _: &str,
+            _: &serde_json::Value,
+        ) -> Result<crate::kube::tokens::TokenAnswer, String> {
+            let number = self.1.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            if number > 0 {
+                self.wait();
+            }
+            let answer = json!({
+                "spec": {"expirationSeconds": if number == 0 { 0 } else { 3600 }},
+                "status": {"token": number.to_string(), "expirationTimestamp": "2100-01-01T00:00:00Z"},
+            });
+            Ok(serde_json::from_value(answer).unwrap())
+        }
+    }
+
+    impl crate::kube::claims::ClaimApi for Silent {
+        fn read_claim(
+            &self,
+            _: &str,
+            _: &str,
+        ) -> Result<crate::model::persistent::Claim, crate::kube::claims::ReadError> {
+            self.wait();
+            Err(crate::kube::claims::ReadError::Refused { text: "gone".to_owned() })
+        }
+        fn read_volume(
+            &self,
+            _: &str,
+        ) -> Result<crate::model::persistent::PersistentVolume, crate::kube::claims::ReadError> {
+            Err(crate::kube::claims::ReadError::Refused { text: "gone".to_owned() })
+        }
+        fn read_secret(&self, _: &str, _: &str) -> Result<Object, crate::kube::claims::ReadError> {
+            Err(crate::kube::claims::ReadError::Refused { text: "gone".to_owned() })
+        }
+    }
+
+    /// Each sync of the pod waited for the limit of a request, or two.
+    #[test]
+    fn silent_api_server_does_not_delay_a_pod_that_has_its_volumes() {
+        let root = tempfile::tempdir().unwrap();
+        let map = Key::new(Kind::ConfigMap, "n", "map");
+        let object = |version: &str| Object {
+            resource_version: version.to_owned(),
+            data: [("k".to_owned(), version.as_bytes().to_vec())].into(),
+            ..Object::default()
+        };
+        let objects = Objects::fixed(vec![(map.clone(), object("1"))]);
+        let (answer, silent) = bounded::<()>(0);
+        let server = |silent: &Receiver<()>| {
+            let silent = std::sync::Mutex::new(Some(silent.clone()));
+            Box::new(Silent(silent, std::sync::atomic::AtomicU32::new(0)))
+        };
+        let api = PodApi {
+            objects: objects.clone(),
+            tokens: Tokens::new(server(&silent)),
+            services: Default::default(),
+            classes: RuntimeClasses::none(),
+            claims: Claims::new(server(&silent)),
+            trust: Default::default(),
+        };
+        let (events, queue) = EventSink::new();
+        let settings = Settings {
+            root_dir: root.path().to_owned(),
+            allocatable: Default::default(),
+            plugin_dir: Default::default(),
+            node: String::new(),
+        };
+        let volumes =
+            Volumes::new(settings, Deps { events, api: Some(api.clone()), local: Default::default() });
+        let token = json!({"serviceAccountToken": {"path": "t", "expirationSeconds": 3600}});
+        let pod = pod(
+            json!([
+                {"name": "p", "projected": {"sources": [token]}},
+                {"name": "c", "persistentVolumeClaim": {"claimName": "c"}},
+                {"name": "m", "configMap": {"name": "map"}},
+            ]),
+            &["p", "c", "m"],
+        );
+        api.register(&pod);
+        // The pod has the volume of the claim, which may have grown.
+        volumes.kinds.set_refreshed(pod.uid(), "c", true);
+        let claimed = MountedVolume {
+            volume: "c".to_owned(),
+            host_path: root.path().join("c"),
+            read_only: false,
+            selinux_relabel: false,
+        };
+        volumes.keep(&pod, &claimed, None);
+        let never = StopToken::never();
+        let ready = volumes.setup(&pod, &never).unwrap();
+        assert_eq!(ready.len(), 3);
+        let read =
+            |index: usize, name: &str| std::fs::read_to_string(ready[index].host_path.join(name)).unwrap();
+        objects.set(&map, Some(object("2")));
+        // The server responds when `answer` is dropped: no sync waits for that.
+        for _ in 0..2 {
+            assert_eq!(volumes.setup(&pod, &never).unwrap(), ready);
+            volumes.remount(&pod, &never);
+        }
+        assert_eq!((read(0, "t"), read(2, "k")), ("0".to_owned(), "2".to_owned()));
+        drop(answer);
+        let until = Instant::now() + Duration::from_secs(60);
+        while read(0, "t") != "1" && Instant::now() < until {
+            volumes.remount(&pod, &never);
+        }
+        assert!(read(0, "t") == "1" && queue.is_empty());
+        volumes.tear_down(pod.uid(), &never).unwrap();
+        assert!(volumes.refreshes.lock().unwrap().is_empty());
     }
 
     /// 1,000 volumes of 32 MiB each would fill the node's memory.

@@ -56,6 +56,7 @@ impl Volumes {
         let path = paths::pod(&self.settings.root_dir, uid)?;
         self.retries().forget(uid);
         self.actual().forget(uid);
+        self.end_refreshes(uid);
         self.operations.settle(uid, stop)?;
         let dir = match paths::open_pod(&self.settings.root_dir, uid) {
             Ok(dir) => dir,

@@ -324,6 +324,12 @@ impl Objects {
         }
     }
 
+    /// Whether [`Objects::get`] returns without a wait or a request.
+    #[must_use]
+    pub fn is_cached(&self, key: &Key) -> bool {
+        matches!(self.shared.step(key), Step::Done(_))
+    }
+
     /// A ConfigMap; waits up to the usual limit of pods.
     ///
     /// # Errors

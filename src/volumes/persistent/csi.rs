@@ -44,7 +44,7 @@ impl Kinds {
         })
     }
 
-    pub(super) fn set_refreshed(&self, uid: &PodUid, volume: &str, is_refreshed: bool) {
+    pub(in super::super) fn set_refreshed(&self, uid: &PodUid, volume: &str, is_refreshed: bool) {
         let mut refreshed = self.refreshed();
         let volumes = refreshed.entry(uid.clone()).or_default();
         if is_refreshed {
