@@ -81,7 +81,24 @@ pub struct TokenRequest {
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct VolumeAttachment {
     pub metadata: AttachmentMeta,
+    pub spec: VolumeAttachmentSpec,
     pub status: VolumeAttachmentStatus,
+}
+
+/// `spec` of a VolumeAttachment.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct VolumeAttachmentSpec {
+    pub source: AttachmentSource,
+}
+
+/// `spec.source` of a VolumeAttachment.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(missing_docs, reason = "the names are those of the API")]
+pub struct AttachmentSource {
+    pub persistent_volume_name: Option<String>,
 }
 
 /// `metadata` of a VolumeAttachment.

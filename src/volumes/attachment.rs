@@ -205,10 +205,14 @@ impl Attachments {
         let _ = self.keep_if.set(keep);
     }
 
+    /// The lists of the node's object.
+    pub(super) fn shown(&self) -> Option<Shown> {
+        self.controller.get().and_then(|controller| (controller.shown)())
+    }
+
     /// The names of volumes in the node's object.
     pub(super) fn shown_names(&self) -> BTreeSet<String> {
-        let shown = self.controller.get().and_then(|controller| (controller.shown)());
-        shown.map(|shown| shown.in_use.union(&shown.attached).cloned().collect()).unwrap_or_default()
+        self.shown().map(|shown| shown.in_use.union(&shown.attached).cloned().collect()).unwrap_or_default()
     }
 
     /// The response to a request with this list has arrived, or there was nothing to write while no

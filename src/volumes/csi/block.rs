@@ -56,6 +56,7 @@ impl Csi {
         let name = wanted.unique_name();
         make_dirs(&files.data, "make directory")?;
         self.record(wanted, None).write(&files.data).map_err(io("write the record in", &files.data))?;
+        self.lost().known(&name, Some(&wanted.spec_name));
         if self.users().label(&name).is_none() {
             if at.abilities.stage {
                 make_dirs(&files.staging, "make directory")?;
@@ -144,7 +145,11 @@ impl Csi {
         let files = self.files(&place.spec_name)?;
         let name = match Record::read(&files.data) {
             Look::Record(record) => Some(names::unique_name(&record.driver_name, &record.volume_handle)),
-            Look::Missing | Look::Damaged(_) => self.users().name_at(place),
+            Look::Missing => self.users().name_at(place),
+            Look::Damaged(_) => {
+                let found = self.find_name(&place.spec_name, Form::Block, stop);
+                found.map_err(|why| self.not_known(Phase::TearDown, &place.spec_name, &why))?
+            }
         };
         let Some(name) = name else {
             self.unlink(&files, &place.pod, &link)?;
@@ -152,7 +157,7 @@ impl Csi {
             return Ok(());
         };
         let _turn = self.turn(&name, stop)?;
-        if let Look::Record(record) = Record::read(&files.data) {
+        if let Some(record) = self.record_of_block(&files, &place.spec_name, &name)? {
             // The mount holds the device, and must go before the driver takes the device away.
             self.let_go(&files, &place.pod)?;
             self.unpublish(&record, &files.publish.join(place.pod.as_str()), stop)?;
@@ -160,6 +165,20 @@ impl Csi {
         self.unlink(&files, &place.pod, &link)?;
         let is_last = self.users().remove(&name, place);
         released(if is_last { self.release_block(&place.spec_name, &name, stop) } else { Ok(()) })
+    }
+
+    /// The record of the block volume with this unique name; a damaged one is made again.
+    fn record_of_block(
+        &self,
+        files: &Files,
+        spec_name: &str,
+        name: &str,
+    ) -> Result<Option<Record>, VolumeError> {
+        match Record::read(&files.data) {
+            Look::Record(record) => Ok(Some(record)),
+            Look::Missing => Ok(None),
+            Look::Damaged(_) => self.restore_block(spec_name, name).map(Some),
+        }
     }
 
     /// Removes the mount of the device for one pod.
@@ -185,7 +204,7 @@ impl Csi {
             return Err(not_begun(Phase::UnmountDevice, text));
         }
         self.users().doubt(name);
-        if let Look::Record(record) = Record::read(&files.data) {
+        if let Some(record) = self.record_of_block(&files, spec_name, name)? {
             self.call_unstage(&record, &files.staging, stop)?;
         }
         self.clear_block(&files)?;
@@ -220,15 +239,14 @@ impl Csi {
         stop: &StopToken,
     ) -> Result<(), VolumeError> {
         let files = self.files(spec_name)?;
-        let Look::Record(record) = Record::read(&files.data) else {
+        let name = match Record::read(&files.data) {
+            Look::Record(record) => Some(names::unique_name(&record.driver_name, &record.volume_handle)),
             // No driver was called, or its work was undone.
-            return if rebuild::is_any_below(self.mounter.as_ref(), &files.home) {
-                Ok(())
-            } else {
-                self.clear_block(&files)
-            };
+            Look::Missing if rebuild::is_any_below(self.mounter.as_ref(), &files.home) => return Ok(()),
+            Look::Missing => None,
+            Look::Damaged(_) => self.recover_block(spec_name, stop)?,
         };
-        let name = names::unique_name(&record.driver_name, &record.volume_handle);
+        let Some(name) = name else { return self.clear_block(&files) };
         if self.users().may_be_used(&name) {
             return Ok(());
         }

@@ -42,6 +42,13 @@ pub trait Cluster: Send + Sync {
     /// The VolumeAttachment of this name, read now.
     fn attachment(&self, name: &str, stop: &StopToken) -> Result<VolumeAttachment, ClusterError>;
 
+    /// The name of the persistent volume in the VolumeAttachment of this name; `None`: there is none for
+    /// this node.
+    fn attached_volume(&self, name: &str, stop: &StopToken) -> Result<Option<String>, ClusterError> {
+        let _ = (name, stop);
+        Ok(None)
+    }
+
     /// The content of a Secret.
     fn secret(&self, name: &SecretReference, stop: &StopToken) -> Result<Secrets, ClusterError>;
 
@@ -67,6 +74,15 @@ impl Cluster for PodCluster {
 
     fn attachment(&self, name: &str, _: &StopToken) -> Result<VolumeAttachment, ClusterError> {
         self.0.claims.attachment(name).map_err(failed)
+    }
+
+    fn attached_volume(&self, name: &str, _: &StopToken) -> Result<Option<String>, ClusterError> {
+        match self.0.claims.attachment(name) {
+            Ok(found) => Ok(found.spec.source.persistent_volume_name),
+            // A node may read those that are for it.
+            Err(ReadError::Refused { .. }) => Ok(None),
+            Err(error) => Err(failed(error)),
+        }
     }
 
     fn secret(&self, name: &SecretReference, _: &StopToken) -> Result<Secrets, ClusterError> {

@@ -375,6 +375,8 @@ pub(super) struct FakeCluster {
     pub(super) driver: Mutex<CsiDriver>,
     pub(super) attachment: Mutex<Option<VolumeAttachment>>,
     pub(super) secrets: Mutex<BTreeMap<String, Secrets>>,
+    /// The names of persistent volumes by VolumeAttachment; `None`: the API server does not respond.
+    pub(super) attached: Mutex<Option<BTreeMap<String, String>>>,
 }
 
 impl FakeCluster {
@@ -383,6 +385,7 @@ impl FakeCluster {
         let cluster = FakeCluster::default();
         *cluster.attachment.lock().unwrap() = Some(VolumeAttachment {
             metadata: AttachmentMeta::default(),
+            spec: Default::default(),
             status: VolumeAttachmentStatus {
                 attached: true,
                 attachment_metadata: [("dev".to_owned(), "sdx".to_owned())].into(),
@@ -401,6 +404,12 @@ impl Cluster for FakeCluster {
     fn attachment(&self, name: &str, _: &StopToken) -> Result<VolumeAttachment, ClusterError> {
         let found = self.attachment.lock().unwrap().clone();
         found.ok_or_else(|| ClusterError(format!("volumeattachments.storage.k8s.io {name:?} not found")))
+    }
+
+    fn attached_volume(&self, name: &str, _: &StopToken) -> Result<Option<String>, ClusterError> {
+        let attached = self.attached.lock().unwrap();
+        let known = attached.as_ref().ok_or_else(|| ClusterError("no response".to_owned()))?;
+        Ok(known.get(name).cloned())
     }
 
     fn secret(&self, name: &SecretReference, _: &StopToken) -> Result<Secrets, ClusterError> {

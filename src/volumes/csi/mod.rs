@@ -8,7 +8,8 @@
 //! - `driver`: the calls of a driver, behind a trait; `client` sends them over gRPC.
 //! - `visits`: the thread that has the drivers measure their volumes (`measure`), and asks them again
 //!   how many volumes the node may have.
-//! - `rebuild`: what a start finds on the disk.
+//! - `rebuild`: what a start finds on the disk; `lost` and `recover`: which volume it is if a
+//!   record is damaged.
 //!
 //! Invariants: a driver is called from the thread of the volume's operation, and each call has a
 //! deadline; operations on one volume never overlap, also those of several pods, except for walks
@@ -27,6 +28,7 @@ mod expand;
 mod fake;
 #[cfg(test)]
 mod fault_tests;
+mod lost;
 mod measure;
 #[cfg(test)]
 mod model_tests;
@@ -36,6 +38,7 @@ mod node_info;
 mod publish;
 mod rebuild;
 mod record;
+mod recover;
 mod registry;
 mod remove;
 mod request;

@@ -125,15 +125,27 @@ pub(super) fn is_damaged(layout: &Layout, name: &str) -> bool {
     dir.is_some_and(|dir| matches!(Record::read(&dir), Look::Damaged(_)))
 }
 
-/// Whether the volume of this unique name has anything on the disk of the node, or may have.
+/// Whether the volume of this unique name has anything on the disk of the node, or may have, apart from
+/// block volumes with a damaged record.
 pub(super) fn may_be_staged(layout: &Layout, name: &str) -> bool {
     let is_it = |(driver, handle): &(String, String)| names::unique_name(driver, handle) == name;
-    let is_damaged_block = |name: &String| {
-        layout.block(name).is_ok_and(|dir| matches!(Record::read(&dir.join("data")), Look::Damaged(_)))
+    staged(layout).iter().any(is_it) || is_damaged(layout, name)
+}
+
+/// Whether anything of a block volume is left on the node apart from its record: a mount, or what a
+/// driver has made.
+pub(super) fn has_block_parts(mounter: &dyn Mounter, layout: &Layout, spec_name: &str) -> bool {
+    let (Ok(home), Ok(publish), Ok(staging)) =
+        (layout.block(spec_name), layout.block_publish(spec_name), layout.block_staging(spec_name))
+    else {
+        return false;
     };
-    staged(layout).iter().any(is_it)
-        || is_damaged(layout, name)
-        || block_volumes(layout).iter().any(is_damaged_block)
+    let is_file = std::fs::symlink_metadata(&staging).is_ok_and(|found| !found.is_dir());
+    is_any_below(mounter, &home)
+        || !entries(&publish).is_empty()
+        || is_file
+        || !entries(&staging).is_empty()
+        || mounter.is_mount_point(&staging).unwrap_or(true)
 }
 
 /// The directories of staged file systems.

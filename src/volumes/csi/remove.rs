@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::super::error::VolumeError;
 use super::super::group_marker::Marker;
-use super::super::kind::{Phase, Place};
+use super::super::kind::{Form, Phase, Place};
 use super::error::{io, not_begun, of_call};
 use super::mounter::unmount_all;
 use super::names::{self, GLOBAL_MOUNT, RECORD};
@@ -26,7 +26,11 @@ impl Csi {
         let dir = self.layout.of_pod(place)?;
         let name = match Record::read(&dir) {
             Look::Record(record) => Some(names::unique_name(&record.driver_name, &record.volume_handle)),
-            Look::Missing | Look::Damaged(_) => self.users().name_at(place),
+            Look::Missing => self.users().name_at(place),
+            Look::Damaged(_) => {
+                let found = self.find_name(&place.spec_name, Form::Filesystem, stop);
+                found.map_err(|why| self.not_known(Phase::TearDown, &place.spec_name, &why))?
+            }
         };
         let Some(name) = name else {
             // Without a record no driver was called, or its work was undone.
@@ -40,7 +44,14 @@ impl Csi {
         match Record::read(&dir) {
             Look::Record(record) => self.unpublish(&record, &dir.join(TARGET), stop)?,
             Look::Missing => {}
-            Look::Damaged(why) => log::warn!("damaged record of a volume in {}: {why}", dir.display()),
+            Look::Damaged(why) => {
+                log::warn!("damaged record of a volume in {}: {why}; it is {name}", dir.display());
+                if let Some((driver, handle)) = names::parts(&name) {
+                    let (driver_name, volume_handle) = (driver.to_owned(), handle.to_owned());
+                    let record = Record { driver_name, volume_handle, ..Record::default() };
+                    self.unpublish(&record, &dir.join(TARGET), stop)?;
+                }
+            }
         }
         self.clear_dir(&dir, Some(TARGET))?;
         Marker::of(&dir)?.remove();
@@ -189,7 +200,11 @@ impl Csi {
 
     /// A volume that no pod uses any more, and that was never staged, is not in use.
     fn forget_if_gone(&self, name: &str, stop: &StopToken) -> Result<(), VolumeError> {
-        let is_left = || self.users().may_be_used(name) || rebuild::may_be_staged(&self.layout, name);
+        let is_left = || {
+            self.users().may_be_used(name)
+                || rebuild::may_be_staged(&self.layout, name)
+                || self.lost().may_be(name)
+        };
         if is_left() {
             return Ok(());
         }

@@ -40,6 +40,9 @@ impl Csi {
             users.set_pod_name(&place, &wanted.volume);
             users.set_attached(&name, is_attached);
         });
+        if !self.lost().is_lost(&wanted.spec_name, wanted.form) {
+            self.lost().known(&name, None);
+        }
         if is_attached
             && !is_mounted
             && let Err(mut wait) = self.attachments.may_mount(&place.pod, &name, Instant::now())

@@ -726,6 +726,104 @@ fn volume_whose_record_is_damaged_is_neither_detached_nor_unstaged_while_its_pod
     agent.node.check();
 }
 
+/// The file of the record of a block volume.
+fn damage_block(agent: &FakeAgent, wanted: &Wanted) {
+    let data = agent.csi.layout.block(&wanted.spec_name).unwrap().join("data");
+    std::fs::write(data.join("vol_data.json"), "{").unwrap();
+}
+
+/// The node's object has these volumes, all of them attached.
+fn show(agent: &FakeAgent, names: &[String]) {
+    let names: BTreeSet<String> = names.iter().cloned().collect();
+    let shown = Shown { in_use: names.clone(), attached: names };
+    agent.csi.attachments.agree_with(Controller {
+        shown: Box::new(move || Some(shown.clone())),
+        changed: Box::new(|| {}),
+        wake: Box::new(|_| {}),
+    });
+}
+
+/// Its driver was never called, and the device was detached while it was in use.
+#[test]
+fn volume_with_a_damaged_record_is_given_back_to_its_driver() {
+    for form in [Form::Filesystem, Form::Block] {
+        let agent = FakeAgent::new();
+        let a = Wanted { form, ..wanted("a", "h") };
+        set_up(&agent, &a).unwrap();
+        match form {
+            Form::Block => damage_block(&agent, &a),
+            Form::Filesystem => {
+                let dir = agent.csi.layout.of_pod(&a.place()).unwrap();
+                std::fs::write(dir.join("vol_data.json"), "").unwrap();
+            }
+        }
+        tear_down(&agent, &a).unwrap();
+        assert_eq!((agent.node.published(), agent.node.staged()), (0, 0), "{form:?}");
+        assert!(agent.left().is_empty() && agent.csi.attachments.in_use().is_empty(), "{:?}", agent.left());
+        agent.node.check();
+    }
+}
+
+/// It counted as released, and was neither unstaged nor kept in use.
+#[test]
+fn block_volume_with_a_damaged_record_stays_in_use_until_it_is_known() {
+    let mut agent = FakeAgent::new();
+    let a = Wanted { form: Form::Block, ..wanted("a", "h") };
+    let b = wanted("b", "i");
+    set_up(&agent, &a).unwrap();
+    set_up(&agent, &b).unwrap();
+    damage_block(&agent, &a);
+    agent.restart();
+    let other = format!("kubernetes.io/csi/{DRIVER}^x");
+    show(&agent, &[a.unique_name(), b.unique_name(), other.clone()]);
+    let list = || agent.csi.attachments.list().1;
+    assert_eq!(list(), [a.unique_name(), b.unique_name(), other.clone()]);
+    // The API server does not respond: the removal is repeated.
+    let error = kind_error(tear_down(&agent, &a).unwrap_err());
+    assert_eq!((error.phase, error.certainty), (Phase::TearDown, Certainty::NotBegun));
+    assert!(error.message.starts_with("the record of volume pv-h is damaged, and it is not"), "{error}");
+    let error = kind_error(agent.csi.release_unused(&StopToken::never()).unwrap_err());
+    assert!(error.message.ends_with("which one it is: no response"), "{error}");
+    assert_eq!(agent.node.staged(), 2);
+    // Another volume that is released meanwhile is not kept.
+    let id = |handle: &str| names::attachment_name(handle, DRIVER, "n1");
+    let attached = [(id("h"), "pv-h".to_owned()), (id("x"), "pv-x".to_owned())].into();
+    *agent.cluster.attached.lock().unwrap() = Some(attached);
+    tear_down(&agent, &a).unwrap();
+    tear_down(&agent, &b).unwrap();
+    agent.csi.release_unused(&StopToken::never()).unwrap();
+    assert_eq!((agent.node.published(), agent.node.staged()), (0, 0));
+    assert!(list().is_empty(), "{:?}", list());
+    assert!(agent.left().is_empty(), "{:?}", agent.left());
+    agent.node.check();
+}
+
+#[test]
+fn staged_block_volumes_without_a_pod_and_with_damaged_records_are_unstaged() {
+    let mut agent = FakeAgent::new();
+    let all = ["h", "k"].map(|handle| Wanted { form: Form::Block, ..wanted("a", handle) });
+    for volume in &all {
+        set_up(&agent, volume).unwrap();
+        agent.node.fail("unstage", Fault::Final);
+        tear_down(&agent, volume).unwrap();
+        damage_block(&agent, volume);
+    }
+    assert_eq!(agent.node.staged(), 2);
+    agent.restart();
+    let shown = all.each_ref().map(Wanted::unique_name);
+    show(&agent, &shown);
+    agent.csi.release_unused(&StopToken::never()).unwrap_err();
+    // The API server does not know the attachments yet, but the controller shows them.
+    *agent.cluster.attached.lock().unwrap() = Some(BTreeMap::new());
+    agent.csi.release_unused(&StopToken::never()).unwrap_err();
+    assert_eq!((agent.node.staged(), agent.csi.attachments.list().1), (2, shown.to_vec()));
+    let of = |handle: &str| (names::attachment_name(handle, DRIVER, "n1"), format!("pv-{handle}"));
+    *agent.cluster.attached.lock().unwrap() = Some([of("h"), of("k")].into());
+    agent.csi.release_unused(&StopToken::never()).unwrap();
+    assert_eq!(agent.node.staged(), 0);
+    assert!(agent.left().is_empty() && agent.csi.attachments.list().1.is_empty(), "{:?}", agent.left());
+}
+
 /// It stayed mounted on the node.
 #[test]
 fn staged_volume_whose_record_is_damaged_is_found_in_the_object_of_the_node() {

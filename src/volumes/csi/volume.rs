@@ -11,6 +11,7 @@ use super::super::operations::Operations;
 use super::super::paths;
 use super::cluster::Cluster;
 use super::driver::{Abilities, Driver, Pairs};
+use super::lost::{self, Lost};
 use super::measure::Measured;
 use super::mounter::Mounter;
 use super::names::{self, Layout};
@@ -51,6 +52,8 @@ pub struct Csi {
     pub(super) mounter: Arc<dyn Mounter>,
     pub(super) attachments: Arc<Attachments>,
     pub(super) turns: Turns,
+    /// Held for look-ups only.
+    pub(super) lost: Arc<Mutex<Lost>>,
     /// Held for look-ups only, never across a call or a system call.
     users: Mutex<Users>,
     /// Likewise.
@@ -99,9 +102,16 @@ impl Csi {
             users.found(&names::unique_name(&driver, &handle));
         }
         attachments.set(Holder::Csi, users.names());
-        if rebuild::has_damaged(&layout) {
-            let layout = layout.clone();
-            attachments.keep_if(Box::new(move |name| rebuild::is_damaged(&layout, name)));
+        let mut lost = Lost::default();
+        lost.found(&lost::damaged_blocks(&layout), users.all());
+        let is_any = lost.is_any();
+        let lost = Arc::new(Mutex::new(lost));
+        if is_any || rebuild::has_damaged(&layout) {
+            let (layout, lost) = (layout.clone(), Arc::clone(&lost));
+            attachments.keep_if(Box::new(move |name| {
+                rebuild::is_damaged(&layout, name)
+                    || lost.lock().unwrap_or_else(PoisonError::into_inner).may_be(name)
+            }));
         }
         Csi {
             settings,
@@ -111,6 +121,7 @@ impl Csi {
             mounter,
             attachments,
             turns: Turns::default(),
+            lost,
             users: Mutex::new(users),
             measured: Mutex::default(),
         }

@@ -1,0 +1,91 @@
+//! Block volumes whose record is damaged. Until it is known which volume such a one is, it may be each
+//! that the node's object names, and none of these is detached. (The directory of a staged file system
+//! has the hash of its handle.)
+
+use std::collections::BTreeSet;
+
+use super::super::kind::Form;
+use super::names;
+use super::rebuild;
+use super::record::{Look, Record};
+
+/// Block volumes with a damaged record (pure).
+#[derive(Debug, Default)]
+pub(super) struct Lost {
+    /// The names of their directories.
+    dirs: BTreeSet<String>,
+    /// The unique names of other volumes.
+    others: BTreeSet<String>,
+}
+
+impl Lost {
+    /// These block volumes have a damaged record; `others` are the volumes whose records are readable.
+    pub(super) fn found(&mut self, dirs: &[String], others: impl IntoIterator<Item = String>) {
+        if dirs.iter().any(|dir| !self.dirs.contains(dir)) {
+            self.dirs.extend(dirs.iter().cloned());
+            self.others = others.into_iter().collect();
+        }
+    }
+
+    /// A volume is known: `dir` is the name of its directory if it is a block volume.
+    pub(super) fn known(&mut self, name: &str, dir: Option<&str>) {
+        if self.dirs.is_empty() {
+            return;
+        }
+        if dir.is_none_or(|dir| !self.dirs.remove(dir)) {
+            self.others.insert(name.to_owned());
+        }
+    }
+
+    /// Whether this is one of them.
+    pub(super) fn is_lost(&self, spec_name: &str, form: Form) -> bool {
+        form == Form::Block && self.dirs.contains(spec_name)
+    }
+
+    /// Nothing is left of a block volume.
+    pub(super) fn gone(&mut self, dir: &str) {
+        self.dirs.remove(dir);
+    }
+
+    /// Whether one of them may be the volume of this unique name.
+    pub(super) fn may_be(&self, name: &str) -> bool {
+        !self.dirs.is_empty() && names::parts(name).is_some() && !self.others.contains(name)
+    }
+
+    pub(super) fn is_any(&self) -> bool {
+        !self.dirs.is_empty()
+    }
+}
+
+/// The block volumes with a damaged record.
+pub(super) fn damaged_blocks(layout: &names::Layout) -> Vec<String> {
+    let is_damaged = |name: &String| {
+        layout.block(name).is_ok_and(|dir| matches!(Record::read(&dir.join("data")), Look::Damaged(_)))
+    };
+    rebuild::block_volumes(layout).into_iter().filter(is_damaged).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_volume_may_be_each_that_is_not_known() {
+        let name = |handle: &str| names::unique_name("d", handle);
+        let mut lost = Lost::default();
+        lost.known(&name("a"), None);
+        assert!(!lost.may_be(&name("a")), "none is lost");
+        lost.found(&["pv".to_owned()], [name("b")]);
+        assert!(lost.may_be(&name("a")) && lost.may_be(&name("c")));
+        assert!(!lost.may_be(&name("b")) && !lost.may_be("kubernetes.io/iscsi/x"));
+        lost.known(&name("a"), Some("other"));
+        assert!(!lost.may_be(&name("a")));
+        // What is known of the first one may not hold for another one.
+        lost.found(&["pv2".to_owned()], []);
+        assert!(lost.may_be(&name("a")));
+        lost.known(&name("c"), Some("pv"));
+        assert!(lost.is_any() && lost.may_be(&name("a")));
+        lost.gone("pv2");
+        assert!(!lost.is_any() && !lost.may_be(&name("a")));
+    }
+}

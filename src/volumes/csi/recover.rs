@@ -1,0 +1,126 @@
+//! Volumes whose record is damaged: which one it is shows the VolumeAttachment in the API server, which
+//! has the name of the persistent volume.
+//!
+//! DIFFERS: the Go kubelet leaves such a volume as it is.
+
+use std::sync::{MutexGuard, PoisonError};
+
+use super::super::error::VolumeError;
+use super::super::kind::{Form, Phase};
+use super::error::{io, not_begun};
+use super::lost::Lost;
+use super::names;
+use super::rebuild;
+use super::record::Record;
+use super::request::Lifecycle;
+use super::volume::Csi;
+use crate::util::stop::StopToken;
+
+/// Names in the node's object for which the API server is asked in one attempt.
+const MAX_ASKED: usize = 256;
+
+impl Csi {
+    pub(super) fn lost(&self) -> MutexGuard<'_, Lost> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The unique name of the persistent volume, as far as pods or the cluster know it. `None`: no
+    /// controller has attached it to this node.
+    ///
+    /// # Errors
+    /// When that cannot be known yet.
+    pub(super) fn find_name(
+        &self,
+        spec_name: &str,
+        form: Form,
+        stop: &StopToken,
+    ) -> Result<Option<String>, String> {
+        let users = self.users().places(None);
+        let user = users.iter().find(|place| place.spec_name == spec_name && place.form == form);
+        if let Some(name) = user.and_then(|place| self.users().name_at(place)) {
+            return Ok(Some(name));
+        }
+        if !self.attachments.is_controlled() {
+            return Ok(None);
+        }
+        let shown = self.attachments.shown().ok_or("the object of the node is not known yet")?;
+        let all = shown.in_use.union(&shown.attached);
+        let candidates = all.filter(|name| form == Form::Filesystem || self.lost().may_be(name));
+        let candidates: Vec<&String> = candidates.collect();
+        let mut unknown = (candidates.len() > MAX_ASKED).then(|| "too many volumes are attached".to_owned());
+        for name in candidates.into_iter().take(MAX_ASKED) {
+            let Some((driver, handle)) = names::parts(name) else { continue };
+            let id = names::attachment_name(handle, driver, &self.settings.node_name);
+            match self.cluster.attached_volume(&id, stop) {
+                Ok(Some(found)) if found == spec_name => return Ok(Some(name.clone())),
+                // The record of this one is damaged, too.
+                Ok(Some(found)) if self.lost().is_lost(&found, Form::Block) => {}
+                Ok(Some(_)) => self.lost().known(name, None),
+                // The controller shows it as attached: the API server may not know that yet.
+                Ok(None) if shown.attached.contains(name) => {
+                    unknown = Some(format!("VolumeAttachment {id} was not found"));
+                }
+                Ok(None) => self.lost().known(name, None),
+                Err(error) => unknown = Some(error.to_string()),
+            }
+        }
+        unknown.map_or(Ok(None), Err)
+    }
+
+    /// The error of a volume of which it is not known yet which one it is.
+    pub(super) fn not_known(&self, phase: Phase, spec_name: &str, why: &str) -> VolumeError {
+        let text = format!(
+            "the record of volume {spec_name} is damaged, and it is not known which one it is: {why}"
+        );
+        not_begun(phase, text)
+    }
+
+    /// The record of a block volume, from its unique name; it is written again.
+    pub(super) fn restore_block(&self, spec_name: &str, name: &str) -> Result<Record, VolumeError> {
+        let Some((driver, handle)) = names::parts(name) else {
+            return Err(VolumeError::Name { name: name.to_owned() });
+        };
+        let node = &self.settings.node_name;
+        let record = Record {
+            spec_name: spec_name.to_owned(),
+            volume_handle: handle.to_owned(),
+            driver_name: driver.to_owned(),
+            node_name: node.clone(),
+            attachment: names::attachment_name(handle, driver, node),
+            volume_lifecycle_mode: Lifecycle::Persistent.as_str().to_owned(),
+            selinux_context: String::new(),
+        };
+        let dir = self.layout.block(spec_name)?.join("data");
+        log::warn!("the record of block volume {spec_name} is damaged, and is made again: it is {name}");
+        record.write(&dir).map_err(io("write the record in", &dir))?;
+        // Known as a volume in use before it is no candidate any more.
+        self.change(|users| users.found(name));
+        self.lost().known(name, Some(spec_name));
+        Ok(record)
+    }
+
+    /// Handles a block volume with a damaged record that no known pod uses. Its name, if it is known
+    /// now, and the record is readable again.
+    pub(super) fn recover_block(
+        &self,
+        spec_name: &str,
+        stop: &StopToken,
+    ) -> Result<Option<String>, VolumeError> {
+        let readable = rebuild::staged(&self.layout).into_iter();
+        let readable = readable.map(|(driver, handle)| names::unique_name(&driver, &handle));
+        self.lost().found(&[spec_name.to_owned()], readable);
+        let phase = Phase::UnmountDevice;
+        let found = self.find_name(spec_name, Form::Block, stop);
+        match found.map_err(|why| self.not_known(phase, spec_name, &why))? {
+            Some(name) => self.restore_block(spec_name, &name).map(|_| Some(name)),
+            None if rebuild::has_block_parts(self.mounter.as_ref(), &self.layout, spec_name) => {
+                let why = "no controller has attached it, and something of it is left on the node";
+                Err(self.not_known(phase, spec_name, why))
+            }
+            None => {
+                self.lost().gone(spec_name);
+                Ok(None)
+            }
+        }
+    }
+}
