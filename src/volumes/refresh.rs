@@ -157,7 +157,10 @@ impl Volumes {
         let (kinds, api, local) = (Arc::clone(&self.kinds), self.api.clone(), self.local.clone());
         let (events, allocatable) = (self.events.clone(), self.settings.allocatable.clone());
         let (owner, wanted, mounted) = (pod.clone(), volume.clone(), mounted.clone());
+        let operations = self.operations.clone();
         let work = move |stop: &StopToken| {
+            // Nothing is done in the pod's directory before there is a response.
+            operations.step_out(owner.uid(), &wanted.name);
             let (api, allocatable) = (api.as_ref(), &allocatable);
             let sources = Sources { api, local: &local, allocatable, events: &events };
             match payload(&owner, &wanted, &sources, stop) {

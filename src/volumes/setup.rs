@@ -1265,6 +1265,42 @@ mod tests {
         assert!(volumes.refreshes.lock().unwrap().is_empty());
     }
 
+    /// The removal of a pod waited for the limits of requests.
+    #[test]
+    fn silent_api_server_does_not_delay_the_removal_of_a_pod() {
+        let root = tempfile::tempdir().unwrap();
+        let (answer, silent) = bounded::<()>(0);
+        let server = || {
+            let silent = std::sync::Mutex::new(Some(silent.clone()));
+            Box::new(Silent(silent, std::sync::atomic::AtomicU32::new(0)))
+        };
+        let (volumes, mut api, _queue) = volumes_with(root.path(), &Objects::fixed(Vec::new()));
+        api.claims = Claims::new(server());
+        api.tokens = Tokens::new(server());
+        let (settings, events) = (volumes.settings.clone(), volumes.events.clone());
+        let volumes =
+            Volumes::new(settings, Deps { events, api: Some(api.clone()), local: Default::default() });
+        let token = json!({"serviceAccountToken": {"path": "t", "expirationSeconds": 3600}});
+        let claim = json!({"name": "c", "persistentVolumeClaim": {"claimName": "c"}});
+        let pod = pod(json!([{"name": "p", "projected": {"sources": [token]}}, claim]), &["p", "c"]);
+        api.register(&pod);
+        let never = StopToken::never();
+        let volumes = Arc::new(volumes);
+        let (source, stop) = crate::util::stop::pair();
+        let (owner, owned) = (Arc::clone(&volumes), pod.clone());
+        let set_up = crate::util::testing::beside(move || owner.setup(&owned, &stop));
+        // The first token arrives; the claim and the next token do not.
+        while volumes.actual().get(pod.uid(), "p").is_none() || !volumes.operations.is_busy(pod.uid()) {
+            std::thread::yield_now();
+        }
+        drop(source);
+        assert!(matches!(set_up.result(), Err(VolumeError::Stopping)));
+        volumes.remount(&pod, &never);
+        volumes.tear_down(pod.uid(), &never).unwrap();
+        assert!(volumes.operations.has_left(pod.uid()), "the server has not responded");
+        drop(answer);
+    }
+
     /// 1,000 volumes of 32 MiB each would fill the node's memory.
     #[test]
     fn files_of_all_volumes_of_a_pod_share_one_limit() {

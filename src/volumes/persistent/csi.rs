@@ -68,7 +68,7 @@ impl Kinds {
         mounted: MountedVolume,
         stop: &StopToken,
     ) -> Result<MountedVolume, VolumeError> {
-        let spec = match self.resolve(pod, volume) {
+        let spec = match self.resolve_outside(pod, volume) {
             Ok(spec) => spec,
             Err(VolumeError::Stopping) => return Err(VolumeError::Stopping),
             Err(error) => {

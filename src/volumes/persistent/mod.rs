@@ -259,6 +259,14 @@ impl Kinds {
         Ok(Spec::persistent(&wanted, &claim, &found))
     }
 
+    /// As [`Kinds::resolve`], in an operation: a pod that is removed does not wait for the API server.
+    pub(super) fn resolve_outside(&self, pod: &Pod, volume: &Volume) -> Result<Spec, VolumeError> {
+        self.operations.step_out(pod.uid(), &volume.name);
+        let spec = self.resolve(pod, volume);
+        self.operations.step_in(pod.uid(), &volume.name)?;
+        spec
+    }
+
     /// Makes the volume ready for the pod. Idempotent. May hang.
     pub(super) fn set_up(
         &self,
@@ -266,7 +274,7 @@ impl Kinds {
         volume: &Volume,
         stop: &StopToken,
     ) -> Result<MountedVolume, VolumeError> {
-        let spec = self.resolve(pod, volume)?;
+        let spec = self.resolve_outside(pod, volume)?;
         let plugin = plugin_of(&spec.source);
         let server = server_of(&spec.source);
         self.plugins
