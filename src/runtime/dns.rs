@@ -9,7 +9,18 @@ use crate::model::pod::Pod;
 use crate::transport::generated::runtime::DNSConfig;
 use crate::util::untrusted;
 
-use super::settings::Settings;
+/// What the node adds to the settings of its pods.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeDns<'a> {
+    /// The node's resolver file; empty: none.
+    pub resolv_conf: &'a Path,
+    /// The cluster's servers.
+    pub cluster_dns: &'a [IpAddr],
+    /// The cluster's domain, or empty.
+    pub cluster_domain: &'a str,
+    /// The node's own addresses.
+    pub node_ips: &'a [IpAddr],
+}
 
 const NAMESERVER_LIMIT: usize = 3;
 const SEARCH_LIMIT: usize = 32;
@@ -21,7 +32,9 @@ const FILE_LIMIT: u64 = 10 << 20;
 /// Resolver settings: servers, searches and options.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Resolver {
+    /// Addresses, as they were written.
     pub servers: Vec<String>,
+    /// Search domains.
     pub searches: Vec<String>,
     /// `name` or `name:value`.
     pub options: Vec<String>,
@@ -29,6 +42,7 @@ pub struct Resolver {
 
 /// Why the node's resolver file cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the values are")]
 pub enum DnsError {
     #[error("cannot read resolv.conf {}: {error}", path.display())]
     Read { path: PathBuf, error: std::io::Error },
@@ -68,7 +82,11 @@ pub fn read_host(path: &Path) -> Result<Resolver, DnsError> {
     parse(&String::from_utf8_lossy(&bytes), path)
 }
 
-fn parse(text: &str, path: &Path) -> Result<Resolver, DnsError> {
+/// Reads the text of the file `path` (Go: `parseResolvConf`).
+///
+/// # Errors
+/// When a line names no server.
+pub fn parse(text: &str, path: &Path) -> Result<Resolver, DnsError> {
     let mut resolver = Resolver::default();
     for (number, line) in text.lines().enumerate() {
         if line.trim_start().starts_with('#') {
@@ -101,17 +119,17 @@ fn parse(text: &str, path: &Path) -> Result<Resolver, DnsError> {
 }
 
 /// The settings of `pod` and the warnings about them.
-pub fn pod_resolver(pod: &Pod, host: Resolver, settings: &Settings) -> (Resolver, Vec<DnsNotice>) {
+pub fn pod_resolver(pod: &Pod, host: Resolver, node: &NodeDns<'_>) -> (Resolver, Vec<DnsNotice>) {
     let mut notices = Vec::new();
     let mut resolver = match pod.spec().dns_policy.as_deref() {
         Some("None") => Resolver::default(),
-        Some("Default") => of_host(host, settings),
-        Some("ClusterFirst") if pod.host_network() => of_host(host, settings),
-        _ if settings.cluster_dns.is_empty() => {
+        Some("Default") => of_host(host, node),
+        Some("ClusterFirst") if pod.host_network() => of_host(host, node),
+        _ if node.cluster_dns.is_empty() => {
             notices.push(DnsNotice::MissingClusterDns);
-            of_host(host, settings)
+            of_host(host, node)
         }
-        _ => of_cluster(pod, host, settings),
+        _ => of_cluster(pod, host, node),
     };
     if let Some(own) = &pod.spec().dns_config {
         append(&mut resolver, own);
@@ -120,31 +138,29 @@ pub fn pod_resolver(pod: &Pod, host: Resolver, settings: &Settings) -> (Resolver
     (resolver, notices)
 }
 
-fn of_host(host: Resolver, settings: &Settings) -> Resolver {
-    if !settings.resolv_conf.as_os_str().is_empty() {
+fn of_host(host: Resolver, node: &NodeDns<'_>) -> Resolver {
+    if !node.resolv_conf.as_os_str().is_empty() {
         return host;
     }
     // No file: look-ups must end on this machine, in each family that the node has.
-    let loopback = |ip: &IpAddr| if ip.is_ipv6() { "::1" } else { "127.0.0.1" }.to_owned();
-    let mut servers: Vec<String> = settings.node_ips.iter().map(loopback).collect();
+    let loopback = |ip: &IpAddr| if ip.to_canonical().is_ipv6() { "::1" } else { "127.0.0.1" }.to_owned();
+    let mut servers: Vec<String> = node.node_ips.iter().map(loopback).collect();
     if servers.is_empty() {
         servers.push("127.0.0.1".to_owned());
     }
     Resolver { servers: unique(servers), searches: vec![".".to_owned()], options: Vec::new() }
 }
 
-fn of_cluster(pod: &Pod, host: Resolver, settings: &Settings) -> Resolver {
-    let domain = settings.cluster_domain.as_str();
-    let mut searches = Vec::new();
+fn of_cluster(pod: &Pod, host: Resolver, node: &NodeDns<'_>) -> Resolver {
+    let domain = node.cluster_domain;
+    let mut searches = host.searches;
     if !domain.is_empty() {
-        searches.push(format!("{}.svc.{domain}", pod.namespace()));
-        searches.push(format!("svc.{domain}"));
-        searches.push(domain.to_owned());
+        let own = [format!("{}.svc.{domain}", pod.namespace()), format!("svc.{domain}"), domain.to_owned()];
+        searches = unique(own.into_iter().chain(searches).collect());
     }
-    searches.extend(host.searches);
     Resolver {
-        servers: settings.cluster_dns.iter().map(ToString::to_string).collect(),
-        searches: unique(searches),
+        servers: node.cluster_dns.iter().map(|ip| ip.to_canonical().to_string()).collect(),
+        searches,
         // The node's options are for the node's servers.
         options: vec!["ndots:5".to_owned()],
     }
@@ -155,13 +171,22 @@ fn append(resolver: &mut Resolver, own: &PodDNSConfig) {
     resolver.servers = unique(std::mem::take(&mut resolver.servers));
     resolver.searches.extend(own.searches.iter().flatten().cloned());
     resolver.searches = unique(std::mem::take(&mut resolver.searches));
+    // A pod's option may have a colon in its name; an option without a value loses its colon.
+    let mut options: Vec<(&str, &str)> =
+        resolver.options.iter().map(|option| option.split_once(':').unwrap_or((option, ""))).collect();
     for option in own.options.iter().flatten() {
         let name = option.name.as_deref().unwrap_or_default();
-        match option.value.as_deref().unwrap_or_default() {
-            "" => set_option(&mut resolver.options, name),
-            value => set_option(&mut resolver.options, &format!("{name}:{value}")),
+        let value = option.value.as_deref().unwrap_or_default();
+        match options.iter_mut().find(|(old, _)| *old == name) {
+            Some((_, old)) => *old = value,
+            None => options.push((name, value)),
         }
     }
+    let text = |(name, value): (&str, &str)| match value {
+        "" => name.to_owned(),
+        value => format!("{name}:{value}"),
+    };
+    resolver.options = options.into_iter().map(text).collect();
 }
 
 /// Adds an option, or replaces the one of the same name.
@@ -262,14 +287,17 @@ mod tests {
         list.iter().map(|word| (*word).to_owned()).collect()
     }
 
-    fn resolve(spec: serde_json::Value, settings: &Settings) -> (Resolver, Vec<DnsNotice>) {
+    fn resolve(
+        spec: serde_json::Value,
+        settings: &super::super::settings::Settings,
+    ) -> (Resolver, Vec<DnsNotice>) {
         let mut spec = spec;
         spec["containers"] = json!([]);
         let pod = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": spec});
         pod_resolver(
             &Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap()),
             host(),
-            settings,
+            &settings.dns(),
         )
     }
 
@@ -338,5 +366,27 @@ mod tests {
         long.push("b".repeat(254));
         fit_searches(&mut long);
         assert_eq!(long.len(), 10);
+    }
+
+    /// As upstream merges and prints them.
+    #[test]
+    fn options_and_servers_are_written_as_by_go() {
+        let mut settings = super::super::tests::settings();
+        settings.cluster_dns = vec!["::ffff:10.96.0.10".parse().unwrap(), "fd00:0::a".parse().unwrap()];
+        let (resolver, _) = resolve(json!({}), &settings);
+        assert_eq!(resolver.servers, ["10.96.0.10", "fd00::a"]);
+        let pod = |own| {
+            let pod = json!({"metadata": {"name": "p", "namespace": "n"},
+                "spec": {"containers": [], "dnsPolicy": "Default", "dnsConfig": own}});
+            let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
+            let host = parse("options ndots: timeout:1:2 rotate\n", Path::new("f")).unwrap();
+            pod_resolver(&pod, host, &settings.dns()).0.options
+        };
+        assert_eq!(pod(json!(null)), ["ndots:", "timeout:1:2", "rotate"]);
+        assert_eq!(pod(json!({})), ["ndots", "timeout:1:2", "rotate"]);
+        assert_eq!(
+            pod(json!({"options": [{"name": "timeout:1", "value": ""}, {"name": "rotate", "value": "x"}]})),
+            ["ndots", "timeout:1:2", "rotate:x", "timeout:1"]
+        );
     }
 }

@@ -168,7 +168,7 @@ impl Node {
 
     fn sandbox(&self, pod: &Pod, attempt: u32) -> PodSandboxConfig {
         let host = read_host(&self.settings.resolv_conf).unwrap();
-        let (resolver, notices) = pod_resolver(pod, host, &self.settings);
+        let (resolver, notices) = pod_resolver(pod, host, &self.settings.dns());
         assert!(notices.is_empty());
         let settings = &self.settings;
         sandbox_config(SandboxInputs {

@@ -15,7 +15,7 @@ mod config_error;
 mod container_config;
 mod crash;
 mod devices;
-mod dns;
+pub mod dns;
 mod durations;
 mod env;
 mod env_file;

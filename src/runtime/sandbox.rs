@@ -154,7 +154,7 @@ impl Runtime {
     ) -> Result<(PodSandboxConfig, Vec<DnsNotice>), ConfigError> {
         let settings = &self.shared.settings;
         let host = dns::read_host(&settings.resolv_conf)?;
-        let (resolver, notices) = dns::pod_resolver(pod, host, settings);
+        let (resolver, notices) = dns::pod_resolver(pod, host, &settings.dns());
         let cgroup_parent = &(self.shared.cgroup_parent)(pod);
         let ids = self.user_namespace(pod, stop)?;
         let inputs = SandboxInputs { pod, attempt, resolver: &resolver, settings, cgroup_parent, ids };

@@ -15,6 +15,7 @@ use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
 use crate::util::gate::Gate;
 
+use super::dns::NodeDns;
 use super::images::records::Verification;
 use super::placement::SharedPlacement;
 
@@ -74,6 +75,19 @@ pub struct Settings {
     pub crash_backoff: (Duration, Duration),
     /// Gate `ContainerStopSignals`: whether `lifecycle.stopSignal` has an effect.
     pub stop_signals: bool,
+}
+
+impl Settings {
+    /// What the node adds to the resolver settings of its pods.
+    #[must_use]
+    pub fn dns(&self) -> NodeDns<'_> {
+        NodeDns {
+            resolv_conf: &self.resolv_conf,
+            cluster_dns: &self.cluster_dns,
+            cluster_domain: &self.cluster_domain,
+            node_ips: &self.node_ips,
+        }
+    }
 }
 
 /// The numbers of the machine and of node allocatable that requests to the runtime depend on.

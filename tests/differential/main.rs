@@ -24,6 +24,7 @@ mod memory;
 mod patches;
 mod peer;
 mod quantities;
+mod resolvers;
 mod responses;
 mod subjects;
 mod topology;

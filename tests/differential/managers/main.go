@@ -1,5 +1,6 @@
 // Command managers answers, line by line, what the kubelet's resource managers decide
-// (k8s.io/kubernetes/pkg/kubelet/cm). A question and its answer are a JSON object each.
+// (k8s.io/kubernetes/pkg/kubelet/cm), and how the kubelet reads files: of resolvers, of credentials,
+// and the kernel's. A question and its answer are a JSON object each.
 // It is a module apart from ../peer, because k8s.io/kubernetes takes minutes to build.
 package main
 
