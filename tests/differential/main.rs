@@ -16,6 +16,7 @@ mod random;
 
 mod chains;
 mod cpus;
+mod credentials;
 mod documents;
 mod durations;
 mod gates;

@@ -1,5 +1,6 @@
 //! Registry credentials from the node's docker configuration files (Go: pkg/credentialprovider).
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
@@ -7,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
 
 use super::records::PullSecret;
 use crate::model::image_name::{normalized, repository};
-use crate::util::encoding::from_base64;
+use crate::util::encoding::{from_base64, from_percent};
 use crate::util::untrusted;
 
 /// The files are read again after this time.
@@ -28,11 +29,13 @@ pub(super) const MAX_ENTRIES: usize = 1_000;
 /// Key of the default registry, for names without a host.
 const DEFAULT_REGISTRY: &str = "index.docker.io";
 
-/// A user name and password for a registry.
+/// A user name and password for a registry. Both may be empty: the pull is then tried without any.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Credential {
-    pub(super) username: String,
-    pub(super) password: String,
+pub struct Credential {
+    /// The user's name.
+    pub username: String,
+    /// The user's password.
+    pub password: String,
     /// The Secret of the credential; `None` for a credential of the node.
     pub(super) secret: Option<Arc<PullSecret>>,
 }
@@ -45,56 +48,145 @@ impl fmt::Debug for Credential {
 
 /// An entry in the format of files and programs.
 #[derive(Default)]
-pub(super) struct Entry {
+pub struct Entry {
     username: String,
     password: String,
     auth: String,
 }
 
-/// The content of a `config.json`.
-pub(super) struct DockerConfig {
-    pub(super) auths: BTreeMap<String, Entry>,
+/// The entries of a file by their key, which is a registry, perhaps with a scheme and a path.
+pub type Entries = BTreeMap<String, Entry>;
+
+/// The formats of files and Secrets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// `config.json`: the entries are in its object `auths`.
+    Current,
+    /// `.dockercfg`: an object of entries.
+    Legacy,
 }
 
-/// A field as Go's decoder finds it: in any case of letters. `null` counts as absent.
-fn field<'v>(value: &'v Value, name: &str) -> Option<&'v Value> {
-    let fields = value.as_object()?;
-    let inexact = || fields.iter().find(|(own, _)| own.eq_ignore_ascii_case(name)).map(|(_, value)| value);
-    fields.get(name).or_else(inexact).filter(|value| !value.is_null())
+/// The content of a `config.json`.
+struct DockerConfig {
+    auths: Entries,
+}
+
+/// Reads a file or Secret as Go's decoder does: names of fields in any case of letters, the last one
+/// counts, `null` changes nothing, and bytes that are no text are replaced.
+///
+/// # Errors
+/// When it is not JSON, or a part has another type. The message may contain a password.
+pub fn entries(bytes: &[u8], form: Form) -> serde_json::Result<Entries> {
+    let text = String::from_utf8_lossy(bytes);
+    match form {
+        Form::Current => serde_json::from_str::<DockerConfig>(&text).map(|config| config.auths),
+        Form::Legacy => serde_json::from_str::<Option<Entries>>(&text).map(Option::unwrap_or_default),
+    }
+}
+
+/// Whether Go's decoder takes `key` for the field `name`, which is in lower case: it folds all
+/// letters, of which two are not ASCII.
+fn is_field(key: &str, name: &str) -> bool {
+    let folded = key.chars().map(|one| match one {
+        '\u{17f}' => 's',
+        '\u{212a}' => 'k',
+        one => one.to_ascii_lowercase(),
+    });
+    folded.eq(name.chars())
+}
+
+struct EntryVisitor;
+
+impl<'de> Visitor<'de> for EntryVisitor {
+    type Value = Entry;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("an entry")
+    }
+
+    fn visit_unit<E>(self) -> Result<Entry, E> {
+        Ok(Entry::default())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entry, A::Error> {
+        let mut entry = Entry::default();
+        while let Some(key) = map.next_key::<String>()? {
+            let field = match key.as_str() {
+                key if is_field(key, "username") => &mut entry.username,
+                key if is_field(key, "password") => &mut entry.password,
+                key if is_field(key, "auth") => &mut entry.auth,
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                    continue;
+                }
+            };
+            if let Some(text) = map.next_value::<Option<String>>()? {
+                *field = text;
+            }
+        }
+        Ok(entry)
+    }
 }
 
 impl<'de> Deserialize<'de> for Entry {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let value = Value::deserialize(deserializer)?;
-        let text = |name: &str| -> Result<String, D::Error> {
-            match (&value, field(&value, name)) {
-                (Value::Object(_) | Value::Null, None) => Ok(String::new()),
-                (_, Some(Value::String(text))) => Ok(text.clone()),
-                // The value may be a secret.
-                _ => Err(serde::de::Error::custom("an entry has another type than Docker writes")),
+        deserializer.deserialize_any(EntryVisitor)
+    }
+}
+
+struct DockerConfigVisitor;
+
+impl<'de> Visitor<'de> for DockerConfigVisitor {
+    type Value = DockerConfig;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("an object with auths")
+    }
+
+    fn visit_unit<E>(self) -> Result<DockerConfig, E> {
+        Ok(DockerConfig { auths: Entries::new() })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<DockerConfig, A::Error> {
+        let mut auths = Entries::new();
+        while let Some(key) = map.next_key::<String>()? {
+            if !is_field(&key, "auths") {
+                map.next_value::<IgnoredAny>()?;
+                continue;
             }
-        };
-        Ok(Entry { username: text("username")?, password: text("password")?, auth: text("auth")? })
+            match map.next_value::<Option<Entries>>()? {
+                Some(more) => auths.extend(more),
+                None => auths.clear(),
+            }
+        }
+        Ok(DockerConfig { auths })
     }
 }
 
 impl<'de> Deserialize<'de> for DockerConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let value = Value::deserialize(deserializer)?;
-        let wrong = || serde::de::Error::custom("want an object with auths");
-        if !value.is_object() {
-            return Err(wrong());
+        deserializer.deserialize_any(DockerConfigVisitor)
+    }
+}
+
+impl Entry {
+    /// User name and password. `None`: `auth` is not base64 of both, and there is no user name.
+    ///
+    /// DIFFERS: upstream refuses the whole file.
+    fn pair(self) -> Option<(String, String)> {
+        if self.auth.is_empty() {
+            return Some((self.username, self.password));
         }
-        let auths = field(&value, "auths").cloned();
-        let auths = auths
-            .map(|auths| BTreeMap::<String, Entry>::deserialize(auths).map_err(|_| wrong()))
-            .transpose()?;
-        Ok(DockerConfig { auths: auths.unwrap_or_default() })
+        let decoded = decode(self.auth.trim());
+        if let Some((username, password)) = decoded.as_deref().and_then(|text| text.split_once(':')) {
+            return Some((username.to_owned(), password.to_owned()));
+        }
+        (!self.username.is_empty()).then_some((self.username, self.password))
     }
 }
 
 /// Credentials by key: host, port and path.
-pub(super) type Index = BTreeMap<String, Vec<Credential>>;
+pub type Index = BTreeMap<String, Vec<Credential>>;
 
 /// The entries of the files, which are read again regularly.
 pub(super) struct Keyring {
@@ -133,19 +225,10 @@ impl Keyring {
     }
 
     fn read(&self) -> Index {
-        let parse = |text: &str, kind: usize| -> serde_json::Result<BTreeMap<String, Entry>> {
-            if kind == 0 {
-                serde_json::from_str::<DockerConfig>(text).map(|config| config.auths)
-            } else {
-                serde_json::from_str(text)
-            }
-        };
-        for (kind, files) in self.files.iter().enumerate() {
+        for (form, files) in [Form::Current, Form::Legacy].into_iter().zip(&self.files) {
             for file in files {
-                let text = untrusted::read_own(file, FILE_LIMIT)
-                    .and_then(|text| String::from_utf8(text).map_err(io::Error::other));
-                let text = match text {
-                    Ok(text) => text,
+                let bytes = match untrusted::read_own(file, FILE_LIMIT) {
+                    Ok(bytes) => bytes,
                     Err(error)
                         if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
                     {
@@ -156,7 +239,7 @@ impl Keyring {
                         continue;
                     }
                 };
-                match parse(&text, kind) {
+                match entries(&bytes, form) {
                     Ok(entries) => match index(entries) {
                         Ok(index) => return index,
                         Err(error) => {
@@ -180,25 +263,20 @@ impl Keyring {
 /// There are more than [`MAX_ENTRIES`].
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it names more than {MAX_ENTRIES} registries")]
-pub(super) struct TooMany;
+pub struct TooMany;
 
-/// Entries by key, without those that have no user and those whose host no registry can have.
+/// Entries by key, without those that have no credentials and those whose host no registry can have.
 ///
 /// # Errors
 /// When there are more than [`MAX_ENTRIES`].
-pub(super) fn index(entries: BTreeMap<String, Entry>) -> Result<Index, TooMany> {
+pub fn index(entries: Entries) -> Result<Index, TooMany> {
     if entries.len() > MAX_ENTRIES {
         return Err(TooMany);
     }
     let mut index = Index::new();
     for (key, entry) in entries {
-        let decoded = decode(entry.auth.trim()).and_then(|text| {
-            let (username, password) = text.split_once(':')?;
-            Some((username.to_owned(), password.to_owned()))
-        });
-        let (username, password) = decoded.unwrap_or((entry.username, entry.password));
-        let key = normal_key(&key);
-        if !username.is_empty() && split_port(domain_of(&key).0).0.len() <= MAX_HOST {
+        let Some(((username, password), key)) = entry.pair().zip(normal_key(&key)) else { continue };
+        if split_port(domain_of(&key).0).0.len() <= MAX_HOST {
             let credential = Credential { username, password, secret: None };
             index.entry(key).or_default().push(credential);
         }
@@ -211,23 +289,46 @@ fn domain_of(key: &str) -> (&str, &str) {
     key.split_once('/').unwrap_or((key, ""))
 }
 
-fn split_port(domain: &str) -> (&str, Option<&str>) {
+/// The host and its port, which is empty if there is none. The address of IPv6 keeps its brackets.
+fn split_port(domain: &str) -> (&str, &str) {
     match domain.rsplit_once(':') {
-        Some((host, port)) => (host, Some(port)),
-        None => (domain, None),
+        Some((host, port)) if !port.contains(']') => (host, port),
+        _ => (domain, ""),
     }
 }
 
+/// The host with its port, and the decoded path, of a key without scheme, where Go's URL parser finds
+/// them: behind a user's name, and before `?` and `#`. `None`: it is no URL.
+fn location(key: &str) -> Option<(&str, Cow<'_, str>)> {
+    let (rest, fragment) = key.split_once('#').unwrap_or((key, ""));
+    let (place, _) = rest.split_once('?').unwrap_or((rest, ""));
+    let (authority, path) = place.find('/').map_or((place, ""), |at| place.split_at(at));
+    let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
+    let of_user = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:~!$&'()*+,;=%@".contains(&byte);
+    if rest.bytes().any(|byte| byte.is_ascii_control()) || !user.bytes().all(of_user) {
+        return None;
+    }
+    for escaped in [fragment, user] {
+        from_percent(escaped)?;
+    }
+    let path = match path.contains('%') {
+        true => Cow::Owned(String::from_utf8(from_percent(path)?).ok()?),
+        false => Cow::Borrowed(path),
+    };
+    Some((host, path))
+}
+
 /// A key without scheme and without the API version that docker puts behind the host (Go:
-/// `BasicDockerKeyring.Add`). A slash at its end stays: the path is then that of a directory.
-fn normal_key(key: &str) -> String {
-    let key = key.split_once("://").map_or(key, |(_, rest)| rest);
-    let (host, path) = key.find('/').map_or((key, ""), |at| key.split_at(at));
+/// `BasicDockerKeyring.Add`). A slash at its end stays: the path is then that of a directory. `None`: it
+/// is no URL.
+fn normal_key(key: &str) -> Option<String> {
+    let bare = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://"));
+    let (host, path) = location(bare.unwrap_or(key))?;
     let version = |version| path.strip_prefix(version).filter(|rest| rest.starts_with('/'));
-    match version("/v1").or_else(|| version("/v2")).unwrap_or(path) {
+    Some(match version("/v1").or_else(|| version("/v2")).unwrap_or(&path) {
         "/" => host.to_owned(),
         path => format!("{host}{path}"),
-    }
+    })
 }
 
 /// The whole name of an image without tag and digest, such as `docker.io/library/busybox`. `None`: it is
@@ -239,8 +340,9 @@ pub(super) fn full_repository(image: &str) -> Option<String> {
 /// The credentials that match `image`, the most specific first (Go: `BasicDockerKeyring.Lookup`, for the
 /// normalised repository).
 ///
-/// DIFFERS: upstream also uses the key of Docker Hub for `localhost/…` if no other key matches.
-pub(super) fn lookup(index: &Index, image: &str) -> Vec<Credential> {
+/// DIFFERS: upstream also uses the key of Docker Hub for `localhost/…` if no other key matches, and no
+/// key of a registry that is an IPv6 address without a port.
+pub fn lookup(index: &Index, image: &str) -> Vec<Credential> {
     let Some(name) = full_repository(image) else { return Vec::new() };
     let (domain, path) = domain_of(&name);
     // In reverse order longer and therefore more specific keys come first.
@@ -255,7 +357,9 @@ pub(super) fn lookup(index: &Index, image: &str) -> Vec<Credential> {
 
 /// Whether a key, in whose host parts may have wildcards, covers an image.
 pub(super) fn key_matches(key: &str, domain: &str, path: &str) -> bool {
-    let (key_domain, key_path) = domain_of(key);
+    // The path may contain what was escaped in the file (Go: `URLsMatchStr` parses it again).
+    let Some((key_domain, key_path)) = location(key) else { return false };
+    let key_path = key_path.strip_prefix('/').unwrap_or(&key_path);
     let ((key_host, key_port), (host, port)) = (split_port(key_domain), split_port(domain));
     // Longer texts are no host, and would take time.
     if key_host.len() > MAX_HOST || host.len() > MAX_HOST {
@@ -373,18 +477,66 @@ mod tests {
             r#"{"Auths": {"r.example": {"Auth": "dTpw", "username": null}}, "credHelpers": {}}"#,
             r#"{"auths": {"r.example": {"auth": "dT\npw\r\n"}, "s.example": null, "t.example": {}}}"#,
             r#"{"auths": null, "auths": {"r.example": {"username": "u", "password": "p"}}}"#,
+            // The last field counts, in any case; entries of a repeated object are added.
+            r#"{"auths": {"r.example": {"auth": "eDp5", "AUTH": "dTpw"}}, "Auth\u017f": {"s.example": {}}}"#,
+            r#"{"auths": {"r.example": {"username": "x", "Username": "u", "password": "p", "Password": null}}}"#,
+            // Numbers in fields that are not read.
+            r#"{"auths": {"r.example": {"auth": "dTpw", "n": 1e999}}, "n": 1e999}"#,
         ] {
-            let config: DockerConfig = serde_json::from_str(text).unwrap();
-            let found = lookup(&index(config.auths).unwrap(), "r.example/x");
+            let found =
+                lookup(&index(entries(text.as_bytes(), Form::Current).unwrap()).unwrap(), "r.example/x");
             assert_eq!(found.len(), 1, "{text}");
             assert_eq!((found[0].username.as_str(), found[0].password.as_str()), ("u", "p"), "{text}");
         }
-        assert!(serde_json::from_str::<DockerConfig>(r#"{"auths": null}"#).unwrap().auths.is_empty());
-        assert!(serde_json::from_str::<DockerConfig>("{}").unwrap().auths.is_empty());
-        for text in
-            ["[]", "null", r#"{"auths": 1}"#, r#"{"auths": {"r": []}}"#, r#"{"auths": {"r": {"auth": 1}}}"#]
-        {
-            assert!(serde_json::from_str::<DockerConfig>(text).is_err(), "{text}");
+        for text in [r#"{"auths": null}"#, "{}", "null", r#"{"auths": {"r.example": {}}, "auths": null}"#] {
+            assert!(entries(text.as_bytes(), Form::Current).unwrap().is_empty(), "{text}");
+        }
+        assert!(entries(b"null", Form::Legacy).unwrap().is_empty());
+        for text in ["[]", r#"{"auths": 1}"#, r#"{"auths": {"r": []}}"#, r#"{"auths": {"r": {"auth": 1}}}"#] {
+            assert!(entries(text.as_bytes(), Form::Current).is_err(), "{text}");
+        }
+        // Bytes that are no text.
+        let latin = b"{\"r.example\": {\"auth\": \"dTpw\", \"email\": \"f\xfcr\"}}";
+        assert_eq!(entries(latin, Form::Legacy).unwrap().len(), 1);
+    }
+
+    /// Such entries are written by a docker that keeps credentials elsewhere: the image may be public.
+    #[test]
+    fn entry_without_credentials_means_a_pull_without_them() {
+        let text = br#"{"auths": {"a.example": {}, "b.example": null, "c.example": {"identitytoken": "t"},
+            "d.example": {"auth": "Om=="}, "e.example": {"auth": "!"}, "f.example": {"auth": "!", "username": "u"}}}"#;
+        let index = index(entries(text, Form::Current).unwrap()).unwrap();
+        for (image, expected) in [
+            ("a.example/x", vec![""]),
+            ("b.example/x", vec![""]),
+            ("c.example/x", vec![""]),
+            ("d.example/x", vec![""]),
+            ("e.example/x", vec![]),
+            ("f.example/x", vec!["u"]),
+        ] {
+            assert_eq!(users(&index, image), expected, "{image}");
+        }
+    }
+
+    #[test]
+    fn keys_are_read_as_urls() {
+        for (key, image, matches) in [
+            ("https://r.example:/team?a=b#c", "r.example/team/x", true),
+            ("http://jane:a%20b@r.example", "r.example/x", true),
+            ("ja ne@r.example", "r.example/x", false),
+            ("r.example/te%61m", "r.example/team/x", true),
+            ("r.example/te%6", "r.example/team/x", false),
+            ("r.example/%3Fa", "r.example/x", true),
+            ("r.example#%", "r.example/x", false),
+            ("r.example?\u{1}", "r.example/x", false),
+            ("oci://r.example", "r.example/x", false),
+            ("[fd00::1]:5000", "[fd00::1]:5000/x", true),
+            ("[fd00::1]", "[fd00::1]/x", true),
+            ("r.example//team", "r.example/team/x", false),
+        ] {
+            let entry = Entry { username: "u".into(), ..Entry::default() };
+            let index = index([(key.to_owned(), entry)].into()).unwrap();
+            assert_eq!(!lookup(&index, image).is_empty(), matches, "{key}");
         }
     }
 

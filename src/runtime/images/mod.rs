@@ -1,7 +1,7 @@
 //! Provides the image of each container: parse the name, look it up, pull it, back off after
 //! failures (Go: pkg/kubelet/images). Called by pod workers, which block during pulls.
 
-mod credentials;
+pub mod credentials;
 #[cfg(test)]
 pub(super) mod fuzz;
 pub mod gc;

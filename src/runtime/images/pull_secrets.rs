@@ -1,9 +1,9 @@
 //! The registry credentials of a pod: its `imagePullSecrets` (Go: pkg/credentialprovider/secrets).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::credentials::{Credential, DockerConfig, Entry, Index, MAX_ENTRIES, index, lookup};
+use super::credentials::{self, Credential, Entries, Form, Index, MAX_ENTRIES, index, lookup};
 use super::records::PullSecret;
 use crate::kube::PodObjects;
 use crate::kube::objects::Object;
@@ -74,7 +74,7 @@ impl PullSecrets {
     /// at each image.
     ///
     /// DIFFERS: upstream has no limit.
-    fn index_more(&self, entries: BTreeMap<String, Entry>) -> Result<Index, &'static str> {
+    fn index_more(&self, entries: Entries) -> Result<Index, &'static str> {
         let known: usize = self.index.values().map(Vec::len).sum();
         if known + entries.len() > MAX_ENTRIES {
             return Err("the pod's pull secrets name too many registries together");
@@ -99,22 +99,21 @@ impl PullSecrets {
 }
 
 /// The credentials in a secret. The decoder's message may contain one, so it is not returned.
-fn entries(secret: &Object) -> Result<BTreeMap<String, Entry>, &'static str> {
+fn entries(secret: &Object) -> Result<Entries, &'static str> {
     let of = |(kind, key): (&str, &str)| {
         let filled = secret.data.get(key).filter(|data| !data.is_empty());
         filled.filter(|_| secret.secret_type == kind)
     };
     if let Some(data) = of(JSON) {
-        let config = serde_json::from_slice::<DockerConfig>(data);
-        return config
-            .map(|config| config.auths)
+        return credentials::entries(data, Form::Current)
             .map_err(|_| "its .dockerconfigjson is not what is expected");
     }
     if let Some(data) = of(LEGACY) {
-        return serde_json::from_slice(data).map_err(|_| "its .dockercfg is not what is expected");
+        return credentials::entries(data, Form::Legacy)
+            .map_err(|_| "its .dockercfg is not what is expected");
     }
     // As upstream, a Secret of another type has no credentials, and is no error.
-    Ok(BTreeMap::new())
+    Ok(Entries::new())
 }
 
 /// As upstream has it in its records: the hash of the JSON form, written the way Go does.
