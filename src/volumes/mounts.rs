@@ -26,17 +26,17 @@ pub(super) const OWN_NUMBER: [&str; 3] = ["bcachefs", "btrfs", "zfs"];
 
 /// One line of the mount table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Mount {
+pub struct Mount {
     /// The directory or file that it covers.
-    pub(super) point: PathBuf,
+    pub point: PathBuf,
     /// The part of the file system that is visible there.
-    pub(super) root: PathBuf,
+    pub root: PathBuf,
     /// `major:minor` of the file system.
-    pub(super) device: String,
+    pub device: String,
     /// The type of the file system.
-    pub(super) kind: String,
+    pub kind: String,
     /// The device or export that was mounted.
-    pub(super) source: String,
+    pub source: String,
 }
 
 impl Mount {
@@ -70,7 +70,13 @@ pub(super) fn read() -> Result<Vec<PathBuf>, VolumeError> {
 
 /// The mount table with all fields, in its order.
 pub(super) fn table() -> Result<Vec<Mount>, VolumeError> {
-    Ok(bytes()?.split(|byte| *byte == b'\n').filter_map(line).collect())
+    Ok(table_of(&bytes()?))
+}
+
+/// The lines of the kernel's text (proc(5)). Others than the kernel's are left out.
+#[must_use]
+pub fn table_of(text: &[u8]) -> Vec<Mount> {
+    text.split(|byte| *byte == b'\n').filter_map(line).collect()
 }
 
 fn bytes() -> Result<Vec<u8>, VolumeError> {

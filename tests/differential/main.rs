@@ -21,6 +21,7 @@ mod documents;
 mod durations;
 mod gates;
 mod heads;
+mod kernel_files;
 mod memory;
 mod patches;
 mod peer;
