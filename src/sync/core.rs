@@ -1,6 +1,7 @@
 //! Decides what to do about each event (pure; Go: HandlePod{Additions,Updates,Removes,Cleanups}).
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
@@ -43,7 +44,7 @@ pub enum Effect {
     StartAfter {
         /// The pod that was admitted.
         pod: PodUid,
-        /// The pods that are stopped for it.
+        /// The pods that are preempted, for this pod or for one before.
         victims: Vec<Pod>,
     },
     /// Stop a pod that only the runtime knows.
@@ -94,6 +95,20 @@ pub(super) struct Desired {
     pub(super) rejected: bool,
     /// The only reason for the rejection was a shutdown of the machine.
     pub(super) rejected_for_shutdown: bool,
+    /// The pods that end before this one starts.
+    pub(super) starts_after: BTreeSet<PodUid>,
+}
+
+/// The active pods now, and when the pods that are preempted have ended. Each list has a pod once.
+pub(super) struct Load {
+    /// All active pods.
+    all: Vec<Pod>,
+    /// Those that use resources now: the pods that are preempted, but not those that start after them.
+    pub(super) now: Vec<Pod>,
+    /// Those that will use resources: not the pods that are preempted, but those that start after them.
+    pub(super) later: Vec<Pod>,
+    /// The pods that are preempted, and have not ended.
+    pub(super) victims: Vec<Pod>,
 }
 
 /// The state outside the core that its decisions need.
@@ -120,6 +135,27 @@ pub struct World<'a> {
     pub allocate: &'a dyn Fn(&Pod, &[Pod], bool) -> Admission,
     /// The node, for admission.
     pub node: &'a NodeView,
+}
+
+impl Load {
+    /// Decides about a new pod, and whether there is room for it beside the pods that are preempted. One
+    /// that has room only without them is admitted, as by the Go kubelet, which decides when they have
+    /// ended.
+    fn admit(&self, pod: &Pod, node: &NodeView, ready: bool, world: &World<'_>) -> (Admission, bool) {
+        let has_room = Cell::new(true);
+        let allocate = || match (world.allocate)(pod, &self.all, ready) {
+            Admission::Reject { .. } if !self.victims.is_empty() => {
+                has_room.set(false);
+                (world.allocate)(pod, &self.later, ready)
+            }
+            outcome => outcome,
+        };
+        let verdict = admission::admit_with(pod, &self.later, node, &allocate);
+        let fits_now =
+            || self.victims.is_empty() || admission::admit(pod, &self.now, node) == Admission::Admit;
+        let has_room = has_room.get() && fits_now();
+        (verdict, has_room)
+    }
 }
 
 /// Whether a pod runs that has no worker. A source may still deliver it.
@@ -198,6 +234,13 @@ impl Core {
     #[must_use]
     pub fn admitted(&self, uid: &PodUid) -> Option<&Pod> {
         self.desired.get(uid).filter(|desired| !desired.rejected).map(|desired| &desired.granted)
+    }
+
+    /// The pods for which this one waited have ended, or had their time to do so.
+    pub fn end_wait(&mut self, uid: &PodUid) {
+        if let Some(one) = self.desired.get_mut(uid) {
+            one.starts_after.clear();
+        }
     }
 
     /// Marks an admitted pod as rejected: it is to end before it has started. Returns its object;
@@ -295,6 +338,9 @@ impl Core {
                     // its grace period.
                     let grace_override = pod.is_deleting().then_some(0);
                     self.desired.remove(pod.uid());
+                    for other in self.desired.values_mut() {
+                        other.starts_after.remove(pod.uid());
+                    }
                     self.deferred_resizes.retain(|other| other != pod.uid());
                     effects.push(if (world.has_worker)(pod.uid()) {
                         Effect::Kill(pod.uid().clone(), Kill { grace_override, failure: None })
@@ -331,6 +377,25 @@ impl Core {
         self.desired.values().filter(is_active).map(|one| one.granted.clone()).collect()
     }
 
+    /// The active pods now and later.
+    ///
+    /// DIFFERS: the Go kubelet handles no other pod until the pods that it preempts have ended.
+    pub(super) fn load(&self, world: &World<'_>) -> Load {
+        let all = self.active(world);
+        let desired = |pod: &Pod| self.desired.get(pod.uid());
+        let preempted: BTreeSet<&PodUid> =
+            all.iter().filter_map(desired).flat_map(|one| &one.starts_after).collect();
+        let victims: Vec<Pod> = all.iter().filter(|pod| preempted.contains(pod.uid())).cloned().collect();
+        let is_victim = |pod: &Pod| victims.iter().any(|victim| victim.uid() == pod.uid());
+        let waits = |pod: &Pod| {
+            let after = desired(pod).map(|one| &one.starts_after);
+            after.is_some_and(|after| victims.iter().any(|victim| after.contains(victim.uid())))
+        };
+        let now = all.iter().filter(|pod| !waits(pod)).cloned().collect();
+        let later = all.iter().filter(|pod| !is_victim(pod)).cloned().collect();
+        Load { all, now, later, victims }
+    }
+
     /// The shutdown was cancelled: static pods that were rejected for it go through admission
     /// again. No controller would replace them.
     ///
@@ -355,7 +420,7 @@ impl Core {
         // DIFFERS: upstream starts it with those of the former one, and resizes it.
         let is_incarnation = pod.is_static() && (world.has_worker)(&uid);
         let granted = if is_incarnation { pod.clone() } else { (world.granted)(&pod) };
-        let active = self.active(world);
+        let load = self.load(world);
         // DIFFERS: if the shutdown or the pressure began before the Go kubelet learned of the pod, it
         // rejects the pod even if it runs; its containers are then stopped without their grace
         // period.
@@ -365,39 +430,52 @@ impl Core {
         } else {
             Cow::Borrowed(world.node)
         };
-        let allocate = || (world.allocate)(&granted, &active, self.sources_ready());
+        // A pod that runs already, before a restart of the agent, does not wait. Before the first list,
+        // every pod counts as running; the wait has a limit and stops nothing.
+        let can_wait = !world.is_listed || !(world.still_runs)(&uid);
+        let mut starts_after = Vec::new();
+        let (mut rejected, mut rejected_for_shutdown) = (false, false);
         let verdict = match pod.is_over() {
             true => Admission::Admit,
-            false => admission::admit_with(&granted, &active, &node, &allocate),
+            false => {
+                let (verdict, has_room) = load.admit(&granted, &node, self.sources_ready(), world);
+                starts_after.extend((!has_room).then(|| load.victims.clone()).into_iter().flatten());
+                verdict
+            }
         };
-        let (mut rejected, mut rejected_for_shutdown) = (false, false);
         match verdict {
-            Admission::Admit => effects.push(Effect::Update(granted.clone())),
+            Admission::Admit => {}
             Admission::Reject { reason, message } => {
                 rejected = true;
                 rejected_for_shutdown = reason == reasons::NODE_SHUTDOWN;
                 effects.push(Effect::Reject { pod: pod.clone(), reason, message });
             }
             Admission::Preempt { victims, resource } => {
-                let chosen = active.iter().filter(|other| victims.contains(other.uid()));
+                let chosen = load.later.iter().filter(|other| victims.contains(other.uid()));
                 let chosen: Vec<Pod> = chosen.cloned().collect();
                 effects.extend(
                     chosen
                         .iter()
                         .map(|victim| Effect::Preempt { victim: victim.clone(), resource: resource.clone() }),
                 );
-                // A pod that runs already, before a restart of the agent, does not wait. Before the
-                // first list, every pod counts as running; the wait has a limit and stops nothing.
-                if !world.is_listed || !(world.still_runs)(&uid) {
-                    effects.push(Effect::StartAfter { pod: uid.clone(), victims: chosen });
-                }
-                effects.push(Effect::Update(granted.clone()));
+                starts_after.extend(chosen);
             }
         }
-        if !rejected && granted != pod {
-            self.deferred_resizes.push(uid.clone());
+        if rejected || !can_wait {
+            starts_after.clear();
         }
-        self.desired.insert(uid, Desired { pod, granted, rejected, rejected_for_shutdown });
+        let after = starts_after.iter().map(|victim| victim.uid().clone()).collect();
+        if !starts_after.is_empty() {
+            effects.push(Effect::StartAfter { pod: uid.clone(), victims: starts_after });
+        }
+        if !rejected {
+            effects.push(Effect::Update(granted.clone()));
+            if granted != pod {
+                self.deferred_resizes.push(uid.clone());
+            }
+        }
+        let one = Desired { pod, granted, rejected, rejected_for_shutdown, starts_after: after };
+        self.desired.insert(uid, one);
     }
 
     /// Compares the desired pods with the running ones: stops pods that are not desired, starts
@@ -490,6 +568,15 @@ mod tests {
             still_runs: &dyn Fn(&PodUid) -> bool,
             decide: impl FnOnce(&mut Core, &World<'_>) -> Vec<Effect>,
         ) -> Vec<String> {
+            self.ask_with(still_runs, &|_, _, _| Admission::Admit, decide)
+        }
+
+        fn ask_with(
+            &mut self,
+            still_runs: &dyn Fn(&PodUid) -> bool,
+            allocate: &dyn Fn(&Pod, &[Pod], bool) -> Admission,
+            decide: impl FnOnce(&mut Core, &World<'_>) -> Vec<Effect>,
+        ) -> Vec<String> {
             let world = World {
                 has_worker: &|uid| self.workers.borrow().contains(uid),
                 is_listed: self.is_listed,
@@ -499,7 +586,7 @@ mod tests {
                 is_final: &|_| false,
                 gates_differ: &|_| false,
                 granted: &Pod::clone,
-                allocate: &|_, _, _| Admission::Admit,
+                allocate,
                 node: &self.node,
             };
             let effects = decide(&mut self.core, &world);
@@ -631,6 +718,107 @@ mod tests {
         };
         assert_eq!(effects(false), ["preempt 1 pods", "start 2 after 1", "update 2"]);
         assert_eq!(effects(true), ["preempt 1 pods", "update 2"]);
+    }
+
+    fn with_cpu(name: &str, uid: &str, cpu: &str) -> Pod {
+        let mut object = pod(name, uid).into_object();
+        let resources = serde_json::from_value(json!({"requests": {"cpu": cpu}})).unwrap();
+        object.spec.as_mut().unwrap().containers[0].resources = resources;
+        Pod::from(object)
+    }
+
+    /// A node with four CPUs, of which pod 1 has three, and a critical pod 9, which needs two.
+    fn preempting() -> Bench {
+        let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
+        bench.node.allocatable.cpu_milli = 4000;
+        bench.apply(SourceName::Api, vec![with_cpu("1", "1", "3")]);
+        assert_eq!(
+            bench.apply(SourceName::File, vec![with_cpu("s", "9", "2")]),
+            ["preempt 1 cpu", "start 9 after 1", "update 9"]
+        );
+        bench.over.insert("1".into());
+        bench.stopping.insert("1".into());
+        bench
+    }
+
+    /// The API server has pod 1, and a pod with one CPU for each of these UIDs.
+    fn beside(uids: &[&str]) -> Vec<Pod> {
+        let small = uids.iter().map(|uid| with_cpu(uid, uid, "1"));
+        std::iter::once(with_cpu("1", "1", "3")).chain(small).collect()
+    }
+
+    #[test]
+    fn pod_that_fits_beside_a_waiting_critical_pod_or_its_victim_is_admitted() {
+        let mut bench = preempting();
+        assert_eq!(bench.apply(SourceName::Api, beside(&["2"])), ["shown 2", "update 2"]);
+        // Now there is room for no other pod, but for one when the victim has ended.
+        assert_eq!(
+            bench.apply(SourceName::Api, beside(&["2", "3"])),
+            ["shown 3", "start 3 after 1", "update 3"]
+        );
+        assert_eq!(bench.apply(SourceName::Api, beside(&["2", "3", "4"])), ["shown 4", "reject 4 OutOfcpu"]);
+        bench.stopping.clear();
+        for uid in ["3", "9"] {
+            bench.core.end_wait(&uid.into());
+        }
+        assert_eq!(
+            bench.apply(SourceName::Api, beside(&["2", "3", "4", "5"])),
+            ["shown 5", "reject 5 OutOfcpu"]
+        );
+        assert_eq!(
+            bench.apply(SourceName::Api, beside(&["3", "4", "5", "6"])),
+            ["removed 2", "kill 2", "shown 6", "update 6"]
+        );
+    }
+
+    #[test]
+    fn victim_that_did_not_end_in_time_counts_until_it_has() {
+        let mut bench = preempting();
+        bench.core.end_wait(&"9".into());
+        assert_eq!(bench.apply(SourceName::Api, beside(&["2"])), ["shown 2", "reject 2 OutOfcpu"]);
+        bench.stopping.clear();
+        assert_eq!(bench.apply(SourceName::Api, beside(&["2", "3"])), ["shown 3", "update 3"]);
+    }
+
+    #[test]
+    fn victim_of_one_critical_pod_is_not_preempted_for_the_next() {
+        let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
+        bench.node.allocatable.cpu_milli = 4000;
+        bench.apply(SourceName::Api, vec![with_cpu("a", "1", "2"), with_cpu("b", "2", "2")]);
+        assert_eq!(
+            bench.apply(SourceName::File, vec![with_cpu("s", "8", "2"), with_cpu("t", "9", "2")]),
+            [
+                "preempt 1 cpu",
+                "start 8 after 1",
+                "update 8",
+                "preempt 2 cpu",
+                "start 9 after 1 2",
+                "update 9"
+            ]
+        );
+    }
+
+    #[test]
+    fn devices_of_a_victim_are_given_to_a_pod_that_starts_after_it() {
+        let mut bench = preempting();
+        let allocate = |_: &Pod, active: &[Pod], _: bool| {
+            if active.iter().any(|pod| pod.name() == "1") {
+                return Admission::Reject {
+                    reason: "UnexpectedAdmissionError".into(),
+                    message: String::new(),
+                };
+            }
+            Admission::Admit
+        };
+        let mut effects = Vec::new();
+        bench.ask_with(&|_| false, &allocate, |core, world| {
+            effects = core.apply_set(SourceName::Api, beside(&["2"]), Timestamp::now(), world);
+            effects.clone()
+        });
+        let is_wait =
+            |effect: &Effect| matches!(effect, Effect::StartAfter { pod, .. } if pod.as_str() == "2");
+        assert!(effects.iter().any(is_wait), "{effects:?}");
+        assert!(bench.core.admitted(&"2".into()).is_some());
     }
 
     #[test]

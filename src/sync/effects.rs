@@ -58,6 +58,7 @@ impl Loop {
                 }
                 Effect::Preempt { victim, resource } => self.preempt(&victim, resource),
                 Effect::StartAfter { pod, victims } => {
+                    log::info!("pod starts when {} preempted pods have ended uid={pod}", victims.len());
                     self.preemptions.begin(pod, victims, Instant::now());
                 }
                 Effect::StopUnknown(pod) => self.deps.workers.stop_unknown(&pod),
@@ -147,7 +148,7 @@ impl Loop {
         }
     }
 
-    /// Starts the critical pods whose victims have ended. During a shutdown of the machine, none
+    /// Starts the pods that waited for the end of preempted ones. During a shutdown of the machine, none
     /// starts.
     pub(super) fn start_preempting(&mut self) {
         if self.settings.node.shutting_down {
@@ -165,6 +166,7 @@ impl Loop {
                     victim.uid()
                 );
             }
+            self.core.end_wait(&ready.pod);
             if let Some(pod) = self.core.admitted(&ready.pod).cloned() {
                 self.carry_out(vec![Effect::Update(pod)]);
                 self.publish();

@@ -1,5 +1,6 @@
-//! Critical pods that wait for the end of the pods that were preempted for them (pure; Go:
-//! pkg/kubelet/preemption and killPodNow).
+//! Pods that wait for the end of preempted ones: the critical pods for which these were preempted, and
+//! pods that were admitted since and have no room before (pure; Go: pkg/kubelet/preemption and
+//! killPodNow).
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -40,8 +41,12 @@ impl Preemptions {
     /// handles no other pod of the node meanwhile.
     pub(super) fn begin(&mut self, pod: PodUid, victims: Vec<Pod>, now: Instant) {
         let limit = |victim: &Pod| {
+            // Its time has begun already if another pod waits for it.
+            let others = self.waiting.values().flat_map(|wait| &wait.victims);
+            let begun = others.filter(|(other, _)| other.uid() == victim.uid()).map(|(_, until)| *until);
             let grace = Duration::from_secs(victim.grace_seconds().max(0).unsigned_abs());
-            now.checked_add(grace.saturating_add(grace / 2).max(SHORTEST)).unwrap_or(now + SHORTEST)
+            let whole = now.checked_add(grace.saturating_add(grace / 2).max(SHORTEST));
+            begun.min().unwrap_or_else(|| whole.unwrap_or(now + SHORTEST))
         };
         let victims: Vec<(Pod, Instant)> = victims
             .into_iter()
@@ -118,6 +123,11 @@ mod tests {
         assert_eq!(ready(&mut preemptions, &["b"], at(10)), [("p".to_owned(), vec!["a".to_owned()])]);
         assert!(ready(&mut preemptions, &[], at(89)).is_empty());
         assert_eq!(ready(&mut preemptions, &["c"], at(89)), [("q".to_owned(), Vec::new())]);
+        // A pod that is admitted later waits no longer for a victim than the first one.
+        preemptions.begin("s".into(), vec![victim("e", 60)], now);
+        preemptions.begin("t".into(), vec![victim("e", 60)], at(80));
+        let names = |pod: &str| (pod.to_owned(), vec!["e".to_owned()]);
+        assert_eq!(ready(&mut preemptions, &[], at(90)), [names("s"), names("t")]);
         preemptions.begin("r".into(), vec![victim("d", i64::MAX)], now);
         preemptions.forget(&"r".into());
         assert_eq!(preemptions.due(now), None);

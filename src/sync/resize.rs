@@ -30,16 +30,20 @@ impl Core {
         let uid = pod.uid().clone();
         let Some(old) = self.desired.get(&uid) else {
             let granted = pod.clone();
-            self.desired.insert(uid, Desired { granted, pod, rejected: false, rejected_for_shutdown: false });
+            let (rejected, rejected_for_shutdown, starts_after) = Default::default();
+            let one = Desired { granted, pod, rejected, rejected_for_shutdown, starts_after };
+            self.desired.insert(uid, one);
             return false;
         };
         let (rejected, rejected_for_shutdown) = (old.rejected, old.rejected_for_shutdown);
+        let starts_after = old.starts_after.clone();
         let resized = differs(&old.pod, &pod) && !rejected;
         if resized {
             count_requested(&old.pod, &pod);
         }
         let granted = PodResources::of(&old.granted).applied_to(&pod);
-        self.desired.insert(uid.clone(), Desired { pod, granted, rejected, rejected_for_shutdown });
+        let one = Desired { pod, granted, rejected, rejected_for_shutdown, starts_after };
+        self.desired.insert(uid.clone(), one);
         if resized && !self.deferred_resizes.contains(&uid) {
             self.deferred_resizes.push(uid);
         }
@@ -66,8 +70,12 @@ impl Core {
         });
         let mut effects = Vec::new();
         for (uid, granted, desired) in deferred {
-            let others = self.active(world);
-            let fits = |pod: &Pod| admission::admit_resize(pod, &others, world.node);
+            let load = self.load(world);
+            // The pod gets its resources at once, so there must be room now, too.
+            let fits = |pod: &Pod| {
+                admission::admit_resize(pod, &load.later, world.node)?;
+                admission::admit_resize(pod, &load.now, world.node)
+            };
             let pending = |reason, message, detail| Effect::ResizePending {
                 pod: desired.clone(),
                 reason,
@@ -160,6 +168,7 @@ mod tests {
         /// Every pod was granted one CPU before the agent was restarted.
         restarted: bool,
         over: RefCell<BTreeSet<PodUid>>,
+        still_runs: bool,
     }
 
     impl Bench {
@@ -173,7 +182,15 @@ mod tests {
             node.allocatable.memory_bytes = 1 << 30;
             let core = Core::new(BTreeSet::from([source]));
             let workers = BTreeSet::new();
-            Bench { source, workers, core, node, restarted: false, over: RefCell::default() }
+            Bench {
+                source,
+                workers,
+                core,
+                node,
+                restarted: false,
+                over: RefCell::default(),
+                still_runs: true,
+            }
         }
 
         fn with<T>(&mut self, act: impl FnOnce(&mut Core, &World<'_>) -> T) -> T {
@@ -184,7 +201,7 @@ mod tests {
             let world = World {
                 has_worker: &|uid| self.workers.contains(uid),
                 is_listed: true,
-                still_runs: &|_| true,
+                still_runs: &|_| self.still_runs,
                 is_over: &|uid| self.over.borrow().contains(uid),
                 is_stopping: &|_| false,
                 is_final: &|_| false,
@@ -227,6 +244,25 @@ mod tests {
             })
         };
         effects.iter().filter_map(word).collect()
+    }
+
+    #[test]
+    fn waiting_critical_pod_and_its_victim_are_not_both_counted_for_a_resize() {
+        let critical = |uid: &str, cpu: &str, generation: i64| {
+            let mut object = pod(uid, cpu, generation).into_object();
+            object.spec.as_mut().unwrap().priority = Some(2_000_000_000);
+            Pod::from(object)
+        };
+        let mut bench = Bench::new();
+        let (a, b) = (pod("a", "2", 1), |cpu, generation| critical("b", cpu, generation));
+        bench.still_runs = false;
+        bench.apply(vec![a.clone(), b("1", 1)]);
+        let effects = bench.apply(vec![a.clone(), b("1", 1), critical("p", "2", 1)]);
+        assert!(effects.iter().any(|effect| effect.starts_with("StartAfter")), "{effects:?}");
+        let with_b = |cpu, generation| vec![a.clone(), b(cpu, generation), critical("p", "2", 1)];
+        // Two CPUs are in use by `a`, and then by `p`.
+        assert_eq!(bench.apply(with_b("2", 2)), ["pod_updated b=2", "update b=2"]);
+        assert_eq!(bench.apply(with_b("3", 3)), [format!("Deferred b: {FULL}"), "update b=2".to_owned()]);
     }
 
     const FULL: &str = "Node didn't have enough resource: cpu, requested: 3000, used: 2000, capacity: 4000";

@@ -156,7 +156,7 @@ pub(super) struct Loop {
     node_read: Option<Receiver<()>>,
     schedule: Schedule,
     pub(super) departed: Departed,
-    /// Critical pods that wait for the end of others.
+    /// Pods that wait for the end of preempted ones.
     pub(super) preemptions: Preemptions,
     /// Every source has delivered a set, and all pods in it have their workers.
     pub(super) ready: bool,
