@@ -734,9 +734,9 @@ impl Worker {
         let before =
             self.deps.observe.inspect(&uid, stop).map_err(|error| Failed::soon(error.to_string()))?;
         let before = self.addressed(before);
-        // Processes that wait for a dead file server cannot be killed.
-        let watch = self.deps.volumes.watch_stop(&uid, self.deps.runtime.overdue_after(grace_seconds));
         grace.begin(grace_seconds);
+        // Processes that wait for a dead file server cannot be killed.
+        let watch = self.deps.volumes.watch_stop(&uid, self.deps.runtime.overdue(grace));
         let killed = self.deps.runtime.kill_pod_within(
             Some(self.pod()),
             Observed::Runtime(&before),
@@ -823,7 +823,9 @@ pub(super) fn stop_unknown(deps: &Deps, pod: &ListedPod, shared: &Shared, stop: 
             .and_then(|_| {
                 // The inspection may show more containers than were known at first.
                 let newest = deps.observe.listed().get(&pod.uid).cloned();
-                let _watch = deps.volumes.watch_stop(&pod.uid, deps.runtime.overdue_after(1));
+                let grace = Grace::fixed(stop);
+                grace.begin(1);
+                let _watch = deps.volumes.watch_stop(&pod.uid, deps.runtime.overdue(&grace));
                 deps.runtime
                     .kill_pod(None, Observed::Listed(newest.as_ref().unwrap_or(pod)), Some(1), stop)
                     .map_err(|error| error.to_string())

@@ -7,7 +7,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::util::stop::{self, StopSource, StopToken};
+use crossbeam_channel::select_biased;
+
+use crate::util::stop::{self, StopSource, StopToken, Waited};
+use crate::util::timers;
 
 /// Makes a grace period that has not begun, and the end that shortens it.
 #[must_use]
@@ -81,6 +84,27 @@ impl Grace {
         let end = after(seconds);
         let mut state = self.lock();
         state.end = state.end.into_iter().chain(end).min();
+    }
+
+    /// Waits until the period, which has begun, is over for `slack`, also if it is shortened meanwhile.
+    /// Ends early when `stop` is stopped, and when the waits are cancelled.
+    pub(super) fn wait_until_overdue(&self, slack: Duration, stop: &StopToken) -> Waited {
+        loop {
+            let (token, version, end) = {
+                let state = self.lock();
+                (state.token.clone(), state.version, state.end)
+            };
+            let due = end.and_then(|end| end.checked_add(slack));
+            select_biased! {
+                recv(stop.signal()) -> _ => return Waited::Stopped,
+                recv(token.signal()) -> _ => {
+                    if self.lock().version == version {
+                        return Waited::Stopped;
+                    }
+                }
+                recv(timers::at(due)) -> _ => return Waited::TimedOut,
+            }
+        }
     }
 
     /// Whether the waits were cancelled.
@@ -160,6 +184,7 @@ fn whole_seconds(time: Duration) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::util::testing;
 
     #[test]
     fn shorter_period_ends_the_wait_and_longer_one_does_not() {
@@ -190,6 +215,25 @@ mod tests {
         grace.reset();
         grace.begin(3600);
         assert!(Countdown::begin(3600, &grace).left() > 3000);
+    }
+
+    #[test]
+    fn stop_is_overdue_by_the_shortened_period() {
+        let (owner, grace) = pair();
+        let (_stop, token) = stop::pair();
+        grace.begin(3600);
+        let waiter = testing::beside(move || grace.wait_until_overdue(Duration::ZERO, &token));
+        // Whether it waits already or not.
+        owner.shorten(0);
+        assert_eq!(waiter.result(), Waited::TimedOut);
+        // Nothing is overdue if the stop ends, or the agent.
+        let (source, token) = stop::pair();
+        drop(source);
+        let (owner, grace) = pair();
+        grace.begin(3600);
+        assert_eq!(grace.wait_until_overdue(Duration::ZERO, &token), Waited::Stopped);
+        drop(owner);
+        assert_eq!(grace.wait_until_overdue(Duration::ZERO, &StopToken::never()), Waited::Stopped);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::model::labels;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::runtime::{ContainerState, ListedPod, PodRuntime};
-use crate::util::stop::StopToken;
+use crate::util::stop::{StopToken, Waited};
 use crate::util::threads::{self, OnDeath, Stack};
 
 use super::client::Runtime;
@@ -183,13 +183,13 @@ impl Runtime {
         })
     }
 
-    /// The time after which a container that was to stop within this grace period, in seconds, counts
-    /// as one that hangs: half of the request's time is over then.
-    #[must_use]
-    pub fn overdue_after(&self, grace_seconds: i64) -> Duration {
-        let grace = Duration::from_secs(grace_seconds.max(MINIMUM_GRACE_SECONDS).unsigned_abs());
-        let limit = self.shared.cri.stop_limit(grace);
-        grace.saturating_add(limit.saturating_sub(grace) / 2)
+    /// Returns a wait until a container that was to stop within this grace period counts as one that
+    /// hangs: half of the request's time is over then. The grace period has begun; a shorter one is
+    /// followed. The wait ends early when its token is stopped, and when `grace` is cancelled.
+    pub fn overdue(&self, grace: &Grace) -> impl FnOnce(&StopToken) -> Waited + Send + use<> {
+        let slack = MINIMUM_GRACE.saturating_add(self.shared.cri.stop_limit(Duration::ZERO) / 2);
+        let grace = grace.clone();
+        move |stop| grace.wait_until_overdue(slack, stop)
     }
 
     fn stop_one(&self, kill: &Kill, order: Option<&KillOrder>, grace: &Grace) -> Result<(), CriError> {

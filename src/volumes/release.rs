@@ -50,10 +50,14 @@ impl Drop for StopWatch {
 }
 
 impl Volumes {
-    /// Watches the stop of a pod: if it takes longer than `after`, the pod's file servers that do
-    /// not respond are unmounted by force. A pod without such volumes costs nothing but a look at
-    /// the mount table.
-    pub fn watch_stop(self: &Arc<Self>, uid: &PodUid, after: Duration) -> StopWatch {
+    /// Watches the stop of a pod: when `overdue`, a wait that its token can end early, has timed out,
+    /// the pod's file servers that do not respond are unmounted by force. A pod without such volumes
+    /// costs nothing but a look at the mount table.
+    pub fn watch_stop(
+        self: &Arc<Self>,
+        uid: &PodUid,
+        overdue: impl FnOnce(&StopToken) -> Waited + Send + 'static,
+    ) -> StopWatch {
         let watch = || {
             let pod = paths::pod(&self.settings.root_dir, uid).ok()?;
             if servers(&mounts::table().ok()?, &pod).is_empty() {
@@ -62,7 +66,7 @@ impl Volumes {
             let (volumes, uid) = (Arc::clone(self), uid.clone());
             let running = threads::spawn("vol/release", Stack::Small, OnDeath::Unsupervised, move |stop| {
                 let waiting = threads::waiting("the end of a pod with a file server");
-                if stop.wait(after) == Waited::TimedOut {
+                if overdue(&stop) == Waited::TimedOut {
                     drop(waiting);
                     volumes.release(&uid, &pod, &stop);
                 }
@@ -186,7 +190,7 @@ mod tests {
             node: String::new(),
         };
         let volumes = Arc::new(Volumes::new(settings, Deps { events, api: None, local: Default::default() }));
-        let watch = volumes.watch_stop(&PodUid::from("u"), Duration::ZERO);
+        let watch = volumes.watch_stop(&PodUid::from("u"), |_| Waited::TimedOut);
         assert!(watch.0.is_none());
     }
 }
