@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::books::Books;
+use super::device::DeviceId;
 use super::requests::{ContainerRequest, PodRequest};
 
 /// How long pods wait for plugins after the start of the agent.
@@ -64,6 +65,9 @@ impl Books {
             return Readiness::Ready;
         }
         let counts = |request: &ContainerRequest| !running.contains(&request.container);
+        if pod.resources().into_iter().any(|name| self.is_hopeless(pod, name, counts)) {
+            return Readiness::Ready;
+        }
         let names = pod.resources().into_iter();
         let missing = names.filter(|name| self.is_outstanding(name) && self.is_short(pod, name, counts));
         let resources: Vec<String> = missing.map(str::to_owned).collect();
@@ -82,28 +86,54 @@ impl Books {
 
     /// Whether an allocation for these containers would fail.
     fn is_short(&self, pod: &PodRequest, resource: &str, counts: impl Fn(&ContainerRequest) -> bool) -> bool {
-        let wants = |request: &ContainerRequest| {
-            counts(request) && request.limits.get(resource).is_some_and(|count| *count > 0)
-        };
+        let wants = |request: &ContainerRequest| counts(request) && wants(request, resource);
         if !pod.containers.iter().any(wants) {
             return false;
         }
         let Some(known) = self.resources.get(resource) else { return true };
-        if known.healthy().next().is_none() {
-            return true;
-        }
+        let healthy: BTreeSet<&DeviceId> = known.healthy().collect();
+        healthy.is_empty() || self.is_short_with(&healthy, pod, resource, counts)
+    }
+
+    /// Whether an allocation for these containers would fail even if all devices of the last run were
+    /// back, and all that the plugin lists were healthy. Only a plugin that is back shows which devices
+    /// there are.
+    fn is_hopeless(
+        &self,
+        pod: &PodRequest,
+        resource: &str,
+        counts: impl Fn(&ContainerRequest) -> bool,
+    ) -> bool {
+        let Some(known) = self.resources.get(resource).filter(|known| known.is_alive) else { return false };
+        let before = self.before.get(resource).into_iter().flatten();
+        self.is_short_with(&known.devices.keys().chain(before).collect(), pod, resource, counts)
+    }
+
+    /// Whether these devices, of which containers have some, are not enough.
+    fn is_short_with(
+        &self,
+        devices: &BTreeSet<&DeviceId>,
+        pod: &PodRequest,
+        resource: &str,
+        counts: impl Fn(&ContainerRequest) -> bool,
+    ) -> bool {
         let held = |request: &ContainerRequest| self.holds.get(&pod.uid, &request.container, resource);
         let is_lost = |request: &ContainerRequest| {
-            held(request).is_some_and(|hold| !hold.devices.keys().all(|id| known.is_healthy(id)))
+            held(request).is_some_and(|hold| !hold.devices.keys().all(|id| devices.contains(id)))
         };
-        if pod.containers.iter().any(|request| wants(request) && is_lost(request)) {
+        let mut containers = pod.containers.iter();
+        if containers.any(|request| counts(request) && wants(request, resource) && is_lost(request)) {
             return true;
         }
         let in_use = self.holds.in_use(resource, |_, _, _| true);
-        let free = known.healthy().filter(|id| !in_use.contains(*id)).count() as u64;
+        let free = devices.iter().filter(|id| !in_use.contains(**id)).count() as u64;
         let last = pod.containers.last().map(|request| request.container.as_str()).unwrap_or_default();
         let reusable = self.holds.reusable(pod, last, resource).len() as u64;
         pod.most(resource, |request| counts(request) && held(request).is_none())
             > free.saturating_add(reusable)
     }
+}
+
+fn wants(request: &ContainerRequest, resource: &str) -> bool {
+    request.limits.get(resource).is_some_and(|count| *count > 0)
 }

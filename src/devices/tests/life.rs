@@ -104,6 +104,8 @@ fn after_a_reboot_a_pod_waits_for_the_plugin_that_was_there() {
     assert!(matches!(ready(&books, &one("old", 1), 30), Readiness::Wait(_)));
     assert_eq!(ready(&books, &one("new", 1), 30), Readiness::Ready);
     assert!(matches!(ready(&books, &one("new", 2), 30), Readiness::Wait(_)));
+    // Also with the three others it could not have these.
+    assert_eq!(ready(&books, &one("new", 4), 30), Readiness::Ready);
     // All are back: what fails now fails for good.
     books.listed(WIDGET, 1, four()).unwrap();
     assert_eq!(ready(&books, &one("old", 1), 40), Readiness::Ready);

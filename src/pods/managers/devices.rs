@@ -68,6 +68,15 @@ impl PodDevices {
         self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether a pod that is not `in_use` has devices of a kind that these requests name.
+    fn are_held_by_others(&self, requests: &PodRequest, in_use: &dyn Fn(&PodUid) -> bool) -> bool {
+        let wanted = requests.resources();
+        self.devices.read(|books| {
+            let mut holds = books.holds().iter();
+            holds.any(|(uid, _, resource, _)| wanted.contains(resource.as_str()) && !in_use(uid))
+        })
+    }
+
     /// Takes the devices back of all pods but `own` and those that may have some. Returns whether there
     /// were any; `None`: it is not known yet which pods may have devices.
     fn release_inactive(&self, own: &PodUid) -> Option<bool> {
@@ -124,6 +133,12 @@ impl Managers {
         }
         if admission != Admission::Admit {
             own.devices.unreserve(pod.uid());
+            // DIFFERS: the Go kubelet refuses the pod for good, although a pod that is gone may have its
+            // devices: only when all sources have delivered their pods, it is known which are gone.
+            if !ready && own.are_held_by_others(&requests, &in_use) {
+                own.late().insert(pod.uid().clone());
+                return Admission::Admit;
+            }
         }
         admission
     }
@@ -147,15 +162,16 @@ impl Managers {
         let Some((own, requests)) = self.devices_of(pod) else { return Brought::Ready };
         if own.late().contains(pod.uid()) {
             let running = runtime.running().map(|one| one.name.clone()).collect();
-            if let Readiness::Wait(waiting) = own.devices.readiness(&requests, &running) {
-                let left = waiting.until.saturating_duration_since(Instant::now());
-                return Brought::Wait { message: waiting.message(), retry: left.min(RETRY) };
-            }
-            let mut provider = DeviceProvider { devices: &own.devices, pod: &requests, keep: &running };
-            // Only the sync loop knows which pods have ended, so no CPUs are released here.
-            let mut align = || self.align(pod, &[], false, &|_| false, Some(&mut provider));
-            let mut admission = align();
-            if admission != Admission::Admit {
+            let mut has_released = false;
+            loop {
+                if let Readiness::Wait(waiting) = own.devices.readiness(&requests, &running) {
+                    let left = waiting.until.saturating_duration_since(Instant::now());
+                    return Brought::Wait { message: waiting.message(), retry: left.min(RETRY) };
+                }
+                let mut provider = DeviceProvider { devices: &own.devices, pod: &requests, keep: &running };
+                // Only the sync loop knows which pods have ended, so no CPUs are released here.
+                let admission = self.align(pod, &[], false, &|_| false, Some(&mut provider));
+                let Admission::Reject { reason, message } = admission else { break };
                 own.devices.unreserve(pod.uid());
                 // Before all sources have delivered their pods, an old pod may still have what this
                 // one needs. A refusal would be final.
@@ -163,13 +179,10 @@ impl Managers {
                     let message = "waiting for the list of all pods, which tells the free devices".to_owned();
                     return Brought::Wait { message, retry: RETRY };
                 };
-                if released {
-                    admission = align();
+                if has_released || !released {
+                    return Brought::Denied { reason: reasons::intern(&reason), message };
                 }
-            }
-            if let Admission::Reject { reason, message } = admission {
-                own.devices.unreserve(pod.uid());
-                return Brought::Denied { reason: reasons::intern(&reason), message };
+                has_released = true;
             }
             own.late().remove(pod.uid());
         }

@@ -274,6 +274,10 @@ mod devices {
         fn register(&self, plugin: &FakePlugin, count: usize) {
             plugin.forget_streams();
             self.devices.register("v1beta1", "widget.sock", WIDGET).unwrap();
+            self.list(plugin, count);
+        }
+
+        fn list(&self, plugin: &FakePlugin, count: usize) {
             let device = Device { is_healthy: true, ..Device::default() };
             let list: DeviceList = (1..=count).map(|number| (format!("d{number}").into(), device)).collect();
             plugin.list(&list);
@@ -413,6 +417,103 @@ mod devices {
                     .into()
             }
         );
+    }
+
+    fn denied(requested: u32, available: u32) -> Brought {
+        let message = format!(
+            "Allocate failed due to requested number of devices unavailable for example.com/widget. \
+             Requested: {requested}, Available: {available}, which is unexpected"
+        );
+        Brought::Denied { reason: "UnexpectedAdmissionError", message }
+    }
+
+    #[test]
+    fn pod_that_waited_for_its_plugin_is_refused_when_another_has_the_devices() {
+        let root = tempfile::tempdir().unwrap();
+        let plugin = plugin(root.path());
+        let (first, second) = (widget_pod("first", 1), widget_pod("second", 1));
+        {
+            let before = bench(root.path(), &[]);
+            before.register(&plugin, 1);
+            assert_eq!(before.managers.allocate(&first, &[], true, &over), Admission::Admit);
+            assert_eq!(bring(&before, &first), Brought::Ready);
+        }
+        let after = bench(root.path(), &[]);
+        for pod in [&first, &second] {
+            assert_eq!(after.managers.allocate(pod, &[], false, &over), Admission::Admit);
+        }
+        after.managers.release(&[first.clone(), second.clone()], &over);
+        assert!(matches!(bring(&after, &second), Brought::Wait { .. }), "the plugin is not back");
+        after.register(&plugin, 1);
+        assert_eq!(bring(&after, &second), denied(1, 0));
+        assert_eq!(bring(&after, &first), Brought::Ready);
+    }
+
+    #[test]
+    fn pod_that_waited_for_its_plugin_is_refused_when_it_could_never_have_the_devices() {
+        let root = tempfile::tempdir().unwrap();
+        let plugin = plugin(root.path());
+        let (first, large) = (widget_pod("first", 1), widget_pod("large", 2));
+        {
+            let before = bench(root.path(), &[]);
+            before.register(&plugin, 2);
+            assert_eq!(before.managers.allocate(&first, &[], true, &over), Admission::Admit);
+            assert_eq!(bring(&before, &first), Brought::Ready);
+        }
+        let after = bench(root.path(), &[]);
+        for pod in [&first, &large] {
+            assert_eq!(after.managers.allocate(pod, &[], false, &over), Admission::Admit);
+        }
+        // One of two devices is back, which the first pod has, and the pod needs both.
+        after.register(&plugin, 1);
+        assert!(matches!(bring(&after, &large), Brought::Wait { .. }), "the first pod may be gone");
+        after.managers.release(&[first.clone(), large.clone()], &over);
+        assert_eq!(bring(&after, &large), denied(2, 0));
+        assert_eq!(bring(&after, &first), Brought::Ready);
+    }
+
+    #[test]
+    fn pod_waits_for_devices_that_come_back_when_a_pod_that_is_gone_has_some() {
+        let root = tempfile::tempdir().unwrap();
+        let plugin = plugin(root.path());
+        let (gone, large) = (widget_pod("gone", 1), widget_pod("large", 2));
+        {
+            let before = bench(root.path(), &[]);
+            before.register(&plugin, 2);
+            assert_eq!(before.managers.allocate(&gone, &[], true, &over), Admission::Admit);
+            assert_eq!(bring(&before, &gone), Brought::Ready);
+        }
+        let after = bench(root.path(), &[]);
+        assert_eq!(after.managers.allocate(&large, &[], false, &over), Admission::Admit);
+        after.register(&plugin, 1);
+        after.managers.release(std::slice::from_ref(&large), &|uid| uid == gone.uid());
+        // The device of the other pod is free for this one; the plugin may still list the second.
+        assert!(matches!(bring(&after, &large), Brought::Wait { .. }));
+        after.list(&plugin, 2);
+        assert_eq!(bring(&after, &large), Brought::Ready);
+    }
+
+    #[test]
+    fn pod_is_not_refused_for_devices_of_a_pod_that_may_be_gone() {
+        let root = tempfile::tempdir().unwrap();
+        let plugin = plugin(root.path());
+        let (gone, new) = (widget_pod("gone", 1), widget_pod("new", 1));
+        {
+            let before = bench(root.path(), &[]);
+            before.register(&plugin, 1);
+            assert_eq!(before.managers.allocate(&gone, &[], true, &over), Admission::Admit);
+            assert_eq!(bring(&before, &gone), Brought::Ready);
+        }
+        // The plugin is back before all sources have delivered their pods.
+        let after = bench(root.path(), &[]);
+        after.register(&plugin, 1);
+        assert_eq!(after.managers.allocate(&new, &[], false, &over), Admission::Admit);
+        assert!(matches!(bring(&after, &new), Brought::Wait { .. }));
+        after.managers.release(&[gone, new.clone()], &over);
+        assert_eq!(bring(&after, &new), denied(1, 0));
+        after.managers.release(std::slice::from_ref(&new), &over);
+        assert_eq!(after.managers.allocate(&new, &[], true, &over), Admission::Admit);
+        assert_eq!(bring(&after, &new), Brought::Ready);
     }
 
     #[test]
