@@ -17,6 +17,31 @@ use crate::model::runtime::{ContainerState, ContainerStatus, PodRuntime};
 use crate::runtime::PodNumbers;
 use crate::util::stop::StopToken;
 
+/// What a plan needs before its containers start.
+#[derive(Debug, PartialEq)]
+enum Work {
+    /// The pod's cgroup stays as it is.
+    None,
+    /// A container that starts was perhaps granted other resources after it had ended: the pod's cgroup
+    /// gets what it was granted, also in a new sandbox.
+    FollowGrant,
+    /// Running containers, or the pod, get other resources.
+    Resize,
+}
+
+fn work(plan: &Plan) -> Work {
+    // A container that restarts with other resources needs a pod that has them.
+    let restarts = plan.kill.iter().any(|kill| kill.reason == KillReason::Resize);
+    let starts = !plan.start.is_empty() || !plan.start_init.is_empty();
+    if !plan.resize.is_empty() || plan.resize_pod || restarts {
+        Work::Resize
+    } else if starts {
+        Work::FollowGrant
+    } else {
+        Work::None
+    }
+}
+
 impl Worker {
     /// Completes the records of what running containers have.
     pub(super) fn adopt(&self, runtime: &PodRuntime) {
@@ -63,15 +88,13 @@ impl Worker {
 
     /// Gives the pod and its running containers other resources.
     pub(super) fn resize(&self, plan: &Plan, cancel: &StopToken) -> Result<(), Failed> {
-        // A container that restarts with other resources needs a pod that has them.
-        let restarts = plan.kill.iter().any(|kill| kill.reason == KillReason::Resize);
-        // So does one that ended before the resize was granted, also in a new sandbox.
-        let starts = !plan.start.is_empty() || !plan.start_init.is_empty();
-        if plan.resize.is_empty() && !plan.resize_pod && !restarts {
-            if starts {
+        match work(plan) {
+            Work::None => return Ok(()),
+            Work::FollowGrant => {
                 self.follow_grant(plan, cancel);
+                return Ok(());
             }
-            return Ok(());
+            Work::Resize => {}
         }
         let begun = Instant::now();
         let result = self.resize_all(plan, cancel);
@@ -239,5 +262,32 @@ fn numbers(values: &Values) -> PodNumbers {
         cpu_shares: values.cpu_shares,
         cpu_quota: values.cpu_quota.map(|quota| (quota.number(), quota.period)),
         memory_bytes: values.memory_bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn container_that_starts_after_its_resize_was_granted_changes_the_pods_cgroup() {
+        let kill = |reason| plan::KillContainer {
+            id: "1".into(),
+            name: "c".to_owned(),
+            message: String::new(),
+            reason,
+        };
+        let resize = plan::Resize { id: "1".into(), name: "c".to_owned(), resource: Resource::Cpu };
+        for (plan, expected) in [
+            (Plan::default(), Work::None),
+            (Plan { start: vec![0], ..Plan::default() }, Work::FollowGrant),
+            (Plan { start_init: vec![0], ..Plan::default() }, Work::FollowGrant),
+            (Plan { create_sandbox: true, start: vec![0], ..Plan::default() }, Work::FollowGrant),
+            (Plan { start: vec![0], kill: vec![kill(KillReason::Resize)], ..Plan::default() }, Work::Resize),
+            (Plan { resize: vec![resize], ..Plan::default() }, Work::Resize),
+            (Plan { resize_pod: true, ..Plan::default() }, Work::Resize),
+        ] {
+            assert_eq!(work(&plan), expected, "{plan:?}");
+        }
     }
 }
