@@ -30,12 +30,49 @@ mod syscalls;
 
 use std::any::Any;
 use std::fmt::Debug;
+use std::fs;
 use std::io::Write;
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::{Condvar, Mutex};
 
 use serde_json::{Value, json};
 
+use support::fake_node::FakeNode;
 use support::node::{FOREVER, busybox, pod};
+
+/// A small file system for an agent's directories, which can be filled.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// Mounts one of 32 MiB on the root directory of a node whose agent does not run yet.
+    fn mount(node: &FakeNode) -> SmallDisk {
+        let root = node.root();
+        fs::create_dir_all(&root).unwrap();
+        let done = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=32m,mode=755", "tmpfs"])
+            .arg(&root)
+            .status();
+        assert!(done.unwrap().success(), "cannot mount a tmpfs on {}", root.display());
+        SmallDisk(root)
+    }
+
+    /// Fills more than a half.
+    fn fill(node: &FakeNode) {
+        fs::write(node.root().join("filler"), vec![1_u8; 24 << 20]).unwrap();
+    }
+
+    fn clear(node: &FakeNode) {
+        fs::remove_file(node.root().join("filler")).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+        let _ = self.0.parent().map(fs::remove_dir_all);
+    }
+}
 
 /// Prints a line also when the test passes: the test harness hides the output of the macros.
 fn print_line(text: &str) {

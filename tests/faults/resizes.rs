@@ -5,6 +5,8 @@
 use coracle::model::api::Pod;
 use serde_json::{Value, json};
 
+use crate::SmallDisk;
+use crate::support::fake_cri::Gate;
 use crate::support::fake_node::{FakeNode, LONG};
 use crate::support::node::simple;
 use crate::support::wait::wait_until;
@@ -62,21 +64,22 @@ fn quota(node: &FakeNode, name: &str) -> i64 {
     container.status.resources.linux.cpu_quota
 }
 
-#[test]
-fn interrupted_resize_continues_after_agent_restart() {
-    let mut node = FakeNode::join(json!({}));
-    node.bind(&sized("web", "100m"));
+/// Begins a resize of the pod `web` from 100m to 200m, up to the call of the runtime, which hangs.
+fn begin(node: &FakeNode, request: impl FnOnce()) -> Gate {
     node.assert_runs_once("web", &["main"]);
-    let running = node.running("web");
+    assert_eq!((kept(node, "actuated_pods_state"), quota(node, "web")), ("100m".into(), 10_000));
     let gate = node.fake.hang_next("UpdateContainerResources");
-    resize(&node, "web", "200m", 2);
+    request();
     wait_until("the call to the runtime", LONG, || gate.waiting() > 0);
     // The container may get it at any moment.
-    assert_eq!(
-        (kept(&node, "allocated_pods_state"), kept(&node, "actuated_pods_state")),
-        ("200m".into(), "100m".into())
-    );
-    wait_until("the resize to be shown", LONG, || shows(&node, "web", "PodResizeInProgress").is_some());
+    assert_eq!(kept(node, "actuated_pods_state"), "100m");
+    wait_until("the resize to be shown", LONG, || shows(node, "web", "PodResizeInProgress").is_some());
+    gate
+}
+
+/// Kills the agent during the resize. The next one completes it.
+fn complete_after_a_kill(mut node: FakeNode, gate: &Gate) {
+    let running = node.running("web");
     node.kill_agent();
     gate.open();
     node.start_agent();
@@ -84,6 +87,15 @@ fn interrupted_resize_continues_after_agent_restart() {
     assert_eq!((kept(&node, "actuated_pods_state"), quota(&node, "web")), ("200m".into(), 20_000));
     assert_eq!(node.running("web"), running);
     node.finish();
+}
+
+#[test]
+fn interrupted_resize_continues_after_agent_restart() {
+    let node = FakeNode::join(json!({}));
+    node.bind(&sized("web", "100m"));
+    let gate = begin(&node, || resize(&node, "web", "200m", 2));
+    assert_eq!(kept(&node, "allocated_pods_state"), "200m");
+    complete_after_a_kill(node, &gate);
 }
 
 /// The runtime is away, so that nothing can be done yet.
@@ -108,29 +120,54 @@ fn reported_allocation_survives_an_agent_kill() {
 /// The container has no limits of its own, but the pod's.
 #[test]
 fn interrupted_pod_level_resize_reaches_the_container_after_agent_restart() {
-    let mut node = FakeNode::join(json!({}));
+    let node = FakeNode::join(json!({}));
     let whole = |cpu: &str| json!({"limits": {"cpu": cpu, "memory": "16Mi"}});
     let mut pod = simple("web");
     pod["metadata"]["generation"] = json!(1);
     pod["spec"]["resources"] = whole("100m");
     node.bind(&pod);
+    let gate = begin(&node, || {
+        let path = FakeNode::pod_path("web");
+        let mut pod = node.api().object(&path).expect("it is there");
+        pod["spec"]["resources"] = whole("200m");
+        pod["metadata"]["generation"] = json!(2);
+        node.api().put(&path, pod);
+    });
+    complete_after_a_kill(node, &gate);
+}
+
+/// The API server is away when the pressure ends, so that no source delivers anything.
+#[test]
+fn resize_deferred_for_a_pressure_is_granted_after_its_end_without_an_event_of_a_source() {
+    let node = FakeNode::prepare(json!({
+        "evictionSoft": {"nodefs.available": "50%"},
+        "evictionSoftGracePeriod": {"nodefs.available": "1h"},
+        "evictionPressureTransitionPeriod": "1s",
+    }));
+    let _disk = SmallDisk::mount(&node);
+    let node = node.start_joined();
+    node.bind(&sized("web", "100m"));
+    node.bind(&sized("short", "100m"));
     node.assert_runs_once("web", &["main"]);
-    let running = node.running("web");
-    assert_eq!((kept(&node, "actuated_pods_state"), quota(&node, "web")), ("100m".into(), 10_000));
-    let gate = node.fake.hang_next("UpdateContainerResources");
-    let path = FakeNode::pod_path("web");
-    let mut pod = node.api().object(&path).expect("it is there");
-    pod["spec"]["resources"] = whole("200m");
-    pod["metadata"]["generation"] = json!(2);
-    node.api().put(&path, pod);
-    wait_until("the call to the runtime", LONG, || gate.waiting() > 0);
-    wait_until("the resize to be shown", LONG, || shows(&node, "web", "PodResizeInProgress").is_some());
-    node.kill_agent();
-    gate.open();
-    node.start_agent();
-    wait_until("the end of the resize", LONG, || shows(&node, "web", "PodResizeInProgress").is_none());
-    assert_eq!((kept(&node, "actuated_pods_state"), quota(&node, "web")), ("200m".into(), 20_000));
-    assert_eq!(node.running("web"), running);
+    node.wait_ready("short");
+    SmallDisk::fill(&node);
+    let last = |node: &FakeNode| {
+        let log = node.log();
+        let line = log.lines().rfind(|line| line.contains("pressure conditions of the node: "));
+        line.unwrap_or_default().to_owned()
+    };
+    wait_until("the pressure", LONG, || last(&node).contains("DiskPressure"));
+    resize(&node, "web", "200m", 2);
+    wait_until("the wait", LONG, || shows(&node, "web", "PodResizePending").as_deref() == Some("Deferred"));
+    node.api().go_down();
+    SmallDisk::clear(&node);
+    wait_until("the end of the pressure", LONG, || last(&node).ends_with("none"));
+    // The end of a pod makes the agent decide again.
+    for id in node.running("short").into_values().flatten() {
+        node.fake.kill_container(&id, 0);
+    }
+    wait_until("the resize", LONG, || quota(&node, "web") == 20_000);
+    node.api().go_up();
     node.finish();
 }
 

@@ -4,8 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -17,7 +15,7 @@ use crate::support::fake_plugins::{CLAIM_DRIVER, CarriedOut, DRIVER, FakePlugins
 use crate::support::logind::Machine;
 use crate::support::node::{FOREVER, NODE, busybox, pod};
 use crate::support::wait::{pause, wait_until};
-use crate::{in_parallel, print_line};
+use crate::{SmallDisk, in_parallel, print_line};
 
 /// The wait for the ends of all steps of a node; the agent needs about a second, and the evictions of
 /// a node come one after the other.
@@ -216,7 +214,7 @@ struct Bench {
     /// The steps, and the UIDs of their pods.
     steps: BTreeMap<Step, String>,
     /// The file system of the agent's directories, which can be filled.
-    disk: Option<PathBuf>,
+    disk: Option<SmallDisk>,
 }
 
 impl Bench {
@@ -241,16 +239,7 @@ impl Bench {
             (code, Vec::new(), Vec::new())
         });
         let is_eviction = matches!(reason, Reason::SoftEviction | Reason::HardEviction);
-        let disk = is_eviction.then(|| {
-            let root = node.root();
-            fs::create_dir_all(&root).unwrap();
-            let done = Command::new("mount")
-                .args(["-t", "tmpfs", "-o", "size=32m,mode=755", "tmpfs"])
-                .arg(&root)
-                .status();
-            assert!(done.unwrap().success(), "cannot mount a tmpfs on {}", root.display());
-            root
-        });
+        let disk = is_eviction.then(|| SmallDisk::mount(&node));
         let machine = (reason == Reason::Shutdown).then(|| {
             let mut machine = Machine::new(&node.path("dbus"), Duration::from_secs(60));
             machine.start();
@@ -341,7 +330,7 @@ impl Bench {
         }
         match self.reason {
             Reason::SoftEviction | Reason::HardEviction => {
-                fs::write(self.node.root().join("filler"), vec![1_u8; 24 << 20]).unwrap();
+                SmallDisk::fill(&self.node);
             }
             Reason::Preemption => self.node.apply(&preemptor(&self.node)),
             Reason::Shutdown => self.machine.as_mut().expect("the machine").prepare(true),
@@ -405,7 +394,7 @@ impl Bench {
                 assert_preempted_first(&self.node);
             }
             Reason::SoftEviction | Reason::HardEviction => {
-                fs::remove_file(self.node.root().join("filler")).unwrap();
+                SmallDisk::clear(&self.node);
             }
             Reason::Shutdown => {
                 let machine = self.machine.as_mut().expect("the machine");
@@ -421,11 +410,7 @@ impl Bench {
         wait_until("the plugins to have nothing left", LONG, || self.plugins.left().is_empty());
         let Bench { node, plugins, disk, .. } = self;
         node.finish();
-        drop(plugins);
-        if let Some(disk) = disk {
-            let _ = Command::new("umount").arg("-l").arg(&disk).status();
-            let _ = disk.parent().map(fs::remove_dir_all);
-        }
+        drop((plugins, disk));
     }
 }
 
