@@ -14,6 +14,7 @@ mod crashes;
 mod event_stream;
 mod file_races;
 mod images;
+mod lives;
 mod log_races;
 mod method_faults;
 mod outages;

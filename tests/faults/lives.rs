@@ -1,0 +1,88 @@
+//! Pods that end before they have started, and pods that come back before they have ended.
+
+use coracle::model::api::Pod;
+use serde_json::{Value, json};
+
+use crate::support::fake_node::{FakeNode, LONG, full_name};
+use crate::support::node::{busybox, phase, pod, simple};
+use crate::support::wait::wait_until;
+
+fn reason(pod: &Pod) -> &str {
+    pod.status.as_ref().and_then(|status| status.reason.as_deref()).unwrap_or_default()
+}
+
+fn uid(node: &FakeNode, name: &str) -> String {
+    node.pod(name).and_then(|pod| pod.metadata.uid).unwrap_or_default()
+}
+
+/// A pod whose container runs until its long grace period is over.
+fn stubborn(name: &str, version: &str) -> Value {
+    let mut main = busybox("main", "stubborn");
+    main["env"] = json!([{"name": "VERSION", "value": version}]);
+    let mut pod = pod(name, json!([main]));
+    pod["spec"]["terminationGracePeriodSeconds"] = json!(600);
+    pod
+}
+
+/// Waits until the pod has failed at the API server because it was preempted.
+fn wait_preempted(node: &FakeNode, name: &str) {
+    wait_until(&format!("the failure of pod {name}"), LONG, || {
+        node.shown(name).is_some_and(|pod| phase(&pod) == "Failed" && reason(&pod) == "Preempting")
+    });
+}
+
+/// Whether the runtime got a request of this kind that names the pod.
+fn was_requested(node: &FakeNode, method: &str, text: &str) -> bool {
+    let journal = node.fake.journal();
+    journal.iter().any(|one| one.method == method && one.request.to_string().contains(text))
+}
+
+/// It waits for the end of a pod that was preempted for it.
+#[test]
+fn pod_preempted_before_it_had_a_worker_fails_and_never_starts() {
+    let node = FakeNode::join(json!({"maxPods": 1}));
+    let critical = |name: &str, priority: i64| {
+        let mut pod = simple(name);
+        pod["spec"]["priority"] = json!(priority);
+        pod
+    };
+    node.bind(&stubborn("first", "1"));
+    wait_until("the first pod to run", LONG, || !node.running("first").is_empty());
+    node.apply(&critical("second", 2_000_000_000));
+    wait_until("the end of the first pod to begin", LONG, || node.fake.count("StopContainer") > 0);
+    node.apply(&critical("third", 2_000_001_000));
+    wait_preempted(&node, "second");
+    assert!(node.sandboxes("third").is_empty(), "the first pod has not ended");
+    node.fake.release_endless();
+    node.assert_runs_once("third", &["main"]);
+    wait_preempted(&node, "first");
+    assert!(!was_requested(&node, "RunPodSandbox", &full_name("second")), "{:?}", node.fake.calls());
+    node.finish();
+}
+
+#[test]
+fn static_pod_edited_back_while_it_stops_gets_a_new_incarnation() {
+    let node = FakeNode::start();
+    node.apply(&stubborn("web", "1"));
+    node.wait_ready("web");
+    let (first, before) = (uid(&node, "web"), node.running("web"));
+    let uids = || -> Vec<String> {
+        let pods = node.try_pods().unwrap_or_default();
+        pods.into_iter().filter_map(|pod| pod.metadata.uid).collect()
+    };
+    node.apply(&stubborn("web", "2"));
+    wait_until("the second version", LONG, || uids().iter().any(|uid| *uid != first));
+    wait_until("the end of the first one to begin", LONG, || node.fake.count("StopContainer") > 0);
+    node.apply(&stubborn("web", "1"));
+    wait_until("the first version again", LONG, || uids() == [first.clone()]);
+    assert_eq!(node.running("web"), before, "its end takes long");
+    node.fake.release_endless();
+    wait_until("the new incarnation", LONG, || {
+        let now = node.running("web");
+        !now.is_empty() && now != before
+    });
+    node.assert_runs_once("web", &["main"]);
+    assert_eq!(uid(&node, "web"), first);
+    assert!(!was_requested(&node, "CreateContainer", "\"value\":\"2\""), "{:?}", node.fake.calls());
+    node.finish();
+}
