@@ -25,7 +25,7 @@ use crate::server::{
     ThreadRow, ThresholdReport,
 };
 use crate::util::stop::StopToken;
-use crate::util::threads;
+use crate::util::{state_files, threads};
 use crate::volumes::Slow;
 
 /// How long a removed log is searched for again.
@@ -198,6 +198,13 @@ impl Handles {
         problems.extend(health.runtime.iter().map(|why| format!("container runtime: {why}")));
         problems.extend(health.network.iter().map(|why| format!("network: {why}")));
         problems.extend(self.managers.problems().iter().cloned());
+        for (path, text) in state_files::problems() {
+            // The managers say more about theirs.
+            let path = path.display().to_string();
+            if path.is_empty() || !problems.iter().any(|known| known.contains(&path)) {
+                problems.push(text);
+            }
+        }
         problems.extend(self.local.problems());
         problems.extend(self.image_check.problems());
         problems.extend(self.image_set.problems());

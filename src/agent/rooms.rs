@@ -38,6 +38,7 @@ use crate::status::{NodeAddresses, StatusCache};
 use crate::sync::view::{Entry, Snapshot, View};
 use crate::util::gate::Gate;
 use crate::util::mailbox::Post;
+use crate::util::state_files;
 use crate::util::stop::StopToken;
 use crate::volumes::{self, Volumes};
 use crate::{cri, node, observe};
@@ -98,6 +99,10 @@ pub(super) fn make(
 ) -> Result<(Rooms, Receiver<Box<Event>>), StartError> {
     let Context { args, config, host, supervisor, .. } = context;
     let (events, event_queue) = EventSink::new();
+    let sink = events.clone();
+    state_files::pass_on(Arc::new(move |text| {
+        sink.raise(Regarding::Node, EventType::Warning, reasons::UNUSABLE_STATE_FILE, text);
+    }));
     let (cri, images) = cri::connect(cri::Settings {
         runtime_endpoint: config.container_runtime_endpoint.clone(),
         image_endpoint: Some(config.image_service_endpoint.clone()).filter(|it| !it.is_empty()),

@@ -436,7 +436,7 @@ fn read_or_put_aside<T>(
         },
         Err(error) => error.to_string(),
     };
-    let place = match file.put_aside() {
+    let place = match file.put_aside(&why) {
         Ok(aside) => format!("renamed to {}", aside.display()),
         Err(error) => format!("and cannot be renamed: {error}"),
     };

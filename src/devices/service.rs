@@ -142,7 +142,7 @@ fn restore(file: &CheckpointFile) -> (Restored, Found) {
         Err(error) => error.to_string(),
     };
     let path = file.path().display();
-    let aside = match file.put_aside() {
+    let aside = match file.put_aside(&why) {
         Ok(aside) => format!("it is now {}", aside.display()),
         Err(error) => format!("it cannot be renamed: {error}"),
     };

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::archive::{Archive, Stamp};
-use crate::util::{atomic_file, disk_writes, sha256, untrusted};
+use crate::util::{atomic_file, disk_writes, sha256, state_files, untrusted};
 
 /// The version of the format; a file of another version is ignored.
 const VERSION: u32 = 2;
@@ -41,10 +41,7 @@ pub(super) fn load(path: &Path) -> Known {
         Ok(known) => known,
         Err(error) if error.kind() == io::ErrorKind::NotFound => Known::new(),
         Err(error) => {
-            log::warn!(
-                "the index of image archives {} is ignored, and the archives are read again: {error}",
-                path.display()
-            );
+            state_files::damaged(path, &format!("{error}; the image archives are read again"));
             Known::new()
         }
     }
@@ -103,6 +100,7 @@ pub(super) fn save<'a>(
     let directory = path.parent().unwrap_or(Path::new("/"));
     disk_writes::make_directories(directory, 0o750)?;
     atomic_file::write(path, &text, 0o600)?;
+    state_files::usable(path);
     std::fs::File::open(directory)?.sync_all()?;
     disk_writes::sync();
     Ok(())
@@ -139,9 +137,12 @@ mod tests {
             bad[at] ^= 1;
             std::fs::write(&path, &bad).unwrap();
             assert!(load(&path).is_empty(), "byte {at}");
+            assert!(state_files::problems().iter().any(|(damaged, _)| *damaged == path), "byte {at}");
             std::fs::write(&path, &good[..at]).unwrap();
             assert!(load(&path).is_empty(), "{at} bytes");
         }
+        save(&path, std::iter::once((&file, &archive))).unwrap();
+        assert!(state_files::problems().iter().all(|(damaged, _)| *damaged != path));
     }
 
     #[test]

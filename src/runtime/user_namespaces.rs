@@ -20,6 +20,7 @@ use crate::transport::generated::runtime::{IDMapping, NamespaceMode, UserNamespa
 use crate::util::atomic_file;
 use crate::util::child::{self, ChildError, Limits};
 use crate::util::disk_writes;
+use crate::util::state_files;
 use crate::util::stop::StopToken;
 
 /// Each range starts at a multiple of this: an image may use any 16-bit id.
@@ -188,7 +189,9 @@ impl UserNamespaces {
         let mappings = Mappings { uid_mappings: vec![mapping], gid_mappings: vec![mapping] };
         // Serializing numbers cannot fail.
         let bytes = serde_json::to_vec(&mappings).unwrap_or_default();
-        atomic_file::write(file, &bytes, 0o600).map_err(|error| failed("write", file, error))
+        atomic_file::write(file, &bytes, 0o600).map_err(|error| failed("write", file, error))?;
+        state_files::usable(file);
+        Ok(())
     }
 
     /// DIFFERS: the span is determined for the first pod with `hostUsers: false`. Upstream does it
@@ -285,6 +288,15 @@ fn free(span: Span, each: u32, taken: &BTreeSet<u32>) -> Option<IdRange> {
 }
 
 fn read(file: &Path, ids_per_pod: u32) -> Result<Option<IdRange>, UserNamespaceError> {
+    let read = read_file(file, ids_per_pod);
+    match &read {
+        Ok(_) => state_files::usable(file),
+        Err(error) => state_files::damaged(file, &error.to_string()),
+    }
+    read
+}
+
+fn read_file(file: &Path, ids_per_pod: u32) -> Result<Option<IdRange>, UserNamespaceError> {
     let bytes = match std::fs::read(file) {
         Ok(bytes) => bytes,
         // A file in the place of a pod's directory has no range either.
@@ -391,6 +403,8 @@ mod tests {
                 error.to_string().contains(why) && error.to_string().contains("pods/x/userns"),
                 "{error}"
             );
+            let path = dir.path().join("pods/x/userns");
+            assert!(state_files::problems().iter().any(|(damaged, _)| *damaged == path), "{error}");
         }
         std::fs::write(dir.path().join("pods/x/userns"), good).unwrap();
         assert_eq!(first(&namespaces, "a"), 131_072);

@@ -22,6 +22,7 @@ use crate::model::pod::{CONFIG_HASH, Pod, SourceName};
 use crate::model::typed::clip;
 use crate::util::atomic_file;
 use crate::util::disk_writes;
+use crate::util::state_files;
 
 /// The kind of every record.
 const FORMAT: &str = "coracle/last-good-manifest";
@@ -193,7 +194,9 @@ impl Store {
             // The directory may have been removed.
             self.ready = false;
             format!("cannot write {}: {error}", path.display())
-        })
+        })?;
+        state_files::usable(path);
+        Ok(())
     }
 
     /// File or URL, and pods, of one record. `None` without a record, and for an invalid one after a warning.
@@ -201,19 +204,24 @@ impl Store {
         let bytes = match read(path) {
             Ok(bytes) => bytes?,
             Err(message) => {
-                log::warn!("{} is ignored: {message}", path.display());
+                state_files::damaged(path, &message);
                 return None;
             }
         };
         match self.decode(&bytes) {
             Ok((record, refused)) => {
-                for message in refused {
-                    log::warn!("{}: a pod is ignored: {message}", path.display());
+                match refused.first() {
+                    None => state_files::usable(path),
+                    Some(first) => {
+                        let text =
+                            format!("{} of its pods are ignored; the first one: {first}", refused.len());
+                        state_files::damaged(path, &text);
+                    }
                 }
                 Some(record)
             }
             Err(message) => {
-                log::warn!("{} is ignored: {}", path.display(), clip(&message));
+                state_files::damaged(path, &clip(&message));
                 None
             }
         }
@@ -391,6 +399,10 @@ mod tests {
             let found = store.load(KEY, PLACE);
             let found: Vec<&str> = found.iter().map(Pod::name).collect();
             assert_eq!(found, names, "{}", String::from_utf8_lossy(bytes));
+            let is_reported = state_files::problems().iter().any(|(damaged, _)| *damaged == path);
+            // That of another file is intact.
+            let is_damaged = found.len() < 2 && !String::from_utf8_lossy(bytes).contains("/m/b.yaml");
+            assert_eq!(is_reported, is_damaged, "{}", String::from_utf8_lossy(bytes));
         };
         for end in (0..bytes.len()).step_by(97) {
             check(&bytes[..end], &[]);

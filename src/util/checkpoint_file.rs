@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use super::{atomic_file, disk_writes, untrusted};
+use super::{atomic_file, disk_writes, state_files, untrusted};
 
 /// Far above the largest file: 1,000 pods with 1,000 containers each.
 const MOST_BYTES: u64 = 256 * 1024 * 1024;
@@ -27,11 +27,12 @@ impl CheckpointFile {
         &self.path
     }
 
-    /// Its content; `None` if it does not exist.
+    /// Its content; `None` if it does not exist. A copy that an earlier run has put aside is reported.
     ///
     /// # Errors
     /// When it cannot be read, is too large, or is not text.
     pub fn read(&self) -> io::Result<Option<String>> {
+        state_files::was_put_aside(&self.path, &self.aside());
         let file = match untrusted::open(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => file?,
@@ -49,19 +50,32 @@ impl CheckpointFile {
     /// # Errors
     /// When it cannot be written; the old content is then still there.
     pub fn write(&self, text: &str) -> io::Result<()> {
-        atomic_file::write(&self.path, text.as_bytes(), 0o600)
+        atomic_file::write(&self.path, text.as_bytes(), 0o600)?;
+        state_files::usable(&self.path);
+        Ok(())
     }
 
-    /// Renames it to `<name>.unusable`, and returns that path. An earlier such file is replaced.
+    /// Renames it to `<name>.unusable`, because it cannot be used, and returns that path. An earlier such
+    /// file is replaced. `coracle status` has the reason as long as the file is there.
     ///
     /// # Errors
     /// When it cannot be renamed.
-    pub fn put_aside(&self) -> io::Result<PathBuf> {
+    pub fn put_aside(&self, why: &str) -> io::Result<PathBuf> {
+        let aside = self.aside();
+        match disk_writes::created(std::fs::rename(&self.path, &aside)) {
+            Ok(()) => state_files::put_aside(&self.path, &aside, why),
+            Err(error) => {
+                state_files::damaged(&self.path, &format!("{why}; it cannot be renamed: {error}"));
+                return Err(error);
+            }
+        }
+        Ok(aside)
+    }
+
+    fn aside(&self) -> PathBuf {
         let mut name = self.path.file_name().unwrap_or_default().to_owned();
         name.push(".unusable");
-        let aside = self.path.with_file_name(name);
-        disk_writes::created(std::fs::rename(&self.path, &aside))?;
-        Ok(aside)
+        self.path.with_file_name(name)
     }
 }
 
@@ -77,10 +91,10 @@ mod tests {
         file.write("one").unwrap();
         file.write("two").unwrap();
         assert_eq!(file.read().unwrap().as_deref(), Some("two"));
-        let aside = file.put_aside().unwrap();
+        let aside = file.put_aside("wrong").unwrap();
         assert_eq!(std::fs::read_to_string(aside).unwrap(), "two");
         assert_eq!(file.read().unwrap(), None);
-        assert!(file.put_aside().is_err());
+        assert!(file.put_aside("wrong").is_err());
     }
 
     #[test]
@@ -92,7 +106,7 @@ mod tests {
         std::fs::remove_file(file.path()).unwrap();
         std::fs::create_dir(file.path()).unwrap();
         assert!(file.read().is_err());
-        file.put_aside().unwrap();
+        file.put_aside("wrong").unwrap();
         assert_eq!(file.read().unwrap(), None);
     }
 }

@@ -1,7 +1,7 @@
 //! Tools that are independent of Kubernetes: the rules for threads (`threads`, `stop`, `mailbox`,
 //! `timers`, `wake`, `gate`), the thread `signals`, waits (`backoff`), files and directories
 //! (`untrusted` and `tree` for those that a container can change; `disk_writes` counts),
-//! `cgroup_mounts`, memory, certificates (`x509`), log lines and `metrics`.
+//! `state_files` that are damaged, `cgroup_mounts`, memory, certificates (`x509`), log lines and `metrics`.
 
 pub mod atomic_file;
 pub mod backoff;
@@ -25,6 +25,7 @@ pub mod service_manager;
 pub mod sha1;
 pub mod sha256;
 pub mod signals;
+pub mod state_files;
 pub mod stop;
 pub mod tail;
 pub mod tar;

@@ -30,7 +30,7 @@ pub(super) fn read(dir: &Path, name: &str, problems: &mut Vec<String>) -> BTreeM
     };
     parsed.unwrap_or_else(|why| {
         let path = file.path().display();
-        problems.push(match file.put_aside() {
+        problems.push(match file.put_aside(&why) {
             Ok(aside) => format!(
                 "the state file {path} cannot be used: {why}; it is now {}, and pods have the resources \
                  that their specs request",

@@ -139,7 +139,7 @@ fn load<T>(
         Err(error) => error.to_string(),
     };
     let path = from.path().display();
-    problems.push(match from.put_aside() {
+    problems.push(match from.put_aside(&why) {
         Ok(aside) => format!(
             "the state file {path} cannot be used: {why}; it is now {}, and a new one is made from the \
              containers that run",

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::ids::ImageRef;
 use crate::model::metrics;
 use crate::util::disk_writes;
-use crate::util::{atomic_file, sha256};
+use crate::util::{atomic_file, sha256, state_files};
 
 use super::gc::SeenImage;
 use crate::model::image_name::{repository, stored};
@@ -421,13 +421,19 @@ fn remove(path: &Path) {
 }
 
 fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, RecordError> {
-    match std::fs::read(path) {
+    let read = match std::fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes)
             .map(Some)
             .map_err(|error| RecordError::Content { path: path.to_owned(), error }),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(RecordError::Io { attempt: "read", path: path.to_owned(), error }),
+    };
+    match &read {
+        Ok(_) => state_files::usable(path),
+        Err(RecordError::Io { error, .. }) => state_files::damaged(path, &error.to_string()),
+        Err(RecordError::Content { error, .. }) => state_files::damaged(path, &error.to_string()),
     }
+    read
 }
 
 fn write<T: Serialize>(dir: &Path, name: &str, content: &T) -> Result<(), RecordError> {
@@ -438,11 +444,15 @@ fn write<T: Serialize>(dir: &Path, name: &str, content: &T) -> Result<(), Record
     let path = file(dir, name);
     // Texts, numbers and maps of texts always serialize.
     let bytes = serde_json::to_vec(content).unwrap_or_default();
-    atomic_file::write(&path, &bytes, 0o600).map_err(|error| RecordError::Io {
+    let written = atomic_file::write(&path, &bytes, 0o600).map_err(|error| RecordError::Io {
         attempt: "write",
-        path,
+        path: path.clone(),
         error,
-    })
+    });
+    if written.is_ok() {
+        state_files::usable(&path);
+    }
+    written
 }
 
 /// The readable records of a directory.
@@ -544,11 +554,13 @@ mod tests {
         records.intend(IMAGE).unwrap();
         records.failed(IMAGE);
         assert!(records.must_pull(IMAGE, &reference(), &[]));
-        std::fs::write(file(&pulled, "sha256:00"), "{").unwrap();
-        assert!(records.must_pull(IMAGE, &reference(), &[]));
+        let path = file(&pulled, "sha256:00");
+        let is_reported = || state_files::problems().iter().any(|(damaged, _)| *damaged == path);
+        std::fs::write(&path, "{").unwrap();
+        assert!(!is_reported() && records.must_pull(IMAGE, &reference(), &[]) && is_reported());
         // Proven by a pull of the node's own.
         records.pulled(IMAGE, &reference(), None);
-        assert!(!records.must_pull(IMAGE, &reference(), &[]));
+        assert!(!is_reported() && !records.must_pull(IMAGE, &reference(), &[]));
     }
 
     #[test]

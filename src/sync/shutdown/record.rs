@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::model::metrics;
 use crate::util::atomic_file;
+use crate::util::state_files;
 
 /// The zero time as Go writes it.
 const NEVER: &str = "0001-01-01T00:00:00Z";
@@ -27,10 +28,10 @@ impl Record {
         match std::fs::read(path) {
             Ok(bytes) => match times(&bytes) {
                 Some((begun, ended)) => show(begun, ended),
-                None => log::warn!("{}: the file does not contain the times of a shutdown", path.display()),
+                None => state_files::damaged(path, "it does not contain the times of a shutdown"),
             },
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => log::warn!("cannot read {}: {error}", path.display()),
+            Err(error) => state_files::damaged(path, &error.to_string()),
         }
         record
     }
@@ -51,8 +52,9 @@ impl Record {
         show(Some(begun), ended);
         let ended = ended.map_or_else(|| NEVER.to_owned(), |at| at.to_string());
         let text = json!({"startTime": begun.to_string(), "endTime": ended}).to_string();
-        if let Err(error) = atomic_file::write(path, text.as_bytes(), 0o644) {
-            log::warn!("cannot write {}: {error}", path.display());
+        match atomic_file::write(path, text.as_bytes(), 0o644) {
+            Ok(()) => state_files::usable(path),
+            Err(error) => log::warn!("cannot write {}: {error}", path.display()),
         }
     }
 }
@@ -98,6 +100,12 @@ mod tests {
         )
         .unwrap();
         assert_eq!(times(&std::fs::read(&file).unwrap()).unwrap().0.unwrap().as_second(), 1_767_319_445);
+        let is_reported = || crate::util::state_files::problems().iter().any(|(damaged, _)| *damaged == file);
+        std::fs::write(&file, "{").unwrap();
+        Record::load(Some(file.clone()));
+        assert!(is_reported());
+        record.end(at(1_030));
+        assert!(!is_reported());
         for odd in ["", "{}", r#"{"startTime":1,"endTime":2}"#, r#"{"startTime":"x","endTime":"y"}"#] {
             assert_eq!(times(odd.as_bytes()), None, "{odd}");
         }

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::names::RECORD;
-use crate::util::{atomic_file, untrusted};
+use crate::util::{atomic_file, state_files, untrusted};
 
 /// The largest record that is read. Names and handles have at most some hundred bytes.
 const MAX_BYTES: u64 = 64 * 1024;
@@ -46,8 +46,17 @@ impl Record {
     /// Reads the record in a directory.
     pub(super) fn read(dir: &Path) -> Look {
         let path = dir.join(RECORD);
+        let look = Record::read_file(&path);
+        match &look {
+            Look::Record(_) | Look::Missing => state_files::usable(&path),
+            Look::Damaged(why) => state_files::damaged(&path, why),
+        }
+        look
+    }
+
+    fn read_file(path: &Path) -> Look {
         let mut bytes = Vec::new();
-        let read = untrusted::open(&path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes));
+        let read = untrusted::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes));
         match read {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Look::Missing,
             Err(error) => return Look::Damaged(error.to_string()),
@@ -70,7 +79,9 @@ impl Record {
             return Ok(());
         }
         let bytes = serde_json::to_vec(self).map_err(std::io::Error::other)?;
-        atomic_file::write(&dir.join(RECORD), &bytes, 0o600)
+        atomic_file::write(&dir.join(RECORD), &bytes, 0o600)?;
+        state_files::usable(&dir.join(RECORD));
+        Ok(())
     }
 }
 
@@ -100,6 +111,7 @@ mod tests {
         for text in ["", "{", "[]", "{}", r#"{"driverName":"d"}"#, &"x".repeat(70_000)] {
             std::fs::write(&path, text).unwrap();
             assert!(matches!(Record::read(dir.path()), Look::Damaged(_)), "{text:.20}");
+            assert!(state_files::problems().iter().any(|(damaged, _)| *damaged == path), "{text:.20}");
         }
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();

@@ -10,6 +10,7 @@ use super::devices::{self, Device, Kind};
 use super::host::mount_at;
 use super::{Kinds, STATE, iscsi};
 use crate::util::error_chain::chain;
+use crate::util::state_files;
 use crate::util::stop::StopToken;
 use crate::util::untrusted;
 
@@ -116,8 +117,20 @@ impl Kinds {
 
 /// The state file of an iSCSI disk that is not mounted.
 fn read_state(dir: &Path) -> Option<iscsi::Disk> {
-    let bytes = untrusted::read_own(&dir.join(STATE), MAX_STATE_BYTES).ok()?;
-    serde_json::from_slice(&bytes).ok()
+    let path = dir.join(STATE);
+    let read = untrusted::read_own(&path, MAX_STATE_BYTES);
+    match read.and_then(|bytes| Ok(serde_json::from_slice(&bytes)?)) {
+        Ok(disk) => {
+            state_files::usable(&path);
+            Some(disk)
+        }
+        Err(error) => {
+            if error.kind() != std::io::ErrorKind::NotFound {
+                state_files::damaged(&path, &error.to_string());
+            }
+            None
+        }
+    }
 }
 
 /// The device behind the first link in a directory of links.
