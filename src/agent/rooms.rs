@@ -17,7 +17,7 @@ use crate::claims::Claims;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::devices::Devices;
-use crate::image_check::{self, ImageCheck, LayerSource};
+use crate::image_check::{self, Count, ImageCheck, LayerSource};
 use crate::image_set::{ImageSet, Refusal};
 use crate::kube::client::Client;
 use crate::kube::{LocalObjects, PodApi};
@@ -244,9 +244,14 @@ fn runs_again(pods: &Snapshot, uid: &PodUid, name: &str, exit_code: i32) -> bool
 struct Archives(ImageSet);
 
 impl LayerSource for Archives {
-    fn open(&self, digest: &str, stop: &StopToken) -> Result<Option<Box<dyn Read + Send>>, String> {
+    fn open(
+        &self,
+        digest: &str,
+        count: &Count,
+        stop: &StopToken,
+    ) -> Result<Option<Box<dyn Read + Send>>, String> {
         match self.0.blob(digest) {
-            Ok(blob) => blob.open(0, stop).map(Some),
+            Ok(blob) => blob.open_counted(0, count, stop).map(Some),
             Err(Refusal::Unknown(_)) => Ok(None),
             Err(Refusal::Unavailable(why)) => Err(why),
         }

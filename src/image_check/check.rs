@@ -1,19 +1,22 @@
 //! Checks one image, and replaces what is damaged.
 
+use std::cell::Cell;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 
 use super::layer::{self, Depth, Findings, Outcome};
+use super::missing::{MissingNames, Owner};
 use super::repull::Repull;
 use super::storage::{self, Layer, Problem, Unpacked};
-use super::usage::{Meter, Usage};
+use super::usage::{Meter, Metered, Usage};
 use crate::cri::{ImageClient, RuntimeClient};
+use crate::util::decompress::{self, Compression};
 use crate::util::gate::Gate;
 use crate::util::stop::StopToken;
-use crate::util::{decompress, disk_writes, tree, untrusted};
+use crate::util::{disk_writes, tree, untrusted};
 
 /// Why an image stays damaged.
 const NOT_REMOVED: &str = "no intact copy of its layers is on this node; the image is not removed and pulled \
@@ -23,14 +26,23 @@ const ROUNDS: usize = 3;
 /// The largest layer without compression.
 const MAX_LAYER: u64 = 1 << 40;
 
+/// Is called with a number of bytes that were read. After an error no more are to be read.
+pub type Count = Arc<dyn Fn(u64) -> io::Result<()> + Send + Sync>;
+
 /// A place that has layers, such as the image archives of this node.
 pub trait LayerSource: Send + Sync {
     /// Opens the blob with a digest (`sha256:` and 64 hexadecimal digits): the archive of a layer,
-    /// plain or compressed. `None`: it has no such blob. `stop` ends the call early.
+    /// plain or compressed. `None`: it has no such blob. `count` counts what is read to find the bytes of
+    /// the blob, and not these. `stop` ends the call and the reading early.
     ///
     /// # Errors
     /// When it has the blob and cannot read it. The text names the place.
-    fn open(&self, digest: &str, stop: &StopToken) -> Result<Option<Box<dyn Read + Send>>, String>;
+    fn open(
+        &self,
+        digest: &str,
+        count: &Count,
+        stop: &StopToken,
+    ) -> Result<Option<Box<dyn Read + Send>>, String>;
 }
 
 /// What a check has found.
@@ -61,6 +73,24 @@ pub struct Report {
     pub used: Usage,
     /// Why layers could not be compared, or damaged files not be replaced.
     pub problems: Vec<String>,
+    /// What the check has found out about each layer, from the lowest one.
+    #[serde(skip)]
+    pub states: Vec<LayerState>,
+    /// Whether the image was not removed because too many names of the namespace are missing.
+    #[serde(skip)]
+    pub lacks_places: bool,
+}
+
+/// What a check has found out about a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LayerState {
+    /// Nothing, or not enough: the check was ended before, no copy can be compared, or only sizes were.
+    #[default]
+    Unknown,
+    /// All of its files are intact.
+    Intact,
+    /// Some are damaged or may be, also after a repair.
+    Damaged,
 }
 
 /// A damaged file or blob.
@@ -115,13 +145,15 @@ pub(super) struct Checker {
     pub(super) pull: super::Pull,
     /// Whether an image may be removed to pull it again.
     pub(super) removes: bool,
+    /// Names that were removed for that.
+    pub(super) missing: Arc<Mutex<MissingNames>>,
 }
 
 /// The runtime's own store of blobs.
 struct Store<'a>(&'a Path);
 
 impl LayerSource for Store<'_> {
-    fn open(&self, digest: &str, _: &StopToken) -> Result<Option<Box<dyn Read + Send>>, String> {
+    fn open(&self, digest: &str, _: &Count, _: &StopToken) -> Result<Option<Box<dyn Read + Send>>, String> {
         let Some(hex) = storage::hex_of(digest) else { return Ok(None) };
         match untrusted::open(&self.0.join(hex)) {
             Ok(file) => Ok(Some(Box::new(file))),
@@ -132,26 +164,34 @@ impl LayerSource for Store<'_> {
 }
 
 impl Checker {
-    /// Checks an image. With `options.mend`, what is damaged is replaced, and checked again.
+    /// Checks an image. With `options.mend`, what is damaged is replaced, and checked again. `owner`
+    /// causes the check.
     pub(super) fn check(
         &self,
-        image: &str,
+        (image, owner): (&str, &Owner),
         options: Options,
         progress: &mut dyn FnMut(usize, usize),
-        meter: &Meter,
+        meter: &Arc<Meter>,
         stop: &StopToken,
     ) -> Result<Report, Problem> {
-        let unpacked = storage::find(&self.images, image, stop)?;
+        let unpacked = storage::find(&self.images, image, meter, stop)?;
         let mut checked = check_layers(&unpacked, &self.sources(&unpacked), options, progress, meter, stop);
         let goes_on = !stop.is_stopped() && !meter.is_exhausted();
         if options.mend && !checked.report.intact && goes_on {
             if self.removes {
-                let repull = Repull { checker: self, unpacked: &unpacked, requested: image, stop };
+                let repull = Repull {
+                    checker: self,
+                    unpacked: &unpacked,
+                    requested: image,
+                    owner,
+                    stop,
+                    is_full: Cell::default(),
+                };
                 match repull.run() {
                     Ok(pulled) => {
                         // Also after a failed pull of one of its names, the image may be there. By its
                         // id, because a name may be that of another image now.
-                        match storage::find(&self.images, &unpacked.id, stop) {
+                        match storage::find(&self.images, &unpacked.id, meter, stop) {
                             Ok(found) => {
                                 let depth = Options { mend: false, ..options };
                                 let sources = self.sources(&found);
@@ -166,6 +206,7 @@ impl Checker {
                     }
                     Err(why) => checked.report.problems.push(why),
                 }
+                checked.report.lacks_places = repull.is_full.get();
             } else if checked.layers.iter().any(|(_, state)| !state.is_compared() && state.is_bad()) {
                 checked.report.problems.push(NOT_REMOVED.to_owned());
             }
@@ -196,19 +237,31 @@ enum Source<'a> {
 }
 
 impl Source<'_> {
-    fn open(&self, digest: &str, stop: &StopToken) -> Result<Option<Box<dyn Read + Send>>, String> {
-        match self {
-            Source::Store(store) => store.open(digest, stop),
-            Source::Other(source) => source.open(digest, stop),
-        }
+    /// Opens a blob, and counts all that is read for it.
+    fn open(
+        &self,
+        digest: &str,
+        meter: &Arc<Meter>,
+        stop: &StopToken,
+    ) -> Result<Option<Metered<Box<dyn Read + Send>>>, String> {
+        let count: Count = {
+            let meter = Arc::clone(meter);
+            Arc::new(move |bytes| meter.read(bytes))
+        };
+        let blob = match self {
+            Source::Store(store) => store.open(digest, &count, stop)?,
+            Source::Other(source) => source.open(digest, &count, stop)?,
+        };
+        let metered = |inner| Metered { inner, meter: Arc::clone(meter), stop: stop.clone() };
+        Ok(blob.map(metered))
     }
 
     /// What is wrong with the copy that the runtime unpacked. Nothing is, if it is intact and only in a
     /// form that cannot be compared: a new pull would bring the same one.
-    fn damage(&self, digest: &str, meter: &Meter, stop: &StopToken) -> Option<String> {
-        let Source::Store(store) = self else { return None };
-        let mut blob = store.open(digest, stop).ok()??;
-        match layer::digest(&mut blob, meter, stop) {
+    fn damage(&self, digest: &str, meter: &Arc<Meter>, stop: &StopToken) -> Option<String> {
+        let Source::Store(_) = self else { return None };
+        let mut blob = self.open(digest, meter, stop).ok()??;
+        match layer::digest(&mut blob, stop) {
             Ok(found) => (found != digest).then(|| "has another digest".to_owned()),
             // The check was ended, and the blob may be intact.
             Err(_) if stop.is_stopped() || meter.is_exhausted() => None,
@@ -228,6 +281,8 @@ enum State {
     Missing,
     /// No copy can be compared, and the runtime's own is damaged: they may be damaged like that.
     Doubtful,
+    /// No copy can be compared, and the runtime has just unpacked them.
+    Restored,
     /// No copy can be compared.
     Unknown,
 }
@@ -241,6 +296,16 @@ impl State {
     fn is_bad(self) -> bool {
         matches!(self, State::Damaged | State::Missing | State::Doubtful)
     }
+
+    /// For a comparison of contents, or only of types and sizes.
+    fn shown(self, contents: bool) -> LayerState {
+        match self {
+            State::Damaged | State::Missing | State::Doubtful => LayerState::Damaged,
+            State::Intact if contents => LayerState::Intact,
+            State::Restored => LayerState::Intact,
+            State::Intact | State::Unknown => LayerState::Unknown,
+        }
+    }
 }
 
 /// A check of all layers.
@@ -249,6 +314,8 @@ struct Checked {
     report: Report,
     /// The layers by their directories.
     layers: Vec<(PathBuf, State)>,
+    /// Whether contents were compared.
+    contents: bool,
 }
 
 impl Checked {
@@ -259,11 +326,16 @@ impl Checked {
     fn pulled_again(self, mut after: Checked) -> Checked {
         let mut kept = 0;
         for (dir, state) in &mut after.layers {
-            let before = self.layers.iter().find(|(known, _)| known == dir);
-            if let (State::Unknown, Some((_, before @ (State::Damaged | State::Doubtful)))) = (*state, before)
-            {
-                *state = *before;
-                kept += 1;
+            if *state != State::Unknown {
+                continue;
+            }
+            match self.layers.iter().find(|(known, _)| known == dir) {
+                Some((_, before @ (State::Damaged | State::Doubtful))) => {
+                    *state = *before;
+                    kept += 1;
+                }
+                Some((_, State::Missing)) | None => *state = State::Restored,
+                Some(_) => {}
             }
         }
         if kept > 0 {
@@ -280,6 +352,7 @@ impl Checked {
         let states = || self.layers.iter().map(|(_, state)| *state);
         self.report.verified = states().filter(|state| state.is_compared()).count();
         self.report.intact = !states().any(State::is_bad);
+        self.report.states = states().map(|state| state.shown(self.contents)).collect();
     }
 }
 
@@ -288,13 +361,14 @@ fn check_layers(
     sources: &[Source<'_>],
     options: Options,
     progress: &mut dyn FnMut(usize, usize),
-    meter: &Meter,
+    meter: &Arc<Meter>,
     stop: &StopToken,
 ) -> Checked {
     let layers = unpacked.layers.len();
     let mut checked = Checked {
         report: Report { id: unpacked.id.clone(), layers, ..Report::default() },
         layers: Vec::new(),
+        contents: options.contents,
     };
     for (index, layer) in unpacked.layers.iter().enumerate() {
         progress(index, layers);
@@ -310,7 +384,7 @@ struct LayerCheck<'a> {
     layer: &'a Layer,
     sources: &'a [Source<'a>],
     options: Options,
-    meter: &'a Meter,
+    meter: &'a Arc<Meter>,
     stop: &'a StopToken,
 }
 
@@ -327,7 +401,8 @@ impl LayerCheck<'_> {
             let mut found = Findings::default();
             found.add(format!("layer {short}"), "has no directory".to_owned());
             report.take(found);
-            if !options.mend || disk_writes::created(std::fs::create_dir(&layer.dir)).is_err() {
+            let make = || disk_writes::created(std::fs::create_dir(&layer.dir)).is_ok();
+            if !options.mend || self.stop.is_stopped() || self.meter.write(0).is_err() || !make() {
                 return State::Missing;
             }
         }
@@ -414,9 +489,13 @@ impl LayerCheck<'_> {
         mend: Option<&Findings>,
     ) -> Result<Option<(Findings, Outcome)>, String> {
         let LayerCheck { layer, options, meter, stop, .. } = *self;
-        let named = |error: io::Error| format!("a copy of {digest}: {error}");
-        let Some(blob) = source.open(digest, stop)? else { return Ok(None) };
-        let (tar, _) = decompress::open(blob, MAX_LAYER).map_err(named)?;
+        let named = |error: io::Error| format!("a copy of {digest}: {}", meter.reason(error));
+        let Some(blob) = source.open(digest, meter, stop)? else { return Ok(None) };
+        let (mut tar, compression) = decompress::open(Box::new(blob), MAX_LAYER).map_err(named)?;
+        if compression != Compression::None {
+            // Both are work: the compressed bytes, and those that they expand to.
+            tar = Box::new(Metered { inner: tar, meter: Arc::clone(meter), stop: stop.clone() });
+        }
         let dir =
             tree::open(&layer.dir).map_err(|errno| format!("its directory: {}", io::Error::from(errno)))?;
         let mut found = Findings::default();
@@ -435,6 +514,7 @@ mod tests {
     use crate::util::gzip::Gzip;
     use crate::util::sha256;
     use crate::util::tar::tests::{end, entry};
+    use crate::util::testing::zstd;
     use std::collections::BTreeMap;
     use std::io::Write;
 
@@ -447,7 +527,12 @@ mod tests {
     struct Blobs<'a>(&'a BTreeMap<String, Vec<u8>>);
 
     impl LayerSource for Blobs<'_> {
-        fn open(&self, digest: &str, _: &StopToken) -> Result<Option<Box<dyn Read + Send>>, String> {
+        fn open(
+            &self,
+            digest: &str,
+            _: &Count,
+            _: &StopToken,
+        ) -> Result<Option<Box<dyn Read + Send>>, String> {
             let blob = self.0.get(digest).cloned();
             Ok(blob.map(|blob| Box::new(io::Cursor::new(blob)) as Box<dyn Read + Send>))
         }
@@ -610,6 +695,60 @@ mod tests {
         assert_eq!(check(100_000).verified, 2);
     }
 
+    /// Members of gzip without content, and frames of zstd that are skipped, expand to nothing.
+    #[test]
+    fn compressed_bytes_that_expand_to_nothing_are_counted_and_limited() {
+        let mut fixture = Fixture::new();
+        let tar = [entry("f", b'0', "", b"upper"), end()].concat();
+        let gzip = |data: &[u8]| {
+            let mut gzip = Gzip::fast(Vec::new());
+            gzip.write_all(data).unwrap();
+            gzip.finish().unwrap()
+        };
+        let skipped =
+            [&[0x50, 0x2a, 0x4d, 0x18][..], &(1_u32 << 20).to_le_bytes(), &vec![0; 1 << 20]].concat();
+        let empty = gzip(b"").repeat((1 << 20) / gzip(b"").len());
+        for blob in [[empty, gzip(&tar)].concat(), [skipped, zstd(&tar)].concat()] {
+            let size = blob.len() as u64;
+            fixture.unpacked.layers.truncate(1);
+            let name = digest(&blob);
+            fixture.unpacked.layers[0] =
+                Layer { dir: fixture.path("2"), diff_id: digest(&tar), blob: Some(name.clone()) };
+            fixture.blobs.insert(name, blob);
+            let blobs = Blobs(&fixture.blobs);
+            let sources = [Source::Other(&blobs)];
+            let options = Options { contents: true, mend: false };
+            let check = |meter: &Arc<Meter>| {
+                check_layers(&fixture.unpacked, &sources, options, &mut |_, _| {}, meter, &StopToken::never())
+            };
+            let meter = Meter::unlimited();
+            assert_eq!(check(&meter).report.verified, 1);
+            assert!(meter.used().read >= size + tar.len() as u64, "{:?}", meter.used());
+            let meter = Meter::new(Usage { read: size / 2, written: 0 });
+            let report = check(&meter).report;
+            assert!(meter.is_exhausted() && report.verified == 0, "{report:?}");
+            assert!(report.problems[0].contains("the limit of bytes"), "{report:?}");
+            let (source, ended) = crate::util::stop::pair();
+            drop(source);
+            let meter = Meter::unlimited();
+            check_layers(&fixture.unpacked, &sources, options, &mut |_, _| {}, &meter, &ended);
+            assert_eq!(meter.used().read, 0, "it was stopped");
+        }
+    }
+
+    #[test]
+    fn copy_without_compression_is_counted_once() {
+        let mut fixture = Fixture::new();
+        fixture.unpacked.layers.truncate(1);
+        let meter = Meter::unlimited();
+        let (options, stop) = (Options { contents: true, mend: false }, StopToken::never());
+        let blobs = Blobs(&fixture.blobs);
+        check_layers(&fixture.unpacked, &[Source::Other(&blobs)], options, &mut |_, _| {}, &meter, &stop);
+        let tar = fixture.blobs[&fixture.unpacked.layers[0].diff_id].len() as u64;
+        // Two entries are searched for, and the content of both files is read.
+        assert_eq!(meter.used(), Usage { read: tar + 2 * 4096 + 9, written: 0 });
+    }
+
     #[test]
     fn image_whose_damaged_layer_the_runtime_kept_is_not_mended() {
         let mut fixture = Fixture::new();
@@ -725,15 +864,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join(sha256::hex(b"text")), "text").unwrap();
         let store = Store(dir.path());
+        let (count, stop): (Count, _) = (Arc::new(|_| Ok(())), StopToken::never());
+        let open = |digest: &str| store.open(digest, &count, &stop).unwrap();
         let mut text = String::new();
-        store
-            .open(&digest(b"text"), &StopToken::never())
-            .unwrap()
-            .unwrap()
-            .read_to_string(&mut text)
-            .unwrap();
+        open(&digest(b"text")).unwrap().read_to_string(&mut text).unwrap();
         assert_eq!(text, "text");
-        assert!(store.open(&digest(b"other"), &StopToken::never()).unwrap().is_none());
-        assert!(store.open("sha256:../x", &StopToken::never()).unwrap().is_none());
+        assert!(open(&digest(b"other")).is_none());
+        assert!(open("sha256:../x").is_none());
     }
 }

@@ -118,7 +118,6 @@ pub struct Outcome {
 struct Hashing<'a> {
     inner: &'a mut dyn Read,
     hasher: Hasher,
-    meter: &'a Meter,
     stop: &'a StopToken,
 }
 
@@ -128,7 +127,6 @@ impl Read for Hashing<'_> {
             return Err(io::Error::other("the agent stops"));
         }
         let count = self.inner.read(buffer)?;
-        self.meter.read(count as u64)?;
         self.hasher.update(&buffer[..count]);
         Ok(count)
     }
@@ -139,16 +137,17 @@ impl Input for Hashing<'_> {}
 /// Reads `source` to its end, and returns `sha256:` and the digest.
 ///
 /// # Errors
-/// When it cannot be read, the limit of `meter` is reached, or `stop` was closed.
-pub(super) fn digest(source: &mut dyn Read, meter: &Meter, stop: &StopToken) -> io::Result<String> {
+/// When it cannot be read, or `stop` was closed.
+pub(super) fn digest(source: &mut dyn Read, stop: &StopToken) -> io::Result<String> {
     let mut source = BufReader::with_capacity(BUFFER, source);
-    let mut source = Hashing { inner: &mut source, hasher: Hasher::default(), meter, stop };
+    let mut source = Hashing { inner: &mut source, hasher: Hasher::default(), stop };
     io::copy(&mut source, &mut io::sink())?;
     Ok(format!("sha256:{}", source.hasher.finish()))
 }
 
 /// Compares the directory `root` with the archive. With `mode.mend` the digest of the archive must have
-/// been verified by an earlier call. `found` gets what differed when it was compared.
+/// been verified by an earlier call. `found` gets what differed when it was compared. `meter` counts what is
+/// read and written in the directory; what is read of the archive is counted by its reader.
 ///
 /// # Errors
 /// When the archive cannot be read to its end, the limit of `meter` is reached, or `stop` was closed.
@@ -160,7 +159,7 @@ pub(super) fn compare(
     meter: &Meter,
     stop: &StopToken,
 ) -> io::Result<Outcome> {
-    let mut source = Hashing { inner: &mut archive, hasher: Hasher::default(), meter, stop };
+    let mut source = Hashing { inner: &mut archive, hasher: Hasher::default(), stop };
     let mut archive = Archive::new(&mut source);
     let (buffers, outcome) = (vec![0; 2 * BUFFER], Outcome::default());
     let mut layer = Layer { root, mode, found, meter, last: None, number: 0, buffers, outcome };
@@ -241,6 +240,7 @@ impl Layer<'_> {
         if self.mode.mend.is_some_and(|before| !before.has(&path, self.number, entry.kind)) {
             return Ok(());
         }
+        self.meter.find()?;
         let result = match name.strip_prefix(WHITEOUT) {
             Some(_) if name == OPAQUE => self.opaque(parent),
             Some(_) if name.starts_with(SPECIAL) => return Ok(()),
@@ -254,7 +254,9 @@ impl Layer<'_> {
             return Ok(());
         }
         // A new file is made at each time, also for a name that cannot be replaced.
-        self.meter.write(if entry.kind == Kind::File { entry.size } else { 0 })?;
+        let content = if entry.kind == Kind::File { entry.size } else { entry.link.len() as u64 };
+        let attributes = entry.xattrs.iter().map(|(name, value)| (name.len() + value.len()) as u64);
+        self.meter.write(content.saturating_add(attributes.sum()))?;
         let mended = match name.strip_prefix(WHITEOUT) {
             Some(_) if name == OPAQUE => self.make_parent(parent).and_then(|dir| {
                 Ok(fs::fsetxattr(&dir, OPAQUE_ATTRIBUTES[0], b"y", fs::XattrFlags::empty())?)
@@ -309,7 +311,11 @@ impl Layer<'_> {
             Err(Errno::NOENT) => {
                 let mut dir = fs::openat(&self.root, ".", OPEN_DIRECTORY, Mode::empty())?;
                 for part in path.split(|byte| *byte == b'/') {
-                    dir = tree::make_at(dir.as_fd(), &std::ffi::CString::new(part)?, 0o755)?.0;
+                    let made;
+                    (dir, made) = tree::make_at(dir.as_fd(), &std::ffi::CString::new(part)?, 0o755)?;
+                    if made {
+                        self.meter.write(0)?;
+                    }
                 }
                 Ok(dir)
             }
@@ -494,6 +500,7 @@ impl Layer<'_> {
             Kind::File => {
                 let mut file = untrusted::create_at(dir.as_fd(), Path::new(new), 0o600)?;
                 if let Some(before) = difference.file {
+                    self.meter.read(difference.same)?;
                     io::copy(&mut before.take(difference.same), &mut file)?;
                     file.write_all(&difference.pending)?;
                 }
@@ -581,11 +588,12 @@ fn shown(path: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::usage::Usage;
+    use super::super::usage::{Metered, Usage};
     use super::*;
     use crate::util::tar::tests::{end, entry};
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
     use std::path::PathBuf;
+    use std::sync::Arc;
 
     fn archive() -> Vec<u8> {
         [
@@ -803,8 +811,9 @@ mod tests {
         let limited = |limit: Usage| {
             let (mut found, meter) = (Findings::default(), Meter::new(limit));
             let depth = Depth { contents: true, mend: Some(&before) };
-            let (root, bytes) = (tree::open(dir.path()).unwrap(), Box::new(io::Cursor::new(layer.clone())));
-            let result = compare(root, bytes, depth, &mut found, &meter, &StopToken::never());
+            let (root, inner) = (tree::open(dir.path()).unwrap(), io::Cursor::new(layer.clone()));
+            let bytes = Metered { inner, meter: Arc::clone(&meter), stop: StopToken::never() };
+            let result = compare(root, Box::new(bytes), depth, &mut found, &meter, &StopToken::never());
             assert!(result.is_err() && meter.is_exhausted(), "{result:?}");
             std::fs::read_dir(dir.path()).unwrap().count()
         };
@@ -812,6 +821,34 @@ mod tests {
         assert_eq!(limited(Usage { read: 2000, written: u64::MAX }), 0);
         // The first of both files.
         assert_eq!(limited(Usage { read: u64::MAX, written: 14_000 }), 1);
+    }
+
+    /// What a comparison with repair has used, and what a second one with the same findings uses.
+    fn used(root: &Path, archive: &[u8], before: &Findings) -> Usage {
+        let (mut found, meter) = (Findings::default(), Meter::unlimited());
+        let bytes = Box::new(io::Cursor::new(archive.to_vec()));
+        let depth = Depth { contents: true, mend: Some(before) };
+        let root = tree::open(root).unwrap();
+        compare(root, bytes, depth, &mut found, &meter, &StopToken::never()).unwrap();
+        meter.used()
+    }
+
+    #[test]
+    fn directories_attributes_and_the_copied_part_of_a_file_are_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let content = [b'x'; 200_000];
+        let deep = [entry("a/b/c/d/f", b'0', "", b""), end()].concat();
+        let (before, _) = pass(dir.path(), &deep, Depth { contents: true, mend: None });
+        // Four directories and the file.
+        assert_eq!(used(dir.path(), &deep, &before).written, 5 * 4096);
+        // The file differs in its last block: what is before is compared and copied.
+        let layer = [entry("f", b'0', "", &content), end()].concat();
+        let mut damaged = content;
+        damaged[199_999] = 0;
+        std::fs::write(dir.path().join("f"), damaged).unwrap();
+        let (before, _) = pass(dir.path(), &layer, Depth { contents: true, mend: None });
+        let used = used(dir.path(), &layer, &before);
+        assert!(used.read >= 2 * 196_608 && used.written == 200_000 + 4096, "{used:?}");
     }
 
     #[test]

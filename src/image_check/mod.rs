@@ -25,19 +25,22 @@
 //! was intact as a whole; the bytes that these checks use in an hour are limited, by namespace and node.
 
 mod check;
+mod documents;
 mod layer;
+mod missing;
 mod repull;
 mod storage;
 mod suspicion;
+mod turns;
 mod usage;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select};
 
-pub use check::{Finding, LayerSource, Options, Report};
+pub use check::{Count, Finding, LayerSource, LayerState, Options, Report};
 pub use suspicion::{of_instance, points_to_image};
 pub use usage::Usage;
 
@@ -52,6 +55,8 @@ use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
 use check::Checker;
+use missing::{MissingNames, Owner, Pull as NamePull};
+use turns::Turns;
 use usage::{Budget, Meter, PERIOD};
 
 /// The most images that wait for a check, and pods that wait for one image.
@@ -67,9 +72,9 @@ const RETRY: Duration = PERIOD;
 /// As [`RETRY`], for an image that was intact as a whole. Only a loss of power damages one later, after
 /// which this agent starts again and knows no image.
 const RECHECK: Duration = Duration::from_secs(24 * 3600);
-/// The first pause between two pulls by a name of an image that was removed, and the longest one.
-const PULL_PAUSE: Duration = Duration::from_secs(5);
-const LONGEST_PULL_PAUSE: Duration = Duration::from_secs(300);
+/// The most damaged images that are known, and how many of them a report names.
+const MAX_DAMAGED: usize = 1024;
+const MAX_NAMED: usize = 64;
 /// The weakest priority (nice(2)).
 const NICE: i32 = 19;
 
@@ -141,22 +146,21 @@ struct Failed {
     regarding: Regarding,
 }
 
-/// A name of an image that was removed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Missing {
-    /// The name that pods use.
-    requested: String,
-    /// The next pull, and the pause after it.
-    due: Instant,
-    pause: Duration,
-    /// Why there is none yet.
-    why: String,
+/// An image that is still damaged.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Damage {
+    /// Its name as requested.
+    image: String,
+    /// The first damage.
+    summary: String,
+    /// The layers in which there is some, by their numbers.
+    layers: BTreeSet<usize>,
 }
 
 /// What the thread does next.
 enum Step {
     Check(String, Vec<Failed>),
-    Pull(String, Missing),
+    Pull(NamePull),
     Wait(Duration),
     End,
 }
@@ -164,14 +168,18 @@ enum Step {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<(String, Vec<Failed>)>,
+    /// Turns of the namespaces that have the places in it.
+    turns: Turns,
     /// Ids of images that were checked, and when they may be checked again: for one namespace, or with
     /// `None` for all.
     known: HashMap<(String, Option<String>), Instant>,
     budget: Budget,
-    /// Images that are still damaged, by their ids: the name as requested, and the first damage.
-    damaged: BTreeMap<String, (String, String)>,
-    /// Names of images that were removed and have to be pulled.
-    missing: BTreeMap<String, Missing>,
+    /// Images that are still damaged, by their ids.
+    damaged: BTreeMap<String, Damage>,
+    /// Names of images that were removed and have to be pulled. This is locked after the state.
+    missing: Arc<Mutex<MissingNames>>,
+    /// Whether the last step was a pull.
+    has_pulled: bool,
     /// Whether the thread will take what waits.
     active: bool,
     thread: Option<Running>,
@@ -222,6 +230,11 @@ impl State {
         self.known.insert(key, again);
     }
 
+    /// Marks the thread as active. Returns whether it has to be started.
+    fn activate(&mut self) -> bool {
+        !self.stopped && !std::mem::replace(&mut self.active, true)
+    }
+
     /// Adds a request. Returns whether the thread has to be started.
     fn push(&mut self, image: &str, failed: Failed) -> bool {
         if self.stopped {
@@ -233,7 +246,8 @@ impl State {
             {
                 pods.push(failed);
             }
-            return false;
+            // The thread may have died.
+            return self.activate();
         }
         // An image has the place of the namespace whose pod was the first to wait for it.
         let first = self.waiting.iter().filter_map(|(_, pods)| pods.first());
@@ -241,18 +255,23 @@ impl State {
             return false;
         }
         self.waiting.push_back((image.to_owned(), vec![failed]));
-        !std::mem::replace(&mut self.active, true)
+        self.activate()
     }
 
-    /// What the thread does next; it ends after [`Step::End`].
+    /// What the thread does next; it ends after [`Step::End`]. Checks and pulls that are due have turns, so
+    /// neither waits for more than one of the other.
     fn next(&mut self, now: Instant) -> Step {
-        let first = self.missing.iter().min_by_key(|(_, missing)| missing.due);
-        match first {
-            Some((name, missing)) if missing.due <= now => return Step::Pull(name.clone(), missing.clone()),
-            _ => {}
+        let mut missing = missing::lock(&self.missing);
+        if (self.waiting.is_empty() || !self.has_pulled)
+            && let Some(pull) = missing.next(now)
+        {
+            self.has_pulled = true;
+            return Step::Pull(pull);
         }
-        let due = first.map(|(_, missing)| missing.due);
-        match (self.waiting.pop_front(), due) {
+        let due = missing.due();
+        drop(missing);
+        self.has_pulled = false;
+        match (self.next_waiting(), due) {
             (Some((image, failed)), _) => Step::Check(image, failed),
             (None, Some(due)) => Step::Wait(due.saturating_duration_since(now)),
             (None, None) => {
@@ -262,57 +281,68 @@ impl State {
         }
     }
 
-    /// Notes names that were removed and could not be pulled.
-    fn miss(&mut self, requested: &str, report: &Report, now: Instant) {
-        let why = report.problems.last().cloned().unwrap_or_default();
-        for name in &report.missing {
-            if self.missing.len() < MAX_WAITING || self.missing.contains_key(name) {
-                let (requested, why) = (requested.to_owned(), why.clone());
-                let missing = Missing { requested, due: now + PULL_PAUSE, pause: PULL_PAUSE, why };
-                self.missing.insert(name.clone(), missing);
-            }
-        }
+    /// The image that has waited longest, of the namespace whose last turn is the longest ago.
+    fn next_waiting(&mut self) -> Option<(String, Vec<Failed>)> {
+        let of = |pods: &[Failed]| pods.first().map(|one| one.namespace.clone()).unwrap_or_default();
+        let waiting = self.waiting.iter().enumerate();
+        let (at, _) = waiting.min_by_key(|(at, (_, pods))| (self.turns.last(&of(pods)), *at))?;
+        let next = self.waiting.remove(at)?;
+        self.turns.take(&of(&next.1));
+        Some(next)
     }
 
-    /// Notes the result of another pull: `Err` has the reason why it failed.
-    fn pulled(&mut self, name: &str, result: &Result<(), String>, now: Instant) {
-        match (self.missing.get_mut(name), result) {
-            (Some(missing), Err(why)) => {
-                missing.pause = (missing.pause * 2).min(LONGEST_PULL_PAUSE);
-                missing.due = now + missing.pause;
-                missing.why.clone_from(why);
-            }
-            _ => drop(self.missing.remove(name)),
-        }
-    }
-
+    /// Notes what a check has found out. Damage of a layer that it could not compare stays known.
     fn note(&mut self, image: &str, report: &Report) {
         let id = &report.id;
         // The name may have been that of another image.
-        self.damaged.retain(|other, (name, _)| other == id || name != image);
-        if report.damaged == 0 || report.intact || report.removed {
+        self.damaged.retain(|other, one| other == id || one.image != image);
+        if report.removed {
             self.damaged.remove(id);
-        } else if self.damaged.len() < MAX_WAITING || self.damaged.contains_key(id) {
-            self.damaged.insert(id.clone(), (image.to_owned(), report.summary()));
+            return;
         }
+        let of = |state| {
+            let numbered = report.states.iter().enumerate();
+            numbered.filter(move |(_, other)| **other == state).map(|(number, _)| number)
+        };
+        if let Some(known) = self.damaged.get_mut(id) {
+            for number in of(LayerState::Intact) {
+                known.layers.remove(&number);
+            }
+        }
+        if of(LayerState::Damaged).next().is_some()
+            && (self.damaged.len() < MAX_DAMAGED || self.damaged.contains_key(id))
+        {
+            let known = self.damaged.entry(id.clone()).or_default();
+            image.clone_into(&mut known.image);
+            known.layers.extend(of(LayerState::Damaged));
+            known.summary = report.summary();
+        }
+        self.damaged.retain(|_, one| !one.layers.is_empty());
     }
 
     /// The runtime does not have an image of this name.
     fn note_absent(&mut self, image: &str) {
-        self.damaged.retain(|id, (name, _)| id != image && name != image);
+        self.damaged.retain(|id, one| id != image && one.image != image);
+    }
+
+    /// Decides when an image may be checked again for this namespace after a check that had no result,
+    /// because its layers could not be found: by another name they may be.
+    fn settle_failed(&mut self, id: &str, namespace: &str, is_exhausted: bool, now: Instant) {
+        let again = if is_exhausted { self.budget.renewal(now) } else { now + RETRY };
+        self.known.remove(&(id.to_owned(), None));
+        self.remember(id, Some(namespace), again, now);
     }
 
     /// Decides when an image may be checked again after a check with repair that was charged to this
     /// namespace. `is_exhausted`: it was ended at its limit of bytes.
     ///
     /// How much of an image can be compared also depends on the namespace: on what it has left to use,
-    /// and on the manifest behind the name that its pods use. So such a check is not that of others.
+    /// and on the manifest behind the name that its pods use; and whether it can be pulled again, on how many
+    /// of its names are missing. So such a check is not that of others.
     fn settle(&mut self, report: &Report, namespace: &str, is_exhausted: bool, now: Instant) {
         let id = &report.id;
-        if is_exhausted || report.verified < report.layers {
-            let again = if is_exhausted { self.budget.renewal(now) } else { now + RETRY };
-            self.known.remove(&(id.clone(), None));
-            self.remember(id, Some(namespace), again, now);
+        if is_exhausted || report.verified < report.layers || report.lacks_places {
+            self.settle_failed(id, namespace, is_exhausted, now);
         } else if report.intact && report.mended == 0 {
             self.remember(id, None, now + RECHECK, now);
         }
@@ -335,8 +365,10 @@ impl ImageCheck {
     #[must_use]
     pub fn new(deps: Deps) -> ImageCheck {
         let Deps { runtime, images, events, sources, wake, replaced, restarts, pods, pull, removes } = deps;
-        let checker = Checker { runtime, images, sources, replaced, restarts, pods, pull, removes };
-        let (turn, bell, state) = (bounded(1), bounded(1), Mutex::default());
+        let state = State::default();
+        let missing = Arc::clone(&state.missing);
+        let checker = Checker { runtime, images, sources, replaced, restarts, pods, pull, removes, missing };
+        let (turn, bell, state) = (bounded(1), bounded(1), Mutex::new(state));
         ImageCheck { shared: Arc::new(Shared { checker, events, wake, turn, bell, state }) }
     }
 
@@ -354,10 +386,18 @@ impl ImageCheck {
         let failed = Failed { pod: pod.uid().clone(), namespace: pod.namespace().to_owned(), regarding };
         log::debug!("image {image} may be damaged: {why} pod={}", pod.full_name());
         let mut state = self.state();
-        if !state.push(image, failed) {
-            let _ = self.shared.bell.0.try_send(());
-            return;
+        match state.push(image, failed) {
+            true => self.start(&mut state),
+            false => self.ring(),
         }
+    }
+
+    fn ring(&self) {
+        let _ = self.shared.bell.0.try_send(());
+    }
+
+    /// Starts the thread, which the state has as active.
+    fn start(&self, state: &mut State) {
         let handle = self.clone();
         // The last one has ended, or is about to.
         if let Some(old) = state.thread.take() {
@@ -374,7 +414,7 @@ impl ImageCheck {
             Err(error) => {
                 state.active = false;
                 state.waiting.clear();
-                log::warn!("cannot check the image {image}: {error}");
+                log::warn!("cannot check images of failed containers, or pull removed ones: {error}");
             }
         }
     }
@@ -397,21 +437,30 @@ impl ImageCheck {
             recv(stop.signal()) -> _ => return Err("context canceled".to_owned()),
         }
         let _turn = Turn(leave);
-        self.check(image, options, progress, &Meter::unlimited(), stop)
+        let result = self.check((image, &None), options, progress, &Meter::unlimited(), stop);
+        // Names that could not be pulled.
+        let mut state = self.state();
+        if missing::lock(&state.missing).due().is_some() {
+            match state.activate() {
+                true => self.start(&mut state),
+                false => self.ring(),
+            }
+        }
+        result
     }
 
     fn check(
         &self,
-        image: &str,
+        (image, owner): (&str, &Owner),
         options: Options,
         progress: &mut dyn FnMut(usize, usize),
-        meter: &Meter,
+        meter: &Arc<Meter>,
         stop: &StopToken,
     ) -> Result<Report, String> {
         // This thread ends with its connection or after its checks. Without the priority, the check is
         // only faster.
         let _ = rustix::process::setpriority_process(None, NICE);
-        let report = self.shared.checker.check(image, options, progress, meter, stop);
+        let report = self.shared.checker.check((image, owner), options, progress, meter, stop);
         let used = meter.used();
         metrics::IMAGE_CHECK_READ.add(used.read);
         metrics::IMAGE_CHECK_WRITTEN.add(used.written);
@@ -419,9 +468,7 @@ impl ImageCheck {
             self.state().note_absent(image);
         }
         let report = report.map_err(|problem| problem.to_string())?;
-        let mut state = self.state();
-        state.note(image, &report);
-        state.miss(image, &report, Instant::now());
+        self.state().note(image, &report);
         Ok(report)
     }
 
@@ -430,14 +477,11 @@ impl ImageCheck {
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         let state = self.state();
-        let damaged = state.damaged.values().map(|(image, what)| format!("image {image} is damaged: {what}"));
-        let missing = state.missing.iter().map(|(name, missing)| {
-            format!(
-                "image {name} was removed because it was damaged, and cannot be pulled again: {}",
-                missing.why
-            )
-        });
-        damaged.chain(missing).collect()
+        let named = state.damaged.values().take(MAX_NAMED);
+        let damaged = named.map(|one| format!("image {} is damaged: {}", one.image, one.summary));
+        let more = state.damaged.len().saturating_sub(MAX_NAMED);
+        let more = (more > 0).then(|| format!("{more} more images are damaged"));
+        damaged.chain(more).chain(missing::lock(&state.missing).problems()).collect()
     }
 
     /// Ends the thread.
@@ -461,7 +505,7 @@ impl ImageCheck {
             let step = self.state().next(Instant::now());
             match step {
                 Step::Check(image, failed) => self.check_failed(&image, &failed, stop),
-                Step::Pull(name, missing) => self.pull_again(&name, &missing, stop),
+                Step::Pull(pull) => self.pull_again(&pull, stop),
                 Step::Wait(time) => select! {
                     recv(self.shared.bell.1) -> _ => {}
                     recv(timers::at(Some(Instant::now() + time))) -> _ => {}
@@ -482,12 +526,15 @@ impl ImageCheck {
         let Some((namespace, left)) = self.state().begin(&id, failed, now) else { return };
         let meter = Meter::new(left);
         log::info!("image {image} is checked because of a failed container in namespace {namespace}");
-        let options = Options { contents: true, mend: true };
-        let result = self.check(image, options, &mut |_, _| {}, &meter, stop);
+        let (options, owner) = (Options { contents: true, mend: true }, Some(namespace.to_owned()));
+        let result = self.check((image, &owner), options, &mut |_, _| {}, &meter, stop);
         self.state().budget.spend(namespace, meter.used());
         let report = match result {
             Ok(report) => report,
-            Err(why) => return log::info!("image {image}: {why}"),
+            Err(why) => {
+                self.state().settle_failed(&id, namespace, meter.is_exhausted(), Instant::now());
+                return log::info!("image {image}: {why}");
+            }
         };
         if stop.is_stopped() {
             return;
@@ -511,16 +558,16 @@ impl ImageCheck {
     }
 
     /// Pulls an image that was removed by one of its names, unless a pod has pulled it meanwhile.
-    fn pull_again(&self, name: &str, missing: &Missing, stop: &StopToken) {
-        let Shared { checker, events, .. } = &*self.shared;
+    fn pull_again(&self, pull: &NamePull, stop: &StopToken) {
+        let (Shared { checker, events, .. }, NamePull { name, requested }) = (&*self.shared, pull);
         let result = match checker.id_of(name, stop) {
             Ok(_) => Ok(()),
-            Err(_) => checker.pull(&missing.requested, name, repull::PULL_LIMIT, stop).map(drop),
+            Err(_) => checker.pull(requested, name, repull::PULL_LIMIT, stop).map(drop),
         };
         if stop.is_stopped() {
             return;
         }
-        self.state().pulled(name, &result, Instant::now());
+        missing::lock(&self.state().missing).pulled(name, &result, Instant::now());
         let (kind, reason, text) = match result {
             Ok(()) => {
                 let text = format!("Image {name:?} is on the node again after its removal");
@@ -583,7 +630,8 @@ mod tests {
     }
 
     fn report(damaged: u64, mended: u64, intact: bool) -> Report {
-        Report { damaged, mended, intact, ..Report::default() }
+        let states = vec![if intact { LayerState::Intact } else { LayerState::Damaged }];
+        Report { damaged, mended, intact, states, ..Report::default() }
     }
 
     fn settle(state: &mut State, image: &str, report: &Report, now: Instant) {
@@ -705,34 +753,120 @@ mod tests {
         assert!(state.damaged.is_empty());
     }
 
+    /// These names were removed, and their pulls by the check have failed.
+    fn remove(state: &State, owner: &str, names: &[&str]) {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let owner = Some(owner.to_owned());
+        missing::Kept::new(&state.missing, &owner, "app:1", &names).unwrap().removing();
+    }
+
     #[test]
-    fn removed_names_are_pulled_with_growing_pauses_until_they_are_back() {
-        let (mut state, begun) = (State::default(), Instant::now());
-        let missing = vec!["app@sha256:1".to_owned(), "app:1".to_owned()];
-        let removed = Report { missing, problems: vec!["no route".to_owned()], ..Report::default() };
-        state.miss("app:1", &removed, begun);
-        let mut now = begun;
-        let mut pauses = Vec::new();
-        for _ in 0..9 {
-            // Checks go on meanwhile.
-            state.push("other", failed("1"));
-            assert_eq!(next(&mut state, now), Some(("other".to_owned(), 1)));
-            let Step::Wait(pause) = state.next(now) else { panic!("there is nothing to do") };
-            pauses.push(pause.as_secs());
-            now += pause;
-            let mut pulled = Vec::new();
-            while let Step::Pull(name, missing) = state.next(now) {
-                assert_eq!(missing.requested, "app:1");
-                state.pulled(&name, &Err("no route to host".to_owned()), now);
-                pulled.push(name);
+    fn checks_and_pulls_of_removed_names_have_turns() {
+        let mut state = State::default();
+        remove(&state, "many", &["app:1", "app:2", "app:3"]);
+        let due = Instant::now() + Duration::from_mins(1);
+        let mut steps = Vec::new();
+        for n in 0..8 {
+            // As many suspicious images as one namespace may have.
+            for image in 0..2 * MAX_OF_NAMESPACE {
+                state.push(&format!("image{n}/{image}"), failed("1"));
             }
-            assert_eq!(pulled, ["app:1", "app@sha256:1"]);
+            steps.push(match state.next(due) {
+                Step::Check(..) => "check".to_owned(),
+                Step::Pull(pull) => {
+                    missing::lock(&state.missing).pulled(&pull.name, &Ok(()), due);
+                    pull.name
+                }
+                _ => "nothing".to_owned(),
+            });
         }
-        assert_eq!(pauses, [5, 10, 20, 40, 80, 160, 300, 300, 300]);
-        assert_eq!(state.missing["app:1"].why, "no route to host");
-        state.pulled("app:1", &Ok(()), now);
-        state.pulled("app@sha256:1", &Ok(()), now);
-        assert!(matches!(state.next(now), Step::End) && !state.active);
+        assert_eq!(steps, ["app:1", "check", "app:2", "check", "app:3", "check", "check", "check"]);
+        // Nor do pulls that fail delay a check.
+        remove(&state, "many", &["app:1", "app:2", "app:3"]);
+        state.has_pulled = true;
+        assert!(matches!(state.next(due), Step::Check(..)) && matches!(state.next(due), Step::Pull(_)));
+        assert!(matches!(state.next(due), Step::Check(..)));
+        state.waiting.clear();
+        for _ in 0..2 {
+            assert!(matches!(state.next(due), Step::Pull(_)));
+        }
+        assert!(matches!(state.next(due), Step::Wait(_)) && state.active);
+    }
+
+    #[test]
+    fn images_of_one_namespace_delay_those_of_another_by_one_check() {
+        let (mut state, now) = (State::default(), Instant::now());
+        for n in 0..4 {
+            state.push(&format!("many{n}"), failed_in("many", "1"));
+        }
+        state.push("one1", failed_in("one", "1"));
+        state.push("one2", failed_in("one", "1"));
+        let mut order = Vec::new();
+        for _ in 0..4 {
+            order.push(next(&mut state, now).unwrap().0);
+        }
+        assert_eq!(order, ["many0", "one1", "many1", "one2"]);
+        // A namespace that comes again and again is not the first each time.
+        state.push("one3", failed_in("one", "1"));
+        assert_eq!(next(&mut state, now).unwrap().0, "many2");
+        assert_eq!(next(&mut state, now).unwrap().0, "one3");
+    }
+
+    /// The names of a namespace's own images must not prevent the repair of one that others use, too.
+    #[test]
+    fn image_that_a_namespace_has_no_places_for_is_left_to_others() {
+        let (mut state, now) = (State::default(), Instant::now());
+        let (own, other) = ([failed_in("a", "1")], [failed_in("b", "2")]);
+        assert!(state.begin("sha256:1", &own, now).is_some());
+        let full = Report { id: "sha256:1".to_owned(), lacks_places: true, ..report(1, 0, false) };
+        state.settle(&full, "a", false, now);
+        assert!(state.begin("sha256:1", &own, now).is_none());
+        assert_eq!(state.begin("sha256:1", &other, now).unwrap().0, "b");
+    }
+
+    #[test]
+    fn thread_that_died_is_started_again_by_the_next_failed_container() {
+        let mut state = State::default();
+        assert!(state.push("a", failed("1")));
+        state.active = false;
+        assert!(state.push("a", failed("2")));
+        state.active = false;
+        state.stopped = true;
+        assert!(!state.push("a", failed("2")) && !state.activate());
+    }
+
+    #[test]
+    fn check_without_result_leaves_the_image_to_other_namespaces() {
+        let (mut state, now) = (State::default(), Instant::now());
+        let (own, other) = ([failed_in("a", "1")], [failed_in("b", "2")]);
+        assert!(state.begin("sha256:1", &own, now).is_some());
+        state.settle_failed("sha256:1", "a", false, now);
+        assert!(state.begin("sha256:1", &own, now).is_none());
+        assert_eq!(state.begin("sha256:1", &other, now).unwrap().0, "b");
+    }
+
+    #[test]
+    fn known_damage_stays_known_when_a_check_was_ended_early_or_compared_less() {
+        use LayerState::{Damaged, Intact, Unknown};
+        let mut state = State::default();
+        let check = |states: &[LayerState]| {
+            let damaged = states.iter().filter(|one| **one == Damaged).count() as u64;
+            let findings = vec![Finding { path: format!("/f{damaged}"), problem: "is missing".to_owned() }];
+            let findings = if damaged > 0 { findings } else { Vec::new() };
+            let (layers, intact) = (states.len(), damaged == 0);
+            Report { damaged, intact, layers, findings, states: states.to_vec(), ..Report::default() }
+        };
+        state.note("a", &check(&[Intact, Damaged, Damaged]));
+        let summary = |state: &State| state.damaged.get("").map(|one| one.summary.clone());
+        let known = summary(&state);
+        assert!(known.is_some());
+        // Ended before the damaged layers, or by sizes only; then one of both was repaired.
+        for states in [[Unknown, Unknown, Unknown], [Intact, Unknown, Unknown], [Intact, Intact, Unknown]] {
+            state.note("a", &check(&states));
+            assert_eq!(summary(&state), known, "{states:?}");
+        }
+        state.note("a", &check(&[Unknown, Unknown, Intact]));
+        assert!(state.damaged.is_empty());
     }
 
     #[test]

@@ -7,10 +7,12 @@
 //! only containers of this name were made from it. Then only this name is removed, with the digest and
 //! the id that the runtime has made of it. Pods that need it pull it again, by their own credentials.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::check::Checker;
+use super::missing::{Kept, Owner};
 use super::storage::{self, Unpacked, spec};
 use crate::cri::{Class, CriError};
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
@@ -40,7 +42,10 @@ pub(super) struct Repull<'a> {
     pub(super) unpacked: &'a Unpacked,
     /// The name by which the check was requested.
     pub(super) requested: &'a str,
+    pub(super) owner: &'a Owner,
     pub(super) stop: &'a StopToken,
+    /// Whether too many names of the owner are missing already.
+    pub(super) is_full: Cell<bool>,
 }
 
 /// What did not succeed after an image was removed.
@@ -57,12 +62,18 @@ impl Repull<'_> {
     /// # Errors
     /// Why the image was not removed.
     pub(super) fn run(&self) -> Result<Pulled, String> {
-        let Repull { checker, unpacked, requested, stop } = *self;
+        let Repull { checker, unpacked, requested, owner, stop, .. } = *self;
         let names = removable(requested, unpacked, &self.sandbox_images()?)?;
         let pods = (checker.pods)().ok_or_else(|| kept("the pods of the node are not known"))?;
         if let Some(pod) = pods.iter().find(|pod| never_pulls(pod, &names)) {
             return Err(kept(&format!("the pod {} never pulls it", pod.full_name())));
         }
+        if let Some((pod, name)) = other_name(&pods, requested, &names) {
+            return Err(kept(&format!("the pod {} uses it by the name {name}", pod.full_name())));
+        }
+        // Before anything is removed: a name that could not be kept would be lost after a failed pull.
+        let mut kept_names =
+            Kept::new(&checker.missing, owner, requested, &names).inspect_err(|_| self.is_full.set(true))?;
         self.try_pull(&names)?;
         // A worker would start its container again as soon as the failed one is removed, and that would
         // keep the damaged layer.
@@ -79,6 +90,7 @@ impl Repull<'_> {
         let listed = now.repo_tags.into_iter().chain(now.repo_digests).collect();
         let now = Unpacked { names: listed, pinned: now.pinned, ..unpacked.clone() };
         removable(requested, &now, &self.sandbox_images()?)?;
+        kept_names.removing();
         let removed = self.remove(&names);
         drop(closed);
         let (mut pulled, begun) = (Pulled::default(), Instant::now());
@@ -87,7 +99,9 @@ impl Repull<'_> {
             // The pull does not end with the check: without it, the node would be left without the image.
             // At the end of the agent it has the second until the agent's exit, and what the runtime
             // has pulled by then stays.
-            match checker.pull(requested, name, limit, &StopToken::never()) {
+            let result = checker.pull(requested, name, limit, &StopToken::never());
+            kept_names.pulled(name, &result.as_ref().map(drop).map_err(Clone::clone));
+            match result {
                 Ok(found) if found == unpacked.id => {}
                 Ok(found) => pulled.problems.push(moved(name, &found)),
                 Err(error) => {
@@ -318,6 +332,17 @@ fn never_pulls(pod: &Pod, names: &[String]) -> bool {
     images_of(pod).any(|one| one.policy == Some("Never") && one.is_in(names))
 }
 
+/// A pod that uses another of these names than the requested one, and this name. Its credentials, which may
+/// be others, would not be those of the pulls that follow.
+fn other_name<'a>(pods: &'a [Pod], requested: &str, names: &[String]) -> Option<(&'a Pod, String)> {
+    let requested = stored(requested);
+    pods.iter().find_map(|pod| {
+        let mut used = images_of(pod).filter_map(|one| stored(one.image));
+        let other = used.find(|name| names.contains(name) && Some(name) != requested.as_ref())?;
+        Some((pod, other))
+    })
+}
+
 /// The pods whose credentials a pull by one of these names uses, at most [`MAX_PODS`]. Those with pull
 /// secrets are first, because the others have only the credentials of the node; of both, each namespace
 /// has its turn. `start` decides which of them begin: over all its values, each pod is chosen.
@@ -462,6 +487,7 @@ mod tests {
             pods: Box::new(move || Some(pods.clone())),
             pull: Box::new(pull),
             removes: true,
+            missing: std::sync::Arc::default(),
         };
         checker.pull("app:1", "docker.io/library/app:1", PULL_LIMIT, &StopToken::never())
     }
@@ -502,6 +528,24 @@ mod tests {
         assert!(users(&[], &names, 7).is_empty());
         assert_eq!(users(&[user("a", "one", true), user("a", "two", false)], &names, 7).len(), 2);
         assert!(users(&[user("a", "one", true)], &["docker.io/library/app:2".to_owned()], 0).is_empty());
+    }
+
+    #[test]
+    fn digest_that_another_pod_uses_is_not_removed_with_a_tag() {
+        let of = |name: &str, image: &str| {
+            let spec = json!({"containers": [{"name": "c", "image": image}]});
+            let pod = json!({"metadata": {"namespace": "n", "name": name}, "spec": spec});
+            Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap())
+        };
+        let digest = digest_of("registry.corp/app");
+        let names = [digest.clone(), "registry.corp/app:1".to_owned()];
+        let pods =
+            [of("one", "registry.corp/app:1"), of("other", "registry.corp/other:1"), of("two", &digest)];
+        assert!(other_name(&pods[..2], "registry.corp/app:1", &names).is_none());
+        let (pod, name) = other_name(&pods, "registry.corp/app:1", &names).unwrap();
+        assert_eq!((pod.name(), name), ("two", digest.clone()));
+        assert_eq!(other_name(&pods, &digest, &names).unwrap().0.name(), "one");
+        assert!(other_name(&pods[..1], "registry.corp/app:1", &names[1..]).is_none());
     }
 
     #[test]

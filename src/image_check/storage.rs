@@ -12,12 +12,16 @@
 //!
 //! CRI-O: the lists of images and layers of containers/storage, below its root.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use serde_json::Value;
+use serde::de::DeserializeOwned;
 
+use super::documents::{Document, Info, MAX_LAYERS, StoredImage, StoredLayer};
+use super::usage::{Meter, Metered};
 use crate::cri::ImageClient;
 use crate::model::image_name;
 use crate::transport::generated::methods;
@@ -39,8 +43,6 @@ const CONTENT: &str = "io.containerd.content.v1.content/blobs/sha256";
 const MAX_MANIFEST: u64 = 8 << 20;
 /// The largest list of images or layers of CRI-O.
 const MAX_LIST: u64 = 64 << 20;
-/// The most layers of an image: the kernel mounts up to 500.
-const MAX_LAYERS: usize = 512;
 /// The most names of an image whose manifests are read if it was requested by its id.
 const MAX_NAMES: usize = 8;
 
@@ -97,8 +99,13 @@ pub(super) fn spec(image: &str) -> ImageSpec {
     ImageSpec { image: image.to_owned(), ..ImageSpec::default() }
 }
 
-/// Finds the layers of an image.
-pub(super) fn find(images: &ImageClient, image: &str, stop: &StopToken) -> Result<Unpacked, Problem> {
+/// Finds the layers of an image. `meter` counts the documents that are read for that.
+pub(super) fn find(
+    images: &ImageClient,
+    image: &str,
+    meter: &Arc<Meter>,
+    stop: &StopToken,
+) -> Result<Unpacked, Problem> {
     let (status, info) = images.image_details(spec(image)).map_err(unknown)?.ok_or(Problem::Absent)?;
     let places = images.image_fs_info().map_err(unknown)?.image_filesystems;
     let place = places.first().and_then(|place| place.fs_id.as_ref());
@@ -112,11 +119,13 @@ pub(super) fn find(images: &ImageClient, image: &str, stop: &StopToken) -> Resul
     match base.strip_prefix(SNAPSHOTTER) {
         Some("overlayfs") => {
             let info = info.get("info").map(String::as_str).unwrap_or_default();
-            let info: Value = serde_json::from_str(info).unwrap_or_default();
-            Containerd { channel: &images.channel(), root, stop }.find(image, &info, &mut unpacked)?;
+            meter.read(info.len() as u64).map_err(unknown)?;
+            let info: Info = serde_json::from_str(info).unwrap_or_default();
+            let documents = Documents { store: root.join(CONTENT), meter, stop };
+            Containerd { channel: &images.channel(), documents }.find(image, &info, &mut unpacked)?;
         }
         Some(other) => return Err(Problem::Unknown(format!("the snapshotter {other:?} is not supported"))),
-        None if base == "overlay-images" => find_in_storage(root, &mut unpacked)?,
+        None if base == "overlay-images" => find_in_storage(root, &mut unpacked, meter, stop)?,
         None => return Err(Problem::Unknown(format!("storage of an unknown form: {}", place.display()))),
     }
     Ok(unpacked)
@@ -130,28 +139,22 @@ pub(super) fn hex_of(digest: &str) -> Option<&str> {
 
 struct Containerd<'a> {
     channel: &'a Channel,
-    root: &'a Path,
-    stop: &'a StopToken,
+    documents: Documents<'a>,
 }
 
 impl Containerd<'_> {
-    fn find(&self, requested: &str, info: &Value, unpacked: &mut Unpacked) -> Result<(), Problem> {
-        let chain = info["chainID"].as_str().unwrap_or_default();
-        let diff_ids = info["imageSpec"]["rootfs"]["diff_ids"].as_array();
-        let diff_ids = diff_ids.map(Vec::as_slice).unwrap_or_default();
-        let diff_ids: Vec<&str> = diff_ids.iter().filter_map(Value::as_str).collect();
-        if chain.is_empty() || diff_ids.is_empty() || diff_ids.len() > MAX_LAYERS {
+    fn find(&self, requested: &str, info: &Info, unpacked: &mut Unpacked) -> Result<(), Problem> {
+        let (chain, diff_ids) = (info.chain_id.as_str(), &info.image_spec.rootfs.diff_ids);
+        if chain.is_empty() || diff_ids.first.is_empty() || diff_ids.has_more {
             return Err(unknown("the runtime does not report the layers of the image"));
         }
-        let dirs = layer_dirs(&self.mounts(chain)?, diff_ids.len())?;
-        let layer =
-            |(dir, diff_id): (PathBuf, &&str)| Layer { dir, diff_id: (*diff_id).to_owned(), blob: None };
-        unpacked.layers = dirs.into_iter().zip(&diff_ids).map(layer).collect();
-        let store = self.root.join(CONTENT);
-        if let Some(manifest) = self.manifest(&store, requested, unpacked) {
+        let dirs = layer_dirs(&self.mounts(chain)?, diff_ids.first.len())?;
+        let layer = |(dir, diff_id): (PathBuf, &String)| Layer { dir, diff_id: diff_id.clone(), blob: None };
+        unpacked.layers = dirs.into_iter().zip(&diff_ids.first).map(layer).collect();
+        if let Some(manifest) = self.manifest(requested, unpacked) {
             name_blobs(&manifest, unpacked);
         }
-        unpacked.store = Some(store);
+        unpacked.store = Some(self.documents.store.clone());
         Ok(())
     }
 
@@ -166,7 +169,7 @@ impl Containerd<'_> {
             labels: [("containerd.io/gc.expire".to_owned(), expiry.to_string())].into(),
             ..Default::default()
         };
-        let stop = self.stop;
+        let stop = self.documents.stop;
         let view = &methods::snapshots::VIEW;
         let viewed = self.channel.call_with_header(view, &request, NAMESPACE, CALL_LIMIT, stop);
         let request = snapshots::RemoveSnapshotRequest {
@@ -186,16 +189,8 @@ impl Containerd<'_> {
 
     /// The manifest of an image for this machine, of the digest that the requested name has. Without it,
     /// only copies of layers without compression are found.
-    fn manifest(&self, store: &Path, requested: &str, unpacked: &Unpacked) -> Option<Value> {
-        let is_own = |manifest: &Value| manifest["config"]["digest"].as_str() == Some(&*unpacked.id);
-        let of_name = |name: &str| {
-            let document = read_json(store, &self.target(name)?)?;
-            if is_own(&document) {
-                return Some(document);
-            }
-            let listed = document["manifests"].as_array()?.iter().take(MAX_LAYERS);
-            listed.filter_map(|one| read_json(store, one["digest"].as_str()?)).find(is_own)
-        };
+    fn manifest(&self, requested: &str, unpacked: &Unpacked) -> Option<Document> {
+        let of_name = |name: &str| self.documents.find(&self.target(name)?, &unpacked.id);
         match image_name::stored(requested).filter(|name| unpacked.names.contains(name)) {
             Some(name) => of_name(&name),
             None => unpacked.names.iter().take(MAX_NAMES).find_map(|name| of_name(name)),
@@ -206,7 +201,7 @@ impl Containerd<'_> {
     fn target(&self, name: &str) -> Option<String> {
         let request = imagestore::GetImageRequest { name: name.to_owned(), ..Default::default() };
         let get = &methods::imagestore::GET;
-        let found = self.channel.call_with_header(get, &request, NAMESPACE, CALL_LIMIT, self.stop);
+        let found = self.channel.call_with_header(get, &request, NAMESPACE, CALL_LIMIT, self.documents.stop);
         let image = found.inspect_err(|error| log::debug!("no manifest of {name}: {error}")).ok()?.image;
         Some(image.target.digest.clone())
     }
@@ -232,11 +227,43 @@ pub(super) fn remove_names(images: &ImageClient, names: &[String]) -> Result<(),
     Ok(())
 }
 
-fn read_json(store: &Path, digest: &str) -> Option<Value> {
-    let hex = hex_of(digest)?;
-    let bytes = untrusted::read_own(&store.join(hex), MAX_MANIFEST).ok()?;
-    (sha256::hex(&bytes) == hex).then_some(())?;
-    serde_json::from_slice(&bytes).ok()
+/// The documents in the content store of containerd. Authors of images write them.
+struct Documents<'a> {
+    store: PathBuf,
+    meter: &'a Arc<Meter>,
+    stop: &'a StopToken,
+}
+
+impl Documents<'_> {
+    /// The manifest with this configuration, which has this digest or is listed in the index that has it.
+    fn find(&self, digest: &str, config: &str) -> Option<Document> {
+        let document = self.read(digest)?;
+        if document.config.digest == config {
+            return Some(document);
+        }
+        let listed = document.manifests.first.iter();
+        listed.filter_map(|one| self.read(&one.digest)).find(|manifest| manifest.config.digest == config)
+    }
+
+    fn read(&self, digest: &str) -> Option<Document> {
+        let hex = hex_of(digest)?;
+        let bytes = read_metered(&self.store.join(hex), MAX_MANIFEST, self.meter, self.stop).ok()?;
+        (sha256::hex(&bytes) == hex).then_some(())?;
+        serde_json::from_slice(&bytes).ok()
+    }
+}
+
+/// Reads a file of the runtime, which may be a link.
+fn read_metered(path: &Path, limit: u64, meter: &Arc<Meter>, stop: &StopToken) -> std::io::Result<Vec<u8>> {
+    let inner = untrusted::open_own(path)?;
+    let mut bytes = Vec::new();
+    let metered = Metered { inner, meter: Arc::clone(meter), stop: stop.clone() };
+    metered.take(limit + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        let text = format!("larger than {limit} bytes");
+        return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, text));
+    }
+    Ok(bytes)
 }
 
 /// The directories of the layers, from the lowest one. Of an image with one layer the mount is a
@@ -260,41 +287,45 @@ fn layer_dirs(mounts: &[snapshots::SnapshotMount], layers: usize) -> Result<Vec<
 
 /// Adds the digests of the blobs to the layers. A blob may be absent: containerd does not load a layer that
 /// is unpacked already.
-fn name_blobs(manifest: &Value, unpacked: &mut Unpacked) {
-    let layers = manifest["layers"].as_array().map(Vec::as_slice).unwrap_or_default();
-    for (layer, blob) in unpacked.layers.iter_mut().zip(layers) {
-        layer.blob = blob["digest"].as_str().map(str::to_owned).filter(|digest| *digest != layer.diff_id);
+fn name_blobs(manifest: &Document, unpacked: &mut Unpacked) {
+    for (layer, blob) in unpacked.layers.iter_mut().zip(&manifest.layers.first) {
+        let is_other = hex_of(&blob.digest).is_some() && blob.digest != layer.diff_id;
+        layer.blob = is_other.then(|| blob.digest.clone());
     }
 }
 
-fn find_in_storage(root: &Path, unpacked: &mut Unpacked) -> Result<(), Problem> {
-    let read = |path: &str| -> Result<Vec<Value>, Problem> {
-        let path = root.join(path);
+fn find_in_storage(
+    root: &Path,
+    unpacked: &mut Unpacked,
+    meter: &Arc<Meter>,
+    stop: &StopToken,
+) -> Result<(), Problem> {
+    fn read<T: DeserializeOwned>(path: &Path, meter: &Arc<Meter>, stop: &StopToken) -> Result<T, Problem> {
         let named = |error: &dyn std::fmt::Display| Problem::Unknown(format!("{}: {error}", path.display()));
-        let bytes = untrusted::read_own(&path, MAX_LIST).map_err(|error| named(&error))?;
+        let bytes = read_metered(path, MAX_LIST, meter, stop).map_err(|error| named(&error))?;
         serde_json::from_slice(&bytes).map_err(|error| named(&error))
-    };
+    }
     let id = unpacked.id.trim_start_matches("sha256:");
-    let images = read("overlay-images/images.json")?;
-    let image = images.iter().find(|image| image["id"].as_str() == Some(id));
-    let mut next = image.and_then(|image| image["layer"].as_str()).map(str::to_owned);
-    let listed = read("overlay-layers/layers.json")?;
+    let images: Vec<StoredImage> = read(&root.join("overlay-images/images.json"), meter, stop)?;
+    let image = images.iter().find(|image| image.id.as_deref() == Some(id));
+    let mut next = image.and_then(|image| image.layer.clone());
+    let listed: Vec<StoredLayer> = read(&root.join("overlay-layers/layers.json"), meter, stop)?;
     while let Some(id) = next {
-        let layer = listed.iter().find(|layer| layer["id"].as_str() == Some(id.as_str()));
+        let layer = listed.iter().find(|layer| layer.id.as_deref() == Some(id.as_str()));
         let layer = layer.ok_or_else(|| unknown(format!("the storage does not list the layer {id}")))?;
-        let digest = |field: &str| layer[field].as_str().filter(|digest| hex_of(digest).is_some());
+        let valid = |digest: &Option<String>| digest.clone().filter(|digest| hex_of(digest).is_some());
         let diff_id =
-            digest("diff-digest").ok_or_else(|| unknown(format!("the layer {id} has no digest")))?;
+            valid(&layer.diff_digest).ok_or_else(|| unknown(format!("the layer {id} has no digest")))?;
         // The id becomes part of a path.
         if !id.bytes().all(|byte| byte.is_ascii_hexdigit()) || unpacked.layers.len() == MAX_LAYERS {
             return Err(unknown(format!("the storage has an invalid layer {id:?}")));
         }
         unpacked.layers.push(Layer {
             dir: root.join("overlay").join(&id).join("diff"),
-            diff_id: diff_id.to_owned(),
-            blob: digest("compressed-diff-digest").filter(|blob| *blob != diff_id).map(str::to_owned),
+            blob: valid(&layer.compressed_diff_digest).filter(|blob| *blob != diff_id),
+            diff_id,
         });
-        next = layer["parent"].as_str().filter(|parent| !parent.is_empty()).map(str::to_owned);
+        next = layer.parent.clone().filter(|parent| !parent.is_empty());
     }
     if unpacked.layers.is_empty() {
         return Err(unknown("the storage does not list the image"));
@@ -305,8 +336,13 @@ fn find_in_storage(root: &Path, unpacked: &mut Unpacked) -> Result<(), Problem> 
 
 #[cfg(test)]
 mod tests {
+    use super::super::usage::Usage;
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
+
+    fn find_in(root: &Path, unpacked: &mut Unpacked) -> Result<(), Problem> {
+        find_in_storage(root, unpacked, &Meter::unlimited(), &StopToken::never())
+    }
 
     fn mount(kind: &str, source: &str, options: &[&str]) -> snapshots::SnapshotMount {
         snapshots::SnapshotMount {
@@ -344,8 +380,9 @@ mod tests {
     #[test]
     fn blobs_are_named_by_the_manifest_and_its_sizes_prove_nothing() {
         let blob = |digit, size: u64| json!({"digest": digest(digit), "size": size});
-        let layers = [blob('1', 1), blob('2', 1), json!({"digest": 7})];
-        let manifest = json!({"config": blob('9', 7), "layers": layers});
+        let layers = [blob('1', 1), blob('2', 1), json!({"digest": "../x"})];
+        let manifest = json!({"config": blob('9', 7), "layers": layers, "other": [{}]});
+        let manifest = serde_json::from_value(manifest).unwrap();
         let mut unpacked = blank();
         let layer = |digit| Layer { dir: PathBuf::new(), diff_id: digest(digit), blob: None };
         unpacked.layers = vec![layer('1'), layer('7'), layer('8')];
@@ -361,9 +398,41 @@ mod tests {
         let name = format!("sha256:{}", sha256::hex(text.as_bytes()));
         let file = store.path().join(hex_of(&name).unwrap());
         std::fs::write(&file, text).unwrap();
-        assert!(read_json(store.path(), &name).is_some());
-        std::fs::write(&file, r#"{"layers": 1}"#).unwrap();
-        assert!(read_json(store.path(), &name).is_none());
+        let (meter, stop) = (Meter::unlimited(), StopToken::never());
+        let documents = Documents { store: store.path().to_owned(), meter: &meter, stop: &stop };
+        assert!(documents.read(&name).is_some());
+        std::fs::write(&file, r#"{"layers":[ ]}"#).unwrap();
+        assert!(documents.read(&name).is_none());
+    }
+
+    /// An index may list 512 manifests of 8 MiB each, and none of them need be one.
+    #[test]
+    fn manifests_are_counted_and_no_more_are_read_at_the_limit() {
+        let store = tempfile::tempdir().unwrap();
+        let write = |text: &str| {
+            let name = format!("sha256:{}", sha256::hex(text.as_bytes()));
+            std::fs::write(store.path().join(hex_of(&name).unwrap()), text).unwrap();
+            json!({"digest": name})
+        };
+        let size = 100_000;
+        let wrong: Vec<_> = (0..8).map(|n| write(&format!("{n}{}", " ".repeat(size - 1)))).collect();
+        let right = write(&json!({"config": {"digest": digest('a')}}).to_string());
+        let listed: Vec<_> = wrong.into_iter().chain([right]).collect();
+        let index = write(&json!({"manifests": listed}).to_string());
+        let (index, stop) = (index["digest"].as_str().unwrap().to_owned(), StopToken::never());
+        let find = |meter: &Arc<Meter>, stop: &StopToken| {
+            Documents { store: store.path().to_owned(), meter, stop }.find(&index, &digest('a')).is_some()
+        };
+        let meter = Meter::unlimited();
+        assert!(find(&meter, &stop));
+        assert!(meter.used().read > 8 * size as u64, "{:?}", meter.used());
+        let meter = Meter::new(Usage { read: 3 * size as u64, written: 0 });
+        assert!(!find(&meter, &stop) && meter.is_exhausted());
+        assert!(meter.used().read <= 3 * size as u64);
+        let (source, ended) = crate::util::stop::pair();
+        drop(source);
+        let meter = Meter::unlimited();
+        assert!(!find(&meter, &ended) && meter.used().read == 0);
     }
 
     #[test]
@@ -374,13 +443,13 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, value.to_string()).unwrap();
         };
-        assert!(find_in_storage(root.path(), &mut blank()).unwrap_err().to_string().contains("images.json"));
+        assert!(find_in(root.path(), &mut blank()).unwrap_err().to_string().contains("images.json"));
         write("overlay-images/images.json", json!([{"id": "a".repeat(64), "layer": "2f"}]));
         let top = json!({"id": "2f", "parent": "1f", "diff-digest": digest('2'), "compressed-diff-digest": digest('c')});
         let low = json!({"id": "1f", "diff-digest": digest('1'), "compressed-diff-digest": digest('1')});
         write("overlay-layers/layers.json", json!([top, low]));
         let mut unpacked = blank();
-        find_in_storage(root.path(), &mut unpacked).unwrap();
+        find_in(root.path(), &mut unpacked).unwrap();
         let layer = |id: &str, digit, blob: Option<char>| Layer {
             dir: root.path().join(format!("overlay/{id}/diff")),
             diff_id: digest(digit),
@@ -392,10 +461,10 @@ mod tests {
             let top = json!({"id": "2f", "parent": parent, "diff-digest": digest('2')});
             let low = json!({"id": "../../etc", "diff-digest": digest('1')});
             write("overlay-layers/layers.json", json!([top, low]));
-            let error = find_in_storage(root.path(), &mut blank()).unwrap_err();
+            let error = find_in(root.path(), &mut blank()).unwrap_err();
             assert!(error.to_string().contains("invalid layer"), "{error}");
         }
         let mut other = Unpacked { id: digest('b'), ..blank() };
-        assert!(find_in_storage(root.path(), &mut other).is_err());
+        assert!(find_in(root.path(), &mut other).is_err());
     }
 }

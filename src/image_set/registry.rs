@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::ImageSet;
-use super::archive::{self, Archive, Compression, Digest, Place};
+use super::archive::{self, Archive, Compression, Count, Digest, Place};
 use crate::util::sha256;
 use crate::util::stop::StopToken;
 
@@ -43,7 +43,21 @@ impl Blob {
     /// When the archive is gone, has changed since it was verified, or cannot be read. The text
     /// names the archive and the blob.
     pub fn open(&self, from: u64, stop: &StopToken) -> Result<Box<dyn Read + Send>, String> {
-        let reader = archive::open_blob(&self.path, &self.archive, &self.key, from, stop);
+        self.open_counted(from, &archive::uncounted(), stop)
+    }
+
+    /// As [`Blob::open`]. `count` counts what is read besides the bytes of the blob; its error ends the
+    /// reading.
+    ///
+    /// # Errors
+    /// As [`Blob::open`].
+    pub fn open_counted(
+        &self,
+        from: u64,
+        count: &Count,
+        stop: &StopToken,
+    ) -> Result<Box<dyn Read + Send>, String> {
+        let reader = archive::open_blob(&self.path, &self.archive, &self.key, from, count, stop);
         match reader {
             Ok(reader) => Ok(Box::new(reader)),
             Err(error) => Err(format!("archive {}, blob {}: {error}", self.path.display(), self.digest)),
@@ -166,11 +180,33 @@ mod tests {
         std::fs::write(&path, zstd(&tar(&layout(&[("r.example/a:1", &content)])))).unwrap();
         let mut archive =
             read(&path, &Platform::new("linux", "amd64", ""), &StopToken::never(), &mut |_| {}).unwrap();
+        // What is before a layer is read and decompressed for it.
+        let layer = archive.images[0].layers[0].digest.to_string();
+        let blob = {
+            let key = Digest::parse(&layer).unwrap();
+            let of = archive.blobs[&key].clone();
+            let (path, archive) = (path.clone(), Arc::new(archive.clone()));
+            Blob { digest: layer.clone(), size: of.size, path, archive, key }
+        };
+        let packed = std::fs::metadata(&path).unwrap().len();
+        let counted = Arc::new(std::sync::atomic::AtomicU64::new(0));
+        let count: Count = {
+            let counted = Arc::clone(&counted);
+            Arc::new(move |bytes| {
+                counted.fetch_add(bytes, Ordering::Relaxed);
+                Ok(())
+            })
+        };
+        let mut whole = Vec::new();
+        blob.open_counted(0, &count, &StopToken::never()).unwrap().read_to_end(&mut whole).unwrap();
+        assert!(counted.load(Ordering::Relaxed) > packed, "{counted:?} of {packed}");
+        let count: Count = Arc::new(|_| Err(io::Error::other("the limit")));
+        let limited = blob.open_counted(0, &count, &StopToken::never());
+        assert!(limited.and_then(|mut one| one.read(&mut [0]).map_err(|error| error.to_string())).is_err());
         // Decompression would fail.
         let size = std::fs::metadata(&path).unwrap().len();
         std::fs::write(&path, vec![0xff; size as usize]).unwrap();
         archive.stamp = stamp(&path).unwrap();
-        let layer = archive.images[0].layers[0].digest.to_string();
         let set = ImageSet::default();
         let key = (0, path.clone());
         set.shared.set().list(vec![(key.clone(), archive.stamp)], |_, _| None);

@@ -205,7 +205,7 @@ metrics! { ALL;
 
     // Checks of images.
     IMAGE_CHECK_READ: Counter = "coracle_image_check_read_bytes_total",
-        "Bytes that checks of images for damaged files have read, after decompression.";
+        "Bytes that checks of images for damaged files have read, before and after decompression.";
     IMAGE_CHECK_WRITTEN: Counter = "coracle_image_check_written_bytes_total",
         "Bytes that repairs of damaged images have written.";
 

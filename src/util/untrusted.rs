@@ -169,16 +169,22 @@ pub fn create_at(dir: BorrowedFd<'_>, name: &Path, mode: u32) -> io::Result<File
     Ok(File::from(disk_writes::created(fs::openat(dir, name, flags, Mode::from_raw_mode(mode)))?))
 }
 
-/// Reads a file of the node itself, which may be a link. A pipe without a writer reads as empty.
+/// Opens a file of the node itself, which may be a link. A pipe without a writer reads as empty.
+///
+/// # Errors
+/// When it cannot be opened.
+pub fn open_own(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    Ok(File::from(fs::open(path, flags, Mode::empty())?))
+}
+
+/// Reads a file as [`open_own`] opens it.
 ///
 /// # Errors
 /// When it cannot be opened or read, or is larger than `limit` bytes ([`io::ErrorKind::FileTooLarge`]).
 pub fn read_own(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let mut bytes = Vec::new();
-    File::from(fs::open(path, flags, Mode::empty())?)
-        .take(limit.saturating_add(1))
-        .read_to_end(&mut bytes)?;
+    open_own(path)?.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {limit} bytes")));
     }

@@ -16,6 +16,30 @@ use crate::util::decompress::{self, Compression};
 use crate::util::stop::StopToken;
 use crate::util::untrusted;
 
+/// Is called with numbers of bytes that were read and are not of the blob: those before it in a compressed
+/// archive, and all compressed ones. Its error ends the reading.
+pub type Count = Arc<dyn Fn(u64) -> io::Result<()> + Send + Sync>;
+
+/// A [`Count`] that counts nothing.
+#[must_use]
+pub fn uncounted() -> Count {
+    Arc::new(|_| Ok(()))
+}
+
+/// Counts what is read from a file.
+struct Reported {
+    inner: Counted,
+    count: Count,
+}
+
+impl Read for Reported {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let length = self.inner.read(out)?;
+        (self.count)(length as u64)?;
+        Ok(length)
+    }
+}
+
 /// The bytes of a blob. A read fails if the archive was changed since it was read as a whole, or on
 /// the stop signal. The data are not verified again: the receiver computes their digest.
 pub struct BlobReader {
@@ -25,12 +49,13 @@ pub struct BlobReader {
     left: u64,
     /// The file with the bytes, and what it was at first.
     file: Option<(Arc<File>, Stamp)>,
+    count: Count,
     stop: StopToken,
 }
 
 /// Opens a blob at a position. The reader supplies exactly the bytes from `from` to the end of the
-/// blob. In a compressed archive, the first read decompresses all that is before the blob; `stop`
-/// ends that.
+/// blob. In a compressed archive, the first read decompresses all that is before the blob; `count` counts
+/// it, and `stop` ends it.
 ///
 /// # Errors
 /// [`ArchiveError::NoBlob`], also if `from` is larger than the blob; [`ArchiveError::Changed`] if the
@@ -40,6 +65,7 @@ pub fn open_blob(
     archive: &Archive,
     digest: &Digest,
     from: u64,
+    count: &Count,
     stop: &StopToken,
 ) -> Result<BlobReader, ArchiveError> {
     let no_blob = || ArchiveError::NoBlob(digest.clone());
@@ -58,6 +84,7 @@ pub fn open_blob(
                 skip: 0,
                 left,
                 file: None,
+                count: Arc::clone(count),
                 stop: stop.clone(),
             });
         }
@@ -82,11 +109,13 @@ pub fn open_blob(
     let source: Box<dyn Read + Send> = match archive.compression {
         Compression::None => Box::new(file.clone()),
         _ => {
-            let packed = Box::new(Counted::new(file.clone(), Arc::default(), stop));
+            let inner = Counted::new(file.clone(), Arc::default(), stop);
+            let packed = Box::new(Reported { inner, count: Arc::clone(count) });
             decompress::open(packed, expanded(stamp.size, &LIMITS))?.0
         }
     };
-    Ok(BlobReader { source, skip, left, file: Some((file, stamp)), stop: stop.clone() })
+    let (count, stop) = (Arc::clone(count), stop.clone());
+    Ok(BlobReader { source, skip, left, file: Some((file, stamp)), count, stop })
 }
 
 impl BlobReader {
@@ -105,7 +134,10 @@ impl BlobReader {
             let most = usize::try_from(self.skip).map_or(block.len(), |skip| skip.min(block.len()));
             match self.read_source(block.get_mut(..most).unwrap_or_default())? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                length => self.skip -= length as u64,
+                length => {
+                    self.skip -= length as u64;
+                    (self.count)(length as u64)?;
+                }
             }
         }
         Ok(())

@@ -1,0 +1,315 @@
+//! Names of images that were removed so that they are pulled again, until each is back. A name is kept
+//! here before it is removed, so that none is lost, whatever ends the check.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::turns::Turns;
+
+/// The namespace whose pod caused the check; `None` for a check on request.
+pub(super) type Owner = Option<String>;
+
+/// The most names of one owner. The images of one namespace leave the others to the other namespaces.
+const MAX_OF_OWNER: usize = 64;
+/// The most names.
+const MAX_NAMES: usize = 1024;
+/// How many of them are for owners that have none.
+const FOR_FIRST: usize = MAX_NAMES / 4;
+/// The first pause between two pulls by a name, and the longest one.
+const PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// The most bytes of the reason of a failed pull: the registry may have written it.
+const MAX_REASON: usize = 1024;
+
+/// A name that was removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Name {
+    /// The name that pods use.
+    requested: String,
+    owner: Owner,
+    /// The next pull; `None` while the check itself removes and pulls it.
+    due: Option<Instant>,
+    /// The pause after the next pull.
+    pause: Duration,
+    /// Why it is not back.
+    why: String,
+}
+
+/// See the documentation of the module.
+#[derive(Debug, Default)]
+pub(super) struct MissingNames {
+    names: BTreeMap<String, Name>,
+    turns: Turns,
+}
+
+/// A pull by a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Pull {
+    pub(super) name: String,
+    pub(super) requested: String,
+}
+
+impl MissingNames {
+    /// Keeps the names of an image that are about to be removed.
+    ///
+    /// # Errors
+    /// When there are too many; then none is kept.
+    fn keep(&mut self, owner: &Owner, requested: &str, names: &[String]) -> Result<(), String> {
+        let new = names.iter().filter(|name| !self.names.contains_key(*name)).count();
+        let is_own = |name: &String| self.names.get(name).is_some_and(|known| known.owner == *owner);
+        let more = names.iter().filter(|name| !is_own(name)).count();
+        let own = self.names.values().filter(|name| name.owner == *owner).count();
+        if own + more > MAX_OF_OWNER {
+            return Err(format!(
+                "the image is not pulled again, because it has {} names and {own} of other images are not back \
+                 yet: there may be {MAX_OF_OWNER} at a time",
+                names.len()
+            ));
+        }
+        let limit = if own == 0 { MAX_NAMES } else { MAX_NAMES - FOR_FIRST };
+        if self.names.len() + new > limit {
+            let all = self.names.len();
+            return Err(format!(
+                "the image is not pulled again while {all} names of other images are not back"
+            ));
+        }
+        for name in names {
+            let (requested, owner) = (requested.to_owned(), owner.clone());
+            let kept = Name { requested, owner, due: None, pause: PAUSE, why: String::new() };
+            self.names.insert(name.clone(), kept);
+        }
+        Ok(())
+    }
+
+    /// Notes the end of the check that has kept these names: those of `missing` are not back.
+    fn settle(&mut self, names: &[String], missing: &[(String, String)], now: Instant) {
+        for name in names {
+            match (self.names.get_mut(name), missing.iter().find(|(other, _)| other == name)) {
+                (Some(kept), Some((_, why))) => {
+                    kept.due = Some(now + PAUSE);
+                    kept.why = shortened(why);
+                }
+                _ => drop(self.names.remove(name)),
+            }
+        }
+    }
+
+    /// When the next name is to be pulled. `None`: there is none, or the check still has it.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.names.values().filter_map(|name| name.due).min()
+    }
+
+    /// The next pull, if one is due: of the owner whose last turn is the longest ago the name that is due
+    /// for the longest time. So a registry that does not answer delays the names of others by one pull.
+    pub(super) fn next(&mut self, now: Instant) -> Option<Pull> {
+        let is_due = |name: &Name| name.due.is_some_and(|due| due <= now);
+        let turn = |name: &Name| self.turns.last(name.owner.as_deref().unwrap_or_default());
+        let due = self.names.iter().filter(|(_, name)| is_due(name));
+        let (name, next) = due.min_by_key(|(_, name)| (turn(name), name.due))?;
+        let pull = Pull { name: name.clone(), requested: next.requested.clone() };
+        self.turns.take(next.owner.as_deref().unwrap_or_default());
+        // Also if the thread dies.
+        if let Some(next) = self.names.get_mut(&pull.name) {
+            next.due = Some(now + next.pause);
+        }
+        Some(pull)
+    }
+
+    /// Notes the result of a pull: `Err` has the reason why it failed.
+    pub(super) fn pulled(&mut self, name: &str, result: &Result<(), String>, now: Instant) {
+        match (self.names.get_mut(name), result) {
+            // A check has it again.
+            (Some(Name { due: None, .. }), _) => {}
+            (Some(missing), Err(why)) => {
+                missing.pause = (missing.pause * 2).min(LONGEST_PAUSE);
+                missing.due = Some(now + missing.pause);
+                missing.why = shortened(why);
+            }
+            _ => drop(self.names.remove(name)),
+        }
+    }
+
+    /// Names that are not back, and why.
+    pub(super) fn problems(&self) -> impl Iterator<Item = String> {
+        let missing = self.names.iter().filter(|(_, missing)| missing.due.is_some());
+        missing.map(|(name, missing)| {
+            let why = &missing.why;
+            format!("image {name} was removed because it was damaged, and cannot be pulled again: {why}")
+        })
+    }
+}
+
+fn shortened(text: &str) -> String {
+    text.get(..text.floor_char_boundary(MAX_REASON)).unwrap_or_default().to_owned()
+}
+
+pub(super) fn lock(names: &Mutex<MissingNames>) -> MutexGuard<'_, MissingNames> {
+    names.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Names of an image that a check removes. If it ends without a result, all that may have been removed are
+/// pulled.
+pub(super) struct Kept {
+    all: Arc<Mutex<MissingNames>>,
+    names: Vec<String>,
+    /// Those that are not back, and why.
+    missing: Vec<(String, String)>,
+}
+
+impl Kept {
+    /// Keeps the names before they are removed.
+    ///
+    /// # Errors
+    /// When there are too many.
+    pub(super) fn new(
+        all: &Arc<Mutex<MissingNames>>,
+        owner: &Owner,
+        requested: &str,
+        names: &[String],
+    ) -> Result<Kept, String> {
+        lock(all).keep(owner, requested, names)?;
+        let (all, names) = (Arc::clone(all), names.to_vec());
+        Ok(Kept { all, names, missing: Vec::new() })
+    }
+
+    /// From now on they are missing, until [`Kept::pulled`].
+    pub(super) fn removing(&mut self) {
+        self.missing =
+            self.names.iter().map(|name| (name.clone(), "the check was ended".to_owned())).collect();
+    }
+
+    /// Notes the result of a pull.
+    pub(super) fn pulled(&mut self, name: &str, result: &Result<(), String>) {
+        match (self.missing.iter_mut().find(|(other, _)| other == name), result) {
+            (Some((_, known)), Err(why)) => known.clone_from(why),
+            _ => self.missing.retain(|(other, _)| other != name),
+        }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        lock(&self.all).settle(&self.names, &self.missing, Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(of: &str, count: usize) -> Vec<String> {
+        (0..count).map(|n| format!("{of}@{n}")).collect()
+    }
+
+    fn owner(name: &str) -> Owner {
+        Some(name.to_owned())
+    }
+
+    fn missing(names: &[String]) -> Vec<(String, String)> {
+        names.iter().map(|name| (name.clone(), "no route".to_owned())).collect()
+    }
+
+    fn removed(all: &mut MissingNames, of: &str, count: usize, now: Instant) {
+        let names = names(of, count);
+        all.keep(&owner(of), of, &names).unwrap();
+        all.settle(&names, &missing(&names), now);
+    }
+
+    #[test]
+    fn image_with_more_names_than_can_be_pulled_again_is_refused_and_none_is_lost() {
+        let (mut all, now) = (MissingNames::default(), Instant::now());
+        let refusal = all.keep(&owner("a"), "app:1", &names("app", 65)).unwrap_err();
+        assert!(refusal.contains("it has 65 names") && refusal.contains("64 at a time"), "{refusal}");
+        assert!(all.names.is_empty());
+        removed(&mut all, "a", 64, now);
+        assert_eq!((all.names.len(), all.problems().count()), (64, 64));
+        // The names of one image again need no other places.
+        assert!(all.keep(&owner("a"), "app:1", &names("a", 64)).is_ok());
+        assert!(
+            all.keep(&owner("a"), "app:1", &names("other", 1)).unwrap_err().contains("64 of other images")
+        );
+        assert!(all.keep(&owner("b"), "app:1", &names("other", 64)).is_ok());
+        assert!(all.keep(&None, "app:1", &names("request", 64)).is_ok());
+    }
+
+    #[test]
+    fn namespaces_with_many_names_leave_places_to_others() {
+        let mut all = MissingNames::default();
+        for n in 0..100 {
+            for m in 0..10 {
+                let _ = all.keep(&owner(&n.to_string()), "app", &names(&format!("{n}/{m}"), 6));
+            }
+        }
+        assert!(all.names.len() <= MAX_NAMES, "{}", all.names.len());
+        let mut all = MissingNames::default();
+        for n in 0..20 {
+            let own = owner(&n.to_string());
+            for m in 0..64 {
+                let _ = all.keep(&own, "app", &names(&format!("{n}/{m}"), 1));
+            }
+        }
+        let of = |n: usize| all.names.values().filter(|name| name.owner == owner(&n.to_string())).count();
+        assert!((0..20).all(|n| of(n) >= 1));
+        assert!(all.keep(&owner("15"), "app", &names("x", 1)).unwrap_err().contains("names of other images"));
+        assert!(all.keep(&owner("new"), "app", &names("x", 64)).is_ok());
+    }
+
+    #[test]
+    fn removed_names_are_pulled_with_growing_pauses_until_they_are_back() {
+        let (mut all, mut now) = (MissingNames::default(), Instant::now());
+        removed(&mut all, "a", 2, now);
+        let mut pauses = Vec::new();
+        for _ in 0..9 {
+            assert_eq!(all.next(now), None);
+            let due = all.due().unwrap();
+            pauses.push(due.duration_since(now).as_secs());
+            now = due;
+            let mut pulled = Vec::new();
+            while let Some(pull) = all.next(now) {
+                assert_eq!(pull.requested, "a");
+                all.pulled(&pull.name, &Err("no route to host".to_owned()), now);
+                pulled.push(pull.name);
+            }
+            assert_eq!(pulled, ["a@0", "a@1"]);
+        }
+        assert_eq!(pauses, [5, 10, 20, 40, 80, 160, 300, 300, 300]);
+        assert!(all.problems().all(|problem| problem.ends_with("cannot be pulled again: no route to host")));
+        all.pulled("a@0", &Ok(()), now);
+        all.pulled("a@1", &Ok(()), now);
+        assert!(all.names.is_empty() && all.due().is_none());
+    }
+
+    #[test]
+    fn names_of_one_namespace_delay_those_of_another_by_one_pull() {
+        let (mut all, begun) = (MissingNames::default(), Instant::now());
+        removed(&mut all, "many", 64, begun);
+        removed(&mut all, "one", 1, begun + Duration::from_secs(60));
+        let now = begun + Duration::from_secs(600);
+        assert_eq!(all.next(now).unwrap().name, "many@0");
+        assert_eq!(all.next(now).unwrap().name, "one@0");
+        assert_eq!(all.next(now).unwrap().name, "many@1");
+    }
+
+    #[test]
+    fn names_that_were_not_removed_are_forgotten_and_those_of_a_check_that_died_are_pulled() {
+        let all = Arc::<Mutex<MissingNames>>::default();
+        let names = names("a", 3);
+        let keep = || Kept::new(&all, &owner("a"), "a", &names).unwrap();
+        drop(keep());
+        assert!(lock(&all).names.is_empty());
+        let mut kept = keep();
+        kept.removing();
+        assert!(lock(&all).due().is_none(), "the check has them");
+        drop(kept);
+        assert_eq!(lock(&all).problems().count(), 3);
+        let mut kept = keep();
+        kept.removing();
+        kept.pulled("a@0", &Ok(()));
+        kept.pulled("a@1", &Err("x".repeat(9999)));
+        drop(kept);
+        let left = lock(&all);
+        assert_eq!(left.names.keys().collect::<Vec<_>>(), ["a@1", "a@2"]);
+        assert_eq!(left.names["a@1"].why.len(), MAX_REASON);
+    }
+}
