@@ -27,9 +27,13 @@ pub fn load(file: &Path) -> Result<Kubeconfig, Problem> {
         .map_err(|error| problem(&format!("{place}:{}", error.line), "", error.message))?;
     let value = document.map_or_else(|| serde_json::json!({}), |document| document.value);
     for (field, known) in [("kind", "Config"), ("apiVersion", "v1")] {
-        let wrong = value.get(field).filter(|value| !value.is_null() && value.as_str() != Some(known));
-        if let Some(Value::String(wrong)) = wrong.filter(|value| value.as_str() != Some("")) {
-            return Err(problem(&place, field, format!("{wrong:?} is not {known:?}")));
+        match value.get(field) {
+            None | Some(Value::Null) => {}
+            Some(Value::String(text)) if text.is_empty() || text == known => {}
+            Some(Value::String(text)) => {
+                return Err(problem(&place, field, format!("{text:?} is not {known:?}")));
+            }
+            Some(_) => return Err(problem(&place, field, format!("is not the text {known:?}"))),
         }
     }
     // The decoder's message is dropped: it may contain a value, and values may be secrets.
@@ -121,6 +125,8 @@ mod tests {
         for (text, expected) in [
             ("a: [", "F:1: "),
             ("kind: Pod", "F: kind: \"Pod\" is not \"Config\""),
+            ("kind: [Config]", "F: kind: is not the text \"Config\""),
+            ("apiVersion: 1", "F: apiVersion: is not the text \"v1\""),
             ("- a", "F: is invalid"),
             ("users: 7", "F: users: is invalid"),
             ("users:\n- name: a\n  user:\n    token: [sesame]", "F: users[0].user.token: is invalid"),

@@ -66,12 +66,11 @@ fn credentials_in(
     let context = find("context", contexts, context_name)?.cloned().unwrap_or_default();
     let clusters = config.clusters.iter().flatten().map(|one| (one.name.as_str(), one.cluster.as_ref()));
     let cluster = find("cluster", clusters, &context.cluster)?.cloned().unwrap_or_default();
-    let user = match context.user.as_str() {
-        "" => User::default(),
-        name => {
-            let users = config.users.iter().flatten().map(|one| (one.name.as_str(), one.user.as_ref()));
-            find("user", users, name)?.cloned().unwrap_or_default()
-        }
+    let users = config.users.iter().flatten().map(|one| (one.name.as_str(), one.user.as_ref()));
+    let user = match find("user", users, &context.user) {
+        // A context without a user.
+        Err(KubeconfigError::Missing { .. }) if context.user.is_empty() => User::default(),
+        found => found?.cloned().unwrap_or_default(),
     };
     let directory = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
     let directory = directory.parent().map_or_else(PathBuf::new, Path::to_owned);
@@ -80,14 +79,22 @@ fn credentials_in(
     let user_error = |what: &str| KubeconfigError::User { user: context.user.clone(), what: what.to_owned() };
     reject(&user).map_err(user_error)?;
     let identity = identity(&user, &place, &user_error)?;
-    let token = match (set(&user.token_file), set(&user.token)) {
-        (Some(path), _) => Some(Token::File(TokenFile::new(place(path)))),
-        (None, Some(token)) => Some(Token::Fixed(Secret::new(token.to_owned()))),
-        (None, None) => None,
+    let fixed = set(&user.token).map(|token| Secret::new(token.to_owned()));
+    let token = match set(&user.token_file) {
+        Some(path) => Some(Token::File(TokenFile::new(place(path), fixed))),
+        None => fixed.map(Token::Fixed),
     };
-    if let Some(exec) = &user.exec {
-        let plugin =
-            ExecPlugin::new(exec, &directory, &cluster, roots_pem).map_err(|what| user_error(&what))?;
+    let plugin = user.exec.as_ref().map(|exec| ExecPlugin::new(exec, &directory, &cluster, roots_pem));
+    let plugin = plugin.transpose().map_err(|what| user_error(&what))?;
+    if !credentials.endpoint.https {
+        // As upstream, nothing that is secret is sent without TLS.
+        return Ok(credentials);
+    }
+    // A token in the file takes precedence.
+    if let Some(plugin) = plugin
+        && token.is_none()
+    {
+        credentials.endpoint.identity = identity.map(|certificate| certificate.now);
         credentials.token = Some(Arc::new(plugin));
         return Ok(credentials);
     }
@@ -185,6 +192,8 @@ struct Url {
 }
 
 /// `https://host:port/base`; without a scheme it is `http` unless TLS is configured.
+///
+/// DIFFERS: upstream never uses TLS without a scheme, and ignores a user, a query and a fragment.
 fn url(text: &str, secure: bool) -> Option<Url> {
     let (https, rest) = match text.split_once("://") {
         Some((scheme, rest)) if scheme.eq_ignore_ascii_case("https") => (true, rest),
@@ -194,7 +203,7 @@ fn url(text: &str, secure: bool) -> Option<Url> {
     };
     let end = rest.find('/').unwrap_or(rest.len());
     let (authority, path) = rest.split_at_checked(end)?;
-    let path = path.trim_end_matches('/');
+    let path = clean_path(path);
     let clean = path.bytes().all(|byte| byte.is_ascii_graphic() && !b"?#".contains(&byte));
     if !clean || authority.contains(['@', '?', '#', ' ']) {
         return None;
@@ -212,12 +221,21 @@ fn url(text: &str, secure: bool) -> Option<Url> {
         "" => 80,
         digits => digits.parse().ok()?,
     };
-    (!host.is_empty() && !host.ends_with(':')).then(|| Url {
-        https,
-        host: host.to_owned(),
-        port,
-        path: path.to_owned(),
-    })
+    (!host.is_empty() && !host.ends_with(':')).then(|| Url { https, host: host.to_owned(), port, path })
+}
+
+/// A prefix of paths without empty parts, `.` and `..`, and without a slash at its end (Go: the client
+/// joins it with `path.Join`).
+fn clean_path(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.iter().map(|part| format!("/{part}")).collect()
 }
 
 /// Refuses authentication methods that are not supported, or that exclude each other.
@@ -272,6 +290,7 @@ fn identity(
                 "client-key-data or client-key must be specified to use the clientCert authentication method",
             ));
         }
+        // DIFFERS: upstream ignores the key.
         (false, true) => return Err(wrong("a client key without a client certificate is of no use")),
         (true, true) => {}
     }
@@ -320,15 +339,19 @@ impl CredentialSource for Files {
 }
 
 /// A token in a file that another program replaces.
+///
+/// DIFFERS: upstream ends at its start without the file.
 #[derive(Debug)]
 struct TokenFile {
     path: PathBuf,
+    /// The token in the kubeconfig itself, for as long as the file cannot be read.
+    fixed: Option<Secret<String>>,
     last: Mutex<Option<(Instant, Secret<String>)>>,
 }
 
 impl TokenFile {
-    fn new(path: PathBuf) -> TokenFile {
-        TokenFile { path, last: Mutex::new(None) }
+    fn new(path: PathBuf, fixed: Option<Secret<String>>) -> TokenFile {
+        TokenFile { path, fixed, last: Mutex::new(None) }
     }
 
     fn token(&self, now: Instant) -> Result<Secret<String>, String> {
@@ -349,7 +372,7 @@ impl TokenFile {
                 *last = Some((now, token.clone()));
                 Ok(token)
             }
-            (Err(error), None) => Err(error),
+            (Err(error), None) => self.fixed.clone().ok_or(error),
         }
     }
 

@@ -66,10 +66,52 @@ fn relative_files_are_read_from_the_kubeconfigs_directory() {
 }
 
 #[test]
+fn without_tls_no_credentials_are_sent() {
+    let user = json!({"client-certificate-data": base64("cert"), "client-key-data": base64("key"), "token": "sesame",
+        "tokenFile": "/no/such/file"});
+    let program = json!({"exec": {"command": "x", "apiVersion": "client.authentication.k8s.io/v1",
+        "interactiveMode": "Never"}});
+    for user in [user, program] {
+        let read = |server: &str| read_at(Path::new("/"), json!({"server": server}), user.clone()).unwrap();
+        let open = read("http://h");
+        assert!(open.token.is_none() && open.endpoint.identity.is_none());
+        assert!(read("https://h").token.is_some());
+    }
+    let wrong = json!({"exec": {"command": "x"}});
+    assert!(read_at(Path::new("/"), json!({"server": "http://h"}), wrong).is_err());
+}
+
+#[test]
+fn token_of_the_kubeconfig_is_used_until_its_file_can_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let program =
+        json!({"command": "x", "apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never"});
+    let user = json!({"tokenFile": "token", "token": "fixed", "exec": program});
+    let credentials = read_at(dir.path(), json!({"server": "https://h"}), user).unwrap();
+    // It also takes precedence over a program.
+    let source = credentials.token.unwrap();
+    let current = || source.current(Instant::now(), &Breaker::default()).unwrap().token.unwrap();
+    assert_eq!(current().reveal(), "fixed");
+    std::fs::write(dir.path().join("token"), "new").unwrap();
+    assert_eq!(current().reveal(), "new");
+}
+
+#[test]
+fn user_without_a_name_is_that_of_a_context_without_one() {
+    let mut config = config(json!({"server": "https://h"}), json!({"token": "t"}));
+    config.contexts.as_mut().unwrap()[0].context.as_mut().unwrap().user.clear();
+    let read =
+        |config: &Kubeconfig| credentials_in(config, Path::new("/kubelet.conf"), &Environment::default());
+    assert!(read(&config).unwrap().token.is_none());
+    config.users.as_mut().unwrap()[0].name.clear();
+    assert!(read(&config).unwrap().token.is_some());
+}
+
+#[test]
 fn changed_credential_files_are_read_again() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("token");
-    let file = TokenFile::new(path.clone());
+    let file = TokenFile::new(path.clone(), None);
     let now = Instant::now();
     assert!(file.token(now).unwrap_err().starts_with("unable to read token file"));
     std::fs::write(&path, "\n").unwrap();
@@ -111,6 +153,7 @@ fn server_url_is_split_or_rejected() {
     for (server, expected) in [
         ("https://10.0.0.1:6443", Some("true 10.0.0.1 6443 ")),
         ("http://h:8080/a/b/", Some("false h 8080 /a/b")),
+        ("http://h//a/./b/../c//", Some("false h 80 /a/c")),
         ("HTTPS://[fd00::1]", Some("true fd00::1 443 ")),
         ("h:1", Some("false h 1 ")),
         ("h", Some("false h 80 ")),
