@@ -264,7 +264,10 @@ fn micro(micro: Option<u64>) -> Option<u64> {
 
 /// The value of a line `name value`.
 pub(super) fn field(text: &str, name: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.trim().parse().ok()
+    let text = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.trim();
+    // For a moment the kernel's sums over all processors can be below zero (Go:
+    // opencontainers/cgroups, fscommon `ParseUint`).
+    if text.parse::<i64>().is_ok_and(|number| number < 0) { Some(0) } else { text.parse().ok() }
 }
 
 /// Both lines of a pressure file. On some kernels `cpu.pressure` has no line `full`.

@@ -49,6 +49,13 @@ const SECOND: &[(&str, &str)] = &[
 ];
 
 #[test]
+fn number_below_zero_is_zero() {
+    let stat = "anon -4096\nfile 8192\nshmem -\ninactive_file x\n";
+    let names = ["anon", "file", "shmem", "inactive_file"];
+    assert_eq!(names.map(|name| field(stat, name)), [Some(0), Some(8192), None, None]);
+}
+
+#[test]
 fn version_2_is_read_file_by_file() {
     let (_dir, tree) = tree(Version::V2, SECOND);
     let found = tree.numbers("/a/b", Depth::Full, true).unwrap();
