@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, select_biased};
+use rustix::param::page_size;
 
 pub use numbers::Numbers;
 pub use start::{Open, OpenError, Settings};
@@ -21,7 +22,7 @@ use tiers::Written;
 
 use crate::cgroups::mounts::Version;
 use crate::cgroups::pod::pod_values;
-use crate::cgroups::{CgroupError, Cgroups, Name, Values};
+use crate::cgroups::{CgroupError, Cgroups, Driver, Name, Values};
 use crate::model::cpu_shares::{shares_of_weight, weight};
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
@@ -293,10 +294,15 @@ impl Resizable<'_> {
         pod_values(pod, (self.shared.without_quota)(pod), &self.shared.settings.pod)
     }
 
-    /// Whether the values differ by more than the kernel and systemd round them.
+    /// Whether the values differ, as the kernel and systemd round them.
     #[must_use]
     pub fn is_resize_due(&self, pod: &Pod) -> bool {
-        differ(&self.current(), &self.wanted(pod), self.access.version())
+        let rounding = Rounding {
+            version: self.access.version(),
+            driver: self.access.layout().driver(),
+            page: i64::try_from(page_size()).unwrap_or(4096),
+        };
+        differ(&self.current(), &self.wanted(pod), rounding)
     }
 
     /// The bytes of memory that the pod uses.
@@ -344,34 +350,44 @@ fn name_of(access: &Cgroups, pod: &Pod) -> Result<Name, CgroupError> {
     Ok(access.layout().pod(pod.uid(), pod.qos())?)
 }
 
-/// Whether a pod's cgroup has other requests and limits than `wants`. Limits that are not wanted stay,
-/// and a value that `has` lacks belongs to a controller that the machine does not have.
-fn differ(has: &Values, wants: &Values, version: Version) -> bool {
-    /// The largest page of memory on any architecture.
-    const PAGE: u64 = 65_536;
-    let shares = |values: &Values| match version {
+/// Who rounds the values of a cgroup.
+#[derive(Debug, Clone, Copy)]
+struct Rounding {
+    version: Version,
+    driver: Driver,
+    /// The bytes of a page of memory; above 0.
+    page: i64,
+}
+
+/// Whether a pod's cgroup has other requests and limits than `wants`, as the kernel and systemd round
+/// them. Limits that are not wanted stay, and a value that `has` lacks belongs to a controller that the
+/// machine does not have.
+fn differ(has: &Values, wants: &Values, rounding: Rounding) -> bool {
+    let shares = |values: &Values| match rounding.version {
         Version::V1 => values.cpu_shares,
         // The shares of the weight that the kernel has.
         Version::V2 => values.cpu_shares.map(|shares| shares_of_weight(weight(shares))),
     };
-    let memory = match (has.memory_bytes, wants.memory_bytes) {
-        (_, None) | (None, _) => false,
-        (Some(has), Some(wants)) => has.abs_diff(wants) >= PAGE,
+    // The kernel rounds down to a page.
+    let is_other = |has: Option<i64>, wants: Option<i64>| {
+        has.zip(wants).is_some_and(|(has, wants)| has / rounding.page != wants / rounding.page)
     };
-    let protected = [(has.memory_min, wants.memory_min), (has.memory_low, wants.memory_low)]
-        .into_iter()
-        .any(|(has, wants)| has.zip(wants).is_some_and(|(has, wants)| has.abs_diff(wants) >= PAGE));
+    let memory = is_other(has.memory_bytes, wants.memory_bytes)
+        || is_other(has.memory_min, wants.memory_min)
+        || is_other(has.memory_low, wants.memory_low);
     let microseconds = |values: &Values| values.cpu_quota.and_then(|quota| quota.microseconds);
     let quota = has.cpu_quota.is_some()
         && match (microseconds(has), microseconds(wants)) {
             (_, None) => false,
             (None, Some(_)) => true,
-            // systemd rounds up to 10 ms per second.
-            (Some(has_time), Some(time)) => {
-                has_time.abs_diff(time) > wants.cpu_quota.map_or(0, |quota| quota.period / 100)
+            (Some(has), Some(time)) if rounding.driver == Driver::Systemd => {
+                // systemd rounds up to 10 ms per second.
+                let step = wants.cpu_quota.map_or(1, |quota| i64::try_from(quota.period / 100).unwrap_or(1));
+                has != time && has != time.saturating_add(step - 1) / step.max(1) * step
             }
+            (Some(has), Some(time)) => has != time,
         };
-    has.cpu_shares.is_some_and(|has| shares(wants) != Some(has)) || memory || protected || quota
+    has.cpu_shares.is_some_and(|has| shares(wants) != Some(has)) || memory || quota
 }
 
 #[cfg(test)]
@@ -379,16 +395,23 @@ mod tests {
     use super::*;
     use crate::cgroups::values::Quota;
 
-    #[test]
-    fn rounded_values_do_not_differ() {
-        let values = |shares, memory, quota| Values {
+    fn rounding(version: Version, driver: Driver) -> Rounding {
+        Rounding { version, driver, page: 4096 }
+    }
+
+    fn values(shares: u64, memory: i64, quota: Option<i64>) -> Values {
+        Values {
             cpu_shares: Some(shares),
             memory_bytes: Some(memory),
             cpu_quota: Some(Quota { microseconds: quota, period: 100_000 }),
             ..Values::default()
-        };
+        }
+    }
+
+    #[test]
+    fn rounded_values_do_not_differ() {
         let wants = values(512, 100_000_001, Some(50_100));
-        let check = |has: &Values, version| differ(has, &wants, version);
+        let check = |has: &Values, version| differ(has, &wants, rounding(version, Driver::Systemd));
         assert!(!check(&wants, Version::V1));
         // What the kernel of version 2 has after these values were written by systemd.
         let rounded = values(500, 99_999_744, Some(51_000));
@@ -401,6 +424,31 @@ mod tests {
         assert!(!check(&Values { memory_bytes: None, ..wants.clone() }, Version::V1));
         assert!(!check(&Values::default(), Version::V2));
         // A limit that is not wanted stays.
-        assert!(!differ(&wants, &Values { cpu_shares: Some(512), ..Values::default() }, Version::V1));
+        let shares_only = Values { cpu_shares: Some(512), ..Values::default() };
+        assert!(!differ(&wants, &shares_only, rounding(Version::V1, Driver::Systemd)));
+    }
+
+    #[test]
+    fn resize_by_less_than_a_millisecond_or_by_a_page_is_due() {
+        let wants = values(512, 1 << 27, Some(9_500));
+        for version in [Version::V1, Version::V2] {
+            for (has, driver, due) in [
+                (values(500, 1 << 27, Some(9_500)), Driver::Cgroupfs, false),
+                (values(500, 1 << 27, Some(9_000)), Driver::Cgroupfs, true),
+                (values(500, 1 << 27, Some(10_000)), Driver::Cgroupfs, true),
+                (values(500, 1 << 27, Some(9_000)), Driver::Systemd, true),
+                (values(500, 1 << 27, Some(10_000)), Driver::Systemd, false),
+                (values(500, (1 << 27) - 4096, Some(9_500)), Driver::Cgroupfs, true),
+                (values(500, (1 << 27) + 4096, Some(9_500)), Driver::Cgroupfs, true),
+            ] {
+                let shares = if version == Version::V1 { 512 } else { 500 };
+                let has = Values { cpu_shares: Some(shares), ..has };
+                assert_eq!(differ(&has, &wants, rounding(version, driver)), due, "{has:?} {driver:?}");
+            }
+        }
+        let protected = |bytes| Values { memory_min: Some(bytes), memory_low: Some(0), ..Values::default() };
+        let other =
+            |has, wants| differ(&protected(has), &protected(wants), rounding(Version::V2, Driver::Cgroupfs));
+        assert!(other(4096, 8192) && !other(4096, 4097));
     }
 }
