@@ -79,8 +79,9 @@ fn correct(map: &mut Quantities, name: &str, applied: Option<Amount>, floor_mill
 }
 
 /// Sets `status.allocatedResources` and `status.resources`: the pod-level values of the spec if
-/// there are any, and otherwise the sums over the containers.
-pub(super) fn set_pod_level(pod: &Pod, status: &mut PodStatus) {
+/// there are any, and otherwise the sums over the containers. While a resize is open, `resources` has the
+/// values that the pod still has, `own`: clients take a resize whose values it shows for complete.
+pub(super) fn set_pod_level(pod: &Pod, own: Option<&ResourceRequirements>, status: &mut PodStatus) {
     let texts = |amounts: Amounts| -> Option<Quantities> {
         let map: Quantities = amounts
             .into_iter()
@@ -91,13 +92,23 @@ pub(super) fn set_pod_level(pod: &Pod, status: &mut PodStatus) {
             .collect();
         (!map.is_empty()).then_some(map)
     };
-    let requests = texts(pod_requests(pod, Overhead::Excluded));
-    status.resources = Some(ResourceRequirements {
+    let resources = |pod: &Pod| ResourceRequirements {
         limits: texts(pod_limits(pod, Overhead::Excluded)),
-        requests: requests.clone(),
+        requests: texts(pod_requests(pod, Overhead::Excluded)),
         claims: None,
+    };
+    let granted = resources(pod);
+    status.allocated_resources = granted.requests.clone();
+    status.resources = Some(match own {
+        Some(own) => {
+            let mut object = pod.object().clone();
+            if let Some(spec) = &mut object.spec {
+                spec.resources = Some(own.clone());
+            }
+            resources(&Pod::from(object))
+        }
+        None => granted,
     });
-    status.allocated_resources = requests;
 }
 
 /// The form in which a sum is written (binary or decimal): that of the first value in it.
@@ -127,6 +138,29 @@ mod unit {
         let mut instance = super::super::tests::instance("c", ContainerState::Running);
         instance.resources = Some(applied);
         assert_eq!(serde_json::to_value(of_container(&spec, &instance, None)).unwrap(), expected);
+    }
+
+    #[test]
+    fn open_resize_of_a_pod_shows_the_values_that_it_still_has() {
+        let pod: crate::model::api::Pod = serde_json::from_value(json!({
+            "metadata": {"name": "p"},
+            "spec": {
+                "resources": {"requests": {"memory": "10Ki"}, "limits": {"memory": "10Ki"}},
+                "containers": [{"name": "c"}],
+            },
+        }))
+        .unwrap();
+        let pod = Pod::from(pod);
+        let old = json!({"requests": {"memory": "20Mi"}, "limits": {"memory": "40Mi"}});
+        let old: ResourceRequirements = serde_json::from_value(old).unwrap();
+        let shown = |own| {
+            let mut status = PodStatus::default();
+            set_pod_level(&pod, own, &mut status);
+            serde_json::to_value((status.resources, status.allocated_resources)).unwrap()
+        };
+        let new = json!({"requests": {"memory": "10Ki"}, "limits": {"memory": "10Ki"}});
+        assert_eq!(shown(None), json!([new, {"memory": "10Ki"}]));
+        assert_eq!(shown(Some(&old)), json!([old, {"memory": "10Ki"}]));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::plan::resize::{Given, Resource};
-use crate::model::api::{Container, PodCondition};
+use crate::model::api::{Container, PodCondition, ResourceRequirements};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 
@@ -165,6 +165,16 @@ impl Allocations {
     /// Records that the pod as a whole has what it was granted.
     pub fn gave_pod_level(&self, pod: &Pod) {
         self.change(pod, |resources| resources.set_pod_level(pod));
+    }
+
+    /// The resources of the pod as a whole that it still has, while a resize of it is in progress or has
+    /// failed; `None`: there is none, or they are not known.
+    #[must_use]
+    pub fn pod_level_in_resize(&self, pod: &Pod) -> Option<ResourceRequirements> {
+        let state = self.lock();
+        state.resizing.get(pod.uid()).filter(|resizing| resizing.is_in_progress())?;
+        pod.spec().resources.as_ref()?;
+        PodResources::parse(state.actuated.entries.get(pod.uid())?)?.into_pod_level()
     }
 
     /// Assumes that running containers without a record of their last values (they are older than the
