@@ -264,3 +264,49 @@ fn configuration_that_does_not_fit_ends_the_agent_with_the_text_of_upstream() {
         assert!(node.log().contains(text), "{}", node.log());
     }
 }
+
+#[test]
+fn damaged_state_files_of_all_managers_are_in_the_status_until_their_copies_are_removed() {
+    let mut node = FakeNode::start();
+    node.stop_agent();
+    let files = [
+        "allocated_pods_state",
+        "actuated_pods_state",
+        "cpu_manager_state",
+        "memory_manager_state",
+        "dra_manager_state",
+        "dra_health_state",
+        "device-plugins/kubelet_internal_checkpoint",
+    ];
+    for file in files {
+        fs::write(node.root().join(file), "{").unwrap();
+    }
+    let aside = |node: &FakeNode, file: &str| node.root().join(format!("{file}.unusable"));
+    let status = |node: &FakeNode| {
+        let output = node.command(&["status"]);
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    node.start_agent();
+    let events = node.cli(&["events"]);
+    for file in files {
+        let aside = aside(&node, file);
+        assert_eq!(fs::read_to_string(&aside).unwrap(), "{");
+        assert!(status(&node).contains(aside.to_str().unwrap()), "{file}: {}", status(&node));
+        let place = node.root().join(file).display().to_string();
+        assert!(node.log().contains(&place), "{file}");
+        assert!(events.contains("UnusableStateFile") && events.contains(&place), "{file}: {events}");
+    }
+    for _ in 0..2 {
+        node.stop_agent();
+        node.start_agent();
+        for file in files {
+            let shown = status(&node);
+            assert!(shown.contains(aside(&node, file).to_str().unwrap()), "{file}: {shown}");
+        }
+    }
+    for file in files {
+        fs::remove_file(aside(&node, file)).unwrap();
+    }
+    assert!(!status(&node).contains("unusable"), "{}", status(&node));
+    node.finish();
+}
