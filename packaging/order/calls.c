@@ -5,9 +5,12 @@
  * ADDRESSES is a file with one hexadecimal address per line: the entries of functions of a program
  * at a fixed address. Each line that is appended to OUTPUT is "PROCESS WINDOW ADDRESS". Each entry
  * gets a breakpoint instruction, which is removed at the first call, and set again in the next
- * window. So also functions whose pages the program has released are found again.
+ * window. So also functions whose pages the program has released are found again. At the end of a
+ * window, functions to which a waiting thread will return count as called: the loops of threads are
+ * entered once.
  * Signals for this process that end a program are passed on. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -19,7 +22,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { WINDOW_SECONDS = 5 };
+/* Frames further out than STACK_BYTES belong to functions that only start a thread. */
+enum { WINDOW_SECONDS = 5, STACK_BYTES = 4096, LARGEST_FUNCTION = 65536 };
 
 static unsigned long *addresses;
 static unsigned char *bytes, *seen;
@@ -78,6 +82,52 @@ static void set_breakpoints(int memory) {
     }
 }
 
+/* The function that contains an address; count: none. */
+static size_t function_of(unsigned long address) {
+    size_t low = 0, high = count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (addresses[middle] <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low && address - addresses[low - 1] < LARGEST_FUNCTION ? low - 1 : count;
+}
+
+/* Whether the bytes before an address may be a call: of an address, or through a register or memory. */
+static int follows_call(int memory, unsigned long address) {
+    unsigned char code[7];
+    if (pread(memory, code, sizeof code, (off_t)(address - sizeof code)) != sizeof code) return 0;
+    return code[2] == 0xe8 || code[5] == 0xff || code[4] == 0xff || code[1] == 0xff || code[0] == 0xff;
+}
+
+/* Writes the functions to which waiting threads will return. */
+static void write_waiting(int memory, FILE *out, unsigned long window) {
+    char path[64], line[256];
+    snprintf(path, sizeof path, "/proc/%d/task", (int)program);
+    DIR *threads = opendir(path);
+    if (!threads) return;
+    for (struct dirent *entry; (entry = readdir(threads));) {
+        snprintf(path, sizeof path, "/proc/%d/task/%.10s/syscall", (int)program, entry->d_name);
+        FILE *file = fopen(path, "re");
+        if (!file) continue;
+        /* "number six-arguments stack-pointer program-counter", or "running". */
+        unsigned long pointer = 0, words[STACK_BYTES / sizeof(long)];
+        if (fgets(line, sizeof line, file)) sscanf(line, "%*s %*s %*s %*s %*s %*s %*s %lx", &pointer);
+        fclose(file);
+        ssize_t got = pointer ? pread(memory, words, sizeof words, (off_t)pointer) : 0;
+        for (size_t i = 0; got > 0 && i < (size_t)got / sizeof *words; i++) {
+            size_t index = function_of(words[i]);
+            if (index == count || seen[index] || !follows_call(memory, words[i])) continue;
+            seen[index] = 1;
+            fprintf(out, "%d %lu %lx\n", (int)program, window, addresses[index]);
+        }
+    }
+    closedir(threads);
+    fflush(out);
+}
+
 /* Whether the thread stopped at one of the breakpoints. A child process can have a copy of the
  * memory, so the instruction is restored in the memory of the thread itself. */
 static int was_breakpoint(pid_t thread, FILE *out, unsigned long window) {
@@ -133,15 +183,15 @@ int main(int argc, char **argv) {
     ptrace(PTRACE_CONT, program, 0, 0);
     for (unsigned long window = 0;;) {
         pid_t thread = waitpid(-1, &status, __WALL);
+        int failure = thread < 0 ? errno : 0;
         if (window_over) {
             window_over = 0;
+            write_waiting(memory, out, window);
             window++;
             set_breakpoints(memory);
         }
-        if (thread < 0) {
-            if (errno == EINTR) continue;
-            break;
-        }
+        if (failure == EINTR) continue;
+        if (failure) break;
         if (WIFEXITED(status) || WIFSIGNALED(status)) {
             if (thread == program) break;
             continue;

@@ -155,7 +155,7 @@ impl Volumes {
             let _ = report.send(result);
         };
         let (kinds, api, local) = (Arc::clone(&self.kinds), self.api.clone(), self.local.clone());
-        let (events, allocatable) = (self.events.clone(), self.settings.allocatable.clone());
+        let (events, allocatable) = (self.events.clone(), self.settings.allocatable);
         let (owner, wanted, mounted) = (pod.clone(), volume.clone(), mounted.clone());
         let operations = self.operations.clone();
         let work = move |stop: &StopToken| {
