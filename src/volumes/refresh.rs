@@ -163,10 +163,15 @@ impl Volumes {
             operations.step_out(owner.uid(), &wanted.name);
             let (api, allocatable) = (api.as_ref(), &allocatable);
             let sources = Sources { api, local: &local, allocatable, events: &events };
-            match payload(&owner, &wanted, &sources, stop) {
+            let fresh = match payload(&owner, &wanted, &sources, stop) {
                 Some((_, payload)) => payload.map(Fresh::Files),
                 None => kinds.refresh(&owner, &wanted, mounted, stop).map(Fresh::Mounted),
+            };
+            // The pod was removed meanwhile: its tokens and keys that came late are dropped here only.
+            if let (Err(_), Some(api)) = (operations.step_in(owner.uid(), &wanted.name), api) {
+                api.forget(owner.uid());
             }
+            fresh
         };
         let share = self.share(pod, volume);
         let key = (pod.uid(), volume.name.as_str(), &share);
