@@ -139,6 +139,8 @@ impl Csi {
             let text = format!("applyFSGroup failed for vol {}: {error}", wanted.source.volume_handle);
             after_call(Phase::SetUp, text)
         };
+        // Before the first call that may wait for a server: the removal of the pod waits for none.
+        let stops = self.settings.operations.walk(&wanted.pod.uid, &wanted.volume);
         let root = untrusted::directory(&target, 1).map_err(|error| failed(error.to_string()))?;
         let (mut report_at, mut is_reported) = (Instant::now() + WALK_SLOW, false);
         let mut progress = |count: u64| {
@@ -148,7 +150,6 @@ impl Csi {
                 is_reported = true;
             }
         };
-        let stops = self.settings.operations.walk(&wanted.pod.uid, &wanted.volume);
         match ownership::give(root.as_fd(), gid, (Access::Write, policy), &stops, &mut progress) {
             Ok(_) => {
                 marker.remove();
