@@ -42,8 +42,8 @@ pub trait Cluster: Send + Sync {
     /// The VolumeAttachment of this name, read now.
     fn attachment(&self, name: &str, stop: &StopToken) -> Result<VolumeAttachment, ClusterError>;
 
-    /// The name of the persistent volume in the VolumeAttachment of this name; `None`: there is none for
-    /// this node.
+    /// The name of the persistent volume in the VolumeAttachment of this name; empty: it is for the volume
+    /// of a pod itself; `None`: there is none for this node.
     fn attached_volume(&self, name: &str, stop: &StopToken) -> Result<Option<String>, ClusterError> {
         let _ = (name, stop);
         Ok(None)
@@ -78,7 +78,7 @@ impl Cluster for PodCluster {
 
     fn attached_volume(&self, name: &str, _: &StopToken) -> Result<Option<String>, ClusterError> {
         match self.0.claims.attachment(name) {
-            Ok(found) => Ok(found.spec.source.persistent_volume_name),
+            Ok(found) => Ok(Some(found.spec.source.persistent_volume_name.unwrap_or_default())),
             // A node may read those that are for it.
             Err(ReadError::Refused { .. }) => Ok(None),
             Err(error) => Err(failed(error)),

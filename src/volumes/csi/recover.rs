@@ -35,10 +35,18 @@ impl Csi {
         form: Form,
         stop: &StopToken,
     ) -> Result<Option<String>, String> {
-        let users = self.users().places(None);
-        let user = users.iter().find(|place| place.spec_name == spec_name && place.form == form);
-        if let Some(name) = user.and_then(|place| self.users().name_at(place)) {
-            return Ok(Some(name));
+        let places = self.users().places(None);
+        let of_the_name = places.iter().filter(|place| place.spec_name == spec_name && place.form == form);
+        for place in of_the_name {
+            let name = self.users().name_at(place);
+            // The name of an inline volume is one within its pod: those of other pods have it, too.
+            let is_inline = |name: &String| {
+                let handle = names::inline_handle(place.pod.as_str(), &place.spec_name);
+                names::parts(name).is_some_and(|(_, own)| own == handle)
+            };
+            if let Some(name) = name.filter(|name| !is_inline(name)) {
+                return Ok(Some(name));
+            }
         }
         if !self.attachments.is_controlled() {
             return Ok(None);

@@ -27,6 +27,7 @@ impl Csi {
         let name = match Record::read(&dir) {
             Look::Record(record) => Some(names::unique_name(&record.driver_name, &record.volume_handle)),
             Look::Missing => self.users().name_at(place),
+            Look::Damaged(_) if self.users().name_at(place).is_some() => self.users().name_at(place),
             Look::Damaged(_) => {
                 let found = self.find_name(&place.spec_name, Form::Filesystem, stop);
                 found.map_err(|why| self.not_known(Phase::TearDown, &place.spec_name, &why))?

@@ -764,6 +764,28 @@ fn volume_with_a_damaged_record_is_given_back_to_its_driver() {
     }
 }
 
+/// Its driver was called with the other volume's handle, and may have deleted that one's files.
+#[test]
+fn inline_volume_with_a_damaged_record_is_not_taken_for_that_of_another_pod() {
+    let mut agent = FakeAgent::new();
+    agent.cluster.driver.lock().unwrap().spec.volume_lifecycle_modes = vec!["Ephemeral".to_owned()];
+    let inline = |pod: &str| {
+        let handle = names::inline_handle(pod, "v");
+        Wanted { lifecycle: Lifecycle::Ephemeral, spec_name: "v".to_owned(), ..wanted(pod, &handle) }
+    };
+    let (a, b) = (inline("a"), inline("b"));
+    set_up(&agent, &a).unwrap();
+    set_up(&agent, &b).unwrap();
+    let dir = agent.csi.layout.of_pod(&a.place()).unwrap();
+    std::fs::write(dir.join("vol_data.json"), "").unwrap();
+    agent.restart();
+    show(&agent, &[]);
+    assert_eq!(agent.csi.find_name("v", Form::Filesystem, &StopToken::never()), Ok(None));
+    let _ = tear_down(&agent, &a);
+    let calls = agent.node.calls();
+    assert!(!calls.iter().any(|call| call.contains("npublish")), "{calls:?}");
+}
+
 /// It counted as released, and was neither unstaged nor kept in use.
 #[test]
 fn block_volume_with_a_damaged_record_stays_in_use_until_it_is_known() {
