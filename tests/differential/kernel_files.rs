@@ -141,7 +141,7 @@ fn lists_of_cpus_equal_those_of_cpuset() {
         if text.split(|one: char| !one.is_ascii_digit()).any(|digits| digits.len() > 6) {
             continue;
         }
-        let theirs = peer.ask(&json!({"ask": "cpus", "text": text}));
+        let theirs = peer.ask(&json!({"ask": "cpu lists", "text": text}));
         let value = theirs["text"].as_str();
         match (CpuSet::parse(&text), value) {
             (Ok(ours), Some(value)) if ours.to_string() == value => cases.count("read alike"),

@@ -260,7 +260,7 @@ impl Keyring {
     }
 }
 
-/// There are more than [`MAX_ENTRIES`].
+/// There are more than `MAX_ENTRIES` of them.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it names more than {MAX_ENTRIES} registries")]
 pub struct TooMany;
@@ -268,7 +268,7 @@ pub struct TooMany;
 /// Entries by key, without those that have no credentials and those whose host no registry can have.
 ///
 /// # Errors
-/// When there are more than [`MAX_ENTRIES`].
+/// When there are more than `MAX_ENTRIES` entries.
 pub fn index(entries: Entries) -> Result<Index, TooMany> {
     if entries.len() > MAX_ENTRIES {
         return Err(TooMany);

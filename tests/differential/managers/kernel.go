@@ -29,7 +29,7 @@ func init() {
 		}
 		return map[string]any{"ok": true, "lines": lines}, nil
 	}
-	answers["cpus"] = func(text json.RawMessage) (any, error) {
+	answers["cpu lists"] = func(text json.RawMessage) (any, error) {
 		var asked question
 		if err := json.Unmarshal(text, &asked); err != nil {
 			return nil, err
