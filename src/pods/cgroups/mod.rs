@@ -22,6 +22,7 @@ use tiers::Written;
 
 use crate::cgroups::mounts::Version;
 use crate::cgroups::pod::pod_values;
+use crate::cgroups::values::rounded_for_systemd;
 use crate::cgroups::{CgroupError, Cgroups, Driver, Name, Values};
 use crate::model::cpu_shares::{shares_of_weight, weight};
 use crate::model::event::EventSink;
@@ -381,9 +382,8 @@ fn differ(has: &Values, wants: &Values, rounding: Rounding) -> bool {
             (_, None) => false,
             (None, Some(_)) => true,
             (Some(has), Some(time)) if rounding.driver == Driver::Systemd => {
-                // systemd rounds up to 10 ms per second.
-                let step = wants.cpu_quota.map_or(1, |quota| i64::try_from(quota.period / 100).unwrap_or(1));
-                has != time && has != time.saturating_add(step - 1) / step.max(1) * step
+                let rounded = wants.cpu_quota.map(|quota| rounded_for_systemd(quota).1);
+                has != time && rounded.and_then(|quota| quota.microseconds) != Some(has)
             }
             (Some(has), Some(time)) => has != time,
         };
@@ -445,6 +445,14 @@ mod tests {
                 let has = Values { cpu_shares: Some(shares), ..has };
                 assert_eq!(differ(&has, &wants, rounding(version, driver)), due, "{has:?} {driver:?}");
             }
+        }
+        // As systemd rounds to odd periods.
+        let odd = |quota| Values { cpu_quota: Some(quota), ..Values::default() };
+        let wants = Quota { microseconds: Some(5_001), period: 12_345 };
+        let (_, rounded) = rounded_for_systemd(wants);
+        assert_ne!(rounded, wants);
+        for (driver, due) in [(Driver::Systemd, false), (Driver::Cgroupfs, true)] {
+            assert_eq!(differ(&odd(rounded), &odd(wants), rounding(Version::V2, driver)), due);
         }
         let protected = |bytes| Values { memory_min: Some(bytes), memory_low: Some(0), ..Values::default() };
         let other =
