@@ -351,6 +351,9 @@ fn name_of(access: &Cgroups, pod: &Pod) -> Result<Name, CgroupError> {
     Ok(access.layout().pod(pod.uid(), pod.qos())?)
 }
 
+/// The first limit of memory, in bytes, that is none for each size of a page.
+const LARGEST_LIMIT: i64 = i64::MAX / (1 << 16) * (1 << 16);
+
 /// Who rounds the values of a cgroup.
 #[derive(Debug, Clone, Copy)]
 struct Rounding {
@@ -371,7 +374,9 @@ fn differ(has: &Values, wants: &Values, rounding: Rounding) -> bool {
     };
     // The kernel rounds down to a page.
     let is_other = |has: Option<i64>, wants: Option<i64>| {
-        has.zip(wants).is_some_and(|(has, wants)| has / rounding.page != wants / rounding.page)
+        // The kernel shows the largest number of pages, or none, as no limit.
+        let pages = |bytes: i64| (0..LARGEST_LIMIT).contains(&bytes).then_some(bytes / rounding.page);
+        has.zip(wants).is_some_and(|(has, wants)| pages(has) != pages(wants))
     };
     let memory = is_other(has.memory_bytes, wants.memory_bytes)
         || is_other(has.memory_min, wants.memory_min)
@@ -446,6 +451,10 @@ mod tests {
                 assert_eq!(differ(&has, &wants, rounding(version, driver)), due, "{has:?} {driver:?}");
             }
         }
+        let memory = |bytes| Values { memory_bytes: Some(bytes), ..Values::default() };
+        let cgroupfs = rounding(Version::V2, Driver::Cgroupfs);
+        assert!(!differ(&memory(-1), &memory(i64::MAX), cgroupfs));
+        assert!(differ(&memory(-1), &memory(100), cgroupfs));
         // As systemd rounds to odd periods.
         let odd = |quota| Values { cpu_quota: Some(quota), ..Values::default() };
         let wants = Quota { microseconds: Some(5_001), period: 12_345 };
