@@ -24,14 +24,14 @@ impl Csi {
     /// Removes a file system from a pod.
     pub(super) fn unmount(&self, place: &Place, stop: &StopToken) -> Result<(), VolumeError> {
         let dir = self.layout.of_pod(place)?;
+        let known = self.users().name_at(place);
         let name = match Record::read(&dir) {
             Look::Record(record) => Some(names::unique_name(&record.driver_name, &record.volume_handle)),
-            Look::Missing => self.users().name_at(place),
-            Look::Damaged(_) if self.users().name_at(place).is_some() => self.users().name_at(place),
-            Look::Damaged(_) => {
+            Look::Damaged(_) if known.is_none() => {
                 let found = self.find_name(&place.spec_name, Form::Filesystem, stop);
                 found.map_err(|why| self.not_known(Phase::TearDown, &place.spec_name, &why))?
             }
+            Look::Missing | Look::Damaged(_) => known,
         };
         let Some(name) = name else {
             // Without a record no driver was called, or its work was undone.
