@@ -1,6 +1,8 @@
 //! Values as texts of the kernel's files, and back (pure).
 
-use super::values::{DEFAULT_PERIOD, HugePages, Quota, UNLIMITED_HUGE_PAGES, Values, cpus, page_size_name};
+use super::values::{
+    DEFAULT_PERIOD, HugePages, Quota, UNLIMITED_BYTES, UNLIMITED_HUGE_PAGES, Values, cpus, page_size_name,
+};
 use crate::model::cpu_shares::{shares_of_weight, weight};
 use crate::util::cgroup_mounts::Version;
 
@@ -126,8 +128,6 @@ pub(super) fn is_same(file: &str, current: &str, wanted: &str) -> bool {
 
 /// The smallest page. On machines with larger ones a value may be written again.
 const PAGE: u64 = 4096;
-/// Version 1 prints the largest number of pages, in bytes, for no limit.
-const UNLIMITED: u64 = (i64::MAX as u64) / (1 << 16) * (1 << 16);
 
 enum Bytes {
     Limit(u64),
@@ -138,7 +138,7 @@ fn bytes(text: &str) -> Option<Bytes> {
     match text {
         "max" | "-1" => Some(Bytes::Unlimited),
         number => match number.parse::<u64>().ok()? {
-            limit if limit >= UNLIMITED => Some(Bytes::Unlimited),
+            limit if limit >= UNLIMITED_BYTES => Some(Bytes::Unlimited),
             limit => Some(Bytes::Limit(limit)),
         },
     }

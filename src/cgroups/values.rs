@@ -10,6 +10,8 @@ pub const DEFAULT_PERIOD: u64 = 100_000;
 const MIN_QUOTA: i64 = 1000;
 /// The kernel refuses a longer CFS quota, in microseconds (kernel: kernel/sched/sched.h `MAX_BW`).
 const MAX_QUOTA: i64 = (1 << 44) - 1;
+/// A limit of memory from this one on is none: version 1 prints the largest number of pages, in bytes.
+pub const UNLIMITED_BYTES: u64 = (i64::MAX as u64) / (1 << 16) * (1 << 16);
 /// The limit of huge pages that has no effect (kubelet: pkg/kubelet/cm qos_container_manager).
 pub const UNLIMITED_HUGE_PAGES: u64 = 1 << 62;
 

@@ -22,7 +22,7 @@ use tiers::Written;
 
 use crate::cgroups::mounts::Version;
 use crate::cgroups::pod::pod_values;
-use crate::cgroups::values::rounded_for_systemd;
+use crate::cgroups::values::{UNLIMITED_BYTES, rounded_for_systemd};
 use crate::cgroups::{CgroupError, Cgroups, Driver, Name, Values};
 use crate::model::cpu_shares::{shares_of_weight, weight};
 use crate::model::event::EventSink;
@@ -301,7 +301,7 @@ impl Resizable<'_> {
         let rounding = Rounding {
             version: self.access.version(),
             driver: self.access.layout().driver(),
-            page: i64::try_from(page_size()).unwrap_or(4096),
+            page: u64::try_from(page_size()).unwrap_or(4096),
         };
         differ(&self.current(), &self.wanted(pod), rounding)
     }
@@ -351,16 +351,13 @@ fn name_of(access: &Cgroups, pod: &Pod) -> Result<Name, CgroupError> {
     Ok(access.layout().pod(pod.uid(), pod.qos())?)
 }
 
-/// The first limit of memory, in bytes, that is none for each size of a page.
-const LARGEST_LIMIT: i64 = i64::MAX / (1 << 16) * (1 << 16);
-
 /// Who rounds the values of a cgroup.
 #[derive(Debug, Clone, Copy)]
 struct Rounding {
     version: Version,
     driver: Driver,
     /// The bytes of a page of memory; above 0.
-    page: i64,
+    page: u64,
 }
 
 /// Whether a pod's cgroup has other requests and limits than `wants`, as the kernel and systemd round
@@ -375,7 +372,8 @@ fn differ(has: &Values, wants: &Values, rounding: Rounding) -> bool {
     // The kernel rounds down to a page.
     let is_other = |has: Option<i64>, wants: Option<i64>| {
         // The kernel shows the largest number of pages, or none, as no limit.
-        let pages = |bytes: i64| (0..LARGEST_LIMIT).contains(&bytes).then_some(bytes / rounding.page);
+        let limit = |bytes: i64| u64::try_from(bytes).ok().filter(|bytes| *bytes < UNLIMITED_BYTES);
+        let pages = |bytes: i64| limit(bytes).map(|bytes| bytes / rounding.page);
         has.zip(wants).is_some_and(|(has, wants)| pages(has) != pages(wants))
     };
     let memory = is_other(has.memory_bytes, wants.memory_bytes)
