@@ -60,6 +60,17 @@ pub struct Snapshot {
     pub workerless: bool,
 }
 
+impl Snapshot {
+    /// The pod of this name. One that no source has any more, because it ends, is found only if no
+    /// other pod has its name: a pod that was replaced has the name of its successor.
+    #[must_use]
+    pub fn pod_named(&self, namespace: &str, name: &str) -> Option<&Pod> {
+        let is_named = |pod: &&Pod| pod.name() == name && pod.namespace() == namespace;
+        let with_source = self.pods.values().filter_map(|entry| entry.pod.as_ref()).find(is_named);
+        with_source.or_else(|| self.pods.values().filter_map(Entry::any_pod).find(is_named))
+    }
+}
+
 /// Access to the newest snapshot. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct View(Arc<Mutex<Arc<Snapshot>>>);
@@ -73,5 +84,29 @@ impl View {
 
     pub(super) fn set(&self, snapshot: Snapshot) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(snapshot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replaced_pod_is_found_only_until_another_has_its_name() {
+        let entry = |uid: &str, has_source: bool| {
+            let object = serde_json::json!({"metadata": {"namespace": "a", "name": "web", "uid": uid}});
+            let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
+            let (pod, removed) = if has_source { (Some(pod), None) } else { (None, Some(pod)) };
+            let entry = Entry { pod, removed, rejected: false, evicted: false, worker: None };
+            (PodUid::from(uid), entry)
+        };
+        let found = |entries: [(PodUid, Entry); 2], namespace: &str| {
+            let snapshot = Snapshot { pods: entries.into(), ..Snapshot::default() };
+            snapshot.pod_named(namespace, "web").map(|pod| pod.uid().to_string())
+        };
+        assert_eq!(found([entry("1", false), entry("2", true)], "a").as_deref(), Some("2"));
+        assert_eq!(found([entry("1", true), entry("2", false)], "a").as_deref(), Some("1"));
+        assert_eq!(found([entry("1", false), entry("2", false)], "a").as_deref(), Some("1"));
+        assert_eq!(found([entry("1", true), entry("2", true)], "b"), None);
     }
 }
