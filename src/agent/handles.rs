@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use super::rooms::{Context, Rooms};
 use super::settings::{self, EndpointSettings};
-use super::streams;
 use crate::claims::Claims;
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::devices::Devices;
@@ -26,7 +25,6 @@ use crate::pods::cgroups::PodCgroups;
 use crate::pods::managers::Managers;
 use crate::probes::Probes;
 use crate::resources::stats::Collector;
-use crate::server::StreamDeps;
 use crate::status::StatusCache;
 use crate::sync::ephemeral;
 use crate::sync::view::View;
@@ -36,7 +34,6 @@ use crate::volumes::Volumes;
 const TURN_LIMIT: Duration = Duration::from_secs(300);
 
 /// The handles on started threads.
-#[derive(Clone)]
 pub(super) struct ThreadHandles {
     /// The path or URL of each configured source.
     pub(super) places: BTreeMap<SourceName, String>,
@@ -51,7 +48,6 @@ pub(super) struct ThreadHandles {
 }
 
 /// The handles of all rooms, and facts about the agent.
-#[derive(Clone)]
 pub(super) struct Handles {
     pub(super) node: String,
     pub(super) started: Instant,
@@ -90,7 +86,6 @@ pub(super) struct Handles {
     pub(super) stats: Collector,
     pub(super) volumes: Arc<Volumes>,
     pub(super) endpoints: EndpointSettings,
-    pub(super) streams: StreamDeps,
     /// The client of the API server; `None` without one.
     pub(super) api: Option<Client>,
 }
@@ -133,7 +128,6 @@ impl Handles {
             turn_limit: TURN_LIMIT.max(config.sync_frequency.to_std() * 2),
             volumes: Arc::clone(&rooms.volumes),
             endpoints: EndpointSettings::new(args, config, flags),
-            streams: streams::deps(config, rooms),
             api: client,
         }
     }

@@ -3,14 +3,14 @@
 //! Owns: the order of start and stop. Thread: `main`, which waits for signals and deaths of threads.
 //! A start has three phases, in the order of `wiring::start`: `host` checks the machine, `rooms`
 //! makes the handles of the rooms, `wiring` makes their channels and starts their threads.
-//! `settings` turns the configuration into the rooms' settings; `report`, `metrics`, `stats` and
-//! `endpoints` make the server's responses from snapshots (`handles`).
+//! `settings` turns the configuration into the rooms' settings; `backend` gives the server
+//! access to the agent; `report`, `metrics` and `stats` make its documents from snapshots (`handles`).
 //! Absent on purpose: decisions; each is made in the room that it belongs to.
 
+mod backend;
 mod cgroups;
 mod cluster;
 mod credentials;
-mod endpoints;
 mod error;
 mod eviction;
 mod handles;
@@ -28,7 +28,6 @@ mod rooms;
 mod settings;
 mod shutdown;
 mod stats;
-mod streams;
 mod supervise;
 mod wiring;
 

@@ -18,11 +18,11 @@ use crate::model::runtime::{ContainerState, ContainerStatus};
 use crate::pods::admission::Allocatable;
 use crate::pods::cgroups::Numbers;
 use crate::resources::{Roots, own::OwnUse};
-use crate::runtime::logs::read::{read, resolve};
+use crate::runtime::logs::read::resolve;
 use crate::server::{
-    Deps, DiskWritesReport, HealthCheck, ImageRow, LogSource, LogsReport, MemoryReport, NodeReport,
-    PodCgroupReport, PodView, ProblemReport, QueueReport, ResourceReport, RuntimeReport, SourceReport,
-    ThreadRow, ThresholdReport,
+    AgentCheck, DiskWritesReport, ImageRow, LogSource, LogsReport, MemoryReport, NodeReport, PodCgroupReport,
+    PodView, ProblemReport, QueueReport, ResourceReport, RuntimeReport, SourceReport, ThreadRow,
+    ThresholdReport,
 };
 use crate::util::stop::StopToken;
 use crate::util::{state_files, threads};
@@ -34,49 +34,8 @@ const LOG_LIMIT: Duration = Duration::from_secs(1);
 /// The time after which an operation on a volume is a problem.
 const SLOW_VOLUME: Duration = Duration::from_secs(10);
 
-/// The dependencies of the server.
-pub(super) fn server_deps(handles: &Handles) -> Deps {
-    let clones: [Handles; 8] = std::array::from_fn(|_| handles.clone());
-    let [pods, running, images, status, logs, measured, volumes, devices] = clones;
-    let image_check = handles.image_check.clone();
-    let statuses = handles.status.clone();
-    Deps {
-        pods: Arc::new(move |each| pods.each_pod(each)),
-        wait_pods: Arc::new(move |seen, limit| statuses.wait_newer(seen, &StopToken::never(), limit)),
-        running: Arc::new(move || running.running()),
-        image_set: Arc::new(handles.image_set.clone()),
-        images: Arc::new(move || images.image_rows()),
-        verify_image: Arc::new(move |image, options, progress, stop| {
-            image_check.verify(image, options, progress, stop)
-        }),
-        status: Arc::new(move || status.node_report()),
-        checks: handles.checks(),
-        log_path: Arc::new(move |uid, container, previous| logs.find_log(uid, container, previous)),
-        read_log: Arc::new(|path, options, out, running, stop| {
-            read(path, options, out, running, stop).map_err(|error| error.to_string())
-        }),
-        events: handles.threads.log.clone(),
-        metrics: Arc::new(move |which, page| super::metrics::write(&measured, which, page)),
-        summary: {
-            let collector = handles.stats.clone();
-            Arc::new(move |detail| super::stats::summary(&collector, detail))
-        },
-        pod_cgroup: {
-            let cgroups = handles.pod_cgroups.clone();
-            Arc::new(move |uid| cgroups.numbers(uid).map(pod_cgroup))
-        },
-        volumes: Arc::new(move |pod| volumes.volume_rows(pod)),
-        devices: Arc::new(move |pod| devices.device_rows(pod)),
-        add_ephemeral: {
-            let requester = handles.threads.ephemeral.clone();
-            Arc::new(move |pod, container| requester.request(pod, container))
-        },
-        endpoints: super::endpoints::endpoints(handles),
-        streams: handles.streams.clone(),
-    }
-}
-
-fn pod_cgroup(numbers: Numbers) -> PodCgroupReport {
+/// The numbers of a pod's cgroup as the local API shows them.
+pub(super) fn pod_cgroup(numbers: Numbers) -> PodCgroupReport {
     let milli =
         |(time, period): (i64, u64)| Some(u64::try_from(time).ok()?.saturating_mul(1000) / period.max(1));
     PodCgroupReport {
@@ -119,7 +78,7 @@ fn resources([capacity, allocatable]: &[Allocatable; 2]) -> Vec<ResourceReport> 
 
 impl Handles {
     /// The object of a pod with its current status.
-    pub(super) fn object(&self, uid: &PodUid, pod: &Pod) -> api::Pod {
+    pub(super) fn object_of(&self, uid: &PodUid, pod: &Pod) -> api::Pod {
         let mut object = pod.object().clone();
         if let Some(status) = self.status.get(uid) {
             object.status = Some((*status).clone());
@@ -132,12 +91,12 @@ impl Handles {
         Timestamp::now().checked_sub(up).unwrap_or(Timestamp::UNIX_EPOCH)
     }
 
-    fn each_pod(&self, each: &mut dyn FnMut(PodView)) {
+    pub(super) fn each_pod_view(&self, each: &mut dyn FnMut(PodView)) {
         for (uid, entry) in &self.view.get().pods {
             // Also a pod whose manifest was removed, until it has ended.
             // DIFFERS: the Go kubelet's /pods omits it immediately, although it still runs.
             let Some(pod) = entry.any_pod() else { continue };
-            let object = self.object(uid, pod);
+            let object = self.object_of(uid, pod);
             let worker = entry.worker.as_ref().map(|worker| worker.report()).unwrap_or_default();
             let phase = if entry.rejected { "Rejected" } else { worker.phase };
             each(PodView {
@@ -150,11 +109,7 @@ impl Handles {
         }
     }
 
-    fn running(&self) -> Vec<crate::model::runtime::ListedPod> {
-        self.observe.listed().values().filter(|pod| pod.is_running()).cloned().collect()
-    }
-
-    fn image_rows(&self) -> Result<Vec<ImageRow>, String> {
+    pub(super) fn image_rows(&self) -> Result<Vec<ImageRow>, String> {
         let images = self.images.list_images().map_err(|error| error.to_string())?;
         let listed = self.observe.listed();
         // The image of sandboxes is known from the runtime's configuration only.
@@ -191,7 +146,7 @@ impl Handles {
             .collect())
     }
 
-    fn node_report(&self) -> NodeReport {
+    pub(super) fn node_report(&self) -> NodeReport {
         let snapshot = self.view.get();
         let health = self.observe.runtime_health();
         let mut problems = Vec::new();
@@ -223,7 +178,7 @@ impl Handles {
         }));
         let slow = self.volumes.slow(SLOW_VOLUME);
         let mut pods: BTreeMap<String, usize> = BTreeMap::new();
-        self.each_pod(&mut |view| {
+        self.each_pod_view(&mut |view| {
             let phase = view.pod.status.as_ref().and_then(|status| status.phase.clone());
             *pods.entry(phase.unwrap_or_else(|| "Pending".to_owned())).or_default() += 1;
             let of_pod = slow.iter().filter(|one| view.pod.metadata.uid.as_deref() == Some(one.uid.as_str()));
@@ -316,7 +271,12 @@ impl Handles {
 
     /// The log of the newest instance, or of the one before. A restart may remove the previous
     /// instance and its log before the next inspection: then the log is searched for again.
-    fn find_log(&self, uid: &PodUid, container: &str, previous: bool) -> Result<LogSource, String> {
+    pub(super) fn find_log(
+        &self,
+        uid: &PodUid,
+        container: &str,
+        previous: bool,
+    ) -> Result<LogSource, String> {
         let until = Instant::now() + LOG_LIMIT;
         loop {
             let found = self.known_log(uid, container, previous);
@@ -367,32 +327,27 @@ impl Handles {
             .map(|id| id.split_once("://").map_or(id, |(_, id)| id).to_owned())
     }
 
-    fn checks(&self) -> Vec<HealthCheck> {
-        let (turn, limit) = (Arc::clone(&self.threads.turn), self.turn_limit);
-        let (observe, view) = (self.observe.clone(), self.view.clone());
-        let syncloop = move || {
-            let age = turn.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
-            if age > limit {
-                return Err(format!("sync Loop took longer than expected: last turn {age:.0?} ago"));
+    pub(super) fn run_check(&self, check: AgentCheck) -> Result<(), String> {
+        match check {
+            AgentCheck::SyncLoop => {
+                let age = self.threads.turn.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
+                if age > self.turn_limit {
+                    return Err(format!("sync Loop took longer than expected: last turn {age:.0?} ago"));
+                }
+                Ok(())
             }
-            Ok(())
-        };
-        let runtime = move || {
-            let health = observe.runtime_health();
-            if health.is_usable() { Ok(()) } else { Err(health.runtime.join("; ")) }
-        };
-        let sources = move || {
-            let snapshot = view.get();
-            let problems = snapshot.sources.values().flat_map(|state| &state.problems);
-            let problems: Vec<String> =
-                problems.filter(|problem| !problem.ignored).map(ToString::to_string).collect();
-            if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }
-        };
-        vec![
-            HealthCheck { name: "syncloop", probe: Arc::new(syncloop) },
-            HealthCheck { name: "runtime", probe: Arc::new(runtime) },
-            HealthCheck { name: "sources", probe: Arc::new(sources) },
-        ]
+            AgentCheck::Runtime => {
+                let health = self.observe.runtime_health();
+                if health.is_usable() { Ok(()) } else { Err(health.runtime.join("; ")) }
+            }
+            AgentCheck::Sources => {
+                let snapshot = self.view.get();
+                let problems = snapshot.sources.values().flat_map(|state| &state.problems);
+                let problems: Vec<String> =
+                    problems.filter(|problem| !problem.ignored).map(ToString::to_string).collect();
+                if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }
+            }
+        }
     }
 }
 

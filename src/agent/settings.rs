@@ -350,7 +350,6 @@ pub(super) fn server(
 }
 
 /// The settings that the node API's own responses show or depend on.
-#[derive(Clone)]
 pub(super) struct EndpointSettings {
     pub(super) switches: Switches,
     pub(super) config: Arc<KubeletConfiguration>,
@@ -365,6 +364,7 @@ impl EndpointSettings {
         EndpointSettings {
             switches: Switches {
                 debugging: config.enable_debugging_handlers,
+                websockets: gates.enabled("ExtendWebSocketsToKubelet"),
                 system_logs: config.enable_system_log_handler,
                 system_log_query: config.enable_system_log_query,
                 debug_flags: config.enable_debug_flags_handler,

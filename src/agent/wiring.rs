@@ -15,8 +15,7 @@ use super::plugins::Registrations;
 use super::rooms::{Context, Rooms, node_addresses};
 use super::supervise::Supervisor;
 use super::{
-    cluster, eviction, host, main_port, managers, oom, pod_resources, report, rooms, settings, shutdown,
-    stats,
+    cluster, eviction, host, main_port, managers, oom, pod_resources, rooms, settings, shutdown, stats,
 };
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::eviction::Reports;
@@ -136,11 +135,8 @@ pub(super) fn start(
     let (mut threads, thread_handles) = start_threads(context, &rooms, cluster, serving, inboxes)?;
     let turn = Arc::clone(&thread_handles.turn);
     let handles = Handles::new(context, &rooms, thread_handles, client.clone(), flags);
-    let server = server::spawn(
-        settings::server(args, config, main_port),
-        report::server_deps(&handles),
-        supervisor.on_death(),
-    )?;
+    let server =
+        server::spawn(settings::server(args, config, main_port), Arc::new(handles), supervisor.on_death())?;
     threads.push(server);
     let pod_resources = pod_resources::serve(&args.root_dir, &rooms);
     let objects = client.as_ref().map(|client| NodeObjects::new(client, &host.node_name));

@@ -17,7 +17,7 @@ use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::FlockType;
 
-use super::deps::ServerError;
+use super::error::ServerError;
 use crate::util::disk_writes;
 
 /// The name of the root directory's claims.

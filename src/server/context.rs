@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::auth::Auth;
-use super::deps::Deps;
+use super::backend::NodeBackend;
 use super::listen::hangups::Hangups;
 use super::listen::limiter::ConnectionLimiter;
 use super::quota::Quota;
@@ -48,7 +48,8 @@ pub struct MainPort {
 
 /// The state that listeners and connections share.
 pub(super) struct Context {
-    pub deps: Deps,
+    /// The agent.
+    pub node: Arc<dyn NodeBackend>,
     /// Readable as soon as the server stops.
     pub shutdown: Arc<UnixStream>,
     /// The running requests.
@@ -71,7 +72,7 @@ pub(super) struct Context {
 
 impl Context {
     pub(super) fn new(
-        deps: Deps,
+        node: Arc<dyn NodeBackend>,
         main: Option<MainPort>,
         registry: Option<RegistrySettings>,
         any_namespace: bool,
@@ -79,7 +80,7 @@ impl Context {
         shutdown: UnixStream,
     ) -> Arc<Context> {
         Arc::new(Context {
-            deps,
+            node,
             shutdown: Arc::new(shutdown),
             hangups,
             streams: Quota::new(STREAMS),
@@ -102,8 +103,8 @@ impl Context {
 #[cfg(test)]
 impl Context {
     /// A context without listeners, and the other end of its `shutdown`.
-    pub(super) fn alone(deps: Deps) -> (Arc<Context>, UnixStream) {
+    pub(super) fn alone(node: Arc<dyn NodeBackend>) -> (Arc<Context>, UnixStream) {
         let (end, shutdown) = UnixStream::pair().unwrap();
-        (Context::new(deps, None, None, false, Hangups::new().unwrap(), shutdown), end)
+        (Context::new(node, None, None, false, Hangups::new().unwrap(), shutdown), end)
     }
 }

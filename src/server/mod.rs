@@ -5,7 +5,7 @@
 //! ([`claim_root`], [`claim_socket`]) that exclude a second agent.
 //! Threads: `listen` (accepts connections, and detects clients that disconnect during a request), per
 //! open connection `conn/<n>` (reads requests and responds to them), limited per listener.
-//! Inbox: none; responses come from the closures in [`Deps`].
+//! Inbox: none; responses come from the agent, as [`NodeBackend`].
 //! Layout: `listen` (sockets, limits of connections), `http` (one connection, its requests and
 //! responses), `auth` (callers of the node API), `route` (paths by listener), `node` (paths of the
 //! kubelet's ports), `local` (paths of the local socket), `registry` (images of archives, for the runtime), `upgrade` (streams of bytes in both
@@ -18,9 +18,10 @@
 //! Go counterpart: pkg/kubelet/server, and parts of crictl and kubectl.
 
 mod auth;
+mod backend;
 mod claim;
 mod context;
-mod deps;
+mod error;
 mod http;
 mod listen;
 mod local;
@@ -29,6 +30,8 @@ pub mod pod_resources;
 mod quota;
 mod registry;
 mod route;
+#[cfg(test)]
+pub mod testing;
 #[cfg(test)]
 mod tests;
 mod upgrade;
@@ -40,11 +43,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use auth::{Auth, Mode, Reviews, Settings as AuthSettings};
+pub use backend::{AgentCheck, Detail, LogSource, MetricsPage, NodeBackend, Switches};
 pub use claim::{Claim, claim_root, claim_socket};
 pub use context::MainPort;
-pub use deps::{
-    Deps, Detail, Endpoints, HealthCheck, LogSource, MetricsPage, ServerError, StreamDeps, Switches,
-};
+pub use error::ServerError;
 pub use listen::bind::connect_local;
 pub use local::holdings::{
     ClaimRow, DeviceRow, DevicesReply, MOST_ROWS, PluginRow, VolumeRow, VolumesReply, clip,
@@ -57,7 +59,8 @@ pub use local::views::{
 };
 
 #[cfg(test)]
-pub use registry::images::{BlobSource, Images};
+pub use registry::images::BlobSource;
+pub use registry::images::Images;
 pub use registry::publish::remove_stale as remove_stale_mirror;
 pub use registry::settings::RegistrySettings;
 
@@ -91,12 +94,16 @@ pub struct Settings {
 ///
 /// # Errors
 /// When another port or a socket cannot be bound, or the kernel refuses a thread.
-pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> Result<Running, ServerError> {
-    let ports = bind(&settings, &deps)?;
-    start(ports, settings, deps, on_death).map_err(|source| ServerError::Thread { source })
+pub fn spawn(
+    settings: Settings,
+    node: Arc<dyn NodeBackend>,
+    on_death: OnDeath,
+) -> Result<Running, ServerError> {
+    let ports = bind(&settings, &*node)?;
+    start(ports, settings, node, on_death).map_err(|source| ServerError::Thread { source })
 }
 
-fn bind(settings: &Settings, deps: &Deps) -> Result<Vec<Port>, ServerError> {
+fn bind(settings: &Settings, node: &dyn NodeBackend) -> Result<Vec<Port>, ServerError> {
     let mut ports = vec![Port::local(&settings.local_socket)?];
     let main = settings.main.as_ref().map(|main| main.address);
     for (listener, what, address) in
@@ -104,16 +111,24 @@ fn bind(settings: &Settings, deps: &Deps) -> Result<Vec<Port>, ServerError> {
     {
         ports.extend(address.map(|address| Port::tcp(listener, what, address)).transpose()?);
     }
-    ports.extend(settings.registry.as_ref().map(|registry| {
-        Port::registry(registry.address, Publication::new(registry, Arc::clone(&deps.image_set)))
-    }));
+    ports.extend(
+        settings
+            .registry
+            .as_ref()
+            .map(|registry| Port::registry(registry.address, Publication::new(registry, node.image_set()))),
+    );
     ports.extend(settings.healthz.map(|at| Port::tcp_or_later(Listener::Healthz, "healthz port", at)));
     Ok(ports)
 }
 
-fn start(ports: Vec<Port>, settings: Settings, deps: Deps, on_death: OnDeath) -> io::Result<Running> {
+fn start(
+    ports: Vec<Port>,
+    settings: Settings,
+    node: Arc<dyn NodeBackend>,
+    on_death: OnDeath,
+) -> io::Result<Running> {
     let (stopper, shutdown) = UnixStream::pair()?;
     let Settings { main, registry, any_namespace, .. } = settings;
-    let context = Context::new(deps, main, registry, any_namespace, Hangups::new()?, shutdown);
+    let context = Context::new(node, main, registry, any_namespace, Hangups::new()?, shutdown);
     accept::spawn(ports, context, stopper, on_death)
 }

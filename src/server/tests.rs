@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
+use super::testing::FakeNode;
 use super::*;
 use crate::model::event::EventSink;
 use crate::util::threads;
@@ -17,57 +18,10 @@ struct Fixture {
     server: Option<Running>,
     read_only: SocketAddr,
     healthz: SocketAddr,
-    _events: Running,
     socket: PathBuf,
     version: Arc<AtomicU64>,
     sink: EventSink,
     dir: tempfile::TempDir,
-}
-
-fn view(name: &str, uid: &str) -> PodView {
-    let pod = serde_json::json!({
-        "metadata": {"namespace": "default", "name": name, "uid": uid},
-        "spec": {"containers": [{"name": "a"}, {"name": "b"}]},
-        "status": {"phase": "Running"},
-    });
-    PodView { pod: serde_json::from_value(pod).unwrap(), phase: "Syncing".into(), ..PodView::default() }
-}
-
-/// Everything on; one pod, and actions that return their parameters.
-pub(super) fn endpoints() -> Endpoints {
-    Endpoints {
-        switches: Switches {
-            debugging: true,
-            system_logs: true,
-            system_log_query: false,
-            debug_flags: true,
-            profiling: true,
-            checkpoint: true,
-            flagz: true,
-            statusz: true,
-            split_streams: false,
-        },
-        pod: Arc::new(|namespace, name| {
-            (namespace == "default" && name == "web").then(|| view("web", "uid1").pod)
-        }),
-        instance_log: Arc::new(|uid, id| {
-            Ok(LogSource { path: format!("/logs/{uid}/{id}").into(), running: Arc::new(|| true) })
-        }),
-        run: Arc::new(|uid, container, command, _| match command.first().map(String::as_str) {
-            Some("fail") => Err("command 'fail' exited with 1: ".to_owned()),
-            _ => Ok(format!("{uid} {container} {command:?}").into_bytes()),
-        }),
-        checkpoint: Arc::new(|pod, container, seconds, _| match seconds {
-            13 => Err("not offered".to_owned()),
-            _ => Ok(format!("/ck/{:?}-{container}-{seconds}.tar", pod.metadata.name).into()),
-        }),
-        configz: Arc::new(|| serde_json::json!({"maxPods": 110})),
-        flags: Arc::new(|| {
-            vec![("config".to_owned(), "/etc/x".to_owned()), ("v".to_owned(), "2".to_owned())]
-        }),
-        log_dir: PathBuf::from("/no/such/directory"),
-        started: jiff::Timestamp::UNIX_EPOCH,
-    }
 }
 
 impl Fixture {
@@ -75,54 +29,13 @@ impl Fixture {
         Self::with(|_| {})
     }
 
-    fn with(change: impl FnOnce(&mut Deps)) -> Self {
+    fn with(change: impl FnOnce(&mut FakeNode)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("coracle.sock");
-        let version = Arc::new(AtomicU64::new(1));
-        let newest = Arc::clone(&version);
-        let pods_version = Arc::clone(&version);
-        let (sink, inbox) = EventSink::new();
-        let (running, events) = crate::kube::events::spawn("node1", inbox, OnDeath::Unsupervised).unwrap();
-        let mut deps = Deps {
-            pods: Arc::new(move |each| {
-                let all = pods_version.load(Ordering::SeqCst);
-                (1..=all).for_each(|n| each(view(&format!("pod{n}-node1"), &format!("uid{n}"))));
-            }),
-            wait_pods: Arc::new(move |seen, limit| {
-                let deadline = Instant::now() + limit;
-                while newest.load(Ordering::SeqCst) <= seen && Instant::now() < deadline {
-                    std::thread::yield_now();
-                }
-                newest.load(Ordering::SeqCst)
-            }),
-            images: Arc::new(|| Err("the runtime does not answer".into())),
-            log_path: Arc::new(|uid, container, _| {
-                Ok(LogSource { path: format!("/logs/{uid}/{container}").into(), running: Arc::new(|| true) })
-            }),
-            read_log: Arc::new(|path, options, out, running, stop| {
-                if path.ends_with("b") {
-                    return Err("no such log".into());
-                }
-                let _ = writeln!(out, "{} {:?} {}", path.display(), options.tail_lines, running());
-                let _ = out.flush();
-                if options.follow {
-                    let _ = stop.wait(Duration::from_secs(60));
-                }
-                Ok(())
-            }),
-            metrics: Arc::new(|page, text| text.gauge("kubelet_test", &format!("{page:?}"), 1.0)),
-            summary: Arc::new(|detail| match detail {
-                Detail::Whole => Ok(b"{\"node\":{}}".to_vec()),
-                Detail::CpuAndMemory => Err("no cgroup".into()),
-            }),
-            add_ephemeral: Arc::new(|pod, container| match container.image.as_deref() {
-                Some("bad") => Err(format!("{pod}: {} {:?}", container.name, container.command)),
-                _ => Ok(()),
-            }),
-            endpoints: endpoints(),
-            ..Deps::none(events)
-        };
-        change(&mut deps);
+        let mut node = FakeNode::new();
+        change(&mut node);
+        let (version, sink) = (Arc::clone(&node.version), node.sink.clone());
+        let node: Arc<dyn NodeBackend> = Arc::new(node);
         let loopback = Some("127.0.0.1:0".parse().unwrap());
         let settings = Settings {
             healthz: loopback,
@@ -132,11 +45,11 @@ impl Fixture {
             registry: None,
             any_namespace: false,
         };
-        let ports = bind(&settings, &deps).unwrap();
+        let ports = bind(&settings, &*node).unwrap();
         let tcp: Vec<SocketAddr> = ports.iter().filter_map(Port::address).collect();
-        let server = start(ports, settings, deps, OnDeath::Unsupervised).unwrap();
+        let server = start(ports, settings, node, OnDeath::Unsupervised).unwrap();
         let [read_only, healthz] = tcp[..] else { panic!("{tcp:?}") };
-        Fixture { server: Some(server), read_only, healthz, _events: running, socket, version, sink, dir }
+        Fixture { server: Some(server), read_only, healthz, socket, version, sink, dir }
     }
 
     fn on_socket(&self, method: &str, target: &str) -> (u16, String) {
@@ -228,12 +141,7 @@ fn summary_is_served_whole_and_in_short() {
 
 #[test]
 fn metrics_are_served_as_text() {
-    let check = |name, result: Result<(), &'static str>| HealthCheck {
-        name,
-        probe: Arc::new(move || result.map_err(str::to_owned)),
-    };
-    let fixture =
-        Fixture::with(|deps| deps.checks = vec![check("runtime", Err("down")), check("sources", Ok(()))]);
+    let fixture = Fixture::with(|node| node.failing = vec![(AgentCheck::Runtime, "down")]);
     let expected = "# HELP kubelet_test Own\n# TYPE kubelet_test gauge\nkubelet_test 1\n";
     assert_eq!(fixture.read_only("/metrics"), (200, expected.into()));
     assert_eq!(fixture.local("/metrics"), (200, expected.into()));
@@ -245,6 +153,7 @@ fn metrics_are_served_as_text() {
         [
             "kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1",
             "kubernetes_healthcheck{name=\"log\",type=\"healthz\"} 1",
+            "kubernetes_healthcheck{name=\"syncloop\",type=\"healthz\"} 1",
             "kubernetes_healthcheck{name=\"runtime\",type=\"healthz\"} 0",
             "kubernetes_healthcheck{name=\"sources\",type=\"healthz\"} 1",
         ]
@@ -341,7 +250,7 @@ fn slow_clients_do_not_block_others_and_are_capped() {
 
 #[test]
 fn panic_of_a_request_is_a_500() {
-    let fixture = Fixture::with(|deps| deps.running = Arc::new(|| panic!("a bug")));
+    let fixture = Fixture::with(|node| node.running_pods_panic = true);
     assert_eq!(fixture.read_only("/runningpods").0, 500);
     assert_eq!(fixture.read_only("/pods").0, 200);
 }
@@ -397,8 +306,8 @@ fn streams_end_with_their_client_and_with_the_server() {
 fn with_blocked_images() -> (Fixture, Receiver<()>, Sender<()>) {
     let (go, gate) = crossbeam_channel::bounded::<()>(0);
     let (begins, begun) = crossbeam_channel::bounded(32);
-    let fixture = Fixture::with(|deps| {
-        deps.images = Arc::new(move || {
+    let fixture = Fixture::with(|node| {
+        node.images = Box::new(move || {
             let _ = begins.send(());
             let _ = gate.recv();
             Ok(Vec::new())

@@ -16,9 +16,8 @@ use crate::cli::table::Paint;
 use crate::image_check::{Finding, Report};
 use crate::image_set::{ArchiveReport, Document, Refusal, SetImageReport, SetReport};
 use crate::model::event::{EventSink, EventType, Regarding};
-use crate::server::{
-    self, Deps, DeviceRow, DevicesReply, ImageRow, LogSource, PodView, VolumeRow, VolumesReply,
-};
+use crate::server::testing::FakeNode;
+use crate::server::{self, DeviceRow, DevicesReply, ImageRow, PodView, VolumeRow, VolumesReply};
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
@@ -29,7 +28,6 @@ struct Agent {
     sink: EventSink,
     version: Arc<AtomicU64>,
     server: Option<Running>,
-    _events: Running,
 }
 
 fn view(name: &str, uid: &str, phase: &str) -> PodView {
@@ -46,85 +44,68 @@ impl Agent {
         Self::with(|_| {})
     }
 
-    fn with(change: impl FnOnce(&mut Deps)) -> Self {
+    fn with(change: impl FnOnce(&mut FakeNode)) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let version = Arc::new(AtomicU64::new(1));
-        let (for_pods, for_wait) = (Arc::clone(&version), Arc::clone(&version));
-        let (sink, inbox) = EventSink::new();
-        let (events, log) = crate::kube::events::spawn("node1", inbox, OnDeath::Unsupervised).unwrap();
-        let mut deps = Deps {
-            pods: Arc::new(move |each| {
-                let version = for_pods.load(Ordering::SeqCst);
-                each(view("web-node1", "uid1", if version == 1 { "Pending" } else { "Running" }));
-                if version <= 2 {
-                    each(view("db-node1", "uid2", "Running"));
-                }
-            }),
-            wait_pods: Arc::new(move |seen, limit| {
-                let deadline = Instant::now() + limit;
-                while for_wait.load(Ordering::SeqCst) <= seen && Instant::now() < deadline {
-                    std::thread::yield_now();
-                }
-                for_wait.load(Ordering::SeqCst)
-            }),
-            images: Arc::new(|| {
-                Ok(vec![ImageRow { id: "sha256:1".into(), tags: vec!["a:1".into()], ..ImageRow::default() }])
-            }),
-            verify_image: Arc::new(|image, options, progress, _| {
-                progress(1, 2);
-                let finding = Finding { path: "/bin/app".into(), problem: "has 0 bytes".into() };
-                let damaged = u64::from(options.contents);
-                let findings = if options.contents { vec![finding] } else { Vec::new() };
-                let report = Report {
-                    image: image.into(),
-                    layers: 2,
-                    verified: 2,
-                    damaged,
-                    findings,
-                    ..Report::default()
-                };
-                if image == "a:1" { Ok(report) } else { Err("the runtime does not have the image".into()) }
-            }),
-            volumes: Arc::new(|_| {
-                let row = |namespace: &str| VolumeRow {
-                    namespace: namespace.into(),
-                    volume: "data\u{1b}[31m".into(),
-                    state: "mounted".into(),
-                    ..VolumeRow::default()
-                };
-                VolumesReply { volumes: vec![row("default"), row("other")], omitted: 0 }
-            }),
-            devices: Arc::new(|_| DevicesReply {
-                devices: vec![DeviceRow { resource: "example.com/cam".into(), ..DeviceRow::default() }],
-                ..DevicesReply::default()
-            }),
-            log_path: Arc::new(|_, container, _| {
-                Ok(LogSource { path: container.into(), running: Arc::new(|| false) })
-            }),
-            read_log: Arc::new(|path, _, out, _, _| {
-                let bytes = [path.as_os_str().as_encoded_bytes(), b" \x1b[31m\xff\n"].concat();
-                out.write_all(&bytes).map_err(|why| why.to_string())
-            }),
-            summary: Arc::new(|detail| {
-                assert_eq!(detail, server::Detail::CpuAndMemory);
-                let used = serde_json::json!({
-                    "cpu": {"usageNanoCores": 12_000_000},
-                    "memory": {"workingSetBytes": 1 << 20, "availableBytes": 1 << 20},
-                });
-                let mut pod = used.clone();
-                pod["podRef"] = serde_json::json!({"namespace": "default", "name": "web\u{1b}[31m"});
-                let mut node = used;
-                node["nodeName"] = "node1".into();
-                serde_json::to_vec(&serde_json::json!({"node": node, "pods": [pod]}))
-                    .map_err(|error| error.to_string())
-            }),
-            add_ephemeral: Arc::new(|pod, container| match pod.as_str() {
-                "uid1" if container.command.as_deref() == Some(&["sh".to_owned()]) => Ok(()),
-                _ => Err("the pod does not run".to_owned()),
-            }),
-            ..Deps::none(log)
+        let mut node = FakeNode::new();
+        node.pods = Box::new(|version| {
+            let web = view("web-node1", "uid1", if version == 1 { "Pending" } else { "Running" });
+            let db = (version <= 2).then(|| view("db-node1", "uid2", "Running"));
+            std::iter::once(web).chain(db).collect()
+        });
+        node.images = Box::new(|| {
+            Ok(vec![ImageRow { id: "sha256:1".into(), tags: vec!["a:1".into()], ..ImageRow::default() }])
+        });
+        node.verify_image = Box::new(|image, options, progress| {
+            progress(1, 2);
+            let finding = Finding { path: "/bin/app".into(), problem: "has 0 bytes".into() };
+            let damaged = u64::from(options.contents);
+            let findings = if options.contents { vec![finding] } else { Vec::new() };
+            let report = Report {
+                image: image.into(),
+                layers: 2,
+                verified: 2,
+                damaged,
+                findings,
+                ..Report::default()
+            };
+            if image == "a:1" { Ok(report) } else { Err("the runtime does not have the image".into()) }
+        });
+        node.volumes = {
+            let row = |namespace: &str| VolumeRow {
+                namespace: namespace.into(),
+                volume: "data\u{1b}[31m".into(),
+                state: "mounted".into(),
+                ..VolumeRow::default()
+            };
+            VolumesReply { volumes: vec![row("default"), row("other")], omitted: 0 }
         };
-        change(&mut deps);
+        node.devices = DevicesReply {
+            devices: vec![DeviceRow { resource: "example.com/cam".into(), ..DeviceRow::default() }],
+            ..DevicesReply::default()
+        };
+        node.read_log = Box::new(|log, _, out, _| {
+            let name = log.path.file_name().unwrap_or_default().as_encoded_bytes();
+            out.write_all(&[name, b" \x1b[31m\xff\n"].concat()).map_err(|why| why.to_string())
+        });
+        node.summary = Box::new(|detail| {
+            assert_eq!(detail, server::Detail::CpuAndMemory);
+            let used = serde_json::json!({
+                "cpu": {"usageNanoCores": 12_000_000},
+                "memory": {"workingSetBytes": 1 << 20, "availableBytes": 1 << 20},
+            });
+            let mut pod = used.clone();
+            pod["podRef"] = serde_json::json!({"namespace": "default", "name": "web\u{1b}[31m"});
+            let mut node = used;
+            node["nodeName"] = "node1".into();
+            serde_json::to_vec(&serde_json::json!({"node": node, "pods": [pod]}))
+                .map_err(|error| error.to_string())
+        });
+        node.add_ephemeral = Box::new(|pod, container| match pod.as_str() {
+            "uid1" if container.command.as_deref() == Some(&["sh".to_owned()]) => Ok(()),
+            _ => Err("the pod does not run".to_owned()),
+        });
+        change(&mut node);
+        let (version, sink) = (Arc::clone(&node.version), node.sink.clone());
         let settings = server::Settings {
             registry: None,
             healthz: None,
@@ -133,8 +114,8 @@ impl Agent {
             local_socket: dir.path().join(SOCKET),
             any_namespace: false,
         };
-        let server = server::spawn(settings, deps, OnDeath::Unsupervised).unwrap();
-        Agent { dir, sink, version, server: Some(server), _events: events }
+        let server = server::spawn(settings, Arc::new(node), OnDeath::Unsupervised).unwrap();
+        Agent { dir, sink, version, server: Some(server) }
     }
 
     fn run(&self, subcommand: Subcommand) -> (Result<Exit, String>, String) {
@@ -243,15 +224,15 @@ fn each_command_prints_what_the_server_returns() {
 fn missing_image_is_described_with_a_way_that_needs_no_registry() {
     let hint = |reason: &str| {
         let reason = reason.to_owned();
-        let agent = Agent::with(|deps| {
-            deps.pods = Arc::new(move |each| {
+        let agent = Agent::with(|node| {
+            node.pods = Box::new(move |_| {
                 let mut view = view("web", "uid1", "Pending");
                 let waiting = json!({"containerStatuses": [{
                     "name": "a", "image": "a", "imageID": "", "ready": false, "restartCount": 0,
                     "state": {"waiting": {"reason": reason}},
                 }]});
                 view.pod.status = Some(serde_json::from_value(waiting).unwrap());
-                each(view);
+                vec![view]
             });
         });
         let (_, text) = agent.run(Subcommand::Describe { pod: "web".into() });
@@ -414,7 +395,7 @@ fn archives_are_imported_listed_exported_and_removed() {
     let files = tempfile::tempdir().unwrap();
     let at = |name: &str| files.path().join(name);
     let directory = at("images.d");
-    let agent = Agent::with(|deps| deps.image_set = Arc::new(Archives::new(&directory)));
+    let agent = Agent::with(|node| node.image_set = Arc::new(Archives::new(&directory)));
     std::fs::write(at("index.json"), "{}").unwrap();
     for name in ["a.tar", "bad.tar"] {
         let tar = std::process::Command::new("tar")

@@ -81,7 +81,7 @@ fn send(
     match reply {
         Reply::Whole(response) => response.write(&mut out)?,
         Reply::Stream(stream) => {
-            match catch_unwind(AssertUnwindSafe(|| stream(&mut out, &context.deps, stop))) {
+            match catch_unwind(AssertUnwindSafe(|| stream(&mut out, &*context.node, stop))) {
                 Ok(outcome) => outcome?,
                 Err(_) if !out.has_started() => internal_error().write(&mut out)?,
                 Err(_) => return Err(io::Error::other("a panic")),
@@ -109,7 +109,7 @@ fn begin(
     let is_main = listener == Listener::Main;
     if listener == Listener::Registry {
         // Its connections are limited, and its streams take none from other listeners.
-        let reply = registry::respond(request, context.registry.as_ref(), &*context.deps.image_set);
+        let reply = registry::respond(request, context.registry.as_ref(), &*context.node.image_set());
         return PermittedReply { reply, _permit: None };
     }
     let too_many =
@@ -123,7 +123,7 @@ fn begin(
             return too_many("too many large responses are being sent\n".to_owned());
         }
     }
-    let reply = route::route(listener, request, &context.deps);
+    let reply = route::route(listener, request, &*context.node);
     if matches!(reply, Reply::Stream(_)) {
         let (stream, most) = match is_main {
             true => {

@@ -5,7 +5,7 @@ use std::io;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::server::deps::Deps;
+use crate::server::backend::NodeBackend;
 use crate::transport::http1::target::BadParam;
 use crate::transport::http1::{Form, ResponseWriter, Target};
 use crate::util::stop::StopToken;
@@ -102,7 +102,7 @@ pub fn to_bytes(form: Form, status: u16, fields: &[(&str, &str)], text: &str) ->
 }
 
 /// Writes a response with its head. After an error the response is incomplete.
-pub type Stream = dyn FnOnce(&mut ResponseWriter<'_>, &Deps, &StopToken) -> io::Result<()>;
+pub type Stream = dyn FnOnce(&mut ResponseWriter<'_>, &dyn NodeBackend, &StopToken) -> io::Result<()>;
 
 /// The reply to a request.
 pub enum Reply {
@@ -113,7 +113,7 @@ pub enum Reply {
 
 impl Reply {
     pub fn stream(
-        write: impl FnOnce(&mut ResponseWriter<'_>, &Deps, &StopToken) -> io::Result<()> + 'static,
+        write: impl FnOnce(&mut ResponseWriter<'_>, &dyn NodeBackend, &StopToken) -> io::Result<()> + 'static,
     ) -> Reply {
         Reply::Stream(Box::new(write))
     }

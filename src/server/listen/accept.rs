@@ -14,7 +14,7 @@ use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use super::bind::{Bound, Unlink};
 use super::peer;
 use crate::server::context::Context;
-use crate::server::deps::ServerError;
+use crate::server::error::ServerError;
 use crate::server::http::connection::{Socket, is_passing};
 use crate::server::http::request::Listener;
 use crate::server::http::serve;
@@ -299,7 +299,7 @@ mod tests {
     #[test]
     fn port_in_use_is_tried_again() {
         let served = crate::server::node::tests::Served::new(|_| {});
-        let (context, _end) = Context::alone(served.deps.clone());
+        let (context, _end) = Context::alone(served.node.clone());
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap();
         assert!(Port::tcp(Listener::Healthz, "test", address).is_err());

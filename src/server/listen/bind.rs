@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
-use crate::server::deps::ServerError;
+use crate::server::error::ServerError;
 use crate::server::http::connection::Socket;
 use crate::util::disk_writes;
 use crate::util::stop::StopToken;

@@ -5,21 +5,21 @@ use super::select::find;
 use super::views::DebugReply;
 use crate::model::api::EphemeralContainer;
 use crate::model::ids::PodUid;
-use crate::server::deps::Deps;
+use crate::server::backend::NodeBackend;
 use crate::server::http::response::Response;
 use crate::transport::http1::Target;
 use crate::util::backoff::random_u64;
 
 /// Responds to a POST.
-pub fn route(path: &str, target: &Target, deps: &Deps) -> Result<Response, Response> {
+pub fn route(path: &str, target: &Target, node: &dyn NodeBackend) -> Result<Response, Response> {
     if path == "/v1/images/rescan" {
-        deps.image_set.rescan();
-        return Ok(Response::json(&deps.image_set.report()));
+        node.image_set().rescan();
+        return Ok(Response::json(&node.image_set().report()));
     }
     if path != "/v1/debug" {
         return Err(Response::text(405, "GET only\n"));
     }
-    let view = find(target, deps)?;
+    let view = find(target, node)?;
     let text = |key: &str| target.get(key).filter(|text| !text.is_empty()).map(str::to_owned);
     let command: Vec<String> = target.all("command").map(str::to_owned).collect();
     let flag = |key: &str| target.get(key).is_some_and(|text| text == "1").then_some(true);
@@ -37,7 +37,7 @@ pub fn route(path: &str, target: &Target, deps: &Deps) -> Result<Response, Respo
         pod: view.name().to_owned(),
         container: container.name.clone(),
     };
-    (deps.add_ephemeral)(&PodUid::from(view.uid()), container)
+    node.add_ephemeral(&PodUid::from(view.uid()), container)
         .map_err(|why| Response::text(422, format!("{why}\n")))?;
     Ok(Response::json(&reply))
 }

@@ -10,64 +10,64 @@ use crate::image_check::Options;
 use crate::model::event::Regarding;
 use crate::model::ids::PodUid;
 use crate::runtime::logs::read::ReadOptions;
-use crate::server::deps::Deps;
+use crate::server::backend::NodeBackend;
 use crate::server::http::response::{Reply, Response};
 use crate::server::registry;
 use crate::transport::http1::Target;
 
 /// Responds to a GET.
-pub fn route(path: &str, target: &Target, deps: &Deps) -> Result<Reply, Response> {
+pub fn route(path: &str, target: &Target, node: &dyn NodeBackend) -> Result<Reply, Response> {
     let response = match path {
-        "/v1/pods" => Response::json(&PodsReply { pods: sorted_pods(deps) }),
+        "/v1/pods" => Response::json(&PodsReply { pods: sorted_pods(node) }),
         "/v1/pods/watch" => return Ok(Reply::stream(streams::pods)),
-        "/v1/describe" => describe(target, deps)?,
-        "/v1/logs" => return logs(target, deps),
-        "/v1/status" => Response::json(&(deps.status)()),
+        "/v1/describe" => describe(target, node)?,
+        "/v1/logs" => return logs(target, node),
+        "/v1/status" => Response::json(&node.report()),
         "/v1/events" => {
             let since = target.parsed("since")?.unwrap_or(0);
             if target.flag("follow")? {
-                return Ok(Reply::stream(move |out, deps, stop| streams::events(out, deps, since, stop)));
+                return Ok(Reply::stream(move |out, node, stop| streams::events(out, node, since, stop)));
             }
-            Response::json(&deps.events.recent(since))
+            Response::json(&node.events().recent(since))
         }
-        "/v1/images" => match (deps.images)() {
+        "/v1/images" => match node.images() {
             Ok(images) => Response::json(&images),
             Err(why) => Response::text(502, format!("{why}\n")),
         },
         "/v1/images/manifest" => {
-            return registry::named(target.get("image").unwrap_or_default(), &*deps.image_set);
+            return registry::named(target.get("image").unwrap_or_default(), &*node.image_set());
         }
         "/v1/images/blob" => {
-            return registry::blob_of(target.get("digest").unwrap_or_default(), &*deps.image_set);
+            return registry::blob_of(target.get("digest").unwrap_or_default(), &*node.image_set());
         }
         "/v1/images/verify" => {
             let image = target.get("image").unwrap_or_default().to_owned();
             let options = Options { contents: target.flag("digests")?, mend: false };
-            return Ok(Reply::stream(move |out, deps, stop| {
-                streams::verify_image(&image, options, out, deps, stop)
+            return Ok(Reply::stream(move |out, node, stop| {
+                streams::verify_image(&image, options, out, node, stop)
             }));
         }
-        "/v1/images/set" => Response::json(&deps.image_set.report()),
-        "/v1/volumes" => Response::json(&(deps.volumes)(None)),
-        "/v1/devices" => Response::json(&(deps.devices)(None)),
+        "/v1/images/set" => Response::json(&node.image_set().report()),
+        "/v1/volumes" => Response::json(&node.volumes(None)),
+        "/v1/devices" => Response::json(&node.devices(None)),
         "/v1/version" => Response::json(&VersionReply::own()),
         _ => Response::not_found(),
     };
     Ok(Reply::Whole(response))
 }
 
-fn describe(target: &Target, deps: &Deps) -> Result<Response, Response> {
-    let view = find(target, deps)?;
+fn describe(target: &Target, node: &dyn NodeBackend) -> Result<Response, Response> {
+    let view = find(target, node)?;
     let uid = PodUid::from(view.uid());
-    let mut events = deps.events.recent(0);
+    let mut events = node.events().recent(0);
     events.retain(|event| matches!(&event.regarding, Regarding::Pod { uid: of, .. } if *of == uid));
-    let cgroup = (deps.pod_cgroup)(&uid);
-    let volumes = (deps.volumes)(Some(&uid)).volumes;
-    let DevicesReply { devices, claims, .. } = (deps.devices)(Some(&uid));
+    let cgroup = node.pod_cgroup(&uid);
+    let volumes = node.volumes(Some(&uid)).volumes;
+    let DevicesReply { devices, claims, .. } = node.devices(Some(&uid));
     Ok(Response::json(&Described { view, cgroup, events, volumes, devices, claims }))
 }
 
-fn logs(target: &Target, deps: &Deps) -> Result<Reply, Response> {
+fn logs(target: &Target, node: &dyn NodeBackend) -> Result<Reply, Response> {
     let options = ReadOptions {
         follow: target.flag("follow")?,
         tail_lines: target.parsed("tail")?,
@@ -77,7 +77,7 @@ fn logs(target: &Target, deps: &Deps) -> Result<Reply, Response> {
         limit_bytes: target.parsed("limitBytes")?,
     };
     let previous = target.flag("previous")?;
-    let view = find(target, deps)?;
+    let view = find(target, node)?;
     let names = container_names(&view.pod);
     let container = match target.get("container").filter(|name| !name.is_empty()) {
         Some(name) if names.contains(&name) => name,
@@ -96,10 +96,11 @@ fn logs(target: &Target, deps: &Deps) -> Result<Reply, Response> {
             default_container(&view.pod).ok_or_else(|| Response::text(404, "the pod has no containers\n"))?
         }
     };
-    let source = (deps.log_path)(&PodUid::from(view.uid()), container, previous)
+    let source = node
+        .container_log(&PodUid::from(view.uid()), container, previous)
         .map_err(|why| Response::text(404, format!("{why}\n")))?;
     let (container, of) = (container.to_owned(), names.len());
-    Ok(Reply::stream(move |out, deps, stop| {
-        streams::logs(&source, &options, (&container, of), out, deps, stop)
+    Ok(Reply::stream(move |out, node, stop| {
+        streams::logs(&source, &options, (&container, of), out, node, stop)
     }))
 }

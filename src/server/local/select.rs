@@ -3,7 +3,7 @@
 use crate::model::api::Pod;
 
 use super::views::PodView;
-use crate::server::deps::Deps;
+use crate::server::backend::NodeBackend;
 use crate::server::http::response::Response;
 use crate::transport::http1::Target;
 
@@ -54,24 +54,24 @@ pub fn default_container(pod: &Pod) -> Option<&str> {
 }
 
 /// The pods in the order of output.
-pub(super) fn sorted_pods(deps: &Deps) -> Vec<PodView> {
-    let mut pods = all_pods(deps);
+pub(super) fn sorted_pods(node: &dyn NodeBackend) -> Vec<PodView> {
+    let mut pods = all_pods(node);
     pods.sort_by(|a, b| (a.namespace(), a.name(), a.uid()).cmp(&(b.namespace(), b.name(), b.uid())));
     pods
 }
 
-fn all_pods(deps: &Deps) -> Vec<PodView> {
+fn all_pods(node: &dyn NodeBackend) -> Vec<PodView> {
     let mut pods = Vec::new();
-    (deps.pods)(&mut |view| pods.push(view));
+    node.each_pod(&mut |view| pods.push(view));
     pods
 }
 
 /// The pod of the parameter `pod`.
-pub(super) fn find(target: &Target, deps: &Deps) -> Result<PodView, Response> {
+pub(super) fn find(target: &Target, node: &dyn NodeBackend) -> Result<PodView, Response> {
     let wanted = target.get("pod").unwrap_or_default();
-    let node = (deps.status)().node;
-    let pods = all_pods(deps);
-    match resolve(&pods, wanted, &node).as_slice() {
+    let node_name = node.node_name();
+    let pods = all_pods(node);
+    match resolve(&pods, wanted, node_name).as_slice() {
         [view] => Ok((*view).clone()),
         [] => Err(Response::text(404, format!("there is no pod {wanted:?} on this node\n"))),
         several => {

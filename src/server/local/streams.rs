@@ -9,7 +9,7 @@ use super::select::sorted_pods;
 use super::views::{PodChange, PodView, VerifyLine};
 use crate::image_check::Options;
 use crate::runtime::logs::read::ReadOptions;
-use crate::server::deps::{Deps, LogSource};
+use crate::server::backend::{LogSource, NodeBackend};
 use crate::server::http::response::Response;
 use crate::transport::http1::ResponseWriter;
 use crate::util::stop::{StopToken, Waited};
@@ -29,7 +29,7 @@ pub(super) fn logs(
     options: &ReadOptions,
     (container, of): (&str, usize),
     out: &mut ResponseWriter<'_>,
-    deps: &Deps,
+    node: &dyn NodeBackend,
     stop: &StopToken,
 ) -> io::Result<()> {
     // Names come from manifests and must not end the line.
@@ -41,7 +41,7 @@ pub(super) fn logs(
         // The client sees that it is connected.
         deferred.flush()?;
     }
-    match (deps.read_log)(&source.path, options, &mut deferred, &*source.running, stop) {
+    match node.read_log(source, options, &mut deferred, stop) {
         Err(why) if !deferred.out.has_started() => {
             Response::text(400, format!("{why}\n")).write(deferred.out)
         }
@@ -89,18 +89,18 @@ fn line(out: &mut dyn Write, value: &impl serde::Serialize) -> io::Result<()> {
 /// Events from a sequence number on.
 pub(super) fn events(
     out: &mut ResponseWriter<'_>,
-    deps: &Deps,
+    node: &dyn NodeBackend,
     mut since: u64,
     stop: &StopToken,
 ) -> io::Result<()> {
     out.start(200, &[LINES], None)?;
     while !stop.is_stopped() {
-        for event in deps.events.recent(since) {
+        for event in node.events().recent(since) {
             since = since.max(event.seq);
             line(out, &event)?;
         }
         out.flush()?;
-        let _ = deps.events.wait_newer(since, stop, QUIET);
+        let _ = node.events().wait_newer(since, stop, QUIET);
     }
     Ok(())
 }
@@ -110,7 +110,7 @@ pub(super) fn verify_image(
     image: &str,
     options: Options,
     out: &mut ResponseWriter<'_>,
-    deps: &Deps,
+    node: &dyn NodeBackend,
     stop: &StopToken,
 ) -> io::Result<()> {
     out.start(200, &[LINES], None)?;
@@ -120,7 +120,7 @@ pub(super) fn verify_image(
         let news = VerifyLine { done, layers, ..VerifyLine::default() };
         sent = line(out, &news).and_then(|()| out.flush());
     };
-    let end = match (deps.verify_image)(image, options, &mut progress, stop) {
+    let end = match node.verify_image(image, options, &mut progress, stop) {
         Ok(report) => VerifyLine { report: Some(report), ..VerifyLine::default() },
         Err(error) => VerifyLine { error: Some(error), ..VerifyLine::default() },
     };
@@ -128,12 +128,12 @@ pub(super) fn verify_image(
 }
 
 /// Changes of pods.
-pub(super) fn pods(out: &mut ResponseWriter<'_>, deps: &Deps, stop: &StopToken) -> io::Result<()> {
+pub(super) fn pods(out: &mut ResponseWriter<'_>, node: &dyn NodeBackend, stop: &StopToken) -> io::Result<()> {
     out.start(200, &[LINES], None)?;
     let mut sent = SentPods::default();
-    let mut version = (deps.wait_pods)(0, Duration::ZERO);
+    let mut version = node.wait_for_pods(0, Duration::ZERO);
     loop {
-        for change in sent.changes(sorted_pods(deps)) {
+        for change in sent.changes(sorted_pods(node)) {
             line(out, &change)?;
         }
         out.flush()?;
@@ -141,7 +141,7 @@ pub(super) fn pods(out: &mut ResponseWriter<'_>, deps: &Deps, stop: &StopToken) 
             return Ok(());
         }
         // A changed status ends the wait; a new or removed pod shows within a slice.
-        version = version.max((deps.wait_pods)(version, WATCH_SLICE));
+        version = version.max(node.wait_for_pods(version, WATCH_SLICE));
     }
 }
 

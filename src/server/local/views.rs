@@ -17,7 +17,7 @@ use crate::model::runtime::{ContainerState, ListedPod};
 pub const KUBERNETES_VERSION: &str = "v1.36.3";
 
 /// Calls back with each pod.
-pub type EachPod = dyn Fn(&mut dyn FnMut(PodView)) + Send + Sync;
+pub type EachPod<'a> = dyn Fn(&mut dyn FnMut(PodView)) + 'a;
 
 /// A pod with the state of its worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]

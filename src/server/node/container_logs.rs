@@ -8,7 +8,7 @@ use crate::model::api::{ContainerStatus, PodStatus};
 use crate::model::ids::PodUid;
 use crate::model::log_line;
 use crate::runtime::logs::read::ReadOptions;
-use crate::server::deps::Deps;
+use crate::server::backend::NodeBackend;
 use crate::server::http::request::{Method, Request};
 use crate::server::http::response::{Reply, Response};
 use crate::server::local::select::container_names;
@@ -16,7 +16,7 @@ use crate::transport::http1::{ResponseWriter, Target};
 use crate::util::stop::StopToken;
 
 /// Responds to one request.
-pub(super) fn respond(request: &Request, deps: &Deps) -> Result<Reply, Response> {
+pub(super) fn respond(request: &Request, node: &dyn NodeBackend) -> Result<Reply, Response> {
     let target = &request.target;
     let elements: Vec<&str> = target.path.trim_start_matches('/').split('/').collect();
     let [_, namespace, name, container] = *elements.as_slice() else {
@@ -34,20 +34,22 @@ pub(super) fn respond(request: &Request, deps: &Deps) -> Result<Reply, Response>
             return Err(Response::text(400, message));
         }
     }
-    let endpoints = &deps.endpoints;
+    let split_streams = node.switches().split_streams;
     let query = Query::read(target, Timestamp::now())?;
-    query.check(endpoints.switches.split_streams)?;
-    let pod = (endpoints.pod)(namespace, name)
+    query.check(split_streams)?;
+    let pod = node
+        .find_pod(namespace, name)
         .ok_or_else(|| Response::text(404, format!("pod {name:?} does not exist")))?;
+    let pod = node.object(&pod);
     if !container_names(&pod).contains(&container) {
         return Err(Response::text(404, format!("container {container:?} not found in pod {name:?}")));
     }
-    let stream = query.stream(endpoints.switches.split_streams)?;
+    let stream = query.stream(split_streams)?;
     let options = ReadOptions { stream, ..query.options };
     let id = instance(pod.status.as_ref(), name, container, query.previous)
         .map_err(|why| Response::text(400, why))?;
     let uid = PodUid::from(pod.metadata.uid.unwrap_or_default());
-    Ok(Reply::stream(move |out, deps, stop| show(&uid, &id, &options, out, deps, stop)))
+    Ok(Reply::stream(move |out, node, stop| show(&uid, &id, &options, out, node, stop)))
 }
 
 /// Sends the response head before it opens the log, so that a client that follows the log gets the
@@ -57,13 +59,13 @@ fn show(
     id: &str,
     options: &ReadOptions,
     out: &mut ResponseWriter<'_>,
-    deps: &Deps,
+    node: &dyn NodeBackend,
     stop: &StopToken,
 ) -> io::Result<()> {
     out.start(200, &[("Content-Type", "text/plain; charset=utf-8")], None)?;
     let bare = id.split_once("://").map_or(id, |(_, id)| id);
-    let outcome = match (deps.endpoints.instance_log)(uid, bare) {
-        Ok(source) => (deps.read_log)(&source.path, options, out, &*source.running, stop),
+    let outcome = match node.instance_log(uid, bare) {
+        Ok(source) => node.read_log(&source, options, out, stop),
         Err(why) => {
             log::debug!("cannot find the log of container {id}: {why}");
             Err(format!("unable to retrieve container logs for {id}"))

@@ -9,7 +9,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::query::{self, Query};
-use crate::server::deps::Deps;
+use crate::server::backend::NodeBackend;
 use crate::server::http::request::{Method, Request};
 use crate::server::http::response::{Reply, Response, html};
 
@@ -17,8 +17,8 @@ use crate::server::http::response::{Reply, Response, html};
 const BLOCK: usize = 64 * 1024;
 
 /// Responds to one request.
-pub(super) fn respond(request: &Request, deps: &Deps) -> Result<Reply, Response> {
-    let switches = deps.endpoints.switches;
+pub(super) fn respond(request: &Request, node: &dyn NodeBackend) -> Result<Reply, Response> {
+    let switches = node.switches();
     if !switches.system_logs {
         return Err(Response::text(405, "logs endpoint is disabled.\n"));
     }
@@ -26,7 +26,7 @@ pub(super) fn respond(request: &Request, deps: &Deps) -> Result<Reply, Response>
     if request.method != Method::Get {
         return Err(Response::not_allowed("GET"));
     }
-    let root = &deps.endpoints.log_dir;
+    let root = node.log_dir();
     if switches.system_log_query
         && let Some(query) = Query::read(&request.target)?
     {

@@ -1,23 +1,65 @@
 //! `/healthz`: all checks, and single ones by name.
 
-use std::sync::Arc;
-
 use super::metrics;
-use crate::server::deps::HealthCheck;
+use crate::server::backend::{AgentCheck, NodeBackend};
 use crate::server::http::response::Response;
 use crate::transport::http1::Target;
 
+/// One named check of `/healthz`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Check {
+    /// Always passes: the log is written without a buffer.
+    Log,
+    Agent(AgentCheck),
+}
+
+/// The checks of the agent's own ports, in order.
+pub const OWN: [Check; 3] = [
+    Check::Agent(AgentCheck::SyncLoop),
+    Check::Agent(AgentCheck::Runtime),
+    Check::Agent(AgentCheck::Sources),
+];
+
+/// The checks that the Go kubelet has on the node API. The node's status reports a runtime that
+/// fails; a failed check would only get the agent restarted.
+pub const NODE_API: [Check; 2] = [Check::Log, Check::Agent(AgentCheck::SyncLoop)];
+
+impl Check {
+    /// The last element of the path `/healthz/<name>`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Check::Log => "log",
+            Check::Agent(AgentCheck::SyncLoop) => "syncloop",
+            Check::Agent(AgentCheck::Runtime) => "runtime",
+            Check::Agent(AgentCheck::Sources) => "sources",
+        }
+    }
+
+    /// Runs the check and counts it.
+    ///
+    /// # Errors
+    /// The reason of the failure.
+    pub fn run(self, node: &dyn NodeBackend) -> Result<(), String> {
+        let outcome = match self {
+            Check::Log => Ok(()),
+            Check::Agent(check) => node.check(check),
+        };
+        metrics::count_check(self.name(), outcome.is_ok());
+        outcome
+    }
+}
+
 /// Responds to `/healthz` and `/healthz/<name>`.
-pub fn respond(checks: &[HealthCheck], target: &Target) -> Response {
+pub fn respond(checks: &[Check], node: &dyn NodeBackend, target: &Target) -> Response {
     match target.path.strip_prefix("/healthz").map(|rest| rest.trim_matches('/')) {
-        Some("") => all(checks, target),
+        Some("") => all(checks, node, target),
         // Always passes: the response itself is the check.
         Some("ping") => {
             metrics::count_check("ping", true);
             Response::text(200, "ok")
         }
-        Some(name) => match checks.iter().find(|check| check.name == name) {
-            Some(check) => match run(check) {
+        Some(name) => match checks.iter().find(|check| check.name() == name) {
+            Some(check) => match check.run(node) {
                 Ok(()) => Response::text(200, "ok"),
                 Err(why) => Response::text(500, format!("internal server error: {why}\n")),
             },
@@ -27,33 +69,22 @@ pub fn respond(checks: &[HealthCheck], target: &Target) -> Response {
     }
 }
 
-/// Always passes: the log is written without a buffer.
-pub(super) fn log() -> HealthCheck {
-    HealthCheck { name: "log", probe: Arc::new(|| Ok(())) }
-}
-
-/// Runs a check and counts it.
-pub(super) fn run(check: &HealthCheck) -> Result<(), String> {
-    let outcome = (check.probe)();
-    metrics::count_check(check.name, outcome.is_ok());
-    outcome
-}
-
-fn all(checks: &[HealthCheck], target: &Target) -> Response {
+fn all(checks: &[Check], node: &dyn NodeBackend, target: &Target) -> Response {
     metrics::count_check("ping", true);
     let mut lines = String::from("[+]ping ok\n");
     let mut failed = false;
-    for check in checks.iter().filter(|check| check.name != "ping") {
-        if target.all("exclude").any(|name| name == check.name) {
-            lines.push_str(&format!("[+]{} excluded: ok\n", check.name));
+    for check in checks {
+        let name = check.name();
+        if target.all("exclude").any(|excluded| excluded == name) {
+            lines.push_str(&format!("[+]{name} excluded: ok\n"));
             continue;
         }
-        match run(check) {
-            Ok(()) => lines.push_str(&format!("[+]{} ok\n", check.name)),
+        match check.run(node) {
+            Ok(()) => lines.push_str(&format!("[+]{name} ok\n")),
             Err(why) => {
                 failed = true;
                 // DIFFERS: the Go kubelet withholds the reason.
-                lines.push_str(&format!("[-]{} failed: {why}\n", check.name));
+                lines.push_str(&format!("[-]{name} failed: {why}\n"));
             }
         }
     }
@@ -73,16 +104,15 @@ fn all(checks: &[HealthCheck], target: &Target) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::testing::FakeNode;
 
     #[test]
     fn health_response_names_failed_checks() {
-        let check = |name, result: Result<(), &'static str>| HealthCheck {
-            name,
-            probe: Arc::new(move || result.map_err(str::to_owned)),
-        };
-        let checks = [check("syncloop", Err("stuck for 6m")), check("log", Ok(()))];
+        let mut node = FakeNode::new();
+        node.failing = vec![(AgentCheck::SyncLoop, "stuck for 6m")];
+        let checks = [Check::Agent(AgentCheck::SyncLoop), Check::Log];
         let get = |path: &str| {
-            let response = respond(&checks, &Target::parse(path));
+            let response = respond(&checks, &node, &Target::parse(path));
             (response.status, String::from_utf8(response.body).unwrap())
         };
         assert_eq!(

@@ -3,9 +3,9 @@
 use std::io::Write;
 use std::time::Instant;
 
-use super::health;
+use super::health::{self, Check};
 use crate::model::metrics::{HTTP_DURATION, HTTP_INFLIGHT, HTTP_REQUESTS};
-use crate::server::deps::{Deps, MetricsPage};
+use crate::server::backend::{MetricsPage, NodeBackend};
 use crate::server::http::request::{Listener, Request};
 use crate::server::http::response::Response;
 use crate::util::gzip::Gzip;
@@ -98,21 +98,21 @@ pub(super) fn count_check(name: &'static str, passes: bool) {
 }
 
 /// Responds to a path below `/metrics`; `None`: there is no such page.
-pub fn respond(request: &Request, deps: &Deps) -> Option<Response> {
+pub fn respond(request: &Request, node: &dyn NodeBackend) -> Option<Response> {
     let mut page = Page::new();
     match request.target.path.strip_prefix("/metrics")?.trim_end_matches('/') {
-        "" => (deps.metrics)(MetricsPage::Own, &mut page),
-        "/probes" => (deps.metrics)(MetricsPage::Probes, &mut page),
-        "/resource" => (deps.metrics)(MetricsPage::Resource, &mut page),
-        "/cadvisor" => (deps.metrics)(MetricsPage::Cadvisor, &mut page),
+        "" => node.write_metrics(MetricsPage::Own, &mut page),
+        "/probes" => node.write_metrics(MetricsPage::Probes, &mut page),
+        "/resource" => node.write_metrics(MetricsPage::Resource, &mut page),
+        "/cadvisor" => node.write_metrics(MetricsPage::Cadvisor, &mut page),
         "/slis" => {
-            checks(deps, &mut page);
-            let at = deps.endpoints.started.as_millisecond() as f64 / 1e3;
+            checks(node, &mut page);
+            let at = node.started().as_millisecond() as f64 / 1e3;
             page.gauge("process_start_time_seconds", "When the agent was started, in Unix time.", at);
         }
         _ => return None,
     }
-    let started = deps.endpoints.started.as_second().to_string();
+    let started = node.started().as_second().to_string();
     let response = Response {
         content_type: content_type(&request.accept),
         headers: vec![("Process-Start-Time-Unix", started)],
@@ -163,13 +163,13 @@ fn compressed(mut response: Response) -> Response {
 /// One series per health check.
 ///
 /// DIFFERS: all checks run for the page; the Go kubelet shows those that were requested before.
-fn checks(deps: &Deps, page: &mut Page) {
+fn checks(node: &dyn NodeBackend, page: &mut Page) {
     count_check("ping", true);
     let mut family = page.family("kubernetes_healthcheck", "Whether a health check passes.", Type::Gauge);
     family.series(&[("name", "ping"), ("type", "healthz")], 1.0);
-    for check in [health::log()].iter().chain(&deps.checks).filter(|check| check.name != "ping") {
-        let passes = health::run(check).is_ok();
-        family.series(&[("name", check.name), ("type", "healthz")], if passes { 1.0 } else { 0.0 });
+    for check in [Check::Log].iter().chain(&health::OWN) {
+        let passes = check.run(node).is_ok();
+        family.series(&[("name", check.name()), ("type", "healthz")], if passes { 1.0 } else { 0.0 });
     }
     drop(family);
     CHECKS.write(page);

@@ -221,11 +221,11 @@ impl Query {
 
 /// The response to a query for services.
 pub(super) fn reply(query: Query, gzip: bool) -> Reply {
-    Reply::stream(move |out, deps, stop| {
+    Reply::stream(move |out, node, stop| {
         let text = ("Content-Type", "text/plain;charset=UTF-8");
         let fields: &[_] = if gzip { &[text, ("Content-Encoding", "gzip")] } else { &[text] };
         out.start(200, fields, None)?;
-        let root = &deps.endpoints.log_dir;
+        let root = node.log_dir();
         if !gzip {
             return query.write("journalctl", out, root, stop);
         }

@@ -1,30 +1,30 @@
 //! The paths of the node API.
 
 use super::{container_logs, files, health, metrics, run, stats, zpages};
-use crate::server::deps::{Deps, HealthCheck};
+use crate::server::backend::NodeBackend;
 use crate::server::http::request::{Method, Request, first_element};
 use crate::server::http::response::{Reply, Response};
 use crate::server::local::views;
 
 /// Responds to an authorized request. Exec, attach and port-forward are handled before.
-pub fn route(request: &Request, deps: &Deps) -> Result<Reply, Response> {
+pub fn route(request: &Request, node: &dyn NodeBackend) -> Result<Reply, Response> {
     let path = request.target.path.as_str();
     let first = first_element(path);
     let reads = matches!(request.method, Method::Get | Method::Head);
     match first {
         "healthz" | "metrics" if path.ends_with('/') => return Err(Response::not_found()),
-        "healthz" => return whole(health::respond(&checks(deps), &request.target)),
+        "healthz" => return whole(health::respond(&health::NODE_API, node, &request.target)),
         "metrics" if reads => {
-            return whole(metrics::respond(request, deps).unwrap_or_else(Response::not_found));
+            return whole(metrics::respond(request, node).unwrap_or_else(Response::not_found));
         }
         "stats" if path == "/stats" => return Err(Response::with_slash(&request.target)),
-        "stats" => return stats::respond(request, deps),
+        "stats" => return stats::respond(request, node),
         "pods" if !matches!(path, "/pods" | "/pods/") => return Err(Response::no_route()),
-        "pods" if reads => return whole(Response::written(views::pod_list(&*deps.pods))),
+        "pods" if reads => return whole(Response::written(views::pod_list(&|visit| node.each_pod(visit)))),
         "metrics" | "pods" => return Err(Response::not_allowed("GET")),
         _ => {}
     }
-    let switches = deps.endpoints.switches;
+    let switches = node.switches();
     if !switches.debugging {
         // Without this switch, the other paths do not exist.
         let rejection =
@@ -42,29 +42,22 @@ pub fn route(request: &Request, deps: &Deps) -> Result<Reply, Response> {
             Err(Response::not_found())
         }
         "runningpods" if path != "/runningpods/" => Err(Response::no_route()),
-        "runningpods" if reads => whole(Response::written(views::running_list(&(deps.running)()))),
+        "runningpods" if reads => whole(Response::written(views::running_list(&node.running_pods()))),
         "runningpods" => Err(Response::not_allowed("GET")),
-        "containerLogs" => container_logs::respond(request, deps),
-        "logs" => files::respond(request, deps),
-        "run" => run::respond(request, deps),
-        "checkpoint" if switches.checkpoint => run::checkpoint(request, deps),
-        "configz" => whole(zpages::configz(deps)),
-        "flagz" if switches.flagz => zpages::flagz(request, deps).map(Reply::Whole),
-        "statusz" if switches.statusz => zpages::statusz(request, deps).map(Reply::Whole),
-        "debug" => whole(zpages::debug(request, deps)),
+        "containerLogs" => container_logs::respond(request, node),
+        "logs" => files::respond(request, node),
+        "run" => run::respond(request, node),
+        "checkpoint" if switches.checkpoint => run::checkpoint(request, node),
+        "configz" => whole(zpages::configz(node)),
+        "flagz" if switches.flagz => zpages::flagz(request, node).map(Reply::Whole),
+        "statusz" if switches.statusz => zpages::statusz(request, node).map(Reply::Whole),
+        "debug" => whole(zpages::debug(request, node)),
         _ => Err(Response::not_found()),
     }
 }
 
 fn whole(response: Response) -> Result<Reply, Response> {
     Ok(Reply::Whole(response))
-}
-
-/// The checks that the Go kubelet has here. The node's status reports a runtime that fails; a
-/// failed check would only get the agent restarted.
-fn checks(deps: &Deps) -> Vec<HealthCheck> {
-    let own = deps.checks.iter().filter(|check| check.name == "syncloop").cloned();
-    std::iter::once(health::log()).chain(own).collect()
 }
 
 /// Paths that only the node API serves, and only with `enableDebuggingHandlers`.

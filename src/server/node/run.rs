@@ -2,25 +2,25 @@
 
 use crate::model::api::Pod;
 use crate::model::ids::PodUid;
-use crate::server::deps::Deps;
+use crate::server::backend::NodeBackend;
 use crate::server::http::request::{Method, Request};
 use crate::server::http::response::{Reply, Response};
 use crate::server::local::select::container_names;
 
 /// Responds to `/run/{namespace}/{pod}[/{uid}]/{container}`.
-pub(super) fn respond(request: &Request, deps: &Deps) -> Result<Reply, Response> {
+pub(super) fn respond(request: &Request, node: &dyn NodeBackend) -> Result<Reply, Response> {
     let elements: Vec<&str> = request.target.path.trim_start_matches('/').split('/').collect();
     // As upstream, the UID is not compared: a pod's name is unique on its node.
     let ([_, namespace, name, container] | [_, namespace, name, _, container]) = *elements.as_slice() else {
         return Err(Response::no_route());
     };
-    let pod = find(request, deps, namespace, name)?;
+    let pod = find(request, node, namespace, name)?;
     // Split at each blank: there is no quoting, and two blanks make an empty argument.
     let command = request.target.get("cmd").unwrap_or_default().split(' ').map(str::to_owned).collect();
     let uid = PodUid::from(pod.metadata.uid.unwrap_or_default());
     let container = container.to_owned();
-    Ok(Reply::stream(move |out, deps, stop| {
-        let response = match (deps.endpoints.run)(&uid, &container, command, stop) {
+    Ok(Reply::stream(move |out, node, stop| {
+        let response = match node.run(&uid, &container, command, stop) {
             // As upstream: JSON, whatever the command prints.
             Ok(body) => Response { body, content_type: "application/json", ..Response::text(200, "") },
             Err(why) => Response::text(500, why),
@@ -30,12 +30,12 @@ pub(super) fn respond(request: &Request, deps: &Deps) -> Result<Reply, Response>
 }
 
 /// Responds to `/checkpoint/{namespace}/{pod}/{container}`.
-pub(super) fn checkpoint(request: &Request, deps: &Deps) -> Result<Reply, Response> {
+pub(super) fn checkpoint(request: &Request, node: &dyn NodeBackend) -> Result<Reply, Response> {
     let elements: Vec<&str> = request.target.path.trim_start_matches('/').split('/').collect();
     let [_, namespace, name, container] = *elements.as_slice() else {
         return Err(Response::no_route());
     };
-    let pod = find(request, deps, namespace, name)?;
+    let pod = find(request, node, namespace, name)?;
     if !container_names(&pod).contains(&container) {
         return Err(Response::text(404, format!("container {container} does not exist")));
     }
@@ -47,8 +47,8 @@ pub(super) fn checkpoint(request: &Request, deps: &Deps) -> Result<Reply, Respon
     };
     let (failed, container) =
         (format!("checkpointing of {namespace}/{name}/{container} failed"), container.to_owned());
-    Ok(Reply::stream(move |out, deps, stop| {
-        let response = match (deps.endpoints.checkpoint)(&pod, &container, seconds, stop) {
+    Ok(Reply::stream(move |out, node, stop| {
+        let response = match node.checkpoint(&pod, &container, seconds, stop) {
             Ok(path) => Response::json(&serde_json::json!({"items": [path.to_string_lossy()]})),
             Err(why) => Response::text(500, format!("{failed} ({why})")),
         };
@@ -56,9 +56,10 @@ pub(super) fn checkpoint(request: &Request, deps: &Deps) -> Result<Reply, Respon
     }))
 }
 
-fn find(request: &Request, deps: &Deps, namespace: &str, name: &str) -> Result<Pod, Response> {
+fn find(request: &Request, node: &dyn NodeBackend, namespace: &str, name: &str) -> Result<Pod, Response> {
     if request.method != Method::Post {
         return Err(Response::not_allowed("POST"));
     }
-    (deps.endpoints.pod)(namespace, name).ok_or_else(|| Response::text(404, "pod does not exist"))
+    let pod = node.find_pod(namespace, name).ok_or_else(|| Response::text(404, "pod does not exist"))?;
+    Ok(node.object(&pod))
 }

@@ -1,11 +1,11 @@
 //! `/stats/summary`: the usage of the node, its pods and their containers.
 
-use crate::server::deps::{Deps, Detail};
+use crate::server::backend::{Detail, NodeBackend};
 use crate::server::http::request::{Method, Request};
 use crate::server::http::response::{Reply, Response};
 
 /// Responds to a path below `/stats`.
-pub fn respond(request: &Request, deps: &Deps) -> Result<Reply, Response> {
+pub fn respond(request: &Request, node: &dyn NodeBackend) -> Result<Reply, Response> {
     if request.target.path.trim_end_matches('/') != "/stats/summary" {
         return Err(Response::no_route());
     }
@@ -15,7 +15,7 @@ pub fn respond(request: &Request, deps: &Deps) -> Result<Reply, Response> {
     // As upstream: no other value is true.
     let only = request.target.get("only_cpu_and_memory") == Some("true");
     let detail = if only { Detail::CpuAndMemory } else { Detail::Whole };
-    match (deps.summary)(detail) {
+    match node.summary(detail) {
         Ok(body) => Ok(Reply::Whole(Response::written(Ok(body)))),
         Err(why) => Err(Response::text(500, format!("Internal Error: {why}\n"))),
     }

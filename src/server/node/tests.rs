@@ -3,21 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::model::event::EventSink;
-use crate::server::deps::{Deps, Endpoints};
 use crate::server::http::request::{Listener, Method, Request};
 use crate::server::http::response::Reply;
-use crate::server::local::views::{EachPod, PodView};
 use crate::server::route;
-use crate::server::tests::endpoints;
+use crate::server::testing::FakeNode;
 use crate::transport::http1::{Form, ResponseHead, ResponseWriter, Target};
 use crate::util::stop::StopToken;
-use crate::util::threads::{OnDeath, Running};
 
-/// The dependencies of the server, and requests without a connection.
+/// A node, and requests to it without a connection.
 pub struct Served {
-    pub deps: Deps,
-    _events: Running,
+    pub node: Arc<FakeNode>,
 }
 
 /// A response as the client receives it.
@@ -43,23 +38,19 @@ impl ClientResponse {
 }
 
 impl Served {
-    pub fn new(change: impl FnOnce(&mut Endpoints)) -> Self {
-        let (_, inbox) = EventSink::new();
-        let (running, events) = crate::kube::events::spawn("node1", inbox, OnDeath::Unsupervised).unwrap();
-        let mut endpoints = endpoints();
-        change(&mut endpoints);
-        let pods: Arc<EachPod> = Arc::new(|each| each(PodView::default()));
-        let deps = Deps { pods, endpoints, ..Deps::none(events) };
-        Served { deps, _events: running }
+    pub fn new(change: impl FnOnce(&mut FakeNode)) -> Self {
+        let mut node = FakeNode::new();
+        change(&mut node);
+        Served { node: Arc::new(node) }
     }
 
     pub fn ask(&self, request: &Request) -> ClientResponse {
         let mut raw = Vec::new();
         let form = Form { is_1_1: false, keep_alive: false, head_only: false };
         let mut out = ResponseWriter::new(&mut raw, form, jiff::Timestamp::UNIX_EPOCH);
-        match route::route(Listener::Main, request, &self.deps) {
+        match route::route(Listener::Main, request, &*self.node) {
             Reply::Whole(response) => response.write(&mut out).unwrap(),
-            Reply::Stream(stream) => stream(&mut out, &self.deps, &StopToken::never()).unwrap(),
+            Reply::Stream(stream) => stream(&mut out, &*self.node, &StopToken::never()).unwrap(),
         }
         out.finish().unwrap();
         let end = raw.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
@@ -139,7 +130,7 @@ fn missing_slash_is_redirected() {
 
 #[test]
 fn debug_paths_return_405_when_debugging_is_off() {
-    let served = Served::new(|endpoints| endpoints.switches.debugging = false);
+    let served = Served::new(|node| node.switches.debugging = false);
     for path in [
         "/run/default/web/a",
         "/exec/default/web/a",
@@ -162,13 +153,13 @@ fn debug_paths_return_405_when_debugging_is_off() {
 
 #[test]
 fn each_switched_off_endpoint_is_rejected() {
-    let served = Served::new(|endpoints| {
-        endpoints.switches.system_logs = false;
-        endpoints.switches.debug_flags = false;
-        endpoints.switches.profiling = false;
-        endpoints.switches.checkpoint = false;
-        endpoints.switches.flagz = false;
-        endpoints.switches.statusz = false;
+    let served = Served::new(|node| {
+        node.switches.system_logs = false;
+        node.switches.debug_flags = false;
+        node.switches.profiling = false;
+        node.switches.checkpoint = false;
+        node.switches.flagz = false;
+        node.switches.statusz = false;
     });
     for (path, status, text) in [
         ("/logs/", 405, "logs endpoint is disabled.\n"),

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde_json::{Value, json};
 
-use crate::server::deps::Deps;
+use crate::server::backend::NodeBackend;
 use crate::server::http::request::{Method, Request};
 use crate::server::http::response::Response;
 use crate::server::local::views::KUBERNETES_VERSION;
@@ -17,13 +17,13 @@ const GROUP: &str = "config.k8s.io";
 const VERSIONS: [&str; 2] = ["v1alpha1", "v1beta1"];
 
 /// `/configz`.
-pub(super) fn configz(deps: &Deps) -> Response {
-    Response::json(&json!({"kubeletconfig": (deps.endpoints.configz)()}))
+pub(super) fn configz(node: &dyn NodeBackend) -> Response {
+    Response::json(&json!({"kubeletconfig": node.configuration()}))
 }
 
 /// `/flagz`.
-pub(super) fn flagz(request: &Request, deps: &Deps) -> Result<Response, Response> {
-    let flags = || (deps.endpoints.flags)();
+pub(super) fn flagz(request: &Request, node: &dyn NodeBackend) -> Result<Response, Response> {
+    let flags = || node.flags();
     let form = negotiate(request, "Flagz")?;
     if form == Form::Text {
         let mut text = title("flagz");
@@ -38,15 +38,15 @@ pub(super) fn flagz(request: &Request, deps: &Deps) -> Result<Response, Response
 }
 
 /// `/statusz`.
-pub(super) fn statusz(request: &Request, deps: &Deps) -> Result<Response, Response> {
+pub(super) fn statusz(request: &Request, node: &dyn NodeBackend) -> Result<Response, Response> {
     let form = negotiate(request, "Statusz")?;
-    let started = deps.endpoints.started;
+    let started = node.started();
     let up = Timestamp::now().as_second().saturating_sub(started.as_second()).max(0);
     let binary = KUBERNETES_VERSION.trim_start_matches('v');
     let release = binary.rsplit_once('.').map_or(binary, |(release, _)| release);
     // DIFFERS: this agent is not written in Go; the field has its version.
     let made_with = concat!("none (coracle ", env!("CARGO_PKG_VERSION"), ")");
-    let paths = paths(deps);
+    let paths = paths(node);
     if form == Form::Text {
         let mut text = title("statusz");
         let begun = started.to_zoned(TimeZone::UTC).strftime("%a %b %e %H:%M:%S UTC %Y");
@@ -69,8 +69,8 @@ pub(super) fn statusz(request: &Request, deps: &Deps) -> Result<Response, Respon
 }
 
 /// `/debug/…`: only the log level can be set.
-pub(super) fn debug(request: &Request, deps: &Deps) -> Response {
-    let switches = deps.endpoints.switches;
+pub(super) fn debug(request: &Request, node: &dyn NodeBackend) -> Response {
+    let switches = node.switches();
     let path = request.target.path.as_str();
     if path == "/debug/flags/v" {
         return if switches.debug_flags { verbosity(request) } else { disabled("flags") };
@@ -113,8 +113,8 @@ fn title(what: &str) -> String {
     )
 }
 
-fn paths(deps: &Deps) -> Vec<&'static str> {
-    let switches = deps.endpoints.switches;
+fn paths(node: &dyn NodeBackend) -> Vec<&'static str> {
+    let switches = node.switches();
     let all = [
         (switches.debugging, "/attach"),
         (switches.debugging && switches.checkpoint, "/checkpoint"),

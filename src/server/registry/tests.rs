@@ -11,7 +11,8 @@ use super::publish::Publication;
 use super::*;
 use crate::image_set::SetReport;
 use crate::server::listen::accept::Port;
-use crate::server::{Deps, Settings, bind, start};
+use crate::server::testing::FakeNode;
+use crate::server::{NodeBackend, Settings, bind, start};
 use crate::util::stop::StopToken;
 use crate::util::threads::{OnDeath, Running};
 use crate::util::{sha256, token};
@@ -91,7 +92,6 @@ impl Images for Fake {
 
 struct Fixture {
     server: Option<Running>,
-    _events: Running,
     fake: Arc<Fake>,
     address: SocketAddr,
     mirror: PathBuf,
@@ -120,11 +120,11 @@ impl Got {
 impl Fixture {
     fn new(blob: &[u8]) -> Fixture {
         let dir = tempfile::tempdir().unwrap();
-        let (_sink, inbox) = crate::model::event::EventSink::new();
-        let (running, events) = crate::kube::events::spawn("node1", inbox, OnDeath::Unsupervised).unwrap();
         let fake =
             Arc::new(Fake { blob: blob.to_owned(), address: Mutex::default(), asked: Mutex::default() });
-        let deps = Deps { image_set: Arc::clone(&fake) as Arc<dyn Images>, ..Deps::none(events) };
+        let mut node = FakeNode::new();
+        node.image_set = Arc::clone(&fake) as Arc<dyn Images>;
+        let node: Arc<dyn NodeBackend> = Arc::new(node);
         let mirror = dir.path().join("hosts.toml");
         let settings = RegistrySettings::new(
             "127.0.0.1:0".parse().unwrap(),
@@ -141,10 +141,10 @@ impl Fixture {
             registry: Some(settings),
             any_namespace: false,
         };
-        let ports = bind(&settings, &deps).unwrap();
+        let ports = bind(&settings, &*node).unwrap();
         let address = ports.iter().find_map(Port::address).unwrap();
-        let server = start(ports, settings, deps, OnDeath::Unsupervised).unwrap();
-        Fixture { server: Some(server), _events: running, fake, address, mirror, token, dir }
+        let server = start(ports, settings, node, OnDeath::Unsupervised).unwrap();
+        Fixture { server: Some(server), fake, address, mirror, token, dir }
     }
 
     fn connect(&self, request: &str) -> TcpStream {

@@ -3,18 +3,19 @@
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::pod::Pod;
 use crate::model::runtime::{ContainerState, ListedPod};
-use crate::server::deps::StreamDeps;
+use crate::server::backend::NodeBackend;
 use crate::util::stop::StopToken;
 
 use super::rejection::Rejection;
 use super::request::{StreamRequest, Verb};
 
 /// The pod that a request names.
-pub(super) fn pod(request: &StreamRequest, deps: &StreamDeps) -> Result<Pod, Rejection> {
-    let pod = (deps.find_pod)(&request.namespace, &request.pod)
+pub(super) fn pod(request: &StreamRequest, node: &dyn NodeBackend) -> Result<Pod, Rejection> {
+    let pod = node
+        .find_pod(&request.namespace, &request.pod)
         .ok_or_else(|| Rejection::closing(404, "pod does not exist"))?;
     let uid = PodUid::from(request.uid.as_str());
-    if uid.is_empty() || uid == *pod.uid() || (deps.is_mirror)(&uid, &pod) {
+    if uid.is_empty() || uid == *pod.uid() || node.is_mirror(&uid, &pod) {
         return Ok(pod);
     }
     Err(match request.verb {
@@ -31,23 +32,23 @@ fn no_container(request: &StreamRequest) -> Rejection {
 pub(super) fn url(
     request: &StreamRequest,
     pod: &Pod,
-    deps: &StreamDeps,
+    node: &dyn NodeBackend,
     stop: &StopToken,
 ) -> Result<String, Rejection> {
-    let cri = deps.cri.with_stop(stop.clone());
+    let cri = node.runtime().with_stop(stop.clone());
     let url = match request.verb {
         Verb::Exec => {
-            let id = container(request, pod, deps, stop)?;
+            let id = container(request, pod, node, stop)?;
             cri.exec_url(&id, request.command.clone(), request.streams)
         }
         Verb::Attach => {
-            let id = container(request, pod, deps, stop)?;
+            let id = container(request, pod, node, stop)?;
             let mut streams = request.streams;
             // A process gets a terminal at its start or never.
             streams.tty = has_tty(pod, &request.container);
             cri.attach_url(&id, streams)
         }
-        Verb::PortForward => cri.port_forward_url(&sandbox(pod, deps, stop)?, &request.ports),
+        Verb::PortForward => cri.port_forward_url(&sandbox(pod, node, stop)?, &request.ports),
     };
     url.map_err(|error| Rejection::of_runtime(&error))
 }
@@ -57,37 +58,37 @@ pub(super) fn url(
 fn container(
     request: &StreamRequest,
     pod: &Pod,
-    deps: &StreamDeps,
+    node: &dyn NodeBackend,
     stop: &StopToken,
 ) -> Result<ContainerId, Rejection> {
-    let known = (deps.runtime_pod)(pod.uid()).and_then(|known| {
+    let known = node.containers(pod.uid()).and_then(|known| {
         known.running().find(|one| one.name == request.container).map(|one| one.id.clone())
     });
     if let Some(id) = known {
         return Ok(id);
     }
-    let instances = list(pod, deps, stop)?.map(|pod| pod.containers).unwrap_or_default();
+    let instances = list(pod, node, stop)?.map(|pod| pod.containers).unwrap_or_default();
     let found = instances
         .into_iter()
         .find(|one| one.name == request.container && one.state == ContainerState::Running);
     found.map(|one| one.id).ok_or_else(|| no_container(request))
 }
 
-fn sandbox(pod: &Pod, deps: &StreamDeps, stop: &StopToken) -> Result<SandboxId, Rejection> {
-    let known = (deps.runtime_pod)(pod.uid())
-        .and_then(|known| known.newest_sandbox().map(|sandbox| sandbox.id.clone()));
+fn sandbox(pod: &Pod, node: &dyn NodeBackend, stop: &StopToken) -> Result<SandboxId, Rejection> {
+    let known =
+        node.containers(pod.uid()).and_then(|known| known.newest_sandbox().map(|sandbox| sandbox.id.clone()));
     if let Some(id) = known {
         return Ok(id);
     }
-    let found = list(pod, deps, stop)?.and_then(|pod| pod.sandboxes.into_iter().next());
+    let found = list(pod, node, stop)?.and_then(|pod| pod.sandboxes.into_iter().next());
     found
         .map(|sandbox| sandbox.id)
         .ok_or_else(|| Rejection::closing(500, format!("pod not found ({:?})", pod.full_name().to_string())))
 }
 
 /// The pod as the runtime lists it.
-fn list(pod: &Pod, deps: &StreamDeps, stop: &StopToken) -> Result<Option<ListedPod>, Rejection> {
-    crate::cri::list_pods(&deps.cri.with_stop(stop.clone()), Some(pod.uid()))
+fn list(pod: &Pod, node: &dyn NodeBackend, stop: &StopToken) -> Result<Option<ListedPod>, Rejection> {
+    crate::cri::list_pods(&node.runtime().with_stop(stop.clone()), Some(pod.uid()))
         .map(|mut pods| pods.remove(pod.uid()))
         .map_err(|error| Rejection::of_runtime(&error))
 }

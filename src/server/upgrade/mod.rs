@@ -26,8 +26,8 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use crate::model::metrics;
+use crate::server::backend::NodeBackend;
 use crate::server::context::Context;
-use crate::server::deps::StreamDeps;
 use crate::server::http::connection::Connection;
 use crate::transport::http1::RequestHead;
 use crate::util::stop::StopToken;
@@ -45,8 +45,8 @@ pub(super) fn serve(mut connection: Connection, head: RequestHead, context: &Con
     tune(connection.as_fd());
     let early = connection.take_input();
     let running = context.hangups.begin();
-    let (peer, deps) = (connection.peer(), &context.deps.streams);
-    let prepared = prepare(&head, peer, deps, connection.shutdown(), &running.stop);
+    let (peer, node) = (connection.peer(), &*context.node);
+    let prepared = prepare(&head, peer, node, connection.shutdown(), &running.stop);
     drop(running);
     match prepared {
         Ok((runtime, translation, first)) => Splice::new(connection, runtime).run(translation, first, early),
@@ -58,19 +58,19 @@ pub(super) fn serve(mut connection: Connection, head: RequestHead, context: &Con
 fn prepare(
     head: &RequestHead,
     peer: Option<SocketAddr>,
-    deps: &StreamDeps,
+    node: &dyn NodeBackend,
     wake: &UnixStream,
     stop: &StopToken,
 ) -> Result<(Runtime, Translation, Buffers), Rejection> {
-    let request = StreamRequest::read(head, deps)?;
-    let pod = find::pod(&request, deps)?;
+    let request = StreamRequest::read(head, node.switches())?;
+    let pod = find::pod(&request, node)?;
     let key = match &request.mode {
         // DIFFERS: the Go kubelet checks this after the runtime has prepared a stream.
         Mode::Plain => return Err(Rejection::closing(500, "Upgrade request required\n")),
         Mode::Splice => "",
         Mode::Channels | Mode::Tunnel(_) => handshake::key(head)?,
     };
-    let url = find::url(&request, &pod, deps, stop)?;
+    let url = find::url(&request, &pod, node, stop)?;
     let mut runtime = Runtime::dial(&url, wake)?;
     if !matches!(request.mode, Mode::Splice) {
         metrics::WEBSOCKET_STREAMS.inc([request.verb.subresource()]);

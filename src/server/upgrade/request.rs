@@ -1,7 +1,7 @@
 //! Parses requests for streams (pure).
 
 use crate::cri::Streams;
-use crate::server::deps::StreamDeps;
+use crate::server::backend::Switches;
 use crate::transport::http1::RequestHead;
 
 use super::rejection::Rejection;
@@ -54,15 +54,15 @@ pub(super) struct StreamRequest {
 }
 
 impl StreamRequest {
-    pub(super) fn read(head: &RequestHead, deps: &StreamDeps) -> Result<StreamRequest, Rejection> {
-        if !deps.enabled {
+    pub(super) fn read(head: &RequestHead, switches: Switches) -> Result<StreamRequest, Rejection> {
+        if !switches.debugging {
             return Err(Rejection::closing(405, "Debug endpoints are disabled.\n"));
         }
         let mut request = path(&head.target.path)?;
         if !matches!(head.method.as_str(), "GET" | "POST") {
             return Err(Rejection::closing(405, "405: Method Not Allowed"));
         }
-        request.mode = mode(head, request.verb, deps.websockets);
+        request.mode = mode(head, request.verb, switches.websockets);
         match request.verb {
             Verb::PortForward => {
                 let names_ports = head.is_websocket() && !matches!(request.mode, Mode::Tunnel(_));

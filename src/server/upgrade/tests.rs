@@ -3,6 +3,8 @@
 
 use super::*;
 use crate::cri::Streams;
+use crate::server::backend::Switches;
+use crate::server::testing::SWITCHES;
 use crate::transport::{spdy, websocket};
 
 fn head(line: &str, more: &str) -> RequestHead {
@@ -12,7 +14,7 @@ fn head(line: &str, more: &str) -> RequestHead {
 
 fn read(line: &str, more: &str) -> Result<StreamRequest, (u16, String)> {
     let rejected = |rejection: Rejection| (rejection.status(), rejection.text().to_owned());
-    StreamRequest::read(&head(line, more), &StreamDeps::none()).map_err(rejected)
+    StreamRequest::read(&head(line, more), SWITCHES).map_err(rejected)
 }
 
 const SPDY: &str = "Upgrade: SPDY/3.1";
@@ -44,8 +46,8 @@ fn paths_and_queries_are_parsed() {
     ] {
         assert_eq!(read(line, SPDY).map(|_| ()).map_err(|(status, _)| status), Err(status), "{line}");
     }
-    let off = StreamDeps { enabled: false, ..StreamDeps::none() };
-    let rejection = StreamRequest::read(&head("POST /exec/x", SPDY), &off).unwrap_err();
+    let off = Switches { debugging: false, ..SWITCHES };
+    let rejection = StreamRequest::read(&head("POST /exec/x", SPDY), off).unwrap_err();
     assert_eq!((rejection.status(), rejection.text()), (405, "Debug endpoints are disabled."));
 }
 
@@ -64,11 +66,11 @@ fn protocols_decide_the_translation() {
     assert_eq!(forward(SPDY), Ok(Mode::Splice));
     let required = "query parameter \"port\" is required".to_owned();
     assert_eq!(forward(&websocket("v4.channel.k8s.io")), Err((400, required)));
-    let off = StreamDeps { websockets: false, ..StreamDeps::none() };
+    let off = Switches { websockets: false, ..SWITCHES };
     let v5 = head("GET /exec/a/b/c?output=1", &websocket("v5.channel.k8s.io"));
-    assert_eq!(StreamRequest::read(&v5, &off).unwrap().mode, Mode::Splice);
+    assert_eq!(StreamRequest::read(&v5, off).unwrap().mode, Mode::Splice);
     let plain = RequestHead::parse(b"GET /exec/a/b/c?output=1 HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
-    assert_eq!(StreamRequest::read(&plain, &StreamDeps::none()).unwrap().mode, Mode::Plain);
+    assert_eq!(StreamRequest::read(&plain, SWITCHES).unwrap().mode, Mode::Plain);
 }
 
 #[test]

@@ -24,7 +24,7 @@ const FORM: Form = Form { is_1_1: true, keep_alive: true, head_only: false };
 #[test]
 fn only_complete_streams_have_an_end() {
     let served = Served::new(|_| {});
-    let (context, _end) = Context::alone(served.deps.clone());
+    let (context, _end) = Context::alone(served.node.clone());
     let after = |outcome: fn() -> io::Result<()>| {
         let stream = Reply::stream(move |out, _, _| {
             out.start(200, &[], None)?;
@@ -49,20 +49,15 @@ fn only_complete_streams_have_an_end() {
 #[test]
 fn panic_before_the_head_is_a_500() {
     let served = Served::new(|_| {});
-    let (context, _end) = Context::alone(served.deps.clone());
+    let (context, _end) = Context::alone(served.node.clone());
     let (text, again) = sent(&context, Reply::stream(|_, _, _| panic!("of the test")), FORM);
     assert!(text.starts_with("HTTP/1.1 500 Internal Server Error\r\n") && again, "{text}");
 }
 
 #[test]
 fn client_that_leaves_stops_its_request() {
-    let served = Served::new(|endpoints| {
-        endpoints.run = std::sync::Arc::new(|_, _, _, stop| {
-            assert_eq!(stop.wait(Duration::from_secs(60)), crate::util::stop::Waited::Stopped);
-            Ok(b"stopped".to_vec())
-        });
-    });
-    let (context, _end) = Context::alone(served.deps.clone());
+    let served = Served::new(|node| node.run_waits = true);
+    let (context, _end) = Context::alone(served.node.clone());
     let (mut client, server) = UnixStream::pair().unwrap();
     let connection = Connection::new(Socket::Unix(server), context.shutdown.clone());
     // The other direction stays open, so that the test receives the response.
@@ -92,8 +87,8 @@ fn client_that_leaves_stops_its_request() {
 fn callers_have_separate_limits_for_responses_and_streams() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("syslog"), "line\n").unwrap();
-    let served = Served::new(|endpoints| endpoints.log_dir = dir.path().to_owned());
-    let (context, _end) = Context::alone(served.deps.clone());
+    let served = Served::new(|node| node.log_dir = dir.path().to_owned());
+    let (context, _end) = Context::alone(served.node.clone());
     // No request waits for a permit.
     let (source, stop) = crate::util::stop::pair();
     drop(source);

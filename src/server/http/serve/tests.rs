@@ -104,7 +104,7 @@ fn client_that_waits_for_it_gets_a_100_once() {
 /// What a client of the read-only port receives for these bytes.
 fn served(raw: &[u8]) -> String {
     let served = Served::new(|_| {});
-    let (context, _end) = Context::alone(served.deps.clone());
+    let (context, _end) = Context::alone(served.node.clone());
     let (mut client, server) = UnixStream::pair().unwrap();
     server.set_nonblocking(true).unwrap();
     client.write_all(raw).unwrap();

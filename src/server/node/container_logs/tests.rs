@@ -4,7 +4,6 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::server::deps::LogSource;
 use crate::server::node::tests::Served;
 
 const T: &str = "2026-01-01T00:00:0";
@@ -19,28 +18,19 @@ fn status() -> Value {
 }
 
 fn served(dir: &Path, status: Value) -> Served {
-    let dir = dir.to_owned();
-    Served::new(move |endpoints| {
-        endpoints.pod = Arc::new(move |namespace, name| {
-            let pod = json!({
-                "metadata": {"namespace": namespace, "name": name, "uid": "uid1"},
-                "spec": {
-                    "containers": [{"name": "a"}, {"name": "b"}],
-                    "initContainers": [{"name": "i"}],
-                    "ephemeralContainers": [{"name": "e"}],
-                },
-                "status": status,
-            });
-            (name == "web").then(|| serde_json::from_value(pod).unwrap())
-        });
-        endpoints.instance_log = Arc::new(move |uid, id| {
-            assert_eq!(uid.as_str(), "uid1");
-            let path = dir.join(format!("{id}.log"));
-            if id == "9" {
-                return Err("gone".into());
-            }
-            Ok(LogSource { path, running: Arc::new(|| false) })
-        });
+    let pod = json!({
+        "metadata": {"namespace": "default", "name": "web", "uid": "uid1"},
+        "spec": {
+            "containers": [{"name": "a"}, {"name": "b"}],
+            "initContainers": [{"name": "i"}],
+            "ephemeralContainers": [{"name": "e"}],
+        },
+        "status": status,
+    });
+    let pod: crate::model::api::Pod = serde_json::from_value(pod).unwrap();
+    Served::new(|node| {
+        node.named = vec![pod.into()];
+        node.instance_logs = Some(dir.to_owned());
     })
 }
 
@@ -137,7 +127,7 @@ fn parameters_are_validated_and_applied() {
 fn one_stream_can_be_selected_with_the_gate() {
     let dir = logs();
     let mut served = served(dir.path(), status());
-    served.deps.endpoints.switches.split_streams = true;
+    Arc::get_mut(&mut served.node).unwrap().switches.split_streams = true;
     for (query, status, text) in [
         ("stream=Stdout", 200, "one\nthree\n"),
         ("stream=Stderr", 200, "two\n"),

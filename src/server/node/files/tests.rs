@@ -41,7 +41,7 @@ fn tree() -> tempfile::TempDir {
 
 fn served(dir: &tempfile::TempDir) -> Served {
     let root = dir.path().join("log");
-    Served::new(|endpoints| endpoints.log_dir = root)
+    Served::new(|node| node.log_dir = root)
 }
 
 #[test]

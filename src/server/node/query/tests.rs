@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use super::*;
 use crate::server::http::request::Method;
 use crate::server::node::tests::{Served, request};
@@ -15,9 +17,9 @@ fn tree() -> tempfile::TempDir {
 
 fn served(dir: &tempfile::TempDir) -> Served {
     let root = dir.path().to_owned();
-    Served::new(|endpoints| {
-        endpoints.log_dir = root;
-        endpoints.switches.system_log_query = true;
+    Served::new(|node| {
+        node.log_dir = root;
+        node.switches.system_log_query = true;
     })
 }
 
@@ -96,7 +98,7 @@ fn parameters_are_validated() {
 fn queries_are_ignored_without_the_switch() {
     let dir = tree();
     let mut served = served(&dir);
-    served.deps.endpoints.switches.system_log_query = false;
+    Arc::get_mut(&mut served.node).unwrap().switches.system_log_query = false;
     assert!(served.get("/logs/?query=a;b").text().contains("dotted.log"));
 }
 
