@@ -5,7 +5,6 @@
 //! room may import which.
 
 // layer 0
-pub mod managers;
 pub mod model;
 pub mod util;
 // layer 1
@@ -19,6 +18,7 @@ pub mod claims;
 pub mod devices;
 pub mod image_check;
 pub mod image_set;
+pub mod managers;
 pub(crate) mod observe;
 pub mod plugins;
 pub(crate) mod probes;
@@ -37,6 +37,5 @@ pub(crate) mod sync;
 // layer 5
 pub mod agent;
 pub mod cli;
-
 #[cfg(test)]
 mod fuzz;

@@ -1,7 +1,7 @@
 //! Hostile input for YAML and the node's configuration.
 
 use super::{load, yaml};
-use crate::fuzz::{Budget, Target, nested, repeated};
+use crate::util::fuzzing::{Budget, Target, nested, repeated};
 use crate::util::threads::Stack;
 
 pub(crate) fn targets() -> Vec<Target> {

@@ -1,9 +1,9 @@
 //! Responses of a hostile runtime.
 
 use super::{convert, inspect};
-use crate::fuzz::{Budget, Target};
 use crate::model::labels;
 use crate::transport::generated::{Message, MessageField, runtime};
+use crate::util::fuzzing::{Budget, Target};
 use crate::util::threads::Stack;
 
 /// gRPC allows 16 MiB; a smaller size shows how the cost grows.

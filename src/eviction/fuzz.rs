@@ -2,7 +2,7 @@
 
 use super::thresholds::{grace, reclaim, thresholds, value};
 use crate::config::KubeletConfiguration;
-use crate::fuzz::{Budget, Target, repeated};
+use crate::util::fuzzing::{Budget, Target, repeated};
 use crate::util::threads::Stack;
 
 pub(crate) fn targets() -> Vec<Target> {

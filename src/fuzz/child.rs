@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::inputs::{Random, mutated};
-use super::{Target, random_time, setting, targets};
+use super::{random_time, setting, targets};
+use crate::util::fuzzing::Target;
 use crate::util::threads::{OnDeath, spawn};
 
 /// The variable with the target's name. Only the environment of a child has it.

@@ -18,33 +18,6 @@ impl Random {
     }
 }
 
-/// `open` repeated, then `close` repeated equally often, so that both fit into `max_bytes`.
-pub(crate) fn nested(open: &str, close: &str, max_bytes: usize) -> Vec<u8> {
-    let depth = max_bytes / (open.len() + close.len()).max(1);
-    let mut text = open.repeat(depth);
-    text.push_str(&close.repeat(depth));
-    text.into_bytes()
-}
-
-/// `before`, then `piece(0)`, `piece(1)` and so on while they fit into `max_bytes`, then `after`.
-pub(crate) fn repeated(
-    before: &str,
-    piece: impl Fn(usize) -> String,
-    after: &str,
-    max_bytes: usize,
-) -> Vec<u8> {
-    let mut text = before.to_owned();
-    for index in 0.. {
-        let next = piece(index);
-        if text.len() + next.len() + after.len() > max_bytes {
-            break;
-        }
-        text.push_str(&next);
-    }
-    text.push_str(after);
-    text.into_bytes()
-}
-
 /// Bytes with a special meaning for parsers.
 const SPECIAL: &[u8] = b"\0\t\n\r \"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~\x7f\x80\xc0\xff0aZ";
 

@@ -1,4 +1,4 @@
-//! Fuzz tests of parsers and expanders, with budgets of time and memory.
+//! Runs the fuzz tests of parsers and expanders of all rooms, with budgets of time and memory.
 //!
 //! Each room lists its [`Target`]s in its file `fuzz.rs`. A target gets its worst known inputs, at
 //! the largest size that its caller accepts, then its seeds, then random inputs. It fails when it
@@ -23,62 +23,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::util::threads::Stack;
-
-pub(crate) use inputs::{nested, repeated};
-
-/// A parser or expander, and its inputs.
-pub(crate) struct Target {
-    /// Unique, of the form `room/parser`.
-    pub(crate) name: &'static str,
-    /// The stack of the thread that runs it in production.
-    pub(crate) stack: Stack,
-    /// The maximum number of bytes that its caller in production passes to it.
-    pub(crate) max_bytes: usize,
-    /// The limits for one input.
-    pub(crate) budget: Budget,
-    /// The worst known inputs, with up to `max_bytes` bytes.
-    pub(crate) worst: fn(max_bytes: usize) -> Vec<Named>,
-    /// Valid inputs, from which random ones are made.
-    pub(crate) seeds: &'static [&'static [u8]],
-    /// Parses one input. The result does not matter.
-    pub(crate) run: fn(&[u8]),
-}
-
-/// An input with its name.
-pub(crate) type Named = (&'static str, Vec<u8>);
-
-/// The limits for one input, in a build without optimization.
-#[derive(Clone, Copy)]
-pub(crate) struct Budget {
-    /// Processor time, independent of the size.
-    pub(crate) base: Duration,
-    /// Processor time per MiB of input, in addition.
-    pub(crate) per_mib: Duration,
-    /// Growth of resident memory, independent of the size, in KiB.
-    pub(crate) base_kib: u64,
-    /// Growth of resident memory per byte of input, in bytes.
-    pub(crate) per_byte: u64,
-}
-
-impl Budget {
-    /// The budget of a parser with linear cost: far more than it needs, but far less than a parser
-    /// with quadratic cost needs.
-    pub(crate) const LINEAR: Budget = Budget {
-        base: Duration::from_secs(2),
-        per_mib: Duration::from_secs(6),
-        base_kib: 16 * 1024,
-        per_byte: 48,
-    };
-
-    fn time(&self, bytes: usize) -> Duration {
-        self.base + self.per_mib.mul_f64(bytes as f64 / (1024.0 * 1024.0))
-    }
-
-    fn memory_kib(&self, bytes: usize) -> u64 {
-        self.base_kib + self.per_byte * bytes as u64 / 1024
-    }
-}
+use crate::util::fuzzing::{Budget, Target};
 
 fn targets() -> Vec<Target> {
     let mut all = Vec::new();
@@ -210,6 +155,7 @@ impl Running {
 /// Tests of this framework: it reports each kind of failure.
 mod tests {
     use super::*;
+    use crate::util::threads::Stack;
 
     /// Targets that fail, each in another way, and one that passes. `targets` does not list them.
     pub(super) fn own_targets() -> Vec<Target> {

@@ -4,8 +4,8 @@ use std::io::{self, Cursor, Write};
 use std::time::Duration;
 
 use super::archive::testing::*;
-use crate::fuzz::{Budget, Target, nested, repeated};
 use crate::util::decompress;
+use crate::util::fuzzing::{Budget, Target, nested, repeated};
 use crate::util::gzip::Gzip;
 use crate::util::threads::Stack;
 

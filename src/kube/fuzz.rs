@@ -5,9 +5,9 @@ use serde_json::Value;
 use super::certificates::Facts;
 use super::objects::{self, Kind};
 use super::services::Services;
-use crate::fuzz::{Budget, Target, nested, repeated};
 use crate::model::pod::Pod;
 use crate::model::{api, typed};
+use crate::util::fuzzing::{Budget, Target, nested, repeated};
 use crate::util::threads::Stack;
 
 /// API servers store objects of up to 1.5 MiB; their size as JSON may be larger.

@@ -9,7 +9,7 @@ use super::expand::{self, Budget as Room};
 use super::pod::Pod;
 use super::quantity::Amount;
 use super::{fields, log_line, typed};
-use crate::fuzz::{Budget, Target, nested, repeated};
+use crate::util::fuzzing::{Budget, Target, nested, repeated};
 use crate::util::threads::Stack;
 
 /// API servers store objects of up to 1.5 MiB; their size as JSON may be larger.

@@ -4,12 +4,12 @@ use serde_json::Value;
 
 use super::admission::{Admission, NodeView, admit};
 use super::plan;
-use crate::fuzz::{Budget, Target, repeated};
 use crate::model::pod::Pod;
 use crate::model::pod_size::MAX_CONTAINERS;
 use crate::model::runtime::{ContainerState, ContainerStatus, PodRuntime};
 use crate::model::{api, typed};
 use crate::status::{self, NodeAddresses};
+use crate::util::fuzzing::{Budget, Target, repeated};
 use crate::util::threads::Stack;
 
 /// API servers store objects of up to 1.5 MiB; JSON is larger than what they count.

@@ -1,7 +1,7 @@
 //! Hostile records of the kernel's log.
 
 use super::oom::{Parser, RECORD_LIMIT};
-use crate::fuzz::{Budget, Target, repeated};
+use crate::util::fuzzing::{Budget, Target, repeated};
 use crate::util::threads::Stack;
 
 pub(crate) fn targets() -> Vec<Target> {

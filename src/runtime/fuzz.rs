@@ -11,7 +11,6 @@ use super::logs::read::{ReadOptions, read};
 use super::security_context::ImageUser;
 use super::settings::Host;
 use super::{env_file, images};
-use crate::fuzz::{Budget, Named, Target, repeated};
 use crate::kube::claims::Claims;
 use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::runtime_classes::RuntimeClasses;
@@ -23,6 +22,7 @@ use crate::model::mount::{MountedVolume, SubPath, SubPathFailure, SubPaths};
 use crate::model::pod::Pod;
 use crate::model::pod_size::{self, MAX_CONTAINER_ITEMS, MAX_VOLUMES};
 use crate::model::{api, expand, typed};
+use crate::util::fuzzing::{Budget, Named, Target, repeated};
 use crate::util::stop::StopToken;
 use crate::util::threads::Stack;
 
@@ -118,7 +118,7 @@ fn own_targets() -> Vec<Target> {
                     ("lines of no form", lines("no log line at all\n")),
                     ("zeros", vec![0; max]),
                     ("Docker's lines", repeated("", |_| "{\"log\":\"x\\n\",\"stream\":\"stdout\",\"time\":\"2026-01-01T00:00:00Z\"}\n".to_owned(), "", max)),
-                    ("nested JSON", crate::fuzz::nested("[", "]", max)),
+                    ("nested JSON", crate::util::fuzzing::nested("[", "]", max)),
                 ]
             },
             seeds: &[

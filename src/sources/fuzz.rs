@@ -3,7 +3,7 @@
 use super::identity::Origin;
 use super::local;
 use super::manifest;
-use crate::fuzz::{Budget, Target, nested, repeated};
+use crate::util::fuzzing::{Budget, Target, nested, repeated};
 use crate::util::threads::Stack;
 
 const HEAD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n";

@@ -1,8 +1,8 @@
 //! Hostile input for wire protocols: streams, D-Bus, HTTP responses, certificates, proxies.
 
 use super::{api, dbus, dial, http1, proxy, resolver, spdy, tls, websocket};
-use crate::fuzz::{Budget, Named, Target, repeated};
 use crate::util::encoding::from_base64;
+use crate::util::fuzzing::{Budget, Named, Target, repeated};
 use crate::util::threads::Stack;
 use crate::util::x509::tag;
 

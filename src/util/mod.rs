@@ -14,6 +14,8 @@ pub mod decompress;
 pub mod disk_writes;
 pub mod encoding;
 pub mod error_chain;
+#[cfg(test)]
+pub(crate) mod fuzzing;
 pub mod gate;
 pub mod gzip;
 pub mod json;

@@ -176,8 +176,8 @@ fn rooms_do_not_import_each_other_in_a_circle() {
     report(&problems);
 }
 
-#[test]
-fn files_of_a_room_import_each_other_in_small_circles_only() {
+/// All modules of the rooms, and what each imports in its own room.
+fn files_of_rooms() -> Graph {
     let is_test = |file: &str| file.ends_with("/tests.rs") || file.contains("/tests/");
     let sources: Vec<(String, String)> =
         sources().into_iter().filter(|(file, _)| room(file).is_some() && !is_test(file)).collect();
@@ -190,11 +190,36 @@ fn files_of_a_room_import_each_other_in_small_circles_only() {
         graph.insert(here, others);
     }
     assert!(graph.values().map(BTreeSet::len).sum::<usize>() > 500, "the imports are not read");
-    let circles = circles(&graph);
-    let problems: Vec<String> = circles
+    graph
+}
+
+#[test]
+fn files_of_a_room_import_each_other_in_small_circles_only() {
+    let graph = files_of_rooms();
+    let problems: Vec<String> = circles(&graph)
         .iter()
         .filter(|circle| circle.len() > LIMIT)
         .map(|circle| format!("{} files import each other: {}", circle.len(), circle.join(", ")))
+        .collect();
+    report(&problems);
+}
+
+#[test]
+fn files_of_different_folders_do_not_import_each_other_in_a_circle() {
+    let graph = files_of_rooms();
+    let folders: BTreeSet<&str> =
+        graph.keys().filter_map(|module| module.rsplit_once("::")).map(|(folder, _)| folder).collect();
+    let problems: Vec<String> = circles(&graph)
+        .iter()
+        .filter(|circle| {
+            // A module with modules of its own belongs to their folder.
+            let of = |module: &str| match folders.get(module) {
+                Some(own) => (*own).to_owned(),
+                None => module.rsplit_once("::").map_or_else(String::new, |(folder, _)| folder.to_owned()),
+            };
+            circle.iter().map(|module| of(module)).collect::<BTreeSet<_>>().len() > 1
+        })
+        .map(|circle| format!("files of different folders import each other: {}", circle.join(", ")))
         .collect();
     report(&problems);
 }

@@ -6,7 +6,6 @@ use jiff::Timestamp;
 
 use super::gc::{Ledger, Policy, SeenImage};
 use super::pull_secrets::PullSecrets;
-use crate::fuzz::{Budget, Target, nested, repeated};
 use crate::kube::claims::Claims;
 use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::runtime_classes::RuntimeClasses;
@@ -16,6 +15,7 @@ use crate::model::api;
 use crate::model::ids::ImageRef;
 use crate::model::pod::Pod;
 use crate::transport::generated::{Message, runtime};
+use crate::util::fuzzing::{Budget, Target, nested, repeated};
 use crate::util::stop::StopToken;
 use crate::util::threads::Stack;
 

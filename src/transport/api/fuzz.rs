@@ -2,7 +2,7 @@
 
 use std::io::BufReader;
 
-use crate::fuzz::{Budget, Target};
+use crate::util::fuzzing::{Budget, Target};
 use crate::util::threads::Stack;
 
 pub(in crate::transport) fn targets() -> Vec<Target> {

@@ -4,8 +4,8 @@ use std::io::BufReader;
 
 use super::url::{Url, is_absolute};
 use super::{MAX_BODY_BYTES, Scheme};
-use crate::fuzz::{Budget, Target, repeated};
 use crate::transport::http1::ResponseHead;
+use crate::util::fuzzing::{Budget, Target, repeated};
 use crate::util::threads::Stack;
 
 /// The limit of all header lines together, of which a redirect's location is one.

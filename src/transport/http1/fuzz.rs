@@ -1,7 +1,7 @@
 //! Hostile requests.
 
 use super::request::{self, HEAD_BYTES, RequestHead};
-use crate::fuzz::{Budget, Target, repeated};
+use crate::util::fuzzing::{Budget, Target, repeated};
 use crate::util::threads::Stack;
 
 pub(in crate::transport) fn targets() -> Vec<Target> {

@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 
 use super::{Environment, Proxy, tunnel};
-use crate::fuzz::{Budget, Target, repeated};
+use crate::util::fuzzing::{Budget, Target, repeated};
 use crate::util::threads::Stack;
 
 pub(in crate::transport) fn targets() -> Vec<Target> {

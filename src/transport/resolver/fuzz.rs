@@ -3,7 +3,7 @@
 use super::config::Config;
 use super::hosts;
 use super::message::{Kind, encode, read};
-use crate::fuzz::{Budget, Target, repeated};
+use crate::util::fuzzing::{Budget, Target, repeated};
 use crate::util::threads::Stack;
 
 const QUESTION: &[u8] = b"\x03api\x04edge\x04test\0\0\x01\0\x01";

@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 use jiff::Timestamp;
 
 use super::Authorities;
-use crate::fuzz::{Budget, Target, repeated};
 use crate::transport::fuzz::{certificate_seeds, hostile_certificates, of_pem};
+use crate::util::fuzzing::{Budget, Target, repeated};
 use crate::util::threads::Stack;
 
 /// A message of a handshake has 16 MiB at most, and the TLS library accepts 64 KiB; this target
