@@ -10,7 +10,7 @@ use super::auth::Auth;
 use super::backend::NodeBackend;
 use super::listen::hangups::Hangups;
 use super::listen::limiter::ConnectionLimiter;
-use super::quota::Quota;
+use super::listen::quota::Quota;
 use super::registry::settings::RegistrySettings;
 use crate::transport::tls::Acceptor;
 

@@ -6,10 +6,12 @@
 //! Threads: `listen` (accepts connections, and detects clients that disconnect during a request), per
 //! open connection `conn/<n>` (reads requests and responds to them), limited per listener.
 //! Inbox: none; responses come from the agent, as [`NodeBackend`].
-//! Layout: `listen` (sockets, limits of connections), `http` (one connection, its requests and
-//! responses), `auth` (callers of the node API), `route` (paths by listener), `node` (paths of the
-//! kubelet's ports), `local` (paths of the local socket), `registry` (images of archives, for the runtime), `upgrade` (streams of bytes in both
-//! directions), `pod_resources` (a gRPC server of its own), `quota` and `context` (limits and shared state).
+//! Layout, from the top: `serve` (accepts connections, reads requests, finds the handler by listener
+//! and path), `node` (paths of the kubelet's ports), `local` (paths of the local socket), `registry`
+//! (images of archives, for the runtime), `upgrade` (streams of bytes in both directions), `context`
+//! (shared state), `auth` (callers of the node API), `listen` (sockets, limits of connections, of streams
+//! and of large responses), `backend` (what the agent provides), `views` (documents), `http` (one
+//! connection, its requests and responses). `pod_resources` is a gRPC server of its own.
 //! Invariants: a request is parsed once, strictly, and served on its connection's thread; every wait
 //! ends when the `listen` thread stops; a slow client, a slow response or a panic affects one
 //! connection.
@@ -27,14 +29,14 @@ mod listen;
 mod local;
 mod node;
 pub mod pod_resources;
-mod quota;
 mod registry;
-mod route;
+mod serve;
 #[cfg(test)]
 pub mod testing;
 #[cfg(test)]
 mod tests;
 mod upgrade;
+mod views;
 
 use std::io;
 use std::net::SocketAddr;
@@ -48,11 +50,11 @@ pub use claim::{Claim, claim_root, claim_socket};
 pub use context::MainPort;
 pub use error::ServerError;
 pub use listen::bind::connect_local;
-pub use local::holdings::{
+pub use views::containers::default_container;
+pub use views::holdings::{
     ClaimRow, DeviceRow, DevicesReply, MOST_ROWS, PluginRow, VolumeRow, VolumesReply, clip,
 };
-pub use local::select::default_container;
-pub use local::views::{
+pub use views::{
     DebugReply, Described, DiskWritesReport, ImageRow, KUBERNETES_VERSION, LogsReport, MemoryReport,
     NodeReport, PodCgroupReport, PodChange, PodView, PodsReply, ProblemReport, QueueReport, ResourceReport,
     RuntimeReport, SourceReport, ThreadRow, ThresholdReport, VerifyLine, VersionReply,
@@ -67,9 +69,9 @@ pub use registry::settings::RegistrySettings;
 use crate::util::threads::{OnDeath, Running};
 use context::Context;
 use http::request::Listener;
-use listen::accept::{self, Port};
 use listen::hangups::Hangups;
 use registry::publish::Publication;
+use serve::accept::{self, Port};
 
 /// The default path of the local socket.
 pub const LOCAL_SOCKET: &str = "/run/coracle/coracle.sock";

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::backend::{AgentCheck, Detail, LogSource, MetricsPage, NodeBackend, Switches};
-use super::local::holdings::{DevicesReply, VolumesReply};
-use super::local::views::{ImageRow, NodeReport, PodCgroupReport, PodView};
 use super::registry::images::Images;
+use super::views::holdings::{DevicesReply, VolumesReply};
+use super::views::{ImageRow, NodeReport, PodCgroupReport, PodView};
 use crate::cri::RuntimeClient;
 use crate::image_check;
 use crate::image_set::ImageSet;

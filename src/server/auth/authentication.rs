@@ -13,7 +13,7 @@ use super::settings::{Clock, Reviews, Settings};
 use crate::kube::certificates::{Facts, Subject};
 use crate::kube::reviews::User;
 
-use crate::server::quota::Caller;
+use crate::server::listen::quota::Caller;
 use crate::transport::http1::RequestHead;
 use crate::util::encoding::from_base64_url;
 use crate::util::sha256;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::cache::Cache;
 use super::settings::{Clock, Mode, Reviews};
 use crate::kube::reviews::{Attributes, User};
-use crate::server::quota::Caller;
+use crate::server::listen::quota::Caller;
 use crate::util::sha256;
 
 /// The maximum number of cached decisions.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::settings::Clock;
-use crate::server::quota::{Caller, Permit, Quota};
+use crate::server::listen::quota::{Caller, Permit, Quota};
 use crate::util::stop::StopToken;
 use crate::util::threads;
 

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::quota::Caller;
+use super::listen::quota::Caller;
 use crate::kube::reviews::User;
 use crate::transport::http1::RequestHead;
 pub(super) use authentication::PROTOCOL_TOKEN;

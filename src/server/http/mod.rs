@@ -1,7 +1,5 @@
 //! One connection: its bytes, the requests on it, and their responses.
 
 pub(super) mod connection;
-pub(super) mod exchange;
 pub(super) mod request;
 pub(super) mod response;
-pub(super) mod serve;

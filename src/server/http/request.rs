@@ -51,7 +51,7 @@ pub enum Method {
 }
 
 impl Method {
-    pub(super) fn of(name: &str) -> Method {
+    pub fn of(name: &str) -> Method {
         match name {
             "GET" => Method::Get,
             "HEAD" => Method::Head,

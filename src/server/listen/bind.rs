@@ -53,7 +53,7 @@ impl Bound {
         }
     }
 
-    pub(super) fn accept(&self) -> io::Result<Socket> {
+    pub fn accept(&self) -> io::Result<Socket> {
         match self {
             Bound::Tcp(tcp) => tcp.accept().map(|(stream, _)| Socket::Tcp(Arc::new(stream))),
             Bound::Unix(unix) => unix.accept().map(|(stream, _)| Socket::Unix(stream)),

@@ -72,7 +72,7 @@ impl Hangups {
     }
 
     /// Stops the request of this number, if it still runs.
-    pub(super) fn stop(&self, id: u64) {
+    pub fn stop(&self, id: u64) {
         let source = self.lock().running.remove(&id);
         drop(source);
     }

@@ -1,7 +1,7 @@
 //! Sockets, accepted connections and their limits.
 
-pub(super) mod accept;
 pub(super) mod bind;
 pub(super) mod hangups;
 pub(super) mod limiter;
-mod peer;
+pub(super) mod peer;
+pub(super) mod quota;

@@ -2,11 +2,11 @@
 //! `/v1/images/rescan` makes the agent read the directories of image archives.
 
 use super::select::find;
-use super::views::DebugReply;
 use crate::model::api::EphemeralContainer;
 use crate::model::ids::PodUid;
 use crate::server::backend::NodeBackend;
 use crate::server::http::response::Response;
+use crate::server::views::DebugReply;
 use crate::transport::http1::Target;
 use crate::util::backoff::random_u64;
 

@@ -2,10 +2,8 @@
 
 use jiff::Timestamp;
 
-use super::holdings::DevicesReply;
-use super::select::{container_names, default_container, find, sorted_pods};
+use super::select::{find, sorted_pods};
 use super::streams;
-use super::views::{Described, PodsReply, VersionReply};
 use crate::image_check::Options;
 use crate::model::event::Regarding;
 use crate::model::ids::PodUid;
@@ -13,6 +11,9 @@ use crate::runtime::logs::read::ReadOptions;
 use crate::server::backend::NodeBackend;
 use crate::server::http::response::{Reply, Response};
 use crate::server::registry;
+use crate::server::views::containers::{container_names, default_container};
+use crate::server::views::holdings::DevicesReply;
+use crate::server::views::{Described, PodsReply, VersionReply};
 use crate::transport::http1::Target;
 
 /// Responds to a GET.

@@ -1,14 +1,9 @@
 //! Finds the pod and the container of a command.
 
-use crate::model::api::Pod;
-
-use super::views::PodView;
 use crate::server::backend::NodeBackend;
 use crate::server::http::response::Response;
+use crate::server::views::PodView;
 use crate::transport::http1::Target;
-
-/// The annotation that names the default container.
-const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
 /// Finds pods by `namespace/name`, by name, by a static pod's name without the node's suffix, or by
 /// the beginning of the UID. The first of these rules that matches any pod decides.
@@ -30,27 +25,6 @@ fn resolve<'a>(pods: &'a [PodView], wanted: &str, node: &str) -> Vec<&'a PodView
         pods.iter().filter(|view| in_namespace(view) && rule(view)).collect()
     };
     rules.into_iter().map(matches).find(|found| !found.is_empty()).unwrap_or_default()
-}
-
-/// The names of all containers: regular, init, ephemeral.
-pub fn container_names(pod: &Pod) -> Vec<&str> {
-    let Some(spec) = &pod.spec else { return Vec::new() };
-    spec.containers
-        .iter()
-        .chain(spec.init_containers.iter().flatten())
-        .map(|container| container.name.as_str())
-        .chain(spec.ephemeral_containers.iter().flatten().map(|container| container.name.as_str()))
-        .collect()
-}
-
-/// The container of a command that names none: the annotated one or the first.
-pub fn default_container(pod: &Pod) -> Option<&str> {
-    let names = container_names(pod);
-    let annotated = pod.metadata.annotations.as_ref().and_then(|all| all.get(DEFAULT_CONTAINER));
-    match annotated {
-        Some(name) if names.contains(&name.as_str()) => Some(name),
-        _ => names.first().copied(),
-    }
 }
 
 /// The pods in the order of output.
@@ -123,19 +97,5 @@ mod tests {
         check("", "none");
         check("default/", "none");
         check("nothing", "none");
-    }
-
-    #[test]
-    fn default_container_is_annotated_or_first() {
-        let pod: Pod = serde_json::from_value(serde_json::json!({
-            "metadata": {"annotations": {DEFAULT_CONTAINER: "b"}},
-            "spec": {"initContainers": [{"name": "i"}], "containers": [{"name": "a"}, {"name": "b"}]},
-        }))
-        .unwrap();
-        assert_eq!(container_names(&pod), ["a", "b", "i"]);
-        assert_eq!(default_container(&pod), Some("b"));
-        let pod = Pod { metadata: Default::default(), ..pod };
-        assert_eq!(default_container(&pod), Some("a"));
-        assert_eq!(default_container(&Pod::default()), None);
     }
 }

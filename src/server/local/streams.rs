@@ -6,11 +6,11 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use super::select::sorted_pods;
-use super::views::{PodChange, PodView, VerifyLine};
 use crate::image_check::Options;
 use crate::runtime::logs::read::ReadOptions;
 use crate::server::backend::{LogSource, NodeBackend};
 use crate::server::http::response::Response;
+use crate::server::views::{PodChange, PodView, VerifyLine};
 use crate::transport::http1::ResponseWriter;
 use crate::util::stop::{StopToken, Waited};
 

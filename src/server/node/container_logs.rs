@@ -11,7 +11,7 @@ use crate::runtime::logs::read::ReadOptions;
 use crate::server::backend::NodeBackend;
 use crate::server::http::request::{Method, Request};
 use crate::server::http::response::{Reply, Response};
-use crate::server::local::select::container_names;
+use crate::server::views::containers::container_names;
 use crate::transport::http1::{ResponseWriter, Target};
 use crate::util::stop::StopToken;
 

@@ -4,7 +4,7 @@ use super::{container_logs, files, health, metrics, run, stats, zpages};
 use crate::server::backend::NodeBackend;
 use crate::server::http::request::{Method, Request, first_element};
 use crate::server::http::response::{Reply, Response};
-use crate::server::local::views;
+use crate::server::views;
 
 /// Responds to an authorized request. Exec, attach and port-forward are handled before.
 pub fn route(request: &Request, node: &dyn NodeBackend) -> Result<Reply, Response> {

@@ -5,7 +5,7 @@ use crate::model::ids::PodUid;
 use crate::server::backend::NodeBackend;
 use crate::server::http::request::{Method, Request};
 use crate::server::http::response::{Reply, Response};
-use crate::server::local::select::container_names;
+use crate::server::views::containers::container_names;
 
 /// Responds to `/run/{namespace}/{pod}[/{uid}]/{container}`.
 pub(super) fn respond(request: &Request, node: &dyn NodeBackend) -> Result<Reply, Response> {

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::server::http::request::{Listener, Method, Request};
+use super::routes;
+use crate::server::http::request::{Method, Request};
 use crate::server::http::response::Reply;
-use crate::server::route;
 use crate::server::testing::FakeNode;
 use crate::transport::http1::{Form, ResponseHead, ResponseWriter, Target};
 use crate::util::stop::StopToken;
@@ -48,7 +48,7 @@ impl Served {
         let mut raw = Vec::new();
         let form = Form { is_1_1: false, keep_alive: false, head_only: false };
         let mut out = ResponseWriter::new(&mut raw, form, jiff::Timestamp::UNIX_EPOCH);
-        match route::route(Listener::Main, request, &*self.node) {
+        match routes::route(request, &*self.node).unwrap_or_else(Reply::Whole) {
             Reply::Whole(response) => response.write(&mut out).unwrap(),
             Reply::Stream(stream) => stream(&mut out, &*self.node, &StopToken::never()).unwrap(),
         }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::server::backend::NodeBackend;
 use crate::server::http::request::{Method, Request};
 use crate::server::http::response::Response;
-use crate::server::local::views::KUBERNETES_VERSION;
+use crate::server::views::KUBERNETES_VERSION;
 use crate::util::logging;
 
 const GROUP: &str = "config.k8s.io";

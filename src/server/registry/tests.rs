@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::publish::Publication;
 use super::*;
 use crate::image_set::SetReport;
-use crate::server::listen::accept::Port;
+use crate::server::serve::accept::Port;
 use crate::server::testing::FakeNode;
 use crate::server::{NodeBackend, Settings, bind, start};
 use crate::util::stop::StopToken;

@@ -1,8 +1,8 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-use super::super::connection::Socket;
 use super::*;
+use crate::server::http::connection::Socket;
 use crate::server::http::request::Method;
 use crate::server::node::tests::{Served, request};
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded, select_biased};
 
-use super::listen::limiter::{Peer, peer};
+use super::limiter::{Peer, peer};
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
@@ -20,11 +20,11 @@ enum Owner {
 
 /// Owners, each with its maximum.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Limits(Arc<[(Owner, usize)]>);
+pub struct Limits(Arc<[(Owner, usize)]>);
 
 /// The sender of a request, by its owners.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Caller {
+pub struct Caller {
     address: Peer,
     /// The user of a token.
     user: Option<String>,
@@ -32,12 +32,12 @@ pub(super) struct Caller {
 
 impl Caller {
     /// `user`: the user of a token.
-    pub(super) fn new(address: Option<SocketAddr>, user: Option<String>) -> Self {
+    pub fn new(address: Option<SocketAddr>, user: Option<String>) -> Self {
         Caller { address: address.map(|address| peer(address.ip())).unwrap_or_default(), user }
     }
 
     /// The limit of its address and, for the user of a token, of that user.
-    pub(super) fn limits(&self, of_address: usize, of_user: usize) -> Limits {
+    pub fn limits(&self, of_address: usize, of_user: usize) -> Limits {
         let user = self.user.clone().map(|user| (Owner::User(user), of_user));
         Limits([(Owner::Address(self.address), of_address)].into_iter().chain(user).collect())
     }
@@ -45,14 +45,14 @@ impl Caller {
 
 #[cfg(test)]
 impl Caller {
-    pub(super) fn at(ip: &str, user: Option<&str>) -> Self {
+    pub fn at(ip: &str, user: Option<&str>) -> Self {
         Caller::new(Some(format!("{ip}:1").parse().unwrap()), user.map(str::to_owned))
     }
 }
 
 /// `all` permits.
 #[derive(Debug)]
-pub(super) struct Quota {
+pub struct Quota {
     all: usize,
     state: Mutex<State>,
 }
@@ -74,7 +74,7 @@ struct Waiter {
 
 /// One permit. Dropping it returns it to the quota.
 #[derive(Debug)]
-pub(super) struct Permit {
+pub struct Permit {
     quota: Arc<Quota>,
     limits: Limits,
 }
@@ -106,7 +106,7 @@ impl State {
 }
 
 impl Quota {
-    pub(super) fn new(all: usize) -> Arc<Quota> {
+    pub fn new(all: usize) -> Arc<Quota> {
         Arc::new(Quota { all, state: Mutex::default() })
     }
 
@@ -115,7 +115,7 @@ impl Quota {
     }
 
     /// Takes a permit without waiting.
-    pub(super) fn take(self: &Arc<Self>, limits: Limits) -> Option<Permit> {
+    pub fn take(self: &Arc<Self>, limits: Limits) -> Option<Permit> {
         let mut state = self.lock();
         if !state.fits(&limits, self.all) {
             return None;
@@ -125,7 +125,7 @@ impl Quota {
     }
 
     /// Waits for a permit up to `limit` or until `stop`.
-    pub(super) fn wait(
+    pub fn wait(
         self: &Arc<Self>,
         limits: Limits,
         limit: Duration,

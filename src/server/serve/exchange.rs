@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::connection::{Connection, Pace};
-use super::request::{Listener, Request};
-use super::response::{Reply, Response};
+use super::route;
 use crate::server::context::{
     Context, MAIN_STREAMS, RESPONSES_PER_PEER, STREAMS, STREAMS_PER_PEER, STREAMS_PER_TOKEN,
 };
-use crate::server::quota::{Caller, Limits, Permit};
-use crate::server::{registry, route};
+use crate::server::http::connection::{Connection, Pace};
+use crate::server::http::request::{Listener, Request};
+use crate::server::http::response::{Reply, Response};
+use crate::server::listen::quota::{Caller, Limits, Permit};
 use crate::transport::http1::{Form, ResponseWriter};
 use crate::util::stop::StopToken;
 
@@ -107,11 +107,6 @@ fn begin(
     stop: &StopToken,
 ) -> PermittedReply {
     let is_main = listener == Listener::Main;
-    if listener == Listener::Registry {
-        // Its connections are limited, and its streams take none from other listeners.
-        let reply = registry::respond(request, context.registry.as_ref(), &*context.node.image_set());
-        return PermittedReply { reply, _permit: None };
-    }
     let too_many =
         |text: String| PermittedReply { reply: Reply::Whole(Response::too_many(text)), _permit: None };
     let mut permit = None;
@@ -123,8 +118,9 @@ fn begin(
             return too_many("too many large responses are being sent\n".to_owned());
         }
     }
-    let reply = route::route(listener, request, &*context.node);
-    if matches!(reply, Reply::Stream(_)) {
+    let reply = route::route(listener, request, context);
+    // The connections of the registry are limited, and its streams take none from other listeners.
+    if matches!(reply, Reply::Stream(_)) && listener != Listener::Registry {
         let (stream, most) = match is_main {
             true => {
                 let limits = caller.limits(STREAMS_PER_PEER, STREAMS_PER_TOKEN);

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::connection::{Connection, Pace, RESPONSE_LIMIT, Ready, Socket};
 use super::exchange::exchange;
-use super::request::{Listener, Method, Request, first_element};
-use super::response::{LAST, to_bytes};
 use crate::server::auth::{self, ClientAuth, Rejection};
 use crate::server::context::{Context, MainPort};
+use crate::server::http::connection::{Connection, Pace, RESPONSE_LIMIT, Ready, Socket};
+use crate::server::http::request::{Listener, Method, Request, first_element};
+use crate::server::http::response::{LAST, to_bytes};
 use crate::server::listen::limiter::Admission;
+use crate::server::listen::quota::Caller;
 use crate::server::node::metrics;
-use crate::server::quota::Caller;
 use crate::server::registry;
 use crate::server::upgrade;
 use crate::transport::http1::request::{HEAD_BYTES, head_length};

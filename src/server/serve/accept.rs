@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 
-use super::bind::{Bound, Unlink};
-use super::peer;
+use super::requests;
 use crate::server::context::Context;
 use crate::server::error::ServerError;
 use crate::server::http::connection::{Socket, is_passing};
 use crate::server::http::request::Listener;
-use crate::server::http::serve;
+use crate::server::listen::bind::{Bound, Unlink};
+use crate::server::listen::peer;
 use crate::server::registry::publish::Publication;
 use crate::util::backoff::Failures;
 use crate::util::stop::StopToken;
@@ -173,7 +173,7 @@ impl Port {
             if self.rejected.count() {
                 log::warn!("rejected at the local socket ({} so far): {}", self.rejected, rejected.why);
             }
-            return serve::reject_socket(socket, 403, rejected.response);
+            return requests::reject_socket(socket, 403, rejected.response);
         }
         let full = self.open.len() >= self.listener.max_connections();
         let admission = match &socket {
@@ -189,10 +189,10 @@ impl Port {
                 };
                 Some(admission)
             }
-            _ if full => return serve::reject_socket(socket, 503, "too many connections\n"),
+            _ if full => return requests::reject_socket(socket, 503, "too many connections\n"),
             _ => None,
         };
-        match serve::spawn(self.listener, socket, admission, context) {
+        match requests::spawn(self.listener, socket, admission, context) {
             Ok(running) => self.open.push(running),
             Err(why) => log::warn!("cannot spawn a connection thread: {why}"),
         }

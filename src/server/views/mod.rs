@@ -1,17 +1,20 @@
 //! The documents of the local API, and the kubelet's lists of pods.
 
+pub mod containers;
+pub mod holdings;
+
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::json;
 
-use super::holdings::{ClaimRow, DeviceRow, VolumeRow};
 use crate::image_check;
 use crate::kube::events::RecordedEvent;
 use crate::model::api::{Pod, PodSpec, PodStatus};
 use crate::model::meta::ObjectMeta;
 use crate::model::runtime::{ContainerState, ListedPod};
+use holdings::{ClaimRow, DeviceRow, VolumeRow};
 
 /// The Kubernetes version of the kubelet that this agent replaces.
 pub const KUBERNETES_VERSION: &str = "v1.36.3";
