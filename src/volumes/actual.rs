@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::atomic_writer::MAX_BYTES;
+use super::error::VolumeError;
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
 
@@ -70,6 +71,18 @@ pub(super) enum Exceeded {
         /// The limit in bytes.
         limit: usize,
     },
+}
+
+impl From<Exceeded> for VolumeError {
+    fn from(exceeded: Exceeded) -> VolumeError {
+        match exceeded {
+            Exceeded::Bytes => VolumeError::FilesTooLarge,
+            Exceeded::Memory => VolumeError::FilesTakeMemory { whose: "the pod", limit: MAX_MEMORY },
+            Exceeded::Share { limit } => {
+                VolumeError::FilesTakeMemory { whose: "all pods of the namespace or the node", limit }
+            }
+        }
+    }
 }
 
 /// The sizes of the volumes of a pod whose files the agent writes.

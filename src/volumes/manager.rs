@@ -63,8 +63,8 @@ pub struct Volumes {
     pub(super) local: LocalObjects,
     /// Held for table look-ups only, never across a system call.
     retries: Mutex<Retries>,
-    /// Likewise.
-    actual: Mutex<Actual>,
+    /// Likewise. Updates of volumes, on their own threads, count their files there.
+    pub(super) actual: Arc<Mutex<Actual>>,
     /// Likewise.
     progress: Mutex<Progress>,
     pub(super) operations: Operations,
@@ -157,7 +157,7 @@ impl Volumes {
             api: deps.api,
             local: deps.local,
             retries: Mutex::default(),
-            actual: Mutex::new(Actual::new(memory)),
+            actual: Arc::new(Mutex::new(Actual::new(memory))),
             progress: Mutex::default(),
             kinds: Arc::new(kinds.with_operations(&operations).with_csi(Arc::new(Arc::clone(&csi)))),
             operations,

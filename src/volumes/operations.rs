@@ -6,8 +6,9 @@
 //! that no other pod can delay it; further places are shared, with limits for a pod, a namespace
 //! and a server. An operation that is over its time counts only against its own pod. So the number
 //! of threads is at most [`MAX_PENDING_OF_POD`] for each pod, whatever hangs. A pod's unmount has a
-//! place of its own. A hanging operation remains, and is named in the log, until the kernel ends
-//! the call; until then there is no other operation on the volume.
+//! place of its own, and so has one update of a volume that the pod has: an API server that does not
+//! respond takes no place of a mount. A hanging operation remains, and is named in the log, until the
+//! kernel ends the call; until then there is no other operation on the volume.
 //!
 //! The removal of a pod's volumes waits for the pod's operations, which may mount something. An
 //! operation that only waits for a file system says so ([`Operations::step_out`]), and does not keep a
@@ -26,7 +27,8 @@ use crate::util::threads::{self, OnDeath, Running, Stack};
 
 /// The longest wait of a caller: upstream's two minutes and three seconds.
 pub(super) const LIMIT: Duration = Duration::from_secs(123);
-/// The limit for one pod, over time or not. In addition the pod may have one unmount.
+/// The limit for one pod, over time or not. In addition the pod may have one unmount, and as many
+/// updates, of which one is not over its time.
 const MAX_PENDING_OF_POD: usize = 3;
 /// Operations of all pods that run at the same time, apart from one of each pod.
 const MAX_SHARED: usize = 64;
@@ -52,10 +54,20 @@ pub(super) struct Share {
     pub(super) server: Option<String>,
 }
 
+/// What an operation is for. Each purpose has its own limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// A volume that the pod does not have yet, or its unmount.
+    Mount,
+    /// An update of a volume that the pod has.
+    Update,
+}
+
 /// A running operation.
 #[derive(Debug)]
 struct Pending {
     begun: Instant,
+    purpose: Purpose,
     share: Share,
     walk: Walk,
     reach: Reach,
@@ -87,16 +99,18 @@ struct Walk {
 
 impl Pending {
     /// An operation that begins. `until`: the end of the pod and of the agent.
-    fn new(begun: Instant, share: Share, until: Vec<StopToken>) -> (Pending, StopSource) {
+    fn new(begun: Instant, share: Share, until: Vec<StopToken>, purpose: Purpose) -> (Pending, StopSource) {
         let (removal, removed) = stop::pair();
         let (end, ended) = stop::pair();
         let stops = until.into_iter().chain([removed]).collect();
         let walk = Walk { removal: Some(removal), stops, has_begun: false };
-        (Pending { begun, share, walk, reach: Reach::Inside, ended }, end)
+        (Pending { begun, purpose, share, walk, reach: Reach::Inside, ended }, end)
     }
-}
 
-impl Pending {
+    fn is_over_time(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.begun) >= LIMIT
+    }
+
     fn step_out(&mut self) {
         if self.reach == Reach::Inside {
             self.reach = Reach::Outside;
@@ -112,22 +126,28 @@ pub(crate) struct Operations {
     pending: Arc<Mutex<Table>>,
 }
 
-/// Whether one more operation of the pod may run. Pure.
+/// Whether one more update of a volume of the pod may run. Pure.
+fn has_place_for_update(pending: &Table, uid: &PodUid, now: Instant) -> bool {
+    let of_pod = pending.iter().filter(|((owner, _), one)| owner == uid && one.purpose == Purpose::Update);
+    let (over_time, live): (Vec<_>, Vec<_>) = of_pod.partition(|(_, one)| one.is_over_time(now));
+    live.is_empty() && over_time.len() < MAX_PENDING_OF_POD
+}
+
+/// Whether one more operation of the pod may run that is no update. Pure.
 ///
 /// DIFFERS: upstream has no limit.
 fn has_place(pending: &Table, uid: &PodUid, share: &Share, now: Instant) -> bool {
-    let is_over_time = |one: &Pending| now.saturating_duration_since(one.begun) >= LIMIT;
     let (mut of_pod, mut all) = (0_usize, 0_usize);
     // For each pod, its operations that are not over their time.
     let mut live: HashMap<&PodUid, usize> = HashMap::new();
     let (mut of_namespace, mut of_server) = (0_usize, 0_usize);
     let mut running: Vec<(&PodUid, &Pending)> = Vec::new();
     for ((owner, volume), one) in pending {
-        if volume == UNMOUNT {
+        if volume == UNMOUNT || one.purpose == Purpose::Update {
             continue;
         }
         of_pod += usize::from(owner == uid);
-        if !is_over_time(one) {
+        if !one.is_over_time(now) {
             running.push((owner, one));
         }
     }
@@ -252,6 +272,19 @@ impl Operations {
         self.start_entered(uid, self.enter(uid, volume, share, vec![until.clone()])?, report, work)
     }
 
+    /// As [`Operations::start_until`], for an update of a volume that the pod has: one per pod runs at a
+    /// time, and it takes no place of a mount.
+    pub(super) fn start_update<T: 'static>(
+        &self,
+        (uid, volume, share): (&PodUid, &str, &Share),
+        until: &StopToken,
+        report: impl FnOnce(Result<T, VolumeError>) + Send + 'static,
+        work: impl FnOnce(&StopToken) -> Result<T, VolumeError> + Send + 'static,
+    ) -> Result<Operation, VolumeError> {
+        let entry = self.enter_for(Purpose::Update, (uid, volume, share), vec![until.clone()])?;
+        self.start_entered(uid, entry, report, work)
+    }
+
     fn start_entered<T: 'static>(
         &self,
         uid: &PodUid,
@@ -278,16 +311,29 @@ impl Operations {
         share: &Share,
         until: Vec<StopToken>,
     ) -> Result<Entry, VolumeError> {
+        self.enter_for(Purpose::Mount, (uid, volume, share), until)
+    }
+
+    fn enter_for(
+        &self,
+        purpose: Purpose,
+        (uid, volume, share): (&PodUid, &str, &Share),
+        until: Vec<StopToken>,
+    ) -> Result<Entry, VolumeError> {
         let key = (uid.clone(), volume.to_owned());
         let now = Instant::now();
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         if pending.contains_key(&key) {
             return Err(VolumeError::Pending);
         }
-        if volume != UNMOUNT && !has_place(&pending, uid, share, now) {
+        let has_place = match purpose {
+            Purpose::Update => has_place_for_update(&pending, uid, now),
+            Purpose::Mount => volume == UNMOUNT || has_place(&pending, uid, share, now),
+        };
+        if !has_place {
             return Err(VolumeError::TooManyPending);
         }
-        let (one, end) = Pending::new(now, share.clone(), until);
+        let (one, end) = Pending::new(now, share.clone(), until, purpose);
         pending.insert(key.clone(), one);
         Ok(Entry { pending: Arc::clone(&self.pending), key, _end: end })
     }
@@ -642,15 +688,61 @@ mod tests {
         let mut table = Table::new();
         for n in 0..40 {
             for volume in ["a", "b"] {
-                table.insert((pod(n), volume.to_owned()), Pending::new(begun, own.clone(), Vec::new()).0);
+                table.insert(
+                    (pod(n), volume.to_owned()),
+                    Pending::new(begun, own.clone(), Vec::new(), Purpose::Mount).0,
+                );
             }
         }
-        table.insert((pod(99), "a".to_owned()), Pending::new(late, own.clone(), Vec::new()).0);
+        table
+            .insert((pod(99), "a".to_owned()), Pending::new(late, own.clone(), Vec::new(), Purpose::Mount).0);
         assert!(!has_place(&table, &pod(99), &own, begun));
         assert!(has_place(&table, &pod(99), &own, late));
         // Its own pod gets one more.
         assert!(has_place(&table, &pod(0), &own, late));
-        table.insert((pod(0), "c".to_owned()), Pending::new(begun, own.clone(), Vec::new()).0);
+        table
+            .insert((pod(0), "c".to_owned()), Pending::new(begun, own.clone(), Vec::new(), Purpose::Mount).0);
         assert!(!has_place(&table, &pod(0), &own, late));
+    }
+
+    /// The updates of three volumes that waited for the API server left a pod no place for a mount.
+    #[test]
+    fn updates_take_no_place_of_a_mount_and_one_per_pod_runs() {
+        let operations = Operations::default();
+        let own = share("n", Some("driver"));
+        let update = |n: usize, volume: &str| {
+            operations.enter_for(Purpose::Update, (&pod(n), volume, &own), Vec::new())
+        };
+        let updates: Vec<Entry> = (0..200).map(|n| update(n, "u").unwrap()).collect();
+        assert!(matches!(update(0, "w"), Err(VolumeError::TooManyPending)));
+        // The same volume has one operation, whatever it is for.
+        let mounted = operations.enter(&pod(0), "u", &own, Vec::new());
+        assert!(matches!(mounted, Err(VolumeError::Pending)));
+        let mounts: Vec<_> =
+            (0..4).map(|n| operations.enter(&pod(0), &format!("v{n}"), &own, Vec::new())).collect();
+        assert_eq!(mounts.iter().flatten().count(), MAX_PENDING_OF_POD);
+        let other = operations.enter(&pod(1), "v", &own, Vec::new());
+        assert!(other.is_ok());
+        drop((updates, other));
+        assert!(update(0, "w").is_ok(), "mounts take no place of an update");
+    }
+
+    #[test]
+    fn updates_over_their_time_leave_places_for_few_more() {
+        let begun = Instant::now();
+        let (late, own) = (begun + LIMIT, share("n", None));
+        let mut table = Table::new();
+        let hang = |table: &mut Table, name: &str| {
+            let one = Pending::new(begun, own.clone(), Vec::new(), Purpose::Update).0;
+            table.insert((pod(0), name.to_owned()), one);
+        };
+        hang(&mut table, "a");
+        assert!(!has_place_for_update(&table, &pod(0), begun) && has_place_for_update(&table, &pod(0), late));
+        assert!(has_place_for_update(&table, &pod(1), begun));
+        hang(&mut table, "b");
+        assert!(has_place_for_update(&table, &pod(0), late));
+        hang(&mut table, "c");
+        assert!(!has_place_for_update(&table, &pod(0), late), "the number of threads is limited");
+        assert!(has_place(&table, &pod(0), &own, late));
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
-use super::actual::{Exceeded, MAX_MEMORY, Size};
+use super::actual::Size;
 use super::atomic_writer::Payload;
 use super::attachment::Wait;
 use super::error::VolumeError;
@@ -25,7 +25,7 @@ use super::manager::Volumes;
 use super::operations::{self, Operation, Share};
 use super::persistent::{self, Kinds};
 use super::queue::{Next, Outcome, Queue};
-use super::refresh::Fresh;
+use super::refresh::{Fresh, Patience};
 use super::retries::Hope;
 use super::{config_map, downward_api, empty_dir, files, host_path, paths, projected, secret};
 use crate::kube::{LocalObjects, PodApi, PodObjects};
@@ -264,14 +264,7 @@ impl Volumes {
             paths::CONFIG_MAP => Size::on_disk(payload.bytes()),
             _ => Size::in_memory(payload.bytes(), payload.entries()),
         };
-        let reserved = self.actual().reserve((pod.uid(), pod.namespace()), name, size);
-        reserved.map_err(|exceeded| match exceeded {
-            Exceeded::Bytes => VolumeError::FilesTooLarge,
-            Exceeded::Memory => VolumeError::FilesTakeMemory { whose: "the pod", limit: MAX_MEMORY },
-            Exceeded::Share { limit } => {
-                VolumeError::FilesTakeMemory { whose: "all pods of the namespace or the node", limit }
-            }
-        })?;
+        self.actual().reserve((pod.uid(), pod.namespace()), name, size)?;
         let mounted = files::set_up(site, (plugin, name), payload, self.settings.allocatable.memory)?;
         self.actual().wrote(pod.uid(), name, size);
         Ok(mounted)
@@ -417,6 +410,7 @@ struct SetUp<'a> {
     reported: Receiver<Ended>,
     /// The node has had no place for a volume for long.
     has_no_place: bool,
+    patience: Patience,
 }
 
 impl<'a> SetUp<'a> {
@@ -426,16 +420,19 @@ impl<'a> SetUp<'a> {
             .collect();
         // The channel has room for one report per volume, so that no thread blocks.
         let (report, reported) = bounded(wanted.len());
+        let names: Vec<&str> = wanted.iter().map(|wanted| wanted.volume.name.as_str()).collect();
+        let order = volumes.refreshes().order(site.pod.uid(), &names);
         SetUp {
             volumes,
             site,
             changes: PodObjects::of(site.pod, volumes.api.as_ref(), &volumes.local)
                 .map_or(0, |objects| objects.changes(site.pod.uid())),
-            queue: Queue::new(wanted.len()),
+            queue: Queue::in_order(order),
             wanted,
             report,
             reported,
             has_no_place: false,
+            patience: Patience::of_sync(),
         }
     }
 
@@ -487,7 +484,7 @@ impl<'a> SetUp<'a> {
                 if !self.volumes.is_at_hand(pod, volume) {
                     return self.update(index, volume, mounted);
                 }
-                self.volumes.drop_refresh(pod.uid(), &volume.name);
+                self.volumes.outdate_refresh(pod.uid(), &volume.name);
             }
         }
         if let Some(result) = self.volumes.set_up_here(self.site, volume) {
@@ -522,7 +519,7 @@ impl<'a> SetUp<'a> {
     /// its next sync.
     fn update(&mut self, index: usize, volume: &Volume, mounted: MountedVolume) -> Result<(), VolumeError> {
         let Site { pod, stop, .. } = *self.site;
-        let result = match self.volumes.refresh(pod, volume, &mounted, stop) {
+        let result = match self.volumes.refresh(pod, volume, &mounted, (&mut self.patience, stop)) {
             Some(Ok(Fresh::Mounted(mounted))) => Ok(mounted),
             Some(Ok(Fresh::Files(payload))) => {
                 let plugin = Plugin::of(volume).directory();

@@ -58,6 +58,8 @@ impl Volumes {
         self.actual().forget(uid);
         self.end_refreshes(uid);
         self.operations.settle(uid, stop)?;
+        // An update that ended meanwhile has counted its files.
+        self.actual().forget(uid);
         let dir = match paths::open_pod(&self.settings.root_dir, uid) {
             Ok(dir) => dir,
             Err(VolumeError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(()),
