@@ -2,8 +2,8 @@
 //! pkg/kubelet/volumemanager/populator). A node may read exactly these.
 //!
 //! A volume is resolved once, before it is mounted; until then each attempt sends new requests, and
-//! the volume's back-off limits them. DIFFERS: while the API server is unavailable, the last known
-//! objects are used, so that a pod can be set up again.
+//! the volume's back-off limits them. DIFFERS: while the API server is unavailable, or forbids to read
+//! them, the last known objects are used, so that a pod can be set up again.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,15 +20,26 @@ const MAX_KNOWN: usize = 1024;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the names say what the values are")]
 pub enum ReadError {
-    /// The object does not exist, or this node may not read it.
+    /// The object does not exist.
     #[error("{text}")]
-    Refused { text: String },
+    NotFound { text: String },
+    /// This node may not read it, or not yet: the API server learns late for which objects the pods of
+    /// a node need. Whether it exists is not known.
+    #[error("{text}")]
+    Forbidden { text: String },
     /// The request failed.
     #[error("{text}")]
     Unavailable { text: String },
     /// The agent stops.
     #[error("stopping")]
     Stopping,
+}
+
+impl ReadError {
+    /// Whether the state of the object is not known, so that the last known one may hold.
+    fn is_unknown(&self) -> bool {
+        matches!(self, ReadError::Forbidden { .. } | ReadError::Unavailable { .. })
+    }
 }
 
 /// A step of the growth of a volume on this node.
@@ -68,7 +79,7 @@ pub trait ClaimApi: Send + Sync {
     /// See [`ReadError`].
     fn read_driver(&self, name: &str) -> Result<Option<CsiDriver>, ReadError> {
         let _ = name;
-        Err(refused())
+        Err(unavailable())
     }
 
     /// Reads a VolumeAttachment.
@@ -77,7 +88,7 @@ pub trait ClaimApi: Send + Sync {
     /// See [`ReadError`].
     fn read_attachment(&self, name: &str) -> Result<VolumeAttachment, ReadError> {
         let _ = name;
-        Err(refused())
+        Err(unavailable())
     }
 
     /// Shows in the claim's status how the growth of its volume on this node goes on.
@@ -86,7 +97,7 @@ pub trait ClaimApi: Send + Sync {
     /// See [`ReadError`].
     fn write_growth(&self, namespace: &str, name: &str, step: &GrowthStep) -> Result<(), ReadError> {
         let _ = (namespace, name, step);
-        Err(refused())
+        Err(unavailable())
     }
 
     /// Writes the new size of a claim's volume, a quantity, into the claim's status.
@@ -95,7 +106,7 @@ pub trait ClaimApi: Send + Sync {
     /// See [`ReadError`].
     fn write_size(&self, namespace: &str, name: &str, size: &str) -> Result<(), ReadError> {
         let _ = (namespace, name, size);
-        Err(refused())
+        Err(unavailable())
     }
 }
 
@@ -130,21 +141,21 @@ impl Default for Claims {
         struct Nothing;
         impl ClaimApi for Nothing {
             fn read_claim(&self, _: &str, _: &str) -> Result<Claim, ReadError> {
-                Err(refused())
+                Err(unavailable())
             }
             fn read_volume(&self, _: &str) -> Result<PersistentVolume, ReadError> {
-                Err(refused())
+                Err(unavailable())
             }
             fn read_secret(&self, _: &str, _: &str) -> Result<Object, ReadError> {
-                Err(refused())
+                Err(unavailable())
             }
         }
         Claims::new(Box::new(Nothing))
     }
 }
 
-fn refused() -> ReadError {
-    ReadError::Refused { text: "there is no API server".to_owned() }
+fn unavailable() -> ReadError {
+    ReadError::Unavailable { text: "there is no API server".to_owned() }
 }
 
 impl Claims {
@@ -165,7 +176,7 @@ impl Claims {
                 remember(&mut self.known().claims, key, claim.clone());
                 Ok(claim)
             }
-            Err(error @ ReadError::Unavailable { .. }) => self.known().claims.get(&key).cloned().ok_or(error),
+            Err(error) if error.is_unknown() => self.known().claims.get(&key).cloned().ok_or(error),
             Err(error) => {
                 self.known().claims.remove(&key);
                 Err(error)
@@ -183,9 +194,7 @@ impl Claims {
                 remember(&mut self.known().volumes, name.to_owned(), volume.clone());
                 Ok(volume)
             }
-            Err(error @ ReadError::Unavailable { .. }) => {
-                self.known().volumes.get(name).cloned().ok_or(error)
-            }
+            Err(error) if error.is_unknown() => self.known().volumes.get(name).cloned().ok_or(error),
             Err(error) => {
                 self.known().volumes.remove(name);
                 Err(error)
@@ -211,9 +220,7 @@ impl Claims {
                 remember(&mut self.known().drivers, name.to_owned(), driver.clone());
                 Ok(driver)
             }
-            Err(error @ ReadError::Unavailable { .. }) => {
-                self.known().drivers.get(name).cloned().ok_or(error)
-            }
+            Err(error) if error.is_unknown() => self.known().drivers.get(name).cloned().ok_or(error),
             Err(error) => Err(error),
         }
     }
@@ -275,14 +282,14 @@ impl Claims {
             fn read_claim(&self, namespace: &str, name: &str) -> Result<Claim, ReadError> {
                 let text = format!("persistentvolumeclaims {name:?} not found");
                 let key = (namespace.to_owned(), name.to_owned());
-                self.0.0.get(&key).cloned().ok_or(ReadError::Refused { text })
+                self.0.0.get(&key).cloned().ok_or(ReadError::NotFound { text })
             }
             fn read_volume(&self, name: &str) -> Result<PersistentVolume, ReadError> {
                 let text = format!("persistentvolumes {name:?} not found");
-                self.0.1.get(name).cloned().ok_or(ReadError::Refused { text })
+                self.0.1.get(name).cloned().ok_or(ReadError::NotFound { text })
             }
             fn read_secret(&self, _: &str, name: &str) -> Result<Object, ReadError> {
-                Err(ReadError::Refused { text: format!("secrets {name:?} not found") })
+                Err(ReadError::NotFound { text: format!("secrets {name:?} not found") })
             }
             fn read_driver(&self, _: &str) -> Result<Option<CsiDriver>, ReadError> {
                 // Volumes of tests are not attached.
@@ -292,7 +299,7 @@ impl Claims {
                 Ok(Some(driver))
             }
             fn read_attachment(&self, name: &str) -> Result<VolumeAttachment, ReadError> {
-                Err(ReadError::Refused { text: format!("volumeattachments {name:?} not found") })
+                Err(ReadError::NotFound { text: format!("volumeattachments {name:?} not found") })
             }
             fn write_growth(&self, _: &str, _: &str, _: &GrowthStep) -> Result<(), ReadError> {
                 Ok(())
@@ -350,8 +357,12 @@ mod tests {
         assert_eq!(claims.claim("m", "c"), Err(away.clone()));
         assert!(claims.secret("n", "s").is_err() && claims.attachment("a").is_err());
         assert_eq!((claims.driver("d"), claims.driver("e").is_err()), (Ok(None), true));
+        // After its start the API server may not know yet which objects the node needs.
+        *state.lock().unwrap() = Some(ReadError::Forbidden { text: "no relationship found".to_owned() });
+        assert!(claims.claim("n", "c").is_ok() && claims.volume("pv").is_ok());
+        assert_eq!((claims.driver("d"), claims.claim("m", "c").is_err()), (Ok(None), true));
         // A deleted object is forgotten.
-        *state.lock().unwrap() = Some(ReadError::Refused { text: "not found".to_owned() });
+        *state.lock().unwrap() = Some(ReadError::NotFound { text: "not found".to_owned() });
         assert!(claims.claim("n", "c").is_err());
         *state.lock().unwrap() = Some(away.clone());
         assert_eq!(claims.claim("n", "c"), Err(away));

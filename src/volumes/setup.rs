@@ -1175,16 +1175,16 @@ mod tests {
             _: &str,
         ) -> Result<crate::model::persistent::Claim, crate::kube::claims::ReadError> {
             self.wait();
-            Err(crate::kube::claims::ReadError::Refused { text: "gone".to_owned() })
+            Err(crate::kube::claims::ReadError::NotFound { text: "gone".to_owned() })
         }
         fn read_volume(
             &self,
             _: &str,
         ) -> Result<crate::model::persistent::PersistentVolume, crate::kube::claims::ReadError> {
-            Err(crate::kube::claims::ReadError::Refused { text: "gone".to_owned() })
+            Err(crate::kube::claims::ReadError::NotFound { text: "gone".to_owned() })
         }
         fn read_secret(&self, _: &str, _: &str) -> Result<Object, crate::kube::claims::ReadError> {
-            Err(crate::kube::claims::ReadError::Refused { text: "gone".to_owned() })
+            Err(crate::kube::claims::ReadError::NotFound { text: "gone".to_owned() })
         }
     }
 

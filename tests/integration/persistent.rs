@@ -49,15 +49,15 @@ impl ClaimApi for Server {
     fn read_claim(&self, _: &str, name: &str) -> Result<Claim, ReadError> {
         let claim = json!({"metadata": {"name": name, "namespace": "n", "uid": "cu"},
             "spec": {"volumeName": "pv"}, "status": {"phase": "Bound"}});
-        serde_json::from_value(claim).map_err(|error| ReadError::Refused { text: error.to_string() })
+        serde_json::from_value(claim).map_err(|error| ReadError::NotFound { text: error.to_string() })
     }
     fn read_volume(&self, name: &str) -> Result<PersistentVolume, ReadError> {
         let mut volume = json!({"metadata": {"name": name}, "spec": self.0});
         volume["spec"]["claimRef"] = json!({"uid": "cu"});
-        serde_json::from_value(volume).map_err(|error| ReadError::Refused { text: error.to_string() })
+        serde_json::from_value(volume).map_err(|error| ReadError::NotFound { text: error.to_string() })
     }
     fn read_secret(&self, _: &str, name: &str) -> Result<Object, ReadError> {
-        Err(ReadError::Refused { text: format!("secrets {name:?} not found") })
+        Err(ReadError::NotFound { text: format!("secrets {name:?} not found") })
     }
 }
 

@@ -227,8 +227,10 @@ fn read_error(error: &ApiError) -> ReadError {
     let text = error.to_string();
     if error.is_stopping() {
         ReadError::Stopping
-    } else if error.is_not_found() || error.is_forbidden() {
-        ReadError::Refused { text }
+    } else if error.is_not_found() && !is_unserved(error) {
+        ReadError::NotFound { text }
+    } else if error.is_forbidden() {
+        ReadError::Forbidden { text }
     } else {
         ReadError::Unavailable { text }
     }

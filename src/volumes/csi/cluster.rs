@@ -43,7 +43,7 @@ pub trait Cluster: Send + Sync {
     fn attachment(&self, name: &str, stop: &StopToken) -> Result<VolumeAttachment, ClusterError>;
 
     /// The name of the persistent volume in the VolumeAttachment of this name; empty: it is for the volume
-    /// of a pod itself; `None`: there is none for this node.
+    /// of a pod itself; `None`: it does not exist.
     fn attached_volume(&self, name: &str, stop: &StopToken) -> Result<Option<String>, ClusterError> {
         let _ = (name, stop);
         Ok(None)
@@ -79,8 +79,9 @@ impl Cluster for PodCluster {
     fn attached_volume(&self, name: &str, _: &StopToken) -> Result<Option<String>, ClusterError> {
         match self.0.claims.attachment(name) {
             Ok(found) => Ok(Some(found.spec.source.persistent_volume_name.unwrap_or_default())),
-            // A node may read those that are for it.
-            Err(ReadError::Refused { .. }) => Ok(None),
+            Err(ReadError::NotFound { .. }) => Ok(None),
+            // Also if this node may not read it: that may be so for a moment, such as after a start of the
+            // API server, and says nothing of the volume.
             Err(error) => Err(failed(error)),
         }
     }
@@ -155,4 +156,58 @@ pub(super) fn tokens_json(tokens: &BTreeMap<String, TokenText>) -> String {
         |token: &TokenText| serde_json::json!({ "token": token.token, "expirationTimestamp": token.expires });
     let all: serde_json::Map<_, _> = tokens.iter().map(|(name, it)| (name.clone(), entry(it))).collect();
     serde_json::Value::Object(all).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::claims::{ClaimApi, Claims};
+    use crate::kube::objects::{Object, Objects};
+    use crate::kube::runtime_classes::RuntimeClasses;
+    use crate::kube::tokens::Tokens;
+    use crate::model::persistent::{Claim, PersistentVolume};
+
+    /// An API server with this response to each request for a VolumeAttachment.
+    struct Server(Result<VolumeAttachment, ReadError>);
+
+    impl ClaimApi for Server {
+        fn read_claim(&self, _: &str, _: &str) -> Result<Claim, ReadError> {
+            Err(ReadError::Stopping)
+        }
+        fn read_volume(&self, _: &str) -> Result<PersistentVolume, ReadError> {
+            Err(ReadError::Stopping)
+        }
+        fn read_secret(&self, _: &str, _: &str) -> Result<Object, ReadError> {
+            Err(ReadError::Stopping)
+        }
+        fn read_attachment(&self, _: &str) -> Result<VolumeAttachment, ReadError> {
+            self.0.clone()
+        }
+    }
+
+    fn found(response: Result<VolumeAttachment, ReadError>) -> Result<Option<String>, ClusterError> {
+        let api = PodApi {
+            objects: Objects::fixed(Vec::new()),
+            tokens: Tokens::fixed(),
+            services: Default::default(),
+            classes: RuntimeClasses::none(),
+            claims: Claims::new(Box::new(Server(response))),
+            trust: Default::default(),
+        };
+        PodCluster(api).attached_volume("csi-1", &StopToken::never())
+    }
+
+    /// A volume with a damaged record counted as released while the node might not read its attachment.
+    #[test]
+    fn forbidden_attachment_is_not_known_and_not_absent() {
+        let text = || "words".to_owned();
+        assert_eq!(found(Err(ReadError::NotFound { text: text() })), Ok(None));
+        for error in [ReadError::Forbidden { text: text() }, ReadError::Unavailable { text: text() }] {
+            assert_eq!(found(Err(error)), Err(ClusterError(text())));
+        }
+        let mut attachment = VolumeAttachment::default();
+        assert_eq!(found(Ok(attachment.clone())), Ok(Some(String::new())));
+        attachment.spec.source.persistent_volume_name = Some("pv".to_owned());
+        assert_eq!(found(Ok(attachment)), Ok(Some("pv".to_owned())));
+    }
 }

@@ -262,3 +262,17 @@ fn a_pods_needs_become_the_right_requests() {
     lock(&server.state).streams.clear();
     drop(connections);
 }
+
+/// A response 403 was taken for the absence of the object.
+#[test]
+fn only_a_response_404_means_that_an_object_does_not_exist() {
+    let read = |code, reason, text: &str| read_error(&ApiError::for_test(code, reason, text));
+    let text = || "words".to_owned();
+    assert_eq!(read(404, "NotFound", "words"), ReadError::NotFound { text: text() });
+    assert_eq!(read(403, "Forbidden", "words"), ReadError::Forbidden { text: text() });
+    for (code, reason) in [(401, "Unauthorized"), (404, "Unknown"), (429, "TooManyRequests"), (500, "")] {
+        assert_eq!(read(code, reason, "words"), ReadError::Unavailable { text: text() }, "{code}");
+    }
+    let unserved = "the server could not find the requested resource";
+    assert!(matches!(read(404, "NotFound", unserved), ReadError::Unavailable { .. }));
+}
