@@ -39,7 +39,7 @@ const MAX_SHARED_OF_SERVER: usize = 16;
 /// The key of the unmount of all volumes of a pod, in place of a volume's name.
 pub(super) const UNMOUNT: &str = "";
 /// The wait for walks that were ended: the call on the present file has to return.
-const WALK_END: Duration = Duration::from_secs(2);
+pub(super) const WALK_END: Duration = Duration::from_secs(2);
 /// The wait for a cancelled operation that is about to end.
 const GRACE: Duration = Duration::from_millis(20);
 
@@ -379,8 +379,20 @@ impl Operations {
     /// # Errors
     /// [`VolumeError::Pending`] when an operation may still mount something for the pod.
     pub(super) fn settle(&self, uid: &PodUid, stop: &StopToken) -> Result<(), VolumeError> {
-        self.end_walks(uid, stop);
-        let until = Instant::now() + WALK_END;
+        self.settle_until(uid, Instant::now() + WALK_END, stop)
+    }
+
+    /// As [`Operations::settle`], with a wait until this time at most.
+    ///
+    /// # Errors
+    /// See [`Operations::settle`].
+    pub(super) fn settle_until(
+        &self,
+        uid: &PodUid,
+        until: Instant,
+        stop: &StopToken,
+    ) -> Result<(), VolumeError> {
+        self.end_walks(uid, until, stop);
         let outside = {
             let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
             let of_pod = pending.iter().filter(|((owner, _), _)| owner == uid);
@@ -413,8 +425,8 @@ impl Operations {
     }
 
     /// Ends all walks through files of the pod's volumes, also those that begin later in a running
-    /// operation, and waits a short time until the operations have closed all files.
-    pub(super) fn end_walks(&self, uid: &PodUid, stop: &StopToken) {
+    /// operation. Returns the ends of the operations that walk.
+    pub(super) fn stop_walks(&self, uid: &PodUid) -> Vec<StopToken> {
         let mut walking = Vec::new();
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         for (_, one) in pending.iter_mut().filter(|((owner, _), _)| owner == uid) {
@@ -423,8 +435,12 @@ impl Operations {
             let is_awaited = one.walk.has_begun && one.reach != Reach::Left;
             walking.extend(is_awaited.then(|| one.ended.clone()));
         }
-        drop(pending);
-        let until = Instant::now() + WALK_END;
+        walking
+    }
+
+    /// As [`Operations::stop_walks`], and waits a short time until the operations have closed all files.
+    fn end_walks(&self, uid: &PodUid, until: Instant, stop: &StopToken) {
+        let walking = self.stop_walks(uid);
         let _waiting = threads::waiting("walk through the files of a volume");
         for ended in walking {
             select_biased! {
@@ -554,7 +570,7 @@ mod tests {
                     let _ = StopToken::never().wait(SHORT);
                 }
             } else {
-                operations.end_walks(&uid(), &StopToken::never());
+                operations.end_walks(&uid(), Instant::now() + LIMIT, &StopToken::never());
                 assert!(!operations.is_busy(&uid()));
             }
         }
@@ -565,7 +581,7 @@ mod tests {
         let operations = Operations::default();
         let _entry = operations.enter(&uid(), "v", &Share::default(), Vec::new()).unwrap();
         // It does not walk, so it is not waited for.
-        operations.end_walks(&uid(), &StopToken::never());
+        operations.end_walks(&uid(), Instant::now() + LIMIT, &StopToken::never());
         assert!(operations.walk(&uid(), "v").iter().any(StopToken::is_stopped));
         assert!(operations.walk(&uid(), "other").is_empty());
     }

@@ -2,7 +2,8 @@
 //!
 //! A pod whose mounts need a server or a driver is unmounted by an operation of its own; the sweep
 //! waits for all of these together, for some seconds, and a later sweep continues with what has
-//! ended. So no orphan waits for the server of another.
+//! ended. So no orphan waits for the server of another. Likewise it waits once for the operations of all
+//! orphans that were removed by force. No lock is held while it waits.
 //!
 //! A pod may come back while its directory is removed: the UID of a static pod is a hash of its
 //! manifest. So the removal is noted first, and then it is checked whether the pod is known: a pod is
@@ -148,13 +149,25 @@ impl Volumes {
         stop: &StopToken,
     ) -> Result<OrphanReport, VolumeError> {
         let mut report = OrphanReport::default();
-        let found = self.unknown(known)?;
+        let mut found = self.unknown(known)?;
         // The end of unmounts of pods that are known again is of no interest.
-        self.orphans.unmounts().retain(|uid, _| found.contains(uid));
+        let known_again: Vec<UnderWay> = {
+            let mut unmounts = self.orphans.unmounts();
+            unmounts.extract_if(|uid, _| !found.contains(uid)).map(|(_, under_way)| under_way).collect()
+        };
+        drop(known_again);
+        // An operation of a pod that was removed by force may still mount something.
+        found.retain(|uid| {
+            let Some(_removing) = self.orphans.begin(uid, known) else { return false };
+            self.end_refreshes(uid);
+            self.operations.stop_walks(uid);
+            true
+        });
+        let settled = Instant::now() + operations::WALK_END;
         let mut waiting = Vec::new();
         for uid in found {
             let Some(removing) = self.orphans.begin(&uid, known) else { continue };
-            let result = match self.begin_unmount(&uid, stop) {
+            let result = match self.begin_unmount(&uid, settled, stop) {
                 Ok(true) => {
                     waiting.push(removing);
                     continue;
@@ -181,18 +194,17 @@ impl Volumes {
         Ok(report)
     }
 
-    /// Starts the unmount of a pod that needs servers or drivers. Returns whether one is under way.
-    fn begin_unmount(&self, uid: &PodUid, stop: &StopToken) -> Result<bool, VolumeError> {
-        let mut unmounts = self.orphans.unmounts();
-        if unmounts.contains_key(uid) {
+    /// Starts the unmount of a pod that needs servers or drivers. Waits for its operations until
+    /// `settled`. Returns whether an unmount is under way.
+    fn begin_unmount(&self, uid: &PodUid, settled: Instant, stop: &StopToken) -> Result<bool, VolumeError> {
+        if self.orphans.unmounts().contains_key(uid) {
             return Ok(true);
         }
-        // An operation of a pod that was removed by force may still mount something.
-        self.end_refreshes(uid);
-        self.operations.settle(uid, stop)?;
+        self.operations.settle_until(uid, settled, stop)?;
         let path = paths::pod(&self.settings.root_dir, uid)?;
         let Some(work) = self.unmounts(uid, &path)?.filter(|work| !work.is_local) else { return Ok(false) };
-        if unmounts.len() >= MAX_UNMOUNTS {
+        // One sweep runs at a time: no other one starts an unmount meanwhile.
+        if self.orphans.unmounts().len() >= MAX_UNMOUNTS {
             return Err(VolumeError::TooManyPending);
         }
         let (report, ended) = bounded(1);
@@ -202,15 +214,15 @@ impl Volumes {
         };
         let key = (uid, operations::UNMOUNT, &Share::default());
         let operation = self.operations.start(key, to, move |stop| Ok(work.run(stop)))?;
-        unmounts.insert(uid.clone(), UnderWay { operation, begun: Instant::now(), ended });
+        let under_way = UnderWay { operation, begun: Instant::now(), ended };
+        self.orphans.unmounts().insert(uid.clone(), under_way);
         Ok(true)
     }
 
     /// Waits for the end of an unmount. One that is over its time is stopped.
     fn unmounted(&self, uid: &PodUid, until: Instant, stop: &StopToken) -> Result<(), VolumeError> {
-        let Some(UnderWay { operation, begun, ended }) = self.orphans.unmounts().remove(uid) else {
-            return Ok(());
-        };
+        let under_way = self.orphans.unmounts().remove(uid);
+        let Some(UnderWay { operation, begun, ended }) = under_way else { return Ok(()) };
         let _waiting = threads::waiting("the unmount of an orphan");
         let result = select_biased! {
             recv(ended) -> result => result.unwrap_or(Err(VolumeError::Panicked)),
@@ -321,6 +333,72 @@ mod tests {
         assert!(pods.join("foreign/volumes/kubernetes.io~csi/v/mount/data").exists());
         assert!(pods.join("known/volumes/kubernetes.io~empty-dir/e/data").exists());
         assert!(pods.join("no-directory").exists());
+    }
+
+    /// An operation of a pod that was removed by force, which walks through a volume until `work` returns.
+    fn walk(
+        volumes: &std::sync::Arc<Volumes>,
+        uid: &'static str,
+        work: impl FnOnce(&Volumes, Vec<StopToken>) + Send + 'static,
+    ) -> Operation {
+        let dir = volumes.settings.root_dir.join("pods").join(uid);
+        std::fs::create_dir_all(dir.join("volumes/kubernetes.io~empty-dir/e")).unwrap();
+        let (shared, (begin, begun)) = (std::sync::Arc::clone(volumes), bounded(1));
+        let walk = move |_: &StopToken| {
+            let stops = shared.operations.walk(&PodUid::from(uid), "v");
+            begin.send(()).unwrap();
+            work(&shared, stops);
+            Ok(())
+        };
+        let (uid, never) = (PodUid::from(uid), StopToken::never());
+        let key = (&uid, "v", &Share::default());
+        let operation = volumes.operations.start_until(key, &never, |_| {}, walk).unwrap();
+        begun.recv().unwrap();
+        operation
+    }
+
+    fn wait_for_end(stops: &[StopToken]) {
+        while !stops.iter().any(StopToken::is_stopped) {
+            let _ = StopToken::never().wait(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn no_lock_is_held_while_a_sweep_waits_for_an_operation() {
+        let root = tempfile::tempdir().unwrap();
+        let volumes = std::sync::Arc::new(volumes_in(root.path()));
+        let (report, was_free) = bounded(1);
+        let _operation = walk(&volumes, "gone", move |volumes, stops| {
+            // The sweep waits for this operation from now on.
+            wait_for_end(&stops);
+            let is_free = (0..1000).any(|_| {
+                let _ = StopToken::never().wait(Duration::from_millis(1));
+                volumes.orphans.unmounts.try_lock().is_ok()
+            });
+            report.send(is_free).unwrap();
+        });
+        let swept = volumes.orphans(&|_| false, &StopToken::never()).unwrap();
+        assert!(was_free.recv().unwrap());
+        assert_eq!((swept.removed, swept.left), (vec![PodUid::from("gone")], Vec::new()));
+    }
+
+    /// Each orphan waited for the operations of those before it.
+    #[test]
+    fn sweep_waits_for_the_operations_of_all_orphans_together() {
+        let root = tempfile::tempdir().unwrap();
+        let volumes = std::sync::Arc::new(volumes_in(root.path()));
+        // The operation of each orphan ends once those of all are stopped.
+        let barrier = std::sync::Arc::new(std::sync::Barrier::new(3));
+        let names = ["gone1", "gone2", "gone3"];
+        let _operations = names.map(|uid| {
+            let barrier = std::sync::Arc::clone(&barrier);
+            walk(&volumes, uid, move |_, stops| {
+                wait_for_end(&stops);
+                barrier.wait();
+            })
+        });
+        let swept = volumes.orphans(&|_| false, &StopToken::never()).unwrap();
+        assert_eq!((swept.removed.len(), swept.left), (3, Vec::new()));
     }
 
     /// A static pod has the same UID when its manifest is put back.

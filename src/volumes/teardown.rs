@@ -265,7 +265,11 @@ impl Volumes {
             }
             // It continues: a device whose server does not respond must not keep the others. The one
             // before has ended, as there is one at a time.
-            *self.sweeping.lock().unwrap_or_else(PoisonError::into_inner) = Some(operation);
+            let mut sweeping = self.sweeping.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = sweeping.replace(operation);
+            // Not under the lock: this joins its thread.
+            drop(sweeping);
+            drop(before);
             Err(VolumeError::Overdue)
         });
         if ended.is_err() {
