@@ -1,6 +1,5 @@
 //! The mount table: mounts below a directory, and their removal.
 
-use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
@@ -205,15 +204,32 @@ pub(super) fn groups(table: &[Mount], dir: &Path) -> Vec<Vec<Mount>> {
     groups
 }
 
+/// Who uses a mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Use {
+    /// Nothing is mounted there.
+    Gone,
+    /// The file system is mounted below the directory of the owner only.
+    Own,
+    /// The file system is also mounted elsewhere: requests of others would be aborted with its own.
+    Shared,
+}
+
+/// Who uses the mount on top of `point`, which belongs to the pod with the directory `owner`.
+pub(super) fn use_of(table: &[Mount], point: &Path, owner: &Path) -> Use {
+    let Some(mount) = table.iter().rev().find(|mount| mount.point == point) else { return Use::Gone };
+    let mut same = table.iter().filter(|other| other.device == mount.device);
+    if same.any(|other| !other.point.starts_with(owner)) { Use::Shared } else { Use::Own }
+}
+
 /// Unmounts a group, whose mounts are in `top`. Links in `top` are not followed. A mount that is
-/// busy is an error, and the others are tried nevertheless. `held`: operations of the agent that hang
-/// may keep mounts of servers busy, which then are detached; the numbers of file systems that others
-/// use too.
+/// busy is an error, and the others are tried nevertheless. `is_held`: operations of the agent that hang
+/// may keep mounts of servers busy, which then are detached.
 pub(super) fn unmount_group(
     top: &Path,
     group: &[Mount],
     form: Form,
-    held: Option<&BTreeSet<String>>,
+    is_held: bool,
 ) -> Result<(), VolumeError> {
     let mut first = Ok(());
     for mount in group {
@@ -222,11 +238,12 @@ pub(super) fn unmount_group(
             Form::Volume => unmount::remote(top, &mount.point),
             Form::SubPath => unmount::remote_bind(top, &mount.point),
         };
-        if let (Err(error), Some(shared)) = (&result, held)
+        if let Err(error) = &result
+            && is_held
             && mount.is_remote()
             && error.is_busy()
         {
-            result = unmount::held(top, &mount.point, shared.contains(&mount.device));
+            result = unmount::held(top, &mount.point);
         }
         if first.is_ok() {
             first = result;
@@ -350,6 +367,30 @@ mod tests {
         shown.sort();
         assert_eq!(shown, [vec!["/r/p/a/x", "/r/p/a", "/r/p/a"], vec!["/r/p/ab"], vec!["/r/p/b"]]);
         assert!(mount("/x").is_local("0:9") && !mount("/x").is_local("8:1"));
+    }
+
+    #[test]
+    fn file_system_of_a_mount_is_shared_if_it_is_mounted_outside_of_its_pod() {
+        let mount = |point: &str, device: &str| Mount {
+            point: point.into(),
+            root: "/".into(),
+            device: device.to_owned(),
+            kind: "nfs".to_owned(),
+            source: String::new(),
+        };
+        let own = vec![
+            mount("/r/pods/u/volumes/n/v", "0:1"),
+            mount("/r/pods/u/volume-subpaths/v/c/0", "0:1"),
+            mount("/r/pods/u2/volumes/n/w", "0:2"),
+        ];
+        let (pod, point) = (Path::new("/r/pods/u"), Path::new("/r/pods/u/volumes/n/v"));
+        assert_eq!(use_of(&own, point, pod), Use::Own);
+        assert_eq!(use_of(&own, Path::new("/r/pods/u/volumes/n/x"), pod), Use::Gone);
+        let with = |other: Mount| own.iter().cloned().chain([other]).collect::<Vec<_>>();
+        assert_eq!(use_of(&with(mount("/r/pods/u2/volumes/n/v", "0:1")), point, pod), Use::Shared);
+        // The one on top counts.
+        assert_eq!(use_of(&with(mount("/r/pods/u/volumes/n/v", "0:2")), point, pod), Use::Shared);
+        assert_eq!(use_of(&with(mount("/r/pods/u/volumes/n/v", "0:3")), point, pod), Use::Own);
     }
 
     #[test]

@@ -84,9 +84,7 @@ impl Volumes {
             if stop.is_stopped() {
                 return;
             }
-            if unmount::responds(&server.point) {
-                continue;
-            }
+            let Some(server) = silent(&server, pod, &unmount::responds, &mounts::table) else { continue };
             let error = VolumeError::NoResponse {
                 source_name: server.source,
                 volume: server.point.strip_prefix(pod.join("volumes")).unwrap_or(pod).display().to_string(),
@@ -110,8 +108,25 @@ struct Server {
     point: PathBuf,
     /// What is mounted.
     source: String,
+    /// The number of the file system.
+    device: String,
     /// Whether the same file system is also mounted elsewhere on the node.
     is_shared: bool,
+}
+
+/// The server as it is now, if it does not respond. That question takes long: meanwhile another pod may
+/// have mounted the same file system, or this mount may be gone.
+fn silent(
+    server: &Server,
+    pod: &Path,
+    responds: &dyn Fn(&Path) -> bool,
+    table: &dyn Fn() -> Result<Vec<Mount>, VolumeError>,
+) -> Option<Server> {
+    if responds(&server.point) {
+        return None;
+    }
+    let is_it = |now: &Server| now.point == server.point && now.device == server.device;
+    servers(&table().ok()?, pod).into_iter().find(is_it)
 }
 
 /// The volumes of the pod in `pod` that are on file servers. Those of CSI drivers are not among them:
@@ -127,6 +142,7 @@ fn servers(table: &[Mount], pod: &Path) -> Vec<Server> {
         Server {
             point: mount.point.clone(),
             source: mount.source.clone(),
+            device: mount.device.clone(),
             is_shared: same.any(|other| !other.point.starts_with(pod)),
         }
     };
@@ -177,6 +193,26 @@ mod tests {
             "srv:/x, the server of volume kubernetes.io~nfs/v, does not respond, and a container waits \
              for it; another pod uses it too"
         );
+    }
+
+    /// The requests of a pod that had mounted it meanwhile were aborted.
+    #[test]
+    fn users_of_a_server_are_those_after_the_wait_for_its_response() {
+        let pod = Path::new("/r/pods/u");
+        let own = mount("/r/pods/u/volumes/kubernetes.io~nfs/v", "0:1", "nfs4");
+        let other = mount("/r/pods/u2/volumes/kubernetes.io~nfs/v", "0:1", "nfs4");
+        let later = Mount { device: "0:2".to_owned(), ..own.clone() };
+        let before = servers(std::slice::from_ref(&own), pod).remove(0);
+        let now = |does_respond: bool, table: &[Mount]| {
+            let found = silent(&before, pod, &|_| does_respond, &|| Ok(table.to_vec()));
+            found.map(|server| server.is_shared)
+        };
+        assert_eq!(now(true, std::slice::from_ref(&own)), None);
+        assert_eq!(now(false, std::slice::from_ref(&own)), Some(false));
+        assert_eq!(now(false, &[own, other]), Some(true));
+        // It is gone, or another one is mounted there.
+        assert_eq!((now(false, &[]), now(false, &[later])), (None, None));
+        assert_eq!(silent(&before, pod, &|_| false, &|| Err(VolumeError::Pending)), None);
     }
 
     #[test]

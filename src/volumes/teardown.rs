@@ -1,7 +1,6 @@
 //! Tearing down: after the last container of a pod has ended, its mounts are unmounted and its own
 //! data is removed.
 
-use std::collections::BTreeSet;
 use std::ffi::CStr;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -127,9 +126,8 @@ impl Volumes {
                 });
         let (csi, kinds) = (Arc::clone(&self.csi), Arc::clone(&self.kinds));
         // Operations that hang keep the mounts of their server busy.
-        let path = path.to_owned();
-        let held = self.operations.has_left(uid).then(|| Arc::new(shared_devices(&table, &path)));
-        Ok(Some(Unmounts { is_local, pods, path, sub_paths, groups, places, held, csi, kinds }))
+        let (path, is_held) = (path.to_owned(), self.operations.has_left(uid));
+        Ok(Some(Unmounts { is_local, pods, path, sub_paths, groups, places, is_held, csi, kinds }))
     }
 }
 
@@ -143,34 +141,26 @@ pub(super) struct Unmounts {
     pub(super) sub_paths: Vec<Vec<Mount>>,
     groups: Vec<Vec<Mount>>,
     places: Vec<Place>,
-    /// Operations that hang have files of the pod's volumes open: the numbers of file systems that are
-    /// also mounted outside of the pod.
-    held: Option<Arc<BTreeSet<String>>>,
+    /// Operations that hang have files of the pod's volumes open.
+    is_held: bool,
     csi: Arc<Csi>,
     kinds: Arc<Kinds>,
-}
-
-/// The numbers of the file systems that are mounted outside of a pod's directory.
-fn shared_devices(table: &[Mount], pod: &Path) -> BTreeSet<String> {
-    let outside = table.iter().filter(|mount| !mount.point.starts_with(pod));
-    outside.map(|mount| mount.device.clone()).collect()
 }
 
 impl Unmounts {
     /// Unmounts all, those that do not contain each other at the same time. Returns what failed.
     pub(super) fn run(self, stop: &StopToken) -> Vec<(String, VolumeError)> {
-        let Unmounts { is_local, pods, path, sub_paths, groups, places, held, csi, kinds } = self;
+        let Unmounts { is_local, pods, path, sub_paths, groups, places, is_held, csi, kinds } = self;
         let (volumes, sub_dir) = (path.join("volumes"), path.join(paths::SUB_PATHS));
         let job = |dir: &Path, group: Vec<Mount>, form: Form| -> unmount::Job {
             let top = group.last().map(|mount| mount.point.clone()).unwrap_or_default();
             let name = top.strip_prefix(dir).unwrap_or(&top).display().to_string();
             let (pods, kinds, driver) = (pods.clone(), Arc::clone(&kinds), Kinds::flex_driver(dir, &top));
-            let held = held.clone();
             let work = move |stop: &StopToken| {
                 if let Some(driver) = driver.filter(|_| form == Form::Volume) {
                     kinds.unmount_flex(&driver, &top, stop);
                 }
-                mounts::unmount_group(&pods, &group, form, held.as_deref())
+                mounts::unmount_group(&pods, &group, form, is_held)
             };
             (name, Box::new(work))
         };

@@ -3,7 +3,9 @@
 //! A plain unmount of a dead server hangs in the kernel. It runs on its own thread; after
 //! [`PLAIN`], upstream's minute, a forced one aborts the requests to the server, and if that hangs
 //! too, the mount is detached from the tree and the kernel removes it when it can. A mount that is
-//! only busy is never forced: a process still uses it. Threads that hang end with the kernel's call;
+//! only busy is never forced: a process still uses it. Nor is one of a file system that is also mounted
+//! elsewhere, as the mount table shows just before: a forced unmount aborts the requests of all (DIFFERS:
+//! the Go kubelet does not check that). Threads that hang end with the kernel's call;
 //! [`stuck`] counts and names them. The volumes of one pod are unmounted at the same time
 //! ([`together`]), so that one dead server does not delay the others.
 
@@ -16,7 +18,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use super::error::VolumeError;
-use super::mounts;
+use super::mounts::{self, Use};
 use super::paths::SUB_PATHS;
 use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
@@ -157,28 +159,49 @@ pub(super) fn remote_bind(top: &Path, mount: &Path) -> Result<(), VolumeError> {
 
 fn by_ways(top: &Path, mount: &Path, ways: &[(UnmountFlags, Duration)]) -> Result<(), VolumeError> {
     let (top, point) = (top.to_owned(), mount.to_owned());
+    let pod = pod_of(&top, mount);
     let call = Arc::new(move |flags| mounts::unmount_in(&top, &point, flags));
-    escalate(mount, &call, ways)
+    escalate(mount, &call, ways, &mut || use_now(mount, &pod))
+}
+
+/// Who uses the mount of a pod now. Without the mount table, others may use it.
+fn use_now(mount: &Path, pod: &Path) -> Use {
+    mounts::table().map_or(Use::Shared, |table| mounts::use_of(&table, mount, pod))
+}
+
+/// The directory of the pod with a mount, if `top` is that of all pods.
+fn pod_of(top: &Path, mount: &Path) -> PathBuf {
+    let mut way = mount.strip_prefix(top).unwrap_or(mount).iter();
+    match (way.next(), way.next()) {
+        (Some(pod), Some(_)) => top.join(pod),
+        _ => owner(mount).to_owned(),
+    }
 }
 
 /// Aborts all requests to the server of `mount`, which is in `top`, and unmounts it unless it is
-/// busy. Processes that wait for the server get an error.
+/// busy. Processes that wait for the server get an error. Does nothing if others use the server too.
 pub(super) fn forced(top: &Path, mount: &Path) -> Result<(), VolumeError> {
+    let pod = pod_of(top, mount);
+    if use_now(mount, &pod) != Use::Own {
+        return Ok(());
+    }
     let (top, point) = (top.to_owned(), mount.to_owned());
     let call = Arc::new(move |flags| match mounts::unmount_in(&top, &point, flags) {
         // The requests were aborted before that was found.
         Err(Errno::BUSY) => Ok(()),
         result => result,
     });
-    escalate(mount, &call, &[(UnmountFlags::FORCE, FORCED)])
+    let result = escalate(mount, &call, &[(UnmountFlags::FORCE, FORCED)], &mut || Use::Own);
+    // Another process may have unmounted it.
+    result.or_else(|error| if use_now(mount, &pod) == Use::Gone { Ok(()) } else { Err(error) })
 }
 
 /// Unmounts `mount`, which is in `top` and is busy, because an operation of the agent waits for its
 /// server. The operation ends when its requests are aborted, which is done unless others use the
-/// server too (`is_shared`). Else it keeps its files, and the kernel removes the mount with them.
-pub(super) fn held(top: &Path, mount: &Path, is_shared: bool) -> Result<(), VolumeError> {
+/// server too. Else it keeps its files, and the kernel removes the mount with them.
+pub(super) fn held(top: &Path, mount: &Path) -> Result<(), VolumeError> {
     log::warn!("{} is busy with an operation that hangs, and is detached", mount.display());
-    if !is_shared && let Err(error) = forced(top, mount) {
+    if let Err(error) = forced(top, mount) {
         log::warn!("unmount by force: {}", chain(&error));
     }
     by_ways(top, mount, &[(UnmountFlags::DETACH, LAZY)])
@@ -196,12 +219,22 @@ pub(super) fn responds(mount: &Path) -> bool {
     !matches!(attempt((SIZE, mount), &Arc::new(ask), UnmountFlags::empty(), PROBE), Ok(None))
 }
 
-/// Tries the ways in order; the next one only when the one before hangs.
-fn escalate<C>(mount: &Path, call: &Arc<C>, ways: &[(UnmountFlags, Duration)]) -> Result<(), VolumeError>
+/// Tries the ways in order; the next one only when the one before hangs. `use_now` reads who uses the
+/// mount; that may have changed while an attempt took its time.
+fn escalate<C>(
+    mount: &Path,
+    call: &Arc<C>,
+    ways: &[(UnmountFlags, Duration)],
+    use_now: &mut dyn FnMut() -> Use,
+) -> Result<(), VolumeError>
 where
     C: Fn(UnmountFlags) -> Result<(), Errno> + Send + Sync + ?Sized + 'static,
 {
     for (flags, limit) in ways {
+        if *flags == UnmountFlags::FORCE && use_now() == Use::Shared {
+            log::warn!("{} is not unmounted by force: its file system is mounted elsewhere", mount.display());
+            continue;
+        }
         match attempt((UNMOUNT, mount), call, *flags, *limit)? {
             None => log::warn!("unmounting {} hangs after {limit:?} ({flags:?})", mount.display()),
             // Unmounted already, perhaps by the attempt before.
@@ -314,15 +347,16 @@ mod tests {
         let (release, hold) = bounded::<()>(0);
         let path = Path::new("/t/forced");
         let call = dead(&[UnmountFlags::empty()], hold.clone(), Ok(()));
-        escalate(path, &call, &ways([SHORT, LONG, LONG])).unwrap();
+        escalate(path, &call, &ways([SHORT, LONG, LONG]), &mut || Use::Own).unwrap();
         assert_eq!(hangs_at(path), 1);
         let path = Path::new("/t/lazy");
         let call = dead(&[UnmountFlags::empty(), UnmountFlags::FORCE], hold.clone(), Ok(()));
-        escalate(path, &call, &ways([SHORT, SHORT, LONG])).unwrap();
+        escalate(path, &call, &ways([SHORT, SHORT, LONG]), &mut || Use::Own).unwrap();
         assert_eq!(hangs_at(path), 2);
         let path = Path::new("/t/never");
         let all = &[UnmountFlags::empty(), UnmountFlags::FORCE, UnmountFlags::DETACH];
-        let error = escalate(path, &dead(all, hold, Ok(())), &ways([SHORT; 3])).unwrap_err();
+        let error =
+            escalate(path, &dead(all, hold, Ok(())), &ways([SHORT; 3]), &mut || Use::Own).unwrap_err();
         assert_eq!(error.to_string(), "cannot unmount /t/never: its server does not respond");
         drop(release);
         // The threads return with the server.
@@ -331,6 +365,39 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(hangs_at(path), 0);
+    }
+
+    /// The requests of the other pod were aborted, and what it had written was lost.
+    #[test]
+    fn mount_that_another_pod_shares_meanwhile_is_not_forced() {
+        for (now, expected) in [(Use::Shared, vec![UnmountFlags::DETACH]), (Use::Own, Vec::new())] {
+            let (release, hold) = bounded::<()>(0);
+            let (report, calls) = bounded(3);
+            let call: Arc<Attempt> = Arc::new(move |flags| {
+                if flags == UnmountFlags::empty() {
+                    let _ = hold.recv();
+                } else {
+                    report.send(flags).unwrap();
+                }
+                Ok(())
+            });
+            let mut questions = 0;
+            let mut use_now = || {
+                questions += 1;
+                now
+            };
+            let path = Path::new("/t/shared");
+            escalate(path, &call, &ways([SHORT, LONG, LONG]), &mut use_now).unwrap();
+            let forced = [UnmountFlags::FORCE];
+            let expected = if expected.is_empty() { forced.as_slice() } else { expected.as_slice() };
+            assert_eq!((calls.try_iter().collect::<Vec<_>>().as_slice(), questions), (expected, 1));
+            drop(release);
+        }
+        // Alone, it fails without a call.
+        let (_release, hold) = bounded::<()>(0);
+        let call = dead(&[UnmountFlags::FORCE], hold, Ok(()));
+        let way = [(UnmountFlags::FORCE, LONG)];
+        escalate(Path::new("/t/shared"), &call, &way, &mut || Use::Shared).unwrap_err();
     }
 
     /// A server that did not answer delayed the volumes after it, and the end of other pods.
@@ -393,15 +460,27 @@ mod tests {
         assert_eq!(owner(Path::new("/r/plugins/x")), Path::new("/r/plugins"));
     }
 
+    /// A volume may have the name of a directory of the agent.
+    #[test]
+    fn pod_of_a_mount_is_the_directory_below_that_of_all_pods() {
+        for mount in ["/r/p/u/volumes/n/volumes", "/r/p/u/volume-subpaths/volumes/c/0"] {
+            assert_eq!(pod_of(Path::new("/r/p"), Path::new(mount)), Path::new("/r/p/u"));
+        }
+        let one = Path::new("/r/p/u/volumes/n/v");
+        assert_eq!(pod_of(Path::new("/r/p/u/volumes/n"), one), Path::new("/r/p/u"));
+        assert_eq!(pod_of(Path::new("/r/plugins/n"), Path::new("/r/plugins/n/x")), Path::new("/r/plugins/n"));
+        assert_eq!(use_now(Path::new("/t/none"), Path::new("/t")), Use::Gone);
+    }
+
     #[test]
     fn busy_mount_is_not_forced() {
         let (_release, hold) = bounded::<()>(0);
         let call = dead(&[UnmountFlags::FORCE, UnmountFlags::DETACH], hold, Err(Errno::BUSY));
-        let error = escalate(Path::new("/t/busy"), &call, &ways([LONG; 3])).unwrap_err();
+        let error = escalate(Path::new("/t/busy"), &call, &ways([LONG; 3]), &mut || Use::Own).unwrap_err();
         assert!(matches!(error, VolumeError::Io { attempt: "unmount", .. }), "{error}");
         let (_release, hold) = bounded::<()>(0);
         assert!(responds(Path::new("/")) && responds(Path::new("/t/none")));
         let gone = dead(&[], hold, Err(Errno::INVAL));
-        escalate(Path::new("/t/gone"), &gone, &ways([LONG; 3])).unwrap();
+        escalate(Path::new("/t/gone"), &gone, &ways([LONG; 3]), &mut || Use::Own).unwrap();
     }
 }
