@@ -205,8 +205,16 @@ impl Tokens {
                     seconds: answer.spec.expiration_seconds.or(seconds).unwrap_or(3600),
                 });
                 let entry = Entry { token: Arc::clone(&token), asked: instant, retry: None };
-                self.shared.table().entry(pod.uid().clone()).or_default().insert(key, entry);
-                Ok(token)
+                let mut table = self.shared.table();
+                let tokens = table.entry(pod.uid().clone()).or_default();
+                match tokens.get(&key) {
+                    // This response is late.
+                    Some(newer) if newer.asked > instant => Ok(Arc::clone(&newer.token)),
+                    _ => {
+                        tokens.insert(key, entry);
+                        Ok(token)
+                    }
+                }
             }
             Err(text) => match old {
                 None => Err(TokenError::Fetch(text)),
@@ -414,6 +422,40 @@ mod tests {
         count.store(7, Ordering::SeqCst);
         assert_eq!(get("1", "", 0), Ok("t7".into()));
         assert_eq!(get("2", "", 0), Ok("t3".into()));
+    }
+
+    /// A token that was requested earlier, and may end earlier, replaced a newer one.
+    #[test]
+    fn late_response_does_not_replace_a_newer_token() {
+        /// The response to the first request arrives when the test has sent a unit.
+        struct Late(Arc<AtomicI64>, crossbeam_channel::Receiver<()>);
+        impl TokenApi for Late {
+            fn create(&self, _: &str, _: &str, _: &Value) -> Result<TokenAnswer, String> {
+                let number = self.0.fetch_add(1, Ordering::SeqCst);
+                if number == 0 {
+                    let _ = self.1.recv_timeout(Duration::from_secs(60));
+                }
+                let answer = json!({"spec": {"expirationSeconds": 3600},
+                    "status": {"token": format!("t{number}"), "expirationTimestamp": at(3600)}});
+                Ok(serde_json::from_value(answer).unwrap())
+            }
+        }
+        let (count, (send, arrive)) = (Arc::<AtomicI64>::default(), crossbeam_channel::bounded(1));
+        let tokens = Tokens::new(Box::new(Late(Arc::clone(&count), arrive)));
+        let (begun, later) = (Instant::now(), Instant::now() + Duration::from_secs(10));
+        let get = |tokens: &Tokens, instant| {
+            let token = tokens.get_at(&pod("1"), "", Some(3600), (at(10), instant));
+            token.map(|token| token.text.clone())
+        };
+        let shared = tokens.clone();
+        let first = crate::util::testing::beside(move || get(&shared, begun));
+        while count.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(get(&tokens, later), Ok("t1".into()));
+        send.send(()).unwrap();
+        assert_eq!(first.result(), Ok("t1".into()));
+        assert_eq!((get(&tokens, later), count.load(Ordering::SeqCst)), (Ok("t1".into()), 2));
     }
 
     #[test]

@@ -149,6 +149,7 @@ struct Table {
     pods: HashMap<PodUid, References>,
     /// The number of entries that have a watch or are starting one.
     watches: usize,
+    /// The last number of an entry, a read or an update.
     last_id: u64,
     closed: bool,
 }
@@ -167,6 +168,8 @@ struct Entry {
     known: Known,
     /// When the object was read, without a watch; `None`: its age does not matter.
     read: Option<Instant>,
+    /// The number of the read or the update of the watch that `known` is from.
+    number: u64,
     watch: Watch,
     /// Dropped to wake the callers that wait for the first response.
     waiters: Option<(Sender<()>, Receiver<()>)>,
@@ -202,6 +205,7 @@ impl Entry {
             pods: 0,
             known: Known::Nothing,
             read: None,
+            number: 0,
             watch: Watch::No,
             waiters: None,
             missed: false,
@@ -397,6 +401,11 @@ impl Objects {
 }
 
 impl Table {
+    fn next_number(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
     fn entry(&mut self, key: &Key) -> &mut Entry {
         let last_id = &mut self.last_id;
         self.entries.entry(key.clone()).or_insert_with(|| {
@@ -498,11 +507,19 @@ impl Shared {
         }
     }
 
-    /// Reads an object that is not watched. If that fails, the cached object is used.
+    /// Reads an object that is not watched. If that fails, the cached object is used, and also if a read
+    /// that began later, or a watch, has a newer one already.
     fn read(&self, key: &Key, id: u64) -> Result<Arc<Object>, ObjectError> {
+        let number = self.table().next_number();
         let answer = self.api.read(key).map(Arc::new);
         let mut table = self.table();
         let Some(entry) = table.entries.get_mut(key).filter(|entry| entry.id == id) else { return answer };
+        if number < entry.number {
+            return entry.answer(key).unwrap_or(answer);
+        }
+        if answer.as_ref().err().is_none_or(ObjectError::is_not_found) {
+            entry.number = number;
+        }
         match &answer {
             Ok(object) => entry.known = Known::Present(Arc::clone(object)),
             Err(error) if error.is_not_found() => entry.known = Known::Absent,
@@ -527,7 +544,9 @@ impl Shared {
         let mut pods = Vec::new();
         {
             let mut table = self.table();
+            let number = table.next_number();
             let Some(entry) = table.entries.get_mut(key).filter(|entry| entry.id == id) else { return };
+            entry.number = number;
             let first = matches!(entry.known, Known::Nothing);
             let changed = match (&entry.known, &object) {
                 (Known::Absent, None) => false,

@@ -257,3 +257,46 @@ fn stop_of_a_pod_ends_its_wait_for_an_object() {
     drop(source);
     assert_eq!(objects.get(&key("a"), Duration::from_secs(60), &stop), Err(ObjectError::Stopping));
 }
+
+/// The first read gets an old version, and its response arrives when the test has sent a unit.
+struct Late {
+    reads: AtomicUsize,
+    arrive: Receiver<()>,
+}
+
+impl ObjectApi for Late {
+    fn read(&self, _: &Key) -> Result<Object, ObjectError> {
+        let number = self.reads.fetch_add(1, Ordering::SeqCst);
+        if number == 0 {
+            let _ = self.arrive.recv_timeout(Duration::from_secs(60));
+        }
+        Ok(object(u32::try_from(number).unwrap() + 1))
+    }
+
+    fn watch(&self, _: &Key, _: Sink) -> io::Result<Running> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// A late response replaced a newer version, which pods then had until the next read.
+#[test]
+fn late_response_does_not_replace_a_newer_object() {
+    let (send, arrive) = bounded(1);
+    let server = Arc::new(Late { reads: AtomicUsize::new(0), arrive });
+    let api: Arc<dyn ObjectApi> = Arc::<Late>::clone(&server);
+    // Objects are read when they are old, which they are not here.
+    let lasting: TimeToLive = Box::new(|| Some(Duration::from_secs(3600)));
+    let objects = Objects::new(Strategy::Cache, api, lasting, Box::new(|_| {}));
+    objects.register(&pod("1", &["a"]));
+    let first = {
+        let objects = objects.clone();
+        crate::util::testing::beside(move || get(&objects, "a"))
+    };
+    while server.reads.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(get(&objects, "a"), Ok("2".into()));
+    send.send(()).unwrap();
+    assert_eq!(first.result(), Ok("2".into()));
+    assert_eq!((get(&objects, "a"), server.reads.load(Ordering::SeqCst)), (Ok("2".into()), 2));
+}
