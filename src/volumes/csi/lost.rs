@@ -62,7 +62,7 @@ pub(super) fn damaged_blocks(layout: &names::Layout) -> Vec<String> {
     let is_damaged = |name: &String| {
         layout.block(name).is_ok_and(|dir| matches!(Record::read(&dir.join("data")), Look::Damaged(_)))
     };
-    rebuild::block_volumes(layout).into_iter().filter(is_damaged).collect()
+    rebuild::block_volumes(layout).unwrap_or_default().into_iter().filter(is_damaged).collect()
 }
 
 #[cfg(test)]

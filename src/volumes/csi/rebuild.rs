@@ -1,7 +1,9 @@
 //! What a start finds on the disk: volumes of pods, and volumes that are staged. Directories are
-//! listed up to a limit, and their content is not trusted.
+//! listed up to a limit, and their content is not trusted. A directory that cannot be read is not an
+//! empty one: a disk whose volume counted as gone would be detached while it is mounted.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::super::kind::{Form, Place};
@@ -28,54 +30,79 @@ pub struct Found {
     pub is_persistent: bool,
 }
 
+/// What is on the disk.
+#[derive(Debug, Default)]
+pub(super) struct All {
+    /// The volumes of pods.
+    pub(super) readable: Vec<Found>,
+    /// Pods have volumes there whose record is damaged.
+    pub(super) damaged: Vec<Place>,
+    /// Why a directory could not be read: there may be more.
+    pub(super) unread: Option<io::Error>,
+}
+
 /// All volumes of pods on the disk. Those without a readable record are left out.
 #[must_use]
 pub fn find(root_dir: &Path) -> Vec<Found> {
-    find_all(root_dir).0
+    find_all(root_dir).readable
 }
 
 /// All volumes of pods on the disk, and the places of those whose record is damaged. Those without a
 /// record are left out: their directories are removed with the pod, if they are empty.
-pub(super) fn find_all(root_dir: &Path) -> (Vec<Found>, Vec<Place>) {
+pub(super) fn find_all(root_dir: &Path) -> All {
     let layout = Layout::new(root_dir);
-    let mut places = BTreeSet::new();
-    for pod in entries(&paths::pods(root_dir)) {
-        places.extend(linked(root_dir, &PodUid::from(pod.as_str())));
+    let (mut places, mut all) = (BTreeSet::new(), All::default());
+    let mut list = |found: io::Result<Vec<String>>| {
+        found.unwrap_or_else(|error| {
+            all.unread.get_or_insert(error);
+            Vec::new()
+        })
+    };
+    for pod in list(entries(&paths::pods(root_dir))) {
+        let pod = PodUid::from(pod.as_str());
+        let Ok(dir) = paths::pod(root_dir, &pod) else { continue };
+        for (form, parent) in FORMS {
+            let found = list(entries(&dir.join(parent).join(DIRECTORY))).into_iter();
+            places.extend(found.map(|spec_name| Place { pod: pod.clone(), spec_name, form }));
+        }
     }
     // A device is published before it is linked in the pod's directory.
-    for spec_name in block_volumes(&layout) {
+    for spec_name in list(block_volumes(&layout)) {
         let Ok(publish) = layout.block_publish(&spec_name) else { continue };
-        for pod in entries(&publish) {
+        for pod in list(entries(&publish)) {
             let pod = PodUid::from(pod.as_str());
             places.insert(Place { pod, spec_name: spec_name.clone(), form: Form::Block });
         }
     }
-    let (mut readable, mut damaged) = (Vec::new(), Vec::new());
     for place in places {
         match found(&layout, &place) {
-            Some(Ok(found)) => readable.push(found),
-            Some(Err(())) => damaged.push(place),
+            Some(Ok(found)) => all.readable.push(found),
+            Some(Err(())) => all.damaged.push(place),
             None => {}
         }
     }
-    (readable, damaged)
+    all
 }
+
+/// The forms of volumes, with the directories in that of a pod.
+const FORMS: [(Form, &str); 2] = [(Form::Filesystem, "volumes"), (Form::Block, "volumeDevices")];
 
 /// The volumes in a pod's own directory, with and without a record.
 fn linked(root_dir: &Path, pod: &PodUid) -> Vec<Place> {
     let Ok(dir) = paths::pod(root_dir, pod) else { return Vec::new() };
     let mut places = Vec::new();
-    for (form, parent) in [(Form::Filesystem, "volumes"), (Form::Block, "volumeDevices")] {
-        let found = entries(&dir.join(parent).join(DIRECTORY)).into_iter();
+    for (form, parent) in FORMS {
+        let found = readable(&dir.join(parent).join(DIRECTORY)).into_iter();
         places.extend(found.map(|spec_name| Place { pod: pod.clone(), spec_name, form }));
     }
     places
 }
 
-/// What one pod has on the disk, with and without a record.
+/// What one pod has on the disk, with and without a record. What cannot be read is left out: the removal
+/// of the pod's directory fails then.
 pub(super) fn places_of(layout: &Layout, root_dir: &Path, pod: &PodUid) -> BTreeSet<Place> {
     let mut places: BTreeSet<Place> = linked(root_dir, pod).into_iter().collect();
-    for spec_name in block_volumes(layout) {
+    for spec_name in block_volumes(layout).unwrap_or_default() {
         let Ok(publish) = layout.block_publish(&spec_name) else { continue };
         if std::fs::symlink_metadata(publish.join(pod.as_str())).is_ok() {
             places.insert(Place { pod: pod.clone(), spec_name, form: Form::Block });
@@ -104,19 +131,23 @@ fn found(layout: &Layout, place: &Place) -> Option<Result<Found, ()>> {
 }
 
 /// The driver and the handle of each volume that is staged, or was about to be, also without a pod.
-pub(super) fn staged(layout: &Layout) -> Vec<(String, String)> {
-    let devices = block_volumes(layout).into_iter().filter_map(|name| layout.block(&name).ok());
-    let dirs = staged_dirs(layout).into_iter().chain(devices.map(|dir| dir.join("data")));
+///
+/// # Errors
+/// When a directory cannot be read.
+pub(super) fn staged(layout: &Layout) -> io::Result<Vec<(String, String)>> {
+    let devices = block_volumes(layout)?.into_iter().filter_map(|name| layout.block(&name).ok());
+    let dirs = staged_dirs(layout)?.into_iter().chain(devices.map(|dir| dir.join("data")));
     let named = dirs.filter_map(|dir| match Record::read(&dir) {
         Look::Record(record) => Some((record.driver_name, record.volume_handle)),
         Look::Missing | Look::Damaged(_) => None,
     });
-    named.collect()
+    Ok(named.collect())
 }
 
 /// Whether the record of a staged file system is damaged.
 pub(super) fn has_damaged(layout: &Layout) -> bool {
-    staged_dirs(layout).iter().any(|dir| matches!(Record::read(dir), Look::Damaged(_)))
+    let dirs = staged_dirs(layout).unwrap_or_default();
+    dirs.iter().any(|dir| matches!(Record::read(dir), Look::Damaged(_)))
 }
 
 /// Whether the volume of this unique name may be staged, with a damaged record.
@@ -126,10 +157,10 @@ pub(super) fn is_damaged(layout: &Layout, name: &str) -> bool {
 }
 
 /// Whether the volume of this unique name has anything on the disk of the node, or may have, apart from
-/// block volumes with a damaged record.
+/// block volumes with a damaged record. It may if a directory cannot be read.
 pub(super) fn may_be_staged(layout: &Layout, name: &str) -> bool {
     let is_it = |(driver, handle): &(String, String)| names::unique_name(driver, handle) == name;
-    staged(layout).iter().any(is_it) || is_damaged(layout, name)
+    staged(layout).map_or(true, |staged| staged.iter().any(is_it)) || is_damaged(layout, name)
 }
 
 /// Whether anything of a block volume is left on the node apart from its record: a mount, or what a
@@ -142,37 +173,42 @@ pub(super) fn has_block_parts(mounter: &dyn Mounter, layout: &Layout, spec_name:
     };
     let is_file = std::fs::symlink_metadata(&staging).is_ok_and(|found| !found.is_dir());
     is_any_below(mounter, &home)
-        || !entries(&publish).is_empty()
+        || !is_empty(&publish)
         || is_file
-        || !entries(&staging).is_empty()
+        || !is_empty(&staging)
         || mounter.is_mount_point(&staging).unwrap_or(true)
 }
 
 /// The directories of staged file systems.
-pub(super) fn staged_dirs(layout: &Layout) -> Vec<PathBuf> {
+///
+/// # Errors
+/// When a directory cannot be read.
+pub(super) fn staged_dirs(layout: &Layout) -> io::Result<Vec<PathBuf>> {
     let shared = layout.shared();
-    let drivers = entries(&shared).into_iter().filter(|driver| driver != "volumeDevices");
-    drivers
-        .flat_map(|driver| {
-            let dir = shared.join(driver);
-            let hashes = entries(&dir).into_iter().filter(|name| is_hash(name));
-            hashes.map(|hash| dir.join(hash)).collect::<Vec<_>>()
-        })
-        .collect()
+    let mut dirs = Vec::new();
+    for driver in entries(&shared)?.into_iter().filter(|driver| driver != "volumeDevices") {
+        let dir = shared.join(driver);
+        dirs.extend(entries(&dir)?.into_iter().filter(|name| is_hash(name)).map(|hash| dir.join(hash)));
+    }
+    Ok(dirs)
 }
 
 /// The names of block volumes on the node.
-pub(super) fn block_volumes(layout: &Layout) -> Vec<String> {
-    let all = entries(&layout.shared().join("volumeDevices"));
-    all.into_iter().filter(|name| name != "staging" && name != "publish").collect()
+///
+/// # Errors
+/// When their directory cannot be read.
+pub(super) fn block_volumes(layout: &Layout) -> io::Result<Vec<String>> {
+    let all = entries(&layout.shared().join("volumeDevices"))?;
+    Ok(all.into_iter().filter(|name| name != "staging" && name != "publish").collect())
 }
 
-/// Whether something is mounted at one of the usual places in `dir`. An unreadable table counts as
-/// a mount.
+/// Whether something is mounted at one of the usual places in `dir`. An unreadable table or directory
+/// counts as a mount.
 pub(super) fn is_any_below(mounter: &dyn Mounter, dir: &Path) -> bool {
     let is_mounted = |path: PathBuf| mounter.is_mount_point(&path).unwrap_or(true);
     is_mounted(dir.join(GLOBAL_MOUNT))
-        || entries(&dir.join("dev")).iter().any(|pod| is_mounted(dir.join("dev").join(pod)))
+        || entries(&dir.join("dev"))
+            .map_or(true, |pods| pods.iter().any(|pod| is_mounted(dir.join("dev").join(pod))))
 }
 
 /// Drivers keep their own files beside the staged volumes.
@@ -180,10 +216,30 @@ fn is_hash(name: &str) -> bool {
     name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-fn entries(dir: &Path) -> Vec<String> {
-    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
-    let names = entries.flatten().take(MAX_ENTRIES);
-    let mut names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+/// The names in a directory; none if there is no directory.
+fn entries(dir: &Path) -> io::Result<Vec<String>> {
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        // Drivers may have files beside their directories.
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
+        Err(error) => return Err(error),
+    };
+    let mut names = Vec::new();
+    for entry in entries.take(MAX_ENTRIES) {
+        names.extend(entry?.file_name().into_string().ok());
+    }
     names.sort();
-    names
+    Ok(names)
+}
+
+/// As [`entries`]; none if it cannot be read.
+fn readable(dir: &Path) -> Vec<String> {
+    entries(dir).unwrap_or_default()
+}
+
+/// Whether nothing is in a directory, as far as it can be read.
+fn is_empty(dir: &Path) -> bool {
+    entries(dir).is_ok_and(|names| names.is_empty())
 }

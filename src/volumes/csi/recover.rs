@@ -114,8 +114,8 @@ impl Csi {
         spec_name: &str,
         stop: &StopToken,
     ) -> Result<Option<String>, VolumeError> {
-        let readable = rebuild::staged(&self.layout).into_iter();
-        let readable = readable.map(|(driver, handle)| names::unique_name(&driver, &handle));
+        let readable = rebuild::staged(&self.layout).map_err(io("list volumes in", &self.layout.shared()))?;
+        let readable = readable.into_iter().map(|(driver, handle)| names::unique_name(&driver, &handle));
         self.lost().found(&[spec_name.to_owned()], readable);
         let phase = Phase::UnmountDevice;
         let found = self.find_name(spec_name, Form::Block, stop);

@@ -86,7 +86,7 @@ impl Csi {
             let text = format!("the record of the staged volume {name} is damaged");
             return Err(not_begun(Phase::UnmountDevice, text));
         }
-        for dir in rebuild::staged_dirs(&self.layout) {
+        for dir in self.staged_dirs()? {
             let Look::Record(record) = Record::read(&dir) else { continue };
             if names::unique_name(&record.driver_name, &record.volume_handle) == name {
                 self.unstage(name, &record, &dir, stop)?;
@@ -94,6 +94,10 @@ impl Csi {
         }
         self.change(|users| users.unstaged(name));
         Ok(())
+    }
+
+    fn staged_dirs(&self) -> Result<Vec<PathBuf>, VolumeError> {
+        rebuild::staged_dirs(&self.layout).map_err(io("list the staged volumes in", &self.layout.shared()))
     }
 
     fn unstage(&self, name: &str, record: &Record, dir: &Path, stop: &StopToken) -> Result<(), VolumeError> {
@@ -141,7 +145,7 @@ impl Csi {
                 first = Err(error);
             }
         };
-        for dir in rebuild::staged_dirs(&self.layout) {
+        for dir in self.staged_dirs()? {
             if stop.is_stopped() {
                 return Err(VolumeError::Stopping);
             }
@@ -165,7 +169,8 @@ impl Csi {
                 }
             }
         }
-        for spec_name in rebuild::block_volumes(&self.layout) {
+        let blocks = rebuild::block_volumes(&self.layout);
+        for spec_name in blocks.map_err(io("list the block volumes in", &self.layout.shared()))? {
             keep(self.release_block_if_unused(&spec_name, stop));
         }
         let unused = self.users().unused();

@@ -952,3 +952,41 @@ fn volume_that_cannot_grow_while_it_is_in_use_is_mounted() {
     let error = kind_error(volume.expand(2 << 30, &StopToken::never()).unwrap_err());
     assert_eq!((error.phase, error.certainty), (Phase::ExpandInfeasible, Certainty::Final));
 }
+
+/// Makes a directory that cannot be read, as if the process had no descriptor left, and back.
+fn make_unreadable(dir: &Path, is_unreadable: bool) {
+    let aside = dir.with_extension("aside");
+    if is_unreadable {
+        std::fs::rename(dir, &aside).unwrap();
+        std::os::unix::fs::symlink(dir, dir).unwrap();
+    } else {
+        std::fs::remove_file(dir).unwrap();
+        std::fs::rename(&aside, dir).unwrap();
+    }
+}
+
+/// The staged volume counted as released, and its disk was detached while it was mounted.
+#[test]
+fn volume_stays_in_use_while_the_directory_of_staged_volumes_cannot_be_read() {
+    let mut agent = FakeAgent::new();
+    let (a, never) = (wanted("a", "h"), StopToken::never());
+    set_up(&agent, &a).unwrap();
+    let shared = agent.csi.layout.shared();
+    make_unreadable(&shared, true);
+    tear_down(&agent, &a).unwrap();
+    assert_eq!(agent.csi.attachments.in_use(), [a.unique_name()]);
+    let error = agent.csi.release_unused(&never).unwrap_err();
+    assert!(error.to_string().starts_with("cannot list the staged volumes in "), "{error}");
+    assert!(agent.csi.has_volumes());
+    assert_eq!(agent.csi.attachments.in_use(), [a.unique_name()]);
+    // A start that cannot read it keeps what the node's object shows.
+    agent.restart();
+    show(&agent, &[a.unique_name(), "kubernetes.io/iscsi/x".to_owned()]);
+    assert_eq!(agent.csi.attachments.list().1, [a.unique_name()]);
+    make_unreadable(&shared, false);
+    agent.restart();
+    show(&agent, &[a.unique_name()]);
+    agent.csi.release_unused(&never).unwrap();
+    assert_eq!((agent.node.staged(), agent.left()), (0, Vec::new()));
+    assert!(agent.csi.attachments.list().1.is_empty());
+}

@@ -93,20 +93,27 @@ impl Csi {
     ) -> Csi {
         let layout = Layout::new(&settings.root_dir);
         let mut users = Users::default();
-        let (readable, damaged) = rebuild::find_all(&settings.root_dir);
+        let rebuild::All { readable, damaged, mut unread } = rebuild::find_all(&settings.root_dir);
         for found in readable {
             users.add(&names::unique_name(&found.driver, &found.handle), &found.place);
         }
         damaged.into_iter().for_each(|place| users.unknown(place));
-        for (driver, handle) in rebuild::staged(&layout) {
-            users.found(&names::unique_name(&driver, &handle));
+        match rebuild::staged(&layout) {
+            Ok(staged) => {
+                staged.iter().for_each(|(driver, handle)| users.found(&names::unique_name(driver, handle)));
+            }
+            Err(error) => unread = Some(error),
         }
         attachments.set(Holder::Csi, users.names());
         let mut lost = Lost::default();
         lost.found(&lost::damaged_blocks(&layout), users.all());
         let is_any = lost.is_any();
         let lost = Arc::new(Mutex::new(lost));
-        if is_any || rebuild::has_damaged(&layout) {
+        if let Some(error) = unread {
+            // Until the next start each volume in the node's object may be mounted.
+            log::error!("CSI volumes: a directory cannot be read, and no volume is detached: {error}");
+            attachments.keep_if(Box::new(|name| names::parts(name).is_some()));
+        } else if is_any || rebuild::has_damaged(&layout) {
             let (layout, lost) = (layout.clone(), Arc::clone(&lost));
             attachments.keep_if(Box::new(move |name| {
                 rebuild::is_damaged(&layout, name)
@@ -165,8 +172,8 @@ impl Csi {
 
     /// Whether anything of a volume may be left on the node.
     pub(crate) fn has_volumes(&self) -> bool {
-        !rebuild::staged_dirs(&self.layout).is_empty()
-            || !rebuild::block_volumes(&self.layout).is_empty()
+        rebuild::staged_dirs(&self.layout).map_or(true, |dirs| !dirs.is_empty())
+            || rebuild::block_volumes(&self.layout).map_or(true, |names| !names.is_empty())
             || !self.users().unused().is_empty()
     }
 

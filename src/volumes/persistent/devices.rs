@@ -12,7 +12,7 @@ use super::super::error::VolumeError;
 use super::super::mounts::Mount;
 use super::super::paths;
 use super::host::mount_at;
-use super::sysfs::names;
+use super::sysfs::{list, names};
 use crate::util::stop::{StopToken, Waited};
 
 /// How long an operation waits for another one on its device.
@@ -88,13 +88,22 @@ pub(super) fn plugins(root_dir: &Path) -> PathBuf {
     paths::plugins(root_dir).join("kubernetes.io")
 }
 
-/// Whether a pod uses the device.
+/// Whether a pod uses the device, or may use it: a directory cannot be read.
 pub(super) fn is_used(device: &Device, table: &[Mount], pods: &Path) -> bool {
     if device.is_block {
-        return names(&device.dir).iter().any(|uid| pods.join(uid).join("volumeDevices").is_dir());
+        let may_be = |uid: &String| {
+            let found = std::fs::symlink_metadata(pods.join(uid).join("volumeDevices"));
+            found.map_or_else(|error| !is_absence(&error), |found| found.is_dir())
+        };
+        return list(&device.dir).map_or_else(|error| !is_absence(&error), |uids| uids.iter().any(may_be));
     }
     let Some(own) = mount_at(table, &device.dir) else { return false };
     table.iter().any(|mount| mount.device == own.device && mount.point.starts_with(pods))
+}
+
+/// Whether there is no such file or directory.
+fn is_absence(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
 }
 
 /// Devices with an operation. One at a time works on a device.
@@ -200,6 +209,23 @@ mod tests {
         assert!(!is_used(&block, &[], &pods));
         std::fs::create_dir_all(pods.join("u/volumeDevices")).unwrap();
         assert!(is_used(&block, &[], &pods));
+    }
+
+    /// The disk of a pod was detached.
+    #[test]
+    fn block_device_is_used_while_its_directory_cannot_be_read() {
+        let root = tempfile::tempdir().unwrap();
+        let (pods, dir) = (root.path().join("pods"), root.path().join("d"));
+        let device = Device { kind: Kind::Iscsi, dir: dir.clone(), is_block: true };
+        assert!(!is_used(&device, &[], &pods), "it does not exist");
+        // Each call on a link to itself fails.
+        std::os::unix::fs::symlink(&dir, &dir).unwrap();
+        assert!(is_used(&device, &[], &pods));
+        std::fs::remove_file(&dir).unwrap();
+        std::fs::create_dir_all(dir.join("u")).unwrap();
+        assert!(!is_used(&device, &[], &pods));
+        std::os::unix::fs::symlink(&pods, &pods).unwrap();
+        assert!(is_used(&device, &[], &pods));
     }
 
     #[test]

@@ -15,11 +15,17 @@ const MAX_ENTRIES: usize = 4096;
 
 /// The names in a directory, sorted; none if it cannot be read.
 pub(super) fn names(dir: &Path) -> Vec<String> {
-    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
-    let entries = entries.take(MAX_ENTRIES).filter_map(Result::ok);
-    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    list(dir).unwrap_or_default()
+}
+
+/// The names in a directory, sorted.
+pub(super) fn list(dir: &Path) -> std::io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(dir)?.take(MAX_ENTRIES) {
+        names.extend(entry?.file_name().into_string().ok());
+    }
     names.sort();
-    names
+    Ok(names)
 }
 
 /// The first line of a file of `/sys`.
