@@ -55,6 +55,7 @@ impl Csi {
         let at = self.begin(wanted, is_mapped, stop)?;
         let name = wanted.unique_name();
         make_dirs(&files.data, "make directory")?;
+        let is_new = Record::read(&files.data) == Look::Missing;
         self.record(wanted, None).write(&files.data).map_err(io("write the record in", &files.data))?;
         self.lost().known(&name, Some(&wanted.spec_name));
         if self.users().label(&name).is_none() {
@@ -62,6 +63,7 @@ impl Csi {
                 make_dirs(&files.staging, "make directory")?;
                 let staged = self.call_stage(wanted, &at, &files.staging, None, Phase::SetUpDevice, stop);
                 if let Err(error) = &staged
+                    && is_new
                     && changed_nothing(error)
                     && !self.users().is_used_by_others(&name, &place)
                 {

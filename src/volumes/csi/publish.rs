@@ -13,7 +13,7 @@ use super::cluster;
 use super::driver::{Pairs, Publish, Secrets};
 use super::error::{after_call, changed_nothing, io, not_begun, of_call};
 use super::names::{self, GLOBAL_MOUNT};
-use super::record::Record;
+use super::record::{Look, Record};
 use super::request::{TOKENS, Wanted};
 use super::stage::make_dirs;
 use super::volume::{At, Csi, text};
@@ -104,12 +104,15 @@ impl Csi {
         };
         // The driver makes the target itself.
         make_dirs(dir, "make directory")?;
+        let is_new = Record::read(dir) == Look::Missing;
         self.record(wanted, label).write(dir).map_err(io("write the record in", dir))?;
         let result = at.driver.publish(&request, stop).map_err(|error| of_call(phase, "", &error));
         if let Err(error) = &result
+            && is_new
             && changed_nothing(error)
         {
-            // Published before, the volume stays as it is.
+            // Published before, perhaps, the volume stays as it is. What a driver publishes need not be a
+            // mount (Go: `IsRemount`, `ReconstructedVolume`).
             self.clear_failed(dir, Some(TARGET));
         }
         result

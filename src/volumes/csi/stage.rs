@@ -10,7 +10,7 @@ use super::cluster::ClusterError;
 use super::driver::{Pairs, Secrets, Stage};
 use super::error::{changed_nothing, io, not_begun, of_call};
 use super::names::{self, GLOBAL_MOUNT};
-use super::record::Record;
+use super::record::{Look, Record};
 use super::request::Wanted;
 use super::volume::{At, Csi, text};
 use crate::model::storage::{CsiDriverSpec, SecretReference};
@@ -202,10 +202,13 @@ impl Csi {
             selinux_context: label.unwrap_or_default().to_owned(),
             ..Record::default()
         };
+        // An earlier attempt, or an earlier agent, may have staged it. That need not be a mount.
+        let is_new = Record::read(&dir) == Look::Missing;
         record.write(&dir).map_err(io("write the record in", &dir))?;
         if at.abilities.stage {
             let result = self.call_stage(wanted, at, &target, label, phase, stop);
             if let Err(error) = &result
+                && is_new
                 && changed_nothing(error)
                 && !self.users().is_used_by_others(&unique, &wanted.place())
             {

@@ -990,3 +990,43 @@ fn volume_stays_in_use_while_the_directory_of_staged_volumes_cannot_be_read() {
     assert_eq!((agent.node.staged(), agent.left()), (0, Vec::new()));
     assert!(agent.csi.attachments.list().1.is_empty());
 }
+
+/// Its record was removed, so that it was never unstaged.
+#[test]
+fn volume_that_an_earlier_agent_has_staged_is_unstaged_although_it_cannot_be_staged_again() {
+    for form in [Form::Filesystem, Form::Block] {
+        let mut agent = FakeAgent::new();
+        let a = Wanted { form, ..wanted("a", "h") };
+        agent.node.fail("publish", Fault::Uncertain);
+        set_up(&agent, &a).unwrap_err();
+        if form == Form::Filesystem {
+            // This driver stages without a mount.
+            let dir = agent.csi.layout.staged(DRIVER, "h").unwrap();
+            agent.csi.mounter.unmount(&dir.join("globalmount")).unwrap();
+        }
+        agent.restart();
+        agent.node.fail("stage", Fault::Final);
+        set_up(&agent, &a).unwrap_err();
+        assert_eq!(agent.node.staged(), 1);
+        tear_down(&agent, &a).unwrap();
+        assert_eq!((agent.node.staged(), agent.left()), (0, Vec::new()), "{form:?}");
+        agent.node.check();
+    }
+}
+
+/// Its record was removed, so that its driver never took it back.
+#[test]
+fn published_volume_that_is_no_mount_survives_a_failed_update() {
+    let agent = FakeAgent::new();
+    agent.cluster.driver.lock().unwrap().spec.requires_republish = Some(true);
+    let a = wanted("a", "h");
+    let ready = set_up(&agent, &a).unwrap();
+    agent.csi.mounter.unmount(&ready.host_path).unwrap();
+    agent.node.fail("publish", Fault::Final);
+    set_up(&agent, &a).unwrap_err();
+    assert!(ready.host_path.is_dir(), "the pod has it");
+    changes(&agent);
+    tear_down(&agent, &a).unwrap();
+    assert_eq!(changes(&agent), ["unpublish h", "unstage h"]);
+    assert!(agent.left().is_empty(), "{:?}", agent.left());
+}
