@@ -294,8 +294,7 @@ impl State {
     /// Notes what a check has found out. Damage of a layer that it could not compare stays known.
     fn note(&mut self, image: &str, report: &Report) {
         let id = &report.id;
-        // The name may have been that of another image.
-        self.damaged.retain(|other, one| other == id || one.image != image);
+        self.unname(image, id);
         if report.removed {
             self.damaged.remove(id);
             return;
@@ -320,9 +319,25 @@ impl State {
         self.damaged.retain(|_, one| !one.layers.is_empty());
     }
 
-    /// The runtime does not have an image of this name.
+    /// The runtime does not have an image of this name or id.
     fn note_absent(&mut self, image: &str) {
-        self.damaged.retain(|id, one| id != image && one.image != image);
+        self.damaged.remove(image);
+        self.unname(image, "");
+    }
+
+    /// No image but the one with the id `except` has this name any more. What was damaged under it may
+    /// still be there and in use: it is known by its id from now on.
+    fn unname(&mut self, image: &str, except: &str) {
+        for (id, one) in &mut self.damaged {
+            if id != except && one.image == image {
+                one.image.clone_from(id);
+            }
+        }
+    }
+
+    /// The ids of images that are known as damaged, except for this one.
+    fn other_damaged(&self, except: &str) -> Vec<String> {
+        self.damaged.keys().filter(|id| *id != except).take(MAX_NAMED).cloned().collect()
     }
 
     /// Decides when an image may be checked again for this namespace after a check that had no result,
@@ -464,12 +479,24 @@ impl ImageCheck {
         let used = meter.used();
         metrics::IMAGE_CHECK_READ.add(used.read);
         metrics::IMAGE_CHECK_WRITTEN.add(used.written);
-        if let Err(storage::Problem::Absent) = report {
-            self.state().note_absent(image);
+        match &report {
+            Ok(report) => self.state().note(image, report),
+            Err(storage::Problem::Absent) => self.state().note_absent(image),
+            Err(storage::Problem::Unknown(_)) => {}
         }
-        let report = report.map_err(|problem| problem.to_string())?;
-        self.state().note(image, &report);
-        Ok(report)
+        self.forget_removed(report.as_ref().map_or("", |report| &report.id), stop);
+        report.map_err(|problem| problem.to_string())
+    }
+
+    /// Forgets the damage of images that the runtime has no more under any name, except for the one that
+    /// was just checked.
+    fn forget_removed(&self, checked: &str, stop: &StopToken) {
+        let others = self.state().other_damaged(checked);
+        for id in others {
+            if !stop.is_stopped() && self.shared.checker.is_absent(&id, stop) {
+                self.state().note_absent(&id);
+            }
+        }
     }
 
     /// Images that are damaged and could not be mended, with their first damage; and names of images that
@@ -876,13 +903,34 @@ mod tests {
         state.note("app:1", &damaged);
         state.note("registry/app:1", &damaged);
         assert_eq!(state.damaged.len(), 1);
-        state.note("registry/app:1", &Report { id: "sha256:2".to_owned(), ..report(0, 0, true) });
-        assert!(state.damaged.is_empty(), "the name is that of an intact image now");
-        state.note("registry/app:1", &damaged);
         state.note_absent("app:1");
         assert_eq!(state.damaged.len(), 1);
-        state.note_absent("registry/app:1");
+        state.note_absent("sha256:1");
         assert!(state.damaged.is_empty());
+    }
+
+    #[test]
+    fn damage_stays_known_when_only_the_name_of_the_image_is_gone_or_another_ones() {
+        let (damaged, intact) = (report(1, 0, false), report(0, 0, true));
+        let with_id = |id: &str, report: &Report| Report { id: id.to_owned(), ..report.clone() };
+        let names =
+            |state: &State| -> Vec<String> { state.damaged.values().map(|one| one.image.clone()).collect() };
+        for is_moved in [true, false] {
+            let mut state = State::default();
+            state.note("app:1", &with_id("sha256:1", &damaged));
+            match is_moved {
+                true => state.note("app:1", &with_id("sha256:2", &intact)),
+                false => state.note_absent("app:1"),
+            }
+            // Containers of it may still run.
+            assert_eq!(names(&state), ["sha256:1"]);
+            assert_eq!(state.other_damaged("sha256:2"), ["sha256:1"]);
+            assert!(state.other_damaged("sha256:1").is_empty(), "it was just checked");
+            state.note("app:2", &with_id("sha256:1", &damaged));
+            assert_eq!(names(&state), ["app:2"]);
+            state.note("app:2", &with_id("sha256:1", &intact));
+            assert!(state.damaged.is_empty());
+        }
     }
 
     #[test]
