@@ -641,7 +641,7 @@ impl Worker {
             self.deps.allocations.end(pod.uid());
         }
         let resizes = self.deps.allocations.conditions(pod.uid());
-        let pod_level = self.deps.allocations.pod_level_in_resize(&pod);
+        let in_resize = self.deps.allocations.in_resize(&pod);
         let node = (self.deps.node_addresses)();
         let mut composed = status::compose(&status::Inputs {
             old: old.as_deref(),
@@ -652,7 +652,7 @@ impl Worker {
             readiness: &|id| self.deps.probes.verdict(ProbeKind::Readiness, id),
             startup: &|id| self.deps.probes.verdict(ProbeKind::Startup, id),
             resizes: &resizes,
-            pod_level: pod_level.as_ref(),
+            in_resize: in_resize.as_ref(),
             memory_request: &|name| self.deps.allocations.given(pod.uid(), name)?.memory.request,
             devices: &|container| self.deps.managers.device_health(&pod, container),
             // The condition is also reported for a pod that has ended and gets no new sandbox.

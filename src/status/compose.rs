@@ -67,7 +67,7 @@ pub fn compose(inputs: &Inputs) -> PodStatus {
     // This precedes the phase, which depends on whether sidecars have started.
     fill_probed(inputs, &mut status);
     set_phase(inputs, &mut status);
-    resources::set_pod_level(pod, inputs.pod_level, &mut status);
+    resources::set_pod_level(pod, inputs.in_resize, &mut status);
     status.conditions = Some(conditions::compose(inputs, &status));
     set_addresses(inputs, &mut status);
     status

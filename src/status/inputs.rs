@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use jiff::Timestamp;
 
-use crate::model::api::{Container, PodCondition, PodStatus, ResourceRequirements, ResourceStatus};
+use crate::model::api::{Container, PodCondition, PodStatus, ResourceStatus};
 use crate::model::ids::ContainerId;
 use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
@@ -63,9 +63,9 @@ pub struct Inputs<'a> {
     pub startup: &'a dyn Fn(&ContainerId) -> Verdict,
     /// The conditions that show a resize.
     pub resizes: &'a [PodCondition],
-    /// The resources of the pod as a whole that it still has while a resize is open; `None`: those
-    /// that it was granted.
-    pub pod_level: Option<&'a ResourceRequirements>,
+    /// The pod with the resources that it and its containers still have while a resize is open;
+    /// `None`: those that it was granted.
+    pub in_resize: Option<&'a Pod>,
     /// The memory request that a container, by name, runs with: runtimes do not report it.
     pub memory_request: &'a dyn Fn(&str) -> Option<Amount>,
     /// The health of a container's devices.
@@ -90,7 +90,7 @@ impl<'a> Inputs<'a> {
             readiness: &|_| Verdict::NoProbe,
             startup: &|_| Verdict::NoProbe,
             resizes: &[],
-            pod_level: None,
+            in_resize: None,
             memory_request: &|_| None,
             devices: &|_| Vec::new(),
         }

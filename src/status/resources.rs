@@ -80,9 +80,10 @@ fn correct(map: &mut Quantities, name: &str, applied: Option<Amount>, floor_mill
 
 /// Sets `status.allocatedResources` and `status.resources`: the pod-level values of the spec if
 /// there are any, and otherwise the sums over the containers. While a resize is open, `resources` has the
-/// values that the pod still has, `own`: clients take a resize whose values it shows for complete.
-pub(super) fn set_pod_level(pod: &Pod, own: Option<&ResourceRequirements>, status: &mut PodStatus) {
-    let texts = |amounts: Amounts| -> Option<Quantities> {
+/// values that the pod and its containers still have, those of `has`: clients take a resize whose values
+/// it shows for complete.
+pub(super) fn set_pod_level(pod: &Pod, has: Option<&Pod>, status: &mut PodStatus) {
+    let texts = |pod: &Pod, amounts: Amounts| -> Option<Quantities> {
         let map: Quantities = amounts
             .into_iter()
             .map(|(name, amount)| {
@@ -93,22 +94,13 @@ pub(super) fn set_pod_level(pod: &Pod, own: Option<&ResourceRequirements>, statu
         (!map.is_empty()).then_some(map)
     };
     let resources = |pod: &Pod| ResourceRequirements {
-        limits: texts(pod_limits(pod, Overhead::Excluded)),
-        requests: texts(pod_requests(pod, Overhead::Excluded)),
+        limits: texts(pod, pod_limits(pod, Overhead::Excluded)),
+        requests: texts(pod, pod_requests(pod, Overhead::Excluded)),
         claims: None,
     };
     let granted = resources(pod);
-    status.allocated_resources = granted.requests.clone();
-    status.resources = Some(match own {
-        Some(own) => {
-            let mut object = pod.object().clone();
-            if let Some(spec) = &mut object.spec {
-                spec.resources = Some(own.clone());
-            }
-            resources(&Pod::from(object))
-        }
-        None => granted,
-    });
+    status.allocated_resources.clone_from(&granted.requests);
+    status.resources = Some(has.map_or(granted, resources));
 }
 
 /// The form in which a sum is written (binary or decimal): that of the first value in it.
@@ -142,25 +134,35 @@ mod unit {
 
     #[test]
     fn open_resize_of_a_pod_shows_the_values_that_it_still_has() {
-        let pod: crate::model::api::Pod = serde_json::from_value(json!({
-            "metadata": {"name": "p"},
-            "spec": {
-                "resources": {"requests": {"memory": "10Ki"}, "limits": {"memory": "10Ki"}},
-                "containers": [{"name": "c"}],
-            },
-        }))
-        .unwrap();
-        let pod = Pod::from(pod);
-        let old = json!({"requests": {"memory": "20Mi"}, "limits": {"memory": "40Mi"}});
-        let old: ResourceRequirements = serde_json::from_value(old).unwrap();
-        let shown = |own| {
+        let pod = |resources: &Value, of_container: &Value| {
+            let pod: crate::model::api::Pod = serde_json::from_value(json!({
+                "metadata": {"name": "p"},
+                "spec": {
+                    "resources": resources,
+                    "containers": [{"name": "c", "resources": of_container}],
+                },
+            }))
+            .unwrap();
+            Pod::from(pod)
+        };
+        let shown = |pod: &Pod, has: Option<&Pod>| {
             let mut status = PodStatus::default();
-            set_pod_level(&pod, own, &mut status);
+            set_pod_level(pod, has, &mut status);
             serde_json::to_value((status.resources, status.allocated_resources)).unwrap()
         };
+        let old = json!({"requests": {"memory": "20Mi"}, "limits": {"memory": "40Mi"}});
         let new = json!({"requests": {"memory": "10Ki"}, "limits": {"memory": "10Ki"}});
-        assert_eq!(shown(None), json!([new, {"memory": "10Ki"}]));
-        assert_eq!(shown(Some(&old)), json!([old, {"memory": "10Ki"}]));
+        for (nothing, is_whole) in [(json!({}), true), (Value::Null, false)] {
+            let of = |own: &Value| if is_whole { pod(own, &nothing) } else { pod(&nothing, own) };
+            assert_eq!(shown(&of(&new), None), json!([new, {"memory": "10Ki"}]));
+            assert_eq!(shown(&of(&new), Some(&of(&old))), json!([old, {"memory": "10Ki"}]));
+        }
+        // Both: what the pod as a whole does not state is the sum of what its containers have.
+        let cpu = |cpu: &str| json!({"requests": {"cpu": cpu}});
+        let has = pod(&old, &cpu("1"));
+        let expected = json!([{"requests": {"memory": "20Mi", "cpu": "1"}, "limits": {"memory": "40Mi"}},
+            {"memory": "10Ki", "cpu": "2"}]);
+        assert_eq!(shown(&pod(&new, &cpu("2")), Some(&has)), expected);
     }
 
     #[test]

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::plan::resize::{Given, Resource};
-use crate::model::api::{Container, PodCondition, ResourceRequirements};
+use crate::model::api::{Container, PodCondition};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 
@@ -167,14 +167,17 @@ impl Allocations {
         self.change(pod, |resources| resources.set_pod_level(pod));
     }
 
-    /// The resources of the pod as a whole that it still has, while a resize of it is in progress or has
-    /// failed; `None`: there is none, or they are not known.
+    /// The pod with the resources that it and its containers still have, while a resize of it is in
+    /// progress or has failed; `None`: there is none, or they are not known.
     #[must_use]
-    pub fn pod_level_in_resize(&self, pod: &Pod) -> Option<ResourceRequirements> {
+    pub fn in_resize(&self, pod: &Pod) -> Option<Pod> {
         let state = self.lock();
         state.resizing.get(pod.uid()).filter(|resizing| resizing.is_in_progress())?;
-        pod.spec().resources.as_ref()?;
-        PodResources::parse(state.actuated.entries.get(pod.uid())?)?.into_pod_level()
+        let mut has = PodResources::parse(state.actuated.entries.get(pod.uid())?)?;
+        if !has.has_pod_level() {
+            has.set_pod_level(pod);
+        }
+        Some(has.applied_to(pod))
     }
 
     /// Assumes that running containers without a record of their last values (they are older than the

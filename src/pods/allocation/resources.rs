@@ -73,12 +73,6 @@ impl PodResources {
         self.pod.is_some()
     }
 
-    /// The resources of the pod as a whole, if they are known.
-    #[must_use]
-    pub fn into_pod_level(self) -> Option<ResourceRequirements> {
-        self.pod
-    }
-
     /// Copies the resources of the pod as a whole.
     pub fn set_pod_level(&mut self, pod: &Pod) {
         self.pod = pod.spec().resources.as_ref().map(|own| plain(Some(own)));

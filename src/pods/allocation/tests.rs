@@ -279,6 +279,27 @@ fn limits_from_the_pod_are_recorded_as_those_of_the_container() {
     assert_eq!(allocations.given(pod.uid(), "c"), Some(given(&grown)));
 }
 
+#[test]
+fn open_resize_shows_what_the_pod_and_its_containers_still_have() {
+    let allocations = Allocations::default();
+    let (old, new) = (pod("u", 1, "1", "64Mi"), pod("u", 2, "2", "64Mi"));
+    allocations.gave_all(&old, &old.containers()[0]);
+    allocations.grant(&new);
+    assert_eq!(allocations.in_resize(&new), None);
+    allocations.begin(&new);
+    let has = |allocations: &Allocations| allocations.in_resize(&new).map(|pod| cpu(&pod)).unwrap();
+    assert_eq!(has(&allocations), "1");
+    allocations.gave(&new, &new.containers()[0], Resource::Cpu);
+    assert_eq!(has(&allocations), "2");
+
+    let allocations = Allocations::default();
+    let (old, new) = (whole("1"), whole("2"));
+    allocations.gave_pod_level(&old);
+    allocations.begin(&new);
+    let has = allocations.in_resize(&new).unwrap();
+    assert_eq!(has.spec().resources, old.spec().resources);
+}
+
 /// An upgrade of the agent must not restart containers. Limits that need no restart are sent once.
 #[test]
 fn records_of_earlier_versions_get_the_limits_that_would_restart_containers() {
