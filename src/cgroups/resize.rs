@@ -58,7 +58,11 @@ pub fn steps(current: &Values, wanted: &Values, resources: &[Resource]) -> Vec<S
                 Values { cpu_shares: wanted.cpu_shares, ..Values::default() },
             ),
         };
-        let limit_change = change(limit_of(current, resource), limit_of(&limit, resource));
+        let limit_change = match change(limit_of(current, resource), limit_of(&limit, resource)) {
+            // The same limit in another period is written, too.
+            Change::Stays if has_other_quota(current, &limit) => Change::Grows,
+            change => change,
+        };
         let request_change = match resource {
             Resource::Memory => change(protected(current, wanted), protected(wanted, wanted)),
             Resource::Cpu => change(current.cpu_shares, request.cpu_shares),
@@ -134,14 +138,22 @@ fn protected(values: &Values, wanted: &Values) -> Option<u64> {
     u64::try_from(bytes?).ok()
 }
 
+/// Whether a quota is wanted, and is not the one that there is.
+fn has_other_quota(current: &Values, wanted: &Values) -> bool {
+    let wanted = wanted.cpu_quota.filter(|quota| quota.microseconds.is_some());
+    wanted.is_some() && current.cpu_quota != wanted
+}
+
 /// Memory without a limit is the largest; CPU without one is the smallest, as in upstream's
-/// number -1.
+/// number -1. The limit of CPU is the time in 1,000 s.
 fn limit_of(values: &Values, resource: Resource) -> Option<u64> {
     match resource {
         Resource::Memory => values.memory_bytes.map(|bytes| u64::try_from(bytes).unwrap_or(u64::MAX)),
         Resource::Cpu => {
             let quota = values.cpu_quota?;
-            Some(quota.microseconds.map_or(0, |time| u64::try_from(time).unwrap_or(0)))
+            let time = quota.microseconds.map_or(0, |time| u128::try_from(time).unwrap_or(0));
+            let share = time * 1_000_000_000 / u128::from(quota.period.max(1));
+            Some(u64::try_from(share).unwrap_or(u64::MAX))
         }
     }
 }
@@ -213,6 +225,20 @@ mod tests {
             ["containers memory", "memory 50"]
         );
         assert!(words(&current, &values(50, 500, 5), &[]).is_empty());
+    }
+
+    #[test]
+    fn limits_of_cpu_are_compared_with_their_periods() {
+        let with_period = |quota: i64, period: u64| {
+            let cpu_quota = Some(Quota { microseconds: Some(quota), period });
+            Values { cpu_quota, ..values(100, 0, 10) }
+        };
+        let current = with_period(10_000, 100_000);
+        let cpu = |wanted: &Values| words(&current, wanted, &[Resource::Cpu]);
+        assert_eq!(cpu(&with_period(10_000, 10_000)), ["quota 10000", "containers cpu"]);
+        assert_eq!(cpu(&with_period(500, 10_000)), ["containers cpu", "quota 500"]);
+        assert_eq!(cpu(&with_period(1_000, 10_000)), ["quota 1000", "containers cpu"]);
+        assert_eq!(cpu(&current), ["containers cpu"]);
     }
 
     #[test]

@@ -379,17 +379,12 @@ fn differ(has: &Values, wants: &Values, rounding: Rounding) -> bool {
     let memory = is_other(has.memory_bytes, wants.memory_bytes)
         || is_other(has.memory_min, wants.memory_min)
         || is_other(has.memory_low, wants.memory_low);
-    let microseconds = |values: &Values| values.cpu_quota.and_then(|quota| quota.microseconds);
-    let quota = has.cpu_quota.is_some()
-        && match (microseconds(has), microseconds(wants)) {
-            (_, None) => false,
-            (None, Some(_)) => true,
-            (Some(has), Some(time)) if rounding.driver == Driver::Systemd => {
-                let rounded = wants.cpu_quota.map(|quota| rounded_for_systemd(quota).1);
-                has != time && rounded.and_then(|quota| quota.microseconds) != Some(has)
-            }
-            (Some(has), Some(time)) => has != time,
-        };
+    let quota = has.cpu_quota.zip(wants.cpu_quota).is_some_and(|(has, wants)| {
+        let rounded = || rounded_for_systemd(wants).1;
+        wants.microseconds.is_some()
+            && has != wants
+            && !(rounding.driver == Driver::Systemd && has == rounded())
+    });
     has.cpu_shares.is_some_and(|has| shares(wants) != Some(has)) || memory || quota
 }
 
@@ -461,6 +456,9 @@ mod tests {
         for (driver, due) in [(Driver::Systemd, false), (Driver::Cgroupfs, true)] {
             assert_eq!(differ(&odd(rounded), &odd(wants), rounding(Version::V2, driver)), due);
         }
+        // The same time in a shorter period is more.
+        let shorter = Quota { period: 5_000, ..wants };
+        assert!(differ(&odd(wants), &odd(shorter), cgroupfs) && !differ(&odd(wants), &odd(wants), cgroupfs));
         let protected = |bytes| Values { memory_min: Some(bytes), memory_low: Some(0), ..Values::default() };
         let other =
             |has, wants| differ(&protected(has), &protected(wants), rounding(Version::V2, Driver::Cgroupfs));
