@@ -5,6 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use rustix::param::page_size;
+
 use super::dir::{Dir, text};
 use super::error::CgroupError;
 use super::files::{self, PERIOD, QUOTA, Write};
@@ -489,8 +491,13 @@ impl Cgroups {
             }
             current => current.unwrap_or_default(),
         };
-        Ok(Found { is_same: files::is_same(file, &current, text), dir, path })
+        Ok(Found { is_same: files::is_same(file, &current, text, page_bytes()), dir, path })
     }
+}
+
+/// The bytes of a page of memory of the machine.
+fn page_bytes() -> u64 {
+    u64::try_from(page_size()).unwrap_or(4096)
 }
 
 /// A file of a cgroup.

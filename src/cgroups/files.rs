@@ -107,8 +107,9 @@ fn huge_pages(limits: &HugePages, version: Version, page_sizes: &[u64]) -> Vec<W
 }
 
 /// Whether a file that reads `current` has the value `wanted`: then it is not written. The kernel
-/// rounds bytes down to pages, and prints large numbers for no limit.
-pub(super) fn is_same(file: &str, current: &str, wanted: &str) -> bool {
+/// rounds bytes down to pages, whose size is `page` bytes, above 0; and prints large numbers for no
+/// limit.
+pub(super) fn is_same(file: &str, current: &str, wanted: &str, page: u64) -> bool {
     let current = current.trim();
     if current == wanted {
         return true;
@@ -119,15 +120,12 @@ pub(super) fn is_same(file: &str, current: &str, wanted: &str) -> bool {
     if file.starts_with("memory.") || file.starts_with("hugetlb.") {
         return match (bytes(current), bytes(wanted)) {
             (Some(Bytes::Unlimited), Some(Bytes::Unlimited)) => true,
-            (Some(Bytes::Limit(current)), Some(Bytes::Limit(wanted))) => current == wanted - wanted % PAGE,
+            (Some(Bytes::Limit(current)), Some(Bytes::Limit(wanted))) => current == wanted - wanted % page,
             _ => false,
         };
     }
     false
 }
-
-/// The smallest page. On machines with larger ones a value may be written again.
-const PAGE: u64 = 4096;
 
 enum Bytes {
     Limit(u64),
@@ -296,7 +294,13 @@ mod tests {
             ("pids.max", "max\n", "5", false),
             ("hugetlb.2MB.max", "max\n", "9223372036854775807", true),
         ] {
-            assert_eq!(is_same(file, current, wanted), same, "{file} {current:?} {wanted}");
+            assert_eq!(is_same(file, current, wanted, 4096), same, "{file} {current:?} {wanted}");
+        }
+        // 100,000,000 bytes are no whole number of pages.
+        for (page, current, same) in
+            [(4096, "99999744\n", true), (65_536, "99942400\n", true), (4096, "99942400\n", false)]
+        {
+            assert_eq!(is_same("memory.max", current, "100000000", page), same, "{page} {current:?}");
         }
     }
 
