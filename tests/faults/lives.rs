@@ -37,6 +37,25 @@ fn was_requested(node: &FakeNode, method: &str, text: &str) -> bool {
     journal.iter().any(|one| one.method == method && one.request.to_string().contains(text))
 }
 
+#[test]
+fn pod_preempted_during_its_first_pull_fails_and_leaves_nothing() {
+    let node = FakeNode::join(json!({"maxPods": 1}));
+    let mut web = simple("web");
+    web["spec"]["containers"][0]["image"] = json!("registry.test/endless:1");
+    node.bind(&web);
+    wait_until("the pull", LONG, || was_requested(&node, "PullImage", "endless"));
+    node.apply(&simple("critical"));
+    wait_preempted(&node, "web");
+    node.wait_ready("critical");
+    wait_until("the preempted pod to leave nothing in the runtime", LONG, || {
+        node.sandboxes("web").is_empty()
+    });
+    node.fake.release_endless();
+    node.assert_runs_once("critical", &["main"]);
+    assert!(!was_requested(&node, "CreateContainer", &full_name("web")), "{:?}", node.fake.calls());
+    node.finish();
+}
+
 /// It waits for the end of a pod that was preempted for it.
 #[test]
 fn pod_preempted_before_it_had_a_worker_fails_and_never_starts() {
