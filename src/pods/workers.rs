@@ -140,6 +140,17 @@ impl Workers {
         !self.has_stopped(uid)
     }
 
+    /// Whether a pod of the API is being stopped because its source removed it. If the source delivers
+    /// its UID again, this is the same pod, and ends with its former object: its terminal phase is
+    /// that of the UID (kubelet: `isAdmittedPodTerminal`). Only static pods start again.
+    #[must_use]
+    pub fn ends_for_good(&self, uid: &PodUid) -> bool {
+        self.records.get(uid).is_some_and(|record| match &record.body {
+            Body::Pod(pod) => !pod.is_static() && record.is_leaving(),
+            Body::Unknown(_) => false,
+        })
+    }
+
     /// The newest version of the pod that its worker has; `None` also for a pod that only
     /// the runtime knows.
     #[must_use]
@@ -173,15 +184,13 @@ impl Workers {
         let uid = pod.uid().clone();
         self.deps.cgroups.add(pod);
         if let Some(record) = self.records.get_mut(&uid) {
-            if record.killed && record.removed && !pod.is_deleting() {
+            if matches!(record.body, Body::Unknown(_)) || (record.is_leaving() && pod.is_static()) {
                 // The pod is being stopped; it starts again when it has ended.
                 record.again = true;
                 return;
             }
-            if matches!(record.body, Body::Unknown(_)) {
-                record.again = true;
-                return;
-            }
+            // A pod of the API that is being stopped fails under its UID, and does not start again.
+            record.removed = false;
             record.body = Body::Pod(pod.clone());
             record.feed(Update { pod: Some(pod.clone()), kill: None });
             if must_end(pod) {
@@ -461,9 +470,14 @@ impl Record {
         }
     }
 
+    /// Whether the pod is being stopped, or was, because its source removed it.
+    fn is_leaving(&self) -> bool {
+        self.killed && self.removed
+    }
+
     /// Whether the pod has ended because its source removed it.
     fn is_over(&self) -> bool {
-        self.finished && self.killed && self.removed
+        self.finished && self.is_leaving()
     }
 
     /// Records an order to stop the pod, and returns all of them.

@@ -122,6 +122,9 @@ pub struct World<'a> {
     pub is_over: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the pod has a worker that still stops its containers or its sandbox.
     pub is_stopping: &'a dyn Fn(&PodUid) -> bool,
+    /// Whether the source removed this pod of the API before, and its worker stops it: a pod that comes
+    /// back with its UID does not start.
+    pub ends_for_good: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the pod's last status will not change any more.
     pub is_final: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the readiness gates of the pod, as the API server shows it now, give another
@@ -426,7 +429,9 @@ impl Core {
         let can_wait = !world.is_listed || !(world.still_runs)(&uid);
         let mut starts_after = Vec::new();
         let (mut rejected, mut rejected_for_shutdown) = (false, false);
-        let verdict = match pod.is_over() {
+        // One that has ended, or is about to, needs no room (kubelet: HandlePodAdditions).
+        let ends = pod.is_over() || (world.ends_for_good)(&uid);
+        let verdict = match ends {
             true => Admission::Admit,
             false => {
                 let (verdict, has_room) = load.admit(&granted, &node, self.sources_ready(), world);
@@ -541,6 +546,8 @@ mod tests {
         over: BTreeSet<PodUid>,
         /// The pods that are being stopped.
         stopping: BTreeSet<PodUid>,
+        /// The pods of the API that are being stopped because they were removed.
+        leaving: BTreeSet<PodUid>,
         is_listed: bool,
         node: NodeView,
     }
@@ -550,8 +557,9 @@ mod tests {
             let mut node = NodeView::default();
             node.allocatable.pods = 10;
             let core = Core::new(sources.iter().copied().collect());
-            let (running, over, stopping) = Default::default();
-            Bench { core, workers: RefCell::default(), running, over, stopping, is_listed: true, node }
+            let (running, over, stopping, leaving) = Default::default();
+            let workers = RefCell::default();
+            Bench { core, workers, running, over, stopping, leaving, is_listed: true, node }
         }
 
         fn ask(
@@ -574,6 +582,7 @@ mod tests {
                 still_runs,
                 is_over: &|uid| self.over.contains(uid),
                 is_stopping: &|uid| self.stopping.contains(uid),
+                ends_for_good: &|uid| self.leaving.contains(uid),
                 is_final: &|_| false,
                 gates_differ: &|_| false,
                 granted: &Pod::clone,
@@ -821,6 +830,28 @@ mod tests {
         // What it was to have is free.
         let effects = bench.apply(SourceName::File, vec![pod("s", "1"), pod("t", "2")]);
         assert_eq!(effects, ["update 2"]);
+    }
+
+    #[test]
+    fn pod_that_comes_back_while_it_stops_is_not_admitted_again() {
+        let critical = |name: &str, uid: &str| {
+            let mut object = pod(name, uid).into_object();
+            object.spec.as_mut().unwrap().priority = Some(2_000_000_000);
+            Pod::from(object)
+        };
+        for (leaving, expected) in [
+            (true, vec!["shown 1", "update 1"]),
+            (false, vec!["shown 1", "preempt 2 pods", "start 1 after 2", "update 1"]),
+        ] {
+            let mut bench = Bench::new(&[SourceName::Api]);
+            bench.node.allocatable.pods = 1;
+            bench.apply(SourceName::Api, vec![critical("a", "1")]);
+            assert_eq!(bench.apply(SourceName::Api, vec![pod("b", "2")]).last().unwrap(), "update 2");
+            bench.leaving.extend(leaving.then(|| "1".into()));
+            // No pod has to make room for one that ends.
+            let effects = bench.apply(SourceName::Api, vec![critical("a", "1"), pod("b", "2")]);
+            assert_eq!(effects, expected);
+        }
     }
 
     #[test]

@@ -204,6 +204,7 @@ mod tests {
                 still_runs: &|_| self.still_runs,
                 is_over: &|uid| self.over.borrow().contains(uid),
                 is_stopping: &|_| false,
+                ends_for_good: &|_| false,
                 is_final: &|_| false,
                 gates_differ: &|_| false,
                 granted: &before,

@@ -589,6 +589,7 @@ impl Loop {
             is_over: &|uid| status.get(uid).is_some_and(|status| is_terminal(status.phase.as_deref())),
             // Before the first list, every pod counts as running.
             is_stopping: &|uid| first_list && workers.is_stopping(uid) && observe.still_runs(uid),
+            ends_for_good: &|uid| workers.ends_for_good(uid),
             is_final: &|uid| status.entry(uid).is_some_and(|entry| entry.finished),
             gates_differ: &|pod| status.get(pod.uid()).is_none_or(|stored| gates_differ(pod, &stored)),
             granted: &|pod| allocations.granted(pod),

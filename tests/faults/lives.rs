@@ -3,6 +3,7 @@
 use coracle::model::api::Pod;
 use serde_json::{Value, json};
 
+use crate::support::fake_api::{Fault, FaultResponse};
 use crate::support::fake_node::{FakeNode, LONG, full_name};
 use crate::support::node::{busybox, phase, pod, simple};
 use crate::support::wait::wait_until;
@@ -103,5 +104,48 @@ fn static_pod_edited_back_while_it_stops_gets_a_new_incarnation() {
     node.assert_runs_once("web", &["main"]);
     assert_eq!(uid(&node, "web"), first);
     assert!(!was_requested(&node, "CreateContainer", "\"value\":\"2\""), "{:?}", node.fake.calls());
+    node.finish();
+}
+
+/// A client removed the pod's object with force, and made it again with the UID that it had: from a
+/// backup, for example. As for the Go kubelet, a UID has one life: its end is the end of the new
+/// object, too, and a controller replaces the pod.
+#[test]
+fn pod_of_the_api_that_comes_back_with_its_uid_while_it_stops_fails() {
+    let node = FakeNode::join(json!({}));
+    let round = |number: &str| {
+        let mut pod = stubborn("web", "1");
+        pod["metadata"]["uid"] = json!("33333333-0000-4000-8000-000000000001");
+        pod["metadata"]["annotations"] = json!({"round": number});
+        pod
+    };
+    node.bind(&round("1"));
+    node.wait_ready("web");
+    let before = node.running("web");
+    node.api().delete_pod_within(&FakeNode::pod_path("web"), 0);
+    wait_until("the end to begin", LONG, || node.fake.count("StopContainer") > 0);
+    node.bind(&round("2"));
+    let is_second = |pod: &Pod| {
+        let annotations = pod.metadata.annotations.as_ref();
+        annotations.and_then(|all| all.get("round")).is_some_and(|round| round == "2")
+    };
+    wait_until("the new object to be read", LONG, || node.pod("web").as_ref().is_some_and(is_second));
+    assert_eq!(node.running("web"), before, "its end takes long");
+    // The agent does not rely on the API server, which gets the end later.
+    node.api().fault(Fault::always(
+        "PATCH",
+        "/status",
+        FaultResponse::Status(503, "ServiceUnavailable", None),
+    ));
+    node.fake.release_endless();
+    wait_until("the end", LONG, || node.running("web").is_empty());
+    // A later pod starts, so this one would have started, too.
+    node.bind(&simple("other"));
+    node.assert_runs_once("other", &["main"]);
+    assert!(node.running("web").is_empty());
+    assert_eq!(node.fake.count("RunPodSandbox"), 2, "{:?}", node.fake.calls());
+    node.api().clear_faults();
+    let has_failed = |pod: &Pod| is_second(pod) && phase(pod) == "Failed";
+    wait_until("the status", LONG, || node.shown("web").as_ref().is_some_and(has_failed));
     node.finish();
 }
