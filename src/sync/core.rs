@@ -96,6 +96,8 @@ pub(super) struct Desired {
     pub(super) rejected_for_shutdown: bool,
     /// The pods that end before this one starts.
     pub(super) starts_after: BTreeSet<PodUid>,
+    /// Whether it was preempted and has not ended in its time.
+    pub(super) is_late: bool,
 }
 
 /// The active pods now, and when the pods that are preempted have ended. Each list has a pod once.
@@ -108,6 +110,8 @@ pub(super) struct Load {
     pub(super) later: Vec<Pod>,
     /// The pods that are preempted, and have not ended.
     pub(super) victims: Vec<Pod>,
+    /// The preempted pods that have not ended in their time. No pod waits for them any more.
+    late: BTreeSet<PodUid>,
 }
 
 /// The state outside the core that its decisions need.
@@ -146,7 +150,15 @@ impl Load {
     fn admit(&self, pod: &Pod, node: &NodeView, ready: bool, world: &World<'_>) -> (Admission, bool) {
         // Pods that are preempted keep their devices and CPUs until they have ended.
         let allocate = || (world.allocate)(pod, &self.all, ready);
-        let verdict = admission::admit_with(pod, &self.later, node, &allocate);
+        let verdict = match pod.is_critical() && !self.late.is_empty() {
+            // DIFFERS: upstream counts a late victim also here, and may choose it again.
+            true => {
+                let punctual = self.later.iter().filter(|other| !self.late.contains(other.uid()));
+                let punctual: Vec<Pod> = punctual.cloned().collect();
+                admission::admit_with(pod, &punctual, node, &allocate)
+            }
+            false => admission::admit_with(pod, &self.later, node, &allocate),
+        };
         let has_room = self.victims.is_empty() || admission::admit(pod, &self.now, node) == Admission::Admit;
         (verdict, has_room)
     }
@@ -230,10 +242,15 @@ impl Core {
         self.desired.get(uid).filter(|desired| !desired.rejected).map(|desired| &desired.granted)
     }
 
-    /// The pods for which this one waited have ended, or had their time to do so.
-    pub fn end_wait(&mut self, uid: &PodUid) {
+    /// The pods for which this one waited have ended, or had their time to do so: `late` have not.
+    pub fn end_wait(&mut self, uid: &PodUid, late: &[Pod]) {
         if let Some(one) = self.desired.get_mut(uid) {
             one.starts_after.clear();
+        }
+        for victim in late {
+            if let Some(one) = self.desired.get_mut(victim.uid()) {
+                one.is_late = true;
+            }
         }
     }
 
@@ -379,7 +396,10 @@ impl Core {
         let desired = |pod: &Pod| self.desired.get(pod.uid());
         let preempted: BTreeSet<&PodUid> =
             all.iter().filter_map(desired).flat_map(|one| &one.starts_after).collect();
-        let victims: Vec<Pod> = all.iter().filter(|pod| preempted.contains(pod.uid())).cloned().collect();
+        let is_late = |pod: &&Pod| desired(pod).is_some_and(|one| one.is_late);
+        let late: BTreeSet<PodUid> = all.iter().filter(is_late).map(|pod| pod.uid().clone()).collect();
+        let victims = all.iter().filter(|pod| preempted.contains(pod.uid()) && !is_late(pod));
+        let victims: Vec<Pod> = victims.cloned().collect();
         let is_victim = |pod: &Pod| victims.iter().any(|victim| victim.uid() == pod.uid());
         let waits = |pod: &Pod| {
             let after = desired(pod).map(|one| &one.starts_after);
@@ -387,7 +407,7 @@ impl Core {
         };
         let now = all.iter().filter(|pod| !waits(pod)).cloned().collect();
         let later = all.iter().filter(|pod| !is_victim(pod)).cloned().collect();
-        Load { all, now, later, victims }
+        Load { all, now, later, victims, late }
     }
 
     /// The shutdown was cancelled: static pods that were rejected for it go through admission
@@ -470,7 +490,8 @@ impl Core {
                 self.deferred_resizes.push(uid.clone());
             }
         }
-        let one = Desired { pod, granted, rejected, rejected_for_shutdown, starts_after: after };
+        let starts_after = after;
+        let one = Desired { pod, granted, rejected, rejected_for_shutdown, starts_after, is_late: false };
         self.desired.insert(uid, one);
     }
 
@@ -759,7 +780,7 @@ mod tests {
         assert_eq!(bench.apply(SourceName::Api, beside(&["2", "3", "4"])), ["shown 4", "reject 4 OutOfcpu"]);
         bench.stopping.clear();
         for uid in ["3", "9"] {
-            bench.core.end_wait(&uid.into());
+            bench.core.end_wait(&uid.into(), &[]);
         }
         assert_eq!(
             bench.apply(SourceName::Api, beside(&["2", "3", "4", "5"])),
@@ -774,10 +795,26 @@ mod tests {
     #[test]
     fn victim_that_did_not_end_in_time_counts_until_it_has() {
         let mut bench = preempting();
-        bench.core.end_wait(&"9".into());
+        bench.core.end_wait(&"9".into(), &[with_cpu("1", "1", "3")]);
         assert_eq!(bench.apply(SourceName::Api, beside(&["2"])), ["shown 2", "reject 2 OutOfcpu"]);
         bench.stopping.clear();
         assert_eq!(bench.apply(SourceName::Api, beside(&["2", "3"])), ["shown 3", "update 3"]);
+    }
+
+    #[test]
+    fn late_victim_is_neither_preempted_again_nor_waited_for_again() {
+        let mut bench = preempting();
+        bench.core.end_wait(&"9".into(), &[with_cpu("1", "1", "3")]);
+        let first = with_cpu("s", "9", "2");
+        // There is room for the next critical pod when the late victim has ended.
+        let two = vec![first.clone(), with_cpu("t", "8", "2")];
+        assert_eq!(bench.apply(SourceName::File, two), ["update 8"]);
+        // A change of the victim's object changes nothing.
+        let mut object = beside(&[]).remove(0).into_object();
+        object.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into());
+        bench.apply(SourceName::Api, vec![Pod::from(object)]);
+        let two = vec![first, with_cpu("u", "7", "2")];
+        assert_eq!(bench.apply(SourceName::File, two), ["kill 8", "update 7"]);
     }
 
     #[test]

@@ -166,7 +166,7 @@ impl Loop {
                     victim.uid()
                 );
             }
-            self.core.end_wait(&ready.pod);
+            self.core.end_wait(&ready.pod, &ready.late);
             if let Some(pod) = self.core.admitted(&ready.pod).cloned() {
                 self.carry_out(vec![Effect::Update(pod)]);
                 self.publish();

@@ -30,19 +30,19 @@ impl Core {
         let uid = pod.uid().clone();
         let Some(old) = self.desired.get(&uid) else {
             let granted = pod.clone();
-            let (rejected, rejected_for_shutdown, starts_after) = Default::default();
-            let one = Desired { granted, pod, rejected, rejected_for_shutdown, starts_after };
+            let (rejected, rejected_for_shutdown, starts_after, is_late) = Default::default();
+            let one = Desired { granted, pod, rejected, rejected_for_shutdown, starts_after, is_late };
             self.desired.insert(uid, one);
             return false;
         };
         let (rejected, rejected_for_shutdown) = (old.rejected, old.rejected_for_shutdown);
-        let starts_after = old.starts_after.clone();
+        let (starts_after, is_late) = (old.starts_after.clone(), old.is_late);
         let resized = differs(&old.pod, &pod) && !rejected;
         if resized {
             count_requested(&old.pod, &pod);
         }
         let granted = PodResources::of(&old.granted).applied_to(&pod);
-        let one = Desired { pod, granted, rejected, rejected_for_shutdown, starts_after };
+        let one = Desired { pod, granted, rejected, rejected_for_shutdown, starts_after, is_late };
         self.desired.insert(uid.clone(), one);
         if resized && !self.deferred_resizes.contains(&uid) {
             self.deferred_resizes.push(uid);
