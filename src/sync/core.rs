@@ -450,7 +450,9 @@ impl Core {
         let mut starts_after = Vec::new();
         let (mut rejected, mut rejected_for_shutdown) = (false, false);
         // One that has ended, or is about to, needs no room (kubelet: HandlePodAdditions).
-        let ends = pod.is_over() || (world.ends_for_good)(&uid);
+        // DIFFERS: after a restart, the Go kubelet may refuse a pod that is being deleted; its containers
+        // are then stopped without the rest of their grace period, or others have to make room for it.
+        let ends = pod.is_over() || pod.is_deleting() || (world.ends_for_good)(&uid);
         let verdict = match ends {
             true => Admission::Admit,
             false => {
@@ -889,6 +891,25 @@ mod tests {
             let effects = bench.apply(SourceName::Api, vec![critical("a", "1"), pod("b", "2")]);
             assert_eq!(effects, expected);
         }
+    }
+
+    /// The agent was restarted while a pod was being stopped. It starts nothing any more.
+    #[test]
+    fn pod_that_is_being_deleted_is_not_refused() {
+        let deleted = |name: &str, uid: &str| {
+            let mut object = pod(name, uid).into_object();
+            object.spec.as_mut().unwrap().priority = Some(2_000_000_000);
+            object.metadata.deletion_timestamp = Some(crate::model::meta::Time(Timestamp::UNIX_EPOCH));
+            Pod::from(object)
+        };
+        let mut bench = Bench::new(&[SourceName::Api]);
+        bench.node.allocatable.pods = 1;
+        bench.running = ["2".into()].into();
+        let effects = bench.apply(SourceName::Api, vec![pod("a", "1"), deleted("b", "2")]);
+        assert_eq!(effects, ["shown 1", "shown 2", "update 1", "update 2"]);
+        bench.node.shutting_down = true;
+        let all = vec![pod("a", "1"), deleted("b", "2"), deleted("c", "3")];
+        assert_eq!(bench.apply(SourceName::Api, all), ["shown 3", "update 3"]);
     }
 
     #[test]
