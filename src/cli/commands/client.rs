@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use crate::model::typed;
 use crate::server::connect_local;
-use crate::transport::http1::{Malformed, ResponseHead};
+use crate::transport::http1::{Malformed, RequestWriter, ResponseHead};
 
 use super::error::CommandError;
 
@@ -72,7 +72,7 @@ impl Client {
     }
 
     fn request(&self, method: &str, target: &str, timeout: ReadTimeout) -> Result<Response, CommandError> {
-        self.send(&format!("{method} {target} HTTP/1.0\r\n\r\n"), target, 200, timeout)
+        self.send(RequestWriter::without_chunks(method, target), target, 200, timeout)
     }
 
     /// Upgrades a connection to SPDY. Also returns the bytes that came with the response's head.
@@ -81,11 +81,11 @@ impl Client {
         target: &str,
         protocol: &str,
     ) -> Result<(UnixStream, Vec<u8>), CommandError> {
-        let request = format!(
-            "POST {target} HTTP/1.1\r\nHost: coracle\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
-             X-Stream-Protocol-Version: {protocol}\r\n\r\n"
-        );
-        let body = self.send(&request, target, 101, ReadTimeout::None)?.body;
+        let request = RequestWriter::new("POST", target, "coracle")
+            .field("Connection", "Upgrade")
+            .field("Upgrade", "SPDY/3.1")
+            .field("X-Stream-Protocol-Version", protocol);
+        let body = self.send(request, target, 101, ReadTimeout::None)?.body;
         let early = body.buffer().to_vec();
         let stream = body.into_inner();
         stream
@@ -97,7 +97,7 @@ impl Client {
 
     fn send(
         &self,
-        request: &str,
+        request: RequestWriter,
         target: &str,
         wanted: u16,
         timeout: ReadTimeout,
@@ -112,7 +112,7 @@ impl Client {
         let sent = stream
             .set_write_timeout(Some(SEND_LIMIT))
             .and_then(|()| stream.set_read_timeout(Some(RESPONSE_LIMIT)))
-            .and_then(|()| stream.write_all(request.as_bytes()));
+            .and_then(|()| stream.write_all(&request.finish()));
         let mut body = BufReader::new(stream);
         let head = ResponseHead::read(&mut body).map_err(|why| match sent {
             // An agent that rejects a client does not read its request, and has sent the reason.

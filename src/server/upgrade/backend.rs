@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::server::auth::PROTOCOL_TOKEN;
 use crate::server::http::connection::{RESPONSE_LIMIT, Ready, is_passing, wait_for};
-use crate::transport::http1::{Framing, RequestHead, ResponseHead};
+use crate::transport::http1::{Framing, RequestHead, RequestWriter, ResponseHead};
 use crate::util::threads;
 
 use super::rejection::Rejection;
@@ -70,9 +70,9 @@ impl<'a> Url<'a> {
     }
 
     /// The request line and the `Host` header.
-    fn begin(&self, method: &str) -> Vec<u8> {
+    fn begin(&self, method: &str) -> RequestWriter {
         let slash = if self.target.starts_with('/') { "" } else { "/" };
-        format!("{method} {slash}{} HTTP/1.1\r\nHost: {}\r\n", self.target, self.authority).into_bytes()
+        RequestWriter::new(method, &format!("{slash}{}", self.target), self.authority)
     }
 }
 
@@ -81,7 +81,7 @@ pub(super) fn forwarded(head: &RequestHead, peer: Option<SocketAddr>, url: &str)
     let mut out = begin(url, &head.method);
     for (name, value) in head.fields.iter() {
         if !NOT_FORWARDED.iter().any(|other| name.eq_ignore_ascii_case(other)) {
-            header(&mut out, name, value);
+            out = out.field(name, value);
         }
     }
     let protocols: Vec<&str> = head
@@ -90,7 +90,7 @@ pub(super) fn forwarded(head: &RequestHead, peer: Option<SocketAddr>, url: &str)
         .filter(|word| !word.starts_with(PROTOCOL_TOKEN))
         .collect();
     if !protocols.is_empty() {
-        header(&mut out, "Sec-WebSocket-Protocol", protocols.join(", ").as_bytes());
+        out = out.field("Sec-WebSocket-Protocol", protocols.join(", "));
     }
     finish(out, head, peer)
 }
@@ -102,36 +102,28 @@ pub(super) fn spdy_request(
     url: &str,
     protocols: &[&str],
 ) -> Vec<u8> {
-    let mut out = begin(url, "POST");
-    header(&mut out, "Connection", b"Upgrade");
-    header(&mut out, "Upgrade", b"SPDY/3.1");
-    header(&mut out, "Content-Length", b"0");
+    let mut out = begin(url, "POST")
+        .field("Connection", "Upgrade")
+        .field("Upgrade", "SPDY/3.1")
+        .field("Content-Length", "0");
     for protocol in protocols {
-        header(&mut out, "X-Stream-Protocol-Version", protocol.as_bytes());
+        out = out.field("X-Stream-Protocol-Version", protocol);
     }
     finish(out, head, peer)
 }
 
-fn begin(url: &str, method: &str) -> Vec<u8> {
+fn begin(url: &str, method: &str) -> RequestWriter {
     // The URL was parsed before the dial, so it is valid here.
-    Url::parse(url).map_or_else(|_| Vec::new(), |url| url.begin(method))
+    Url::parse(url).map_or_else(|_| RequestWriter::new(method, "/", ""), |url| url.begin(method))
 }
 
-fn finish(mut out: Vec<u8>, head: &RequestHead, peer: Option<SocketAddr>) -> Vec<u8> {
+fn finish(mut out: RequestWriter, head: &RequestHead, peer: Option<SocketAddr>) -> Vec<u8> {
     let mut hops: Vec<String> = head.fields.elements("X-Forwarded-For").map(str::to_owned).collect();
     hops.extend(peer.map(|peer| peer.ip().to_string()));
     if !hops.is_empty() {
-        header(&mut out, "X-Forwarded-For", hops.join(", ").as_bytes());
+        out = out.field("X-Forwarded-For", hops.join(", "));
     }
-    out.extend_from_slice(b"\r\n");
-    out
-}
-
-fn header(out: &mut Vec<u8>, name: &str, value: &[u8]) {
-    out.extend_from_slice(name.as_bytes());
-    out.extend_from_slice(b": ");
-    out.extend_from_slice(value);
-    out.extend_from_slice(b"\r\n");
+    out.finish()
 }
 
 /// Disables the delay of small writes, and enables keep-alive probes.

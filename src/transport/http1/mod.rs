@@ -5,8 +5,8 @@
 //! server's client and the local commands all use this codec. `httparse` splits heads of requests
 //! into lines and fields; whatever a caller accepts beyond the grammar is decided here.
 //!
-//! - [`request`]: heads of requests, strict: a head that two readers could understand in two
-//!   ways is rejected.
+//! - [`request`]: heads of requests. They are read strictly: a head that two readers could
+//!   understand in two ways is rejected. Those of our own clients are written here.
 //! - [`response`]: heads of responses, as tolerant as Go's client.
 //! - [`body`]: where a body ends, for both.
 //! - [`writer`]: a server's response, framed as the client's version allows.
@@ -22,7 +22,7 @@ pub mod writer;
 
 pub use body::Framing;
 pub use fields::is_token;
-pub use request::{RequestError, RequestHead};
+pub use request::{RequestError, RequestHead, RequestWriter};
 pub use response::{Malformed, ResponseHead};
 pub use target::Target;
 pub use writer::{Form, ResponseWriter};

@@ -34,6 +34,55 @@ pub struct RequestHead {
     pub is_1_1: bool,
 }
 
+/// The head of a request to write. Line ends in names and values become spaces, as in Go's client:
+/// they would begin another field.
+#[derive(Debug)]
+#[must_use]
+pub struct RequestWriter(Vec<u8>);
+
+impl RequestWriter {
+    /// A request in HTTP/1.1 with its first field.
+    pub fn new(method: &str, target: &str, host: &str) -> RequestWriter {
+        RequestWriter::line(method, target, "HTTP/1.1").field("Host", host)
+    }
+
+    /// A request in HTTP/1.0, whose response has no chunks.
+    pub fn without_chunks(method: &str, target: &str) -> RequestWriter {
+        RequestWriter::line(method, target, "HTTP/1.0")
+    }
+
+    fn line(method: &str, target: &str, version: &str) -> RequestWriter {
+        let mut head = RequestWriter(Vec::new());
+        for part in [method, " ", target, " ", version] {
+            head.push(part.as_bytes());
+        }
+        head.end_line()
+    }
+
+    /// Adds a field.
+    pub fn field(mut self, name: &str, value: impl AsRef<[u8]>) -> RequestWriter {
+        self.push(name.as_bytes());
+        self.push(b": ");
+        self.push(value.as_ref());
+        self.end_line()
+    }
+
+    /// The bytes, with the empty line at the end.
+    #[must_use]
+    pub fn finish(self) -> Vec<u8> {
+        self.end_line().0
+    }
+
+    fn push(&mut self, part: &[u8]) {
+        self.0.extend(part.iter().map(|byte| if matches!(byte, b'\r' | b'\n') { b' ' } else { *byte }));
+    }
+
+    fn end_line(mut self) -> RequestWriter {
+        self.0.extend_from_slice(b"\r\n");
+        self
+    }
+}
+
 /// Why a request is rejected: status and text of the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestError(pub u16, pub &'static str);
@@ -250,6 +299,15 @@ mod tests {
 
     fn parse(head: &str) -> Result<RequestHead, u16> {
         RequestHead::parse(format!("{head}\r\n\r\n").as_bytes()).map_err(|error| error.0)
+    }
+
+    #[test]
+    fn written_fields_are_one_line_each() {
+        let head = RequestWriter::new("GET", "/a", "h:1").field("A", b"b\r\nC: d").finish();
+        assert_eq!(head, b"GET /a HTTP/1.1\r\nHost: h:1\r\nA: b  C: d\r\n\r\n");
+        assert!(RequestHead::parse(&head).is_ok());
+        let head = RequestWriter::without_chunks("POST", "/").finish();
+        assert_eq!(head, b"POST / HTTP/1.0\r\n\r\n");
     }
 
     #[test]

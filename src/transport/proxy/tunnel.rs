@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use super::{Proxy, ProxyScheme};
 use crate::transport::dial::join_host_port;
-use crate::transport::http1::{Malformed, ResponseHead, response};
+use crate::transport::http1::{Malformed, RequestWriter, ResponseHead, response};
 
 /// The longest part of a response in a message.
 const MAX_SHOWN_CHARS: usize = 100;
@@ -51,12 +51,11 @@ fn connect(
     port: u16,
 ) -> Result<(), TunnelError> {
     let target = join_host_port(host, port);
-    let mut request = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nUser-Agent: {USER_AGENT}\r\n");
+    let mut request = RequestWriter::new("CONNECT", &target, &target).field("User-Agent", USER_AGENT);
     if let Some(value) = proxy.authorization() {
-        request += &format!("Proxy-Authorization: {value}\r\n");
+        request = request.field("Proxy-Authorization", value);
     }
-    request += "\r\n";
-    stream.write_all(request.as_bytes())?;
+    stream.write_all(&request.finish())?;
     stream.flush()?;
     // Reads byte by byte: bytes after the head belong to the target.
     let head = response::read_bytes(&mut BufReader::with_capacity(1, &mut *stream));
