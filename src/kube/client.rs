@@ -273,9 +273,9 @@ impl Client {
         self.shared.breaker.trip();
     }
 
-    /// Closes idle connections; connections in use are closed after their response.
+    /// Uses none of the present connections for a later request.
     pub fn drop_connections(&self) {
-        self.session().connections.close_idle();
+        self.session().connections.retire();
     }
 
     /// Replaces the credentials by this client certificate. New requests use it immediately;
@@ -310,7 +310,7 @@ impl Client {
             (std::mem::replace(&mut *place, Arc::new(session)), streams)
         };
         old.current.lock().unwrap_or_else(PoisonError::into_inner).take();
-        old.connections.close_idle();
+        old.connections.retire();
         streams.break_off();
         Ok(())
     }
@@ -514,7 +514,7 @@ impl Client {
         metrics::CLIENT_REQUESTS.inc([code, call.method.into(), session.host()]);
         let outcome = outcome.map_err(|error| {
             // Other idle connections are probably broken, too.
-            session.connections.close_idle();
+            session.connections.retire();
             ApiError::transport(call.attempt(), format!("{}{path}", session.origin), error)
         });
         if !outcome.as_ref().is_err_and(ApiError::is_stopping) {

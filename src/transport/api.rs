@@ -2,40 +2,36 @@
 //! [`Breaker`], closed when the peer does not respond (Go: net/http's Transport as client-go sets
 //! it up).
 //!
-//! Uses no HTTP library: only its codec would be useful, with three times the memory per watch
-//! (`docs/dependencies.md`).
+//! ureq sends the requests, over connections of ours (`adapter`).
 //!
 //! DIFFERS: HTTP/1.1 where upstream prefers HTTP/2: one connection per watch and per request in
-//! progress.
+//! progress. A redirect to another host gets neither token nor certificate, where upstream's token
+//! follows.
 
+pub(super) mod adapter;
 mod breaker;
-#[cfg(test)]
-pub(super) mod fuzz;
+mod call;
 pub(super) mod route;
 mod socket;
 
-use std::fmt::Write as _;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::io::{self, BufRead, BufReader, Read};
+use std::sync::Arc;
+use std::time::Instant;
+
+use ureq::config::RedirectAuthHeaders;
+use ureq::http::{self, header};
 
 pub use super::tls::{Identity, Roots, TlsSetupError};
 pub use breaker::{Breaker, Use};
 
-use super::dial::{join_host_port, words};
-use super::http1::{Framing, Malformed, ResponseHead};
-use super::proxy::{Proxy, ProxyScheme};
-use super::tls::client::Tls;
-use route::{Route, Stream};
+use super::dial::join_host_port;
+use super::proxy::Proxy;
+use adapter::{Answer, Client, Incoming};
+use route::Routes;
 
 pub use super::dial::DialError;
 
-/// Idle connections that are kept; after a burst of pods, more may have been opened.
-const MAX_IDLE: usize = 4;
-/// API servers close connections after 90 s without a request; we close them earlier, so that none
-/// is closed during a request.
-const MAX_IDLE_TIME: Duration = Duration::from_secs(60);
-/// Buffer size of a connection, allocated while it is open.
+/// Buffer size of a body, allocated while it is read.
 const BUFFER_BYTES: usize = 4 * 1024;
 
 /// The address of a server, how it is verified, and our credentials.
@@ -91,21 +87,9 @@ pub struct Connections {
 }
 
 struct Shared {
-    route: Route,
-    authority: String,
-    idle: Mutex<Idle>,
-}
-
-#[derive(Default)]
-struct Idle {
-    connections: Vec<(Connection, Instant)>,
-    /// Counts the closing of all connections: a connection from before the last one is not kept.
-    era: u64,
-}
-
-struct Connection {
-    reader: BufReader<Stream>,
-    era: u64,
+    client: Client,
+    /// `https://host:port`
+    origin: String,
 }
 
 impl Connections {
@@ -114,22 +98,18 @@ impl Connections {
     /// # Errors
     /// When certificates or keys cannot be used.
     pub fn new(endpoint: &Endpoint) -> Result<Connections, TlsSetupError> {
-        let Endpoint { https, host, port, roots, server_name, identity, proxy } = endpoint;
-        let tls = match https {
-            false => None,
-            true => Some(Tls::new(roots, identity.as_ref(), server_name.as_ref().unwrap_or(host))?),
-        };
-        let mut route = Route::direct(host, *port, tls, "the API server");
-        if let Some(proxy) = proxy {
-            // Our certificate is only for the server, not for a proxy.
-            let tls = match proxy.scheme {
-                ProxyScheme::Https => Some(Tls::new(&roots.of_proxy(), None, &proxy.host)?),
-                ProxyScheme::Http | ProxyScheme::Socks5 => None,
-            };
-            route = route.through(proxy.clone(), tls);
-        }
-        let shared = Shared { route, authority: join_host_port(host, *port), idle: Mutex::default() };
-        Ok(Connections { shared: Arc::new(shared) })
+        // Names of interfaces of this machine are not part of a URL.
+        let (host, _zone) = endpoint.host.split_once('%').unwrap_or((&endpoint.host, ""));
+        let scheme = if endpoint.https { "https" } else { "http" };
+        let origin = format!("{scheme}://{}", join_host_port(host, endpoint.port));
+        let config = adapter::settings()
+            .https_only(endpoint.https)
+            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            .user_agent("")
+            .accept("")
+            .build();
+        let client = Client::new(Routes::to(endpoint)?, config);
+        Ok(Connections { shared: Arc::new(Shared { client, origin }) })
     }
 
     /// Sends a request and reads the head of its response.
@@ -137,227 +117,82 @@ impl Connections {
     /// # Errors
     /// When there is no response in time, or the breaker was tripped.
     pub fn send(&self, request: &Request<'_>, breaker: &Breaker) -> Result<Response, DialError> {
-        let bytes = self.shared.bytes(request)?;
-        // Only requests without side effects are sent twice: the server may be closing a reused
-        // connection at this moment.
-        if let Some(connection) = self.take_idle() {
-            match self.exchange(connection, request, &bytes, breaker) {
-                Err(DialError::Eof | DialError::Broken { .. })
-                    if request.method == "GET" && !breaker.is_tripped() => {}
-                outcome => return outcome,
-            }
-        }
-        let connection = self.open(request, breaker)?;
-        self.exchange(connection, request, &bytes, breaker)
-    }
-
-    /// Closes the idle connections, and those in use after their responses.
-    pub fn close_idle(&self) {
-        let closed = {
-            let mut idle = self.shared.lock();
-            idle.era += 1;
-            std::mem::take(&mut idle.connections)
+        let Request { deadline, kind, .. } = *request;
+        let client = &self.shared.client;
+        let head = self.head(request)?;
+        let answer = match request.body {
+            Some((_, bytes)) => client.send(&head.map(|()| bytes), deadline, kind, breaker),
+            None => client.send(&head, deadline, kind, breaker),
         };
-        drop(closed);
-    }
-
-    fn take_idle(&self) -> Option<Connection> {
-        let mut old = Vec::new();
-        let mut idle = self.shared.lock();
-        while let Some((mut connection, since)) = idle.connections.pop() {
-            if since.elapsed() < MAX_IDLE_TIME && connection.reader.get_mut().socket().is_quiet() {
-                return Some(connection);
-            }
-            old.push(connection);
-        }
-        drop(idle);
-        None
-    }
-
-    fn open(&self, request: &Request<'_>, breaker: &Breaker) -> Result<Connection, DialError> {
-        let era = self.shared.lock().era;
-        let stream = self.shared.route.open(request.deadline, breaker, request.kind)?;
-        Ok(Connection { reader: BufReader::with_capacity(BUFFER_BYTES, stream), era })
-    }
-
-    fn exchange(
-        &self,
-        mut connection: Connection,
-        request: &Request<'_>,
-        bytes: &[u8],
-        breaker: &Breaker,
-    ) -> Result<Response, DialError> {
-        connection.reader.get_mut().socket().adopt(request.deadline, breaker, request.kind);
-        let stream = connection.reader.get_mut();
-        let sent = stream.write_all(bytes).and_then(|()| stream.flush());
-        // A server may respond and close without reading the request: then the response counts.
-        let outcome = head(&mut connection.reader);
-        let (head, framing) = outcome.map_err(|error| match sent {
-            Err(sent) => connection.failed(&sent, "write", breaker),
-            Ok(()) => connection.failed(&error, "read", breaker),
-        })?;
-        if let Some(proxy) = self.shared.route.forwarder().filter(|_| head.status == 407) {
+        let Answer { status, headers, uri, body } = answer?;
+        if status == 407
+            && let Some(proxy) = client.forwarder(&uri)
+        {
             let cause = DialError::Tunnel("407 Proxy Authentication Required".to_owned());
-            return Err(DialError::Proxy { proxy: proxy.address(), cause: Box::new(cause) });
+            return Err(DialError::Proxy { proxy, cause: Box::new(cause) });
         }
-        let body = Body {
-            connection: Some(connection),
-            framing,
-            close: head.closes(),
-            taken: 0,
-            home: self.clone(),
-            breaker: breaker.clone(),
-        };
-        let retry_after = head.fields.get("Retry-After").map(str::to_owned);
-        Ok(Response { status: head.status, retry_after, body })
-    }
-}
-
-/// Reads the head of a response, and determines where its body ends.
-fn head(reader: &mut impl BufRead) -> io::Result<(ResponseHead, Framing)> {
-    let head = ResponseHead::read(reader)?;
-    let identity = |encoding: &str| encoding.eq_ignore_ascii_case("identity");
-    if let Some(other) = head.fields.elements("Content-Encoding").find(|encoding| !identity(encoding)) {
-        return Err(Malformed(format!("content encoding {other:?} was not requested")).into());
-    }
-    let framing = head.framing()?;
-    Ok((head, framing))
-}
-
-impl Connection {
-    /// Converts an error of reading or writing.
-    fn failed(&mut self, error: &io::Error, op: &'static str, breaker: &Breaker) -> DialError {
-        self.reader.get_mut().failed(error, op, breaker)
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Idle> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        let retry_after = headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
+        let body = Body { reader: BufReader::with_capacity(BUFFER_BYTES, body) };
+        Ok(Response { status, retry_after: retry_after.map(str::to_owned), body })
     }
 
-    fn bytes(&self, request: &Request<'_>) -> Result<Vec<u8>, DialError> {
-        let clean = |text: &str| text.bytes().all(|byte| byte >= b' ' && byte != 0x7f);
+    /// Uses none of the present connections again: those in use are closed after their responses, idle
+    /// ones by the next request.
+    pub fn retire(&self) {
+        self.shared.client.retire();
+    }
+
+    fn head(&self, request: &Request<'_>) -> Result<http::Request<()>, DialError> {
         if !request.path.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(DialError::Request(format!("the path {:?} is not escaped", request.path)));
         }
-        let forwarder = self.route.forwarder();
-        let origin = forwarder.map(|_| format!("http://{}", self.authority)).unwrap_or_default();
-        let Request { method, path, .. } = request;
-        let mut text = format!("{method} {origin}{path} HTTP/1.1\r\nHost: {}\r\n", self.authority);
-        if let Some(value) = forwarder.and_then(Proxy::authorization) {
-            let _ = write!(text, "Proxy-Authorization: {value}\r\n");
+        let url = format!("{}{}", self.shared.origin, request.path);
+        let mut head = http::Request::builder().method(request.method).uri(url);
+        let kind = request.body.map(|(kind, _)| ("Content-Type", kind));
+        for (name, value) in request.headers.iter().copied().chain(kind) {
+            // The value may be a secret.
+            let wrong = |_| DialError::Request(format!("invalid header field value for {name:?}"));
+            head = head.header(name, http::HeaderValue::from_bytes(value.as_bytes()).map_err(wrong)?);
         }
-        for (name, value) in request.headers {
-            if !clean(value) {
-                // The value may be a secret.
-                return Err(DialError::Request(format!("invalid header field value for {name:?}")));
-            }
-            let _ = write!(text, "{name}: {value}\r\n");
-        }
-        if let Some((kind, bytes)) = request.body {
-            let _ = write!(text, "Content-Type: {kind}\r\nContent-Length: {}\r\n", bytes.len());
-        }
-        text.push_str("\r\n");
-        let mut all = text.into_bytes();
-        all.extend_from_slice(request.body.map_or(&[][..], |(_, bytes)| bytes));
-        Ok(all)
+        head.body(()).map_err(|error| DialError::Request(error.to_string()))
     }
 }
 
 /// The body of a response, read in pieces. The connection is reused if it is read to its end.
 pub struct Body {
-    connection: Option<Connection>,
-    framing: Framing,
-    close: bool,
-    /// The number of bytes that were read.
-    taken: u64,
-    home: Connections,
-    breaker: Breaker,
+    reader: BufReader<Incoming>,
 }
 
 impl Body {
-    /// The number of bytes that were read so far.
+    /// The number of bytes that were received so far.
     pub fn bytes(&self) -> u64 {
-        self.taken
+        self.reader.get_ref().taken()
     }
 
     /// Sets the time limit for the rest; at first it is the request's deadline.
     pub fn set_deadline(&mut self, deadline: Instant) {
-        if let Some(connection) = &mut self.connection {
-            connection.reader.get_mut().socket().set_deadline(deadline);
-        }
+        self.reader.get_ref().set_deadline(deadline);
     }
 
     /// Why reading the body failed with `error`.
     pub fn failed(&mut self, error: &io::Error) -> DialError {
-        match &mut self.connection {
-            Some(connection) => match connection.failed(error, "read", &self.breaker) {
-                DialError::Timeout => DialError::BodyTimeout,
-                DialError::Eof => DialError::Body("unexpected EOF".to_owned()),
-                DialError::Malformed(what) => DialError::Body(what),
-                other => other,
-            },
-            None => DialError::Body(words(error)),
-        }
-    }
-
-    /// Keeps the connection for the next request if this one is complete: its body has been read to
-    /// the end and dropped.
-    fn give_back(&mut self) {
-        if !self.framing.is_done() {
-            return;
-        }
-        let Some(mut connection) = self.connection.take() else { return };
-        let unread = !connection.reader.buffer().is_empty();
-        if self.close || unread || self.breaker.is_tripped() {
-            return;
-        }
-        connection.reader.get_mut().socket().rest();
-        let mut idle = self.home.shared.lock();
-        let surplus = if connection.era != idle.era {
-            Some(connection)
-        } else {
-            idle.connections.push((connection, Instant::now()));
-            let old = idle.connections.first().is_some_and(|(_, since)| since.elapsed() >= MAX_IDLE_TIME);
-            (old || idle.connections.len() > MAX_IDLE).then(|| idle.connections.remove(0).0)
-        };
-        drop(idle);
-        drop(surplus);
+        Incoming::failed(error)
     }
 }
 
 impl BufRead for Body {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        match &mut self.connection {
-            Some(connection) => self.framing.fill(&mut connection.reader),
-            None => Ok(&[]),
-        }
+        self.reader.fill_buf()
     }
 
     fn consume(&mut self, count: usize) {
-        self.taken = self.taken.saturating_add(count as u64);
-        if let Some(connection) = &mut self.connection {
-            self.framing.consume(&mut connection.reader, count);
-        }
+        self.reader.consume(count);
     }
 }
 
 impl Read for Body {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let there = self.fill_buf()?;
-        let count = there.len().min(into.len());
-        if let (Some(to), Some(from)) = (into.get_mut(..count), there.get(..count)) {
-            to.copy_from_slice(from);
-        }
-        self.consume(count);
-        Ok(count)
-    }
-}
-
-impl Drop for Body {
-    fn drop(&mut self) {
-        self.give_back();
+        self.reader.read(into)
     }
 }
 

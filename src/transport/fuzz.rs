@@ -214,7 +214,7 @@ pub(crate) fn targets() -> Vec<Target> {
     let mut all = own_targets();
     all.extend(dial::fuzz::targets());
     all.extend(resolver::fuzz::targets());
-    all.extend(api::fuzz::targets());
+    all.extend(api::adapter::fuzz::targets());
     all.extend(proxy::fuzz::targets());
     all.extend(tls::fuzz::targets());
     all.extend(http1::fuzz::targets());

@@ -1,40 +1,38 @@
 //! GET requests with headers, limits and cancellation (Go: net/http's Client, as
 //! pkg/kubelet/config/http.go uses it).
 //!
-//! The codec is that of probes (`dial`) and the connections are those to the API server (`api`):
-//! each request opens one, through a proxy if the environment has one, and closes it.
+//! ureq sends them over the connections of `api`: each request opens one, through a proxy if the
+//! environment has one, and closes it.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufReader, Write};
-use std::sync::{Arc, OnceLock};
+use std::io::Read;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::api::route::{Route, Stream};
+use ureq::http::{HeaderName, HeaderValue, Request, header};
+
+use super::api::adapter::{self, Answer, Client, Incoming};
+use super::api::route::Routes;
 use super::api::{Breaker, Use};
 use super::dial::url::Url;
-use super::dial::{DialError, Fields, MAX_REDIRECTS, Scheme};
-use super::http1::ResponseHead;
-use super::proxy::{Environment, Proxy, ProxyScheme};
-use super::tls::client::Tls;
-use super::tls::{Roots, TlsSetupError};
+use super::dial::{DialError, Scheme};
+use super::proxy::Environment;
+use super::tls::Roots;
 
 const USER_AGENT: &str = concat!("coracle/", env!("CARGO_PKG_VERSION"));
+
+/// Fields that the URL and the connection decide, as in upstream's client.
+const NOT_SENT: [&str; 5] = ["host", "content-length", "transfer-encoding", "trailer", "connection"];
 
 /// Why there is no response.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct GetError(String);
 
-impl From<TlsSetupError> for GetError {
-    fn from(error: TlsSetupError) -> Self {
-        GetError(error.to_string())
-    }
-}
-
 impl From<DialError> for GetError {
     fn from(error: DialError) -> Self {
         GetError(match error {
-            DialError::Timeout => "no complete response in time".to_owned(),
+            DialError::Timeout | DialError::BodyTimeout => "no complete response in time".to_owned(),
             other => other.to_string(),
         })
     }
@@ -58,7 +56,8 @@ pub struct Getter {
     headers: Vec<(String, String)>,
     timeout: Duration,
     max_body_bytes: usize,
-    dialer: Arc<Dialer>,
+    client: Arc<Client>,
+    breaker: Breaker,
 }
 
 impl Getter {
@@ -87,8 +86,12 @@ impl Getter {
             .iter()
             .flat_map(|(name, values)| values.iter().map(|value| (name.clone(), value.clone())))
             .collect();
-        let dialer = Dialer { environment, roots, tls: OnceLock::new(), breaker: Breaker::default() };
-        Getter { url: url.to_owned(), headers, timeout, max_body_bytes, dialer: Arc::new(dialer) }
+        let secure = Url::parse(url).is_some_and(|(url, _)| url.scheme == Scheme::Https);
+        let config = adapter::settings().https_only(secure).user_agent(USER_AGENT).max_idle_connections(0);
+        let routes = Routes::anywhere(roots, environment, "the manifest URL");
+        let client = Arc::new(Client::new(routes, config.build()));
+        let (url, breaker) = (url.to_owned(), Breaker::default());
+        Getter { url, headers, timeout, max_body_bytes, client, breaker }
     }
 
     /// Sends one request; redirects are followed, but not to http when this URL is https.
@@ -98,105 +101,43 @@ impl Getter {
     pub fn get(&self) -> Result<GetResponse, GetError> {
         let now = Instant::now();
         let deadline = now.checked_add(self.timeout).unwrap_or(now);
-        let (mut url, authorization) =
-            Url::parse(&self.url).ok_or_else(|| GetError(format!("invalid URL {:?}", self.url)))?;
-        let mut fields = Fields::of(&self.headers, USER_AGENT)?;
-        if let Some(value) = authorization {
-            fields.authorize(value);
-        }
-        let secure = url.scheme == Scheme::Https;
-        for _ in 0..=MAX_REDIRECTS {
-            let route = self.dialer.route(&url)?;
-            let forwarded = route.forwarder().map(|proxy| {
-                let field = |value| format!("Proxy-Authorization: {value}\r\n");
-                proxy.authorization().map(field).unwrap_or_default()
-            });
-            let request = fields.request(&url, forwarded.as_deref());
-            let (response, location) = self.exchange(&route, &request, deadline)?;
-            let Some(location) = location.filter(|_| matches!(response.status, 301..=303 | 307 | 308)) else {
-                return Ok(response);
-            };
-            let next = url.redirect(&location);
-            let next =
-                next.ok_or_else(|| GetError(format!("failed to parse Location header {location:?}")))?;
-            // DIFFERS: upstream follows a redirect from https to http, where any host on the way can
-            // insert pods into the response.
-            if secure && next.scheme == Scheme::Http {
-                return Err(GetError("a redirect from https to http is not followed".to_owned()));
+        let request = self.request()?;
+        let answer = self.client.send(&request, deadline, Use::Call, &self.breaker)?;
+        let Answer { status, uri, body: incoming, .. } = answer;
+        let mut body = Vec::new();
+        let limit = self.max_body_bytes.saturating_add(1) as u64;
+        let read = incoming.take(limit).read_to_end(&mut body);
+        read.map_err(|error| Incoming::failed(&error))?;
+        Ok(GetResponse { status, body, proxy: self.client.forwarder(&uri) })
+    }
+
+    fn request(&self) -> Result<Request<()>, GetError> {
+        let invalid = |url: &str| GetError(format!("invalid URL {url:?}"));
+        let (url, authorization) = Url::parse(&self.url).ok_or_else(|| invalid(&self.url))?;
+        // Without the password of the text.
+        let url = url.to_string();
+        let mut request = Request::get(&url).body(()).map_err(|_| invalid(&url))?;
+        let fields = request.headers_mut();
+        for (name, value) in &self.headers {
+            let wrong = |what| GetError(format!("invalid header field {what} {name:?}"));
+            let known = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong("name"))?;
+            if NOT_SENT.contains(&known.as_str()) {
+                continue;
             }
-            fields.redirected(&url, &next, &location);
-            fields.without_secrets();
-            url = next;
+            let value = HeaderValue::from_bytes(value.trim().as_bytes()).map_err(|_| wrong("value for"))?;
+            fields.try_append(known, value).map_err(|_| wrong("beyond the limit of their number:"))?;
         }
-        Err(DialError::TooManyRedirects.into())
-    }
-
-    /// One request. Returns the response, and the target of its redirect.
-    fn exchange(
-        &self,
-        route: &Route,
-        request: &[u8],
-        deadline: Instant,
-    ) -> Result<(GetResponse, Option<String>), DialError> {
-        let breaker = &self.dialer.breaker;
-        let mut stream = route.open(deadline, breaker, Use::Call)?;
-        stream
-            .write_all(request)
-            .and_then(|()| stream.flush())
-            .map_err(|error| stream.failed(&error, "write", breaker))?;
-        let mut reader = BufReader::with_capacity(8 * 1024, stream);
-        let read = self.read(&mut reader);
-        let (head, body) = read.map_err(|error| reader.get_mut().failed(&error, "read", breaker))?;
-        let mut locations =
-            head.fields.all("Location").map(|value| String::from_utf8_lossy(value).into_owned());
-        let location = locations.find(|value| !value.is_empty());
-        let proxy = route.forwarder().map(Proxy::address);
-        Ok((GetResponse { status: head.status, body, proxy }, location))
-    }
-
-    fn read(&self, reader: &mut BufReader<Stream>) -> io::Result<(ResponseHead, Vec<u8>)> {
-        let head = ResponseHead::read(reader)?;
-        let body = head.framing()?.read_up_to(reader, self.max_body_bytes.saturating_add(1))?;
-        Ok((head, body))
+        if let Some(value) = authorization.filter(|_| !fields.contains_key(header::AUTHORIZATION)) {
+            let value = HeaderValue::from_str(&value).map_err(|_| invalid(&url))?;
+            fields.insert(header::AUTHORIZATION, value);
+        }
+        fields.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        Ok(request)
     }
 
     /// Ends a request in progress and refuses later ones. Does not block.
     pub fn shut_down(&self) {
-        self.dialer.breaker.trip();
-    }
-}
-
-/// Chooses the connections.
-struct Dialer {
-    environment: Environment,
-    roots: Roots,
-    /// Created for the first https URL.
-    tls: OnceLock<Tls>,
-    breaker: Breaker,
-}
-
-impl Dialer {
-    fn tls(&self, host: &str) -> Result<Tls, TlsSetupError> {
-        let tls = match self.tls.get() {
-            Some(tls) => tls,
-            None => {
-                let first = Tls::new(&self.roots, None, host)?;
-                self.tls.get_or_init(|| first)
-            }
-        };
-        tls.to(host)
-    }
-
-    fn route(&self, url: &Url) -> Result<Route, TlsSetupError> {
-        let https = url.scheme == Scheme::Https;
-        let tls = if https { Some(self.tls(&url.host)?) } else { None };
-        let route = Route::direct(&url.host, url.port(), tls, "the manifest URL");
-        let Some(proxy) = self.environment.proxy_for(https, &url.host, url.port()) else { return Ok(route) };
-        let tls = match proxy.scheme {
-            ProxyScheme::Https => Some(self.tls(&proxy.host)?),
-            ProxyScheme::Http | ProxyScheme::Socks5 => None,
-        };
-        Ok(route.through(proxy.clone(), tls))
+        self.breaker.trip();
     }
 }
 
@@ -207,7 +148,7 @@ mod tests {
     use rustls::pki_types::pem::PemObject;
     use rustls::pki_types::{CertificateDer, PrivateKeyDer};
     use rustls::{ServerConfig, ServerConnection, StreamOwned};
-    use std::io::Read;
+    use std::io::Write;
     use std::net::{TcpListener, TcpStream};
 
     const LIMIT: Duration = Duration::from_secs(10);

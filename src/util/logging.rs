@@ -35,6 +35,10 @@ fn filtered(filter: Option<&str>) -> env_logger::Builder {
         Some(filter) => builder.parse_filters(filter),
         None => builder.filter_module("coracle", log::LevelFilter::Trace),
     };
+    // They trace every byte of requests, tokens included.
+    for library in ["ureq", "ureq_proto"] {
+        builder.filter_module(library, log::LevelFilter::Warn);
+    }
     builder
 }
 
@@ -66,6 +70,9 @@ mod tests {
             (Some("warn"), "coracle::sync", Level::Info, false),
             (Some("warn,coracle::volumes=trace"), "coracle::sync", Level::Info, false),
             (Some("warn,coracle::volumes=trace"), "coracle::volumes::setup", Level::Trace, true),
+            (Some("trace"), "rustls", Level::Trace, true),
+            (Some("trace"), "ureq::run", Level::Info, false),
+            (Some("debug,ureq_proto=trace"), "ureq_proto::util", Level::Trace, false),
         ] {
             assert_eq!(says(filter, target, level), expected, "{filter:?} {target} {level}");
         }

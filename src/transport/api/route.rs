@@ -2,17 +2,22 @@
 
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
+use rustix::event::PollFlags;
 use rustls::{ClientConnection, StreamOwned};
+use ureq::http::Uri;
+use ureq::http::uri::Scheme;
 
-use super::breaker::{Breaker, Use};
+use super::call::Call;
 use super::socket::Socket;
+use super::{Endpoint, Roots, TlsSetupError};
 use crate::transport::dial::lookup::lookup;
 use crate::transport::dial::socket::Limit;
 use crate::transport::dial::{DialError, join_host_port, words};
 use crate::transport::proxy::tunnel::{self, TunnelError};
-use crate::transport::proxy::{Proxy, ProxyScheme};
+use crate::transport::proxy::{Environment, Proxy, ProxyScheme};
 use crate::transport::tls::client::Tls;
 
 /// The limit of look-up, connect and TLS handshake together.
@@ -20,8 +25,114 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// The same limit through a proxy, which needs additional time to connect to the server.
 const PROXY_CONNECT_LIMIT: Duration = Duration::from_secs(30);
 
+/// How to connect to the server of a URL.
+pub(in crate::transport) struct Routes {
+    /// The server that gets our certificate.
+    home: Option<Home>,
+    roots: Roots,
+    proxies: Proxies,
+    /// Sessions with other servers, created for the first one.
+    others: OnceLock<Tls>,
+    /// Sessions with https proxies, which do not get our certificate.
+    proxy_tls: OnceLock<Tls>,
+    /// The name of the server in the thread table.
+    peer: &'static str,
+}
+
+struct Home {
+    /// The host in URLs.
+    name: String,
+    /// The host to connect to; may have an IPv6 zone.
+    host: String,
+    port: u16,
+    tls: Option<Tls>,
+}
+
+enum Proxies {
+    /// One for all URLs, or none.
+    Fixed(Option<Proxy>),
+    Environment(Environment),
+}
+
+impl Routes {
+    /// Routes to an API server, and to where it redirects.
+    pub(super) fn to(endpoint: &Endpoint) -> Result<Routes, TlsSetupError> {
+        let Endpoint { https, host, port, roots, server_name, identity, proxy } = endpoint;
+        let tls = match https {
+            false => None,
+            true => Some(Tls::new(roots, identity.as_ref(), server_name.as_ref().unwrap_or(host))?),
+        };
+        let (name, _zone) = host.split_once('%').unwrap_or((host, ""));
+        let home = Home { name: name.to_owned(), host: host.clone(), port: *port, tls };
+        let mut routes = Routes::new(roots.clone(), Proxies::Fixed(proxy.clone()), "the API server");
+        routes.home = Some(home);
+        Ok(routes)
+    }
+
+    /// Routes to any server, without a certificate of ours.
+    pub(in crate::transport) fn anywhere(
+        roots: Roots,
+        environment: Environment,
+        peer: &'static str,
+    ) -> Routes {
+        Routes::new(roots, Proxies::Environment(environment), peer)
+    }
+
+    fn new(roots: Roots, proxies: Proxies, peer: &'static str) -> Routes {
+        let (others, proxy_tls) = (OnceLock::new(), OnceLock::new());
+        Routes { home: None, roots, proxies, others, proxy_tls, peer }
+    }
+
+    /// The route to the server of an absolute URL.
+    pub(super) fn route(&self, uri: &Uri) -> Result<Route, TlsSetupError> {
+        let https = uri.scheme() == Some(&Scheme::HTTPS);
+        let name = uri.host().unwrap_or_default();
+        let name = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+        let port = uri.port_u16().unwrap_or(if https { 443 } else { 80 });
+        let is_home =
+            |home: &&Home| (home.name.as_str(), home.port, home.tls.is_some()) == (name, port, https);
+        let (host, tls) = match self.home.as_ref().filter(is_home) {
+            Some(home) => (home.host.as_str(), home.tls.clone()),
+            None if https => (name, Some(session(&self.others, || self.roots.clone(), name)?)),
+            None => (name, None),
+        };
+        let proxy = match &self.proxies {
+            Proxies::Fixed(proxy) => proxy.as_ref(),
+            Proxies::Environment(environment) => environment.proxy_for(https, name, port),
+        };
+        let hop = match proxy {
+            None => None,
+            Some(proxy) => {
+                let tls = match proxy.scheme {
+                    ProxyScheme::Https => {
+                        Some(session(&self.proxy_tls, || self.roots.of_proxy(), &proxy.host)?)
+                    }
+                    ProxyScheme::Http | ProxyScheme::Socks5 => None,
+                };
+                Some(Hop { proxy: proxy.clone(), tls })
+            }
+        };
+        Ok(Route { host: host.to_owned(), port, tls, hop, peer: self.peer })
+    }
+}
+
+/// Sessions with `host`, with settings that are created once.
+fn session(
+    settings: &OnceLock<Tls>,
+    roots: impl FnOnce() -> Roots,
+    host: &str,
+) -> Result<Tls, TlsSetupError> {
+    match settings.get() {
+        Some(tls) => tls.to(host),
+        None => {
+            let first = Tls::new(&roots(), None, host)?;
+            settings.get_or_init(|| first).to(host)
+        }
+    }
+}
+
 /// How to connect to one server.
-pub(in crate::transport) struct Route {
+pub(super) struct Route {
     host: String,
     port: u16,
     tls: Option<Tls>,
@@ -36,32 +147,22 @@ struct Hop {
 }
 
 impl Route {
-    /// A direct route. `peer` is the name of the server in the thread table.
-    pub(in crate::transport) fn direct(host: &str, port: u16, tls: Option<Tls>, peer: &'static str) -> Route {
-        Route { host: host.to_owned(), port, tls, hop: None, peer }
-    }
-
-    /// A route through `proxy`, with `tls` to an https proxy.
-    pub(in crate::transport) fn through(self, proxy: Proxy, tls: Option<Tls>) -> Route {
-        Route { hop: Some(Hop { proxy, tls }), ..self }
+    /// Whether there is TLS to the server.
+    pub(super) fn is_secure(&self) -> bool {
+        self.tls.is_some()
     }
 
     /// The proxy that gets each request with the whole URL in it, without CONNECT: an HTTP proxy to
     /// a server without TLS (RFC 9112, section 3.2.2).
-    pub(in crate::transport) fn forwarder(&self) -> Option<&Proxy> {
+    pub(super) fn forwarder(&self) -> Option<&Proxy> {
         let hop = self.hop.as_ref().filter(|_| self.tls.is_none())?;
         (hop.proxy.scheme != ProxyScheme::Socks5).then_some(&hop.proxy)
     }
 
-    /// Opens a connection to the server. `deadline` also covers the requests on it.
-    pub(in crate::transport) fn open(
-        &self,
-        deadline: Instant,
-        breaker: &Breaker,
-        kind: Use,
-    ) -> Result<Stream, DialError> {
+    /// Opens a connection to the server for `call`.
+    pub(super) fn open(&self, call: &Arc<Call>) -> Result<Stream, DialError> {
         let dial = |host: &str, port: u16, limit: Duration| {
-            dial(host, port, (deadline, limit), breaker, kind, self.peer).map(Stream::Plain)
+            dial(host, port, limit, call, self.peer).map(Stream::Plain)
         };
         let mut stream = match &self.hop {
             None => dial(&self.host, self.port, CONNECT_LIMIT)?,
@@ -71,22 +172,22 @@ impl Route {
                     cause => DialError::Proxy { proxy: hop.proxy.address(), cause: Box::new(cause) },
                 };
                 let stream = dial(&hop.proxy.host, hop.proxy.port, PROXY_CONNECT_LIMIT).map_err(named)?;
-                let mut stream = secure(stream, hop.tls.as_ref(), breaker).map_err(named)?;
+                let mut stream = secure(stream, hop.tls.as_ref()).map_err(named)?;
                 if self.forwarder().is_none() {
-                    self.tunnel(&mut stream, &hop.proxy, breaker).map_err(named)?;
+                    self.tunnel(&mut stream, &hop.proxy).map_err(named)?;
                 }
                 stream
             }
         };
-        stream = secure(stream, self.tls.as_ref(), breaker)?;
-        stream.socket().set_deadline(deadline);
+        stream = secure(stream, self.tls.as_ref())?;
+        stream.socket().set_limit(None);
         Ok(stream)
     }
 
-    fn tunnel(&self, stream: &mut Stream, proxy: &Proxy, breaker: &Breaker) -> Result<(), DialError> {
+    fn tunnel(&self, stream: &mut Stream, proxy: &Proxy) -> Result<(), DialError> {
         tunnel::open(stream, proxy, &self.host, self.port).map_err(|error| match error {
             TunnelError::Refused(why) => DialError::Tunnel(why),
-            TunnelError::Io(error) => match stream.failed(&error, "read", breaker) {
+            TunnelError::Io(error) => match stream.failed(&error, "read") {
                 DialError::Stopped => DialError::Stopped,
                 cause => {
                     let cause = match cause {
@@ -104,12 +205,12 @@ impl Route {
 fn dial(
     host: &str,
     port: u16,
-    (deadline, limit): (Instant, Duration),
-    breaker: &Breaker,
-    kind: Use,
+    limit: Duration,
+    call: &Arc<Call>,
     peer: &'static str,
 ) -> Result<Socket, DialError> {
-    let all = Limit { deadline: Some(deadline), stop: breaker.token().clone() };
+    let deadline = call.deadline();
+    let all = Limit { deadline: Some(deadline), stop: call.breaker.token().clone() };
     let addresses = match host.parse::<IpAddr>() {
         Ok(address) => vec![(address, port).into()],
         // A server that does not answer takes as long as it has in `resolv.conf`.
@@ -120,7 +221,7 @@ fn dial(
     let mut outcome = Err(DialError::Stopped);
     for (index, address) in addresses.iter().enumerate() {
         let share = limit.share(addresses.len() - index).deadline.unwrap_or(deadline);
-        let attempt = Socket::connect(*address, share, breaker, kind, peer);
+        let attempt = Socket::connect(*address, share, call, peer);
         let first = index == 0;
         match attempt {
             Err(DialError::Stopped) => return Err(DialError::Stopped),
@@ -132,16 +233,16 @@ fn dial(
         }
     }
     let mut socket = outcome?;
-    socket.set_deadline(deadline);
+    socket.set_limit(Some(deadline));
     Ok(socket)
 }
 
 /// Makes a TLS session over `stream`, if TLS is configured.
-fn secure(mut stream: Stream, tls: Option<&Tls>, breaker: &Breaker) -> Result<Stream, DialError> {
+fn secure(mut stream: Stream, tls: Option<&Tls>) -> Result<Stream, DialError> {
     let Some(tls) = tls else { return Ok(stream) };
     let outcome = tls.handshake(&mut stream);
     let session = outcome.map_err(|error| match error {
-        _ if breaker.is_tripped() => DialError::Stopped,
+        _ if stream.socket().is_stopped() => DialError::Stopped,
         _ if stream.socket().is_late() => DialError::Tls("handshake timeout".to_owned()),
         error => DialError::of_tls(&error),
     })?;
@@ -149,30 +250,58 @@ fn secure(mut stream: Stream, tls: Option<&Tls>, breaker: &Breaker) -> Result<St
 }
 
 /// A connection: a socket, or TLS over a connection.
-pub(in crate::transport) enum Stream {
+pub(super) enum Stream {
     Plain(Socket),
     Tls(Box<StreamOwned<ClientConnection, Stream>>),
 }
 
 impl Stream {
-    pub(in crate::transport) fn socket(&mut self) -> &mut Socket {
+    pub(super) fn socket(&mut self) -> &mut Socket {
         match self {
             Stream::Plain(socket) => socket,
             Stream::Tls(stream) => stream.sock.socket(),
         }
     }
+}
+
+/// A stream of bytes to a server.
+pub(super) trait Wire: Read + Write + Send + Sync + 'static {
+    /// Belongs to `call` from now on.
+    fn adopt(&mut self, call: &Arc<Call>);
+
+    /// Waits until there is something to read.
+    fn wait(&mut self) -> io::Result<()>;
+
+    /// Whether the peer has neither closed it nor sent data: only then may it be used again.
+    fn is_quiet(&mut self) -> bool;
 
     /// Converts an error of reading or writing.
-    pub(in crate::transport) fn failed(
-        &mut self,
-        error: &io::Error,
-        op: &'static str,
-        breaker: &Breaker,
-    ) -> DialError {
+    fn failed(&mut self, error: &io::Error, op: &'static str) -> DialError;
+}
+
+impl Wire for Stream {
+    fn adopt(&mut self, call: &Arc<Call>) {
+        self.socket().adopt(call);
+    }
+
+    fn wait(&mut self) -> io::Result<()> {
+        match self {
+            Stream::Plain(socket) => socket.ready(PollFlags::IN),
+            Stream::Tls(stream) if stream.conn.wants_read() => stream.sock.wait(),
+            // The session has data.
+            Stream::Tls(_) => Ok(()),
+        }
+    }
+
+    fn is_quiet(&mut self) -> bool {
+        self.socket().is_quiet()
+    }
+
+    fn failed(&mut self, error: &io::Error, op: &'static str) -> DialError {
         let secure = matches!(self, Stream::Tls(_));
         let socket = self.socket();
         match error {
-            _ if breaker.is_tripped() => DialError::Stopped,
+            _ if socket.is_stopped() => DialError::Stopped,
             _ if socket.is_late() => DialError::Timeout,
             error if error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) => {
                 DialError::of_tls(error)

@@ -3,14 +3,14 @@
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, sockopt};
 
-use super::breaker::{Breaker, Reach, Use};
+use super::call::Call;
 use crate::transport::dial::{DialError, words};
 use crate::util::threads;
 
@@ -23,26 +23,28 @@ pub(super) const KEEP_ALIVE_COUNT: u32 = 3;
 /// about 15 minutes, in which the node would be considered lost.
 pub(super) const DEAD_AFTER: Duration = Duration::from_secs(30);
 
-/// A connected socket, always registered with one breaker.
+/// A connected socket, whose waits end with the deadline and the breaker of its call.
 pub(in crate::transport) struct Socket {
     stream: Arc<TcpStream>,
-    deadline: Instant,
-    reach: Option<Reach>,
+    /// The call that uses it now; none while it is idle.
+    call: Weak<Call>,
+    /// The limit of connecting.
+    limit: Option<Instant>,
     /// What a blocked thread waits for, in the thread table.
     peer: &'static str,
 }
 
 impl Socket {
+    /// Connects before `limit`, which stays the limit of waits until [`Socket::set_limit`].
     pub(super) fn connect(
         address: SocketAddr,
-        deadline: Instant,
-        breaker: &Breaker,
-        kind: Use,
+        limit: Instant,
+        call: &Arc<Call>,
         peer: &'static str,
     ) -> Result<Socket, DialError> {
         let refused = |error: io::Error| match error {
-            _ if breaker.is_tripped() => DialError::Stopped,
-            error if error.kind() == io::ErrorKind::TimedOut && deadline <= Instant::now() => {
+            _ if call.breaker.is_tripped() => DialError::Stopped,
+            error if error.kind() == io::ErrorKind::TimedOut && limit <= Instant::now() => {
                 DialError::ConnectTimeout { address: address.to_string() }
             }
             error => DialError::Connect { address: address.to_string(), words: words(&error) },
@@ -54,8 +56,8 @@ impl Socket {
         notice_dead_peers(&fd).map_err(|error| refused(error.into()))?;
         let stream = Arc::new(TcpStream::from(fd));
         // Registered before the connect: shutting down a connecting socket ends the wait for it.
-        let reach = breaker.reach(kind, &stream);
-        let socket = Socket { stream, deadline, reach: Some(reach), peer };
+        call.hold(&stream, false);
+        let socket = Socket { stream, call: Arc::downgrade(call), limit: Some(limit), peer };
         match rustix::net::connect(&socket.stream, &address) {
             Ok(()) => {}
             Err(Errno::INPROGRESS | Errno::INTR) => {
@@ -66,29 +68,35 @@ impl Socket {
             }
             Err(error) => return Err(refused(error.into())),
         }
-        if breaker.is_tripped() {
+        if call.breaker.is_tripped() {
             return Err(DialError::Stopped);
         }
         Ok(socket)
     }
 
-    /// Uses the socket for another request.
-    pub(super) fn adopt(&mut self, deadline: Instant, breaker: &Breaker, kind: Use) {
-        self.deadline = deadline;
-        self.reach = Some(breaker.reach(kind, &self.stream));
+    /// Uses the socket for another call.
+    pub(super) fn adopt(&mut self, call: &Arc<Call>) {
+        self.call = Arc::downgrade(call);
+        call.hold(&self.stream, true);
     }
 
-    /// Marks the socket as idle.
-    pub(super) fn rest(&mut self) {
-        self.reach = None;
+    /// The limit of waits beside the call's deadline.
+    pub(super) fn set_limit(&mut self, limit: Option<Instant>) {
+        self.limit = limit;
     }
 
-    pub(in crate::transport) fn set_deadline(&mut self, deadline: Instant) {
-        self.deadline = deadline;
+    pub(super) fn is_late(&self) -> bool {
+        self.deadline() <= Instant::now()
     }
 
-    pub(in crate::transport) fn is_late(&self) -> bool {
-        self.deadline <= Instant::now()
+    /// Whether the breaker of its call was tripped.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.call.upgrade().is_none_or(|call| call.breaker.is_tripped())
+    }
+
+    fn deadline(&self) -> Instant {
+        let end = self.call.upgrade().map_or_else(Instant::now, |call| call.deadline());
+        self.limit.map_or(end, |limit| limit.min(end))
     }
 
     /// Whether the peer has neither closed it nor sent data: only then may it be used again.
@@ -106,10 +114,10 @@ impl Socket {
 
     /// Waits until the socket can be read from or written to. A breaker ends the wait by shutting
     /// the socket down.
-    fn ready(&self, flags: PollFlags) -> io::Result<()> {
+    pub(super) fn ready(&self, flags: PollFlags) -> io::Result<()> {
         let _waiting = threads::waiting(self.peer);
         loop {
-            let left = self.deadline.saturating_duration_since(Instant::now());
+            let left = self.deadline().saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
@@ -168,15 +176,19 @@ impl Write for Socket {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::api::{Breaker, Use};
     use std::net::TcpListener;
+
+    fn call(deadline: Instant) -> Arc<Call> {
+        Call::new(&Breaker::default(), Use::Call, deadline, true, 0)
+    }
 
     #[test]
     fn a_dead_peer_is_noticed_within_half_a_minute() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let soon = Instant::now() + Duration::from_secs(10);
-        let socket =
-            Socket::connect(listener.local_addr().unwrap(), soon, &Breaker::default(), Use::Call, "t")
-                .unwrap();
+        let call = call(soon);
+        let socket = Socket::connect(listener.local_addr().unwrap(), soon, &call, "t").unwrap();
         let fd = &socket.stream;
         assert!(sockopt::socket_keepalive(fd).unwrap());
         let silent = sockopt::tcp_keepidle(fd).unwrap()
@@ -193,9 +205,8 @@ mod tests {
     fn waits_end_with_the_deadline() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let soon = Instant::now() + Duration::from_secs(2);
-        let mut socket =
-            Socket::connect(listener.local_addr().unwrap(), soon, &Breaker::default(), Use::Call, "t")
-                .unwrap();
+        let call = call(soon);
+        let mut socket = Socket::connect(listener.local_addr().unwrap(), soon, &call, "t").unwrap();
         assert_eq!(socket.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert!(socket.is_late());
     }

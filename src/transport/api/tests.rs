@@ -5,7 +5,10 @@ use crate::util::threads::{OnDeath, Running, Stack, spawn};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use std::fmt::Write as _;
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
 
 const CA: &[u8] = include_bytes!("../tls/testdata/ca.pem");
 const OTHER_CA: &[u8] = include_bytes!("../tls/testdata/other.pem");
@@ -130,7 +133,7 @@ fn connections_are_kept_and_replaced() {
     assert_eq!(requests.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [0, 0, 0, 1, 1, 2]);
     assert_eq!(
         requests[0].1,
-        format!("GET /a?b=c HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nX-Key: a b\r\n\r\n", server.port)
+        format!("GET /a?b=c HTTP/1.1\r\nhost: 127.0.0.1:{}\r\nx-key: a b\r\n\r\n", server.port)
     );
 }
 
@@ -141,7 +144,7 @@ fn idle_connections_can_be_dropped() {
     let breaker = Breaker::default();
     text(connections.send(&get("/"), &breaker).unwrap());
     let open = connections.send(&get("/"), &breaker).unwrap();
-    connections.close_idle();
+    connections.retire();
     assert_eq!(text(open), "two", "connections in use continue");
     assert_eq!(text(connections.send(&get("/"), &breaker).unwrap()), "three");
     let numbers: Vec<usize> = (0..3).map(|_| server.requests.recv_timeout(SOON).unwrap().0).collect();
@@ -155,16 +158,178 @@ fn a_get_is_retried_after_the_server_closed_the_connection() {
     let connections = Connections::new(&plain(server.port)).unwrap();
     let breaker = Breaker::default();
     text(connections.send(&get("/"), &breaker).unwrap());
-    let closer = {
-        let idle = connections.shared.lock();
-        assert_eq!(idle.connections.len(), 1);
-        drop(idle);
-        connections.clone()
-    };
     // The scripted server waits for a byte after its empty response: a POST gives it one.
     let post = Request { method: "POST", body: Some(("text/plain", b"x")), ..get("/") };
-    assert!(matches!(closer.send(&post, &breaker), Err(DialError::Eof | DialError::Broken { .. })));
+    assert!(matches!(connections.send(&post, &breaker), Err(DialError::Eof | DialError::Broken { .. })));
     assert_eq!(text(connections.send(&get("/"), &breaker).unwrap()), "two");
+}
+
+#[test]
+fn get_on_a_connection_that_the_server_closes_is_sent_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let _server = spawn("t/server", Stack::Small, OnDeath::Unsupervised, move |_| {
+        for answers in [["one", ""], ["two", "three"]] {
+            let (mut stream, _) = listener.accept().unwrap();
+            for answer in answers {
+                let _ = head_of(&mut stream);
+                if answer.is_empty() {
+                    break;
+                }
+                stream.write_all(&short(answer)).unwrap();
+            }
+        }
+    })
+    .unwrap();
+    let connections = Connections::new(&plain(port)).unwrap();
+    for expected in ["one", "two", "three"] {
+        assert_eq!(text(connections.send(&get("/"), &Breaker::default()).unwrap()), expected);
+    }
+}
+
+fn redirect(status: u16, location: &str) -> Vec<u8> {
+    format!("HTTP/1.1 {status} Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n").into_bytes()
+}
+
+#[test]
+fn redirects_keep_credentials_on_the_same_host_only() {
+    let other = serve(vec![vec![short("other")]]);
+    // 127.0.0.1 by another name.
+    let away = format!("http://localhost:{}/there", other.port);
+    let server = serve(vec![vec![redirect(302, "/here"), redirect(307, &away)]]);
+    let connections = Connections::new(&plain(server.port)).unwrap();
+    let request = Request { headers: &[("Authorization", "Bearer secret")], ..get("/") };
+    assert_eq!(text(connections.send(&request, &Breaker::default()).unwrap()), "other");
+    for path in ["/", "/here"] {
+        let (number, head) = server.requests.recv_timeout(SOON).unwrap();
+        assert_eq!(number, 0, "the connection is kept");
+        assert!(head.starts_with(&format!("GET {path} HTTP/1.1\r\n")), "{head}");
+        assert!(head.contains("authorization: Bearer secret\r\n"), "{head}");
+    }
+    let (_, head) = other.requests.recv_timeout(SOON).unwrap();
+    assert!(head.starts_with("GET /there HTTP/1.1\r\n") && !head.contains("secret"), "{head}");
+}
+
+#[test]
+fn request_after_a_redirect_is_broken_off_too() {
+    let server = serve(vec![vec![redirect(302, "/here"), Vec::new()]]);
+    let connections = Connections::new(&plain(server.port)).unwrap();
+    let breaker = Breaker::default();
+    let child = breaker.child();
+    let (result_sender, result_receiver) = bounded(1);
+    let _asking = spawn("t/ask", Stack::Large, OnDeath::Unsupervised, move |_| {
+        let _ = result_sender.send(connections.send(&get("/"), &child).map(|response| response.status));
+    })
+    .unwrap();
+    for _ in 0..2 {
+        server.requests.recv_timeout(SOON).unwrap();
+    }
+    breaker.trip();
+    assert_eq!(result_receiver.recv_timeout(SOON).unwrap(), Err(DialError::Stopped));
+}
+
+#[test]
+fn redirects_that_cannot_be_followed_are_errors() {
+    let server = serve(vec![vec![redirect(302, "/"); 11]]);
+    let connections = Connections::new(&plain(server.port)).unwrap();
+    let outcome = connections.send(&get("/"), &Breaker::default()).map(|response| response.status);
+    assert_eq!(outcome, Err(DialError::TooManyRedirects));
+    // The body of the redirect ends after its last chunk, without an empty line.
+    let cut = b"HTTP/1.1 302 Found\r\nLocation: /\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n".to_vec();
+    let server = serve(vec![vec![cut], vec![redirect(308, "/b"), redirect(302, "socks5://127.0.0.1/")]]);
+    let connections = Connections::new(&plain(server.port)).unwrap();
+    let post = Request { method: "POST", body: Some(("text/plain", b"")), ..get("/") };
+    for (request, expected) in [
+        (get("/"), DialError::Malformed("the response cannot be read".to_owned())),
+        (post, DialError::Request("a redirect of a request with a body is not followed".to_owned())),
+        (get("/"), DialError::Request("unsupported protocol scheme \"socks5\"".to_owned())),
+    ] {
+        let outcome = connections.send(&request, &Breaker::default()).map(|response| response.status);
+        assert_eq!(outcome, Err(expected));
+    }
+}
+
+#[test]
+fn long_heads_and_bodies_are_sent_and_received() {
+    let long = "x".repeat(20_000);
+    let answer =
+        |length| format!("HTTP/1.1 200 OK\r\nA: {}\r\nContent-Length: 2\r\n\r\nok", "a".repeat(length));
+    let server = serve(vec![vec![answer(20_000).into_bytes()], vec![answer(70_000).into_bytes()]]);
+    let connections = Connections::new(&plain(server.port)).unwrap();
+    let breaker = Breaker::default();
+    let path = format!("/{long}");
+    let request = Request { headers: &[("A", &long), ("B", &long)], ..get(&path) };
+    assert_eq!(text(connections.send(&request, &breaker).unwrap()), "ok");
+    let (_, head) = server.requests.recv_timeout(SOON).unwrap();
+    assert!(head.starts_with(&format!("GET {path} HTTP/1.1\r\n")), "{}", head.len());
+    assert!(head.contains(&format!("\r\na: {long}\r\n")) && head.contains(&format!("\r\nb: {long}\r\n")));
+    let outcome = connections.send(&get("/"), &breaker).map(|response| response.status);
+    assert!(matches!(outcome, Err(DialError::Malformed(_))), "{outcome:?}");
+}
+
+#[test]
+fn responses_without_an_end_are_errors() {
+    let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let long = "x".repeat(100_000);
+    for answer in [
+        format!("HTTP/1.1 200 OK\r\n{}", "A: b\r\n".repeat(100_000)),
+        format!("HTTP/1.1 200 OK\r\nA: {long}"),
+        format!("HTTP/1.1 200 {long}"),
+        "\r\n".repeat(100_000),
+        format!("HTTP/1.1 302 Found\r\nA: {long}"),
+        format!("HTTP/1.1 103 Early\r\nLink: {long}\r\n\r\n"),
+        "HTTP/1.1 100 Continue\r\n\r\n".repeat(10_000),
+        format!("{chunked}1;{long}"),
+        format!("{chunked}{}1\r\nx", "0".repeat(100_000)),
+        format!("{chunked}0\r\nA: {long}"),
+        "HTTP/1.1 200 OK\r\nContent-Length: 18446744073709551615\r\n\r\nx".to_owned(),
+        "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\nx".to_owned(),
+        "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx".to_owned(),
+    ] {
+        let start: String = answer.chars().take(60).collect();
+        let server = serve(vec![vec![answer.into_bytes()]]);
+        let connections = Connections::new(&plain(server.port)).unwrap();
+        let outcome = connections.send(&get("/"), &Breaker::default()).and_then(|mut response| {
+            let outcome = std::io::copy(&mut response.body, &mut std::io::sink());
+            outcome.map(drop).map_err(|error| response.body.failed(&error))
+        });
+        let error = outcome.expect_err(&start);
+        assert!(!matches!(error, DialError::Timeout | DialError::BodyTimeout), "{start:?}: {error}");
+    }
+}
+
+#[test]
+fn only_plain_bodies_are_read() {
+    let zipped = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n\x1f\x8b".to_vec();
+    let plainly = b"HTTP/1.1 200 OK\r\nContent-Encoding: identity\r\nContent-Length: 2\r\n\r\nok".to_vec();
+    let server = serve(vec![vec![zipped], vec![plainly]]);
+    let connections = Connections::new(&plain(server.port)).unwrap();
+    let outcome = connections.send(&get("/"), &Breaker::default()).map(|response| response.status);
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.contains("content encoding \"gzip\" was not requested"), "{error}");
+    assert_eq!(text(connections.send(&get("/"), &Breaker::default()).unwrap()), "ok");
+}
+
+#[test]
+fn bytes_after_a_body_are_no_response_to_the_next_request() {
+    let twice = [short("one"), short("forged")].concat();
+    let server = serve(vec![vec![twice], vec![short("two")]]);
+    let connections = Connections::new(&plain(server.port)).unwrap();
+    for expected in ["one", "two"] {
+        assert_eq!(text(connections.send(&get("/"), &Breaker::default()).unwrap()), expected);
+    }
+}
+
+#[test]
+fn body_that_failed_stays_failed() {
+    let cut = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n5\r\nhal".to_vec();
+    let server = serve(vec![vec![cut]]);
+    let connections = Connections::new(&plain(server.port)).unwrap();
+    let mut body = connections.send(&get("/"), &Breaker::default()).unwrap().body;
+    for _ in 0..3 {
+        let error = body.read_to_end(&mut Vec::new()).unwrap_err();
+        assert_eq!(body.failed(&error), DialError::Body("unexpected EOF".to_owned()));
+    }
 }
 
 /// Sends a request on a thread, trips the breaker once the server has the request (and, if it responds,

@@ -5,7 +5,7 @@
 //! look-ups and redirects included, and a stop token ends it within `socket::STOP_LATENCY`.
 //! Certificates are not verified: any server at a pod's address belongs to the pod. Proxies of the
 //! environment are not used. A probe sends the manifest's headers, byte for byte, and users know the
-//! texts of its failures. The GET for the manifest URL (`http`) uses the same codec.
+//! texts of its failures.
 
 pub(super) mod error;
 #[cfg(test)]
@@ -19,7 +19,7 @@ use std::io::{self, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use super::http1::{Malformed, ResponseHead, is_token};
+use super::http1::{Malformed, RequestWriter, ResponseHead, is_token};
 use crate::util::stop::StopToken;
 
 pub use error::DialError;
@@ -30,7 +30,7 @@ use url::Url;
 /// The longest part of a response's body that is stored; the rest is not read.
 pub const MAX_BODY_BYTES: usize = 10 * 1024;
 /// The limit of redirects on the same host.
-pub(super) const MAX_REDIRECTS: usize = 10;
+const MAX_REDIRECTS: usize = 10;
 
 /// The scheme of a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,7 +171,7 @@ fn exchange(url: &Url, fields: &Fields, limit: &Limit) -> Result<(HttpResponse, 
         error if error.kind() == io::ErrorKind::UnexpectedEof => DialError::Eof,
         error => DialError::Broken { op, ends: ends.clone(), words: words(error) },
     };
-    let sent = stream.write_all(&fields.request(url, None)).and_then(|()| stream.flush());
+    let sent = stream.write_all(&fields.request(url)).and_then(|()| stream.flush());
     let mut reader = BufReader::with_capacity(2048, stream);
     let head = ResponseHead::read(&mut reader).and_then(|head| Ok((head.framing()?, head)));
     // A server may respond and close without reading the request: then the response counts.
@@ -188,7 +188,7 @@ fn exchange(url: &Url, fields: &Fields, limit: &Limit) -> Result<(HttpResponse, 
 
 /// The header fields of a request, as upstream's client would send them.
 #[derive(Debug, Clone)]
-pub(super) struct Fields {
+struct Fields {
     /// The manifest's value of `Host`.
     host: Option<String>,
     lines: Vec<(String, String)>,
@@ -197,7 +197,7 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    pub(super) fn of(headers: &[(String, String)], user_agent: &str) -> Result<Fields, DialError> {
+    fn of(headers: &[(String, String)], user_agent: &str) -> Result<Fields, DialError> {
         let first = |wanted: &str| {
             headers.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| value.trim())
         };
@@ -239,7 +239,7 @@ impl Fields {
     }
 
     /// Adjusts them for a redirect from `from` to `to`.
-    pub(super) fn redirected(&mut self, from: &Url, to: &Url, location: &str) {
+    fn redirected(&mut self, from: &Url, to: &Url, location: &str) {
         // The manifest's host name stays only if the redirect names no other host.
         if url::is_absolute(location) {
             self.host = None;
@@ -251,39 +251,13 @@ impl Fields {
         }
     }
 
-    /// Adds the user of the URL, unless the headers name one.
-    pub(super) fn authorize(&mut self, value: String) {
-        let name = "Authorization";
-        if !self.lines.iter().any(|(own, _)| own.eq_ignore_ascii_case(name)) {
-            self.lines.push((name.to_owned(), value));
-        }
-    }
-
-    /// Removes what only the first server may know.
-    pub(super) fn without_secrets(&mut self) {
-        let secret = ["Authorization", "Www-Authenticate", "Cookie", "Cookie2"];
-        self.lines.retain(|(name, _)| !secret.iter().any(|one| name.eq_ignore_ascii_case(one)));
-    }
-
-    /// The head of a request. `forwarded`: it goes to a proxy, which gets the whole URL (the
-    /// absolute form of RFC 9112) and these lines.
-    pub(super) fn request(&self, url: &Url, forwarded: Option<&str>) -> Vec<u8> {
-        let mut text = match forwarded {
-            Some(lines) => format!("GET {url} HTTP/1.1\r\n{lines}"),
-            None => format!("GET {} HTTP/1.1\r\n", url.target),
-        };
-        text.push_str("Host: ");
-        text.push_str(self.host.as_deref().unwrap_or(&url.authority()));
-        text.push_str("\r\n");
+    /// The head of a request.
+    fn request(&self, url: &Url) -> Vec<u8> {
+        let authority = self.host.clone().unwrap_or_else(|| url.authority());
         let own = self.referer.as_ref().map(|value| ("Referer", value.as_str()));
-        for (name, value) in self.lines.iter().map(|(name, value)| (name.as_str(), value.as_str())).chain(own)
-        {
-            for part in [name, ": ", value, "\r\n"] {
-                text.push_str(part);
-            }
-        }
-        text.push_str("\r\n");
-        text.into_bytes()
+        let lines = self.lines.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let head = RequestWriter::new("GET", &url.target, &authority);
+        lines.chain(own).fold(head, |head, (name, value)| head.field(name, value)).finish()
     }
 }
 

@@ -1,9 +1,10 @@
 //! HTTP/1.1 without sockets (RFC 9110, RFC 9112): heads, bodies and their framing, for servers
 //! and clients alike (Go: net/http, net/textproto).
 //!
-//! The node API, the local socket, the upgrade to the runtime, probes, hooks, proxies, the API
-//! server's client and the local commands all use this codec. `httparse` splits heads of requests
-//! into lines and fields; whatever a caller accepts beyond the grammar is decided here.
+//! The node API, the local socket, the upgrade to the runtime, probes, hooks, proxies and the local
+//! commands all use this codec; requests to the API server and to the manifest URL are ureq's.
+//! `httparse` splits heads of requests into lines and fields; whatever a caller accepts beyond the
+//! grammar is decided here.
 //!
 //! - [`request`]: heads of requests. They are read strictly: a head that two readers could
 //!   understand in two ways is rejected. Those of our own clients are written here.

@@ -100,6 +100,7 @@ impl Roots {
 }
 
 /// The common settings of all sessions with one server.
+#[derive(Clone)]
 pub(in crate::transport) struct Tls {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,

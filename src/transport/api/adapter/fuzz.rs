@@ -1,0 +1,95 @@
+//! Hostile responses of a server, read by the library in our buffers.
+
+use std::io::{Cursor, Write};
+
+use super::*;
+use crate::util::fuzzing::{Budget, Target};
+use crate::util::threads::Stack;
+
+/// A server that sends these bytes on each connection, at most `piece` of them at once.
+#[derive(Clone)]
+struct Played {
+    bytes: Cursor<Arc<[u8]>>,
+    piece: usize,
+}
+
+impl fmt::Debug for Played {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Played")
+    }
+}
+
+impl Read for Played {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = into.len().min(self.piece);
+        self.bytes.read(into.get_mut(..count).unwrap_or_default())
+    }
+}
+
+impl Write for Played {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Wire for Played {
+    fn adopt(&mut self, _: &Arc<Call>) {}
+
+    fn wait(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn is_quiet(&mut self) -> bool {
+        false
+    }
+
+    fn failed(&mut self, error: &io::Error, _: &'static str) -> DialError {
+        DialError::Malformed(error.to_string())
+    }
+}
+
+impl Connector for Played {
+    type Out = Connection<Played>;
+
+    fn connect(
+        &self,
+        _: &ConnectionDetails<'_>,
+        _: Option<()>,
+    ) -> Result<Option<Connection<Played>>, UreqError> {
+        Ok(Call::current().map(|call| Connection::new(self.clone(), false, None, &call, &Arc::default())))
+    }
+}
+
+pub(in crate::transport) fn targets() -> Vec<Target> {
+    vec![Target {
+        name: "transport/api_answer",
+        // Pod workers, which send requests, have the same stack size.
+        stack: Stack::Small,
+        max_bytes: 4 << 20,
+        // The body is not stored here.
+        budget: Budget { per_byte: 4, ..Budget::LINEAR },
+        worst: crate::transport::fuzz::hostile_answers,
+        seeds: crate::transport::fuzz::ANSWERS,
+        run: |bytes| {
+            let bytes: Arc<[u8]> = bytes.into();
+            for piece in [1, 7, READ_BYTES] {
+                // Only short responses are read byte by byte.
+                if piece < READ_BYTES && bytes.len() > 64 * 1024 {
+                    continue;
+                }
+                let played = Played { bytes: Cursor::new(Arc::clone(&bytes)), piece };
+                let agent = Agent::with_parts(settings().build(), played, Later);
+                let call = Call::new(&Breaker::default(), Use::Call, Instant::now(), true, 0);
+                let request = Request::get("http://a.example/b").body(()).unwrap();
+                let Ok(response) = run(&agent, request, &call) else { continue };
+                if let Ok(mut answer) = answer(response, call) {
+                    let _ = io::copy(&mut answer.body, &mut io::sink());
+                }
+            }
+        },
+    }]
+}

@@ -1,0 +1,98 @@
+//! One request with its response: what ends its waits, and the socket that it uses.
+
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::breaker::{Breaker, Reach, Use};
+
+thread_local! {
+    static CURRENT: RefCell<Option<Arc<Call>>> = const { RefCell::new(None) };
+}
+
+/// A request until its response was read. Dropping it releases the socket from the breaker.
+pub(in crate::transport) struct Call {
+    pub(super) breaker: Breaker,
+    kind: Use,
+    /// Whether kept connections may be used.
+    pub(super) reuse: bool,
+    /// Bytes of the longest line of the head.
+    pub(super) longest_line: usize,
+    deadline: Mutex<Instant>,
+    reach: Mutex<Option<Reach>>,
+    is_reused: AtomicBool,
+}
+
+fn lock<T>(place: &Mutex<T>) -> MutexGuard<'_, T> {
+    place.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Call {
+    pub(super) fn new(
+        breaker: &Breaker,
+        kind: Use,
+        deadline: Instant,
+        reuse: bool,
+        longest_line: usize,
+    ) -> Arc<Call> {
+        Arc::new(Call {
+            breaker: breaker.clone(),
+            kind,
+            reuse,
+            longest_line,
+            deadline: Mutex::new(deadline),
+            reach: Mutex::default(),
+            is_reused: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn deadline(&self) -> Instant {
+        *lock(&self.deadline)
+    }
+
+    pub(super) fn set_deadline(&self, deadline: Instant) {
+        *lock(&self.deadline) = deadline;
+    }
+
+    /// The breaker ends waits for this socket from now on.
+    pub(super) fn hold(&self, socket: &Arc<TcpStream>, is_kept: bool) {
+        self.is_reused.store(is_kept, Ordering::Relaxed);
+        let reach = self.breaker.reach(self.kind, socket);
+        let before = lock(&self.reach).replace(reach);
+        drop(before);
+    }
+
+    /// Another call may use the socket.
+    pub(super) fn release(&self) {
+        let before = lock(&self.reach).take();
+        drop(before);
+    }
+
+    /// Whether the connection in use was kept from an earlier request.
+    pub(super) fn is_reused(&self) -> bool {
+        self.is_reused.load(Ordering::Relaxed)
+    }
+
+    /// Makes it the current call of this thread.
+    pub(super) fn enter(self: &Arc<Call>) -> Scope {
+        CURRENT.with(|current| current.replace(Some(Arc::clone(self))));
+        Scope(PhantomData)
+    }
+
+    /// The call that this thread sends now.
+    pub(super) fn current() -> Option<Arc<Call>> {
+        CURRENT.with(|current| current.borrow().clone())
+    }
+}
+
+/// While it exists, this thread has a current call. Stays on its thread.
+pub(super) struct Scope(PhantomData<*const ()>);
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        CURRENT.with(|current| current.take());
+    }
+}
