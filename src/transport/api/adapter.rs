@@ -11,7 +11,7 @@
 //!
 //! ureq has no place for a caller's values in its calls to a transport. It sends a request and reads
 //! the head of the response on the caller's thread, so that they are in a variable of this thread
-//! meanwhile ([`Call::enter`]). A transport takes them with the first bytes of a request.
+//! meanwhile ([`Call::during`]). A transport takes them with the first bytes of a request.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -135,10 +135,9 @@ fn run<B: AsSendBody>(
     request: Request<B>,
     call: &Arc<Call>,
 ) -> Result<Response<ureq::Body>, ureq::Error> {
-    let _scope = call.enter();
     // ureq 3.5.2 panics if a server ends the body of a redirect after its last chunk without an empty
     // line.
-    catch_unwind(AssertUnwindSafe(|| agent.run(request)))
+    call.during(|| catch_unwind(AssertUnwindSafe(|| agent.run(request))))
         .unwrap_or_else(|_| Err(carried(DialError::Malformed("the response cannot be read".to_owned()))))
 }
 

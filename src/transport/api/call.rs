@@ -1,7 +1,6 @@
 //! One request with its response: what ends its waits, and the socket that it uses.
 
 use std::cell::RefCell;
-use std::marker::PhantomData;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -76,23 +75,16 @@ impl Call {
         self.is_reused.load(Ordering::Relaxed)
     }
 
-    /// Makes it the current call of this thread.
-    pub(super) fn enter(self: &Arc<Call>) -> Scope {
-        CURRENT.with(|current| current.replace(Some(Arc::clone(self))));
-        Scope(PhantomData)
+    /// Is the current call of this thread while `send` runs, which must not panic.
+    pub(super) fn during<T>(self: &Arc<Call>, send: impl FnOnce() -> T) -> T {
+        CURRENT.set(Some(Arc::clone(self)));
+        let outcome = send();
+        CURRENT.take();
+        outcome
     }
 
     /// The call that this thread sends now.
     pub(super) fn current() -> Option<Arc<Call>> {
-        CURRENT.with(|current| current.borrow().clone())
-    }
-}
-
-/// While it exists, this thread has a current call. Stays on its thread.
-pub(super) struct Scope(PhantomData<*const ()>);
-
-impl Drop for Scope {
-    fn drop(&mut self) {
-        CURRENT.with(|current| current.take());
+        CURRENT.with_borrow(Option::clone)
     }
 }
