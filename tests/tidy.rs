@@ -60,6 +60,7 @@ const DOORS: &[(&str, &str)] = &[
     ("futures_util", "transport"),
     ("httparse", "transport"),
     ("rustls", "transport"),
+    ("tiny_http", "transport"),
     ("ureq", "transport"),
     ("rcgen", "kube"),
     ("pem", "kube"),

@@ -1,29 +1,49 @@
 //! Responses: whole ones and streams.
 
-use std::io;
+use std::io::{self, Cursor};
 
 use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::server::backend::NodeBackend;
 use crate::transport::http1::target::BadParam;
-use crate::transport::http1::{Form, ResponseWriter, Target};
+use crate::transport::http1::{Form, Header, ResponseWriter, StatusCode, Target, Whole};
 use crate::util::stop::StopToken;
 
 /// A whole response.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Response {
-    pub status: u16,
-    pub content_type: &'static str,
-    /// Further headers.
-    pub headers: Vec<(&'static str, String)>,
-    pub body: Vec<u8>,
-}
+pub struct Response(Whole);
 
 impl Response {
+    pub fn new(status: u16, content_type: &str, body: Vec<u8>) -> Self {
+        let length = body.len();
+        let whole = Whole::new(StatusCode(status), Vec::new(), Cursor::new(body), Some(length), None);
+        Response(whole).with("Content-Type", content_type)
+    }
+
     pub fn text(status: u16, body: impl Into<String>) -> Self {
-        let body = body.into().into_bytes();
-        Response { status, content_type: "text/plain; charset=utf-8", headers: Vec::new(), body }
+        Response::new(status, "text/plain; charset=utf-8", body.into().into_bytes())
+    }
+
+    /// Adds a header field; one with a control character is left out, because values from the request's
+    /// target must not end the line. A second `Content-Type` replaces the first one.
+    pub fn with(self, name: &str, value: &str) -> Self {
+        if value.bytes().any(|byte| byte.is_ascii_control()) {
+            return self;
+        }
+        // As upstream in redirects.
+        let escaped = |byte: u8| match byte {
+            0..0x80 => char::from(byte).to_string(),
+            _ => format!("%{byte:02X}"),
+        };
+        let value: String = value.bytes().map(escaped).collect();
+        match Header::from_bytes(name, value) {
+            Ok(field) => Response(self.0.with_header(field)),
+            Err(()) => self,
+        }
+    }
+
+    pub fn with_status(self, status: u16) -> Self {
+        Response(self.0.with_status_code(status))
     }
 
     pub fn not_found() -> Self {
@@ -43,24 +63,17 @@ impl Response {
             location.push_str(&target.query);
         }
         let body = format!("<a href=\"{}\">Temporary Redirect</a>.\n\n", html(&location));
-        Response {
-            content_type: "text/html; charset=utf-8",
-            headers: vec![("Location", location)],
-            ..Response::text(307, body)
-        }
+        Response::text(307, body).with("Content-Type", "text/html; charset=utf-8").with("Location", &location)
     }
 
     /// `methods`: those that the path accepts.
     pub fn not_allowed(methods: &str) -> Self {
-        Response {
-            headers: vec![("Allow", methods.to_owned())],
-            ..Response::text(405, "405: Method Not Allowed")
-        }
+        Response::text(405, "405: Method Not Allowed").with("Allow", methods)
     }
 
     /// A limit was reached; the client may retry.
     pub fn too_many(text: impl Into<String>) -> Self {
-        Response { headers: vec![("Retry-After", "1".to_owned())], ..Response::text(429, text) }
+        Response::text(429, text).with("Retry-After", "1")
     }
 
     pub fn json(value: &impl Serialize) -> Self {
@@ -69,18 +82,13 @@ impl Response {
 
     pub fn written(json: serde_json::Result<Vec<u8>>) -> Self {
         match json {
-            Ok(body) => Response { body, content_type: "application/json", ..Response::text(200, "") },
+            Ok(body) => Response::new(200, "application/json", body),
             Err(why) => Response::text(500, format!("cannot write the response as JSON: {why}\n")),
         }
     }
 
-    pub fn write(&self, out: &mut ResponseWriter<'_>) -> io::Result<()> {
-        let mut fields = vec![("Content-Type", self.content_type)];
-        // Some values come from the request's target: they must not contain a line end.
-        let clean = |value: &str| !value.bytes().any(|byte| byte.is_ascii_control());
-        let further = self.headers.iter().map(|(name, value)| (*name, value.as_str()));
-        fields.extend(further.filter(|(_, value)| clean(value)));
-        out.whole(self.status, &fields, &self.body)
+    pub fn write(self, out: &mut ResponseWriter<'_>) -> io::Result<()> {
+        out.whole(self.0)
     }
 }
 
@@ -90,14 +98,34 @@ impl From<BadParam> for Response {
     }
 }
 
+#[cfg(test)]
+impl Response {
+    pub fn status(&self) -> u16 {
+        self.0.status_code().0
+    }
+
+    pub fn into_text(self) -> String {
+        String::from_utf8(self.0.into_reader().into_inner()).unwrap()
+    }
+}
+
+#[cfg(test)]
+impl std::fmt::Debug for Response {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Response({})", self.status())
+    }
+}
+
 /// The form of a response after which the connection is closed.
 pub const LAST: Form = Form { is_1_1: true, keep_alive: false, head_only: false };
 
 /// A whole response as it is sent.
 pub fn to_bytes(form: Form, status: u16, fields: &[(&str, &str)], text: &str) -> Vec<u8> {
+    let response = Response::text(status, text);
+    let response = fields.iter().fold(response, |response, (name, value)| response.with(name, value));
     let mut out = Vec::new();
     // Writing to memory does not fail.
-    let _ = ResponseWriter::new(&mut out, form, Timestamp::now()).whole(status, fields, text.as_bytes());
+    let _ = response.write(&mut ResponseWriter::new(&mut out, form, Timestamp::now()));
     out
 }
 
@@ -144,9 +172,9 @@ mod tests {
         let mut out = Vec::new();
         let form = Form { is_1_1: true, keep_alive: true, head_only: false };
         let mut writer = ResponseWriter::new(&mut out, form, jiff::Timestamp::UNIX_EPOCH);
-        let headers = vec![("Location", "/a\r\nX: y".to_owned()), ("Allow", "GET".to_owned())];
-        Response { headers, ..Response::text(301, "") }.write(&mut writer).unwrap();
+        let response = Response::text(301, "").with("Location", "/a\r\nX: y").with("Allow", "GET");
+        response.with("A", "/\u{e4} b").write(&mut writer).unwrap();
         let text = String::from_utf8(out).unwrap();
-        assert!(!text.contains("X: y") && text.contains("\r\nAllow: GET\r\n"), "{text}");
+        assert!(!text.contains("X: y") && text.contains("\r\nAllow: GET\r\nA: /%C3%A4 b\r\n"), "{text}");
     }
 }

@@ -145,7 +145,7 @@ fn rejection(why: io::Error) -> Response {
 }
 
 fn redirect(location: String) -> Response {
-    Response { headers: vec![("Location", location)], ..Response::text(301, "") }
+    Response::text(301, "").with("Location", &location)
 }
 
 /// A file, up to its present length.
@@ -207,7 +207,7 @@ fn list(found: &OwnedFd) -> Result<Response, Response> {
         page.push_str(&format!("The directory has more than {ENTRIES} entries.\n"));
     }
     page.push_str("</pre>\n");
-    Ok(Response { content_type: "text/html; charset=utf-8", ..Response::text(200, page) })
+    Ok(Response::new(200, "text/html; charset=utf-8", page.into_bytes()))
 }
 
 /// Percent-encodes a path for a URL.

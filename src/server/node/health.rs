@@ -113,7 +113,7 @@ mod tests {
         let checks = [Check::Agent(AgentCheck::SyncLoop), Check::Log];
         let get = |path: &str| {
             let response = respond(&checks, &node, &Target::parse(path));
-            (response.status, String::from_utf8(response.body).unwrap())
+            (response.status(), response.into_text())
         };
         assert_eq!(
             get("/healthz"),

@@ -1,6 +1,6 @@
 //! `/metrics` and the pages below it, which other rooms write.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::time::Instant;
 
 use super::health::{self, Check};
@@ -113,12 +113,16 @@ pub fn respond(request: &Request, node: &dyn NodeBackend) -> Option<Response> {
         _ => return None,
     }
     let started = node.started().as_second().to_string();
-    let response = Response {
-        content_type: content_type(&request.accept),
-        headers: vec![("Process-Start-Time-Unix", started)],
-        ..Response::text(200, page.into_text())
+    let text = page.into_text().into_bytes();
+    let zipped = request.gzip.then(|| compressed(&text).ok()).flatten();
+    let respond = |body| {
+        let response = Response::new(200, content_type(&request.accept), body);
+        response.with("Process-Start-Time-Unix", &started)
     };
-    Some(if request.gzip { compressed(response) } else { response })
+    Some(match zipped {
+        Some(body) => respond(body).with("Content-Encoding", "gzip"),
+        None => respond(text),
+    })
 }
 
 /// The text format with the requested escaping; no name needs any, so each is correct.
@@ -148,16 +152,10 @@ fn content_type(accept: &str) -> &'static str {
     chosen
 }
 
-/// Compresses the body.
-fn compressed(mut response: Response) -> Response {
-    let mut gzip = Gzip::fast(Vec::with_capacity(response.body.len() / 8));
-    match gzip.write_all(&response.body).and_then(|()| gzip.finish()) {
-        Ok(body) => {
-            response.headers.push(("Content-Encoding", "gzip".to_owned()));
-            Response { body, ..response }
-        }
-        Err(_) => response,
-    }
+fn compressed(body: &[u8]) -> io::Result<Vec<u8>> {
+    let mut gzip = Gzip::fast(Vec::with_capacity(body.len() / 8));
+    gzip.write_all(body)?;
+    gzip.finish()
 }
 
 /// One series per health check.

@@ -22,7 +22,7 @@ pub(super) fn respond(request: &Request, node: &dyn NodeBackend) -> Result<Reply
     Ok(Reply::stream(move |out, node, stop| {
         let response = match node.run(&uid, &container, command, stop) {
             // As upstream: JSON, whatever the command prints.
-            Ok(body) => Response { body, content_type: "application/json", ..Response::text(200, "") },
+            Ok(body) => Response::new(200, "application/json", body),
             Err(why) => Response::text(500, why),
         };
         response.write(out)

@@ -104,7 +104,7 @@ fn verbosity(request: &Request) -> Response {
             }
         }
     };
-    Response { content_type: "text/plain", ..Response::text(status, text) }
+    Response::new(status, "text/plain", text.into_bytes())
 }
 
 fn title(what: &str) -> String {
@@ -186,11 +186,11 @@ fn object(form: Form, kind: &str, fields: Value) -> Response {
     }
     // JSON is also YAML.
     let content_type = if yaml { "application/yaml" } else { "application/json" };
-    let mut response = Response { content_type, ..Response::json(&object) };
+    let response = Response::json(&object).with("Content-Type", content_type);
     if version == VERSIONS[0] {
         let text =
             format!("299 - \"{GROUP}/{version} {kind} is deprecated, use {GROUP}/{} {kind}\"", VERSIONS[1]);
-        response.headers.push(("Warning", text));
+        return response.with("Warning", &text);
     }
     response
 }

@@ -42,6 +42,5 @@ impl Fault {
 
 /// A document in JSON.
 pub fn json_response(status: u16, document: &serde_json::Value) -> Response {
-    let headers = vec![(VERSION.0, VERSION.1.to_owned())];
-    Response { status, headers, ..Response::json(document) }
+    Response::json(document).with_status(status).with(VERSION.0, VERSION.1)
 }

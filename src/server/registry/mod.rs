@@ -104,9 +104,7 @@ fn local(refusal: &Refusal) -> Response {
 
 /// The response to a request with another method.
 pub(super) fn not_allowed() -> Response {
-    let mut response = Fault::new(405, "UNSUPPORTED", "this registry is read-only").response();
-    response.headers.push(("Allow", METHODS.to_owned()));
-    response
+    Fault::new(405, "UNSUPPORTED", "this registry is read-only").response().with("Allow", METHODS)
 }
 
 fn api() -> Response {
@@ -119,20 +117,14 @@ fn whole(response: Response) -> Reply {
 
 fn document(document: Document) -> Reply {
     Reply::stream(move |out, _, _| {
-        let Document { media_type, digest, bytes } = &document;
+        let Document { media_type, digest, bytes } = document;
         let is_clean = !media_type.is_empty() && media_type.bytes().all(|byte| matches!(byte, b' '..=b'~'));
         let kind = if is_clean { media_type.as_str() } else { "application/octet-stream" };
-        let tag = format!("\"{digest}\"");
-        out.whole(
-            200,
-            &[
-                ("Content-Type", kind),
-                ("Docker-Content-Digest", digest.as_str()),
-                ("ETag", tag.as_str()),
-                VERSION,
-            ],
-            bytes,
-        )
+        Response::new(200, kind, bytes.to_vec())
+            .with("Docker-Content-Digest", &digest)
+            .with("ETag", &format!("\"{digest}\""))
+            .with(VERSION.0, VERSION.1)
+            .write(out)
     })
 }
 
@@ -141,9 +133,8 @@ fn blob(digest: String, source: BlobSource, range: &str, is_get: bool) -> Reply 
     let size = source.size;
     let part = range::part(if is_get { range } else { "" }, size);
     if part == Part::Outside {
-        let mut response = Fault::new(416, "RANGE_INVALID", "the range begins after the end").response();
-        response.headers.push(("Content-Range", format!("bytes */{size}")));
-        return whole(response);
+        let response = Fault::new(416, "RANGE_INVALID", "the range begins after the end").response();
+        return whole(response.with("Content-Range", &format!("bytes */{size}")));
     }
     Reply::stream(move |out, _, stop| {
         let (from, length) = part.bytes(size);

@@ -4,7 +4,7 @@
 //! The node API, the local socket, the upgrade to the runtime, probes, hooks, proxies and the local
 //! commands all use this codec; requests to the API server and to the manifest URL are ureq's.
 //! `httparse` splits heads of requests into lines and fields; whatever a caller accepts beyond the
-//! grammar is decided here.
+//! grammar is decided here. `tiny_http` has the types of whole responses, and writes their heads.
 //!
 //! - [`request`]: heads of requests. They are read strictly: a head that two readers could
 //!   understand in two ways is rejected. Those of our own clients are written here.
@@ -26,4 +26,4 @@ pub use fields::is_token;
 pub use request::{RequestError, RequestHead, RequestWriter};
 pub use response::{Malformed, ResponseHead};
 pub use target::Target;
-pub use writer::{Form, ResponseWriter};
+pub use writer::{Form, Header, ResponseWriter, StatusCode, Whole};

@@ -1,9 +1,11 @@
 //! A server's response: its head, and its body framed as the client's version allows.
 
-use std::io::{self, Write};
+use std::io::{self, Cursor, Write};
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use tiny_http::HTTPVersion;
+pub use tiny_http::{Header, StatusCode};
 
 /// The largest amount of data that is buffered before it is written. With its frame a chunk has
 /// 64 KiB: a TLS connection takes no more in one call.
@@ -12,6 +14,12 @@ const BUFFER_BYTES: usize = 64 * 1024 - SIZE_LINE - 2;
 const SHORT_BODY_BYTES: usize = 16 * 1024;
 /// Space before a chunk for its size (8 digits are 4 GiB) and the line's end.
 const SIZE_LINE: usize = 10;
+
+const SERVER: (&str, &str) = ("Server", "coracle");
+const LINE_END: &str = "\r\n";
+
+/// A response whose body is complete.
+pub type Whole = tiny_http::Response<Cursor<Vec<u8>>>;
 
 /// What determines the form of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,8 +71,25 @@ impl<'a> ResponseWriter<'a> {
     /// # Errors
     /// Errors of the output.
     pub fn start(&mut self, status: u16, fields: &[(&str, &str)], length: Option<u64>) -> io::Result<()> {
-        let head = self.head(status, fields, length);
-        self.out.write_all(&head)?;
+        self.begin(length);
+        let phrase = StatusCode(status).default_reason_phrase();
+        let mut head = format!("HTTP/1.1 {status} {phrase}\r\n");
+        let mut push = |name: &str, value: &str| {
+            for part in [name, ": ", value, "\r\n"] {
+                head.push_str(part);
+            }
+        };
+        let date = self.date();
+        for (name, value) in [SERVER, ("Date", date.as_str())].iter().chain(fields) {
+            push(name, value);
+        }
+        match length {
+            Some(length) => push("Content-Length", &length.to_string()),
+            None if self.body == Body::Chunked => push("Transfer-Encoding", "chunked"),
+            None => {}
+        }
+        head.push_str(self.end());
+        self.out.write_all(head.as_bytes())?;
         self.out.flush()
     }
 
@@ -72,9 +97,22 @@ impl<'a> ResponseWriter<'a> {
     ///
     /// # Errors
     /// Errors of the output.
-    pub fn whole(&mut self, status: u16, fields: &[(&str, &str)], body: &[u8]) -> io::Result<()> {
-        let mut head = self.head(status, fields, Some(body.len() as u64));
-        let body = if self.body == Body::LeftOut { &[] } else { body };
+    pub fn whole(&mut self, response: Whole) -> io::Result<()> {
+        let (status, fields) = (response.status_code(), response.headers().to_vec());
+        let body = response.into_reader().into_inner();
+        self.begin(Some(body.len() as u64));
+        let date = self.date();
+        let own = [SERVER, ("Date", date.as_str())];
+        let own = own.iter().filter_map(|(name, value)| Header::from_bytes(*name, *value).ok());
+        let mut head = Vec::new();
+        // The body follows separately: raw_print copies it in small pieces.
+        tiny_http::Response::new(status, own.chain(fields).collect(), io::empty(), Some(body.len()), None)
+            .with_chunked_threshold(usize::MAX)
+            .raw_print(&mut head, HTTPVersion(1, 1), &[], true, None)?;
+        // The library's server decides about the connection; a response cannot have this field.
+        head.truncate(head.len().saturating_sub(LINE_END.len()));
+        head.extend_from_slice(self.end().as_bytes());
+        let body = if self.body == Body::LeftOut { &[] } else { body.as_slice() };
         if body.len() <= SHORT_BODY_BYTES {
             head.extend_from_slice(body);
             self.out.write_all(&head)?;
@@ -107,7 +145,8 @@ impl<'a> ResponseWriter<'a> {
         Ok(self.form.keep_alive)
     }
 
-    fn head(&mut self, status: u16, fields: &[(&str, &str)], length: Option<u64>) -> Vec<u8> {
+    /// Determines how the body is framed.
+    fn begin(&mut self, length: Option<u64>) {
         let Form { is_1_1, head_only, .. } = self.form;
         self.body = match length {
             _ if head_only => Body::LeftOut,
@@ -116,28 +155,19 @@ impl<'a> ResponseWriter<'a> {
             None => Body::UntilClose,
         };
         self.form.keep_alive &= self.body != Body::UntilClose;
-        let date = self.date.to_zoned(TimeZone::UTC).strftime("%a, %d %b %Y %H:%M:%S GMT");
-        let mut head = format!("HTTP/1.1 {status} {}\r\nServer: coracle\r\nDate: {date}\r\n", phrase(status));
-        let mut push = |name: &str, value: &str| {
-            for part in [name, ": ", value, "\r\n"] {
-                head.push_str(part);
-            }
-        };
-        for (name, value) in fields {
-            push(name, value);
+    }
+
+    fn date(&self) -> String {
+        self.date.to_zoned(TimeZone::UTC).strftime("%a, %d %b %Y %H:%M:%S GMT").to_string()
+    }
+
+    /// The end of the head.
+    fn end(&self) -> &'static str {
+        match (self.form.keep_alive, self.form.is_1_1) {
+            (true, false) => "Connection: keep-alive\r\n\r\n",
+            (false, true) => "Connection: close\r\n\r\n",
+            _ => LINE_END,
         }
-        match length {
-            Some(length) => push("Content-Length", &length.to_string()),
-            None if self.body == Body::Chunked => push("Transfer-Encoding", "chunked"),
-            None => {}
-        }
-        match (self.form.keep_alive, is_1_1) {
-            (true, false) => push("Connection", "keep-alive"),
-            (false, true) => push("Connection", "close"),
-            _ => {}
-        }
-        head.push_str("\r\n");
-        head.into_bytes()
     }
 
     /// Writes the size before the chunk in the buffer, and a line end after it. Returns the start
@@ -202,36 +232,6 @@ impl Write for ResponseWriter<'_> {
     }
 }
 
-/// The reason phrase of a status.
-fn phrase(status: u16) -> &'static str {
-    match status {
-        200 => "OK",
-        206 => "Partial Content",
-        301 => "Moved Permanently",
-        307 => "Temporary Redirect",
-        400 => "Bad Request",
-        401 => "Unauthorized",
-        403 => "Forbidden",
-        404 => "Not Found",
-        405 => "Method Not Allowed",
-        406 => "Not Acceptable",
-        408 => "Request Timeout",
-        409 => "Conflict",
-        413 => "Content Too Large",
-        416 => "Range Not Satisfiable",
-        417 => "Expectation Failed",
-        422 => "Unprocessable Content",
-        429 => "Too Many Requests",
-        431 => "Request Header Fields Too Large",
-        500 => "Internal Server Error",
-        501 => "Not Implemented",
-        502 => "Bad Gateway",
-        503 => "Service Unavailable",
-        505 => "HTTP Version Not Supported",
-        _ => "Unknown",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -262,7 +262,12 @@ mod tests {
 
     #[test]
     fn whole_bodies_have_their_length() {
-        let whole = |form| written(form, |out| out.whole(404, &[("A", "b")], b"abc"));
+        let whole = |form| {
+            written(form, |out| {
+                let field = Header::from_bytes("A", "b").unwrap();
+                out.whole(Whole::from_data("abc").with_status_code(404).with_header(field))
+            })
+        };
         let head = "HTTP/1.1 404 Not Found\r\nA: b\r\nContent-Length: 3\r\n";
         assert_eq!(whole(FORM), (format!("{head}\r\nabc"), Some(true)));
         let close = Form { keep_alive: false, ..FORM };
@@ -271,7 +276,7 @@ mod tests {
         assert_eq!(whole(Form { keep_alive: false, ..OLD }), (format!("{head}\r\nabc"), Some(false)));
         assert_eq!(whole(Form { head_only: true, ..FORM }), (format!("{head}\r\n"), Some(true)));
         let long = vec![b'x'; 3 * BUFFER_BYTES];
-        let (text, _) = written(FORM, |out| out.whole(200, &[], &long));
+        let (text, _) = written(FORM, |out| out.whole(Whole::from_data(long.as_slice())));
         assert_eq!(text.len(), "HTTP/1.1 200 OK\r\nContent-Length: 196608\r\n\r\n".len() + long.len());
     }
 

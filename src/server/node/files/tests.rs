@@ -51,7 +51,7 @@ fn list_of_a_very_large_directory_is_cut() {
         std::fs::write(dir.path().join(number.to_string()), "").unwrap();
     }
     let opened = OwnedFd::from(std::fs::File::open(dir.path()).unwrap());
-    let page = String::from_utf8(super::list(&opened).unwrap().body).unwrap();
+    let page = super::list(&opened).unwrap().into_text();
     assert_eq!(page.matches("<a ").count(), super::ENTRIES);
     assert!(page.contains("The directory has more than 10000 entries."));
 }

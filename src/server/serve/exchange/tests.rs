@@ -95,7 +95,7 @@ fn callers_have_separate_limits_for_responses_and_streams() {
     let ask = |path: &str, caller: &Caller| {
         let permitted = begin(Listener::Main, &request(Method::Get, path), caller, &context, &stop);
         let status = match &permitted.reply {
-            Reply::Whole(response) => response.status,
+            Reply::Whole(response) => response.status(),
             Reply::Stream(_) => 200,
         };
         (status, permitted._permit)

@@ -127,7 +127,7 @@ fn connection_without_tls_serves_one_request() {
         ("GET /healthz HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", "HTTP/1.1 200 OK\r\n"),
         ("POST /healthz HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 405 Method Not Allowed\r\n"),
         ("GET /healthz HTTP/1.1\r\n\r\n", "HTTP/1.1 400 Bad Request\r\n"),
-        ("GET /healthz HTTP/1.0\r\nContent-Length: 1\r\n\r\nx", "HTTP/1.1 413 Content Too Large\r\n"),
+        ("GET /healthz HTTP/1.0\r\nContent-Length: 1\r\n\r\nx", "HTTP/1.1 413 Payload Too Large\r\n"),
         ("GET /healthz HTTP/2.0\r\n\r\n", "HTTP/1.1 505 HTTP Version Not Supported\r\n"),
         ("GET /healthz HTTP/1.0\n\n", "HTTP/1.1 400 Bad Request\r\n"),
     ] {
