@@ -1,7 +1,7 @@
 //! Documents that cannot drift: the runbook has a row for each alert and metric, numbers in
 //! documents are those of the sources, and no document outside of the repository is cited.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{files, report, root};
 
@@ -64,12 +64,15 @@ fn the_runbook_explains_each_metric_of_the_dashboard_and_the_alerts() {
 
 /// Statements of documents with what they depend on: document, its words, source file, its code.
 /// Both must be there. When the code changes, change the document and this row.
-const FACTS: &[(&str, &str, &str, &str)] = &[(
-    "docs/architecture.md",
-    "one per probe of a container that has run, at most 512 of one pod and 4,096 in all",
-    "src/probes/thread.rs",
-    "const LIMITS: Limits = Limits { all_pods: 4096, one_pod: 512, reserve: 8, most: 6144 };",
-)];
+const FACTS: &[(&str, &str, &str, &str)] = &[
+    (
+        "docs/architecture.md",
+        "one per probe of a container that has run, at most 512 of one pod and 4,096 in all",
+        "src/probes/thread.rs",
+        "const LIMITS: Limits = Limits { all_pods: 4096, one_pod: 512, reserve: 8, most: 6144 };",
+    ),
+    ("docs/upstream.md", "`k8s.io/kubernetes` v1.36.3", "packaging/common.sh", "KUBERNETES_VERSION=1.36.3"),
+];
 
 #[test]
 fn numbers_in_documents_are_those_of_the_sources() {
@@ -167,6 +170,86 @@ fn the_architecture_names_real_files() {
         }
     }
     report(&problems);
+}
+
+/// A row of docs/upstream.md below the heading of a room: what is wrong with its cells. Files are
+/// below `src`; a test without a function stands for all tests of its file.
+fn problems_of_upstream_row(row: &str) -> Vec<String> {
+    let cells: Vec<&str> = row.split(" | ").collect();
+    let [go, ours, by] = cells[..] else { return vec![format!("not three columns: {row}")] };
+    let quoted = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    let exists = |name: &str| match name.split_once(' ') {
+        Some(_) if name.contains("::") => super::has_test(name),
+        Some(("unit", file)) => {
+            let text = std::fs::read_to_string(root().join("src").join(file)).unwrap_or_default();
+            text.contains("#[test]")
+        }
+        _ => false,
+    };
+    let mut problems = Vec::new();
+    if quoted(go).is_empty() && !go.starts_with("| none: ") {
+        problems.push(format!("no package: {row}"));
+    }
+    let (files, tests) = (quoted(ours), quoted(by));
+    if files.is_empty() || tests.is_empty() {
+        problems.push(format!("no file or no test: {row}"));
+    }
+    let missing = files.iter().filter(|file| !root().join("src").join(file).is_file());
+    problems.extend(missing.map(|file| format!("there is no file src/{file}")));
+    let unknown = tests.iter().filter(|name| !exists(name));
+    problems.extend(unknown.map(|name| format!("there is no test {name:?}")));
+    problems
+}
+
+/// Each room has a heading with rows; each file that the page names is there.
+#[test]
+fn page_of_upstream_names_real_files_and_tests_of_each_room() {
+    const PAGE: &str = "docs/upstream.md";
+    let text = read(PAGE);
+    let (_, text) = text.split_once("\n## Rooms\n").expect("the page has a list of rooms");
+    let (rooms, packages) = text.split_once("\n## Packages").expect("the page has a list of packages");
+    let mut problems = Vec::new();
+    let mut rows: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut room = "";
+    for line in rooms.lines() {
+        if let Some(name) = line.strip_prefix("### `").and_then(|name| name.strip_suffix('`')) {
+            room = name;
+        } else if line.starts_with("| ") && !line.starts_with("| Go package") {
+            *rows.entry(room).or_default() += 1;
+            problems.extend(problems_of_upstream_row(line).into_iter().map(|what| format!("{room}: {what}")));
+        }
+    }
+    let on_disk = super::rooms_on_disk();
+    problems.extend(
+        on_disk
+            .iter()
+            .filter(|room| !rows.contains_key(room.as_str()))
+            .map(|room| format!("no row for {room}")),
+    );
+    let there = |room: &&&str| !on_disk.contains(**room);
+    problems.extend(rows.keys().filter(there).map(|room| format!("there is no room {room}")));
+    let named =
+        packages.split('`').skip(1).step_by(2).filter(|name| name.ends_with(".rs") && !name.contains(' '));
+    let is_file = |name: &str| root().join(name).is_file() || root().join("src").join(name).is_file();
+    problems.extend(named.filter(|name| !is_file(name)).map(|name| format!("there is no file {name}")));
+    assert!(rows.values().sum::<usize>() > 200, "the rows are not read: {rows:?}");
+    report(&problems.iter().map(|what| format!("{PAGE}: {what}")).collect::<Vec<_>>());
+}
+
+#[test]
+fn rows_of_upstream_with_unknown_names_are_found() {
+    let good = "| `pkg/a`: `B` | `util/stop.rs` | `unit util/stop.rs`, `unit util/stop.rs::dropping_the_source_stops_every_clone` |";
+    assert_eq!(problems_of_upstream_row(good), Vec::<String>::new());
+    for bad in [
+        "| `pkg/a`: `B` | `util/absent.rs` | `unit util/stop.rs` |",
+        "| `pkg/a`: `B` | `util/stop.rs` | `unit util/stop.rs::absent` |",
+        "| `pkg/a`: `B` | `util/stop.rs` | `unit util/absent.rs` |",
+        "| pkg | `util/stop.rs` | `unit util/stop.rs` |",
+        "| `pkg/a`: `B` | `util/stop.rs` | |",
+        "| `pkg/a`: `B` | `util/stop.rs` |",
+    ] {
+        assert_eq!(problems_of_upstream_row(bad).len(), 1, "{bad}");
+    }
 }
 
 /// Whether a line cites a place in a document by its number: `§ 3`, `section 4.2`. Documents of
