@@ -5,7 +5,8 @@
 //! makes the handles of the rooms, `wiring` makes their channels and starts their threads.
 //! `settings` turns the configuration into the rooms' settings; `backend` gives the server
 //! access to the agent; `report`, `metrics` and `stats` make its documents from snapshots (`handles`).
-//! Absent on purpose: decisions; each is made in the room that it belongs to.
+//! Absent on purpose: decisions about pods, which the rooms make. Only how volumes are measured, and
+//! which memory counts as reserved, is decided here (`stats`).
 
 mod backend;
 mod cgroups;

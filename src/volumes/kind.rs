@@ -1,5 +1,5 @@
-//! What a kind of volume on real storage offers to the rest of this room (Go: pkg/volume Mounter,
-//! Unmounter, DeviceMounter, BlockVolumeMapper).
+//! What a volume of a CSI driver offers to the rest of this room (Go: pkg/volume Mounter, Unmounter,
+//! DeviceMounter, BlockVolumeMapper). Other volumes do not use it: see `setup` and `persistent`.
 //!
 //! All methods block. They run on the threads of `operations`, which have a deadline and a stop
 //! token. A volume is set up from its resolved source; it is torn down from what is on the disk
