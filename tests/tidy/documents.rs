@@ -148,26 +148,26 @@ fn storage_expectations_name_real_tests() {
     report(&problems);
 }
 
+/// Names in backticks that end in `.rs`. A file is named from the root on, or, after its room was
+/// named, by its last part.
 #[test]
-fn the_architecture_names_real_files() {
+fn architecture_and_contributing_name_real_files() {
     let sources: Vec<String> = files("src", &[".rs"]).into_iter().map(|(file, _)| file).collect();
-    // A file is named from `src` on, or, after its room was named, by its last part.
     let exists = |name: &str| {
-        sources.iter().any(|file| file.ends_with(&format!("/{}", name.trim_start_matches("src/"))))
+        let part = format!("/{}", name.trim_start_matches("src/"));
+        root().join(name).is_file() || sources.iter().any(|file| file.ends_with(&part))
     };
-    let text = read("docs/architecture.md");
-    let named: BTreeSet<&str> = text
-        .split('`')
-        .skip(1)
-        .step_by(2)
-        .filter(|name| name.ends_with(".rs") && !name.contains(' '))
-        .collect();
-    assert!(named.len() > 30, "the names are not read: {named:?}");
     let mut problems = Vec::new();
-    for name in named.iter().filter(|name| !name.starts_with("tests/")) {
-        if !exists(name) {
-            problems.push(format!("docs/architecture.md: there is no file {name}"));
-        }
+    for document in ["docs/architecture.md", "CONTRIBUTING.md"] {
+        let text = read(document);
+        let quoted = text.split('`').skip(1).step_by(2);
+        // NAME stands for a file that is to be written.
+        let named: BTreeSet<&str> = quoted
+            .filter(|name| name.ends_with(".rs") && !name.contains(' ') && !name.contains("NAME"))
+            .collect();
+        assert!(named.len() > 30, "{document}: the names are not read: {named:?}");
+        let missing = named.iter().filter(|name| !exists(name));
+        problems.extend(missing.map(|name| format!("{document}: there is no file {name}")));
     }
     report(&problems);
 }
