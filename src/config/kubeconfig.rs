@@ -112,6 +112,13 @@ mod tests {
         let data = [cluster.certificate_authority_data, user.client_certificate_data, user.client_key_data];
         assert!(data.iter().all(|data| data.as_ref().unwrap().0 == b"hello"));
         assert!(read("users:\n- user:\n    client-key-data: aGVs bG8=\n").is_err());
+        let list = read("users:\n- user: {client-key-data: [104, ~, 255], client-certificate-data: []}\n");
+        let user = list.unwrap().users.unwrap()[0].user.clone().unwrap();
+        assert_eq!(user.client_key_data.unwrap().0, [104, 0, 255]);
+        assert!(user.client_certificate_data.unwrap().0.is_empty());
+        for wrong in ["[256]", "[-1]", "[a]", "[1.5]", "{}", "5"] {
+            assert!(read(&format!("users:\n- user: {{client-key-data: {wrong}}}\n")).is_err(), "{wrong}");
+        }
     }
 
     #[test]

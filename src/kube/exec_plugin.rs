@@ -22,6 +22,7 @@ use crate::util::timers;
 
 const V1: &str = "client.authentication.k8s.io/v1";
 const V1BETA1: &str = "client.authentication.k8s.io/v1beta1";
+const V1ALPHA1: &str = "client.authentication.k8s.io/v1alpha1";
 const LIMITS: Limits = Limits { time: Duration::from_secs(60), output_bytes: 1 << 20 };
 /// The longest part of a failing program's output that is reported.
 const STDERR_SHOWN: usize = 300;
@@ -62,6 +63,28 @@ struct Status {
     client_key_data: Option<String>,
 }
 
+/// What is wrong with a program even if it is never run (Go: tools/clientcmd `validateAuthInfo`).
+pub(super) fn check(exec: &Exec) -> Result<(), String> {
+    let missing = |what: &str| Err(format!("{what} must be specified to use exec authentication plugin"));
+    let api_version = exec.api_version.as_deref().unwrap_or_default();
+    if exec.command.is_empty() {
+        return missing("command");
+    }
+    if api_version.is_empty() {
+        return missing("apiVersion");
+    }
+    if exec.env.iter().flatten().any(|variable| variable.name.is_empty()) {
+        return missing("env variable name");
+    }
+    match exec.interactive_mode.as_deref().unwrap_or_default() {
+        "Never" | "IfAvailable" | "Always" => Ok(()),
+        // The older versions have a default.
+        "" if [V1BETA1, V1ALPHA1].contains(&api_version) => Ok(()),
+        "" => missing("interactiveMode"),
+        other => Err(format!("invalid interactiveMode {other:?}")),
+    }
+}
+
 impl fmt::Debug for ExecPlugin {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "ExecPlugin({})", self.exec.command)
@@ -78,31 +101,17 @@ impl ExecPlugin {
         roots: Option<Vec<u8>>,
     ) -> Result<ExecPlugin, String> {
         let mut exec = exec.clone();
-        if exec.command.is_empty() {
-            return Err("command must be specified to use exec authentication plugin".to_owned());
-        }
+        check(&exec)?;
         if exec.command.contains('/') {
             exec.command = directory.join(&exec.command).display().to_string();
         }
         let api_version = match exec.api_version.as_deref().unwrap_or_default() {
             V1 => V1,
             V1BETA1 => V1BETA1,
-            "" => return Err("apiVersion must be specified to use exec authentication plugin".to_owned()),
             other => return Err(format!("exec plugin: invalid apiVersion {other:?}")),
         };
-        if exec.env.iter().flatten().any(|variable| variable.name.is_empty()) {
-            return Err("env variable name must be specified to use exec authentication plugin".to_owned());
-        }
-        match exec.interactive_mode.as_deref().unwrap_or_default() {
-            "Never" | "IfAvailable" => {}
-            "" if api_version == V1BETA1 => {}
-            "" => {
-                return Err("interactiveMode must be specified to use exec authentication plugin".to_owned());
-            }
-            "Always" => {
-                return Err("exec plugin cannot support interactive mode: a node has no terminal".to_owned());
-            }
-            other => return Err(format!("invalid interactiveMode {other:?}")),
+        if exec.interactive_mode.as_deref() == Some("Always") {
+            return Err("exec plugin cannot support interactive mode: a node has no terminal".to_owned());
         }
         let mut spec = json!({"interactive": false});
         if exec.provide_cluster_info {

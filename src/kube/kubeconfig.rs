@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::client::{CredentialSource, Credentials, Issued};
-use super::exec_plugin::ExecPlugin;
+use super::exec_plugin::{self, ExecPlugin};
 use super::secret::Secret;
-use crate::model::kubeconfig::{Cluster, Kubeconfig, User};
+use crate::model::kubeconfig::{Cluster, Context, Kubeconfig, User};
 use crate::transport::api::{Breaker, Endpoint, Identity, Roots};
 use crate::transport::proxy::{Environment, Proxy};
+use crate::util::encoding::from_percent;
 
 /// A token file is read again after this time.
 const TOKEN_PERIOD: Duration = Duration::from_secs(60);
@@ -60,15 +61,24 @@ fn credentials_in(
     file: &Path,
     environment: &Environment,
 ) -> Result<Credentials, KubeconfigError> {
-    let context_name = config.current_context.as_deref().filter(|name| !name.is_empty());
-    let context_name = context_name.ok_or(KubeconfigError::Empty)?;
+    let context_name = config.current_context.as_deref().unwrap_or_default();
     let contexts = config.contexts.iter().flatten().map(|one| (one.name.as_str(), one.context.as_ref()));
-    let context = find("context", contexts, context_name)?.cloned().unwrap_or_default();
+    let context = match find("context", contexts, context_name) {
+        // As upstream, an entry without a name is that of a configuration that names none.
+        Err(KubeconfigError::Missing { .. }) if context_name.is_empty() => Context::default(),
+        found => found?.cloned().unwrap_or_default(),
+    };
     let clusters = config.clusters.iter().flatten().map(|one| (one.name.as_str(), one.cluster.as_ref()));
-    let cluster = find("cluster", clusters, &context.cluster)?.cloned().unwrap_or_default();
+    let cluster = match find("cluster", clusters, &context.cluster) {
+        Err(KubeconfigError::Missing { .. }) if context_name.is_empty() && context.cluster.is_empty() => {
+            return Err(KubeconfigError::Empty);
+        }
+        found => found?.cloned().unwrap_or_default(),
+    };
     let users = config.users.iter().flatten().map(|one| (one.name.as_str(), one.user.as_ref()));
     let user = match find("user", users, &context.user) {
         // A context without a user.
+        // DIFFERS: upstream also sends no credentials if the user does not exist.
         Err(KubeconfigError::Missing { .. }) if context.user.is_empty() => User::default(),
         found => found?.cloned().unwrap_or_default(),
     };
@@ -78,18 +88,20 @@ fn credentials_in(
     let (mut credentials, roots_pem) = endpoint(&cluster, &context.cluster, &place, environment)?;
     let user_error = |what: &str| KubeconfigError::User { user: context.user.clone(), what: what.to_owned() };
     reject(&user).map_err(user_error)?;
-    let identity = identity(&user, &place, &user_error)?;
+    let https = credentials.endpoint.https;
+    let identity = identity(&user, &place, https, &user_error)?;
     let fixed = set(&user.token).map(|token| Secret::new(token.to_owned()));
     let token = match set(&user.token_file) {
         Some(path) => Some(Token::File(TokenFile::new(place(path), fixed))),
         None => fixed.map(Token::Fixed),
     };
-    let plugin = user.exec.as_ref().map(|exec| ExecPlugin::new(exec, &directory, &cluster, roots_pem));
-    let plugin = plugin.transpose().map_err(|what| user_error(&what))?;
-    if !credentials.endpoint.https {
+    user.exec.as_ref().map_or(Ok(()), exec_plugin::check).map_err(|what| user_error(&what))?;
+    if !https {
         // As upstream, nothing that is secret is sent without TLS.
         return Ok(credentials);
     }
+    let plugin = user.exec.as_ref().map(|exec| ExecPlugin::new(exec, &directory, &cluster, roots_pem));
+    let plugin = plugin.transpose().map_err(|what| user_error(&what))?;
     // A token in the file takes precedence.
     if let Some(plugin) = plugin
         && token.is_none()
@@ -130,8 +142,13 @@ fn set(text: &Option<String>) -> Option<&str> {
     text.as_deref().filter(|text| !text.is_empty())
 }
 
-fn read(field: &'static str, path: &Path) -> Result<Vec<u8>, KubeconfigError> {
-    std::fs::read(path).map_err(|error| KubeconfigError::File {
+/// The content of a file. Without TLS it is of no use, and the file must only exist.
+fn read(field: &'static str, path: &Path, https: bool) -> Result<Vec<u8>, KubeconfigError> {
+    let content = match https {
+        true => std::fs::read(path),
+        false => std::fs::File::open(path).map(|_| Vec::new()),
+    };
+    content.map_err(|error| KubeconfigError::File {
         field,
         path: path.display().to_string(),
         error: error.to_string(),
@@ -152,18 +169,21 @@ fn endpoint(
     let in_place = cluster.certificate_authority_data.as_ref().filter(|data| !data.0.is_empty());
     let file = set(&cluster.certificate_authority);
     let insecure = cluster.insecure_skip_tls_verify.unwrap_or_default();
+    if in_place.is_some() && file.is_some() {
+        return Err(wrong(
+            "certificate-authority-data and certificate-authority are both specified".to_owned(),
+        ));
+    }
+    let secure = in_place.is_some() || file.is_some() || insecure;
+    let Url { https, host, port, path } =
+        url(server, secure).ok_or_else(|| wrong(format!("server {server:?} is no URL")))?;
     let pem = match (in_place, file) {
-        (Some(_), Some(_)) => {
-            return Err(wrong(
-                "certificate-authority-data and certificate-authority are both specified".to_owned(),
-            ));
-        }
-        (Some(data), None) => Some(data.0.clone()),
-        (None, Some(path)) => Some(read("certificate-authority", &place(path))?),
+        (Some(data), _) => Some(data.0.clone()),
+        (None, Some(path)) => Some(read("certificate-authority", &place(path), https)?),
         (None, None) => None,
     };
     let roots = match pem.clone() {
-        Some(_) if insecure => {
+        Some(_) if insecure && https => {
             return Err(wrong(
                 "specifying a root certificates file with the insecure flag is not allowed".to_owned(),
             ));
@@ -172,9 +192,6 @@ fn endpoint(
         Some(pem) => Roots::Pem(pem),
         None => Roots::System,
     };
-    let secure = pem.is_some() || insecure;
-    let Url { https, host, port, path } =
-        url(server, secure).ok_or_else(|| wrong(format!("server {server:?} is no URL")))?;
     let server_name = set(&cluster.tls_server_name).map(str::to_owned);
     let proxy = match set(&cluster.proxy_url) {
         Some(text) => Some(Proxy::parse(text).map_err(|error| wrong(format!("proxy-url: {error}")))?),
@@ -203,8 +220,8 @@ fn url(text: &str, secure: bool) -> Option<Url> {
     };
     let end = rest.find('/').unwrap_or(rest.len());
     let (authority, path) = rest.split_at_checked(end)?;
-    let path = clean_path(path);
-    let clean = path.bytes().all(|byte| byte.is_ascii_graphic() && !b"?#".contains(&byte));
+    let clean = path.bytes().all(|byte| !byte.is_ascii_control() && !b"?# ".contains(&byte));
+    let path = clean_path(path)?;
     if !clean || authority.contains(['@', '?', '#', ' ']) {
         return None;
     }
@@ -224,18 +241,30 @@ fn url(text: &str, secure: bool) -> Option<Url> {
     (!host.is_empty() && !host.ends_with(':')).then(|| Url { https, host: host.to_owned(), port, path })
 }
 
-/// A prefix of paths without empty parts, `.` and `..`, and without a slash at its end (Go: the client
-/// joins it with `path.Join`).
-fn clean_path(path: &str) -> String {
-    let mut parts: Vec<&str> = Vec::new();
-    for part in path.split('/') {
+/// A prefix of paths without empty parts, `.` and `..`, and without a slash at its end. `None` with an
+/// invalid `%` (Go: the client joins the decoded path with `path.Join`, and net/url escapes it).
+fn clean_path(path: &str) -> Option<String> {
+    let decoded = from_percent(path)?;
+    let mut parts: Vec<&[u8]> = Vec::new();
+    for part in decoded.split(|byte| *byte == b'/') {
         match part {
-            "" | "." => {}
-            ".." => drop(parts.pop()),
+            b"" | b"." => {}
+            b".." => drop(parts.pop()),
             part => parts.push(part),
         }
     }
-    parts.iter().map(|part| format!("/{part}")).collect()
+    let mut clean = String::new();
+    for part in parts {
+        clean.push('/');
+        for byte in part {
+            if byte.is_ascii_alphanumeric() || b"-_.~$&+,:;=@".contains(byte) {
+                clean.push(char::from(*byte));
+            } else {
+                clean.push_str(&format!("%{byte:02X}"));
+            }
+        }
+    }
+    Some(clean)
 }
 
 /// Refuses authentication methods that are not supported, or that exclude each other.
@@ -267,6 +296,7 @@ struct Certificate {
 fn identity(
     user: &User,
     place: Resolve<'_>,
+    https: bool,
     wrong: &dyn Fn(&str) -> KubeconfigError,
 ) -> Result<Option<Certificate>, KubeconfigError> {
     let in_place = |data: &Option<k8s_openapi::ByteString>| {
@@ -296,7 +326,7 @@ fn identity(
     }
     let get = |data: Option<Vec<u8>>, field, file: Option<&str>| match (data, file) {
         (Some(data), _) => Ok(data),
-        (None, file) => read(field, &place(file.unwrap_or_default())),
+        (None, file) => read(field, &place(file.unwrap_or_default()), https),
     };
     let now = Identity {
         certificate: get(certificate_data, "client-certificate", certificate_file)?,

@@ -60,10 +60,22 @@ pub struct Context {
     pub user: String,
 }
 
-/// Base64 in one line or in several, as `base64` writes it.
+/// Base64 in one line or in several, as `base64` writes it, or a list of bytes.
 fn data<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<ByteString>, D::Error> {
-    let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
-    let bytes = from_go_base64(&text).ok_or_else(|| serde::de::Error::custom("no base64"))?;
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Data {
+        Base64(String),
+        // As in Go, null is zero.
+        Bytes(Vec<Option<u8>>),
+    }
+    let bytes = match Option::<Data>::deserialize(deserializer)? {
+        Some(Data::Base64(text)) => {
+            from_go_base64(&text).ok_or_else(|| serde::de::Error::custom("no base64"))?
+        }
+        Some(Data::Bytes(bytes)) => bytes.into_iter().map(Option::unwrap_or_default).collect(),
+        None => return Ok(None),
+    };
     Ok(Some(ByteString(bytes)))
 }
 

@@ -82,6 +82,39 @@ fn without_tls_no_credentials_are_sent() {
 }
 
 #[test]
+fn without_tls_files_must_exist_and_are_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("sub")).unwrap();
+    let read = |server: &str, file: &str, exec: Value| {
+        let cluster =
+            json!({"server": server, "certificate-authority": file, "insecure-skip-tls-verify": true});
+        let user = json!({"client-certificate": file, "client-key": file, "exec": exec});
+        read_at(dir.path(), cluster, user).map(drop)
+    };
+    let old = json!({"command": "x", "apiVersion": "client.authentication.k8s.io/v1alpha1"});
+    assert_eq!(read("http://h", "sub", old.clone()), Ok(()));
+    assert!(read("http://h", "absent", old.clone()).is_err());
+    assert!(read("https://h", "sub", Value::Null).is_err());
+    let read =
+        |server: &str| read_at(dir.path(), json!({"server": server}), json!({"exec": old.clone()})).map(drop);
+    assert_eq!(read("http://h"), Ok(()));
+    assert!(read("https://h").unwrap_err().to_string().contains("v1alpha1"));
+}
+
+#[test]
+fn entries_without_names_are_those_of_a_configuration_that_names_none() {
+    let mut config = config(json!({"server": "https://h"}), json!({"token": "t"}));
+    config.current_context = None;
+    let read =
+        |config: &Kubeconfig| credentials_in(config, Path::new("/kubelet.conf"), &Environment::default());
+    assert_eq!(read(&config).unwrap_err(), KubeconfigError::Empty);
+    config.clusters.as_mut().unwrap()[0].name.clear();
+    assert_eq!(read(&config).unwrap().endpoint.host, "h");
+    config.contexts.as_mut().unwrap()[0].name.clear();
+    assert!(read(&config).unwrap_err().to_string().contains("\"c\" does not exist"));
+}
+
+#[test]
 fn token_of_the_kubeconfig_is_used_until_its_file_can_be_read() {
     let dir = tempfile::tempdir().unwrap();
     let program =
@@ -154,6 +187,7 @@ fn server_url_is_split_or_rejected() {
         ("https://10.0.0.1:6443", Some("true 10.0.0.1 6443 ")),
         ("http://h:8080/a/b/", Some("false h 8080 /a/b")),
         ("http://h//a/./b/../c//", Some("false h 80 /a/c")),
+        ("https://h/a%2Fb/%41!/%2e%2E/\u{e9}%20", Some("true h 443 /a/b/%C3%A9%20")),
         ("HTTPS://[fd00::1]", Some("true fd00::1 443 ")),
         ("h:1", Some("false h 1 ")),
         ("h", Some("false h 80 ")),
@@ -163,6 +197,7 @@ fn server_url_is_split_or_rejected() {
         ("https://h:99999", None),
         ("https://[h]", None),
         ("https://h/a b", None),
+        ("https://h/%zz", None),
         ("https://h?x", None),
         ("https://fd00::1", None),
     ] {
