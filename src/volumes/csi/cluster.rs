@@ -43,7 +43,7 @@ pub trait Cluster: Send + Sync {
     fn attachment(&self, name: &str, stop: &StopToken) -> Result<VolumeAttachment, ClusterError>;
 
     /// The name of the persistent volume in the VolumeAttachment of this name; empty: it is for the volume
-    /// of a pod itself; `None`: it does not exist.
+    /// of a pod itself; `None`: the API server has, or knows of, none for this node.
     fn attached_volume(&self, name: &str, stop: &StopToken) -> Result<Option<String>, ClusterError> {
         let _ = (name, stop);
         Ok(None)
@@ -79,9 +79,10 @@ impl Cluster for PodCluster {
     fn attached_volume(&self, name: &str, _: &StopToken) -> Result<Option<String>, ClusterError> {
         match self.0.claims.attachment(name) {
             Ok(found) => Ok(Some(found.spec.source.persistent_volume_name.unwrap_or_default())),
-            Err(ReadError::NotFound { .. }) => Ok(None),
-            // Also if this node may not read it: that may be so for a moment, such as after a start of the
-            // API server, and says nothing of the volume.
+            // A node is forbidden to read what has no relation to it, so also what does not exist (Go:
+            // plugin/pkg/auth/authorizer/node). For a moment after its start the API server does not know
+            // the relations; what is attached is in the node's object then.
+            Err(ReadError::NotFound { .. } | ReadError::Forbidden { .. }) => Ok(None),
             Err(error) => Err(failed(error)),
         }
     }
@@ -197,14 +198,14 @@ mod tests {
         PodCluster(api).attached_volume("csi-1", &StopToken::never())
     }
 
-    /// A volume with a damaged record counted as released while the node might not read its attachment.
+    /// The node authorizer forbids a node to read an attachment that does not exist.
     #[test]
-    fn forbidden_attachment_is_not_known_and_not_absent() {
+    fn forbidden_attachment_is_none_of_this_node_and_a_failed_request_says_nothing() {
         let text = || "words".to_owned();
-        assert_eq!(found(Err(ReadError::NotFound { text: text() })), Ok(None));
-        for error in [ReadError::Forbidden { text: text() }, ReadError::Unavailable { text: text() }] {
-            assert_eq!(found(Err(error)), Err(ClusterError(text())));
+        for error in [ReadError::NotFound { text: text() }, ReadError::Forbidden { text: text() }] {
+            assert_eq!(found(Err(error)), Ok(None));
         }
+        assert_eq!(found(Err(ReadError::Unavailable { text: text() })), Err(ClusterError(text())));
         let mut attachment = VolumeAttachment::default();
         assert_eq!(found(Ok(attachment.clone())), Ok(Some(String::new())));
         attachment.spec.source.persistent_volume_name = Some("pv".to_owned());
