@@ -261,9 +261,10 @@ impl Volumes {
                 Ok(()) => fresh.and_then(|fresh| counted(fresh, &actual, &owner, &wanted)),
                 Err(error) => {
                     // The pod was removed meanwhile: its tokens and keys that came late are dropped here
-                    // only.
+                    // only. Its objects are not: it may have come back.
                     if let Some(api) = api {
-                        api.forget(owner.uid());
+                        api.tokens.forget(owner.uid());
+                        api.trust.certificates.forget(owner.uid());
                     }
                     Err(error)
                 }

@@ -275,3 +275,27 @@ fn files_of_an_update_count_until_a_sync_has_written_them() {
     node.volumes.tear_down(pod.uid(), &never).unwrap();
     assert!(reserve(20 << 20).is_ok());
 }
+
+/// The objects of the new pod were not updated any more.
+#[test]
+fn update_that_ends_after_its_pod_leaves_the_objects_of_a_pod_that_came_back() {
+    let root = tempfile::tempdir().unwrap();
+    let (answer, silent) = bounded::<()>(0);
+    let node = Node::new(root.path(), 1, silent);
+    node.map("1", &[("k", b"1".to_vec())]);
+    let pod = pod(json!([with_token("a", &one_item())]));
+    node.api.register(&pod);
+    let never = StopToken::never();
+    node.volumes.setup(&pod, &never).unwrap();
+    node.volumes.remount(&pod, &never);
+    node.volumes.tear_down(pod.uid(), &never).unwrap();
+    assert!(node.volumes.operations.has_left(pod.uid()));
+    // A static pod has the same UID when its manifest is put back.
+    node.api.forget(pod.uid());
+    node.api.register(&pod);
+    node.map("2", &[("k", b"2".to_vec())]);
+    assert_eq!(node.objects.changes(pod.uid()), 1);
+    drop(answer);
+    node.wait_for(|node| !node.volumes.operations.has_left(pod.uid()));
+    assert_eq!(node.objects.changes(pod.uid()), 1);
+}
