@@ -389,16 +389,19 @@ mod tests {
         let volumes = std::sync::Arc::new(volumes_in(root.path()));
         // The operation of each orphan ends once those of all are stopped.
         let barrier = std::sync::Arc::new(std::sync::Barrier::new(3));
-        let names = ["gone1", "gone2", "gone3"];
-        let _operations = names.map(|uid| {
-            let barrier = std::sync::Arc::clone(&barrier);
-            walk(&volumes, uid, move |_, stops| {
+        let (report, ended) = bounded(3);
+        let _operations = ["gone1", "gone2", "gone3"].map(|uid| {
+            let (barrier, report) = (std::sync::Arc::clone(&barrier), report.clone());
+            walk(&volumes, uid, move |volumes, stops| {
                 wait_for_end(&stops);
                 barrier.wait();
+                report.send(volumes.operations.step_in(&PodUid::from(uid), "v").is_ok()).unwrap();
             })
         });
         let swept = volumes.orphans(&|_| false, &StopToken::never()).unwrap();
         assert_eq!((swept.removed.len(), swept.left), (3, Vec::new()));
+        let was_awaited: Vec<bool> = ended.iter().take(3).collect();
+        assert_eq!(was_awaited, [true; 3], "none was left alone");
     }
 
     /// A static pod has the same UID when its manifest is put back.
