@@ -13,6 +13,7 @@ use coracle::model::api::Pod;
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 use serde_json::{Value, json};
 
+use crate::support::cgroups::CgroupRoot;
 use crate::support::fake_node::{FakeNode, LONG, binary, full_name};
 use crate::support::launch;
 use crate::support::node::{
@@ -859,5 +860,29 @@ fn pod_level_resources_are_supported() {
     node.launch_agent();
     node.wait_ready("whole");
     node.assert_runs_once("whole", &["one", "two"]);
+    node.finish();
+}
+
+/// It shows what the pod will use, as with the Go kubelet.
+#[test]
+fn pod_that_waits_for_its_volumes_has_a_cgroup() {
+    let cgroups = CgroupRoot::make("waits");
+    let node = FakeNode::start_with(json!({
+        "cgroupsPerQOS": true, "cgroupRoot": cgroups.path(), "enforceNodeAllocatable": [],
+    }));
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("late");
+    let mut web = simple("web");
+    web["spec"]["volumes"] = json!([{"name": "v", "hostPath": {"path": missing, "type": "Directory"}}]);
+    web["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+    node.apply(&web);
+    wait_until("the cgroup", LONG, || !cgroups.pods().is_empty());
+    let own = uid(&node.pod("web").expect("it is listed"));
+    assert_eq!(cgroups.pods(), [format!("kubepods/besteffort/pod{own}")]);
+    assert!(node.sandboxes("web").is_empty(), "it waits for its volumes");
+    fs::create_dir(&missing).unwrap();
+    node.wait_ready("web");
+    node.remove("web");
+    wait_until("the cgroup to be removed", LONG, || cgroups.pods().is_empty());
     node.finish();
 }
