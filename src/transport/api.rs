@@ -23,9 +23,9 @@ use ureq::http::{self, header};
 
 pub use super::tls::{Identity, Roots, TlsSetupError};
 pub use breaker::{Breaker, Use};
+pub use route::Endpoint;
 
 use super::dial::join_host_port;
-use super::proxy::Proxy;
 use adapter::{Answer, Client, Incoming};
 use route::Routes;
 
@@ -33,25 +33,6 @@ pub use super::dial::DialError;
 
 /// Buffer size of a body, allocated while it is read.
 const BUFFER_BYTES: usize = 4 * 1024;
-
-/// The address of a server, how it is verified, and our credentials.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Endpoint {
-    /// Whether the connection has TLS.
-    pub https: bool,
-    /// A name or an address, an IPv6 one without brackets.
-    pub host: String,
-    /// TCP port.
-    pub port: u16,
-    /// The authorities that sign the server's certificate.
-    pub roots: Roots,
-    /// The name in the server's certificate, if it is not the host.
-    pub server_name: Option<String>,
-    /// Our client certificate.
-    pub identity: Option<Identity>,
-    /// The proxy to use, if there is one.
-    pub proxy: Option<Proxy>,
-}
 
 /// One request.
 #[derive(Debug, Clone, Copy)]

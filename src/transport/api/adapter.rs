@@ -32,6 +32,8 @@ use super::call::Call;
 use super::route::{Routes, Stream, Wire};
 use crate::transport::dial::{DialError, words};
 use crate::transport::http1::Malformed;
+use crate::transport::proxy::Proxy;
+use crate::transport::tls::TlsSetupError;
 
 /// Idle connections that are kept; after a burst of pods, more may have been opened.
 const MAX_IDLE: usize = 4;
@@ -126,7 +128,7 @@ impl Client {
 
     /// The address of the proxy that gets requests for `uri` itself, and not a tunnel.
     pub(in crate::transport) fn forwarder(&self, uri: &Uri) -> Option<String> {
-        self.routes.route(uri).ok()?.forwarder().map(super::Proxy::address)
+        self.routes.route(uri).ok()?.forwarder().map(Proxy::address)
     }
 }
 
@@ -276,7 +278,7 @@ impl Connector for Dialer {
             let scheme = details.uri.scheme_str().unwrap_or_default();
             return Err(carried(DialError::Request(format!("unsupported protocol scheme {scheme:?}"))));
         }
-        let setup = |error: super::TlsSetupError| carried(DialError::Request(error.to_string()));
+        let setup = |error: TlsSetupError| carried(DialError::Request(error.to_string()));
         let route = self.routes.route(details.uri).map_err(setup)?;
         let stream = route.open(&call).map_err(carried)?;
         let authority = details.uri.authority().map_or("", |authority| authority.as_str());

@@ -12,13 +12,32 @@ use ureq::http::uri::Scheme;
 
 use super::call::Call;
 use super::socket::Socket;
-use super::{Endpoint, Roots, TlsSetupError};
 use crate::transport::dial::lookup::lookup;
 use crate::transport::dial::socket::Limit;
 use crate::transport::dial::{DialError, join_host_port, words};
 use crate::transport::proxy::tunnel::{self, TunnelError};
 use crate::transport::proxy::{Environment, Proxy, ProxyScheme};
 use crate::transport::tls::client::Tls;
+use crate::transport::tls::{Identity, Roots, TlsSetupError};
+
+/// The address of a server, how it is verified, and our credentials.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Whether the connection has TLS.
+    pub https: bool,
+    /// A name or an address, an IPv6 one without brackets.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+    /// The authorities that sign the server's certificate.
+    pub roots: Roots,
+    /// The name in the server's certificate, if it is not the host.
+    pub server_name: Option<String>,
+    /// Our client certificate.
+    pub identity: Option<Identity>,
+    /// The proxy to use, if there is one.
+    pub proxy: Option<Proxy>,
+}
 
 /// The limit of look-up, connect and TLS handshake together.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
