@@ -2,8 +2,10 @@
 //! pkg/kubelet/volumemanager/populator). A node may read exactly these.
 //!
 //! A volume is resolved once, before it is mounted; until then each attempt sends new requests, and
-//! the volume's back-off limits them. DIFFERS: while the API server is unavailable, or forbids to read
-//! them, the last known objects are used, so that a pod can be set up again.
+//! the volume's back-off limits them. DIFFERS: while the API server is unavailable, the last known
+//! objects are used, so that a pod can be set up again. Not if it forbids to read a claim or a
+//! persistent volume: the name may be that of a newer one, for which the node authorizer does not know
+//! the pod yet.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -33,13 +35,6 @@ pub enum ReadError {
     /// The agent stops.
     #[error("stopping")]
     Stopping,
-}
-
-impl ReadError {
-    /// Whether the state of the object is not known, so that the last known one may hold.
-    fn is_unknown(&self) -> bool {
-        matches!(self, ReadError::Forbidden { .. } | ReadError::Unavailable { .. })
-    }
 }
 
 /// A step of the growth of a volume on this node.
@@ -176,7 +171,8 @@ impl Claims {
                 remember(&mut self.known().claims, key, claim.clone());
                 Ok(claim)
             }
-            Err(error) if error.is_unknown() => self.known().claims.get(&key).cloned().ok_or(error),
+            Err(error @ ReadError::Unavailable { .. }) => self.known().claims.get(&key).cloned().ok_or(error),
+            Err(error @ ReadError::Forbidden { .. }) => Err(error),
             Err(error) => {
                 self.known().claims.remove(&key);
                 Err(error)
@@ -194,7 +190,10 @@ impl Claims {
                 remember(&mut self.known().volumes, name.to_owned(), volume.clone());
                 Ok(volume)
             }
-            Err(error) if error.is_unknown() => self.known().volumes.get(name).cloned().ok_or(error),
+            Err(error @ ReadError::Unavailable { .. }) => {
+                self.known().volumes.get(name).cloned().ok_or(error)
+            }
+            Err(error @ ReadError::Forbidden { .. }) => Err(error),
             Err(error) => {
                 self.known().volumes.remove(name);
                 Err(error)
@@ -220,7 +219,9 @@ impl Claims {
                 remember(&mut self.known().drivers, name.to_owned(), driver.clone());
                 Ok(driver)
             }
-            Err(error) if error.is_unknown() => self.known().drivers.get(name).cloned().ok_or(error),
+            Err(error @ (ReadError::Unavailable { .. } | ReadError::Forbidden { .. })) => {
+                self.known().drivers.get(name).cloned().ok_or(error)
+            }
             Err(error) => Err(error),
         }
     }
@@ -359,8 +360,10 @@ mod tests {
         assert_eq!((claims.driver("d"), claims.driver("e").is_err()), (Ok(None), true));
         // After its start the API server may not know yet which objects the node needs.
         *state.lock().unwrap() = Some(ReadError::Forbidden { text: "no relationship found".to_owned() });
-        assert!(claims.claim("n", "c").is_ok() && claims.volume("pv").is_ok());
+        assert!(claims.claim("n", "c").is_err() && claims.volume("pv").is_err(), "it may be a newer one");
         assert_eq!((claims.driver("d"), claims.claim("m", "c").is_err()), (Ok(None), true));
+        *state.lock().unwrap() = Some(away.clone());
+        assert!(claims.claim("n", "c").is_ok() && claims.volume("pv").is_ok(), "they are not forgotten");
         // A deleted object is forgotten.
         *state.lock().unwrap() = Some(ReadError::NotFound { text: "not found".to_owned() });
         assert!(claims.claim("n", "c").is_err());
