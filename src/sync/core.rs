@@ -150,17 +150,20 @@ impl Load {
     fn admit(&self, pod: &Pod, node: &NodeView, ready: bool, world: &World<'_>) -> (Admission, bool) {
         // Pods that are preempted keep their devices and CPUs until they have ended.
         let allocate = || (world.allocate)(pod, &self.all, ready);
-        let verdict = match pod.is_critical() && !self.late.is_empty() {
-            // DIFFERS: upstream counts a late victim also here, and may choose it again.
-            true => {
-                let punctual = self.later.iter().filter(|other| !self.late.contains(other.uid()));
-                let punctual: Vec<Pod> = punctual.cloned().collect();
-                admission::admit_with(pod, &punctual, node, &allocate)
-            }
-            false => admission::admit_with(pod, &self.later, node, &allocate),
-        };
-        let has_room = self.victims.is_empty() || admission::admit(pod, &self.now, node) == Admission::Admit;
+        let verdict = admission::admit_with(pod, &self.counted_for(pod, &self.later), node, &allocate);
+        let has_room = self.victims.is_empty()
+            || admission::admit(pod, &self.counted_for(pod, &self.now), node) == Admission::Admit;
         (verdict, has_room)
+    }
+
+    /// Those of `pods` that count against `pod`.
+    ///
+    /// DIFFERS: upstream counts a late victim also for a critical pod, and may choose it again.
+    fn counted_for<'a>(&self, pod: &Pod, pods: &'a [Pod]) -> Cow<'a, [Pod]> {
+        if self.late.is_empty() || !pod.is_critical() {
+            return Cow::Borrowed(pods);
+        }
+        pods.iter().filter(|other| !self.late.contains(other.uid())).cloned().collect()
     }
 }
 
@@ -396,7 +399,9 @@ impl Core {
         let desired = |pod: &Pod| self.desired.get(pod.uid());
         let preempted: BTreeSet<&PodUid> =
             all.iter().filter_map(desired).flat_map(|one| &one.starts_after).collect();
-        let is_late = |pod: &&Pod| desired(pod).is_some_and(|one| one.is_late);
+        // One that runs again, such as a static pod that was put back, is not late any more.
+        let is_late =
+            |pod: &&Pod| desired(pod).is_some_and(|one| one.is_late) && (world.is_stopping)(pod.uid());
         let late: BTreeSet<PodUid> = all.iter().filter(is_late).map(|pod| pod.uid().clone()).collect();
         let victims = all.iter().filter(|pod| preempted.contains(pod.uid()) && !is_late(pod));
         let victims: Vec<Pod> = victims.cloned().collect();
