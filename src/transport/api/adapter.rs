@@ -37,9 +37,10 @@ use crate::transport::tls::TlsSetupError;
 
 /// Idle connections that are kept; after a burst of pods, more may have been opened.
 const MAX_IDLE: usize = 4;
-/// API servers close connections after 90 s without a request; we close them earlier, so that none
-/// is closed during a request.
-const MAX_IDLE_TIME: Duration = Duration::from_secs(60);
+/// API servers close connections after 90 s without a request, and balancers earlier; we close them
+/// before, so that none is closed during a request. ureq uses the oldest idle connection first, so that
+/// with a longer time all of a burst would stay open.
+const MAX_IDLE_TIME: Duration = Duration::from_secs(25);
 const MAX_REDIRECTS: u32 = 10;
 /// The limit of a head. A buffer does not grow beyond it.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
@@ -336,7 +337,7 @@ struct Connection<S> {
     /// Bytes of a request that are not sent yet.
     unsent: Vec<u8>,
     /// Why the request could not be sent. A server may respond and close without reading the request:
-    /// then the response counts.
+    /// then the response counts, if it can be read (over TLS it cannot).
     broken: Option<DialError>,
     /// Whether the next bytes to send begin a request.
     begins: bool,
@@ -430,11 +431,12 @@ impl<S: Wire> Transport for Connection<S> {
 
     /// Asked before the connection is kept, after its response was read, and before it is used again.
     fn is_open(&mut self) -> bool {
-        let own = self.call.upgrade();
-        if let Some(call) = &own {
+        // A call that follows a redirect goes on with another connection: it is released only once.
+        let own = std::mem::take(&mut self.call);
+        if let Some(call) = own.upgrade() {
             call.release();
         }
-        let other = Call::current().filter(|call| !std::ptr::eq(self.call.as_ptr(), Arc::as_ptr(call)));
+        let other = Call::current().filter(|call| !std::ptr::eq(own.as_ptr(), Arc::as_ptr(call)));
         let is_welcome = other.is_none_or(|call| call.reuse);
         self.unsent = Vec::new();
         self.memory.shrink();

@@ -313,7 +313,11 @@ impl Wire for Stream {
     }
 
     fn is_quiet(&mut self) -> bool {
-        self.socket().is_quiet()
+        match self {
+            Stream::Plain(socket) => socket.is_quiet(),
+            // Received data that is not read yet, and the end of the session, are in the TLS library.
+            Stream::Tls(stream) => stream.conn.wants_read() && stream.sock.is_quiet(),
+        }
     }
 
     fn failed(&mut self, error: &io::Error, op: &'static str) -> DialError {

@@ -136,6 +136,10 @@ impl Socket {
         mut attempt: impl FnMut(&TcpStream) -> io::Result<T>,
     ) -> io::Result<T> {
         loop {
+            // A peer that always sends something, such as empty TLS records, is never waited for.
+            if self.is_late() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
             match attempt(&self.stream) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
