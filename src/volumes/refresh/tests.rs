@@ -1,4 +1,4 @@
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::json;
@@ -43,6 +43,17 @@ struct Node {
     api: PodApi,
     objects: Objects,
     requests: Arc<AtomicU32>,
+    root: PathBuf,
+}
+
+/// Root's volumes of tokens are mounts, which no test leaves behind.
+impl Drop for Node {
+    fn drop(&mut self) {
+        for pod in std::fs::read_dir(self.root.join("pods")).into_iter().flatten().flatten() {
+            let uid = PodUid::from(pod.file_name().to_string_lossy().as_ref());
+            let _ = self.volumes.tear_down(&uid, &StopToken::never());
+        }
+    }
 }
 
 impl Node {
@@ -66,7 +77,7 @@ impl Node {
         };
         let deps =
             Deps { events: EventSink::new().0, api: Some(api.clone()), local: LocalObjects::default() };
-        Node { volumes: Volumes::new(settings, deps), api, objects, requests }
+        Node { volumes: Volumes::new(settings, deps), api, objects, requests, root: root.to_owned() }
     }
 
     fn map(&self, version: &str, data: &[(&str, Vec<u8>)]) {
@@ -288,6 +299,7 @@ fn update_that_ends_after_its_pod_leaves_the_objects_of_a_pod_that_came_back() {
     let never = StopToken::never();
     node.volumes.setup(&pod, &never).unwrap();
     node.volumes.remount(&pod, &never);
+    node.wait_for(|node| node.requests.load(Ordering::SeqCst) == 2);
     node.volumes.tear_down(pod.uid(), &never).unwrap();
     assert!(node.volumes.operations.has_left(pod.uid()));
     // A static pod has the same UID when its manifest is put back.
