@@ -10,7 +10,7 @@ use super::secret::Secret;
 use crate::model::kubeconfig::{Cluster, Context, Kubeconfig, User};
 use crate::transport::api::{Breaker, Endpoint, Identity, Roots};
 use crate::transport::proxy::{Environment, Proxy};
-use crate::util::encoding::from_percent;
+use crate::util::encoding::{escape_percent, from_percent};
 
 /// A token file is read again after this time.
 const TOKEN_PERIOD: Duration = Duration::from_secs(60);
@@ -256,13 +256,8 @@ fn clean_path(path: &str) -> Option<String> {
     let mut clean = String::new();
     for part in parts {
         clean.push('/');
-        for byte in part {
-            if byte.is_ascii_alphanumeric() || b"-_.~$&+,:;=@".contains(byte) {
-                clean.push(char::from(*byte));
-            } else {
-                clean.push_str(&format!("%{byte:02X}"));
-            }
-        }
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~$&+,:;=@".contains(&byte);
+        escape_percent(part, is_plain, &mut clean);
     }
     Some(clean)
 }

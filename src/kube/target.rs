@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::util::encoding::escape_percent;
+
 /// An API group, at the version that is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
@@ -266,13 +268,9 @@ impl fmt::Display for Target {
 pub(super) fn escape(text: &str, out: &mut String) {
     // The names `.` and `..` would change the path.
     let dots = text == "." || text == "..";
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-_~".contains(&byte) || (byte == b'.' && !dots) {
-            out.push(char::from(byte));
-        } else {
-            out.push_str(&format!("%{byte:02X}"));
-        }
-    }
+    let is_plain =
+        |byte: u8| byte.is_ascii_alphanumeric() || b"-_~".contains(&byte) || (byte == b'.' && !dots);
+    escape_percent(text.as_bytes(), is_plain, out);
 }
 
 /// The query string, such as `?a=b&c=d`; empty without parameters.

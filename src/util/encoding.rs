@@ -62,6 +62,18 @@ pub fn from_percent(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
+/// Appends bytes to a part of a URL; those for which `is_plain` is not true as `%41` (RFC 3986, 2.1).
+/// It must be true for ASCII only.
+pub fn escape_percent(bytes: &[u8], is_plain: impl Fn(u8) -> bool, out: &mut String) {
+    for byte in bytes {
+        if is_plain(*byte) {
+            out.push(char::from(*byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+}
+
 /// Decodes `\040`, the escape of the kernel for blank, tab, newline and backslash in the table of
 /// mounts (proc(5)). Other text does not change.
 #[must_use]
@@ -103,6 +115,9 @@ mod tests {
         fn decoded_text_is_never_longer_than_input(bytes: Vec<u8>, text: String) {
             proptest::prop_assert!(from_octal(&bytes).len() <= bytes.len());
             proptest::prop_assert!(from_percent(&text).is_none_or(|bytes| bytes.len() <= text.len()));
+            let mut escaped = String::new();
+            escape_percent(&bytes, |byte| byte.is_ascii_alphanumeric(), &mut escaped);
+            proptest::prop_assert!(escaped.is_ascii() && from_percent(&escaped) == Some(bytes));
         }
     }
 

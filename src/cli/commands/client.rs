@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use crate::model::typed;
 use crate::server::connect_local;
 use crate::transport::http1::{Malformed, RequestWriter, ResponseHead};
+use crate::util::encoding::escape_percent;
 
 use super::error::CommandError;
 
@@ -195,14 +196,8 @@ fn decoded<T: DeserializeOwned>(target: &str, bytes: &[u8]) -> Result<T, Command
 /// Percent-encodes a query value.
 pub(super) fn encode(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' | b'/' | b':' => {
-                out.push(char::from(byte));
-            }
-            other => out.push_str(&format!("%{other:02X}")),
-        }
-    }
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~/:".contains(&byte);
+    escape_percent(text.as_bytes(), is_plain, &mut out);
     out
 }
 

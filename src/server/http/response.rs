@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::server::backend::NodeBackend;
 use crate::transport::http1::target::BadParam;
 use crate::transport::http1::{Form, Header, ResponseWriter, StatusCode, Target, Whole};
+use crate::util::encoding::escape_percent;
 use crate::util::stop::StopToken;
 
 /// A whole response.
@@ -31,12 +32,9 @@ impl Response {
             return self;
         }
         // As upstream in redirects.
-        let escaped = |byte: u8| match byte {
-            0..0x80 => char::from(byte).to_string(),
-            _ => format!("%{byte:02X}"),
-        };
-        let value: String = value.bytes().map(escaped).collect();
-        match Header::from_bytes(name, value) {
+        let mut escaped = String::with_capacity(value.len());
+        escape_percent(value.as_bytes(), |byte| byte.is_ascii(), &mut escaped);
+        match Header::from_bytes(name, escaped) {
             Ok(field) => Response(self.0.with_header(field)),
             Err(()) => self,
         }

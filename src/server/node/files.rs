@@ -12,6 +12,7 @@ use super::query::{self, Query};
 use crate::server::backend::NodeBackend;
 use crate::server::http::request::{Method, Request};
 use crate::server::http::response::{Reply, Response, html};
+use crate::util::encoding::escape_percent;
 
 /// The number of bytes between two checks of the stop token.
 const BLOCK: usize = 64 * 1024;
@@ -213,15 +214,8 @@ fn list(found: &OwnedFd) -> Result<Response, Response> {
 /// Percent-encodes a path for a URL.
 fn encode(path: &str) -> String {
     let mut out = String::with_capacity(path.len());
-    for byte in path.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => out.push(char::from(byte)),
-            b'-' | b'_' | b'.' | b'~' | b'/' | b'$' | b'+' | b',' | b':' | b';' | b'=' | b'@' => {
-                out.push(char::from(byte));
-            }
-            other => out.push_str(&format!("%{other:02X}")),
-        }
-    }
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~/$+,:;=@".contains(&byte);
+    escape_percent(path.as_bytes(), is_plain, &mut out);
     out
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{Scheme, join_host_port};
-use crate::util::encoding::{base64, from_percent};
+use crate::util::encoding::{base64, escape_percent, from_percent};
 
 /// An absolute http or https URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -137,13 +137,13 @@ fn target(path: &str) -> String {
         text.push('/');
     }
     if !escapes_are_valid(way) {
-        escape(path, |byte| is_path(byte) && byte != b'%', &mut text);
+        escape_percent(path.as_bytes(), |byte| is_path(byte) && byte != b'%', &mut text);
         return text;
     }
-    escape(way, is_path, &mut text);
+    escape_percent(way.as_bytes(), is_path, &mut text);
     if let Some(query) = query {
         text.push('?');
-        escape(query, |byte| byte.is_ascii_graphic(), &mut text);
+        escape_percent(query.as_bytes(), |byte| byte.is_ascii_graphic(), &mut text);
     }
     text
 }
@@ -156,16 +156,6 @@ fn escapes_are_valid(way: &str) -> bool {
     way.split('%')
         .skip(1)
         .all(|after| after.as_bytes().get(..2).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit)))
-}
-
-fn escape(text: &str, keep: impl Fn(u8) -> bool, out: &mut String) {
-    for byte in text.bytes() {
-        if keep(byte) {
-            out.push(char::from(byte));
-        } else {
-            out.push_str(&format!("%{byte:02X}"));
-        }
-    }
 }
 
 /// A path without `.` and `..` segments; the query is not changed.
