@@ -95,9 +95,9 @@ fn credentials_in(
         Some(path) => Some(Token::File(TokenFile::new(place(path), fixed))),
         None => fixed.map(Token::Fixed),
     };
-    user.exec.as_ref().map_or(Ok(()), exec_plugin::check).map_err(|what| user_error(&what))?;
     if !https {
         // As upstream, nothing that is secret is sent without TLS.
+        user.exec.as_ref().map_or(Ok(()), exec_plugin::check).map_err(|what| user_error(&what))?;
         return Ok(credentials);
     }
     let plugin = user.exec.as_ref().map(|exec| ExecPlugin::new(exec, &directory, &cluster, roots_pem));
