@@ -731,7 +731,7 @@ mod tests {
         };
         let updates: Vec<Entry> = (0..200).map(|n| update(n, "u").unwrap()).collect();
         assert!(matches!(update(0, "w"), Err(VolumeError::TooManyPending)));
-        // The same volume has one operation, whatever it is for.
+        // A volume has one operation: no mount beside an update.
         let mounted = operations.enter(&pod(0), "u", &own, Vec::new());
         assert!(matches!(mounted, Err(VolumeError::Pending)));
         let mounts: Vec<_> =

@@ -86,7 +86,7 @@ impl Node {
         self.objects.set(&Key::new(Kind::ConfigMap, "n", "map"), Some(object));
     }
 
-    fn wait_for(&self, condition: impl Fn(&Node) -> bool) {
+    fn wait_for(&self, mut condition: impl FnMut(&Node) -> bool) {
         let until = Instant::now() + LONG;
         while !condition(self) {
             assert!(Instant::now() < until, "the condition does not come true");
@@ -119,6 +119,19 @@ fn one_item() -> serde_json::Value {
 
 fn items(number: usize) -> serde_json::Value {
     (0..number).map(|n| json!({"key": "k", "path": n.to_string()})).collect()
+}
+
+/// A node and its pod, whose volume has the first version of the ConfigMap. An update of it has read the
+/// ConfigMap, and waits for its token until the sender of `silent` is dropped.
+fn node_with_waiting_update(root: &Path, silent: Receiver<()>) -> (Node, Pod, Vec<MountedVolume>) {
+    let node = Node::new(root, 1, silent);
+    node.map("1", &[("k", b"1".to_vec())]);
+    let pod = pod(json!([with_token("a", &one_item())]));
+    node.api.register(&pod);
+    let ready = node.volumes.setup(&pod, &StopToken::never()).unwrap();
+    node.volumes.remount(&pod, &StopToken::never());
+    node.wait_for(|node| node.requests.load(Ordering::SeqCst) == 2);
+    (node, pod, ready)
 }
 
 fn volume<'a>(pod: &'a Pod, name: &str) -> &'a Volume {
@@ -227,16 +240,9 @@ fn one_wait_is_shared_by_all_updates_of_a_sync() {
 fn late_result_of_an_update_does_not_replace_newer_files() {
     let root = tempfile::tempdir().unwrap();
     let (answer, silent) = bounded::<()>(0);
-    let node = Node::new(root.path(), 1, silent);
-    node.map("1", &[("k", b"1".to_vec())]);
-    let pod = pod(json!([with_token("a", &one_item())]));
-    node.api.register(&pod);
+    let (node, pod, ready) = node_with_waiting_update(root.path(), silent);
     let never = StopToken::never();
-    let ready = node.volumes.setup(&pod, &never).unwrap();
     let read = |name: &str| std::fs::read_to_string(ready[0].host_path.join(name)).unwrap();
-    node.volumes.remount(&pod, &never);
-    // The update has read the ConfigMap, and waits for its token.
-    node.wait_for(|node| node.requests.load(Ordering::SeqCst) == 2);
     node.map("2", &[("k", b"2".to_vec())]);
     node.api.tokens.get(&pod, "a", Some(3600)).unwrap();
     node.volumes.remount(&pod, &never);
@@ -277,12 +283,18 @@ fn files_of_an_update_count_until_a_sync_has_written_them() {
     };
     assert!(reserve(16 << 20).is_err() && reserve(4 << 20).is_ok());
     // The result of the other volume would exceed the limit: it is not kept.
-    assert!(matches!(refresh("a"), Some(Ok(Fresh::Files(_)))));
-    let mut result = refresh("b");
-    while result.is_none() {
-        result = refresh("b");
-    }
-    assert!(matches!(result, Some(Err(VolumeError::FilesTooLarge))), "{result:?}");
+    // An operation is not busy any more a moment before its result is there.
+    let taken = |name: &str| {
+        let mut result = None;
+        node.wait_for(|_| {
+            result = refresh(name);
+            result.is_some()
+        });
+        result.unwrap()
+    };
+    assert!(matches!(taken("a"), Ok(Fresh::Files(_))));
+    let result = taken("b");
+    assert!(matches!(result, Err(VolumeError::FilesTooLarge)), "{result:?}");
     node.volumes.tear_down(pod.uid(), &never).unwrap();
     assert!(reserve(20 << 20).is_ok());
 }
@@ -292,15 +304,8 @@ fn files_of_an_update_count_until_a_sync_has_written_them() {
 fn update_that_ends_after_its_pod_leaves_the_objects_of_a_pod_that_came_back() {
     let root = tempfile::tempdir().unwrap();
     let (answer, silent) = bounded::<()>(0);
-    let node = Node::new(root.path(), 1, silent);
-    node.map("1", &[("k", b"1".to_vec())]);
-    let pod = pod(json!([with_token("a", &one_item())]));
-    node.api.register(&pod);
-    let never = StopToken::never();
-    node.volumes.setup(&pod, &never).unwrap();
-    node.volumes.remount(&pod, &never);
-    node.wait_for(|node| node.requests.load(Ordering::SeqCst) == 2);
-    node.volumes.tear_down(pod.uid(), &never).unwrap();
+    let (node, pod, _) = node_with_waiting_update(root.path(), silent);
+    node.volumes.tear_down(pod.uid(), &StopToken::never()).unwrap();
     assert!(node.volumes.operations.has_left(pod.uid()));
     // A static pod has the same UID when its manifest is put back.
     node.api.forget(pod.uid());
