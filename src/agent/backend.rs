@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -24,6 +24,7 @@ use crate::server::{
     PodCgroupReport, PodView, Switches, VolumesReply,
 };
 use crate::util::disk_writes;
+use crate::util::lock::LockExt;
 use crate::util::metrics::Page;
 use crate::util::stop::StopToken;
 
@@ -247,7 +248,7 @@ fn still_runs(
     if ended {
         return false;
     }
-    let mut checked = checked.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut checked = checked.locked();
     if checked.is_some_and(|checked| checked.elapsed() < POLL_PERIOD) {
         return true;
     }

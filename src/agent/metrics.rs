@@ -15,6 +15,7 @@ use crate::resources::own::{self, OwnUse};
 use crate::server::{KUBERNETES_VERSION, MetricsPage};
 use crate::sync::view::Snapshot;
 use crate::util::disk_writes;
+use crate::util::lock::LockExt;
 use crate::util::metrics::{Page, Type};
 
 /// Writes one of the pages.
@@ -303,7 +304,7 @@ fn certificates(page: &mut Page) {
 
 /// Metrics that only this agent has.
 fn own_parts(handles: &Handles, page: &mut Page) {
-    let turn = handles.threads.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner).elapsed();
+    let turn = handles.threads.turn.locked().elapsed();
     let help = "Since the last turn of the sync loop.";
     page.gauge("coracle_sync_turn_age_seconds", help, turn.as_secs_f64());
     let help = "Events that wait for the recorder.";

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
@@ -24,6 +24,7 @@ use crate::server::{
     PodView, ProblemReport, QueueReport, ResourceReport, RuntimeReport, SourceReport, ThreadRow,
     ThresholdReport,
 };
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::{state_files, threads};
 use crate::volumes::Slow;
@@ -330,7 +331,7 @@ impl Handles {
     pub(super) fn run_check(&self, check: AgentCheck) -> Result<(), String> {
         match check {
             AgentCheck::SyncLoop => {
-                let age = self.threads.turn.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
+                let age = self.threads.turn.locked().elapsed();
                 if age > self.turn_limit {
                     return Err(format!("sync Loop took longer than expected: last turn {age:.0?} ago"));
                 }

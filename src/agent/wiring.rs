@@ -1,7 +1,7 @@
 //! Makes every long-lived channel and starts every room, phase by phase, from top to bottom.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -42,6 +42,7 @@ use crate::sync::reclaim::Request;
 use crate::sync::shutdown::Orders;
 use crate::sync::{ephemeral, evictions};
 use crate::transport::rpc_server;
+use crate::util::lock::LockExt;
 use crate::util::mailbox::{Inbox, Post, mailbox, newest};
 use crate::util::threads::Running;
 use crate::volumes::csi::NodeObjects;
@@ -74,7 +75,7 @@ pub(super) struct Agent {
 impl Agent {
     /// How long ago the sync loop ended its last turn.
     pub(super) fn turn_age(&self) -> Duration {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+        self.turn.locked().elapsed()
     }
 
     /// Stops everything in reverse start order.

@@ -2,9 +2,11 @@
 //! read the unit again and write a file to `/run`.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::values::Values;
+
+use crate::util::lock::LockExt;
 
 /// More units than a node has pods. Beyond it everything is forgotten, and sent once more.
 const MOST: usize = 4096;
@@ -21,18 +23,14 @@ struct Last {
 }
 
 impl Sent {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Last>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The rounded values, if systemd has received `wanted` for this unit, and nothing else since.
     pub(super) fn rounded(&self, unit: &str, wanted: &Values) -> Option<Values> {
-        self.lock().get(unit).filter(|last| last.wanted == *wanted).map(|last| last.rounded.clone())
+        self.0.locked().get(unit).filter(|last| last.wanted == *wanted).map(|last| last.rounded.clone())
     }
 
     /// systemd has accepted these values.
     pub(super) fn accepted(&self, unit: String, wanted: &Values, rounded: &Values) {
-        let mut all = self.lock();
+        let mut all = self.0.locked();
         if all.len() >= MOST && !all.contains_key(&unit) {
             all.clear();
         }
@@ -41,7 +39,7 @@ impl Sent {
 
     /// The unit is started or stopped: what systemd has of it is unknown.
     pub(super) fn forget(&self, unit: &str) {
-        self.lock().remove(unit);
+        self.0.locked().remove(unit);
     }
 }
 
@@ -64,6 +62,6 @@ mod tests {
         for unit in 0..2 * MOST {
             sent.accepted(unit.to_string(), &values(1), &values(1));
         }
-        assert!(sent.lock().len() <= MOST);
+        assert!(sent.0.locked().len() <= MOST);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, select_biased};
@@ -23,6 +23,7 @@ use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::util::checkpoint_file::CheckpointFile;
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, Running};
 
@@ -137,12 +138,8 @@ struct Operation<'a> {
 
 impl Drop for Operation<'_> {
     fn drop(&mut self) {
-        lock(&self.shared.books).finish(std::mem::take(&mut self.work));
+        self.shared.books.locked().finish(std::mem::take(&mut self.work));
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Claims {
@@ -221,7 +218,7 @@ impl Claims {
             let answer = client
                 .prepare(&batch, stop)
                 .map_err(|text| Failure::Call { method: "NodePrepareResources", text })?;
-            lock(&self.shared.books).driver_prepared(&mut operation.work, &driver, answer)?;
+            self.shared.books.locked().driver_prepared(&mut operation.work, &driver, answer)?;
         }
         // The file has the devices before a container uses them.
         self.write("state")?;
@@ -244,7 +241,7 @@ impl Claims {
                 // DIFFERS: upstream cannot start a pod again without the API server. An allocation
                 // does not change while the claim is reserved for the pod.
                 Err(error) if error.unavailable => {
-                    let books = lock(&self.shared.books);
+                    let books = self.shared.books.locked();
                     let known = books.get(&key).filter(|claim| claim.pods.contains(pod.uid()));
                     wanted.push(known.cloned().ok_or_else(|| fetch(error.text))?);
                 }
@@ -255,7 +252,7 @@ impl Claims {
     }
 
     fn driver(&self, name: &str) -> Result<Arc<dyn Driver>, Failure> {
-        lock(&self.shared.drivers).get(name, |one| one.is_connected()).map_err(Failure::Driver)
+        self.shared.drivers.locked().get(name, |one| one.is_connected()).map_err(Failure::Driver)
     }
 
     /// Begins an operation when no other one uses its claims.
@@ -267,7 +264,7 @@ impl Claims {
         let until = Instant::now() + WAIT;
         loop {
             // The lock ends with this statement.
-            let begun = begin(&mut lock(&self.shared.books))?;
+            let begun = begin(&mut self.shared.books.locked())?;
             let ended = match begun {
                 Begun::Work(work) => return Ok(Operation { shared: &self.shared, work }),
                 Begun::Wait(ended) => ended,
@@ -298,7 +295,7 @@ impl Claims {
     pub(super) fn clean(&self, active: &BTreeSet<PodUid>, stop: &StopToken, limit: Duration) {
         let until = Instant::now() + limit;
         let (departed, unused) = {
-            let books = lock(&self.shared.books);
+            let books = self.shared.books.locked();
             (books.departed(active), books.has_unused())
         };
         if unused && let Err(failure) = self.end(stop, Books::begin_unprepare_unused) {
@@ -322,7 +319,7 @@ impl Claims {
                 let answer = client
                     .unprepare(&batch, stop)
                     .map_err(|text| Failure::Call { method: "NodeUnprepareResources", text })?;
-                let mut books = lock(&self.shared.books);
+                let mut books = self.shared.books.locked();
                 Ok(books.driver_unprepared(&mut operation.work, &driver, &answer)?)
             });
             first = first.and(outcome);
@@ -333,9 +330,9 @@ impl Claims {
 
     /// Writes the state file if it does not show the books.
     fn write(&self, what: &'static str) -> Result<(), Failure> {
-        let mut written = lock(&self.shared.written);
+        let mut written = self.shared.written.locked();
         let (version, text) = {
-            let books = lock(&self.shared.books);
+            let books = self.shared.books.locked();
             if books.version() == *written {
                 return Ok(());
             }
@@ -350,7 +347,7 @@ impl Claims {
     /// Whether the pod still uses a claim: then it must not be reported as ended.
     #[must_use]
     pub fn uses_any(&self, pod: &PodUid) -> bool {
-        lock(&self.shared.books).uses_any(pod)
+        self.shared.books.locked().uses_any(pod)
     }
 
     /// Whether the books have all claims of the pod. If not (the state file was not usable), the
@@ -358,7 +355,7 @@ impl Claims {
     #[must_use]
     pub fn knows(&self, pod: &Pod) -> bool {
         let Ok(references) = names::references(pod) else { return false };
-        let books = lock(&self.shared.books);
+        let books = self.shared.books.locked();
         references.iter().all(|one| {
             let key = ClaimKey { namespace: pod.namespace().to_owned(), name: one.claim.to_owned() };
             books.get(&key).is_some_and(|claim| claim.pods.contains(pod.uid()))
@@ -372,7 +369,7 @@ impl Claims {
     pub fn cdi_devices(&self, pod: &Pod, container: &Container) -> Result<Vec<String>, Failure> {
         let claims = names::of_container(pod, container)?;
         let mut found = Vec::new();
-        let books = lock(&self.shared.books);
+        let books = self.shared.books.locked();
         for (claim, requests) in claims {
             let key = ClaimKey { namespace: pod.namespace().to_owned(), name: claim.to_owned() };
             for id in books.cdi_devices(&key, &requests)? {
@@ -391,7 +388,7 @@ impl Claims {
         if claims.is_empty() {
             return Vec::new();
         }
-        let books = lock(&self.shared.books);
+        let books = self.shared.books.locked();
         let known = claims.into_keys().filter_map(|name| {
             let key = ClaimKey { namespace: pod.namespace().to_owned(), name: name.to_owned() };
             books.get(&key).cloned()
@@ -406,20 +403,20 @@ impl Claims {
         if uses.is_none_or(Vec::is_empty) {
             return Vec::new();
         }
-        let health = lock(&self.shared.health);
-        health.statuses(pod, container, &lock(&self.shared.books), Instant::now())
+        let health = self.shared.health.locked();
+        health.statuses(pod, container, &self.shared.books.locked(), Instant::now())
     }
 
     /// The number of prepared claims per driver, and of all: `dra_resource_claims_in_use`.
     #[must_use]
     pub fn in_use(&self) -> Vec<(String, u64)> {
-        lock(&self.shared.books).in_use().into_iter().collect()
+        self.shared.books.locked().in_use().into_iter().collect()
     }
 
     /// A copy of all claims, for views.
     #[must_use]
     pub fn list(&self) -> Vec<ClaimInfo> {
-        lock(&self.shared.books).claims().cloned().collect()
+        self.shared.books.locked().claims().cloned().collect()
     }
 }
 

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use super::client::{self, Client};
 use super::drivers::{self, Service};
 use super::health::Report;
-use super::manager::{Claims, Driver, Shared, lock};
+use super::manager::{Claims, Driver, Shared};
 use crate::transport::grpc::Kind;
+use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads::{self, OnDeath, Stack};
 
@@ -53,7 +54,7 @@ impl Claims {
         let client = Client::new(driver, endpoint, service, limit)?;
         let shared = &self.shared;
         let called: Arc<dyn Driver> = Arc::new(client.clone());
-        lock(&shared.drivers).add(driver, endpoint, || Ok(called))?;
+        shared.drivers.locked().add(driver, endpoint, || Ok(called))?;
         shared.lost(driver);
         let instance =
             Instance { shared: Arc::clone(shared), driver: driver.into(), endpoint: endpoint.into() };
@@ -62,13 +63,13 @@ impl Claims {
             match threads::spawn(&format!("dra/{driver}"), Stack::Large, OnDeath::Unsupervised, body) {
                 Ok(running) => running,
                 Err(error) => {
-                    lock(&shared.drivers).remove(driver, endpoint);
+                    shared.drivers.locked().remove(driver, endpoint);
                     return Err(format!("no thread can be started for DRA driver {driver}: {error}"));
                 }
             };
         let key = (driver.to_owned(), endpoint.to_owned());
         // The thread of an instance that was replaced is joined after the lock is released.
-        let replaced = lock(&shared.streams).insert(key, running);
+        let replaced = shared.streams.locked().insert(key, running);
         drop(replaced);
         Ok(())
     }
@@ -76,8 +77,8 @@ impl Claims {
     /// Removes an instance of a driver.
     pub fn deregister(&self, driver: &str, endpoint: &str) {
         let shared = &self.shared;
-        let removed = lock(&shared.drivers).remove(driver, endpoint);
-        let running = lock(&shared.streams).remove(&(driver.to_owned(), endpoint.to_owned()));
+        let removed = shared.drivers.locked().remove(driver, endpoint);
+        let running = shared.streams.locked().remove(&(driver.to_owned(), endpoint.to_owned()));
         // Both end outside of the locks; this joins the thread, which takes them.
         drop((removed, running));
         shared.lost(driver);
@@ -86,7 +87,7 @@ impl Claims {
     /// The registered drivers: name, endpoint, and whether it is connected.
     #[must_use]
     pub fn drivers(&self) -> Vec<(String, String, bool)> {
-        let drivers = lock(&self.shared.drivers);
+        let drivers = self.shared.drivers.locked();
         let one = |(name, endpoint, client): (&str, &str, &Arc<dyn Driver>)| {
             (name.to_owned(), endpoint.to_owned(), client.is_connected())
         };
@@ -95,7 +96,7 @@ impl Claims {
 
     /// Ends the threads of all drivers.
     pub fn shut_down(&self) {
-        let mut streams = std::mem::take(&mut *lock(&self.shared.streams));
+        let mut streams = std::mem::take(&mut *self.shared.streams.locked());
         streams.values_mut().for_each(crate::util::threads::Running::ask_to_stop);
         drop(streams);
     }
@@ -104,7 +105,7 @@ impl Claims {
 impl Shared {
     /// Whether the driver can be called.
     pub(super) fn is_usable(&self, driver: &str) -> bool {
-        lock(&self.drivers).is_usable(driver, |one| one.is_connected())
+        self.drivers.locked().is_usable(driver, |one| one.is_connected())
     }
 
     /// The driver may be gone, or back: if it is gone later, too, its slices are deleted.
@@ -113,9 +114,9 @@ impl Shared {
             return;
         }
         if self.is_usable(driver) {
-            lock(&self.wipes).usable(driver);
+            self.wipes.locked().usable(driver);
         } else {
-            lock(&self.wipes).lost(driver, Instant::now());
+            self.wipes.locked().lost(driver, Instant::now());
             let _ = self.bell.try_send(());
         }
     }
@@ -141,7 +142,7 @@ impl Instance {
                     log::debug!("no health reports of DRA driver {}: {}", self.driver, kind.as_str());
                 }
             }
-            let changed = lock(&self.shared.health).clear(&self.driver, &self.endpoint);
+            let changed = self.shared.health.locked().clear(&self.driver, &self.endpoint);
             self.report(changed);
             if stop.is_stopped() {
                 return;
@@ -169,7 +170,7 @@ impl Instance {
 
     fn update(&self, reports: Vec<Report>) {
         let (now, on) = (Instant::now(), jiff::Timestamp::now());
-        let changed = lock(&self.shared.health).update((&self.driver, &self.endpoint), reports, now, on);
+        let changed = self.shared.health.locked().update((&self.driver, &self.endpoint), reports, now, on);
         self.report(changed);
     }
 
@@ -180,13 +181,13 @@ impl Instance {
         }
         {
             // The lock also keeps the order of writes; the file is small and local.
-            let file = lock(&self.shared.health_file);
-            let text = lock(&self.shared.health).write();
+            let file = self.shared.health_file.locked();
+            let text = self.shared.health.locked().write();
             if let Err(error) = file.write(&text) {
                 log::warn!("{} cannot be written: {error}", file.path().display());
             }
         }
-        let pods = lock(&self.shared.books).users_of(&self.driver, &changed);
+        let pods = self.shared.books.locked().users_of(&self.driver, &changed);
         pods.iter().for_each(|uid| (self.shared.changed)(uid));
     }
 }

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, select_biased};
 
-use super::manager::{Claims, lock};
+use super::manager::Claims;
 use super::wipes::{self, Slices};
 use crate::model::ids::PodUid;
 use crate::util::backoff::random_unit;
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
@@ -35,14 +36,14 @@ impl Claims {
         while !stop.is_stopped() {
             self.wipe();
             let now = Instant::now();
-            if next_clean <= now && !lock(&self.shared.books).is_empty() {
+            if next_clean <= now && !self.shared.books.locked().is_empty() {
                 if let Some(active) = active() {
                     self.clean(&active, stop, CLEAN);
                 }
                 next_clean = Instant::now() + CLEAN;
             }
-            let clean = (!lock(&self.shared.books).is_empty()).then_some(next_clean);
-            let until = lock(&self.shared.wipes).next().into_iter().chain(clean).min();
+            let clean = (!self.shared.books.locked().is_empty()).then_some(next_clean);
+            let until = self.shared.wipes.locked().next().into_iter().chain(clean).min();
             let _waiting = threads::waiting("resource claims");
             match until {
                 Some(until) => select_biased! {
@@ -60,10 +61,10 @@ impl Claims {
 
     /// Deletes the slices that are due.
     fn wipe(&self) {
-        let due = lock(&self.shared.wipes).due(Instant::now());
+        let due = self.shared.wipes.locked().due(Instant::now());
         for slices in due {
             let outcome = self.wipe_one(&slices);
-            let mut wipes = lock(&self.shared.wipes);
+            let mut wipes = self.shared.wipes.locked();
             match outcome {
                 Ok(()) => wipes.done(&slices),
                 Err(why) => {

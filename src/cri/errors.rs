@@ -1,11 +1,12 @@
 //! Errors of calls to the runtime, and how often they are logged.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::transport::endpoint::EndpointError;
 use crate::transport::grpc::{CallError, Kind};
+use crate::util::lock::LockExt;
 use crate::util::token;
 
 /// A failed call of the runtime or image service.
@@ -178,14 +179,14 @@ impl ErrorLog {
 
     /// After a success the next failure is logged again.
     pub(super) fn succeeded(&self, method: &'static str, object: &str) {
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut said = self.said.locked();
         if !said.is_empty() {
             said.remove(&(method, object.to_owned()));
         }
     }
 
     fn is_news(&self, error: &CriError, now: Instant) -> bool {
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut said = self.said.locked();
         let fresh = |entry: &Said| now.saturating_duration_since(entry.at) < QUIET;
         if said.len() >= SWEEP_AT {
             said.retain(|_, entry| fresh(entry));

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::books::{Books, Capacity, Endpoint, Generation, Listed, MOST_DEVICES, Resource, Step};
@@ -26,6 +26,7 @@ use crate::model::metrics;
 use crate::model::numa::NumaMask;
 use crate::transport::grpc::{CallError, Kind};
 use crate::util::checkpoint_file::CheckpointFile;
+use crate::util::lock::LockExt;
 use crate::util::stop::{self, StopSource, StopToken};
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
@@ -121,10 +122,6 @@ pub struct Found {
     pub is_new: bool,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn hash(text: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
@@ -192,9 +189,9 @@ impl Devices {
 
     /// Ends all threads and calls of registrations. The state file stays as it is.
     pub fn stop(&self) {
-        drop(lock(&self.shared.stop).take());
-        let mut plugins = std::mem::take(&mut *lock(&self.shared.plugins));
-        let mut standby = std::mem::take(&mut *lock(&self.shared.standby));
+        drop(self.shared.stop.locked().take());
+        let mut plugins = std::mem::take(&mut *self.shared.plugins.locked());
+        let mut standby = std::mem::take(&mut *self.shared.standby.locked());
         let all = plugins.values_mut().chain(standby.values_mut());
         all.for_each(|plugin| plugin.thread.ask_to_stop());
     }
@@ -237,16 +234,16 @@ impl Devices {
         })?;
         let mut outdated = Vec::new();
         let connected = {
-            let mut plugins = lock(&shared.plugins);
+            let mut plugins = shared.plugins.locked();
             if shared.stopped.is_stopped() {
                 return Err("the agent is stopping".to_owned());
             }
             if plugins.get(resource).is_some_and(|plugin| plugin.generation > generation) {
                 return Err("a later registration has replaced this one".to_owned());
             }
-            let mut standby = lock(&shared.standby);
+            let mut standby = shared.standby.locked();
             let last = {
-                let mut books = lock(&shared.books);
+                let mut books = shared.books.locked();
                 let known = books.resources().get(resource).filter(|known| known.is_alive);
                 let last = known.map(|known| known.devices.clone());
                 books.connected(resource, generation, options)?;
@@ -273,7 +270,7 @@ impl Devices {
                     let ended: Vec<String> =
                         standby.iter().filter(ended).map(|(name, _)| name.clone()).collect();
                     outdated.extend(ended.iter().filter_map(|name| standby.remove(name)));
-                    let books = lock(&shared.books);
+                    let books = shared.books.locked();
                     let gone: Vec<String> = plugins
                         .iter()
                         .filter(|(name, plugin)| {
@@ -285,7 +282,7 @@ impl Devices {
                     Ok(())
                 }
                 Err(error) => {
-                    lock(&shared.books).stopped(resource, generation, Instant::now());
+                    shared.books.locked().stopped(resource, generation, Instant::now());
                     Err(format!("cannot start a thread: {error}"))
                 }
             }
@@ -301,14 +298,14 @@ impl Devices {
     /// Whether a plugin of the resource waits to take over.
     #[cfg(test)]
     pub(super) fn has_standby(&self, resource: &str) -> bool {
-        lock(&self.shared.standby).get(resource).is_some_and(|plugin| plugin.is_alive)
+        self.shared.standby.locked().get(resource).is_some_and(|plugin| plugin.is_alive)
     }
 
     /// The plugins of all resources that are known.
     #[must_use]
     pub fn registered(&self) -> Vec<Registered> {
-        let plugins = lock(&self.shared.plugins);
-        let books = lock(&self.shared.books);
+        let plugins = self.shared.plugins.locked();
+        let books = self.shared.books.locked();
         let one = |(name, known): (&String, &Resource)| {
             let plugin = plugins.get(name).filter(|plugin| books.is_current(name, plugin.generation));
             let since = match (known.endpoint, plugin) {
@@ -324,8 +321,8 @@ impl Devices {
     /// The plugin watcher has found that the socket of a plugin is gone.
     pub fn disconnect(&self, resource: &str, socket: &Path) {
         let plugin = {
-            let mut plugins = lock(&self.shared.plugins);
-            let mut standby = lock(&self.shared.standby);
+            let mut plugins = self.shared.plugins.locked();
+            let mut standby = self.shared.standby.locked();
             let is_its = |plugin: &Plugin| plugin.socket == socket;
             if standby.get(resource).is_some_and(is_its) {
                 standby.remove(resource)
@@ -359,32 +356,32 @@ impl Devices {
     /// containers that run.
     #[must_use]
     pub fn readiness(&self, pod: &PodRequest, running: &BTreeSet<String>) -> Readiness {
-        lock(&self.shared.books).readiness(pod, running, self.shared.settings.wait, Instant::now())
+        self.shared.books.locked().readiness(pod, running, self.shared.settings.wait, Instant::now())
     }
 
     /// Whether the pod has limits for which there are device plugins.
     #[must_use]
     pub fn concerns(&self, pod: &PodRequest) -> bool {
-        let books = lock(&self.shared.books);
+        let books = self.shared.books.locked();
         pod.resources().into_iter().any(|name| books.is_known(name))
     }
 
     /// From which NUMA nodes the devices of a container can come.
     #[must_use]
     pub fn hints(&self, pod: &PodRequest, container: &str) -> DeviceHints {
-        lock(&self.shared.books).hints(pod, container)
+        self.shared.books.locked().hints(pod, container)
     }
 
     /// From which NUMA nodes the devices of all containers of a pod can come.
     #[must_use]
     pub fn pod_hints(&self, pod: &PodRequest) -> DeviceHints {
-        lock(&self.shared.books).pod_hints(pod)
+        self.shared.books.locked().pod_hints(pod)
     }
 
     /// Takes the devices back of the pods that are not in use. All sources have delivered their
     /// pods. Returns whether there were such pods.
     pub fn release_inactive(&self, in_use: &dyn Fn(&PodUid) -> bool) -> bool {
-        let gone = lock(&self.shared.books).release_inactive(in_use);
+        let gone = self.shared.books.locked().release_inactive(in_use);
         for pod in &gone {
             log::info!("the devices of a pod are free uid={pod}");
         }
@@ -406,7 +403,7 @@ impl Devices {
         nodes: Option<NumaMask>,
         keeps: bool,
     ) -> Result<(), DeviceError> {
-        let mut books = lock(&self.shared.books);
+        let mut books = self.shared.books.locked();
         let reserved = books.reserve(pod, container, nodes, keeps);
         if reserved.is_err() {
             books.unreserve(&pod.uid);
@@ -416,7 +413,7 @@ impl Devices {
 
     /// Removes the reservations of a pod that was refused for another reason.
     pub fn unreserve(&self, pod: &PodUid) {
-        lock(&self.shared.books).unreserve(pod);
+        self.shared.books.locked().unreserve(pod);
     }
 
     /// Has the plugins prepare the devices that were reserved for the pod, container by container.
@@ -426,7 +423,7 @@ impl Devices {
     /// When a plugin fails. The pod cannot run: see [`DeviceError::message`].
     pub fn allocate(&self, pod: &PodRequest, stop: &StopToken) -> Result<(), DeviceError> {
         for request in &pod.containers {
-            let reserved = lock(&self.shared.books).reserved(&pod.uid, &request.container);
+            let reserved = self.shared.books.locked().reserved(&pod.uid, &request.container);
             for resource in reserved {
                 let allocated = self.allocate_one(pod, &request.container, &resource, stop);
                 if allocated.is_err() {
@@ -449,7 +446,7 @@ impl Devices {
     ) -> Result<(), DeviceError> {
         let mut answer = None;
         loop {
-            let step = lock(&self.shared.books).step(pod, container, resource, answer.take())?;
+            let step = self.shared.books.locked().step(pod, container, resource, answer.take())?;
             let client = self.client(resource)?;
             match step {
                 Step::Ask(question) => answer = Some(client.preferred(&question, stop)?),
@@ -457,14 +454,14 @@ impl Devices {
                     let begun = Instant::now();
                     let granted = client.allocate(&ids, stop);
                     metrics::DEVICE_ALLOCATION.took([resource.to_owned()], begun.elapsed());
-                    return lock(&self.shared.books).grant(&pod.uid, container, resource, granted?);
+                    return self.shared.books.locked().grant(&pod.uid, container, resource, granted?);
                 }
             }
         }
     }
 
     fn client(&self, resource: &str) -> Result<Client, DeviceError> {
-        let plugins = lock(&self.shared.plugins);
+        let plugins = self.shared.plugins.locked();
         let client = plugins.get(resource).map(|plugin| plugin.client.clone());
         client.ok_or_else(|| DeviceError::NoPlugin(resource.to_owned()))
     }
@@ -483,12 +480,12 @@ impl Devices {
     ) -> Result<Option<Setup>, DeviceError> {
         let Some(request) = pod.container(container) else { return Ok(None) };
         let wanted: Vec<String> = {
-            let books = lock(&self.shared.books);
+            let books = self.shared.books.locked();
             let wanted = books.wanted(request).into_iter().filter(|(_, count)| *count > 0);
             wanted.map(|(resource, _)| resource.clone()).collect()
         };
         let is_missing = {
-            let books = lock(&self.shared.books);
+            let books = self.shared.books.locked();
             wanted.iter().any(|resource| books.holds().get(&pod.uid, container, resource).is_none())
         };
         if is_active {
@@ -501,7 +498,7 @@ impl Devices {
         for resource in &wanted {
             self.pre_start(&pod.uid, container, resource, stop)?;
         }
-        let Some((setup, conflicts)) = lock(&self.shared.books).setup(&pod.uid, container) else {
+        let Some((setup, conflicts)) = self.shared.books.locked().setup(&pod.uid, container) else {
             return Ok(None);
         };
         for conflict in conflicts {
@@ -523,7 +520,7 @@ impl Devices {
         stop: &StopToken,
     ) -> Result<(), DeviceError> {
         let ids = {
-            let books = lock(&self.shared.books);
+            let books = self.shared.books.locked();
             let known = books.resources().get(resource);
             let known = known.ok_or_else(|| DeviceError::NoEndpoint(resource.to_owned()))?;
             match known.endpoint {
@@ -544,7 +541,7 @@ impl Devices {
     #[must_use]
     pub fn capacity(&self) -> Capacity {
         let (capacity, has_changed) = {
-            let mut books = lock(&self.shared.books);
+            let mut books = self.shared.books.locked();
             let before = books.resources().len();
             let capacity = books.capacity(Instant::now());
             (capacity, books.resources().len() != before)
@@ -558,18 +555,18 @@ impl Devices {
     /// When [`Devices::capacity`] changes without a plugin's doing.
     #[must_use]
     pub fn next_removal(&self) -> Option<Instant> {
-        lock(&self.shared.books).next_removal()
+        self.shared.books.locked().next_removal()
     }
 
     /// The health of the devices of a container.
     #[must_use]
     pub fn health(&self, pod: &PodUid, container: &str) -> Vec<ResourceHealth> {
-        lock(&self.shared.books).health(pod, container)
+        self.shared.books.locked().health(pod, container)
     }
 
     /// Reads the books, for the pod-resources API and for people. The function must not block.
     pub fn read<T>(&self, read: impl FnOnce(&Books) -> T) -> T {
-        read(&lock(&self.shared.books))
+        read(&self.shared.books.locked())
     }
 }
 
@@ -600,12 +597,12 @@ impl Shared {
 
     /// A plugin has listed its devices. `None`: it is not used any more.
     fn listed(&self, resource: &str, generation: Generation, list: DeviceList) -> Option<Listed> {
-        let mut standby = lock(&self.standby);
+        let mut standby = self.standby.locked();
         if let Some(plugin) = standby.get_mut(resource).filter(|plugin| plugin.generation == generation) {
             plugin.listed = Some(list);
             return Some(Listed { pods: BTreeSet::new(), is_new: false });
         }
-        lock(&self.books).listed(resource, generation, list)
+        self.books.locked().listed(resource, generation, list)
     }
 
     /// The connection of a plugin has ended: the one that it has replaced takes over, if that is still
@@ -613,9 +610,9 @@ impl Shared {
     /// runs on the plugin's own thread.
     fn takes_over(&self, resource: &str, generation: Generation) -> bool {
         let pods = {
-            let mut plugins = lock(&self.plugins);
-            let mut standby = lock(&self.standby);
-            let mut books = lock(&self.books);
+            let mut plugins = self.plugins.locked();
+            let mut standby = self.standby.locked();
+            let mut books = self.books.locked();
             let other = standby.get_mut(resource);
             if let Some(ended) = plugins.get_mut(resource).filter(|plugin| plugin.generation == generation) {
                 ended.is_alive = false;
@@ -651,7 +648,7 @@ impl Shared {
         if self.takes_over(resource, generation) {
             return;
         }
-        if lock(&self.books).stopped(resource, generation, Instant::now()) {
+        if self.books.locked().stopped(resource, generation, Instant::now()) {
             log::info!("the connection of a device plugin has ended resource={resource}");
             self.store();
             (self.on_change)(&Change::default());
@@ -660,8 +657,8 @@ impl Shared {
 
     /// Writes the state file if it is outdated. A failed write is repeated with the next change.
     fn store(&self) {
-        let mut state = lock(&self.file);
-        let text = encode(&lock(&self.books));
+        let mut state = self.file.locked();
+        let text = encode(&self.books.locked());
         let new = hash(&text);
         if state.written == Some(new) {
             return;

@@ -1,8 +1,10 @@
 //! What other rooms read: the conditions of the node, and what is near a threshold.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::signal::{Pressure, Pressures};
+
+use crate::util::lock::LockExt;
 
 /// The result of the last pass.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -38,7 +40,7 @@ impl Reports {
     /// The last report; an empty one before the first pass.
     #[must_use]
     pub fn get(&self) -> Arc<Report> {
-        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.0.locked())
     }
 
     /// The names of the conditions that hold.
@@ -49,7 +51,7 @@ impl Reports {
 
     /// Stores a report. Returns whether the conditions have changed.
     pub fn set(&self, report: Report) -> bool {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.0.locked();
         let changed = held.pressures != report.pressures;
         *held = Arc::new(report);
         changed

@@ -2,10 +2,12 @@
 //! here before it is removed, so that none is lost, whatever ends the check.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::turns::Turns;
+
+use crate::util::lock::LockExt;
 
 /// The namespace whose pod caused the check; `None` for a check on request.
 pub(super) type Owner = Option<String>;
@@ -144,10 +146,6 @@ fn shortened(text: &str) -> String {
     text.get(..text.floor_char_boundary(MAX_REASON)).unwrap_or_default().to_owned()
 }
 
-pub(super) fn lock(names: &Mutex<MissingNames>) -> MutexGuard<'_, MissingNames> {
-    names.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Names of an image that a check removes. If it ends without a result, all that may have been removed are
 /// pulled.
 pub(super) struct Kept {
@@ -168,7 +166,7 @@ impl Kept {
         requested: &str,
         names: &[String],
     ) -> Result<Kept, String> {
-        lock(all).keep(owner, requested, names)?;
+        all.locked().keep(owner, requested, names)?;
         let (all, names) = (Arc::clone(all), names.to_vec());
         Ok(Kept { all, names, missing: Vec::new() })
     }
@@ -190,7 +188,7 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        lock(&self.all).settle(&self.names, &self.missing, Instant::now());
+        self.all.locked().settle(&self.names, &self.missing, Instant::now());
     }
 }
 
@@ -297,18 +295,18 @@ mod tests {
         let names = names("a", 3);
         let keep = || Kept::new(&all, &owner("a"), "a", &names).unwrap();
         drop(keep());
-        assert!(lock(&all).names.is_empty());
+        assert!(all.locked().names.is_empty());
         let mut kept = keep();
         kept.removing();
-        assert!(lock(&all).due().is_none(), "the check has them");
+        assert!(all.locked().due().is_none(), "the check has them");
         drop(kept);
-        assert_eq!(lock(&all).problems().count(), 3);
+        assert_eq!(all.locked().problems().count(), 3);
         let mut kept = keep();
         kept.removing();
         kept.pulled("a@0", &Ok(()));
         kept.pulled("a@1", &Err("x".repeat(9999)));
         drop(kept);
-        let left = lock(&all);
+        let left = all.locked();
         assert_eq!(left.names.keys().collect::<Vec<_>>(), ["a@1", "a@2"]);
         assert_eq!(left.names["a@1"].why.len(), MAX_REASON);
     }

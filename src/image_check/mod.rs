@@ -35,7 +35,7 @@ mod turns;
 mod usage;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select};
@@ -51,6 +51,7 @@ use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::util::gate::Gate;
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
@@ -261,7 +262,7 @@ impl State {
     /// What the thread does next; it ends after [`Step::End`]. Checks and pulls that are due have turns, so
     /// neither waits for more than one of the other.
     fn next(&mut self, now: Instant) -> Step {
-        let mut missing = missing::lock(&self.missing);
+        let mut missing = self.missing.locked();
         if (self.waiting.is_empty() || !self.has_pulled)
             && let Some(pull) = missing.next(now)
         {
@@ -421,7 +422,7 @@ impl ImageCheck {
         let shared = Arc::downgrade(&self.shared);
         let on_death = OnDeath::Unit(Box::new(move |died| {
             if let (Some(_), Some(shared)) = (died.panic, shared.upgrade()) {
-                shared.state.lock().unwrap_or_else(PoisonError::into_inner).active = false;
+                shared.state.locked().active = false;
             }
         }));
         match threads::spawn("image-check", Stack::Small, on_death, move |stop| handle.run(&stop)) {
@@ -455,7 +456,7 @@ impl ImageCheck {
         let result = self.check((image, &None), options, progress, &Meter::unlimited(), stop);
         // Names that could not be pulled.
         let mut state = self.state();
-        if missing::lock(&state.missing).due().is_some() {
+        if state.missing.locked().due().is_some() {
             match state.activate() {
                 true => self.start(&mut state),
                 false => self.ring(),
@@ -508,7 +509,7 @@ impl ImageCheck {
         let damaged = named.map(|one| format!("image {} is damaged: {}", one.image, one.summary));
         let more = state.damaged.len().saturating_sub(MAX_NAMED);
         let more = (more > 0).then(|| format!("{more} more images are damaged"));
-        damaged.chain(more).chain(missing::lock(&state.missing).problems()).collect()
+        damaged.chain(more).chain(state.missing.locked().problems()).collect()
     }
 
     /// Ends the thread.
@@ -524,7 +525,7 @@ impl ImageCheck {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.state.locked()
     }
 
     fn run(&self, stop: &StopToken) {
@@ -594,7 +595,7 @@ impl ImageCheck {
         if stop.is_stopped() {
             return;
         }
-        missing::lock(&self.state().missing).pulled(name, &result, Instant::now());
+        self.state().missing.locked().pulled(name, &result, Instant::now());
         let (kind, reason, text) = match result {
             Ok(()) => {
                 let text = format!("Image {name:?} is on the node again after its removal");
@@ -801,7 +802,7 @@ mod tests {
             steps.push(match state.next(due) {
                 Step::Check(..) => "check".to_owned(),
                 Step::Pull(pull) => {
-                    missing::lock(&state.missing).pulled(&pull.name, &Ok(()), due);
+                    state.missing.locked().pulled(&pull.name, &Ok(()), due);
                     pull.name
                 }
                 _ => "nothing".to_owned(),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
@@ -10,6 +10,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use super::pulls::Pulls;
 use super::set::{Answer, Key, Set};
 use crate::model::image_offers::Offer;
+use crate::util::lock::LockExt;
 use crate::util::stop::{StopSource, StopToken};
 use crate::util::timers;
 use crate::util::wake::Wake;
@@ -77,10 +78,6 @@ impl Default for Shared {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Removes an entry of [`Shared::wanted`] when its pull has its answer.
 struct Want<'a> {
     shared: &'a Shared,
@@ -89,7 +86,7 @@ struct Want<'a> {
 
 impl Drop for Want<'_> {
     fn drop(&mut self) {
-        let mut wanted = lock(&self.shared.wanted);
+        let mut wanted = self.shared.wanted.locked();
         if let Some(count) = wanted.get_mut(self.name) {
             *count -= 1;
             if *count == 0 {
@@ -102,15 +99,15 @@ impl Drop for Want<'_> {
 impl Shared {
     /// The set. Held for short computations only.
     pub(super) fn set(&self) -> MutexGuard<'_, Set> {
-        lock(&self.set)
+        self.set.locked()
     }
 
     pub(super) fn pulls(&self) -> MutexGuard<'_, Pulls> {
-        lock(&self.pulls)
+        self.pulls.locked()
     }
 
     pub(super) fn wanted(&self) -> BTreeSet<String> {
-        lock(&self.wanted).keys().cloned().collect()
+        self.wanted.locked().keys().cloned().collect()
     }
 
     pub(super) fn pull_rings(&self) -> &Receiver<()> {
@@ -131,22 +128,22 @@ impl Shared {
 
     /// When a pod last asked for an image.
     pub(super) fn last_asked(&self) -> Option<Instant> {
-        *lock(&self.asked)
+        *self.asked.locked()
     }
 
     pub(super) fn set_problems(&self, problems: Vec<String>) {
-        *lock(&self.problems) = problems;
+        *self.problems.locked() = problems;
     }
 
     /// Those of the last list.
     pub(super) fn list_problems(&self) -> Vec<String> {
-        lock(&self.problems).clone()
+        self.problems.locked().clone()
     }
 
     /// Those of the directories, of the registry and of the disk.
     pub(super) fn problems(&self) -> Vec<String> {
         let mut problems = self.list_problems();
-        let no_registry = lock(&self.no_registry);
+        let no_registry = self.no_registry.locked();
         if self.registry().is_none() && !no_registry.is_empty() {
             problems.push(no_registry.clone());
         }
@@ -158,7 +155,7 @@ impl Shared {
 
     /// There is no registry until [`Shared::set_registry`].
     pub(super) fn lacks_registry(&self, why: &str) {
-        why.clone_into(&mut lock(&self.no_registry));
+        why.clone_into(&mut self.no_registry.locked());
     }
 
     pub(super) fn set_registry(&self, address: &str) {
@@ -173,7 +170,7 @@ impl Shared {
 
     /// Wakes everything that waits for a change of the set.
     pub(super) fn changed(&self) {
-        for waiter in lock(&self.waiters).drain(..) {
+        for waiter in self.waiters.locked().drain(..) {
             let _ = waiter.try_send(());
         }
         self.ring_pulls();
@@ -183,24 +180,24 @@ impl Shared {
     pub(super) fn begin(&self, key: &Key) -> StopToken {
         let (source, token) = crate::util::stop::pair();
         self.read_bytes.store(0, Ordering::Relaxed);
-        *lock(&self.reading) = Some(Reading { key: key.clone(), source });
+        *self.reading.locked() = Some(Reading { key: key.clone(), source });
         token
     }
 
     pub(super) fn end(&self) {
-        *lock(&self.reading) = None;
+        *self.reading.locked() = None;
     }
 
     /// The archive that is being read, and the bytes read of it.
     pub(super) fn reading(&self) -> Option<(Key, u64)> {
-        let reading = lock(&self.reading);
+        let reading = self.reading.locked();
         reading.as_ref().map(|reading| (reading.key.clone(), self.read_bytes.load(Ordering::Relaxed)))
     }
 
     /// Ends the reading of the current archive, so that the thread can stop, or read a more urgent
     /// one.
     pub(super) fn interrupt(&self) {
-        if let Some(Reading { source, .. }) = lock(&self.reading).take() {
+        if let Some(Reading { source, .. }) = self.reading.locked().take() {
             drop(source);
         }
     }
@@ -215,12 +212,12 @@ impl Shared {
 
     /// See [`crate::model::image_offers::ImageOffers::offer`]. `name` is a full name.
     pub(super) fn offer(&self, name: &str, stop: &StopToken) -> Offer {
-        *lock(&self.asked) = Some(Instant::now());
+        *self.asked.locked() = Some(Instant::now());
         // The room was not started: no archives are configured.
         if self.wake.get().is_none() {
             return Offer::NotInSet;
         }
-        *lock(&self.wanted).entry(name.to_owned()).or_default() += 1;
+        *self.wanted.locked().entry(name.to_owned()).or_default() += 1;
         let _want = Want { shared: self, name };
         let begun = Instant::now();
         if let Ok(offer) = self.verdict(name) {
@@ -230,7 +227,7 @@ impl Shared {
         loop {
             let (ring, rings) = bounded(1);
             // Before the look, so that no change is missed.
-            lock(&self.waiters).push(ring.clone());
+            self.waiters.locked().push(ring.clone());
             let limit = match self.verdict(name) {
                 Ok(offer) => return self.no_longer_waiting(&ring, offer),
                 Err(limit) => limit,
@@ -245,7 +242,7 @@ impl Shared {
 
     /// Without a change of the set, rings of calls that have ended would pile up.
     fn no_longer_waiting(&self, ring: &Sender<()>, offer: Offer) -> Offer {
-        lock(&self.waiters).retain(|one| !one.same_channel(ring));
+        self.waiters.locked().retain(|one| !one.same_channel(ring));
         offer
     }
 
@@ -264,6 +261,6 @@ impl Shared {
     /// How many calls wait for a change of the set.
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
-        lock(&self.waiters).len()
+        self.waiters.locked().len()
     }
 }

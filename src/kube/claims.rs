@@ -9,11 +9,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::objects::Object;
 use crate::model::persistent::{Claim, PersistentVolume};
 use crate::model::storage::{CsiDriver, VolumeAttachment};
+use crate::util::lock::LockExt;
 
 /// The largest number of pairs of claim and volume that are remembered.
 const MAX_KNOWN: usize = 1024;
@@ -251,7 +252,7 @@ impl Claims {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.shared.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.known.locked()
     }
 }
 

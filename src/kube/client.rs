@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::Read;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::select_biased;
@@ -18,6 +18,7 @@ use crate::model::{metrics, typed};
 use crate::transport::api::{
     Body, Breaker, Connections, DialError, Endpoint, Identity, Request, Response, Use,
 };
+use crate::util::lock::LockExt;
 use crate::util::stop::{self, StopSource, StopToken, Waited};
 
 /// The time for a request and its response, unless [`Client::with_limits`] sets another: the API
@@ -302,14 +303,14 @@ impl Client {
 
     fn replace(&self, change: impl FnOnce(&Credentials) -> Credentials) -> Result<(), ApiError> {
         let (old, streams) = {
-            let mut place = self.shared.session.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut place = self.shared.session.locked();
             let session = Session::new(place.generation + 1, change(&place.credentials))?;
             // Other threads do not see the new session yet, so `streams` has none of its streams. A
             // stream that the old session opens after this point is ended in `send`.
             let streams = self.shared.breaker.streams();
             (std::mem::replace(&mut *place, Arc::new(session)), streams)
         };
-        old.current.lock().unwrap_or_else(PoisonError::into_inner).take();
+        old.current.locked().take();
         old.connections.retire();
         streams.break_off();
         Ok(())
@@ -327,7 +328,7 @@ impl Client {
 
     /// Why the last request of any clone had no response; `None` if it had one.
     pub fn trouble(&self) -> Option<String> {
-        self.shared.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.trouble.locked().clone()
     }
 
     /// Waits for `limit`, or until the credentials change.
@@ -357,7 +358,7 @@ impl Client {
     }
 
     fn session(&self) -> Arc<Session> {
-        Arc::clone(&self.shared.session.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.shared.session.locked())
     }
 
     fn object<T: DeserializeOwned>(&self, call: &Call<'_>) -> Result<T, ApiError> {
@@ -519,7 +520,7 @@ impl Client {
         });
         if !outcome.as_ref().is_err_and(ApiError::is_stopping) {
             let trouble = outcome.as_ref().err().map(ToString::to_string);
-            *self.shared.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+            *self.shared.trouble.locked() = trouble;
         }
         outcome
     }

@@ -7,7 +7,7 @@
 //! counted.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
@@ -21,6 +21,7 @@ use super::target::Target;
 use crate::model::event::{EventType, Regarding};
 use crate::model::{api, meta};
 use crate::util::backoff::random_unit;
+use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
@@ -140,19 +141,15 @@ pub(super) struct Outbox {
 impl Outbox {
     /// Queues an event for delivery; `new` if it was never sent.
     pub(super) fn put(&self, event: Arc<RecordedEvent>, new: bool) {
-        self.lock().put(event, new);
+        self.queue.locked().put(event, new);
         // If the bell is full, it rings already; after the end of the thread there is no reader.
         let _ = self.bell.try_send(());
     }
 
     #[cfg(test)]
     pub(super) fn counts(&self) -> Counts {
-        let queue = self.lock();
+        let queue = self.queue.locked();
         Counts { waiting: queue.entries.len(), ..queue.counts }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -247,7 +244,7 @@ pub fn client_limits(qps: i32, burst: i32) -> (f64, u32) {
 fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl EventApi, node_uid: &NodeUid) {
     let mut tries = Tries::default();
     loop {
-        let first = outbox.lock().first();
+        let first = outbox.queue.locked().first();
         let Some((ticket, entry)) = first else {
             let _waiting = threads::waiting("events");
             select_biased! {
@@ -263,7 +260,7 @@ fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl Eve
         }
         let pause = tries.after(&outcome);
         if pause.is_none() {
-            let mut queue = outbox.lock();
+            let mut queue = outbox.queue.locked();
             queue.finish(ticket, &entry);
             match &outcome {
                 Outcome::Refused(why) | Outcome::Odd(why) => {

@@ -3,7 +3,7 @@
 //! them.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
@@ -15,6 +15,7 @@ use super::correlator::Correlator;
 use super::event_sink::Counts;
 use super::event_sink::Outbox;
 use crate::model::event::{Event, EventType, Regarding};
+use crate::util::lock::LockExt;
 use crate::util::sha256;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -319,14 +320,10 @@ impl EventLog {
         EventLog { table: Arc::new(Mutex::new(EventTable::new(host))) }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, EventTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Events that are new or were repeated since `since_seq` (0: all), in order.
     #[must_use]
     pub fn recent(&self, since_seq: u64) -> Vec<RecordedEvent> {
-        self.lock().since(since_seq)
+        self.table.locked().since(since_seq)
     }
 
     /// Waits until there is something newer than `seq`, up to `limit` or the stop signal.
@@ -335,7 +332,7 @@ impl EventLog {
     pub fn wait_newer(&self, seq: u64, stop: &StopToken, limit: Duration) -> bool {
         let (ring, bell) = bounded(1);
         {
-            let mut table = self.lock();
+            let mut table = self.table.locked();
             if table.last > seq {
                 return true;
             }
@@ -347,7 +344,7 @@ impl EventLog {
             recv(bell) -> _ => {}
             default(limit) => {}
         }
-        let mut table = self.lock();
+        let mut table = self.table.locked();
         // Without events the list of waiters is never emptied, so a waiter removes its own bell.
         table.waiters.retain(|waiter| !waiter.same_channel(&ring));
         table.last > seq
@@ -355,7 +352,7 @@ impl EventLog {
 
     /// Delivers later events, and those recorded so far.
     pub(super) fn deliver_to(&self, outbox: Outbox) {
-        let mut table = self.lock();
+        let mut table = self.table.locked();
         for event in table.by_seq.values() {
             outbox.put(Arc::clone(event), true);
         }
@@ -364,13 +361,13 @@ impl EventLog {
 
     #[cfg(test)]
     pub(super) fn delivery(&self) -> Option<Counts> {
-        self.lock().outbox.as_ref().map(Outbox::counts)
+        self.table.locked().outbox.as_ref().map(Outbox::counts)
     }
 
     /// Records an event directly, for tests of readers of the log.
     pub fn record(&self, event: Event) {
         let recorded = {
-            let mut table = self.lock();
+            let mut table = self.table.locked();
             table.record(event)
         };
         if let Some(recorded) = recorded {
@@ -558,7 +555,7 @@ mod tests {
         assert_eq!(log.recent(0)[0].reason, "Starting");
         let (source, token) = crate::util::stop::pair();
         drop(source);
-        let last = log.lock().last;
+        let last = log.table.locked().last;
         assert!(!log.wait_newer(last, &token, Duration::from_secs(30)));
         drop(running);
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
@@ -18,6 +18,7 @@ use crate::model::kubeconfig::{Cluster, Exec};
 use crate::model::typed;
 use crate::transport::api::{Breaker, Identity};
 use crate::util::child::{self, Limits};
+use crate::util::lock::LockExt;
 use crate::util::timers;
 
 const V1: &str = "client.authentication.k8s.io/v1";
@@ -139,7 +140,7 @@ impl ExecPlugin {
     }
 
     fn last(&self, now: Timestamp) -> Option<Issued> {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = self.last.locked();
         let fresh = last.as_ref().filter(|answer| answer.expires.is_none_or(|expires| now < expires));
         fresh.map(|answer| answer.issued.clone())
     }
@@ -227,12 +228,12 @@ impl CredentialSource for ExecPlugin {
         }
         let answer = self.run(breaker)?;
         let issued = answer.issued.clone();
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+        *self.last.locked() = Some(answer);
         Ok(issued)
     }
 
     fn refused(&self, issued: &Issued) -> bool {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.locked();
         // Another thread may have run the plugin meanwhile.
         if last.as_ref().is_some_and(|answer| answer.issued == *issued) {
             *last = None;

@@ -1,7 +1,7 @@
 //! Reads credentials from a kubeconfig (Go: client-go/tools/clientcmd).
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::client::{CredentialSource, Credentials, Issued};
@@ -11,6 +11,7 @@ use crate::model::kubeconfig::{Cluster, Context, Kubeconfig, User};
 use crate::transport::api::{Breaker, Endpoint, Identity, Roots};
 use crate::transport::proxy::{Environment, Proxy};
 use crate::util::encoding::{escape_percent, from_percent};
+use crate::util::lock::LockExt;
 
 /// A token file is read again after this time.
 const TOKEN_PERIOD: Duration = Duration::from_secs(60);
@@ -380,7 +381,7 @@ impl TokenFile {
     }
 
     fn token(&self, now: Instant) -> Result<Secret<String>, String> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.locked();
         if let Some((at, token)) = &*last
             && now.saturating_duration_since(*at) < TOKEN_PERIOD
         {
@@ -406,7 +407,7 @@ impl TokenFile {
         let token = self.read().ok();
         let other = token.is_some() && token.as_ref() != refused;
         if let Some(token) = token.filter(|_| other) {
-            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), token));
+            *self.last.locked() = Some((Instant::now(), token));
         }
         other
     }
@@ -437,7 +438,7 @@ impl IdentityFiles {
 
     /// The identity, if the files have changed since the last call.
     fn identity(&self, now: Instant) -> Option<Identity> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.locked();
         if now.saturating_duration_since(last.0) < IDENTITY_PERIOD {
             return None;
         }

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
@@ -17,6 +17,7 @@ use super::PodApi;
 use super::objects::{Changed, FIRST_READ, Key, Kind, Object, ObjectError, Objects, not_found, references};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
@@ -80,7 +81,7 @@ impl LocalObjects {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.shared.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.table.locked()
     }
 
     /// Replaces all objects, and reports the pods that name one that has changed.

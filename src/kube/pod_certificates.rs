@@ -16,7 +16,7 @@ mod state;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
@@ -29,6 +29,7 @@ use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::util::backoff::random_unit;
 use crate::util::encoding::base64;
+use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads;
 
@@ -212,7 +213,7 @@ impl PodCertificates {
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<PodUid, HashMap<Place, State>>> {
-        self.shared.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.table.locked()
     }
 
     fn advance(

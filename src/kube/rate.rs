@@ -1,8 +1,9 @@
 //! A limit of requests per second, with a burst (Go: client-go/util/flowcontrol).
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
 
 /// A bucket that fills with `qps` tokens per second up to `burst`; a request takes one. A caller
@@ -31,7 +32,7 @@ impl Bucket {
 
     /// Takes a token and returns the time until it is valid.
     fn reserve(&self, now: Instant) -> Duration {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.locked();
         let passed = now.saturating_duration_since(state.at).as_secs_f64();
         state.at = state.at.max(now);
         state.tokens = (state.tokens + passed * self.qps).min(self.burst) - 1.0;

@@ -5,10 +5,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
+
+use crate::util::lock::LockExt;
 
 /// How long a cached class is used without another request.
 const FRESH: Duration = Duration::from_secs(60);
@@ -111,7 +113,7 @@ impl RuntimeClasses {
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<String, (String, Instant)>> {
-        self.shared.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.known.locked()
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::util::backoff::random_unit;
+use crate::util::lock::LockExt;
 
 /// An older token is replaced, whatever its remaining lifetime is.
 const MAX_AGE_SECONDS: i64 = 24 * 3600;
@@ -235,7 +236,7 @@ impl Tokens {
 
 impl Shared {
     fn table(&self) -> MutexGuard<'_, HashMap<PodUid, HashMap<Key, Entry>>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.locked()
     }
 
     fn failed(&self, pod: &Pod, key: &Key, now: Instant, text: &str) {

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
@@ -16,6 +16,7 @@ use serde::Deserialize;
 use crate::model::api::ClusterTrustBundleProjection;
 use crate::model::meta::LabelSelector;
 use crate::util::backoff::random_u64;
+use crate::util::lock::LockExt;
 use crate::util::sha256;
 
 /// How long cached bundles are used without another request.
@@ -206,7 +207,7 @@ impl TrustBundles {
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<Query, Cached>> {
-        self.shared.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.known.locked()
     }
 }
 

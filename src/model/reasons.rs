@@ -1,7 +1,9 @@
 //! Every reason string that users and tools see, in one table.
 //! In upstream they are in pkg/kubelet/events, images, kuberuntime and status.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+
+use crate::util::lock::LockExt;
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $text:literal;)*) => {
@@ -172,7 +174,7 @@ pub fn intern(reason: &str) -> &'static str {
     if !reason.starts_with("OutOf") {
         return UNEXPECTED_ADMISSION_ERROR;
     }
-    let mut short_of = SHORT_OF.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut short_of = SHORT_OF.locked();
     if let Some(known) = short_of.iter().find(|known| **known == reason) {
         return known;
     }

@@ -1,10 +1,11 @@
 //! Our own Node object as the API server last showed it: a snapshot for all threads.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::model::api::Node;
+use crate::util::lock::LockExt;
 
 /// The newest object that was received, from the watch or in a response. Cloning shares it.
 #[derive(Clone, Default)]
@@ -33,20 +34,20 @@ impl NodeWatch {
     /// The object; `None` if it does not exist or was not received yet.
     #[must_use]
     pub fn object(&self) -> Option<Arc<Node>> {
-        self.lock().object.clone()
+        self.state.locked().object.clone()
     }
 
     /// The object's UID: owner of mirror pods and of the lease.
     #[must_use]
     pub fn uid(&self) -> Option<String> {
-        self.lock().object.as_ref()?.metadata.uid.clone()
+        self.state.locked().object.as_ref()?.metadata.uid.clone()
     }
 
     /// Whether pods of the API server may be requested: the watch has listed once, so the labels
     /// and taints for admission are known.
     #[must_use]
     pub fn ready_for_pods(&self) -> bool {
-        self.lock().synced
+        self.state.locked().synced
     }
 
     /// A bell that rings when the object is created, is removed, or changes in another part than
@@ -54,26 +55,26 @@ impl NodeWatch {
     #[must_use]
     pub fn subscribe(&self) -> Receiver<()> {
         let (bell, ring) = bounded(1);
-        self.lock().bells.push(bell);
+        self.state.locked().bells.push(bell);
         ring
     }
 
     /// Calls `hook` when the object's lists of volumes in use or of attached volumes have changed, on
     /// the thread that received the object. The hook must not block.
     pub fn on_volumes(&self, hook: impl Fn() + Send + Sync + 'static) {
-        self.lock().hooks.push(Arc::new(hook));
+        self.state.locked().hooks.push(Arc::new(hook));
     }
 
     /// Whether the watch has found that the object does not exist.
     pub(super) fn is_absent(&self) -> bool {
-        let state = self.lock();
+        let state = self.state.locked();
         state.synced && state.object.is_none()
     }
 
     /// Applies a complete list of the watch. Replaces the known object: a server that was restored
     /// from a backup has smaller versions.
     pub(super) fn replaced(&self, nodes: Vec<Node>) {
-        let mut state = self.lock();
+        let mut state = self.state.locked();
         let before = state.object.clone();
         let first = !state.synced;
         let mut news = first;
@@ -93,7 +94,7 @@ impl NodeWatch {
 
     /// Stores an object unless a newer one is stored.
     pub(super) fn offer(&self, node: Node) {
-        let mut state = self.lock();
+        let mut state = self.state.locked();
         let before = state.object.clone();
         let is_late = state.object.as_deref().is_some_and(|old| version(old) > version(&node));
         if !is_late && state.store(node) {
@@ -104,16 +105,12 @@ impl NodeWatch {
 
     /// Removes the object, unless it has another UID now.
     pub(super) fn removed(&self, uid: Option<&str>) {
-        let mut state = self.lock();
+        let mut state = self.state.locked();
         if state.object.as_ref().is_some_and(|object| object.metadata.uid.as_deref() == uid) {
             let before = state.object.take();
             state.ring();
             call(state, before.as_deref());
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

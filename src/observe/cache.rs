@@ -5,7 +5,7 @@
 //! before it began; pods with later events stay due.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -13,6 +13,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use super::stream_state::StreamState;
 use crate::model::ids::PodUid;
 use crate::model::runtime::{ListedPod, PodRuntime, SandboxState};
+use crate::util::lock::LockExt;
 
 /// If more pods than this are due, one full list replaces the inspections.
 const MANY: usize = 4096;
@@ -122,17 +123,13 @@ impl Inner {
 }
 
 impl Cache {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn get(&self, uid: &PodUid) -> Option<Entry> {
-        self.lock().entries.get(uid).cloned()
+        self.inner.locked().entries.get(uid).cloned()
     }
 
     /// Stores an inspection unless a later one is stored. Returns the stored one.
     pub(super) fn put(&self, uid: &PodUid, mut pod: PodRuntime, at: Instant) -> Arc<PodRuntime> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.locked();
         inner.inspected(uid, at);
         let old = inner.entries.get(uid);
         if let Some(old) = old.filter(|old| old.at > at) {
@@ -154,7 +151,7 @@ impl Cache {
 
     /// Stores the error of an inspection; the `observe` thread repeats it soon.
     pub(super) fn put_error(&self, uid: &PodUid, error: String, at: Instant) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.locked();
         let entry = inner.entries.entry(uid.clone()).or_insert_with(|| Entry {
             pod: Arc::new(PodRuntime::absent(uid.clone())),
             error: None,
@@ -169,7 +166,7 @@ impl Cache {
     }
 
     pub(super) fn remove(&self, uid: &PodUid, at: Instant) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.locked();
         if inner.entries.get(uid).is_some_and(|entry| entry.at <= at) {
             inner.entries.remove(uid);
         }
@@ -177,13 +174,13 @@ impl Cache {
 
     /// A list that was requested at `at` shows no change.
     pub(super) fn unchanged(&self, uid: &PodUid, at: Instant) {
-        self.lock().inspected(uid, at);
+        self.inner.locked().inspected(uid, at);
     }
 
     /// A worker is changing this pod and will inspect it afterwards. If events come after that
     /// inspection began, the pod is due when it is no longer busy.
     pub(super) fn set_busy(&self, uid: &PodUid, busy: bool) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.locked();
         if busy {
             inner.busy.insert(uid.clone(), Instant::now());
         } else {
@@ -195,18 +192,18 @@ impl Cache {
     }
 
     pub(super) fn is_busy(&self, uid: &PodUid) -> bool {
-        self.lock().busy.contains_key(uid)
+        self.inner.locked().busy.contains_key(uid)
     }
 
     pub(super) fn uids(&self) -> Vec<PodUid> {
-        self.lock().entries.keys().cloned().collect()
+        self.inner.locked().entries.keys().cloned().collect()
     }
 
     // ---- events ----
 
     /// An event of a pod came at `received`.
     pub(super) fn event(&self, uid: &PodUid, received: Instant) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.locked();
         inner.last_event = Some(received);
         inner.unreported = None;
         if inner.due.len() >= MANY && !inner.due.contains_key(uid) {
@@ -221,7 +218,7 @@ impl Cache {
 
     /// An event of an unknown pod came at `received`.
     pub(super) fn unknown_event(&self, received: Instant) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.locked();
         inner.last_event = Some(received);
         inner.unknown = true;
         inner.ring();
@@ -229,12 +226,12 @@ impl Cache {
 
     /// Whether the pod has events that no inspection has handled.
     pub(super) fn is_due(&self, uid: &PodUid) -> bool {
-        self.lock().due.contains_key(uid)
+        self.inner.locked().due.contains_key(uid)
     }
 
     /// Takes what is due. Pods that a worker is changing stay due.
     pub(super) fn take_due(&self) -> Due {
-        let mut inner = self.lock();
+        let mut inner = self.inner.locked();
         let Inner { due, busy, .. } = &mut *inner;
         let pods: Vec<PodUid> = due.keys().filter(|uid| !busy.contains_key(*uid)).cloned().collect();
         pods.iter().for_each(|uid| {
@@ -250,7 +247,7 @@ impl Cache {
 
     /// When a change was found that no event has reported yet.
     pub(super) fn unreported(&self) -> Option<Instant> {
-        self.lock().unreported
+        self.inner.locked().unreported
     }
 
     /// Rings when something is due.
@@ -260,7 +257,7 @@ impl Cache {
 
     /// The pod with this sandbox or container.
     pub(super) fn owner_of(&self, id: &str) -> Option<PodUid> {
-        let inner = self.lock();
+        let inner = self.inner.locked();
         let inspected = inner.entries.iter().find(|(_, entry)| {
             entry.pod.sandboxes.iter().any(|sandbox| sandbox.id.as_str() == id)
                 || entry.pod.containers.iter().any(|container| container.id.as_str() == id)
@@ -277,12 +274,12 @@ impl Cache {
     // ---- the stream ----
 
     pub(super) fn stream(&self) -> StreamState {
-        self.lock().stream.clone()
+        self.inner.locked().stream.clone()
     }
 
     /// The stream was requested or has ended.
     pub(super) fn set_stream(&self, state: StreamState) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.locked();
         inner.stream = state;
         inner.last_event = None;
         inner.unreported = None;
@@ -298,7 +295,7 @@ impl Cache {
         mut listed: BTreeMap<PodUid, ListedPod>,
         at: Instant,
     ) -> Arc<BTreeMap<PodUid, ListedPod>> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.locked();
         inner.listed_at = Some(at);
         let Inner { listed: old, listed_since, .. } = &mut *inner;
         listed_since.retain(|_, since| *since > at);
@@ -314,7 +311,7 @@ impl Cache {
 
     /// Stores a list of one pod; `None`: the runtime does not know it.
     pub(super) fn set_listed_pod(&self, uid: &PodUid, pod: Option<ListedPod>, at: Instant) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.locked();
         let Inner { listed, listed_since, listed_at, .. } = &mut *inner;
         if listed_since.get(uid).is_some_and(|since| *since > at) || *listed_at > Some(at) {
             return;
@@ -333,19 +330,19 @@ impl Cache {
 
     /// All pods of the list are inspected: [`Cache::first_relist`] disconnects.
     pub(super) fn relisted(&self, at: Instant) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.locked();
         inner.relisted = Some(at);
         // Dropping the senders wakes every waiter.
         inner.first_relist.clear();
     }
 
     pub(super) fn listed(&self) -> Arc<BTreeMap<PodUid, ListedPod>> {
-        Arc::clone(&self.lock().listed)
+        Arc::clone(&self.inner.locked().listed)
     }
 
     /// By the last inspection, else by the list. Before the first list: `true`.
     pub(super) fn still_runs(&self, uid: &PodUid) -> bool {
-        let inner = self.lock();
+        let inner = self.inner.locked();
         match inner.entries.get(uid) {
             Some(entry) => {
                 entry.pod.running().next().is_some()
@@ -356,13 +353,13 @@ impl Cache {
     }
 
     pub(super) fn last_relist(&self) -> Option<Instant> {
-        self.lock().relisted
+        self.inner.locked().relisted
     }
 
     /// Disconnects when the first relist is done.
     pub(super) fn first_relist(&self) -> Receiver<()> {
         let (tx, rx) = bounded(0);
-        let mut inner = self.lock();
+        let mut inner = self.inner.locked();
         if inner.relisted.is_none() {
             inner.first_relist.push(tx);
         }

@@ -1,9 +1,10 @@
 //! Whether the runtime is ready (Go: pkg/kubelet/runtime.go).
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::cri::{Handler, RuntimeFeatures};
+use crate::util::lock::LockExt;
 
 /// Without a status of a ready runtime for this long, the runtime counts as down.
 const STATUS_LIMIT: Duration = Duration::from_secs(30);
@@ -63,7 +64,7 @@ impl Default for Health {
 impl Health {
     /// The runtime has reported its status.
     pub(super) fn set_status(&self, ready: Result<(), String>, network: Result<(), String>, now: Instant) {
-        let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut facts = self.facts.locked();
         if ready.is_ok() {
             facts.last_ok = Some(now);
         }
@@ -74,53 +75,52 @@ impl Health {
 
     /// The status call failed. It does not count before [`STATUS_LIMIT`] has passed.
     pub(super) fn set_unreachable(&self, error: String) {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner).unreachable = Some(error);
+        self.facts.locked().unreachable = Some(error);
     }
 
     pub(super) fn set_handlers(&self, handlers: Vec<Handler>) {
-        let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut facts = self.facts.locked();
         if *facts.handlers != *handlers {
             facts.handlers = handlers.into();
         }
     }
 
     pub(super) fn handlers(&self) -> Arc<[Handler]> {
-        Arc::clone(&self.facts.lock().unwrap_or_else(PoisonError::into_inner).handlers)
+        Arc::clone(&self.facts.locked().handlers)
     }
 
     /// A handler by name; the default handler's name is empty.
     pub(super) fn handler(&self, name: &str) -> Option<Handler> {
-        let facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        let facts = self.facts.locked();
         facts.handlers.iter().find(|handler| handler.name == name).cloned()
     }
 
     pub(super) fn set_version(&self, name: String, version: String) {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner).version = Some((name, version));
+        self.facts.locked().version = Some((name, version));
     }
 
     /// `None`: the runtime is too old to report its features and has none of them.
     pub(super) fn set_features(&self, features: Option<RuntimeFeatures>) {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner).features =
-            Some(features.unwrap_or_default());
+        self.facts.locked().features = Some(features.unwrap_or_default());
     }
 
     /// `None` until the runtime has responded.
     pub(super) fn features(&self) -> Option<RuntimeFeatures> {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner).features
+        self.facts.locked().features
     }
 
     /// Name and version; `None` until the runtime has responded.
     pub(super) fn version(&self) -> Option<(String, String)> {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner).version.clone()
+        self.facts.locked().version.clone()
     }
 
     /// Whether the last status call failed.
     pub(super) fn is_unreachable(&self) -> bool {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner).unreachable.is_some()
+        self.facts.locked().unreachable.is_some()
     }
 
     pub(super) fn get(&self, last_relist: Option<Instant>, now: Instant) -> RuntimeHealth {
-        let facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let facts = self.facts.locked().clone();
         compute(&facts, last_relist, now)
     }
 }

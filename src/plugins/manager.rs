@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -11,6 +11,7 @@ use rustix::event::PollFlags;
 use super::books::{Books, Ended, Listed, Step};
 use super::tree::Tree;
 use super::{Handlers, handshake};
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::untrusted;
@@ -78,12 +79,8 @@ impl Listing {
     /// All sockets and plugins, for the status.
     #[must_use]
     pub fn list(&self) -> Vec<Listed> {
-        lock(&self.books).list()
+        self.books.locked().list()
     }
-}
-
-fn lock(books: &Mutex<Books>) -> MutexGuard<'_, Books> {
-    books.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Worker {
@@ -105,7 +102,7 @@ impl Worker {
             self.wake.silence();
             while let Ok((path, ended)) = self.ends.try_recv() {
                 let error = if let Ended::Failed(error) = &ended { error.clone() } else { String::new() };
-                if lock(&self.books).ended(&path, ended, Instant::now()) {
+                if self.books.locked().ended(&path, ended, Instant::now()) {
                     log::warn!("{error}");
                 }
             }
@@ -118,7 +115,7 @@ impl Worker {
             if stop.is_stopped() {
                 break;
             }
-            let until = [scan_at, lock(&self.books).wakes(), retry].into_iter().flatten().min();
+            let until = [scan_at, self.books.locked().wakes(), retry].into_iter().flatten().min();
             let _waiting = threads::waiting("plugins");
             // A scan that is due soon: changes until then belong to it.
             let is_soon = scan_at.is_some_and(|at| at <= Instant::now() + PACE);
@@ -149,7 +146,7 @@ impl Worker {
             log::warn!("plugins_registry has too many sockets or directories: some are ignored");
         }
         self.is_cut = found.cut;
-        lock(&self.books).found(&found.sockets);
+        self.books.locked().found(&found.sockets);
         found.blind
     }
 
@@ -157,7 +154,7 @@ impl Worker {
     fn start_operations(&mut self) -> Option<Instant> {
         self.calls.retain(|call| !call.is_finished());
         loop {
-            let (path, step) = lock(&self.books).next(Instant::now())?;
+            let (path, step) = self.books.locked().next(Instant::now())?;
             let end = End {
                 done: self.done.clone(),
                 wake: self.wake.clone(),

@@ -9,7 +9,7 @@ mod volumes;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, select_biased};
@@ -35,6 +35,7 @@ use crate::runtime::grace::Grace;
 use crate::runtime::{Observed, Runtime, Start, StartFailure};
 use crate::status::{self, Deadline, NodeAddresses, StartReason, StatusCache};
 use crate::util::backoff::{Failures, jitter, random_unit};
+use crate::util::lock::LockExt;
 use crate::util::mailbox::Inbox;
 use crate::util::stop::StopToken;
 use crate::util::{memory, threads, timers};
@@ -250,10 +251,9 @@ impl Worker {
                 Next::Now => due = Some(Instant::now()),
                 Next::After(wait) => {
                     due = Some(Instant::now() + wait);
-                    self.shared.lock().unwrap_or_else(PoisonError::into_inner).next_sync =
-                        jiff::SignedDuration::try_from(wait)
-                            .ok()
-                            .and_then(|wait| Timestamp::now().checked_add(wait).ok());
+                    self.shared.locked().next_sync = jiff::SignedDuration::try_from(wait)
+                        .ok()
+                        .and_then(|wait| Timestamp::now().checked_add(wait).ok());
                 }
             }
         }
@@ -304,7 +304,7 @@ impl Worker {
     }
 
     fn report_phase(&self) {
-        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = self.shared.locked();
         shared.phase = match self.life.phase {
             Phase::Syncing => "Syncing",
             Phase::Terminating { .. } => TERMINATING,
@@ -316,7 +316,7 @@ impl Worker {
 
     fn succeeded(&mut self) {
         if self.failures.end() {
-            self.shared.lock().unwrap_or_else(PoisonError::into_inner).last_error = None;
+            self.shared.locked().last_error = None;
         }
     }
 
@@ -331,7 +331,7 @@ impl Worker {
                 self.pod().uid()
             );
         }
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner).last_error = Some(failed.message.clone());
+        self.shared.locked().last_error = Some(failed.message.clone());
     }
 
     /// Brings the containers to the state that the manifest describes.
@@ -771,7 +771,7 @@ impl Worker {
         // The pod may have been evicted or deleted meanwhile: the last status shows that.
         self.receive(inbox, grace);
         // The phase is set first, because the publisher of the status checks it.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner).phase = TERMINATED;
+        self.shared.locked().phase = TERMINATED;
         self.store_status(&after, Finality::Final);
         self.life.phase = Phase::Terminated;
         Ok(Next::Now)
@@ -815,7 +815,7 @@ fn until(at: Timestamp) -> Duration {
 /// The body of a worker that stops a pod that only the runtime knows: grace period 1 s, no hooks,
 /// no status. Returns whether it has stopped.
 pub(super) fn stop_unknown(deps: &Deps, pod: &ListedPod, shared: &Shared, stop: &StopToken) -> bool {
-    shared.lock().unwrap_or_else(PoisonError::into_inner).phase = TERMINATING;
+    shared.locked().phase = TERMINATING;
     loop {
         let busy = deps.observe.busy(&pod.uid);
         let result = deps
@@ -847,7 +847,7 @@ pub(super) fn stop_unknown(deps: &Deps, pod: &ListedPod, shared: &Shared, stop: 
                     return false;
                 }
                 log::warn!("cannot stop pod without a manifest: {error} uid={}", pod.uid);
-                shared.lock().unwrap_or_else(PoisonError::into_inner).last_error = Some(error);
+                shared.locked().last_error = Some(error);
             }
         }
         let _waiting = threads::waiting("retry");

@@ -2,7 +2,7 @@
 //! thread.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::lifecycle::{Failure, Kill, Update, must_end};
@@ -13,6 +13,7 @@ use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::runtime::ListedPod;
 use crate::runtime::grace::{self, GraceOwner};
+use crate::util::lock::LockExt;
 use crate::util::mailbox::{self, Post};
 use crate::util::stop::{self, StopSource};
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -129,9 +130,7 @@ impl Workers {
     /// worker.
     #[must_use]
     pub fn has_stopped(&self, uid: &PodUid) -> bool {
-        self.records.get(uid).is_none_or(|record| {
-            record.finished || record.shared.lock().unwrap_or_else(PoisonError::into_inner).has_stopped()
-        })
+        self.records.get(uid).is_none_or(|record| record.finished || record.shared.locked().has_stopped())
     }
 
     /// Whether the pod has a worker that has not stopped all its containers.
@@ -310,7 +309,7 @@ impl Workers {
                 record.panics = record.panics.saturating_add(1);
                 // The next worker starts from the beginning, but must still stop a killed pod.
                 record.pending.merge(Update { pod: None, kill: record.kill.clone() });
-                record.shared.lock().unwrap_or_else(PoisonError::into_inner).last_error =
+                record.shared.locked().last_error =
                     Some("internal error: the pod's worker panicked (see the log)".to_owned());
                 self.retries.set(uid.clone(), Instant::now() + wait);
                 AfterEnd::Kept
@@ -364,7 +363,7 @@ impl Workers {
 
     fn set_phase(&self, uid: &PodUid, phase: &'static str) {
         if let Some(record) = self.records.get(uid) {
-            record.shared.lock().unwrap_or_else(PoisonError::into_inner).phase = phase;
+            record.shared.locked().phase = phase;
         }
     }
 
@@ -499,7 +498,7 @@ impl Record {
             Body::Pod(pod) => must_end(pod),
             Body::Unknown(_) => true,
         };
-        let report = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let report = self.shared.locked();
         self.killed || is_over || report.is_ending()
     }
 
@@ -531,7 +530,7 @@ impl WorkerHandle {
     /// The worker's current state, as it reports it.
     #[must_use]
     pub fn report(&self) -> WorkerReport {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.locked().clone()
     }
 }
 

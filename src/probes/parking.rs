@@ -1,9 +1,10 @@
 //! Where the thread of a probe leaves the probe when it ends, because no check can be due before
 //! the next update: the startup probe has passed, or the container has exited.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use super::probe::{Probe, Update};
+use crate::util::lock::LockExt;
 use crate::util::mailbox::Inbox;
 
 /// Holds the probe if it has no thread. The registry locks it while it posts an update, so that
@@ -13,7 +14,7 @@ pub(super) struct Parking(Mutex<Option<Box<Probe>>>);
 
 impl Parking {
     pub(super) fn lock(&self) -> MutexGuard<'_, Option<Box<Probe>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.locked()
     }
 
     /// Parks a probe. Returns the probe if there is an update for it.

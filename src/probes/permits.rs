@@ -2,11 +2,12 @@
 //! queue, and its thread in its `select`.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::model::ids::PodUid;
+use crate::util::lock::LockExt;
 
 /// The sum of the weights of all running checks, apart from one of each pod.
 ///
@@ -72,7 +73,7 @@ impl Permits {
     }
 
     fn with<R>(&self, call: impl FnOnce(&mut Queue<Sender<Permit>>) -> R) -> R {
-        call(&mut self.queue.lock().unwrap_or_else(PoisonError::into_inner))
+        call(&mut self.queue.locked())
     }
 }
 

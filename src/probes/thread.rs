@@ -1,7 +1,7 @@
 //! The thread of a probe, and the registry that starts and stops such threads.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded, never, select_biased};
@@ -20,6 +20,7 @@ use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::runtime::PodRuntime;
 use crate::model::verdict::Verdict;
+use crate::util::lock::LockExt;
 use crate::util::mailbox::{Inbox, Post};
 use crate::util::memory;
 use crate::util::stop::StopToken;
@@ -71,7 +72,7 @@ impl Shared {
     }
 
     fn locked(&self) -> MutexGuard<'_, Locked> {
-        self.locked.lock().unwrap_or_else(PoisonError::into_inner)
+        self.locked.locked()
     }
 
     /// See [`super::Probes::sync`]. Threads are started without the lock, which the workers of

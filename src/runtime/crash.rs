@@ -1,7 +1,5 @@
 //! The wait before a container that ended is started again (Go: doBackOff).
 
-use std::sync::PoisonError;
-
 use jiff::Timestamp;
 
 use crate::model::api::Container;
@@ -9,6 +7,7 @@ use crate::model::event::EventType;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::runtime::{ContainerState, ContainerStatus, PodRuntime};
+use crate::util::lock::LockExt;
 
 use super::client::Runtime;
 use super::durations;
@@ -71,7 +70,7 @@ impl Runtime {
     ) -> Option<StartFailure> {
         let finished = last_end(container, runtime)?;
         let key = key(pod, container);
-        let mut waits = self.shared.crashes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waits = self.shared.crashes.locked();
         let until = waits.blocked_until(&key, finished, now)?;
         Some(StartFailure {
             reason: reasons::CRASH_LOOP_BACK_OFF,
@@ -89,7 +88,7 @@ impl Runtime {
     /// Counts a start of `container` after its end.
     pub fn count_restart(&self, pod: &Pod, container: &Container, runtime: &PodRuntime, now: Timestamp) {
         if let Some(finished) = last_end(container, runtime) {
-            let mut waits = self.shared.crashes.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut waits = self.shared.crashes.locked();
             waits.advance(key(pod, container), finished, now);
         }
     }
@@ -108,7 +107,7 @@ impl Runtime {
     /// Forgets expired back-offs. Called regularly.
     pub fn collect_backoff_garbage(&self) {
         let now = Timestamp::now();
-        self.shared.crashes.lock().unwrap_or_else(PoisonError::into_inner).collect_garbage(now);
+        self.shared.crashes.locked().collect_garbage(now);
         self.shared.images.collect_garbage(now);
     }
 }

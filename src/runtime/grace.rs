@@ -4,11 +4,12 @@
 //! DIFFERS: in the Go kubelet a stop under way is not connected with `cancelFn`, and goes on with the
 //! longer period.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::select_biased;
 
+use crate::util::lock::LockExt;
 use crate::util::stop::{self, StopSource, StopToken, Waited};
 use crate::util::timers;
 
@@ -51,7 +52,7 @@ impl GraceOwner {
     /// end and begin again with the new time.
     pub fn shorten(&self, seconds: i64) {
         let Some(end) = after(seconds) else { return };
-        let mut state = self.0.lock();
+        let mut state = self.0.0.locked();
         if state.source.is_none() || state.end.is_some_and(|old| old <= end) {
             return;
         }
@@ -63,7 +64,7 @@ impl GraceOwner {
 
 impl Drop for GraceOwner {
     fn drop(&mut self) {
-        self.0.lock().source = None;
+        self.0.0.locked().source = None;
     }
 }
 
@@ -76,13 +77,13 @@ impl Grace {
 
     /// Forgets the end: the period has not begun.
     pub fn reset(&self) {
-        self.lock().end = None;
+        self.0.locked().end = None;
     }
 
     /// The period begins and takes `seconds`, or less if it was shortened since [`Grace::reset`].
     pub fn begin(&self, seconds: i64) {
         let end = after(seconds);
-        let mut state = self.lock();
+        let mut state = self.0.locked();
         state.end = state.end.into_iter().chain(end).min();
     }
 
@@ -91,14 +92,14 @@ impl Grace {
     pub(super) fn wait_until_overdue(&self, slack: Duration, stop: &StopToken) -> Waited {
         loop {
             let (token, version, end) = {
-                let state = self.lock();
+                let state = self.0.locked();
                 (state.token.clone(), state.version, state.end)
             };
             let due = end.and_then(|end| end.checked_add(slack));
             select_biased! {
                 recv(stop.signal()) -> _ => return Waited::Stopped,
                 recv(token.signal()) -> _ => {
-                    if self.lock().version == version {
+                    if self.0.locked().version == version {
                         return Waited::Stopped;
                     }
                 }
@@ -109,11 +110,7 @@ impl Grace {
 
     /// Whether the waits were cancelled.
     pub(super) fn is_cancelled(&self) -> bool {
-        self.lock().token.is_stopped()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.locked().token.is_stopped()
     }
 }
 
@@ -146,7 +143,7 @@ impl<'a> Countdown<'a> {
     pub(super) fn left(&self) -> i64 {
         let used = i64::try_from(self.begun.elapsed().as_secs()).unwrap_or(i64::MAX);
         let own = self.seconds.saturating_sub(used);
-        match self.grace.lock().end {
+        match self.grace.0.locked().end {
             Some(end) => own.min(whole_seconds(end.saturating_duration_since(Instant::now()))),
             None => own,
         }
@@ -160,13 +157,13 @@ impl<'a> Countdown<'a> {
 
     /// What the next wait needs. It is to be read before [`Countdown::left`].
     pub(super) fn wait(&self) -> Wait {
-        let state = self.grace.lock();
+        let state = self.grace.0.locked();
         Wait { token: state.token.clone(), version: state.version }
     }
 
     /// Whether a wait that its token has ended is to begin again, because the period was shortened.
     pub(super) fn is_shortened(&self, wait: &Wait) -> bool {
-        self.grace.lock().version != wait.version
+        self.grace.0.locked().version != wait.version
     }
 }
 

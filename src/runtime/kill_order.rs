@@ -1,13 +1,14 @@
 //! The order in which containers end when a pod with sidecars is stopped (Go: terminationOrdering).
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::select_biased;
 
 use crate::model::ids::ContainerId;
 use crate::model::pod::{Pod, is_sidecar};
+use crate::util::lock::LockExt;
 use crate::util::stop::{self, StopSource, StopToken, Waited};
 use crate::util::{threads, timers};
 
@@ -65,7 +66,7 @@ impl KillOrder {
 
     /// Records that the container has ended: containers that wait for it continue.
     pub(super) fn ended(&self, id: &ContainerId) {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.running.locked().remove(id);
     }
 
     /// Waits until it is the container's turn, at most for `limit`, and returns how long that took.

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -20,6 +20,7 @@ use crate::transport::generated::runtime::{IDMapping, NamespaceMode, UserNamespa
 use crate::util::atomic_file;
 use crate::util::child::{self, ChildError, Limits};
 use crate::util::disk_writes;
+use crate::util::lock::LockExt;
 use crate::util::state_files;
 use crate::util::stop::StopToken;
 
@@ -151,7 +152,7 @@ impl UserNamespaces {
         }
         let found = self.find_span(stop)?;
         // Stored until the agent exits: the subordinate ids do not change before.
-        let mut span = self.span.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut span = self.span.locked();
         let span = *span.get_or_insert(found);
         let taken = self.taken()?;
         let range = free(span, self.ids_per_pod, &taken).ok_or(UserNamespaceError::Full)?;
@@ -197,7 +198,7 @@ impl UserNamespaces {
     /// DIFFERS: the span is determined for the first pod with `hostUsers: false`. Upstream does it
     /// at its start, and does not start if it fails.
     fn find_span(&self, stop: &StopToken) -> Result<Span, UserNamespaceError> {
-        if let Some(known) = *self.span.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(known) = *self.span.locked() {
             return Ok(known);
         }
         let default = Span { first: self.ids_per_pod, end: 1 << 32 };

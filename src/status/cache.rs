@@ -1,7 +1,7 @@
 //! The last status of every pod, shared by its writers and its readers.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased};
@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use crate::model::api::{ContainerState, ContainerStatus, PodStatus};
 use crate::model::ids::PodUid;
 use crate::model::pod::{Pod, is_sidecar};
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::{threads, timers};
 
@@ -125,18 +126,18 @@ impl StatusCache {
     /// The status of a pod.
     #[must_use]
     pub fn get(&self, uid: &PodUid) -> Option<Arc<PodStatus>> {
-        self.lock().entries.get(uid).map(|entry| Arc::clone(&entry.status))
+        self.inner.locked().entries.get(uid).map(|entry| Arc::clone(&entry.status))
     }
 
     /// The status of a pod with its version and whether the pod is finished.
     #[must_use]
     pub fn entry(&self, uid: &PodUid) -> Option<Entry> {
-        self.lock().entries.get(uid).cloned()
+        self.inner.locked().entries.get(uid).cloned()
     }
 
     /// Drops a pod. The version grows, so that watchers notice the removal.
     pub fn forget(&self, uid: &PodUid) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.locked();
         if inner.entries.remove(uid).is_some() {
             inner.version += 1;
             ring(&mut inner);
@@ -146,7 +147,7 @@ impl StatusCache {
     /// The pods whose statuses were stored after `version`, with the versions of these.
     #[must_use]
     pub fn newer_than(&self, version: u64) -> Vec<(PodUid, u64)> {
-        let inner = self.lock();
+        let inner = self.inner.locked();
         if inner.version <= version {
             return Vec::new();
         }
@@ -156,27 +157,27 @@ impl StatusCache {
 
     /// Records that the API server has every status up to `version`.
     pub(super) fn set_published(&self, version: u64) {
-        self.lock().published = version;
+        self.inner.locked().published = version;
     }
 
     /// Whether the API server has every status.
     #[must_use]
     pub fn is_all_published(&self) -> bool {
-        let inner = self.lock();
+        let inner = self.inner.locked();
         inner.entries.values().all(|entry| entry.version <= inner.published)
     }
 
     /// Whether the API server has the status of this pod, or there is none.
     #[must_use]
     pub fn is_published(&self, uid: &PodUid) -> bool {
-        let inner = self.lock();
+        let inner = self.inner.locked();
         inner.entries.get(uid).is_none_or(|entry| entry.version <= inner.published)
     }
 
     /// Grows with every change of any pod's status.
     #[must_use]
     pub fn version(&self) -> u64 {
-        self.lock().version
+        self.inner.locked().version
     }
 
     /// A bell that rings after every change until it is dropped: one slot, for `select`.
@@ -204,21 +205,17 @@ impl StatusCache {
                 recv(until) -> _ => break self.version(),
             }
         };
-        self.lock().bells.retain(|(other, _)| *other != number);
+        self.inner.locked().bells.retain(|(other, _)| *other != number);
         version
     }
 
     fn listen(&self) -> (u64, Receiver<()>) {
         let (bell, ear) = bounded(1);
-        let mut inner = self.lock();
+        let mut inner = self.inner.locked();
         let number = inner.next_bell;
         inner.next_bell += 1;
         inner.bells.push((number, bell));
         (number, ear)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes a status that is already stored.
@@ -263,7 +260,7 @@ impl StatusCache {
             if entry.is_some() && force == Force::No && transitions::same(old, &status) {
                 return unchanged;
             }
-            let mut inner = self.lock();
+            let mut inner = self.inner.locked();
             let present = inner.entries.get(pod.uid());
             if present.map_or(0, |entry| entry.version) != version {
                 continue;
@@ -541,6 +538,6 @@ mod tests {
         assert_eq!(rx.recv_timeout(Duration::from_secs(10)), Ok(1));
         assert_eq!(bell.try_recv(), Ok(()));
         drop(waiter);
-        assert_eq!(cache.lock().bells.len(), 1);
+        assert_eq!(cache.inner.locked().bells.len(), 1);
     }
 }

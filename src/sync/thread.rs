@@ -1,7 +1,7 @@
 //! The `sync` thread: waits for an event, lets the pure cores decide, carries their effects out.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, never, select_biased};
@@ -38,6 +38,7 @@ use crate::sources::SourceSet;
 use crate::sources::merge::PodSet;
 use crate::status::publish::ApiPods;
 use crate::status::{StatusCache, gates_differ, is_terminal};
+use crate::util::lock::LockExt;
 use crate::util::mailbox::Inbox;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -175,7 +176,7 @@ impl Loop {
             if took > LONG_TURN {
                 log::warn!("a turn of the sync loop took {took:?}: {name}");
             }
-            *self.deps.turn.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+            *self.deps.turn.locked() = Instant::now();
         }
         self.deps.workers.stop(STOP_LIMIT);
     }

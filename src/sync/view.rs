@@ -1,12 +1,13 @@
 //! The snapshot of all pods, which the server and the cleaner read.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::model::ids::{FullName, PodUid};
 use crate::model::pod::{Pod, SourceName};
 use crate::pods::workers::WorkerHandle;
 use crate::sources::SourceProblem;
+use crate::util::lock::LockExt;
 
 /// One pod at the time of the snapshot.
 #[derive(Debug, Clone)]
@@ -79,11 +80,11 @@ impl View {
     /// The newest snapshot.
     #[must_use]
     pub fn get(&self) -> Arc<Snapshot> {
-        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.0.locked())
     }
 
     pub(super) fn set(&self, snapshot: Snapshot) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(snapshot);
+        *self.0.locked() = Arc::new(snapshot);
     }
 }
 

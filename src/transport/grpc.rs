@@ -6,7 +6,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use futures_util::stream::Stream as _;
 
 use super::endpoint::{self, EndpointError};
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
@@ -155,7 +156,7 @@ impl CallError {
 /// The library and its one thread exist while any channel exists.
 pub(super) fn environment() -> Arc<grpcio::Environment> {
     static SHARED: Mutex<Weak<grpcio::Environment>> = Mutex::new(Weak::new());
-    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut shared = SHARED.locked();
     shared.upgrade().unwrap_or_else(|| {
         let fresh = Arc::new(
             grpcio::EnvBuilder::new()

@@ -13,7 +13,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use rustix::fs::Mode;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::grpc::{Bell, Stream, Unary, Woken, environment};
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
@@ -270,17 +271,13 @@ struct Admitted(Calls);
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        self.0.lock().admitted -= 1;
+        self.0.0.locked().admitted -= 1;
     }
 }
 
 impl Calls {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Threads> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn admit(&self) -> Option<Admitted> {
-        let mut threads = self.lock();
+        let mut threads = self.0.locked();
         if threads.ended || threads.admitted >= MAX_CALLS {
             return None;
         }
@@ -295,7 +292,7 @@ impl Calls {
             let _waiting = threads::waiting(method);
             body(&stop);
         });
-        let mut threads = self.lock();
+        let mut threads = self.0.locked();
         threads.running.retain(|running| !running.is_finished());
         match spawned {
             Ok(mut running) => {
@@ -311,7 +308,7 @@ impl Calls {
     /// Stops all calls, and waits for their threads.
     fn end(&self) {
         let mut running = {
-            let mut threads = self.lock();
+            let mut threads = self.0.locked();
             threads.ended = true;
             std::mem::take(&mut threads.running)
         };

@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,6 +15,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use super::stop::{StopToken, Waited};
 use super::threads::{self, OnDeath, Stack};
+
+use crate::util::lock::LockExt;
 
 /// The stop token cannot end a poll, so it is checked at this interval.
 const SLICE: Duration = Duration::from_millis(100);
@@ -143,14 +145,10 @@ pub fn stream(
 struct Limited(Arc<Mutex<Option<Child>>>);
 
 impl Limited {
-    fn lock(&self) -> MutexGuard<'_, Option<Child>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The program's exit status if it has ended; then the value is removed, because the process id
     /// may be reused. `None`: the deadline has passed, and the program was killed.
     fn try_wait(&self) -> Option<std::io::Result<Option<ExitStatus>>> {
-        let mut child = self.lock();
+        let mut child = self.0.locked();
         let status = child.as_mut()?.try_wait();
         if matches!(status, Ok(Some(_))) {
             *child = None;
@@ -160,7 +158,7 @@ impl Limited {
 
     /// Kills the program with its group, unless it has ended.
     fn end(&self) {
-        if let Some(mut child) = self.lock().take() {
+        if let Some(mut child) = self.0.locked().take() {
             end(&mut child);
         }
     }
@@ -410,7 +408,7 @@ mod tests {
             let _ = StopToken::never().wait(Duration::from_millis(5));
         };
         assert_eq!(status.code(), Some(3));
-        assert!(limited.lock().is_none(), "it would be killed at its limit");
+        assert!(limited.0.locked().is_none(), "it would be killed at its limit");
         assert!(limited.try_wait().is_none());
     }
 

@@ -8,9 +8,11 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use rustix::time::{ClockId, clock_gettime};
+
+use crate::util::lock::LockExt;
 
 /// The minutes of the last hour, the current one included.
 const MINUTES: usize = 60;
@@ -78,7 +80,7 @@ fn minute() -> u64 {
 }
 
 fn count(more: Written) {
-    COUNTS.lock().unwrap_or_else(PoisonError::into_inner).add(more, minute());
+    COUNTS.locked().add(more, minute());
 }
 
 /// A file of `bytes` bytes was written, or, with 0, a file, link or directory was created.
@@ -104,7 +106,7 @@ pub fn sync() {
 
 /// Since the start of the process, and in the last hour.
 pub fn written() -> (Written, Written) {
-    let counts = COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let counts = COUNTS.locked();
     (counts.total, counts.last_hour(minute()))
 }
 

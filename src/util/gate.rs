@@ -1,9 +1,10 @@
 //! Keeps the users of a thing out while it is replaced: the things have names.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads;
 
@@ -85,7 +86,7 @@ impl Gate {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.locked()
     }
 }
 

@@ -6,9 +6,11 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+
+use crate::util::lock::LockExt;
 
 type Merge<V> = fn(&mut V, V);
 
@@ -50,7 +52,7 @@ impl<K: Eq + Hash, V> Post<K, V> {
     /// Posts `value` for `key` and rings the bell. Never blocks.
     pub fn put(&self, key: K, value: V) {
         {
-            let mut map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut map = self.map.locked();
             match map.entry(key) {
                 std::collections::hash_map::Entry::Occupied(mut old) => (self.merge)(old.get_mut(), value),
                 std::collections::hash_map::Entry::Vacant(free) => {
@@ -73,13 +75,13 @@ impl<K: Eq + Hash, V> Inbox<K, V> {
     /// Whether there is no entry.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.map.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.map.locked().is_empty()
     }
 
     /// Removes and returns all entries; may be empty.
     #[must_use]
     pub fn take(&self) -> HashMap<K, V> {
-        std::mem::take(&mut *self.map.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.map.locked())
     }
 }
 

@@ -7,9 +7,11 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use crate::util::lock::LockExt;
 
 /// The value of a label: usually a constant of the program.
 pub type Value = Cow<'static, str>;
@@ -235,10 +237,6 @@ fn number(out: &mut String, value: f64) {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A counter without labels.
 pub struct Counter {
     name: &'static str,
@@ -335,25 +333,25 @@ impl<const N: usize> CounterVec<N> {
 
     /// Adds one for these label values.
     pub fn inc<V: Into<Value>>(&self, values: [V; N]) {
-        *lock(&self.series).entry(values.map(Into::into)).or_insert(0) += 1;
+        *self.series.locked().entry(values.map(Into::into)).or_insert(0) += 1;
     }
 
     /// Shows the series from now on, also with the value 0.
     pub fn show<V: Into<Value>>(&self, values: [V; N]) {
-        lock(&self.series).entry(values.map(Into::into)).or_insert(0);
+        self.series.locked().entry(values.map(Into::into)).or_insert(0);
     }
 
     /// The value of one series.
     #[cfg(test)]
     pub fn get<V: Into<Value>>(&self, values: [V; N]) -> u64 {
-        lock(&self.series).get(&values.map(Into::into)).copied().unwrap_or(0)
+        self.series.locked().get(&values.map(Into::into)).copied().unwrap_or(0)
     }
 }
 
 impl<const N: usize> Metric for CounterVec<N> {
     fn write(&self, page: &mut Page) {
         let mut family = page.family(self.name, self.help, Type::Counter);
-        for (values, count) in lock(&self.series).iter() {
+        for (values, count) in self.series.locked().iter() {
             family.series(&pairs(&self.labels, values), *count as f64);
         }
     }
@@ -377,20 +375,20 @@ impl<const N: usize> GaugeVec<N> {
 
     /// Adds this number for these label values.
     pub fn add<V: Into<Value>>(&self, values: [V; N], change: i64) {
-        *lock(&self.series).entry(values.map(Into::into)).or_insert(0) += change;
+        *self.series.locked().entry(values.map(Into::into)).or_insert(0) += change;
     }
 
     /// The value of one series.
     #[cfg(test)]
     pub fn get<V: Into<Value>>(&self, values: [V; N]) -> i64 {
-        lock(&self.series).get(&values.map(Into::into)).copied().unwrap_or(0)
+        self.series.locked().get(&values.map(Into::into)).copied().unwrap_or(0)
     }
 }
 
 impl<const N: usize> Metric for GaugeVec<N> {
     fn write(&self, page: &mut Page) {
         let mut family = page.family(self.name, self.help, Type::Gauge);
-        for (values, count) in lock(&self.series).iter() {
+        for (values, count) in self.series.locked().iter() {
             family.series(&pairs(&self.labels, values), *count as f64);
         }
     }
@@ -444,7 +442,7 @@ impl Histogram {
 
     /// Counts one value.
     pub fn observe(&self, value: f64) {
-        lock(&self.found).observe(self.bounds, value);
+        self.found.locked().observe(self.bounds, value);
     }
 
     /// Counts a duration in seconds.
@@ -455,13 +453,13 @@ impl Histogram {
     /// The number of observed values.
     #[cfg(test)]
     pub fn count(&self) -> u64 {
-        lock(&self.found).total
+        self.found.locked().total
     }
 }
 
 impl Metric for Histogram {
     fn write(&self, page: &mut Page) {
-        let found = lock(&self.found);
+        let found = self.found.locked();
         page.family(self.name, self.help, Type::Histogram).distribution(&[], self.bounds, &found);
     }
 }
@@ -489,7 +487,7 @@ impl<const N: usize> HistogramVec<N> {
 
     /// Counts one value for these label values.
     pub fn observe<V: Into<Value>>(&self, values: [V; N], value: f64) {
-        lock(&self.series).entry(values.map(Into::into)).or_default().observe(self.bounds, value);
+        self.series.locked().entry(values.map(Into::into)).or_default().observe(self.bounds, value);
     }
 
     /// Counts a duration in seconds.
@@ -500,14 +498,14 @@ impl<const N: usize> HistogramVec<N> {
     /// The number of values in one series.
     #[must_use]
     pub fn count<V: Into<Value>>(&self, values: [V; N]) -> u64 {
-        lock(&self.series).get(&values.map(Into::into)).map_or(0, |found| found.total)
+        self.series.locked().get(&values.map(Into::into)).map_or(0, |found| found.total)
     }
 }
 
 impl<const N: usize> Metric for HistogramVec<N> {
     fn write(&self, page: &mut Page) {
         let mut family = page.family(self.name, self.help, Type::Histogram);
-        for (values, found) in lock(&self.series).iter() {
+        for (values, found) in self.series.locked().iter() {
             family.distribution(&pairs(&self.labels, values), self.bounds, found);
         }
     }

@@ -19,6 +19,7 @@ pub(crate) mod fuzzing;
 pub mod gate;
 pub mod gzip;
 pub mod json;
+pub mod lock;
 pub mod logging;
 pub mod mailbox;
 pub mod memory;

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::util::lock::LockExt;
 
 /// The most files that are named. More are only counted.
 const MOST: usize = 256;
@@ -23,7 +25,7 @@ static REPORTS: Mutex<Reports> =
     Mutex::new(Reports { found: BTreeMap::new(), untold: Vec::new(), on_report: None });
 
 fn reports() -> MutexGuard<'static, Reports> {
-    REPORTS.lock().unwrap_or_else(PoisonError::into_inner)
+    REPORTS.locked()
 }
 
 /// Calls `pass_on` with each report, also with earlier ones, for an event.

@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,8 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::memory;
 use super::stop::{self, StopSource, StopToken};
+
+use crate::util::lock::LockExt;
 
 /// How long dropping a [`Running`] waits for its thread before the thread is logged and abandoned.
 pub const JOIN_LIMIT: Duration = Duration::from_secs(5);
@@ -94,7 +96,7 @@ pub fn adopt_library(name: &str, waits_for: &'static str) {
 
 fn enter(name: &str) -> Arc<Slot> {
     let slot = Arc::new(Slot { name: name.to_owned(), waits: Mutex::new(("running", Instant::now())) });
-    let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut table = TABLE.locked();
     table.retain(|weak| weak.strong_count() > 0);
     table.push(Arc::downgrade(&slot));
     slot
@@ -103,7 +105,7 @@ fn enter(name: &str) -> Arc<Slot> {
 fn set_wait(what: &'static str) -> Option<(&'static str, Instant)> {
     OWN.with(|own| {
         own.borrow().as_ref().map(|slot| {
-            let mut waits = slot.waits.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut waits = slot.waits.locked();
             std::mem::replace(&mut *waits, (what, Instant::now()))
         })
     })
@@ -129,12 +131,11 @@ impl Drop for Waiting {
 /// Every running thread of the table, with what it waits for.
 #[must_use]
 pub fn report() -> Vec<ThreadReport> {
-    let slots: Vec<Arc<Slot>> =
-        TABLE.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect();
+    let slots: Vec<Arc<Slot>> = TABLE.locked().iter().filter_map(Weak::upgrade).collect();
     slots
         .iter()
         .map(|slot| {
-            let (waits_for, since) = *slot.waits.lock().unwrap_or_else(PoisonError::into_inner);
+            let (waits_for, since) = *slot.waits.locked();
             ThreadReport { name: slot.name.clone(), waits_for, since: since.elapsed() }
         })
         .collect()

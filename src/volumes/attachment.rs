@@ -12,10 +12,11 @@
 //! its request has arrived; the request fails if another list was stored meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::model::ids::PodUid;
+use crate::util::lock::LockExt;
 
 /// The lists of volumes in the status of this node's object, by unique name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -163,7 +164,7 @@ impl std::fmt::Debug for Attachments {
 
 impl Attachments {
     fn agreement(&self) -> MutexGuard<'_, Agreement> {
-        self.agreement.lock().unwrap_or_else(PoisonError::into_inner)
+        self.agreement.locked()
     }
 
     /// From now on volumes wait until this controller has attached them.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::kube::{LocalObjects, PodApi};
@@ -12,6 +12,7 @@ use crate::model::ids::PodUid;
 use crate::model::metrics::STORAGE_OPERATIONS;
 use crate::model::mount::MountedVolume;
 use crate::util::error_chain::chain;
+use crate::util::lock::LockExt;
 
 use super::actual::Actual;
 use super::attachment::{Attachments, Controller};
@@ -229,7 +230,7 @@ impl Volumes {
     /// The pods whose volumes could not be removed, with the reason.
     #[must_use]
     pub fn lingering(&self) -> Vec<Lingering> {
-        let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let failures = self.failures.locked();
         let one = |(uid, (why, since)): (&PodUid, &(String, Instant))| Lingering {
             uid: uid.clone(),
             why: why.clone(),
@@ -241,7 +242,7 @@ impl Volumes {
     /// Why volumes that no pod uses any more cannot be unmounted and detached, and since when.
     #[must_use]
     pub fn unreleased(&self) -> Option<(String, Duration)> {
-        let unreleased = self.unreleased.lock().unwrap_or_else(PoisonError::into_inner);
+        let unreleased = self.unreleased.locked();
         unreleased.as_ref().map(|(why, since)| (why.clone(), since.elapsed()))
     }
 
@@ -265,7 +266,7 @@ impl Volumes {
 
     /// Records whether the pod's volumes can be removed, for `coracle status`.
     pub(super) fn record_removal(&self, uid: &PodUid, result: &Result<(), VolumeError>) {
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failures = self.failures.locked();
         match result {
             Ok(()) => {
                 failures.remove(uid);
@@ -285,14 +286,14 @@ impl Volumes {
     }
 
     pub(super) fn retries(&self) -> MutexGuard<'_, Retries> {
-        self.retries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.retries.locked()
     }
 
     pub(super) fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        self.progress.locked()
     }
 
     pub(super) fn actual(&self) -> MutexGuard<'_, Actual> {
-        self.actual.lock().unwrap_or_else(PoisonError::into_inner)
+        self.actual.locked()
     }
 }

@@ -15,13 +15,14 @@
 //! pod that is removed ([`Operations::settle`]).
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{bounded, select_biased};
 
 use super::error::VolumeError;
 use crate::model::ids::PodUid;
+use crate::util::lock::LockExt;
 use crate::util::stop::{self, StopSource, StopToken};
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
@@ -177,7 +178,7 @@ struct Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+        self.pending.locked().remove(&self.key);
     }
 }
 
@@ -322,7 +323,7 @@ impl Operations {
     ) -> Result<Entry, VolumeError> {
         let key = (uid.clone(), volume.to_owned());
         let now = Instant::now();
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = self.pending.locked();
         if pending.contains_key(&key) {
             return Err(VolumeError::Pending);
         }
@@ -341,7 +342,7 @@ impl Operations {
     /// The running operation on the volume begins a walk through its files. Returns the signals that
     /// end the walk; the end of the wait for the operation is not among them.
     pub(super) fn walk(&self, uid: &PodUid, volume: &str) -> Vec<StopToken> {
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = self.pending.locked();
         let Some(one) = pending.get_mut(&(uid.clone(), volume.to_owned())) else { return Vec::new() };
         one.walk.has_begun = true;
         // A walk changes only files of the volume, and is the last step.
@@ -352,7 +353,7 @@ impl Operations {
     /// From now on the running operation on the volume does nothing in the directory of its pod, until
     /// [`Operations::step_in`]: a file system of another server may let it wait.
     pub(super) fn step_out(&self, uid: &PodUid, volume: &str) {
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = self.pending.locked();
         if let Some(one) = pending.get_mut(&(uid.clone(), volume.to_owned())) {
             one.step_out();
         }
@@ -363,7 +364,7 @@ impl Operations {
     /// # Errors
     /// [`VolumeError::Stopping`] when the pod's volumes are removed: it must end.
     pub(super) fn step_in(&self, uid: &PodUid, volume: &str) -> Result<(), VolumeError> {
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = self.pending.locked();
         let Some(one) = pending.get_mut(&(uid.clone(), volume.to_owned())) else { return Ok(()) };
         if one.reach == Reach::Left {
             return Err(VolumeError::Stopping);
@@ -394,7 +395,7 @@ impl Operations {
     ) -> Result<(), VolumeError> {
         self.end_walks(uid, until, stop);
         let outside = {
-            let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+            let pending = self.pending.locked();
             let of_pod = pending.iter().filter(|((owner, _), _)| owner == uid);
             let outside = of_pod.filter(|(_, one)| one.reach == Reach::Outside && !one.walk.has_begun);
             outside.map(|(_, one)| one.ended.clone()).collect::<Vec<_>>()
@@ -407,7 +408,7 @@ impl Operations {
                 default(until.saturating_duration_since(Instant::now())) => break,
             }
         }
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = self.pending.locked();
         for (_, one) in pending.iter_mut().filter(|((owner, _), _)| owner == uid) {
             if one.reach == Reach::Outside {
                 one.reach = Reach::Left;
@@ -420,7 +421,7 @@ impl Operations {
 
     /// Whether an operation on a volume of the pod was left alone, and still has files open there.
     pub(super) fn has_left(&self, uid: &PodUid) -> bool {
-        let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let pending = self.pending.locked();
         pending.iter().any(|((owner, _), one)| owner == uid && one.reach == Reach::Left)
     }
 
@@ -428,7 +429,7 @@ impl Operations {
     /// operation. Returns the ends of the operations that walk.
     pub(super) fn stop_walks(&self, uid: &PodUid) -> Vec<StopToken> {
         let mut walking = Vec::new();
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = self.pending.locked();
         for (_, one) in pending.iter_mut().filter(|((owner, _), _)| owner == uid) {
             one.walk.removal = None;
             // One that was left alone hangs.
@@ -453,7 +454,7 @@ impl Operations {
 
     /// The server or driver of a running operation has become known.
     pub(super) fn is_served_by(&self, uid: &PodUid, volume: &str, server: Option<String>) {
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = self.pending.locked();
         if let Some(one) = pending.get_mut(&(uid.clone(), volume.to_owned())) {
             one.share.server = server;
         }
@@ -462,7 +463,7 @@ impl Operations {
     /// The operations that have run for `limit`, with the volume ([`UNMOUNT`] for the unmount of all
     /// volumes of the pod) and the time so far.
     pub(super) fn slow(&self, limit: Duration) -> Vec<(PodUid, String, Duration)> {
-        let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let pending = self.pending.locked();
         let mut found: Vec<_> = pending
             .iter()
             .map(|((uid, volume), one)| (uid.clone(), volume.clone(), one.begun.elapsed()))
@@ -475,12 +476,12 @@ impl Operations {
     /// Whether the pod's volumes are being unmounted.
     pub(super) fn is_unmounting(&self, uid: &PodUid) -> bool {
         let key = (uid.clone(), UNMOUNT.to_owned());
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&key)
+        self.pending.locked().contains_key(&key)
     }
 
     /// Whether an operation of the pod still runs, apart from those that were left alone.
     pub(super) fn is_busy(&self, uid: &PodUid) -> bool {
-        let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let pending = self.pending.locked();
         pending.iter().any(|((busy, _), one)| busy == uid && one.reach != Reach::Left)
     }
 }

@@ -12,7 +12,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded, select_biased};
@@ -24,6 +24,7 @@ use super::operations::{self, Operation, Share};
 use super::{empty_dir, mounts, paths};
 use crate::model::ids::PodUid;
 use crate::util::error_chain::chain;
+use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads;
 use crate::util::tree::{self, Leftover};
@@ -79,11 +80,11 @@ impl Drop for Removing<'_> {
 
 impl Orphans {
     fn removing(&self) -> MutexGuard<'_, HashSet<PodUid>> {
-        self.removing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.removing.locked()
     }
 
     fn unmounts(&self) -> MutexGuard<'_, HashMap<PodUid, UnderWay>> {
-        self.unmounts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unmounts.locked()
     }
 
     /// Notes the removal, unless the pod is known.

@@ -9,7 +9,7 @@
 //! that no sync has taken are in the agent's memory, and count in the limits of `actual`.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, TryRecvError, bounded, select_biased};
@@ -26,6 +26,7 @@ use crate::model::api::{ProjectedVolumeSource, Volume};
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
@@ -144,7 +145,7 @@ impl Refreshes {
 
 impl Volumes {
     pub(super) fn refreshes(&self) -> MutexGuard<'_, Refreshes> {
-        self.refreshes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.refreshes.locked()
     }
 
     /// Whether an update of the volume needs no response of another process.
@@ -306,7 +307,7 @@ fn counted(fresh: Fresh, actual: &Mutex<Actual>, pod: &Pod, volume: &Volume) -> 
         Plugin::ConfigMap(_) => Size { bytes: payload.bytes(), memory: payload.bytes() },
         _ => Size::in_memory(payload.bytes(), payload.entries()),
     };
-    let mut actual = actual.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut actual = actual.locked();
     actual.reserve((pod.uid(), pod.namespace()), &volume.name, size)?;
     drop(actual);
     Ok(fresh)

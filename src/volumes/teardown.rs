@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{bounded, select_biased};
@@ -22,6 +22,7 @@ use super::persistent::Kinds;
 use super::{csi, empty_dir, group_marker, kind, mounts, operations, paths, sub_path, unmount};
 use crate::model::ids::PodUid;
 use crate::util::error_chain::chain;
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads;
 use crate::util::tree::{self, Leftover};
@@ -45,7 +46,7 @@ impl Volumes {
         self.removed(uid, &result, begun.elapsed());
         if result.is_ok() {
             self.kinds.forget(uid);
-            *self.sweep_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+            *self.sweep_at.locked() = Some(Instant::now());
             self.sweep_devices(stop);
         }
         result
@@ -197,21 +198,21 @@ impl Unmounts {
 impl Volumes {
     /// Whether devices are to be cleaned up now.
     pub(super) fn has_due_sweep(&self) -> bool {
-        let next = self.sweep_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = self.sweep_at.locked();
         next.is_some_and(|next| next <= Instant::now())
     }
 
     /// Unmounts and detaches devices that no pod uses any more, if there are any. This does not hold
     /// up the end of a pod, and is repeated after a failure.
     pub(super) fn sweep_devices(&self, stop: &StopToken) {
-        let mut next = self.sweep_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = self.sweep_at.locked();
         if next.is_none_or(|next| next > Instant::now()) {
             return;
         }
         *next = None;
         drop(next);
         if !self.kinds.has_devices() && !self.csi.has_volumes() {
-            *self.unreleased.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            *self.unreleased.locked() = None;
             return;
         }
         let (kinds, csi) = (Arc::clone(&self.kinds), Arc::clone(&self.csi));
@@ -227,7 +228,7 @@ impl Volumes {
             ];
             let failed = unmount::together(jobs, stop);
             let result = failed.into_iter().next().map_or(Ok(()), |(_, error)| Err(error));
-            let mut last = unreleased.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut last = unreleased.locked();
             match &result {
                 Ok(()) => *last = None,
                 Err(VolumeError::Stopping) => {}
@@ -255,7 +256,7 @@ impl Volumes {
             }
             // It continues: a device whose server does not respond must not keep the others. The one
             // before has ended, as there is one at a time.
-            let mut sweeping = self.sweeping.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut sweeping = self.sweeping.locked();
             let before = sweeping.replace(operation);
             // Not under the lock: this joins its thread.
             drop(sweeping);
@@ -264,7 +265,7 @@ impl Volumes {
         });
         if ended.is_err() {
             let again = Some(Instant::now() + SWEEP_AGAIN);
-            *self.sweep_at.lock().unwrap_or_else(PoisonError::into_inner) = again;
+            *self.sweep_at.locked() = again;
         }
     }
 }

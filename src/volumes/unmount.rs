@@ -10,7 +10,7 @@
 //! ([`together`]), so that one dead server does not delay the others.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select_biased};
@@ -21,6 +21,7 @@ use super::error::VolumeError;
 use super::mounts::{self, Use};
 use super::paths::SUB_PATHS;
 use crate::util::error_chain::chain;
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
@@ -135,7 +136,7 @@ pub struct Stuck {
 /// The calls that have not ended, for `coracle status`.
 #[must_use]
 pub fn stuck() -> Vec<Stuck> {
-    let table = STUCK.lock().unwrap_or_else(PoisonError::into_inner);
+    let table = STUCK.locked();
     let shown =
         |((call, path), begun): &(Call, Instant)| Stuck { path: path.clone(), call, since: begun.elapsed() };
     table.iter().map(shown).collect()
@@ -292,7 +293,7 @@ struct Entry(Call, Instant);
 
 impl Entry {
     fn enter(call: Call) -> Result<Entry, VolumeError> {
-        let mut table = STUCK.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = STUCK.locked();
         let owner = owner(&call.1);
         let of_pod = table.iter().filter(|((_, path), _)| self::owner(path) == owner).count();
         if of_pod >= MAX_STUCK_OF_POD || (of_pod > 0 && table.len() >= MAX_STUCK) {
@@ -306,7 +307,7 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let mut table = STUCK.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = STUCK.locked();
         if let Some(index) = table.iter().position(|(call, begun)| *call == self.0 && *begun == self.1) {
             table.swap_remove(index);
         }

@@ -1,6 +1,8 @@
 //! Both methods of a driver fail in every way, and the agent is killed at each call: each claim is
 //! prepared for its pods only, and nothing is left.
 
+use crate::util::lock::LockExt;
+
 use std::sync::atomic::Ordering;
 
 use super::tests::{Fake, Node, p, prepare, q, unprepare};
@@ -53,7 +55,7 @@ fn prepared_after(steps: usize) -> &'static [&'static str] {
 }
 
 fn check(driver: &Fake, claims: &Claims, wanted: &[&str], what: &str) {
-    assert_eq!(lock(&driver.prepared).iter().map(String::as_str).collect::<Vec<_>>(), wanted, "{what}");
+    assert_eq!(driver.prepared.locked().iter().map(String::as_str).collect::<Vec<_>>(), wanted, "{what}");
     assert_eq!(claims.list().len(), wanted.len(), "{what}");
 }
 
@@ -77,14 +79,14 @@ fn each_call_may_fail_and_the_agent_may_be_killed_during_it() {
                         .lost
                         .store(matches!(fault, Fault::LosesResponse | Fault::KilledAfter), Ordering::SeqCst);
                     match fault {
-                        Fault::Dies => drop(lock(&claims.shared.drivers).remove("d", "/d.sock")),
-                        _ => *lock(&node.driver.fail) = Some("made to fail"),
+                        Fault::Dies => drop(claims.shared.drivers.locked().remove("d", "/d.sock")),
+                        _ => *node.driver.fail.locked() = Some("made to fail"),
                     }
-                    *lock(&node.driver.file) = Some(node.file());
+                    *node.driver.file.locked() = Some(node.file());
                     let is_done = run(&claims, step);
-                    *lock(&node.driver.fail) = None;
-                    *lock(&node.driver.file) = None;
-                    let at_call = lock(&node.driver.at_call).take();
+                    *node.driver.fail.locked() = None;
+                    *node.driver.file.locked() = None;
+                    let at_call = node.driver.at_call.locked().take();
                     let is_called = at_call.is_some();
                     match fault {
                         Fault::Dies => {

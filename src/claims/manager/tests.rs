@@ -7,6 +7,7 @@ use super::*;
 use crate::claims::api::ReadError;
 use crate::claims::object::ResourceClaim;
 use crate::claims::testing::{claim, device, pod_of};
+use crate::util::lock::LockExt;
 use crate::util::stop;
 use crate::util::threads::{OnDeath, Stack, spawn};
 
@@ -22,7 +23,7 @@ impl ClaimApi for Server {
         if self.away.load(Ordering::SeqCst) {
             return Err(ReadError { text: "connection refused".to_owned(), unavailable: true });
         }
-        let found = lock(&self.claims).get(&key.name).cloned();
+        let found = self.claims.locked().get(&key.name).cloned();
         let missing = format!("resourceclaims.resource.k8s.io {:?} not found", key.name);
         found
             .map(|claim| serde_json::from_value(claim).unwrap())
@@ -57,25 +58,25 @@ impl Fake {
         work: impl Fn(&mut BTreeSet<String>, &str),
     ) -> Result<(), String> {
         let names: Vec<&str> = claims.iter().map(|claim| claim.key.name.as_str()).collect();
-        lock(&self.calls).push(format!("{method} {}", names.join(",")));
-        if let Some(file) = lock(&self.file).take() {
-            *lock(&self.at_call) = Some(std::fs::read(file).unwrap());
+        self.calls.locked().push(format!("{method} {}", names.join(",")));
+        if let Some(file) = self.file.locked().take() {
+            *self.at_call.locked() = Some(std::fs::read(file).unwrap());
         }
-        let gate = lock(&self.gate).take();
+        let gate = self.gate.locked().take();
         if let Some((reached, go)) = gate {
             reached.send(()).unwrap();
             let _ = go.recv();
         }
-        let fail = *lock(&self.fail);
+        let fail = *self.fail.locked();
         if fail.is_none() || self.lost.load(Ordering::SeqCst) {
-            let mut prepared = lock(&self.prepared);
+            let mut prepared = self.prepared.locked();
             claims.iter().for_each(|claim| work(&mut prepared, &claim.uid));
         }
         fail.map_or(Ok(()), |text| Err(text.to_owned()))
     }
 
     pub(super) fn calls(&self) -> Vec<String> {
-        std::mem::take(&mut lock(&self.calls))
+        std::mem::take(&mut self.calls.locked())
     }
 }
 
@@ -111,7 +112,7 @@ impl Node {
     pub(super) fn new() -> Node {
         let server = Server::default();
         for (name, uid) in [("one", "u1"), ("two", "u2")] {
-            lock(&server.claims).insert(name.to_owned(), claim(name, uid, &["d"]));
+            server.claims.locked().insert(name.to_owned(), claim(name, uid, &["d"]));
         }
         Node { dir: tempfile::tempdir().unwrap(), server, driver: Arc::new(Fake::default()) }
     }
@@ -120,7 +121,7 @@ impl Node {
     pub(super) fn start(&self) -> Claims {
         let claims = self.start_without_driver();
         let driver: Arc<dyn Driver> = self.driver.clone();
-        lock(&claims.shared.drivers).add("d", "/d.sock", || Ok(driver)).unwrap();
+        claims.shared.drivers.locked().add("d", "/d.sock", || Ok(driver)).unwrap();
         claims
     }
 
@@ -205,7 +206,7 @@ fn errors_have_the_texts_of_the_go_kubelet() {
         "prepare dynamic resources: pod s (s) is not allowed to use ResourceClaim one (u1)"
     );
     let claims = node.start();
-    *lock(&node.driver.fail) = Some("rpc error: code = Unavailable desc = gone");
+    *node.driver.fail.locked() = Some("rpc error: code = Unavailable desc = gone");
     let prefix = "prepare dynamic resources: NodePrepareResources: rpc error:";
     assert!(prepare(&claims, &p()).unwrap_err().starts_with(prefix));
     let prefix = "unprepare dynamic resources: NodeUnprepareResources: rpc error:";
@@ -217,14 +218,14 @@ fn an_answer_that_was_lost_is_repeated() {
     let node = Node::new();
     let claims = node.start();
     node.driver.lost.store(true, Ordering::SeqCst);
-    *lock(&node.driver.fail) = Some("lost");
+    *node.driver.fail.locked() = Some("lost");
     prepare(&claims, &p()).unwrap_err();
     // The driver has the claims, so they must be unprepared even if the pod never starts.
-    assert!(claims.uses_any(p().uid()) && lock(&node.driver.prepared).len() == 2);
+    assert!(claims.uses_any(p().uid()) && node.driver.prepared.locked().len() == 2);
     unprepare(&claims, &p()).unwrap_err();
-    *lock(&node.driver.fail) = None;
+    *node.driver.fail.locked() = None;
     unprepare(&claims, &p()).unwrap();
-    assert!(lock(&node.driver.prepared).is_empty() && claims.list().is_empty());
+    assert!(node.driver.prepared.locked().is_empty() && claims.list().is_empty());
     assert_eq!(node.driver.calls(), ["prepare one,two", "unprepare one,two", "unprepare one,two"]);
 }
 
@@ -247,7 +248,7 @@ fn an_agent_that_is_killed_during_a_call_loses_no_claim() {
     // The call succeeds, and its result is never written: the next start has the earlier file.
     let (reached_tx, reached) = bounded(1);
     let (go, go_rx) = bounded::<()>(1);
-    *lock(&node.driver.gate) = Some((reached_tx, go_rx));
+    *node.driver.gate.locked() = Some((reached_tx, go_rx));
     let running = spawn("t/killed", Stack::Large, OnDeath::Unsupervised, move |_| {
         let _ = prepare(&killed, &p());
     })
@@ -263,7 +264,7 @@ fn an_agent_that_is_killed_during_a_call_loses_no_claim() {
     node.driver.calls();
     claims.clean(&BTreeSet::new(), &StopToken::never(), Duration::from_secs(60));
     assert_eq!(node.driver.calls(), ["unprepare one,two"]);
-    assert!(lock(&node.driver.prepared).is_empty() && claims.list().is_empty());
+    assert!(node.driver.prepared.locked().is_empty() && claims.list().is_empty());
 }
 
 #[test]
@@ -287,7 +288,7 @@ fn pods_that_share_a_claim_wait_for_each_other_and_others_do_not() {
     let claims = node.start();
     let (reached_tx, reached) = bounded(1);
     let (go, go_rx) = bounded::<()>(1);
-    *lock(&node.driver.gate) = Some((reached_tx, go_rx));
+    *node.driver.gate.locked() = Some((reached_tx, go_rx));
     let (first, second) = (claims.clone(), claims.clone());
     let one =
         spawn("t/one", Stack::Large, OnDeath::Unsupervised, move |_| prepare(&first, &q()).unwrap()).unwrap();
@@ -335,7 +336,7 @@ fn a_damaged_state_file_is_put_aside_and_the_books_are_rebuilt() {
     prepare(&claims, &p()).unwrap();
     assert!(claims.knows(&p()) && claims.problems().len() == 2);
     unprepare(&claims, &p()).unwrap();
-    assert!(lock(&node.driver.prepared).is_empty());
+    assert!(node.driver.prepared.locked().is_empty());
 }
 
 #[test]

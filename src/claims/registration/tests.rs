@@ -17,6 +17,7 @@ use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::transport::generated::{dra, drahealth, methods, to_bytes};
 use crate::transport::rpc_server::{Refusal, Server, Service as Methods};
+use crate::util::lock::LockExt;
 use crate::util::threads;
 
 const DRIVER: &str = "dev.example.com";
@@ -73,7 +74,7 @@ impl FakeDriver {
     }
 
     fn set(&self, fault: Fault) {
-        *lock(&self.fault) = fault;
+        *self.fault.locked() = fault;
     }
 
     /// The claims of the answer, with the text of their error.
@@ -84,9 +85,9 @@ impl FakeDriver {
         work: fn(&mut BTreeSet<String>, &str),
     ) -> Result<Vec<(String, String)>, Refusal> {
         let _ = self.entered.0.send(());
-        let fault = *lock(&self.fault);
+        let fault = *self.fault.locked();
         if !matches!(fault, Fault::Refuse | Fault::Hang) {
-            let mut prepared = lock(&self.prepared);
+            let mut prepared = self.prepared.locked();
             request.claims.iter().for_each(|claim| work(&mut prepared, &claim.uid));
         }
         let of_claims = |text: &str| -> Vec<(String, String)> {
@@ -123,7 +124,7 @@ impl FakeDriver {
         let answers = self.handle(request, stop, |prepared, uid| {
             prepared.insert(uid.to_owned());
         })?;
-        let is_unreadable = *lock(&self.fault) == Fault::Unreadable;
+        let is_unreadable = *self.fault.locked() == Fault::Unreadable;
         let device = dra::PreparedDevice {
             pool_name: "pool".to_owned(),
             device_name: "dev".to_owned(),
@@ -271,7 +272,7 @@ fn each_fault_of_a_driver_is_an_error_in_time_and_the_next_attempt_succeeds() {
                 "{fault:?}"
             );
         }
-        assert!(lock(&driver.prepared).is_empty() && node.claims.list().is_empty(), "{fault:?}");
+        assert!(driver.prepared.locked().is_empty() && node.claims.list().is_empty(), "{fault:?}");
     }
 }
 
@@ -295,7 +296,7 @@ fn a_driver_that_dies_during_a_call_is_called_again_when_it_is_back() {
     let _server = node.serve(&driver);
     node.until_ok(Node::prepare);
     node.until_ok(Node::unprepare);
-    assert!(lock(&driver.prepared).is_empty());
+    assert!(driver.prepared.locked().is_empty());
 }
 
 #[test]
@@ -379,6 +380,6 @@ fn the_start_deletes_the_slices_of_the_node_and_cleans_up() {
         let _ = StopToken::never().wait(Duration::from_millis(20));
     }
     drop(running);
-    assert!(lock(&driver.prepared).is_empty());
+    assert!(driver.prepared.locked().is_empty());
     assert!(node.wiped.try_recv().is_err(), "the driver is connected");
 }

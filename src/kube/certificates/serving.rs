@@ -2,7 +2,7 @@
 //! (Go: pkg/kubelet/certificate, cmd/kubelet's initializeTLS).
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use jiff::{SignedDuration, Timestamp};
@@ -13,6 +13,7 @@ use super::store::{self, Identity, Store};
 pub use crate::transport::tls::ServingCertificate;
 use crate::util::atomic_file;
 use crate::util::error_chain::chain;
+use crate::util::lock::LockExt;
 
 /// Lifetime of a self-signed certificate.
 const LIFETIME: Duration = Duration::from_secs(366 * 86_400);
@@ -71,7 +72,7 @@ impl Serving {
         let serving = Serving::default();
         match source {
             Source::Files { certificate, key } => {
-                let mut inner = serving.lock();
+                let mut inner = serving.inner.locked();
                 let identity = read_pair(certificate, key)?;
                 inner.files = Some(Files {
                     certificate: certificate.clone(),
@@ -97,17 +98,13 @@ impl Serving {
     /// The certificate to show now. The operator's files are read again when they changed.
     #[must_use]
     pub fn current(&self) -> Option<Arc<ServingCertificate>> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.locked();
         inner.reload(Instant::now());
         inner.current.clone()
     }
 
     pub(super) fn put(&self, identity: &Identity) {
-        self.lock().put(identity);
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.locked().put(identity);
     }
 }
 
@@ -231,7 +228,7 @@ mod tests {
         };
         let serving = Serving::open(&source, at(0)).unwrap();
         let first = serving.current().unwrap();
-        let reload = |later: u64| serving.lock().reload(Instant::now() + Duration::from_secs(later));
+        let reload = |later: u64| serving.inner.locked().reload(Instant::now() + Duration::from_secs(later));
         reload(60);
         assert_eq!(serving.current().unwrap(), first);
         let touch = |name: &str| {
@@ -243,13 +240,17 @@ mod tests {
         std::fs::write(dir.path().join("kubelet.crt"), "nonsense").unwrap();
         touch("kubelet.crt");
         reload(120);
-        assert_eq!(serving.lock().current.clone().unwrap(), first);
+        assert_eq!(serving.inner.locked().current.clone().unwrap(), first);
         std::fs::write(dir.path().join("kubelet.crt"), good).unwrap();
         reload(121);
-        assert_eq!(serving.lock().current.clone().unwrap().generation, 1, "the last check was a moment ago");
+        assert_eq!(
+            serving.inner.locked().current.clone().unwrap().generation,
+            1,
+            "the last check was a moment ago"
+        );
         touch("kubelet.crt");
         reload(180);
-        assert_eq!(serving.lock().current.clone().unwrap().generation, 2);
+        assert_eq!(serving.inner.locked().current.clone().unwrap().generation, 2);
         assert!(
             Serving::open(&Source::Files { certificate: "/none".into(), key: "/none".into() }, at(0))
                 .is_err()

@@ -1,7 +1,7 @@
 //! The thread `certs`: renews the client certificate and the serving certificate.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
@@ -21,6 +21,7 @@ use crate::model::metrics::{
 use crate::transport;
 use crate::util::backoff::random_unit;
 use crate::util::error_chain::chain;
+use crate::util::lock::LockExt;
 use crate::util::metrics::{Counter, Gauge};
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -80,16 +81,12 @@ impl Certificates {
     /// Sets the node's addresses. A serving certificate that lacks one is replaced.
     pub fn set_addresses(&self, addresses: &[api::NodeAddress]) {
         let new = ServingNames::of_addresses(addresses);
-        let mut names = self.lock();
+        let mut names = self.names.locked();
         if *names != new {
             *names = new;
             // If the bell is full, it rings already; a thread that has ended needs none.
             let _ = self.bell.try_send(());
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ServingNames> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -246,7 +243,7 @@ impl State {
             count(&outcome, end, &CLIENT_CERTIFICATE_END, &CLIENT_CERTIFICATE_ERRORS);
         }
         if let Some((rotation, serving)) = &mut self.serving {
-            let names = self.certificates.lock().clone();
+            let names = self.certificates.names.locked().clone();
             // The signer rejects a node without an address, so no request is made before there is one.
             let template = (!names.ips.is_empty()).then(|| Template::serving(&self.node_name, names));
             let outcome = rotation.turn(template.as_ref(), now, random_unit());

@@ -17,13 +17,14 @@ mod object;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, Running};
 
@@ -466,7 +467,7 @@ impl Table {
 
 impl Shared {
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.locked()
     }
 
     fn step(&self, key: &Key) -> Step {

@@ -20,12 +20,13 @@ mod resources;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::plan::resize::{Given, Resource};
 use crate::model::api::{Container, PodCondition};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
+use crate::util::lock::LockExt;
 
 pub use checkpoint::CheckpointError;
 pub use resizing::{Counts, Pending, summary};
@@ -117,14 +118,18 @@ impl Allocations {
         &self.0.problems
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The pod with what it was granted in the place of what it requests.
     #[must_use]
     pub fn granted(&self, pod: &Pod) -> Pod {
-        match self.lock().allocated.entries.get(pod.uid()).and_then(|text| PodResources::parse(text)) {
+        match self
+            .0
+            .state
+            .locked()
+            .allocated
+            .entries
+            .get(pod.uid())
+            .and_then(|text| PodResources::parse(text))
+        {
             Some(granted) => granted.applied_to(pod),
             None => pod.clone(),
         }
@@ -132,7 +137,7 @@ impl Allocations {
 
     /// Records that the pod was granted what it requests.
     pub fn grant(&self, pod: &Pod) {
-        let mut state = self.lock();
+        let mut state = self.0.state.locked();
         if has_resources(pod) || state.allocated.entries.contains_key(pod.uid()) {
             state.allocated.set(pod.uid(), PodResources::of(pod).to_text());
         }
@@ -141,13 +146,13 @@ impl Allocations {
     /// Forgets what a pod was granted that its source has no more. Another pod of its UID gets what
     /// its own manifest requests.
     pub fn revoke(&self, uid: &PodUid) {
-        self.lock().allocated.retain(|other| other != uid);
+        self.0.state.locked().allocated.retain(|other| other != uid);
     }
 
     /// The values that were last sent to the runtime for a container.
     #[must_use]
     pub fn given(&self, uid: &PodUid, container: &str) -> Option<Given> {
-        let state = self.lock();
+        let state = self.0.state.locked();
         let resources = PodResources::parse(state.actuated.entries.get(uid)?)?;
         resources.container(container).map(Given::of_resources)
     }
@@ -171,7 +176,7 @@ impl Allocations {
     /// progress or has failed; `None`: there is none, or they are not known.
     #[must_use]
     pub fn in_resize(&self, pod: &Pod) -> Option<Pod> {
-        let state = self.lock();
+        let state = self.0.state.locked();
         state.resizing.get(pod.uid()).filter(|resizing| resizing.is_in_progress())?;
         let mut has = PodResources::parse(state.actuated.entries.get(pod.uid())?)?;
         if !has.has_pod_level() {
@@ -186,7 +191,7 @@ impl Allocations {
     ///
     /// DIFFERS: upstream updates all their values again, and restarts them if their policy says so.
     pub fn adopt(&self, pod: &Pod, running: &[&Container]) {
-        let is_known = self.lock().actuated.entries.contains_key(pod.uid());
+        let is_known = self.0.state.locked().actuated.entries.contains_key(pod.uid());
         let had_none = !is_known && self.is_in_progress(pod.uid());
         for container in running {
             if self.given(pod.uid(), &container.name).is_none() {
@@ -216,11 +221,11 @@ impl Allocations {
     /// Whether a resize of the pod is to be carried out, or was and failed.
     #[must_use]
     pub fn is_in_progress(&self, uid: &PodUid) -> bool {
-        self.lock().resizing.get(uid).is_some_and(Resizing::is_in_progress)
+        self.0.state.locked().resizing.get(uid).is_some_and(Resizing::is_in_progress)
     }
 
     fn change(&self, pod: &Pod, by: impl FnOnce(&mut PodResources)) {
-        let mut state = self.lock();
+        let mut state = self.0.state.locked();
         let known = state.actuated.entries.get(pod.uid());
         if known.is_none() && !has_resources(pod) {
             return;
@@ -232,7 +237,7 @@ impl Allocations {
 
     /// Forgets the pods that are not to be kept.
     pub fn retain(&self, keep: impl Fn(&PodUid) -> bool) {
-        let mut state = self.lock();
+        let mut state = self.0.state.locked();
         state.allocated.retain(&keep);
         state.actuated.retain(&keep);
         state.resizing.retain(|uid, _| keep(uid));
@@ -243,13 +248,13 @@ impl Allocations {
     /// # Errors
     /// When a file cannot be written; the next call tries again.
     pub fn store(&self) -> Result<(), CheckpointError> {
-        let mut disk = self.0.disk.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut disk = self.0.disk.locked();
         let Some(dir) = disk.dir.clone() else { return Ok(()) };
         let changed = |table: &Table, written: u64| {
             (table.version != written).then(|| (table.version, checkpoint::render(&table.entries)))
         };
         let (allocated, actuated) = {
-            let state = self.lock();
+            let state = self.0.state.locked();
             (changed(&state.allocated, disk.allocated), changed(&state.actuated, disk.actuated))
         };
         if let Some((version, text)) = allocated {
@@ -267,13 +272,13 @@ impl Allocations {
     pub fn restore(&self, pod: &Pod) {
         let restored = Resizing::of_status(pod);
         if !restored.is_idle() {
-            self.lock().resizing.insert(pod.uid().clone(), restored);
+            self.0.state.locked().resizing.insert(pod.uid().clone(), restored);
         }
     }
 
     /// Records that the pod has to wait for its resources. Returns whether that is new.
     pub fn pend(&self, pod: &Pod, reason: Pending, message: &str) -> bool {
-        self.lock().resizing.entry(pod.uid().clone()).or_default().pend(pod, reason, message)
+        self.0.state.locked().resizing.entry(pod.uid().clone()).or_default().pend(pod, reason, message)
     }
 
     /// Records that no resize of the pod waits any more. Returns why the last one waited.
@@ -283,17 +288,17 @@ impl Allocations {
 
     /// Records that a resize was granted and is to be carried out.
     pub fn begin(&self, pod: &Pod) {
-        self.lock().resizing.entry(pod.uid().clone()).or_default().begin(pod);
+        self.0.state.locked().resizing.entry(pod.uid().clone()).or_default().begin(pod);
     }
 
     /// Records that a resize is still to be carried out; its error stays.
     pub fn go_on(&self, pod: &Pod) {
-        self.lock().resizing.entry(pod.uid().clone()).or_default().go_on(pod);
+        self.0.state.locked().resizing.entry(pod.uid().clone()).or_default().go_on(pod);
     }
 
     /// Records that a resize could not be carried out. Returns whether that is new.
     pub fn fail(&self, pod: &Pod, message: &str) -> bool {
-        let mut state = self.lock();
+        let mut state = self.0.state.locked();
         let newest = state.is_newest_grant(pod);
         newest && state.resizing.entry(pod.uid().clone()).or_default().fail(pod, message)
     }
@@ -301,7 +306,7 @@ impl Allocations {
     /// Records that the containers have what this version of the pod was granted. Returns the
     /// generation of the resize that is complete by this.
     pub fn complete(&self, pod: &Pod) -> Option<i64> {
-        if !self.lock().is_newest_grant(pod) {
+        if !self.0.state.locked().is_newest_grant(pod) {
             return None;
         }
         self.resizing(pod.uid(), |resizing| resizing.complete(pod))
@@ -311,11 +316,11 @@ impl Allocations {
     ///
     /// DIFFERS: upstream keeps the conditions and the count until the pod is deleted.
     pub fn end(&self, uid: &PodUid) {
-        self.lock().resizing.remove(uid);
+        self.0.state.locked().resizing.remove(uid);
     }
 
     fn resizing<T>(&self, uid: &PodUid, change: impl FnOnce(&mut Resizing) -> Option<T>) -> Option<T> {
-        let mut state = self.lock();
+        let mut state = self.0.state.locked();
         let resizing = state.resizing.get_mut(uid)?;
         let outcome = change(resizing);
         if resizing.is_idle() {
@@ -327,13 +332,13 @@ impl Allocations {
     /// The conditions that show a resize, in the order in which a status has them.
     #[must_use]
     pub fn conditions(&self, uid: &PodUid) -> Vec<PodCondition> {
-        self.lock().resizing.get(uid).map(Resizing::conditions).unwrap_or_default()
+        self.0.state.locked().resizing.get(uid).map(Resizing::conditions).unwrap_or_default()
     }
 
     /// How many pods wait, and how many are being resized.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        let state = self.lock();
+        let state = self.0.state.locked();
         state.resizing.values().fold(Counts::default(), Counts::with)
     }
 }

@@ -313,7 +313,7 @@ fn records_of_earlier_versions_get_the_limits_that_would_restart_containers() {
     let adopted = |names: &[&str]| {
         let (allocations, pod) = (Allocations::default(), with_policies("1", names));
         let earlier = r#"{"ContainerResources":{"c":{}}}"#;
-        allocations.lock().actuated.set(pod.uid(), earlier.to_owned());
+        allocations.0.state.locked().actuated.set(pod.uid(), earlier.to_owned());
         allocations.adopt_pod_level(&pod, &[&pod.containers()[0]]);
         let (has, wants) = (allocations.given(pod.uid(), "c").unwrap(), given(&pod));
         Resource::ALL.map(|resource| has.share(resource) == wants.share(resource))
@@ -324,7 +324,7 @@ fn records_of_earlier_versions_get_the_limits_that_would_restart_containers() {
     let allocations = Allocations::default();
     let pod = with_policies("1", &["cpu", "memory"]);
     let earlier = r#"{"ContainerResources":{"c":{},"gone":{}}}"#;
-    allocations.lock().actuated.set(pod.uid(), earlier.to_owned());
+    allocations.0.state.locked().actuated.set(pod.uid(), earlier.to_owned());
     assert_ne!(allocations.given(pod.uid(), "c"), Some(given(&pod)));
     allocations.adopt_pod_level(&pod, &[&pod.containers()[0]]);
     assert_eq!(allocations.given(pod.uid(), "c"), Some(given(&pod)));

@@ -10,7 +10,7 @@ mod tiers;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, select_biased};
@@ -28,6 +28,7 @@ use crate::model::cpu_shares::{shares_of_weight, weight};
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
 use crate::model::pod::{Pod, QosClass};
+use crate::util::lock::LockExt;
 use crate::util::stop::{self, StopSource, StopToken};
 use crate::util::threads::{self, Died, OnDeath, Running, Stack};
 use crate::util::timers;
@@ -266,7 +267,7 @@ impl PodCgroups {
     pub fn protected_memory(&self) -> Option<(i64, i64)> {
         let shared = self.shared.as_ref()?;
         shared.settings.tiers.memory_qos?;
-        Some(*shared.protected.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(*shared.protected.locked())
     }
 
     /// The path of the cgroup of all pods, once it was made.
@@ -326,7 +327,7 @@ impl Resizable<'_> {
 
 impl Shared {
     fn active(&self) -> MutexGuard<'_, BTreeMap<PodUid, Pod>> {
-        self.active.lock().unwrap_or_else(PoisonError::into_inner)
+        self.active.locked()
     }
 
     /// The access, for which a worker waits.
@@ -340,7 +341,7 @@ impl Shared {
             }
         }
         self.access.get().ok_or_else(|| {
-            let problem = self.problem.lock().unwrap_or_else(PoisonError::into_inner);
+            let problem = self.problem.locked();
             let unanswered = "the runtime has not answered".to_owned();
             PodCgroupError::NotReady(problem.clone().unwrap_or(unanswered))
         })

@@ -1,7 +1,6 @@
 //! The cgroups of the node: that of all pods, the tiers, and those of daemons (Go: pkg/kubelet/cm
 //! node_container_manager_linux.go).
 
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use super::{Deps, Shared};
@@ -12,6 +11,7 @@ use crate::cgroups::{CgroupError, Cgroups, Driver};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::reasons;
 use crate::util::backoff::Failures;
+use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
 
 /// Wait before the next try to open the access.
@@ -55,7 +55,7 @@ pub(super) fn run(shared: &Shared, deps: &Deps, stop: &StopToken) {
         let problem = match open(shared, deps, stop) {
             Ok(access) => {
                 let _ = shared.access.set(access);
-                shared.ready_source.lock().unwrap_or_else(PoisonError::into_inner).take();
+                shared.ready_source.locked().take();
                 return;
             }
             Err(OpenError::Runtime(problem)) => problem,
@@ -68,7 +68,7 @@ pub(super) fn run(shared: &Shared, deps: &Deps, stop: &StopToken) {
         if failures.count() && !stop.is_stopped() {
             log::warn!("cannot make the cgroups of the node: {problem} ({failures} times)");
         }
-        *shared.problem.lock().unwrap_or_else(PoisonError::into_inner) = Some(problem);
+        *shared.problem.locked() = Some(problem);
         if stop.wait(RETRY) == Waited::Stopped {
             return;
         }

@@ -3,12 +3,11 @@
 //! More is written before a pod gets its cgroup, less once a minute: a tier that has too much for a
 //! while does no harm, and at a start the pods that run are not known at first.
 
-use std::sync::PoisonError;
-
 use super::Shared;
 use crate::cgroups::tiers::{Tiers, raised_to_usage, tier_values};
 use crate::cgroups::{CgroupError, Cgroups, Name, Values};
 use crate::model::pod::QosClass;
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 
 /// The values that were written last; `None`: not by this process.
@@ -34,7 +33,7 @@ impl Shared {
     /// Writes the tiers if they are to get more than they have. A failure is only logged: the pod
     /// can start, and the next minute tries again.
     pub(super) fn raise_tiers(&self, access: &Cgroups, stop: &StopToken) {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.written.locked();
         let tiers = self.tiers();
         let shares = |tiers: &Tiers| tiers.burstable.cpu_shares.unwrap_or(0);
         let has = match &*written {
@@ -58,7 +57,7 @@ impl Shared {
 
     /// Writes the tiers as they are to be.
     pub(super) fn set_tiers(&self, access: &Cgroups, stop: &StopToken) -> Result<(), CgroupError> {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.written.locked();
         let tiers = self.tiers();
         self.write(access, &tiers, stop)?;
         *written = Some(tiers);
@@ -79,7 +78,7 @@ impl Shared {
                 access.make(&name, values, stop)?.complete()?;
             }
         }
-        *self.protected.lock().unwrap_or_else(PoisonError::into_inner) = tiers.protected;
+        *self.protected.locked() = tiers.protected;
         Ok(())
     }
 }

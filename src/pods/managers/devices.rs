@@ -6,7 +6,7 @@
 //! admitted without a reservation; its worker makes up for that when the plugin is back.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::Managers;
@@ -19,6 +19,7 @@ use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::runtime::PodRuntime;
 use crate::pods::admission::Admission;
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 
 /// How often a pod that waits is tried.
@@ -61,11 +62,11 @@ pub enum Brought {
 
 impl PodDevices {
     fn late(&self) -> MutexGuard<'_, BTreeSet<PodUid>> {
-        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+        self.late.locked()
     }
 
     fn active(&self) -> MutexGuard<'_, Option<BTreeSet<PodUid>>> {
-        self.active.lock().unwrap_or_else(PoisonError::into_inner)
+        self.active.locked()
     }
 
     /// Whether a pod that is not `in_use` has devices of a kind that these requests name.

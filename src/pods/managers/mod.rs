@@ -22,7 +22,7 @@ mod updates;
 mod tests;
 
 use std::borrow::Cow;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
@@ -45,6 +45,7 @@ use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::runtime::PodRuntime;
 use crate::runtime::{Placed, Placement};
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 
 /// The managers. Clones share them.
@@ -208,7 +209,7 @@ impl Placement for Managers {
 
 impl Shared {
     fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        self.books.locked()
     }
 
     /// Whether any state file changes with the pods.

@@ -6,10 +6,11 @@
 //! caller that has stored its change knows that the file has it, or a newer state.
 
 use std::io;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use crate::util::checkpoint_file::CheckpointFile;
+use crate::util::lock::LockExt;
 
 /// How a file is written.
 type Write = dyn Fn(&CheckpointFile, &str) -> io::Result<()> + Send + Sync;
@@ -87,7 +88,7 @@ impl StateFile {
     }
 
     fn write(&self, version: &Version, write: &Write) -> bool {
-        let mut is_failing = self.is_failing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_failing = self.is_failing.locked();
         if self.stored.load(Ordering::Acquire) >= version.number {
             return true;
         }

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::cri::CriError;
 use crate::model::ids::PodUid;
 use crate::model::runtime::ListedPod;
 use crate::resources::Roots;
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Stack};
 use crossbeam_channel::{Receiver, bounded};
@@ -111,14 +112,14 @@ struct Borrowed<'a> {
 impl<'a> Borrowed<'a> {
     /// Returns the work before the collection has ended: callers with the same request wait for it.
     fn finish_later(self, wanted: Wanted) -> Finishing<'a> {
-        self.shared.lock().finishing.push(wanted);
+        self.shared.state.locked().finishing.push(wanted);
         Finishing { shared: self.shared, wanted, result: None }
     }
 }
 
 impl Drop for Borrowed<'_> {
     fn drop(&mut self) {
-        self.shared.lock().work = Some(std::mem::take(&mut self.work));
+        self.shared.state.locked().work = Some(std::mem::take(&mut self.work));
         self.shared.done.notify_all();
     }
 }
@@ -132,7 +133,7 @@ struct Finishing<'a> {
 
 impl Drop for Finishing<'_> {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.locked();
         if let Some(at) = state.finishing.iter().position(|one| *one == self.wanted) {
             state.finishing.swap_remove(at);
         }
@@ -162,7 +163,7 @@ enum Turn<'a> {
 impl Shared {
     /// Borrows the work, unless the numbers are known already.
     fn borrow(&self, wanted: Wanted, until: Instant) -> Result<Turn<'_>, StatsError> {
-        let mut state = self.lock();
+        let mut state = self.state.locked();
         loop {
             if let Some((had, at, snapshot)) = &state.last
                 && wanted.is_met_by(*had)
@@ -181,10 +182,6 @@ impl Shared {
             }
             state = self.done.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -229,7 +226,7 @@ impl Collector {
             }
             let asking = (stats.is_none() && need.is_any()).then(|| self.ask(need.clone()));
             // It is not needed any more; two would take memory.
-            let old = shared.lock().last.take();
+            let old = shared.state.locked().last.take();
             drop(old);
             if wanted.rates && borrowed.work.rates.is_stale(Instant::now()) {
                 shared.first_samples(&mut borrowed.work, &pods);

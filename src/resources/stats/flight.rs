@@ -1,11 +1,12 @@
 //! One call to the runtime, shared by all callers that need its response at that time.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::request::FRESH;
 use crate::cri::CriError;
 use crate::transport::grpc::{CallError, Kind};
+use crate::util::lock::LockExt;
 
 /// After a call that exceeded its deadline no call is made for this time: callers get the same
 /// error immediately.
@@ -36,10 +37,6 @@ impl<T> Default for Flight<T> {
 }
 
 impl<T> Flight<T> {
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Makes the call, or waits for a running one until `until` at most.
     pub(super) fn ask(
         &self,
@@ -47,7 +44,7 @@ impl<T> Flight<T> {
         until: Instant,
         call: impl FnOnce(Duration) -> Result<T, CriError>,
     ) -> Result<Arc<T>, CriError> {
-        let mut state = self.lock();
+        let mut state = self.state.locked();
         if let Some(known) = state.last.as_ref().and_then(|(at, outcome)| still_counts(at.elapsed(), outcome))
         {
             return known;
@@ -90,7 +87,7 @@ impl<T> Flight<T> {
 impl<T> Flight<T> {
     /// The number of callers that wait for another caller's call.
     pub(super) fn waiting(&self) -> usize {
-        self.lock().waiting
+        self.state.locked().waiting
     }
 }
 
@@ -102,7 +99,7 @@ struct Landing<'a, T> {
 
 impl<T> Drop for Landing<'_, T> {
     fn drop(&mut self) {
-        let mut state = self.flight.lock();
+        let mut state = self.flight.state.locked();
         state.under_way = false;
         state.landings += 1;
         let outcome = self.outcome.take();
@@ -166,9 +163,9 @@ mod tests {
         land.send(()).unwrap();
         let all: Vec<Arc<usize>> = answered.iter().take(4).collect();
         assert!(all.iter().all(|one| **one == 0), "{all:?}");
-        assert!(flight.lock().kept.is_none());
+        assert!(flight.state.locked().kept.is_none());
         // As long as a caller uses it, for a while; to a test that is held up it has just come.
-        flight.lock().last.as_mut().unwrap().0 += PAUSE;
+        flight.state.locked().last.as_mut().unwrap().0 += PAUSE;
         assert_eq!(flight.ask("X", soon(), |_| Ok(7)), Ok(Arc::new(0)));
         drop(all);
         assert_eq!(flight.ask("X", soon(), |_| Ok(7)), Ok(Arc::new(7)));
@@ -179,7 +176,7 @@ mod tests {
         let flight: Flight<usize> = Flight::default();
         assert_eq!(flight.ask("X", soon(), |_| Err(late("X"))), Err(late("X")));
         assert_eq!(flight.ask("X", soon(), |_| Ok(1)), Err(late("X")));
-        flight.lock().last.as_mut().unwrap().0 -= PAUSE;
+        flight.state.locked().last.as_mut().unwrap().0 -= PAUSE;
         let answer = flight.ask("X", Instant::now(), |left| {
             assert!(left.is_zero());
             Ok(1)

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Instant;
 
 use crossbeam_channel::bounded;
@@ -14,6 +14,7 @@ use crossbeam_channel::bounded;
 use super::sample::FileSystem;
 use super::space;
 use crate::model::ids::PodUid;
+use crate::util::lock::LockExt;
 use crate::util::threads::{self, OnDeath, Stack};
 
 /// Measurements that may be under way at the same time, of all pods and of one: the servers of one
@@ -56,12 +57,8 @@ pub(super) fn forget(is_known: impl Fn(&PodUid) -> bool) {
 }
 
 impl<T: Send + 'static> Measurements<T> {
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<PathBuf, Measurement<T>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn forget(&self, is_known: impl Fn(&PodUid) -> bool) {
-        self.lock().retain(|_, one| one.result.is_none() || is_known(&one.pod));
+        self.0.locked().retain(|_, one| one.result.is_none() || is_known(&one.pod));
     }
 
     fn within(
@@ -72,7 +69,7 @@ impl<T: Send + 'static> Measurements<T> {
         measure: impl FnOnce() -> Option<T> + Send + 'static,
     ) -> Measured<T> {
         {
-            let mut all = self.lock();
+            let mut all = self.0.locked();
             match all.get(path).map(|one| one.result.is_some()) {
                 Some(true) => {
                     let done = all.remove(path).and_then(|one| one.result).flatten();
@@ -105,7 +102,7 @@ impl<T: Send + 'static> Measurements<T> {
             return Measured::Pending;
         }
         drop(running);
-        let done = self.lock().remove(path).and_then(|one| one.result).flatten();
+        let done = self.0.locked().remove(path).and_then(|one| one.result).flatten();
         done.map_or(Measured::Failed, Measured::Size)
     }
 }
@@ -120,7 +117,7 @@ struct Place<T: Send + 'static> {
 impl<T: Send + 'static> Drop for Place<T> {
     fn drop(&mut self) {
         let result = self.result.take();
-        if let Some(one) = self.all.lock().get_mut(&self.path) {
+        if let Some(one) = self.all.0.locked().get_mut(&self.path) {
             one.result = Some(result);
         }
     }
@@ -176,14 +173,14 @@ mod tests {
             };
             assert_eq!(ALL.within(&hostile, &path, Instant::now(), hang), Measured::Pending);
         }
-        assert_eq!(ALL.lock().len(), MAX_OF_POD);
+        assert_eq!(ALL.0.locked().len(), MAX_OF_POD);
         assert_eq!(ALL.within(&other, Path::new("/t/one"), late(), || Some(1)), Measured::Size(1));
         drop(release);
         let until = late();
-        while ALL.lock().values().any(|one| one.result.is_none()) && Instant::now() < until {
+        while ALL.0.locked().values().any(|one| one.result.is_none()) && Instant::now() < until {
             std::thread::yield_now();
         }
         ALL.forget(|pod| *pod != hostile);
-        assert!(ALL.lock().is_empty());
+        assert!(ALL.0.locked().is_empty());
     }
 }

@@ -10,6 +10,7 @@ use crate::resources::cgroups::CgroupHierarchies;
 use crate::resources::cgroups::Version;
 use crate::resources::stats::cadvisor::cadvisor;
 use crate::resources::stats::summary::json;
+use crate::util::lock::LockExt;
 use crate::util::metrics::Page;
 use jiff::Timestamp;
 use std::collections::BTreeMap;
@@ -406,7 +407,7 @@ fn version_1_has_the_series_of_the_go_kubelet() {
         assert_eq!(rest.split(' ').count(), if untimed { 1 } else { 2 }, "{line}");
     }
     // The image of a sandbox never changes.
-    recorded.collector.shared.lock().last = None;
+    recorded.collector.shared.state.locked().last = None;
     assert!(recorded.page().contains("image=\"pause:1\""));
     assert_eq!(*recorded.fake.images_asked.lock().unwrap(), ["s1"]);
 }
@@ -451,7 +452,7 @@ fn version_2_has_the_series_of_the_go_kubelet() {
 fn descriptors_are_read_for_the_cadvisor_page_only() {
     let recorded = recorded(Version::V1, FIRST);
     let open = |wanted| {
-        recorded.collector.shared.lock().last = None;
+        recorded.collector.shared.state.locked().last = None;
         let snapshot = recorded.collector.snapshot(wanted).unwrap();
         let numbers = &snapshot.pods[0].containers[0].numbers;
         (numbers.processes, numbers.details.as_ref().map(|details| details.open.is_some()))

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -16,6 +16,7 @@ use crate::cri::{Class, CriError, ImageClient, RuntimeClient};
 use crate::model::ids::SandboxId;
 use crate::resources::disk::{self, DiskSpace};
 use crate::transport::generated::{MessageField, methods, runtime};
+use crate::util::lock::LockExt;
 
 /// The responses of one collection, by id.
 #[derive(Debug, Default)]
@@ -156,7 +157,7 @@ impl RuntimeQueries {
     /// Requests the unknown images one by one; the first failure ends this until the next
     /// collection.
     fn sandbox_images(&self, wanted: &[SandboxId], until: Instant) -> BTreeMap<String, String> {
-        let known = || self.sandbox_images.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = || self.sandbox_images.locked();
         let open: Vec<&SandboxId> = {
             let mut known = known();
             if !wanted.is_empty() {

@@ -15,6 +15,7 @@ use crate::resources::stats::settings::{DriverNumbers, VolumeAt};
 use crate::resources::stats::summary::json;
 use crate::transport::endpoint::EndpointError;
 use crate::transport::generated::{MessageField, runtime};
+use crate::util::lock::LockExt;
 use crate::util::metrics::Page;
 use crate::util::threads::{self, OnDeath, Stack};
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -520,7 +521,7 @@ fn who_asks_within_a_second_shares_a_collection() {
     let machine = with_cgroups(Fake::default());
     let first = machine.collector.snapshot(Wanted::SUMMARY).unwrap();
     // To a test that is held up it has just been collected.
-    machine.collector.shared.lock().last.as_mut().unwrap().1 += Duration::from_secs(3600);
+    machine.collector.shared.state.locked().last.as_mut().unwrap().1 += Duration::from_secs(3600);
     let again = machine.collector.snapshot(Wanted::SUMMARY).unwrap();
     assert!(Arc::ptr_eq(&first, &again));
     assert_eq!(machine.fake.asked.load(Ordering::Relaxed), 1);
@@ -606,7 +607,7 @@ fn what_has_no_cgroup_is_asked_of_the_runtime() {
         let summary = json(&machine.collector.snapshot(Wanted::CADVISOR).unwrap());
         assert_eq!(summary["pods"][0]["memory"]["workingSetBytes"], 77);
         assert_eq!(machine.fake.asked.load(Ordering::Relaxed), asked);
-        machine.collector.shared.lock().last = None;
+        machine.collector.shared.state.locked().last = None;
     }
 
     // And one that does not answer leaves its pods out.
@@ -623,13 +624,13 @@ fn a_pod_that_has_ended_is_gone_and_forgotten() {
     let machine = with_cgroups(Fake::default());
     assert_eq!(machine.collector.snapshot(Wanted::SUMMARY).unwrap().pods.len(), 1);
     std::fs::remove_dir_all(machine.dir.path().join("cg/k8s.io")).unwrap();
-    machine.collector.shared.lock().last = None;
+    machine.collector.shared.state.locked().last = None;
     let left = machine.collector.snapshot(Wanted { details: true, ..Wanted::RESOURCE }).unwrap();
     assert!(left.pods.is_empty(), "the runtime is not asked for a cgroup that is gone: {left:?}");
     *machine.pods.lock().unwrap() = Arc::default();
-    machine.collector.shared.lock().last = None;
+    machine.collector.shared.state.locked().last = None;
     assert!(machine.collector.snapshot(Wanted::SUMMARY).unwrap().pods.is_empty());
-    let state = machine.collector.shared.lock();
+    let state = machine.collector.shared.state.locked();
     let work = state.work.as_ref().unwrap();
     assert!(work.volumes.is_empty() && work.cgroup_paths.get("c1").is_none());
 }
@@ -738,7 +739,7 @@ fn volume_whose_walk_is_cut_keeps_its_last_numbers() {
     let volumes = &snapshot.pods[0].volumes;
     assert!(volumes[0].space.used.unwrap() >= 100_000);
     let shared = &machine.collector.shared;
-    let mut state = shared.lock();
+    let mut state = shared.state.locked();
     let work = state.work.as_mut().unwrap();
     let uid = &snapshot.pods[0].uid;
     let now = std::time::Instant::now();
@@ -765,7 +766,7 @@ fn volumes_are_walked_once_a_period() {
     let machine = machine(Fake::default(), one_pod(), vec![at("walked", true), at("statfs", false)]);
     cgroup(machine.dir.path(), "k8s.io/c1", "78\n");
     let used = |name: &str| {
-        machine.collector.shared.lock().last = None;
+        machine.collector.shared.state.locked().last = None;
         let snapshot = machine.collector.snapshot(Wanted::SUMMARY).unwrap();
         let volume = snapshot.pods[0].volumes.iter().find(|volume| volume.name == name).unwrap().clone();
         (volume.space.used.unwrap(), snapshot.pods[0].local_storage.as_ref().unwrap().used.unwrap())
@@ -774,7 +775,7 @@ fn volumes_are_walked_once_a_period() {
     assert!(used("statfs").0 > before && all >= before + 4096);
     std::fs::write(place.path().join("new"), vec![1; 100_000]).unwrap();
     assert_eq!(used("walked").0, before, "the period is not over");
-    for walked in machine.collector.shared.lock().work.as_mut().unwrap().volumes.values_mut() {
+    for walked in machine.collector.shared.state.locked().work.as_mut().unwrap().volumes.values_mut() {
         walked.due -= Duration::from_secs(60);
     }
     assert!(used("walked").0 >= before + 100_000);
@@ -878,7 +879,7 @@ fn the_cost_of_a_hundred_pods() {
         ("resource", Wanted::RESOURCE),
         ("cadvisor", Wanted::CADVISOR),
     ] {
-        machine.collector.shared.lock().last = None;
+        machine.collector.shared.state.locked().last = None;
         let begun = Instant::now();
         let snapshot = machine.collector.snapshot(wanted).unwrap();
         let collected = begun.elapsed();

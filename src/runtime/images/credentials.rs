@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::de::{IgnoredAny, MapAccess, Visitor};
@@ -14,6 +14,7 @@ use serde::{Deserialize, Deserializer};
 use super::records::PullSecret;
 use crate::model::image_name::{normalized, repository};
 use crate::util::encoding::{from_base64, from_percent};
+use crate::util::lock::LockExt;
 use crate::util::untrusted;
 
 /// The files are read again after this time.
@@ -212,7 +213,7 @@ impl Keyring {
 
     /// Credentials that match `image`, the most specific first.
     pub(super) fn for_image(&self, image: &str, now: Instant) -> Vec<Credential> {
-        let cached = || self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let cached = || self.cache.locked();
         if let Some((read, index)) = &*cached()
             && now.saturating_duration_since(*read) < FRESH
         {

@@ -11,7 +11,7 @@ pub(super) mod pull_secrets;
 pub(super) mod records;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -27,6 +27,7 @@ use crate::model::reasons;
 use crate::transport::generated::runtime::{AuthConfig, Image, ImageSpec, PodSandboxConfig};
 use crate::transport::grpc::Kind;
 use crate::util::backoff::KeyedBackoff;
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 
 use super::durations;
@@ -200,7 +201,7 @@ impl Images {
     /// Whether missing pull secrets of a pod are reported now, after a failed pull: once for all containers
     /// that fail together.
     pub(super) fn tells_of_secrets(&self, pod: &PodUid, now: Timestamp) -> bool {
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failures = self.failures.locked();
         let known = failures.told.insert(pod.clone(), now);
         known.is_none_or(|at| {
             Duration::try_from(now.duration_since(at)).is_ok_and(|since| since >= BACKOFF_FIRST / 2)
@@ -221,7 +222,7 @@ impl Images {
 
     /// Forgets old failures.
     pub(super) fn collect_garbage(&self, now: Timestamp) {
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failures = self.failures.locked();
         failures.waits.collect_garbage(now);
         let is_recent =
             |at: &Timestamp| Duration::try_from(now.duration_since(*at)).unwrap_or_default() <= BACKOFF_RESET;
@@ -236,7 +237,7 @@ impl Images {
 
     /// Ends the back-off of pulls of these images (full names). Returns the pods that wait for one.
     pub(super) fn retry(&self, names: &[String]) -> Vec<PodUid> {
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failures = self.failures.locked();
         let is_offered = |key: &String| {
             key.split_once('_')
                 .filter(|(_, image)| image_name::normalized(image).is_ok_and(|name| names.contains(&name)))
@@ -388,7 +389,7 @@ impl Images {
 
     fn check_backoff(&self, wanted: Wanted<'_>, requested: &str, key: &String) -> Result<(), ImageFailure> {
         let blocked = {
-            let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut failures = self.failures.locked();
             let last = failures.last.get(key).cloned();
             last.and_then(|(at, text)| Some((failures.waits.blocked_until(key, at, Timestamp::now())?, text)))
         };
@@ -405,7 +406,7 @@ impl Images {
     fn failed(&self, key: String, failure: &ImageFailure) {
         let now = Timestamp::now();
         let text = format!("{}: {}", failure.reason, failure.message);
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failures = self.failures.locked();
         failures.waits.advance(key.clone(), now, now);
         failures.last.insert(key, (now, text));
     }
@@ -413,7 +414,7 @@ impl Images {
     fn succeeded(&self, key: &String) {
         {
             // The back-off itself is kept: it grows if a pull fails soon after.
-            let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut failures = self.failures.locked();
             failures.last.remove(key);
         }
         self.collect_garbage(Timestamp::now());

@@ -1,10 +1,11 @@
 //! How many pulls may run at once, and how many may start per second.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
@@ -74,7 +75,7 @@ impl RateLimit {
 
     /// Takes a token; `false` if there is none at `now`.
     pub(super) fn allow(&self, now: Instant) -> bool {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.locked();
         let (tokens, last) = *state;
         let gained = last.map_or(0.0, |last| now.saturating_duration_since(last).as_secs_f64());
         let tokens = (tokens + gained * self.per_second).min(self.burst);

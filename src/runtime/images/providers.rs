@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +18,7 @@ use crate::util::stop::StopToken;
 use super::credentials::{Credential, Entry, Index, full_repository, index, key_matches, lookup};
 use super::permits::Permits;
 use crate::model::typed;
+use crate::util::lock::LockExt;
 
 const LIMITS: Limits = Limits { time: Duration::from_secs(60), output_bytes: 1 << 20 };
 /// The bytes of a failing program's output that are logged.
@@ -141,7 +142,7 @@ impl Provider {
     }
 
     fn cached(&self, image: &str, now: Instant) -> Option<Vec<Credential>> {
-        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let cache = self.cache.locked();
         let fresh = |key: &str| cache.get(key).filter(|cached| now < cached.until);
         let cached = fresh(image).or_else(|| fresh(registry(image))).or_else(|| fresh(GLOBAL_KEY))?;
         Some(lookup(&cached.credentials, image))
@@ -162,7 +163,7 @@ impl Provider {
             "Global" => GLOBAL_KEY,
             _ => image,
         };
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cache = self.cache.locked();
         cache.retain(|_, cached| now < cached.until);
         if let Some(until) = now.checked_add(duration.to_std()).filter(|until| *until > now) {
             if cache.len() >= MAX_CACHED

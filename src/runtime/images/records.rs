@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -20,6 +20,7 @@ use crate::util::{atomic_file, sha256, state_files};
 
 use super::gc::SeenImage;
 use crate::model::image_name::{repository, stored};
+use crate::util::lock::LockExt;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const INTENT_KIND: &str = "ImagePullIntent";
@@ -226,7 +227,7 @@ impl Records {
         if self.verification == Verification::Never {
             return Verdict::Allowed;
         }
-        let under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let under_way = self.under_way.locked();
         let record = match self.record(reference.as_str()) {
             Ok(record) => record,
             Err(error) => {
@@ -275,7 +276,7 @@ impl Records {
         if !self.is_on() {
             return Ok(());
         }
-        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut under_way = self.under_way.locked();
         let count = under_way.entry(image.to_owned()).or_default();
         if *count == 0 {
             let intent = Intent {
@@ -299,7 +300,7 @@ impl Records {
         if !self.is_on() {
             return;
         }
-        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut under_way = self.under_way.locked();
         let known = self.record(reference.as_str()).ok().flatten();
         let known = known.and_then(|mut record| record.credential_mapping.remove(repository(image)));
         let access = known.unwrap_or_default().with(proof);
@@ -314,7 +315,7 @@ impl Records {
     /// Records that a pull has failed.
     pub(super) fn failed(&self, image: &str) {
         if self.is_on() {
-            self.end(&mut self.under_way.lock().unwrap_or_else(PoisonError::into_inner), image);
+            self.end(&mut self.under_way.locked(), image);
             self.tell();
         }
     }
@@ -322,7 +323,7 @@ impl Records {
     /// Records that a pull was cancelled. The runtime may have the image nevertheless, so the
     /// intent remains, as after a crash.
     pub(super) fn abandoned(&self, image: &str) {
-        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut under_way = self.under_way.locked();
         match under_way.get_mut(image) {
             Some(count) if *count > 1 => *count -= 1,
             _ => drop(under_way.remove(image)),
@@ -336,7 +337,7 @@ impl Records {
         if !self.is_on() {
             return;
         }
-        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut under_way = self.under_way.locked();
         for intent in all::<Intent>(&self.pulling) {
             let image = intent.image;
             if under_way.contains_key(&image) {

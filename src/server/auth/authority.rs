@@ -3,13 +3,14 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
 use super::settings::Clock;
 use crate::transport::tls::Authorities;
+use crate::util::lock::LockExt;
 use crate::util::untrusted;
 
 /// The file is checked no more often than this.
@@ -48,7 +49,7 @@ impl AuthorityFile {
     /// The generation of the authorities, and the authorities. A file that cannot be used
     /// changes nothing.
     pub(super) fn current(&self) -> (u64, Arc<Authorities>) {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.locked();
         let now = (self.clock)();
         if now.saturating_duration_since(inner.checked) >= CHECK_PERIOD {
             inner.checked = now;

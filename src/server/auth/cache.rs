@@ -3,13 +3,14 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::settings::Clock;
 use crate::server::listen::quota::{Caller, Permit, Quota};
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
@@ -79,7 +80,7 @@ struct Active<'a, V> {
 
 impl<V> Drop for Active<'_, V> {
     fn drop(&mut self) {
-        self.cache.lock().pending.remove(&self.key);
+        self.cache.state.locked().pending.remove(&self.key);
     }
 }
 
@@ -99,7 +100,7 @@ impl<V: Clone> Cache<V> {
         review: impl FnOnce() -> Result<(V, Duration), String>,
     ) -> Result<V, String> {
         let (active, pending) = {
-            let mut state = self.lock();
+            let mut state = self.state.locked();
             if let Some(value) = state.get(&key, (self.clock)()) {
                 return Ok(value);
             }
@@ -118,7 +119,7 @@ impl<V: Clone> Cache<V> {
         let outcome = self.turn(caller).and_then(|_permit| review()).map(|(value, time)| {
             if !time.is_zero() {
                 let now = (self.clock)();
-                self.lock().put(key, value.clone(), now, time, self.capacity);
+                self.state.locked().put(key, value.clone(), now, time, self.capacity);
             }
             value
         });
@@ -146,10 +147,6 @@ impl<V> Cache<V> {
         // When the agent stops, the earlier reviews end immediately.
         let never = StopToken::never();
         self.active.wait(limits, QUEUE_LIMIT, "a permit to review", &never).ok_or_else(too_many)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<V>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -234,7 +231,7 @@ mod tests {
         assert_eq!(reviews.get(), 4);
         let at_once = || cache.get_or(key(2), &Caller::default(), || Ok((7, Duration::ZERO)));
         assert_eq!((at_once(), at_once()), (Ok(7), Ok(7)));
-        assert_eq!(cache.lock().entries.len(), 1);
+        assert_eq!(cache.state.locked().entries.len(), 1);
     }
 
     #[test]
@@ -245,9 +242,9 @@ mod tests {
         for n in 0..500 {
             review(n);
             review(0);
-            assert!(cache.lock().entries.len() <= 64);
+            assert!(cache.state.locked().entries.len() <= 64);
         }
-        let has = |n: usize| cache.lock().entries.contains_key(&key(n));
+        let has = |n: usize| cache.state.locked().entries.contains_key(&key(n));
         assert!(has(0) && has(499) && !has(100));
     }
 

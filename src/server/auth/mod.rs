@@ -15,7 +15,7 @@ mod client;
 mod settings;
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -23,6 +23,7 @@ use jiff::Timestamp;
 use super::listen::quota::Caller;
 use crate::kube::reviews::User;
 use crate::transport::http1::RequestHead;
+use crate::util::lock::LockExt;
 pub(super) use authentication::PROTOCOL_TOKEN;
 use authentication::{Authentication, Unauthenticated};
 use authorization::{Authorization, Denied};
@@ -70,7 +71,7 @@ impl Auth {
 
     fn may_log(&self) -> bool {
         let now = (self.clock)();
-        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.logged.locked();
         let may = logged.is_none_or(|logged| now.saturating_duration_since(logged) >= LOG_EVERY);
         if may {
             *logged = Some(now);

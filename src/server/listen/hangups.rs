@@ -4,10 +4,11 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
+use crate::util::lock::LockExt;
 use crate::util::stop::{self, StopSource, StopToken};
 
 /// The running requests.
@@ -37,10 +38,6 @@ impl Hangups {
         Ok(Arc::new(Hangups { epoll, requests: Mutex::default() }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Requests> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Begins a request and polls its socket. Call [`Hangups::forget`] afterwards, unless the socket is
     /// closed.
     pub fn watch(self: &Arc<Self>, socket: BorrowedFd<'_>) -> RunningRequest {
@@ -56,7 +53,7 @@ impl Hangups {
     /// Begins a request that only the server's stop ends: its client may end its direction.
     pub fn begin(self: &Arc<Self>) -> RunningRequest {
         let (source, stop) = stop::pair();
-        let mut requests = self.lock();
+        let mut requests = self.requests.locked();
         requests.next += 1;
         let id = requests.next;
         if !requests.closed {
@@ -73,19 +70,19 @@ impl Hangups {
 
     /// Stops the request of this number, if it still runs.
     pub fn stop(&self, id: u64) {
-        let source = self.lock().running.remove(&id);
+        let source = self.requests.locked().running.remove(&id);
         drop(source);
     }
 
     /// Whether the server stops.
     pub fn is_stopped(&self) -> bool {
-        self.lock().closed
+        self.requests.locked().closed
     }
 
     /// Stops all requests, and each that begins from now on.
     pub fn stop_all(&self) {
         let running = {
-            let mut requests = self.lock();
+            let mut requests = self.requests.locked();
             requests.closed = true;
             std::mem::take(&mut requests.running)
         };
@@ -159,7 +156,7 @@ mod tests {
         drop(client);
         assert_eq!((hangups.turn(), watched.stop.is_stopped()), (1, true));
         drop(watched);
-        assert!(hangups.lock().running.is_empty());
+        assert!(hangups.requests.locked().running.is_empty());
     }
 
     #[test]

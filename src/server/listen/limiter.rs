@@ -5,8 +5,10 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::{IpAddr, Shutdown, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
+
+use crate::util::lock::LockExt;
 
 /// DIFFERS: the Go kubelet has no limits here.
 /// All connections; each costs a thread.
@@ -79,14 +81,10 @@ pub struct Admission {
 }
 
 impl ConnectionLimiter {
-    fn lock(&self) -> MutexGuard<'_, Entries> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Admits a new connection, if necessary by evicting another. `None`: all others are busy.
     pub fn admit(self: &Arc<Self>, ip: IpAddr, socket: &Arc<TcpStream>, now: Instant) -> Option<Admission> {
         let peer = peer(ip);
-        let mut entries = self.lock();
+        let mut entries = self.entries.locked();
         let theirs = |entry: &Entry| entry.peer == peer;
         let new = |entry: &Entry| entry.state == State::Unauthenticated;
         let idle = |entry: &Entry| entry.state == State::Idle;
@@ -160,7 +158,7 @@ impl Admission {
     }
 
     fn change(&self, change: impl FnOnce(&mut Entry)) {
-        if let Some(own) = self.limiter.lock().all.iter_mut().find(|one| one.id == self.id) {
+        if let Some(own) = self.limiter.entries.locked().all.iter_mut().find(|one| one.id == self.id) {
             change(own);
         }
     }
@@ -168,7 +166,7 @@ impl Admission {
 
 impl Drop for Admission {
     fn drop(&mut self) {
-        self.limiter.lock().all.retain(|one| one.id != self.id);
+        self.limiter.entries.locked().all.retain(|one| one.id != self.id);
     }
 }
 
@@ -204,11 +202,11 @@ mod tests {
         }
 
         fn has(&self, admission: &Admission) -> bool {
-            self.limiter.lock().all.iter().any(|one| one.id == admission.id)
+            self.limiter.entries.locked().all.iter().any(|one| one.id == admission.id)
         }
 
         fn len(&self) -> usize {
-            self.limiter.lock().all.len()
+            self.limiter.entries.locked().all.len()
         }
     }
 

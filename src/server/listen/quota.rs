@@ -2,12 +2,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded, select_biased};
 
 use super::limiter::{Peer, peer};
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
@@ -110,13 +111,9 @@ impl Quota {
         Arc::new(Quota { all, state: Mutex::default() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes a permit without waiting.
     pub fn take(self: &Arc<Self>, limits: Limits) -> Option<Permit> {
-        let mut state = self.lock();
+        let mut state = self.state.locked();
         if !state.fits(&limits, self.all) {
             return None;
         }
@@ -134,7 +131,7 @@ impl Quota {
     ) -> Option<Permit> {
         let (permits, received) = bounded(1);
         let id = {
-            let mut state = self.lock();
+            let mut state = self.state.locked();
             if state.fits(&limits, self.all) {
                 state.take(&limits);
                 return Some(Permit { quota: Arc::clone(self), limits });
@@ -151,7 +148,7 @@ impl Quota {
             default(limit) => None,
         };
         if permit.is_none() {
-            self.lock().waiting.retain(|waiter| waiter.id != id);
+            self.state.locked().waiting.retain(|waiter| waiter.id != id);
         }
         // A permit may have arrived after the end of the wait.
         permit.or_else(|| received.try_recv().ok())
@@ -161,7 +158,7 @@ impl Quota {
 impl Drop for Permit {
     fn drop(&mut self) {
         let next = {
-            let mut state = self.quota.lock();
+            let mut state = self.quota.state.locked();
             state.release(&self.limits);
             let mut next = Vec::new();
             // One returned permit may end two waits: one for the address, one for the user.
@@ -188,7 +185,7 @@ mod tests {
     use crossbeam_channel::Receiver;
 
     fn is_unused(quota: &Quota) -> bool {
-        let state = quota.lock();
+        let state = quota.state.locked();
         state.taken == 0 && state.by.is_empty() && state.waiting.is_empty()
     }
 
@@ -203,7 +200,7 @@ mod tests {
     }
 
     fn await_waiters(quota: &Quota, count: usize) {
-        while quota.lock().waiting.len() != count {
+        while quota.state.locked().waiting.len() != count {
             std::thread::yield_now();
         }
     }
@@ -246,7 +243,7 @@ mod tests {
         let (mut thread, result) = wait("10.0.0.4", long);
         thread.ask_to_stop();
         assert!(result.recv().unwrap().is_none());
-        assert!(quota.lock().waiting.is_empty());
+        assert!(quota.state.locked().waiting.is_empty());
         drop((first_has, second_has));
         assert!(is_unused(&quota));
     }

@@ -9,7 +9,7 @@ mod compose;
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Instant;
 
 use self::bucket::Bucket;
@@ -21,6 +21,7 @@ use crate::transport::generated::{MessageField, methods, podresources as pb};
 use crate::transport::grpc::Unary;
 use crate::transport::rpc_server::{Refusal, Server, Service};
 use crate::util::disk_writes;
+use crate::util::lock::LockExt;
 
 /// The directory below the root directory.
 const DIRECTORY: &str = "pod-resources";
@@ -70,7 +71,7 @@ struct Limited {
 
 impl Limited {
     fn admit(&self) -> Result<&Deps, Refusal> {
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = self.bucket.locked();
         match bucket.take(Instant::now()) {
             true => Ok(&self.deps),
             false => Err(Refusal::resource_exhausted("rejected by rate limit")),

@@ -1,8 +1,9 @@
 //! Ends requests from outside: a stop signal together with the sockets in use.
 
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
+use crate::util::lock::LockExt;
 use crate::util::stop::{self, StopSource, StopToken};
 
 /// Ends the requests that were sent with it, blocked reads included. Clones are the same breaker;
@@ -47,7 +48,7 @@ impl Breaker {
     pub fn child(&self) -> Breaker {
         let child = Breaker::default();
         let tripped = {
-            let mut state = self.inner.lock();
+            let mut state = self.inner.state.locked();
             state.children.retain(|child| child.strong_count() > 0);
             state.children.push(Arc::downgrade(&child.inner));
             state.source.is_none()
@@ -84,7 +85,7 @@ impl Breaker {
     /// Registers a socket until the guard is dropped.
     pub(super) fn reach(&self, kind: Use, socket: &Arc<TcpStream>) -> Reach {
         let tripped = {
-            let mut state = self.inner.lock();
+            let mut state = self.inner.state.locked();
             state.sockets.push((kind, Arc::downgrade(socket)));
             state.source.is_none()
         };
@@ -96,13 +97,9 @@ impl Breaker {
 }
 
 impl Inner {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn trip(&self) {
         let (source, sockets, children) = {
-            let mut state = self.lock();
+            let mut state = self.state.locked();
             (state.source.take(), state.sockets.clone(), state.children.clone())
         };
         // The signal first: a thread that the socket wakes must see the signal.
@@ -118,7 +115,7 @@ impl Inner {
 
     fn streams(&self, open: &mut Vec<Arc<TcpStream>>) {
         let children = {
-            let state = self.lock();
+            let state = self.state.locked();
             let streams = state.sockets.iter().filter(|(kind, _)| *kind == Use::Stream);
             open.extend(streams.filter_map(|(_, socket)| socket.upgrade()));
             state.children.clone()
@@ -149,7 +146,7 @@ pub(super) struct Reach {
 
 impl Drop for Reach {
     fn drop(&mut self) {
-        let mut state = self.breaker.inner.lock();
+        let mut state = self.breaker.inner.state.locked();
         if let Some(at) = state.sockets.iter().position(|(_, socket)| socket.ptr_eq(&self.socket)) {
             state.sockets.swap_remove(at);
         }

@@ -3,10 +3,12 @@
 use std::cell::RefCell;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::breaker::{Breaker, Reach, Use};
+
+use crate::util::lock::LockExt;
 
 thread_local! {
     static CURRENT: RefCell<Option<Arc<Call>>> = const { RefCell::new(None) };
@@ -23,10 +25,6 @@ pub(in crate::transport) struct Call {
     deadline: Mutex<Instant>,
     reach: Mutex<Option<Reach>>,
     is_reused: AtomicBool,
-}
-
-fn lock<T>(place: &Mutex<T>) -> MutexGuard<'_, T> {
-    place.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Call {
@@ -49,24 +47,24 @@ impl Call {
     }
 
     pub(super) fn deadline(&self) -> Instant {
-        *lock(&self.deadline)
+        *self.deadline.locked()
     }
 
     pub(super) fn set_deadline(&self, deadline: Instant) {
-        *lock(&self.deadline) = deadline;
+        *self.deadline.locked() = deadline;
     }
 
     /// The breaker ends waits for this socket from now on.
     pub(super) fn hold(&self, socket: &Arc<TcpStream>, is_kept: bool) {
         self.is_reused.store(is_kept, Ordering::Relaxed);
         let reach = self.breaker.reach(self.kind, socket);
-        let before = lock(&self.reach).replace(reach);
+        let before = self.reach.locked().replace(reach);
         drop(before);
     }
 
     /// Another call may use the socket.
     pub(super) fn release(&self) {
-        let before = lock(&self.reach).take();
+        let before = self.reach.locked().take();
         drop(before);
     }
 

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{CryptoProvider, SupportedKxGroup};
@@ -22,6 +22,8 @@ use rustls::{
 };
 
 use super::names;
+
+use crate::util::lock::LockExt;
 
 /// Our certificate with its key. `Debug` does not print the key.
 #[derive(Clone, PartialEq, Eq)]
@@ -213,7 +215,7 @@ impl ResolvesServerCert for Shown {
             }
             return None;
         };
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = self.made.locked();
         if let Some((generation, key)) = &*made
             && *generation == current.generation
         {

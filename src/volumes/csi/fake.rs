@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::super::attachment::Attachments;
 use super::cluster::{Cluster, ClusterError, TokenText};
@@ -19,6 +19,7 @@ use crate::model::event::EventSink;
 use crate::model::storage::{
     AttachmentMeta, CsiDriver, SecretReference, VolumeAttachment, VolumeAttachmentStatus,
 };
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 
 /// The name of the fake driver.
@@ -88,7 +89,7 @@ impl FakeNode {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.locked()
     }
 
     pub(super) fn driver(self: &Arc<FakeNode>) -> Arc<dyn Driver> {

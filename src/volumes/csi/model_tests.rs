@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::super::attachment::{Attachments, Controller, Shown};
@@ -42,6 +42,7 @@ use super::volume::{Csi, CsiSettings};
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
 use crate::model::storage::{CsiDriver, SecretReference, VolumeAttachment};
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 
 /// Schedules of a run without `MODEL_SECONDS`.
@@ -503,11 +504,11 @@ struct Model(Arc<Mutex<World>>, Arc<Mutex<Option<Arc<Attachments>>>>);
 
 impl Model {
     fn world(&self) -> MutexGuard<'_, World> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.locked()
     }
 
     fn attachments(&self) -> Option<Arc<Attachments>> {
-        self.1.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.1.locked().clone()
     }
 
     /// A point within an operation of the agent: others take steps, and the agent may be killed.
@@ -915,7 +916,7 @@ impl Agent {
             world.events = VecDeque::from([current]);
             world.woken.clear();
         }
-        *model.1.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&attachments));
+        *model.1.locked() = Some(Arc::clone(&attachments));
         let csi = Arc::new(csi);
         let number = |place: &Place| place.pod.as_str()[1..].parse().unwrap();
         let volume = |place: &Place| volume_of(place.spec_name.trim_start_matches("pv-"));

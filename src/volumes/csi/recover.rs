@@ -3,7 +3,7 @@
 //!
 //! DIFFERS: the Go kubelet leaves such a volume as it is.
 
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Phase};
@@ -14,6 +14,7 @@ use super::rebuild;
 use super::record::Record;
 use super::request::Lifecycle;
 use super::volume::Csi;
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 
 /// Names in the node's object for which the API server is asked in one attempt.
@@ -21,7 +22,7 @@ const MAX_ASKED: usize = 256;
 
 impl Csi {
     pub(super) fn lost(&self) -> MutexGuard<'_, Lost> {
-        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lost.locked()
     }
 
     /// The unique name of the persistent volume, as far as pods or the cluster know it. `None`: no

@@ -5,13 +5,14 @@
 //! used from its registration on, also while its answer about the node is awaited.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::super::paths;
 use super::driver::{Driver, DriverNode};
 use super::versions::{self, Version};
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 
 /// Drivers that can be registered. A node has a handful.
@@ -79,7 +80,7 @@ impl Registry {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.locked()
     }
 
     /// A channel that becomes readable when the drivers or their answers about this node have changed,

@@ -1,10 +1,11 @@
 //! One operation per volume at a time. The next one waits, and ends its wait at the stop signal.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 
 /// The channel holds one unit while no operation runs.
@@ -34,7 +35,7 @@ impl Turns {
     /// Waits until no other operation on `name` runs. `None` after the stop signal.
     pub(super) fn take(&self, name: &str, stop: &StopToken) -> Option<Turn> {
         let take = {
-            let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut lanes = self.lanes.locked();
             let lane = lanes.entry(name.to_owned()).or_insert_with(|| {
                 let (give, take) = bounded(1);
                 // The channel is new and has room.
@@ -55,7 +56,7 @@ impl Turns {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lanes = self.lanes.locked();
         let Some(lane) = lanes.get_mut(&self.name) else { return };
         if self.is_held {
             // The channel is empty while the turn is held.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::super::attachment::{Attachments, Holder};
 use super::super::error::VolumeError;
@@ -26,6 +26,7 @@ use super::users::Users;
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
 use crate::model::storage::CsiDriverSpec;
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 
 /// The configuration of CSI volumes.
@@ -116,8 +117,7 @@ impl Csi {
         } else if is_any || rebuild::has_damaged(&layout) {
             let (layout, lost) = (layout.clone(), Arc::clone(&lost));
             attachments.keep_if(Box::new(move |name| {
-                rebuild::is_damaged(&layout, name)
-                    || lost.lock().unwrap_or_else(PoisonError::into_inner).may_be(name)
+                rebuild::is_damaged(&layout, name) || lost.locked().may_be(name)
             }));
         }
         Csi {
@@ -135,7 +135,7 @@ impl Csi {
     }
 
     pub(super) fn users(&self) -> MutexGuard<'_, Users> {
-        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+        self.users.locked()
     }
 
     /// Changes the table, and with it the list of volumes in use.
@@ -148,7 +148,7 @@ impl Csi {
     }
 
     pub(super) fn measured(&self) -> MutexGuard<'_, Measured> {
-        self.measured.lock().unwrap_or_else(PoisonError::into_inner)
+        self.measured.locked()
     }
 
     /// What a pod uses, or what all pods use, also found on the disk after a start.

@@ -1,7 +1,7 @@
 //! Volumes of CSI drivers, which their own part of this room sets up, and the growth of volumes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use super::super::error::VolumeError;
 use super::super::kind::{Certainty, Form, Phase, VolumeKind};
@@ -14,6 +14,7 @@ use crate::model::persistent::{self, Source, Spec};
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::util::error_chain::chain;
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 
 impl Kinds {
@@ -101,11 +102,11 @@ impl Kinds {
     }
 
     fn sizes(&self) -> MutexGuard<'_, HashMap<PodUid, BTreeMap<String, i64>>> {
-        self.sizes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sizes.locked()
     }
 
     fn failed_growths(&self) -> MutexGuard<'_, HashMap<PodUid, BTreeSet<String>>> {
-        self.failed_growths.lock().unwrap_or_else(PoisonError::into_inner)
+        self.failed_growths.locked()
     }
 
     pub(super) fn forget_sizes(&self, uid: &PodUid) {

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::super::error::VolumeError;
@@ -13,6 +13,7 @@ use super::super::mounts::Mount;
 use super::super::paths;
 use super::host::mount_at;
 use super::sysfs::{list, names};
+use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
 
 /// How long an operation waits for another one on its device.
@@ -119,14 +120,14 @@ pub(super) struct Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        self.locks.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+        self.locks.0.locked().remove(&self.key);
     }
 }
 
 impl Locks {
     /// The device, unless another operation has it.
     pub(super) fn try_take(&self, key: &Path) -> Option<Lock> {
-        let is_free = self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned());
+        let is_free = self.0.locked().insert(key.to_owned());
         is_free.then(|| Lock { locks: self.clone(), key: key.to_owned() })
     }
 

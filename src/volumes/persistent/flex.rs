@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -19,6 +19,7 @@ use super::tools::clip;
 use crate::model::persistent::{Flex, Spec};
 use crate::model::pod::Pod;
 use crate::util::encoding;
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 
 /// The limit of a call.
@@ -205,7 +206,7 @@ impl Drivers {
     }
 
     fn with<T: Default>(&self, driver: &str, act: impl FnOnce(&mut Known) -> T) -> T {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.locked();
         if known.len() >= MAX_DRIVERS && !known.contains_key(driver) {
             known.clear();
         }

@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::CString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use super::attachment::Attachments;
 use super::error::VolumeError;
@@ -47,6 +47,7 @@ use crate::model::pod::Pod;
 use crate::model::storage::SecretReference;
 use crate::util::atomic_file;
 use crate::util::disk_writes;
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::tree;
 
@@ -174,7 +175,7 @@ impl Kinds {
 
     /// The name of the volume's plugin; `None` for a claim that was not resolved yet.
     pub(super) fn plugin(&self, uid: &PodUid, volume: &Volume) -> Option<&'static str> {
-        let known = self.plugins.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.plugins.locked();
         let found = known.get(uid).and_then(|volumes| volumes.get(&volume.name));
         found.map(|lead| lead.plugin).or_else(|| inline_plugin(volume))
     }
@@ -182,13 +183,13 @@ impl Kinds {
     /// The name of the persistent volume, as events show it; `None` for a claim that was not resolved
     /// yet, and for other volumes.
     pub(super) fn name(&self, uid: &PodUid, volume: &str) -> Option<String> {
-        let known = self.plugins.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.plugins.locked();
         known.get(uid)?.get(volume).map(|lead| lead.name.clone())
     }
 
     /// The file server or driver of the volume, if it is known.
     pub(super) fn server(&self, uid: &PodUid, volume: &Volume) -> Option<String> {
-        let known = self.plugins.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.plugins.locked();
         match known.get(uid).and_then(|volumes| volumes.get(&volume.name)) {
             Some(lead) => lead.server.clone(),
             None => inline_server(volume),
@@ -197,7 +198,7 @@ impl Kinds {
 
     /// Forgets the pod, whose volumes are gone.
     pub(super) fn forget(&self, uid: &PodUid) {
-        self.plugins.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+        self.plugins.locked().remove(uid);
         self.singles().retain(|_, user| user != uid);
         self.refreshed().remove(uid);
         self.forget_attachable(uid);
@@ -205,15 +206,15 @@ impl Kinds {
     }
 
     fn attachable(&self) -> MutexGuard<'_, Attachable> {
-        self.attachable.lock().unwrap_or_else(PoisonError::into_inner)
+        self.attachable.locked()
     }
 
     fn refreshed(&self) -> MutexGuard<'_, HashMap<PodUid, BTreeSet<String>>> {
-        self.refreshed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.refreshed.locked()
     }
 
     fn singles(&self) -> MutexGuard<'_, HashMap<String, PodUid>> {
-        self.singles.lock().unwrap_or_else(PoisonError::into_inner)
+        self.singles.locked()
     }
 
     /// The volume behind the pod's volume. Sends requests to the API server for a claim.
@@ -278,8 +279,7 @@ impl Kinds {
         let plugin = plugin_of(&spec.source);
         let server = server_of(&spec.source);
         self.plugins
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+            .locked()
             .entry(pod.uid().clone())
             .or_default()
             .insert(volume.name.clone(), Lead { plugin, name: spec.name.clone(), server: server.clone() });
