@@ -52,6 +52,7 @@ use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::util::gate::Gate;
 use crate::util::lock::LockExt;
+use crate::util::permits::Permits;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
@@ -124,20 +125,11 @@ struct Shared {
     checker: Checker,
     events: EventSink,
     wake: Box<dyn Fn(&PodUid) + Send + Sync>,
-    /// Full while a check on request is made.
-    turn: (Sender<()>, Receiver<()>),
+    /// For one check on request at a time.
+    permits: Permits,
     /// Wakes the thread while it waits for its next pull.
     bell: (Sender<()>, Receiver<()>),
     state: Mutex<State>,
-}
-
-/// Ends a check when it is dropped, also by a panic.
-struct Turn<'a>(&'a Receiver<()>);
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        let _ = self.0.try_recv();
-    }
 }
 
 /// A container that failed.
@@ -384,8 +376,9 @@ impl ImageCheck {
         let state = State::default();
         let missing = Arc::clone(&state.missing);
         let checker = Checker { runtime, images, sources, replaced, restarts, pods, pull, removes, missing };
-        let (turn, bell, state) = (bounded(1), bounded(1), Mutex::new(state));
-        ImageCheck { shared: Arc::new(Shared { checker, events, wake, turn, bell, state }) }
+        let (bell, state) = (bounded(1), Mutex::new(state));
+        let permits = Permits::new(1, "another check of an image");
+        ImageCheck { shared: Arc::new(Shared { checker, events, wake, permits, bell, state }) }
     }
 
     /// A container of `image` failed as if the image was damaged: checks the image on a thread, unless
@@ -447,12 +440,8 @@ impl ImageCheck {
         progress: &mut dyn FnMut(usize, usize),
         stop: &StopToken,
     ) -> Result<Report, String> {
-        let (enter, leave) = &self.shared.turn;
-        select! {
-            send(enter, ()) -> _ => {}
-            recv(stop.signal()) -> _ => return Err("context canceled".to_owned()),
-        }
-        let _turn = Turn(leave);
+        let permit = self.shared.permits.take(stop, None);
+        let _permit = permit.map_err(|_| "context canceled".to_owned())?;
         let result = self.check((image, &None), options, progress, &Meter::unlimited(), stop);
         // Names that could not be pulled.
         let mut state = self.state();

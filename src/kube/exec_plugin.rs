@@ -6,7 +6,6 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use serde::Deserialize;
@@ -19,7 +18,7 @@ use crate::model::typed;
 use crate::transport::api::{Breaker, Identity};
 use crate::util::child::{self, Limits};
 use crate::util::lock::LockExt;
-use crate::util::timers;
+use crate::util::permits::{NoPermit, Permits};
 
 const V1: &str = "client.authentication.k8s.io/v1";
 const V1BETA1: &str = "client.authentication.k8s.io/v1beta1";
@@ -35,8 +34,8 @@ pub(super) struct ExecPlugin {
     /// The value of `KUBERNETES_EXEC_INFO`.
     info: String,
     last: Mutex<Option<Response>>,
-    /// Contains one message while no caller runs the program.
-    turns: (Sender<()>, Receiver<()>),
+    /// For one process at a time.
+    permits: Permits,
 }
 
 #[derive(Clone)]
@@ -133,10 +132,8 @@ impl ExecPlugin {
             }
         }
         let info = json!({"kind": "ExecCredential", "apiVersion": api_version, "spec": spec}).to_string();
-        let turns = bounded(1);
-        // The capacity is one, so this cannot fail.
-        let _ = turns.0.try_send(());
-        Ok(ExecPlugin { exec, api_version, info, last: Mutex::new(None), turns })
+        let permits = Permits::new(1, "a credential plugin");
+        Ok(ExecPlugin { exec, api_version, info, last: Mutex::new(None), permits })
     }
 
     fn last(&self, now: Timestamp) -> Option<Issued> {
@@ -201,27 +198,16 @@ impl ExecPlugin {
     }
 }
 
-/// Allows the next caller to run the program.
-struct Turn<'a>(&'a Sender<()>);
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        let _ = self.0.try_send(());
-    }
-}
-
 impl CredentialSource for ExecPlugin {
     fn current(&self, deadline: Instant, breaker: &Breaker) -> Result<Issued, String> {
         if let Some(issued) = self.last(Timestamp::now()) {
             return Ok(issued);
         }
-        let late = timers::at(Some(deadline));
-        select_biased! {
-            recv(breaker.token().signal()) -> _ => return Err("the agent is stopping".to_owned()),
-            recv(self.turns.1) -> _ => {}
-            recv(late) -> _ => return Err(format!("{} did not exit in time", self.exec.command)),
-        }
-        let _turn = Turn(&self.turns.0);
+        let left = deadline.saturating_duration_since(Instant::now());
+        let _permit = self.permits.take(breaker.token(), Some(left)).map_err(|reason| match reason {
+            NoPermit::Stopped => "the agent is stopping".to_owned(),
+            NoPermit::TimedOut => format!("{} did not exit in time", self.exec.command),
+        })?;
         // A caller that waited uses the result of the other caller.
         if let Some(issued) = self.last(Timestamp::now()) {
             return Ok(issued);

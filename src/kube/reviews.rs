@@ -2,17 +2,15 @@
 //! allowed to do that (Go: apiserver's webhook token authenticator and authorizer).
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use serde_json::{Map, Value, json};
 
 use super::client::Client;
 use super::error::ApiError;
 use super::target::Target;
 use crate::util::backoff::random_unit;
+use crate::util::permits::{NoPermit, Permit, Permits};
 use crate::util::stop::Waited;
 use crate::util::threads;
 
@@ -29,7 +27,7 @@ const JITTER: f64 = 0.2;
 /// DIFFERS: upstream sends a review for each request.
 const AT_ONCE: usize = 8;
 
-/// The limit of reviews that wait for a slot; more are not worth a thread each.
+/// The limit of reviews that wait for a permit; more are not worth a thread each.
 const WAITING: usize = 64;
 
 /// Rate and burst of reviews, separate from the node's other requests.
@@ -81,21 +79,18 @@ pub enum ReviewError {
 #[derive(Clone)]
 pub struct Reviewer {
     client: Client,
-    /// Contains one message per free slot.
-    turns: (Sender<()>, Receiver<()>),
-    waiting: Arc<AtomicUsize>,
+    permits: Permits,
+    /// Places of callers that wait for a permit.
+    waiting: Permits,
 }
 
 impl Reviewer {
     /// A reviewer with the credentials of `client`.
     #[must_use]
     pub fn new(client: &Client) -> Reviewer {
-        let turns = bounded(AT_ONCE);
-        for _ in 0..AT_ONCE {
-            // The capacity suffices.
-            let _ = turns.0.try_send(());
-        }
-        Reviewer { client: client.with_limits(Some(RATE), LIMIT), turns, waiting: Arc::default() }
+        let permits = Permits::new(AT_ONCE, "a permit for a review");
+        let waiting = Permits::new(WAITING, "a place to wait for a review");
+        Reviewer { client: client.with_limits(Some(RATE), LIMIT), permits, waiting }
     }
 
     /// The user that a token belongs to; `None` for an unknown token.
@@ -171,7 +166,7 @@ impl Reviewer {
 
     fn ask(&self, what: &'static str, target: &Target, body: &Value) -> Result<Value, ReviewError> {
         let deadline = Instant::now() + LIMIT;
-        let _turn = self.turn(deadline)?;
+        let _permit = self.permit(deadline)?;
         let mut pause = FIRST_PAUSE;
         let mut attempt = 1;
         loop {
@@ -205,44 +200,16 @@ impl Reviewer {
     }
 
     /// Waits until fewer reviews are in progress.
-    fn turn(&self, deadline: Instant) -> Result<Turn<'_>, ReviewError> {
-        if self.turns.1.try_recv().is_ok() {
-            return Ok(Turn(&self.turns.0));
+    fn permit(&self, deadline: Instant) -> Result<Permit, ReviewError> {
+        if let Some(permit) = self.permits.try_take() {
+            return Ok(permit);
         }
-        let _place = Slot::take(&self.waiting).ok_or(ReviewError::Busy)?;
-        let _waiting = threads::waiting("a slot for a review");
-        let breaker = self.client.breaker();
-        select_biased! {
-            recv(breaker.token().signal()) -> _ => Err(ReviewError::Stopping),
-            recv(self.turns.1) -> _ => Ok(Turn(&self.turns.0)),
-            default(deadline.saturating_duration_since(Instant::now())) => Err(ReviewError::Busy),
-        }
-    }
-}
-
-/// Frees its slot for reviews.
-struct Turn<'a>(&'a Sender<()>);
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        // The channel has room: this message was taken from it.
-        let _ = self.0.try_send(());
-    }
-}
-
-/// One of the callers that wait.
-struct Slot<'a>(&'a AtomicUsize);
-
-impl Slot<'_> {
-    fn take(waiting: &AtomicUsize) -> Option<Slot<'_>> {
-        let place = Slot(waiting);
-        (waiting.fetch_add(1, Ordering::Relaxed) < WAITING).then_some(place)
-    }
-}
-
-impl Drop for Slot<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        let _place = self.waiting.try_take().ok_or(ReviewError::Busy)?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.permits.take(self.client.breaker().token(), Some(left)).map_err(|reason| match reason {
+            NoPermit::Stopped => ReviewError::Stopping,
+            NoPermit::TimedOut => ReviewError::Busy,
+        })
     }
 }
 

@@ -9,11 +9,11 @@ use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::EventSink;
 use crate::util::backoff::KeyedBackoff;
 use crate::util::gate::Gate;
+use crate::util::permits::Permits;
 
 use super::images::Images;
 use super::placement::SharedPlacement;
 use super::settings::{CgroupParent, Deps, Host, Settings};
-use super::turnstile::Turnstile;
 use super::user_namespaces::UserNamespaces;
 
 /// A run that lasted longer is not part of a crash loop.
@@ -45,17 +45,24 @@ pub(super) struct Shared {
     /// Waits between restarts, by pod and container.
     pub(super) crashes: Mutex<KeyedBackoff<u64>>,
     /// Limits how many sandboxes are created at the same time.
-    pub(super) sandbox_door: Turnstile,
+    pub(super) sandbox_permits: Permits,
     /// Limits how many containers are started at the same time.
-    pub(super) container_door: Turnstile,
+    pub(super) container_permits: Permits,
 }
+
+/// How long a call waits for other calls of its kind; about the time of a slow sandbox.
+///
+/// A runtime is fastest with few parallel calls: thirty sandboxes requested together take longer
+/// than thirty in a queue. A call proceeds after this wait, so a call that hangs delays others, but
+/// does not block them.
+pub(super) const CALL_PATIENCE: Duration = Duration::from_secs(3);
 
 impl Runtime {
     /// Prepares the room; nothing is called yet.
     #[must_use]
     pub fn new(settings: Settings, deps: Deps) -> Runtime {
         // Twice the processors, as calls also wait for locks and disks.
-        let width = settings.machine.cpu_count as usize * 2;
+        let width = (settings.machine.cpu_count as usize * 2).clamp(4, 64);
         Runtime {
             shared: Arc::new(Shared {
                 host: Host::detect(Path::new("/sys")),
@@ -65,8 +72,8 @@ impl Runtime {
                     settings.max_pods,
                 ),
                 images: Images::new(deps.images, deps.events.clone(), deps.offers, &settings),
-                sandbox_door: Turnstile::new(width.max(4), "its turn to make a sandbox"),
-                container_door: Turnstile::new(width.max(4), "its turn to start a container"),
+                sandbox_permits: Permits::new(width, "other calls that make sandboxes"),
+                container_permits: Permits::new(width, "other calls that start containers"),
                 crashes: Mutex::new(KeyedBackoff::new(
                     settings.crash_backoff.0,
                     settings.crash_backoff.1,

@@ -44,7 +44,6 @@ mod settings;
 mod start;
 mod start_request;
 mod termination_log;
-mod turnstile;
 mod user_namespaces;
 
 #[cfg(test)]

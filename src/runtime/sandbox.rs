@@ -13,7 +13,7 @@ use crate::model::reasons;
 use crate::transport::generated::runtime::{PodSandboxConfig, PodSandboxStatus};
 use crate::util::stop::StopToken;
 
-use super::client::Runtime;
+use super::client::{CALL_PATIENCE, Runtime};
 use super::config_error::ConfigError;
 use super::dns::{self, DnsNotice};
 use super::log_files;
@@ -122,7 +122,8 @@ impl Runtime {
             metrics::STARTED_USER_NAMESPACED_PODS.inc();
         }
         let id = {
-            let _pass = shared.sandbox_door.enter(stop);
+            // After a stop the call itself returns it.
+            let _permit = shared.sandbox_permits.take(stop, Some(CALL_PATIENCE));
             match client.run_pod_sandbox(config.clone(), &handler) {
                 Err(error) if self.is_sandbox_image_offered(&error.to_string(), stop) => {
                     client.run_pod_sandbox(config, &handler)

@@ -19,7 +19,7 @@ use crate::transport::generated::Enum;
 use crate::transport::generated::runtime::{ContainerConfig, NamespaceMode, PodSandboxConfig, Signal};
 use crate::util::stop::StopToken;
 
-use super::client::Runtime;
+use super::client::{CALL_PATIENCE, Runtime};
 use super::config_error::ConfigError;
 use super::container_config::{ContainerInputs, container_config, log_path};
 use super::fields::Addresses;
@@ -94,7 +94,7 @@ impl Runtime {
         let images: Vec<&str> = images.iter().map(String::as_str).collect();
         let image_pass = shared.replaced.enter(&images, start.stop);
         // The limit applies after the image pull, which may be slow.
-        let pass = shared.container_door.enter(start.stop);
+        let permit = shared.container_permits.take(start.stop, Some(CALL_PATIENCE));
         let created = self.create(&start, &regarding, config, &sandbox_config);
         let mounted = match created {
             Ok(_) => &metrics::IMAGE_VOLUMES_MOUNTED,
@@ -104,7 +104,7 @@ impl Runtime {
         let id = created?;
         self.run(&start, &regarding, &id)?;
         shared.placement.started(start.pod, &start.container.name, &id);
-        drop((pass, image_pass));
+        drop((permit, image_pass));
         self.link_log(&start, &id, restart_count);
         let lifecycle = start.container.lifecycle.as_ref();
         if let Some(handler) = lifecycle.and_then(|lifecycle| lifecycle.post_start.as_ref()) {

@@ -1,5 +1,5 @@
 //! Tools that are independent of Kubernetes: the rules for threads (`threads`, `stop`, `mailbox`,
-//! `timers`, `wake`, `gate`), the thread `signals`, waits (`backoff`), files and directories
+//! `timers`, `wake`, `gate`), the thread `signals`, waits (`backoff`, `permits`), files and directories
 //! (`untrusted` and `tree` for those that a container can change; `disk_writes` counts),
 //! `state_files` that are damaged, `cgroup_mounts`, memory, certificates (`x509`), log lines and `metrics`.
 
@@ -24,6 +24,7 @@ pub mod logging;
 pub mod mailbox;
 pub mod memory;
 pub mod metrics;
+pub mod permits;
 pub mod service_manager;
 pub mod sha1;
 pub mod sha256;

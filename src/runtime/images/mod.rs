@@ -5,9 +5,9 @@ pub mod credentials;
 #[cfg(test)]
 pub(super) mod fuzz;
 pub mod gc;
-mod permits;
 mod providers;
 pub(super) mod pull_secrets;
+mod rate_limit;
 pub(super) mod records;
 
 use std::collections::HashMap;
@@ -28,15 +28,16 @@ use crate::transport::generated::runtime::{AuthConfig, Image, ImageSpec, PodSand
 use crate::transport::grpc::Kind;
 use crate::util::backoff::KeyedBackoff;
 use crate::util::lock::LockExt;
+use crate::util::permits::{NoPermit, Permit, Permits};
 use crate::util::stop::StopToken;
 
 use super::durations;
 use super::security_context::ImageUser;
 use super::settings::Settings;
 use credentials::{Credential, Keyring};
-use permits::{Permits, RateLimit};
 use providers::Providers;
 use pull_secrets::PullSecrets;
+use rate_limit::RateLimit;
 use records::{PullSecret, Records};
 
 const BACKOFF_FIRST: Duration = Duration::from_secs(10);
@@ -93,7 +94,8 @@ pub(super) struct Images {
     client: cri::ImageClient,
     events: EventSink,
     failures: Mutex<Failures>,
-    permits: Permits,
+    /// `None`: any number of pulls at once.
+    permits: Option<Permits>,
     rate: Option<RateLimit>,
     keyring: Keyring,
     providers: Providers,
@@ -139,7 +141,8 @@ impl Images {
                 last: HashMap::new(),
                 told: HashMap::new(),
             }),
-            permits: Permits::new(if settings.serialize_image_pulls { Some(1) } else { parallel }),
+            permits: if settings.serialize_image_pulls { Some(1) } else { parallel }
+                .map(|count| Permits::new(count, "image pull queue")),
             rate: RateLimit::new(settings.registry_pull_qps, settings.registry_burst),
             keyring: Keyring::new(&settings.root_dir),
             providers: Providers::new(settings.credential_providers.as_ref()),
@@ -248,6 +251,11 @@ impl Images {
         pods
     }
 
+    /// Waits for other pulls. `None` without a limit.
+    fn permit(&self, stop: &StopToken) -> Result<Option<Permit>, NoPermit> {
+        self.permits.as_ref().map(|permits| permits.take(stop, None)).transpose()
+    }
+
     fn pull(&self, wanted: Wanted<'_>, requested: &str, image: &str) -> Result<Found, ImageFailure> {
         // Per pod, not per container: a new pod starts without a wait.
         let key = format!("{}_{requested}", wanted.pod.uid());
@@ -257,14 +265,14 @@ impl Images {
         // An archive may have the image and may be read only now. Without one, this returns at once.
         let offer = self.offers.offer(image, wanted.stop);
         let asked = Instant::now();
-        let result = match self.permits.take(wanted.stop) {
-            Some(_permit) => {
+        let result = match self.permit(wanted.stop) {
+            Ok(_permit) => {
                 let started = Instant::now();
                 let sandbox_config = Some(wanted.sandbox_config);
                 let pulled = self.pull_now(wanted.secrets, image, sandbox_config, None, wanted.stop);
                 pulled.map(|(reference, proof)| (reference, proof, started.elapsed()))
             }
-            None => Err(PullError::Stopped),
+            Err(_) => Err(PullError::Stopped),
         };
         match result {
             Ok((reference, proof, pulling)) => {
@@ -328,9 +336,9 @@ impl Images {
     ) -> Result<String, String> {
         let image = with_default_tag(requested).map_err(|error| error.to_string())?;
         self.records.intend(requested)?;
-        let result = match self.permits.take(stop) {
-            Some(_permit) => self.pull_now(secrets, &image, None, Some(limit), stop),
-            None => Err(PullError::Stopped),
+        let result = match self.permit(stop) {
+            Ok(_permit) => self.pull_now(secrets, &image, None, Some(limit), stop),
+            Err(_) => Err(PullError::Stopped),
         };
         match result {
             Ok((reference, proof)) => {

@@ -16,9 +16,9 @@ use crate::util::child::{self, ChildError, Limits};
 use crate::util::stop::StopToken;
 
 use super::credentials::{Credential, Entry, Index, full_repository, index, key_matches, lookup};
-use super::permits::Permits;
 use crate::model::typed;
 use crate::util::lock::LockExt;
+use crate::util::permits::Permits;
 
 const LIMITS: Limits = Limits { time: Duration::from_secs(60), output_bytes: 1 << 20 };
 /// The bytes of a failing program's output that are logged.
@@ -35,7 +35,7 @@ struct Provider {
     settings: CredentialProvider,
     program: PathBuf,
     /// One process at a time; callers that waited find the response in the cache.
-    turn: Permits,
+    permits: Permits,
     cache: Mutex<HashMap<String, Cached>>,
 }
 
@@ -86,7 +86,7 @@ impl Providers {
         let one = |bin_dir: &PathBuf, provider: &CredentialProvider| Provider {
             program: bin_dir.join(&provider.name),
             settings: provider.clone(),
-            turn: Permits::new(Some(1)),
+            permits: Permits::new(1, "a credential provider"),
             cache: Mutex::default(),
         };
         let list = settings.map(|settings| {
@@ -125,7 +125,7 @@ impl Provider {
         if let Some(found) = self.cached(image, Instant::now()) {
             return found;
         }
-        let Some(_turn) = self.turn.take(stop) else { return Vec::new() };
+        let Ok(_permit) = self.permits.take(stop, None) else { return Vec::new() };
         if let Some(found) = self.cached(image, Instant::now()) {
             return found;
         }
