@@ -6,6 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::model::names::is_dns_subdomain;
+
 /// Driver names that are ever accepted: each is a label of metrics for good.
 const MOST_NAMES: usize = 1_000;
 /// Instances of one driver at a time.
@@ -70,14 +72,7 @@ pub fn check_name(driver: &str) -> Result<(), String> {
     if driver.is_empty() {
         return Err("DRA driver name is empty".to_owned());
     }
-    let is_label = |label: &str| {
-        let inner = |one: u8| one.is_ascii_lowercase() || one.is_ascii_digit();
-        let bytes = label.as_bytes();
-        bytes.first().is_some_and(|one| inner(*one))
-            && bytes.last().is_some_and(|one| inner(*one))
-            && bytes.iter().all(|one| inner(*one) || *one == b'-')
-    };
-    if driver.len() <= MOST_NAME_BYTES && driver.split('.').all(is_label) {
+    if is_dns_subdomain(driver) {
         return Ok(());
     }
     let start: String = driver.chars().take(MOST_NAME_BYTES).collect();

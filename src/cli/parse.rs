@@ -12,8 +12,8 @@ use super::flags::{Effect, FLAGS, Flag, REMOVED, Syntax, find};
 use super::local::{COMMANDS, LocalCommand, parse_local};
 use crate::config::check::closest;
 use crate::config::fields::{Kind, field};
-use crate::config::validate::{is_dns_subdomain, is_label_value, is_qualified_name};
 use crate::config::{AgentArgs, GoDuration, Override, Problem};
+use crate::model::names::{is_dns_subdomain, is_label_value, is_qualified_name};
 use crate::model::quantity::Amount;
 use crate::server::LOCAL_SOCKET;
 

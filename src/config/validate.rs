@@ -9,6 +9,7 @@ use super::gates::Gates;
 use super::kubelet::KubeletConfiguration;
 use super::load::clean_path;
 use super::sysctls;
+use crate::model::names::{is_label_value, is_qualified_name};
 use crate::model::quantity::Amount;
 use crate::util::cpu_list;
 
@@ -624,33 +625,4 @@ fn threshold(text: &str) -> Result<(), String> {
 /// A list of CPUs such as `0-3,8`.
 fn is_cpu_list(text: &str) -> bool {
     cpu_list::count(text).is_some()
-}
-
-/// A label or taint key: an optional DNS prefix and a name of at most 63 characters.
-pub fn is_qualified_name(text: &str) -> bool {
-    let (prefix, name) = match text.split_once('/') {
-        Some((prefix, name)) => (Some(prefix), name),
-        None => (None, text),
-    };
-    prefix.is_none_or(is_dns_subdomain) && !name.is_empty() && is_label_value(name)
-}
-
-/// At most 63 letters, digits, dots, dashes and underscores, with letters or digits at the ends.
-pub fn is_label_value(text: &str) -> bool {
-    let edge = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
-    text.len() <= 63
-        && edge(text.chars().next())
-        && edge(text.chars().next_back())
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
-}
-
-/// A lower-case DNS name.
-pub fn is_dns_subdomain(text: &str) -> bool {
-    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-    text.len() <= 253
-        && text.split('.').all(|label| {
-            edge(label.chars().next())
-                && edge(label.chars().next_back())
-                && label.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
-        })
 }

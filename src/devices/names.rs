@@ -3,6 +3,8 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use crate::model::names::is_qualified_name;
+
 /// The version of the plugin API.
 pub const VERSION: &str = "v1beta1";
 /// The socket on which plugins register.
@@ -12,8 +14,6 @@ pub const CHECKPOINT: &str = "kubelet_internal_checkpoint";
 /// The directory of plugins below the root directory.
 pub const DIRECTORY: &str = "device-plugins";
 
-const LABEL_BYTES: usize = 63;
-const DOMAIN_BYTES: usize = 253;
 /// A socket's address cannot be longer.
 const ENDPOINT_BYTES: usize = 107;
 
@@ -82,35 +82,7 @@ pub fn is_extended_resource(name: &str) -> bool {
     if is_native || name.starts_with("requests.") {
         return false;
     }
-    is_qualified(&format!("requests.{name}"))
-}
-
-/// kubelet: apimachinery `IsQualifiedName`.
-fn is_qualified(name: &str) -> bool {
-    match name.split_once('/') {
-        Some((domain, label)) => is_domain(domain) && is_label(label),
-        None => is_label(name),
-    }
-}
-
-fn is_label(text: &str) -> bool {
-    let is_end = |c: Option<u8>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-    let bytes = text.as_bytes();
-    text.len() <= LABEL_BYTES
-        && is_end(bytes.first().copied())
-        && is_end(bytes.last().copied())
-        && bytes.iter().all(|c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.'))
-}
-
-fn is_domain(text: &str) -> bool {
-    let is_end = |c: Option<&u8>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-    let is_part = |part: &str| {
-        let bytes = part.as_bytes();
-        is_end(bytes.first())
-            && is_end(bytes.last())
-            && bytes.iter().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || *c == b'-')
-    };
-    text.len() <= DOMAIN_BYTES && text.split('.').all(is_part)
+    is_qualified_name(&format!("requests.{name}"))
 }
 
 #[cfg(test)]

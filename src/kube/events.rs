@@ -15,6 +15,7 @@ use super::correlator::Correlator;
 use super::event_sink::Counts;
 use super::event_sink::Outbox;
 use crate::model::event::{Event, EventType, Regarding};
+use crate::model::names::is_dns_subdomain;
 use crate::util::lock::LockExt;
 use crate::util::sha256;
 use crate::util::stop::StopToken;
@@ -285,18 +286,7 @@ fn name_of(regarding: &Regarding, host: &str, at: Timestamp) -> String {
         Regarding::Manifest { .. } => "manifest",
     };
     let name = format!("{object}.{:x}", at.as_nanosecond());
-    if is_subdomain(&name) { name } else { uuid_of(&name) }
-}
-
-/// Whether it is a valid name for the API server (RFC 1123).
-fn is_subdomain(name: &str) -> bool {
-    let is_label = |label: &str| {
-        label.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
-            && !label.is_empty()
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-    };
-    name.len() <= 253 && name.split('.').all(is_label)
+    if is_dns_subdomain(&name) { name } else { uuid_of(&name) }
 }
 
 /// A UUID in place of a name that the API server would refuse. It is derived from the name, because
@@ -540,7 +530,7 @@ mod tests {
         for odd in ["Node_1", "-a", "", &"a".repeat(250)] {
             let uuid = name(odd);
             assert_eq!(uuid.len(), 36, "{uuid}");
-            assert!(is_subdomain(&uuid), "{uuid}");
+            assert!(is_dns_subdomain(&uuid), "{uuid}");
             assert_eq!(uuid, name(odd));
         }
         assert_ne!(name("-a"), name("-b"));

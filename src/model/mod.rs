@@ -18,6 +18,7 @@ pub mod labels;
 pub mod log_line;
 pub mod metrics;
 pub mod mount;
+pub mod names;
 pub mod node;
 pub mod numa;
 pub mod persistent;

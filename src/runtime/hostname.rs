@@ -1,6 +1,6 @@
 //! The host name of a pod (Go: GeneratePodHostNameAndDomain).
 
-use crate::config::validate::is_dns_subdomain;
+use crate::model::names::{is_dns_label, is_dns_subdomain};
 use crate::model::pod::Pod;
 
 /// The longest DNS label.
@@ -55,7 +55,7 @@ pub fn hostname(pod: &Pod, cluster_domain: &str) -> Result<Hostname, HostnameErr
     }
     let label = |field, value: &Option<String>| match value.as_deref().unwrap_or_default() {
         "" => Ok(None),
-        value if is_label(value) => Ok(Some(value.to_owned())),
+        value if is_dns_label(value) => Ok(Some(value.to_owned())),
         value => Err(HostnameError::NotALabel { field, value: value.to_owned(), pod: pod.name().to_owned() }),
     };
     let full = label("hostname", &spec.hostname)?.unwrap_or_else(|| pod.name().to_owned());
@@ -88,15 +88,6 @@ pub fn kernel_name(pod: &Pod, hostname: &Hostname) -> Result<String, HostnameErr
     }
     let fqdn = format!("{}.{}", hostname.name, hostname.domain);
     if fqdn.len() > KERNEL_LIMIT { Err(HostnameError::FqdnTooLong { fqdn }) } else { Ok(fqdn) }
-}
-
-fn is_label(text: &str) -> bool {
-    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    let bytes = text.as_bytes();
-    bytes.len() <= LABEL_LIMIT
-        && bytes.iter().all(|b| inner(*b) || *b == b'-')
-        && bytes.first().is_some_and(|b| inner(*b))
-        && bytes.last().is_some_and(|b| inner(*b))
 }
 
 #[cfg(test)]

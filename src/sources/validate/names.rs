@@ -1,5 +1,7 @@
 //! Validation of names (Go: apimachinery pkg/util/validation). Each check returns its error messages.
 
+use crate::model::names;
+
 const LABEL: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
 const SUBDOMAIN: &str = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
 const WORD: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
@@ -16,7 +18,7 @@ pub(crate) fn dns_label(name: &str) -> Option<String> {
     if name.len() > 63 {
         return Some("must be no more than 63 bytes".to_owned());
     }
-    (!is_label(name)).then(|| {
+    (!names::is_dns_label(name)).then(|| {
         let what = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', \
                     and must start and end with an alphanumeric character";
         should(what, &["my-name", "123-abc"], LABEL)
@@ -28,27 +30,11 @@ pub(crate) fn dns_subdomain(name: &str) -> Option<String> {
     if name.len() > 253 {
         return Some("must be no more than 253 bytes".to_owned());
     }
-    (!name.split('.').all(is_label)).then(|| {
+    (!names::is_dns_subdomain(name)).then(|| {
         let what = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' \
                     or '.', and must start and end with an alphanumeric character";
         should(what, &["example.com"], SUBDOMAIN)
     })
-}
-
-fn is_label(text: &str) -> bool {
-    let word = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    text.bytes().all(|byte| word(byte) || byte == b'-') && ends(text, word)
-}
-
-/// Whether the text is not empty and its first and last byte satisfy `good`.
-fn ends(text: &str, good: impl Fn(u8) -> bool) -> bool {
-    matches!((text.bytes().next(), text.bytes().next_back()), (Some(first), Some(last)) if good(first) && good(last))
-}
-
-fn is_word(text: &str) -> bool {
-    let alphanumeric = |byte: u8| byte.is_ascii_alphanumeric();
-    text.bytes().all(|byte| alphanumeric(byte) || matches!(byte, b'-' | b'_' | b'.'))
-        && ends(text, alphanumeric)
 }
 
 const OF_WORDS: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
@@ -82,7 +68,7 @@ pub(super) fn qualified_name(key: &str) -> Option<String> {
         return Some("name part must be no more than 63 bytes".to_owned());
     }
     let problem = || should(OF_WORDS, &["MyName", "my.name", "123-abc"], WORD);
-    (!is_word(name)).then(|| format!("name part {}", problem()))
+    (!names::is_label_value(name)).then(|| format!("name part {}", problem()))
 }
 
 /// A label's value: empty, or a name of up to 63 bytes.
@@ -90,7 +76,7 @@ pub(super) fn label_value(value: &str) -> Option<String> {
     if value.len() > 63 {
         return Some("must be no more than 63 bytes".to_owned());
     }
-    (!value.is_empty() && !is_word(value)).then(|| {
+    (!names::is_label_value(value)).then(|| {
         let what = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' \
                     or '.', and must start and end with an alphanumeric character";
         should(what, &["MyValue", "my_value", "12345"], &format!("({WORD})?"))
@@ -152,7 +138,7 @@ pub(super) fn header_name(name: &str) -> Option<String> {
 pub(super) fn sysctl_name(name: &str) -> Option<String> {
     let part = |text: &str| {
         let word = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-        text.bytes().all(|byte| word(byte) || matches!(byte, b'-' | b'_')) && ends(text, word)
+        text.bytes().all(|byte| word(byte) || matches!(byte, b'-' | b'_')) && names::has_ends(text, word)
     };
     (name.len() > 253 || !name.split(['.', '/']).all(part))
         .then(|| format!("must have at most 253 characters and match regex {SYSCTL}"))
@@ -172,11 +158,12 @@ pub(super) fn ip_address(text: &str) -> Option<String> {
 /// DIFFERS: upstream accepts any text.
 pub(super) fn uid_problem(uid: &str) -> Option<String> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
-    (uid.len() > 63 || !uid.bytes().all(good) || !ends(uid, |byte| byte.is_ascii_alphanumeric())).then(|| {
-        "must have at most 63 bytes, consist of alphanumeric characters, '-' or '.', and start and \
+    (uid.len() > 63 || !uid.bytes().all(good) || !names::has_ends(uid, |byte| byte.is_ascii_alphanumeric()))
+        .then(|| {
+            "must have at most 63 bytes, consist of alphanumeric characters, '-' or '.', and start and \
          end with an alphanumeric character"
-            .to_owned()
-    })
+                .to_owned()
+        })
 }
 
 #[cfg(test)]
