@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::info::{ClaimInfo, ClaimKey, ClaimRef, Device};
 use crate::model::ids::PodUid;
-use crate::util::crc32::crc32;
+use crate::util::gzip::crc32;
 
 /// The name below the root directory.
 pub const NAME: &str = "dra_manager_state";
@@ -115,7 +115,7 @@ pub fn write<'a>(claims: impl IntoIterator<Item = &'a ClaimInfo>) -> String {
     };
     // Texts and lists of texts cannot fail to become JSON.
     let data = serde_json::to_string(&data).unwrap_or_default();
-    let checksum = crc32(data.as_bytes());
+    let checksum = crc32(&data);
     serde_json::to_string(&Envelope { data, checksum }).unwrap_or_default()
 }
 
@@ -126,7 +126,7 @@ pub fn write<'a>(claims: impl IntoIterator<Item = &'a ClaimInfo>) -> String {
 pub fn read(text: &str) -> Result<Vec<ClaimInfo>, StateError> {
     let form = |error: serde_json::Error| StateError::Form(error.to_string());
     let envelope: Envelope = serde_json::from_str(text).map_err(form)?;
-    let found = crc32(envelope.data.as_bytes());
+    let found = crc32(&envelope.data);
     if found != envelope.checksum {
         return Err(StateError::Checksum { found, written: envelope.checksum });
     }
@@ -187,12 +187,12 @@ mod tests {
     #[test]
     fn fields_that_older_versions_do_not_write_may_be_absent() {
         let data = r#"{"kind":"DRACheckpoint","apiVersion":"checkpoint.dra.kubelet.k8s.io/v0","ClaimInfoStateList":[{"ClaimUID":"u","ClaimName":"c","Namespace":"n","PodUIDs":null,"DriverState":{"d":{"Devices":[{"PoolName":"p","DeviceName":"x","CDIDeviceIDs":null}]},"e":{"Devices":null}}}]}"#;
-        let envelope = serde_json::json!({"Data": data, "Checksum": crc32(data.as_bytes())});
+        let envelope = serde_json::json!({"Data": data, "Checksum": crc32(data)});
         let claims = read(&envelope.to_string()).unwrap();
         assert_eq!(claims[0].drivers["d"][0].name, "x");
         assert!(claims[0].drivers["e"].is_empty() && claims[0].pods.is_empty());
         let none = r#"{"kind":"DRACheckpoint","apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":null}"#;
-        let envelope = serde_json::json!({"Data": none, "Checksum": crc32(none.as_bytes())});
+        let envelope = serde_json::json!({"Data": none, "Checksum": crc32(none)});
         assert_eq!(read(&envelope.to_string()), Ok(Vec::new()));
     }
 
@@ -207,7 +207,7 @@ mod tests {
                     serde_json::from_str::<Envelope>(&text.replace("worker-1", "worker-2"))
                         .unwrap()
                         .data
-                        .as_bytes()
+                        .as_ref()
                 )
             )
         );
@@ -239,7 +239,7 @@ mod tests {
         #[test]
         fn no_text_causes_a_panic(text in ".{0,200}", data in ".{0,200}") {
             let _ = read(&text);
-            let envelope = serde_json::json!({"Data": data, "Checksum": crc32(data.as_bytes())});
+            let envelope = serde_json::json!({"Data": data, "Checksum": crc32(&data)});
             let _ = read(&envelope.to_string());
         }
     }

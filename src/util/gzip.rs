@@ -2,8 +2,16 @@
 
 use std::io::{self, Write};
 
-use flate2::Compression;
 use flate2::write::GzEncoder;
+use flate2::{Compression, Crc};
+
+/// The checksum of gzip, CRC-32 of IEEE 802.3 (RFC 1952, 8).
+#[must_use]
+pub fn crc32(text: &str) -> u32 {
+    let mut crc = Crc::new();
+    crc.update(text.as_bytes());
+    crc.sum()
+}
 
 /// A writer that compresses.
 pub struct Gzip<W: Write> {
@@ -56,5 +64,10 @@ mod tests {
         let mut back = String::new();
         flate2::read::GzDecoder::new(packed.as_slice()).read_to_string(&mut back).unwrap();
         assert_eq!(back, text);
+    }
+
+    #[test]
+    fn the_check_value_of_the_standard_is_computed() {
+        assert_eq!((crc32("123456789"), crc32("")), (0xcbf4_3926, 0));
     }
 }

@@ -9,7 +9,6 @@ pub mod cgroup_mounts;
 pub mod checkpoint_file;
 pub mod child;
 pub mod cpu_list;
-pub mod crc32;
 pub mod decompress;
 pub mod disk_writes;
 pub mod encoding;
