@@ -101,9 +101,7 @@ pub(super) fn save<'a>(
     disk_writes::make_directories(directory, 0o750)?;
     atomic_file::write(path, &text, 0o600)?;
     state_files::usable(path);
-    std::fs::File::open(directory)?.sync_all()?;
-    disk_writes::sync();
-    Ok(())
+    atomic_file::sync_directory(directory)
 }
 
 #[cfg(test)]

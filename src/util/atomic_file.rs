@@ -1,4 +1,8 @@
 //! Atomic replacement of files: a reader gets the old or the new version, complete.
+//!
+//! After a power cut the old version may be back, unless [`sync_directory`] follows. State of pods
+//! needs no second write to the disk for that: mounts, containers and cgroups, of which it tells,
+//! are gone after a power cut, too, and the Go kubelet does the same.
 
 use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -30,6 +34,16 @@ pub fn write(path: &Path, content: &[u8], mode: u32) -> std::io::Result<()> {
         let _ = std::fs::remove_file(&temporary);
     }
     result
+}
+
+/// Makes the renames and removals in a directory permanent.
+///
+/// # Errors
+/// When the directory cannot be opened or synced.
+pub fn sync_directory(directory: &Path) -> std::io::Result<()> {
+    std::fs::File::open(directory)?.sync_all()?;
+    disk_writes::sync();
+    Ok(())
 }
 
 #[cfg(test)]

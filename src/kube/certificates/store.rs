@@ -181,8 +181,7 @@ impl Store {
         disk_writes::created(std::os::unix::fs::symlink(&name, &beside)).map_err(failed)?;
         fs::rename(&beside, &current).map_err(failed)?;
         // If this fails, a crash may restore the old link, as if the renewal had not happened.
-        let _ = fs::File::open(&self.dir).and_then(|dir| dir.sync_all());
-        disk_writes::sync();
+        let _ = atomic_file::sync_directory(&self.dir);
         Ok(path)
     }
 
