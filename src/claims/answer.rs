@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 
 use super::info::{ClaimKey, ClaimRef, Device};
 
+use crate::util::clip;
+
 /// Devices of one claim by one driver; the API allows 32 in an allocation.
 pub(super) const MOST_DEVICES: usize = 1_024;
 /// Requests or CDI devices of one device.
@@ -115,7 +117,7 @@ fn failed(method: Method, claim: &ClaimRef, text: &str) -> AnswerError {
 
 /// A driver's text in messages for users.
 fn shown(text: &str) -> String {
-    text.chars().take(MOST_TEXT).collect()
+    clip::line(text, MOST_TEXT)
 }
 
 fn within_limits(claim: &ClaimRef, devices: &[Device]) -> Result<(), AnswerError> {

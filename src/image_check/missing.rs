@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::turns::Turns;
 
+use crate::util::clip;
 use crate::util::lock::LockExt;
 
 /// The namespace whose pod caused the check; `None` for a check on request.
@@ -90,7 +91,7 @@ impl MissingNames {
             match (self.names.get_mut(name), missing.iter().find(|(other, _)| other == name)) {
                 (Some(kept), Some((_, why))) => {
                     kept.due = Some(now + PAUSE);
-                    kept.why = shortened(why);
+                    kept.why = clip::beginning(why, MAX_REASON).to_owned();
                 }
                 _ => drop(self.names.remove(name)),
             }
@@ -126,7 +127,7 @@ impl MissingNames {
             (Some(missing), Err(why)) => {
                 missing.pause = (missing.pause * 2).min(LONGEST_PAUSE);
                 missing.due = Some(now + missing.pause);
-                missing.why = shortened(why);
+                missing.why = clip::beginning(why, MAX_REASON).to_owned();
             }
             _ => drop(self.names.remove(name)),
         }
@@ -140,10 +141,6 @@ impl MissingNames {
             format!("image {name} was removed because it was damaged, and cannot be pulled again: {why}")
         })
     }
-}
-
-fn shortened(text: &str) -> String {
-    text.get(..text.floor_char_boundary(MAX_REASON)).unwrap_or_default().to_owned()
 }
 
 /// Names of an image that a check removes. If it ends without a result, all that may have been removed are

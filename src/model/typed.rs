@@ -10,13 +10,15 @@ use std::fmt;
 use serde::de::{self, DeserializeSeed, Error as _, IntoDeserializer as _, Unexpected, Visitor};
 use serde_json::Value;
 
+use crate::util::clip;
+
 /// The limit of wrong types per object; the others are reported once these are repaired.
 const MAX_FAULTS: usize = 20;
 /// The limit of unknown fields per object.
 const MAX_UNKNOWN: usize = 50;
 
 /// The limit of characters in one message: a manifest may be quoted, but must not fill the log.
-const MAX_MESSAGE_CHARS: usize = 500;
+const MAX_MESSAGE_BYTES: usize = 500;
 
 /// A value at `path` with a wrong type.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,14 +93,9 @@ pub fn from_json<T: de::DeserializeOwned>(json: &[u8]) -> serde_json::Result<T> 
     }
 }
 
-/// Shortens a text that quotes its input for a log line, and keeps it on one line.
+/// A text that quotes its input, for a log line.
 pub fn clip(text: &str) -> String {
-    let clean = |c: char| if c.is_control() { ' ' } else { c };
-    let mut out: String = text.chars().take(MAX_MESSAGE_CHARS).map(clean).collect();
-    if text.chars().nth(MAX_MESSAGE_CHARS).is_some() {
-        out.push('…');
-    }
-    out
+    clip::line(text, MAX_MESSAGE_BYTES)
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

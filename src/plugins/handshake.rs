@@ -9,6 +9,7 @@ use super::books::Plugin;
 use crate::transport::generated::methods::pluginregistration as methods;
 use crate::transport::generated::pluginregistration::{InfoRequest, RegistrationStatus};
 use crate::transport::grpc::{CallError, Channel, Kind};
+use crate::util::clip;
 use crate::util::stop::StopToken;
 
 /// Time limit of `GetInfo`, with the connection.
@@ -103,10 +104,6 @@ impl Notice<'_> {
 }
 
 /// A plugin's texts end in the log and in the memory of the agent.
-fn short(mut text: String) -> String {
-    if text.len() > MOST_ERROR {
-        let end = (0..=MOST_ERROR).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-        text.truncate(end);
-    }
-    text
+fn short(text: impl AsRef<str>) -> String {
+    clip::beginning(text.as_ref(), MOST_ERROR).to_owned()
 }

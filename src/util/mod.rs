@@ -8,6 +8,7 @@ pub mod backoff;
 pub mod cgroup_mounts;
 pub mod checkpoint_file;
 pub mod child;
+pub mod clip;
 pub mod cpu_list;
 pub mod decompress;
 pub mod disk_writes;

@@ -5,6 +5,7 @@ use std::io;
 use serde::{Deserialize, Serialize};
 
 use super::types::Digest;
+use crate::util::clip;
 use crate::util::decompress::{self, Failure};
 
 /// What is wrong with a part of an archive.
@@ -125,7 +126,7 @@ impl Problem {
 
 /// At most 200 bytes of a text from an archive, for messages.
 pub(super) fn shortened(text: &str) -> String {
-    text.get(..text.floor_char_boundary(200)).unwrap_or_default().to_owned()
+    clip::beginning(text, 200).to_owned()
 }
 
 /// Why an archive offers nothing.

@@ -3,6 +3,8 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::util::clip;
+
 /// Rows of one list in a document. Plugins can list very many devices.
 pub const MOST_ROWS: usize = 10_000;
 /// The longest text from a plugin, in bytes.
@@ -11,7 +13,7 @@ const MOST_BYTES: usize = 1024;
 /// The beginning of a text from a plugin. Commands escape its control characters when they print it.
 #[must_use]
 pub fn clip(text: &str) -> String {
-    text[..text.floor_char_boundary(MOST_BYTES)].to_owned()
+    clip::beginning(text, MOST_BYTES).to_owned()
 }
 
 /// Response of `/v1/volumes`.

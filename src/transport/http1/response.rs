@@ -5,6 +5,8 @@ use std::io::{self, BufRead, Read};
 use super::body::{Chunks, Framing};
 use super::fields::Fields;
 
+use crate::util::clip;
+
 /// The limit of status line and fields together.
 const MAX_HEAD_BYTES: u64 = 256 * 1024;
 const MAX_FIELDS: usize = 1000;
@@ -184,7 +186,7 @@ fn status_line(line: &[u8]) -> Result<(u16, String, bool), Malformed> {
 }
 
 fn cut(text: &str) -> &str {
-    text.get(..text.floor_char_boundary(SHOWN_BYTES)).unwrap_or_default()
+    clip::beginning(text, SHOWN_BYTES)
 }
 
 #[cfg(test)]

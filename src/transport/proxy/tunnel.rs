@@ -7,9 +7,10 @@ use std::net::IpAddr;
 use super::{Proxy, ProxyScheme};
 use crate::transport::dial::join_host_port;
 use crate::transport::http1::{Malformed, RequestWriter, ResponseHead, response};
+use crate::util::clip;
 
 /// The longest part of a response in a message.
-const MAX_SHOWN_CHARS: usize = 100;
+const MAX_SHOWN_BYTES: usize = 100;
 const USER_AGENT: &str = concat!("coracle/", env!("CARGO_PKG_VERSION"));
 
 /// Why the proxy opened no connection.
@@ -64,18 +65,13 @@ fn connect(
         Ok(head) if (200..300).contains(&head.status) => Ok(()),
         Ok(ResponseHead { status, reason, .. }) => {
             let text = format!("{status} {reason}");
-            refused(format!("CONNECT {target}: {}", shown(text.trim_end())))
+            refused(format!("CONNECT {target}: {}", clip::line(text.trim_end(), MAX_SHOWN_BYTES)))
         }
         Err(error) if Malformed::is(&error) => {
-            refused(format!("CONNECT {target}: {}", shown(&error.to_string())))
+            refused(format!("CONNECT {target}: {}", clip::line(&error.to_string(), MAX_SHOWN_BYTES)))
         }
         Err(error) => Err(error.into()),
     }
-}
-
-/// A shortened text of a peer, for a message.
-fn shown(text: &str) -> String {
-    text.chars().take(MAX_SHOWN_CHARS).map(|one| if one.is_control() { '?' } else { one }).collect()
 }
 
 const VERSION: u8 = 5;
@@ -245,7 +241,7 @@ mod tests {
                 &b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n"[..],
                 "CONNECT h:6443: 407 Proxy Authentication Required",
             ),
-            (b"HTTP/1.1 403 \x1b[31m\r\n\r\n", "CONNECT h:6443: 403 ?[31m"),
+            (b"HTTP/1.1 403 \x1b[31m\r\n\r\n", "CONNECT h:6443: 403  [31m"),
             (b"HTTP/1.1 403 a\xffb\r\n\r\n", "CONNECT h:6443: 403 a\u{fffd}b"),
             (b"HTTP/1.1 502\r\n\r\n", "CONNECT h:6443: 502"),
             (b"HTTP/1.1 100 Continue\r\n\r\n", "CONNECT h:6443: 100 Continue"),
