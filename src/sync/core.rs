@@ -147,23 +147,31 @@ impl Load {
     /// Decides about a new pod, and whether there is room for it beside the pods that are preempted. One
     /// that has room only without them is admitted, as by the Go kubelet, which decides when they have
     /// ended.
-    fn admit(&self, pod: &Pod, node: &NodeView, ready: bool, world: &World<'_>) -> (Admission, bool) {
+    fn admit(
+        &self,
+        pod: &Pod,
+        runs: bool,
+        node: &NodeView,
+        ready: bool,
+        world: &World<'_>,
+    ) -> (Admission, bool) {
         // Pods that are preempted keep their devices and CPUs until they have ended.
         let allocate = || (world.allocate)(pod, &self.all, ready);
-        let verdict = admission::admit_with(pod, &self.counted_for(pod, &self.later), node, &allocate);
+        let verdict = admission::admit_with(pod, &self.counted_for(pod, runs, &self.later), node, &allocate);
         let has_room = self.victims.is_empty()
-            || admission::admit(pod, &self.counted_for(pod, &self.now), node) == Admission::Admit;
+            || admission::admit(pod, &self.counted_for(pod, runs, &self.now), node) == Admission::Admit;
         (verdict, has_room)
     }
 
     /// Those of `pods` that count against `pod`.
     ///
-    /// DIFFERS: upstream counts a late victim also for a critical pod, and may choose it again.
-    fn counted_for<'a>(&self, pod: &Pod, pods: &'a [Pod]) -> Cow<'a, [Pod]> {
-        if self.late.is_empty() || !pod.is_critical() {
-            return Cow::Borrowed(pods);
-        }
-        pods.iter().filter(|other| !self.late.contains(other.uid())).cloned().collect()
+    /// DIFFERS: upstream counts a late victim also for a critical pod, and may choose it again; and it
+    /// refuses a pod that `runs` since before a restart for one that is being deleted, although that
+    /// one goes.
+    fn counted_for(&self, pod: &Pod, runs: bool, pods: &[Pod]) -> Vec<Pod> {
+        let is_late = |other: &Pod| pod.is_critical() && self.late.contains(other.uid());
+        let counts = |other: &&Pod| !(is_late(other) || runs && other.is_deleting());
+        pods.iter().filter(counts).cloned().collect()
     }
 }
 
@@ -324,7 +332,12 @@ impl Core {
             Op::Add => {
                 let mut pods = update.pods;
                 // Static pods have no creation time and come first.
-                pods.sort_by_key(|pod| pod.object().metadata.creation_timestamp.as_ref().map(|t| t.0));
+                // DIFFERS: after a restart, upstream may refuse a pod that runs for a new one that was
+                // created before.
+                pods.sort_by_key(|pod| {
+                    let created = pod.object().metadata.creation_timestamp.as_ref().map(|t| t.0);
+                    (!(world.still_runs)(pod.uid()), created)
+                });
                 let deferred = self.deferred_resizes.len();
                 for pod in pods {
                     self.add(pod, world, effects);
@@ -384,10 +397,16 @@ impl Core {
     /// The pods that use resources of the node, with the resources that they were granted. A pod that
     /// has failed, and whose containers still run, has its resources, ports and devices until they
     /// have ended (kubelet: `isPodInactive`).
+    ///
+    /// DIFFERS: upstream also counts a pod that is being deleted, and of which nothing runs after a
+    /// restart, until its worker has found that out.
     pub(super) fn active(&self, world: &World<'_>) -> Vec<Pod> {
-        let is_over = |one: &Desired| one.pod.is_over() || (world.is_over)(one.pod.uid());
-        let is_active =
-            |one: &&Desired| !one.rejected && (!is_over(one) || (world.is_stopping)(one.pod.uid()));
+        let is_active = |one: &&Desired| {
+            let uid = one.pod.uid();
+            let is_over = one.pod.is_over() || (world.is_over)(uid);
+            let never_runs = one.pod.is_deleting() && !(world.has_worker)(uid) && !(world.still_runs)(uid);
+            !one.rejected && !never_runs && (!is_over || (world.is_stopping)(uid))
+        };
         self.desired.values().filter(is_active).map(|one| one.granted.clone()).collect()
     }
 
@@ -440,18 +459,20 @@ impl Core {
         let is_incarnation = pod.is_static() && (world.has_worker)(&uid);
         let granted = if is_incarnation { pod.clone() } else { (world.granted)(&pod) };
         let load = self.load(world);
+        // Before the first list, every pod counts as running.
+        let runs = (world.still_runs)(&uid);
         // DIFFERS: if the shutdown or the pressure began before the Go kubelet learned of the pod, it
         // rejects the pod even if it runs; its containers are then stopped without their grace
         // period.
         let closed = world.node.shutting_down || !world.node.pressures.is_empty();
-        let node = if closed && (world.still_runs)(&uid) {
+        let node = if closed && runs {
             Cow::Owned(NodeView { shutting_down: false, pressures: Vec::new(), ..world.node.clone() })
         } else {
             Cow::Borrowed(world.node)
         };
-        // A pod that runs already, before a restart of the agent, does not wait. Before the first list,
-        // every pod counts as running; the wait has a limit and stops nothing.
-        let can_wait = !world.is_listed || !(world.still_runs)(&uid);
+        // A pod that runs already, before a restart of the agent, does not wait. Before the first list
+        // any waits; that has a limit and stops nothing.
+        let can_wait = !world.is_listed || !runs;
         let mut starts_after = Vec::new();
         let (mut rejected, mut rejected_for_shutdown) = (false, false);
         // One that has ended, or is about to, needs no room (kubelet: HandlePodAdditions).
@@ -461,7 +482,7 @@ impl Core {
         let verdict = match ends {
             true => Admission::Admit,
             false => {
-                let (verdict, has_room) = load.admit(&granted, &node, self.sources_ready(), world);
+                let (verdict, has_room) = load.admit(&granted, runs, &node, self.sources_ready(), world);
                 starts_after.extend((!has_room).then(|| load.victims.clone()).into_iter().flatten());
                 verdict
             }
@@ -898,23 +919,66 @@ mod tests {
         }
     }
 
+    fn deleted(name: &str, uid: &str) -> Pod {
+        let mut object = pod(name, uid).into_object();
+        object.spec.as_mut().unwrap().priority = Some(2_000_000_000);
+        object.metadata.deletion_timestamp = Some(crate::model::meta::Time(Timestamp::UNIX_EPOCH));
+        Pod::from(object)
+    }
+
     /// The agent was restarted while a pod was being stopped. It starts nothing any more.
     #[test]
     fn pod_that_is_being_deleted_is_not_refused() {
-        let deleted = |name: &str, uid: &str| {
-            let mut object = pod(name, uid).into_object();
-            object.spec.as_mut().unwrap().priority = Some(2_000_000_000);
-            object.metadata.deletion_timestamp = Some(crate::model::meta::Time(Timestamp::UNIX_EPOCH));
-            Pod::from(object)
-        };
         let mut bench = Bench::new(&[SourceName::Api]);
         bench.node.allocatable.pods = 1;
-        bench.running = ["2".into()].into();
+        bench.running = ["1".into(), "2".into()].into();
         let effects = bench.apply(SourceName::Api, vec![pod("a", "1"), deleted("b", "2")]);
         assert_eq!(effects, ["shown 1", "shown 2", "update 1", "update 2"]);
         bench.node.shutting_down = true;
         let all = vec![pod("a", "1"), deleted("b", "2"), deleted("c", "3")];
         assert_eq!(bench.apply(SourceName::Api, all), ["shown 3", "update 3"]);
+    }
+
+    /// Neither is it in the way after a restart of the agent, when all pods are admitted again.
+    #[test]
+    fn pod_that_is_being_deleted_takes_no_place_of_a_pod_that_runs() {
+        for is_listed in [true, false] {
+            let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
+            (bench.node.allocatable.pods, bench.is_listed) = (1, is_listed);
+            bench.running = ["1".into(), "2".into(), "3".into()].into();
+            let both = vec![deleted("a", "1"), pod("b", "2")];
+            let effects = bench.apply(SourceName::Api, both);
+            assert_eq!(effects, ["shown 1", "shown 2", "update 1", "update 2"]);
+            // For a critical one of another source, no pod is preempted.
+            bench.node.allocatable.pods = 2;
+            assert_eq!(bench.apply(SourceName::File, vec![of_file("s", "3")]), ["update 3"]);
+        }
+    }
+
+    #[test]
+    fn new_pod_takes_no_place_of_a_pod_that_runs_also_one_that_is_being_deleted() {
+        let set = || vec![pod("a", "1"), deleted("b", "2"), pod("c", "3")];
+        let mut bench = Bench::new(&[SourceName::Api]);
+        bench.node.allocatable.pods = 2;
+        bench.running = ["2".into(), "3".into()].into();
+        let effects = bench.apply(SourceName::Api, set());
+        assert_eq!(effects[3..], ["update 2", "update 3", "reject 1 OutOfpods"]);
+    }
+
+    #[test]
+    fn pod_that_is_being_deleted_and_has_ended_takes_no_place() {
+        for has_worker in [false, true] {
+            let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
+            bench.node.allocatable.pods = 2;
+            bench.running = ["1".into()].into();
+            bench.apply(SourceName::Api, vec![pod("a", "1"), deleted("b", "2")]);
+            if !has_worker {
+                bench.workers.borrow_mut().remove(&"2".into());
+            }
+            // One that has a worker may have begun to start.
+            let effects = bench.apply(SourceName::File, vec![of_file("s", "3")]);
+            assert_eq!(effects[0] == "update 3", !has_worker, "{effects:?}");
+        }
     }
 
     #[test]
