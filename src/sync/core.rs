@@ -564,10 +564,12 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
+    use super::super::preemptions::Preemptions;
     use super::*;
     use crate::model::runtime::{ListedSandbox, SandboxState};
     use serde_json::json;
     use std::cell::{Cell, RefCell};
+    use std::time::Instant;
 
     fn pod(name: &str, uid: &str) -> Pod {
         Pod::from(
@@ -843,6 +845,121 @@ mod tests {
         bench.apply(SourceName::Api, vec![Pod::from(object)]);
         let two = vec![first, with_cpu("u", "7", "2")];
         assert_eq!(bench.apply(SourceName::File, two), ["kill 8", "update 7"]);
+    }
+
+    /// A victim (0) and the pod that preempts it (1), which share a node, and what `sync` does.
+    struct Pair {
+        bench: Bench,
+        waits: Preemptions,
+        pods: [Pod; 2],
+        /// The victim when its manifest is put back: it has room then.
+        smaller: Pod,
+        manifests: [bool; 2],
+        /// The pods that start again when they have ended.
+        again: BTreeSet<PodUid>,
+    }
+
+    impl Pair {
+        fn new() -> Self {
+            let ranked = |uid: &str, cpu: &str, priority: i32| {
+                let mut object = with_cpu(uid, uid, cpu).into_object();
+                object.spec.as_mut().unwrap().priority = Some(priority);
+                Pod::from(object)
+            };
+            let (waits, manifests, again) = Default::default();
+            let (pods, smaller) = ([ranked("1", "3", 1), ranked("9", "2", 2)], ranked("1", "1", 1));
+            let mut bench = Bench::new(&[SourceName::File]);
+            bench.node.allocatable.cpu_milli = 4000;
+            Pair { bench, waits, pods, smaller, manifests, again }
+        }
+
+        /// Removes a manifest, or puts it back.
+        fn toggle(&mut self, index: usize) {
+            self.manifests[index] ^= true;
+            if !self.manifests[0] && index == 0 {
+                self.pods[0] = self.smaller.clone();
+            }
+            let set = self.pods.iter().zip(self.manifests).filter(|(_, is_there)| *is_there);
+            let set: Vec<Pod> = set.map(|(pod, _)| pod.clone()).collect();
+            let mut effects = Vec::new();
+            self.bench.ask(&|_| false, |core, world| {
+                effects = core.apply_set(SourceName::File, set, Timestamp::now(), world);
+                effects.clone()
+            });
+            effects.into_iter().for_each(|effect| self.carry_out(effect));
+        }
+
+        fn carry_out(&mut self, effect: Effect) {
+            match effect {
+                Effect::Preempt { victim, .. } => {
+                    self.bench.over.insert(victim.uid().clone());
+                    self.stop(victim.uid());
+                }
+                Effect::Kill(uid, _) | Effect::ForgetStatus(uid) => self.stop(&uid),
+                Effect::StartAfter { pod, victims } => self.waits.begin(pod, victims, Instant::now()),
+                Effect::Update(pod) if self.waits.waits(pod.uid()) => {
+                    self.bench.workers.borrow_mut().remove(pod.uid());
+                }
+                Effect::Update(pod) if self.bench.stopping.contains(pod.uid()) => {
+                    self.again.insert(pod.uid().clone());
+                }
+                _ => {}
+            }
+        }
+
+        fn stop(&mut self, uid: &PodUid) {
+            self.waits.forget(uid);
+            self.again.remove(uid);
+            if self.bench.workers.borrow().contains(uid) {
+                self.bench.stopping.insert(uid.clone());
+            }
+        }
+
+        /// The pod ends if it is being stopped.
+        fn end(&mut self, index: usize) {
+            let uid = self.pods[index].uid();
+            if self.bench.stopping.remove(uid) {
+                self.bench.over.remove(uid);
+                self.waits.ended(&|other| other == uid);
+                if !self.again.remove(uid) {
+                    self.bench.workers.borrow_mut().remove(uid);
+                }
+            }
+        }
+
+        /// The end of a turn.
+        fn start_waiting(&mut self) {
+            let workers = self.bench.workers.borrow().clone();
+            for ready in self.waits.take_ready(&|uid| !workers.contains(uid), Instant::now()) {
+                self.bench.core.end_wait(&ready.pod, &ready.late);
+                self.bench.workers.borrow_mut().insert(ready.pod);
+            }
+        }
+    }
+
+    #[test]
+    fn critical_pod_waits_only_for_pods_that_are_ending_in_every_order_of_events() {
+        let (mut waited, mut again) = (0, 0);
+        for mut order in 0..4_usize.pow(6) {
+            let mut pair = Pair::new();
+            for _ in 0..6 {
+                match order % 4 {
+                    index @ 0..2 => pair.toggle(index),
+                    other => pair.end(other - 2),
+                }
+                order /= 4;
+                pair.start_waiting();
+                let waits = pair.waits.due(Instant::now()).is_some();
+                assert!(!waits || !pair.bench.stopping.is_empty(), "{:?}", pair.waits);
+                let waits_for = |uid: &PodUid| pair.bench.core.desired[uid].starts_after.len();
+                assert!(
+                    pair.bench.core.desired.keys().all(|uid| waits_for(uid) == 0 || pair.waits.waits(uid))
+                );
+                waited += usize::from(waits);
+                again += usize::from(waits && !pair.again.is_empty());
+            }
+        }
+        assert!(waited > 0 && again > 0, "{waited}, {again}");
     }
 
     #[test]

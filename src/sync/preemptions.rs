@@ -70,11 +70,17 @@ impl Preemptions {
         self.waiting.remove(pod);
     }
 
-    /// Takes the pods that may start.
-    pub(super) fn take_ready(&mut self, has_ended: &dyn Fn(&PodUid) -> bool, now: Instant) -> Vec<Ready> {
+    /// These pods have ended. No pod waits for them, even if they run again, as a static pod does whose
+    /// manifest was put back.
+    pub(super) fn ended(&mut self, has_ended: &dyn Fn(&PodUid) -> bool) {
         for wait in self.waiting.values_mut() {
             wait.victims.retain(|(victim, _)| !has_ended(victim.uid()));
         }
+    }
+
+    /// Takes the pods that may start.
+    pub(super) fn take_ready(&mut self, has_ended: &dyn Fn(&PodUid) -> bool, now: Instant) -> Vec<Ready> {
+        self.ended(has_ended);
         let is_ready = |wait: &Wait| wait.victims.iter().all(|(_, until)| now >= *until);
         let ready = self.waiting.iter().filter(|(_, wait)| is_ready(wait)).map(|(pod, _)| pod.clone());
         let ready: Vec<PodUid> = ready.collect();

@@ -279,6 +279,9 @@ impl Loop {
             let desired = self.core.admitted(&uid).cloned();
             let pod = self.deps.workers.pod(&uid).cloned();
             evicted |= self.was_evicted(&uid);
+            if how == Ended::Finished {
+                self.preemptions.ended(&|other| *other == uid);
+            }
             match self.deps.workers.ended(&uid, &how, desired.is_some()) {
                 AfterEnd::Restart => {
                     if let Some(pod) = desired {

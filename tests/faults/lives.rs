@@ -80,6 +80,43 @@ fn pod_preempted_before_it_had_a_worker_fails_and_never_starts() {
     node.finish();
 }
 
+/// The victim's manifest is edited back while it stops, and now there is room for both.
+#[test]
+fn critical_pod_starts_when_its_victim_has_ended_and_not_when_that_ends_again() {
+    let node = FakeNode::start_with(json!({"maxPods": 2}));
+    let ranked = |mut pod: Value, priority: i64| {
+        pod["spec"]["priority"] = json!(priority);
+        pod
+    };
+    let victim = |version: &str| ranked(stubborn("victim", version), 1);
+    node.apply(&victim("1"));
+    node.apply(&ranked(simple("other"), 2_000_002_000));
+    node.wait_ready("victim");
+    node.wait_ready("other");
+    let (first, before) = (uid(&node, "victim"), node.running("victim"));
+    node.apply(&ranked(simple("critical"), 2_000_001_000));
+    wait_until("the end of the victim to begin", LONG, || node.fake.count("StopContainer") > 0);
+    node.remove("other");
+    node.wait_gone("other", LONG);
+    let uids = || -> Vec<String> {
+        let pods = node.try_pods().unwrap_or_default().into_iter();
+        let victims = pods.filter(|pod| pod.metadata.name == Some(full_name("victim")));
+        victims.filter_map(|pod| pod.metadata.uid).collect()
+    };
+    node.apply(&victim("2"));
+    wait_until("the second version", LONG, || uids().iter().any(|uid| *uid != first));
+    node.apply(&victim("1"));
+    wait_until("the first version again", LONG, || uids() == [first.clone()]);
+    assert_eq!(node.running("victim"), before, "its end takes long");
+    node.fake.release_endless();
+    node.assert_runs_once("critical", &["main"]);
+    wait_until("the new incarnation", LONG, || {
+        let now = node.running("victim");
+        !now.is_empty() && now != before
+    });
+    node.finish();
+}
+
 #[test]
 fn static_pod_edited_back_while_it_stops_gets_a_new_incarnation() {
     let node = FakeNode::start();
