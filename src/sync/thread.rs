@@ -384,7 +384,8 @@ impl Loop {
     fn was_stopped(&self, uid: &PodUid) -> bool {
         let status = self.deps.status.get(uid);
         let reason = status.as_ref().and_then(|status| status.reason.as_deref());
-        shutdown::is_end(reason, self.deps.workers.kill_of(uid))
+        let workers = &self.deps.workers;
+        shutdown::is_end(reason, workers.kill_of(uid), workers.is_evicted(uid) == Some(true))
     }
 
     fn node_changed(&mut self) {

@@ -46,10 +46,11 @@ pub fn two_steps(all: Duration, critical: Duration) -> Vec<Step> {
 }
 
 /// Whether a pod was, or is to be, stopped for a shutdown: by its status, or by an order that its
-/// worker has received and not reported yet.
-pub fn is_end(reported: Option<&str>, order: Option<&Kill>) -> bool {
+/// worker has received and not reported yet. The end of a pod that was evicted or preempted before is
+/// not one: others may have its place.
+pub fn is_end(reported: Option<&str>, order: Option<&Kill>, is_evicted: bool) -> bool {
     let ordered = order.and_then(|kill| kill.failure.as_ref()).map(|failure| failure.reason);
-    reported.into_iter().chain(ordered).any(|reason| reason == REASON)
+    !is_evicted && reported.into_iter().chain(ordered).any(|reason| reason == REASON)
 }
 
 /// Sorts `pods` into the steps, lowest priority first. A pod below the lowest step belongs to that
@@ -134,7 +135,8 @@ mod tests {
             (Some("Evicted"), Some(&other), false),
             (None, Some(&removal), false),
         ] {
-            assert_eq!(is_end(reported, order), expected, "{reported:?} {order:?}");
+            assert_eq!(is_end(reported, order, false), expected, "{reported:?} {order:?}");
+            assert!(!is_end(reported, order, true));
         }
     }
 
