@@ -400,11 +400,14 @@ fn start_clean(
 ) -> Result<Running, StartError> {
     let Context { args, config, supervisor, .. } = context;
     let image_policy = settings::image_gc(config);
-    let runtime = rooms.runtime.clone();
+    let (runtime, image_check) = (rooms.runtime.clone(), rooms.image_check.clone());
     let images =
         ImageCollector::new(rooms.images.clone(), image_policy, rooms.events.clone(), Timestamp::now())
             .keeping(Arc::new(rooms.image_set.clone()))
-            .on_list(Box::new(move |images, at| runtime.settle_pulls(images, at)));
+            .on_list(Box::new(move |images, at| {
+                runtime.settle_pulls(images, at);
+                image_check.retain(&|id| images.iter().any(|image| image.id.as_str() == id));
+            }));
     let rotation = settings::log_rotation(args, config);
     let deps = sync::clean::Deps {
         cri: rooms.cri.clone(),

@@ -223,11 +223,6 @@ impl Checker {
         found.map(|found| found.id).ok_or_else(|| Problem::Absent.to_string())
     }
 
-    /// Whether the runtime has no image of this name or id; `false` if it does not answer.
-    pub(super) fn is_absent(&self, image: &str, stop: &StopToken) -> bool {
-        matches!(self.images.with_stop(stop.clone()).image_status(storage::spec(image)), Ok(None))
-    }
-
     fn sources<'a>(&'a self, unpacked: &'a Unpacked) -> Vec<Source<'a>> {
         let store = unpacked.store.as_deref().map(|store| Source::Store(Store(store)));
         store.into_iter().chain(self.sources.iter().map(|source| Source::Other(&**source))).collect()

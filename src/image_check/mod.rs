@@ -328,11 +328,6 @@ impl State {
         }
     }
 
-    /// The ids of images that are known as damaged, except for this one.
-    fn other_damaged(&self, except: &str) -> Vec<String> {
-        self.damaged.keys().filter(|id| *id != except).take(MAX_NAMED).cloned().collect()
-    }
-
     /// Decides when an image may be checked again for this namespace after a check that had no result,
     /// because its layers could not be found: by another name they may be.
     fn settle_failed(&mut self, id: &str, namespace: &str, is_exhausted: bool, now: Instant) {
@@ -474,19 +469,13 @@ impl ImageCheck {
             Err(storage::Problem::Absent) => self.state().note_absent(image),
             Err(storage::Problem::Unknown(_)) => {}
         }
-        self.forget_removed(report.as_ref().map_or("", |report| &report.id), stop);
         report.map_err(|problem| problem.to_string())
     }
 
-    /// Forgets the damage of images that the runtime has no more under any name, except for the one that
-    /// was just checked.
-    fn forget_removed(&self, checked: &str, stop: &StopToken) {
-        let others = self.state().other_damaged(checked);
-        for id in others {
-            if !stop.is_stopped() && self.shared.checker.is_absent(&id, stop) {
-                self.state().note_absent(&id);
-            }
-        }
+    /// Forgets the damage of images that the runtime has no more under any name: `exists` knows the ids of
+    /// all images.
+    pub fn retain(&self, exists: &dyn Fn(&str) -> bool) {
+        self.state().damaged.retain(|id, _| exists(id));
     }
 
     /// Images that are damaged and could not be mended, with their first damage; and names of images that
@@ -914,8 +903,6 @@ mod tests {
             }
             // Containers of it may still run.
             assert_eq!(names(&state), ["sha256:1"]);
-            assert_eq!(state.other_damaged("sha256:2"), ["sha256:1"]);
-            assert!(state.other_damaged("sha256:1").is_empty(), "it was just checked");
             state.note("app:2", &with_id("sha256:1", &damaged));
             assert_eq!(names(&state), ["app:2"]);
             state.note("app:2", &with_id("sha256:1", &intact));
@@ -935,8 +922,8 @@ mod tests {
         assert_eq!(outcome("app:1", &failed).0, EventType::Warning);
     }
 
-    #[test]
-    fn check_that_could_not_be_made_ends_without_a_finding() {
+    /// Without a runtime.
+    fn image_check() -> ImageCheck {
         let (runtime, images) = crate::cri::unreachable();
         let (events, _events) = EventSink::new();
         let (sources, wake) = (Vec::new(), Box::new(|_: &PodUid| {}));
@@ -944,8 +931,42 @@ mod tests {
         let pods: Pods = Box::new(|| None);
         let pull: Pull = Box::new(|_, _, _, _| Err("there is no registry".to_owned()));
         let removes = true;
-        let deps = Deps { runtime, images, events, sources, wake, replaced, restarts, pods, pull, removes };
-        let check = ImageCheck::new(deps);
+        ImageCheck::new(Deps {
+            runtime,
+            images,
+            events,
+            sources,
+            wake,
+            replaced,
+            restarts,
+            pods,
+            pull,
+            removes,
+        })
+    }
+
+    /// Other images are checked seldom, or never.
+    #[test]
+    fn damage_of_removed_images_is_forgotten_without_a_check() {
+        let check = image_check();
+        for n in 0..2 * MAX_DAMAGED {
+            let id = format!("sha256:{n}");
+            check.state().note(&format!("app:{n}"), &Report { id, ..report(1, 0, false) });
+        }
+        assert_eq!(check.problems().len(), MAX_NAMED + 1);
+        check.retain(&|id| ["sha256:1", "sha256:2"].contains(&id));
+        let named = |name: &str| format!("image {name} is damaged: ");
+        let problems = check.problems();
+        assert!(problems.len() == 2 && problems[0].starts_with(&named("app:1")), "{problems:?}");
+        // There is room for others again.
+        let later = Report { id: "sha256:later".to_owned(), ..report(1, 0, false) };
+        check.state().note("app:later", &later);
+        assert!(check.problems()[2].starts_with(&named("app:later")));
+    }
+
+    #[test]
+    fn check_that_could_not_be_made_ends_without_a_finding() {
+        let check = image_check();
         assert!(check.state().push("a", failed("1")));
         // On a thread of its own, because it lowers the priority.
         let handle = check.clone();

@@ -40,7 +40,7 @@ use crate::volumes::{OrphanReport, Volumes};
 const GARBAGE_PERIOD: Duration = Duration::from_secs(60);
 /// Wait before the removal of what an earlier run left; all sources should have delivered then.
 const FIRST_GARBAGE: Duration = Duration::from_secs(5);
-/// Period of the removal of images.
+/// Period of the lists of images, and of their removal.
 const IMAGES_PERIOD: Duration = Duration::from_secs(300);
 /// How long the removal of orphaned directories is waited for.
 const ORPHANS_PATIENCE: Duration = Duration::from_secs(1);
@@ -153,9 +153,7 @@ impl Cleaner {
         let now = Instant::now();
         due.set(Job::Garbage, now + FIRST_GARBAGE);
         due.set(Job::Code, now + FIRST_CODE);
-        if self.deps.collects_images {
-            due.set(Job::Images, now + IMAGES_PERIOD);
-        }
+        due.set(Job::Images, now + IMAGES_PERIOD);
         if let Some((_, period)) = &self.deps.rotator {
             due.set(Job::Logs, now + *period);
         }
@@ -193,7 +191,9 @@ impl Cleaner {
                         GARBAGE_PERIOD
                     }
                     Job::Images => {
-                        self.images(ImageRound::Policy, stop);
+                        let removes = self.deps.collects_images;
+                        let round = if removes { ImageRound::Policy } else { ImageRound::Detect };
+                        self.images(round, stop);
                         IMAGES_PERIOD
                     }
                     Job::Logs => self.rotate(stop),
