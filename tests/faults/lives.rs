@@ -1,5 +1,7 @@
 //! Pods that end before they have started, and pods that come back before they have ended.
 
+use std::fs;
+
 use coracle::model::api::Pod;
 use serde_json::{Value, json};
 
@@ -38,19 +40,38 @@ fn was_requested(node: &FakeNode, method: &str, text: &str) -> bool {
     journal.iter().any(|one| one.method == method && one.request.to_string().contains(text))
 }
 
+/// A node with room for one pod. Its agent lists all pods once a second.
+fn node_for_one() -> FakeNode {
+    FakeNode::join(json!({"maxPods": 1, "featureGates": {"EventedPLEG": false}}))
+}
+
+/// Waits until a pod has no sandbox, container or log any more. By the agent's own clock, that takes less
+/// than a minute.
+fn wait_removed(node: &FakeNode, name: &str) {
+    let seconds = || node.metric("kubelet_pleg_relist_duration_seconds_count");
+    let has_logs = || {
+        let logs = fs::read_dir(node.path("logs")).expect("it is there");
+        logs.flatten().any(|dir| dir.file_name().to_string_lossy().contains(&full_name(name)))
+    };
+    let begin = seconds();
+    wait_until(&format!("pod {name} to leave nothing"), LONG, || {
+        node.sandboxes(name).is_empty() && node.containers(name).is_empty() && !has_logs()
+    });
+    let took = seconds() - begin;
+    assert!(took < 60.0, "{took}");
+}
+
 #[test]
 fn pod_preempted_during_its_first_pull_fails_and_leaves_nothing() {
-    let node = FakeNode::join(json!({"maxPods": 1}));
+    let node = node_for_one();
     let mut web = simple("web");
     web["spec"]["containers"][0]["image"] = json!("registry.test/endless:1");
     node.bind(&web);
     wait_until("the pull", LONG, || was_requested(&node, "PullImage", "endless"));
     node.apply(&simple("critical"));
     wait_preempted(&node, "web");
+    wait_removed(&node, "web");
     node.wait_ready("critical");
-    wait_until("the preempted pod to leave nothing in the runtime", LONG, || {
-        node.sandboxes("web").is_empty()
-    });
     node.fake.release_endless();
     node.assert_runs_once("critical", &["main"]);
     assert!(!was_requested(&node, "CreateContainer", &full_name("web")), "{:?}", node.fake.calls());
@@ -60,7 +81,7 @@ fn pod_preempted_during_its_first_pull_fails_and_leaves_nothing() {
 /// It waits for the end of a pod that was preempted for it.
 #[test]
 fn pod_preempted_before_it_had_a_worker_fails_and_never_starts() {
-    let node = FakeNode::join(json!({"maxPods": 1}));
+    let node = node_for_one();
     let critical = |name: &str, priority: i64| {
         let mut pod = simple(name);
         pod["spec"]["priority"] = json!(priority);
@@ -74,6 +95,7 @@ fn pod_preempted_before_it_had_a_worker_fails_and_never_starts() {
     wait_preempted(&node, "second");
     assert!(node.sandboxes("third").is_empty(), "the first pod has not ended");
     node.fake.release_endless();
+    wait_removed(&node, "first");
     node.assert_runs_once("third", &["main"]);
     wait_preempted(&node, "first");
     assert!(!was_requested(&node, "RunPodSandbox", &full_name("second")), "{:?}", node.fake.calls());
