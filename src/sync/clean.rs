@@ -21,8 +21,10 @@ use crate::model::ids::{ContainerId, PodUid};
 use crate::model::runtime::{ContainerState, ListedPod};
 use crate::model::{metrics, reasons};
 use crate::observe::Observe;
+use crate::pods::WorkerReport;
 use crate::pods::allocation::Allocations;
 use crate::pods::cgroups::PodCgroups;
+use crate::pods::workers::WorkerHandle;
 use crate::resources::iptables::{self, Chains};
 use crate::runtime::Runtime;
 use crate::runtime::gc::{Collector, PodStanding, Scope};
@@ -484,14 +486,16 @@ fn report(
 
 fn standing(snapshot: &Arc<Snapshot>, uid: &PodUid) -> PodStanding {
     let Some(entry) = snapshot.pods.get(uid) else { return PodStanding::Unknown };
-    let finished = entry.worker.as_ref().is_none_or(|worker| worker.report().is_finished());
-    match (&entry.pod, finished) {
-        (_, false) => PodStanding::Wanted,
-        (Some(_), true) if entry.rejected || entry.evicted => PodStanding::Terminated,
-        // The pod has no worker yet, but is about to get one.
-        (Some(_), true) if entry.worker.is_none() => PodStanding::Wanted,
-        (Some(_), true) => PodStanding::Finished,
-        (None, true) => PodStanding::Terminated,
+    let report = entry.worker.as_ref().map(WorkerHandle::report);
+    // Also while its volumes are unmounted, for which a dead server may take any time (kubelet:
+    // `ShouldPodContentBeRemoved`).
+    let has_stopped = report.as_ref().is_none_or(WorkerReport::has_stopped);
+    let goes = entry.pod.is_none() || entry.rejected || entry.evicted;
+    match report {
+        _ if goes && has_stopped => PodStanding::Terminated,
+        Some(report) if report.is_finished() => PodStanding::Finished,
+        // Without a worker, it is about to get one.
+        _ => PodStanding::Wanted,
     }
 }
 
@@ -500,20 +504,26 @@ mod tests {
     use super::super::view::Entry;
     use super::*;
     use crate::model::pod::Pod;
-    use crate::pods::workers::WorkerHandle;
 
     #[test]
-    fn content_of_an_evicted_pod_is_removed_when_it_has_ended() {
-        let standing_of = |phase: &'static str, evicted: bool| {
-            let pod = Some(Pod::from(crate::model::api::Pod::default()));
-            let worker = Some(WorkerHandle::in_phase(phase));
+    fn content_of_an_evicted_or_removed_pod_goes_when_its_containers_have_stopped() {
+        let standing_of = |phase: Option<&'static str>, has_source: bool, evicted: bool| {
+            let pod = has_source.then(|| Pod::from(crate::model::api::Pod::default()));
+            let worker = phase.map(WorkerHandle::in_phase);
             let entry = Entry { pod, removed: None, rejected: false, evicted, worker };
             let snapshot = Snapshot { pods: [("u".into(), entry)].into(), ..Snapshot::default() };
             standing(&Arc::new(snapshot), &"u".into())
         };
-        assert_eq!(standing_of("Terminating", true), PodStanding::Wanted);
-        assert_eq!(standing_of("Finished", true), PodStanding::Terminated);
+        for (has_source, evicted) in [(true, true), (false, false)] {
+            let standing_in = |phase| standing_of(Some(phase), has_source, evicted);
+            assert_eq!(standing_in("Terminating"), PodStanding::Wanted);
+            // Its volumes are being unmounted.
+            assert_eq!(standing_in("Terminated"), PodStanding::Terminated);
+            assert_eq!(standing_in("Finished"), PodStanding::Terminated);
+        }
         // One that has ended by itself keeps its last containers for their logs.
-        assert_eq!(standing_of("Finished", false), PodStanding::Finished);
+        assert_eq!(standing_of(Some("Terminated"), true, false), PodStanding::Wanted);
+        assert_eq!(standing_of(Some("Finished"), true, false), PodStanding::Finished);
+        assert_eq!(standing_of(None, true, false), PodStanding::Wanted);
     }
 }
