@@ -26,6 +26,7 @@ use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::EventSink;
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::metrics;
+use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::runtime::{ContainerState, ContainerStatus, ListedPod, PodRuntime, SandboxState};
@@ -334,35 +335,25 @@ impl Worker {
         self.shared.locked().last_error = Some(failed.message.clone());
     }
 
-    /// Brings the containers to the state that the manifest describes.
+    /// Brings the containers to the state that the manifest describes. The order of the steps is a
+    /// protocol: each relies on those before it, and one that fails ends the sync. The next sync begins
+    /// with the first step, so each step finds done what it did before, and is complete without it.
+    ///
+    /// | Step | Needs | If it fails | Go, in `Kubelet.SyncPod` |
+    /// |---|---|---|---|
+    /// | `observed` | | event `FailedSync`, if the runtime is usable; again after 1 s | `podCache.GetNewerThan` (`podWorkerLoop`) |
+    /// | `judged` | the inspection | cannot; a pod that is over is stopped | `generateAPIPodStatus`, `SetPodStatus`, `probeManager.AddPod` |
+    /// | `leave_foreign_cgroup`, and no other step | running containers without the pod's cgroup | again after 10 s | `pcm.Exists`, `killPod` |
+    /// | `rest`, the end if the plan is empty | volumes that were set up | again when a held restart may be made | |
+    /// | `await_node` | a plan with changes, or volumes to set up | event `NetworkNotReady`; again after 1 s | `runtimeState.networkErrors`; `allowPodStart` |
+    /// | `bring_devices` | what was reserved at admission | the pod waits for the plugin, or fails | `devicemanager.Allocate`, at admission |
+    /// | `make_cgroup`, for a new sandbox | | event `FailedCreatePodContainer`; again after 1 s | `pcm.EnsureExists` |
+    /// | `set_up_volumes` | the pod's cgroup, which shows what the pod will use | the back-off of the volume; without a place on the node the pod fails | `secretManager.RegisterPod`, `WaitForAttachAndMount` |
+    /// | `act` | mounts and devices | as for the steps of [`Worker::carry_out`] | `containerRuntime.SyncPod` |
+    /// | `judged` | the inspection after the change | cannot | the next sync |
     fn sync(&mut self, cancel: &StopToken) -> Result<Next, Failed> {
-        let uid = self.uid();
-        let Some(view) = self.deps.observe.view(&uid, cancel) else {
-            return Ok(Next::Now);
-        };
-        if let Some(error) = &view.error {
-            let message = format!("error determining status: {error}");
-            // An unavailable runtime is shown on the node, not on each pod.
-            if self.deps.observe.runtime_health().is_usable() {
-                self.deps.events.warning(self.pod(), reasons::FAILED_SYNC, message.as_str());
-            }
-            return match self.deps.observe.inspect(&uid, cancel) {
-                Ok(_) => Ok(Next::Now),
-                Err(_) => Err(Failed::soon(message)),
-            };
-        }
-        let runtime = self.addressed(view.pod);
-        self.deps.managers.seen(&runtime);
-        self.deps.probes.sync(self.pod(), &runtime, false);
-        if self.first_sync {
-            self.adopt(&runtime);
-        }
-        let (plan, held) = self.plan(&runtime);
-        self.tell_resize(&runtime);
-        if self.store_status(&runtime, Finality::Open) {
-            self.completed(&runtime);
-            return Ok(Next::Now);
-        }
+        let Some(runtime) = self.observed(cancel)? else { return Ok(Next::Now) };
+        let Some((plan, held)) = self.judged(&runtime) else { return Ok(Next::Now) };
         if runtime.running().next().is_some() && self.deps.cgroups.is_missing(self.pod()) {
             return self.leave_foreign_cgroup(&runtime, cancel);
         }
@@ -370,50 +361,93 @@ impl Worker {
             self.deps.volumes.remount(self.pod(), cancel);
             return self.rest(held);
         }
-        let health = self.deps.observe.runtime_health();
+        self.await_node(&plan)?;
+        if let Some(refused) = self.bring_devices(&runtime, cancel)? {
+            return Ok(refused);
+        }
+        if plan.create_sandbox {
+            self.make_cgroup(cancel)?;
+        }
+        let mounts = match self.set_up_volumes(cancel) {
+            Ok(mounts) => mounts,
+            Err(error) => return self.volumes_failed(&error),
+        };
+        if plan.is_empty() {
+            return self.rest(held);
+        }
+        let (outcome, seen) = self.act(&plan, &runtime, &mounts, cancel)?;
+        let Some((after, held)) = self.judged(&seen) else { return Ok(Next::Now) };
+        match (outcome, held) {
+            (Err(failed), Some(held)) if held.retry < failed.retry => Err(held),
+            (Err(failed), _) => Err(failed),
+            (Ok(()), held) if after.is_empty() => self.rest(held),
+            (Ok(()), _) => Ok(Next::Now),
+        }
+    }
+
+    /// The last inspection of the pod; `None` if it is to be read again.
+    fn observed(&self, cancel: &StopToken) -> Result<Option<Arc<PodRuntime>>, Failed> {
+        let uid = self.uid();
+        let Some(view) = self.deps.observe.view(&uid, cancel) else { return Ok(None) };
+        let Some(error) = view.error else { return Ok(Some(self.addressed(view.pod))) };
+        let message = format!("error determining status: {error}");
+        // An unavailable runtime is shown on the node, not on each pod.
+        if self.deps.observe.runtime_health().is_usable() {
+            self.deps.events.warning(self.pod(), reasons::FAILED_SYNC, message.as_str());
+        }
+        self.deps.observe.inspect(&uid, cancel).map(|_| None).map_err(|_| Failed::soon(message))
+    }
+
+    /// Passes an inspection on to probes and managers, and decides what has to change. Stores the status;
+    /// `None` if the pod is over by it. The second value is as for [`Worker::plan`].
+    fn judged(&mut self, runtime: &Arc<PodRuntime>) -> Option<(Plan, Option<Failed>)> {
+        self.deps.managers.seen(runtime);
+        self.deps.probes.sync(self.pod(), runtime, false);
+        if self.first_sync {
+            self.adopt(runtime);
+        }
+        let decided = self.plan(runtime);
+        self.tell_resize(runtime);
+        if self.store_status(runtime, Finality::Open) {
+            self.completed(runtime);
+            return None;
+        }
+        Some(decided)
+    }
+
+    /// Whether the runtime, its network and other pods of the name permit the changes.
+    fn await_node(&self, plan: &Plan) -> Result<(), Failed> {
+        let (pod, health) = (self.pod(), self.deps.observe.runtime_health());
         if !health.is_usable() {
             return Err(Failed::soon(health.runtime.join("; ")));
         }
         // The queues of `Workers` contain only versions that this process has seen.
-        if plan.create_sandbox && self.pod().is_static() {
-            let pod = self.pod();
-            if let Some(other) = self.deps.observe.namesake(&uid, pod.namespace(), pod.name()) {
-                return Err(Failed::soon(format!(
-                    "waiting for the end of the pod's earlier version {other}"
-                )));
-            }
+        if plan.create_sandbox
+            && pod.is_static()
+            && let Some(other) = self.deps.observe.namesake(pod.uid(), pod.namespace(), pod.name())
+        {
+            return Err(Failed::soon(format!("waiting for the end of the pod's earlier version {other}")));
         }
-        if let Some(network) = health.network.filter(|_| !self.pod().host_network()) {
-            let message = format!("network is not ready: {network}");
-            self.deps.events.warning(self.pod(), reasons::NETWORK_NOT_READY, message.as_str());
-            return Err(Failed::soon(message));
-        }
-        if let Some(denied) = self.bring_devices(&runtime, cancel)? {
-            self.life.apply(Update { pod: None, kill: Some(denied) });
-            return Ok(Next::Now);
-        }
-        if plan.create_sandbox {
-            // Before the volumes, which may have to wait: the pod's cgroup shows what it will use.
-            self.make_cgroup(cancel)?;
-        }
-        if let Some(api) = &self.deps.api {
-            api.register(self.pod());
-        }
-        self.deps.local.register(self.pod());
-        let mounts = match self.deps.volumes.setup(self.pod(), cancel) {
-            Ok(mounts) => mounts,
-            Err(error) => return self.volumes_failed(&error),
-        };
-        self.volumes_ready = true;
-        if plan.is_empty() {
-            return self.rest(held);
-        }
+        let Some(network) = health.network.filter(|_| !pod.host_network()) else { return Ok(()) };
+        let message = format!("network is not ready: {network}");
+        self.deps.events.warning(pod, reasons::NETWORK_NOT_READY, message.as_str());
+        Err(Failed::soon(message))
+    }
 
+    /// Carries the plan out. Returns how that ended, and an inspection after it: a started container may
+    /// have ended already.
+    ///
+    /// DIFFERS: the reason why a start failed or waits is shown immediately, not after the next sync.
+    fn act(
+        &mut self,
+        plan: &Plan,
+        runtime: &Arc<PodRuntime>,
+        mounts: &[MountedVolume],
+        cancel: &StopToken,
+    ) -> Result<(Result<(), Failed>, Arc<PodRuntime>), Failed> {
+        let uid = self.uid();
         let busy = self.deps.observe.busy(&uid);
-        let outcome = self.carry_out(&plan, &runtime, &mounts, cancel);
-        // Inspect again before the next decision: a started container may have ended already.
-        // DIFFERS: the reason why a start failed or waits is shown immediately, not after the next
-        // sync.
+        let outcome = self.carry_out(plan, runtime, mounts, cancel);
         let seen = self.deps.observe.inspect(&uid, cancel);
         drop(busy);
         let seen = self.addressed(seen.map_err(|error| Failed::soon(error.to_string()))?);
@@ -421,20 +455,7 @@ impl Worker {
             // If the bell is full, the cleaner wakes anyway.
             let _ = self.deps.clean.try_send(());
         }
-        self.deps.managers.seen(&seen);
-        self.deps.probes.sync(self.pod(), &seen, false);
-        let (after, held) = self.plan(&seen);
-        self.tell_resize(&seen);
-        if self.store_status(&seen, Finality::Open) {
-            self.completed(&seen);
-            return Ok(Next::Now);
-        }
-        match (outcome, held) {
-            (Err(failed), Some(held)) if held.retry < failed.retry => Err(held),
-            (Err(failed), _) => Err(failed),
-            (Ok(()), held) if after.is_empty() => self.rest(held),
-            (Ok(()), _) => Ok(Next::Now),
-        }
+        Ok((outcome, seen))
     }
 
     /// The pod runs, but not in its cgroup: another agent started it, or this one with other
@@ -479,12 +500,24 @@ impl Worker {
         plan
     }
 
-    /// Carries out a plan. Starts are independent of each other; the earliest retry counts.
+    /// Carries out a plan, in this order. Each step needs those before it.
+    ///
+    /// | Step | If it fails | Go, in `kubeGenericRuntimeManager.SyncPod` |
+    /// |---|---|---|
+    /// | `kill_pod`, or `kill_single` for each container | again after 10 s | steps 2 and 3 |
+    /// | `reset`, and no other step | again after 10 s | step 3, `restartAllContainers` |
+    /// | `remove_init_records`, for a new sandbox | logged; garbage collection removes them | `purgeInitContainers` |
+    /// | `prepare_claims` | event; again after 10 s | `PrepareDynamicResources` (step 4) |
+    /// | `make_cgroup` | event; again after 1 s | `pcm.EnsureExists`, in `Kubelet.SyncPod` |
+    /// | `note_starts`: what the containers will have is on disk | logged | `actuatedState`, when a container is created |
+    /// | `resize` | the other steps follow; again after 10 s | step 8, after the init containers |
+    /// | `sandbox` | again after 10 s | step 4 |
+    /// | `start_all` | the others are started; the earliest retry counts | steps 6, 7 and 9 |
     fn carry_out(
         &mut self,
         plan: &Plan,
         runtime: &Arc<PodRuntime>,
-        mounts: &[crate::model::mount::MountedVolume],
+        mounts: &[MountedVolume],
         cancel: &StopToken,
     ) -> Result<(), Failed> {
         if plan.sandbox_changed {
@@ -512,31 +545,51 @@ impl Worker {
         self.make_cgroup(cancel)?;
         self.note_starts(plan);
         let resized = self.resize(plan, cancel);
-        let (sandbox, ips, attempt) = if plan.create_sandbox {
-            let made = self
-                .deps
-                .runtime
-                .create_sandbox(self.pod(), plan.attempt, cancel)
-                .map_err(|error| Failed::later(error.to_string()))?;
-            // A pull may take long, and the next complete status is composed after it.
-            self.deps.status.set_sandbox_ready(self.pod(), Timestamp::now());
-            (made.id, self.pod_ips(&made.ips), plan.attempt)
-        } else {
-            let Some(id) = plan.sandbox_id.clone() else { return resized };
-            (id, runtime.ips.clone(), plan.attempt)
-        };
+        let Some(sandbox) = self.sandbox(plan, runtime, cancel)? else { return resized };
+        self.start_all(plan, runtime, &sandbox, mounts, resized.err(), cancel)
+    }
+
+    /// The sandbox for the containers, which is made if the plan says so; `None`: there is none.
+    fn sandbox(
+        &self,
+        plan: &Plan,
+        runtime: &PodRuntime,
+        cancel: &StopToken,
+    ) -> Result<Option<Sandbox>, Failed> {
+        let attempt = plan.attempt;
+        if !plan.create_sandbox {
+            let ips = runtime.ips.clone();
+            return Ok(plan.sandbox_id.clone().map(|id| Sandbox { id, ips, attempt }));
+        }
+        let made = self.deps.runtime.create_sandbox(self.pod(), attempt, cancel);
+        let made = made.map_err(|error| Failed::later(error.to_string()))?;
+        // A pull may take long, and the next complete status is composed after it.
+        self.deps.status.set_sandbox_ready(self.pod(), Timestamp::now());
+        Ok(Some(Sandbox { ips: self.pod_ips(&made.ips), id: made.id, attempt }))
+    }
+
+    /// Starts the plan's containers. Starts are independent of each other: returns the failure with the
+    /// earliest retry, `first` included.
+    fn start_all(
+        &mut self,
+        plan: &Plan,
+        runtime: &Arc<PodRuntime>,
+        sandbox: &Sandbox,
+        mounts: &[MountedVolume],
+        mut first: Option<Failed>,
+        cancel: &StopToken,
+    ) -> Result<(), Failed> {
         let pod = self.pod().clone();
         let ephemeral = pod.ephemeral_containers();
         let ephemeral = plan.start_ephemeral.iter().filter_map(|index| ephemeral.get(*index));
         let init = plan.start_init.iter().filter_map(|index| pod.init_containers().get(*index));
         let regular = plan.start.iter().filter_map(|index| pod.containers().get(*index));
-        let mut first: Option<Failed> = resized.err();
         for container in ephemeral.chain(init).chain(regular) {
             if cancel.is_stopped() {
                 return Ok(());
             }
             let name = container.name.clone();
-            match self.start(container, runtime, &sandbox, attempt, &ips, mounts, cancel) {
+            match self.start(container, runtime, sandbox, mounts, cancel) {
                 Ok(_) => {
                     self.reasons.remove(&name);
                 }
@@ -564,15 +617,12 @@ impl Worker {
         })
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one call site; they are the parts of one request")]
     fn start(
         &self,
         container: &crate::model::api::Container,
         runtime: &Arc<PodRuntime>,
-        sandbox: &SandboxId,
-        attempt: u32,
-        ips: &[IpAddr],
-        mounts: &[crate::model::mount::MountedVolume],
+        sandbox: &Sandbox,
+        mounts: &[MountedVolume],
         cancel: &StopToken,
     ) -> Result<ContainerId, StartFailure> {
         let pod = self.pod();
@@ -583,9 +633,9 @@ impl Worker {
         let started = self.deps.runtime.start_container(Start {
             pod,
             container,
-            sandbox_id: sandbox,
-            sandbox_attempt: attempt,
-            pod_ips: ips,
+            sandbox_id: &sandbox.id,
+            sandbox_attempt: sandbox.attempt,
+            pod_ips: &sandbox.ips,
             host_ips: if shown.is_empty() { &self.settings.host_ips } else { &shown },
             runtime,
             volumes: mounts,
@@ -792,6 +842,13 @@ impl Worker {
         self.life.phase = Phase::Finished;
         Ok(Next::Done)
     }
+}
+
+/// The sandbox in which containers start.
+struct Sandbox {
+    id: SandboxId,
+    ips: Vec<IpAddr>,
+    attempt: u32,
 }
 
 /// Whether a status is the last one.

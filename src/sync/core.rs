@@ -1,4 +1,9 @@
-//! Decides what to do about each event (pure; Go: HandlePod{Additions,Updates,Removes,Cleanups}).
+//! Decides what to do about each event (Go: HandlePod{Additions,Updates,Removes,Cleanups}).
+//!
+//! Pure but for two things. `World::allocate`, which is called once for a new pod in the middle of its
+//! admission, reserves CPUs, memory and devices in the books of the managers; if a later check refuses the
+//! pod, they are released at the end of the turn. And resizes that are requested are counted in a metric.
+//! All other functions of `World` only read.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -136,8 +141,8 @@ pub struct World<'a> {
     pub gates_differ: &'a dyn Fn(&Pod) -> bool,
     /// The pod with the resources that it was granted before the agent was restarted.
     pub granted: &'a dyn Fn(&Pod) -> Pod,
-    /// Allocates the CPUs, memory and devices of a pod, given the other active pods, and whether all
-    /// sources have delivered their pods.
+    /// Reserves the CPUs, memory and devices of a pod (the only one with a side effect), given the other
+    /// active pods, and whether all sources have delivered their pods.
     pub allocate: &'a dyn Fn(&Pod, &[Pod], bool) -> Admission,
     /// The node, for admission.
     pub node: &'a NodeView,

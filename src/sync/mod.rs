@@ -1,6 +1,6 @@
 //! Routes what the sources desire and what the runtime reports to the pod workers (Go: syncLoop).
 //!
-//! Owns: the desired pods ([`core::Core`], pure) and the [`crate::pods::workers::Workers`].
+//! Owns: the desired pods ([`core::Core`]) and the [`crate::pods::workers::Workers`].
 //! Threads: `sync`, `clean`, `orphans`, `shutdown`.
 //! Inbox: the mailboxes of `sources`, `observe`, `probes`, of objects and of workers that ended
 //! (`event`). Out: worker mailboxes, statuses of rejected pods, a snapshot of all pods ([`view`]).

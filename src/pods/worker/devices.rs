@@ -1,19 +1,20 @@
 //! The devices of the pod, before its containers start.
 
-use super::super::lifecycle::{Failure, Kill};
+use super::super::lifecycle::{Failure, Kill, Update};
 use super::super::managers::Brought;
-use super::{Failed, Worker};
+use super::{Failed, Next, Worker};
 use crate::model::runtime::PodRuntime;
 use crate::model::{metrics, reasons};
 use crate::util::stop::StopToken;
 
 impl Worker {
-    /// Has the device plugins prepare the pod's devices. Returns why the pod fails if they cannot.
+    /// Has the device plugins prepare the pod's devices. If they cannot, the pod fails: returns its next
+    /// step.
     pub(super) fn bring_devices(
-        &self,
+        &mut self,
         runtime: &PodRuntime,
         cancel: &StopToken,
-    ) -> Result<Option<Kill>, Failed> {
+    ) -> Result<Option<Next>, Failed> {
         match self.deps.managers.bring_devices(self.pod(), runtime, cancel) {
             Brought::Ready => Ok(None),
             Brought::Wait { message, retry } if cancel.is_stopped() => {
@@ -23,15 +24,17 @@ impl Worker {
                 self.deps.events.warning(self.pod(), reasons::WAITING_FOR_DEVICES, message.as_str());
                 Err(Failed { message, retry, level: log::Level::Info })
             }
-            Brought::Denied { reason, message } => Ok(Some(self.refused(reason, &message))),
+            Brought::Denied { reason, message } => Ok(Some(self.refuse(reason, &message))),
         }
     }
 
-    /// The end of a pod that cannot run on this node, as if it had not been admitted.
-    pub(super) fn refused(&self, reason: &'static str, message: &str) -> Kill {
+    /// Ends a pod that cannot run on this node, as if it had not been admitted.
+    pub(super) fn refuse(&mut self, reason: &'static str, message: &str) -> Next {
         metrics::ADMISSION_REJECTIONS.inc([reason]);
         self.deps.events.warning(self.pod(), reason, message);
         let message = format!("Pod was rejected: {message}");
-        Kill { grace_override: None, failure: Some(Failure { reason, message, disrupts: false }) }
+        let failure = Some(Failure { reason, message, disrupts: false });
+        self.life.apply(Update { pod: None, kill: Some(Kill { grace_override: None, failure }) });
+        Next::Now
     }
 }

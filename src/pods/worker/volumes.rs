@@ -1,22 +1,32 @@
-//! The pod whose volumes are not ready.
+//! The volumes of the pod, before its containers start.
 
 use std::time::Instant;
 
-use super::super::lifecycle::Update;
 use super::{Failed, Next, RETRY, Worker};
+use crate::model::mount::MountedVolume;
 use crate::model::reasons;
 use crate::util::backoff::{jitter, random_unit};
+use crate::util::stop::StopToken;
 use crate::volumes::VolumeError;
 
 impl Worker {
+    /// Sets up the pod's volumes. The objects that they and the containers refer to are registered first.
+    pub(super) fn set_up_volumes(&mut self, cancel: &StopToken) -> Result<Vec<MountedVolume>, VolumeError> {
+        if let Some(api) = &self.deps.api {
+            api.register(self.pod());
+        }
+        self.deps.local.register(self.pod());
+        let mounts = self.deps.volumes.setup(self.pod(), cancel)?;
+        self.volumes_ready = true;
+        Ok(mounts)
+    }
+
     /// Waits for a retry. A pod for whose volume the node has no place fails: another one of its
     /// controller may run on another node.
     pub(super) fn volumes_failed(&mut self, error: &VolumeError) -> Result<Next, Failed> {
         if error.has_no_place() {
             let message = format!("Node has reached its volume attachment limit, rejecting pod. {error}");
-            let kill = self.refused(reasons::VOLUME_ATTACHMENT_LIMIT_EXCEEDED, &message);
-            self.life.apply(Update { pod: None, kill: Some(kill) });
-            return Ok(Next::Now);
+            return Ok(self.refuse(reasons::VOLUME_ATTACHMENT_LIMIT_EXCEEDED, &message));
         }
         Err(Failed {
             retry: error.retry_at().map_or_else(
