@@ -304,9 +304,6 @@ fn identity(
     if certificate_data.is_some() && certificate_file.is_some() {
         return Err(wrong("client-certificate-data and client-certificate are both specified"));
     }
-    if key_data.is_some() && key_file.is_some() {
-        return Err(wrong("client-key-data and client-key are both specified"));
-    }
     let has_certificate = certificate_data.is_some() || certificate_file.is_some();
     let has_key = key_data.is_some() || key_file.is_some();
     match (has_certificate, has_key) {
@@ -319,6 +316,9 @@ fn identity(
         // DIFFERS: upstream ignores the key.
         (false, true) => return Err(wrong("a client key without a client certificate is of no use")),
         (true, true) => {}
+    }
+    if key_data.is_some() && key_file.is_some() {
+        return Err(wrong("client-key-data and client-key are both specified"));
     }
     let get = |data: Option<Vec<u8>>, field, file: Option<&str>| match (data, file) {
         (Some(data), _) => Ok(data),

@@ -287,7 +287,7 @@ fn invalid_kubeconfigs_are_rejected() {
         ),
         (
             cluster.clone(),
-            json!({"client-key": "a", "client-key-data": data}),
+            json!({"client-key": "a", "client-key-data": data, "client-certificate": "a"}),
             "user \"u\": client-key-data and",
         ),
         (
