@@ -227,6 +227,10 @@ fn uncore_cache(system: &Path, cpu: u32, whole: u64) -> Result<Option<u32>, NoCa
             |name: &str| read(&directory.join(format!("index{index}/{name}"))).ok().flatten().ok_or(NoCaches);
         let number = |name: &str| text(name)?.parse::<u32>().map_err(|_| NoCaches);
         let (id, level) = (number("id")?, number("level")?);
+        // Not used, but upstream takes no cache for known whose size or kind the firmware does not say.
+        let size = text("size")?;
+        size.strip_suffix('K').and_then(|size| size.parse::<u64>().ok()).ok_or(NoCaches)?;
+        text("type")?;
         let mut sharing = 0_u64;
         for word in text("shared_cpu_map")?.split(',') {
             let word = u64::from_str_radix(word.trim(), 16).map_err(|_| NoCaches)?;

@@ -31,9 +31,13 @@ impl Tree {
     }
 
     fn cache(&self, cpu: u32, index: u32, level: u32, id: u32, map: &str) {
-        for (name, text) in
-            [("id", id.to_string()), ("level", level.to_string()), ("shared_cpu_map", map.to_owned())]
-        {
+        for (name, text) in [
+            ("id", id.to_string()),
+            ("level", level.to_string()),
+            ("shared_cpu_map", map.to_owned()),
+            ("size", "32768K".to_owned()),
+            ("type", "Unified".to_owned()),
+        ] {
             self.write(&format!("cpu/cpu{cpu}/cache/index{index}/{name}"), &text);
         }
     }
@@ -133,6 +137,21 @@ fn incomplete_caches_are_the_socket() {
     let tree = Tree::new(&regular(1, 1));
     tree.write("cpu/cpu0/cache/index3/level", "3");
     assert_eq!(tree.read().count(Level::Cache), 1);
+}
+
+#[test]
+fn caches_of_unknown_size_or_kind_are_the_socket() {
+    for missing in ["size", "type"] {
+        let tree = Tree::new(&regular(1, 1));
+        for cpu in 0..4 {
+            tree.cache(cpu, 3, 3, cpu, "1");
+        }
+        assert_eq!(tree.read().count(Level::Cache), 4);
+        for cpu in 0..4 {
+            fs::remove_file(tree.dir.path().join(format!("cpu/cpu{cpu}/cache/index3/{missing}"))).unwrap();
+        }
+        assert_eq!(tree.read().count(Level::Cache), 1, "{missing}");
+    }
 }
 
 #[test]
