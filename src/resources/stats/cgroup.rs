@@ -44,7 +44,7 @@ impl Tree {
     }
 
     fn number(&self, controller: &str, path: &str, file: &str) -> Option<u64> {
-        self.read(controller, path, file)?.trim().parse().ok()
+        count(&self.read(controller, path, file)?)
     }
 
     /// The CPU time in nanoseconds, without other numbers: the first sample of a rate.
@@ -141,7 +141,7 @@ impl Tree {
             bursts: field(&cpu, "nr_bursts"),
             burst_time: field(&cpu, "burst_time"),
             // Minus one: no limit.
-            quota: self.number("cpu", path, "cpu.cfs_quota_us"),
+            quota: text("cpu", "cpu.cfs_quota_us").trim().parse().ok(),
             period: self.number("cpu", path, "cpu.cfs_period_us"),
             shares: self.number("cpu", path, "cpu.shares"),
             cache: field(stat, "total_cache"),
@@ -264,10 +264,17 @@ fn micro(micro: Option<u64>) -> Option<u64> {
 
 /// The value of a line `name value`.
 pub(super) fn field(text: &str, name: &str) -> Option<u64> {
-    let text = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.trim();
-    // For a moment the kernel's sums over all processors can be below zero (Go:
-    // opencontainers/cgroups, fscommon `ParseUint`).
-    if text.parse::<i64>().is_ok_and(|number| number < 0) { Some(0) } else { text.parse().ok() }
+    count(text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?)
+}
+
+/// A number. For a moment the kernel's sums over all processors can be below zero; that is zero (Go:
+/// opencontainers/cgroups, fscommon `ParseUint`).
+fn count(text: &str) -> Option<u64> {
+    let text = text.trim();
+    match text.strip_prefix('-') {
+        Some(digits) => (!digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())).then_some(0),
+        None => text.parse().ok(),
+    }
 }
 
 /// Both lines of a pressure file. On some kernels `cpu.pressure` has no line `full`.

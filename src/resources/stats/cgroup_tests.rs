@@ -53,6 +53,8 @@ fn number_below_zero_is_zero() {
     let stat = "anon -4096\nfile 8192\nshmem -\ninactive_file x\n";
     let names = ["anon", "file", "shmem", "inactive_file"];
     assert_eq!(names.map(|name| field(stat, name)), [Some(0), Some(8192), None, None]);
+    let (_dir, tree) = tree(Version::V2, &[("a/memory.stat", stat), ("a/memory.current", "-1\n")]);
+    assert_eq!(tree.numbers("/a", Depth::Full, false).unwrap().usage, Some(0), "not that of the root cgroup");
 }
 
 #[test]
