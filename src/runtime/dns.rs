@@ -349,6 +349,25 @@ mod tests {
     }
 
     #[test]
+    fn repeated_searches_of_the_machine_stay_without_a_cluster_domain() {
+        let mut settings = super::super::tests::settings();
+        settings.cluster_dns = vec!["10.96.0.10".parse().unwrap()];
+        let twice = parse("search a b a\n", Path::new("f")).unwrap();
+        let pod = Pod::from(
+            serde_json::from_value::<crate::model::api::Pod>(
+                json!({"metadata": {"name": "p", "namespace": "n"}, "spec": {"containers": []}}),
+            )
+            .unwrap(),
+        );
+        let searches = |domain| {
+            let node = NodeDns { cluster_domain: domain, ..settings.dns() };
+            pod_resolver(&pod, twice.clone(), &node).0.searches
+        };
+        assert_eq!(searches(""), ["a", "b", "a"]);
+        assert_eq!(searches("c"), ["n.svc.c", "svc.c", "c", "a", "b"]);
+    }
+
+    #[test]
     fn excess_servers_and_searches_are_cut_with_a_notice() {
         let settings = super::super::tests::settings();
         let many: Vec<String> = (0..40).map(|n| format!("s{n}")).collect();
