@@ -38,9 +38,9 @@ fn interfaces(text: &str) -> Vec<Interface> {
         if LEFT_OUT.iter().any(|start| name.starts_with(start)) {
             return None;
         }
-        let numbers: Vec<u64> = numbers.split_whitespace().map_while(|word| word.parse().ok()).collect();
+        let numbers: Vec<&str> = numbers.split_whitespace().take(16).collect();
         let traffic = |from: usize| {
-            let number = |at: usize| numbers.get(from + at).copied();
+            let number = |at: usize| numbers.get(from + at)?.parse().ok();
             Some(Traffic { bytes: number(0)?, packets: number(1)?, errors: number(2)?, dropped: number(3)? })
         };
         Some(Interface { name: name.to_owned(), received: traffic(0)?, sent: traffic(8)? })
@@ -122,9 +122,10 @@ mod tests {
     const DEV: &str = "Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
     lo:     100       1    0    0    0     0          0         0      100       1    0    0    0     0       0          0
-  eth0: 1500 12 1 2 0 0 0 0 900 9 3 4 0 0 0 0
+  eth0: 1500 12 1 2 0 0 0 x 900 9 3 4 0 0 0 0
 vethab:     100       1    0    0    0     0          0         0      100       1    0    0    0     0       0          0
  short: 1 2 3
+ other: x 1 2 3 0 0 0 0 4 5 6 7 0 0 0 0
 ";
 
     #[test]
