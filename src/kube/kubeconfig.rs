@@ -223,7 +223,9 @@ fn url(text: &str, secure: bool) -> Option<Url> {
     let (authority, path) = rest.split_at_checked(end)?;
     let clean = path.bytes().all(|byte| !byte.is_ascii_control() && !b"?# ".contains(&byte));
     let path = clean_path(path)?;
-    if !clean || authority.contains(['@', '?', '#', ' ']) {
+    let of_host =
+        |byte: u8| !byte.is_ascii() || byte.is_ascii_alphanumeric() || b"-_.~!$&'()*+,;=:[]".contains(&byte);
+    if !clean || !authority.bytes().all(of_host) {
         return None;
     }
     let (host, port) = match authority.strip_prefix('[') {

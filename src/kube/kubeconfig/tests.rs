@@ -199,6 +199,9 @@ fn server_url_is_split_or_rejected() {
         ("https://h/a b", None),
         ("https://h/%zz", None),
         ("https://h?x", None),
+        ("https://h\t.x:1", None),
+        ("https://h`", None),
+        ("https://%68", None),
         ("https://fd00::1", None),
     ] {
         let outcome = read(server, json!({}));
