@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::client::{CredentialSource, Issued};
+use super::relative_path::resolve;
 use super::secret::Secret;
 use crate::model::kubeconfig::{Cluster, Exec};
 use crate::model::typed;
@@ -103,7 +104,7 @@ impl ExecPlugin {
         let mut exec = exec.clone();
         check(&exec)?;
         if exec.command.contains('/') {
-            exec.command = directory.join(&exec.command).display().to_string();
+            exec.command = resolve(directory, &exec.command).display().to_string();
         }
         let api_version = match exec.api_version.as_deref().unwrap_or_default() {
             V1 => V1,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::client::{CredentialSource, Credentials, Issued};
 use super::exec_plugin::{self, ExecPlugin};
+use super::relative_path::resolve;
 use super::secret::Secret;
 use crate::model::kubeconfig::{Cluster, Context, Kubeconfig, User};
 use crate::transport::api::{Breaker, Endpoint, Identity, Roots};
@@ -85,7 +86,7 @@ fn credentials_in(
     };
     let directory = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
     let directory = directory.parent().map_or_else(PathBuf::new, Path::to_owned);
-    let place = |path: &str| directory.join(path);
+    let place = |path: &str| resolve(&directory, path);
     let (mut credentials, roots_pem) = endpoint(&cluster, &context.cluster, &place, environment)?;
     let user_error = |what: &str| KubeconfigError::User { user: context.user.clone(), what: what.to_owned() };
     reject(&user).map_err(user_error)?;

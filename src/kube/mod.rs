@@ -28,6 +28,7 @@ pub mod objects;
 mod pod_api;
 pub mod pod_certificates;
 mod rate;
+mod relative_path;
 pub mod reviews;
 pub mod runtime_classes;
 pub mod secret;

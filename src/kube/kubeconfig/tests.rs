@@ -41,6 +41,21 @@ fn credentials_are_read_from_data_fields() {
 }
 
 #[test]
+fn parent_of_a_link_is_the_directory_of_the_link() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(dir.path().join("other/deep")).unwrap();
+    std::os::unix::fs::symlink("other/deep", dir.path().join("link")).unwrap();
+    std::fs::write(dir.path().join("ca.crt"), "beside").unwrap();
+    std::fs::write(dir.path().join("other/ca.crt"), "another").unwrap();
+    let cluster = json!({"server": "https://h", "certificate-authority": "link/../ca.crt"});
+    let user = json!({"tokenFile": "link/../ca.crt"});
+    let credentials = read_at(dir.path(), cluster, user).unwrap();
+    assert_eq!(credentials.endpoint.roots, Roots::Pem(b"beside".to_vec()));
+    let issued = credentials.token.unwrap().current(Instant::now(), &Breaker::default()).unwrap();
+    assert_eq!(issued.token.unwrap().reveal(), "beside");
+}
+
+#[test]
 fn relative_files_are_read_from_the_kubeconfigs_directory() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
