@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::peer::Peer;
 use crate::random::Random;
-use crate::{Cases, mutate, pick, rarely};
+use crate::{Cases, mutate_text, pick, rarely};
 
 const UNITS: [&str; 9] = ["ns", "us", "\u{b5}s", "\u{3bc}s", "ms", "s", "m", "h", "s"];
 const ODD_UNITS: [&str; 10] = ["", "d", "S", "sec", " s", "s ", "min", "u", "\u{e4}s", "hh"];
@@ -29,9 +29,7 @@ fn text(random: &mut Random) -> String {
         text += if rarely(random, 12) { pick(random, &ODD_UNITS) } else { pick(random, &UNITS) };
     }
     if rarely(random, 20) {
-        let mut bytes = text.into_bytes();
-        mutate(random, &mut bytes);
-        text = String::from_utf8_lossy(&bytes).into_owned();
+        text = mutate_text(random, text);
     }
     text
 }

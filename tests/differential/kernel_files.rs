@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::peer::Peer;
 use crate::random::Random;
-use crate::{Cases, mutate, pick, rarely};
+use crate::{Cases, mutate_text, pick, rarely};
 
 const ROOTS: [&str; 8] = ["/", "/", "/", "/@/var", "/a\\040b", "net:[4026531840]", "/..", "//deleted"];
 const POINTS: [&str; 12] = [
@@ -124,9 +124,7 @@ fn list(random: &mut Random) -> String {
     let parts: Vec<String> = (0..random.below(6)).map(|_| part(random)).collect();
     let mut text = parts.join(",");
     if rarely(random, 20) {
-        let mut bytes = text.into_bytes();
-        mutate(random, &mut bytes);
-        text = String::from_utf8_lossy(&bytes).into_owned();
+        text = mutate_text(random, text);
     }
     text
 }

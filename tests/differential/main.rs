@@ -94,7 +94,7 @@ impl Cases {
         let Cases { name, seed, done, differences, counts, .. } = self;
         assert!(differences.is_empty(), "{name}, seed {seed}:\n{}", differences.join("\n"));
         let counted = counts.get(wanted).copied().unwrap_or(0);
-        assert!(counted * share >= done, "{name}: {counted} of {done} cases {wanted}");
+        assert!(counted * share >= done, "{name}: {counted} of {done} cases {wanted}: {counts:?}");
         let mut text = format!("differential: {name}: {done} cases, seed {seed}");
         for (what, count) in &counts {
             let _ = write!(text, ", {count} {what}");
@@ -126,4 +126,11 @@ fn mutate(random: &mut Random, bytes: &mut Vec<u8>) {
             _ => {}
         }
     }
+}
+
+/// The same with the bytes of a text.
+fn mutate_text(random: &mut Random, text: String) -> String {
+    let mut bytes = text.into_bytes();
+    mutate(random, &mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
 }

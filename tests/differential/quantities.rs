@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::peer::Peer;
 use crate::random::Random;
-use crate::{Cases, mutate, pick, rarely};
+use crate::{Cases, mutate_text, pick, rarely};
 
 const SUFFIXES: [&str; 17] =
     ["", "", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
@@ -38,9 +38,7 @@ fn text(random: &mut Random) -> String {
         _ => text += pick(random, &SUFFIXES),
     }
     if rarely(random, 20) {
-        let mut bytes = text.into_bytes();
-        mutate(random, &mut bytes);
-        text = String::from_utf8_lossy(&bytes).into_owned();
+        text = mutate_text(random, text);
     }
     text
 }
