@@ -37,5 +37,16 @@ pub(crate) mod sync;
 // layer 5
 pub mod agent;
 pub mod cli;
+
+/// Readers of the kernel's files, for tests/differential only.
+#[doc(hidden)]
+pub mod kernel_readers {
+    pub use crate::resources::Roots;
+    pub use crate::resources::cgroups::{CgroupHierarchies, Version};
+    pub use crate::resources::machine::{Dimms, HugePages, Machine, Topology, dimms};
+    pub use crate::resources::stats::sample::{Counted, Numbers, Operation, Pressure, Share};
+    pub use crate::resources::stats::{network, numbers};
+}
+
 #[cfg(test)]
 mod fuzz;

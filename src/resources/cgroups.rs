@@ -16,6 +16,7 @@ pub enum Version {
     V1,
     /// One tree per controller, and a second version without the controllers in use.
     Hybrid,
+    /// One tree for all controllers.
     V2,
 }
 
@@ -40,6 +41,7 @@ impl Version {
 pub struct CgroupHierarchies {
     /// Usually `/sys/fs/cgroup`. With version 2 it is mounted here.
     pub root: PathBuf,
+    /// Which files limit containers.
     pub version: Version,
     /// Controllers by their kernel names, each with the directory in which its hierarchy is mounted.
     pub controllers: BTreeMap<String, PathBuf>,

@@ -1,5 +1,7 @@
 //! Reading files of `/proc` and `/sys`.
 
+#![expect(missing_docs, reason = "the names say what the values are")]
+
 use std::path::{Path, PathBuf};
 
 /// Where the kernel's files are.

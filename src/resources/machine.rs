@@ -1,5 +1,7 @@
 //! Capacity and kernel of the machine: memory, processors, huge pages, swap.
 
+#![expect(missing_docs, reason = "the names say what the values are")]
+
 use super::kernel_files::{ResourceError, Roots, list, read};
 use crate::util::cpu_list;
 

@@ -121,7 +121,7 @@ fn text(random: &mut Random) -> String {
 }
 
 /// What only coracle accepts, on purpose: each is a row in docs/differences.md.
-fn known(text: &str, theirs: &Value, broken: Option<&yaml::YamlError>) -> Option<&'static str> {
+pub fn known(text: &str, theirs: &Value, broken: Option<&yaml::YamlError>) -> Option<&'static str> {
     let error = theirs["error"].as_str().unwrap_or_default();
     // Go finds them in the part of the file that it has read ahead.
     let ahead = ["control characters", "UTF-8", "UTF-16", "Unicode", "surrogate"];

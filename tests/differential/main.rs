@@ -14,6 +14,7 @@ mod der;
 #[path = "../support/random.rs"]
 mod random;
 
+mod cgroup_files;
 mod chains;
 mod cpus;
 mod credentials;
@@ -22,6 +23,8 @@ mod durations;
 mod gates;
 mod heads;
 mod kernel_files;
+mod kubeconfigs;
+mod machines;
 mod memory;
 mod patches;
 mod peer;
@@ -133,4 +136,9 @@ fn mutate_text(random: &mut Random, text: String) -> String {
     let mut bytes = text.into_bytes();
     mutate(random, &mut bytes);
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A directory for the many files of cases, in memory if possible.
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }

@@ -19,6 +19,12 @@ const UNLIMITED: u64 = 1 << 62;
 /// Nanoseconds in a tick of `cpuacct.stat`; the same on every supported architecture.
 const TICK_NANOSECONDS: u64 = 10_000_000;
 
+/// All numbers of the cgroup at a path from the roots of the hierarchies, with its details; `None` if
+/// there is none.
+pub fn numbers(cgroups: &CgroupHierarchies, path: &str) -> Option<Numbers> {
+    Tree::new(cgroups).numbers(path, Depth::Full, true)
+}
+
 #[derive(Debug, Clone)]
 pub(super) struct Tree {
     cgroups: CgroupHierarchies,

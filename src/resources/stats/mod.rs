@@ -35,10 +35,11 @@ mod space;
 mod summary;
 
 pub use cadvisor::cadvisor;
+pub use cgroup::numbers;
 pub use collector::Collector;
 pub use glance::Places;
 pub use pages::{resource, volumes};
-pub use proc::booted;
+pub use proc::{booted, network};
 pub use request::Wanted;
 pub use settings::{Deps, DriverNumbers, PodCgroupPaths, Settings, VolumeAt};
 pub use summary::json;

@@ -25,7 +25,8 @@ fn read(path: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-pub(super) fn network(proc: &Path, process: u32) -> Option<Network> {
+/// The interfaces that a process sees; `None` if it has ended.
+pub fn network(proc: &Path, process: u32) -> Option<Network> {
     let text = read(&proc.join(process.to_string()).join("net/dev"))?;
     Some(Network { at: Timestamp::now(), interfaces: interfaces(&text) })
 }

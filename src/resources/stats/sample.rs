@@ -1,5 +1,7 @@
 //! The result of a collection, independent of the source of the numbers.
 
+#![expect(missing_docs, reason = "the names say what the values are")]
+
 use jiff::Timestamp;
 
 use crate::model::ids::PodUid;
