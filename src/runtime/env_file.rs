@@ -16,19 +16,30 @@ const FILE_LIMIT: u64 = 1 << 20;
 
 /// Why a file is invalid. The message is only logged, at debug level.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum EnvFileError {
+pub enum EnvFileError {
+    /// It cannot be opened.
     #[error("{0}")]
     Open(rustix::io::Errno),
+    /// It cannot be read.
     #[error("{0}")]
     Read(std::io::Error),
+    /// It is a directory, a pipe or a device.
     #[error("it is no regular file")]
     Kind,
+    /// DIFFERS: upstream limits only each line, to 64 KiB.
     #[error("it is larger than {FILE_LIMIT} bytes")]
     TooLarge,
-    #[error("it is not UTF-8")]
-    Encoding,
+    /// The value cannot be one of a process. Upstream passes it on, and the container does not start.
+    #[error("the value is not UTF-8, or has a NUL character")]
+    Value,
+    /// A line is not as it must be.
     #[error("line {line}: {why}")]
-    Format { line: usize, why: &'static str },
+    Format {
+        /// From 1.
+        line: usize,
+        /// What is wrong with it.
+        why: &'static str,
+    },
 }
 
 /// The value of a key; `None` for an optional one that does not exist.
@@ -43,7 +54,7 @@ pub(super) fn value(
         .iter()
         .find(|volume| volume.volume == selector.volume_name)
         .ok_or_else(|| ConfigError::EnvFileVolume { volume: selector.volume_name.clone() })?;
-    let found = read(&volume.host_path, &selector.path).and_then(|text| find(&text, &selector.key));
+    let found = read(&volume.host_path, &selector.path).and_then(|bytes| find(&bytes, &selector.key));
     let found = found.map_err(|error| {
         let (path, volume) = (&selector.path, &selector.volume_name);
         log::debug!("cannot use env file {path} of volume {volume}: {error}");
@@ -58,7 +69,7 @@ pub(super) fn value(
 }
 
 /// Reads a file below `root`, the volume's root being the root of its links.
-fn read(root: &Path, path: &str) -> Result<String, EnvFileError> {
+fn read(root: &Path, path: &str) -> Result<Vec<u8>, EnvFileError> {
     let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open(root, directory, Mode::empty()).map_err(EnvFileError::Open)?;
     // Opening a pipe must not block until it has a writer.
@@ -80,56 +91,77 @@ fn read(root: &Path, path: &str) -> Result<String, EnvFileError> {
     if bytes.len() as u64 > FILE_LIMIT {
         return Err(EnvFileError::TooLarge);
     }
-    String::from_utf8(bytes).map_err(|_| EnvFileError::Encoding)
+    Ok(bytes)
 }
 
-/// The first definition of `key`. The rest is not read.
-pub(super) fn find(text: &str, key: &str) -> Result<Option<String>, EnvFileError> {
-    let mut lines = text.lines().enumerate();
+/// The value in the first definition of `key`. The rest is not read, and other values may have any bytes.
+///
+/// # Errors
+/// When a line before it is not as it must be, or the value is no text.
+pub fn find(text: &[u8], key: &str) -> Result<Option<String>, EnvFileError> {
+    let mut lines = lines(text).enumerate();
     while let Some((number, line)) = lines.next() {
         let fail = |why| Err(EnvFileError::Format { line: number + 1, why });
-        let line = line.trim_start_matches([' ', '\t']);
-        if line.is_empty() || line.starts_with('#') {
+        let line = without_blanks(line);
+        if line.is_empty() || line.starts_with(b"#") {
             continue;
         }
-        let Some((name, rest)) = line.split_once('=') else { return fail("missing '='") };
-        if name.is_empty() || name.ends_with([' ', '\t']) {
+        let Some((name, rest)) = cut(line, b'=') else { return fail("missing '='") };
+        if name.is_empty() || name.ends_with(b" ") || name.ends_with(b"\t") {
             return fail("want a name right before '='");
         }
-        let Some(first) = rest.strip_prefix('\'') else {
+        let is_wanted = name == key.as_bytes();
+        let Some(first) = rest.strip_prefix(b"'") else {
             // As in a shell: `A= 'b'` makes A empty.
-            if rest.starts_with([' ', '\t']) {
-                if name == key {
+            if rest.starts_with(b" ") || rest.starts_with(b"\t") {
+                if is_wanted {
                     return Ok(Some(String::new()));
                 }
                 continue;
             }
             return fail("value must be enclosed in single quotes");
         };
-        let mut value = String::new();
+        let mut value = Vec::new();
         let mut rest = first;
         let after = loop {
-            if let Some((before, after)) = rest.split_once('\'') {
-                value.push_str(before);
+            if let Some((before, after)) = cut(rest, b'\'') {
+                value.extend_from_slice(before);
                 break after;
             }
-            value.push_str(rest);
-            value.push('\n');
+            value.extend_from_slice(rest);
+            value.push(b'\n');
             let Some((_, next)) = lines.next() else { return fail("unclosed single quote") };
             rest = next;
         };
-        let after = after.trim_start_matches([' ', '\t']);
-        if !after.is_empty() && !after.starts_with('#') {
+        let after = without_blanks(after);
+        if !after.is_empty() && !after.starts_with(b"#") {
             return fail("unexpected content after closing quote");
         }
-        if value.contains('\0') {
-            return fail("a value cannot hold a NUL character");
-        }
-        if name == key {
-            return Ok(Some(value));
+        if is_wanted {
+            let text = String::from_utf8(value).ok().filter(|text| !text.contains('\0'));
+            return text.map(Some).ok_or(EnvFileError::Value);
         }
     }
     Ok(None)
+}
+
+/// Lines, without one carriage return at their end; also the last one, which may lack its end (Go: `bufio.ScanLines`).
+fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let text = text.strip_suffix(b"\n").unwrap_or(text);
+    text.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line))
+}
+
+fn without_blanks(mut line: &[u8]) -> &[u8] {
+    while let [b' ' | b'\t', rest @ ..] = line {
+        line = rest;
+    }
+    line
+}
+
+/// What is before and behind the first of these bytes.
+fn cut(line: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
+    let (before, rest) = line.split_at(line.iter().position(|byte| *byte == at)?);
+    Some((before, rest.get(1..)?))
 }
 
 #[cfg(test)]
@@ -161,13 +193,23 @@ mod tests {
             ("E", Some("$A \\n \"q\"")),
             ("F", None),
         ] {
-            assert_eq!(find(text, key).unwrap().as_deref(), expected, "{key}");
+            assert_eq!(find(text.as_bytes(), key).unwrap().as_deref(), expected, "{key}");
         }
-        for bad in ["A", "A =''", "=''", "A=b", "A=\"b\"", "A='b", "A='b'c", "A='b'\n'\n", "A='\0'"] {
-            assert!(find(bad, "K").is_err(), "{bad:?}");
+        for bad in ["A", "A =''", "=''", "A=b", "A=\"b\"", "A='b", "A='b'c", "A='b'\n'\n", "K='\0'"] {
+            assert!(find(bad.as_bytes(), "K").is_err(), "{bad:?}");
         }
         // What comes after the key is not read.
-        assert_eq!(find("K='v'\nrubbish", "K").unwrap().as_deref(), Some("v"));
+        assert_eq!(find(b"K='v'\nrubbish", "K").unwrap().as_deref(), Some("v"));
+    }
+
+    #[test]
+    fn bytes_of_other_lines_and_the_end_of_the_last_line_do_not_matter() {
+        let latin = b"# caf\xe9\nA='\0\xe9'\r\nB='b\r\nc'\r\nK='v'\r";
+        assert_eq!(find(latin, "K").unwrap().as_deref(), Some("v"));
+        assert_eq!(find(latin, "B").unwrap().as_deref(), Some("b\nc"));
+        assert!(matches!(find(latin, "A"), Err(EnvFileError::Value)));
+        assert_eq!(find(b"", "K").unwrap(), None);
+        assert!(find(b"K='v'\r\r", "K").is_err());
     }
 
     #[test]
@@ -205,7 +247,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn random_env_file_causes_no_panic(text in "[A='# \\n\\t\0]{0,60}") {
-            let _ = find(&text, "A");
+            let _ = find(text.as_bytes(), "A");
         }
     }
 }

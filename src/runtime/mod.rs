@@ -18,7 +18,7 @@ mod devices;
 pub mod dns;
 mod durations;
 mod env;
-mod env_file;
+pub mod env_file;
 mod fields;
 #[cfg(test)]
 pub(crate) mod fuzz;

@@ -20,6 +20,7 @@ mod cpus;
 mod credentials;
 mod documents;
 mod durations;
+mod env_files;
 mod gates;
 mod heads;
 mod kernel_files;
