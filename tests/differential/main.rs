@@ -30,6 +30,7 @@ mod memory;
 mod patches;
 mod peer;
 mod quantities;
+mod registry_files;
 mod resolvers;
 mod responses;
 mod subjects;

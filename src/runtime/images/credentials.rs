@@ -196,19 +196,38 @@ pub(super) struct Keyring {
     cache: Mutex<Option<(Instant, Index)>>,
 }
 
+/// The directories in which files of credentials are searched for, in this order.
+pub struct Places<'a> {
+    /// The agent's `--root-dir`.
+    pub root_dir: &'a Path,
+    /// The working directory; empty is the current one.
+    pub working: &'a Path,
+    /// The home directory; empty is the working directory (Go: `os.UserHomeDir` without `HOME`).
+    pub home: &'a Path,
+    /// The root of the machine's files.
+    pub top: &'a Path,
+}
+
+impl Places<'_> {
+    fn keyring(&self) -> Keyring {
+        let files = |below: &str, name: &str| {
+            let (home, top) = (self.home.join(below), self.top.join(below));
+            [self.root_dir, self.working, &home, &top].map(|dir| dir.join(name)).into()
+        };
+        Keyring { files: [files(".docker", "config.json"), files("", ".dockercfg")], cache: Mutex::new(None) }
+    }
+
+    /// The entries of the first file that can be used; none without such a file.
+    #[must_use]
+    pub fn read(&self) -> Index {
+        self.keyring().read()
+    }
+}
+
 impl Keyring {
     pub(super) fn new(root_dir: &Path) -> Keyring {
-        let home = std::env::var_os("HOME").map(PathBuf::from);
-        let of_home = |below: &str| home.iter().map(|home| home.join(below)).collect::<Vec<_>>();
-        let current = vec![root_dir.to_owned(), PathBuf::new()];
-        let place = |dirs: Vec<PathBuf>, name: &str| dirs.into_iter().map(|dir| dir.join(name)).collect();
-        Keyring {
-            files: [
-                place([current.clone(), of_home(".docker"), vec!["/.docker".into()]].concat(), "config.json"),
-                place([current, of_home(""), vec!["/".into()]].concat(), ".dockercfg"),
-            ],
-            cache: Mutex::new(None),
-        }
+        let home = PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
+        Places { root_dir, working: Path::new(""), home: &home, top: Path::new("/") }.keyring()
     }
 
     /// Credentials that match `image`, the most specific first.
@@ -608,6 +627,22 @@ mod tests {
         let long = format!("{}/x", host(253).replace('b', "c"));
         assert_eq!(lookup(&index_of(vec![long.clone()]).unwrap(), &long).len(), 1);
         assert!(!key_matches("*.example", &format!("{}.example", "a".repeat(250)), ""));
+    }
+
+    #[test]
+    fn without_a_home_the_working_directory_takes_its_place() {
+        let files = |home: &str| {
+            let root_dir = Path::new("/r");
+            Places { root_dir, working: Path::new(""), home: Path::new(home), top: Path::new("/") }
+                .keyring()
+                .files
+                .map(|files| files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>())
+        };
+        let [current, legacy] = files("");
+        assert_eq!(current, ["/r/config.json", "config.json", ".docker/config.json", "/.docker/config.json"]);
+        assert_eq!(legacy, ["/r/.dockercfg", ".dockercfg", ".dockercfg", "/.dockercfg"]);
+        let [current, legacy] = files("/h");
+        assert_eq!([&current[2], &legacy[2]], ["/h/.docker/config.json", "/h/.dockercfg"]);
     }
 
     #[test]
