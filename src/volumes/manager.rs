@@ -74,7 +74,7 @@ pub struct Volumes {
     /// Volumes of CSI drivers.
     pub(super) csi: Arc<Csi>,
     /// What the controller that attaches volumes knows.
-    attachments: Arc<Attachments>,
+    pub(super) attachments: Arc<Attachments>,
     /// Why the volumes of a pod cannot be removed, since when.
     failures: Mutex<BTreeMap<PodUid, (String, Instant)>>,
     /// When the next clean-up of devices is due: at the start, after the end of a pod, and some time

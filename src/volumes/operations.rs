@@ -6,9 +6,10 @@
 //! that no other pod can delay it; further places are shared, with limits for a pod, a namespace
 //! and a server. An operation that is over its time counts only against its own pod. So the number
 //! of threads is at most [`MAX_PENDING_OF_POD`] for each pod, whatever hangs. A pod's unmount has a
-//! place of its own, and so has one update of a volume that the pod has: an API server that does not
-//! respond takes no place of a mount. A hanging operation remains, and is named in the log, until the
-//! kernel ends the call; until then there is no other operation on the volume.
+//! place of its own, and so have updates of volumes that the pod has: an API server that does not
+//! respond takes no place of a mount, and file systems that hang take none of the volumes of files. A
+//! hanging operation remains, and is named in the log, until the kernel ends the call; until then there
+//! is no other operation on the volume.
 //!
 //! The removal of a pod's volumes waits for the pod's operations, which may mount something. An
 //! operation that only waits for a file system says so ([`Operations::step_out`]), and does not keep a
@@ -29,7 +30,7 @@ use crate::util::threads::{self, OnDeath, Running, Stack};
 /// The longest wait of a caller: upstream's two minutes and three seconds.
 pub(super) const LIMIT: Duration = Duration::from_secs(123);
 /// The limit for one pod, over time or not. In addition the pod may have one unmount, and as many
-/// updates, of which one is not over its time.
+/// operations of each purpose that updates, of which one is not over its time.
 const MAX_PENDING_OF_POD: usize = 3;
 /// Operations of all pods that run at the same time, apart from one of each pod.
 const MAX_SHARED: usize = 64;
@@ -49,6 +50,7 @@ type Key = (PodUid, String);
 /// Whom an operation is counted for, besides its pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Share {
+    pub(super) purpose: Purpose,
     /// The pod's namespace; empty: not known.
     pub(super) namespace: String,
     /// The file server or driver; `None`: not known yet.
@@ -56,11 +58,15 @@ pub(super) struct Share {
 }
 
 /// What an operation is for. Each purpose has its own limits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Purpose {
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(super) enum Purpose {
     /// A volume that the pod does not have yet, or its unmount.
+    #[default]
     Mount,
-    /// An update of a volume that the pod has.
+    /// Updates of volumes of files that the pod has. Nothing outside of the agent's own directories is
+    /// needed for them, apart from the API server.
+    Files,
+    /// Updates of other volumes that the pod has.
     Update,
 }
 
@@ -68,7 +74,6 @@ enum Purpose {
 #[derive(Debug)]
 struct Pending {
     begun: Instant,
-    purpose: Purpose,
     share: Share,
     walk: Walk,
     reach: Reach,
@@ -100,16 +105,20 @@ struct Walk {
 
 impl Pending {
     /// An operation that begins. `until`: the end of the pod and of the agent.
-    fn new(begun: Instant, share: Share, until: Vec<StopToken>, purpose: Purpose) -> (Pending, StopSource) {
+    fn new(begun: Instant, share: Share, until: Vec<StopToken>) -> (Pending, StopSource) {
         let (removal, removed) = stop::pair();
         let (end, ended) = stop::pair();
         let stops = until.into_iter().chain([removed]).collect();
         let walk = Walk { removal: Some(removal), stops, has_begun: false };
-        (Pending { begun, purpose, share, walk, reach: Reach::Inside, ended }, end)
+        (Pending { begun, share, walk, reach: Reach::Inside, ended }, end)
     }
 
     fn is_over_time(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.begun) >= LIMIT
+    }
+
+    fn is_of(&self, ended: &StopToken) -> bool {
+        self.ended.signal().same_channel(ended.signal())
     }
 
     fn step_out(&mut self) {
@@ -127,11 +136,20 @@ pub(crate) struct Operations {
     pending: Arc<Mutex<Table>>,
 }
 
-/// Whether one more update of a volume of the pod may run. Pure.
-fn has_place_for_update(pending: &Table, uid: &PodUid, now: Instant) -> bool {
-    let of_pod = pending.iter().filter(|((owner, _), one)| owner == uid && one.purpose == Purpose::Update);
+/// Whether one more operation that updates volumes of the pod may run. Pure.
+fn place_for_update(
+    pending: &Table,
+    uid: &PodUid,
+    purpose: Purpose,
+    now: Instant,
+) -> Result<(), VolumeError> {
+    let of_pod = pending.iter().filter(|((owner, _), one)| owner == uid && one.share.purpose == purpose);
     let (over_time, live): (Vec<_>, Vec<_>) = of_pod.partition(|(_, one)| one.is_over_time(now));
-    live.is_empty() && over_time.len() < MAX_PENDING_OF_POD
+    match over_time.len() {
+        _ if !live.is_empty() => Err(VolumeError::Pending),
+        MAX_PENDING_OF_POD.. => Err(VolumeError::TooManyPending),
+        _ => Ok(()),
+    }
 }
 
 /// Whether one more operation of the pod may run that is no update. Pure.
@@ -144,7 +162,7 @@ fn has_place(pending: &Table, uid: &PodUid, share: &Share, now: Instant) -> bool
     let (mut of_namespace, mut of_server) = (0_usize, 0_usize);
     let mut running: Vec<(&PodUid, &Pending)> = Vec::new();
     for ((owner, volume), one) in pending {
-        if volume == UNMOUNT || one.purpose == Purpose::Update {
+        if volume == UNMOUNT || one.share.purpose != Purpose::Mount {
             continue;
         }
         of_pod += usize::from(owner == uid);
@@ -172,20 +190,30 @@ fn has_place(pending: &Table, uid: &PodUid, share: &Share, now: Instant) -> bool
 /// Takes the operation off the list when it ends, however it ends.
 struct Entry {
     pending: Arc<Mutex<Table>>,
-    key: Key,
+    ended: StopToken,
     _end: StopSource,
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.pending.locked().remove(&self.key);
+        self.pending.locked().retain(|_, one| !one.is_of(&self.ended));
     }
 }
 
-/// Reports the result of the operation once, or that it panicked.
-struct Report<T, F: FnOnce(Result<T, VolumeError>)> {
+/// Reports the result of an operation once, when it is dropped, or that it panicked.
+pub(super) struct Report<T, F: FnOnce(Result<T, VolumeError>)> {
     to: Option<F>,
     result: Option<Result<T, VolumeError>>,
+}
+
+impl<T, F: FnOnce(Result<T, VolumeError>)> Report<T, F> {
+    pub(super) fn new(to: F) -> Self {
+        Report { to: Some(to), result: None }
+    }
+
+    pub(super) fn set(&mut self, result: Result<T, VolumeError>) {
+        self.result = Some(result);
+    }
 }
 
 impl<T, F: FnOnce(Result<T, VolumeError>)> Drop for Report<T, F> {
@@ -197,7 +225,10 @@ impl<T, F: FnOnce(Result<T, VolumeError>)> Drop for Report<T, F> {
 }
 
 /// A running operation. Dropping it stops the operation, or detaches it if it does not stop.
-pub(super) struct Operation(Option<Running>);
+pub(super) struct Operation {
+    running: Option<Running>,
+    ended: StopToken,
+}
 
 impl std::fmt::Debug for Operation {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -208,13 +239,13 @@ impl std::fmt::Debug for Operation {
 impl Operation {
     /// Joins the thread of an operation that has reported its result.
     pub(super) fn finish(mut self) {
-        drop(self.0.take());
+        drop(self.running.take());
     }
 }
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        if let Some(running) = self.0.take() {
+        if let Some(running) = self.running.take() {
             running.stop(GRACE);
         }
     }
@@ -273,19 +304,6 @@ impl Operations {
         self.start_entered(uid, self.enter(uid, volume, share, vec![until.clone()])?, report, work)
     }
 
-    /// As [`Operations::start_until`], for an update of a volume that the pod has: one per pod runs at a
-    /// time, and it takes no place of a mount.
-    pub(super) fn start_update<T: 'static>(
-        &self,
-        (uid, volume, share): (&PodUid, &str, &Share),
-        until: &StopToken,
-        report: impl FnOnce(Result<T, VolumeError>) + Send + 'static,
-        work: impl FnOnce(&StopToken) -> Result<T, VolumeError> + Send + 'static,
-    ) -> Result<Operation, VolumeError> {
-        let entry = self.enter_for(Purpose::Update, (uid, volume, share), vec![until.clone()])?;
-        self.start_entered(uid, entry, report, work)
-    }
-
     fn start_entered<T: 'static>(
         &self,
         uid: &PodUid,
@@ -294,15 +312,16 @@ impl Operations {
         work: impl FnOnce(&StopToken) -> Result<T, VolumeError> + Send + 'static,
     ) -> Result<Operation, VolumeError> {
         let short: String = uid.as_str().chars().take(8).collect();
+        let ended = entry.ended.clone();
         let running =
             threads::spawn(&format!("vol/{short}"), Stack::Small, OnDeath::Unsupervised, move |own_stop| {
-                let mut report = Report { to: Some(report), result: None };
+                let mut report = Report::new(report);
                 let _entry = entry;
                 let _waiting = threads::waiting("volume operation");
-                report.result = Some(work(&own_stop));
+                report.set(work(&own_stop));
             })
             .map_err(|source| VolumeError::Thread { source })?;
-        Ok(Operation(Some(running)))
+        Ok(Operation { running: Some(running), ended })
     }
 
     fn enter(
@@ -312,31 +331,45 @@ impl Operations {
         share: &Share,
         until: Vec<StopToken>,
     ) -> Result<Entry, VolumeError> {
-        self.enter_for(Purpose::Mount, (uid, volume, share), until)
-    }
-
-    fn enter_for(
-        &self,
-        purpose: Purpose,
-        (uid, volume, share): (&PodUid, &str, &Share),
-        until: Vec<StopToken>,
-    ) -> Result<Entry, VolumeError> {
         let key = (uid.clone(), volume.to_owned());
         let now = Instant::now();
         let mut pending = self.pending.locked();
         if pending.contains_key(&key) {
             return Err(VolumeError::Pending);
         }
-        let has_place = match purpose {
-            Purpose::Update => has_place_for_update(&pending, uid, now),
-            Purpose::Mount => volume == UNMOUNT || has_place(&pending, uid, share, now),
-        };
-        if !has_place {
-            return Err(VolumeError::TooManyPending);
+        match share.purpose {
+            Purpose::Mount if volume == UNMOUNT || has_place(&pending, uid, share, now) => {}
+            Purpose::Mount => return Err(VolumeError::TooManyPending),
+            purpose => place_for_update(&pending, uid, purpose, now)?,
         }
-        let (one, end) = Pending::new(now, share.clone(), until, purpose);
-        pending.insert(key.clone(), one);
-        Ok(Entry { pending: Arc::clone(&self.pending), key, _end: end })
+        let (one, end) = Pending::new(now, share.clone(), until);
+        let ended = one.ended.clone();
+        pending.insert(key, one);
+        Ok(Entry { pending: Arc::clone(&self.pending), ended, _end: end })
+    }
+
+    /// The running operation on the first volume goes on with the second one of the same pod, with a
+    /// time limit of its own, and does nothing in the directory of the pod until
+    /// [`Operations::step_in`].
+    ///
+    /// # Errors
+    /// [`VolumeError::Pending`]: the other volume has an operation. [`VolumeError::Stopping`]: the pod's
+    /// volumes are removed, and the operation must end.
+    pub(super) fn step_on(&self, uid: &PodUid, (from, to): (&str, &str)) -> Result<(), VolumeError> {
+        let mut pending = self.pending.locked();
+        let (from, to) = ((uid.clone(), from.to_owned()), (uid.clone(), to.to_owned()));
+        if from != to && pending.contains_key(&to) {
+            return Err(VolumeError::Pending);
+        }
+        let goes_on = |one: &Pending| one.reach != Reach::Left && one.walk.removal.is_some();
+        if !pending.get(&from).is_some_and(goes_on) {
+            return Err(VolumeError::Stopping);
+        }
+        if let Some(mut one) = pending.remove(&from) {
+            (one.begun, one.reach, one.walk.has_begun) = (Instant::now(), Reach::Outside, false);
+            pending.insert(to, one);
+        }
+        Ok(())
     }
 
     /// The running operation on the volume begins a walk through its files. Returns the signals that
@@ -473,10 +506,23 @@ impl Operations {
         found
     }
 
-    /// Whether the pod's volumes are being unmounted.
-    pub(super) fn is_unmounting(&self, uid: &PodUid) -> bool {
-        let key = (uid.clone(), UNMOUNT.to_owned());
-        self.pending.locked().contains_key(&key)
+    /// The volume of an operation that is over its time.
+    pub(super) fn over_time(&self, operation: &Operation, now: Instant) -> Option<String> {
+        let pending = self.pending.locked();
+        let is_it = |one: &Pending| one.is_of(&operation.ended) && one.is_over_time(now);
+        pending.iter().find(|(_, one)| is_it(one)).map(|((_, volume), _)| volume.clone())
+    }
+
+    /// Whether an operation on the volume runs, or the unmount of all volumes of the pod ([`UNMOUNT`]).
+    pub(super) fn is_running(&self, uid: &PodUid, volume: &str) -> bool {
+        self.pending.locked().contains_key(&(uid.clone(), volume.to_owned()))
+    }
+
+    /// The running operation on a volume is over its time from now on.
+    #[cfg(test)]
+    pub(super) fn make_late(&self, uid: &PodUid, volume: &str) {
+        let key = (uid.clone(), volume.to_owned());
+        self.pending.locked().get_mut(&key).unwrap().begun = Instant::now().checked_sub(LIMIT).unwrap();
     }
 
     /// Whether an operation of the pod still runs, apart from those that were left alone.
@@ -632,7 +678,7 @@ mod tests {
     }
 
     fn share(namespace: &str, server: Option<&str>) -> Share {
-        Share { namespace: namespace.to_owned(), server: server.map(str::to_owned) }
+        Share { namespace: namespace.to_owned(), server: server.map(str::to_owned), ..Share::default() }
     }
 
     fn pod(n: usize) -> PodUid {
@@ -705,33 +751,30 @@ mod tests {
         let mut table = Table::new();
         for n in 0..40 {
             for volume in ["a", "b"] {
-                table.insert(
-                    (pod(n), volume.to_owned()),
-                    Pending::new(begun, own.clone(), Vec::new(), Purpose::Mount).0,
-                );
+                table.insert((pod(n), volume.to_owned()), Pending::new(begun, own.clone(), Vec::new()).0);
             }
         }
-        table
-            .insert((pod(99), "a".to_owned()), Pending::new(late, own.clone(), Vec::new(), Purpose::Mount).0);
+        table.insert((pod(99), "a".to_owned()), Pending::new(late, own.clone(), Vec::new()).0);
         assert!(!has_place(&table, &pod(99), &own, begun));
         assert!(has_place(&table, &pod(99), &own, late));
         // Its own pod gets one more.
         assert!(has_place(&table, &pod(0), &own, late));
-        table
-            .insert((pod(0), "c".to_owned()), Pending::new(begun, own.clone(), Vec::new(), Purpose::Mount).0);
+        table.insert((pod(0), "c".to_owned()), Pending::new(begun, own.clone(), Vec::new()).0);
         assert!(!has_place(&table, &pod(0), &own, late));
     }
 
     /// The updates of three volumes that waited for the API server left a pod no place for a mount.
     #[test]
-    fn updates_take_no_place_of_a_mount_and_one_per_pod_runs() {
+    fn updates_take_no_place_of_a_mount_and_one_of_each_purpose_runs() {
         let operations = Operations::default();
         let own = share("n", Some("driver"));
-        let update = |n: usize, volume: &str| {
-            operations.enter_for(Purpose::Update, (&pod(n), volume, &own), Vec::new())
+        let update = |n: usize, volume: &str, purpose: Purpose| {
+            operations.enter(&pod(n), volume, &Share { purpose, ..own.clone() }, Vec::new())
         };
-        let updates: Vec<Entry> = (0..200).map(|n| update(n, "u").unwrap()).collect();
-        assert!(matches!(update(0, "w"), Err(VolumeError::TooManyPending)));
+        let updates: Vec<Entry> = (0..200).map(|n| update(n, "u", Purpose::Update).unwrap()).collect();
+        assert!(matches!(update(0, "w", Purpose::Update), Err(VolumeError::Pending)));
+        let files = update(0, "f", Purpose::Files).unwrap();
+        assert!(matches!(update(0, "w", Purpose::Files), Err(VolumeError::Pending)));
         // A volume has one operation: no mount beside an update.
         let mounted = operations.enter(&pod(0), "u", &own, Vec::new());
         assert!(matches!(mounted, Err(VolumeError::Pending)));
@@ -740,26 +783,59 @@ mod tests {
         assert_eq!(mounts.iter().flatten().count(), MAX_PENDING_OF_POD);
         let other = operations.enter(&pod(1), "v", &own, Vec::new());
         assert!(other.is_ok());
-        drop((updates, other));
-        assert!(update(0, "w").is_ok(), "mounts take no place of an update");
+        drop((updates, files, other));
+        assert!(update(0, "w", Purpose::Update).is_ok(), "mounts take no place of an update");
     }
 
     #[test]
     fn updates_over_their_time_leave_places_for_few_more() {
         let begun = Instant::now();
-        let (late, own) = (begun + LIMIT, share("n", None));
+        let (late, own) = (begun + LIMIT, Share { purpose: Purpose::Update, ..share("n", None) });
         let mut table = Table::new();
         let hang = |table: &mut Table, name: &str| {
-            let one = Pending::new(begun, own.clone(), Vec::new(), Purpose::Update).0;
+            let one = Pending::new(begun, own.clone(), Vec::new()).0;
             table.insert((pod(0), name.to_owned()), one);
         };
+        let place =
+            |table: &Table, n: usize, now: Instant| place_for_update(table, &pod(n), Purpose::Update, now);
         hang(&mut table, "a");
-        assert!(!has_place_for_update(&table, &pod(0), begun) && has_place_for_update(&table, &pod(0), late));
-        assert!(has_place_for_update(&table, &pod(1), begun));
+        assert!(matches!(place(&table, 0, begun), Err(VolumeError::Pending)));
+        assert!(place(&table, 0, late).is_ok() && place(&table, 1, begun).is_ok());
         hang(&mut table, "b");
-        assert!(has_place_for_update(&table, &pod(0), late));
+        assert!(place(&table, 0, late).is_ok());
         hang(&mut table, "c");
-        assert!(!has_place_for_update(&table, &pod(0), late), "the number of threads is limited");
+        assert!(matches!(place(&table, 0, late), Err(VolumeError::TooManyPending)), "threads are limited");
+        assert!(place_for_update(&table, &pod(0), Purpose::Files, late).is_ok());
         assert!(has_place(&table, &pod(0), &own, late));
+    }
+
+    #[test]
+    fn operation_that_goes_on_with_another_volume_has_a_new_time_limit_and_ends_with_the_pod() {
+        let operations = Operations::default();
+        let (report, reported) = bounded(1);
+        let (release, hold) = bounded::<()>(0);
+        let going_on = operations.clone();
+        let work = move |_: &StopToken| {
+            let _ = hold.recv();
+            going_on.step_on(&uid(), ("v", "w"))?;
+            let _ = hold.recv();
+            going_on.step_on(&uid(), ("w", "x"))
+        };
+        let to = move |result: Result<(), VolumeError>| report.send(result).unwrap();
+        let operation = operations.start((&uid(), "v", &Share::default()), to, work).unwrap();
+        operations.make_late(&uid(), "v");
+        assert_eq!(operations.over_time(&operation, Instant::now()), Some("v".to_owned()));
+        release.send(()).unwrap();
+        while !operations.is_running(&uid(), "w") {
+            std::thread::yield_now();
+        }
+        assert!(!operations.is_running(&uid(), "v"));
+        assert_eq!(operations.over_time(&operation, Instant::now()), None);
+        // It waits outside of the pod's directory, and is left alone.
+        operations.settle_until(&uid(), Instant::now(), &StopToken::never()).unwrap();
+        release.send(()).unwrap();
+        assert!(matches!(reported.recv_timeout(LIMIT).unwrap(), Err(VolumeError::Stopping)));
+        operation.finish();
+        assert!(!operations.is_running(&uid(), "w") && !operations.is_running(&uid(), "x"));
     }
 }

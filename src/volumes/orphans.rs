@@ -99,7 +99,7 @@ impl Volumes {
     /// Waits until no sweep removes the pod's directory.
     pub(super) fn wait_for_removal(&self, uid: &PodUid, stop: &StopToken) -> Result<(), VolumeError> {
         let until = Instant::now() + operations::LIMIT;
-        while self.orphans.removing().contains(uid) || self.operations.is_unmounting(uid) {
+        while self.orphans.removing().contains(uid) || self.operations.is_running(uid, operations::UNMOUNT) {
             if Instant::now() >= until {
                 return Err(VolumeError::Pending);
             }

@@ -51,15 +51,10 @@ pub(super) enum Outcome {
 }
 
 impl Queue {
-    #[cfg(test)]
-    fn new(volumes: usize) -> Queue {
-        Queue::in_order((0..volumes).collect())
-    }
-
-    /// The volumes in the order of their first tries.
-    pub(super) fn in_order(order: Vec<usize>) -> Queue {
-        let tries = vec![0; order.len()];
-        Queue { waiting: order.into(), failed: Vec::new(), held: Vec::new(), tries, under_way: 0 }
+    /// These many volumes, which are tried in the order of their numbers.
+    pub(super) fn new(volumes: usize) -> Queue {
+        let tries = vec![0; volumes];
+        Queue { waiting: (0..volumes).collect(), failed: Vec::new(), held: Vec::new(), tries, under_way: 0 }
     }
 
     pub(super) fn next(&mut self) -> Next {

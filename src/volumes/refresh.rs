@@ -1,24 +1,29 @@
 //! Updates of volumes that a pod has already, which need a response of an API server or a driver.
 //!
-//! Nothing waits for such a response for long: the pod keeps what it has. A sync of the pod starts the
-//! update and gives it a moment; a later sync takes its result. (Go: a volume that is mounted delays no
-//! sync.) Contents that the agent has are used at once, without a thread.
+//! Nothing waits for such a response for long: the pod keeps what it has. A sync of the pod begins a
+//! round, in which a thread updates the volumes one after the other, each once, and gives it a moment.
+//! Later syncs take the other results; the pod is woken when there are no more. (Go: a volume that is
+//! mounted delays no sync, and all are updated at the same time.) Contents that the agent has are used
+//! at once, without a thread.
 //!
-//! A pod has one update at a time, until a sync has taken the result. The volume whose last update
-//! began first is the next one, so that a volume that is always slow leaves the others their turn. Files
-//! that no sync has taken are in the agent's memory, and count in the limits of `actual`.
+//! A sync that takes the last result of a round begins no other one. So a pod is woken at most once for
+//! each of its other syncs. When a volume hangs, the round ends with its time limit, and another one
+//! goes on with the volumes that are left. Volumes of files, for which no file system of a server is
+//! needed, have rounds of their own. Files that no sync has taken are in the agent's memory, and count
+//! in the limits of `actual`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, TryRecvError, bounded, select_biased};
+use crossbeam_channel::{Receiver, bounded, select_biased};
 
 use super::actual::{Actual, Size};
 use super::atomic_writer::Payload;
 use super::error::VolumeError;
 use super::manager::Volumes;
-use super::operations::{self, Operation};
+use super::operations::{Operation, Purpose, Report, Share};
 use super::setup::{Plugin, Sources, payload};
 use crate::kube::PodObjects;
 use crate::kube::objects::{Key, Kind};
@@ -26,39 +31,13 @@ use crate::model::api::{ProjectedVolumeSource, Volume};
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
+use crate::model::reasons;
 use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
-/// How long a sync waits for all the updates together that it has started. Nearly all end sooner.
+/// How long a sync waits for all the updates together that it has begun. Nearly all end sooner.
 const PATIENCE: Duration = Duration::from_millis(100);
-
-/// What is left of the time that a sync waits for updates.
-#[derive(Debug)]
-pub(super) struct Patience(Duration);
-
-impl Patience {
-    /// That of one sync of a pod.
-    pub(super) fn of_sync() -> Patience {
-        Patience(PATIENCE)
-    }
-
-    /// Waits for the result of an update while there is time. `None`: it has not arrived.
-    fn wait(&mut self, ended: &Receiver<Outcome>, stop: &StopToken) -> Result<Option<Outcome>, VolumeError> {
-        let begun = Instant::now();
-        let _waiting = threads::waiting("update of a volume");
-        let outcome = select_biased! {
-            recv(ended) -> outcome => Some(outcome.unwrap_or(Err(VolumeError::Panicked))),
-            recv(stop.signal()) -> _ => return Err(VolumeError::Stopping),
-            default(self.0) => None,
-        };
-        self.0 = match outcome {
-            Some(_) => self.0.saturating_sub(begun.elapsed()),
-            None => Duration::ZERO,
-        };
-        Ok(outcome)
-    }
-}
 
 /// The result of an update.
 #[derive(Debug)]
@@ -71,75 +50,57 @@ pub(super) enum Fresh {
 
 type Outcome = Result<Fresh, VolumeError>;
 
-/// An update that runs, or whose result no sync has taken.
+/// The end of an update, with the name of its volume.
+pub(super) type Ended = (String, Outcome);
+
+/// Updates of a pod, which a thread makes one after the other.
 #[derive(Debug)]
-pub(super) struct Refresh {
-    volume: String,
+struct Round {
     operation: Operation,
-    begun: Instant,
-    ended: Receiver<Outcome>,
-    /// A sync has written newer files after it began: its result must not replace them.
-    is_outdated: bool,
+    /// The volumes whose results are awaited: not those of which a sync has written newer files.
+    volumes: BTreeSet<String>,
+    /// Disconnected when the thread has ended.
+    ended: Receiver<Ended>,
+    /// Set by the thread when it ends, and by the sync that has begun the round when it does not wait
+    /// any longer. The second one sees that the other is done.
+    is_left: Arc<AtomicBool>,
+}
+
+impl Round {
+    /// Adds the results that arrive before this time. Returns whether there are no more.
+    fn take(&mut self, until: Instant, stop: &StopToken, results: &mut Vec<Ended>) -> bool {
+        loop {
+            select_biased! {
+                recv(self.ended) -> ended => match ended {
+                    Ok(ended) => results.extend(self.volumes.remove(&ended.0).then_some(ended)),
+                    Err(_) => return true,
+                },
+                recv(stop.signal()) -> _ => return false,
+                default(until.saturating_duration_since(Instant::now())) => return false,
+            }
+        }
+    }
+
+    /// As [`Round::take`], by the sync that has begun it. If this returns false, the thread wakes the
+    /// pod when it ends.
+    fn wait(&mut self, until: Instant, stop: &StopToken, results: &mut Vec<Ended>) -> bool {
+        self.take(until, stop, results)
+            || (self.is_left.swap(true, Ordering::SeqCst) && self.take(until, stop, results))
+    }
 }
 
 /// The updates of all pods.
 #[derive(Debug, Default)]
 pub(super) struct Refreshes {
-    current: HashMap<PodUid, Refresh>,
-    /// The number of the last update of each volume.
-    numbers: HashMap<PodUid, HashMap<String, u64>>,
-    /// The number of the last update of all.
-    last: u64,
+    rounds: HashMap<(PodUid, Purpose), Round>,
+    /// Pods with so many updates that hang that no other one can begin.
+    full: HashSet<(PodUid, Purpose)>,
 }
 
-/// What a sync does for a volume whose update needs a response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
-    /// It starts an update. An earlier one of the pod is given up.
-    Start,
-    /// It takes the result of the volume's update, or that there is none after the limit.
-    Take,
-    /// It leaves the pod what it has.
-    Leave,
-}
-
+#[cfg(test)]
 impl Refreshes {
-    /// What to do for the volume. Pure.
-    fn step(&self, uid: &PodUid, volume: &str, now: Instant) -> Step {
-        let Some(current) = self.current.get(uid) else { return Step::Start };
-        let is_late = now.saturating_duration_since(current.begun) >= operations::LIMIT;
-        let has_ended = !current.ended.is_empty();
-        match current.volume == volume {
-            _ if has_ended && current.is_outdated => Step::Start,
-            true if is_late || has_ended => Step::Take,
-            // No sync has taken its result for long: its volume is not updated any more.
-            false if is_late => Step::Start,
-            _ => Step::Leave,
-        }
-    }
-
-    /// The order in which a sync handles these volumes, as their indices: first the one whose result may
-    /// have arrived, then by the last update.
-    pub(super) fn order(&self, uid: &PodUid, volumes: &[&str]) -> Vec<usize> {
-        let current = self.current.get(uid).map(|current| current.volume.as_str());
-        let numbers = self.numbers.get(uid);
-        let number = |volume: &str| numbers.and_then(|numbers| numbers.get(volume)).copied();
-        let mut order: Vec<usize> = (0..volumes.len()).collect();
-        order.sort_by_cached_key(|index| {
-            let volume = volumes.get(*index).copied().unwrap_or_default();
-            (current != Some(volume), number(volume))
-        });
-        order
-    }
-
-    fn begun(&mut self, uid: &PodUid, volume: &str) {
-        self.last += 1;
-        self.numbers.entry(uid.clone()).or_default().insert(volume.to_owned(), self.last);
-    }
-
-    #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.current.is_empty() && self.numbers.is_empty()
+        self.rounds.is_empty() && self.full.is_empty()
     }
 }
 
@@ -190,112 +151,162 @@ impl Volumes {
         })
     }
 
-    /// The result of an update of the volume, which this starts unless one of the pod runs. `None`: it
-    /// has not ended yet, and the pod keeps what it has.
+    /// The results of updates that have arrived, also of other volumes than these. Begins updates of
+    /// these volumes, which the pod has, unless earlier ones run or this has taken their last result.
+    ///
+    /// # Errors
+    /// [`VolumeError::Stopping`].
     pub(super) fn refresh(
         &self,
         pod: &Pod,
-        volume: &Volume,
-        mounted: &MountedVolume,
-        (patience, stop): (&mut Patience, &StopToken),
-    ) -> Option<Outcome> {
-        let (step, before) = {
-            let mut refreshes = self.refreshes();
-            let step = refreshes.step(pod.uid(), &volume.name, Instant::now());
-            (step, (step != Step::Leave).then(|| refreshes.current.remove(pod.uid())).flatten())
-        };
-        match (step, before) {
-            (Step::Leave, _) => return None,
-            (Step::Take, Some(before)) => {
-                return Some(match before.ended.try_recv() {
-                    Ok(result) => before.finish(result),
-                    Err(TryRecvError::Disconnected) => Err(VolumeError::Panicked),
-                    Err(TryRecvError::Empty) => Err(VolumeError::Overdue),
-                });
+        due: &[(&Volume, &MountedVolume)],
+        stop: &StopToken,
+    ) -> Result<Vec<Ended>, VolumeError> {
+        let (now, mut results, mut begun) = (Instant::now(), Vec::new(), Vec::new());
+        for purpose in [Purpose::Files, Purpose::Update] {
+            let key = (pod.uid().clone(), purpose);
+            let mut due: Vec<_> =
+                due.iter().copied().filter(|(volume, _)| purpose_of(volume) == purpose).collect();
+            let before = self.refreshes().rounds.remove(&key);
+            if let Some(mut before) = before {
+                let has_ended = before.take(now, stop, &mut results);
+                let hung = self.operations.over_time(&before.operation, now);
+                if !has_ended && hung.is_none() {
+                    self.refreshes().rounds.insert(key, before);
+                    continue;
+                }
+                if let Some(hung) = hung.filter(|hung| before.volumes.remove(hung)) {
+                    results.push((hung, Err(VolumeError::Overdue)));
+                }
+                due.retain(|(volume, _)| before.volumes.contains(&volume.name));
+                // Not under the lock: this waits a moment for its end.
+                drop(before);
             }
-            // Not under the lock: this waits a moment for its end.
-            (_, before) => drop(before),
-        }
-        let started = match self.start_refresh(pod, volume, mounted, stop) {
-            Ok(started) => started,
-            // One that was stopped still hangs, or there is no thread: a later sync tries again.
-            Err(VolumeError::Pending | VolumeError::TooManyPending) => return None,
-            Err(error) => return Some(Err(error)),
-        };
-        self.refreshes().begun(pod.uid(), &volume.name);
-        match patience.wait(&started.ended, stop) {
-            Ok(Some(result)) => Some(started.finish(result)),
-            Ok(None) => {
-                self.refreshes().current.insert(pod.uid().clone(), started);
-                None
+            due.retain(|(volume, _)| !self.operations.is_running(pod.uid(), &volume.name));
+            let Some((first, _)) = due.first().copied() else { continue };
+            match self.begin_round(pod, purpose, &due, stop) {
+                Ok(round) => {
+                    self.refreshes().full.remove(&key);
+                    begun.push((key, round));
+                }
+                // One that was stopped has not ended yet: a later sync tries again.
+                Err(VolumeError::Pending) => {}
+                Err(error @ VolumeError::TooManyPending) => {
+                    if self.refreshes().full.insert(key) {
+                        let names: Vec<&str> = due.iter().map(|(volume, _)| volume.name.as_str()).collect();
+                        let message = format!("Unable to update volumes [{}]: {error}", names.join(" "));
+                        log::warn!("{message} pod={} uid={}", pod.full_name(), pod.uid());
+                        self.events.warning(pod, reasons::FAILED_MOUNT, message);
+                    }
+                }
+                Err(error) => results.push((first.name.clone(), Err(error))),
             }
-            Err(error) => Some(Err(error)),
         }
+        let _waiting = threads::waiting("update of a volume");
+        for (key, mut round) in begun {
+            let has_ended = round.wait(now + PATIENCE, stop, &mut results);
+            if stop.is_stopped() {
+                return Err(VolumeError::Stopping);
+            }
+            if !(has_ended && round.volumes.is_empty()) {
+                self.refreshes().rounds.insert(key, round);
+            }
+        }
+        Ok(results)
     }
 
-    fn start_refresh(
+    /// Starts the thread that updates these volumes, of which there is one at least.
+    fn begin_round(
         &self,
         pod: &Pod,
-        volume: &Volume,
-        mounted: &MountedVolume,
+        purpose: Purpose,
+        due: &[(&Volume, &MountedVolume)],
         stop: &StopToken,
-    ) -> Result<Refresh, VolumeError> {
-        let (report, ended) = bounded(1);
-        let to = move |result: Outcome| {
-            // The channel has room; the pod may have ended.
-            let _ = report.send(result);
+    ) -> Result<Round, VolumeError> {
+        let (report, ended) = bounded(due.len());
+        let volumes: BTreeSet<String> = due.iter().map(|(volume, _)| volume.name.clone()).collect();
+        let due: Vec<(Volume, MountedVolume)> =
+            due.iter().map(|(volume, mounted)| ((*volume).clone(), (*mounted).clone())).collect();
+        let first = due.first().map(|(volume, _)| volume.name.clone()).unwrap_or_default();
+        let is_left = Arc::<AtomicBool>::default();
+        let (left, attachments, woken) =
+            (Arc::clone(&is_left), Arc::clone(&self.attachments), pod.uid().clone());
+        let to = move |result: Result<(), VolumeError>| {
+            let is_awaited = !left.swap(true, Ordering::SeqCst);
+            if !is_awaited && !matches!(result, Err(VolumeError::Stopping)) {
+                attachments.wake(&woken);
+            }
         };
         let (kinds, api, local) = (Arc::clone(&self.kinds), self.api.clone(), self.local.clone());
         let (events, allocatable) = (self.events.clone(), self.settings.allocatable);
-        let (owner, wanted, mounted) = (pod.clone(), volume.clone(), mounted.clone());
-        let (operations, actual) = (self.operations.clone(), Arc::clone(&self.actual));
+        let (owner, operations, actual) = (pod.clone(), self.operations.clone(), Arc::clone(&self.actual));
+        let mut present = first.clone();
         let work = move |stop: &StopToken| {
-            // Nothing is done in the pod's directory before there is a response.
-            operations.step_out(owner.uid(), &wanted.name);
-            let (api, allocatable) = (api.as_ref(), &allocatable);
+            let (uid, api, allocatable) = (owner.uid(), api.as_ref(), &allocatable);
             let sources = Sources { api, local: &local, allocatable, events: &events };
-            let fresh = match payload(&owner, &wanted, &sources, stop) {
-                Some((_, payload)) => payload.map(Fresh::Files),
-                None => kinds.refresh(&owner, &wanted, mounted, stop).map(Fresh::Mounted),
-            };
-            match operations.step_in(owner.uid(), &wanted.name) {
-                Ok(()) => fresh.and_then(|fresh| counted(fresh, &actual, &owner, &wanted)),
-                Err(error) => {
+            for (wanted, mounted) in due {
+                // Nothing is done in the pod's directory before there is a response.
+                match operations.step_on(uid, (&present, &wanted.name)) {
+                    Ok(()) => present.clone_from(&wanted.name),
+                    Err(VolumeError::Pending) => continue,
+                    Err(error) => return Err(error),
+                }
+                let mut one = Report::new(|outcome: Outcome| {
+                    // The channel has room; the pod may have ended.
+                    let _ = report.send((wanted.name.clone(), outcome));
+                });
+                let fresh = match payload(&owner, &wanted, &sources, stop) {
+                    Some((_, payload)) => payload.map(Fresh::Files),
+                    None => kinds.refresh(&owner, &wanted, mounted, stop).map(Fresh::Mounted),
+                };
+                let outcome = operations.step_in(uid, &wanted.name);
+                if outcome.is_err()
+                    && let Some(api) = api
+                {
                     // The pod was removed meanwhile: its tokens and keys that came late are dropped here
                     // only. Its objects are not: it may have come back.
-                    if let Some(api) = api {
-                        api.tokens.forget(owner.uid());
-                        api.trust.certificates.forget(owner.uid());
-                    }
-                    Err(error)
+                    api.tokens.forget(uid);
+                    api.trust.certificates.forget(uid);
                 }
+                outcome?;
+                if stop.is_stopped() {
+                    return Err(VolumeError::Stopping);
+                }
+                one.set(fresh.and_then(|fresh| counted(fresh, &actual, &owner, &wanted)));
             }
+            Ok(())
         };
-        let share = self.share(pod, volume);
-        let key = (pod.uid(), volume.name.as_str(), &share);
-        let operation = self.operations.start_update(key, stop, to, work)?;
-        let (volume, begun) = (volume.name.clone(), Instant::now());
-        Ok(Refresh { volume, operation, begun, ended, is_outdated: false })
+        let share = Share { purpose, ..Share::default() };
+        let key = (pod.uid(), first.as_str(), &share);
+        let operation = self.operations.start_until(key, stop, to, work)?;
+        Ok(Round { operation, volumes, ended, is_left })
     }
 
     /// A sync writes the newest files of the volume: an update that began before is not needed any more.
     pub(super) fn outdate_refresh(&self, uid: &PodUid, volume: &str) {
-        let mut refreshes = self.refreshes();
-        let Some(current) = refreshes.current.get_mut(uid).filter(|one| one.volume == volume) else { return };
-        current.is_outdated = true;
-        let ended = (!current.ended.is_empty()).then(|| refreshes.current.remove(uid));
-        drop(refreshes);
-        drop(ended);
+        for ((owner, _), round) in &mut self.refreshes().rounds {
+            if owner == uid {
+                round.volumes.remove(volume);
+            }
+        }
     }
 
-    /// Stops the update of a volume of the pod.
+    /// Stops the updates of the volumes of the pod.
     pub(super) fn end_refreshes(&self, uid: &PodUid) {
         let mut refreshes = self.refreshes();
-        refreshes.numbers.remove(uid);
-        let ended = refreshes.current.remove(uid);
+        refreshes.full.retain(|(owner, _)| owner != uid);
+        let ended: Vec<_> = refreshes.rounds.extract_if(|(owner, _), _| owner == uid).collect();
         // Not under the lock: this waits a moment.
         drop(refreshes);
         drop(ended);
+    }
+}
+
+/// Volumes of files need no file system of a server, and no driver.
+fn purpose_of(volume: &Volume) -> Purpose {
+    match Plugin::of(volume) {
+        Plugin::Served => Purpose::Update,
+        _ => Purpose::Files,
     }
 }
 
@@ -311,13 +322,6 @@ fn counted(fresh: Fresh, actual: &Mutex<Actual>, pod: &Pod, volume: &Volume) -> 
     actual.reserve((pod.uid(), pod.namespace()), &volume.name, size)?;
     drop(actual);
     Ok(fresh)
-}
-
-impl Refresh {
-    fn finish(self, result: Outcome) -> Outcome {
-        self.operation.finish();
-        result
-    }
 }
 
 #[cfg(test)]

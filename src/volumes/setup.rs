@@ -6,7 +6,7 @@
 //! per pod, namespace and server (`operations`), and each pod always gets one. If all of a pod's
 //! threads hang, only those volumes of the pod that need a thread wait.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ use super::manager::Volumes;
 use super::operations::{self, Operation, Share};
 use super::persistent::{self, Kinds};
 use super::queue::{Next, Outcome, Queue};
-use super::refresh::{Fresh, Patience};
+use super::refresh::Fresh;
 use super::retries::Hope;
 use super::{config_map, downward_api, empty_dir, files, host_path, paths, projected, secret};
 use crate::kube::{LocalObjects, PodApi, PodObjects};
@@ -190,7 +190,7 @@ impl Volumes {
     /// Whom an operation on the volume is counted for.
     pub(super) fn share(&self, pod: &Pod, volume: &Volume) -> Share {
         let server = self.kinds.server(pod.uid(), volume);
-        Share { namespace: pod.namespace().to_owned(), server }
+        Share { namespace: pod.namespace().to_owned(), server, ..Share::default() }
     }
 
     /// The end of the volume's back-off, if it must not be tried now.
@@ -410,7 +410,8 @@ struct SetUp<'a> {
     reported: Receiver<Ended>,
     /// The node has had no place for a volume for long.
     has_no_place: bool,
-    patience: Patience,
+    /// The numbers of the volumes that the pod has and whose updates need a response, by their names.
+    due: BTreeMap<&'a str, usize>,
 }
 
 impl<'a> SetUp<'a> {
@@ -420,30 +421,31 @@ impl<'a> SetUp<'a> {
             .collect();
         // The channel has room for one report per volume, so that no thread blocks.
         let (report, reported) = bounded(wanted.len());
-        let names: Vec<&str> = wanted.iter().map(|wanted| wanted.volume.name.as_str()).collect();
-        let order = volumes.refreshes().order(site.pod.uid(), &names);
         SetUp {
             volumes,
             site,
             changes: PodObjects::of(site.pod, volumes.api.as_ref(), &volumes.local)
                 .map_or(0, |objects| objects.changes(site.pod.uid())),
-            queue: Queue::in_order(order),
+            queue: Queue::new(wanted.len()),
             wanted,
             report,
             reported,
             has_no_place: false,
-            patience: Patience::of_sync(),
+            due: BTreeMap::new(),
         }
     }
 
     /// Tries all volumes until each is ready or has failed.
     fn run(&mut self) -> Result<(), VolumeError> {
+        let mut is_updated = false;
         loop {
             if self.site.stop.is_stopped() {
                 return Err(VolumeError::Stopping);
             }
             match self.queue.next() {
                 Next::Try(index) => self.attempt(index)?,
+                // All were tried.
+                _ if !std::mem::replace(&mut is_updated, true) => self.update()?,
                 Next::Wait => self.wait()?,
                 Next::Done => break,
             }
@@ -482,7 +484,10 @@ impl<'a> SetUp<'a> {
             self.volumes.progress().begins(pod.uid(), &volume.name, now);
             if let Some(mounted) = before {
                 if !self.volumes.is_at_hand(pod, volume) {
-                    return self.update(index, volume, mounted);
+                    self.due.insert(&volume.name, index);
+                    wanted.state = State::Ready(mounted);
+                    self.queue.tried(index, Outcome::Ready);
+                    return Ok(());
                 }
                 self.volumes.outdate_refresh(pod.uid(), &volume.name);
             }
@@ -515,29 +520,29 @@ impl<'a> SetUp<'a> {
         Ok(())
     }
 
-    /// Brings a volume up to date that the pod has. If that takes long, the pod keeps what it has until
-    /// its next sync.
-    fn update(&mut self, index: usize, volume: &Volume, mounted: MountedVolume) -> Result<(), VolumeError> {
+    /// Brings volumes up to date that the pod has. What takes long is taken by a later sync; until then
+    /// the pod keeps what it has.
+    fn update(&mut self) -> Result<(), VolumeError> {
         let Site { pod, stop, .. } = *self.site;
-        let result = match self.volumes.refresh(pod, volume, &mounted, (&mut self.patience, stop)) {
-            Some(Ok(Fresh::Mounted(mounted))) => Ok(mounted),
-            Some(Ok(Fresh::Files(payload))) => {
-                let plugin = Plugin::of(volume).directory();
-                self.volumes.write_files(self.site, (plugin, &volume.name), &payload)
-            }
-            Some(Err(VolumeError::Stopping)) if stop.is_stopped() => return Err(VolumeError::Stopping),
-            // An update that ended with an earlier sync is started again by the next one.
-            None | Some(Err(VolumeError::Stopping)) => {
-                if let Some(wanted) = self.wanted.get_mut(index) {
-                    wanted.state = State::Ready(mounted);
+        let due = self.due.values().filter_map(|index| match self.wanted.get(*index)? {
+            Wanted { volume, state: State::Ready(mounted), .. } => Some((*volume, mounted)),
+            _ => None,
+        });
+        let ended = self.volumes.refresh(pod, &due.collect::<Vec<_>>(), stop)?;
+        for (name, outcome) in ended {
+            let Some(index) = self.due.get(name.as_str()).copied() else { continue };
+            let Some(volume) = self.wanted.get(index).map(|wanted| wanted.volume) else { continue };
+            let result = match outcome {
+                Ok(Fresh::Mounted(mounted)) => Ok(mounted),
+                Ok(Fresh::Files(payload)) => {
+                    self.volumes.write_files(self.site, (Plugin::of(volume).directory(), &name), &payload)
                 }
-                self.queue.tried(index, Outcome::Ready);
-                return Ok(());
-            }
-            Some(Err(error)) => Err(error),
-        };
-        let outcome = self.record(index, result)?;
-        self.queue.tried(index, outcome);
+                // The update is repeated.
+                Err(VolumeError::Stopping) if !stop.is_stopped() => continue,
+                Err(error) => Err(error),
+            };
+            self.record(index, result)?;
+        }
         Ok(())
     }
 

@@ -3,14 +3,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::json;
 
+use super::super::attachment::Controller;
 use super::super::manager::{Deps, Settings};
+use super::super::operations;
 use super::*;
 use crate::kube::claims::Claims;
 use crate::kube::objects::{Object, Objects};
 use crate::kube::runtime_classes::RuntimeClasses;
 use crate::kube::tokens::{TokenAnswer, TokenApi, Tokens};
 use crate::kube::{LocalObjects, PodApi};
-use crate::model::event::EventSink;
+use crate::model::event::{Event, EventSink};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -43,6 +45,9 @@ struct Node {
     api: PodApi,
     objects: Objects,
     requests: Arc<AtomicU32>,
+    events: Receiver<Box<Event>>,
+    /// The pods that were woken.
+    wakes: Receiver<PodUid>,
     root: PathBuf,
 }
 
@@ -75,9 +80,16 @@ impl Node {
             plugin_dir: Default::default(),
             node: String::new(),
         };
-        let deps =
-            Deps { events: EventSink::new().0, api: Some(api.clone()), local: LocalObjects::default() };
-        Node { volumes: Volumes::new(settings, deps), api, objects, requests, root: root.to_owned() }
+        let (sink, events) = EventSink::new();
+        let deps = Deps { events: sink, api: Some(api.clone()), local: LocalObjects::default() };
+        let volumes = Volumes::new(settings, deps);
+        let (woken, wakes) = bounded(64);
+        volumes.agree_with(Controller {
+            shown: Box::new(|| None),
+            changed: Box::new(|| {}),
+            wake: Box::new(move |pod| woken.send(pod.clone()).unwrap()),
+        });
+        Node { volumes, api, objects, requests, events, wakes, root: root.to_owned() }
     }
 
     fn map(&self, version: &str, data: &[(&str, Vec<u8>)]) {
@@ -157,11 +169,10 @@ fn updates_that_wait_for_the_api_server_leave_places_for_mounts() {
     for _ in 0..3 {
         assert_eq!(node.volumes.setup(&after, &never).unwrap().len(), 5);
         let refreshes = node.volumes.refreshes();
-        assert_eq!((refreshes.current.len(), refreshes.last), (1, 1), "one update at a time");
+        assert_eq!(refreshes.rounds.len(), 1, "one update at a time");
     }
     assert_eq!(node.requests.load(Ordering::SeqCst), 5);
     drop(answer);
-    // Each volume gets its turn.
     let read = |name: &str| {
         let path = root.path().join("pods/u1/volumes/kubernetes.io~projected").join(name);
         std::fs::read_to_string(path.join("t")).unwrap().parse::<u32>().unwrap()
@@ -174,65 +185,154 @@ fn updates_that_wait_for_the_api_server_leave_places_for_mounts() {
     assert!(node.volumes.refreshes().is_empty());
 }
 
+/// One volume was updated by each sync, so that a pod with ten tokens needed a quarter of an hour.
 #[test]
-fn volume_whose_update_is_the_oldest_is_the_next_one() {
-    let (mut refreshes, uid) = (Refreshes::default(), PodUid::from("u"));
+fn slow_server_has_all_volumes_updated_once_and_the_pod_is_woken_once() {
+    let root = tempfile::tempdir().unwrap();
+    let (answer, silent) = bounded::<()>(0);
+    let node = Node::new(root.path(), 4, silent);
+    node.map("1", &[("k", b"1".to_vec())]);
     let names = ["a", "b", "c", "d"];
-    assert_eq!(refreshes.order(&uid, &names), [0, 1, 2, 3]);
-    ["b", "a"].iter().for_each(|name| refreshes.begun(&uid, name));
-    assert_eq!(refreshes.order(&uid, &names), [2, 3, 1, 0]);
-    assert_eq!(refreshes.order(&PodUid::from("other"), &names), [0, 1, 2, 3]);
-    // The result of the present one is taken first.
-    let (current, report) = running("a", Instant::now());
-    refreshes.current.insert(uid.clone(), current);
-    assert_eq!(refreshes.order(&uid, &names), [0, 2, 3, 1]);
-    drop(report);
-}
-
-/// An update that was begun at this time, and the sender of its result.
-fn running(volume: &str, begun: Instant) -> (Refresh, crossbeam_channel::Sender<Outcome>) {
-    let (report, ended) = bounded(1);
-    let key = (&PodUid::from("u"), volume, &operations::Share::default());
-    let operation = operations::Operations::default().start(key, |_: Result<(), _>| {}, |_| Ok(())).unwrap();
-    (Refresh { volume: volume.to_owned(), operation, begun, ended, is_outdated: false }, report)
-}
-
-#[test]
-fn pod_has_one_update_until_its_result_is_taken_or_it_is_over_its_time() {
-    let (mut refreshes, uid, begun) = (Refreshes::default(), PodUid::from("u"), Instant::now());
-    let late = begun + operations::LIMIT;
-    assert_eq!(refreshes.step(&uid, "a", begun), Step::Start);
-    let (current, report) = running("a", begun);
-    refreshes.current.insert(uid.clone(), current);
-    let steps = |refreshes: &Refreshes, now| ["a", "b"].map(|name| refreshes.step(&uid, name, now));
-    assert_eq!(steps(&refreshes, begun), [Step::Leave, Step::Leave]);
-    assert_eq!(steps(&refreshes, late), [Step::Take, Step::Start]);
-    assert_eq!(refreshes.step(&PodUid::from("other"), "a", begun), Step::Start);
-    report.send(Err(VolumeError::Panicked)).unwrap();
-    assert_eq!(steps(&refreshes, begun), [Step::Take, Step::Leave]);
-    refreshes.current.get_mut(&uid).unwrap().is_outdated = true;
-    assert_eq!(steps(&refreshes, begun), [Step::Start, Step::Start]);
-}
-
-/// A sync waited 100 ms for each of its volumes.
-#[test]
-fn one_wait_is_shared_by_all_updates_of_a_sync() {
-    let (report, ended) = bounded::<Outcome>(1);
+    let pod = pod(names.map(|name| with_token(name, &one_item())).into_iter().collect());
+    node.api.register(&pod);
     let never = StopToken::never();
-    let mut patience = Patience::of_sync();
-    assert!(patience.wait(&ended, &never).unwrap().is_none());
-    assert_eq!(patience.0, Duration::ZERO);
-    assert!(patience.wait(&ended, &never).unwrap().is_none());
-    // A result that is there is taken.
-    report.send(Err(VolumeError::Panicked)).unwrap();
-    assert!(patience.wait(&ended, &never).unwrap().is_some());
-    let mut patience = Patience(LONG);
-    report.send(Err(VolumeError::Panicked)).unwrap();
-    assert!(patience.wait(&ended, &never).unwrap().is_some());
-    assert!(patience.0 < LONG, "the wait counts");
+    let ready = node.volumes.setup(&pod, &never).unwrap();
+    let requests = || node.requests.load(Ordering::SeqCst);
+    node.volumes.remount(&pod, &never);
+    assert_eq!(requests(), 5);
+    assert!(node.wakes.is_empty());
+    drop(answer);
+    assert_eq!(node.wakes.recv_timeout(LONG).unwrap(), *pod.uid());
+    assert_eq!(requests(), 8, "no sync was needed");
+    // The sync that follows takes all results, and begins nothing, although the tokens are due again.
+    node.api.tokens.forget(pod.uid());
+    node.volumes.remount(&pod, &never);
+    let tokens = ready.iter().map(|one| std::fs::read_to_string(one.host_path.join("t")).unwrap());
+    assert_eq!(tokens.collect::<Vec<_>>(), ["4", "5", "6", "7"]);
+    assert!(requests() == 8 && node.volumes.refreshes().is_empty() && node.wakes.is_empty());
+    node.volumes.remount(&pod, &never);
+    node.wait_for(|_| requests() == 12);
+}
+
+/// Updates of a pod, and the sender of their results.
+fn round(volumes: &[&str]) -> (Round, crossbeam_channel::Sender<Ended>) {
+    let (report, ended) = bounded(volumes.len());
+    let key = (&PodUid::from("u"), "v", &Share::default());
+    let operation = operations::Operations::default().start(key, |_: Result<(), _>| {}, |_| Ok(())).unwrap();
+    let volumes = volumes.iter().map(|name| (*name).to_owned()).collect();
+    (Round { operation, volumes, ended, is_left: Arc::default() }, report)
+}
+
+#[test]
+fn either_the_sync_that_began_the_updates_sees_their_end_or_the_pod_is_woken() {
+    let (never, now) = (StopToken::never(), Instant::now());
+    let ended = |name: &str| (name.to_owned(), Err(VolumeError::Panicked));
+    for has_ended in [false, true] {
+        let (mut round, report) = round(&["a", "b"]);
+        let mut results = Vec::new();
+        report.send(ended("a")).unwrap();
+        assert!(!round.take(now, &never, &mut results), "a result that is there is taken at once");
+        report.send(ended("b")).unwrap();
+        // A sync has written newer files of it.
+        round.volumes.remove("b");
+        if has_ended {
+            round.is_left.store(true, Ordering::SeqCst);
+            drop(report);
+        }
+        assert_eq!(round.wait(now, &never, &mut results), has_ended);
+        assert_eq!(results.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["a"]);
+        assert!(round.is_left.load(Ordering::SeqCst));
+    }
+    let (mut late, _report) = round(&["a"]);
     let (source, stop) = crate::util::stop::pair();
     drop(source);
-    assert!(matches!(patience.wait(&ended, &stop), Err(VolumeError::Stopping)));
+    assert!(!late.take(now + LONG, &stop, &mut Vec::new()));
+}
+
+/// A node and its pod with volumes of files, whose first update waits until the sender of `silent` is
+/// dropped.
+fn node_with_hanging_update(root: &Path, silent: Receiver<()>) -> (Node, Pod, Vec<MountedVolume>) {
+    let node = Node::new(root, 3, silent);
+    node.map("1", &[("k", b"1".to_vec())]);
+    let pod = pod(["a", "b", "c"].map(|name| with_token(name, &one_item())).into_iter().collect());
+    node.api.register(&pod);
+    let ready = node.volumes.setup(&pod, &StopToken::never()).unwrap();
+    node.volumes.remount(&pod, &StopToken::never());
+    node.wait_for(|node| node.requests.load(Ordering::SeqCst) == 4);
+    (node, pod, ready)
+}
+
+#[test]
+fn volume_whose_update_hangs_delays_the_others_until_its_time_limit_only() {
+    let root = tempfile::tempdir().unwrap();
+    let (answer, silent) = bounded::<()>(0);
+    let (node, pod, ready) = node_with_hanging_update(root.path(), silent);
+    let never = StopToken::never();
+    let requests = || node.requests.load(Ordering::SeqCst);
+    let token = |index: usize| std::fs::read_to_string(ready[index].host_path.join("t")).unwrap();
+    node.volumes.remount(&pod, &never);
+    assert!(requests() == 4 && node.events.is_empty());
+    node.volumes.operations.make_late(pod.uid(), "a");
+    node.wait_for(|node| {
+        node.volumes.remount(&pod, &never);
+        [token(1), token(2)] == ["4", "5"]
+    });
+    assert_eq!(token(0), "0");
+    let event = node.events.try_recv().unwrap();
+    assert!(event.message.ends_with("context deadline exceeded"), "{}", event.message);
+    assert!(requests() == 6 && node.events.is_empty());
+    // The update that ends late begins no other one, and its result is not needed.
+    drop(answer);
+    node.wait_for(|node| !node.volumes.operations.is_busy(pod.uid()));
+    assert_eq!((requests(), token(0)), (6, "0".to_owned()));
+}
+
+/// File systems that hang took the places of all updates, and the pod's tokens expired without a word.
+#[test]
+fn tokens_are_renewed_while_the_updates_of_other_volumes_hang() {
+    let root = tempfile::tempdir().unwrap();
+    let (answer, silent) = bounded::<()>(0);
+    let node = Node::new(root.path(), 1, silent);
+    node.map("1", &[("k", b"1".to_vec())]);
+    drop(answer);
+    let claim = json!({"name": "c", "persistentVolumeClaim": {"claimName": "c"}});
+    let pod = pod(json!([with_token("a", &one_item()), claim]));
+    node.api.register(&pod);
+    node.volumes.kinds.set_refreshed(pod.uid(), "c", true);
+    let claimed = MountedVolume {
+        volume: "c".to_owned(),
+        host_path: root.path().join("c"),
+        read_only: false,
+        selinux_relabel: false,
+    };
+    node.volumes.actual().mounted(pod.uid(), &claimed);
+    let never = StopToken::never();
+    let ready = node.volumes.setup(&pod, &never).unwrap();
+    let (release, hold) = bounded::<()>(0);
+    let share = Share { purpose: Purpose::Update, ..Share::default() };
+    let hanging = ["x", "y", "z"].map(|name| {
+        let hold = hold.clone();
+        let hang = move |_: &StopToken| {
+            let _ = hold.recv();
+            Ok(())
+        };
+        let key = (pod.uid(), name, &share);
+        let operation = node.volumes.operations.start(key, |_: Result<(), _>| {}, hang).unwrap();
+        node.volumes.operations.make_late(pod.uid(), name);
+        operation
+    });
+    node.wait_for(|node| {
+        node.volumes.remount(&pod, &never);
+        std::fs::read_to_string(ready[0].host_path.join("t")).unwrap() == "1"
+    });
+    // The failure is reported once.
+    node.volumes.remount(&pod, &never);
+    let messages: Vec<String> = node.events.try_iter().map(|event| event.message).collect();
+    assert_eq!(messages, ["Unable to update volumes [c]: too many operations on volumes hang"]);
+    drop(release);
+    hanging.into_iter().for_each(Operation::finish);
+    node.volumes.remount(&pod, &never);
+    assert!(node.volumes.refreshes().full.is_empty() && node.events.is_empty());
 }
 
 /// The files of an update that ended late, with an older ConfigMap, replaced newer ones.
@@ -270,31 +370,21 @@ fn files_of_an_update_count_until_a_sync_has_written_them() {
     let never = StopToken::never();
     let ready = node.volumes.setup(&pod, &never).unwrap();
     node.map("2", &[("k", vec![b'x'; 1 << 20])]);
-    let refresh = |name: &str| {
-        let mounted = ready.iter().find(|one| one.volume == name).unwrap();
-        node.volumes.refresh(&pod, volume(&pod, name), mounted, (&mut Patience(Duration::ZERO), &never))
-    };
-    assert!(refresh("a").is_none());
+    let due: Vec<_> = ready.iter().map(|one| (volume(&pod, &one.volume), one)).collect();
+    assert!(node.volumes.refresh(&pod, &due, &never).unwrap().is_empty());
     drop(answer);
-    node.wait_for(|node| !node.volumes.operations.is_busy(pod.uid()));
+    node.wakes.recv_timeout(LONG).unwrap();
     let reserve = |bytes: usize| {
         let key = (pod.uid(), pod.namespace());
         node.volumes.actual().reserve(key, "other", Size::on_disk(bytes))
     };
     assert!(reserve(16 << 20).is_err() && reserve(4 << 20).is_ok());
     // The result of the other volume would exceed the limit: it is not kept.
-    // An operation is not busy any more a moment before its result is there.
-    let taken = |name: &str| {
-        let mut result = None;
-        node.wait_for(|_| {
-            result = refresh(name);
-            result.is_some()
-        });
-        result.unwrap()
+    let results = node.volumes.refresh(&pod, &due, &never).unwrap();
+    let [(a, Ok(Fresh::Files(_))), (b, Err(VolumeError::FilesTooLarge))] = results.as_slice() else {
+        panic!("{results:?}")
     };
-    assert!(matches!(taken("a"), Ok(Fresh::Files(_))));
-    let result = taken("b");
-    assert!(matches!(result, Err(VolumeError::FilesTooLarge)), "{result:?}");
+    assert_eq!((a.as_str(), b.as_str()), ("a", "b"));
     node.volumes.tear_down(pod.uid(), &never).unwrap();
     assert!(reserve(20 << 20).is_ok());
 }
