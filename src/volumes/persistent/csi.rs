@@ -80,6 +80,8 @@ impl Kinds {
         };
         if let Source::Local(source) = &spec.source {
             if spec.has_grown && !spec.read_only {
+                // Its file system may hang; nothing is done in the pod's directory.
+                self.operations.step_out(pod.uid(), &volume.name);
                 self.grow_local(&spec, source, stop)?;
                 self.report_growth(pod, volume, &spec);
             }

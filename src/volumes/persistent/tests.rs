@@ -2,6 +2,7 @@
 
 use super::super::attachment::{Controller, Shown};
 use super::super::error::ToolError;
+use super::super::operations::Share;
 use super::host::fake::FakeHost;
 use super::sysfs::tests::{link as device_link, session};
 use super::*;
@@ -9,8 +10,9 @@ use crate::kube::claims::Claims;
 use crate::kube::objects::Objects;
 use crate::kube::runtime_classes::RuntimeClasses;
 use crate::kube::tokens::Tokens;
+use crossbeam_channel::bounded;
 use serde_json::{Value, json};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 struct Node {
     root: tempfile::TempDir,
@@ -573,4 +575,30 @@ fn growth_of_a_local_volume_is_reported_while_it_is_used() {
     let same = node.kinds.refresh(&pod, &volume, mounted.clone(), &StopToken::never()).unwrap();
     assert_eq!(same, mounted);
     assert_eq!(queue.try_recv().unwrap().reason, "FileSystemResizeSuccessful");
+}
+
+/// The removal of the pod waited for a file system that hangs.
+#[test]
+fn growth_of_a_local_volume_does_not_keep_a_pod_that_is_removed() {
+    let node = node(json!({"local": {"path": "/data"}, "capacity": {"storage": "2Gi"}}));
+    std::fs::create_dir(node.path("data")).unwrap();
+    let mounted = node.set_up("u1", claimed()).unwrap();
+    let pod = pod("u1", claimed());
+    let (uid, volume) = (pod.uid().clone(), pod.spec().volumes.as_ref().unwrap()[0].clone());
+    let operations = Operations::default();
+    let Node { root: _root, kinds, .. } = node;
+    let kinds = kinds.with_operations(&operations);
+    let (report, has_grown) = bounded(1);
+    let (release, hold) = bounded::<()>(0);
+    let work = move |stop: &StopToken| {
+        let result = kinds.refresh(&pod, &volume, mounted, stop);
+        report.send(()).unwrap();
+        let _ = hold.recv();
+        result
+    };
+    let operation = operations.start((&uid, "v", &Share::default()), |_| {}, work).unwrap();
+    has_grown.recv().unwrap();
+    operations.settle_until(&uid, Instant::now(), &StopToken::never()).unwrap();
+    drop(release);
+    operation.finish();
 }
