@@ -18,6 +18,19 @@ use super::request::PodFacts;
 #[error("{0}")]
 pub struct ClusterError(pub String);
 
+/// What the API server says of a VolumeAttachment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Attached {
+    /// It is for the persistent volume of this name; empty: for the volume of a pod itself.
+    Volume(String),
+    /// It does not exist.
+    Missing,
+    /// This node may not read it. A node is forbidden to read what has no relation to it, so also what
+    /// does not exist (Go: plugin/pkg/auth/authorizer/node). For a moment after its start the API server
+    /// does not know the relations; what is attached is in the node's object then.
+    Forbidden,
+}
+
 /// A token for a driver. `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TokenText {
@@ -42,11 +55,10 @@ pub trait Cluster: Send + Sync {
     /// The VolumeAttachment of this name, read now.
     fn attachment(&self, name: &str, stop: &StopToken) -> Result<VolumeAttachment, ClusterError>;
 
-    /// The name of the persistent volume in the VolumeAttachment of this name; empty: it is for the volume
-    /// of a pod itself; `None`: the API server has, or knows of, none for this node.
-    fn attached_volume(&self, name: &str, stop: &StopToken) -> Result<Option<String>, ClusterError> {
+    /// The volume of the VolumeAttachment of this name.
+    fn attached_volume(&self, name: &str, stop: &StopToken) -> Result<Attached, ClusterError> {
         let _ = (name, stop);
-        Ok(None)
+        Ok(Attached::Missing)
     }
 
     /// The content of a Secret.
@@ -76,13 +88,11 @@ impl Cluster for PodCluster {
         self.0.claims.attachment(name).map_err(failed)
     }
 
-    fn attached_volume(&self, name: &str, _: &StopToken) -> Result<Option<String>, ClusterError> {
+    fn attached_volume(&self, name: &str, _: &StopToken) -> Result<Attached, ClusterError> {
         match self.0.claims.attachment(name) {
-            Ok(found) => Ok(Some(found.spec.source.persistent_volume_name.unwrap_or_default())),
-            // A node is forbidden to read what has no relation to it, so also what does not exist (Go:
-            // plugin/pkg/auth/authorizer/node). For a moment after its start the API server does not know
-            // the relations; what is attached is in the node's object then.
-            Err(ReadError::NotFound { .. } | ReadError::Forbidden { .. }) => Ok(None),
+            Ok(found) => Ok(Attached::Volume(found.spec.source.persistent_volume_name.unwrap_or_default())),
+            Err(ReadError::NotFound { .. }) => Ok(Attached::Missing),
+            Err(ReadError::Forbidden { .. }) => Ok(Attached::Forbidden),
             Err(error) => Err(failed(error)),
         }
     }
@@ -186,7 +196,7 @@ mod tests {
         }
     }
 
-    fn found(response: Result<VolumeAttachment, ReadError>) -> Result<Option<String>, ClusterError> {
+    fn found(response: Result<VolumeAttachment, ReadError>) -> Result<Attached, ClusterError> {
         let api = PodApi {
             objects: Objects::fixed(Vec::new()),
             tokens: Tokens::fixed(),
@@ -198,17 +208,15 @@ mod tests {
         PodCluster(api).attached_volume("csi-1", &StopToken::never())
     }
 
-    /// The node authorizer forbids a node to read an attachment that does not exist.
     #[test]
-    fn forbidden_attachment_is_none_of_this_node_and_a_failed_request_says_nothing() {
+    fn response_for_an_attachment_names_its_volume_and_a_failed_request_says_nothing() {
         let text = || "words".to_owned();
-        for error in [ReadError::NotFound { text: text() }, ReadError::Forbidden { text: text() }] {
-            assert_eq!(found(Err(error)), Ok(None));
-        }
+        assert_eq!(found(Err(ReadError::NotFound { text: text() })), Ok(Attached::Missing));
+        assert_eq!(found(Err(ReadError::Forbidden { text: text() })), Ok(Attached::Forbidden));
         assert_eq!(found(Err(ReadError::Unavailable { text: text() })), Err(ClusterError(text())));
         let mut attachment = VolumeAttachment::default();
-        assert_eq!(found(Ok(attachment.clone())), Ok(Some(String::new())));
+        assert_eq!(found(Ok(attachment.clone())), Ok(Attached::Volume(String::new())));
         attachment.spec.source.persistent_volume_name = Some("pv".to_owned());
-        assert_eq!(found(Ok(attachment)), Ok(Some("pv".to_owned())));
+        assert_eq!(found(Ok(attachment)), Ok(Attached::Volume("pv".to_owned())));
     }
 }

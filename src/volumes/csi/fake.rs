@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::super::attachment::Attachments;
-use super::cluster::{Cluster, ClusterError, TokenText};
+use super::cluster::{Attached, Cluster, ClusterError, TokenText};
 use super::driver::{
     Abilities, Code, Driver, DriverError, DriverNode, Expand, Publish, Secrets, Stage, Usage, VolumeStats,
 };
@@ -378,6 +378,8 @@ pub(super) struct FakeCluster {
     pub(super) secrets: Mutex<BTreeMap<String, Secrets>>,
     /// The names of persistent volumes by VolumeAttachment; `None`: the API server does not respond.
     pub(super) attached: Mutex<Option<BTreeMap<String, String>>>,
+    /// The node may not read these VolumeAttachments.
+    pub(super) forbidden: Mutex<Vec<String>>,
 }
 
 impl FakeCluster {
@@ -407,10 +409,13 @@ impl Cluster for FakeCluster {
         found.ok_or_else(|| ClusterError(format!("volumeattachments.storage.k8s.io {name:?} not found")))
     }
 
-    fn attached_volume(&self, name: &str, _: &StopToken) -> Result<Option<String>, ClusterError> {
+    fn attached_volume(&self, name: &str, _: &StopToken) -> Result<Attached, ClusterError> {
+        if self.forbidden.lock().unwrap().iter().any(|forbidden| forbidden == name) {
+            return Ok(Attached::Forbidden);
+        }
         let attached = self.attached.lock().unwrap();
         let known = attached.as_ref().ok_or_else(|| ClusterError("no response".to_owned()))?;
-        Ok(known.get(name).cloned())
+        Ok(known.get(name).cloned().map_or(Attached::Missing, Attached::Volume))
     }
 
     fn secret(&self, name: &SecretReference, _: &StopToken) -> Result<Secrets, ClusterError> {

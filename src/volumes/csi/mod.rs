@@ -57,7 +57,7 @@ mod wanted;
 
 pub use announce::NodeObjects;
 pub use client::{GrpcDriver, connect};
-pub use cluster::{Cluster, ClusterError, NoCluster, PodCluster, TokenText};
+pub use cluster::{Attached, Cluster, ClusterError, NoCluster, PodCluster, TokenText};
 pub use driver::{
     Abilities, Capability, Code, Driver, DriverError, DriverNode, Expand, Pairs, Publish, Secrets, Stage,
     Usage, VolumeStats,

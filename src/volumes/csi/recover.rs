@@ -7,6 +7,7 @@ use std::sync::MutexGuard;
 
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Phase};
+use super::cluster::Attached;
 use super::error::{io, not_begun};
 use super::lost::Lost;
 use super::names;
@@ -61,15 +62,17 @@ impl Csi {
             let Some((driver, handle)) = names::parts(name) else { continue };
             let id = names::attachment_name(handle, driver, &self.settings.node_name);
             match self.cluster.attached_volume(&id, stop) {
-                Ok(Some(found)) if found == spec_name => return Ok(Some(name.clone())),
+                Ok(Attached::Volume(found)) if found == spec_name => return Ok(Some(name.clone())),
                 // The record of this one is damaged, too.
-                Ok(Some(found)) if self.lost().is_lost(&found, Form::Block) => {}
-                Ok(Some(_)) => self.lost().known(name, None),
+                Ok(Attached::Volume(found)) if self.lost().is_lost(&found, Form::Block) => {}
+                Ok(Attached::Volume(_)) => self.lost().known(name, None),
                 // The controller shows it as attached: the API server may not know that yet.
-                Ok(None) if shown.attached.contains(name) => {
+                Ok(Attached::Missing | Attached::Forbidden) if shown.attached.contains(name) => {
                     unknown = Some(format!("VolumeAttachment {id} was not found"));
                 }
-                Ok(None) => self.lost().known(name, None),
+                Ok(Attached::Missing) => self.lost().known(name, None),
+                // It is none, but may become known as one: it stays in use.
+                Ok(Attached::Forbidden) => {}
                 Err(error) => unknown = Some(error.to_string()),
             }
         }

@@ -820,6 +820,33 @@ fn block_volume_with_a_damaged_record_stays_in_use_until_it_is_known() {
     agent.node.check();
 }
 
+/// It counted as another volume, and its disk could be detached while it was in use.
+#[test]
+fn volume_whose_attachment_may_not_be_read_stays_in_use_until_it_is_known() {
+    let mut agent = FakeAgent::new();
+    let a = Wanted { form: Form::Block, ..wanted("a", "h") };
+    set_up(&agent, &a).unwrap();
+    damage_block(&agent, &a);
+    agent.restart();
+    let shown = Shown { in_use: [a.unique_name()].into(), attached: BTreeSet::new() };
+    agent.csi.attachments.agree_with(Controller {
+        shown: Box::new(move || Some(shown.clone())),
+        changed: Box::new(|| {}),
+        wake: Box::new(|_| {}),
+    });
+    let id = names::attachment_name("h", DRIVER, "n1");
+    *agent.cluster.attached.lock().unwrap() = Some([(id.clone(), "pv-h".to_owned())].into());
+    agent.cluster.forbidden.lock().unwrap().push(id);
+    let find = || agent.csi.find_name("pv-h", Form::Block, &StopToken::never());
+    assert_eq!(find(), Ok(None));
+    assert_eq!(agent.csi.attachments.list().1, [a.unique_name()]);
+    agent.cluster.forbidden.lock().unwrap().clear();
+    assert_eq!(find(), Ok(Some(a.unique_name())));
+    tear_down(&agent, &a).unwrap();
+    assert_eq!((agent.node.published(), agent.node.staged()), (0, 0));
+    assert!(agent.left().is_empty() && agent.csi.attachments.list().1.is_empty(), "{:?}", agent.left());
+}
+
 #[test]
 fn staged_block_volumes_without_a_pod_and_with_damaged_records_are_unstaged() {
     let mut agent = FakeAgent::new();
