@@ -218,8 +218,14 @@ impl Volumes {
         let (kinds, csi) = (Arc::clone(&self.kinds), Arc::clone(&self.csi));
         let unreleased = Arc::clone(&self.unreleased);
         let work = move |stop: &StopToken| {
+            let before = unreleased.locked().clone();
             let of_drivers = move |stop: &StopToken| {
-                csi.release_unused(stop).inspect_err(|error| log::warn!("CSI volume: {}", chain(error)))
+                csi.release_unused(stop).inspect_err(|error| {
+                    let why = chain(error);
+                    if before.is_none_or(|(before, _)| before != why) {
+                        log::warn!("CSI volume: {why}");
+                    }
+                })
             };
             // A driver that does not answer delays no other disk.
             let jobs: Vec<unmount::Job> = vec![

@@ -6,8 +6,6 @@ use std::collections::BTreeSet;
 
 use super::super::kind::Form;
 use super::names;
-use super::rebuild;
-use super::record::{Look, Record};
 
 /// Block volumes with a damaged record (pure).
 #[derive(Debug, Default)]
@@ -55,14 +53,6 @@ impl Lost {
     pub(super) fn is_any(&self) -> bool {
         !self.dirs.is_empty()
     }
-}
-
-/// The block volumes with a damaged record.
-pub(super) fn damaged_blocks(layout: &names::Layout) -> Vec<String> {
-    let is_damaged = |name: &String| {
-        layout.block(name).is_ok_and(|dir| matches!(Record::read(&dir.join("data")), Look::Damaged(_)))
-    };
-    rebuild::block_volumes(layout).unwrap_or_default().into_iter().filter(is_damaged).collect()
 }
 
 #[cfg(test)]

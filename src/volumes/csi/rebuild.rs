@@ -2,12 +2,13 @@
 //! listed up to a limit, and their content is not trusted. A directory that cannot be read is not an
 //! empty one: a disk whose volume counted as gone would be detached while it is mounted.
 
-use std::collections::BTreeSet;
-use std::io;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use super::super::error::VolumeError;
 use super::super::kind::{Form, Place};
 use super::super::paths;
+use super::error::io;
 use super::mounter::Mounter;
 use super::names::{self, DIRECTORY, GLOBAL_MOUNT, Layout};
 use super::record::{Look, Record};
@@ -37,39 +38,98 @@ pub(super) struct All {
     pub(super) readable: Vec<Found>,
     /// Pods have volumes there whose record is damaged.
     pub(super) damaged: Vec<Place>,
-    /// Why a directory could not be read: there may be more.
-    pub(super) unread: Option<io::Error>,
+}
+
+/// What is staged on the node, or was about to be, also without a pod.
+#[derive(Debug, Default)]
+pub(super) struct Staged {
+    /// The driver and the handle of each volume.
+    pub(super) readable: Vec<(String, String)>,
+    /// The names of block volumes whose record is damaged.
+    pub(super) damaged_blocks: Vec<String>,
+    /// Whether the record of a file system is damaged.
+    pub(super) has_damaged: bool,
+}
+
+/// Directories that cannot be read, and why. What is in them is not known.
+#[derive(Debug, Default)]
+pub(super) struct Unread(BTreeMap<PathBuf, String>);
+
+impl Unread {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Replaces what is known, and logs what has changed.
+    pub(super) fn replace(&mut self, now: Unread) {
+        for (dir, why) in now.0.iter().filter(|(dir, _)| !self.0.contains_key(*dir)) {
+            let dir = dir.display();
+            log::error!("CSI volumes: {dir} cannot be read, and what may be there is not detached: {why}");
+        }
+        for dir in self.0.keys().filter(|dir| !now.0.contains_key(*dir)) {
+            log::info!("CSI volumes: {} can be read again", dir.display());
+        }
+        *self = now;
+    }
+
+    /// The names in a directory; none if there is no directory, or if it cannot be read.
+    fn list(&mut self, dir: &Path) -> Vec<String> {
+        entries(dir).unwrap_or_else(|error| {
+            self.0.insert(dir.to_owned(), error.to_string());
+            Vec::new()
+        })
+    }
+
+    /// Whether volumes of any driver may be there, and pods that use them.
+    pub(super) fn hides_pods(&self, layout: &Layout) -> bool {
+        self.0.keys().any(|dir| driver_of(layout, dir).is_none())
+    }
+
+    /// Whether the volume of this unique name may be there.
+    pub(super) fn may_have(&self, layout: &Layout, name: &str) -> bool {
+        let is_its = |driver: &str, dir: &Path| driver_of(layout, dir).is_none_or(|own| own == driver);
+        names::parts(name).is_some_and(|(driver, _)| self.0.keys().any(|dir| is_its(driver, dir)))
+    }
+
+    /// # Errors
+    /// If there is one.
+    pub(super) fn result(&self) -> Result<(), VolumeError> {
+        let fails = |(dir, why): (&PathBuf, &String)| {
+            io("list the volumes in", dir)(std::io::Error::other(why.clone()))
+        };
+        self.0.iter().next().map_or(Ok(()), |first| Err(fails(first)))
+    }
+}
+
+/// The driver whose staged file systems are in this directory, and nothing else.
+fn driver_of<'a>(layout: &Layout, dir: &'a Path) -> Option<&'a str> {
+    let name = dir.file_name()?.to_str()?;
+    (dir.parent()? == layout.shared() && name != "volumeDevices").then_some(name)
 }
 
 /// All volumes of pods on the disk. Those without a readable record are left out.
 #[must_use]
 pub fn find(root_dir: &Path) -> Vec<Found> {
-    find_all(root_dir).readable
+    find_all(root_dir, &mut Unread::default()).readable
 }
 
 /// All volumes of pods on the disk, and the places of those whose record is damaged. Those without a
 /// record are left out: their directories are removed with the pod, if they are empty.
-pub(super) fn find_all(root_dir: &Path) -> All {
+pub(super) fn find_all(root_dir: &Path, unread: &mut Unread) -> All {
     let layout = Layout::new(root_dir);
     let (mut places, mut all) = (BTreeSet::new(), All::default());
-    let mut list = |found: io::Result<Vec<String>>| {
-        found.unwrap_or_else(|error| {
-            all.unread.get_or_insert(error);
-            Vec::new()
-        })
-    };
-    for pod in list(entries(&paths::pods(root_dir))) {
+    for pod in unread.list(&paths::pods(root_dir)) {
         let pod = PodUid::from(pod.as_str());
         let Ok(dir) = paths::pod(root_dir, &pod) else { continue };
         for (form, parent) in FORMS {
-            let found = list(entries(&dir.join(parent).join(DIRECTORY))).into_iter();
+            let found = unread.list(&dir.join(parent).join(DIRECTORY)).into_iter();
             places.extend(found.map(|spec_name| Place { pod: pod.clone(), spec_name, form }));
         }
     }
     // A device is published before it is linked in the pod's directory.
-    for spec_name in list(block_volumes(&layout)) {
+    for spec_name in block_volumes(&layout, unread) {
         let Ok(publish) = layout.block_publish(&spec_name) else { continue };
-        for pod in list(entries(&publish)) {
+        for pod in unread.list(&publish) {
             let pod = PodUid::from(pod.as_str());
             places.insert(Place { pod, spec_name: spec_name.clone(), form: Form::Block });
         }
@@ -102,7 +162,7 @@ fn linked(root_dir: &Path, pod: &PodUid) -> Vec<Place> {
 /// of the pod's directory fails then.
 pub(super) fn places_of(layout: &Layout, root_dir: &Path, pod: &PodUid) -> BTreeSet<Place> {
     let mut places: BTreeSet<Place> = linked(root_dir, pod).into_iter().collect();
-    for spec_name in block_volumes(layout).unwrap_or_default() {
+    for spec_name in block_volumes(layout, &mut Unread::default()) {
         let Ok(publish) = layout.block_publish(&spec_name) else { continue };
         if std::fs::symlink_metadata(publish.join(pod.as_str())).is_ok() {
             places.insert(Place { pod: pod.clone(), spec_name, form: Form::Block });
@@ -111,12 +171,21 @@ pub(super) fn places_of(layout: &Layout, root_dir: &Path, pod: &PodUid) -> BTree
     places
 }
 
+/// The directory of the record.
+fn record_dir(layout: &Layout, place: &Place) -> Option<PathBuf> {
+    match place.form {
+        Form::Filesystem => layout.of_pod(place).ok(),
+        Form::Block => Some(layout.block(&place.spec_name).ok()?.join("data")),
+    }
+}
+
+/// What is at the place of a record of a pod.
+pub(super) fn look(layout: &Layout, place: &Place) -> Look {
+    record_dir(layout, place).map_or(Look::Missing, |dir| Record::read(&dir))
+}
+
 fn found(layout: &Layout, place: &Place) -> Option<Result<Found, ()>> {
-    let dir = match place.form {
-        Form::Filesystem => layout.of_pod(place).ok()?,
-        Form::Block => layout.block(&place.spec_name).ok()?.join("data"),
-    };
-    match Record::read(&dir) {
+    match look(layout, place) {
         Look::Record(record) => {
             let is_persistent = record.volume_lifecycle_mode != Lifecycle::Ephemeral.as_str();
             let (driver, handle) = (record.driver_name, record.volume_handle);
@@ -124,43 +193,47 @@ fn found(layout: &Layout, place: &Place) -> Option<Result<Found, ()>> {
         }
         Look::Missing => None,
         Look::Damaged(why) => {
-            log::warn!("the record of a volume in {} is not usable: {why}", dir.display());
+            let Place { pod, spec_name, .. } = place;
+            log::warn!("the record of volume {spec_name} of pod {pod} is not usable: {why}");
             Some(Err(()))
         }
     }
 }
 
-/// The driver and the handle of each volume that is staged, or was about to be, also without a pod.
-///
-/// # Errors
-/// When a directory cannot be read.
-pub(super) fn staged(layout: &Layout) -> io::Result<Vec<(String, String)>> {
-    let devices = block_volumes(layout)?.into_iter().filter_map(|name| layout.block(&name).ok());
-    let dirs = staged_dirs(layout)?.into_iter().chain(devices.map(|dir| dir.join("data")));
-    let named = dirs.filter_map(|dir| match Record::read(&dir) {
-        Look::Record(record) => Some((record.driver_name, record.volume_handle)),
-        Look::Missing | Look::Damaged(_) => None,
-    });
-    Ok(named.collect())
+/// What is staged.
+pub(super) fn staged(layout: &Layout, unread: &mut Unread) -> Staged {
+    let mut staged = Staged::default();
+    for dir in staged_dirs(layout, unread) {
+        match Record::read(&dir) {
+            Look::Record(record) => staged.readable.push((record.driver_name, record.volume_handle)),
+            Look::Missing => {}
+            Look::Damaged(_) => staged.has_damaged = true,
+        }
+    }
+    for name in block_volumes(layout, unread) {
+        match layout.block(&name).map(|dir| Record::read(&dir.join("data"))) {
+            Ok(Look::Record(record)) => staged.readable.push((record.driver_name, record.volume_handle)),
+            Ok(Look::Damaged(_)) => staged.damaged_blocks.push(name),
+            Ok(Look::Missing) | Err(_) => {}
+        }
+    }
+    staged
 }
 
-/// Whether the record of a staged file system is damaged.
-pub(super) fn has_damaged(layout: &Layout) -> bool {
-    let dirs = staged_dirs(layout).unwrap_or_default();
-    dirs.iter().any(|dir| matches!(Record::read(dir), Look::Damaged(_)))
-}
-
-/// Whether the volume of this unique name may be staged, with a damaged record.
-pub(super) fn is_damaged(layout: &Layout, name: &str) -> bool {
+/// Whether the volume of this unique name is a staged file system. Its record may be damaged.
+pub(super) fn is_staged(layout: &Layout, name: &str) -> bool {
     let dir = names::parts(name).and_then(|(driver, handle)| layout.staged(driver, handle).ok());
-    dir.is_some_and(|dir| matches!(Record::read(&dir), Look::Damaged(_)))
+    dir.is_some_and(|dir| Record::read(&dir) != Look::Missing)
 }
 
 /// Whether the volume of this unique name has anything on the disk of the node, or may have, apart from
-/// block volumes with a damaged record. It may if a directory cannot be read.
+/// block volumes with a damaged record. It may if a directory cannot be read that may have it.
 pub(super) fn may_be_staged(layout: &Layout, name: &str) -> bool {
+    let mut unread = Unread::default();
     let is_it = |(driver, handle): &(String, String)| names::unique_name(driver, handle) == name;
-    staged(layout).map_or(true, |staged| staged.iter().any(is_it)) || is_damaged(layout, name)
+    staged(layout, &mut unread).readable.iter().any(is_it)
+        || unread.may_have(layout, name)
+        || is_staged(layout, name)
 }
 
 /// Whether anything of a block volume is left on the node apart from its record: a mount, or what a
@@ -180,26 +253,20 @@ pub(super) fn has_block_parts(mounter: &dyn Mounter, layout: &Layout, spec_name:
 }
 
 /// The directories of staged file systems.
-///
-/// # Errors
-/// When a directory cannot be read.
-pub(super) fn staged_dirs(layout: &Layout) -> io::Result<Vec<PathBuf>> {
+pub(super) fn staged_dirs(layout: &Layout, unread: &mut Unread) -> Vec<PathBuf> {
     let shared = layout.shared();
     let mut dirs = Vec::new();
-    for driver in entries(&shared)?.into_iter().filter(|driver| driver != "volumeDevices") {
+    for driver in unread.list(&shared).into_iter().filter(|driver| driver != "volumeDevices") {
         let dir = shared.join(driver);
-        dirs.extend(entries(&dir)?.into_iter().filter(|name| is_hash(name)).map(|hash| dir.join(hash)));
+        dirs.extend(unread.list(&dir).into_iter().filter(|name| is_hash(name)).map(|hash| dir.join(hash)));
     }
-    Ok(dirs)
+    dirs
 }
 
 /// The names of block volumes on the node.
-///
-/// # Errors
-/// When their directory cannot be read.
-pub(super) fn block_volumes(layout: &Layout) -> io::Result<Vec<String>> {
-    let all = entries(&layout.shared().join("volumeDevices"))?;
-    Ok(all.into_iter().filter(|name| name != "staging" && name != "publish").collect())
+pub(super) fn block_volumes(layout: &Layout, unread: &mut Unread) -> Vec<String> {
+    let all = unread.list(&layout.shared().join("volumeDevices")).into_iter();
+    all.filter(|name| name != "staging" && name != "publish").collect()
 }
 
 /// Whether something is mounted at one of the usual places in `dir`. An unreadable table or directory
@@ -217,11 +284,13 @@ fn is_hash(name: &str) -> bool {
 }
 
 /// The names in a directory; none if there is no directory.
-fn entries(dir: &Path) -> io::Result<Vec<String>> {
+fn entries(dir: &Path) -> std::io::Result<Vec<String>> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
         // Drivers may have files beside their directories.
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+        Err(error)
+            if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) =>
+        {
             return Ok(Vec::new());
         }
         Err(error) => return Err(error),

@@ -11,7 +11,7 @@ use super::cluster::Attached;
 use super::error::{io, not_begun};
 use super::lost::Lost;
 use super::names;
-use super::rebuild;
+use super::rebuild::{self, Unread};
 use super::record::Record;
 use super::request::Lifecycle;
 use super::volume::Csi;
@@ -118,8 +118,11 @@ impl Csi {
         spec_name: &str,
         stop: &StopToken,
     ) -> Result<Option<String>, VolumeError> {
-        let readable = rebuild::staged(&self.layout).map_err(io("list volumes in", &self.layout.shared()))?;
-        let readable = readable.into_iter().map(|(driver, handle)| names::unique_name(&driver, &handle));
+        // Each that cannot be read may be the lost one.
+        let readable = rebuild::staged(&self.layout, &mut Unread::default())
+            .readable
+            .into_iter()
+            .map(|(driver, handle)| names::unique_name(&driver, &handle));
         self.lost().found(&[spec_name.to_owned()], readable);
         let phase = Phase::UnmountDevice;
         let found = self.find_name(spec_name, Form::Block, stop);

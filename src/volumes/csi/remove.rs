@@ -14,10 +14,11 @@ use super::error::{io, not_begun, of_call};
 use super::mounter::unmount_all;
 use super::names::{self, GLOBAL_MOUNT, RECORD};
 use super::publish::TARGET;
-use super::rebuild;
+use super::rebuild::{self, Unread};
 use super::record::{Look, Record};
 use super::volume::{Csi, text};
 use crate::util::error_chain::chain;
+use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 
 impl Csi {
@@ -81,23 +82,22 @@ impl Csi {
 
     /// Removes a volume from the node. The caller has its turn, and no pod uses it.
     pub(super) fn release(&self, name: &str, stop: &StopToken) -> Result<(), VolumeError> {
-        if rebuild::is_damaged(&self.layout, name) {
-            // It is staged. The sweep writes the record again.
-            let text = format!("the record of the staged volume {name} is damaged");
-            return Err(not_begun(Phase::UnmountDevice, text));
-        }
-        for dir in self.staged_dirs()? {
-            let Look::Record(record) = Record::read(&dir) else { continue };
-            if names::unique_name(&record.driver_name, &record.volume_handle) == name {
-                self.unstage(name, &record, &dir, stop)?;
+        let dir = names::parts(name).and_then(|(driver, handle)| self.layout.staged(driver, handle).ok());
+        match dir.as_deref().map(|dir| (dir, Record::read(dir))) {
+            Some((_, Look::Damaged(why))) => {
+                // It is staged. The sweep writes the record again.
+                let text = format!("the record of the staged volume {name} is damaged: {why}");
+                return Err(not_begun(Phase::UnmountDevice, text));
             }
+            Some((dir, Look::Record(record)))
+                if names::unique_name(&record.driver_name, &record.volume_handle) == name =>
+            {
+                self.unstage(name, &record, dir, stop)?;
+            }
+            _ => {}
         }
         self.change(|users| users.unstaged(name));
         Ok(())
-    }
-
-    fn staged_dirs(&self) -> Result<Vec<PathBuf>, VolumeError> {
-        rebuild::staged_dirs(&self.layout).map_err(io("list the staged volumes in", &self.layout.shared()))
     }
 
     fn unstage(&self, name: &str, record: &Record, dir: &Path, stop: &StopToken) -> Result<(), VolumeError> {
@@ -145,7 +145,12 @@ impl Csi {
                 first = Err(error);
             }
         };
-        for dir in self.staged_dirs()? {
+        if !self.unread.locked().is_empty() {
+            self.read_disk(stop)?;
+            keep(self.unread.locked().result());
+        }
+        let mut unread = Unread::default();
+        for dir in rebuild::staged_dirs(&self.layout, &mut unread) {
             if stop.is_stopped() {
                 return Err(VolumeError::Stopping);
             }
@@ -169,10 +174,10 @@ impl Csi {
                 }
             }
         }
-        let blocks = rebuild::block_volumes(&self.layout);
-        for spec_name in blocks.map_err(io("list the block volumes in", &self.layout.shared()))? {
+        for spec_name in rebuild::block_volumes(&self.layout, &mut unread) {
             keep(self.release_block_if_unused(&spec_name, stop));
         }
+        keep(unread.result());
         let unused = self.users().unused();
         for name in unused {
             keep(self.forget_if_gone(&name, stop));

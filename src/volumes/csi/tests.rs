@@ -1003,7 +1003,7 @@ fn volume_stays_in_use_while_the_directory_of_staged_volumes_cannot_be_read() {
     tear_down(&agent, &a).unwrap();
     assert_eq!(agent.csi.attachments.in_use(), [a.unique_name()]);
     let error = agent.csi.release_unused(&never).unwrap_err();
-    assert!(error.to_string().starts_with("cannot list the staged volumes in "), "{error}");
+    assert!(error.to_string().starts_with("cannot list the volumes in "), "{error}");
     assert!(agent.csi.has_volumes());
     assert_eq!(agent.csi.attachments.in_use(), [a.unique_name()]);
     // A start that cannot read it keeps what the node's object shows.
@@ -1015,6 +1015,48 @@ fn volume_stays_in_use_while_the_directory_of_staged_volumes_cannot_be_read() {
     show(&agent, &[a.unique_name()]);
     agent.csi.release_unused(&never).unwrap();
     assert_eq!((agent.node.staged(), agent.left()), (0, Vec::new()));
+    assert!(agent.csi.attachments.list().1.is_empty());
+}
+
+/// All volumes stayed in use until the next start, and none was unstaged.
+#[test]
+fn directory_that_cannot_be_read_keeps_only_its_own_volumes_until_it_can_be_read() {
+    let mut agent = FakeAgent::new();
+    let (a, b, never) = (wanted("a", "h"), wanted("b", "i"), StopToken::never());
+    let other = "kubernetes.io/csi/other^x".to_owned();
+    let others = agent.csi.layout.shared().join("other");
+    std::fs::create_dir_all(&others).unwrap();
+    set_up(&agent, &a).unwrap();
+    set_up(&agent, &b).unwrap();
+    for dir in [others, agent.root.path().join("pods/b/volumes/kubernetes.io~csi")] {
+        let hides_pods = !dir.ends_with("other");
+        make_unreadable(&dir, true);
+        agent.restart();
+        let shown =
+            [a.unique_name(), b.unique_name(), other.clone(), format!("kubernetes.io/csi/{DRIVER}^gone")];
+        show(&agent, &shown);
+        let mut kept = shown[..3].to_vec();
+        kept.extend(hides_pods.then(|| shown[3].clone()));
+        kept.sort();
+        assert_eq!(agent.csi.attachments.list().1, kept);
+        tear_down(&agent, &a).unwrap();
+        let error = agent.csi.release_unused(&never).unwrap_err();
+        assert!(error.to_string().starts_with("cannot list the volumes in "), "{error}");
+        // A pod may use each volume of which it is not known which one it has.
+        assert_eq!(agent.node.staged(), if hides_pods { 2 } else { 1 });
+        make_unreadable(&dir, false);
+        assert!(agent.csi.has_volumes());
+        agent.csi.release_unused(&never).unwrap();
+        assert_eq!((agent.node.staged(), agent.csi.attachments.list().1), (1, vec![b.unique_name()]));
+        assert_eq!(agent.csi.places(None), [b.place()]);
+        agent.node.check();
+        // Without a controller the volume need not be attached.
+        agent.restart();
+        set_up(&agent, &a).unwrap();
+    }
+    tear_down(&agent, &a).unwrap();
+    tear_down(&agent, &b).unwrap();
+    assert_eq!(agent.node.staged(), 0);
     assert!(agent.csi.attachments.list().1.is_empty());
 }
 

@@ -26,6 +26,8 @@ pub(super) struct Users {
     not_grown: BTreeSet<Place>,
     /// Pods have volumes there whose names are not known, because their records are damaged.
     unknown: BTreeSet<Place>,
+    /// A directory that may have volumes of pods cannot be read.
+    is_hidden: bool,
     /// The names of the volumes in their pods, once this process has set them up.
     pod_names: BTreeMap<Place, String>,
 }
@@ -40,6 +42,11 @@ impl Users {
     /// A pod has a volume, and it is not known which.
     pub(super) fn unknown(&mut self, place: Place) {
         self.unknown.insert(place);
+    }
+
+    /// Pods may have volumes that are not known, because a directory cannot be read.
+    pub(super) fn hide(&mut self, is_hidden: bool) {
+        self.is_hidden = is_hidden;
     }
 
     /// It has no volume there any more.
@@ -65,7 +72,7 @@ impl Users {
 
     /// Whether any pod uses the volume, or has a volume that is not known.
     pub(super) fn may_be_used(&self, name: &str) -> bool {
-        !self.unknown.is_empty() || self.is_used(name)
+        self.is_hidden || !self.unknown.is_empty() || self.is_used(name)
     }
 
     /// The unique names of all volumes.

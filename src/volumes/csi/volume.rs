@@ -11,13 +11,13 @@ use super::super::operations::Operations;
 use super::super::paths;
 use super::cluster::Cluster;
 use super::driver::{Abilities, Driver, Pairs};
-use super::lost::{self, Lost};
+use super::lost::Lost;
 use super::measure::Measured;
 use super::mounter::Mounter;
 use super::names::{self, Layout};
 use super::publish::Walk;
-use super::rebuild;
-use super::record::Record;
+use super::rebuild::{self, Unread};
+use super::record::{Look, Record};
 use super::registry::Registry;
 use super::request::Wanted;
 use super::selinux::FileContext;
@@ -55,6 +55,8 @@ pub struct Csi {
     pub(super) turns: Turns,
     /// Held for look-ups only.
     pub(super) lost: Arc<Mutex<Lost>>,
+    /// The directories that could not be read. Held for look-ups only.
+    pub(super) unread: Arc<Mutex<Unread>>,
     /// Held for look-ups only, never across a call or a system call.
     users: Mutex<Users>,
     /// Likewise.
@@ -93,34 +95,7 @@ impl Csi {
         attachments: Arc<Attachments>,
     ) -> Csi {
         let layout = Layout::new(&settings.root_dir);
-        let mut users = Users::default();
-        let rebuild::All { readable, damaged, mut unread } = rebuild::find_all(&settings.root_dir);
-        for found in readable {
-            users.add(&names::unique_name(&found.driver, &found.handle), &found.place);
-        }
-        damaged.into_iter().for_each(|place| users.unknown(place));
-        match rebuild::staged(&layout) {
-            Ok(staged) => {
-                staged.iter().for_each(|(driver, handle)| users.found(&names::unique_name(driver, handle)));
-            }
-            Err(error) => unread = Some(error),
-        }
-        attachments.set(Holder::Csi, users.names());
-        let mut lost = Lost::default();
-        lost.found(&lost::damaged_blocks(&layout), users.all());
-        let is_any = lost.is_any();
-        let lost = Arc::new(Mutex::new(lost));
-        if let Some(error) = unread {
-            // Until the next start each volume in the node's object may be mounted.
-            log::error!("CSI volumes: a directory cannot be read, and no volume is detached: {error}");
-            attachments.keep_if(Box::new(|name| names::parts(name).is_some()));
-        } else if is_any || rebuild::has_damaged(&layout) {
-            let (layout, lost) = (layout.clone(), Arc::clone(&lost));
-            attachments.keep_if(Box::new(move |name| {
-                rebuild::is_damaged(&layout, name) || lost.locked().may_be(name)
-            }));
-        }
-        Csi {
+        let csi = Csi {
             settings,
             layout,
             registry,
@@ -128,10 +103,69 @@ impl Csi {
             mounter,
             attachments,
             turns: Turns::default(),
-            lost,
-            users: Mutex::new(users),
+            lost: Arc::default(),
+            unread: Arc::default(),
+            users: Mutex::default(),
             measured: Mutex::default(),
+        };
+        let has_damaged = csi.read_disk(&StopToken::never()).unwrap_or(true);
+        if has_damaged || !csi.unread.locked().is_empty() || csi.lost().is_any() {
+            let (layout, lost, unread) = (csi.layout.clone(), Arc::clone(&csi.lost), Arc::clone(&csi.unread));
+            csi.attachments.keep_if(Box::new(move |name| {
+                unread.locked().may_have(&layout, name)
+                    || rebuild::is_staged(&layout, name)
+                    || lost.locked().may_be(name)
+            }));
         }
+        csi
+    }
+
+    /// Finds what is on the disk, at the start, and later what could not be read then. Operations may run
+    /// meanwhile: what is found is not there any more perhaps. Returns whether the record of a staged
+    /// file system is damaged.
+    pub(super) fn read_disk(&self, stop: &StopToken) -> Result<bool, VolumeError> {
+        let mut unread = Unread::default();
+        let rebuild::All { readable, damaged } = rebuild::find_all(&self.settings.root_dir, &mut unread);
+        let staged = rebuild::staged(&self.layout, &mut unread);
+        for found in readable {
+            if self.users().name_at(&found.place).is_some() {
+                continue;
+            }
+            let name = names::unique_name(&found.driver, &found.handle);
+            let _turn = self.turn(&name, stop)?;
+            if rebuild::look(&self.layout, &found.place) != Look::Missing {
+                self.users().add(&name, &found.place);
+            }
+        }
+        for place in damaged {
+            self.users().unknown(place.clone());
+            if rebuild::look(&self.layout, &place) == Look::Missing {
+                self.users().gone(&place);
+            }
+        }
+        self.change(|users| {
+            for (driver, handle) in &staged.readable {
+                users.found(&names::unique_name(driver, handle));
+            }
+            users.hide(unread.hides_pods(&self.layout));
+        });
+        let all = self.users().all();
+        self.lost().found(&staged.damaged_blocks, all);
+        for spec_name in staged.damaged_blocks {
+            let data = self.layout.block(&spec_name)?.join("data");
+            match Record::read(&data) {
+                Look::Damaged(_) => {}
+                Look::Missing => self.lost().gone(&spec_name),
+                Look::Record(record) => {
+                    let name = names::unique_name(&record.driver_name, &record.volume_handle);
+                    self.change(|users| users.found(&name));
+                    self.lost().known(&name, Some(&spec_name));
+                }
+            }
+        }
+        // Last: until then each volume stays in use that may be there.
+        self.unread.locked().replace(unread);
+        Ok(staged.has_damaged)
     }
 
     pub(super) fn users(&self) -> MutexGuard<'_, Users> {
@@ -172,8 +206,11 @@ impl Csi {
 
     /// Whether anything of a volume may be left on the node.
     pub(crate) fn has_volumes(&self) -> bool {
-        rebuild::staged_dirs(&self.layout).map_or(true, |dirs| !dirs.is_empty())
-            || rebuild::block_volumes(&self.layout).map_or(true, |names| !names.is_empty())
+        let mut unread = Unread::default();
+        !rebuild::staged_dirs(&self.layout, &mut unread).is_empty()
+            || !rebuild::block_volumes(&self.layout, &mut unread).is_empty()
+            || !unread.is_empty()
+            || !self.unread.locked().is_empty()
             || !self.users().unused().is_empty()
     }
 
