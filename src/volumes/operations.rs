@@ -643,6 +643,9 @@ mod tests {
             Err::<(), _>(VolumeError::Stopping)
         });
         assert!(matches!(stopped, Err(VolumeError::Stopping)));
+        while operations.is_busy(&uid()) {
+            std::thread::yield_now();
+        }
         let panicked = operations.run(
             (&uid(), "v", &Share::default()),
             LIMIT,

@@ -56,7 +56,11 @@ impl Drop for Node {
     fn drop(&mut self) {
         for pod in std::fs::read_dir(self.root.join("pods")).into_iter().flatten().flatten() {
             let uid = PodUid::from(pod.file_name().to_string_lossy().as_ref());
-            let _ = self.volumes.tear_down(&uid, &StopToken::never());
+            let until = Instant::now() + LONG;
+            // An operation that was stopped may end a moment later.
+            while self.volumes.tear_down(&uid, &StopToken::never()).is_err() && Instant::now() < until {
+                std::thread::yield_now();
+            }
         }
     }
 }
