@@ -117,7 +117,7 @@ fn failed(method: Method, claim: &ClaimRef, text: &str) -> AnswerError {
 
 /// A driver's text in messages for users.
 fn shown(text: &str) -> String {
-    clip::line(text, MOST_TEXT)
+    clip::beginning(text, MOST_TEXT).to_owned()
 }
 
 fn within_limits(claim: &ClaimRef, devices: &[Device]) -> Result<(), AnswerError> {

@@ -247,7 +247,6 @@ impl Workers {
     /// Stops a pod. A pod that has not started yet will never start.
     pub fn kill(&mut self, uid: &PodUid, kill: Kill) -> AfterEnd {
         let Some(record) = self.records.get_mut(uid) else { return AfterEnd::Removed };
-        record.again = false;
         if record.finished || !record.started {
             self.purge(uid);
             return AfterEnd::Removed;
@@ -483,7 +482,9 @@ impl Record {
     fn note_kill(&mut self, kill: Kill) -> Update {
         let is_eviction =
             |failure: &Failure| [reasons::EVICTED, reasons::PREEMPTING].contains(&failure.reason);
-        self.evicted |= !self.is_ending() && kill.failure.as_ref().is_some_and(is_eviction);
+        // One that would have run again was not to end.
+        let would_run = std::mem::take(&mut self.again) || !self.is_ending();
+        self.evicted |= would_run && kill.failure.as_ref().is_some_and(is_eviction);
         self.killed = true;
         self.removed |= kill.failure.is_none();
         let mut all = Update { pod: None, kill: self.kill.take() };
@@ -573,6 +574,9 @@ mod tests {
         assert!(evicted(record(), &[Some("Evicted"), None]), "it was removed later");
         assert!(!evicted(record(), &[Some("Terminated")]) && !evicted(record(), &[None]));
         assert!(!evicted(record(), &[None, Some("Evicted")]));
+        let stopping = || Record { killed: true, removed: true, ..record() };
+        assert!(!evicted(stopping(), &[Some("Preempting")]));
+        assert!(evicted(Record { again: true, ..stopping() }, &[Some("Preempting"), Some("Terminated")]));
         // It has ended by itself, or was deleted.
         let ending = record();
         ending.shared.lock().unwrap().phase = "Terminating";

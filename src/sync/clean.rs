@@ -18,13 +18,12 @@ use crate::cri::{ImageClient, RuntimeClient};
 use crate::eviction::Reclaim;
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::{ContainerId, PodUid};
+use crate::model::pod::Pod;
 use crate::model::runtime::{ContainerState, ListedPod};
 use crate::model::{metrics, reasons};
 use crate::observe::Observe;
-use crate::pods::WorkerReport;
 use crate::pods::allocation::Allocations;
 use crate::pods::cgroups::PodCgroups;
-use crate::pods::workers::WorkerHandle;
 use crate::resources::iptables::{self, Chains};
 use crate::runtime::Runtime;
 use crate::runtime::gc::{Collector, PodStanding, Scope};
@@ -486,16 +485,16 @@ fn report(
 
 fn standing(snapshot: &Arc<Snapshot>, uid: &PodUid) -> PodStanding {
     let Some(entry) = snapshot.pods.get(uid) else { return PodStanding::Unknown };
-    let report = entry.worker.as_ref().map(WorkerHandle::report);
-    // Also while its volumes are unmounted, for which a dead server may take any time (kubelet:
-    // `ShouldPodContentBeRemoved`).
-    let has_stopped = report.as_ref().is_none_or(WorkerReport::has_stopped);
     let goes = entry.pod.is_none() || entry.rejected || entry.evicted;
-    match report {
-        _ if goes && has_stopped => PodStanding::Terminated,
-        Some(report) if report.is_finished() => PodStanding::Finished,
-        // Without a worker, it is about to get one.
-        _ => PodStanding::Wanted,
+    match &entry.worker {
+        None if goes => PodStanding::Terminated,
+        // It is about to get a worker.
+        None => PodStanding::Wanted,
+        Some(worker) if !worker.report().has_stopped() => PodStanding::Wanted,
+        // Also while its volumes are unmounted, for which a dead server may take any time (kubelet:
+        // `ShouldPodContentBeRemoved`, `ShouldPodRuntimeBeRemoved`).
+        Some(_) if goes || entry.pod.as_ref().is_some_and(Pod::is_deleting) => PodStanding::Terminated,
+        Some(_) => PodStanding::Finished,
     }
 }
 
@@ -503,27 +502,35 @@ fn standing(snapshot: &Arc<Snapshot>, uid: &PodUid) -> PodStanding {
 mod tests {
     use super::super::view::Entry;
     use super::*;
-    use crate::model::pod::Pod;
+    use crate::pods::workers::WorkerHandle;
 
     #[test]
     fn content_of_an_evicted_or_removed_pod_goes_when_its_containers_have_stopped() {
-        let standing_of = |phase: Option<&'static str>, has_source: bool, evicted: bool| {
-            let pod = has_source.then(|| Pod::from(crate::model::api::Pod::default()));
+        let present = || Pod::from(crate::model::api::Pod::default());
+        let deleted = || {
+            let mut object = crate::model::api::Pod::default();
+            object.metadata.deletion_timestamp = Some(crate::model::meta::Time(Timestamp::UNIX_EPOCH));
+            Pod::from(object)
+        };
+        let standing_of = |phase: Option<&'static str>, pod: Option<Pod>, evicted: bool| {
             let worker = phase.map(WorkerHandle::in_phase);
             let entry = Entry { pod, removed: None, rejected: false, evicted, worker };
             let snapshot = Snapshot { pods: [("u".into(), entry)].into(), ..Snapshot::default() };
             standing(&Arc::new(snapshot), &"u".into())
         };
-        for (has_source, evicted) in [(true, true), (false, false)] {
-            let standing_in = |phase| standing_of(Some(phase), has_source, evicted);
+        for (pod, evicted) in [(Some(present()), true), (None, false), (Some(deleted()), false)] {
+            let standing_in = |phase| standing_of(Some(phase), pod.clone(), evicted);
             assert_eq!(standing_in("Terminating"), PodStanding::Wanted);
             // Its volumes are being unmounted.
             assert_eq!(standing_in("Terminated"), PodStanding::Terminated);
             assert_eq!(standing_in("Finished"), PodStanding::Terminated);
         }
         // One that has ended by itself keeps its last containers for their logs.
-        assert_eq!(standing_of(Some("Terminated"), true, false), PodStanding::Wanted);
-        assert_eq!(standing_of(Some("Finished"), true, false), PodStanding::Finished);
-        assert_eq!(standing_of(None, true, false), PodStanding::Wanted);
+        for phase in ["Terminated", "Finished"] {
+            assert_eq!(standing_of(Some(phase), Some(present()), false), PodStanding::Finished);
+        }
+        // After a restart of the agent its containers may run.
+        assert_eq!(standing_of(None, Some(deleted()), false), PodStanding::Wanted);
+        assert_eq!(standing_of(None, Some(present()), false), PodStanding::Wanted);
     }
 }

@@ -339,7 +339,8 @@ impl Core {
                 // Static pods have no creation time and come first.
                 // DIFFERS: after a restart, upstream may refuse a pod that runs for a new one that was
                 // created before.
-                pods.sort_by_key(|pod| {
+                // Which pods run changes at any time, and an order must not change while it is made.
+                pods.sort_by_cached_key(|pod| {
                     let created = pod.object().metadata.creation_timestamp.as_ref().map(|t| t.0);
                     (!(world.still_runs)(pod.uid()), created)
                 });
@@ -487,7 +488,9 @@ impl Core {
         let verdict = match ends {
             true => Admission::Admit,
             false => {
-                let (verdict, has_room) = load.admit(&granted, runs, &node, self.sources_ready(), world);
+                // A static pod whose former incarnation still stops is new.
+                let ran = runs && !(world.has_worker)(&uid);
+                let (verdict, has_room) = load.admit(&granted, ran, &node, self.sources_ready(), world);
                 starts_after.extend((!has_room).then(|| load.victims.clone()).into_iter().flatten());
                 verdict
             }
@@ -1085,6 +1088,33 @@ mod tests {
         bench.running = ["2".into(), "3".into()].into();
         let effects = bench.apply(SourceName::Api, set());
         assert_eq!(effects[3..], ["update 2", "update 3", "reject 1 OutOfpods"]);
+    }
+
+    /// The list of the runtime changes while a set is handled.
+    #[test]
+    fn pods_that_end_while_they_are_sorted_are_all_admitted() {
+        let mut bench = Bench::new(&[SourceName::Api]);
+        bench.node.allocatable.pods = 1_000;
+        let set: Vec<Pod> = (0..500).map(|n| pod(&format!("p{n}"), &n.to_string())).collect();
+        let questions = std::cell::Cell::new(0_usize);
+        let still_runs = |_: &PodUid| {
+            questions.set(questions.get() + 1);
+            questions.get() * 7 % 13 < 6
+        };
+        let effects = bench
+            .ask(&still_runs, |core, world| core.apply_set(SourceName::Api, set, Timestamp::now(), world));
+        assert_eq!(effects.iter().filter(|effect| effect.starts_with("update")).count(), 500);
+    }
+
+    #[test]
+    fn static_pod_that_comes_back_while_it_stops_takes_no_place_of_one_that_is_being_deleted() {
+        let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
+        bench.node.allocatable.pods = 1;
+        bench.running = ["1".into(), "2".into()].into();
+        bench.apply(SourceName::Api, vec![deleted("a", "1")]);
+        bench.workers.borrow_mut().insert("2".into());
+        let effects = bench.apply(SourceName::File, vec![of_file("s", "2")]);
+        assert_ne!(effects, ["update 2"]);
     }
 
     #[test]
