@@ -172,6 +172,8 @@ pub(super) fn make(
         },
         removes: args.remove_damaged_images,
     });
+    let wake = verdicts.clone();
+    let waker = volumes::Waker(Arc::new(move |pod| wake.put(pod.clone(), ())));
     let volumes = Arc::new(Volumes::new(
         volumes::Settings {
             root_dir: args.root_dir.clone(),
@@ -179,7 +181,7 @@ pub(super) fn make(
             plugin_dir: config.volume_plugin_dir.clone().into(),
             node: host.node_name.clone(),
         },
-        volumes::Deps { events: events.clone(), api: pod_api.clone(), local: local.clone() },
+        volumes::Deps { events: events.clone(), api: pod_api.clone(), local: local.clone(), waker },
     ));
     let probes = Probes::new(probes::Deps {
         cri: cri.clone(),

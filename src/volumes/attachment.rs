@@ -33,7 +33,7 @@ pub struct Controller {
     pub shown: Box<dyn Fn() -> Option<Shown> + Send + Sync>,
     /// Called when the list of volumes in use has changed: the status shall be written now.
     pub changed: Box<dyn Fn() + Send + Sync>,
-    /// Called for a pod whose volume need not wait any longer, or whose updates have ended.
+    /// Called for a pod whose volume need not wait any longer.
     pub wake: Box<dyn Fn(&PodUid) + Send + Sync>,
 }
 
@@ -229,13 +229,6 @@ impl Attachments {
         let shown = (controller.shown)();
         let ready = self.agreement().ready(shown.as_ref());
         ready.iter().for_each(|pod| (controller.wake)(pod));
-    }
-
-    /// Wakes the pod, whose volumes have changed.
-    pub(super) fn wake(&self, pod: &PodUid) {
-        if let Some(controller) = self.controller.get() {
-            (controller.wake)(pod);
-        }
     }
 
     /// Whether the pod's volume, which is in use, may be mounted. If not, the pod is woken when it

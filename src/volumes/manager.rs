@@ -53,6 +53,32 @@ pub struct Deps {
     pub api: Option<PodApi>,
     /// ConfigMaps and Secrets of static pods.
     pub local: LocalObjects,
+    /// Called for a pod when updates of its volumes have ended that no sync awaits.
+    pub waker: Waker,
+}
+
+/// Runs the worker of a pod again.
+#[derive(Clone)]
+pub struct Waker(pub Arc<dyn Fn(&PodUid) + Send + Sync>);
+
+/// Wakes nothing.
+impl Default for Waker {
+    fn default() -> Waker {
+        Waker(Arc::new(|_| {}))
+    }
+}
+
+impl std::fmt::Debug for Waker {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Waker")
+    }
+}
+
+#[cfg(test)]
+impl Deps {
+    pub(super) fn of_test(events: EventSink, api: Option<PodApi>) -> Deps {
+        Deps { events, api, local: LocalObjects::default(), waker: Waker::default() }
+    }
 }
 
 /// The volumes of all pods. All pod workers share it.
@@ -74,7 +100,7 @@ pub struct Volumes {
     /// Volumes of CSI drivers.
     pub(super) csi: Arc<Csi>,
     /// What the controller that attaches volumes knows.
-    pub(super) attachments: Arc<Attachments>,
+    attachments: Arc<Attachments>,
     /// Why the volumes of a pod cannot be removed, since when.
     failures: Mutex<BTreeMap<PodUid, (String, Instant)>>,
     /// When the next clean-up of devices is due: at the start, after the end of a pod, and some time
@@ -86,6 +112,7 @@ pub struct Volumes {
     pub(super) sweeping: Mutex<Option<Operation>>,
     /// Updates of volumes that pods have already. Held for table look-ups only.
     pub(super) refreshes: Mutex<Refreshes>,
+    pub(super) waker: Waker,
     /// Pods without a source whose volumes are being removed.
     pub(super) orphans: Orphans,
 }
@@ -169,6 +196,7 @@ impl Volumes {
             unreleased: Arc::default(),
             sweeping: Mutex::default(),
             refreshes: Mutex::default(),
+            waker: deps.waker,
             orphans: Orphans::default(),
         }
     }

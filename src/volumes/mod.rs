@@ -54,7 +54,7 @@ mod unmount;
 
 pub use attachment::{Controller, Shown as ShownVolumes, Wait};
 pub use error::{ToolError, VolumeError};
-pub use manager::{Deps, Lingering, Settings, Slow, Volumes};
+pub use manager::{Deps, Lingering, Settings, Slow, Volumes, Waker};
 pub use mounts::{Mount, table_of};
 pub use orphans::OrphanReport;
 pub use progress::State;

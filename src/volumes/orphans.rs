@@ -301,7 +301,7 @@ mod tests {
             plugin_dir: Default::default(),
             node: String::new(),
         };
-        Volumes::new(settings, Deps { events, api: None, local: Default::default() })
+        Volumes::new(settings, Deps::of_test(events, None))
     }
 
     #[test]

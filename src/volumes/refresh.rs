@@ -163,26 +163,41 @@ impl Volumes {
         stop: &StopToken,
     ) -> Result<Vec<Ended>, VolumeError> {
         let (now, mut results, mut begun) = (Instant::now(), Vec::new(), Vec::new());
+        // The purposes without a running round, with the volumes that are left of one that has ended.
+        let mut idle = Vec::new();
         for purpose in [Purpose::Files, Purpose::Update] {
             let key = (pod.uid().clone(), purpose);
-            let mut due: Vec<_> =
-                due.iter().copied().filter(|(volume, _)| purpose_of(volume) == purpose).collect();
-            let before = self.refreshes().rounds.remove(&key);
-            if let Some(mut before) = before {
-                let has_ended = before.take(now, stop, &mut results);
-                let hung = self.operations.over_time(&before.operation, now);
-                if !has_ended && hung.is_none() {
-                    self.refreshes().rounds.insert(key, before);
-                    continue;
-                }
-                if let Some(hung) = hung.filter(|hung| before.volumes.remove(hung)) {
-                    results.push((hung, Err(VolumeError::Overdue)));
-                }
-                due.retain(|(volume, _)| before.volumes.contains(&volume.name));
-                // Not under the lock: this waits a moment for its end.
-                drop(before);
+            let Some(mut before) = self.refreshes().rounds.remove(&key) else {
+                idle.push((key, None));
+                continue;
+            };
+            let has_ended = before.take(now, stop, &mut results);
+            let hung = self.operations.over_time(&before.operation, now);
+            if !has_ended && hung.is_none() {
+                self.refreshes().rounds.insert(key, before);
+                continue;
             }
-            due.retain(|(volume, _)| !self.operations.is_running(pod.uid(), &volume.name));
+            if let Some(hung) = hung.filter(|hung| before.volumes.remove(hung)) {
+                results.push((hung, Err(VolumeError::Overdue)));
+            }
+            // Its end is waited for a moment, and not under the lock.
+            idle.push((key, Some(std::mem::take(&mut before.volumes))));
+        }
+        // The end of a round woke the pod for this sync. Rounds of two purposes would have no end if
+        // each began when the other ends.
+        let is_woken = idle.iter().any(|(_, left)| left.is_some());
+        for (key, left) in idle {
+            let purpose = key.1;
+            let is_due = |volume: &Volume| match &left {
+                Some(left) => left.contains(&volume.name),
+                None => !is_woken,
+            };
+            let mut due: Vec<_> = due.to_vec();
+            due.retain(|(volume, _)| {
+                purpose_of(volume) == purpose
+                    && is_due(volume)
+                    && !self.operations.is_running(pod.uid(), &volume.name)
+            });
             let Some((first, _)) = due.first().copied() else { continue };
             match self.begin_round(pod, purpose, &due, stop) {
                 Ok(round) => {
@@ -229,12 +244,11 @@ impl Volumes {
             due.iter().map(|(volume, mounted)| ((*volume).clone(), (*mounted).clone())).collect();
         let first = due.first().map(|(volume, _)| volume.name.clone()).unwrap_or_default();
         let is_left = Arc::<AtomicBool>::default();
-        let (left, attachments, woken) =
-            (Arc::clone(&is_left), Arc::clone(&self.attachments), pod.uid().clone());
+        let (left, waker, woken) = (Arc::clone(&is_left), self.waker.clone(), pod.uid().clone());
         let to = move |result: Result<(), VolumeError>| {
             let is_awaited = !left.swap(true, Ordering::SeqCst);
             if !is_awaited && !matches!(result, Err(VolumeError::Stopping)) {
-                attachments.wake(&woken);
+                (waker.0)(&woken);
             }
         };
         let (kinds, api, local) = (Arc::clone(&self.kinds), self.api.clone(), self.local.clone());

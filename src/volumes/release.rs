@@ -225,7 +225,7 @@ mod tests {
             plugin_dir: Default::default(),
             node: String::new(),
         };
-        let volumes = Arc::new(Volumes::new(settings, Deps { events, api: None, local: Default::default() }));
+        let volumes = Arc::new(Volumes::new(settings, Deps::of_test(events, None)));
         let watch = volumes.watch_stop(&PodUid::from("u"), |_| Waited::TimedOut);
         assert!(watch.0.is_none());
     }

@@ -840,7 +840,7 @@ mod tests {
             plugin_dir: Default::default(),
             node: String::new(),
         };
-        (Volumes::new(settings, Deps { events, api: None, local: Default::default() }), queue)
+        (Volumes::new(settings, Deps::of_test(events, None)), queue)
     }
 
     /// Volumes with these objects of an API server.
@@ -860,11 +860,7 @@ mod tests {
             claims: Claims::none(),
             trust: Default::default(),
         };
-        (
-            Volumes::new(settings, Deps { events, api: Some(api.clone()), local: Default::default() }),
-            api,
-            queue,
-        )
+        (Volumes::new(settings, Deps::of_test(events, Some(api.clone()))), api, queue)
     }
 
     fn pod(volumes: serde_json::Value, mounts: &[&str]) -> Pod {
@@ -1224,8 +1220,7 @@ mod tests {
             plugin_dir: Default::default(),
             node: String::new(),
         };
-        let volumes =
-            Volumes::new(settings, Deps { events, api: Some(api.clone()), local: Default::default() });
+        let volumes = Volumes::new(settings, Deps::of_test(events, Some(api.clone())));
         let token = json!({"serviceAccountToken": {"path": "t", "expirationSeconds": 3600}});
         let pod = pod(
             json!([
@@ -1280,8 +1275,7 @@ mod tests {
         api.claims = Claims::new(server());
         api.tokens = Tokens::new(server());
         let (settings, events) = (volumes.settings.clone(), volumes.events.clone());
-        let volumes =
-            Volumes::new(settings, Deps { events, api: Some(api.clone()), local: Default::default() });
+        let volumes = Volumes::new(settings, Deps::of_test(events, Some(api.clone())));
         let token = json!({"serviceAccountToken": {"path": "t", "expirationSeconds": 3600}});
         let claim = json!({"name": "c", "persistentVolumeClaim": {"claimName": "c"}});
         let pod = pod(json!([{"name": "p", "projected": {"sources": [token]}}, claim]), &["p", "c"]);

@@ -69,7 +69,13 @@ impl Field {
             plugin_dir: Default::default(),
             node: String::new(),
         };
-        (Arc::new(Volumes::new(settings, Deps { events, api, local: Default::default() })), queue)
+        (
+            Arc::new(Volumes::new(
+                settings,
+                Deps { events, api, local: Default::default(), waker: Default::default() },
+            )),
+            queue,
+        )
     }
 
     fn attack(&self, dir: &Path) -> RunningAttack {

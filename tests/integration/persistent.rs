@@ -97,7 +97,10 @@ impl Place {
             plugin_dir: self.0.path().join("exec"),
             node: "node".to_owned(),
         };
-        Volumes::new(settings, Deps { events, api: Some(api), local: Default::default() })
+        Volumes::new(
+            settings,
+            Deps { events, api: Some(api), local: Default::default(), waker: Default::default() },
+        )
     }
 
     fn mounts(&self) -> usize {

@@ -61,7 +61,7 @@ impl VolumeFixture {
                     plugin_dir: Default::default(),
                     node: String::new(),
                 },
-                Deps { events, api: None, local: Default::default() },
+                Deps { events, api: None, local: Default::default(), waker: Default::default() },
             ),
             queue,
         )
@@ -550,7 +550,10 @@ fn secrets_and_tokens_are_in_memory_and_follow_their_objects() {
         },
     );
     let api = server.api();
-    let volumes = Volumes::new(settings, Deps { events, api: Some(api.clone()), local: Default::default() });
+    let volumes = Volumes::new(
+        settings,
+        Deps { events, api: Some(api.clone()), local: Default::default(), waker: Default::default() },
+    );
     let pod = pod(
         json!({}),
         json!({
@@ -618,7 +621,10 @@ fn links_have_the_owner_and_group_of_their_files() {
         plugin_dir: Default::default(),
         node: String::new(),
     };
-    let volumes = Volumes::new(settings, Deps { events, api: Some(api.clone()), local: Default::default() });
+    let volumes = Volumes::new(
+        settings,
+        Deps { events, api: Some(api.clone()), local: Default::default(), waker: Default::default() },
+    );
     let names = ["secret", "map", "fields", "all"];
     let mounts = names.map(|name| json!({"name": name, "mountPath": format!("/{name}")}));
     let label = json!([{"path": "pw", "fieldRef": {"fieldPath": "metadata.name"}}]);

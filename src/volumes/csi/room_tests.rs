@@ -48,7 +48,7 @@ fn agent(root: &Path, node: &Arc<FakeNode>, size: &str, mode: &str) -> (Volumes,
     let driver = node.driver();
     let registry = Registry::new(move |_, _| Ok(Arc::clone(&driver)));
     registry.register(DRIVER, "/s", &["1.0.0".to_owned()], &StopToken::never()).unwrap();
-    let deps = Deps { events, api: Some(api), local: Default::default() };
+    let deps = Deps::of_test(events, Some(api));
     let volumes = Volumes::with_drivers(settings, deps, registry);
     node.calls();
     (volumes, queue)

@@ -138,9 +138,17 @@ impl Csi {
             }
         }
         for place in damaged {
+            if self.users().name_at(&place).is_some() {
+                continue;
+            }
             self.users().unknown(place.clone());
-            if rebuild::look(&self.layout, &place) == Look::Missing {
-                self.users().gone(&place);
+            match rebuild::look(&self.layout, &place) {
+                Look::Damaged(_) => {}
+                Look::Missing => self.users().gone(&place),
+                Look::Record(record) => {
+                    let name = names::unique_name(&record.driver_name, &record.volume_handle);
+                    self.users().add(&name, &place);
+                }
             }
         }
         self.change(|users| {

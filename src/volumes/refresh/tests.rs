@@ -3,15 +3,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::json;
 
-use super::super::attachment::Controller;
-use super::super::manager::{Deps, Settings};
+use super::super::manager::{Deps, Settings, Waker};
 use super::super::operations;
 use super::*;
+use crate::kube::PodApi;
 use crate::kube::claims::Claims;
 use crate::kube::objects::{Object, Objects};
 use crate::kube::runtime_classes::RuntimeClasses;
 use crate::kube::tokens::{TokenAnswer, TokenApi, Tokens};
-use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::{Event, EventSink};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -85,14 +84,10 @@ impl Node {
             node: String::new(),
         };
         let (sink, events) = EventSink::new();
-        let deps = Deps { events: sink, api: Some(api.clone()), local: LocalObjects::default() };
-        let volumes = Volumes::new(settings, deps);
         let (woken, wakes) = bounded(64);
-        volumes.agree_with(Controller {
-            shown: Box::new(|| None),
-            changed: Box::new(|| {}),
-            wake: Box::new(move |pod| woken.send(pod.clone()).unwrap()),
-        });
+        let waker = Waker(Arc::new(move |pod| woken.send(pod.clone()).unwrap()));
+        let deps = Deps { waker, ..Deps::of_test(sink, Some(api.clone())) };
+        let volumes = Volumes::new(settings, deps);
         Node { volumes, api, objects, requests, events, wakes, root: root.to_owned() }
     }
 
@@ -216,6 +211,27 @@ fn slow_server_has_all_volumes_updated_once_and_the_pod_is_woken_once() {
     assert!(requests() == 8 && node.volumes.refreshes().is_empty() && node.wakes.is_empty());
     node.volumes.remount(&pod, &never);
     node.wait_for(|_| requests() == 12);
+}
+
+/// Two kinds of updates, each slow, would wake the pod by turns without an end.
+#[test]
+fn sync_that_is_woken_by_the_end_of_updates_begins_none_of_another_kind() {
+    let root = tempfile::tempdir().unwrap();
+    let (_answer, silent) = bounded::<()>(0);
+    let node = Node::new(root.path(), 1, silent);
+    node.map("1", &[("k", b"1".to_vec())]);
+    let (pod, never) = (pod(json!([with_token("a", &one_item())])), StopToken::never());
+    node.api.register(&pod);
+    node.volumes.setup(&pod, &never).unwrap();
+    node.api.tokens.forget(pod.uid());
+    let (other, report) = round(&["b"]);
+    drop(report);
+    node.volumes.refreshes().rounds.insert((pod.uid().clone(), Purpose::Update), other);
+    node.volumes.remount(&pod, &never);
+    assert!(node.requests.load(Ordering::SeqCst) == 1 && node.volumes.refreshes().is_empty());
+    // The next one does.
+    node.volumes.remount(&pod, &never);
+    node.wait_for(|node| node.requests.load(Ordering::SeqCst) == 2);
 }
 
 /// Updates of a pod, and the sender of their results.
