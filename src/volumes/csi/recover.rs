@@ -54,7 +54,8 @@ impl Csi {
             return Ok(None);
         }
         let shown = self.attachments.shown().ok_or("the object of the node is not known yet")?;
-        let all = shown.in_use.union(&shown.attached);
+        // The API server knows those for certain: not many others must take their place.
+        let all = shown.attached.iter().chain(shown.in_use.difference(&shown.attached));
         let candidates = all.filter(|name| form == Form::Filesystem || self.lost().may_be(name));
         let candidates: Vec<&String> = candidates.collect();
         let mut unknown = (candidates.len() > MAX_ASKED).then(|| "too many volumes are attached".to_owned());

@@ -146,7 +146,7 @@ impl Csi {
             }
         };
         if !self.unread.locked().is_empty() {
-            self.read_disk(stop)?;
+            self.read_disk()?;
             keep(self.unread.locked().result());
         }
         let mut unread = Unread::default();
@@ -156,6 +156,13 @@ impl Csi {
             }
             match Record::read(&dir) {
                 Look::Record(record) => {
+                    let staged = self.layout.staged(&record.driver_name, &record.volume_handle);
+                    // Nothing is called for it: it would be taken for unstaged.
+                    if !staged.is_ok_and(|staged| staged == dir) {
+                        let text = format!("the record in {} is that of another volume", dir.display());
+                        keep(Err(not_begun(Phase::UnmountDevice, text)));
+                        continue;
+                    }
                     let name = names::unique_name(&record.driver_name, &record.volume_handle);
                     keep(self.release_if_unused(&name, stop));
                 }

@@ -847,6 +847,33 @@ fn volume_whose_attachment_may_not_be_read_stays_in_use_until_it_is_known() {
     assert!(agent.left().is_empty() && agent.csi.attachments.list().1.is_empty(), "{:?}", agent.left());
 }
 
+/// Those that may not be read are asked for again each time.
+#[test]
+fn attached_volumes_are_found_beside_very_many_whose_attachments_may_not_be_read() {
+    let mut agent = FakeAgent::new();
+    let a = Wanted { form: Form::Block, ..wanted("a", "h") };
+    set_up(&agent, &a).unwrap();
+    damage_block(&agent, &a);
+    agent.restart();
+    let handles = (0..300).map(|n| n.to_string());
+    let forbidden: Vec<_> = handles.clone().map(|one| names::attachment_name(&one, "a", "n1")).collect();
+    *agent.cluster.forbidden.lock().unwrap() = forbidden;
+    let id = names::attachment_name("h", DRIVER, "n1");
+    *agent.cluster.attached.lock().unwrap() = Some([(id, "pv-h".to_owned())].into());
+    let mut in_use: BTreeSet<String> = handles.map(|one| format!("kubernetes.io/csi/a^{one}")).collect();
+    in_use.insert(a.unique_name());
+    let shown = Shown { in_use, attached: [a.unique_name()].into() };
+    agent.csi.attachments.agree_with(Controller {
+        shown: Box::new(move || Some(shown.clone())),
+        changed: Box::new(|| {}),
+        wake: Box::new(|_| {}),
+    });
+    let found = agent.csi.find_name("pv-h", Form::Block, &StopToken::never());
+    assert_eq!(found, Ok(Some(a.unique_name())));
+    tear_down(&agent, &a).unwrap();
+    assert_eq!((agent.node.published(), agent.node.staged()), (0, 0));
+}
+
 #[test]
 fn staged_block_volumes_without_a_pod_and_with_damaged_records_are_unstaged() {
     let mut agent = FakeAgent::new();
@@ -1058,6 +1085,46 @@ fn directory_that_cannot_be_read_keeps_only_its_own_volumes_until_it_can_be_read
     tear_down(&agent, &b).unwrap();
     assert_eq!(agent.node.staged(), 0);
     assert!(agent.csi.attachments.list().1.is_empty());
+}
+
+#[test]
+fn directory_that_could_not_be_read_is_read_again_although_an_operation_on_a_volume_in_it_hangs() {
+    let mut agent = FakeAgent::new();
+    let (a, b, never) = (wanted("a", "h"), wanted("b", "i"), StopToken::never());
+    set_up(&agent, &a).unwrap();
+    set_up(&agent, &b).unwrap();
+    let dir = agent.root.path().join("pods/b/volumes/kubernetes.io~csi");
+    make_unreadable(&dir, true);
+    agent.restart();
+    make_unreadable(&dir, false);
+    let turn = agent.csi.turn(&b.unique_name(), &never).unwrap();
+    agent.csi.release_unused(&never).unwrap_err();
+    assert_eq!(agent.csi.places(None), [a.place()]);
+    drop(turn);
+    agent.csi.release_unused(&never).unwrap();
+    assert_eq!(agent.csi.places(None), [a.place(), b.place()]);
+    assert_eq!(agent.node.staged(), 2);
+    tear_down(&agent, &a).unwrap();
+    tear_down(&agent, &b).unwrap();
+}
+
+/// It counted as unstaged, and its disk could be detached while it was mounted.
+#[test]
+fn staged_volume_with_the_record_of_another_one_is_an_error() {
+    let agent = FakeAgent::new();
+    let a = wanted("a", "h");
+    set_up(&agent, &a).unwrap();
+    agent.node.fail("unstage", Fault::Final);
+    tear_down(&agent, &a).unwrap();
+    let staged = |handle: &str| agent.csi.layout.staged(DRIVER, handle).unwrap();
+    std::fs::create_dir_all(staged("i")).unwrap();
+    std::fs::copy(staged("h").join("vol_data.json"), staged("i").join("vol_data.json")).unwrap();
+    let error = agent.csi.release_unused(&StopToken::never()).unwrap_err();
+    assert!(error.to_string().contains("is that of another volume"), "{error}");
+    assert!(staged("i").join("vol_data.json").is_file());
+    std::fs::remove_dir_all(staged("i")).unwrap();
+    agent.csi.release_unused(&StopToken::never()).unwrap();
+    assert_eq!(agent.node.staged(), 0);
 }
 
 /// Its record was removed, so that it was never unstaged.

@@ -32,6 +32,18 @@ pub(super) struct Turn {
 }
 
 impl Turns {
+    /// The turn if no other operation on `name` runs or waits.
+    pub(super) fn try_take(&self, name: &str) -> Option<Turn> {
+        let mut lanes = self.lanes.locked();
+        if lanes.contains_key(name) {
+            return None;
+        }
+        // Its unit is with the turn.
+        let (give, take) = bounded(1);
+        lanes.insert(name.to_owned(), Lane { give, take, users: 1 });
+        Some(Turn { lanes: Arc::clone(&self.lanes), name: name.to_owned(), is_held: true })
+    }
+
     /// Waits until no other operation on `name` runs. `None` after the stop signal.
     pub(super) fn take(&self, name: &str, stop: &StopToken) -> Option<Turn> {
         let take = {
@@ -91,6 +103,11 @@ mod tests {
             done.send(()).unwrap();
         });
         assert!(is_done.try_recv().is_err());
+        assert!(turns.try_take("v").is_none());
+        let other = turns.try_take("x").unwrap();
+        assert!(turns.try_take("x").is_none() && turns.take("x", &token).is_none());
+        drop(other);
+        assert!(turns.take("x", &never).is_some());
         drop(first);
         running.result();
         assert!(turns.lanes.lock().unwrap().is_empty());

@@ -108,7 +108,7 @@ impl Csi {
             users: Mutex::default(),
             measured: Mutex::default(),
         };
-        let has_damaged = csi.read_disk(&StopToken::never()).unwrap_or(true);
+        let has_damaged = csi.read_disk().unwrap_or(true);
         if has_damaged || !csi.unread.locked().is_empty() || csi.lost().is_any() {
             let (layout, lost, unread) = (csi.layout.clone(), Arc::clone(&csi.lost), Arc::clone(&csi.unread));
             csi.attachments.keep_if(Box::new(move |name| {
@@ -123,16 +123,21 @@ impl Csi {
     /// Finds what is on the disk, at the start, and later what could not be read then. Operations may run
     /// meanwhile: what is found is not there any more perhaps. Returns whether the record of a staged
     /// file system is damaged.
-    pub(super) fn read_disk(&self, stop: &StopToken) -> Result<bool, VolumeError> {
+    pub(super) fn read_disk(&self) -> Result<bool, VolumeError> {
         let mut unread = Unread::default();
         let rebuild::All { readable, damaged } = rebuild::find_all(&self.settings.root_dir, &mut unread);
         let staged = rebuild::staged(&self.layout, &mut unread);
+        let mut is_complete = true;
         for found in readable {
             if self.users().name_at(&found.place).is_some() {
                 continue;
             }
             let name = names::unique_name(&found.driver, &found.handle);
-            let _turn = self.turn(&name, stop)?;
+            // An operation on it may hang, and all other volumes would wait for it.
+            let Some(_turn) = self.turns.try_take(&name) else {
+                is_complete = false;
+                continue;
+            };
             if rebuild::look(&self.layout, &found.place) != Look::Missing {
                 self.users().add(&name, &found.place);
             }
@@ -155,7 +160,7 @@ impl Csi {
             for (driver, handle) in &staged.readable {
                 users.found(&names::unique_name(driver, handle));
             }
-            users.hide(unread.hides_pods(&self.layout));
+            users.hide(!is_complete || unread.hides_pods(&self.layout));
         });
         let all = self.users().all();
         self.lost().found(&staged.damaged_blocks, all);
@@ -172,7 +177,9 @@ impl Csi {
             }
         }
         // Last: until then each volume stays in use that may be there.
-        self.unread.locked().replace(unread);
+        if is_complete {
+            self.unread.locked().replace(unread);
+        }
         Ok(staged.has_damaged)
     }
 
