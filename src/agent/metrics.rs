@@ -9,6 +9,7 @@ use crate::config::Gates;
 use crate::config::gates::{self, Stage};
 use crate::model::metrics;
 use crate::model::runtime::{ContainerState, SandboxState};
+use crate::pods::WorkerPhase;
 use crate::probes::BUCKETS;
 use crate::resources::Roots;
 use crate::resources::own::{self, OwnUse};
@@ -208,8 +209,8 @@ fn pods(handles: &Handles, page: &mut Page) {
     }
     for entry in snapshot.pods.values() {
         let is_static = entry.any_pod().map(|pod| pod.is_static());
-        let phase = entry.worker.as_ref().map_or("", |worker| worker.report().phase);
-        let over = matches!(phase, "Terminated" | "Finished");
+        let phase = entry.worker.as_ref().map_or(WorkerPhase::New, |worker| worker.report().phase);
+        let over = matches!(phase, WorkerPhase::Terminated | WorkerPhase::Finished);
         if entry.pod.is_some()
             && let Some(kind) = is_static
         {
@@ -217,9 +218,9 @@ fn pods(handles: &Handles, page: &mut Page) {
             active[usize::from(kind)] += u64::from(!entry.rejected && !over);
         }
         let lifecycle = match phase {
-            "" => continue,
-            "Terminating" => "terminating",
-            "Terminated" | "Finished" => "terminated",
+            WorkerPhase::New => continue,
+            WorkerPhase::Terminating => "terminating",
+            WorkerPhase::Terminated | WorkerPhase::Finished => "terminated",
             _ => "sync",
         };
         let config = match (&entry.pod, &entry.removed) {

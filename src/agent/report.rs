@@ -99,7 +99,7 @@ impl Handles {
             let Some(pod) = entry.any_pod() else { continue };
             let object = self.object_of(uid, pod);
             let worker = entry.worker.as_ref().map(|worker| worker.report()).unwrap_or_default();
-            let phase = if entry.rejected { "Rejected" } else { worker.phase };
+            let phase = if entry.rejected { "Rejected" } else { worker.phase.as_str() };
             each(PodView {
                 pod: object,
                 phase: phase.to_owned(),

@@ -22,4 +22,4 @@ mod start_clock;
 mod worker;
 pub mod workers;
 
-pub use worker::{Deps, Settings, WorkerReport};
+pub use worker::{Deps, Settings, WorkerPhase, WorkerReport};

@@ -98,33 +98,61 @@ pub struct Deps {
 /// The state of a worker, as other rooms see it.
 #[derive(Debug, Clone, Default)]
 pub struct WorkerReport {
-    /// `Waiting`, `Syncing`, `Terminating`, `Terminated` or `Finished`.
-    pub phase: &'static str,
+    /// What it does.
+    pub phase: WorkerPhase,
     /// Why the last step failed; `None` if it succeeded.
     pub last_error: Option<String>,
     /// When the next step is due.
     pub next_sync: Option<Timestamp>,
 }
 
-const TERMINATING: &str = "Terminating";
-const TERMINATED: &str = "Terminated";
-/// The last phase in a report.
-const FINISHED: &str = "Finished";
+/// What a worker does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WorkerPhase {
+    /// Its first step has not begun.
+    #[default]
+    New,
+    /// It waits for the end of an earlier pod of the same name.
+    Waiting,
+    /// It brings the containers to the state that the manifest describes.
+    Syncing,
+    /// It stops the containers.
+    Terminating,
+    /// All containers have stopped; it cleans up.
+    Terminated,
+    /// The pod has ended on this node.
+    Finished,
+}
+
+impl WorkerPhase {
+    /// As commands show it; empty before the first step.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            WorkerPhase::New => "",
+            WorkerPhase::Waiting => "Waiting",
+            WorkerPhase::Syncing => "Syncing",
+            WorkerPhase::Terminating => "Terminating",
+            WorkerPhase::Terminated => "Terminated",
+            WorkerPhase::Finished => "Finished",
+        }
+    }
+}
 
 impl WorkerReport {
     /// Whether all containers of the pod have stopped and none will start again.
     pub fn has_stopped(&self) -> bool {
-        matches!(self.phase, TERMINATED | FINISHED)
+        matches!(self.phase, WorkerPhase::Terminated | WorkerPhase::Finished)
     }
 
     /// Whether the pod is being stopped, or has ended.
     pub fn is_ending(&self) -> bool {
-        self.phase == TERMINATING || self.has_stopped()
+        self.phase == WorkerPhase::Terminating || self.has_stopped()
     }
 
     /// Whether the worker has finished: the pod has ended on this node.
     pub fn is_finished(&self) -> bool {
-        self.phase == FINISHED
+        self.phase == WorkerPhase::Finished
     }
 }
 
@@ -307,10 +335,10 @@ impl Worker {
     fn report_phase(&self) {
         let mut shared = self.shared.locked();
         shared.phase = match self.life.phase {
-            Phase::Syncing => "Syncing",
-            Phase::Terminating { .. } => TERMINATING,
-            Phase::Terminated => TERMINATED,
-            Phase::Finished => FINISHED,
+            Phase::Syncing => WorkerPhase::Syncing,
+            Phase::Terminating { .. } => WorkerPhase::Terminating,
+            Phase::Terminated => WorkerPhase::Terminated,
+            Phase::Finished => WorkerPhase::Finished,
         };
         shared.next_sync = None;
     }
@@ -821,7 +849,7 @@ impl Worker {
         // The pod may have been evicted or deleted meanwhile: the last status shows that.
         self.receive(inbox, grace);
         // The phase is set first, because the publisher of the status checks it.
-        self.shared.locked().phase = TERMINATED;
+        self.shared.locked().phase = WorkerPhase::Terminated;
         self.store_status(&after, Finality::Final);
         self.life.phase = Phase::Terminated;
         Ok(Next::Now)
@@ -872,7 +900,7 @@ fn until(at: Timestamp) -> Duration {
 /// The body of a worker that stops a pod that only the runtime knows: grace period 1 s, no hooks,
 /// no status. Returns whether it has stopped.
 pub(super) fn stop_unknown(deps: &Deps, pod: &ListedPod, shared: &Shared, stop: &StopToken) -> bool {
-    shared.locked().phase = TERMINATING;
+    shared.locked().phase = WorkerPhase::Terminating;
     loop {
         let busy = deps.observe.busy(&pod.uid);
         let result = deps

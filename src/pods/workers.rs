@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::lifecycle::{Failure, Kill, Update, must_end};
-use super::worker::{Deps, Settings, Shared, Worker, WorkerReport, stop_unknown};
+use super::worker::{Deps, Settings, Shared, Worker, WorkerPhase, WorkerReport, stop_unknown};
 use crate::model::ids::{FullName, PodUid};
 use crate::model::metrics;
 use crate::model::pod::Pod;
@@ -209,7 +209,7 @@ impl Workers {
             let line = self.lines.entry(pod.full_name()).or_default();
             line.push_back(uid.clone());
             if line.front() != Some(&uid) {
-                self.set_phase(&uid, "Waiting");
+                self.set_phase(&uid, WorkerPhase::Waiting);
                 return;
             }
         }
@@ -360,7 +360,7 @@ impl Workers {
         }
     }
 
-    fn set_phase(&self, uid: &PodUid, phase: &'static str) {
+    fn set_phase(&self, uid: &PodUid, phase: WorkerPhase) {
         if let Some(record) = self.records.get(uid) {
             record.shared.locked().phase = phase;
         }
@@ -538,7 +538,7 @@ impl WorkerHandle {
 #[cfg(test)]
 impl WorkerHandle {
     /// The report of a worker in this phase.
-    pub(crate) fn in_phase(phase: &'static str) -> Self {
+    pub(crate) fn in_phase(phase: WorkerPhase) -> Self {
         let report = WorkerReport { phase, ..WorkerReport::default() };
         WorkerHandle(Arc::new(std::sync::Mutex::new(report)))
     }
@@ -579,7 +579,7 @@ mod tests {
         assert!(evicted(Record { again: true, ..stopping() }, &[Some("Preempting"), Some("Terminated")]));
         // It has ended by itself, or was deleted.
         let ending = record();
-        ending.shared.lock().unwrap().phase = "Terminating";
+        ending.shared.lock().unwrap().phase = WorkerPhase::Terminating;
         assert!(!evicted(ending, &[Some("Evicted")]));
         let object = serde_json::json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
         let deleted = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());

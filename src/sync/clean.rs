@@ -502,6 +502,7 @@ fn standing(snapshot: &Arc<Snapshot>, uid: &PodUid) -> PodStanding {
 mod tests {
     use super::super::view::Entry;
     use super::*;
+    use crate::pods::WorkerPhase;
     use crate::pods::workers::WorkerHandle;
 
     #[test]
@@ -512,7 +513,7 @@ mod tests {
             object.metadata.deletion_timestamp = Some(crate::model::meta::Time(Timestamp::UNIX_EPOCH));
             Pod::from(object)
         };
-        let standing_of = |phase: Option<&'static str>, pod: Option<Pod>, evicted: bool| {
+        let standing_of = |phase: Option<WorkerPhase>, pod: Option<Pod>, evicted: bool| {
             let worker = phase.map(WorkerHandle::in_phase);
             let entry = Entry { pod, removed: None, rejected: false, evicted, worker };
             let snapshot = Snapshot { pods: [("u".into(), entry)].into(), ..Snapshot::default() };
@@ -520,13 +521,13 @@ mod tests {
         };
         for (pod, evicted) in [(Some(present()), true), (None, false), (Some(deleted()), false)] {
             let standing_in = |phase| standing_of(Some(phase), pod.clone(), evicted);
-            assert_eq!(standing_in("Terminating"), PodStanding::Wanted);
+            assert_eq!(standing_in(WorkerPhase::Terminating), PodStanding::Wanted);
             // Its volumes are being unmounted.
-            assert_eq!(standing_in("Terminated"), PodStanding::Terminated);
-            assert_eq!(standing_in("Finished"), PodStanding::Terminated);
+            assert_eq!(standing_in(WorkerPhase::Terminated), PodStanding::Terminated);
+            assert_eq!(standing_in(WorkerPhase::Finished), PodStanding::Terminated);
         }
         // One that has ended by itself keeps its last containers for their logs.
-        for phase in ["Terminated", "Finished"] {
+        for phase in [WorkerPhase::Terminated, WorkerPhase::Finished] {
             assert_eq!(standing_of(Some(phase), Some(present()), false), PodStanding::Finished);
         }
         // After a restart of the agent its containers may run.
