@@ -102,14 +102,6 @@ pub fn quota(millicores: i64, period: u64) -> Option<i64> {
     (millicores > 0).then(|| i64::try_from(time).unwrap_or(i64::MAX).clamp(MIN_QUOTA, MAX_QUOTA))
 }
 
-/// The limit in millicores of a quota; 0 without one (`QuotaToMilliCPU`).
-#[must_use]
-pub fn millicores_of_quota(quota: Quota) -> i64 {
-    let Some(time) = quota.microseconds else { return 0 };
-    let millicores = i128::from(time) * 1000 / i128::from(quota.period.max(1));
-    i64::try_from(millicores).unwrap_or(i64::MAX)
-}
-
 /// Systemd limits CPU time in whole percents of a core, so a quota is rounded up to 10 ms of each
 /// second (github.com/opencontainers/cgroups systemd `addCPUQuota`). Returns the microseconds per
 /// second ([`u64::MAX`]: not limited), and the quota for the files.
@@ -174,10 +166,6 @@ mod tests {
         ] {
             assert_eq!(quota(milli, period), expected, "{milli} {period}");
         }
-        let of = |microseconds, period| Quota { microseconds, period };
-        assert_eq!(millicores_of_quota(of(Some(15_000), 100_000)), 150);
-        assert_eq!(millicores_of_quota(of(None, 100_000)), 0);
-        assert_eq!(millicores_of_quota(of(Some(i64::MAX), 0)), i64::MAX);
     }
 
     #[test]
@@ -221,7 +209,6 @@ mod tests {
                 prop_assert!((MIN_QUOTA..=MAX_QUOTA).contains(&time));
             }
             let quota = Quota { microseconds: Some(time), period };
-            let _ = millicores_of_quota(quota);
             let (_, rounded) = rounded_for_systemd(quota);
             if time > 0 && time <= MAX_QUOTA && (1000..=1_000_000).contains(&period) {
                 prop_assert!(rounded.microseconds.is_some_and(|rounded| rounded >= time));

@@ -8,8 +8,6 @@ use std::os::fd::RawFd;
 pub const EVENT_CONTROL: &str = "cgroup.event_control";
 /// The use of memory.
 pub const USAGE: &str = "memory.usage_in_bytes";
-/// The use of memory and swap together; absent if the kernel does not count swap.
-pub const USAGE_WITH_SWAP: &str = "memory.memsw.usage_in_bytes";
 /// Signals when the kernel reclaims memory.
 pub const PRESSURE_LEVEL: &str = "memory.pressure_level";
 
@@ -19,7 +17,7 @@ const LEAST_DISTANCE: u64 = 32 << 20;
 /// Memory of one cgroup, in bytes, and what is left until its nearest threshold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reading {
-    /// Use of memory as the file has it (with swap for [`USAGE_WITH_SWAP`]), including pages of
+    /// Use of memory as the file has it, including pages of
     /// files that the kernel can drop.
     pub usage: u64,
     /// What is available beyond the largest threshold; zero if one is met.
@@ -74,7 +72,7 @@ impl Levels {
 }
 
 /// The line that makes the kernel signal `event` (an eventfd) when the use of memory passes
-/// `level`. `file` is the open [`USAGE`] or [`USAGE_WITH_SWAP`]; it may be closed afterwards.
+/// `level`. `file` is the open [`USAGE`]; it may be closed afterwards.
 #[must_use]
 pub fn usage_line(event: RawFd, file: RawFd, level: u64) -> String {
     // The kernel's counter has pages, whose number fits into a signed number.

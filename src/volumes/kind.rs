@@ -16,9 +16,6 @@ use crate::util::stop::StopToken;
 
 /// One volume of one pod, its source resolved (claim, persistent volume, secrets' names).
 pub trait VolumeKind: Send + Sync {
-    /// The plugin's name in metrics, such as `kubernetes.io/csi`.
-    fn plugin(&self) -> &'static str;
-
     /// The name of the volume on this node. Operations on one name never run at the same time.
     /// Attachable volumes: `<plugin>/<id>`; others: `<plugin>/<pod UID>-<volume>`. The first form is
     /// what `node.status.volumesInUse` contains.

@@ -8,7 +8,7 @@ use super::super::paths;
 use crate::util::sha256;
 
 /// The plugin's name.
-pub(super) const PLUGIN: &str = "kubernetes.io/csi";
+const PLUGIN: &str = "kubernetes.io/csi";
 /// The plugin's directory below a pod.
 pub(crate) const DIRECTORY: &str = "kubernetes.io~csi";
 /// The file with what is needed to undo an operation.

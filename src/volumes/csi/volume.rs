@@ -309,10 +309,6 @@ impl CsiVolume {
 }
 
 impl VolumeKind for CsiVolume {
-    fn plugin(&self) -> &'static str {
-        names::PLUGIN
-    }
-
     fn unique_name(&self) -> String {
         self.wanted.unique_name()
     }
