@@ -153,7 +153,8 @@ impl Cleaner {
         let mut due = Deadlines::default();
         let now = Instant::now();
         due.set(Job::Garbage, now + FIRST_GARBAGE);
-        due.set(Job::Code, now + FIRST_CODE);
+        let start_ends = now + FIRST_CODE;
+        due.set(Job::Code, start_ends);
         due.set(Job::Images, now + IMAGES_PERIOD);
         if let Some((_, period)) = &self.deps.rotator {
             due.set(Job::Logs, now + *period);
@@ -179,7 +180,9 @@ impl Cleaner {
                 let period = match job {
                     Job::Code => {
                         memory::give_back_code();
-                        CODE_PERIOD
+                        // What is released during the start is used again before its end.
+                        let start_lasts = start_ends.saturating_duration_since(Instant::now());
+                        if start_lasts.is_zero() { CODE_PERIOD } else { start_lasts }
                     }
                     Job::Garbage => {
                         self.garbage(Scope::Policy, stop);
