@@ -735,7 +735,10 @@ fn damage_block(agent: &FakeAgent, wanted: &Wanted) {
 /// The node's object has these volumes, all of them attached.
 fn show(agent: &FakeAgent, names: &[String]) {
     let names: BTreeSet<String> = names.iter().cloned().collect();
-    let shown = Shown { in_use: names.clone(), attached: names };
+    show_lists(agent, Shown { in_use: names.clone(), attached: names });
+}
+
+fn show_lists(agent: &FakeAgent, shown: Shown) {
     agent.csi.attachments.agree_with(Controller {
         shown: Box::new(move || Some(shown.clone())),
         changed: Box::new(|| {}),
@@ -829,11 +832,7 @@ fn volume_whose_attachment_may_not_be_read_stays_in_use_until_it_is_known() {
     damage_block(&agent, &a);
     agent.restart();
     let shown = Shown { in_use: [a.unique_name()].into(), attached: BTreeSet::new() };
-    agent.csi.attachments.agree_with(Controller {
-        shown: Box::new(move || Some(shown.clone())),
-        changed: Box::new(|| {}),
-        wake: Box::new(|_| {}),
-    });
+    show_lists(&agent, shown);
     let id = names::attachment_name("h", DRIVER, "n1");
     *agent.cluster.attached.lock().unwrap() = Some([(id.clone(), "pv-h".to_owned())].into());
     agent.cluster.forbidden.lock().unwrap().push(id);
@@ -863,11 +862,7 @@ fn attached_volumes_are_found_beside_very_many_whose_attachments_may_not_be_read
     let mut in_use: BTreeSet<String> = handles.map(|one| format!("kubernetes.io/csi/a^{one}")).collect();
     in_use.insert(a.unique_name());
     let shown = Shown { in_use, attached: [a.unique_name()].into() };
-    agent.csi.attachments.agree_with(Controller {
-        shown: Box::new(move || Some(shown.clone())),
-        changed: Box::new(|| {}),
-        wake: Box::new(|_| {}),
-    });
+    show_lists(&agent, shown);
     let found = agent.csi.find_name("pv-h", Form::Block, &StopToken::never());
     assert_eq!(found, Ok(Some(a.unique_name())));
     tear_down(&agent, &a).unwrap();
@@ -917,11 +912,7 @@ fn staged_volume_whose_record_is_damaged_is_found_in_the_object_of_the_node() {
         in_use: [a.unique_name(), "kubernetes.io/csi/other^h".to_owned()].into(),
         attached: BTreeSet::new(),
     };
-    agent.csi.attachments.agree_with(Controller {
-        shown: Box::new(move || Some(shown.clone())),
-        changed: Box::new(|| {}),
-        wake: Box::new(|_| {}),
-    });
+    show_lists(&agent, shown);
     assert_eq!(agent.csi.attachments.list().1, [a.unique_name()]);
     agent.csi.release_unused(&StopToken::never()).unwrap();
     assert_eq!((agent.node.staged(), agent.left()), (0, Vec::new()));
