@@ -36,7 +36,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("observe", 2),
     ("volumes", 2),
     ("resources", 2),
-    ("managers", 2),
+    ("placement", 2),
     ("sources", 2),
     ("status", 2),
     ("probes", 2),

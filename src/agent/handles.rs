@@ -21,8 +21,8 @@ use crate::observe::Observe;
 use crate::plugins::Listing;
 use crate::pods::admission::Allocatable;
 use crate::pods::allocation::Allocations;
+use crate::pods::assignments::Assignments;
 use crate::pods::cgroups::PodCgroups;
-use crate::pods::managers::Managers;
 use crate::probes::Probes;
 use crate::resources::stats::Collector;
 use crate::status::StatusCache;
@@ -63,7 +63,7 @@ pub(super) struct Handles {
     pub(super) view: View,
     pub(super) status: StatusCache,
     pub(super) allocations: Allocations,
-    pub(super) managers: Managers,
+    pub(super) assignments: Assignments,
     /// Device plugins.
     pub(super) devices: Devices,
     /// Resource claims.
@@ -113,7 +113,7 @@ impl Handles {
             view: rooms.view.clone(),
             status: rooms.status.clone(),
             allocations: rooms.allocations.clone(),
-            managers: rooms.managers.clone(),
+            assignments: rooms.assignments.clone(),
             devices: rooms.devices.clone(),
             claims: rooms.claims.clone(),
             plugins: rooms.plugins.clone(),

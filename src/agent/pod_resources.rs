@@ -19,7 +19,7 @@ pub(super) fn serve(root_dir: &Path, rooms: &Rooms) -> Option<Server> {
         });
         listed.collect()
     };
-    let (given, givable) = (rooms.managers.clone(), rooms.managers.clone());
+    let (given, givable) = (rooms.assignments.clone(), rooms.assignments.clone());
     let deps = Deps {
         pods: Box::new(pods),
         given: Box::new(move |pod, container| given.given(pod, container)),

@@ -105,7 +105,7 @@ impl Handles {
                 phase: phase.to_owned(),
                 last_error: worker.last_error,
                 next_sync: worker.next_sync,
-                held: self.managers.held(uid).map(|held| held.lines()).unwrap_or_default(),
+                held: self.assignments.held(uid).map(|held| held.lines()).unwrap_or_default(),
             });
         }
     }
@@ -153,9 +153,9 @@ impl Handles {
         let mut problems = Vec::new();
         problems.extend(health.runtime.iter().map(|why| format!("container runtime: {why}")));
         problems.extend(health.network.iter().map(|why| format!("network: {why}")));
-        problems.extend(self.managers.problems().iter().cloned());
+        problems.extend(self.assignments.problems().iter().cloned());
         for (path, text) in state_files::problems() {
-            // The managers say more about theirs.
+            // `assignments` says more about its own.
             let path = path.display().to_string();
             if path.is_empty() || !problems.iter().any(|known| known.contains(&path)) {
                 problems.push(text);

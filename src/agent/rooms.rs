@@ -10,7 +10,7 @@ use crossbeam_channel::Receiver;
 use super::cgroups;
 use super::error::StartError;
 use super::host::Host;
-use super::managers;
+use super::placement_settings;
 use super::settings;
 use super::supervise::Supervisor;
 use crate::claims::Claims;
@@ -30,8 +30,8 @@ use crate::observe::Observe;
 use crate::plugins::Listing;
 use crate::pods::admission::Allocatable;
 use crate::pods::allocation::Allocations;
+use crate::pods::assignments::Assignments;
 use crate::pods::cgroups::PodCgroups;
-use crate::pods::managers::Managers;
 use crate::probes::{self, Probes};
 use crate::runtime::{self, Placement as _, Runtime};
 use crate::status::{NodeAddresses, StatusCache};
@@ -69,7 +69,7 @@ pub(super) struct Rooms {
     pub(super) volumes: Arc<Volumes>,
     pub(super) probes: Probes,
     pub(super) cgroups: PodCgroups,
-    pub(super) managers: Managers,
+    pub(super) assignments: Assignments,
     /// Device plugins.
     pub(super) devices: Devices,
     /// Resource claims.
@@ -116,14 +116,16 @@ pub(super) fn make(
     let reservations = settings::reservations(args, config);
     let allocatable = settings::allocatable(args, config, host, &reservations);
     let observe = observe::new(cri.clone());
-    let devices = managers::open_devices(args, config, host, &events, verdicts.clone())?;
-    let managers = managers::open(args, config, host, &cri, &events)?;
-    let managers = managers.with_devices(devices.clone(), managers::running_containers(&observe));
-    let (claims, claim_rings) = managers::open_claims(args, host, &events, client, verdicts.clone());
-    let managers = managers.with_claims(claims.clone());
+    let devices = placement_settings::open_devices(args, config, host, &events, verdicts.clone())?;
+    let assignments = placement_settings::open(args, config, host, &cri, &events)?;
+    let assignments =
+        assignments.with_devices(devices.clone(), placement_settings::running_containers(&observe));
+    let (claims, claim_rings) =
+        placement_settings::open_claims(args, host, &events, client, verdicts.clone());
+    let assignments = assignments.with_claims(claims.clone());
     let without_quota = {
-        let managers = managers.clone();
-        Arc::new(move |pod: &Pod| managers.is_without_quota(pod))
+        let assignments = assignments.clone();
+        Arc::new(move |pod: &Pod| assignments.is_without_quota(pod))
     };
     let cgroups = PodCgroups::new(cgroups::settings(args, config, host)?, without_quota);
     let image_set = ImageSet::new(&args.image_dirs());
@@ -142,7 +144,7 @@ pub(super) fn make(
                 let cgroups = cgroups.clone();
                 Arc::new(move |pod| cgroups.path(pod))
             },
-            placement: Arc::new(managers.clone()),
+            placement: Arc::new(assignments.clone()),
             offers: Arc::new(image_set.clone()),
             replaced: Arc::clone(&replaced),
         },
@@ -204,7 +206,7 @@ pub(super) fn make(
         volumes,
         probes,
         cgroups,
-        managers,
+        assignments,
         devices,
         claims,
         plugins: Listing::default(),

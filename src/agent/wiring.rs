@@ -15,7 +15,8 @@ use super::plugins::Registrations;
 use super::rooms::{Context, Rooms, node_addresses};
 use super::supervise::Supervisor;
 use super::{
-    cluster, eviction, host, main_port, managers, oom, pod_resources, rooms, settings, shutdown, stats,
+    cluster, eviction, host, main_port, oom, placement_settings, pod_resources, rooms, settings, shutdown,
+    stats,
 };
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::eviction::Reports;
@@ -202,8 +203,8 @@ fn start_threads(
         on_death: supervisor.deaths(),
     };
     threads.extend(rooms.cgroups.spawn(cgroup_deps).map_err(thread("cgroups"))?);
-    let updates = rooms.managers.spawn(rooms.runtime.clone(), supervisor.on_death());
-    threads.extend(updates.map_err(thread("managers"))?);
+    let updates = rooms.assignments.spawn(rooms.runtime.clone(), supervisor.on_death());
+    threads.extend(updates.map_err(thread("assignments"))?);
     threads.extend(start_observe(context, rooms, sync.changes)?);
     let source_deps =
         sources::Deps { post: sync.sets, events: rooms.events.clone(), on_death: supervisor.deaths() };
@@ -212,7 +213,7 @@ fn start_threads(
     threads.push(local.map_err(thread("src-objects"))?);
     threads.extend(sources::spawn(&source_settings, &source_deps).map_err(thread("sources"))?);
     if let Some(cluster) = cluster {
-        threads.push(managers::start_claims(rooms, supervisor.on_death())?);
+        threads.push(placement_settings::start_claims(rooms, supervisor.on_death())?);
         let parts = cluster::Parts {
             log: &log,
             shutting_down: sync.shutting_down,
@@ -312,7 +313,7 @@ fn start_sync(
         observe: rooms.observe.clone(),
         status: rooms.status.clone(),
         allocations: rooms.allocations.clone(),
-        managers: rooms.managers.clone(),
+        assignments: rooms.assignments.clone(),
         events: rooms.events.clone(),
         view: rooms.view.clone(),
         clean: clean_bell,
@@ -362,7 +363,7 @@ fn workers(
         probes: rooms.probes.clone(),
         volumes: Arc::clone(&rooms.volumes),
         cgroups: rooms.cgroups.clone(),
-        managers: rooms.managers.clone(),
+        assignments: rooms.assignments.clone(),
         status: rooms.status.clone(),
         allocations: rooms.allocations.clone(),
         node_addresses: node_addresses(cluster.map(|cluster| &cluster.node), &host.ips),

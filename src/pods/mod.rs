@@ -11,11 +11,11 @@
 
 pub mod admission;
 pub mod allocation;
+pub mod assignments;
 pub mod cgroups;
 #[cfg(test)]
 pub(crate) mod fuzz;
 pub mod lifecycle;
-pub mod managers;
 pub mod mirror;
 pub mod plan;
 mod start_clock;

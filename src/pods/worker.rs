@@ -16,9 +16,9 @@ use crossbeam_channel::{Sender, select_biased};
 use jiff::Timestamp;
 
 use super::allocation::Allocations;
+use super::assignments::Assignments;
 use super::cgroups::PodCgroups;
 use super::lifecycle::{Lifecycle, Phase, Update};
-use super::managers::Managers;
 use super::plan::{self, Plan};
 use super::start_clock::StartClock;
 use crate::image_check::{self, ImageCheck};
@@ -75,7 +75,7 @@ pub struct Deps {
     /// Makes and removes the cgroups of pods.
     pub cgroups: PodCgroups,
     /// The CPUs, memory and NUMA nodes of pods.
-    pub managers: Managers,
+    pub assignments: Assignments,
     /// Stores the last status of each pod.
     pub status: StatusCache,
     /// The resources that pods were granted, and those that the runtime received.
@@ -429,7 +429,7 @@ impl Worker {
     /// Passes an inspection on to probes and managers, and decides what has to change. Stores the status;
     /// `None` if the pod is over by it. The second value is as for [`Worker::plan`].
     fn judged(&mut self, runtime: &Arc<PodRuntime>) -> Option<(Plan, Option<Failed>)> {
-        self.deps.managers.seen(runtime);
+        self.deps.assignments.seen(runtime);
         self.deps.probes.sync(self.pod(), runtime, false);
         if self.first_sync {
             self.adopt(runtime);
@@ -732,7 +732,7 @@ impl Worker {
             resizes: &resizes,
             in_resize: in_resize.as_ref(),
             memory_request: &|name| self.deps.allocations.given(pod.uid(), name)?.memory.request,
-            devices: &|container| self.deps.managers.device_health(&pod, container),
+            devices: &|container| self.deps.assignments.device_health(&pod, container),
             // The condition is also reported for a pod that has ended and gets no new sandbox.
             sandbox_needed: plan::check_sandbox(&pod, runtime).needed,
             ..status::Inputs::new(&pod, runtime, &node, now)
@@ -843,7 +843,7 @@ impl Worker {
             )));
         }
         // Before the status is final, because the pod may be deleted then.
-        let unprepared = self.deps.managers.unprepare_claims(&uid, stop);
+        let unprepared = self.deps.assignments.unprepare_claims(&uid, stop);
         unprepared.map_err(|error| Failed::later(error.to_string()))?;
         self.deps.probes.forget(&uid);
         // The pod may have been evicted or deleted meanwhile: the last status shows that.
@@ -865,7 +865,7 @@ impl Worker {
         self.deps.local.forget(&uid);
         let removed = self.deps.cgroups.remove(self.pod(), stop);
         removed.map_err(|error| Failed::soon(format!("cannot remove the pod's cgroup: {error}")))?;
-        self.deps.managers.gone(&uid);
+        self.deps.assignments.gone(&uid);
         self.deps.status.finish(self.pod(), Timestamp::now());
         self.life.phase = Phase::Finished;
         Ok(Next::Done)

@@ -228,7 +228,7 @@ impl Loop {
 
     fn reject(&mut self, pod: &Pod, reason: &str, message: &str) {
         // What was allocated for the pod is released at the end of the turn.
-        self.garbage |= self.deps.managers.holds_resources();
+        self.garbage |= self.deps.assignments.holds_resources();
         metrics::ADMISSION_REJECTIONS.inc([reasons::intern(reason)]);
         log::warn!("pod was rejected: {reason}: {message} pod={} uid={}", pod.full_name(), pod.uid());
         self.deps.events.warning(pod, reasons::intern(reason), message);

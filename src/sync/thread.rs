@@ -27,8 +27,8 @@ use crate::node::{self, NodeReader, NodeWatch};
 use crate::observe::{Change, Observe, Subject};
 use crate::pods::admission::{self, NodeView};
 use crate::pods::allocation::Allocations;
+use crate::pods::assignments::Assignments;
 use crate::pods::lifecycle::{Failure, Kill};
-use crate::pods::managers::Managers;
 use crate::pods::mirror;
 use crate::pods::plan::resize::Rules;
 use crate::pods::plan::shutdown;
@@ -73,7 +73,7 @@ pub struct Deps {
     /// The CPU and memory that pods were granted.
     pub allocations: Allocations,
     /// The CPUs, memory and NUMA nodes of pods.
-    pub managers: Managers,
+    pub assignments: Assignments,
     /// Kubernetes events.
     pub events: EventSink,
     /// Where the snapshot of all pods is published.
@@ -266,10 +266,10 @@ impl Loop {
 
     /// Pods that have ended or were rejected need no CPUs and devices any more.
     fn release_resources(&mut self) {
-        if self.core.sources_ready() && self.deps.managers.holds_resources() {
+        if self.core.sources_ready() && self.deps.assignments.holds_resources() {
             let active = self.decide(|core, world| core.active(world));
             let observe = &self.deps.observe;
-            self.deps.managers.release(&active, &|uid| observe.still_runs(uid));
+            self.deps.assignments.release(&active, &|uid| observe.still_runs(uid));
         }
     }
 
@@ -452,7 +452,7 @@ impl Loop {
             self.settings.node = node::view_of(&object, &self.settings.node);
             // The device manager knows better, and devices may still wait for their plugin.
             let extended = &mut self.settings.node.allocatable.extended;
-            extended.retain(|name, _| !self.deps.managers.has_devices(name));
+            extended.retain(|name, _| !self.deps.assignments.has_devices(name));
         }
     }
 
@@ -474,7 +474,7 @@ impl Loop {
             if self.core.sources_ready() {
                 log::info!("all sources have delivered their pods");
                 // The CPUs and devices of pods that were removed while no agent ran.
-                self.garbage |= self.deps.managers.holds_resources();
+                self.garbage |= self.deps.assignments.holds_resources();
             }
             self.clean_up();
         }
@@ -501,7 +501,7 @@ impl Loop {
                     self.first_list = true;
                     unknown = true;
                     // Until now every pod counted as running, so nothing was released.
-                    self.garbage |= self.deps.managers.holds_resources();
+                    self.garbage |= self.deps.assignments.holds_resources();
                 }
             }
         }
@@ -581,7 +581,7 @@ impl Loop {
     fn decide<T>(&mut self, decide: impl FnOnce(&mut Core, &World<'_>) -> T) -> T {
         // A resize may be decided long after a source has delivered anything.
         self.settings.node.pressures = (self.deps.evictions.pressures)();
-        let Deps { workers, status, observe, allocations, managers, .. } = &self.deps;
+        let Deps { workers, status, observe, allocations, assignments, .. } = &self.deps;
         let first_list = self.first_list;
         // A new version of a static pod starts after the old one has ended, and takes its CPUs.
         let is_other = |uid: &PodUid, pod: &Pod| {
@@ -601,7 +601,7 @@ impl Loop {
             // Before the first list, every pod counts as running.
             allocate: &|pod, active, ready| {
                 let ends = |uid: &PodUid| first_list && observe.still_runs(uid) && is_other(uid, pod);
-                managers.allocate(pod, active, ready, &ends)
+                assignments.allocate(pod, active, ready, &ends)
             },
             node: &self.settings.node,
         };

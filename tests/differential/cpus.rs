@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use coracle::managers::cpu::file::{self, STATIC};
-use coracle::managers::cpu::options::{Gates, Options};
-use coracle::managers::cpu::policy::{Allocated, Reservation, Static};
-use coracle::managers::cpu::request::PodCpus;
-use coracle::managers::cpu::state::State;
-use coracle::managers::cpus::CpuSet;
-use coracle::managers::machine::{Cpu, Level, Machine};
-use coracle::managers::numa::{Hint, NumaMask};
 use coracle::model::pod::Pod;
 use coracle::model::quantity::Amount;
+use coracle::placement::cpu::file::{self, STATIC};
+use coracle::placement::cpu::options::{Gates, Options};
+use coracle::placement::cpu::policy::{Allocated, Reservation, Static};
+use coracle::placement::cpu::request::PodCpus;
+use coracle::placement::cpu::state::State;
+use coracle::placement::cpus::CpuSet;
+use coracle::placement::machine::{Cpu, Level, Machine};
+use coracle::placement::numa::{Hint, NumaMask};
 use serde_json::{Value, json};
 
 use crate::peer::Peer;

@@ -1,6 +1,6 @@
 //! Texts of the kernel against the kubelet's readers: the table of mounts, lists of CPUs.
 
-use coracle::managers::cpus::CpuSet;
+use coracle::placement::cpus::CpuSet;
 use coracle::volumes::table_of;
 use serde_json::json;
 

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use coracle::kernel_readers::{Machine, Roots, Topology, dimms};
-use coracle::managers::machine::{Machine as Processors, MachineError};
-use coracle::managers::numa_nodes;
+use coracle::placement::machine::{Machine as Processors, MachineError};
+use coracle::placement::numa_nodes;
 use serde_json::{Value, json};
 
 use crate::peer::Peer;

@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use coracle::managers::memory::{Memory, Reserved};
-use coracle::managers::numa_nodes::NumaNode;
-use coracle::managers::topology::{Candidate, Policy, Provider, Scope, Topology};
 use coracle::model::pod::Pod;
 use coracle::model::quantity::Amount;
 use coracle::model::requests::Amounts;
+use coracle::placement::memory::{Memory, Reserved};
+use coracle::placement::numa_nodes::NumaNode;
+use coracle::placement::topology::{Candidate, Policy, Provider, Scope, Topology};
 use serde_json::{Value, json};
 
 use crate::peer::Peer;

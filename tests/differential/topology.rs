@@ -4,11 +4,11 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use coracle::managers::numa::{Hint, NumaMask};
-use coracle::managers::numa_nodes::NumaNode;
-use coracle::managers::topology::{AllocateError, Candidate, Hints, Policy, Provider, Scope, Topology};
 use coracle::model::api::Container;
 use coracle::model::pod::Pod;
+use coracle::placement::numa::{Hint, NumaMask};
+use coracle::placement::numa_nodes::NumaNode;
+use coracle::placement::topology::{AllocateError, Candidate, Hints, Policy, Provider, Scope, Topology};
 use serde_json::{Value, json};
 
 use crate::peer::Peer;

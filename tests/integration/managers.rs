@@ -3,8 +3,8 @@
 use std::fs;
 use std::time::Duration;
 
-use coracle::managers::cpus::CpuSet;
 use coracle::model::api::Pod;
+use coracle::placement::cpus::CpuSet;
 use serde_json::{Value, json};
 
 use crate::support::fake_node::{FakeNode, LONG};

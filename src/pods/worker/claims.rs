@@ -8,7 +8,7 @@ use crate::util::stop::StopToken;
 impl Worker {
     /// Has the drivers prepare the pod's claims, if the plan needs it.
     pub(super) fn prepare_claims(&self, plan: &Plan, cancel: &StopToken) -> Result<(), Failed> {
-        let prepared = self.deps.managers.prepare_claims(self.pod(), plan.create_sandbox, cancel);
+        let prepared = self.deps.assignments.prepare_claims(self.pod(), plan.create_sandbox, cancel);
         prepared.map_err(|error| {
             let message = format!("Failed to prepare dynamic resources: {error}");
             if !cancel.is_stopped() {

@@ -1,7 +1,7 @@
 //! The devices of the pod, before its containers start.
 
+use super::super::assignments::Brought;
 use super::super::lifecycle::{Failure, Kill, Update};
-use super::super::managers::Brought;
 use super::{Failed, Next, Worker};
 use crate::model::runtime::PodRuntime;
 use crate::model::{metrics, reasons};
@@ -15,7 +15,7 @@ impl Worker {
         runtime: &PodRuntime,
         cancel: &StopToken,
     ) -> Result<Option<Next>, Failed> {
-        match self.deps.managers.bring_devices(self.pod(), runtime, cancel) {
+        match self.deps.assignments.bring_devices(self.pod(), runtime, cancel) {
             Brought::Ready => Ok(None),
             Brought::Wait { message, retry } if cancel.is_stopped() => {
                 Err(Failed { message, retry, level: log::Level::Debug })

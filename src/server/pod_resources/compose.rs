@@ -2,11 +2,11 @@
 
 use super::{Given, Listed};
 use crate::claims::info::{ClaimInfo, Device};
-use crate::managers::memory::Block;
 use crate::model::api::Container;
 use crate::model::numa::NumaMask;
 use crate::model::pod::{Pod, is_sidecar};
-use crate::pods::managers::GivenDevice;
+use crate::placement::memory::Block;
+use crate::pods::assignments::GivenDevice;
 use crate::transport::generated::{MessageField, podresources as pb};
 
 /// What a container of a pod has.

@@ -16,7 +16,7 @@ use self::bucket::Bucket;
 use crate::model::api::Container;
 use crate::model::metrics;
 use crate::model::pod::Pod;
-use crate::pods::managers::Given;
+use crate::pods::assignments::Given;
 use crate::transport::generated::{MessageField, methods, podresources as pb};
 use crate::transport::grpc::Unary;
 use crate::transport::rpc_server::{Refusal, Server, Service};

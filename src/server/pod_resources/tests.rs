@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::managers::cpus::CpuSet;
+use crate::placement::cpus::CpuSet;
 
 /// What the Go kubelet's state files have, and its answers (golden scenarios dp-static and dp-basic).
 const RECORDED: &str = include_str!("recorded.json");

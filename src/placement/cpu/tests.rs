@@ -1,0 +1,376 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::json;
+
+use super::error::AllocateError;
+use super::file::{self, FileError};
+use super::options::{Gates, Options, OptionsError};
+use super::policy::{Allocated, Reservation, StartError, Static};
+use super::rebuild::rebuild;
+use super::request::{ContainerCpus, Kind, PodCpus};
+use super::state::State;
+use super::updates::{Applied, Running, Update};
+use crate::model::ids::PodUid;
+use crate::model::pod::Pod;
+use crate::model::quantity::Amount;
+use crate::placement::cpus::CpuSet;
+use crate::placement::machine::{Cpu, Machine};
+use crate::placement::numa::NumaMask;
+
+/// Cores with two threads, which are `cores` apart.
+fn machine(nodes: u32, cores: u32) -> Machine {
+    let all = nodes * cores;
+    let cpu = |cpu: u32| {
+        let core = cpu % all;
+        (cpu, Cpu { core, socket: core / cores, node: core / cores, cache: core / 2 })
+    };
+    Machine::new((0..all * 2).map(cpu).collect())
+}
+
+fn set(text: &str) -> CpuSet {
+    CpuSet::parse(text).unwrap()
+}
+
+fn reserved(text: &str, machine: Machine, options: Options) -> Static {
+    Static::new(machine, &Reservation::List(set(text)), options, false).unwrap()
+}
+
+fn pod(uid: &str, containers: &[(&str, Kind, u32)]) -> PodCpus {
+    let one = |(name, kind, exclusive): &(&str, Kind, u32)| ContainerCpus {
+        name: (*name).to_owned(),
+        kind: *kind,
+        exclusive: *exclusive,
+    };
+    PodCpus { uid: uid.into(), containers: containers.iter().map(one).collect() }
+}
+
+fn app(uid: &str, cpus: u32) -> PodCpus {
+    pod(uid, &[("a", Kind::App, cpus)])
+}
+
+/// Allocates all containers of a pod.
+fn admit(policy: &Static, state: &mut State, pod: &PodCpus) -> Result<Vec<String>, AllocateError> {
+    let one = |container| {
+        Ok(match policy.allocate(state, pod, container, None)? {
+            Allocated::Shared => "shared".to_owned(),
+            Allocated::Kept(cpus) => format!("kept {cpus}"),
+            Allocated::New { cpus, .. } => cpus.to_string(),
+        })
+    };
+    pod.containers.iter().map(one).collect()
+}
+
+#[test]
+fn packed_order_takes_sockets_then_cores_then_threads() {
+    // CPUs 0-3 and 8-11 are socket 0; CPU 0 and 8 are core 0.
+    let policy = reserved("0", machine(2, 4), Options::default());
+    let mut state = policy.empty_state();
+    assert_eq!(admit(&policy, &mut state, &app("1", 8)).unwrap(), ["4-7,12-15"]);
+    assert_eq!(admit(&policy, &mut state, &app("2", 3)).unwrap(), ["1,8-9"]);
+    assert_eq!(admit(&policy, &mut state, &app("3", 2)).unwrap(), ["2,10"]);
+    assert_eq!(state.shared, set("0,3,11"));
+}
+
+#[test]
+fn reserved_amount_is_rounded_up_and_takes_the_first_core() {
+    let amount = Reservation::Amount(Amount::from_milli(1100));
+    let policy = Static::new(machine(2, 4), &amount, Options::default(), false).unwrap();
+    assert_eq!(policy.reserved(), &set("0,8"));
+    assert_eq!(policy.allocatable(), set("1-7,9-15"));
+}
+
+#[test]
+fn impossible_reservations_do_not_start() {
+    let start = |reservation, options, single| Static::new(machine(1, 2), &reservation, options, single);
+    let amount = |milli| Reservation::Amount(Amount::from_milli(milli));
+    let none = Options::default();
+    assert_eq!(start(amount(0), none, false), Err(StartError::NothingReserved));
+    assert_eq!(start(amount(4001), none, false), Err(StartError::TooManyReserved { wanted: 5, online: 4 }));
+    let offline = StartError::ReservedOffline { cpus: set("9") };
+    assert_eq!(start(Reservation::List(set("0,9")), none, false), Err(offline));
+    let by_socket = Options { by_socket: true, ..none };
+    assert_eq!(start(amount(1000), by_socket, true), Err(StartError::BySocketOnSingleNode));
+}
+
+#[test]
+fn nodes_of_the_hint_come_first() {
+    let policy = reserved("0", machine(2, 4), Options::default());
+    let mut state = policy.empty_state();
+    let pod = app("1", 2);
+    let container = &pod.containers[0];
+    policy.allocate(&mut state, &pod, container, Some(NumaMask::of([1]))).unwrap();
+    assert_eq!(state.exclusive_of(&pod.uid, "a"), Some(&set("4,12")));
+    // More than the node has: the rest comes from others.
+    let pod = app("2", 8);
+    policy.allocate(&mut state, &pod, &pod.containers[0], Some(NumaMask::of([1]))).unwrap();
+    assert_eq!(state.exclusive_of(&pod.uid, "a"), Some(&set("1,5-7,9,13-15")));
+}
+
+#[test]
+fn too_many_cpus_leave_the_state_as_it_is() {
+    let policy = reserved("0", machine(1, 2), Options::default());
+    let mut state = policy.empty_state();
+    let error = admit(&policy, &mut state, &app("1", u32::MAX)).unwrap_err();
+    assert_eq!(error.reason(), "UnexpectedAdmissionError");
+    assert_eq!(
+        admit(&policy, &mut state, &app("1", 4)).unwrap_err().to_string(),
+        "Allocate failed due to not enough cpus available to satisfy request: requested=4, available=3, which is unexpected"
+    );
+    assert_eq!(state, policy.empty_state());
+}
+
+#[test]
+fn full_pcpus_only_gives_whole_cores() {
+    let policy = reserved("0", machine(1, 4), Options { full_cores: true, ..Options::default() });
+    let mut state = policy.empty_state();
+    let error = admit(&policy, &mut state, &app("1", 3)).unwrap_err();
+    assert_eq!(
+        (error.reason(), error),
+        ("SMTAlignmentError", AllocateError::NotWholeCores { requested: 3, per_core: 2 })
+    );
+    assert_eq!(admit(&policy, &mut state, &app("1", 4)).unwrap(), ["1-2,5-6"]);
+    // CPU 4 is the sibling of a reserved one.
+    assert_eq!(
+        admit(&policy, &mut state, &app("2", 4)).unwrap_err().to_string(),
+        "SMT Alignment Error: not enough free physical CPUs: available physical CPUs = 2, requested CPUs = 4, CPUs per core = 2"
+    );
+    // After a restart of the agent, although only one core is free.
+    assert_eq!(admit(&policy, &mut state, &app("1", 4)).unwrap(), ["kept 1-2,5-6"]);
+}
+
+#[test]
+fn full_pcpus_only_counts_the_cpus_of_init_containers_as_free_for_the_pod() {
+    let policy = reserved("0", machine(1, 4), Options { full_cores: true, ..Options::default() });
+    let mut state = policy.empty_state();
+    let with_init = pod("1", &[("init", Kind::Init, 6), ("a", Kind::App, 4)]);
+    assert_eq!(admit(&policy, &mut state, &with_init).unwrap(), ["1-3,5-7", "1-2,5-6"]);
+    // Of the init container of another pod, they are not free.
+    assert_eq!(admit(&policy, &mut state, &app("2", 4)).unwrap_err().reason(), "SMTAlignmentError");
+}
+
+#[test]
+fn strict_reservation_does_not_share_reserved_cpus() {
+    let policy = reserved("0,4", machine(1, 4), Options { strict_reservation: true, ..Options::default() });
+    let mut state = policy.empty_state();
+    assert_eq!(state.shared, set("1-3,5-7"));
+    admit(&policy, &mut state, &app("1", 6)).unwrap();
+    // The runtime gets no set then.
+    assert_eq!(state.cpus_of(&"2".into(), "a"), None);
+    assert!(file::check(&policy, state).is_ok());
+}
+
+#[test]
+fn uncore_caches_are_kept_together() {
+    // A cache for two cores, which are four CPUs.
+    let policy = reserved("0", machine(1, 8), Options { by_cache: true, ..Options::default() });
+    let mut state = policy.empty_state();
+    assert_eq!(admit(&policy, &mut state, &app("1", 4)).unwrap(), ["2-3,10-11"]);
+    // The first cache has no two threads of its first core left.
+    assert_eq!(admit(&policy, &mut state, &app("2", 2)).unwrap(), ["4,12"]);
+    assert_eq!(admit(&policy, &mut state, &app("3", 2)).unwrap(), ["5,13"]);
+}
+
+#[test]
+fn cpus_are_spread_over_nodes() {
+    let policy = reserved("0,8", machine(2, 4), Options { across_nodes: true, ..Options::default() });
+    let mut state = policy.empty_state();
+    assert_eq!(admit(&policy, &mut state, &app("1", 10)).unwrap(), ["1-6,9-10,12-13"]);
+}
+
+#[test]
+fn threads_are_spread_over_cores() {
+    let policy = reserved("0", machine(1, 4), Options { across_cores: true, ..Options::default() });
+    let mut state = policy.empty_state();
+    assert_eq!(admit(&policy, &mut state, &app("1", 3)).unwrap(), ["1-3"]);
+}
+
+#[test]
+fn cpus_of_init_containers_are_reused_and_those_of_sidecars_are_not() {
+    let policy = reserved("0,4", machine(1, 4), Options::default());
+    let mut state = policy.empty_state();
+    let pod =
+        pod("1", &[("i", Kind::Init, 2), ("s", Kind::Sidecar, 2), ("a", Kind::App, 2), ("b", Kind::App, 0)]);
+    assert_eq!(pod.total(), 4);
+    assert_eq!(admit(&policy, &mut state, &pod).unwrap(), ["1,5", "1,5", "2,6", "shared"]);
+    assert_eq!(state.shared, set("0,3-4,7"));
+    // The init container's CPUs are the sidecar's, too.
+    assert!(state.release(&"1".into(), "i").is_empty());
+    assert_eq!(state.release(&"1".into(), "s"), set("1,5"));
+    assert_eq!(state.shared, set("0-1,3-5,7"));
+}
+
+#[test]
+fn pods_that_are_not_active_are_released() {
+    let policy = reserved("0", machine(1, 4), Options::default());
+    let mut state = policy.empty_state();
+    admit(&policy, &mut state, &app("1", 2)).unwrap();
+    admit(&policy, &mut state, &app("2", 2)).unwrap();
+    let active = BTreeMap::from([(PodUid::from("2"), BTreeSet::from(["a".to_owned()]))]);
+    assert_eq!(state.release_inactive(&active), [("1".into(), "a".to_owned())]);
+    assert_eq!(state.all_exclusive(), set("2,6"));
+    assert!(state.release_inactive(&active).is_empty());
+}
+
+#[test]
+fn hints_are_the_nodes_with_enough_cpus() {
+    let policy = reserved("0", machine(2, 4), Options::default());
+    let mut state = policy.empty_state();
+    let hints = |state: &State, pod: &PodCpus| {
+        let list = policy.hints(state, pod, &pod.containers[0])?;
+        Some(list.iter().map(|hint| (hint.nodes.unwrap().0, hint.preferred)).collect::<Vec<_>>())
+    };
+    assert_eq!(hints(&state, &app("1", 0)), None);
+    assert_eq!(hints(&state, &app("1", 8)), Some(vec![(0b10, true), (0b11, false)]));
+    assert_eq!(hints(&state, &app("1", 9)), Some(vec![(0b11, true)]));
+    assert_eq!(hints(&state, &app("1", 16)), Some(vec![]));
+    admit(&policy, &mut state, &app("1", 8)).unwrap();
+    // What it has already; another number than it has.
+    assert_eq!(hints(&state, &app("1", 8)), Some(vec![(0b10, true), (0b11, false)]));
+    assert_eq!(hints(&state, &app("1", 7)), Some(vec![]));
+    assert_eq!(policy.pod_hints(&state, &app("1", 7)), Some(vec![]));
+}
+
+fn spec(containers: serde_json::Value) -> PodCpus {
+    let object = json!({"metadata": {"uid": "u"}, "spec": containers});
+    PodCpus::of(&Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap()))
+}
+
+#[test]
+fn only_whole_cpus_of_guaranteed_pods_are_exclusive() {
+    let container = |cpu: &str| json!({"name": cpu, "resources": {"limits": {"cpu": cpu, "memory": "1Gi"}}});
+    let exclusive = |pod: &PodCpus| pod.containers.iter().map(|one| one.exclusive).collect::<Vec<_>>();
+    let all =
+        json!({"containers": [container("2"), container("1500m"), container("3000m"), container("9e18")]});
+    assert_eq!(exclusive(&spec(all)), [2, 0, 3, u32::MAX]);
+    let burstable = json!({"containers": [container("2"), {"name": "b"}]});
+    assert_eq!(exclusive(&spec(burstable)), [0, 0]);
+    let own = json!({"containers": [container("2")], "resources": {"limits": {"cpu": "2", "memory": "1Gi"}}});
+    assert_eq!(exclusive(&spec(own)), [0]);
+    let init = json!({"initContainers": [container("4")], "containers": [container("1")]});
+    assert_eq!(spec(init).total(), 4);
+}
+
+#[test]
+fn options_need_their_gates_and_exclude_each_other() {
+    let parse = |given: &[(&str, &str)], alpha| {
+        let given = given.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        Options::parse(&given, Gates { alpha, beta: true })
+    };
+    assert!(
+        parse(&[("full-pcpus-only", "true"), ("strict-cpu-reservation", "F")], false).unwrap().full_cores
+    );
+    assert!(matches!(parse(&[("align-by-socket", "true")], false), Err(OptionsError::Gate { .. })));
+    assert!(matches!(parse(&[("full", "true")], true), Err(OptionsError::Unknown { .. })));
+    assert!(matches!(parse(&[("full-pcpus-only", "yes")], true), Err(OptionsError::Value { .. })));
+    for other in ["full-pcpus-only", "distribute-cpus-across-numa", "prefer-align-cpus-by-uncorecache"] {
+        let both = [("distribute-cpus-across-cores", "true"), (other, "true")];
+        assert!(matches!(parse(&both, true), Err(OptionsError::Conflict { .. })), "{other}");
+    }
+}
+
+#[test]
+fn containers_are_updated_only_when_their_set_changes() {
+    let policy = reserved("0", machine(1, 2), Options::default());
+    let mut state = policy.empty_state();
+    let running = [Running { pod: "s".into(), name: "a".into(), id: "c1".into() }];
+    let mut applied = Applied::default();
+    applied.note("c1".into(), set("0-3"));
+    assert_eq!(applied.updates(&state, &running), []);
+    admit(&policy, &mut state, &app("1", 2)).unwrap();
+    let due = [Update { id: "c1".into(), cpus: set("0,2") }];
+    assert_eq!(applied.updates(&state, &running), due);
+    // It failed, and is due again; then it succeeds.
+    assert_eq!(applied.updates(&state, &running), due);
+    applied.note("c1".into(), set("0,2"));
+    assert_eq!(applied.updates(&state, &running), []);
+    // A new container of the same name is another one.
+    let again = [Running { pod: "s".into(), name: "a".into(), id: "c2".into() }];
+    assert_eq!(applied.updates(&state, &again).len(), 1);
+}
+
+#[test]
+fn state_is_rebuilt_from_what_runs() {
+    let policy = reserved("0", machine(1, 4), Options::default());
+    let pods = [
+        pod("1", &[("i", Kind::Init, 2), ("a", Kind::App, 2)]),
+        app("2", 2),
+        app("3", 1),
+        app("4", 1),
+        app("5", 0),
+    ];
+    let on = |name: &str, cpus: &str| (name.to_owned(), set(cpus));
+    let observed = BTreeMap::from([
+        ("1".into(), BTreeMap::from([on("i", "1,5"), on("a", "1,5")])),
+        // The wrong number; a CPU of another pod; a reserved one; a shared container.
+        ("2".into(), BTreeMap::from([on("a", "2")])),
+        ("3".into(), BTreeMap::from([on("a", "5")])),
+        ("4".into(), BTreeMap::from([on("a", "0")])),
+        ("5".into(), BTreeMap::from([on("a", "0-7")])),
+    ]);
+    let rebuilt = rebuild(&policy, &pods, &observed);
+    assert_eq!(rebuilt.state.exclusive.len(), 1);
+    assert_eq!(rebuilt.state.exclusive_of(&"1".into(), "a"), Some(&set("1,5")));
+    assert_eq!(rebuilt.state.shared, set("0,2-4,6-7"));
+    let left_out: Vec<&str> = rebuilt.left_out.iter().map(|(pod, _)| pod.as_str()).collect();
+    assert_eq!(left_out, ["2", "3", "4"]);
+    assert!(file::check(&policy, rebuilt.state).is_ok());
+}
+
+#[test]
+fn recorded_state_files_are_read_and_written() {
+    let recorded: serde_json::Value =
+        serde_json::from_str(include_str!("../../../tests/golden/resources/checksums.json")).unwrap();
+    let vectors = recorded["vectors"].as_array().unwrap();
+    let ours = vectors.iter().filter(|vector| vector["file"] == file::FILE_NAME);
+    let mut seen = 0;
+    for vector in ours {
+        let text = vector["content"].as_str().unwrap();
+        let policy = if text.contains("static") { file::STATIC } else { file::NONE };
+        let state = file::decode(text, policy, &BTreeMap::new()).unwrap();
+        assert_eq!(file::encode(policy, &state), text);
+        seen += 1;
+    }
+    assert_eq!(seen, 4);
+}
+
+#[test]
+fn unusable_state_files_are_distinguished() {
+    let known = BTreeMap::from([("id".into(), ("1".into(), "a".to_owned()))]);
+    let policy = reserved("0", machine(1, 2), Options::default());
+    let read = |text: &str| {
+        file::decode(text, file::STATIC, &known).and_then(|state| file::check(&policy, state)).unwrap_err()
+    };
+    let with = |shared: &str, entries: &str| {
+        format!(r#"{{"policyName":"static","defaultCpuSet":"{shared}","entries":{entries},"checksum":0}}"#)
+    };
+    assert!(matches!(read(""), FileError::Format { .. }));
+    assert!(matches!(
+        read(r#"{"policyName":"static","defaultCpuSet":"0-1","checksum":1}"#),
+        FileError::Checksum { found: 1 }
+    ));
+    assert!(matches!(
+        read(r#"{"policyName":"none","defaultCpuSet":"","checksum":1353318690}"#),
+        FileError::Policy { .. }
+    ));
+    assert!(matches!(read(&with("x", "{}")), FileError::Cpus { .. }));
+    assert!(matches!(read(&with("0-3", r#"{"unknown":"1"}"#)), FileError::Container { .. }));
+    assert_eq!(read(&with("", r#"{"1":{"a":"1"}}"#)), FileError::NothingShared);
+    assert!(matches!(read(&with("1-3", r#"{"1":{"a":"0"}}"#)), FileError::ReservedNotShared { .. }));
+    assert!(matches!(read(&with("0-3", r#"{"1":{"a":"1"}}"#)), FileError::Overlap { .. }));
+    assert!(matches!(read(&with("0,2-3", r#"{"1":{"a":"1"},"2":{"a":"1"}}"#)), FileError::TwoPods { .. }));
+    assert!(matches!(read(&with("0-2", "{}")), FileError::OtherCpus { .. }));
+    // Format 1, with the container's id.
+    let old = file::decode(&with("0,2-3", r#"{"id":"1"}"#), file::STATIC, &known).unwrap();
+    assert_eq!(old.exclusive_of(&"1".into(), "a"), Some(&set("1")));
+}
+
+#[test]
+fn file_of_a_kubelet_with_the_alpha_gate_is_read() {
+    // Written by upstream's code; container b shares what the pod has and a has not.
+    let text = r#"{"policyName":"static","defaultCpuSet":"0,2-3,6-7","entries":{"uid-1":{"a":"1,5","b":"4"}},"podEntries":{"uid-1":{"cpuSet":"1,4-5"}},"checksum":1775994251}"#;
+    let read = |text: &str| file::decode(text, file::STATIC, &BTreeMap::new());
+    let state = read(text).unwrap();
+    assert_eq!((state.shared.clone(), state.all_exclusive()), (set("0,2-3,6-7"), set("1,4-5")));
+    assert!(file::check(&reserved("0", machine(1, 4), Options::default()), state).is_ok());
+    assert!(matches!(read(&text.replace("4-5", "4")), Err(FileError::Checksum { .. })));
+}

@@ -1,0 +1,93 @@
+//! What containers have for themselves, for the pod-resources API (Go: pkg/kubelet/cm
+//! container_manager_linux.go `GetDevices`, `GetCPUs`, `GetMemory`, `GetDynamicResources`).
+
+use super::Assignments;
+use crate::claims::info::ClaimInfo;
+use crate::devices::DeviceId;
+use crate::model::api::Container;
+use crate::model::numa::NumaMask;
+use crate::model::pod::Pod;
+use crate::placement::cpus::CpuSet;
+use crate::placement::memory::{Block, Memory};
+
+/// A device of a plugin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GivenDevice {
+    /// Its resource, such as `example.com/widget`.
+    pub resource: String,
+    /// Its name in the resource.
+    pub id: DeviceId,
+    /// The NUMA nodes that it is near to; may be empty.
+    pub nodes: NumaMask,
+}
+
+/// What one container has, or what all containers can have.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Given {
+    /// Devices of plugins.
+    pub devices: Vec<GivenDevice>,
+    /// CPUs that no other container runs on.
+    pub cpus: CpuSet,
+    /// Memory and huge pages of NUMA nodes.
+    pub memory: Vec<Block>,
+    /// Resource claims.
+    pub claims: Vec<ClaimInfo>,
+}
+
+impl Assignments {
+    /// What a container of a pod has.
+    #[must_use]
+    pub fn given(&self, pod: &Pod, container: &Container) -> Given {
+        let (uid, name) = (pod.uid(), container.name.as_str());
+        let mut given = Given::default();
+        if let Some(own) = &self.devices {
+            given.devices = own.devices.read(|books| {
+                let holds = books.holds().pod(uid).and_then(|pod| pod.get(name)).into_iter().flatten();
+                let devices = holds.flat_map(|(resource, hold)| {
+                    let one = |(id, nodes): (&DeviceId, &NumaMask)| GivenDevice {
+                        resource: resource.clone(),
+                        id: DeviceId::clone(id),
+                        nodes: *nodes,
+                    };
+                    hold.devices.iter().map(one)
+                });
+                devices.collect()
+            });
+        }
+        if let Some(shared) = &self.shared {
+            let books = shared.books();
+            given.cpus = books.cpu.exclusive_of(uid, name).cloned().unwrap_or_default();
+            let memory = books.memory.as_ref().map(|memory| memory.blocks(uid, name));
+            given.memory = memory.unwrap_or_default().to_vec();
+        }
+        if let Some(claims) = &self.claims {
+            given.claims = claims.of_container(pod, container);
+        }
+        given
+    }
+
+    /// What all containers together can have.
+    #[must_use]
+    pub fn givable(&self) -> Given {
+        let mut given = Given::default();
+        if let Some(own) = &self.devices {
+            given.devices = own.devices.read(|books| {
+                let resources = books.resources().iter();
+                let devices = resources.flat_map(|(resource, known)| {
+                    let one = |id: &DeviceId| GivenDevice {
+                        resource: resource.clone(),
+                        id: DeviceId::clone(id),
+                        nodes: known.devices.get(id).map(|device| device.nodes).unwrap_or_default(),
+                    };
+                    known.healthy().map(one).collect::<Vec<_>>()
+                });
+                devices.collect()
+            });
+        }
+        if let Some(shared) = &self.shared {
+            given.cpus = shared.settings.cpu.as_ref().map(|policy| policy.allocatable()).unwrap_or_default();
+            given.memory = shared.books().memory.as_ref().map(Memory::allocatable).unwrap_or_default();
+        }
+        given
+    }
+}

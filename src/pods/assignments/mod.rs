@@ -1,0 +1,253 @@
+//! The CPUs, memory, devices and claims that the containers of the node have (Go: pkg/kubelet/cm
+//! container_manager_linux.go).
+//!
+//! Owns: the books of the managers, and their state files. In: pods that are admitted, containers that
+//! are created, start and end. Out: decisions of admission, the sets of containers, updates of running
+//! containers when the shared CPUs change. Threads: `assignments`, only with the CPU manager's policy
+//! `static` or the memory manager's `Static`: it sends the updates and writes the state files; it waits
+//! until a set has changed. Admission runs on the thread `sync`, one pod after the other. Invariants: a
+//! state file is written before a container is created by the decision, without the lock of the books;
+//! an unusable one never keeps the agent from starting; a lock is never held while a plugin is called.
+
+mod books;
+mod claims;
+mod devices;
+mod given;
+mod open;
+mod provider;
+mod settings;
+mod store;
+mod updates;
+
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, Sender};
+
+use self::books::Books;
+use self::devices::PodDevices;
+pub use self::devices::{Brought, RunningContainers};
+pub use self::given::{Given, GivenDevice};
+pub use self::open::Found;
+use self::provider::DeviceProvider;
+pub use self::settings::{Held, Settings};
+use self::store::Store;
+use super::admission::Admission;
+use crate::claims::Claims;
+use crate::model::device_setup::Setup;
+use crate::model::ids::{ContainerId, PodUid};
+use crate::model::metrics;
+use crate::model::pod::Pod;
+use crate::model::runtime::PodRuntime;
+use crate::placement::numa::Hint;
+use crate::placement::topology::{Candidate, Denial, Policy, Provider as _};
+use crate::runtime::{Placed, Placement};
+use crate::util::lock::LockExt;
+use crate::util::stop::StopToken;
+
+/// What the containers have been given. Clones share it.
+#[derive(Clone)]
+pub struct Assignments {
+    /// `None`: all policies are `none`.
+    shared: Option<Arc<Shared>>,
+    /// `None`: there are no device plugins.
+    devices: Option<Arc<PodDevices>>,
+    /// `None`: no pod has resource claims.
+    claims: Option<Claims>,
+    /// State files that were not usable; for people.
+    problems: Arc<[String]>,
+}
+
+struct Shared {
+    settings: Settings,
+    /// Never locked during I/O.
+    books: Mutex<Books>,
+    store: Store,
+    /// Rung when a running container may need another set, and when a state file is outdated.
+    bell: Sender<()>,
+    rings: Receiver<()>,
+}
+
+impl Assignments {
+    /// State files that were not usable at the start, for people.
+    #[must_use]
+    pub fn problems(&self) -> &[String] {
+        &self.problems
+    }
+
+    /// Allocates the pod's resources, aligned if the topology manager wants that.
+    fn align(
+        &self,
+        pod: &Pod,
+        active: &[Pod],
+        ready: bool,
+        still_runs: &dyn Fn(&PodUid) -> bool,
+        mut devices: Option<&mut DeviceProvider<'_>>,
+    ) -> Admission {
+        let Some(shared) = &self.shared else {
+            let Some(devices) = devices else { return Admission::Admit };
+            let any = Hint { nodes: None, preferred: false };
+            let mut containers = pod.all_containers();
+            let denied = containers.find_map(|one| devices.allocate(Candidate::of(pod), one, any).err());
+            return denied.map_or(Admission::Admit, |error| refused(error.into()));
+        };
+        let begun = Instant::now();
+        metrics::TOPOLOGY_ADMISSIONS.inc();
+        let mut books = shared.books();
+        if ready {
+            books.release_inactive(active.iter().chain([pod]), still_runs);
+        }
+        books.recover(pod);
+        let mut outcome = books.admit(&shared.settings, pod, devices.as_deref_mut());
+        let is_ending = |uid: &PodUid| active.iter().all(|other| other.uid() != uid) && still_runs(uid);
+        if ready && outcome.denial.is_some() && books.holders().any(is_ending) {
+            // Also what was allocated for the pod's first containers.
+            books.release_inactive(active.iter(), &|_| false);
+            if let Some(devices) = &devices {
+                devices.unreserve();
+            }
+            outcome = books.admit(&shared.settings, pod, devices);
+        }
+        shared.note(&mut books);
+        drop(books);
+        metrics::TOPOLOGY_ADMISSION_DURATION.observe(begun.elapsed().as_secs_f64() * 1000.0);
+        let scope = shared.settings.topology.scope_name();
+        for _ in 0..outcome.aligned {
+            metrics::ALIGNED_RESOURCES.inc([scope, "numa_node"]);
+        }
+        for _ in 0..outcome.unaligned {
+            metrics::UNALIGNED_RESOURCES.inc([scope, "numa_node"]);
+        }
+        match outcome.denial {
+            None => Admission::Admit,
+            Some(denial) => {
+                metrics::TOPOLOGY_ADMISSION_ERRORS.inc();
+                refused(denial)
+            }
+        }
+    }
+
+    /// Whether CPUs or devices of pods that have ended may be free.
+    #[must_use]
+    pub fn holds_resources(&self) -> bool {
+        let holds_cpus =
+            || self.shared.as_ref().is_some_and(|shared| !shared.books().cpu.exclusive.is_empty());
+        self.holds_devices() || holds_cpus()
+    }
+
+    /// Takes the CPUs and devices back of all pods but these and those whose containers still run.
+    /// All sources have delivered their pods.
+    pub fn release(&self, active: &[Pod], still_runs: &dyn Fn(&PodUid) -> bool) {
+        self.release_devices(active, still_runs);
+        let Some(shared) = &self.shared else { return };
+        let mut books = shared.books();
+        books.release_cpus(active.iter(), still_runs);
+        shared.note(&mut books);
+    }
+
+    /// The containers of a pod that run now.
+    pub fn seen(&self, runtime: &PodRuntime) {
+        let Some(shared) = self.shared.as_ref().filter(|shared| shared.settings.cpu.is_some()) else {
+            return;
+        };
+        if shared.books().seen(runtime) {
+            shared.ring();
+        }
+    }
+
+    /// The pod has ended on this node.
+    pub fn gone(&self, uid: &PodUid) {
+        self.forget_devices(uid);
+        if let Some(shared) = &self.shared {
+            shared.books().forget(uid);
+        }
+    }
+
+    /// What a pod has for itself; `None`: nothing.
+    #[must_use]
+    pub fn held(&self, uid: &PodUid) -> Option<Held> {
+        let books = self.shared.as_ref()?.books();
+        Some(books.held(uid)).filter(|held| *held != Held::default())
+    }
+}
+
+impl Placement for Assignments {
+    fn place(&self, pod: &Pod, container: &str) -> Placed {
+        let Some(shared) = &self.shared else { return Placed::default() };
+        let mut books = shared.books();
+        let placed = books.place(&shared.settings, pod, container);
+        shared.note(&mut books);
+        drop(books);
+        // Also what the admission of the pod has changed. If it fails, the container starts nevertheless.
+        shared.store();
+        placed
+    }
+
+    fn devices(&self, pod: &Pod, container: &str, stop: &StopToken) -> Result<Setup, String> {
+        let mut setup = self.device_setup(pod, container, stop)?;
+        self.add_claims(pod, container, &mut setup)?;
+        Ok(setup)
+    }
+
+    fn started(&self, pod: &Pod, container: &str, id: &ContainerId) {
+        if let Some(shared) = &self.shared
+            && shared.books().started(pod.uid(), container, id)
+        {
+            shared.ring();
+        }
+    }
+
+    fn is_without_quota(&self, pod: &Pod) -> bool {
+        self.shared.as_ref().is_some_and(|shared| {
+            shared.settings.without_quota && shared.books().cpu.exclusive.contains_key(pod.uid())
+        })
+    }
+}
+
+impl Shared {
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.locked()
+    }
+
+    /// Whether any state file changes with the pods.
+    fn has_files(&self) -> bool {
+        self.settings.cpu.is_some() || self.settings.memory.is_some()
+    }
+
+    fn ring(&self) {
+        // A full bell already rings.
+        let _ = self.bell.try_send(());
+    }
+
+    /// Numbers the changes of the books. The thread writes them, or a worker before it uses them.
+    fn note(&self, books: &mut Books) {
+        if let Some(policy) = &self.settings.cpu
+            && books.note_cpu()
+        {
+            books.show(policy);
+            self.ring();
+        }
+        if books.note_memory() {
+            self.ring();
+        }
+    }
+
+    /// Writes the state files that are outdated. Returns whether they have the state of this moment.
+    fn store(&self) -> bool {
+        let snapshot = self.books().snapshot(self.store.stored());
+        self.store.write(snapshot)
+    }
+}
+
+fn refused(denial: Denial) -> Admission {
+    Admission::Reject { reason: Cow::Borrowed(denial.reason), message: denial.message }
+}
+
+/// Whether any manager has work to do.
+fn is_active(settings: &Settings) -> bool {
+    settings.cpu.is_some() || settings.memory.is_some() || settings.topology.policy() != Policy::None
+}
