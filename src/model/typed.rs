@@ -21,12 +21,23 @@ const MAX_UNKNOWN: usize = 50;
 const MAX_MESSAGE_BYTES: usize = 500;
 
 /// A value at `path` with a wrong type.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Misfit {
     /// Field path, such as `spec.containers[0].ports[0].hostPort`.
     pub path: String,
     /// The actual and the expected type.
     pub message: String,
+}
+
+impl std::error::Error for Misfit {}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.path.is_empty() {
+            write!(out, "{}: ", self.path)?;
+        }
+        out.write_str(&self.message)
+    }
 }
 
 /// A typed object and the paths of unknown fields.
@@ -70,14 +81,11 @@ pub fn read<T: de::DeserializeOwned>(value: &Value) -> Result<Typed<T>, Vec<Misf
 /// from the API server, so that the large decoder of each type exists once.
 ///
 /// # Errors
-/// The first fault, with its path.
-pub fn decode<T: de::DeserializeOwned>(value: &Value) -> Result<T, String> {
-    read(value).map(|typed| typed.object).map_err(|misfits| {
-        misfits
-            .first()
-            .map(|first| format!("{}: {}", first.path, first.message).trim_start_matches(": ").to_owned())
-            .unwrap_or_default()
-    })
+/// The first fault.
+pub fn decode<T: de::DeserializeOwned>(value: &Value) -> Result<T, Misfit> {
+    read(value)
+        .map(|typed| typed.object)
+        .map_err(|misfits| misfits.into_iter().next().unwrap_or_default())
 }
 
 /// Reads JSON as a `T` as Go does: null counts as absent, and of equal keys the last one counts.
@@ -533,7 +541,7 @@ mod tests {
         assert_eq!(driver.spec.fs_group_policy, Some(FsGroupPolicy::File));
         for wrong in [json!("Other"), json!(7)] {
             let value = json!({"spec": {"fsGroupPolicy": wrong}});
-            assert!(decode::<CsiDriver>(&value).unwrap_err().starts_with("spec.fsGroupPolicy: "));
+            assert!(decode::<CsiDriver>(&value).unwrap_err().to_string().starts_with("spec.fsGroupPolicy: "));
         }
     }
 

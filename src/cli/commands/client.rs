@@ -189,7 +189,7 @@ impl Client {
 fn decoded<T: DeserializeOwned>(target: &str, bytes: &[u8]) -> Result<T, CommandError> {
     serde_json::from_slice(bytes)
         .map_err(|why| why.to_string())
-        .and_then(|value| typed::decode(&value))
+        .and_then(|value| typed::decode(&value).map_err(|misfit| misfit.to_string()))
         .map_err(|why| CommandError::Response { target: target.to_owned(), why })
 }
 
