@@ -45,7 +45,8 @@ pub(super) fn credentials(
     if path.exists() {
         own = Some(read(path)?);
         let identity = own.as_ref().and_then(|(_, credentials)| credentials.endpoint.identity.as_ref());
-        let why = identity.and_then(|identity| bootstrap::why_needed(Some(&identity.certificate), now));
+        let why =
+            identity.and_then(|identity| bootstrap::why_needed(Some(identity.certificate.reveal()), now));
         if let Some(why) = why.filter(|_| args.bootstrap_kubeconfig.is_some()) {
             log::info!("{}: {why}; requesting a new one", path.display());
             own = None;

@@ -12,13 +12,13 @@ use serde_json::Value;
 
 use super::error::ApiError;
 use super::rate::Bucket;
-use super::secret::Secret;
 use super::target::{Target, query};
 use crate::model::{metrics, typed};
 use crate::transport::api::{
     Body, Breaker, Connections, DialError, Endpoint, Identity, Request, Response, Use,
 };
 use crate::util::lock::LockExt;
+use crate::util::secret::Secret;
 use crate::util::stop::{self, StopSource, StopToken, Waited};
 
 /// The time for a request and its response, unless [`Client::with_limits`] sets another: the API

@@ -337,7 +337,7 @@ fn a_change_of_credentials_ends_the_pause() {
     };
     let client = Client::new(credentials(), None).unwrap();
     let before = client.generation();
-    client.set_identity(Identity { certificate: Vec::new(), key: Vec::new() }).unwrap();
+    client.set_identity(Identity::default()).unwrap();
     let begun = Instant::now();
     assert_eq!(
         EventApi::pause(&client, before, Duration::from_secs(60), &StopToken::never()),

@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 
 use super::client::{CredentialSource, Issued};
 use super::relative_path::resolve;
-use super::secret::Secret;
 use crate::model::kubeconfig::{Cluster, Exec};
 use crate::model::typed;
 use crate::transport::api::{Breaker, Identity};
 use crate::util::child::{self, Limits};
 use crate::util::lock::LockExt;
 use crate::util::permits::{NoPermit, Permits};
+use crate::util::secret::Secret;
 
 const V1: &str = "client.authentication.k8s.io/v1";
 const V1BETA1: &str = "client.authentication.k8s.io/v1beta1";
@@ -187,7 +187,7 @@ impl ExecPlugin {
         let token = set(status.token).map(Secret::new);
         let identity = match (set(status.client_certificate_data), set(status.client_key_data)) {
             (Some(certificate), Some(key)) => {
-                Some(Identity { certificate: certificate.into_bytes(), key: key.into_bytes() })
+                Some(Identity { certificate: certificate.into_bytes().into(), key: key.into_bytes().into() })
             }
             (None, None) => None,
             _ => return Err("exec plugin returned only certificate or key, not both".to_owned()),
@@ -311,7 +311,7 @@ mod tests {
     fn certificate_and_key_of_a_plugin_are_used() {
         let (dir, exec) = script(&printed(&json!({"clientCertificateData": "C", "clientKeyData": "K"})));
         let issued = current(&plugin(dir.path(), &exec)).unwrap();
-        let expected = Identity { certificate: b"C".to_vec(), key: b"K".to_vec() };
+        let expected = Identity { certificate: b"C".to_vec().into(), key: b"K".to_vec().into() };
         assert_eq!((issued.token, issued.identity), (None, Some(expected)));
     }
 

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use super::client::{CredentialSource, Credentials, Issued};
 use super::exec_plugin::{self, ExecPlugin};
 use super::relative_path::resolve;
-use super::secret::Secret;
 use crate::model::kubeconfig::{Cluster, Context, Kubeconfig, User};
 use crate::transport::api::{Breaker, Endpoint, Identity, Roots};
 use crate::transport::proxy::{Environment, Proxy};
 use crate::util::encoding::{escape_percent, from_percent};
 use crate::util::lock::LockExt;
+use crate::util::secret::Secret;
 
 /// A token file is read again after this time.
 const TOKEN_PERIOD: Duration = Duration::from_secs(60);
@@ -328,8 +328,8 @@ fn identity(
         (None, file) => read(field, &place(file.unwrap_or_default()), https),
     };
     let now = Identity {
-        certificate: get(certificate_data, "client-certificate", certificate_file)?,
-        key: get(key_data, "client-key", key_file)?,
+        certificate: get(certificate_data, "client-certificate", certificate_file)?.into(),
+        key: get(key_data, "client-key", key_file)?.into(),
     };
     let files = certificate_file.zip(key_file).map(|(certificate, key)| (place(certificate), place(key)));
     Ok(Some(Certificate { now, files }))
@@ -447,7 +447,7 @@ impl IdentityFiles {
         }
         last.0 = now;
         let (certificate, key) = (std::fs::read(&self.certificate).ok()?, std::fs::read(&self.key).ok()?);
-        let identity = Identity { certificate, key };
+        let identity = Identity { certificate: certificate.into(), key: key.into() };
         if last.1.as_ref() == Some(&identity) {
             return None;
         }

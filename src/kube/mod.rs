@@ -31,7 +31,6 @@ mod rate;
 mod relative_path;
 pub mod reviews;
 pub mod runtime_classes;
-pub mod secret;
 pub mod services;
 pub mod target;
 pub mod tokens;

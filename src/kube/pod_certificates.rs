@@ -30,6 +30,7 @@ use crate::model::pod::Pod;
 use crate::util::backoff::random_unit;
 use crate::util::encoding::base64;
 use crate::util::lock::LockExt;
+use crate::util::secret::Secret;
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads;
 
@@ -45,10 +46,10 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// renewed at once.
 const JITTER_SECONDS: f64 = 300.0;
 
-/// The key and the certificates of a volume, both in PEM. `Debug` does not print them.
-#[derive(Clone, PartialEq, Eq)]
+/// The key and the certificates of a volume, both in PEM.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credential {
-    key: String,
+    key: Secret<String>,
     chain: String,
 }
 
@@ -56,19 +57,13 @@ impl Credential {
     /// The private key (PKCS #8), for a file that only the pod reads.
     #[must_use]
     pub fn key(&self) -> &str {
-        &self.key
+        self.key.reveal()
     }
 
     /// The certificate, and those of intermediate authorities.
     #[must_use]
     pub fn chain(&self) -> &str {
         &self.chain
-    }
-}
-
-impl fmt::Debug for Credential {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("Credential(***)")
     }
 }
 
@@ -315,7 +310,7 @@ impl PodCertificates {
         let created = api
             .create_request(namespace, &body)
             .map_err(|text| fetch("creating PodCertificateRequest", text))?;
-        Ok(Pending { name: created.metadata.name, key: key.into_pem(), created: Instant::now() })
+        Ok(Pending { name: created.metadata.name, key: key.into_pem().into(), created: Instant::now() })
     }
 }
 

@@ -17,6 +17,7 @@ use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::util::backoff::random_unit;
 use crate::util::lock::LockExt;
+use crate::util::secret::Secret;
 
 /// An older token is replaced, whatever its remaining lifetime is.
 const MAX_AGE_SECONDS: i64 = 24 * 3600;
@@ -31,10 +32,10 @@ const RETRY: Duration = Duration::from_secs(5);
 /// The longest of these waits.
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// A token. `Debug` does not print it.
-#[derive(Clone, PartialEq, Eq)]
+/// A token.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Token {
-    text: String,
+    text: Secret<String>,
     expires: Timestamp,
     /// The lifetime of the token.
     seconds: i64,
@@ -43,18 +44,12 @@ pub struct Token {
 impl Token {
     /// The token itself, for a file that only the pod reads.
     pub fn expose(&self) -> &str {
-        &self.text
+        self.text.reveal()
     }
 
     /// When it expires.
     pub fn expires(&self) -> Timestamp {
         self.expires
-    }
-}
-
-impl fmt::Debug for Token {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Token(***, expires {})", self.expires)
     }
 }
 
@@ -201,7 +196,7 @@ impl Tokens {
         match self.shared.api.create(&key.namespace, &key.account, &body) {
             Ok(answer) => {
                 let token = Arc::new(Token {
-                    text: answer.status.token,
+                    text: answer.status.token.into(),
                     expires: answer.status.expiration_timestamp,
                     seconds: answer.spec.expiration_seconds.or(seconds).unwrap_or(3600),
                 });
@@ -368,7 +363,7 @@ mod tests {
             (365 * day, day - 1, 0.0, false),
             (365 * day, day + 1, 0.0, true),
         ] {
-            let token = Token { text: "x".into(), expires: at(1_000_000 + seconds), seconds };
+            let token = Token { text: Secret::new("x".into()), expires: at(1_000_000 + seconds), seconds };
             let asked = Duration::from_secs(age.unsigned_abs());
             assert_eq!(is_due(&token, at(1_000_000 + age), asked, jitter), due, "{seconds} {age}");
         }
@@ -383,7 +378,7 @@ mod tests {
         // The time of day, and the time that has passed.
         let get = |wall: i64, passed: u64| {
             let now = (at(wall), start + Duration::from_secs(passed));
-            tokens.get_at(&pod("1"), "", Some(600), now).map(|token| token.text.clone()).unwrap()
+            tokens.get_at(&pod("1"), "", Some(600), now).map(|token| token.expose().to_owned()).unwrap()
         };
         assert_eq!(get(day, 0), "t1");
         // The clock is set back by a day: after 80 percent of its lifetime the token is still replaced.
@@ -403,7 +398,7 @@ mod tests {
         let tokens = Tokens::new(Box::new(Server(Arc::clone(&count), 0)));
         let get = |uid: &str, audience: &str, age: u64| {
             let now = (at(age as i64), start + Duration::from_secs(age));
-            tokens.get_at(&pod(uid), audience, Some(3600), now).map(|token| token.text.clone())
+            tokens.get_at(&pod(uid), audience, Some(3600), now).map(|token| token.expose().to_owned())
         };
         assert_eq!(get("1", "", 0), Ok("t1".into()));
         assert_eq!(get("1", "", 100), Ok("t1".into()));
@@ -446,7 +441,7 @@ mod tests {
         let (begun, later) = (Instant::now(), Instant::now() + Duration::from_secs(10));
         let get = |tokens: &Tokens, instant| {
             let token = tokens.get_at(&pod("1"), "", Some(3600), (at(10), instant));
-            token.map(|token| token.text.clone())
+            token.map(|token| token.expose().to_owned())
         };
         let shared = tokens.clone();
         let first = crate::util::testing::beside(move || get(&shared, begun));
@@ -465,6 +460,9 @@ mod tests {
         let token = tokens.get(&pod("1"), "", None).unwrap();
         assert_eq!(token.expose(), "default/default null");
         let text = format!("{token:?} {tokens:?}");
-        assert!(text.starts_with("Token(***, expires 2") && !text.contains("default"), "{text}");
+        assert!(
+            text.starts_with("Token { text: Secret(..), expires: 2") && !text.contains("default"),
+            "{text}"
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! Tools that are independent of Kubernetes: the rules for threads (`threads`, `stop`, `mailbox`,
 //! `timers`, `wake`, `gate`), the thread `signals`, waits (`backoff`, `permits`), files and directories
 //! (`untrusted` and `tree` for those that a container can change; `disk_writes` counts),
-//! `state_files` that are damaged, `cgroup_mounts`, memory, certificates (`x509`), log lines and `metrics`.
+//! `state_files` that are damaged, `cgroup_mounts`, memory, values that logs do not show (`secret`), certificates (`x509`), log lines and `metrics`.
 
 pub mod atomic_file;
 pub mod backoff;
@@ -25,6 +25,7 @@ pub mod mailbox;
 pub mod memory;
 pub mod metrics;
 pub mod permits;
+pub mod secret;
 pub mod service_manager;
 pub mod sha1;
 pub mod sha256;

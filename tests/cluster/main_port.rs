@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use coracle::util::secret::Secret;
 use serde_json::{Value, json};
 
 use crate::joined::{JoinedNode, LIMIT, patience, served, shared, text};
@@ -15,7 +16,7 @@ fn identity(kubeconfig: &Path) -> Identity {
     let file = coracle::config::kubeconfig::load(kubeconfig).expect("a kubeconfig");
     let credentials = coracle::kube::kubeconfig::credentials(&file, kubeconfig).expect("credentials");
     let identity = credentials.endpoint.identity.expect("a certificate");
-    let pem = |bytes| String::from_utf8(bytes).expect("PEM");
+    let pem = |bytes: Secret<Vec<u8>>| String::from_utf8(bytes.reveal().clone()).expect("PEM");
     Identity { certificate: pem(identity.certificate), key: pem(identity.key) }
 }
 

@@ -435,8 +435,10 @@ fn compare(credentials: &Credentials, sent: &Option<String>, theirs: &Value) -> 
         same("authorities", authorities, if theirs["insecure"] == true { "any".to_owned() } else { pem });
         same("server name", server_name.clone().unwrap_or_default(), text("name"));
     }
-    let (certificate, key) =
-        identity.as_ref().map(|own| (own.certificate.clone(), own.key.clone())).unwrap_or_default();
+    let (certificate, key) = identity
+        .as_ref()
+        .map(|own| (own.certificate.reveal().clone(), own.key.reveal().clone()))
+        .unwrap_or_default();
     same("certificate", format!("{certificate:?}"), format!("{:?}", decode(&theirs["certificate"])));
     same("key", format!("{key:?}"), format!("{:?}", decode(&theirs["key"])));
     same("sent", sent.clone().unwrap_or_default(), text("sent"));

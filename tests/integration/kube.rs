@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use coracle::kube::client::{Client, CredentialSource, Credentials, DeleteOptions, Issued};
-use coracle::kube::secret::Secret;
 use coracle::kube::target::Target;
 use coracle::kube::watch::{Change, Watched, spawn_reflector};
 use coracle::kube::{event_sink, events};
@@ -13,6 +12,7 @@ use coracle::model::api::Pod;
 use coracle::model::event::{Event, EventSink, EventType, Regarding};
 use coracle::model::metrics;
 use coracle::transport::api::{Breaker, Identity, Roots};
+use coracle::util::secret::Secret;
 use coracle::util::threads::{OnDeath, Running, Stack, Stopped, spawn};
 use crossbeam_channel::{Receiver, bounded};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret as SecretObject};
@@ -238,7 +238,10 @@ impl CredentialSource for Plugin {
         }
         // Every second request gets another one.
         let certificate = vec![(number / 2) as u8];
-        Ok(Issued { token: None, identity: Some(Identity { certificate, key: Vec::new() }) })
+        Ok(Issued {
+            token: None,
+            identity: Some(Identity { certificate: certificate.into(), key: Secret::default() }),
+        })
     }
 
     fn refused(&self, _: &Issued) -> bool {
@@ -284,7 +287,7 @@ fn events_wait_for_credentials() {
     // The wait after the second attempt is ten seconds, after the first a random part of that.
     wait_until("the second attempt", SOON, || plugin.asked.load(Ordering::SeqCst) >= 2);
     let begun = Instant::now();
-    client.set_identity(Identity { certificate: Vec::new(), key: Vec::new() }).unwrap();
+    client.set_identity(Identity::default()).unwrap();
     api.wait_for(1, |request| request.method == "POST" && request.path().ends_with("/events"));
     assert!(begun.elapsed() < AT_ONCE, "{:?}", begun.elapsed());
 }
@@ -519,7 +522,7 @@ fn changed_credentials_are_used_at_once() {
     let token = Arc::new(Token(Secret::new("old".to_owned())));
     let client = Client::new(Credentials { token: Some(token), ..api.credentials() }, None).unwrap();
     // A certificate replaces the token; without TLS it is not used.
-    let change = || client.set_identity(Identity { certificate: Vec::new(), key: Vec::new() }).unwrap();
+    let change = || client.set_identity(Identity::default()).unwrap();
     let (_running, changes) = reflect_as("renewed", &client);
     assert_eq!(next(&changes), "=a");
     // From an open watch.

@@ -8,10 +8,10 @@ use jiff::Timestamp;
 use super::csr::Template;
 use super::error::Error;
 use super::store::{self, Identity, Store, facts_of_pem};
-use crate::kube::secret::Secret;
 use crate::model::kubeconfig::Kubeconfig;
 use crate::util::disk_writes;
 use crate::util::error_chain::chain;
+use crate::util::secret::Secret;
 
 /// The cluster that a kubeconfig names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

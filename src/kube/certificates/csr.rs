@@ -12,6 +12,7 @@ use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PublicKeyData
 use super::error::Error;
 use super::facts::{Facts, Subject};
 use crate::model::{api, meta};
+use crate::util::secret::Secret;
 use crate::util::sha256;
 
 const NODES_GROUP: &str = "system:nodes";
@@ -62,34 +63,33 @@ impl fmt::Display for Purpose {
     }
 }
 
-/// A private key. `Debug` does not print it.
-pub struct PrivateKey(KeyPair);
-
-impl fmt::Debug for PrivateKey {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("PrivateKey(***)")
-    }
-}
+/// A private key.
+#[derive(Debug)]
+pub struct PrivateKey(Secret<KeyPair>);
 
 impl PrivateKey {
+    fn of(pair: KeyPair) -> Self {
+        PrivateKey(Secret::new(pair))
+    }
+
     /// A new key on the curve P-256.
     pub(super) fn generate() -> Result<Self, Error> {
-        KeyPair::generate().map(PrivateKey).map_err(|source| Error::Key { source })
+        KeyPair::generate().map(PrivateKey::of).map_err(|source| Error::Key { source })
     }
 
     /// Reads a key as [`PrivateKey::pem`] writes it.
     pub(super) fn from_pem(pem: &str) -> Result<Self, Error> {
-        KeyPair::from_pem(pem).map(PrivateKey).map_err(|source| Error::Key { source })
+        KeyPair::from_pem(pem).map(PrivateKey::of).map_err(|source| Error::Key { source })
     }
 
     /// The key in PEM (PKCS #8).
     pub(super) fn pem(&self) -> String {
-        self.0.serialize_pem()
+        self.0.reveal().serialize_pem()
     }
 
     /// The public key, encoded as in [`Facts::public_key`].
     pub(super) fn public(&self) -> &[u8] {
-        self.0.der_bytes()
+        self.0.reveal().der_bytes()
     }
 }
 
@@ -173,7 +173,7 @@ impl Template {
         params.distinguished_name.push(DnType::OrganizationName, NODES_GROUP);
         params.distinguished_name.push(DnType::CommonName, self.common_name());
         params.subject_alt_names = alternative_names(&self.names).map_err(failed)?;
-        params.serialize_request(&key.0).and_then(|request| request.pem()).map_err(failed)
+        params.serialize_request(key.0.reveal()).and_then(|request| request.pem()).map_err(failed)
     }
 
     /// The object to create. Because of its fixed name, it is found again after a restart.
@@ -234,7 +234,7 @@ impl Template {
         let seconds = u64::try_from(from.as_second()).unwrap_or(0);
         params.not_before = rcgen::date_time_ymd(1970, 1, 1) + std::time::Duration::from_secs(seconds);
         params.not_after = params.not_before + lifetime;
-        params.self_signed(&key.0).map(|certificate| certificate.pem()).map_err(failed)
+        params.self_signed(key.0.reveal()).map(|certificate| certificate.pem()).map_err(failed)
     }
 }
 
@@ -337,7 +337,7 @@ mod tests {
         assert_ne!(name, Template::client("node2").request_name(&key));
         assert_ne!(name, Template::client("node1").request_name(&PrivateKey::generate().unwrap()));
         assert!(PrivateKey::from_pem("nonsense").is_err());
-        assert_eq!(format!("{key:?}"), "PrivateKey(***)");
+        assert_eq!(format!("{key:?}"), "PrivateKey(Secret(..))");
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Certificates on disk, stored as by the Go kubelet: chain and key in one file with a time in its
 //! name, and a link to the current file.
 
-use std::fmt;
 use std::fs;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -15,6 +14,7 @@ use super::facts::Facts;
 use crate::transport;
 use crate::util::atomic_file;
 use crate::util::disk_writes;
+use crate::util::secret::Secret;
 
 /// Only the owner may read keys.
 const KEY_MODE: u32 = 0o600;
@@ -23,24 +23,15 @@ const DIR_MODE: u32 = 0o755;
 /// Larger files are not certificates and are refused.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
-/// A certificate chain with its key. `Debug` does not print the key.
-#[derive(Clone, PartialEq, Eq)]
+/// A certificate chain with its key.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// The certificates, the node's own first.
     pub chain_pem: String,
     /// The private key.
-    pub key_pem: String,
+    pub key_pem: Secret<String>,
     /// The content of the first certificate.
     pub facts: Facts,
-}
-
-impl fmt::Debug for Identity {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Identity")
-            .field("facts", &self.facts)
-            .field("key_pem", &"***")
-            .finish_non_exhaustive()
-    }
 }
 
 impl Identity {
@@ -67,7 +58,7 @@ impl Identity {
         }
         Ok(Identity {
             chain_pem,
-            key_pem: key_pem.ok_or("it has no private key")?,
+            key_pem: key_pem.ok_or("it has no private key")?.into(),
             facts: facts.ok_or("it has no certificate")?,
         })
     }
@@ -78,18 +69,19 @@ impl Identity {
     /// What is wrong with it.
     pub fn of_client(client: &transport::api::Identity) -> Result<Identity, &'static str> {
         let text = |bytes| std::str::from_utf8(bytes).map_err(|_| "it is not PEM");
-        Identity::of_pem(&format!("{}\n{}", text(&client.certificate)?.trim_end(), text(&client.key)?))
+        let (certificate, key) = (text(client.certificate.reveal())?, text(client.key.reveal())?);
+        Identity::of_pem(&format!("{}\n{key}", certificate.trim_end()))
     }
 
     /// For the API client: exactly the bytes of the current file, so that the client, which reads
     /// that file again regularly, detects no change.
     pub fn for_client(&self) -> transport::api::Identity {
-        let text = self.file_text().into_bytes();
+        let text = Secret::new(self.file_text().into_bytes());
         transport::api::Identity { certificate: text.clone(), key: text }
     }
 
     fn file_text(&self) -> String {
-        format!("{}{}", self.chain_pem, self.key_pem)
+        format!("{}{}", self.chain_pem, self.key_pem.reveal())
     }
 
     /// Joins an issued chain with its key.
@@ -327,7 +319,7 @@ mod tests {
         assert_eq!(Identity::join(&[0xff, 0xfe], &key), Err("it is not PEM"));
         assert!(Identity::join(b"", &key).is_err());
         let shown = format!("{:?}", Identity::join(issue(&key, 0).as_bytes(), &key).unwrap());
-        assert!(shown.contains("***") && !shown.contains("BEGIN"), "{shown}");
+        assert!(shown.contains("Secret(..)") && !shown.contains("PRIVATE"), "{shown}");
     }
 
     #[test]
@@ -343,6 +335,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path(), Purpose::Client);
         store.update(&identity, at(0)).unwrap();
-        assert_eq!(fs::read(store.current_path()).unwrap(), identity.for_client().key);
+        assert_eq!(&fs::read(store.current_path()).unwrap(), identity.for_client().key.reveal());
     }
 }

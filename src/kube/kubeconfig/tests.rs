@@ -30,7 +30,7 @@ fn credentials_are_read_from_data_fields() {
     assert!(endpoint.https && endpoint.host == "10.0.0.1" && endpoint.port == 6443);
     assert_eq!(endpoint.roots, Roots::Pem(b"pem".to_vec()));
     assert_eq!(endpoint.server_name.as_deref(), Some("kubernetes"));
-    let identity = Identity { certificate: b"cert".to_vec(), key: b"key".to_vec() };
+    let identity = Identity { certificate: b"cert".to_vec().into(), key: b"key".to_vec().into() };
     assert_eq!(endpoint.identity, Some(identity));
     assert_eq!(credentials.base_path, "");
     let source = credentials.token.clone().unwrap();
@@ -68,7 +68,7 @@ fn relative_files_are_read_from_the_kubeconfigs_directory() {
     let credentials = read_at(dir.path(), cluster, user).unwrap();
     assert_eq!(credentials.endpoint.roots, Roots::Pem(b"pem".to_vec()));
     assert_eq!(credentials.endpoint.port, 443);
-    assert_eq!(credentials.endpoint.identity.clone().unwrap().certificate, b"both");
+    assert_eq!(credentials.endpoint.identity.clone().unwrap().certificate.reveal(), b"both");
     let source = credentials.token.unwrap();
     let current = || source.current(Instant::now(), &Breaker::default()).unwrap();
     let first = current();
@@ -173,8 +173,8 @@ fn changed_credential_files_are_read_again() {
     assert_eq!(file.token(later + TOKEN_PERIOD).unwrap().reveal(), "two", "better an old one than none");
 
     let (certificate, key) = (dir.path().join("c"), dir.path().join("k"));
-    let identity =
-        |text: &str| Identity { certificate: text.as_bytes().to_vec(), key: text.as_bytes().to_vec() };
+    let pem = |text: &str| Secret::new(text.as_bytes().to_vec());
+    let identity = |text: &str| Identity { certificate: pem(text), key: pem(text) };
     let files = IdentityFiles::new((certificate.clone(), key.clone()), Some(identity("old")));
     let later = Instant::now() + IDENTITY_PERIOD;
     assert_eq!(files.identity(later), None, "gone");

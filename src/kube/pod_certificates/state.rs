@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::{CertificateError, Credential};
 use crate::model::reasons::{CERTIFICATE_EXPIRED as EXPIRED, CERTIFICATE_OVERDUE_FOR_REFRESH as OVERDUE};
+use crate::util::secret::Secret;
 
 /// A certificate that is not renewed this long after its time is overdue.
 const OVERDUE_AFTER: SignedDuration = SignedDuration::from_mins(10);
@@ -32,7 +33,7 @@ pub struct Condition {
 pub(super) struct Pending {
     pub(super) name: String,
     /// The private key in PEM.
-    pub(super) key: String,
+    pub(super) key: Secret<String>,
     pub(super) created: Instant,
 }
 
@@ -169,7 +170,7 @@ mod tests {
     }
 
     fn pending(name: &str) -> Pending {
-        Pending { name: name.to_owned(), key: format!("key of {name}"), created: Instant::now() }
+        Pending { name: name.to_owned(), key: format!("key of {name}").into(), created: Instant::now() }
     }
 
     fn issued() -> Answer {

@@ -32,8 +32,8 @@ fn secure(port: u16) -> Endpoint {
 
 fn identity() -> Identity {
     Identity {
-        certificate: include_bytes!("../tls/testdata/client.pem").to_vec(),
-        key: include_bytes!("../tls/testdata/client.key").to_vec(),
+        certificate: include_bytes!("../tls/testdata/client.pem").to_vec().into(),
+        key: include_bytes!("../tls/testdata/client.key").to_vec().into(),
     }
 }
 
@@ -596,10 +596,10 @@ fn certificates_that_cannot_be_used_are_reported() {
     for (endpoint, expected) in [
         (secure(1), "fine"),
         (with(identity()), "fine"),
-        (with(Identity { key: other_key, ..identity() }), "client certificate: certificate and key: "),
-        (with(Identity { key: b"x".to_vec(), ..identity() }), "client certificate: key: "),
+        (with(Identity { key: other_key.into(), ..identity() }), "client certificate: certificate and key: "),
+        (with(Identity { key: b"x".to_vec().into(), ..identity() }), "client certificate: key: "),
         (
-            with(Identity { certificate: b"x".to_vec(), ..identity() }),
+            with(Identity { certificate: b"x".to_vec().into(), ..identity() }),
             "client certificate: certificate: no PEM",
         ),
         (Endpoint { roots: Roots::Pem(b"x".to_vec()), ..secure(1) }, "certificate authority: no PEM block"),
@@ -608,5 +608,5 @@ fn certificates_that_cannot_be_used_are_reported() {
         let message = setup(&endpoint);
         assert!(message.starts_with(expected), "{message}");
     }
-    assert_eq!(format!("{:?}", identity()), "Identity(..)");
+    assert_eq!(format!("{:?}", identity()), "Identity { certificate: Secret(..), key: Secret(..) }");
 }

@@ -16,6 +16,7 @@ use rustls::{
 use super::cbc;
 use super::names;
 use super::verify::Verifier;
+use crate::util::secret::Secret;
 
 /// The files with public authorities on Linux distributions, in Go's order.
 const SYSTEM_BUNDLES: &[&str] = &[
@@ -41,18 +42,12 @@ pub enum Roots {
 }
 
 /// A client certificate with its chain and its key, both PEM.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// The chain, leaf first.
-    pub certificate: Vec<u8>,
+    /// The chain, leaf first. The file may contain the key, too.
+    pub certificate: Secret<Vec<u8>>,
     /// The key: PKCS#1, PKCS#8 or SEC1.
-    pub key: Vec<u8>,
-}
-
-impl fmt::Debug for Identity {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("Identity(..)")
-    }
+    pub key: Secret<Vec<u8>>,
 }
 
 impl fmt::Debug for Roots {
@@ -128,10 +123,10 @@ impl Tls {
                 let wrong = |what: &str, error: &dyn fmt::Display| {
                     TlsSetupError::Identity(format!("{what}: {error}"))
                 };
-                let chain =
-                    certificates(&identity.certificate).map_err(|error| wrong("certificate", &error))?;
-                let key =
-                    PrivateKeyDer::from_pem_slice(&identity.key).map_err(|error| wrong("key", &error))?;
+                let chain = certificates(identity.certificate.reveal())
+                    .map_err(|error| wrong("certificate", &error))?;
+                let key = PrivateKeyDer::from_pem_slice(identity.key.reveal())
+                    .map_err(|error| wrong("key", &error))?;
                 if let Some(curve) = names::unsupported_curve(&key) {
                     return Err(wrong("key", &names::no_such_key(curve)));
                 }

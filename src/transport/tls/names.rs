@@ -146,7 +146,7 @@ mod tests {
         let (authorities, certificate) =
             (include_bytes!("testdata/ca.pem"), include_bytes!("testdata/client.pem"));
         let connect = |key: &[u8]| {
-            let identity = Identity { certificate: certificate.to_vec(), key: key.to_vec() };
+            let identity = Identity { certificate: certificate.to_vec().into(), key: key.to_vec().into() };
             Tls::new(&Roots::Pem(authorities.to_vec()), Some(&identity), "a.test").map(drop)
         };
         assert_eq!(connect(include_bytes!("testdata/client.key")), Ok(()));

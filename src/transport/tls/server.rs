@@ -24,22 +24,17 @@ use rustls::{
 use super::names;
 
 use crate::util::lock::LockExt;
+use crate::util::secret::Secret;
 
-/// Our certificate with its key. `Debug` does not print the key.
-#[derive(Clone, PartialEq, Eq)]
+/// Our certificate with its key.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServingCertificate {
     /// The certificates, our own first.
     pub certificate_chain_pem: String,
     /// The private key.
-    pub key_pem: String,
+    pub key_pem: Secret<String>,
     /// Increases with every change.
     pub generation: u64,
-}
-
-impl fmt::Debug for ServingCertificate {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "ServingCertificate(generation {})", self.generation)
-    }
 }
 
 /// Returns the current certificate; `None`: there is none yet.
@@ -240,7 +235,8 @@ fn certified(from: &ServingCertificate, provider: &Arc<CryptoProvider>) -> Resul
     let chain: Result<Vec<_>, _> =
         CertificateDer::pem_slice_iter(from.certificate_chain_pem.as_bytes()).collect();
     let chain = chain.map_err(|error| error.to_string())?;
-    let key = PrivateKeyDer::from_pem_slice(from.key_pem.as_bytes()).map_err(|error| error.to_string())?;
+    let key = from.key_pem.reveal().as_bytes();
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| error.to_string())?;
     if let Some(curve) = names::unsupported_curve(&key) {
         return Err(names::no_such_key(curve));
     }

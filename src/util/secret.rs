@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// A token or a key. `Debug` does not print it.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret<T>(T);
 
 impl<T> Secret<T> {
@@ -15,6 +15,12 @@ impl<T> Secret<T> {
     /// The value, for code that must send or write it.
     pub fn reveal(&self) -> &T {
         &self.0
+    }
+}
+
+impl<T> From<T> for Secret<T> {
+    fn from(value: T) -> Secret<T> {
+        Secret(value)
     }
 }
 
