@@ -31,7 +31,7 @@ use super::breaker::{Breaker, Use};
 use super::call::Call;
 use super::route::{Routes, Stream, Wire};
 use crate::transport::dial::{DialError, words};
-use crate::transport::http1::Malformed;
+use crate::transport::http1::{MAX_INTERIM, Malformed};
 use crate::transport::proxy::Proxy;
 use crate::transport::tls::TlsSetupError;
 
@@ -403,11 +403,21 @@ impl<S: Wire> Transport for Connection<S> {
             Some(forwarded) => forwarded.rewrite(written, &mut self.unsent),
             None => self.unsent.extend_from_slice(written),
         }
-        self.begins = false;
+        if std::mem::take(&mut self.begins) {
+            self.memory.interim = Some(0);
+        }
         if self.unsent.len() >= SEND_BYTES {
             self.flush();
         }
         Ok(())
+    }
+
+    fn maybe_await_input(&mut self, timeout: NextTimeout) -> Result<bool, ureq::Error> {
+        if self.memory.interim.is_some_and(|count| count > MAX_INTERIM) {
+            let what = "too many 1xx informational responses".to_owned();
+            return Err(carried(DialError::Malformed(what)));
+        }
+        if self.memory.can_use_input() { Ok(true) } else { self.await_input(timeout) }
     }
 
     fn await_input(&mut self, _: NextTimeout) -> Result<bool, ureq::Error> {
@@ -459,6 +469,8 @@ struct Memory {
     output: Vec<u8>,
     /// Whether ureq could use the input the last time.
     progress: bool,
+    /// How many interim responses came before the final one; `None` after its head.
+    interim: Option<usize>,
 }
 
 impl Memory {
@@ -516,6 +528,10 @@ impl Buffers for Memory {
 
     fn input_consume(&mut self, amount: usize) {
         self.progress = amount > 0;
+        if amount > 0 {
+            let is_interim = is_interim(self.input());
+            self.interim = self.interim.filter(|_| is_interim).map(|count| count + 1);
+        }
         self.from = (self.from + amount).min(self.to);
     }
 
@@ -529,6 +545,13 @@ impl Buffers for Memory {
     fn can_use_input(&self) -> bool {
         self.from < self.to && self.progress
     }
+}
+
+/// Whether this is the head of an interim response: 1xx, but not 101, after which HTTP ends.
+fn is_interim(head: &[u8]) -> bool {
+    let start = head.iter().position(|byte| !matches!(byte, b'\r' | b'\n')).unwrap_or_default();
+    let status = head.get(start..).unwrap_or_default().get("HTTP/1.1 ".len()..).unwrap_or_default();
+    status.starts_with(b"1") && !status.starts_with(b"101")
 }
 
 #[cfg(test)]

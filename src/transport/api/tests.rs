@@ -187,6 +187,19 @@ fn get_on_a_connection_that_the_server_closes_is_sent_again() {
     }
 }
 
+#[test]
+fn number_of_interim_responses_is_limited() {
+    let interim = "HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n";
+    let answer = |count| [interim.repeat(count).into_bytes(), short(interim)].concat();
+    let server = serve(vec![vec![answer(100), answer(100), answer(101)]]);
+    let connections = Connections::new(&plain(server.port)).unwrap();
+    for _ in 0..2 {
+        assert_eq!(text(connections.send(&get("/"), &Breaker::default()).unwrap()), interim);
+    }
+    let outcome = connections.send(&get("/"), &Breaker::default()).map(|response| response.status);
+    assert_eq!(outcome, Err(DialError::Malformed("too many 1xx informational responses".to_owned())));
+}
+
 fn redirect(status: u16, location: &str) -> Vec<u8> {
     format!("HTTP/1.1 {status} Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n").into_bytes()
 }

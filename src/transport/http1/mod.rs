@@ -24,6 +24,7 @@ pub mod writer;
 pub use body::Framing;
 pub use fields::is_token;
 pub use request::{RequestError, RequestHead, RequestWriter};
+pub(super) use response::MAX_INTERIM;
 pub use response::{Malformed, ResponseHead};
 pub use target::Target;
 pub use writer::{Form, Header, ResponseWriter, StatusCode, Whole};

@@ -12,7 +12,7 @@ const MAX_HEAD_BYTES: u64 = 256 * 1024;
 const MAX_FIELDS: usize = 1000;
 /// The limit of interim responses (100 Continue, 103 Early Hints) before the final one.
 /// DIFFERS: Go has a limit for the bytes of each head only, 10 MiB.
-const MAX_INTERIM: usize = 100;
+pub(in crate::transport) const MAX_INTERIM: usize = 100;
 /// The longest part of a line in an error.
 const SHOWN_BYTES: usize = 200;
 
