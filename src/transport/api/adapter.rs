@@ -337,7 +337,7 @@ struct Connection<S> {
     /// Bytes of a request that are not sent yet.
     unsent: Vec<u8>,
     /// Why the request could not be sent. A server may respond and close without reading the request:
-    /// then the response counts, if it can be read (over TLS it cannot).
+    /// then the response counts, if it can be read.
     broken: Option<DialError>,
     /// Whether the next bytes to send begin a request.
     begins: bool,
@@ -374,7 +374,10 @@ impl<S: Wire> Connection<S> {
     fn flush(&mut self) {
         if self.broken.is_none() && !self.unsent.is_empty() {
             let sent = self.wire.write_all(&self.unsent).and_then(|()| self.wire.flush());
-            self.broken = sent.err().map(|error| self.wire.failed(&error, "write"));
+            if let Err(error) = sent {
+                self.broken = Some(self.wire.failed(&error, "write"));
+                self.wire.end_sending();
+            }
         }
         self.unsent.clear();
     }

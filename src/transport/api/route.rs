@@ -291,6 +291,9 @@ pub(super) trait Wire: Read + Write + Send + Sync + 'static {
     /// Waits until there is something to read.
     fn wait(&mut self) -> io::Result<()>;
 
+    /// Sends nothing any more after a write failed: a TLS session would try it again before each read.
+    fn end_sending(&mut self);
+
     /// Whether the peer has neither closed it nor sent data: only then may it be used again.
     fn is_quiet(&mut self) -> bool;
 
@@ -310,6 +313,10 @@ impl Wire for Stream {
             // The session has data.
             Stream::Tls(_) => Ok(()),
         }
+    }
+
+    fn end_sending(&mut self) {
+        self.socket().end_sending();
     }
 
     fn is_quiet(&mut self) -> bool {

@@ -32,6 +32,8 @@ pub(in crate::transport) struct Socket {
     limit: Option<Instant>,
     /// What a blocked thread waits for, in the thread table.
     peer: &'static str,
+    /// Whether writes send nothing, and succeed.
+    discards_writes: bool,
 }
 
 impl Socket {
@@ -57,7 +59,8 @@ impl Socket {
         let stream = Arc::new(TcpStream::from(fd));
         // Registered before the connect: shutting down a connecting socket ends the wait for it.
         call.hold(&stream, false);
-        let socket = Socket { stream, call: Arc::downgrade(call), limit: Some(limit), peer };
+        let socket =
+            Socket { stream, call: Arc::downgrade(call), limit: Some(limit), peer, discards_writes: false };
         match rustix::net::connect(&socket.stream, &address) {
             Ok(()) => {}
             Err(Errno::INPROGRESS | Errno::INTR) => {
@@ -83,6 +86,11 @@ impl Socket {
     /// The limit of waits beside the call's deadline.
     pub(super) fn set_limit(&mut self, limit: Option<Instant>) {
         self.limit = limit;
+    }
+
+    /// Lets all later writes succeed without sending anything.
+    pub(super) fn end_sending(&mut self) {
+        self.discards_writes = true;
     }
 
     pub(super) fn is_late(&self) -> bool {
@@ -169,6 +177,9 @@ impl Read for Socket {
 
 impl Write for Socket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.discards_writes {
+            return Ok(bytes.len());
+        }
         self.patiently(PollFlags::OUT, |mut stream| stream.write(bytes))
     }
 

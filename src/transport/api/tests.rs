@@ -200,6 +200,22 @@ fn number_of_interim_responses_is_limited() {
     assert_eq!(outcome, Err(DialError::Malformed("too many 1xx informational responses".to_owned())));
 }
 
+#[test]
+fn response_before_the_whole_body_was_sent_is_read() {
+    let refusal = b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nbig".to_vec();
+    // More than the buffers of both sides hold. The server closes the connection without reading it.
+    let body = vec![0; 32 << 20];
+    let post = Request { method: "POST", body: Some(("text/plain", &body)), ..get("/") };
+    let with_certificate = |port| Endpoint { identity: Some(identity()), ..secure(port) };
+    let plainly = serve(vec![vec![refusal.clone()]]);
+    let securely = serve_tls(1, vec![refusal]);
+    for endpoint in [plain(plainly.port), with_certificate(securely.port)] {
+        let connections = Connections::new(&endpoint).unwrap();
+        let response = connections.send(&post, &Breaker::default()).unwrap();
+        assert_eq!((response.status, text(response)), (413, "big".to_owned()), "https: {}", endpoint.https);
+    }
+}
+
 fn redirect(status: u16, location: &str) -> Vec<u8> {
     format!("HTTP/1.1 {status} Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n").into_bytes()
 }
@@ -498,7 +514,7 @@ fn lines_come_one_by_one() {
 }
 
 /// A TLS server that requires a client certificate and reports it.
-fn serve_tls(connections: usize) -> Server {
+fn serve_tls(connections: usize, answers: Vec<Vec<u8>>) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let (request_sender, requests) = bounded(100);
@@ -526,7 +542,7 @@ fn serve_tls(connections: usize) -> Server {
             }
             let connection = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
             let mut stream = rustls::StreamOwned::new(connection, socket);
-            answer(&mut stream, number, &[short("one"), short("two"), Vec::new()], &request_sender);
+            answer(&mut stream, number, &answers, &request_sender);
         }
     })
     .unwrap()
@@ -536,7 +552,7 @@ fn serve_tls(connections: usize) -> Server {
 
 #[test]
 fn client_and_server_certificates_are_verified() {
-    let server = serve_tls(8);
+    let server = serve_tls(8, vec![short("one"), short("two"), Vec::new()]);
     let ask = |endpoint: Endpoint| {
         let connections = Connections::new(&endpoint).unwrap();
         let breaker = Breaker::default();
@@ -578,7 +594,7 @@ fn client_and_server_certificates_are_verified() {
 
 #[test]
 fn a_blocked_tls_read_is_broken_off() {
-    let server = serve_tls(1);
+    let server = serve_tls(1, vec![short("one"), short("two"), Vec::new()]);
     let endpoint = Endpoint { identity: Some(identity()), ..secure(server.port) };
     let connections = Connections::new(&endpoint).unwrap();
     let breaker = Breaker::default();

@@ -43,6 +43,8 @@ impl Wire for Played {
         Ok(())
     }
 
+    fn end_sending(&mut self) {}
+
     fn is_quiet(&mut self) -> bool {
         false
     }
