@@ -111,10 +111,11 @@ impl Client {
                 Ok(response) => return answer(response, call),
                 Err(error) => failure(&error),
             };
-            // Only requests without side effects are sent twice: the server may be closing a reused
-            // connection at this moment.
+            // The server may be closing a reused connection at this moment. A request with side effects
+            // is sent again only if no byte of it was sent (Go: net/http, `shouldRetryRequest`).
             let is_lost = matches!(error, DialError::Eof | DialError::Broken { .. }) && call.is_reused();
-            if !(reuse && is_lost && request.method() == Method::GET) || breaker.is_tripped() {
+            let is_harmless = request.method() == Method::GET || !call.has_sent();
+            if !(reuse && is_lost && is_harmless) || breaker.is_tripped() {
                 return Err(error);
             }
             reuse = false;
@@ -428,6 +429,12 @@ impl<S: Wire> Transport for Connection<S> {
         self.unsent = Vec::new();
         self.begins = true;
         self.memory.shrink();
+        // What the server sent is no response to a request that it did not get.
+        if let Some(error) = &self.broken
+            && self.call.upgrade().is_some_and(|call| call.is_reused() && !call.has_sent())
+        {
+            return Err(carried(error.clone()));
+        }
         loop {
             let outcome = self.wire.wait().and_then(|()| self.wire.read(self.memory.room()?));
             let is_stopped = self.call.upgrade().is_none_or(|call| call.breaker.is_tripped());

@@ -136,6 +136,13 @@ impl Streams {
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
+
+    #[cfg(test)]
+    pub(super) fn end_sending(self) {
+        for socket in self.0 {
+            socket.shutdown(Shutdown::Write).unwrap();
+        }
+    }
 }
 
 /// Keeps a socket registered with a breaker.

@@ -25,6 +25,7 @@ pub(in crate::transport) struct Call {
     deadline: Mutex<Instant>,
     reach: Mutex<Option<Reach>>,
     is_reused: AtomicBool,
+    has_sent: AtomicBool,
 }
 
 impl Call {
@@ -43,6 +44,7 @@ impl Call {
             deadline: Mutex::new(deadline),
             reach: Mutex::default(),
             is_reused: AtomicBool::new(false),
+            has_sent: AtomicBool::new(false),
         })
     }
 
@@ -71,6 +73,16 @@ impl Call {
     /// Whether the connection in use was kept from an earlier request.
     pub(super) fn is_reused(&self) -> bool {
         self.is_reused.load(Ordering::Relaxed)
+    }
+
+    /// The kernel has taken bytes of the request, or of a handshake.
+    pub(super) fn note_sent(&self) {
+        self.has_sent.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a server may have seen a part of the request.
+    pub(super) fn has_sent(&self) -> bool {
+        self.has_sent.load(Ordering::Relaxed)
     }
 
     /// Is the current call of this thread while `send` runs, which must not panic.

@@ -180,7 +180,11 @@ impl Write for Socket {
         if self.discards_writes {
             return Ok(bytes.len());
         }
-        self.patiently(PollFlags::OUT, |mut stream| stream.write(bytes))
+        let count = self.patiently(PollFlags::OUT, |mut stream| stream.write(bytes))?;
+        if let Some(call) = self.call.upgrade() {
+            call.note_sent();
+        }
+        Ok(count)
     }
 
     fn flush(&mut self) -> io::Result<()> {

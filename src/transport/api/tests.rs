@@ -216,6 +216,33 @@ fn response_before_the_whole_body_was_sent_is_read() {
     }
 }
 
+#[test]
+fn request_of_which_nothing_was_sent_is_sent_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let _server = spawn("t/server", Stack::Small, OnDeath::Unsupervised, move |_| {
+        // Both stay open until the end.
+        let mut streams = Vec::new();
+        for body in ["one", "two"] {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = head_of(&mut stream);
+            let _ = stream.write_all(&short(body));
+            streams.push(stream);
+        }
+    })
+    .unwrap()
+    .with_waker(Box::new(move || drop(TcpStream::connect(("127.0.0.1", port)))));
+    let connections = Connections::new(&plain(port)).unwrap();
+    let breaker = Breaker::default();
+    let first = connections.send(&Request { kind: Use::Stream, ..get("/") }, &breaker).unwrap();
+    let streams = breaker.streams();
+    assert_eq!(text(first), "one");
+    // As after a reset that arrives when the connection was found open.
+    streams.end_sending();
+    let post = Request { method: "POST", body: Some(("text/plain", b"x")), ..get("/") };
+    assert_eq!(connections.send(&post, &breaker).map(text), Ok("two".to_owned()));
+}
+
 fn redirect(status: u16, location: &str) -> Vec<u8> {
     format!("HTTP/1.1 {status} Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n").into_bytes()
 }
