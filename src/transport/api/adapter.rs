@@ -439,8 +439,8 @@ impl<S: Wire> Transport for Connection<S> {
             let outcome = self.wire.wait().and_then(|()| self.wire.read(self.memory.room()?));
             let is_stopped = self.call.upgrade().is_none_or(|call| call.breaker.is_tripped());
             return Err(carried(match (outcome, &self.broken) {
+                (Ok(0) | Err(_), _) if is_stopped => DialError::Stopped,
                 (Ok(0) | Err(_), Some(error)) => error.clone(),
-                (Ok(0), None) if is_stopped => DialError::Stopped,
                 (Ok(0), None) => return Ok(false),
                 (Ok(count), _) if self.memory.receive(count) => return Ok(true),
                 (Ok(_), _) => continue,

@@ -443,6 +443,25 @@ fn blocked_reads_are_broken_off_at_once() {
 }
 
 #[test]
+fn a_blocked_write_is_broken_off_too() {
+    // The body is longer than the buffers of both sides, and no server reads it.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let connections = Connections::new(&plain(listener.local_addr().unwrap().port())).unwrap();
+    let breaker = Breaker::default();
+    let child = breaker.child();
+    let (result_sender, result_receiver) = bounded(1);
+    let _asking = spawn("t/ask", Stack::Large, OnDeath::Unsupervised, move |_| {
+        let body = vec![0; 32 << 20];
+        let post = Request { method: "POST", body: Some(("text/plain", &body)), ..get("/") };
+        let _ = result_sender.send(connections.send(&post, &child).map(|response| response.status));
+    })
+    .unwrap();
+    assert!(result_receiver.recv_timeout(Duration::from_millis(50)).is_err(), "it must wait");
+    breaker.trip();
+    assert_eq!(result_receiver.recv_timeout(SOON).unwrap(), Err(DialError::Stopped));
+}
+
+#[test]
 fn a_connect_is_broken_off_too() {
     // The server's queue of connections is full: the next one is not accepted.
     let fd =
