@@ -20,8 +20,8 @@ use crate::model::runtime::{ContainerState, ListedPod, PodRuntime};
 use crate::observe::Observe;
 use crate::runtime::logs::read::{ReadOptions, read, resolve};
 use crate::server::{
-    AgentCheck, Detail, DevicesReply, ImageRow, Images, LogSource, MetricsPage, NodeBackend, NodeReport,
-    PodCgroupReport, PodView, Switches, VolumesReply,
+    AgentCheck, BackendError, Detail, DevicesReply, ImageRow, Images, LogSource, MetricsPage, NodeBackend,
+    NodeReport, PodCgroupReport, PodView, Switches, VolumesReply,
 };
 use crate::util::disk_writes;
 use crate::util::lock::LockExt;
@@ -95,8 +95,8 @@ impl NodeBackend for Handles {
         self.node_report()
     }
 
-    fn check(&self, check: AgentCheck) -> Result<(), String> {
-        self.run_check(check)
+    fn check(&self, check: AgentCheck) -> Result<(), BackendError> {
+        Ok(self.run_check(check)?)
     }
 
     fn events(&self) -> &EventLog {
@@ -107,8 +107,8 @@ impl NodeBackend for Handles {
         metrics::write(self, which, page);
     }
 
-    fn summary(&self, detail: Detail) -> Result<Vec<u8>, String> {
-        stats::summary(&self.stats, detail)
+    fn summary(&self, detail: Detail) -> Result<Vec<u8>, BackendError> {
+        Ok(stats::summary(&self.stats, detail)?)
     }
 
     fn pod_cgroup(&self, pod: &PodUid) -> Option<PodCgroupReport> {
@@ -123,17 +123,22 @@ impl NodeBackend for Handles {
         self.device_rows(pod)
     }
 
-    fn container_log(&self, pod: &PodUid, container: &str, previous: bool) -> Result<LogSource, String> {
-        self.find_log(pod, container, previous)
+    fn container_log(
+        &self,
+        pod: &PodUid,
+        container: &str,
+        previous: bool,
+    ) -> Result<LogSource, BackendError> {
+        Ok(self.find_log(pod, container, previous)?)
     }
 
-    fn instance_log(&self, uid: &PodUid, id: &str) -> Result<LogSource, String> {
+    fn instance_log(&self, uid: &PodUid, id: &str) -> Result<LogSource, BackendError> {
         let id = ContainerId::from(id);
-        let logging = self.cri.logging(&id).map_err(|error| error.to_string())?;
+        let logging = self.cri.logging(&id)?;
         // DIFFERS: the Go kubelet does not check this. The id may be from a status that a client
         // wrote to the API server; it must not give access to another pod's log.
         if logging.pod.as_ref() != Some(uid) {
-            return Err("the container belongs to another pod".to_owned());
+            return Err("the container belongs to another pod".to_owned().into());
         }
         let path = resolve(logging.log_path, &id);
         let (observe, cri, uid) = (self.observe.clone(), self.cri.clone(), uid.clone());
@@ -147,8 +152,8 @@ impl NodeBackend for Handles {
         options: &ReadOptions,
         out: &mut dyn Write,
         stop: &StopToken,
-    ) -> Result<(), String> {
-        read(&log.path, options, out, &*log.running, stop).map_err(|error| error.to_string())
+    ) -> Result<(), BackendError> {
+        read(&log.path, options, out, &*log.running, stop).map_err(|error| BackendError::of(error, stop))
     }
 
     fn run(
@@ -157,16 +162,15 @@ impl NodeBackend for Handles {
         container: &str,
         command: Vec<String>,
         stop: &StopToken,
-    ) -> Result<Vec<u8>, String> {
+    ) -> Result<Vec<u8>, BackendError> {
         let id = self
             .running_container(uid, container)?
             .ok_or_else(|| format!("container not found ({container:?})"))?;
         let shown = command.join(" ");
-        let output =
-            self.cri.exec_sync_within(&id, command, None, stop).map_err(|error| error.to_string())?;
+        let output = self.cri.exec_sync_within(&id, command, None, stop)?;
         if output.exit_code != 0 {
             let stderr = String::from_utf8_lossy(&output.stderr);
-            return Err(format!("command '{shown}' exited with {}: {stderr}", output.exit_code));
+            return Err(format!("command '{shown}' exited with {}: {stderr}", output.exit_code).into());
         }
         let mut all = output.stdout;
         all.extend_from_slice(&output.stderr);
@@ -179,7 +183,7 @@ impl NodeBackend for Handles {
         container: &str,
         seconds: i64,
         stop: &StopToken,
-    ) -> Result<PathBuf, String> {
+    ) -> Result<PathBuf, BackendError> {
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         let uid = PodUid::from(text(&pod.metadata.uid));
         let id = self
@@ -190,16 +194,16 @@ impl NodeBackend for Handles {
         let at = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ");
         let (name, namespace) = (text(&pod.metadata.name), text(&pod.metadata.namespace));
         let location = directory.join(format!("checkpoint-{name}_{namespace}-{container}-{at}.tar"));
-        self.cri.checkpoint_container(&id, &location, seconds, stop).map_err(|error| error.to_string())?;
+        self.cri.checkpoint_container(&id, &location, seconds, stop)?;
         Ok(location)
     }
 
-    fn add_ephemeral(&self, pod: &PodUid, container: EphemeralContainer) -> Result<(), String> {
-        self.threads.ephemeral.request(pod, container)
+    fn add_ephemeral(&self, pod: &PodUid, container: EphemeralContainer) -> Result<(), BackendError> {
+        Ok(self.threads.ephemeral.request(pod, container)?)
     }
 
-    fn images(&self) -> Result<Vec<ImageRow>, String> {
-        self.image_rows()
+    fn images(&self) -> Result<Vec<ImageRow>, BackendError> {
+        Ok(self.image_rows()?)
     }
 
     fn verify_image(
@@ -208,8 +212,8 @@ impl NodeBackend for Handles {
         options: image_check::Options,
         progress: &mut dyn FnMut(usize, usize),
         stop: &StopToken,
-    ) -> Result<image_check::Report, String> {
-        self.image_check.verify(image, options, progress, stop)
+    ) -> Result<image_check::Report, BackendError> {
+        self.image_check.verify(image, options, progress, stop).map_err(|why| BackendError::of(why, stop))
     }
 
     fn image_set(&self) -> Arc<dyn Images> {
@@ -219,8 +223,8 @@ impl NodeBackend for Handles {
 
 impl Handles {
     /// The container that runs now, as the runtime lists it.
-    fn running_container(&self, uid: &PodUid, container: &str) -> Result<Option<ContainerId>, String> {
-        let pods = cri::list_pods(&self.cri, Some(uid)).map_err(|error| error.to_string())?;
+    fn running_container(&self, uid: &PodUid, container: &str) -> Result<Option<ContainerId>, BackendError> {
+        let pods = cri::list_pods(&self.cri, Some(uid))?;
         let mut containers = pods.into_values().flat_map(|pod| pod.containers);
         let found = containers
             .find(|instance| instance.name == container && instance.state == ContainerState::Running);

@@ -1,5 +1,6 @@
 //! What the server needs from the agent: [`NodeBackend`], and the types of its parameters and results.
 
+use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use jiff::Timestamp;
 use super::registry::images::Images;
 use super::views::holdings::{DevicesReply, VolumesReply};
 use super::views::{ImageRow, NodeReport, PodCgroupReport, PodView};
-use crate::cri::RuntimeClient;
+use crate::cri::{Class, CriError, RuntimeClient};
 use crate::image_check;
 use crate::kube::events::EventLog;
 use crate::model::api::{self, EphemeralContainer};
@@ -22,8 +23,6 @@ use crate::util::metrics::Page;
 use crate::util::stop::StopToken;
 
 /// The agent as its server sees it. Every method reads a snapshot, or has a deadline or a stop token.
-///
-/// Errors are texts: they become the body of a response.
 pub trait NodeBackend: Send + Sync {
     /// The name of the node.
     fn node_name(&self) -> &str;
@@ -76,7 +75,7 @@ pub trait NodeBackend: Send + Sync {
     ///
     /// # Errors
     /// The reason of the failure.
-    fn check(&self, check: AgentCheck) -> Result<(), String>;
+    fn check(&self, check: AgentCheck) -> Result<(), BackendError>;
 
     /// The node's events.
     fn events(&self) -> &EventLog;
@@ -88,7 +87,7 @@ pub trait NodeBackend: Send + Sync {
     ///
     /// # Errors
     /// When the node cannot be measured.
-    fn summary(&self, detail: Detail) -> Result<Vec<u8>, String>;
+    fn summary(&self, detail: Detail) -> Result<Vec<u8>, BackendError>;
 
     /// Reads the numbers of a pod's cgroup.
     fn pod_cgroup(&self, pod: &PodUid) -> Option<PodCgroupReport>;
@@ -103,13 +102,14 @@ pub trait NodeBackend: Send + Sync {
     ///
     /// # Errors
     /// When there is none.
-    fn container_log(&self, pod: &PodUid, container: &str, previous: bool) -> Result<LogSource, String>;
+    fn container_log(&self, pod: &PodUid, container: &str, previous: bool)
+    -> Result<LogSource, BackendError>;
 
     /// The log of an instance by its runtime id.
     ///
     /// # Errors
     /// When the runtime does not know it, or it belongs to another pod.
-    fn instance_log(&self, pod: &PodUid, id: &str) -> Result<LogSource, String>;
+    fn instance_log(&self, pod: &PodUid, id: &str) -> Result<LogSource, BackendError>;
 
     /// Reads a log into a writer until its end or the stop signal; flushes as it goes.
     ///
@@ -121,7 +121,7 @@ pub trait NodeBackend: Send + Sync {
         options: &ReadOptions,
         out: &mut dyn Write,
         stop: &StopToken,
-    ) -> Result<(), String>;
+    ) -> Result<(), BackendError>;
 
     /// Runs a command in a running container until it ends or the client disconnects: its standard
     /// output, then its standard error.
@@ -134,7 +134,7 @@ pub trait NodeBackend: Send + Sync {
         container: &str,
         command: Vec<String>,
         stop: &StopToken,
-    ) -> Result<Vec<u8>, String>;
+    ) -> Result<Vec<u8>, BackendError>;
 
     /// Writes a checkpoint of a container and returns its path. `seconds` is the time limit; 0: none.
     ///
@@ -146,19 +146,19 @@ pub trait NodeBackend: Send + Sync {
         container: &str,
         seconds: i64,
         stop: &StopToken,
-    ) -> Result<PathBuf, String>;
+    ) -> Result<PathBuf, BackendError>;
 
     /// Adds an ephemeral container to a running pod.
     ///
     /// # Errors
     /// When the pod or the container is refused.
-    fn add_ephemeral(&self, pod: &PodUid, container: EphemeralContainer) -> Result<(), String>;
+    fn add_ephemeral(&self, pod: &PodUid, container: EphemeralContainer) -> Result<(), BackendError>;
 
     /// The runtime's images.
     ///
     /// # Errors
     /// When the runtime does not list them.
-    fn images(&self) -> Result<Vec<ImageRow>, String>;
+    fn images(&self) -> Result<Vec<ImageRow>, BackendError>;
 
     /// Compares the files of an image with its layers. `progress` gets the number of layers that are
     /// done, and of all.
@@ -171,10 +171,43 @@ pub trait NodeBackend: Send + Sync {
         options: image_check::Options,
         progress: &mut dyn FnMut(usize, usize),
         stop: &StopToken,
-    ) -> Result<image_check::Report, String>;
+    ) -> Result<image_check::Report, BackendError>;
 
     /// The images of archives.
     fn image_set(&self) -> Arc<dyn Images>;
+}
+
+/// Why the agent has no result. The text becomes a part of a response.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BackendError {
+    /// The client has disconnected, or the agent stops.
+    #[error("{0}")]
+    Stopped(String),
+    /// All other reasons.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl BackendError {
+    /// The error of a call that `stop` may have ended.
+    pub fn of(error: impl fmt::Display, stop: &StopToken) -> BackendError {
+        let kind = if stop.is_stopped() { BackendError::Stopped } else { BackendError::Failed };
+        kind(error.to_string())
+    }
+}
+
+impl From<String> for BackendError {
+    fn from(why: String) -> BackendError {
+        BackendError::Failed(why)
+    }
+}
+
+impl From<CriError> for BackendError {
+    fn from(error: CriError) -> BackendError {
+        let is_stop = error.class() == Class::Stopping;
+        let kind = if is_stop { BackendError::Stopped } else { BackendError::Failed };
+        kind(error.to_string())
+    }
 }
 
 /// A check of `/healthz` that the agent makes.

@@ -45,7 +45,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use auth::{Auth, Mode, Reviews, Settings as AuthSettings};
-pub use backend::{AgentCheck, Detail, LogSource, MetricsPage, NodeBackend, Switches};
+pub use backend::{AgentCheck, BackendError, Detail, LogSource, MetricsPage, NodeBackend, Switches};
 pub use claim::{Claim, claim_root, claim_socket};
 pub use context::MainPort;
 pub use error::ServerError;

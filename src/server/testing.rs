@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::backend::{AgentCheck, Detail, LogSource, MetricsPage, NodeBackend, Switches};
+use super::backend::{AgentCheck, BackendError, Detail, LogSource, MetricsPage, NodeBackend, Switches};
 use super::registry::images::Images;
 use super::views::holdings::{DevicesReply, VolumesReply};
 use super::views::{ImageRow, NodeReport, PodCgroupReport, PodView};
@@ -42,11 +42,11 @@ pub const SWITCHES: Switches = Switches {
 
 type ListPods = dyn Fn(u64) -> Vec<PodView> + Send + Sync;
 type ReadLog =
-    dyn Fn(&LogSource, &ReadOptions, &mut dyn Write, &StopToken) -> Result<(), String> + Send + Sync;
-type Summary = dyn Fn(Detail) -> Result<Vec<u8>, String> + Send + Sync;
-type AddEphemeral = dyn Fn(&PodUid, &EphemeralContainer) -> Result<(), String> + Send + Sync;
-type ListImages = dyn Fn() -> Result<Vec<ImageRow>, String> + Send + Sync;
-type VerifyImage = dyn Fn(&str, image_check::Options, &mut dyn FnMut(usize, usize)) -> Result<image_check::Report, String>
+    dyn Fn(&LogSource, &ReadOptions, &mut dyn Write, &StopToken) -> Result<(), BackendError> + Send + Sync;
+type Summary = dyn Fn(Detail) -> Result<Vec<u8>, BackendError> + Send + Sync;
+type AddEphemeral = dyn Fn(&PodUid, &EphemeralContainer) -> Result<(), BackendError> + Send + Sync;
+type ListImages = dyn Fn() -> Result<Vec<ImageRow>, BackendError> + Send + Sync;
+type VerifyImage = dyn Fn(&str, image_check::Options, &mut dyn FnMut(usize, usize)) -> Result<image_check::Report, BackendError>
     + Send
     + Sync;
 
@@ -110,7 +110,7 @@ impl FakeNode {
             instance_logs: None,
             read_log: Box::new(|log, options, out, stop| {
                 if log.path.ends_with("b") {
-                    return Err("no such log".into());
+                    return Err("no such log".to_owned().into());
                 }
                 let _ = writeln!(out, "{} {:?} {}", log.path.display(), options.tail_lines, (log.running)());
                 let _ = out.flush();
@@ -121,16 +121,16 @@ impl FakeNode {
             }),
             summary: Box::new(|detail| match detail {
                 Detail::Whole => Ok(b"{\"node\":{}}".to_vec()),
-                Detail::CpuAndMemory => Err("no cgroup".into()),
+                Detail::CpuAndMemory => Err("no cgroup".to_owned().into()),
             }),
             volumes: VolumesReply::default(),
             devices: DevicesReply::default(),
             add_ephemeral: Box::new(|pod, container| match container.image.as_deref() {
-                Some("bad") => Err(format!("{pod}: {} {:?}", container.name, container.command)),
+                Some("bad") => Err(format!("{pod}: {} {:?}", container.name, container.command).into()),
                 _ => Ok(()),
             }),
-            images: Box::new(|| Err("the runtime does not answer".into())),
-            verify_image: Box::new(|_, _, _| Err("not here".to_owned())),
+            images: Box::new(|| Err("the runtime does not answer".to_owned().into())),
+            verify_image: Box::new(|_, _, _| Err("not here".to_owned().into())),
             image_set: Arc::new(ImageSet::default()),
             running_pods_panic: false,
             run_waits: false,
@@ -208,9 +208,9 @@ impl NodeBackend for FakeNode {
         NodeReport { node: "node1".into(), ..NodeReport::default() }
     }
 
-    fn check(&self, check: AgentCheck) -> Result<(), String> {
+    fn check(&self, check: AgentCheck) -> Result<(), BackendError> {
         let failing = self.failing.iter().find(|(failing, _)| *failing == check);
-        failing.map_or(Ok(()), |(_, reason)| Err((*reason).to_owned()))
+        failing.map_or(Ok(()), |(_, reason)| Err((*reason).to_owned().into()))
     }
 
     fn events(&self) -> &EventLog {
@@ -221,7 +221,7 @@ impl NodeBackend for FakeNode {
         page.gauge("kubelet_test", &format!("{which:?}"), 1.0);
     }
 
-    fn summary(&self, detail: Detail) -> Result<Vec<u8>, String> {
+    fn summary(&self, detail: Detail) -> Result<Vec<u8>, BackendError> {
         (self.summary)(detail)
     }
 
@@ -237,14 +237,14 @@ impl NodeBackend for FakeNode {
         self.devices.clone()
     }
 
-    fn container_log(&self, pod: &PodUid, container: &str, _: bool) -> Result<LogSource, String> {
+    fn container_log(&self, pod: &PodUid, container: &str, _: bool) -> Result<LogSource, BackendError> {
         Ok(LogSource { path: format!("/logs/{pod}/{container}").into(), running: Arc::new(|| true) })
     }
 
-    fn instance_log(&self, pod: &PodUid, id: &str) -> Result<LogSource, String> {
+    fn instance_log(&self, pod: &PodUid, id: &str) -> Result<LogSource, BackendError> {
         match &self.instance_logs {
             None => Ok(LogSource { path: format!("/logs/{pod}/{id}").into(), running: Arc::new(|| true) }),
-            Some(_) if id == "9" => Err("gone".into()),
+            Some(_) if id == "9" => Err("gone".to_owned().into()),
             Some(dir) => Ok(LogSource { path: dir.join(format!("{id}.log")), running: Arc::new(|| false) }),
         }
     }
@@ -255,9 +255,10 @@ impl NodeBackend for FakeNode {
         options: &ReadOptions,
         out: &mut dyn Write,
         stop: &StopToken,
-    ) -> Result<(), String> {
+    ) -> Result<(), BackendError> {
         if self.instance_logs.is_some() {
-            return read(&log.path, options, out, &*log.running, stop).map_err(|error| error.to_string());
+            return read(&log.path, options, out, &*log.running, stop)
+                .map_err(|error| BackendError::of(error, stop));
         }
         (self.read_log)(log, options, out, stop)
     }
@@ -268,13 +269,13 @@ impl NodeBackend for FakeNode {
         container: &str,
         command: Vec<String>,
         stop: &StopToken,
-    ) -> Result<Vec<u8>, String> {
+    ) -> Result<Vec<u8>, BackendError> {
         if self.run_waits {
             assert_eq!(stop.wait(Duration::from_secs(60)), crate::util::stop::Waited::Stopped);
             return Ok(b"stopped".to_vec());
         }
         match command.first().map(String::as_str) {
-            Some("fail") => Err("command 'fail' exited with 1: ".to_owned()),
+            Some("fail") => Err("command 'fail' exited with 1: ".to_owned().into()),
             _ => Ok(format!("{pod} {container} {command:?}").into_bytes()),
         }
     }
@@ -285,18 +286,18 @@ impl NodeBackend for FakeNode {
         container: &str,
         seconds: i64,
         _: &StopToken,
-    ) -> Result<PathBuf, String> {
+    ) -> Result<PathBuf, BackendError> {
         match seconds {
-            13 => Err("not offered".to_owned()),
+            13 => Err("not offered".to_owned().into()),
             _ => Ok(format!("/ck/{:?}-{container}-{seconds}.tar", pod.metadata.name).into()),
         }
     }
 
-    fn add_ephemeral(&self, pod: &PodUid, container: EphemeralContainer) -> Result<(), String> {
+    fn add_ephemeral(&self, pod: &PodUid, container: EphemeralContainer) -> Result<(), BackendError> {
         (self.add_ephemeral)(pod, &container)
     }
 
-    fn images(&self) -> Result<Vec<ImageRow>, String> {
+    fn images(&self) -> Result<Vec<ImageRow>, BackendError> {
         (self.images)()
     }
 
@@ -306,7 +307,7 @@ impl NodeBackend for FakeNode {
         options: image_check::Options,
         progress: &mut dyn FnMut(usize, usize),
         _: &StopToken,
-    ) -> Result<image_check::Report, String> {
+    ) -> Result<image_check::Report, BackendError> {
         (self.verify_image)(image, options, progress)
     }
 

@@ -122,7 +122,7 @@ pub(super) fn verify_image(
     };
     let end = match node.verify_image(image, options, &mut progress, stop) {
         Ok(report) => VerifyLine { report: Some(report), ..VerifyLine::default() },
-        Err(error) => VerifyLine { error: Some(error), ..VerifyLine::default() },
+        Err(error) => VerifyLine { error: Some(error.to_string()), ..VerifyLine::default() },
     };
     sent.and_then(|()| line(out, &end)).and_then(|()| out.flush())
 }

@@ -68,11 +68,11 @@ fn show(
         Ok(source) => node.read_log(&source, options, out, stop),
         Err(why) => {
             log::debug!("cannot find the log of container {id}: {why}");
-            Err(format!("unable to retrieve container logs for {id}"))
+            Err(format!("unable to retrieve container logs for {id}").into())
         }
     };
     match outcome {
-        Err(why) if !stop.is_stopped() => out.write_all(why.as_bytes()),
+        Err(why) if !stop.is_stopped() => write!(out, "{why}"),
         _ => Ok(()),
     }
 }

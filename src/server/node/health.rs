@@ -1,7 +1,7 @@
 //! `/healthz`: all checks, and single ones by name.
 
 use super::metrics;
-use crate::server::backend::{AgentCheck, NodeBackend};
+use crate::server::backend::{AgentCheck, BackendError, NodeBackend};
 use crate::server::http::response::Response;
 use crate::transport::http1::Target;
 
@@ -39,7 +39,7 @@ impl Check {
     ///
     /// # Errors
     /// The reason of the failure.
-    pub fn run(self, node: &dyn NodeBackend) -> Result<(), String> {
+    pub fn run(self, node: &dyn NodeBackend) -> Result<(), BackendError> {
         let outcome = match self {
             Check::Log => Ok(()),
             Check::Agent(check) => node.check(check),

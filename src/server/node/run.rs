@@ -23,7 +23,7 @@ pub(super) fn respond(request: &Request, node: &dyn NodeBackend) -> Result<Reply
         let response = match node.run(&uid, &container, command, stop) {
             // As upstream: JSON, whatever the command prints.
             Ok(body) => Response::new(200, "application/json", body),
-            Err(why) => Response::text(500, why),
+            Err(why) => Response::text(500, why.to_string()),
         };
         response.write(out)
     }))
