@@ -11,7 +11,7 @@ use super::host::Host;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::kube::certificates::serving::{Serving, Source};
 use crate::kube::client::Client;
-use crate::kube::reviews::{Attributes, Reviewer, User};
+use crate::kube::reviews::{Attributes, ReviewError, Reviewer, User};
 use crate::server::{Auth, AuthSettings, MainPort, Mode, Reviews};
 use crate::transport::tls::{Acceptor, Settings};
 use crate::util::error_chain::chain;
@@ -73,7 +73,7 @@ pub(super) fn main_port(
     let reviews = client.map(|client| -> Arc<dyn Reviews> {
         Arc::new(SeparateReviewers { tokens: Reviewer::new(client), accesses: Reviewer::new(client) })
     });
-    let auth = Auth::new(settings, reviews).map_err(refused)?;
+    let auth = Auth::new(settings, reviews).map_err(|error| refused(error.to_string()))?;
     let tls = Acceptor::new(&tls, Box::new(move || serving.current()))
         .map_err(|error| refused(error.to_string()))?;
     let ip: IpAddr = config.address.parse().map_err(|_| refused("address: not an IP address".to_owned()))?;
@@ -95,11 +95,11 @@ struct SeparateReviewers {
 }
 
 impl Reviews for SeparateReviewers {
-    fn token(&self, token: &str) -> Result<Option<User>, String> {
-        Reviews::token(&self.tokens, token)
+    fn token(&self, token: &str) -> Result<Option<User>, ReviewError> {
+        self.tokens.token(token)
     }
 
-    fn access(&self, user: &User, attributes: &Attributes<'_>) -> Result<bool, String> {
-        Reviews::access(&self.accesses, user, attributes)
+    fn access(&self, user: &User, attributes: &Attributes<'_>) -> Result<bool, ReviewError> {
+        self.accesses.access(user, attributes)
     }
 }

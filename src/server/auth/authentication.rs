@@ -178,7 +178,8 @@ impl Tokens {
             return Ok(None);
         }
         self.cache.get_or(sha256::digest(token.as_bytes()), caller, || {
-            self.reviews.token(token).map(|user| (user, self.time))
+            let user = self.reviews.token(token).map_err(|error| error.to_string())?;
+            Ok((user, self.time))
         })
     }
 }

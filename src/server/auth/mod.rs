@@ -29,7 +29,7 @@ use authentication::{Authentication, Unauthenticated};
 use authorization::{Authorization, Denied};
 pub(super) use client::{Certificates, ClientAuth};
 use settings::Clock;
-pub use settings::{Mode, Reviews, Settings};
+pub use settings::{AuthError, Mode, Reviews, Settings};
 
 /// Authenticates and authorizes requests, for all connections together.
 pub struct Auth {
@@ -55,7 +55,7 @@ impl Auth {
     ///
     /// # Errors
     /// When the settings need an API server or a file that does not exist.
-    pub fn new(settings: Settings, reviews: Option<Arc<dyn Reviews>>) -> Result<Auth, String> {
+    pub fn new(settings: Settings, reviews: Option<Arc<dyn Reviews>>) -> Result<Auth, AuthError> {
         Auth::with_clock(settings, reviews, Instant::now)
     }
 
@@ -63,9 +63,10 @@ impl Auth {
         settings: Settings,
         reviews: Option<Arc<dyn Reviews>>,
         clock: Clock,
-    ) -> Result<Auth, String> {
-        let authentication = Authentication::new(&settings, reviews.clone(), clock)?;
-        let authorization = Authorization::new(settings.node, settings.mode, reviews, clock)?;
+    ) -> Result<Auth, AuthError> {
+        let authentication = Authentication::new(&settings, reviews.clone(), clock).map_err(AuthError)?;
+        let authorization =
+            Authorization::new(settings.node, settings.mode, reviews, clock).map_err(AuthError)?;
         Ok(Auth { authentication, authorization, clock, logged: Mutex::default() })
     }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::kube::reviews::{Attributes, Reviewer, User};
+use crate::kube::reviews::{Attributes, ReviewError, User};
 
 /// The clock, which tests replace.
 pub(super) type Clock = fn() -> Instant;
@@ -11,21 +11,16 @@ pub(super) type Clock = fn() -> Instant;
 /// Requests to the API server, each with a deadline. An error means that there is no decision.
 pub trait Reviews: Send + Sync {
     /// The user of a token; `None`: it is not valid.
-    fn token(&self, token: &str) -> Result<Option<User>, String>;
+    fn token(&self, token: &str) -> Result<Option<User>, ReviewError>;
 
     /// Whether a user has this access.
-    fn access(&self, user: &User, attributes: &Attributes<'_>) -> Result<bool, String>;
+    fn access(&self, user: &User, attributes: &Attributes<'_>) -> Result<bool, ReviewError>;
 }
 
-impl Reviews for Reviewer {
-    fn token(&self, token: &str) -> Result<Option<User>, String> {
-        Reviewer::token(self, token).map_err(|error| error.to_string())
-    }
-
-    fn access(&self, user: &User, attributes: &Attributes<'_>) -> Result<bool, String> {
-        Reviewer::access(self, user, attributes).map_err(|error| error.to_string())
-    }
-}
+/// Which setting needs an API server or a file that does not exist.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct AuthError(pub(super) String);
 
 /// How requests are authorized.
 #[derive(Debug, Clone, PartialEq, Eq)]

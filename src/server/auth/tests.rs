@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use super::*;
-use crate::kube::reviews::Attributes;
+use crate::kube::reviews::{Attributes, ReviewError};
 use crate::util::encoding::from_base64;
 
 thread_local! {
@@ -35,19 +35,22 @@ impl Fake {
         std::mem::take(&mut self.requests.lock().unwrap())
     }
 
-    fn request(&self, what: String) -> Result<(), String> {
+    fn request(&self, what: String) -> Result<(), ReviewError> {
         self.requests.lock().unwrap().push(what);
-        if *self.unavailable.lock().unwrap() { Err("connection refused".to_owned()) } else { Ok(()) }
+        match *self.unavailable.lock().unwrap() {
+            true => Err(ReviewError::Said("connection refused".to_owned())),
+            false => Ok(()),
+        }
     }
 }
 
 impl Reviews for Fake {
-    fn token(&self, token: &str) -> Result<Option<User>, String> {
+    fn token(&self, token: &str) -> Result<Option<User>, ReviewError> {
         self.request(format!("token {token}"))?;
         Ok(token.strip_prefix("good-").map(|name| User { name: name.to_owned(), ..User::default() }))
     }
 
-    fn access(&self, user: &User, attributes: &Attributes<'_>) -> Result<bool, String> {
+    fn access(&self, user: &User, attributes: &Attributes<'_>) -> Result<bool, ReviewError> {
         let Attributes { verb, node, subresource } = attributes;
         self.request(format!("{} {verb} {node}/{subresource} {:?}", user.name, user.groups))?;
         Ok(user.name == "admin" || user.name == format!("{verb}-{subresource}"))
@@ -198,7 +201,7 @@ fn decisions_on_long_attributes_are_not_cached() {
 
 #[test]
 fn settings_that_need_an_api_server_are_rejected_without_one() {
-    let why = |settings| Auth::new(settings, None).err().unwrap_or_default();
+    let why = |settings| Auth::new(settings, None).err().map(|error| error.to_string()).unwrap_or_default();
     assert!(why(settings()).contains("no client provided, cannot use webhook authentication"));
     let authorization = why(Settings { tokens: None, ..settings() });
     assert!(
