@@ -12,7 +12,7 @@ use crate::config::{self, AgentArgs, KubeletConfiguration};
 use crate::kube::certificates::{
     self, Identity, OpenBootstrap, Purpose, Renewed, Store, Template, bootstrap,
 };
-use crate::kube::client::{Client, CredentialSource, Credentials, Issued};
+use crate::kube::client::{Client, CredentialError, CredentialSource, Credentials, Issued};
 use crate::kube::kubeconfig;
 use crate::model::kubeconfig::Kubeconfig;
 use crate::transport::api::Breaker;
@@ -22,8 +22,8 @@ use crate::transport::api::Breaker;
 struct NoCertificateYet;
 
 impl CredentialSource for NoCertificateYet {
-    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, String> {
-        Err("the node's first certificate has not been issued yet".to_owned())
+    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, CredentialError> {
+        Err("the node's first certificate has not been issued yet".to_owned().into())
     }
 
     fn refused(&self, _: &Issued) -> bool {
@@ -55,7 +55,7 @@ pub(super) fn credentials(
     let opener = args.bootstrap_kubeconfig.clone().map(|path| -> OpenBootstrap {
         Box::new(move || {
             let (_, credentials) = read(&path).map_err(|error| error.to_string())?;
-            Client::new(credentials, None).map_err(|error| error.to_string())
+            Ok(Client::new(credentials, None).map_err(|error| error.to_string())?)
         })
     });
     if let Some((_, mut credentials)) = own {

@@ -50,13 +50,25 @@ pub struct Credentials {
     pub token: Option<Arc<dyn CredentialSource>>,
 }
 
+/// Why a source has no credentials.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct CredentialError(String);
+
+impl From<String> for CredentialError {
+    fn from(why: String) -> CredentialError {
+        CredentialError(why)
+    }
+}
+
 /// A source of credentials that expire.
 pub trait CredentialSource: fmt::Debug + Send + Sync {
-    /// Returns the credentials for the next request. May block, but ends when `breaker` is tripped.
+    /// Returns the credentials for the next request. May block, but ends when `breaker` is tripped;
+    /// its error is of no interest then.
     ///
     /// # Errors
-    /// When there is nothing, in words.
-    fn current(&self, deadline: Instant, breaker: &Breaker) -> Result<Issued, String>;
+    /// When there are none.
+    fn current(&self, deadline: Instant, breaker: &Breaker) -> Result<Issued, CredentialError>;
 
     /// Reports that the server refused `issued`. Returns whether calling `current` again may help.
     fn refused(&self, issued: &Issued) -> bool;
@@ -471,9 +483,9 @@ impl Client {
         call: &Call<'_>,
     ) -> Result<Issued, ApiError> {
         let issued =
-            source.current(deadline, &self.breaker).map_err(|what| match self.breaker.is_tripped() {
+            source.current(deadline, &self.breaker).map_err(|error| match self.breaker.is_tripped() {
                 true => ApiError::stopping(call.attempt()),
-                false => ApiError::credentials(call.attempt(), what),
+                false => ApiError::credentials(call.attempt(), error.to_string()),
             })?;
         let present = &session.credentials.endpoint;
         if let Some(identity) =

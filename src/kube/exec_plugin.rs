@@ -11,7 +11,7 @@ use k8s_openapi::ByteString;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::client::{CredentialSource, Issued};
+use super::client::{CredentialError, CredentialSource, Issued};
 use super::relative_path::resolve;
 use crate::model::kubeconfig::{Cluster, Exec};
 use crate::model::typed;
@@ -200,7 +200,7 @@ impl ExecPlugin {
 }
 
 impl CredentialSource for ExecPlugin {
-    fn current(&self, deadline: Instant, breaker: &Breaker) -> Result<Issued, String> {
+    fn current(&self, deadline: Instant, breaker: &Breaker) -> Result<Issued, CredentialError> {
         if let Some(issued) = self.last(Timestamp::now()) {
             return Ok(issued);
         }
@@ -268,7 +268,8 @@ mod tests {
     }
 
     fn current(plugin: &ExecPlugin) -> Result<Issued, String> {
-        plugin.current(Instant::now() + Duration::from_secs(30), &Breaker::default())
+        let issued = plugin.current(Instant::now() + Duration::from_secs(30), &Breaker::default());
+        issued.map_err(|error| error.to_string())
     }
 
     fn printed(status: &Value) -> String {

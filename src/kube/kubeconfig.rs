@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::client::{CredentialSource, Credentials, Issued};
+use super::client::{CredentialError, CredentialSource, Credentials, Issued};
 use super::exec_plugin::{self, ExecPlugin};
 use super::relative_path::resolve;
 use crate::model::kubeconfig::{Cluster, Context, Kubeconfig, User};
@@ -349,7 +349,7 @@ enum Token {
 }
 
 impl CredentialSource for Files {
-    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, String> {
+    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, CredentialError> {
         let now = Instant::now();
         let token = match &self.token {
             Some(Token::Fixed(token)) => Some(token.clone()),

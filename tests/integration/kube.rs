@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use coracle::kube::client::{Client, CredentialSource, Credentials, DeleteOptions, Issued};
+use coracle::kube::client::{Client, CredentialError, CredentialSource, Credentials, DeleteOptions, Issued};
 use coracle::kube::target::Target;
 use coracle::kube::watch::{Change, Watched, spawn_reflector};
 use coracle::kube::{event_sink, events};
@@ -199,7 +199,7 @@ fn unanswered_request_times_out() {
 struct Token(Secret<String>);
 
 impl CredentialSource for Token {
-    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, String> {
+    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, CredentialError> {
         Ok(Issued { token: Some(self.0.clone()), identity: None })
     }
 
@@ -231,10 +231,10 @@ struct Plugin {
 }
 
 impl CredentialSource for Plugin {
-    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, String> {
+    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, CredentialError> {
         let number = self.asked.fetch_add(1, Ordering::SeqCst);
         if !self.certificates {
-            return Err("not yet".to_owned());
+            return Err("not yet".to_owned().into());
         }
         // Every second request gets another one.
         let certificate = vec![(number / 2) as u8];

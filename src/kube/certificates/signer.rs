@@ -6,14 +6,14 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 
 use super::error::Error;
 use super::rotation::{OpenSigner, Refusal, Signer};
-use crate::kube::client::Client;
+use crate::kube::client::{Client, CredentialError};
 use crate::kube::error::ApiError;
 use crate::kube::target::Target;
 use crate::transport::api::Breaker;
 
-/// Creates a client with the bootstrap credentials, or returns an error message. It is called each
+/// Creates a client with the bootstrap credentials. It is called each
 /// time that they are needed, because the file may have been replaced.
-pub type OpenBootstrap = Box<dyn FnMut() -> Result<Client, String> + Send>;
+pub type OpenBootstrap = Box<dyn FnMut() -> Result<Client, CredentialError> + Send>;
 
 /// Time limit for one request. Certificates are not urgent, but stopping may wait for this time.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -26,7 +26,10 @@ pub(super) fn signer(client: &Client, breaker: &Breaker) -> Box<dyn Signer + Sen
 /// Like [`signer`], with the bootstrap credentials.
 pub(super) fn opener(mut open: OpenBootstrap, breaker: &Breaker) -> OpenSigner {
     let breaker = breaker.clone();
-    Box::new(move || open().map(|client| signer(&client, &breaker)).map_err(Error::Bootstrap))
+    Box::new(move || match open() {
+        Ok(client) => Ok(signer(&client, &breaker)),
+        Err(error) => Err(Error::Bootstrap(error.to_string())),
+    })
 }
 
 impl Signer for Client {
