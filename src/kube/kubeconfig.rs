@@ -289,7 +289,14 @@ fn reject(user: &User) -> Result<(), &'static str> {
 
 struct Certificate {
     now: Identity,
-    files: Option<(PathBuf, PathBuf)>,
+    files: Option<CertificatePaths>,
+}
+
+/// The files of a certificate and its key.
+#[derive(Debug, Clone)]
+struct CertificatePaths {
+    certificate: PathBuf,
+    key: PathBuf,
 }
 
 fn identity(
@@ -331,7 +338,9 @@ fn identity(
         certificate: get(certificate_data, "client-certificate", certificate_file)?.into(),
         key: get(key_data, "client-key", key_file)?.into(),
     };
-    let files = certificate_file.zip(key_file).map(|(certificate, key)| (place(certificate), place(key)));
+    let files = certificate_file
+        .zip(key_file)
+        .map(|(certificate, key)| CertificatePaths { certificate: place(certificate), key: place(key) });
     Ok(Some(Certificate { now, files }))
 }
 
@@ -429,14 +438,13 @@ impl TokenFile {
 /// A certificate and its key in files that another program replaces.
 #[derive(Debug)]
 struct IdentityFiles {
-    certificate: PathBuf,
-    key: PathBuf,
+    paths: CertificatePaths,
     last: Mutex<(Instant, Option<Identity>)>,
 }
 
 impl IdentityFiles {
-    fn new((certificate, key): (PathBuf, PathBuf), now: Option<Identity>) -> IdentityFiles {
-        IdentityFiles { certificate, key, last: Mutex::new((Instant::now(), now)) }
+    fn new(paths: CertificatePaths, now: Option<Identity>) -> IdentityFiles {
+        IdentityFiles { paths, last: Mutex::new((Instant::now(), now)) }
     }
 
     /// The identity, if the files have changed since the last call.
@@ -446,8 +454,8 @@ impl IdentityFiles {
             return None;
         }
         last.0 = now;
-        let (certificate, key) = (std::fs::read(&self.certificate).ok()?, std::fs::read(&self.key).ok()?);
-        let identity = Identity { certificate: certificate.into(), key: key.into() };
+        let read = |path| std::fs::read(path).ok().map(Secret::new);
+        let identity = Identity { certificate: read(&self.paths.certificate)?, key: read(&self.paths.key)? };
         if last.1.as_ref() == Some(&identity) {
             return None;
         }

@@ -18,11 +18,11 @@ const WAIT: Duration = Duration::from_secs(15 * 60);
 /// Time limit of the first request of a node, which may wait for a person.
 const BOOTSTRAP_WAIT: Duration = Duration::from_secs(3600);
 /// The first and the longest pause after failures; pauses double.
-const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(32));
+const RETRY: Pauses = Pauses { first: Duration::from_secs(2), longest: Duration::from_secs(32) };
 /// The pause after a denied request: a person decided, so it is longer than after a failure.
 const DENIED_RETRY: Duration = Duration::from_secs(600);
 /// First and longest pause between two polls of a request: most approvers take a second.
-const POLL: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
+const POLL: Pauses = Pauses { first: Duration::from_millis(500), longest: Duration::from_secs(15) };
 /// However short a certificate's lifetime is, this part of the remaining time passes before a renewal.
 const AT_LEAST: f64 = 0.1;
 /// The part of its life after which a certificate is renewed, and the random part that is added, so
@@ -144,11 +144,8 @@ impl Rotation {
             _ => self.request(template, now),
         };
         result.unwrap_or_else(|error| {
-            let pause = if matches!(error, Error::Denied { .. }) {
-                DENIED_RETRY
-            } else {
-                doubled(RETRY, self.failures)
-            };
+            let pause =
+                if matches!(error, Error::Denied { .. }) { DENIED_RETRY } else { RETRY.after(self.failures) };
             self.failures = self.failures.saturating_add(1);
             self.paused = later(now, pause);
             Outcome::Failed(error)
@@ -225,7 +222,7 @@ impl Rotation {
             key,
             template: template.clone(),
             until: later(now, if bootstrap { BOOTSTRAP_WAIT } else { WAIT }),
-            due: later(now, POLL.0),
+            due: later(now, POLL.first),
             poll_count: 0,
             bootstrap: through,
         });
@@ -257,7 +254,7 @@ impl Rotation {
             }
             Verdict::Waiting => {
                 pending.poll_count = pending.poll_count.saturating_add(1);
-                pending.due = later(now, doubled(POLL, pending.poll_count)).min(pending.until);
+                pending.due = later(now, POLL.after(pending.poll_count)).min(pending.until);
                 self.pending = Some(pending);
                 Ok(Outcome::Quiet)
             }
@@ -311,9 +308,17 @@ fn seconds_between(earlier: Timestamp, later: Timestamp) -> f64 {
     later.duration_since(earlier).as_secs_f64().max(0.0)
 }
 
-/// The pause after this number of failed attempts.
-fn doubled((first, most): (Duration, Duration), times: u32) -> Duration {
-    first.saturating_mul(2_u32.saturating_pow(times.min(16))).min(most)
+/// Pauses that double.
+struct Pauses {
+    first: Duration,
+    longest: Duration,
+}
+
+impl Pauses {
+    /// The pause after this number of attempts.
+    fn after(&self, attempts: u32) -> Duration {
+        self.first.saturating_mul(2_u32.saturating_pow(attempts.min(16))).min(self.longest)
+    }
 }
 
 fn later(now: Timestamp, by: Duration) -> Timestamp {

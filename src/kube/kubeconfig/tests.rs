@@ -175,7 +175,8 @@ fn changed_credential_files_are_read_again() {
     let (certificate, key) = (dir.path().join("c"), dir.path().join("k"));
     let pem = |text: &str| Secret::new(text.as_bytes().to_vec());
     let identity = |text: &str| Identity { certificate: pem(text), key: pem(text) };
-    let files = IdentityFiles::new((certificate.clone(), key.clone()), Some(identity("old")));
+    let paths = CertificatePaths { certificate: certificate.clone(), key: key.clone() };
+    let files = IdentityFiles::new(paths, Some(identity("old")));
     let later = Instant::now() + IDENTITY_PERIOD;
     assert_eq!(files.identity(later), None, "gone");
     for path in [&certificate, &key] {

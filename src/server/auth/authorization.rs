@@ -7,6 +7,7 @@ use super::cache::Cache;
 use super::settings::{Clock, Mode, Reviews};
 use crate::kube::reviews::{Attributes, User};
 use crate::server::listen::quota::Caller;
+use crate::transport::http1::RequestHead;
 use crate::util::sha256;
 
 /// The maximum number of cached decisions.
@@ -75,14 +76,10 @@ impl Authorization {
     }
 
     /// Allows a request if the user may access one of its sub-resources.
-    pub(super) fn allow(
-        &self,
-        user: &User,
-        (method, path): (&str, &str),
-        caller: &Caller,
-    ) -> Result<(), Denied> {
+    pub(super) fn allow(&self, user: &User, head: &RequestHead, caller: &Caller) -> Result<(), Denied> {
         let Some(webhook) = &self.webhook else { return Ok(()) };
-        let (verb, tried) = (verb(method), subresources(path));
+        let path = head.target.path.as_str();
+        let (verb, tried) = (verb(&head.method), subresources(path));
         for subresource in tried {
             let attributes = Attributes { verb, node: &self.node, subresource };
             match webhook.allows(user, &attributes, path, caller) {

@@ -111,8 +111,7 @@ impl Auth {
             }
             Rejection { status: 401, text: "Unauthorized".to_owned() }
         })?;
-        let target = (head.method.as_str(), head.target.path.as_str());
-        self.authorization.allow(&user, target, &caller).map_err(|denied| match denied {
+        self.authorization.allow(&user, head, &caller).map_err(|denied| match denied {
             Denied::Forbidden(text) => Rejection { status: 403, text },
             Denied::Failed { text, why } => {
                 let level = if self.may_log() { log::Level::Warn } else { log::Level::Debug };
