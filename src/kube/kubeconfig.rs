@@ -240,7 +240,7 @@ fn url(text: &str, secure: bool) -> Option<Url> {
     let port = match port {
         "" if https => 443,
         "" => 80,
-        digits => digits.parse().ok()?,
+        digits => digits.parse().ok().filter(|_| !digits.starts_with('+'))?,
     };
     (!host.is_empty() && !host.ends_with(':')).then(|| Url { https, host: host.to_owned(), port, path })
 }

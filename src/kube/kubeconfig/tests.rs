@@ -211,6 +211,7 @@ fn server_url_is_split_or_rejected() {
         ("https://", None),
         ("https://u:p@h", None),
         ("https://h:99999", None),
+        ("https://h:+443", None),
         ("https://[h]", None),
         ("https://h/a b", None),
         ("https://h/%zz", None),

@@ -119,7 +119,7 @@ fn split_authority(authority: &str) -> Option<(String, Option<u16>)> {
     };
     let port = match port {
         "" => None,
-        digits => Some(digits.parse().ok()?),
+        digits => Some(digits.parse().ok().filter(|_| !digits.starts_with('+'))?),
     };
     (!host.is_empty()).then(|| (host.to_owned(), port))
 }
@@ -220,6 +220,7 @@ mod tests {
             ("ftp://10.0.0.1/", None),
             ("http:///x", None),
             ("http://h:99999/", None),
+            ("http://h:+80/", None),
             ("http://[fd00::1/", None),
             ("/a\nb", None),
         ] {
