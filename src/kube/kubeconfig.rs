@@ -9,6 +9,7 @@ use super::exec_plugin::{self, ExecPlugin};
 use super::relative_path::resolve;
 use crate::model::kubeconfig::{Cluster, Context, Kubeconfig, User};
 use crate::transport::api::{Breaker, Endpoint, Identity, Roots};
+use crate::transport::dial::UrlParts;
 use crate::transport::proxy::{Environment, Proxy};
 use crate::util::encoding::{escape_percent, from_percent};
 use crate::util::lock::LockExt;
@@ -177,8 +178,8 @@ fn endpoint(
         ));
     }
     let secure = in_place.is_some() || file.is_some() || insecure;
-    let Url { https, host, port, path } =
-        url(server, secure).ok_or_else(|| wrong(format!("server {server:?} is no URL")))?;
+    let Server { https, host, port, path } =
+        server_of(server, secure).ok_or_else(|| wrong(format!("server {server:?} is no URL")))?;
     let pem = match (in_place, file) {
         (Some(data), _) => Some(data.0.clone()),
         (None, Some(path)) => Some(read("certificate-authority", &place(path), https)?),
@@ -203,7 +204,7 @@ fn endpoint(
     Ok((Credentials { endpoint, base_path: path, token: None }, pem))
 }
 
-struct Url {
+struct Server {
     https: bool,
     host: String,
     port: u16,
@@ -213,36 +214,24 @@ struct Url {
 /// `https://host:port/base`; without a scheme it is `http` unless TLS is configured.
 ///
 /// DIFFERS: upstream never uses TLS without a scheme, and ignores a user, a query and a fragment.
-fn url(text: &str, secure: bool) -> Option<Url> {
+fn server_of(text: &str, secure: bool) -> Option<Server> {
     let (https, rest) = match text.split_once("://") {
         Some((scheme, rest)) if scheme.eq_ignore_ascii_case("https") => (true, rest),
         Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => (false, rest),
         Some(_) => return None,
         None => (secure, text),
     };
-    let end = rest.find('/').unwrap_or(rest.len());
-    let (authority, path) = rest.split_at_checked(end)?;
-    let clean = path.bytes().all(|byte| !byte.is_ascii_control() && !b"?# ".contains(&byte));
-    let path = clean_path(path)?;
+    let UrlParts { user, host, has_brackets, port, rest } = UrlParts::split(rest)?;
+    let clean = rest.bytes().all(|byte| !byte.is_ascii_control() && !b"?# ".contains(&byte));
+    let path = clean_path(rest)?;
     let of_host =
-        |byte: u8| !byte.is_ascii() || byte.is_ascii_alphanumeric() || b"-_.~!$&'()*+,;=:[]".contains(&byte);
-    if !clean || !authority.bytes().all(of_host) {
-        return None;
-    }
-    let (host, port) = match authority.strip_prefix('[') {
-        Some(inner) => {
-            let (host, rest) = inner.split_once(']')?;
-            host.parse::<std::net::Ipv6Addr>().ok()?;
-            (host, rest.strip_prefix(':').or_else(|| rest.is_empty().then_some(""))?)
-        }
-        None => authority.split_once(':').unwrap_or((authority, "")),
+        |byte: u8| !byte.is_ascii() || byte.is_ascii_alphanumeric() || b"-_.~!$&'()*+,;=[]".contains(&byte);
+    let is_host = match has_brackets {
+        true => host.parse::<std::net::Ipv6Addr>().is_ok() && !host.ends_with(':'),
+        false => !host.is_empty() && host.bytes().all(of_host),
     };
-    let port = match port {
-        "" if https => 443,
-        "" => 80,
-        digits => digits.parse().ok().filter(|_| !digits.starts_with('+'))?,
-    };
-    (!host.is_empty() && !host.ends_with(':')).then(|| Url { https, host: host.to_owned(), port, path })
+    let port = port.unwrap_or(if https { 443 } else { 80 });
+    (clean && user.is_none() && is_host).then(|| Server { https, host: host.to_owned(), port, path })
 }
 
 /// A prefix of paths without empty parts, `.` and `..`, and without a slash at its end. `None` with an

@@ -19,7 +19,7 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::sync::LazyLock;
 
-use super::dial::join_host_port;
+use super::dial::{UrlParts, join_host_port};
 use crate::util::encoding::{base64, from_percent};
 use no_proxy::NoProxy;
 
@@ -100,13 +100,8 @@ impl Proxy {
             "socks5" | "socks5h" => ProxyScheme::Socks5,
             other => return Err(ProxyError::Scheme(other.to_owned())),
         };
-        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-        let (authority, _) = rest.split_at(end);
-        let (user, host) = match authority.rsplit_once('@') {
-            Some((user, host)) => (Some(user), host),
-            None => (None, authority),
-        };
-        let (host, port) = split_host(host).ok_or(ProxyError::Url("host or port is invalid"))?;
+        let parts = UrlParts::split(rest).filter(|parts| is_host(*parts));
+        let UrlParts { user, host, port, .. } = parts.ok_or(ProxyError::Url("host or port is invalid"))?;
         let credentials = match user {
             None => None,
             Some(user) => {
@@ -131,27 +126,12 @@ impl Proxy {
     }
 }
 
-/// Splits `host[:port]`. The brackets of an IPv6 address are removed.
-fn split_host(text: &str) -> Option<(&str, Option<u16>)> {
-    let (host, port) = match text.strip_prefix('[') {
-        Some(inner) => {
-            let (host, rest) = inner.split_once(']')?;
-            let address = host.split_once('%').map_or(host, |(address, _zone)| address);
-            address.parse::<Ipv6Addr>().ok()?;
-            (host, rest.strip_prefix(':').or_else(|| rest.is_empty().then_some(""))?)
-        }
-        None => text.split_once(':').unwrap_or((text, "")),
-    };
+/// Whether the host is a name, or an IPv6 address in brackets.
+fn is_host(UrlParts { host, has_brackets, .. }: UrlParts<'_>) -> bool {
     let named = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-    if host.is_empty() || !(text.starts_with('[') || host.bytes().all(named)) {
-        return None;
-    }
-    match port {
-        "" => Some((host, None)),
-        digits if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
-            Some((host, Some(digits.parse().ok()?)))
-        }
-        _ => None,
+    match host.split_once('%').map_or(host, |(address, _zone)| address) {
+        address if has_brackets => address.parse::<Ipv6Addr>().is_ok(),
+        _ => !host.is_empty() && host.bytes().all(named),
     }
 }
 

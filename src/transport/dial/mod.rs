@@ -26,6 +26,7 @@ pub use error::DialError;
 pub(super) use error::words;
 use socket::{Limit, Socket};
 use url::Url;
+pub use url::UrlParts;
 
 /// The longest part of a response's body that is stored; the rest is not read.
 pub const MAX_BODY_BYTES: usize = 10 * 1024;

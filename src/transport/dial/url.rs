@@ -26,13 +26,10 @@ impl Url {
     /// An absolute URL, and the value of `Authorization` for the user name and password in it (RFC
     /// 7617). `None` if it is no http URL with a host.
     pub(in crate::transport) fn parse(text: &str) -> Option<(Url, Option<String>)> {
-        let (_, rest) = scheme_of(text)?;
+        let (_, rest) = scheme_of(text.trim_end())?;
         let rest = rest.strip_prefix("//")?;
         let url = Url::new(Scheme::Http, "", 80, "/").redirect(text)?;
-        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-        let Some((user, _)) = rest.get(..end).and_then(|authority| authority.rsplit_once('@')) else {
-            return Some((url, None));
-        };
+        let Some(user) = UrlParts::split(rest)?.user else { return Some((url, None)) };
         let (name, password) = user.split_once(':').unwrap_or((user, ""));
         let text = [from_percent(name)?, from_percent(password)?].join(&b':');
         Some((url, Some(format!("Basic {}", base64(&text)))))
@@ -67,11 +64,9 @@ impl Url {
             None => (self.scheme, location),
         };
         if let Some(rest) = rest.strip_prefix("//") {
-            let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-            let (authority, path) = rest.split_at(end);
-            let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-            let (host, port) = split_authority(authority)?;
-            return Some(Url { scheme, host, port, target: target(&without_dots(path)) });
+            let UrlParts { host, port, rest, .. } = UrlParts::split(rest)?;
+            let (host, target) = (host.to_owned(), target(&without_dots(rest)));
+            return (!host.is_empty()).then_some(Url { scheme, host, port, target });
         }
         let (path, _) = self.target.split_once('?').unwrap_or((&self.target, ""));
         let merged = match rest.chars().next() {
@@ -109,19 +104,48 @@ fn scheme_of(location: &str) -> Option<(&str, &str)> {
     valid.then_some((name, rest))
 }
 
-fn split_authority(authority: &str) -> Option<(String, Option<u16>)> {
-    let (host, port) = match authority.strip_prefix('[') {
-        Some(rest) => {
-            let (host, rest) = rest.split_once(']')?;
-            (host, rest.strip_prefix(':').or(rest.is_empty().then_some(""))?)
-        }
-        None => authority.split_once(':').unwrap_or((authority, "")),
-    };
-    let port = match port {
-        "" => None,
-        digits => Some(digits.parse().ok().filter(|_| !digits.starts_with('+'))?),
-    };
-    (!host.is_empty()).then(|| (host.to_owned(), port))
+/// What follows `scheme://` in a URL, as written (RFC 3986, section 3.2): `[user@]host[:port]`, and the
+/// rest. All URLs of this program are split by this rule; its users decide which hosts and which rest
+/// they accept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UrlParts<'a> {
+    /// What is before the last `@`.
+    pub user: Option<&'a str>,
+    /// The host, without brackets. It may be empty.
+    pub host: &'a str,
+    /// Whether the host is in brackets, as IPv6 addresses are.
+    pub has_brackets: bool,
+    /// The port; `None` if there is none, or it is empty.
+    pub port: Option<u16>,
+    /// Empty, or from the first `/`, `?` or `#` on.
+    pub rest: &'a str,
+}
+
+impl UrlParts<'_> {
+    /// `None` if a bracket is missing, or the port is no number of 16 bits.
+    #[must_use]
+    pub fn split(text: &str) -> Option<UrlParts<'_>> {
+        let (authority, rest) = text.split_at(text.find(['/', '?', '#']).unwrap_or(text.len()));
+        let (user, authority) = match authority.rsplit_once('@') {
+            Some((user, authority)) => (Some(user), authority),
+            None => (None, authority),
+        };
+        let (host, port, has_brackets) = match authority.strip_prefix('[') {
+            Some(inner) => {
+                let (host, after) = inner.split_once(']')?;
+                (host, after.strip_prefix(':').or(after.is_empty().then_some(""))?, true)
+            }
+            None => {
+                let (host, port) = authority.split_once(':').unwrap_or((authority, ""));
+                (host, port, false)
+            }
+        };
+        let port = match port {
+            "" => None,
+            digits => Some(digits.parse().ok().filter(|_| !digits.starts_with('+'))?),
+        };
+        Some(UrlParts { user, host, has_brackets, port, rest })
+    }
 }
 
 /// The request line's target for a path as written: `#…` is cut off, characters that a path or a

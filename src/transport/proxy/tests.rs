@@ -7,7 +7,7 @@ fn decide(variables: &[(&str, &str)], url: &str) -> String {
         variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone())
     });
     let (scheme, rest) = url.split_once("://").unwrap();
-    let (host, port) = split_host(rest).unwrap();
+    let UrlParts { host, port, .. } = UrlParts::split(rest).unwrap();
     let https = scheme == "https";
     let port = port.unwrap_or(if https { 443 } else { 80 });
     environment.proxy_for(https, host, port).map(Proxy::to_string).unwrap_or_default()
