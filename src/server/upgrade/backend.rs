@@ -42,16 +42,16 @@ const NOT_FORWARDED: [&str; 8] = [
     "Sec-WebSocket-Protocol",
 ];
 
-/// A URL of the runtime.
+/// A URL of the runtime's streaming server.
 #[derive(Debug, PartialEq, Eq)]
-struct Url<'a> {
+pub(super) struct StreamUrl<'a> {
     authority: &'a str,
     address: SocketAddr,
     target: &'a str,
 }
 
-impl<'a> Url<'a> {
-    fn parse(url: &'a str) -> Result<Self, Rejection> {
+impl<'a> StreamUrl<'a> {
+    pub(super) fn parse(url: &'a str) -> Result<Self, Rejection> {
         // The text leaves out the URL, which is a secret that opens the stream.
         let bad = |why: &str| Rejection::closing(500, format!("the runtime's streaming URL {why}\n"));
         let rest = url.strip_prefix("http://").ok_or_else(|| bad("is not http://"))?;
@@ -66,7 +66,7 @@ impl<'a> Url<'a> {
         if !target.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(bad("is malformed"));
         }
-        Ok(Url { authority, address: SocketAddr::new(address, port), target })
+        Ok(StreamUrl { authority, address: SocketAddr::new(address, port), target })
     }
 
     /// The request line and the `Host` header.
@@ -77,8 +77,8 @@ impl<'a> Url<'a> {
 }
 
 /// The client's own request, for the runtime.
-pub(super) fn forwarded(head: &RequestHead, peer: Option<SocketAddr>, url: &str) -> Vec<u8> {
-    let mut out = begin(url, &head.method);
+pub(super) fn forwarded(head: &RequestHead, peer: Option<SocketAddr>, url: &StreamUrl<'_>) -> Vec<u8> {
+    let mut out = url.begin(&head.method);
     for (name, value) in head.fields.iter() {
         if !NOT_FORWARDED.iter().any(|other| name.eq_ignore_ascii_case(other)) {
             out = out.field(name, value);
@@ -99,10 +99,11 @@ pub(super) fn forwarded(head: &RequestHead, peer: Option<SocketAddr>, url: &str)
 pub(super) fn spdy_request(
     head: &RequestHead,
     peer: Option<SocketAddr>,
-    url: &str,
+    url: &StreamUrl<'_>,
     protocols: &[&str],
 ) -> Vec<u8> {
-    let mut out = begin(url, "POST")
+    let mut out = url
+        .begin("POST")
         .field("Connection", "Upgrade")
         .field("Upgrade", "SPDY/3.1")
         .field("Content-Length", "0");
@@ -110,11 +111,6 @@ pub(super) fn spdy_request(
         out = out.field("X-Stream-Protocol-Version", protocol);
     }
     finish(out, head, peer)
-}
-
-fn begin(url: &str, method: &str) -> RequestWriter {
-    // The URL was parsed before the dial, so it is valid here.
-    Url::parse(url).map_or_else(|_| RequestWriter::new(method, "/", ""), |url| url.begin(method))
 }
 
 fn finish(mut out: RequestWriter, head: &RequestHead, peer: Option<SocketAddr>) -> Vec<u8> {
@@ -141,8 +137,8 @@ pub fn tune(socket: BorrowedFd<'_>) {
 pub(super) struct Runtime(TcpStream);
 
 impl Runtime {
-    pub(super) fn dial(url: &str, wake: &UnixStream) -> Result<Runtime, Rejection> {
-        let address = Url::parse(url)?.address;
+    pub(super) fn dial(url: &StreamUrl<'_>, wake: &UnixStream) -> Result<Runtime, Rejection> {
+        let address = url.address;
         connect(address, wake).map_err(|why| {
             Rejection::closing(500, format!("error dialing backend: dial tcp {address}: connect: {why}\n"))
         })
@@ -340,7 +336,7 @@ mod tests {
             ("http://127.0.0.1:1/a b\r\nX: y", Err(500)),
             ("", Err(500)),
         ] {
-            let parsed = Url::parse(url)
+            let parsed = StreamUrl::parse(url)
                 .map(|url| (url.address.to_string(), url.target.to_owned()))
                 .map_err(|rejection| rejection.status());
             let expected = expected.map(|(address, target)| (address.to_owned(), target.to_owned()));
@@ -355,13 +351,15 @@ mod tests {
             Sec-WebSocket-Protocol: v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2U\r\n\r\n";
         let head = RequestHead::parse(lines.as_bytes()).unwrap();
         let peer = Some("192.0.2.2:5".parse().unwrap());
-        let text = String::from_utf8(forwarded(&head, peer, "http://127.0.0.1:1/exec/t")).unwrap();
+        let url = |text| StreamUrl::parse(text).map_err(|rejection| rejection.status()).unwrap();
+        let text = String::from_utf8(forwarded(&head, peer, &url("http://127.0.0.1:1/exec/t"))).unwrap();
         assert_eq!(
             text,
             "POST /exec/t HTTP/1.1\r\nHost: 127.0.0.1:1\r\nConnection: Upgrade\r\nupgrade: websocket\r\n\
              Sec-WebSocket-Protocol: v4.channel.k8s.io\r\nX-Forwarded-For: 192.0.2.1, 192.0.2.2\r\n\r\n"
         );
-        let text = String::from_utf8(spdy_request(&head, peer, "http://127.0.0.1:1", &["p", "q"])).unwrap();
+        let text =
+            String::from_utf8(spdy_request(&head, peer, &url("http://127.0.0.1:1"), &["p", "q"])).unwrap();
         assert!(text.starts_with("POST / HTTP/1.1\r\n") && !text.contains("sesame"), "{text}");
         assert!(text.contains("X-Stream-Protocol-Version: p\r\nX-Stream-Protocol-Version: q\r\n"), "{text}");
     }

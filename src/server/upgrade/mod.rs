@@ -32,8 +32,8 @@ use crate::server::http::connection::Connection;
 use crate::transport::http1::RequestHead;
 use crate::util::stop::StopToken;
 
-use backend::Runtime;
 pub(super) use backend::tune;
+use backend::{Runtime, StreamUrl};
 use channels::Channels;
 use rejection::Rejection;
 use request::{Mode, StreamRequest};
@@ -71,6 +71,7 @@ fn prepare(
         Mode::Channels | Mode::Tunnel(_) => handshake::key(head)?,
     };
     let url = find::url(&request, &pod, node, stop)?;
+    let url = StreamUrl::parse(&url)?;
     let mut runtime = Runtime::dial(&url, wake)?;
     if !matches!(request.mode, Mode::Splice) {
         metrics::WEBSOCKET_STREAMS.inc([request.verb.subresource()]);
