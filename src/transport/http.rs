@@ -26,15 +26,24 @@ const NOT_SENT: [&str; 5] = ["host", "content-length", "transfer-encoding", "tra
 
 /// Why there is no response.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct GetError(String);
+pub enum GetError {
+    /// [`Getter::shut_down`] was called.
+    #[error("context canceled")]
+    Stopped,
+    /// Any other reason.
+    #[error("{0}")]
+    Failed(String),
+}
 
 impl From<DialError> for GetError {
     fn from(error: DialError) -> Self {
-        GetError(match error {
-            DialError::Timeout | DialError::BodyTimeout => "no complete response in time".to_owned(),
-            other => other.to_string(),
-        })
+        match error {
+            DialError::Stopped => GetError::Stopped,
+            DialError::Timeout | DialError::BodyTimeout => {
+                GetError::Failed("no complete response in time".to_owned())
+            }
+            other => GetError::Failed(other.to_string()),
+        }
     }
 }
 
@@ -112,14 +121,14 @@ impl Getter {
     }
 
     fn request(&self) -> Result<Request<()>, GetError> {
-        let invalid = |url: &str| GetError(format!("invalid URL {url:?}"));
+        let invalid = |url: &str| GetError::Failed(format!("invalid URL {url:?}"));
         let (url, authorization) = Url::parse(&self.url).ok_or_else(|| invalid(&self.url))?;
         // Without the password of the text.
         let url = url.to_string();
         let mut request = Request::get(&url).body(()).map_err(|_| invalid(&url))?;
         let fields = request.headers_mut();
         for (name, value) in &self.headers {
-            let wrong = |what| GetError(format!("invalid header field {what} {name:?}"));
+            let wrong = |what| GetError::Failed(format!("invalid header field {what} {name:?}"));
             let known = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong("name"))?;
             if NOT_SENT.contains(&known.as_str()) {
                 continue;
@@ -262,13 +271,13 @@ mod tests {
         let breaker = getter.clone();
         let (tx, rx) = crossbeam_channel::bounded(1);
         let _asking = spawn("t/get", Stack::Large, OnDeath::Unsupervised, move |_| {
-            let _ = tx.send(getter.get().is_err());
+            let _ = tx.send(matches!(getter.get(), Err(GetError::Stopped)));
         })
         .unwrap();
         requests.recv_timeout(Duration::from_secs(10)).unwrap();
         breaker.shut_down();
         assert_eq!(rx.recv_timeout(Duration::from_secs(5)), Ok(true));
-        assert!(breaker.get().is_err());
+        assert!(matches!(breaker.get(), Err(GetError::Stopped)));
     }
 
     #[test]
