@@ -22,7 +22,7 @@ use crate::server::Detail;
 use crate::sync::view::View;
 use crate::util::metrics::{Page, Type};
 use crate::volumes::Volumes;
-use crate::volumes::csi::{OfPod, VolumeStats};
+use crate::volumes::csi::{MeasuredVolume, VolumeStats};
 
 /// Makes the collector, which reads only on request.
 pub(super) fn collector(context: Context<'_>, rooms: &Rooms) -> Collector {
@@ -118,7 +118,7 @@ fn volumes_of(view: &View, volumes: &Volumes, uid: &PodUid) -> Vec<VolumeAt> {
 fn measurement(
     volume: &Volume,
     mounted: &MountedVolume,
-    of_driver: Option<&OfPod>,
+    of_driver: Option<&MeasuredVolume>,
     pod: &str,
 ) -> Option<VolumeAt> {
     let driver = of_driver.and_then(|one| one.stats.as_ref()).map(|(at, stats)| numbers(*at, stats));
@@ -287,7 +287,7 @@ mod tests {
             (true, known.clone(), Some(Some((Some(5), None, Some(true))))),
             (false, known, Some(Some((Some(5), None, Some(true))))),
         ] {
-            let of_driver = OfPod { volume: "v".to_owned(), is_block, stats };
+            let of_driver = MeasuredVolume { volume: "v".to_owned(), is_block, stats };
             let found = measurement(&volume, mounted, Some(&of_driver), "p");
             let found = found.map(|at| {
                 let numbers = at.driver?;

@@ -17,8 +17,8 @@ use crate::util::lock::LockExt;
 use super::actual::Actual;
 use super::attachment::{Attachments, Controller};
 use super::csi::{
-    self, Cluster, Csi, CsiSettings, FileContext, KernelMounter, NoCluster, OfPod, PodCluster, Registry,
-    VisitSettings, Visits,
+    self, Cluster, Csi, CsiSettings, FileContext, KernelMounter, MeasuredVolume, NoCluster, PodCluster,
+    Registry, VisitSettings, Visits,
 };
 use super::error::VolumeError;
 use super::kind::NodeLabels;
@@ -245,8 +245,8 @@ impl Volumes {
 
     /// The volumes of CSI drivers of a pod, with the numbers of their drivers.
     #[must_use]
-    pub fn of_drivers(&self, uid: &PodUid) -> Vec<OfPod> {
-        self.csi.of_pod(uid)
+    pub fn of_drivers(&self, uid: &PodUid) -> Vec<MeasuredVolume> {
+        self.csi.measured_volumes(uid)
     }
 
     /// The visits of CSI drivers, which measure volumes.

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::key_mutex::KeyMutex;
 use super::node_info::{NODE_ID_ANNOTATION, compose_csi_node, node_changes};
 use super::registry::Registry;
-use super::turns::Turns;
 use crate::kube::client::Client;
 use crate::kube::error::ApiError;
 use crate::kube::target::Target;
@@ -29,14 +29,18 @@ const WAIT: Duration = Duration::from_millis(20);
 pub struct NodeObjects {
     client: Client,
     node: String,
-    turns: Turns,
+    locks: KeyMutex,
 }
 
 impl NodeObjects {
     /// The objects of the node with this name. Nothing is sent.
     #[must_use]
     pub fn new(client: &Client, node: &str) -> NodeObjects {
-        NodeObjects { client: client.with_timeout(TIMEOUT), node: node.to_owned(), turns: Turns::default() }
+        NodeObjects {
+            client: client.with_timeout(TIMEOUT),
+            node: node.to_owned(),
+            locks: KeyMutex::default(),
+        }
     }
 
     /// Writes what the drivers said about this node, if the objects differ.
@@ -44,7 +48,7 @@ impl NodeObjects {
     /// # Errors
     /// Upstream's text. What was written stays.
     pub fn announce(&self, registry: &Registry, stop: &StopToken) -> Result<(), String> {
-        let Some(_turn) = self.turns.take("node", stop) else { return Err("stopping".to_owned()) };
+        let Some(_guard) = self.locks.lock("node", stop) else { return Err("stopping".to_owned()) };
         let uid = self
             .update_node(registry)
             .map_err(|error| format!("error updating Node object with CSI driver node info: {error}"))?;

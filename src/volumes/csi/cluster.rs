@@ -161,6 +161,19 @@ impl Cluster for NoCluster {
     }
 }
 
+/// Reads the secret of a call, if it has one. `field` names the reference.
+pub(super) fn read_secret(
+    cluster: &dyn Cluster,
+    reference: Option<&SecretReference>,
+    field: &str,
+    stop: &StopToken,
+) -> Result<Secrets, String> {
+    let Some(name) = reference else { return Ok(Secrets::default()) };
+    cluster.secret(name, stop).map_err(|ClusterError(error)| {
+        format!("fetching {field} {}/{} failed: {error}", name.namespace, name.name)
+    })
+}
+
 /// Tokens by audience, as drivers expect them.
 pub(super) fn tokens_json(tokens: &BTreeMap<String, TokenText>) -> String {
     let entry =

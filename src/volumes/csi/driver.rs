@@ -52,7 +52,6 @@ pub struct Capability {
 
 /// A request to stage a volume on the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names are those of the protocol")]
 pub struct Stage {
     pub volume: String,
     pub publish_context: Pairs,
@@ -64,7 +63,6 @@ pub struct Stage {
 
 /// A request to publish a volume for a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names are those of the protocol")]
 pub struct Publish {
     pub volume: String,
     pub publish_context: Pairs,
@@ -79,7 +77,6 @@ pub struct Publish {
 
 /// A request to grow the file system of a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names are those of the protocol")]
 pub struct Expand {
     pub volume: String,
     pub path: String,
@@ -151,7 +148,6 @@ pub struct DriverError {
 
 /// The codes that matter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names are those of gRPC")]
 pub enum Code {
     Cancelled,
     DeadlineExceeded,
@@ -184,8 +180,6 @@ impl DriverError {
 }
 
 /// The node service of one driver. Each call ends at the stop signal, and has a deadline.
-#[expect(missing_docs, reason = "the names are those of the protocol")]
-#[expect(clippy::missing_errors_doc, reason = "all fail as calls do")]
 pub trait Driver: Send + Sync {
     fn info(&self, stop: &StopToken) -> Result<DriverNode, DriverError>;
     fn abilities(&self, stop: &StopToken) -> Result<Abilities, DriverError>;

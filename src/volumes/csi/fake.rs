@@ -14,7 +14,7 @@ use super::driver::{
 use super::mounter::Mounter;
 use super::registry::Registry;
 use super::request::PodFacts;
-use super::volume::{Csi, CsiSettings};
+use super::state::{Csi, CsiSettings};
 use crate::model::event::EventSink;
 use crate::model::storage::{
     AttachmentMeta, CsiDriver, SecretReference, VolumeAttachment, VolumeAttachmentStatus,

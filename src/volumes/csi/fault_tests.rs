@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::super::kind::{Form, VolumeKeeper, VolumeKind};
 use super::fake::{FAULTS, FakeAgent, KILLED};
-use super::request::Wanted;
+use super::request::VolumeRequest;
 use super::request::tests::wanted;
 use crate::util::stop::StopToken;
 
@@ -19,11 +19,11 @@ enum Step {
 /// Two pods come and go, on one volume.
 const LIFE: [Step; 4] = [Step::Up(0), Step::Up(1), Step::Down(0), Step::Down(1)];
 
-fn volumes(form: Form) -> [Wanted; 2] {
-    ["a", "b"].map(|pod| Wanted { form, grow_to: Some(5), ..wanted(pod, "h") })
+fn volumes(form: Form) -> [VolumeRequest; 2] {
+    ["a", "b"].map(|pod| VolumeRequest { form, grow_to: Some(5), ..wanted(pod, "h") })
 }
 
-fn run(agent: &FakeAgent, volumes: &[Wanted; 2], step: Step) -> bool {
+fn run(agent: &FakeAgent, volumes: &[VolumeRequest; 2], step: Step) -> bool {
     let stop = StopToken::never();
     match step {
         Step::Up(pod) => agent.csi.volume(volumes[pod].clone()).set_up(&stop).is_ok(),
@@ -60,7 +60,7 @@ fn check(agent: &FakeAgent, form: Form, pods: &[usize], what: &str) {
 }
 
 /// Makes the node as `pods` need it, as the agent does at each sync.
-fn settle(agent: &FakeAgent, volumes: &[Wanted; 2], pods: &[usize], what: &str) {
+fn settle(agent: &FakeAgent, volumes: &[VolumeRequest; 2], pods: &[usize], what: &str) {
     let stop = StopToken::never();
     for (pod, volume) in volumes.iter().enumerate() {
         let step = if pods.contains(&pod) { Step::Up(pod) } else { Step::Down(pod) };

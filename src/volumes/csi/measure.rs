@@ -1,19 +1,17 @@
-//! How full volumes are and whether they are healthy, as their drivers measure them (Go:
-//! csi_metrics.go). The drivers are called by `visits`; a page of statistics gets the last numbers.
+//! Has drivers measure how full volumes are and whether they are healthy (Go: csi_metrics.go). `visits`
+//! calls this; a page of statistics gets the last numbers.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use jiff::Timestamp;
+use std::time::Instant;
 
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Phase, Place};
 use super::driver::{Abilities, Driver, DriverError, VolumeStats};
 use super::error::not_begun;
-use super::names;
-use super::record::{Look, Record};
-use super::volume::{Csi, text};
+use super::names::{self, GLOBAL_MOUNT, TARGET, path_text};
+use super::record::{Record, RecordFile};
+use super::request::Lifecycle;
+use super::state::Csi;
 use crate::model::ids::PodUid;
 use crate::model::metrics::VOLUME_STATS;
 use crate::util::error_chain::chain;
@@ -21,177 +19,140 @@ use crate::util::stop::StopToken;
 
 /// Volumes of one driver that are measured in one visit.
 const MAX_VOLUMES: usize = 4096;
-/// Numbers that are older are not shown: the driver has not responded for long.
-const OLD: Duration = Duration::from_secs(15 * 60);
-
-/// The last numbers of all volumes, by place.
-#[derive(Debug, Default)]
-pub(super) struct Measured {
-    volumes: BTreeMap<Place, (Instant, Timestamp, Arc<VolumeStats>)>,
-}
-
-/// A volume of a pod, with the last numbers of its driver.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OfPod {
-    /// The volume's name in the pod.
-    pub volume: String,
-    /// Whether it is a block device.
-    pub is_block: bool,
-    /// What the driver measured and when; `None`: it cannot, or has not yet.
-    pub stats: Option<(Timestamp, Arc<VolumeStats>)>,
-}
-
-impl Measured {
-    /// Replaces the numbers of `all`, the volumes of one driver.
-    fn replace(&mut self, all: &[Place], found: Vec<(Place, VolumeStats)>) {
-        for place in all {
-            self.volumes.remove(place);
-        }
-        let (at, time) = (Instant::now(), Timestamp::now());
-        self.volumes.extend(found.into_iter().map(|(place, stats)| (place, (at, time, Arc::new(stats)))));
-    }
-
-    pub(super) fn forget(&mut self, place: &Place) {
-        self.volumes.remove(place);
-    }
-
-    fn get(&self, place: &Place, now: Instant) -> Option<(Timestamp, Arc<VolumeStats>)> {
-        let (at, time, stats) = self.volumes.get(place)?;
-        (now.saturating_duration_since(*at) < OLD).then(|| (*time, Arc::clone(stats)))
-    }
-}
 
 /// Why a volume was not measured.
-enum Failed {
+enum MeasureError {
     /// The call failed.
     Call(DriverError),
     /// The volume is not mounted.
     Volume(VolumeError),
 }
 
-impl Csi {
-    /// The volumes of a pod that this process has set up.
-    #[must_use]
-    pub fn of_pod(&self, pod: &PodUid) -> Vec<OfPod> {
-        let volumes = self.users().of_pod(pod);
-        let (measured, now) = (self.measured(), Instant::now());
-        let one = |(place, volume): (Place, String)| OfPod {
-            volume,
-            is_block: place.form == Form::Block,
-            stats: measured.get(&place, now),
-        };
-        volumes.into_iter().map(one).collect()
-    }
+/// What a driver needs to find a volume of a pod.
+struct Mounted {
+    handle: String,
+    /// The path at which the pod has it.
+    path: String,
+    /// Empty: it is not staged.
+    staging_path: String,
+}
 
-    /// Whether a driver has volumes to measure.
-    pub(super) fn has_volumes_of(&self, driver: &str) -> bool {
-        !self.users().places_of_driver(&names::unique_prefix(driver)).is_empty()
-    }
+/// The volumes that pods have of a driver.
+pub(super) fn volumes_of(csi: &Csi, driver: &str) -> Vec<Place> {
+    csi.users().places_of_driver(&names::unique_prefix(driver))
+}
 
-    /// Has a driver measure its volumes, one after another. Volumes that it calls abnormal go to
-    /// `abnormal`: their pod, name in the pod, and the driver's text. Returns whether the driver has
-    /// responded.
-    pub(super) fn measure(
-        &self,
-        name: &str,
-        abnormal: &dyn Fn(&PodUid, &str, &str),
-        stop: &StopToken,
-    ) -> bool {
-        let places = self.users().places_of_driver(&names::unique_prefix(name));
-        let mut found = Vec::new();
-        let responds = self.measure_into(name, &places, &mut found, stop);
-        if stop.is_stopped() {
+/// Has a driver measure its volumes, one after another. Volumes that it calls abnormal go to
+/// `abnormal`: their pod, name in the pod, and the driver's text. Returns whether the driver has
+/// responded.
+pub(super) fn measure(
+    csi: &Csi,
+    name: &str,
+    abnormal: &dyn Fn(&PodUid, &str, &str),
+    stop: &StopToken,
+) -> bool {
+    let places = volumes_of(csi, name);
+    let mut found = Vec::new();
+    let responds = measure_into(csi, name, &places, &mut found, stop);
+    if stop.is_stopped() {
+        return false;
+    }
+    for (place, stats) in &found {
+        let Some((true, message)) = &stats.condition else { continue };
+        if let Some(volume) = csi.name_in_pod(place) {
+            abnormal(&place.pod, &volume, message);
+        }
+    }
+    // Volumes that were removed meanwhile leave no numbers behind.
+    found.retain(|(place, _)| csi.name_in_pod(place).is_some());
+    csi.measured().replace(&places, found);
+    responds
+}
+
+fn measure_into(
+    csi: &Csi,
+    name: &str,
+    places: &[Place],
+    found: &mut Vec<(Place, VolumeStats)>,
+    stop: &StopToken,
+) -> bool {
+    let Ok(driver) = csi.registry.get(name) else { return true };
+    let abilities = match driver.abilities(stop) {
+        Ok(abilities) => abilities,
+        Err(error) => {
+            log::debug!("CSI driver {name}: {error}");
             return false;
         }
-        for (place, stats) in &found {
-            let Some((true, message)) = &stats.condition else { continue };
-            let volume = self.users().pod_name(place).map(str::to_owned);
-            if let Some(volume) = volume {
-                abnormal(&place.pod, &volume, message);
-            }
-        }
-        // Volumes that were removed meanwhile leave no numbers behind.
-        found.retain(|(place, _)| self.users().pod_name(place).is_some());
-        self.measured().replace(&places, found);
-        responds
+    };
+    if !abilities.stats {
+        return true;
     }
-
-    fn measure_into(
-        &self,
-        name: &str,
-        places: &[Place],
-        found: &mut Vec<(Place, VolumeStats)>,
-        stop: &StopToken,
-    ) -> bool {
-        let Ok(driver) = self.registry.get(name) else { return true };
-        let abilities = match driver.abilities(stop) {
-            Ok(abilities) => abilities,
-            Err(error) => {
-                log::debug!("CSI driver {name}: {error}");
-                return false;
-            }
-        };
-        if !abilities.stats {
-            return true;
+    for place in places.iter().take(MAX_VOLUMES) {
+        // A volume that was found on the disk only has no pod that is shown.
+        if csi.name_in_pod(place).is_none() {
+            continue;
         }
-        for place in places.iter().take(MAX_VOLUMES) {
-            // A volume that was found on the disk only has no pod that is shown.
-            if self.users().pod_name(place).is_none() {
-                continue;
+        let begun = Instant::now();
+        match stats(csi, &driver, abilities, place, stop) {
+            Ok(stats) => {
+                VOLUME_STATS.took([name.to_owned()], begun.elapsed());
+                found.push((place.clone(), stats));
             }
-            let begun = Instant::now();
-            match self.stats(&driver, abilities, place, stop) {
-                Ok(stats) => {
-                    VOLUME_STATS.took([name.to_owned()], begun.elapsed());
-                    found.push((place.clone(), stats));
+            Err(MeasureError::Call(error)) => {
+                log::debug!("CSI driver {name} cannot measure {}: {error}", place.spec_name);
+                if !error.is_final() {
+                    // Each further call may take as long.
+                    return false;
                 }
-                Err(Failed::Call(error)) => {
-                    log::debug!("CSI driver {name} cannot measure {}: {error}", place.spec_name);
-                    if !error.is_final() {
-                        // Each further call may take as long.
-                        return false;
-                    }
-                }
-                Err(Failed::Volume(error)) => log::debug!("{}: {}", place.spec_name, chain(&error)),
             }
+            Err(MeasureError::Volume(error)) => log::debug!("{}: {}", place.spec_name, chain(&error)),
         }
-        true
     }
+    true
+}
 
-    /// Measures a volume that is set up.
-    fn stats(
-        &self,
-        driver: &Arc<dyn Driver>,
-        abilities: Abilities,
-        place: &Place,
-        stop: &StopToken,
-    ) -> Result<VolumeStats, Failed> {
-        let (volume, path, staging) = self.measured_paths(place).map_err(Failed::Volume)?;
-        let staging = if abilities.stage { staging } else { String::new() };
-        let mut stats = driver.stats(&volume, &path, &staging, stop).map_err(Failed::Call)?;
-        if !abilities.condition {
-            stats.condition = None;
+/// Measures a volume that is set up.
+fn stats(
+    csi: &Csi,
+    driver: &Arc<dyn Driver>,
+    abilities: Abilities,
+    place: &Place,
+    stop: &StopToken,
+) -> Result<VolumeStats, MeasureError> {
+    let mounted = mounted(csi, place, abilities).map_err(MeasureError::Volume)?;
+    let mut stats = driver
+        .stats(&mounted.handle, &mounted.path, &mounted.staging_path, stop)
+        .map_err(MeasureError::Call)?;
+    if !abilities.condition {
+        stats.condition = None;
+    }
+    Ok(stats)
+}
+
+/// What the record of a volume says.
+fn mounted(csi: &Csi, place: &Place, abilities: Abilities) -> Result<Mounted, VolumeError> {
+    let in_pod = csi.layout.of_pod(place)?;
+    let (dir, path) = match place.form {
+        Form::Block => {
+            let block = csi.layout.block_paths(&place.spec_name)?;
+            (block.data, block.publish.join(place.pod.as_str()))
         }
-        Ok(stats)
-    }
-
-    /// The handle of a volume, the path at which its pod has it, and its staging target.
-    fn measured_paths(&self, place: &Place) -> Result<(String, String, String), VolumeError> {
-        let dir = self.layout.of_pod(place)?;
-        let (home, path) = match place.form {
-            Form::Block => (self.layout.block(&place.spec_name)?.join("data"), self.publish_path(place)?),
-            Form::Filesystem => (dir.clone(), dir.join("mount")),
-        };
-        let Look::Record(record) = Record::read(&home) else {
-            return Err(not_begun(Phase::SetUp, "the volume is not mounted"));
-        };
-        // A volume in the pod's specification is not staged.
-        let staging = match record.volume_lifecycle_mode.as_str() {
-            "Ephemeral" => String::new(),
-            _ => text(&self.staging_path(place.form, &record)?)?,
-        };
-        Ok((record.volume_handle, text(&path)?, staging))
-    }
+        Form::Filesystem => (in_pod.clone(), in_pod.join(TARGET)),
+    };
+    let RecordFile::Readable(record) = Record::read(&dir) else {
+        return Err(not_begun(Phase::SetUp, "the volume is not mounted"));
+    };
+    // A volume in the pod's specification is not staged.
+    let is_staged = abilities.stage && record.volume_lifecycle_mode != Lifecycle::Ephemeral.as_str();
+    let staging_path = match place.form {
+        _ if !is_staged => String::new(),
+        Form::Filesystem => {
+            let staged = csi.layout.staged(&record.driver_name, &record.volume_handle)?;
+            path_text(&staged.join(GLOBAL_MOUNT))?
+        }
+        Form::Block => path_text(&csi.layout.block_paths(&record.spec_name)?.staging)?,
+    };
+    Ok(Mounted { handle: record.volume_handle, path: path_text(&path)?, staging_path })
 }
 
 #[cfg(test)]
@@ -210,11 +171,11 @@ mod tests {
             let entry = (pod.as_str().to_owned(), volume.to_owned(), text.to_owned());
             reports.lock().unwrap().push(entry);
         };
-        agent.csi.measure(DRIVER, &report, &StopToken::never())
+        super::measure(&agent.csi, DRIVER, &report, &StopToken::never())
     }
 
     fn shown(agent: &FakeAgent, pod: &str) -> Vec<(String, bool, Option<i64>)> {
-        let all = agent.csi.of_pod(&PodUid::from(pod)).into_iter();
+        let all = agent.csi.measured_volumes(&PodUid::from(pod)).into_iter();
         all.map(|one| {
             let used = one.stats.and_then(|(_, stats)| stats.bytes).map(|bytes| bytes.used);
             (one.volume, one.is_block, used)
@@ -287,15 +248,5 @@ mod tests {
         assert_eq!((shown(&agent, "a")[0].2, shown(&agent, "b")[0].2), (None, None));
         agent.node.fail("abilities", Fault::Final);
         assert!(!measure(&agent, &reports));
-    }
-
-    #[test]
-    fn numbers_of_a_driver_that_has_not_responded_for_long_are_not_shown() {
-        let mut measured = Measured::default();
-        let place = Place { pod: PodUid::from("a"), spec_name: "pv".to_owned(), form: Form::Block };
-        measured.replace(&[], vec![(place.clone(), VolumeStats::default())]);
-        let now = Instant::now();
-        assert!(measured.get(&place, now).is_some());
-        assert!(measured.get(&place, now + OLD).is_none());
     }
 }

@@ -32,13 +32,14 @@ use super::driver::{
     Abilities, Code, Driver, DriverError, DriverNode, Expand, Publish, Secrets, Stage, VolumeStats,
 };
 use super::fake::{DRIVER, KILLED};
+use super::fs_group::GroupChange;
 use super::mounter::Mounter;
 use super::names;
-use super::publish::Walk;
 use super::registry::Registry;
 use super::request::tests::wanted;
-use super::request::{PodFacts, Wanted};
-use super::volume::{Csi, CsiSettings};
+use super::request::{PodFacts, VolumeRequest};
+use super::state::{Csi, CsiSettings};
+use super::volume::mount;
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
 use crate::model::storage::{CsiDriver, SecretReference, VolumeAttachment};
@@ -213,7 +214,7 @@ fn uid_of(pod: usize) -> String {
     format!("u{pod}")
 }
 
-fn wants(pod: usize, volume: usize) -> Wanted {
+fn wants(pod: usize, volume: usize) -> VolumeRequest {
     let mut wanted = wanted(&uid_of(pod), VOLUMES[volume]);
     wanted.source.fs_type = Some("ext4".to_owned());
     wanted.fs_group = Some(rustix::process::getegid().as_raw());
@@ -865,7 +866,7 @@ struct Agent {
     /// By pod, with its volume.
     workers: BTreeMap<usize, (usize, Progress)>,
     /// By pod.
-    walks: BTreeMap<usize, Walk>,
+    walks: BTreeMap<usize, GroupChange>,
 }
 
 impl Agent {
@@ -920,7 +921,7 @@ impl Agent {
         let csi = Arc::new(csi);
         let number = |place: &Place| place.pod.as_str()[1..].parse().unwrap();
         let volume = |place: &Place| volume_of(place.spec_name.trim_start_matches("pv-"));
-        let places = csi.places(None);
+        let places = csi.users().places(None);
         let workers = places.iter().map(|place| (number(place), (volume(place), Progress::Due))).collect();
         let walks = BTreeMap::new();
         Agent { model: model.clone(), root: root.to_owned(), csi, attachments, workers, walks }
@@ -979,28 +980,27 @@ impl Agent {
         if progress == Progress::Running || (progress == Progress::Waiting && !is_woken) {
             return;
         }
-        let volume_of_pod = self.csi.volume(wanted);
         if let Some(walk) = self.walks.remove(&pod) {
             let breaks_off = self.model.world().one_in(3);
             let progress = if breaks_off {
                 self.model.world().note(format!("the walk of pod {pod} breaks off"));
                 Progress::Due
             } else {
-                volume_of_pod.finish(Some(walk)).unwrap();
+                walk.apply(&self.csi.settings, &wanted).unwrap();
                 self.runs(pod, volume)
             };
             self.workers.insert(pod, (volume, progress));
             return;
         }
         self.model.world().note(format!("the agent sets up {volume} for pod {pod}"));
-        let progress = match volume_of_pod.begin(&stop) {
+        let progress = match mount(&self.csi, &wanted, &stop) {
             // Others take steps during the walk.
             Ok((_, Some(walk))) if self.model.world().has_faults => {
                 self.walks.insert(pod, walk);
                 Progress::Walking
             }
             Ok((_, walk)) => {
-                volume_of_pod.finish(walk).unwrap();
+                walk.unwrap().apply(&self.csi.settings, &wanted).unwrap();
                 self.runs(pod, volume)
             }
             Err(VolumeError::AwaitsAttachment(_)) => {

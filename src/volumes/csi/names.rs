@@ -15,6 +15,8 @@ pub(crate) const DIRECTORY: &str = "kubernetes.io~csi";
 pub(super) const RECORD: &str = "vol_data.json";
 /// The staging target of a file system.
 pub(super) const GLOBAL_MOUNT: &str = "globalmount";
+/// The publish target of a file system, in the volume's directory.
+pub(super) const TARGET: &str = "mount";
 
 /// The name of the VolumeAttachment of a volume on a node.
 #[must_use]
@@ -43,6 +45,26 @@ pub(super) fn unique_prefix(driver: &str) -> String {
     unique_name(driver, "")
 }
 
+/// A path for a driver.
+pub(super) fn path_text(path: &Path) -> Result<String, VolumeError> {
+    let text = path.to_str().map(str::to_owned);
+    text.ok_or_else(|| VolumeError::Name { name: path.display().to_string() })
+}
+
+/// The files of a block volume on the node.
+pub(super) struct BlockPaths {
+    /// `volumeDevices/<volume>`.
+    pub(super) home: PathBuf,
+    /// The directory of the record.
+    pub(super) data: PathBuf,
+    /// The directory with one mount of the device per pod.
+    pub(super) dev: PathBuf,
+    /// The staging target.
+    pub(super) staging: PathBuf,
+    /// The directory of publish targets, one per pod.
+    pub(super) publish: PathBuf,
+}
+
 /// The directories of CSI below the root directory, as it is configured: drivers have the same paths
 /// in their containers, where links of this node may lead nowhere.
 #[derive(Debug, Clone)]
@@ -65,23 +87,26 @@ impl Layout {
         Ok(self.shared().join(paths::element(driver)?).join(sha256::hex(handle.as_bytes())))
     }
 
-    /// The directory with the files of a block volume: record and devices.
-    pub(super) fn block(&self, spec_name: &str) -> Result<PathBuf, VolumeError> {
+    /// `volumeDevices`: the directory of block volumes.
+    pub(super) fn devices(&self) -> PathBuf {
+        self.shared().join("volumeDevices")
+    }
+
+    /// The files of a block volume.
+    pub(super) fn block_paths(&self, spec_name: &str) -> Result<BlockPaths, VolumeError> {
         // Directories beside those of the volumes have these names.
         if matches!(spec_name, "staging" | "publish") {
             return Err(VolumeError::Name { name: spec_name.to_owned() });
         }
-        Ok(self.shared().join("volumeDevices").join(paths::element(spec_name)?))
-    }
-
-    /// The staging target of a block volume.
-    pub(super) fn block_staging(&self, spec_name: &str) -> Result<PathBuf, VolumeError> {
-        Ok(self.shared().join("volumeDevices/staging").join(paths::element(spec_name)?))
-    }
-
-    /// The directory of publish targets of a block volume, one per pod.
-    pub(super) fn block_publish(&self, spec_name: &str) -> Result<PathBuf, VolumeError> {
-        Ok(self.shared().join("volumeDevices/publish").join(paths::element(spec_name)?))
+        let (devices, name) = (self.devices(), paths::element(spec_name)?);
+        let home = devices.join(name);
+        Ok(BlockPaths {
+            data: home.join("data"),
+            dev: home.join("dev"),
+            home,
+            staging: devices.join("staging").join(name),
+            publish: devices.join("publish").join(name),
+        })
     }
 
     /// A volume of a pod: the directory of a file system, or the link to a device.
@@ -126,18 +151,19 @@ mod tests {
             assert_eq!(layout.of_pod(&place).unwrap(), Path::new(path));
         }
         let devices = "/r/plugins/kubernetes.io/csi/volumeDevices";
-        assert_eq!(layout.block("pv").unwrap(), Path::new(devices).join("pv"));
-        assert_eq!(layout.block_staging("pv").unwrap(), Path::new(devices).join("staging/pv"));
-        assert_eq!(layout.block_publish("pv").unwrap(), Path::new(devices).join("publish/pv"));
+        let block = layout.block_paths("pv").unwrap();
+        assert_eq!(block.home, Path::new(devices).join("pv"));
+        assert_eq!(block.staging, Path::new(devices).join("staging/pv"));
+        assert_eq!(block.publish, Path::new(devices).join("publish/pv"));
     }
 
     #[test]
     fn names_that_lead_elsewhere_are_refused() {
         let layout = Layout::new(Path::new("/r"));
-        assert!(layout.block("staging").is_err() && layout.block("publish").is_err());
+        assert!(layout.block_paths("staging").is_err() && layout.block_paths("publish").is_err());
         for name in ["..", ".", "", "a/b", "a\0"] {
             assert!(layout.staged(name, "h").is_err(), "{name:?}");
-            assert!(layout.block(name).is_err(), "{name:?}");
+            assert!(layout.block_paths(name).is_err(), "{name:?}");
             let place = Place { pod: PodUid::from("u"), spec_name: name.to_owned(), form: Form::Block };
             assert!(layout.of_pod(&place).is_err(), "{name:?}");
         }

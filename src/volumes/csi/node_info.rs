@@ -19,7 +19,6 @@ kubernetes.io/cinder,kubernetes.io/gce-pd,kubernetes.io/portworx-volume,kubernet
 /// An entry of `spec.drivers` of a CSINode.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[expect(missing_docs, reason = "the names are those of the API")]
 pub struct CsiNodeEntry {
     pub name: String,
     #[serde(rename = "nodeID")]

@@ -11,7 +11,7 @@ use super::super::paths;
 use super::error::io;
 use super::mounter::Mounter;
 use super::names::{self, DIRECTORY, GLOBAL_MOUNT, Layout};
-use super::record::{Look, Record};
+use super::record::{Record, RecordFile};
 use super::request::Lifecycle;
 use crate::model::ids::PodUid;
 
@@ -20,31 +20,28 @@ const MAX_ENTRIES: usize = 10_000;
 
 /// A volume of a pod that an earlier agent has published, or was about to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub(super) struct FoundVolume {
     /// Where it is.
-    pub place: Place,
-    /// The driver's name.
-    pub driver: String,
-    /// The driver's name of the volume.
-    pub handle: String,
+    pub(super) place: Place,
+    pub(super) unique_name: String,
     /// Whether it is a persistent volume.
-    pub is_persistent: bool,
+    pub(super) is_persistent: bool,
 }
 
 /// What is on the disk.
 #[derive(Debug, Default)]
-pub(super) struct All {
+pub(super) struct PodVolumes {
     /// The volumes of pods.
-    pub(super) readable: Vec<Found>,
+    pub(super) readable: Vec<FoundVolume>,
     /// Pods have volumes there whose record is damaged.
     pub(super) damaged: Vec<Place>,
 }
 
 /// What is staged on the node, or was about to be, also without a pod.
 #[derive(Debug, Default)]
-pub(super) struct Staged {
-    /// The driver and the handle of each volume.
-    pub(super) readable: Vec<(String, String)>,
+pub(super) struct StagedVolumes {
+    /// The unique names of the volumes.
+    pub(super) readable: Vec<String>,
     /// The names of block volumes whose record is damaged.
     pub(super) damaged_blocks: Vec<String>,
     /// Whether the record of a file system is damaged.
@@ -53,15 +50,15 @@ pub(super) struct Staged {
 
 /// Directories that cannot be read, and why. What is in them is not known.
 #[derive(Debug, Default)]
-pub(super) struct Unread(BTreeMap<PathBuf, String>);
+pub(super) struct UnreadableDirs(BTreeMap<PathBuf, String>);
 
-impl Unread {
+impl UnreadableDirs {
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Replaces what is known, and logs what has changed.
-    pub(super) fn replace(&mut self, now: Unread) {
+    pub(super) fn replace(&mut self, now: UnreadableDirs) {
         for (dir, why) in now.0.iter().filter(|(dir, _)| !self.0.contains_key(*dir)) {
             let dir = dir.display();
             log::error!("CSI volumes: {dir} cannot be read, and what may be there is not detached: {why}");
@@ -107,17 +104,11 @@ fn driver_of<'a>(layout: &Layout, dir: &'a Path) -> Option<&'a str> {
     (dir.parent()? == layout.shared() && name != "volumeDevices").then_some(name)
 }
 
-/// All volumes of pods on the disk. Those without a readable record are left out.
-#[must_use]
-pub fn find(root_dir: &Path) -> Vec<Found> {
-    find_all(root_dir, &mut Unread::default()).readable
-}
-
 /// All volumes of pods on the disk, and the places of those whose record is damaged. Those without a
 /// record are left out: their directories are removed with the pod, if they are empty.
-pub(super) fn find_all(root_dir: &Path, unread: &mut Unread) -> All {
+pub(super) fn find_all(root_dir: &Path, unread: &mut UnreadableDirs) -> PodVolumes {
     let layout = Layout::new(root_dir);
-    let (mut places, mut all) = (BTreeSet::new(), All::default());
+    let (mut places, mut all) = (BTreeSet::new(), PodVolumes::default());
     for pod in unread.list(&paths::pods(root_dir)) {
         let pod = PodUid::from(pod.as_str());
         let Ok(dir) = paths::pod(root_dir, &pod) else { continue };
@@ -128,8 +119,8 @@ pub(super) fn find_all(root_dir: &Path, unread: &mut Unread) -> All {
     }
     // A device is published before it is linked in the pod's directory.
     for spec_name in block_volumes(&layout, unread) {
-        let Ok(publish) = layout.block_publish(&spec_name) else { continue };
-        for pod in unread.list(&publish) {
+        let Ok(block) = layout.block_paths(&spec_name) else { continue };
+        for pod in unread.list(&block.publish) {
             let pod = PodUid::from(pod.as_str());
             places.insert(Place { pod, spec_name: spec_name.clone(), form: Form::Block });
         }
@@ -147,24 +138,19 @@ pub(super) fn find_all(root_dir: &Path, unread: &mut Unread) -> All {
 /// The forms of volumes, with the directories in that of a pod.
 const FORMS: [(Form, &str); 2] = [(Form::Filesystem, "volumes"), (Form::Block, "volumeDevices")];
 
-/// The volumes in a pod's own directory, with and without a record.
-fn linked(root_dir: &Path, pod: &PodUid) -> Vec<Place> {
-    let Ok(dir) = paths::pod(root_dir, pod) else { return Vec::new() };
-    let mut places = Vec::new();
-    for (form, parent) in FORMS {
-        let found = readable(&dir.join(parent).join(DIRECTORY)).into_iter();
-        places.extend(found.map(|spec_name| Place { pod: pod.clone(), spec_name, form }));
-    }
-    places
-}
-
 /// What one pod has on the disk, with and without a record. What cannot be read is left out: the removal
 /// of the pod's directory fails then.
 pub(super) fn places_of(layout: &Layout, root_dir: &Path, pod: &PodUid) -> BTreeSet<Place> {
-    let mut places: BTreeSet<Place> = linked(root_dir, pod).into_iter().collect();
-    for spec_name in block_volumes(layout, &mut Unread::default()) {
-        let Ok(publish) = layout.block_publish(&spec_name) else { continue };
-        if std::fs::symlink_metadata(publish.join(pod.as_str())).is_ok() {
+    let mut places = BTreeSet::new();
+    if let Ok(dir) = paths::pod(root_dir, pod) {
+        for (form, parent) in FORMS {
+            let found = entries(&dir.join(parent).join(DIRECTORY)).unwrap_or_default().into_iter();
+            places.extend(found.map(|spec_name| Place { pod: pod.clone(), spec_name, form }));
+        }
+    }
+    for spec_name in block_volumes(layout, &mut UnreadableDirs::default()) {
+        let Ok(block) = layout.block_paths(&spec_name) else { continue };
+        if std::fs::symlink_metadata(block.publish.join(pod.as_str())).is_ok() {
             places.insert(Place { pod: pod.clone(), spec_name, form: Form::Block });
         }
     }
@@ -175,24 +161,24 @@ pub(super) fn places_of(layout: &Layout, root_dir: &Path, pod: &PodUid) -> BTree
 fn record_dir(layout: &Layout, place: &Place) -> Option<PathBuf> {
     match place.form {
         Form::Filesystem => layout.of_pod(place).ok(),
-        Form::Block => Some(layout.block(&place.spec_name).ok()?.join("data")),
+        Form::Block => Some(layout.block_paths(&place.spec_name).ok()?.data),
     }
 }
 
 /// What is at the place of a record of a pod.
-pub(super) fn look(layout: &Layout, place: &Place) -> Look {
-    record_dir(layout, place).map_or(Look::Missing, |dir| Record::read(&dir))
+pub(super) fn record_of(layout: &Layout, place: &Place) -> RecordFile {
+    record_dir(layout, place).map_or(RecordFile::Missing, |dir| Record::read(&dir))
 }
 
-fn found(layout: &Layout, place: &Place) -> Option<Result<Found, ()>> {
-    match look(layout, place) {
-        Look::Record(record) => {
+fn found(layout: &Layout, place: &Place) -> Option<Result<FoundVolume, ()>> {
+    match record_of(layout, place) {
+        RecordFile::Readable(record) => {
             let is_persistent = record.volume_lifecycle_mode != Lifecycle::Ephemeral.as_str();
-            let (driver, handle) = (record.driver_name, record.volume_handle);
-            Some(Ok(Found { place: place.clone(), driver, handle, is_persistent }))
+            let (place, unique_name) = (place.clone(), record.unique_name());
+            Some(Ok(FoundVolume { place, unique_name, is_persistent }))
         }
-        Look::Missing => None,
-        Look::Damaged(why) => {
+        RecordFile::Missing => None,
+        RecordFile::Damaged(why) => {
             let Place { pod, spec_name, .. } = place;
             log::warn!("the record of volume {spec_name} of pod {pod} is not usable: {why}");
             Some(Err(()))
@@ -201,20 +187,20 @@ fn found(layout: &Layout, place: &Place) -> Option<Result<Found, ()>> {
 }
 
 /// What is staged.
-pub(super) fn staged(layout: &Layout, unread: &mut Unread) -> Staged {
-    let mut staged = Staged::default();
+pub(super) fn staged(layout: &Layout, unread: &mut UnreadableDirs) -> StagedVolumes {
+    let mut staged = StagedVolumes::default();
     for dir in staged_dirs(layout, unread) {
         match Record::read(&dir) {
-            Look::Record(record) => staged.readable.push((record.driver_name, record.volume_handle)),
-            Look::Missing => {}
-            Look::Damaged(_) => staged.has_damaged = true,
+            RecordFile::Readable(record) => staged.readable.push(record.unique_name()),
+            RecordFile::Missing => {}
+            RecordFile::Damaged(_) => staged.has_damaged = true,
         }
     }
     for name in block_volumes(layout, unread) {
-        match layout.block(&name).map(|dir| Record::read(&dir.join("data"))) {
-            Ok(Look::Record(record)) => staged.readable.push((record.driver_name, record.volume_handle)),
-            Ok(Look::Damaged(_)) => staged.damaged_blocks.push(name),
-            Ok(Look::Missing) | Err(_) => {}
+        match layout.block_paths(&name).map(|block| Record::read(&block.data)) {
+            Ok(RecordFile::Readable(record)) => staged.readable.push(record.unique_name()),
+            Ok(RecordFile::Damaged(_)) => staged.damaged_blocks.push(name),
+            Ok(RecordFile::Missing) | Err(_) => {}
         }
     }
     staged
@@ -223,15 +209,14 @@ pub(super) fn staged(layout: &Layout, unread: &mut Unread) -> Staged {
 /// Whether the volume of this unique name is a staged file system. Its record may be damaged.
 pub(super) fn is_staged(layout: &Layout, name: &str) -> bool {
     let dir = names::parts(name).and_then(|(driver, handle)| layout.staged(driver, handle).ok());
-    dir.is_some_and(|dir| Record::read(&dir) != Look::Missing)
+    dir.is_some_and(|dir| Record::read(&dir) != RecordFile::Missing)
 }
 
 /// Whether the volume of this unique name has anything on the disk of the node, or may have, apart from
 /// block volumes with a damaged record. It may if a directory cannot be read that may have it.
 pub(super) fn may_be_staged(layout: &Layout, name: &str) -> bool {
-    let mut unread = Unread::default();
-    let is_it = |(driver, handle): &(String, String)| names::unique_name(driver, handle) == name;
-    staged(layout, &mut unread).readable.iter().any(is_it)
+    let mut unread = UnreadableDirs::default();
+    staged(layout, &mut unread).readable.iter().any(|staged| staged == name)
         || unread.may_have(layout, name)
         || is_staged(layout, name)
 }
@@ -239,21 +224,17 @@ pub(super) fn may_be_staged(layout: &Layout, name: &str) -> bool {
 /// Whether anything of a block volume is left on the node apart from its record: a mount, or what a
 /// driver has made.
 pub(super) fn has_block_parts(mounter: &dyn Mounter, layout: &Layout, spec_name: &str) -> bool {
-    let (Ok(home), Ok(publish), Ok(staging)) =
-        (layout.block(spec_name), layout.block_publish(spec_name), layout.block_staging(spec_name))
-    else {
-        return false;
-    };
-    let is_file = std::fs::symlink_metadata(&staging).is_ok_and(|found| !found.is_dir());
-    is_any_below(mounter, &home)
-        || !is_empty(&publish)
+    let Ok(block) = layout.block_paths(spec_name) else { return false };
+    let is_file = std::fs::symlink_metadata(&block.staging).is_ok_and(|found| !found.is_dir());
+    is_any_below(mounter, &block.home)
+        || !is_empty(&block.publish)
         || is_file
-        || !is_empty(&staging)
-        || mounter.is_mount_point(&staging).unwrap_or(true)
+        || !is_empty(&block.staging)
+        || mounter.is_mount_point(&block.staging).unwrap_or(true)
 }
 
 /// The directories of staged file systems.
-pub(super) fn staged_dirs(layout: &Layout, unread: &mut Unread) -> Vec<PathBuf> {
+pub(super) fn staged_dirs(layout: &Layout, unread: &mut UnreadableDirs) -> Vec<PathBuf> {
     let shared = layout.shared();
     let mut dirs = Vec::new();
     for driver in unread.list(&shared).into_iter().filter(|driver| driver != "volumeDevices") {
@@ -264,8 +245,8 @@ pub(super) fn staged_dirs(layout: &Layout, unread: &mut Unread) -> Vec<PathBuf> 
 }
 
 /// The names of block volumes on the node.
-pub(super) fn block_volumes(layout: &Layout, unread: &mut Unread) -> Vec<String> {
-    let all = unread.list(&layout.shared().join("volumeDevices")).into_iter();
+pub(super) fn block_volumes(layout: &Layout, unread: &mut UnreadableDirs) -> Vec<String> {
+    let all = unread.list(&layout.devices()).into_iter();
     all.filter(|name| name != "staging" && name != "publish").collect()
 }
 
@@ -301,11 +282,6 @@ fn entries(dir: &Path) -> std::io::Result<Vec<String>> {
     }
     names.sort();
     Ok(names)
-}
-
-/// As [`entries`]; none if it cannot be read.
-fn readable(dir: &Path) -> Vec<String> {
-    entries(dir).unwrap_or_default()
 }
 
 /// Whether nothing is in a directory, as far as it can be read.

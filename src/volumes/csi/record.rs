@@ -5,7 +5,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::names::RECORD;
+use super::super::error::VolumeError;
+use super::error::io;
+use super::names::{self, RECORD};
 use crate::util::{atomic_file, state_files, untrusted};
 
 /// The largest record that is read. Names and handles have at most some hundred bytes.
@@ -35,52 +37,79 @@ pub(super) struct Record {
 
 /// What is at the place of a record.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Look {
-    Record(Record),
+pub(super) enum RecordFile {
+    Readable(Record),
     Missing,
     /// Not readable, or not a record.
     Damaged(String),
 }
 
 impl Record {
-    /// Reads the record in a directory.
-    pub(super) fn read(dir: &Path) -> Look {
-        let path = dir.join(RECORD);
-        let look = Record::read_file(&path);
-        match &look {
-            Look::Record(_) | Look::Missing => state_files::usable(&path),
-            Look::Damaged(why) => state_files::damaged(&path, why),
+    /// Of a volume of a pod.
+    pub(super) fn of_pod(spec_name: &str, driver: &str, handle: &str, lifecycle: &str, node: &str) -> Record {
+        Record {
+            spec_name: spec_name.to_owned(),
+            node_name: node.to_owned(),
+            attachment: names::attachment_name(handle, driver, node),
+            volume_lifecycle_mode: lifecycle.to_owned(),
+            ..Record::staged(driver, handle)
         }
-        look
     }
 
-    fn read_file(path: &Path) -> Look {
+    /// Of a staged file system.
+    pub(super) fn staged(driver: &str, handle: &str) -> Record {
+        let (driver_name, volume_handle) = (driver.to_owned(), handle.to_owned());
+        Record { driver_name, volume_handle, ..Record::default() }
+    }
+
+    /// The name of the volume on this node.
+    pub(super) fn unique_name(&self) -> String {
+        names::unique_name(&self.driver_name, &self.volume_handle)
+    }
+
+    /// Reads the record in a directory.
+    pub(super) fn read(dir: &Path) -> RecordFile {
+        let path = dir.join(RECORD);
+        let found = Record::read_file(&path);
+        match &found {
+            RecordFile::Readable(_) | RecordFile::Missing => state_files::usable(&path),
+            RecordFile::Damaged(why) => state_files::damaged(&path, why),
+        }
+        found
+    }
+
+    fn read_file(path: &Path) -> RecordFile {
         let mut bytes = Vec::new();
         let read = untrusted::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes));
         match read {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Look::Missing,
-            Err(error) => return Look::Damaged(error.to_string()),
-            Ok(_) if bytes.len() as u64 > MAX_BYTES => return Look::Damaged("too large".to_owned()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return RecordFile::Missing,
+            Err(error) => return RecordFile::Damaged(error.to_string()),
+            Ok(_) if bytes.len() as u64 > MAX_BYTES => return RecordFile::Damaged("too large".to_owned()),
             Ok(_) => {}
         }
         match serde_json::from_slice::<Record>(&bytes) {
             Ok(record) if record.driver_name.is_empty() || record.volume_handle.is_empty() => {
-                Look::Damaged("no driver or no handle".to_owned())
+                RecordFile::Damaged("no driver or no handle".to_owned())
             }
-            Ok(record) => Look::Record(record),
-            Err(error) => Look::Damaged(error.to_string()),
+            Ok(record) => RecordFile::Readable(record),
+            Err(error) => RecordFile::Damaged(error.to_string()),
         }
     }
 
     /// Writes the record into a directory, completely or not at all. A record that is the same
-    /// stays as it is.
-    pub(super) fn write(&self, dir: &Path) -> std::io::Result<()> {
-        if Record::read(dir) == Look::Record(self.clone()) {
-            return Ok(());
+    /// stays as it is. Returns whether there was none.
+    pub(super) fn write(&self, dir: &Path) -> Result<bool, VolumeError> {
+        let before = Record::read(dir);
+        if !matches!(&before, RecordFile::Readable(record) if record == self) {
+            self.write_file(&dir.join(RECORD)).map_err(io("write the record in", dir))?;
         }
+        Ok(before == RecordFile::Missing)
+    }
+
+    fn write_file(&self, path: &Path) -> std::io::Result<()> {
         let bytes = serde_json::to_vec(self).map_err(std::io::Error::other)?;
-        atomic_file::write(&dir.join(RECORD), &bytes, 0o600)?;
-        state_files::usable(&dir.join(RECORD));
+        atomic_file::write(path, &bytes, 0o600)?;
+        state_files::usable(path);
         Ok(())
     }
 }
@@ -94,27 +123,27 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let text = r#"{"attachmentID":"csi-1","driverName":"d","nodeName":"n","specVolID":"pv","volumeHandle":"h","volumeLifecycleMode":"Persistent","seLinuxMountContext":"x"}"#;
         std::fs::write(dir.path().join(RECORD), text).unwrap();
-        let Look::Record(record) = Record::read(dir.path()) else { panic!() };
+        let RecordFile::Readable(record) = Record::read(dir.path()) else { panic!() };
         assert_eq!((record.spec_name.as_str(), record.attachment.as_str()), ("pv", "csi-1"));
         let written: serde_json::Value = serde_json::to_value(&record).unwrap();
         assert_eq!(written, serde_json::from_str::<serde_json::Value>(text).unwrap());
         let other = Record { node_name: "m".to_owned(), ..record };
         other.write(dir.path()).unwrap();
-        assert_eq!(Record::read(dir.path()), Look::Record(other));
+        assert_eq!(Record::read(dir.path()), RecordFile::Readable(other));
     }
 
     #[test]
     fn damaged_and_foreign_files_are_recognized() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(RECORD);
-        assert_eq!(Record::read(dir.path()), Look::Missing);
+        assert_eq!(Record::read(dir.path()), RecordFile::Missing);
         for text in ["", "{", "[]", "{}", r#"{"driverName":"d"}"#, &"x".repeat(70_000)] {
             std::fs::write(&path, text).unwrap();
-            assert!(matches!(Record::read(dir.path()), Look::Damaged(_)), "{text:.20}");
+            assert!(matches!(Record::read(dir.path()), RecordFile::Damaged(_)), "{text:.20}");
             assert!(state_files::problems().iter().any(|(damaged, _)| *damaged == path), "{text:.20}");
         }
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
-        assert!(matches!(Record::read(dir.path()), Look::Damaged(_)));
+        assert!(matches!(Record::read(dir.path()), RecordFile::Damaged(_)));
     }
 }

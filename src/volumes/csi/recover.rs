@@ -3,140 +3,126 @@
 //!
 //! DIFFERS: the Go kubelet leaves such a volume as it is.
 
-use std::sync::MutexGuard;
-
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Phase};
 use super::cluster::Attached;
-use super::error::{io, not_begun};
-use super::lost::Lost;
+use super::error::not_begun;
 use super::names;
-use super::rebuild::{self, Unread};
+use super::rebuild::{self, UnreadableDirs};
 use super::record::Record;
 use super::request::Lifecycle;
-use super::volume::Csi;
-use crate::util::lock::LockExt;
+use super::state::Csi;
 use crate::util::stop::StopToken;
 
 /// Names in the node's object for which the API server is asked in one attempt.
 const MAX_ASKED: usize = 256;
 
-impl Csi {
-    pub(super) fn lost(&self) -> MutexGuard<'_, Lost> {
-        self.lost.locked()
-    }
-
-    /// The unique name of the persistent volume, as far as pods or the cluster know it. `None`: no
-    /// controller has attached it to this node.
-    ///
-    /// # Errors
-    /// When that cannot be known yet.
-    pub(super) fn find_name(
-        &self,
-        spec_name: &str,
-        form: Form,
-        stop: &StopToken,
-    ) -> Result<Option<String>, String> {
-        let places = self.users().places(None);
-        let of_the_name = places.iter().filter(|place| place.spec_name == spec_name && place.form == form);
-        for place in of_the_name {
-            let name = self.users().name_at(place);
-            // The name of an inline volume is one within its pod: those of other pods have it, too.
-            let is_inline = |name: &String| {
-                let handle = names::inline_handle(place.pod.as_str(), &place.spec_name);
-                names::parts(name).is_some_and(|(_, own)| own == handle)
-            };
-            if let Some(name) = name.filter(|name| !is_inline(name)) {
-                return Ok(Some(name));
-            }
-        }
-        if !self.attachments.is_controlled() {
-            return Ok(None);
-        }
-        let shown = self.attachments.shown().ok_or("the object of the node is not known yet")?;
-        // The API server knows those for certain: not many others must take their place.
-        let all = shown.attached.iter().chain(shown.in_use.difference(&shown.attached));
-        let candidates = all.filter(|name| form == Form::Filesystem || self.lost().may_be(name));
-        let candidates: Vec<&String> = candidates.collect();
-        let mut unknown = (candidates.len() > MAX_ASKED).then(|| "too many volumes are attached".to_owned());
-        for name in candidates.into_iter().take(MAX_ASKED) {
-            let Some((driver, handle)) = names::parts(name) else { continue };
-            let id = names::attachment_name(handle, driver, &self.settings.node_name);
-            match self.cluster.attached_volume(&id, stop) {
-                Ok(Attached::Volume(found)) if found == spec_name => return Ok(Some(name.clone())),
-                // The record of this one is damaged, too.
-                Ok(Attached::Volume(found)) if self.lost().is_lost(&found, Form::Block) => {}
-                Ok(Attached::Volume(_)) => self.lost().known(name, None),
-                // The controller shows it as attached: the API server may not know that yet.
-                Ok(Attached::Missing | Attached::Forbidden) if shown.attached.contains(name) => {
-                    unknown = Some(format!("VolumeAttachment {id} was not found"));
-                }
-                Ok(Attached::Missing) => self.lost().known(name, None),
-                // It is none, but may become known as one: it stays in use.
-                Ok(Attached::Forbidden) => {}
-                Err(error) => unknown = Some(error.to_string()),
-            }
-        }
-        unknown.map_or(Ok(None), Err)
-    }
-
-    /// The error of a volume of which it is not known yet which one it is.
-    pub(super) fn not_known(&self, phase: Phase, spec_name: &str, why: &str) -> VolumeError {
-        let text = format!(
-            "the record of volume {spec_name} is damaged, and it is not known which one it is: {why}"
-        );
-        not_begun(phase, text)
-    }
-
-    /// The record of a block volume, from its unique name; it is written again.
-    pub(super) fn restore_block(&self, spec_name: &str, name: &str) -> Result<Record, VolumeError> {
-        let Some((driver, handle)) = names::parts(name) else {
-            return Err(VolumeError::Name { name: name.to_owned() });
+/// The unique name of the persistent volume, as far as pods or the cluster know it. `None`: no
+/// controller has attached it to this node.
+///
+/// # Errors
+/// When that cannot be known yet.
+pub(super) fn find_name(
+    csi: &Csi,
+    spec_name: &str,
+    form: Form,
+    stop: &StopToken,
+) -> Result<Option<String>, String> {
+    let places = csi.users().places(None);
+    let of_the_name = places.iter().filter(|place| place.spec_name == spec_name && place.form == form);
+    for place in of_the_name {
+        let name = csi.users().name_at(place);
+        // The name of an inline volume is one within its pod: those of other pods have it, too.
+        let is_inline = |name: &String| {
+            let handle = names::inline_handle(place.pod.as_str(), &place.spec_name);
+            names::parts(name).is_some_and(|(_, own)| own == handle)
         };
-        let node = &self.settings.node_name;
-        let record = Record {
-            spec_name: spec_name.to_owned(),
-            volume_handle: handle.to_owned(),
-            driver_name: driver.to_owned(),
-            node_name: node.clone(),
-            attachment: names::attachment_name(handle, driver, node),
-            volume_lifecycle_mode: Lifecycle::Persistent.as_str().to_owned(),
-            selinux_context: String::new(),
-        };
-        let dir = self.layout.block(spec_name)?.join("data");
-        log::warn!("the record of block volume {spec_name} is damaged, and is made again: it is {name}");
-        record.write(&dir).map_err(io("write the record in", &dir))?;
-        // Known as a volume in use before it is no candidate any more.
-        self.change(|users| users.found(name));
-        self.lost().known(name, Some(spec_name));
-        Ok(record)
+        if let Some(name) = name.filter(|name| !is_inline(name)) {
+            return Ok(Some(name));
+        }
     }
+    if !csi.attachments.is_controlled() {
+        return Ok(None);
+    }
+    let shown = csi.attachments.shown().ok_or("the object of the node is not known yet")?;
+    // The API server knows those for certain: not many others must take their place.
+    let all = shown.attached.iter().chain(shown.in_use.difference(&shown.attached));
+    let candidates = all.filter(|name| form == Form::Filesystem || csi.damaged().may_be(name));
+    let candidates: Vec<&String> = candidates.collect();
+    let mut unknown = (candidates.len() > MAX_ASKED).then(|| "too many volumes are attached".to_owned());
+    for name in candidates.into_iter().take(MAX_ASKED) {
+        let Some((driver, handle)) = names::parts(name) else { continue };
+        let id = names::attachment_name(handle, driver, &csi.settings.node_name);
+        match csi.cluster.attached_volume(&id, stop) {
+            Ok(Attached::Volume(found)) if found == spec_name => return Ok(Some(name.clone())),
+            // The record of this one is damaged, too.
+            Ok(Attached::Volume(found)) if csi.damaged().has(&found, Form::Block) => {}
+            Ok(Attached::Volume(_)) => csi.damaged().known(name, None),
+            // The controller shows it as attached: the API server may not know that yet.
+            Ok(Attached::Missing | Attached::Forbidden) if shown.attached.contains(name) => {
+                unknown = Some(format!("VolumeAttachment {id} was not found"));
+            }
+            Ok(Attached::Missing) => csi.damaged().known(name, None),
+            // It is none, but may become known as one: it stays in use.
+            Ok(Attached::Forbidden) => {}
+            Err(error) => unknown = Some(error.to_string()),
+        }
+    }
+    unknown.map_or(Ok(None), Err)
+}
 
-    /// Handles a block volume with a damaged record that no known pod uses. Its name, if it is known
-    /// now, and the record is readable again.
-    pub(super) fn recover_block(
-        &self,
-        spec_name: &str,
-        stop: &StopToken,
-    ) -> Result<Option<String>, VolumeError> {
-        // Each that cannot be read may be the lost one.
-        let readable = rebuild::staged(&self.layout, &mut Unread::default())
-            .readable
-            .into_iter()
-            .map(|(driver, handle)| names::unique_name(&driver, &handle));
-        self.lost().found(&[spec_name.to_owned()], readable);
-        let phase = Phase::UnmountDevice;
-        let found = self.find_name(spec_name, Form::Block, stop);
-        match found.map_err(|why| self.not_known(phase, spec_name, &why))? {
-            Some(name) => self.restore_block(spec_name, &name).map(|_| Some(name)),
-            None if rebuild::has_block_parts(self.mounter.as_ref(), &self.layout, spec_name) => {
-                let why = "no controller has attached it, and something of it is left on the node";
-                Err(self.not_known(phase, spec_name, why))
-            }
-            None => {
-                self.lost().gone(spec_name);
-                Ok(None)
-            }
+/// As [`find_name`]; the failure is that of an operation.
+pub(super) fn name_of(
+    csi: &Csi,
+    spec_name: &str,
+    form: Form,
+    phase: Phase,
+    stop: &StopToken,
+) -> Result<Option<String>, VolumeError> {
+    find_name(csi, spec_name, form, stop).map_err(|why| not_known(phase, spec_name, &why))
+}
+
+fn not_known(phase: Phase, spec_name: &str, why: &str) -> VolumeError {
+    let text =
+        format!("the record of volume {spec_name} is damaged, and it is not known which one it is: {why}");
+    not_begun(phase, text)
+}
+
+/// The record of a block volume, from its unique name; it is written again.
+pub(super) fn restore_block(csi: &Csi, spec_name: &str, name: &str) -> Result<Record, VolumeError> {
+    let Some((driver, handle)) = names::parts(name) else {
+        return Err(VolumeError::Name { name: name.to_owned() });
+    };
+    let node = &csi.settings.node_name;
+    let record = Record::of_pod(spec_name, driver, handle, Lifecycle::Persistent.as_str(), node);
+    log::warn!("the record of block volume {spec_name} is damaged, and is made again: it is {name}");
+    record.write(&csi.layout.block_paths(spec_name)?.data)?;
+    // Known as a volume in use before it is no candidate any more.
+    csi.change(|users| users.found(name));
+    csi.damaged().known(name, Some(spec_name));
+    Ok(record)
+}
+
+/// Handles a block volume with a damaged record that no known pod uses. Its name, if it is known
+/// now, and the record is readable again.
+pub(super) fn recover_block(
+    csi: &Csi,
+    spec_name: &str,
+    stop: &StopToken,
+) -> Result<Option<String>, VolumeError> {
+    // Each that cannot be read may be the lost one.
+    let staged = rebuild::staged(&csi.layout, &mut UnreadableDirs::default());
+    csi.damaged().found(&[spec_name.to_owned()], staged.readable);
+    let phase = Phase::UnmountDevice;
+    match name_of(csi, spec_name, Form::Block, phase, stop)? {
+        Some(name) => restore_block(csi, spec_name, &name).map(|_| Some(name)),
+        None if rebuild::has_block_parts(csi.mounter.as_ref(), &csi.layout, spec_name) => {
+            let why = "no controller has attached it, and something of it is left on the node";
+            Err(not_known(phase, spec_name, why))
+        }
+        None => {
+            csi.damaged().gone(spec_name);
+            Ok(None)
         }
     }
 }

@@ -1,9 +1,11 @@
 //! What a driver is asked for, computed from the volume and the pod (pure).
 
-use super::super::kind::{Form, Place};
+use super::super::error::VolumeError;
+use super::super::kind::{Form, Phase, Place};
 use super::super::ownership::Policy;
 use super::driver::{Abilities, Capability, Pairs};
-use super::names;
+use super::names::{self, GLOBAL_MOUNT, Layout, path_text};
+use super::record::Record;
 use super::selinux::Labels;
 use crate::model::ids::PodUid;
 use crate::model::storage::{AccessMode, CsiDriverSpec, CsiVolumeSource, FsGroupPolicy};
@@ -13,7 +15,6 @@ pub(super) const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 
 /// What a driver may learn of the pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say what the values are")]
 pub struct PodFacts {
     pub uid: PodUid,
     pub name: String,
@@ -43,7 +44,7 @@ impl Lifecycle {
 
 /// A volume of a pod.
 #[derive(Debug, Clone)]
-pub struct Wanted {
+pub struct VolumeRequest {
     /// The pod.
     pub pod: PodFacts,
     /// The volume's name in the pod.
@@ -73,7 +74,7 @@ pub struct Wanted {
     pub grow_to: Option<i64>,
 }
 
-impl Wanted {
+impl VolumeRequest {
     pub(super) fn place(&self) -> Place {
         Place { pod: self.pod.uid.clone(), spec_name: self.spec_name.clone(), form: self.form }
     }
@@ -107,13 +108,55 @@ impl Wanted {
         }
     }
 
+    /// The staging target, for the driver; empty if the volume is not staged.
+    pub(super) fn staging_path(&self, abilities: Abilities, layout: &Layout) -> Result<String, VolumeError> {
+        if !abilities.stage || self.is_ephemeral() {
+            return Ok(String::new());
+        }
+        let source = &self.source;
+        path_text(&match self.form {
+            Form::Filesystem => layout.staged(&source.driver, &source.volume_handle)?.join(GLOBAL_MOUNT),
+            Form::Block => layout.block_paths(&self.spec_name)?.staging,
+        })
+    }
+
+    /// The record of the volume of the pod, on the node with this name.
+    pub(super) fn record(&self, driver: &CsiDriverSpec, node: &str) -> Record {
+        let (source, lifecycle) = (&self.source, self.lifecycle.as_str());
+        Record {
+            selinux_context: self.mount_label(driver).unwrap_or_default().to_owned(),
+            ..Record::of_pod(&self.spec_name, &source.driver, &source.volume_handle, lifecycle, node)
+        }
+    }
+
+    /// The step of a failure before the volume is staged, and of its staging.
+    pub(super) fn stage_phase(&self) -> Phase {
+        match self.form {
+            Form::Filesystem => Phase::MountDevice,
+            Form::Block => Phase::SetUpDevice,
+        }
+    }
+
+    /// The step of a failed publication.
+    pub(super) fn publish_phase(&self) -> Phase {
+        match self.form {
+            Form::Filesystem => Phase::SetUp,
+            Form::Block => Phase::MapPodDevice,
+        }
+    }
+
+    /// Whether a controller attaches the volume to nodes.
+    pub(super) fn is_attached(&self, driver: &CsiDriverSpec) -> bool {
+        !self.is_ephemeral() && driver.attach_required != Some(false)
+    }
+
     /// When the agent changes the group of all files.
     pub(super) fn group_policy(&self) -> Policy {
         if self.fs_group_on_root_mismatch { Policy::OnRootMismatch } else { Policy::Always }
     }
 
-    /// Whether the agent changes the group of all files.
-    pub(super) fn walks(&self, driver: &CsiDriverSpec, abilities: Abilities) -> Option<u32> {
+    /// The group that the agent gives to all files, if it does.
+    pub(super) fn group_to_set(&self, driver: &CsiDriverSpec, abilities: Abilities) -> Option<u32> {
         let gid = self.fs_group.filter(|_| !abilities.mount_group && self.form == Form::Filesystem)?;
         let applies = match driver.fs_group_policy.unwrap_or_default() {
             FsGroupPolicy::None => false,
@@ -201,8 +244,8 @@ fn access_mode(mode: Option<AccessMode>, abilities: Abilities) -> i32 {
 pub(super) mod tests {
     use super::*;
 
-    pub(in super::super) fn wanted(pod: &str, handle: &str) -> Wanted {
-        Wanted {
+    pub(in super::super) fn wanted(pod: &str, handle: &str) -> VolumeRequest {
+        VolumeRequest {
             pod: PodFacts {
                 uid: PodUid::from(pod),
                 name: format!("{pod}-name"),
@@ -253,20 +296,20 @@ pub(super) mod tests {
         volume.fs_group = Some(7);
         // The default: only with a type of file system, and for one node.
         let default = CsiDriverSpec::default();
-        assert_eq!(volume.walks(&default, none), None);
+        assert_eq!(volume.group_to_set(&default, none), None);
         volume.source.fs_type = Some("ext4".to_owned());
-        assert_eq!(volume.walks(&default, none), Some(7));
+        assert_eq!(volume.group_to_set(&default, none), Some(7));
         volume.access_modes = vec![ReadOnlyMany];
-        assert_eq!(volume.walks(&default, none), None);
-        assert_eq!(volume.walks(&policy(FsGroupPolicy::File), none), Some(7));
+        assert_eq!(volume.group_to_set(&default, none), None);
+        assert_eq!(volume.group_to_set(&policy(FsGroupPolicy::File), none), Some(7));
         volume.access_modes = vec![ReadWriteOnce];
-        assert_eq!(volume.walks(&policy(FsGroupPolicy::None), none), None);
+        assert_eq!(volume.group_to_set(&policy(FsGroupPolicy::None), none), None);
         let able = Abilities { mount_group: true, ..none };
-        assert_eq!(volume.walks(&default, able), None);
+        assert_eq!(volume.group_to_set(&default, able), None);
         assert_eq!(volume.capability(able, None).mount_group, Some(7));
         assert_eq!(volume.capability(none, None).mount_group, None);
         volume.read_only = true;
-        assert_eq!(volume.walks(&policy(FsGroupPolicy::File), none), None);
+        assert_eq!(volume.group_to_set(&policy(FsGroupPolicy::File), none), None);
     }
 
     #[test]

@@ -231,7 +231,7 @@ fn inline_volume_is_published_without_being_staged() {
     let (pod, never) = (pod(json!({"csi": {"driver": DRIVER}}), "volumeMounts"), StopToken::never());
     let ready = volumes.setup(&pod, &never).unwrap();
     assert!(ready[0].host_path.ends_with("volumes/kubernetes.io~csi/v/mount"));
-    let handle = super::inline_handle("u1", "v");
+    let handle = super::names::inline_handle("u1", "v");
     assert_eq!(changes(&node), [format!("publish {handle}")]);
     volumes.tear_down(pod.uid(), &never).unwrap();
     assert_eq!(changes(&node), [format!("unpublish {handle}")]);

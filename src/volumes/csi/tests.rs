@@ -10,9 +10,11 @@ use super::super::kind::{Certainty, Form, KindError, Phase, VolumeKeeper, Volume
 use super::driver::{Abilities, Secrets};
 use super::fake::{DRIVER, FakeAgent, Fault};
 use super::names;
+use super::recover::find_name;
 use super::request::tests::wanted;
-use super::request::{Lifecycle, TOKENS, Wanted};
+use super::request::{Lifecycle, TOKENS, VolumeRequest};
 use super::selinux::Labels;
+use super::volume::mount;
 use crate::model::storage::{
     AccessMode, AttachError, CsiDriverSpec, FsGroupPolicy, SecretReference, TokenRequest, VolumeAttachment,
 };
@@ -20,11 +22,11 @@ use crate::util::sha256;
 use crate::util::stop::{self, StopToken};
 use crate::util::testing::beside;
 
-fn set_up(agent: &FakeAgent, wanted: &Wanted) -> Result<super::super::kind::Ready, VolumeError> {
+fn set_up(agent: &FakeAgent, wanted: &VolumeRequest) -> Result<super::super::kind::Ready, VolumeError> {
     agent.csi.volume(wanted.clone()).set_up(&StopToken::never())
 }
 
-fn tear_down(agent: &FakeAgent, wanted: &Wanted) -> Result<(), VolumeError> {
+fn tear_down(agent: &FakeAgent, wanted: &VolumeRequest) -> Result<(), VolumeError> {
     agent.csi.tear_down(&wanted.place(), &StopToken::never())
 }
 
@@ -178,7 +180,7 @@ fn volume_for_which_the_node_has_no_place_is_known_as_such() {
         found.status.attach_error = Some(AttachError { message: "no slot".to_owned(), error_code: code });
         *agent.cluster.attachment.lock().unwrap() = Some(found);
         agent.cluster.driver.lock().unwrap().spec.node_allocatable_update_period_seconds = period;
-        let error = kind_error(set_up(&agent, &Wanted { form, ..wanted("a", "h") }).unwrap_err());
+        let error = kind_error(set_up(&agent, &VolumeRequest { form, ..wanted("a", "h") }).unwrap_err());
         assert_eq!(error.message, "no slot");
         error.phase
     };
@@ -241,7 +243,7 @@ fn volume_is_staged_again_for_the_next_pod_after_a_failed_unstaging() {
         agent.node.fail("unstage", fault);
         // The volume is not the pod's any more, which can end. It must not be detached yet.
         tear_down(&agent, &a).unwrap();
-        assert_eq!(agent.csi.places(Some(&a.pod.uid)), []);
+        assert_eq!(agent.csi.users().places(Some(&a.pod.uid)), []);
         assert_eq!(agent.csi.attachments.in_use(), [a.unique_name()], "{fault:?}");
         changes(&agent);
         set_up(&agent, &b).unwrap();
@@ -386,7 +388,7 @@ fn pods_with_other_labels_cannot_share_a_mount() {
 #[test]
 fn block_device_is_published_held_and_linked() {
     let agent = FakeAgent::new();
-    let block = |pod: &str| Wanted { form: Form::Block, ..wanted(pod, "h") };
+    let block = |pod: &str| VolumeRequest { form: Form::Block, ..wanted(pod, "h") };
     let (a, b) = (block("a"), block("b"));
     let ready = set_up(&agent, &a).unwrap();
     let devices = agent.root.path().join("plugins/kubernetes.io/csi/volumeDevices");
@@ -410,12 +412,12 @@ fn block_device_is_published_held_and_linked() {
 #[test]
 fn restarted_agent_knows_volumes_and_removes_unused_ones() {
     let mut agent = FakeAgent::new();
-    let (a, b) = (wanted("a", "h"), Wanted { form: Form::Block, ..wanted("b", "i") });
+    let (a, b) = (wanted("a", "h"), VolumeRequest { form: Form::Block, ..wanted("b", "i") });
     set_up(&agent, &a).unwrap();
     set_up(&agent, &b).unwrap();
     agent.restart();
-    assert_eq!(agent.csi.places(None), [a.place(), b.place()]);
-    assert_eq!(agent.csi.places(Some(&a.pod.uid)), [a.place()]);
+    assert_eq!(agent.csi.users().places(None), [a.place(), b.place()]);
+    assert_eq!(agent.csi.users().places(Some(&a.pod.uid)), [a.place()]);
     agent.csi.release_unused(&StopToken::never()).unwrap();
     assert!(agent.node.calls().is_empty());
     tear_down(&agent, &a).unwrap();
@@ -427,8 +429,8 @@ fn restarted_agent_knows_volumes_and_removes_unused_ones() {
 #[test]
 fn volume_is_in_use_until_it_is_unstaged_also_after_a_restart() {
     let mut agent = FakeAgent::new();
-    let volumes = [wanted("a", "h"), Wanted { form: Form::Block, ..wanted("a", "i") }];
-    let names: Vec<String> = volumes.iter().map(Wanted::unique_name).collect();
+    let volumes = [wanted("a", "h"), VolumeRequest { form: Form::Block, ..wanted("a", "i") }];
+    let names: Vec<String> = volumes.iter().map(VolumeRequest::unique_name).collect();
     for volume in &volumes {
         set_up(&agent, volume).unwrap();
         agent.node.fail("unstage", Fault::Uncertain);
@@ -437,7 +439,7 @@ fn volume_is_in_use_until_it_is_unstaged_also_after_a_restart() {
     assert_eq!((agent.node.staged(), agent.node.published()), (2, 0));
     assert_eq!(agent.csi.attachments.in_use(), names);
     agent.restart();
-    assert!(agent.csi.places(None).is_empty());
+    assert!(agent.csi.users().places(None).is_empty());
     assert_eq!(agent.csi.attachments.in_use(), names);
     agent.csi.release_unused(&StopToken::never()).unwrap();
     assert_eq!(agent.node.staged(), 0);
@@ -516,7 +518,7 @@ fn damaged_record_ends_nothing_and_loses_no_mount() {
         std::fs::write(agent.root.path().join(dir).join("vol_data.json"), "{").unwrap();
     }
     agent.restart();
-    assert!(agent.csi.places(None).is_empty());
+    assert!(agent.csi.users().places(None).is_empty());
     agent.csi.release_unused(&StopToken::never()).unwrap();
     assert_eq!(agent.node.mounts().len(), 2);
     // The pod is still there: its set-up writes both records again.
@@ -552,7 +554,7 @@ fn walk_through_a_volume_goes_on_when_its_set_up_is_over_its_time() {
 /// A set-up whose walk ends with the token.
 fn set_up_until(
     agent: &FakeAgent,
-    wanted: &Wanted,
+    wanted: &VolumeRequest,
     until: &StopToken,
 ) -> Result<super::super::kind::Ready, VolumeError> {
     let (report, reported) = crossbeam_channel::bounded(1);
@@ -585,7 +587,7 @@ fn walk_through_a_volume_ends_with_its_pod() {
 }
 
 /// A volume whose root has the group already, and a file that has not: another pod was there before.
-fn with_a_file(agent: &FakeAgent, wanted: &Wanted) -> PathBuf {
+fn with_a_file(agent: &FakeAgent, wanted: &VolumeRequest) -> PathBuf {
     let dir = agent.csi.layout.of_pod(&wanted.place()).unwrap().join("mount");
     std::fs::create_dir_all(&dir).unwrap();
     set_mode(&dir, 0o2770);
@@ -626,9 +628,9 @@ fn walk_that_broke_off_is_repeated_by_the_next_set_up() {
     assert_eq!(mode(&file), 0o600);
     // With the other policy the root decides.
     a.fs_group_on_root_mismatch = true;
-    let other = Wanted { fs_group_on_root_mismatch: true, ..wanted("b", "h") };
+    let other = VolumeRequest { fs_group_on_root_mismatch: true, ..wanted("b", "h") };
     let of_other = with_a_file(&agent, &other);
-    set_up(&agent, &Wanted { fs_group: a.fs_group, ..other }).unwrap();
+    set_up(&agent, &VolumeRequest { fs_group: a.fs_group, ..other }).unwrap();
     assert_eq!(mode(&of_other), 0o600);
 }
 
@@ -637,7 +639,7 @@ fn walk_that_broke_off_is_repeated_by_the_next_set_up() {
 fn pod_does_not_wait_for_the_walk_of_another_pod_with_its_volume() {
     let agent = FakeAgent::new();
     agent.cluster.driver.lock().unwrap().spec.fs_group_policy = Some(FsGroupPolicy::File);
-    let with_group = |pod: &str| Wanted {
+    let with_group = |pod: &str| VolumeRequest {
         fs_group: Some(rustix::process::getegid().as_raw()),
         grow_to: Some(5),
         ..wanted(pod, "h")
@@ -645,15 +647,14 @@ fn pod_does_not_wait_for_the_walk_of_another_pod_with_its_volume() {
     let (a, b) = (with_group("a"), with_group("b"));
     set_up(&agent, &b).unwrap();
     let file = with_a_file(&agent, &a);
-    let volume = agent.csi.volume(a.clone());
-    let (ready, walk) = volume.begin(&StopToken::never()).unwrap();
+    let (ready, change) = mount(&agent.csi, &a, &StopToken::never()).unwrap();
     assert_eq!(ready.grown_to, Some(5), "the walk is the last step");
-    let free = |wanted: &Wanted| agent.csi.turn(&wanted.unique_name(), &StopToken::never()).is_ok();
+    let free = |wanted: &VolumeRequest| agent.csi.lock(&wanted.unique_name(), &StopToken::never()).is_ok();
     assert!(free(&a), "the walk is not in the turn");
     tear_down(&agent, &b).unwrap();
     agent.csi.release_unused(&StopToken::never()).unwrap();
     assert_eq!((agent.node.staged(), agent.node.published()), (1, 1));
-    volume.finish(walk).unwrap();
+    change.unwrap().apply(&agent.csi.settings, &a).unwrap();
     assert_eq!(mode(&file), 0o660);
     std::fs::remove_file(&file).unwrap();
     tear_down(&agent, &a).unwrap();
@@ -665,7 +666,7 @@ fn pod_does_not_wait_for_the_walk_of_another_pod_with_its_volume() {
 fn labels_of_read_only_volumes_are_not_changed() {
     let agent = FakeAgent::new();
     for read_only in [true, false] {
-        let volume = Wanted { read_only, ..wanted("a", "h") };
+        let volume = VolumeRequest { read_only, ..wanted("a", "h") };
         assert_eq!(set_up(&agent, &volume).unwrap().selinux_relabel, !read_only);
         tear_down(&agent, &volume).unwrap();
     }
@@ -727,8 +728,8 @@ fn volume_whose_record_is_damaged_is_neither_detached_nor_unstaged_while_its_pod
 }
 
 /// The file of the record of a block volume.
-fn damage_block(agent: &FakeAgent, wanted: &Wanted) {
-    let data = agent.csi.layout.block(&wanted.spec_name).unwrap().join("data");
+fn damage_block(agent: &FakeAgent, wanted: &VolumeRequest) {
+    let data = agent.csi.layout.block_paths(&wanted.spec_name).unwrap().data;
     std::fs::write(data.join("vol_data.json"), "{").unwrap();
 }
 
@@ -751,7 +752,7 @@ fn show_lists(agent: &FakeAgent, shown: Shown) {
 fn volume_with_a_damaged_record_is_given_back_to_its_driver() {
     for form in [Form::Filesystem, Form::Block] {
         let agent = FakeAgent::new();
-        let a = Wanted { form, ..wanted("a", "h") };
+        let a = VolumeRequest { form, ..wanted("a", "h") };
         set_up(&agent, &a).unwrap();
         match form {
             Form::Block => damage_block(&agent, &a),
@@ -774,7 +775,7 @@ fn inline_volume_with_a_damaged_record_is_not_taken_for_that_of_another_pod() {
     agent.cluster.driver.lock().unwrap().spec.volume_lifecycle_modes = vec!["Ephemeral".to_owned()];
     let inline = |pod: &str| {
         let handle = names::inline_handle(pod, "v");
-        Wanted { lifecycle: Lifecycle::Ephemeral, spec_name: "v".to_owned(), ..wanted(pod, &handle) }
+        VolumeRequest { lifecycle: Lifecycle::Ephemeral, spec_name: "v".to_owned(), ..wanted(pod, &handle) }
     };
     let (a, b) = (inline("a"), inline("b"));
     set_up(&agent, &a).unwrap();
@@ -783,7 +784,7 @@ fn inline_volume_with_a_damaged_record_is_not_taken_for_that_of_another_pod() {
     std::fs::write(dir.join("vol_data.json"), "").unwrap();
     agent.restart();
     show(&agent, &[]);
-    assert_eq!(agent.csi.find_name("v", Form::Filesystem, &StopToken::never()), Ok(None));
+    assert_eq!(find_name(&agent.csi, "v", Form::Filesystem, &StopToken::never()), Ok(None));
     let _ = tear_down(&agent, &a);
     let calls = agent.node.calls();
     assert!(!calls.iter().any(|call| call.contains("npublish")), "{calls:?}");
@@ -793,7 +794,7 @@ fn inline_volume_with_a_damaged_record_is_not_taken_for_that_of_another_pod() {
 #[test]
 fn block_volume_with_a_damaged_record_stays_in_use_until_it_is_known() {
     let mut agent = FakeAgent::new();
-    let a = Wanted { form: Form::Block, ..wanted("a", "h") };
+    let a = VolumeRequest { form: Form::Block, ..wanted("a", "h") };
     let b = wanted("b", "i");
     set_up(&agent, &a).unwrap();
     set_up(&agent, &b).unwrap();
@@ -827,7 +828,7 @@ fn block_volume_with_a_damaged_record_stays_in_use_until_it_is_known() {
 #[test]
 fn volume_whose_attachment_may_not_be_read_stays_in_use_until_it_is_known() {
     let mut agent = FakeAgent::new();
-    let a = Wanted { form: Form::Block, ..wanted("a", "h") };
+    let a = VolumeRequest { form: Form::Block, ..wanted("a", "h") };
     set_up(&agent, &a).unwrap();
     damage_block(&agent, &a);
     agent.restart();
@@ -836,7 +837,7 @@ fn volume_whose_attachment_may_not_be_read_stays_in_use_until_it_is_known() {
     let id = names::attachment_name("h", DRIVER, "n1");
     *agent.cluster.attached.lock().unwrap() = Some([(id.clone(), "pv-h".to_owned())].into());
     agent.cluster.forbidden.lock().unwrap().push(id);
-    let find = || agent.csi.find_name("pv-h", Form::Block, &StopToken::never());
+    let find = || find_name(&agent.csi, "pv-h", Form::Block, &StopToken::never());
     assert_eq!(find(), Ok(None));
     assert_eq!(agent.csi.attachments.list().1, [a.unique_name()]);
     agent.cluster.forbidden.lock().unwrap().clear();
@@ -850,7 +851,7 @@ fn volume_whose_attachment_may_not_be_read_stays_in_use_until_it_is_known() {
 #[test]
 fn attached_volumes_are_found_beside_very_many_whose_attachments_may_not_be_read() {
     let mut agent = FakeAgent::new();
-    let a = Wanted { form: Form::Block, ..wanted("a", "h") };
+    let a = VolumeRequest { form: Form::Block, ..wanted("a", "h") };
     set_up(&agent, &a).unwrap();
     damage_block(&agent, &a);
     agent.restart();
@@ -863,7 +864,7 @@ fn attached_volumes_are_found_beside_very_many_whose_attachments_may_not_be_read
     in_use.insert(a.unique_name());
     let shown = Shown { in_use, attached: [a.unique_name()].into() };
     show_lists(&agent, shown);
-    let found = agent.csi.find_name("pv-h", Form::Block, &StopToken::never());
+    let found = find_name(&agent.csi, "pv-h", Form::Block, &StopToken::never());
     assert_eq!(found, Ok(Some(a.unique_name())));
     tear_down(&agent, &a).unwrap();
     assert_eq!((agent.node.published(), agent.node.staged()), (0, 0));
@@ -872,7 +873,7 @@ fn attached_volumes_are_found_beside_very_many_whose_attachments_may_not_be_read
 #[test]
 fn staged_block_volumes_without_a_pod_and_with_damaged_records_are_unstaged() {
     let mut agent = FakeAgent::new();
-    let all = ["h", "k"].map(|handle| Wanted { form: Form::Block, ..wanted("a", handle) });
+    let all = ["h", "k"].map(|handle| VolumeRequest { form: Form::Block, ..wanted("a", handle) });
     for volume in &all {
         set_up(&agent, volume).unwrap();
         agent.node.fail("unstage", Fault::Final);
@@ -881,7 +882,7 @@ fn staged_block_volumes_without_a_pod_and_with_damaged_records_are_unstaged() {
     }
     assert_eq!(agent.node.staged(), 2);
     agent.restart();
-    let shown = all.each_ref().map(Wanted::unique_name);
+    let shown = all.each_ref().map(VolumeRequest::unique_name);
     show(&agent, &shown);
     agent.csi.release_unused(&StopToken::never()).unwrap_err();
     // The API server does not know the attachments yet, but the controller shows them.
@@ -1066,7 +1067,7 @@ fn directory_that_cannot_be_read_keeps_only_its_own_volumes_until_it_can_be_read
         assert!(agent.csi.has_volumes());
         agent.csi.release_unused(&never).unwrap();
         assert_eq!((agent.node.staged(), agent.csi.attachments.list().1), (1, vec![b.unique_name()]));
-        assert_eq!(agent.csi.places(None), [b.place()]);
+        assert_eq!(agent.csi.users().places(None), [b.place()]);
         agent.node.check();
         // Without a controller the volume need not be attached.
         agent.restart();
@@ -1088,12 +1089,12 @@ fn directory_that_could_not_be_read_is_read_again_although_an_operation_on_a_vol
     make_unreadable(&dir, true);
     agent.restart();
     make_unreadable(&dir, false);
-    let turn = agent.csi.turn(&b.unique_name(), &never).unwrap();
+    let guard = agent.csi.lock(&b.unique_name(), &never).unwrap();
     agent.csi.release_unused(&never).unwrap_err();
-    assert_eq!(agent.csi.places(None), [a.place()]);
-    drop(turn);
+    assert_eq!(agent.csi.users().places(None), [a.place()]);
+    drop(guard);
     agent.csi.release_unused(&never).unwrap();
-    assert_eq!(agent.csi.places(None), [a.place(), b.place()]);
+    assert_eq!(agent.csi.users().places(None), [a.place(), b.place()]);
     assert_eq!(agent.node.staged(), 2);
     tear_down(&agent, &a).unwrap();
     tear_down(&agent, &b).unwrap();
@@ -1123,7 +1124,7 @@ fn staged_volume_with_the_record_of_another_one_is_an_error() {
 fn volume_that_an_earlier_agent_has_staged_is_unstaged_although_it_cannot_be_staged_again() {
     for form in [Form::Filesystem, Form::Block] {
         let mut agent = FakeAgent::new();
-        let a = Wanted { form, ..wanted("a", "h") };
+        let a = VolumeRequest { form, ..wanted("a", "h") };
         agent.node.fail("publish", Fault::Uncertain);
         set_up(&agent, &a).unwrap_err();
         if form == Form::Filesystem {

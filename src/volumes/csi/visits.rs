@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
-use super::volume::Csi;
+use super::measure::{measure, volumes_of};
+use super::state::Csi;
 use crate::model::ids::PodUid;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -329,8 +330,8 @@ impl Visits {
                 log::warn!("the number of volumes of CSI driver {driver} was not updated: {error}");
             }
         }
-        if visit.tasks.measure && self.csi.has_volumes_of(&driver) && !stop.is_stopped() {
-            let responds = self.csi.measure(&driver, &*self.settings.abnormal, stop);
+        if visit.tasks.measure && !volumes_of(&self.csi, &driver).is_empty() && !stop.is_stopped() {
+            let responds = measure(&self.csi, &driver, &*self.settings.abnormal, stop);
             if !responds && !stop.is_stopped() {
                 log::warn!("CSI driver {driver} does not measure its volumes");
             }

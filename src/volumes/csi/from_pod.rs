@@ -1,4 +1,4 @@
-//! From a pod's volume to what a driver is asked for (pure).
+//! The request for a volume of a pod (pure).
 
 use std::sync::Arc;
 
@@ -7,21 +7,21 @@ use super::super::error::VolumeError;
 use super::super::kind::{CsiVolumes, Form, Phase, VolumeKind};
 use super::error::not_begun;
 use super::names;
-use super::request::{Lifecycle, PodFacts, Wanted};
+use super::request::{Lifecycle, PodFacts, VolumeRequest};
 use super::selinux::{self, Labels};
-use super::volume::Csi;
+use super::state::Csi;
 use crate::model::persistent::{Mode, Source, Spec};
 use crate::model::pod::Pod;
 
 impl CsiVolumes for Arc<Csi> {
     fn kind(&self, pod: &Pod, volume: &str, spec: &Spec) -> Result<Box<dyn VolumeKind>, VolumeError> {
         let selinux = selinux::labels(pod, volume, self.settings.selinux.as_ref());
-        Ok(Box::new(self.volume(wanted(pod, volume, spec, selinux)?)))
+        Ok(Box::new(self.volume(request(pod, volume, spec, selinux)?)))
     }
 }
 
 /// What the pod wants of its volume.
-fn wanted(pod: &Pod, volume: &str, spec: &Spec, selinux: Labels) -> Result<Wanted, VolumeError> {
+fn request(pod: &Pod, volume: &str, spec: &Spec, selinux: Labels) -> Result<VolumeRequest, VolumeError> {
     let Source::Csi(source) = &spec.source else {
         return Err(VolumeError::Unsupported { kind: volume.to_owned() });
     };
@@ -38,7 +38,7 @@ fn wanted(pod: &Pod, volume: &str, spec: &Spec, selinux: Labels) -> Result<Wante
     }
     let context = pod.spec().security_context.as_ref();
     let policy = context.and_then(|context| context.fs_group_change_policy.as_deref());
-    Ok(Wanted {
+    Ok(VolumeRequest {
         pod: PodFacts {
             uid: pod.uid().clone(),
             name: pod.name().to_owned(),
@@ -83,7 +83,7 @@ mod tests {
     fn inline_volume_has_a_handle_of_its_pod() {
         let pod = pod();
         let spec = Spec::inline(&pod, &pod.spec().volumes.as_ref().unwrap()[0]).unwrap();
-        let wanted = wanted(&pod, "v", &spec, Labels::default()).unwrap();
+        let wanted = request(&pod, "v", &spec, Labels::default()).unwrap();
         assert_eq!(wanted.source.volume_handle, names::inline_handle("u", "v"));
         assert_eq!((wanted.lifecycle, wanted.form), (Lifecycle::Ephemeral, Form::Filesystem));
         assert!(wanted.read_only && wanted.fs_group_on_root_mismatch && wanted.grow_to.is_none());
@@ -102,7 +102,7 @@ mod tests {
         };
         let name = ClaimName { name: "c".to_owned(), read_only: false, is_ephemeral: false };
         let of = |handle: &str| {
-            wanted(&pod(), "v", &Spec::persistent(&name, &claim, &volume(handle)), Labels::default())
+            request(&pod(), "v", &Spec::persistent(&name, &claim, &volume(handle)), Labels::default())
         };
         let grown = of("h").unwrap();
         assert_eq!((grown.grow_to, grown.form), (Some(2 << 30), Form::Block));

@@ -9,14 +9,14 @@ use super::names;
 
 /// Block volumes with a damaged record (pure).
 #[derive(Debug, Default)]
-pub(super) struct Lost {
+pub(super) struct DamagedBlocks {
     /// The names of their directories.
     dirs: BTreeSet<String>,
     /// The unique names of other volumes.
     others: BTreeSet<String>,
 }
 
-impl Lost {
+impl DamagedBlocks {
     /// These block volumes have a damaged record; `others` are the volumes whose records are readable.
     pub(super) fn found(&mut self, dirs: &[String], others: impl IntoIterator<Item = String>) {
         if dirs.iter().any(|dir| !self.dirs.contains(dir)) {
@@ -36,7 +36,7 @@ impl Lost {
     }
 
     /// Whether this is one of them.
-    pub(super) fn is_lost(&self, spec_name: &str, form: Form) -> bool {
+    pub(super) fn has(&self, spec_name: &str, form: Form) -> bool {
         form == Form::Block && self.dirs.contains(spec_name)
     }
 
@@ -62,20 +62,20 @@ mod tests {
     #[test]
     fn lost_volume_may_be_each_that_is_not_known() {
         let name = |handle: &str| names::unique_name("d", handle);
-        let mut lost = Lost::default();
-        lost.known(&name("a"), None);
-        assert!(!lost.may_be(&name("a")), "none is lost");
-        lost.found(&["pv".to_owned()], [name("b")]);
-        assert!(lost.may_be(&name("a")) && lost.may_be(&name("c")));
-        assert!(!lost.may_be(&name("b")) && !lost.may_be("kubernetes.io/iscsi/x"));
-        lost.known(&name("a"), Some("other"));
-        assert!(!lost.may_be(&name("a")));
+        let mut damaged = DamagedBlocks::default();
+        damaged.known(&name("a"), None);
+        assert!(!damaged.may_be(&name("a")), "none is lost");
+        damaged.found(&["pv".to_owned()], [name("b")]);
+        assert!(damaged.may_be(&name("a")) && damaged.may_be(&name("c")));
+        assert!(!damaged.may_be(&name("b")) && !damaged.may_be("kubernetes.io/iscsi/x"));
+        damaged.known(&name("a"), Some("other"));
+        assert!(!damaged.may_be(&name("a")));
         // What is known of the first one may not hold for another one.
-        lost.found(&["pv2".to_owned()], []);
-        assert!(lost.may_be(&name("a")));
-        lost.known(&name("c"), Some("pv"));
-        assert!(lost.is_any() && lost.may_be(&name("a")));
-        lost.gone("pv2");
-        assert!(!lost.is_any() && !lost.may_be(&name("a")));
+        damaged.found(&["pv2".to_owned()], []);
+        assert!(damaged.may_be(&name("a")));
+        damaged.known(&name("c"), Some("pv"));
+        assert!(damaged.is_any() && damaged.may_be(&name("a")));
+        damaged.gone("pv2");
+        assert!(!damaged.is_any() && !damaged.may_be(&name("a")));
     }
 }

@@ -1,0 +1,164 @@
+//! The first step of a set-up: the driver, its object and abilities, and the attachment of the volume (Go:
+//! csi_attacher.go).
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::super::error::VolumeError;
+use super::super::kind::{Form, Phase};
+use super::driver::{Abilities, Driver, Pairs};
+use super::error::not_begun;
+use super::names;
+use super::request::VolumeRequest;
+use super::state::Csi;
+use crate::model::storage::{CsiDriverSpec, VolumeAttachment};
+use crate::util::stop::StopToken;
+
+/// The code of gRPC with which a driver refuses a volume for which the node has no place.
+const RESOURCE_EXHAUSTED: i32 = 8;
+
+/// A driver and what is known of it, for one operation.
+pub(super) struct PreparedDriver {
+    pub(super) driver: Arc<dyn Driver>,
+    pub(super) spec: CsiDriverSpec,
+    pub(super) abilities: Abilities,
+    /// The metadata of the VolumeAttachment.
+    pub(super) publish_context: Pairs,
+}
+
+/// For a pod that wants the volume, which is in use from now on. Unless the pod has it already
+/// (`is_mounted`), the controller must know that.
+pub(super) fn prepare(
+    csi: &Csi,
+    request: &VolumeRequest,
+    is_mounted: bool,
+    stop: &StopToken,
+) -> Result<PreparedDriver, VolumeError> {
+    let spec = driver_spec(csi, request, stop)?;
+    let (name, place) = (request.unique_name(), request.place());
+    let is_attached = request.is_attached(&spec);
+    csi.change(|users| {
+        users.add(&name, &place);
+        users.set_pod_name(&place, &request.volume);
+        users.set_attached(&name, is_attached);
+    });
+    if !csi.damaged().has(&request.spec_name, request.form) {
+        csi.damaged().known(&name, None);
+    }
+    if is_attached
+        && !is_mounted
+        && let Err(mut wait) = csi.attachments.may_mount(&place.pod, &name, Instant::now())
+    {
+        wait.no_place = no_place(csi, request, &spec, stop);
+        return Err(wait.into());
+    }
+    with_spec(csi, request, spec, stop)
+}
+
+/// As [`prepare`], for a volume that its pod has.
+pub(super) fn prepare_mounted(
+    csi: &Csi,
+    request: &VolumeRequest,
+    stop: &StopToken,
+) -> Result<PreparedDriver, VolumeError> {
+    let spec = driver_spec(csi, request, stop)?;
+    with_spec(csi, request, spec, stop)
+}
+
+/// What the driver's object says, which allows the volume.
+fn driver_spec(csi: &Csi, request: &VolumeRequest, stop: &StopToken) -> Result<CsiDriverSpec, VolumeError> {
+    let stage = request.stage_phase();
+    let object = csi.cluster.csi_driver(&request.source.driver, stop);
+    let object = object.map_err(|error| not_begun(stage, format!("kubernetes.io/csi: {error}")))?;
+    let spec = object.unwrap_or_default().spec;
+    let refused = |error| not_begun(Phase::SetUp, format!("kubernetes.io/csi: {error}"));
+    request.check_lifecycle(&spec).map_err(refused)?;
+    request.check_label(&spec).map_err(|error| not_begun(stage, error))?;
+    Ok(spec)
+}
+
+fn with_spec(
+    csi: &Csi,
+    request: &VolumeRequest,
+    spec: CsiDriverSpec,
+    stop: &StopToken,
+) -> Result<PreparedDriver, VolumeError> {
+    let publish_context = publish_context(csi, request, &spec, stop)?;
+    let stage = request.stage_phase();
+    let driver = csi.registry.get(&request.source.driver).map_err(|error| {
+        let prefix = match request.form {
+            Form::Filesystem => "attacher.MountDevice failed to create newCsiDriverClient",
+            Form::Block => "blockMapper.SetUpDevice failed to get CSI client",
+        };
+        not_begun(stage, format!("kubernetes.io/csi: {prefix}: {error}"))
+    })?;
+    // Nothing was changed, whatever the code.
+    let abilities = driver.abilities(stop).map_err(|error| not_begun(stage, error.to_string()))?;
+    Ok(PreparedDriver { driver, spec, abilities, publish_context })
+}
+
+/// The metadata of the VolumeAttachment, once the volume is attached. One request: the set-up is
+/// repeated after its back-off.
+fn publish_context(
+    csi: &Csi,
+    request: &VolumeRequest,
+    driver: &CsiDriverSpec,
+    stop: &StopToken,
+) -> Result<Pairs, VolumeError> {
+    if !request.is_attached(driver) {
+        return Ok(Pairs::new());
+    }
+    let (phase, full_phase) = match request.form {
+        Form::Filesystem => (Phase::WaitForAttach, Phase::NoPlace),
+        Form::Block => (Phase::WaitForAttachBlock, Phase::NoPlaceBlock),
+    };
+    let (name, handle) = (&request.source.driver, &request.source.volume_handle);
+    let id = names::attachment_name(handle, name, &csi.settings.node_name);
+    let found = csi.cluster.attachment(&id, stop).map_err(|error| {
+        let text = format!("volume {handle} has GET error for volume attachment {id}: {error}");
+        not_begun(phase, format!("kubernetes.io/csi: {text}"))
+    })?;
+    if found.metadata.deletion_timestamp.is_some() {
+        return Err(not_begun(phase, "volume attachment is being deleted"));
+    }
+    if found.status.attached {
+        return Ok(found.status.attachment_metadata);
+    }
+    if let Some(text) = full_node(csi, request, driver, &found) {
+        return Err(not_begun(full_phase, text));
+    }
+    Err(not_begun(
+        phase,
+        match found.status.attach_error {
+            Some(error) => error.message,
+            None => format!(
+                "timed out waiting for external-attacher of {name} CSI driver to attach volume {handle}"
+            ),
+        },
+    ))
+}
+
+/// Why the volume that is waited for cannot be attached: the node has its limit of the driver's
+/// volumes, if that may change.
+fn no_place(csi: &Csi, request: &VolumeRequest, driver: &CsiDriverSpec, stop: &StopToken) -> Option<String> {
+    driver.node_allocatable_update_period_seconds?;
+    let (name, handle) = (&request.source.driver, &request.source.volume_handle);
+    let id = names::attachment_name(handle, name, &csi.settings.node_name);
+    full_node(csi, request, driver, &csi.cluster.attachment(&id, stop).ok()?)
+}
+
+/// The driver's text if it does not attach the volume because the node has its limit of volumes, and
+/// the limit may change. The driver is asked for the limit again.
+fn full_node(
+    csi: &Csi,
+    request: &VolumeRequest,
+    driver: &CsiDriverSpec,
+    attachment: &VolumeAttachment,
+) -> Option<String> {
+    driver.node_allocatable_update_period_seconds?;
+    let error = attachment.status.attach_error.as_ref()?;
+    (error.error_code == Some(RESOURCE_EXHAUSTED)).then(|| {
+        csi.registry.exhausted(&request.source.driver);
+        error.message.clone()
+    })
+}

@@ -1,0 +1,262 @@
+//! What is known of the CSI volumes of this node. The operations on volumes share it; no driver is called
+//! here.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use super::super::attachment::{Attachments, Holder};
+use super::super::error::VolumeError;
+use super::super::kind::{Form, Place};
+use super::super::operations::Operations;
+use super::super::paths;
+use super::cluster::Cluster;
+use super::damaged::DamagedBlocks;
+use super::key_mutex::{KeyGuard, KeyMutex};
+use super::measured::{Measured, MeasuredVolume};
+use super::mounter::Mounter;
+use super::names::{self, Layout};
+use super::rebuild::{self, PodVolumes, UnreadableDirs};
+use super::record::{Record, RecordFile};
+use super::registry::Registry;
+use super::selinux::FileContext;
+use super::users::Users;
+use crate::model::event::EventSink;
+use crate::model::ids::PodUid;
+use crate::util::lock::LockExt;
+use crate::util::stop::StopToken;
+
+/// The configuration of CSI volumes.
+#[derive(Debug, Clone)]
+pub struct CsiSettings {
+    /// `--root-dir`, as drivers know it: links are not resolved.
+    pub root_dir: PathBuf,
+    /// The node's name, in the names of VolumeAttachments.
+    pub node_name: String,
+    /// The label of files of containers, on a node that uses SELinux.
+    pub(crate) selinux: Option<FileContext>,
+    /// The sink of events about walks that take long.
+    pub events: EventSink,
+    /// The running operations, which know what ends a walk.
+    pub(crate) operations: Operations,
+}
+
+/// All CSI volumes of the node.
+pub struct Csi {
+    pub(super) settings: CsiSettings,
+    pub(super) layout: Layout,
+    pub(super) registry: Arc<Registry>,
+    pub(super) cluster: Arc<dyn Cluster>,
+    pub(super) mounter: Arc<dyn Mounter>,
+    pub(super) attachments: Arc<Attachments>,
+    /// One operation per volume at a time.
+    pub(super) locks: KeyMutex,
+    /// Held for look-ups only.
+    damaged: Arc<Mutex<DamagedBlocks>>,
+    /// The directories that could not be read. Held for look-ups only.
+    pub(super) unread: Arc<Mutex<UnreadableDirs>>,
+    /// Held for look-ups only, never across a call or a system call.
+    users: Mutex<Users>,
+    /// Likewise.
+    measured: Mutex<Measured>,
+}
+
+impl fmt::Debug for Csi {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Csi({})", self.settings.root_dir.display())
+    }
+}
+
+impl Csi {
+    /// Finds the volumes on the disk. No driver is called yet.
+    #[must_use]
+    pub(crate) fn new(
+        settings: CsiSettings,
+        registry: Arc<Registry>,
+        cluster: Arc<dyn Cluster>,
+        mounter: Arc<dyn Mounter>,
+        attachments: Arc<Attachments>,
+    ) -> Csi {
+        let layout = Layout::new(&settings.root_dir);
+        let csi = Csi {
+            settings,
+            layout,
+            registry,
+            cluster,
+            mounter,
+            attachments,
+            locks: KeyMutex::default(),
+            damaged: Arc::default(),
+            unread: Arc::default(),
+            users: Mutex::default(),
+            measured: Mutex::default(),
+        };
+        let has_damaged = csi.read_disk().unwrap_or(true);
+        if has_damaged || !csi.unread.locked().is_empty() || csi.damaged().is_any() {
+            let (layout, damaged) = (csi.layout.clone(), Arc::clone(&csi.damaged));
+            let unread = Arc::clone(&csi.unread);
+            csi.attachments.keep_if(Box::new(move |name| {
+                unread.locked().may_have(&layout, name)
+                    || rebuild::is_staged(&layout, name)
+                    || damaged.locked().may_be(name)
+            }));
+        }
+        csi
+    }
+
+    /// Finds what is on the disk, at the start, and later what could not be read then. Operations may run
+    /// meanwhile: what is found is not there any more perhaps. Returns whether the record of a staged
+    /// file system is damaged.
+    pub(super) fn read_disk(&self) -> Result<bool, VolumeError> {
+        let mut unread = UnreadableDirs::default();
+        let PodVolumes { readable, damaged } = rebuild::find_all(&self.settings.root_dir, &mut unread);
+        let staged = rebuild::staged(&self.layout, &mut unread);
+        let mut is_complete = true;
+        for found in readable {
+            if self.users().name_at(&found.place).is_some() {
+                continue;
+            }
+            let name = found.unique_name;
+            // An operation on it may hang, and all other volumes would wait for it.
+            let Some(_guard) = self.locks.try_lock(&name) else {
+                is_complete = false;
+                continue;
+            };
+            if rebuild::record_of(&self.layout, &found.place) != RecordFile::Missing {
+                self.users().add(&name, &found.place);
+            }
+        }
+        for place in damaged {
+            if self.users().name_at(&place).is_some() {
+                continue;
+            }
+            self.users().unknown(place.clone());
+            match rebuild::record_of(&self.layout, &place) {
+                RecordFile::Damaged(_) => {}
+                RecordFile::Missing => self.users().gone(&place),
+                RecordFile::Readable(record) => {
+                    self.users().add(&record.unique_name(), &place);
+                }
+            }
+        }
+        self.change(|users| {
+            for name in &staged.readable {
+                users.found(name);
+            }
+            users.hide(!is_complete || unread.hides_pods(&self.layout));
+        });
+        let all = self.users().all();
+        self.damaged().found(&staged.damaged_blocks, all);
+        for spec_name in staged.damaged_blocks {
+            let data = self.layout.block_paths(&spec_name)?.data;
+            match Record::read(&data) {
+                RecordFile::Damaged(_) => {}
+                RecordFile::Missing => self.damaged().gone(&spec_name),
+                RecordFile::Readable(record) => {
+                    let name = record.unique_name();
+                    self.change(|users| users.found(&name));
+                    self.damaged().known(&name, Some(&spec_name));
+                }
+            }
+        }
+        // Last: until then each volume stays in use that may be there.
+        if is_complete {
+            self.unread.locked().replace(unread);
+        }
+        Ok(staged.has_damaged)
+    }
+
+    pub(super) fn users(&self) -> MutexGuard<'_, Users> {
+        self.users.locked()
+    }
+
+    pub(super) fn damaged(&self) -> MutexGuard<'_, DamagedBlocks> {
+        self.damaged.locked()
+    }
+
+    /// Changes the table, and with it the list of volumes in use.
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut Users) -> T) -> T {
+        let mut users = self.users();
+        let result = change(&mut users);
+        // Under the lock, so that the last change is the last list.
+        self.attachments.set(Holder::Csi, users.names());
+        result
+    }
+
+    pub(super) fn measured(&self) -> MutexGuard<'_, Measured> {
+        self.measured.locked()
+    }
+
+    /// The persistent volumes of pods on the disk: their names, and the pods.
+    pub(crate) fn persistent(&self) -> Vec<(String, PodUid)> {
+        let found = rebuild::find_all(&self.settings.root_dir, &mut UnreadableDirs::default()).readable;
+        let found = found.into_iter().filter(|found| found.is_persistent);
+        found.map(|found| (found.place.spec_name, found.place.pod)).collect()
+    }
+
+    /// What a pod has on the disk, or what is known of it in memory.
+    pub(crate) fn places_of(&self, pod: &PodUid) -> Vec<Place> {
+        let mut places = rebuild::places_of(&self.layout, &self.settings.root_dir, pod);
+        places.extend(self.users().places(Some(pod)));
+        places.into_iter().collect()
+    }
+
+    /// Whether anything of a volume may be left on the node.
+    pub(crate) fn has_volumes(&self) -> bool {
+        let mut unread = UnreadableDirs::default();
+        !rebuild::staged_dirs(&self.layout, &mut unread).is_empty()
+            || !rebuild::block_volumes(&self.layout, &mut unread).is_empty()
+            || !unread.is_empty()
+            || !self.unread.locked().is_empty()
+            || !self.users().unused().is_empty()
+    }
+
+    /// The driver of a volume that a pod uses, by the name of the volume's directory.
+    pub(crate) fn driver_at(&self, pod: &PodUid, spec_name: &str) -> Option<String> {
+        let users = self.users();
+        let name = [Form::Filesystem, Form::Block].into_iter().find_map(|form| {
+            users.name_at(&Place { pod: pod.clone(), spec_name: spec_name.to_owned(), form })
+        })?;
+        names::parts(&name).map(|(driver, _)| driver.to_owned())
+    }
+
+    /// The volumes of a pod that this process has set up, with the last numbers of their drivers.
+    #[must_use]
+    pub fn measured_volumes(&self, pod: &PodUid) -> Vec<MeasuredVolume> {
+        let volumes = self.users().of_pod(pod);
+        let (measured, now) = (self.measured(), Instant::now());
+        let with_stats = |(place, volume): (Place, String)| MeasuredVolume {
+            volume,
+            is_block: place.form == Form::Block,
+            stats: measured.get(&place, now),
+        };
+        volumes.into_iter().map(with_stats).collect()
+    }
+
+    /// The drivers.
+    #[must_use]
+    pub fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    /// Waits for the lock of a volume.
+    pub(super) fn lock(&self, name: &str, stop: &StopToken) -> Result<KeyGuard, VolumeError> {
+        self.locks.lock(name, stop).ok_or(VolumeError::Stopping)
+    }
+
+    /// Whether something is mounted there; not if the mount table cannot be read.
+    pub(super) fn is_mount_point(&self, path: &Path) -> bool {
+        self.mounter.is_mount_point(path).unwrap_or(false)
+    }
+
+    /// The name of a volume in its pod, once this process has set it up.
+    pub(crate) fn name_in_pod(&self, place: &Place) -> Option<String> {
+        self.users().pod_name(place).map(str::to_owned)
+    }
+
+    /// A path of [`Layout`], as the other parts of the room know it.
+    pub(super) fn real(&self, path: &Path) -> PathBuf {
+        paths::real(&self.settings.root_dir, path).1
+    }
+}
