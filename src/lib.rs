@@ -13,11 +13,11 @@ pub mod cri;
 pub mod kube;
 pub mod transport;
 // layer 2
+pub mod images;
+// layer 3
 pub mod cgroups;
 pub mod claims;
 pub mod devices;
-pub mod image_check;
-pub mod image_set;
 pub(crate) mod observe;
 pub mod placement;
 pub mod plugins;
@@ -27,14 +27,14 @@ pub mod runtime;
 pub(crate) mod sources;
 pub mod status;
 pub mod volumes;
-// layer 3
+// layer 4
 pub mod eviction;
 pub mod node;
 pub mod pods;
-// layer 4
+// layer 5
 pub(crate) mod server;
 pub(crate) mod sync;
-// layer 5
+// layer 6
 pub mod agent;
 pub mod cli;
 

@@ -11,7 +11,7 @@ use super::handles::Handles;
 use super::{metrics, stats};
 use crate::config;
 use crate::cri::{self, RuntimeClient};
-use crate::image_check;
+use crate::images::check as image_check;
 use crate::kube::events::EventLog;
 use crate::model::api::{self, EphemeralContainer};
 use crate::model::ids::{ContainerId, PodUid};

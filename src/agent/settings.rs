@@ -11,6 +11,9 @@ use super::error::StartError;
 use super::host::{CONTAINER_LOGS_DIR, Host};
 use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, AgentArgs, Gates, KubeletConfiguration};
+use crate::images::gc::Policy as ImagePolicy;
+use crate::images::pull::{self, records::Verification};
+use crate::images::set as image_set;
 use crate::kube::client::Client;
 use crate::model::container_memory::{ProtectionSettings, Reservation, SwapBehavior, SwapSettings};
 use crate::model::fields::NodeAllocatable;
@@ -21,14 +24,13 @@ use crate::pods::admission::{Allocatable, NodeView};
 use crate::pods::plan::resize::Rules;
 use crate::resources::machine::{self, kernel_release};
 use crate::resources::{Roots, disk};
-use crate::runtime::images::gc::Policy as ImagePolicy;
 use crate::runtime::logs::quota::Quota;
 use crate::runtime::logs::rotate;
-use crate::runtime::{self, MachineNumbers, Verification, gc};
+use crate::runtime::{self, MachineNumbers, gc};
 use crate::server::{RegistrySettings, Switches};
 use crate::sources::{self, FileSettings, HttpSettings};
 use crate::util::cpu_list;
-use crate::{image_set, node, server, sync};
+use crate::{node, server, sync};
 
 /// The default of `userNamespaces.idsPerPod`.
 const USER_NAMESPACE_IDS: u32 = 65_536;
@@ -175,20 +177,22 @@ pub(super) fn runtime(
         swap: swap_behavior(config),
         memory_qos: memory_qos(config, host, allocatable.memory),
         single_process_oom_kill: config.single_process_oom_kill,
-        registry_pull_qps: config.registry_pull_qps,
-        registry_burst: config.registry_burst,
-        serialize_image_pulls: config.serialize_image_pulls,
-        max_parallel_image_pulls: config.max_parallel_image_pulls,
         crash_backoff: crash_backoff(config, &gates),
         stop_signals: gates.enabled("ContainerStopSignals"),
-        credential_providers: credential_providers(args)?,
-        image_verification: if gates.enabled("KubeletEnsureSecretPulledImages") {
-            Verification::from_policy(
-                &config.image_pull_credentials_verification_policy,
-                &config.preloaded_images_verification_allowlist,
-            )
-        } else {
-            Verification::Off
+        pulls: pull::Settings {
+            registry_pull_qps: config.registry_pull_qps,
+            registry_burst: config.registry_burst,
+            serialize_image_pulls: config.serialize_image_pulls,
+            max_parallel_image_pulls: config.max_parallel_image_pulls,
+            credential_providers: credential_providers(args)?,
+            image_verification: if gates.enabled("KubeletEnsureSecretPulledImages") {
+                Verification::from_policy(
+                    &config.image_pull_credentials_verification_policy,
+                    &config.preloaded_images_verification_allowlist,
+                )
+            } else {
+                Verification::Off
+            },
         },
         user_namespace_ids: config
             .user_namespaces

@@ -20,7 +20,9 @@ use super::{
 };
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::eviction::Reports;
-use crate::image_check::ImageCheck;
+use crate::images::check::ImageCheck;
+use crate::images::gc::ImageCollector;
+use crate::images::set as image_set;
 use crate::kube::certificates::serving::Serving;
 use crate::kube::client::Client;
 use crate::kube::{LocalObjects, PodApi};
@@ -34,7 +36,6 @@ use crate::pods::workers::{Ended, Workers};
 use crate::probes::Probes;
 use crate::resources::iptables::Chains;
 use crate::runtime::gc::Collector;
-use crate::runtime::images::gc::ImageCollector;
 use crate::runtime::logs::rotate::Rotator;
 use crate::server::Claim;
 use crate::sources::SourceSet;
@@ -47,7 +48,7 @@ use crate::util::lock::LockExt;
 use crate::util::mailbox::{Inbox, Post, mailbox, newest};
 use crate::util::threads::Running;
 use crate::volumes::csi::NodeObjects;
-use crate::{image_set, kube, observe, pods, server, sources, sync};
+use crate::{kube, observe, pods, server, sources, sync};
 
 /// How long the threads together may take to stop.
 const STOP_LIMIT: Duration = Duration::from_millis(4500);

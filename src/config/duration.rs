@@ -173,6 +173,26 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
+    fn durations_are_printed_as_go_does() {
+        for (duration, expected) in [
+            (Duration::ZERO, "0s"),
+            (Duration::from_nanos(7), "7ns"),
+            (Duration::from_nanos(1_500), "1.5µs"),
+            (Duration::from_millis(523), "523ms"),
+            (Duration::from_micros(2_500), "2.5ms"),
+            (Duration::from_secs(10), "10s"),
+            (Duration::from_secs(80), "1m20s"),
+            (Duration::from_secs(300), "5m0s"),
+            (Duration::from_millis(1_200), "1.2s"),
+            (Duration::from_millis(62_050), "1m2.05s"),
+            (Duration::from_secs(3_600), "1h0m0s"),
+            (Duration::from_secs(100), "1m40s"),
+        ] {
+            assert_eq!(GoDuration::from(duration).to_string(), expected);
+        }
+    }
+
+    #[test]
     fn reads_and_prints_go_durations() {
         for (text, nanos, printed) in [
             ("0", 0, "0s"),

@@ -38,7 +38,7 @@ fn targets() -> Vec<Target> {
     all.extend(crate::resources::fuzz::targets());
     all.extend(crate::pods::fuzz::targets());
     all.extend(crate::eviction::fuzz::targets());
-    all.extend(crate::image_set::fuzz::targets());
+    all.extend(crate::images::fuzz::targets());
     all
 }
 

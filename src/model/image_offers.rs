@@ -1,4 +1,4 @@
-//! What the node's own set of images (room `image_set`) offers to the room that starts containers.
+//! What the node's own set of images (room `images`) offers to the room that starts containers.
 
 use std::sync::Arc;
 

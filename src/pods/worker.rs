@@ -21,7 +21,7 @@ use super::cgroups::PodCgroups;
 use super::lifecycle::{Lifecycle, Phase, Update};
 use super::plan::{self, Plan};
 use super::start_clock::StartClock;
-use crate::image_check::{self, ImageCheck};
+use crate::images::check::{self as image_check, ImageCheck};
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::EventSink;
 use crate::model::ids::{ContainerId, PodUid, SandboxId};

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::cri;
+use crate::images::pull::Images;
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::EventSink;
 use crate::util::backoff::KeyedBackoff;
 use crate::util::gate::Gate;
 use crate::util::permits::Permits;
 
-use super::images::Images;
 use super::placement::SharedPlacement;
 use super::settings::{CgroupParent, Deps, Host, Settings};
 use super::user_namespaces::UserNamespaces;
@@ -71,7 +71,13 @@ impl Runtime {
                     settings.user_namespace_ids,
                     settings.max_pods,
                 ),
-                images: Images::new(deps.images, deps.events.clone(), deps.offers, &settings),
+                images: Images::new(
+                    deps.images,
+                    deps.events.clone(),
+                    deps.offers,
+                    &settings.root_dir,
+                    &settings.pulls,
+                ),
                 sandbox_permits: Permits::new(width, "other calls that make sandboxes"),
                 container_permits: Permits::new(width, "other calls that start containers"),
                 crashes: Mutex::new(KeyedBackoff::new(

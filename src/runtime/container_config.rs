@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use crate::images::pull::ImageUser;
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::api::Container;
 use crate::model::mount::{MountedVolume, SubPaths};
@@ -15,7 +16,7 @@ use crate::transport::generated::runtime::{
 use super::config_error::ConfigError;
 use super::fields::Addresses;
 use super::mounts::{self, ImageVolume};
-use super::security_context::{self, ImageUser};
+use super::security_context;
 use super::settings::{Host, Settings};
 use super::user_namespaces::IdRange;
 use super::{env, labels, numbers};

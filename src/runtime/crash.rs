@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 
+use crate::config::GoDuration;
 use crate::model::api::Container;
 use crate::model::event::EventType;
 use crate::model::pod::Pod;
@@ -10,7 +11,6 @@ use crate::model::runtime::{ContainerState, ContainerStatus, PodRuntime};
 use crate::util::lock::LockExt;
 
 use super::client::Runtime;
-use super::durations;
 use super::security_context::pod_text;
 use super::start_request::{StartFailure, regarding};
 
@@ -76,7 +76,7 @@ impl Runtime {
             reason: reasons::CRASH_LOOP_BACK_OFF,
             message: format!(
                 "back-off {} restarting failed container={} pod={}",
-                durations::text(waits.delay(&key)),
+                GoDuration::from(waits.delay(&key)),
                 container.name,
                 pod_text(pod)
             ),

@@ -6,11 +6,11 @@ use std::sync::LazyLock;
 use serde_json::Value;
 
 use super::container_config::{ContainerInputs, container_config};
+use super::env_file;
 use super::fields::Addresses;
 use super::logs::read::{ReadOptions, read};
-use super::security_context::ImageUser;
 use super::settings::Host;
-use super::{env_file, images};
+use crate::images::pull::ImageUser;
 use crate::kube::claims::Claims;
 use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::runtime_classes::RuntimeClasses;
@@ -30,12 +30,6 @@ use crate::util::threads::Stack;
 const OBJECT_BYTES: usize = 3 << 20;
 
 pub(crate) fn targets() -> Vec<Target> {
-    let mut all = images::fuzz::targets();
-    all.extend(own_targets());
-    all
-}
-
-fn own_targets() -> Vec<Target> {
     vec![
         Target {
             name: "runtime/container",

@@ -3,11 +3,11 @@
 
 use jiff::Timestamp;
 
+use crate::images::gc::SeenImage;
 use crate::model::ids::{ImageRef, PodUid};
 use crate::model::pod::Pod;
 
 use super::client::Runtime;
-use super::images::gc::SeenImage;
 use crate::model::image_name::with_default_tag;
 
 /// Every name under which the runtime may list the images of a pod's volumes: they are in use,

@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::cri::CriError;
+use crate::images::pull::pull_secrets::PullSecrets;
+use crate::images::pull::{ImageFailure, Wanted};
 use crate::model::api::{VolumeDevice, VolumeMount};
 use crate::model::ids::ImageRef;
 use crate::model::metrics;
@@ -19,8 +21,6 @@ use super::config_error::ConfigError;
 use super::container_config::ContainerInputs;
 use super::env::Env;
 use super::hosts;
-use super::images::pull_secrets::PullSecrets;
-use super::images::{ImageFailure, Wanted};
 use super::start_request::Start;
 use crate::model::expand::TooLarge;
 
@@ -268,11 +268,11 @@ fn recursive_read_only(mount: &VolumeMount, supported: bool) -> Result<bool, Con
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::images::pull::ImageUser;
     use crate::kube::LocalObjects;
     use crate::model::mount::SubPaths;
     use crate::runtime::env::{EnvInputs, environment};
     use crate::runtime::fields::Addresses;
-    use crate::runtime::security_context::ImageUser;
     use crate::runtime::settings::Host;
     use serde_json::{Value, json};
 

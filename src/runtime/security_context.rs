@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use crate::images::pull::ImageUser;
 use crate::model::api::{
     AppArmorProfile, Capabilities, Container, PodSecurityContext, SELinuxOptions, SeccompProfile,
     SecurityContext,
@@ -39,15 +40,6 @@ pub const READONLY_PATHS: [&str; 5] =
     ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 /// Prefix of the deprecated annotation with a container's AppArmor profile.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
-
-/// The user in the configuration of an image.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct ImageUser {
-    /// The user's number.
-    pub uid: Option<i64>,
-    /// The user's name, if the image gives no number.
-    pub name: String,
-}
 
 /// `name_namespace(uid)`, as messages write a pod.
 #[must_use]

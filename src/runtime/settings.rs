@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::credential_providers::CredentialProviders;
 use crate::cri;
+use crate::images::pull;
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::container_memory::{ProtectionSettings, SwapBehavior};
 use crate::model::event::EventSink;
@@ -16,7 +16,6 @@ use crate::model::quantity::Amount;
 use crate::util::gate::Gate;
 
 use super::dns::NodeDns;
-use super::images::records::Verification;
 use super::placement::SharedPlacement;
 
 /// The room's part of the configuration, resolved once by `agent::wiring`.
@@ -54,18 +53,8 @@ pub struct Settings {
     pub memory_qos: Option<ProtectionSettings>,
     /// `singleProcessOOMKill`; absent: as upstream, no on cgroup v2 and yes on v1.
     pub single_process_oom_kill: Option<bool>,
-    /// `registryPullQPS`; 0: no limit.
-    pub registry_pull_qps: i32,
-    /// `registryBurst`.
-    pub registry_burst: i32,
-    /// `serializeImagePulls`.
-    pub serialize_image_pulls: bool,
-    /// `maxParallelImagePulls`; absent: no limit (when not serialized).
-    pub max_parallel_image_pulls: Option<i32>,
-    /// Programs that know credentials of registries.
-    pub credential_providers: Option<CredentialProviders>,
-    /// Which images on the node a pod may use only with a proof.
-    pub image_verification: Verification,
+    /// Limits and credentials of pulls.
+    pub pulls: pull::Settings,
     /// Ids of each user namespace (`userNamespaces.idsPerPod`), a multiple of 65536.
     pub user_namespace_ids: u32,
     /// `maxPods`: the number of user namespaces to provide.

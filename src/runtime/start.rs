@@ -6,6 +6,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::cri::{Class, CriError};
+use crate::images::pull::pull_secrets::PullSecrets;
+use crate::images::pull::{Found, ImageFailure, Wanted};
 use crate::kube::PodObjects;
 use crate::model::api::Container;
 use crate::model::event::{EventType, Regarding};
@@ -25,8 +27,6 @@ use super::container_config::{ContainerInputs, container_config, log_path};
 use super::fields::Addresses;
 use super::hooks::Hook;
 use super::hostname::hostname;
-use super::images::pull_secrets::PullSecrets;
-use super::images::{Found, ImageFailure, Wanted};
 use super::mounts::ImageVolume;
 use super::sandbox_config::log_directory;
 use super::start_request::{Start, StartFailure, container_list, regarding};

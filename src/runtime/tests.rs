@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::settings::{MachineNumbers, Settings};
+use crate::images::pull;
 use crate::model::container_memory::SwapBehavior;
 
 /// A node with round numbers on cgroup v1.
@@ -28,12 +29,7 @@ pub(super) fn settings() -> Settings {
         swap: SwapBehavior::NoSwap,
         memory_qos: None,
         single_process_oom_kill: None,
-        registry_pull_qps: 5,
-        registry_burst: 10,
-        serialize_image_pulls: true,
-        max_parallel_image_pulls: None,
-        credential_providers: None,
-        image_verification: super::images::records::Verification::NotPreloaded,
+        pulls: pull::Settings::default(),
         user_namespace_ids: 65_536,
         max_pods: 110,
         crash_backoff: (Duration::from_secs(10), Duration::from_secs(300)),

@@ -12,7 +12,7 @@ use super::registry::images::Images;
 use super::views::holdings::{DevicesReply, VolumesReply};
 use super::views::{ImageRow, NodeReport, PodCgroupReport, PodView};
 use crate::cri::{Class, CriError, RuntimeClient};
-use crate::image_check;
+use crate::images::check as image_check;
 use crate::kube::events::EventLog;
 use crate::model::api::{self, EphemeralContainer};
 use crate::model::ids::PodUid;

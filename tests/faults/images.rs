@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use coracle::cri;
+use coracle::images::gc::{ImageCollector, Policy};
 use coracle::model::event::EventSink;
 use coracle::model::ids::ImageRef;
-use coracle::runtime::images::gc::{ImageCollector, Policy};
 use coracle::transport::grpc::Kind;
 use coracle::util::stop::{self, StopToken};
 use jiff::{SignedDuration, Timestamp};

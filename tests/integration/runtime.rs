@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use coracle::cri;
+use coracle::images::pull;
+use coracle::images::pull::records::Verification;
 use coracle::model::api;
 use coracle::model::event::{Event, EventSink, EventType, Regarding};
 use coracle::model::ids::ContainerId;
@@ -12,7 +14,7 @@ use coracle::model::mount::{SubPath, SubPathFailure, SubPaths};
 use coracle::model::pod::Pod;
 use coracle::model::runtime::{ListedPod, PodRuntime};
 use coracle::runtime::{
-    Deps, Kill, MachineNumbers, NewSandbox, Observed, Runtime, Settings, Start, StartFailure, Verification,
+    Deps, Kill, MachineNumbers, NewSandbox, Observed, Runtime, Settings, Start, StartFailure,
 };
 use coracle::transport::grpc::Kind;
 use coracle::util::stop::{self, StopToken};
@@ -64,14 +66,16 @@ impl Node {
             swap: coracle::model::container_memory::SwapBehavior::NoSwap,
             memory_qos: None,
             single_process_oom_kill: None,
-            registry_pull_qps: 5,
-            registry_burst: 10,
-            serialize_image_pulls: true,
-            max_parallel_image_pulls: None,
             crash_backoff: (Duration::from_secs(10), Duration::from_secs(300)),
             stop_signals: false,
-            credential_providers: None,
-            image_verification: Verification::NotPreloaded,
+            pulls: pull::Settings {
+                registry_pull_qps: 5,
+                registry_burst: 10,
+                serialize_image_pulls: true,
+                max_parallel_image_pulls: None,
+                credential_providers: None,
+                image_verification: Verification::NotPreloaded,
+            },
             user_namespace_ids: 65_536,
             max_pods: 110,
         };
@@ -368,8 +372,8 @@ fn container_starts_after_its_pull() {
 #[test]
 fn too_many_pulls_per_second_fail_at_once() {
     let node = Node::with(|settings| {
-        settings.registry_pull_qps = 1;
-        settings.registry_burst = 1;
+        settings.pulls.registry_pull_qps = 1;
+        settings.pulls.registry_burst = 1;
     });
     let pod = pod(json!({"containers": [
         container("a", "r.example/one", "Always"), container("b", "r.example/two", "Always")]}));

@@ -13,8 +13,8 @@ use crate::cli::local::{
     TopOptions, VerifyOptions,
 };
 use crate::cli::table::Paint;
-use crate::image_check::{Finding, Report};
-use crate::image_set::{ArchiveReport, Document, Refusal, SetImageReport, SetReport};
+use crate::images::check::{Finding, Report};
+use crate::images::set::{ArchiveReport, Document, Refusal, SetImageReport, SetReport};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::server::testing::FakeNode;
 use crate::server::{self, DeviceRow, DevicesReply, ImageRow, PodView, VolumeRow, VolumesReply};

@@ -6,7 +6,7 @@ use std::io::{BufRead as _, Read as _};
 use crate::cli::exit::Exit;
 use crate::cli::local::{Output, VerifyOptions};
 use crate::cli::table::{Cell, Color, Table};
-use crate::image_check::Report;
+use crate::images::check::Report;
 use crate::server::{ImageRow, VerifyLine};
 
 use super::client::{Client, ReadTimeout, encode};
@@ -84,7 +84,7 @@ fn rows(report: &Report) -> Vec<Vec<Cell>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image_check::Finding;
+    use crate::images::check::Finding;
 
     #[test]
     fn report_shows_what_is_damaged_and_what_was_not_verified() {

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 use super::select::{find, sorted_pods};
 use super::streams;
-use crate::image_check::Options;
+use crate::images::check::Options;
 use crate::model::event::Regarding;
 use crate::model::ids::PodUid;
 use crate::runtime::logs::read::ReadOptions;

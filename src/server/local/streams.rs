@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use super::select::sorted_pods;
-use crate::image_check::Options;
+use crate::images::check::Options;
 use crate::runtime::logs::read::ReadOptions;
 use crate::server::backend::{LogSource, NodeBackend};
 use crate::server::http::response::Response;

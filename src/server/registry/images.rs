@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use crate::image_set::{Document, ImageSet, Refusal, SetReport};
+use crate::images::set::{Document, ImageSet, Refusal, SetReport};
 use crate::util::stop::StopToken;
 
 /// The set of images as the registry and the local API need it.

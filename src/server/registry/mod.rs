@@ -1,5 +1,5 @@
 //! The registry of image archives: a read-only OCI distribution registry on loopback, from which the
-//! container runtime pulls the images of the room `image_set` like those of any registry.
+//! container runtime pulls the images of archives (room `images`) like those of any registry.
 //!
 //! Layout: `images` (what is served), `settings` (with the tokens), `path` (pure: which document a
 //! path names), `range` (pure: which bytes of a blob), `fault` (errors as the specification says),
@@ -24,7 +24,7 @@ use serde_json::json;
 
 use super::http::request::{Method, Request};
 use super::http::response::{Reply, Response};
-use crate::image_set::{Document, Refusal};
+use crate::images::set::{Document, Refusal};
 use crate::model::image_name;
 use crate::transport::http1::ResponseWriter;
 use fault::{Fault, VERSION, json_response};

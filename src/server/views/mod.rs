@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::json;
 
-use crate::image_check;
+use crate::images::check as image_check;
 use crate::kube::events::RecordedEvent;
 use crate::model::api::{Pod, PodSpec, PodStatus};
 use crate::model::meta::ObjectMeta;

@@ -168,7 +168,7 @@ fn read_whole(blob: &Blob) -> Result<Vec<u8>, String> {
 mod tests {
     use super::super::archive::testing::{image, layout, tar};
     use super::super::archive::{Platform, read, stamp};
-    use super::super::set::State;
+    use super::super::entries::State;
     use super::*;
     use crate::util::testing::zstd;
 

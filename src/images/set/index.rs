@@ -106,8 +106,8 @@ pub(super) fn save<'a>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::archive::{Compression, Form};
     use super::*;
-    use crate::image_set::archive::{Compression, Form};
 
     fn archive() -> Arc<Archive> {
         Arc::new(Archive {

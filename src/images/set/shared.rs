@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
+use super::entries::{Answer, Key, Set};
 use super::pulls::Pulls;
-use super::set::{Answer, Key, Set};
 use crate::model::image_offers::Offer;
 use crate::util::lock::LockExt;
 use crate::util::stop::{StopSource, StopToken};

@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::archive::{self, Archive, ArchiveError, Platform};
+use super::entries::{Changes, Key, State};
 use super::index;
 use super::puller::Puller;
 use super::scan::{self, scan};
-use super::set::{Changes, Key, State};
 use super::shared::Shared;
 use super::watch::Watch;
 use super::{Deps, Settings};

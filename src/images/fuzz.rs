@@ -1,11 +1,12 @@
-//! Hostile pull secrets and lists of images.
+//! Hostile pull secrets, lists of images, and image archives.
 
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 
 use super::gc::{Ledger, Policy, SeenImage};
-use super::pull_secrets::PullSecrets;
+use super::pull::pull_secrets::PullSecrets;
+use super::set;
 use crate::kube::claims::Claims;
 use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::runtime_classes::RuntimeClasses;
@@ -24,10 +25,16 @@ const SECRET_BYTES: usize = 1 << 20;
 /// gRPC allows 16 MiB; a smaller size shows how the cost grows.
 const RESPONSE_BYTES: usize = 4 << 20;
 
-pub(in crate::runtime) fn targets() -> Vec<Target> {
+pub(crate) fn targets() -> Vec<Target> {
+    let mut all = set::fuzz::targets();
+    all.extend(own_targets());
+    all
+}
+
+fn own_targets() -> Vec<Target> {
     vec![
         Target {
-            name: "runtime/credentials",
+            name: "images/credentials",
             // Pod workers pull.
             stack: Stack::Small,
             max_bytes: SECRET_BYTES,
@@ -63,7 +70,7 @@ pub(in crate::runtime) fn targets() -> Vec<Target> {
             run: credentials,
         },
         Target {
-            name: "runtime/image_list",
+            name: "images/list",
             // The `clean` thread.
             stack: Stack::Large,
             max_bytes: RESPONSE_BYTES,

@@ -1,4 +1,4 @@
-//! Room `image_set`: images from archives on this node, for nodes without a registry.
+//! Images from archives on this node, for nodes without a registry.
 //!
 //! Owns: the archives of the configured directories, what they contain, and the index of both on
 //! disk. The runtime pulls the images from the agent's own registry on loopback (`server::registry`),
@@ -9,8 +9,9 @@
 //! Absent on purpose: any API of one runtime. The runtime pulls as from any registry.
 
 pub mod archive;
+mod entries;
 #[cfg(test)]
-pub(crate) mod fuzz;
+pub(super) mod fuzz;
 mod index;
 mod puller;
 mod pulls;
@@ -18,7 +19,6 @@ mod reader;
 mod registry;
 pub mod report;
 mod scan;
-mod set;
 mod shared;
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::check::Checker;
+use super::checker::Checker;
 use super::missing::{Kept, Owner};
 use super::storage::{self, Unpacked, spec};
 use crate::cri::{Class, CriError};

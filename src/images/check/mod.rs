@@ -1,4 +1,4 @@
-//! Room `image_check`: finds damaged files of unpacked images, and replaces them. After a loss of
+//! Finds damaged files of unpacked images, and replaces them. After a loss of
 //! power, files that a runtime has just unpacked can be empty (containerd issues 9115 and 14164), and
 //! the runtime never notices.
 //!
@@ -24,7 +24,7 @@
 //! at most once in an hour (for each namespace, if not all layers were compared), and once in a day if it
 //! was intact as a whole; the bytes that these checks use in an hour are limited, by namespace and node.
 
-mod check;
+mod checker;
 mod documents;
 mod layer;
 mod missing;
@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select};
 
-pub use check::{Count, Finding, LayerSource, LayerState, Options, Report};
+pub use checker::{Count, Finding, LayerSource, LayerState, Options, Report};
 pub use suspicion::{of_instance, points_to_image};
 pub use usage::Usage;
 
@@ -56,7 +56,7 @@ use crate::util::permits::Permits;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
-use check::Checker;
+use checker::Checker;
 use missing::{MissingNames, Owner, Pull as NamePull};
 use turns::Turns;
 use usage::{Budget, Meter, PERIOD};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::archive::testing;
 use super::archive::{Archive, Compression, Digest, Fault, Form, Image, Problem, Stamp};
-use super::set::{Answer, Changes, Key, Set, State};
+use super::entries::{Answer, Changes, Key, Set, State};
 use super::*;
 
 fn stamp(size: u64) -> Stamp {

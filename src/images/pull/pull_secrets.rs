@@ -60,12 +60,12 @@ impl PullSecrets {
     }
 
     /// Credentials that match `image`, the most specific first.
-    pub(super) fn for_image(&self, image: &str) -> Vec<Credential> {
+    pub(in crate::images) fn for_image(&self, image: &str) -> Vec<Credential> {
         if self.index.is_empty() { Vec::new() } else { lookup(&self.index, image) }
     }
 
     /// The pod's proofs for `image`.
-    pub(super) fn proofs(&self, image: &str) -> Vec<PullSecret> {
+    pub(in crate::images) fn proofs(&self, image: &str) -> Vec<PullSecret> {
         let proof = |credential: Credential| credential.secret.as_deref().cloned();
         self.for_image(image).into_iter().filter_map(proof).collect()
     }

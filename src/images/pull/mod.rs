@@ -2,20 +2,20 @@
 //! failures (Go: pkg/kubelet/images). Called by pod workers, which block during pulls.
 
 pub mod credentials;
-#[cfg(test)]
-pub(super) mod fuzz;
-pub mod gc;
 mod providers;
-pub(super) mod pull_secrets;
+pub mod pull_secrets;
 mod rate_limit;
-pub(super) mod records;
+pub mod records;
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
+use crate::config::GoDuration;
+use crate::config::credential_providers::CredentialProviders;
 use crate::cri;
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::{ImageRef, PodUid};
@@ -31,39 +31,63 @@ use crate::util::lock::LockExt;
 use crate::util::permits::{NoPermit, Permit, Permits};
 use crate::util::stop::StopToken;
 
-use super::durations;
-use super::security_context::ImageUser;
-use super::settings::Settings;
+use super::gc::SeenImage;
 use credentials::{Credential, Keyring};
 use providers::Providers;
 use pull_secrets::PullSecrets;
 use rate_limit::RateLimit;
-use records::{PullSecret, Records};
+use records::{PullSecret, Records, Verification};
 
 const BACKOFF_FIRST: Duration = Duration::from_secs(10);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
 /// A failure this old is forgotten.
 const BACKOFF_RESET: Duration = Duration::from_secs(600);
 
+/// The configuration of pulls.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// `registryPullQPS`; 0: no limit.
+    pub registry_pull_qps: i32,
+    /// `registryBurst`.
+    pub registry_burst: i32,
+    /// `serializeImagePulls`.
+    pub serialize_image_pulls: bool,
+    /// `maxParallelImagePulls`; absent: no limit (when not serialized).
+    pub max_parallel_image_pulls: Option<i32>,
+    /// Programs that know credentials of registries.
+    pub credential_providers: Option<CredentialProviders>,
+    /// Which images on the node a pod may use only with a proof.
+    pub image_verification: Verification,
+}
+
+/// The user in the configuration of an image.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ImageUser {
+    /// The user's number.
+    pub uid: Option<i64>,
+    /// The user's name, if the image gives no number.
+    pub name: String,
+}
+
 /// The image of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Found {
-    pub(super) reference: ImageRef,
-    pub(super) user: ImageUser,
+pub(crate) struct Found {
+    pub(crate) reference: ImageRef,
+    pub(crate) user: ImageUser,
 }
 
 /// Why there is no image: the waiting reason and its message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ImageFailure {
-    pub(super) reason: &'static str,
-    pub(super) message: String,
+pub(crate) struct ImageFailure {
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
     /// End of the wait, for a pull in back-off.
-    pub(super) retry_at: Option<Timestamp>,
+    pub(crate) retry_at: Option<Timestamp>,
 }
 
 impl ImageFailure {
     /// Whether the image was requested from a registry, and not provided. A pull in back-off is none.
-    pub(super) fn is_failed_pull(&self) -> bool {
+    pub(crate) fn is_failed_pull(&self) -> bool {
         [reasons::ERR_IMAGE_PULL, reasons::REGISTRY_UNAVAILABLE, reasons::SIGNATURE_VALIDATION_FAILED]
             .contains(&self.reason)
     }
@@ -71,15 +95,15 @@ impl ImageFailure {
 
 /// The pod and container that need an image.
 #[derive(Clone, Copy)]
-pub(super) struct Wanted<'a> {
-    pub(super) pod: &'a Pod,
-    pub(super) image: &'a str,
+pub(crate) struct Wanted<'a> {
+    pub(crate) pod: &'a Pod,
+    pub(crate) image: &'a str,
     /// `imagePullPolicy`, or `pullPolicy` of an image volume.
-    pub(super) policy: Option<&'a str>,
-    pub(super) regarding: &'a Regarding,
-    pub(super) sandbox_config: &'a PodSandboxConfig,
-    pub(super) secrets: &'a PullSecrets,
-    pub(super) stop: &'a StopToken,
+    pub(crate) policy: Option<&'a str>,
+    pub(crate) regarding: &'a Regarding,
+    pub(crate) sandbox_config: &'a PodSandboxConfig,
+    pub(crate) secrets: &'a PullSecrets,
+    pub(crate) stop: &'a StopToken,
 }
 
 /// When a key may be retried, and its last error.
@@ -90,7 +114,7 @@ struct Failures {
     told: HashMap<PodUid, Timestamp>,
 }
 
-pub(super) struct Images {
+pub(crate) struct Images {
     client: cri::ImageClient,
     events: EventSink,
     failures: Mutex<Failures>,
@@ -126,10 +150,11 @@ impl PullError {
 }
 
 impl Images {
-    pub(super) fn new(
+    pub(crate) fn new(
         client: cri::ImageClient,
         events: EventSink,
         offers: SharedOffers,
+        root_dir: &Path,
         settings: &Settings,
     ) -> Images {
         let parallel = settings.max_parallel_image_pulls.map(|n| usize::try_from(n).unwrap_or(1));
@@ -144,15 +169,15 @@ impl Images {
             permits: if settings.serialize_image_pulls { Some(1) } else { parallel }
                 .map(|count| Permits::new(count, "image pull queue")),
             rate: RateLimit::new(settings.registry_pull_qps, settings.registry_burst),
-            keyring: Keyring::new(&settings.root_dir),
+            keyring: Keyring::new(root_dir),
             providers: Providers::new(settings.credential_providers.as_ref()),
-            records: Records::new(&settings.root_dir, settings.image_verification.clone()),
+            records: Records::new(root_dir, settings.image_verification.clone()),
             offers,
         }
     }
 
     /// Makes sure that the image is on the node, and that the pod may have it.
-    pub(super) fn ensure(&self, wanted: Wanted<'_>) -> Result<Found, ImageFailure> {
+    pub(crate) fn ensure(&self, wanted: Wanted<'_>) -> Result<Found, ImageFailure> {
         let requested = wanted.image;
         let image = with_default_tag(requested).map_err(|error| {
             let message = format!(
@@ -203,7 +228,7 @@ impl Images {
 
     /// Whether missing pull secrets of a pod are reported now, after a failed pull: once for all containers
     /// that fail together.
-    pub(super) fn tells_of_secrets(&self, pod: &PodUid, now: Timestamp) -> bool {
+    pub(crate) fn tells_of_secrets(&self, pod: &PodUid, now: Timestamp) -> bool {
         let mut failures = self.failures.locked();
         let known = failures.told.insert(pod.clone(), now);
         known.is_none_or(|at| {
@@ -212,19 +237,19 @@ impl Images {
     }
 
     /// Updates the records with the list of images.
-    pub(super) fn settle(&self, images: &[gc::SeenImage], listed_at: Timestamp) {
+    pub(crate) fn settle(&self, images: &[SeenImage], listed_at: Timestamp) {
         self.records.settle(images, listed_at);
     }
 
     /// The runtime's reference of an image, if it is on the node.
-    pub(super) fn id_of(&self, requested: &str, stop: &StopToken) -> Result<Option<ImageRef>, cri::CriError> {
+    pub(crate) fn id_of(&self, requested: &str, stop: &StopToken) -> Result<Option<ImageRef>, cri::CriError> {
         let Ok(image) = with_default_tag(requested) else { return Ok(None) };
         let found = self.client.with_stop(stop.clone()).image_status(spec(&image))?;
         Ok(found.map(|found| ImageRef::from(found.id.as_str())))
     }
 
     /// Forgets old failures.
-    pub(super) fn collect_garbage(&self, now: Timestamp) {
+    pub(crate) fn collect_garbage(&self, now: Timestamp) {
         let mut failures = self.failures.locked();
         failures.waits.collect_garbage(now);
         let is_recent =
@@ -234,12 +259,12 @@ impl Images {
     }
 
     /// Whether an archive offers an image; waits while archives are read.
-    pub(super) fn is_offered(&self, image: &str, stop: &StopToken) -> bool {
+    pub(crate) fn is_offered(&self, image: &str, stop: &StopToken) -> bool {
         with_default_tag(image).is_ok_and(|image| self.offers.offer(&image, stop) == Offer::Available)
     }
 
     /// Ends the back-off of pulls of these images (full names). Returns the pods that wait for one.
-    pub(super) fn retry(&self, names: &[String]) -> Vec<PodUid> {
+    pub(crate) fn retry(&self, names: &[String]) -> Vec<PodUid> {
         let mut failures = self.failures.locked();
         let is_offered = |key: &String| {
             key.split_once('_')
@@ -286,8 +311,8 @@ impl Images {
                     reasons::PULLED,
                     &format!(
                         "Successfully pulled image {requested:?} in {} ({} including waiting). Image size: {size} bytes.",
-                        durations::millis_text(pulling),
-                        durations::millis_text(asked.elapsed()),
+                        millis_text(pulling),
+                        millis_text(asked.elapsed()),
                     ),
                 );
                 self.succeeded(&key);
@@ -327,7 +352,7 @@ impl Images {
     ///
     /// # Errors
     /// Why it was not pulled.
-    pub(super) fn pull_again(
+    pub(crate) fn pull_again(
         &self,
         secrets: &PullSecrets,
         requested: &str,
@@ -496,6 +521,12 @@ fn error_text(error: &cri::CriError) -> String {
     if error.kind() == Some(Kind::Unknown) { error.desc() } else { error.to_string() }
 }
 
+/// A duration as Go prints it, cut to whole milliseconds: `1m20.5s`.
+fn millis_text(duration: Duration) -> String {
+    GoDuration::from(Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
+        .to_string()
+}
+
 fn spec(image: &str) -> ImageSpec {
     ImageSpec { image: image.to_owned(), user_specified_image: image.to_owned(), ..ImageSpec::default() }
 }
@@ -511,6 +542,11 @@ fn user_of(image: &Image) -> ImageUser {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_of_pulls_are_cut_to_milliseconds() {
+        assert_eq!(millis_text(Duration::from_micros(1_234_567)), "1.234s");
+    }
 
     #[test]
     fn missing_pull_policy_depends_on_tag() {

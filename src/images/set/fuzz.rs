@@ -14,10 +14,10 @@ const ARCHIVE_BYTES: usize = 4 << 20;
 /// The limit of decompressed bytes, instead of 1 GiB.
 const EXPANDED: u64 = 16 << 20;
 
-pub(crate) fn targets() -> Vec<Target> {
+pub(in crate::images) fn targets() -> Vec<Target> {
     vec![
         Target {
-            name: "image_set/archive",
+            name: "images/archive",
             stack: Stack::Large,
             max_bytes: ARCHIVE_BYTES,
             // The input is copied.
@@ -62,7 +62,7 @@ pub(crate) fn targets() -> Vec<Target> {
             },
         },
         Target {
-            name: "image_set/mutated_archive",
+            name: "images/mutated_archive",
             stack: Stack::Large,
             max_bytes: ARCHIVE_BYTES,
             budget: Budget { base_kib: 48 * 1024, ..Budget::LINEAR },
@@ -79,7 +79,7 @@ pub(crate) fn targets() -> Vec<Target> {
             run: mutated,
         },
         Target {
-            name: "image_set/documents",
+            name: "images/documents",
             stack: Stack::Large,
             max_bytes: ARCHIVE_BYTES,
             budget: Budget { base_kib: 64 * 1024, ..Budget::LINEAR },
@@ -107,7 +107,7 @@ pub(crate) fn targets() -> Vec<Target> {
             run: documents,
         },
         Target {
-            name: "image_set/decompression",
+            name: "images/decompression",
             stack: Stack::Large,
             max_bytes: 1 << 20,
             budget: Budget {

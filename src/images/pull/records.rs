@@ -18,7 +18,7 @@ use crate::model::metrics;
 use crate::util::disk_writes;
 use crate::util::{atomic_file, sha256, state_files};
 
-use super::gc::SeenImage;
+use super::super::gc::SeenImage;
 use crate::model::image_name::{repository, stored};
 use crate::util::lock::LockExt;
 
@@ -106,7 +106,7 @@ struct Access {
 /// A pod's credential that a registry has accepted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct PullSecret {
+pub(in crate::images) struct PullSecret {
     pub(super) uid: String,
     pub(super) namespace: String,
     pub(super) name: String,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Dir, DirEntry, statat};
 
 use super::archive::{self, Stamp};
-use super::set::Key;
+use super::entries::Key;
 
 /// Archives of all directories together; further ones are not used.
 pub(super) const MOST_ARCHIVES: usize = 1000;
