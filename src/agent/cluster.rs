@@ -114,11 +114,10 @@ impl Cluster {
         NodeReader::new(&self.client, node_name, &self.node)
     }
 
-    /// Has volumes wait for the controller that attaches them. Pods that need not wait any longer are
-    /// woken through `wake`.
-    pub(super) fn attach(&self, volumes: &Arc<Volumes>, wake: Post<PodUid, ()>) {
+    /// The controller that attaches volumes.
+    pub(super) fn controller(&self) -> volumes::Controller {
         let (node, health) = (self.node.clone(), self.health.clone());
-        volumes.agree_with(volumes::Controller {
+        volumes::Controller {
             shown: Box::new(move || {
                 let node = node.object()?;
                 let status = node.status.as_ref()?;
@@ -131,10 +130,7 @@ impl Cluster {
             changed: Box::new(move || {
                 let _ = health.try_send(());
             }),
-            wake: Box::new(move |pod| wake.put(pod.clone(), ())),
-        });
-        let volumes = Arc::clone(volumes);
-        self.node.on_volumes(move || volumes.node_changed());
+        }
     }
 
     /// The labels of this node.

@@ -8,6 +8,7 @@ use std::time::Instant;
 use crossbeam_channel::Receiver;
 
 use super::cgroups;
+use super::cluster::Cluster;
 use super::error::StartError;
 use super::host::Host;
 use super::placement_settings;
@@ -19,7 +20,6 @@ use crate::cri::{ImageClient, RuntimeClient};
 use crate::devices::Devices;
 use crate::images::check::{self as image_check, Count, ImageCheck, LayerSource};
 use crate::images::set::{ImageSet, Refusal};
-use crate::kube::client::Client;
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::{Event, EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
@@ -90,14 +90,15 @@ pub(super) struct Rooms {
 }
 
 /// Connects to the container runtime and makes the handles. Also returns the queue behind
-/// `Rooms::events`. Verdicts of probes go to `verdicts`; `pod_api` is `None` without an API server.
+/// `Rooms::events`. Verdicts of probes go to `verdicts`.
 pub(super) fn make(
     context: Context<'_>,
-    client: Option<&Client>,
-    (pod_api, local): (Option<PodApi>, LocalObjects),
+    cluster: Option<&Cluster>,
+    local: LocalObjects,
     verdicts: Post<PodUid, ()>,
 ) -> Result<(Rooms, Receiver<Box<Event>>), StartError> {
     let Context { args, config, host, supervisor, .. } = context;
+    let pod_api = cluster.map(|cluster| cluster.pod_api.clone());
     let (events, event_queue) = EventSink::new();
     let sink = events.clone();
     state_files::pass_on(Arc::new(move |text| {
@@ -120,8 +121,10 @@ pub(super) fn make(
     let assignments = placement_settings::open(args, config, host, &cri, &events)?;
     let assignments =
         assignments.with_devices(devices.clone(), placement_settings::running_containers(&observe));
-    let (claims, claim_rings) =
-        placement_settings::open_claims(args, host, &events, client, verdicts.clone());
+    let (claims, claim_rings) = {
+        let client = cluster.map(|cluster| &cluster.client);
+        placement_settings::open_claims(args, host, &events, client, verdicts.clone())
+    };
     let assignments = assignments.with_claims(claims.clone());
     let without_quota = {
         let assignments = assignments.clone();
@@ -176,6 +179,7 @@ pub(super) fn make(
     });
     let wake = verdicts.clone();
     let waker = volumes::Waker(Arc::new(move |pod| wake.put(pod.clone(), ())));
+    let attaching = cluster.filter(|_| config.enable_controller_attach_detach);
     let volumes = Arc::new(Volumes::new(
         volumes::Settings {
             root_dir: args.root_dir.clone(),
@@ -183,8 +187,19 @@ pub(super) fn make(
             plugin_dir: config.volume_plugin_dir.clone().into(),
             node: host.node_name.clone(),
         },
-        volumes::Deps { events: events.clone(), api: pod_api.clone(), local: local.clone(), waker },
+        volumes::Deps {
+            events: events.clone(),
+            api: pod_api.clone(),
+            local: local.clone(),
+            waker,
+            controller: attaching.map(Cluster::controller),
+            labels: cluster.map(Cluster::labels),
+        },
     ));
+    if let Some(cluster) = attaching {
+        let volumes = Arc::clone(&volumes);
+        cluster.node.on_volumes(move || volumes.node_changed());
+    }
     let probes = Probes::new(probes::Deps {
         cri: cri.clone(),
         events: events.clone(),

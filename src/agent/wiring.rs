@@ -121,17 +121,7 @@ pub(super) fn start(
     let serving = main_port::certificate(args, config, &host)?;
     let main_port = main_port::main_port(config, &host.node_name, serving.clone(), client.as_ref())?;
     let (verdicts, from_probes) = mailbox(newest);
-    let pod_api = cluster.as_ref().map(|cluster| cluster.pod_api.clone());
-    let (rooms, event_queue) = rooms::make(context, client.as_ref(), (pod_api, local), verdicts)?;
-
-    if let Some(cluster) = cluster.as_ref().filter(|_| config.enable_controller_attach_detach) {
-        cluster.attach(&rooms.volumes, rooms.wake.clone());
-    }
-
-    if let Some(cluster) = &cluster {
-        rooms.volumes.know_labels(cluster.labels());
-    }
-
+    let (rooms, event_queue) = rooms::make(context, cluster.as_ref(), local, verdicts)?;
     let registered =
         cluster.as_ref().map_or_else(crossbeam_channel::never, |cluster| cluster.registrations.clone());
     let inboxes = Inboxes { event_queue, from_probes, from_objects };

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
+use super::waker::Waker;
 use crate::model::ids::PodUid;
 use crate::util::lock::LockExt;
 
@@ -33,8 +34,12 @@ pub struct Controller {
     pub shown: Box<dyn Fn() -> Option<Shown> + Send + Sync>,
     /// Called when the list of volumes in use has changed: the status shall be written now.
     pub changed: Box<dyn Fn() + Send + Sync>,
-    /// Called for a pod whose volume need not wait any longer.
-    pub wake: Box<dyn Fn(&PodUid) + Send + Sync>,
+}
+
+impl std::fmt::Debug for Controller {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Controller")
+    }
 }
 
 /// The parts of this room that have volumes.
@@ -154,6 +159,8 @@ pub(crate) struct Attachments {
     agreement: Mutex<Agreement>,
     controller: OnceLock<Controller>,
     keep_if: OnceLock<KeepIf>,
+    /// Called for a pod whose volume need not wait any longer.
+    waker: Waker,
 }
 
 impl std::fmt::Debug for Attachments {
@@ -167,10 +174,16 @@ impl Attachments {
         self.agreement.locked()
     }
 
-    /// From now on volumes wait until this controller has attached them.
+    /// Volumes wait until this controller has attached them.
+    pub(super) fn new(controller: Option<Controller>, waker: Waker) -> Attachments {
+        let controller = controller.map(OnceLock::from).unwrap_or_default();
+        Attachments { controller, waker, ..Attachments::default() }
+    }
+
+    /// From now on there is this controller.
+    #[cfg(test)]
     pub(super) fn agree_with(&self, controller: Controller) {
-        // It is set once, before the first pod.
-        let _ = self.controller.set(controller);
+        self.controller.set(controller).unwrap();
     }
 
     /// Whether there is a controller.
@@ -228,7 +241,7 @@ impl Attachments {
         let Some(controller) = self.controller.get() else { return };
         let shown = (controller.shown)();
         let ready = self.agreement().ready(shown.as_ref());
-        ready.iter().for_each(|pod| (controller.wake)(pod));
+        ready.iter().for_each(|pod| (self.waker.0)(pod));
     }
 
     /// Whether the pod's volume, which is in use, may be mounted. If not, the pod is woken when it
@@ -261,6 +274,8 @@ impl Attachments {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Weak};
+
     use super::*;
 
     fn set(names: &[&str]) -> BTreeSet<String> {
@@ -320,18 +335,18 @@ mod tests {
 
     #[test]
     fn pod_is_woken_when_the_object_shows_its_volume() {
-        let attachments = Attachments::default();
         let (pod, now) = (PodUid::from("u"), Instant::now());
-        attachments.may_mount(&pod, "v", now).unwrap();
-        let object = std::sync::Arc::new(Mutex::new(None));
+        Attachments::default().may_mount(&pod, "v", now).unwrap();
+        let object = Arc::new(Mutex::new(None));
         let (woken, wakes) = crossbeam_channel::bounded(64);
         let (rung, rings) = crossbeam_channel::bounded(64);
-        let read = std::sync::Arc::clone(&object);
-        attachments.agree_with(Controller {
+        let read = Arc::clone(&object);
+        let controller = Controller {
             shown: Box::new(move || read.lock().unwrap().clone()),
             changed: Box::new(move || rung.send(()).unwrap()),
-            wake: Box::new(move |pod| woken.send(pod.clone()).unwrap()),
-        });
+        };
+        let waker = Waker(Arc::new(move |pod| woken.send(pod.clone()).unwrap()));
+        let attachments = Attachments::new(Some(controller), waker);
         attachments.set(Holder::Csi, set(&["v"]));
         assert_eq!(rings.try_iter().count(), 1);
         attachments.set(Holder::Csi, set(&["v"]));
@@ -363,13 +378,13 @@ mod tests {
 
     #[test]
     fn volume_is_not_mounted_by_an_object_that_is_older_than_its_list() {
-        let attachments = std::sync::Arc::<Attachments>::default();
         let (pod, now) = (PodUid::from("u"), Instant::now());
         let (woken, wakes) = crossbeam_channel::bounded(64);
         let is_first = Mutex::new(true);
-        let list = std::sync::Arc::downgrade(&attachments);
-        attachments.agree_with(Controller {
-            shown: Box::new(move || {
+        let waker = Waker(Arc::new(move |pod| woken.send(pod.clone()).unwrap()));
+        let attachments = Arc::new_cyclic(|list: &Weak<Attachments>| {
+            let list = list.clone();
+            let shown = move || {
                 // This object is from the last time that the volume was in use. Its list is stored before
                 // the reader of this object goes on.
                 if std::mem::take(&mut *is_first.lock().unwrap()) {
@@ -378,9 +393,8 @@ mod tests {
                     attachments.stored(number, &set(&["v"]));
                 }
                 Some(shown(&["v"], &["v"]))
-            }),
-            changed: Box::new(|| {}),
-            wake: Box::new(move |pod| woken.send(pod.clone()).unwrap()),
+            };
+            Attachments::new(Some(Controller { shown: Box::new(shown), changed: Box::new(|| {}) }), waker)
         });
         attachments.set(Holder::Csi, set(&["v"]));
         attachments.may_mount(&pod, "v", now).unwrap_err();

@@ -25,13 +25,14 @@ use super::kind::NodeLabels;
 use super::operations::{Operation, Operations};
 use super::orphans::Orphans;
 use super::paths;
-use super::persistent::Kinds;
+use super::persistent::{Kinds, Parts};
 use super::progress::Progress;
 use super::refresh::Refreshes;
 use super::retries::Retries;
+use super::waker::Waker;
 
 /// The configuration of volumes.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Settings {
     /// `--root-dir`; its symbolic links are resolved by [`Volumes::new`], except for CSI drivers.
     pub root_dir: PathBuf,
@@ -45,7 +46,6 @@ pub struct Settings {
 }
 
 /// The other rooms that volumes need.
-#[derive(Debug, Clone)]
 pub struct Deps {
     /// The sink of `FailedMount` events.
     pub events: EventSink,
@@ -53,31 +53,22 @@ pub struct Deps {
     pub api: Option<PodApi>,
     /// ConfigMaps and Secrets of static pods.
     pub local: LocalObjects,
-    /// Called for a pod when updates of its volumes have ended that no sync awaits.
+    /// Called for a pod when updates of its volumes have ended that no sync awaits, and when its
+    /// volume need not wait for the controller any longer.
     pub waker: Waker,
+    /// Volumes that this controller attaches are mounted only once the node's object shows that they
+    /// are in use and attached.
+    pub controller: Option<Controller>,
+    /// Volumes whose node affinity does not match these labels are refused.
+    pub labels: Option<NodeLabels>,
 }
 
-/// Runs the worker of a pod again.
-#[derive(Clone)]
-pub struct Waker(pub Arc<dyn Fn(&PodUid) + Send + Sync>);
-
-/// Wakes nothing.
-impl Default for Waker {
-    fn default() -> Waker {
-        Waker(Arc::new(|_| {}))
-    }
-}
-
-impl std::fmt::Debug for Waker {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str("Waker")
-    }
-}
-
-#[cfg(test)]
 impl Deps {
-    pub(super) fn of_test(events: EventSink, api: Option<PodApi>) -> Deps {
-        Deps { events, api, local: LocalObjects::default(), waker: Waker::default() }
+    /// Without objects of static pods and without a Node object.
+    #[must_use]
+    pub fn new(events: EventSink, api: Option<PodApi>) -> Deps {
+        let (local, waker) = (LocalObjects::default(), Waker::default());
+        Deps { events, api, local, waker, controller: None, labels: None }
     }
 }
 
@@ -167,18 +158,22 @@ impl Volumes {
             operations: operations.clone(),
         };
         let mounter = Arc::new(KernelMounter::new(&configured));
-        let attachments = Arc::<Attachments>::default();
+        let attachments = Arc::new(Attachments::new(deps.controller, deps.waker.clone()));
         let shared = Arc::clone(&attachments);
         let csi = Arc::new(Csi::new(csi_settings, Arc::new(drivers), cluster, mounter, shared));
-        let kinds = Kinds::new(
-            (&settings.root_dir, &settings.plugin_dir),
-            &settings.node,
-            deps.api.clone(),
-            deps.events.clone(),
-            Arc::clone(&attachments),
-        );
+        let kinds = Kinds::new(Parts {
+            root_dir: settings.root_dir.clone(),
+            plugin_dir: settings.plugin_dir.clone(),
+            node: settings.node.clone(),
+            api: deps.api.clone(),
+            events: deps.events.clone(),
+            operations: operations.clone(),
+            csi: Some(Arc::new(Arc::clone(&csi))),
+            users: csi.persistent(),
+            attachments: Arc::clone(&attachments),
+            labels: deps.labels,
+        });
         let memory = u64::try_from(settings.allocatable.memory.units()).unwrap_or_default();
-        kinds.keep_users(csi.persistent());
         Volumes {
             settings,
             events: deps.events,
@@ -187,7 +182,7 @@ impl Volumes {
             retries: Mutex::default(),
             actual: Arc::new(Mutex::new(Actual::new(memory))),
             progress: Mutex::default(),
-            kinds: Arc::new(kinds.with_operations(&operations).with_csi(Arc::new(Arc::clone(&csi)))),
+            kinds: Arc::new(kinds),
             operations,
             csi,
             attachments,
@@ -230,17 +225,6 @@ impl Volumes {
     /// The node's object has changed.
     pub fn node_changed(&self) {
         self.attachments.node_changed();
-    }
-
-    /// From now on volumes that this controller attaches are mounted only once the node's object
-    /// shows that they are in use and attached.
-    pub fn agree_with(&self, controller: Controller) {
-        self.attachments.agree_with(controller);
-    }
-
-    /// From now on volumes whose node affinity does not match these labels are refused.
-    pub fn know_labels(&self, labels: NodeLabels) {
-        self.kinds.know_labels(labels);
     }
 
     /// The volumes of CSI drivers of a pod, with the numbers of their drivers.

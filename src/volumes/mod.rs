@@ -50,11 +50,14 @@ mod setup;
 mod shown;
 mod sub_path;
 mod teardown;
+#[cfg(test)]
+mod testing;
 mod unmount;
+mod waker;
 
 pub use attachment::{Controller, Shown as ShownVolumes, Wait};
 pub use error::{ToolError, VolumeError};
-pub use manager::{Deps, Lingering, Settings, Slow, Volumes, Waker};
+pub use manager::{Deps, Lingering, Settings, Slow, Volumes};
 pub use mounts::{Mount, table_of};
 pub use orphans::OrphanReport;
 pub use progress::State;
@@ -62,3 +65,4 @@ pub use release::StopWatch;
 pub use setup::plugins;
 pub use shown::Shown;
 pub use unmount::{Stuck, stuck};
+pub use waker::Waker;

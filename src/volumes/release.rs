@@ -151,9 +151,8 @@ fn servers(table: &[Mount], pod: &Path) -> Vec<Server> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::manager::{Deps, Settings};
+    use super::super::testing;
     use super::*;
-    use crate::model::event::EventSink;
 
     fn mount(point: &str, device: &str, kind: &str) -> Mount {
         Mount {
@@ -218,14 +217,7 @@ mod tests {
     #[test]
     fn stop_of_a_pod_without_file_servers_starts_no_thread() {
         let root = tempfile::tempdir().unwrap();
-        let (events, _) = EventSink::new();
-        let settings = Settings {
-            root_dir: root.path().to_owned(),
-            allocatable: Default::default(),
-            plugin_dir: Default::default(),
-            node: String::new(),
-        };
-        let volumes = Arc::new(Volumes::new(settings, Deps::of_test(events, None)));
+        let volumes = Arc::new(testing::volumes(root.path(), None).0);
         let watch = volumes.watch_stop(&PodUid::from("u"), |_| Waited::TimedOut);
         assert!(watch.0.is_none());
     }

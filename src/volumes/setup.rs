@@ -823,44 +823,24 @@ pub(super) fn kind(volume: &Volume) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::manager::{Deps, Settings};
+    use super::super::manager::Deps;
+    use super::super::testing::{self, pod_api};
     use super::*;
-    use crate::kube::objects::Objects;
-    use crate::kube::objects::{Key, Kind, Object};
-    use crate::kube::{claims::Claims, runtime_classes::RuntimeClasses, tokens::Tokens};
+    use crate::kube::objects::{Key, Kind, Object, Objects};
+    use crate::kube::{claims::Claims, tokens::Tokens};
     use crate::model::event::Event;
     use crossbeam_channel::Receiver;
     use serde_json::json;
 
     fn volumes(root: &Path) -> (Volumes, Receiver<Box<Event>>) {
-        let (events, queue) = EventSink::new();
-        let settings = Settings {
-            root_dir: root.to_owned(),
-            allocatable: Default::default(),
-            plugin_dir: Default::default(),
-            node: String::new(),
-        };
-        (Volumes::new(settings, Deps::of_test(events, None)), queue)
+        testing::volumes(root, None)
     }
 
     /// Volumes with these objects of an API server.
     fn volumes_with(root: &Path, objects: &Objects) -> (Volumes, PodApi, Receiver<Box<Event>>) {
-        let (events, queue) = EventSink::new();
-        let settings = Settings {
-            root_dir: root.to_owned(),
-            allocatable: Default::default(),
-            plugin_dir: Default::default(),
-            node: String::new(),
-        };
-        let api = PodApi {
-            objects: objects.clone(),
-            tokens: Tokens::fixed(),
-            services: Default::default(),
-            classes: RuntimeClasses::none(),
-            claims: Claims::none(),
-            trust: Default::default(),
-        };
-        (Volumes::new(settings, Deps::of_test(events, Some(api.clone()))), api, queue)
+        let api = pod_api(objects.clone());
+        let (volumes, queue) = testing::volumes(root, Some(api.clone()));
+        (volumes, api, queue)
     }
 
     fn pod(volumes: serde_json::Value, mounts: &[&str]) -> Pod {
@@ -1205,22 +1185,9 @@ mod tests {
             let silent = std::sync::Mutex::new(Some(silent.clone()));
             Box::new(Silent(silent, std::sync::atomic::AtomicU32::new(0)))
         };
-        let api = PodApi {
-            objects: objects.clone(),
-            tokens: Tokens::new(server(&silent)),
-            services: Default::default(),
-            classes: RuntimeClasses::none(),
-            claims: Claims::new(server(&silent)),
-            trust: Default::default(),
-        };
-        let (events, queue) = EventSink::new();
-        let settings = Settings {
-            root_dir: root.path().to_owned(),
-            allocatable: Default::default(),
-            plugin_dir: Default::default(),
-            node: String::new(),
-        };
-        let volumes = Volumes::new(settings, Deps::of_test(events, Some(api.clone())));
+        let (tokens, claims) = (Tokens::new(server(&silent)), Claims::new(server(&silent)));
+        let api = PodApi { tokens, claims, ..pod_api(objects.clone()) };
+        let (volumes, queue) = testing::volumes(root.path(), Some(api.clone()));
         let token = json!({"serviceAccountToken": {"path": "t", "expirationSeconds": 3600}});
         let pod = pod(
             json!([
@@ -1275,7 +1242,7 @@ mod tests {
         api.claims = Claims::new(server());
         api.tokens = Tokens::new(server());
         let (settings, events) = (volumes.settings.clone(), volumes.events.clone());
-        let volumes = Volumes::new(settings, Deps::of_test(events, Some(api.clone())));
+        let volumes = Volumes::new(settings, Deps::new(events, Some(api.clone())));
         let token = json!({"serviceAccountToken": {"path": "t", "expirationSeconds": 3600}});
         let claim = json!({"name": "c", "persistentVolumeClaim": {"claimName": "c"}});
         let pod = pod(json!([{"name": "p", "projected": {"sources": [token]}}, claim]), &["p", "c"]);

@@ -403,19 +403,11 @@ fn is_owned(plugin: &CStr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::manager::{Deps, Settings};
+    use super::super::testing;
     use super::*;
-    use crate::model::event::EventSink;
 
     fn volumes(root: &Path) -> Volumes {
-        let (events, _) = EventSink::new();
-        let settings = Settings {
-            root_dir: root.to_owned(),
-            allocatable: Default::default(),
-            plugin_dir: Default::default(),
-            node: String::new(),
-        };
-        Volumes::new(settings, Deps::of_test(events, None))
+        testing::volumes(root, None).0
     }
 
     #[test]

@@ -17,7 +17,6 @@ use coracle::kube::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses
 use coracle::kube::tokens::{TokenAnswer, TokenApi, Tokens};
 use coracle::model::api;
 use coracle::model::event::{Event, EventSink};
-use coracle::model::fields::NodeAllocatable;
 use coracle::model::ids::PodUid;
 use coracle::model::mount::{MountedVolume, SubPath, SubPaths};
 use coracle::model::pod::Pod;
@@ -63,19 +62,8 @@ impl Field {
 
     fn volumes(&self, api: Option<PodApi>) -> (Arc<Volumes>, Receiver<Box<Event>>) {
         let (events, queue) = EventSink::new();
-        let settings = Settings {
-            root_dir: self.root(),
-            allocatable: NodeAllocatable::default(),
-            plugin_dir: Default::default(),
-            node: String::new(),
-        };
-        (
-            Arc::new(Volumes::new(
-                settings,
-                Deps { events, api, local: Default::default(), waker: Default::default() },
-            )),
-            queue,
-        )
+        let settings = Settings { root_dir: self.root(), ..Settings::default() };
+        (Arc::new(Volumes::new(settings, Deps::new(events, api))), queue)
     }
 
     fn attack(&self, dir: &Path) -> RunningAttack {

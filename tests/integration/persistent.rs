@@ -97,10 +97,7 @@ impl Place {
             plugin_dir: self.0.path().join("exec"),
             node: "node".to_owned(),
         };
-        Volumes::new(
-            settings,
-            Deps { events, api: Some(api), local: Default::default(), waker: Default::default() },
-        )
+        Volumes::new(settings, Deps::new(events, Some(api)))
     }
 
     fn mounts(&self) -> usize {

@@ -55,13 +55,8 @@ impl VolumeFixture {
             NodeAllocatable { memory: Amount::from_units(64 << 20), ..NodeAllocatable::default() };
         (
             Volumes::new(
-                Settings {
-                    root_dir: self.root(),
-                    allocatable,
-                    plugin_dir: Default::default(),
-                    node: String::new(),
-                },
-                Deps { events, api: None, local: Default::default(), waker: Default::default() },
+                Settings { root_dir: self.root(), allocatable, ..Settings::default() },
+                Deps::new(events, None),
             ),
             queue,
         )
@@ -540,20 +535,9 @@ fn secrets_and_tokens_are_in_memory_and_follow_their_objects() {
     let Some(place) = VolumeFixture::new() else { return };
     fs::create_dir_all(place.root()).unwrap();
     let (events, queue) = EventSink::new();
-    let (server, settings) = (
-        Server::default(),
-        Settings {
-            root_dir: place.root(),
-            allocatable: NodeAllocatable::default(),
-            plugin_dir: Default::default(),
-            node: String::new(),
-        },
-    );
+    let (server, settings) = (Server::default(), Settings { root_dir: place.root(), ..Settings::default() });
     let api = server.api();
-    let volumes = Volumes::new(
-        settings,
-        Deps { events, api: Some(api.clone()), local: Default::default(), waker: Default::default() },
-    );
+    let volumes = Volumes::new(settings, Deps::new(events, Some(api.clone())));
     let pod = pod(
         json!({}),
         json!({
@@ -615,16 +599,8 @@ fn links_have_the_owner_and_group_of_their_files() {
     let server = Server::default();
     server.set("one");
     let api = server.api();
-    let settings = Settings {
-        root_dir: place.root(),
-        allocatable: NodeAllocatable::default(),
-        plugin_dir: Default::default(),
-        node: String::new(),
-    };
-    let volumes = Volumes::new(
-        settings,
-        Deps { events, api: Some(api.clone()), local: Default::default(), waker: Default::default() },
-    );
+    let settings = Settings { root_dir: place.root(), ..Settings::default() };
+    let volumes = Volumes::new(settings, Deps::new(events, Some(api.clone())));
     let names = ["secret", "map", "fields", "all"];
     let mounts = names.map(|name| json!({"name": name, "mountPath": format!("/{name}")}));
     let label = json!([{"path": "pw", "fieldRef": {"fieldPath": "metadata.name"}}]);

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use super::super::attachment::{Attachments, Controller, Shown};
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Place, VolumeKeeper};
+use super::super::waker::Waker;
 use super::cluster::{Cluster, ClusterError, TokenText};
 use super::driver::{
     Abilities, Code, Driver, DriverError, DriverNode, Expand, Publish, Secrets, Stage, VolumeStats,
@@ -881,11 +882,14 @@ impl Agent {
             events: EventSink::new().0,
             operations: Default::default(),
         };
-        let attachments = Arc::<Attachments>::default();
+        let (read, woken) = (model.clone(), model.clone());
+        let waker = Waker(Arc::new(move |pod: &PodUid| {
+            woken.world().woken.insert(pod.as_str().to_owned());
+        }));
+        let attachments = Arc::new(Attachments::new(None, waker));
         let cluster: Arc<dyn Cluster> = Arc::new(model.clone());
         let mounter = Arc::new(model.clone());
         let csi = Csi::new(settings, Arc::new(registry), cluster, mounter, Arc::clone(&attachments));
-        let (read, woken) = (model.clone(), model.clone());
         attachments.agree_with(Controller {
             shown: Box::new(move || {
                 read.within();
@@ -902,9 +906,6 @@ impl Agent {
                 Some(Shown { in_use: object.in_use, attached: object.attached })
             }),
             changed: Box::new(|| {}),
-            wake: Box::new(move |pod| {
-                woken.world().woken.insert(pod.as_str().to_owned());
-            }),
         });
         {
             let mut world = model.world();

@@ -9,13 +9,12 @@ use serde_json::{Value, json};
 use super::super::error::VolumeError;
 use super::super::manager::{Deps, Settings, Volumes};
 use super::super::mounts::Mount;
+use super::super::testing::pod_api;
 use super::fake::{DRIVER, FakeNode, Fault};
 use super::registry::Registry;
 use crate::kube::PodApi;
 use crate::kube::claims::Claims;
 use crate::kube::objects::Objects;
-use crate::kube::runtime_classes::RuntimeClasses;
-use crate::kube::tokens::Tokens;
 use crate::model::event::{Event, EventSink};
 use crate::model::pod::Pod;
 use crate::util::stop::StopToken;
@@ -31,24 +30,12 @@ fn agent(root: &Path, node: &Arc<FakeNode>, size: &str, mode: &str) -> (Volumes,
         vec![serde_json::from_value(claim).unwrap()],
         vec![serde_json::from_value(volume).unwrap()],
     );
-    let api = PodApi {
-        objects: Objects::fixed(Vec::new()),
-        tokens: Tokens::fixed(),
-        services: Default::default(),
-        classes: RuntimeClasses::none(),
-        claims,
-        trust: Default::default(),
-    };
-    let settings = Settings {
-        root_dir: root.to_owned(),
-        allocatable: Default::default(),
-        plugin_dir: Default::default(),
-        node: "n1".to_owned(),
-    };
+    let api = PodApi { claims, ..pod_api(Objects::fixed(Vec::new())) };
+    let settings = Settings { root_dir: root.to_owned(), node: "n1".to_owned(), ..Settings::default() };
     let driver = node.driver();
     let registry = Registry::new(move |_, _| Ok(Arc::clone(&driver)));
     registry.register(DRIVER, "/s", &["1.0.0".to_owned()], &StopToken::never()).unwrap();
-    let deps = Deps::of_test(events, Some(api));
+    let deps = Deps::new(events, Some(api));
     let volumes = Volumes::with_drivers(settings, deps, registry);
     node.calls();
     (volumes, queue)

@@ -457,7 +457,6 @@ fn volume_is_mounted_once_the_node_shows_it_in_use_and_attached() {
         agent.csi.attachments.agree_with(Controller {
             shown: Box::new(move || shown.lock().unwrap().clone()),
             changed: Box::new(|| {}),
-            wake: Box::new(|_| {}),
         });
     };
     controlled(&agent);
@@ -740,11 +739,10 @@ fn show(agent: &FakeAgent, names: &[String]) {
 }
 
 fn show_lists(agent: &FakeAgent, shown: Shown) {
-    agent.csi.attachments.agree_with(Controller {
-        shown: Box::new(move || Some(shown.clone())),
-        changed: Box::new(|| {}),
-        wake: Box::new(|_| {}),
-    });
+    agent
+        .csi
+        .attachments
+        .agree_with(Controller { shown: Box::new(move || Some(shown.clone())), changed: Box::new(|| {}) });
 }
 
 /// Its driver was never called, and the device was detached while it was in use.

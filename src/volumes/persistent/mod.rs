@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::CString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::attachment::Attachments;
 use super::error::VolumeError;
@@ -90,8 +90,8 @@ pub(super) struct Kinds {
     failed_growths: Mutex<HashMap<PodUid, BTreeSet<String>>>,
     /// What the controller that attaches volumes knows.
     attachments: Arc<Attachments>,
-    /// The labels of this node; not set: a volume of any node is set up.
-    labels: OnceLock<NodeLabels>,
+    /// The labels of this node; `None`: a volume of any node is set up.
+    labels: Option<NodeLabels>,
     /// Volumes of pods that a controller attaches.
     attachable: Mutex<Attachable>,
 }
@@ -102,6 +102,24 @@ impl std::fmt::Debug for Kinds {
     }
 }
 
+/// What [`Kinds`] are made from.
+pub(super) struct Parts {
+    pub(super) root_dir: PathBuf,
+    /// The directory of flexVolume drivers.
+    pub(super) plugin_dir: PathBuf,
+    /// The node's name.
+    pub(super) node: String,
+    pub(super) api: Option<PodApi>,
+    pub(super) events: EventSink,
+    pub(super) operations: Operations,
+    pub(super) csi: Option<Arc<dyn CsiVolumes>>,
+    /// Persistent volumes that an earlier agent has mounted for pods. One that only one pod may use
+    /// stays with it.
+    pub(super) users: Vec<(String, PodUid)>,
+    pub(super) attachments: Arc<Attachments>,
+    pub(super) labels: Option<NodeLabels>,
+}
+
 /// A disk that is mounted once for all pods.
 struct Disk<'a> {
     /// The directory below `plugins/kubernetes.io`.
@@ -110,56 +128,33 @@ struct Disk<'a> {
 }
 
 impl Kinds {
-    pub(super) fn new(
-        (root_dir, plugin_dir): (&Path, &Path),
-        node: &str,
-        api: Option<PodApi>,
-        events: EventSink,
-        attachments: Arc<Attachments>,
-    ) -> Kinds {
+    pub(super) fn new(parts: Parts) -> Kinds {
+        let mut singles = HashMap::new();
+        for (name, pod) in parts.users {
+            singles.entry(name).or_insert(pod);
+        }
         let kinds = Kinds {
             host: Box::new(RealHost),
-            root_dir: root_dir.to_owned(),
-            node: node.to_owned(),
-            api,
-            events,
-            drivers: flex::Drivers::new(plugin_dir),
-            csi: None,
+            root_dir: parts.root_dir,
+            node: parts.node,
+            api: parts.api,
+            events: parts.events,
+            drivers: flex::Drivers::new(&parts.plugin_dir),
+            csi: parts.csi,
             locks: Locks::default(),
-            singles: Mutex::default(),
-            operations: Operations::default(),
+            singles: Mutex::new(singles),
+            operations: parts.operations,
             plugins: Mutex::default(),
             refreshed: Mutex::default(),
             sizes: Mutex::default(),
             failed_growths: Mutex::default(),
-            attachments,
-            labels: OnceLock::new(),
+            attachments: parts.attachments,
+            labels: parts.labels,
             attachable: Mutex::default(),
         };
         // The devices of an earlier agent.
         kinds.show_attachable();
         kinds
-    }
-
-    /// Serves volumes of CSI drivers too.
-    pub(super) fn with_csi(mut self, csi: Arc<dyn CsiVolumes>) -> Kinds {
-        self.csi = Some(csi);
-        self
-    }
-
-    /// Reports the servers of volumes to these operations.
-    pub(super) fn with_operations(mut self, operations: &Operations) -> Kinds {
-        self.operations = operations.clone();
-        self
-    }
-
-    /// An earlier agent has mounted these persistent volumes for these pods. One that only one pod may
-    /// use stays with it.
-    pub(super) fn keep_users(&self, users: Vec<(String, PodUid)>) {
-        let mut singles = self.singles();
-        for (name, pod) in users {
-            singles.entry(name).or_insert(pod);
-        }
     }
 
     /// Whether volumes of this kind are set up here.

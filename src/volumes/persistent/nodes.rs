@@ -2,7 +2,7 @@
 //! `checkNodeAffinity`). The scheduler knows them too; a pod may be bound without it.
 
 use super::super::error::VolumeError;
-use super::super::kind::{NodeLabels, Phase};
+use super::super::kind::Phase;
 use super::super::paths;
 use super::{Kinds, plugin_of};
 use crate::model::node::selects;
@@ -10,15 +10,9 @@ use crate::model::persistent::{Mode, Spec};
 use crate::model::pod::Pod;
 
 impl Kinds {
-    /// From now on volumes of other nodes are refused.
-    pub(crate) fn know_labels(&self, labels: NodeLabels) {
-        // It is set once, before the first pod.
-        let _ = self.labels.set(labels);
-    }
-
     /// Whether this node can have the volume. What the pod has already stays: labels may change.
     pub(super) fn check_node(&self, pod: &Pod, spec: &Spec) -> Result<(), VolumeError> {
-        let (Some(selector), Some(labels)) = (&spec.nodes, self.labels.get()) else { return Ok(()) };
+        let (Some(selector), Some(labels)) = (&spec.nodes, &self.labels) else { return Ok(()) };
         // Without the object, which has not been read yet, nothing can be said.
         let Some(labels) = labels() else { return Ok(()) };
         if selects(selector, &self.node, &labels) || self.is_begun(pod, spec)? {

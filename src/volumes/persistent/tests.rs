@@ -3,13 +3,13 @@
 use super::super::attachment::{Controller, Shown};
 use super::super::error::ToolError;
 use super::super::operations::Share;
+use super::super::testing::pod_api;
+use super::super::waker::Waker;
 use super::host::fake::FakeHost;
 use super::sysfs::tests::{link as device_link, session};
 use super::*;
 use crate::kube::claims::Claims;
 use crate::kube::objects::Objects;
-use crate::kube::runtime_classes::RuntimeClasses;
-use crate::kube::tokens::Tokens;
 use crossbeam_channel::bounded;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -55,23 +55,31 @@ impl Host for Shared {
 
 impl Node {
     fn new(claims: Vec<Value>, volumes: Vec<Value>) -> Node {
+        Node::with(claims, volumes, |_| {})
+    }
+
+    fn with(claims: Vec<Value>, volumes: Vec<Value>, change: impl FnOnce(&mut Parts)) -> Node {
         let root = tempfile::tempdir().unwrap();
         let host = Arc::new(FakeHost::new(root.path()));
         let parse = |value: Value| serde_json::from_value(value).unwrap();
-        let api = PodApi {
-            objects: Objects::fixed(Vec::new()),
-            tokens: Tokens::fixed(),
-            services: Default::default(),
-            classes: RuntimeClasses::none(),
-            claims: Claims::fixed(
-                claims.into_iter().map(parse).collect(),
-                volumes.into_iter().map(|value| serde_json::from_value(value).unwrap()).collect(),
-            ),
-            trust: Default::default(),
+        let claims = Claims::fixed(
+            claims.into_iter().map(parse).collect(),
+            volumes.into_iter().map(|value| serde_json::from_value(value).unwrap()).collect(),
+        );
+        let mut parts = Parts {
+            root_dir: root.path().to_owned(),
+            plugin_dir: root.path().join("exec"),
+            node: "node".to_owned(),
+            api: Some(PodApi { claims, ..pod_api(Objects::fixed(Vec::new())) }),
+            events: EventSink::new().0,
+            operations: Operations::default(),
+            csi: None,
+            users: Vec::new(),
+            attachments: Arc::default(),
+            labels: None,
         };
-        let (events, _) = EventSink::new();
-        let mut kinds =
-            Kinds::new((root.path(), &root.path().join("exec")), "node", Some(api), events, Arc::default());
+        change(&mut parts);
+        let mut kinds = Kinds::new(parts);
         kinds.host = Box::new(Shared(Arc::clone(&host)));
         for uid in ["u1", "u2"] {
             std::fs::create_dir_all(root.path().join("pods").join(uid)).unwrap();
@@ -503,15 +511,13 @@ fn names_of_targets_cannot_leave_their_directory() {
 
 #[test]
 fn volume_of_a_controller_waits_until_the_node_shows_it_in_use_and_attached() {
-    let node = Node::new(vec![], vec![]);
-    let attachments = &node.kinds.attachments;
     let shown: Arc<Mutex<Option<Shown>>> = Arc::default();
     let (read, (woken, wakes)) = (Arc::clone(&shown), crossbeam_channel::bounded(64));
-    attachments.agree_with(Controller {
-        shown: Box::new(move || read.lock().unwrap().clone()),
-        changed: Box::new(|| {}),
-        wake: Box::new(move |pod| woken.send(pod.clone()).unwrap()),
-    });
+    let controller =
+        Controller { shown: Box::new(move || read.lock().unwrap().clone()), changed: Box::new(|| {}) };
+    let waker = Waker(Arc::new(move |pod| woken.send(pod.clone()).unwrap()));
+    let attachments = &Arc::new(Attachments::new(Some(controller), waker));
+    let node = Node::with(vec![], vec![], |parts| parts.attachments = Arc::clone(attachments));
     let source = json!({"name": "v", "fc": {"wwids": ["w x"], "fsType": "ext4"}});
     let name = "kubernetes.io/fc/[w x]";
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
@@ -543,11 +549,13 @@ fn volume_of_a_controller_waits_until_the_node_shows_it_in_use_and_attached() {
 fn volume_of_another_node_is_refused_until_the_node_has_its_label() {
     let term = json!({"matchExpressions": [{"key": "disk", "operator": "In", "values": ["a"]}]});
     let affinity = json!({"required": {"nodeSelectorTerms": [term]}});
-    let node = node(json!({"local": {"path": "/data"}, "nodeAffinity": affinity}));
-    std::fs::create_dir(node.path("data")).unwrap();
+    let (claims, volumes) = bound(json!({"local": {"path": "/data"}, "nodeAffinity": affinity}));
     let labels: Arc<Mutex<Option<std::collections::BTreeMap<String, String>>>> = Arc::default();
     let shown = Arc::clone(&labels);
-    node.kinds.know_labels(Box::new(move || shown.lock().unwrap().clone()));
+    let node = Node::with(claims, volumes, |parts| {
+        parts.labels = Some(Box::new(move || shown.lock().unwrap().clone()));
+    });
+    std::fs::create_dir(node.path("data")).unwrap();
     *labels.lock().unwrap() = Some([("disk".to_owned(), "b".to_owned())].into());
     assert_eq!(node.set_up("u1", claimed()).unwrap_err(), "no matching NodeSelectorTerms");
     assert!(node.log().is_empty());
@@ -585,9 +593,8 @@ fn growth_of_a_local_volume_does_not_keep_a_pod_that_is_removed() {
     let mounted = node.set_up("u1", claimed()).unwrap();
     let pod = pod("u1", claimed());
     let (uid, volume) = (pod.uid().clone(), pod.spec().volumes.as_ref().unwrap()[0].clone());
-    let operations = Operations::default();
+    let operations = node.kinds.operations.clone();
     let Node { root: _root, kinds, .. } = node;
-    let kinds = kinds.with_operations(&operations);
     let (report, has_grown) = bounded(1);
     let (release, hold) = bounded::<()>(0);
     let work = move |stop: &StopToken| {

@@ -3,13 +3,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::json;
 
-use super::super::manager::{Deps, Settings, Waker};
+use super::super::manager::{Deps, Settings};
 use super::super::operations;
+use super::super::testing::pod_api;
+use super::super::waker::Waker;
 use super::*;
 use crate::kube::PodApi;
-use crate::kube::claims::Claims;
 use crate::kube::objects::{Object, Objects};
-use crate::kube::runtime_classes::RuntimeClasses;
 use crate::kube::tokens::{TokenAnswer, TokenApi, Tokens};
 use crate::model::event::{Event, EventSink};
 
@@ -69,24 +69,12 @@ impl Node {
         let objects = Objects::fixed(Vec::new());
         let requests = Arc::<AtomicU32>::default();
         let server = Server { first, silent, requests: Arc::clone(&requests) };
-        let api = PodApi {
-            objects: objects.clone(),
-            tokens: Tokens::new(Box::new(server)),
-            services: Default::default(),
-            classes: RuntimeClasses::none(),
-            claims: Claims::none(),
-            trust: Default::default(),
-        };
-        let settings = Settings {
-            root_dir: root.to_owned(),
-            allocatable: Default::default(),
-            plugin_dir: Default::default(),
-            node: String::new(),
-        };
+        let api = PodApi { tokens: Tokens::new(Box::new(server)), ..pod_api(objects.clone()) };
+        let settings = Settings { root_dir: root.to_owned(), ..Settings::default() };
         let (sink, events) = EventSink::new();
         let (woken, wakes) = bounded(64);
         let waker = Waker(Arc::new(move |pod| woken.send(pod.clone()).unwrap()));
-        let deps = Deps { waker, ..Deps::of_test(sink, Some(api.clone())) };
+        let deps = Deps { waker, ..Deps::new(sink, Some(api.clone())) };
         let volumes = Volumes::new(settings, deps);
         Node { volumes, api, objects, requests, events, wakes, root: root.to_owned() }
     }
