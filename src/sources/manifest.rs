@@ -418,7 +418,7 @@ spec:
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..Default::default() })]
+        #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..Default::default() })]
 
         #[test]
         fn mutated_manifests_never_panic(seed in 0..6_usize, mutations in prop::collection::vec(mutation(), 0..5)) {
