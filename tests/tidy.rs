@@ -507,6 +507,32 @@ fn no_test_is_ignored() {
 }
 
 #[test]
+fn end_to_end_tests_name_the_runtimes_they_run_on() {
+    const KNOWN: [&str; 3] = ["containerd 1", "containerd 2", "CRI-O"];
+    let mut problems = Vec::new();
+    let mut tests = 0;
+    for (file, text) in ["tests/e2e", "tests/cluster"].iter().flat_map(|directory| files(directory, &[".rs"]))
+    {
+        let lines: Vec<&str> = text.lines().collect();
+        for (number, _) in lines.iter().enumerate().filter(|(_, line)| line.trim() == "#[test]") {
+            tests += 1;
+            let before = number.checked_sub(1).map_or("", |before| lines[before]);
+            let runtimes = before.strip_prefix("// Runtimes: ").and_then(|list| list.strip_suffix('.'));
+            let valid = runtimes.is_some_and(|list| list.split(", ").all(|runtime| KNOWN.contains(&runtime)));
+            if !valid || file.matches('/').count() != 2 {
+                problems.push(format!(
+                    "{file}:{}: the line before is not \"// Runtimes: \" with some of {KNOWN:?}, or the \
+                     file is not where tests/support/tests_on reads",
+                    number + 1
+                ));
+            }
+        }
+    }
+    assert!(tests > 150, "the tests are not read");
+    report(&problems);
+}
+
+#[test]
 fn the_architecture_names_every_room() {
     let text =
         std::fs::read_to_string(root().join("docs/architecture.md")).expect("docs/architecture.md is there");

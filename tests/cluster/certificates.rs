@@ -53,6 +53,7 @@ fn joined_by_token(plane: &ControlPlane, node: &str) -> usize {
     requesters(plane, node).iter().filter(|one| one.starts_with(BY_TOKEN)).count()
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn a_node_joins_by_token_and_renews_its_certificate() {
     // Short-lived, so that renewals happen during the test.
@@ -111,6 +112,7 @@ fn attempts(joined: &JoinedNode<'_>) -> f64 {
 
 /// Certificates expire while the API server is unreachable. Pods continue; the node with a
 /// bootstrap token recovers by itself, the other one with a new kubeconfig.
+// Runtimes: containerd 2.
 #[test]
 fn pods_survive_expired_certificates_and_the_node_recovers() {
     if skip_on_go_kubelet("run out", "it ends five minutes later, and asks at its next start") {

@@ -44,6 +44,7 @@ fn asked(joined: &JoinedNode<'_>, part: &str) -> Vec<(String, String)> {
         .collect()
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn deleted_pods_report_their_final_state() {
     let joined = JoinedNode::start("ends");
@@ -115,6 +116,7 @@ fn deleted_pods_report_their_final_state() {
     joined.finish(&["ends-label", "ends-key"]);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn runtime_class_selects_the_handler() {
     let joined = JoinedNode::start("class");
@@ -156,6 +158,7 @@ fn runtime_class_selects_the_handler() {
     plane.kubectl(&["delete", "runtimeclass", "class-odd", "class-late", "--ignore-not-found"]);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn wrong_node_fields_are_corrected() {
     let mut joined = JoinedNode::start("kept");
@@ -225,6 +228,7 @@ fn size(image: &Value) -> i64 {
     image["sizeBytes"].as_i64().unwrap_or(0)
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn node_conditions_report_failures() {
     let joined = JoinedNode::start("wrong");

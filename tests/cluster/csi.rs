@@ -97,6 +97,7 @@ fn mounts_below(path: &Path) -> Vec<String> {
     claims::mounts_below(path, "csi")
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn claims_keep_their_data_over_pods_and_restarts_of_agent_and_driver() {
     let mut joined = prepared("csia");
@@ -175,6 +176,7 @@ fn claims_keep_their_data_over_pods_and_restarts_of_agent_and_driver() {
     joined.finish(&[]);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn devices_of_claims_keep_their_data_and_volumes_grow_while_they_are_used() {
     let joined = prepared("csib");
@@ -223,6 +225,7 @@ fn measured(joined: &JoinedNode<'_>, pod: &str) -> Option<Value> {
     pod.pointer("/volume/0").cloned()
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn volumes_have_the_size_and_health_that_their_driver_reports() {
     let joined = prepared("csih");
@@ -261,6 +264,7 @@ fn volumes_have_the_size_and_health_that_their_driver_reports() {
     joined.finish(&[]);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn ephemeral_volumes_end_with_their_pods_also_of_force_deleted_ones() {
     let mut joined = prepared("csic");
@@ -307,6 +311,7 @@ fn absence() -> Duration {
     Duration::from_secs(seconds.unwrap_or(15))
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn only_pods_that_need_a_driver_that_is_away_wait_and_they_go_on_when_it_is_back() {
     let joined = prepared("csid");

@@ -74,6 +74,7 @@ fn container(pod: &Value) -> &str {
     text(pod, "/status/containerStatuses/0/containerID")
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn pods_keep_their_devices_over_restarts_of_agent_and_plugin() {
     let mut joined =
@@ -192,6 +193,7 @@ fn reboot(name: &'static str, go_kubelet: bool) -> String {
     end
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn pod_waits_for_its_plugin_after_a_reboot_and_fails_on_the_go_kubelet() {
     if skip_on_go_kubelet("reboot_with_devices", "it runs both agents") {

@@ -142,6 +142,7 @@ fn delete(joined: &JoinedNode<'_>, pod: &str) {
     joined.plane.kubectl(&["delete", "pod", pod, "--wait=false", "--grace-period=1"]);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn claims_are_prepared_once_and_unprepared_when_their_pods_end_also_after_a_kill_of_the_agent() {
     if skip_without_cdi("claims_are_prepared_once") {
@@ -202,6 +203,7 @@ fn claims_are_prepared_once_and_unprepared_when_their_pods_end_also_after_a_kill
     joined.finish(&[]);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn pod_waits_for_a_driver_that_is_away_and_the_slices_of_a_driver_that_is_gone_are_deleted() {
     if skip_without_cdi("pod_waits_for_a_driver") {

@@ -37,6 +37,7 @@ fn ready(pods: &[Value], count: usize) -> bool {
     pods.len() == count && pods.iter().all(|pod| condition(pod, "Ready") == "True")
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn drained_node_keeps_only_its_own_pods() {
     let joined = JoinedNode::start("drain");
@@ -95,6 +96,7 @@ fn drained_node_keeps_only_its_own_pods() {
 }
 
 /// Only the node itself evicts here: there is no controller.
+// Runtimes: containerd 2.
 #[test]
 fn no_execute_taint_evicts_pods_when_the_agent_starts() {
     let plane = ControlPlane::start_with(&directory("taint-cp"), &Choice::bare());

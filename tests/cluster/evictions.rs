@@ -496,6 +496,7 @@ fn record() {
     panic!("no outcome of the Go kubelet in {ATTEMPTS} attempts can be compared");
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn evictions_have_the_recorded_outcome_of_the_go_kubelet() {
     if skip_on_go_kubelet("evictions", "the test starts it itself, with EVICTIONS_RECORD=1") {

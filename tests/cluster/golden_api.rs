@@ -252,6 +252,7 @@ fn first<'a>(requests: &'a [Request], kind: &str) -> &'a Value {
     requests.iter().find(|one| one.kind() == kind).map_or(&NONE, |one| &one.body)
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn requests_do_not_exceed_the_recorded_ones() {
     if skip_on_go_kubelet("golden_api", "the recording is its own, and what it asks varies by a few") {

@@ -156,6 +156,7 @@ fn node(plane: &ControlPlane) -> Value {
     plane.wait(&["node", NAME], "ready", LIMIT, |node| condition(node, "Ready") == "True")
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn kubeadm_joins_a_node_whose_kubelet_is_coracle() {
     let plane = shared();

@@ -25,6 +25,7 @@ fn typed(joined: &JoinedNode<'_>, args: &[&str]) -> Pty {
     Pty::spawn(&joined.plane.kubectl_command(args), 100, 40)
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn kubectl_debug_adds_an_ephemeral_container() {
     let joined = JoinedNode::prepare(shared(), "surgery", json!({"address": "0.0.0.0"})).start_and_wait();
@@ -118,6 +119,7 @@ fn kubectl_debug_adds_an_ephemeral_container() {
     joined.finish(&["patient"]);
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn kubectl_debug_copies_a_pod_and_debugs_the_node() {
     let joined = JoinedNode::prepare(shared(), "ward", json!({"address": "0.0.0.0"})).start_and_wait();

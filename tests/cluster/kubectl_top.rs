@@ -142,6 +142,7 @@ impl CpuSamples {
     }
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn kubectl_top_shows_usage_of_nodes_and_pods() {
     let plane =

@@ -55,6 +55,7 @@ impl Drop for FollowedLog {
     }
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn kubectl_logs_supports_every_flag() {
     let joined = reachable("kubelogs", json!({}));
@@ -151,6 +152,7 @@ fn kubectl_logs_supports_every_flag() {
     joined.finish(&["talk", "short", "waits"]);
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn followed_log_arrives_at_once_and_leaks_nothing() {
     let joined = reachable("follow", json!({}));
@@ -181,6 +183,7 @@ fn followed_log_arrives_at_once_and_leaks_nothing() {
     joined.finish(&["slow"]);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn node_proxy_returns_plain_responses() {
     let joined = reachable("plain", json!({"enableSystemLogQuery": true}));

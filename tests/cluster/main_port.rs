@@ -40,6 +40,7 @@ fn request(plane: &ControlPlane, node: &str) -> Option<Value> {
     })
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn node_api_allows_what_rbac_allows() {
     let plane = shared();

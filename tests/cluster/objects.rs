@@ -18,6 +18,7 @@ fn object(kind: &str, name: &str, field: &str, data: Value) -> Value {
     json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": "default"}, field: data})
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn objects_appear_in_volumes_and_environments_and_edits_are_applied() {
     let joined = JoinedNode::start("objs");
@@ -71,6 +72,7 @@ fn objects_appear_in_volumes_and_environments_and_edits_are_applied() {
     joined.finish(&["objs-web"]);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn missing_objects_are_reported_and_pods_wait_for_them() {
     let joined = JoinedNode::start("miss");
@@ -112,6 +114,7 @@ fn review(joined: &JoinedNode<'_>, token: &str) -> Value {
 }
 
 /// The token in the file is valid, belongs to its pod alone, and becomes invalid with it.
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn each_pod_has_its_own_token() {
     let joined = JoinedNode::start("token");
@@ -165,6 +168,7 @@ fn each_pod_has_its_own_token() {
 }
 
 /// An image that was pulled with the secret of one pod is on the node, but not for other pods.
+// Runtimes: containerd 2.
 #[test]
 fn private_image_requires_its_pull_secret() {
     let joined = JoinedNode::start("priv");

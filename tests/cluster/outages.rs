@@ -10,6 +10,7 @@ use crate::support::node::{FOREVER, busybox, simple};
 use crate::support::wait::{pause, wait_until};
 
 /// The API server is down for a minute: pods continue, and their statuses are sent afterwards.
+// Runtimes: containerd 2.
 #[test]
 fn pods_survive_a_minute_without_the_api_server() {
     let plane =

@@ -397,6 +397,7 @@ fn wait_equal(ours: &NodeUnderTest, theirs: &NodeUnderTest) {
     assert_eq!(left(ours), limits, "limits of whole pods");
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn every_metric_series_of_the_go_kubelet_exists() {
     if skip_on_go_kubelet("the pages of numbers", "the test starts both agents itself") {

@@ -73,6 +73,7 @@ impl Drop for Disk {
     }
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn directories_of_claims_keep_their_data_over_pods() {
     let joined = prepared("pva");
@@ -113,6 +114,7 @@ fn directories_of_claims_keep_their_data_over_pods() {
     joined.finish(&[]);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn disks_of_claims_are_formatted_once_or_given_to_containers_as_they_are() {
     let mut joined = prepared("pvb");
@@ -177,6 +179,7 @@ fn disks_of_claims_are_formatted_once_or_given_to_containers_as_they_are() {
 }
 
 /// Each pod finds the file that the test has taken from the group.
+// Runtimes: containerd 2.
 #[test]
 fn group_is_given_to_all_files_unless_the_policy_is_content_with_the_root() {
     let joined = prepared("pvg");
@@ -203,6 +206,7 @@ fn group_is_given_to_all_files_unless_the_policy_is_content_with_the_root() {
     joined.finish(&[]);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn unbound_claim_is_reported_at_once_and_its_pod_can_be_deleted() {
     let joined = prepared("pvu");
@@ -250,6 +254,7 @@ fn wait_both(joined: &JoinedNode<'_>, pods: [(&str, &str); 2]) {
 }
 
 /// The scheduler would not send the second pod to the node; the pods of this test have none.
+// Runtimes: containerd 2.
 #[test]
 fn volume_for_one_pod_is_refused_to_a_second_one_until_the_first_is_gone() {
     let joined = prepared("pvc");

@@ -33,6 +33,7 @@ fn made_in(name: &str, choice: &Choice) -> (PathBuf, ControlPlane) {
     (dir, plane)
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn control_plane_survives_an_api_server_restart_and_leaves_no_process() {
     let (dir, plane) = made_in("cp1", &Choice::default());
@@ -63,6 +64,7 @@ fn control_plane_survives_an_api_server_restart_and_leaves_no_process() {
     assert!(!dir.join("cp").exists());
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn control_plane_ends_with_its_parent_process() {
     let (_, plane) = made_in("cp2", &Choice::bare());
@@ -78,6 +80,7 @@ fn control_plane_ends_with_its_parent_process() {
 }
 
 /// What a node may do, and that the audit log has it.
+// Runtimes: containerd 2.
 #[test]
 fn nodes_have_only_the_permissions_of_nodes() {
     let plane = ControlPlane::shared();
@@ -125,6 +128,7 @@ fn nodes_have_only_the_permissions_of_nodes() {
 }
 
 /// A request for a certificate with the bootstrap token is approved and signed.
+// Runtimes: containerd 2.
 #[test]
 fn bootstrap_certificate_request_is_approved_and_signed() {
     let plane = ControlPlane::shared();
@@ -145,6 +149,7 @@ fn bootstrap_certificate_request_is_approved_and_signed() {
 }
 
 /// A watch from before the compaction is answered with 410 after the API server has restarted.
+// Runtimes: containerd 2.
 #[test]
 fn compacted_history_is_answered_with_410() {
     let (_, plane) = made_in("cp5", &Choice::bare());

@@ -12,6 +12,7 @@ fn forever(name: &str) -> Value {
 }
 
 /// The whole Node object of a node that has just joined.
+// Runtimes: containerd 2.
 #[test]
 fn node_registers_and_renews_its_lease() {
     let joined = JoinedNode::start("reg");
@@ -49,6 +50,7 @@ fn node_registers_and_renews_its_lease() {
     joined.finish(&[]);
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn pods_bound_by_the_scheduler_run_and_terminate() {
     let joined = JoinedNode::start("placed");
@@ -81,6 +83,7 @@ fn pods_bound_by_the_scheduler_run_and_terminate() {
     joined.finish(&["placed-two"]);
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn static_pods_have_mirror_pods() {
     let joined = JoinedNode::start("mirror");
@@ -125,6 +128,7 @@ fn static_pods_have_mirror_pods() {
 }
 
 /// A restarted agent reads its pods again and restarts none of them.
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn agent_restart_does_not_restart_api_pods() {
     let mut joined = JoinedNode::start("again");
@@ -147,6 +151,7 @@ fn agent_restart_does_not_restart_api_pods() {
     joined.finish(&[]);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn sidecars_are_kept_running_during_initialization() {
     let joined = JoinedNode::start("starts");
@@ -168,6 +173,7 @@ fn sidecars_are_kept_running_during_initialization() {
     joined.finish(&["starts-web"]);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn host_network_pods_have_the_addresses_of_the_node() {
     let joined = JoinedNode::start("hostnet");
@@ -198,6 +204,7 @@ fn host_network_pods_have_the_addresses_of_the_node() {
     joined.finish(&["hostnet-web"]);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn a_pre_stop_hook_outlives_its_grace_period() {
     let joined = JoinedNode::start("hooks");
@@ -218,6 +225,7 @@ fn a_pre_stop_hook_outlives_its_grace_period() {
     joined.finish(&[]);
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn jobs_complete() {
     let joined = JoinedNode::start("jobs");
@@ -236,6 +244,7 @@ fn jobs_complete() {
 }
 
 /// Pods that are bound here although they do not fit.
+// Runtimes: containerd 2.
 #[test]
 fn pods_that_do_not_fit_the_node_are_rejected() {
     let joined = JoinedNode::start("refuse");
@@ -269,6 +278,7 @@ fn pods_that_do_not_fit_the_node_are_rejected() {
 }
 
 /// Conditions of other clients are kept, and wrong conditions of the agent are corrected.
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn wrong_pod_conditions_are_corrected_and_foreign_ones_kept() {
     let joined = JoinedNode::start("status");

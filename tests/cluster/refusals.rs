@@ -93,6 +93,7 @@ fn body(answer: &Answer) -> &str {
     chunk.unwrap_or(&answer.body)
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn error_responses_equal_the_go_kubelets() {
     let joined = JoinedNode::prepare(shared(), "refuses", json!({"address": "0.0.0.0"})).start_and_wait();

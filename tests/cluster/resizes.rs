@@ -63,6 +63,7 @@ fn wait_event(joined: &JoinedNode<'_>, name: &str, reason: &str, words: &str) {
     }
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn resize_up_and_down_without_a_restart() {
     let joined = start("resized", json!({}));
@@ -117,6 +118,7 @@ fn resize_up_and_down_without_a_restart() {
     joined.finish(&["resized-web"]);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn restart_resize_policy_applies_to_its_resource_only() {
     let joined = start("policy", json!({}));
@@ -174,6 +176,7 @@ fn is_settled(pod: &Value) -> bool {
 
 /// The API server accepts it only if the node declares the feature. A container without limits has
 /// those of the pod.
+// Runtimes: containerd 2.
 #[test]
 fn pod_level_resize_reaches_the_pod_and_its_containers() {
     let joined = start("whole", json!({}));
@@ -210,6 +213,7 @@ fn pod_level_resize_reaches_the_pod_and_its_containers() {
     joined.finish(&["whole-web"]);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn running_init_containers_and_sidecars_are_resized() {
     let joined = start("inits", json!({}));
@@ -257,6 +261,7 @@ fn allocatable(joined: &JoinedNode<'_>) -> i64 {
     }
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn deferred_resize_survives_agent_restart() {
     let mut joined = start("defers", json!({}));
@@ -321,6 +326,7 @@ fn deferred_resize_survives_agent_restart() {
     joined.finish(&["waits-web", "waits-big"]);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn exclusive_cpus_are_not_resized() {
     let config = json!({"cpuManagerPolicy": "static", "kubeReserved": {"cpu": "500m"}});
@@ -342,6 +348,7 @@ fn exclusive_cpus_are_not_resized() {
     joined.finish(&["owncpu-web"]);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn memory_limit_is_not_reduced_below_usage() {
     let joined = start("inuse", json!({}));
@@ -371,6 +378,7 @@ fn memory_limit_is_not_reduced_below_usage() {
 
 /// The state files are those of the Go kubelet. One that cannot be read must not keep a node down: it
 /// is put aside, and pods have what their specs request.
+// Runtimes: containerd 2.
 #[test]
 fn corrupt_resize_state_file_is_put_aside() {
     let mut joined = start("broken", json!({}));

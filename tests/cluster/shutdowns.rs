@@ -31,6 +31,7 @@ fn priority(mut pod: Value, class: &str) -> Value {
     pod
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn graceful_shutdown_stops_pods_in_order() {
     let name = "bye";
@@ -134,6 +135,7 @@ fn graceful_shutdown_stops_pods_in_order() {
     joined.finish(&["bye-ordinary", "bye-critical", "bye-late", "bye-next"]);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn shutdown_works_after_the_message_bus_restarts() {
     if skip_on_go_kubelet(

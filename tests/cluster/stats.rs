@@ -7,6 +7,7 @@ use crate::support::launch::{over, runs_go_kubelet};
 use crate::support::node::{FOREVER, busybox};
 use crate::support::wait::{wait_for, wait_until};
 
+// Runtimes: containerd 2.
 #[test]
 fn summary_is_available_through_the_api_server() {
     let plane = shared();

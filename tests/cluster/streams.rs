@@ -232,6 +232,7 @@ fn finish(joined: JoinedNode<'static>, name: &str) {
 }
 
 /// To a node that declares the feature the API server forwards the clients' WebSockets.
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn websocket_streams_are_served_by_the_node() {
     let joined = everything("wsnode", json!({}));
@@ -246,6 +247,7 @@ fn websocket_streams_are_served_by_the_node() {
 }
 
 /// To other nodes the API server uses SPDY, which the node forwards unread.
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn spdy_streams_are_forwarded_to_the_runtime() {
     let joined = everything("spdynode", json!({"ExtendWebSocketsToKubelet": false}));

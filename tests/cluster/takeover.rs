@@ -190,6 +190,7 @@ fn switch_agent(joined: &mut JoinedNode<'_>, to_incumbent: bool, pods: &[&str]) 
     }
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn node_is_taken_over_and_returned_without_restarts() {
     if skip_on_go_kubelet("a change of hands", "the test starts both agents itself") {

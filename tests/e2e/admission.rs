@@ -11,6 +11,7 @@ fn with(name: &str, change: impl FnOnce(&mut Value)) -> Value {
     manifest
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn unfit_pods_are_rejected_once() {
     let node = Node::start("refused");

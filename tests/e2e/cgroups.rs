@@ -32,6 +32,7 @@ fn value(node: &Node, cgroup: &str, v1: &str, v2: &str) -> String {
     read(v1).or_else(|| read(v2)).unwrap_or_else(|| panic!("{cgroup} has neither {v1} nor {v2}"))
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn pod_has_its_cgroup_and_a_restart_of_the_agent_changes_no_value() {
     let mut node = Node::start_with("cgvals", json!({"podPidsLimit": 500}));
@@ -92,6 +93,7 @@ fn pod_has_its_cgroup_and_a_restart_of_the_agent_changes_no_value() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn limits_of_cpu_memory_and_processes_hold_for_one_pod_only() {
     let node = Node::start_with("cglimits", json!({"podPidsLimit": 60}));
@@ -136,6 +138,7 @@ fn limits_of_cpu_memory_and_processes_hold_for_one_pod_only() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn thirty_removed_pods_leave_no_cgroup() {
     let node = Node::start("cgmany");
@@ -157,6 +160,7 @@ fn thirty_removed_pods_leave_no_cgroup() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn agent_killed_at_random_times_leaves_no_cgroup_and_changes_none() {
     let mut node = Node::start("cgcrash");
@@ -188,6 +192,7 @@ fn agent_killed_at_random_times_leaves_no_cgroup_and_changes_none() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn orphaned_cgroup_is_removed_with_its_processes_and_a_foreign_one_is_not() {
     let mut node = Node::start("cgorphan");
@@ -209,6 +214,7 @@ fn orphaned_cgroup_is_removed_with_its_processes_and_a_foreign_one_is_not() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn running_pod_without_a_cgroup_is_restarted_in_one() {
     let mut node = Node::prepare("cgflip", json!({"cgroupsPerQOS": false, "enforceNodeAllocatable": []}));
@@ -226,6 +232,7 @@ fn running_pod_without_a_cgroup_is_restarted_in_one() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn missing_cgroup_of_reserved_resources_ends_the_agent_with_its_name() {
     let mut node = Node::prepare(
@@ -255,6 +262,7 @@ fn missing_cgroup_of_reserved_resources_ends_the_agent_with_its_name() {
 }
 
 /// With systemd as the first process, and no other pods on the machine: `tests/vm/run`.
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn pods_are_in_slices_of_systemd() {
     if std::env::var_os("E2E_WHOLE_MACHINE").is_none() {
@@ -310,6 +318,7 @@ fn pods_are_in_slices_of_systemd() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn reservation_beyond_the_machine_is_refused() {
     let mut node = Node::prepare("cgtoomuch", json!({"systemReserved": {"cpu": "100000"}}));

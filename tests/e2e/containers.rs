@@ -10,6 +10,7 @@ use crate::support::node::{
 };
 use crate::support::wait::wait_until;
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn killed_container_restarts_without_its_neighbors() {
     let node = Node::start("ckill");
@@ -29,6 +30,7 @@ fn killed_container_restarts_without_its_neighbors() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn a_killed_sandbox_is_replaced_with_its_containers() {
     let node = Node::start("skill");
@@ -49,6 +51,7 @@ fn a_killed_sandbox_is_replaced_with_its_containers() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn grace_period_is_granted_and_limited() {
     let node = Node::start("grace");
@@ -95,6 +98,7 @@ fn grace_period_is_granted_and_limited() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn host_network_pod_listens_on_the_host() {
     let node = Node::start("hostnet");
@@ -114,6 +118,7 @@ fn host_network_pod_listens_on_the_host() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn a_pod_has_its_own_network_and_hosts_file() {
     let node = Node::start("podnet");

@@ -20,6 +20,7 @@ impl RandomDelays {
     }
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn pods_run_once_though_the_agent_is_killed_at_random_times() {
     let seed = std::env::var("E2E_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(|| {

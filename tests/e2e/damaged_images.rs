@@ -51,6 +51,7 @@ fn verify(node: &Node, args: &[&str]) -> (bool, String) {
     (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn damaged_image_is_mended_and_running_pods_keep_their_containers() {
     let node = Node::start("mend");
@@ -88,6 +89,7 @@ fn damaged_image_is_mended_and_running_pods_keep_their_containers() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn image_without_an_intact_copy_is_pulled_again() {
     let base = Node::base("remend");
@@ -156,6 +158,7 @@ fn image_without_an_intact_copy_is_pulled_again() {
 
 /// A manifest of an attacker names the configuration of another image, so that both are one image for
 /// the runtime, and as its layer a blob that is none.
+// Runtimes: containerd 2.
 #[test]
 fn image_with_the_configuration_of_another_removes_nothing() {
     let mut node = Node::start("foreign");
@@ -205,6 +208,7 @@ fn image_with_the_configuration_of_another_removes_nothing() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn intact_image_of_a_failing_container_is_checked_once() {
     let node = Node::start("nomend");

@@ -7,6 +7,7 @@ use serde_json::json;
 use crate::support::node::{LONG, Node, busybox, container_id, pod, uid};
 use crate::support::wait::wait_until;
 
+// Runtimes: containerd 2.
 #[test]
 fn environment_variables_expand_and_have_pod_fields() {
     let node = Node::start("env");

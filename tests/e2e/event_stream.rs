@@ -37,6 +37,7 @@ fn waits(pid: u32) -> BTreeMap<String, u64> {
     all
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn killed_container_restarts_at_once() {
     let mut node = Node::start_with("events", json!({"logging": {"verbosity": 4}}));

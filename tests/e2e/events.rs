@@ -23,6 +23,7 @@ fn total(events: &[NodeEvent]) -> u64 {
     events.iter().map(|event| event.count).sum()
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn similar_failures_are_aggregated_into_one_event() {
     let node = Node::start("combined");
@@ -44,6 +45,7 @@ fn similar_failures_are_aggregated_into_one_event() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn warning_events_are_rate_limited_and_normal_ones_are_not() {
     let node = Node::start("flood");
@@ -69,6 +71,7 @@ fn warning_events_are_rate_limited_and_normal_ones_are_not() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn crash_loop_is_one_event_with_a_count() {
     let mut node = Node::start("counted");

@@ -190,6 +190,7 @@ fn small_memory(thresholds: Value) -> Value {
     config
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn pod_that_eats_the_memory_is_evicted_and_others_live() {
     let config = small_memory(json!({"evictionHard": {"memory.available": "300Mi"}}));
@@ -237,6 +238,7 @@ fn pod_that_eats_the_memory_is_evicted_and_others_live() {
 }
 
 /// A soft threshold evicts only after its grace period, and the pod has its own time to end.
+// Runtimes: containerd 2.
 #[test]
 fn soft_threshold_evicts_after_its_grace_period_with_time_to_end() {
     let config = small_memory(json!({
@@ -271,6 +273,7 @@ fn soft_threshold_evicts_after_its_grace_period_with_time_to_end() {
 }
 
 /// Local storage: the limit of an emptyDir, of a container, and of a pod.
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn pods_above_their_limits_of_local_storage_are_evicted() {
     let joined = Joined::start("evlocal", json!({"volumeStatsAggPeriod": "1s"}));
@@ -371,6 +374,7 @@ fn filled_disk(name: &str, options: &str, hard: &Value, script: &str) -> (Joined
     (joined, disk, evicted)
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn pod_that_fills_the_root_directory_is_evicted() {
     let (joined, disk, evicted) = filled_disk(
@@ -387,6 +391,7 @@ fn pod_that_fills_the_root_directory_is_evicted() {
     drop(disk);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn pod_that_takes_the_inodes_is_evicted() {
     let (joined, disk, evicted) = filled_disk(
@@ -402,6 +407,7 @@ fn pod_that_takes_the_inodes_is_evicted() {
     drop(disk);
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn pod_with_many_processes_is_evicted_when_process_ids_are_short() {
     let read = |path: &str| fs::read_to_string(path).expect("a file of the kernel");
@@ -426,6 +432,7 @@ fn pod_with_many_processes_is_evicted_when_process_ids_are_short() {
 }
 
 /// The shortage of the whole machine's memory is signaled, too, and a static pod is never evicted.
+// Runtimes: containerd 2.
 #[test]
 fn allocation_beyond_the_threshold_of_the_machine_is_noticed_without_polling() {
     let available = available();

@@ -32,6 +32,7 @@ fn shell(script: &str) -> Value {
     json!({"exec": {"command": ["sh", "-c", script]}})
 }
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn pre_stop_hook_time_counts_against_the_grace_period() {
     let web = Web::start();
@@ -120,6 +121,7 @@ fn pre_stop_hook_time_counts_against_the_grace_period() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn next_container_waits_for_the_previous_post_start_hook() {
     let node = Node::start("poststart");

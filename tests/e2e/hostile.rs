@@ -131,6 +131,7 @@ fn remove_attacker(node: &Node) {
     node.wait_gone("attacker");
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn fork_bomb_and_many_short_processes_do_not_delay_other_pods() {
     let siege = AttackedNode::start("hforks");
@@ -147,6 +148,7 @@ fn fork_bomb_and_many_short_processes_do_not_delay_other_pods() {
     siege.finish("forks");
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn flood_of_output_is_rotated_and_does_not_delay_other_pods() {
     let siege = AttackedNode::start("hflood");
@@ -185,6 +187,7 @@ fn flood_of_output_is_rotated_and_does_not_delay_other_pods() {
     siege.finish("output");
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn hundred_thousand_files_in_a_volume_are_removed_with_their_pod() {
     let siege = AttackedNode::start("hfiles");
@@ -203,6 +206,7 @@ fn hundred_thousand_files_in_a_volume_are_removed_with_their_pod() {
     siege.finish("files");
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn removal_of_a_pod_follows_no_links_in_volumes() {
     let siege = AttackedNode::start("hlinks");
@@ -230,6 +234,7 @@ fn removal_of_a_pod_follows_no_links_in_volumes() {
     siege.finish("links");
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn endless_exec_commands_end_with_their_pod() {
     let siege = AttackedNode::start("hexec");
@@ -258,6 +263,7 @@ fn endless_exec_commands_end_with_their_pod() {
     siege.finish("commands");
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn termination_message_of_a_gibibyte_is_truncated() {
     let siege = AttackedNode::start("hmessage");
@@ -274,6 +280,7 @@ fn termination_message_of_a_gibibyte_is_truncated() {
     siege.finish("message");
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn hanging_hook_does_not_prevent_pod_removal() {
     let siege = AttackedNode::start("hhook");
@@ -338,6 +345,7 @@ fn drip(mut stream: TcpStream, between: Duration, stop: &StopToken) {
     }
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn endless_probe_responses_do_not_delay_other_probes() {
     let siege = AttackedNode::start("hprobes");
@@ -369,6 +377,7 @@ fn endless_probe_responses_do_not_delay_other_probes() {
     siege.finish("probes");
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn full_writable_layer_is_removed_with_its_container() {
     let siege = AttackedNode::start("hlayer");

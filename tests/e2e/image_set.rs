@@ -50,6 +50,7 @@ fn has(node: &Node, image: &str) -> bool {
     node.containerd.ctr(&["images", "ls", "-q"]).lines().any(|line| line == image)
 }
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn archives_of_all_forms_provide_their_images() {
     let (mut node, directory) = prepare("setforms");
@@ -66,6 +67,7 @@ fn archives_of_all_forms_provide_their_images() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn image_is_restored_when_pruned_and_released_when_its_archive_goes() {
     let (mut node, directory) = prepare("setprune");
@@ -96,6 +98,7 @@ fn image_is_restored_when_pruned_and_released_when_its_archive_goes() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn image_is_pinned_while_an_archive_has_it() {
     let (mut node, directory) = prepare("setpinned");
@@ -116,6 +119,7 @@ fn image_is_pinned_while_an_archive_has_it() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn unchanged_archives_are_not_read_after_a_restart() {
     let (mut node, directory) = prepare("setindex");
@@ -135,6 +139,7 @@ fn unchanged_archives_are_not_read_after_a_restart() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn damaged_archives_are_named_and_other_images_are_pulled() {
     let (mut node, directory) = prepare("setdamage");
@@ -163,6 +168,7 @@ fn damaged_archives_are_named_and_other_images_are_pulled() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn image_of_a_waiting_pod_is_read_before_a_large_archive() {
     let (mut node, directory) = prepare("setlarge");
@@ -188,6 +194,7 @@ fn image_of_a_waiting_pod_is_read_before_a_large_archive() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn node_without_images_starts_pods_from_archives() {
     let (mut node, directory) = prepare("setalone");

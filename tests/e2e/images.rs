@@ -14,6 +14,7 @@ fn with_image(name: &str, image: &str, policy: &str) -> Value {
     manifest
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn unavailable_image_is_a_waiting_reason() {
     let node = Node::start("image");
@@ -34,6 +35,7 @@ fn unavailable_image_is_a_waiting_reason() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn invalid_container_config_is_a_waiting_reason() {
     let node = Node::start("config");
@@ -50,6 +52,7 @@ fn invalid_container_config_is_a_waiting_reason() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn program_that_cannot_be_executed_is_a_start_error() {
     let node = Node::start("starterr");
@@ -71,6 +74,7 @@ fn program_that_cannot_be_executed_is_a_start_error() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn image_that_appears_later_is_used() {
     let node = Node::start("appears");

@@ -12,6 +12,7 @@ fn words(text: &str) -> Vec<&str> {
     text.lines().filter_map(|line| line.split_whitespace().next()).collect()
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn init_containers_run_in_order_and_again_in_a_new_sandbox() {
     let node = Node::start("init");
@@ -77,6 +78,7 @@ fn init_containers_run_in_order_and_again_in_a_new_sandbox() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn failed_init_container_fails_or_retries_the_pod_by_policy() {
     let node = Node::start("initfail");
@@ -113,6 +115,7 @@ fn sidecar(name: &str, linger: &str) -> Value {
     container
 }
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn sidecars_start_first_and_stop_last() {
     let node = Node::start("sidecars");
@@ -176,6 +179,7 @@ fn sidecars_start_first_and_stop_last() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn sidecars_stop_when_the_pod_completes() {
     let node = Node::start("sidedone");
@@ -206,6 +210,7 @@ fn sidecars_stop_when_the_pod_completes() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn restart_rules_match_exit_codes() {
     let node = Node::start("rules");

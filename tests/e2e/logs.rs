@@ -20,6 +20,7 @@ fn follow(node: &Node, pod: &str) -> (Child, impl Iterator<Item = String> + use<
     (child, output.lines().map(|line| line.expect("text")))
 }
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn followed_log_continues_over_rotations_and_ends_with_the_instance() {
     // A delayed follower never sees a file that exists only for a moment: each file exists for some
@@ -77,6 +78,7 @@ fn number(line: &str) -> u64 {
     line.rsplit(' ').next().and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("{line}"))
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn disconnected_log_follower_leaks_nothing() {
     let node = Node::start("gone");

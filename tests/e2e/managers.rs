@@ -22,6 +22,7 @@ fn cpus(node: &Node, id: &str) -> String {
     node.cgroups().read(path, "cpuset.cpus").expect("the container has a set of CPUs")
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn exclusive_cpu_survives_restarts_and_a_lost_state_file() {
     let config = json!({

@@ -13,6 +13,7 @@ use crate::support::wait::{holds_for, wait_until};
 /// Long enough for inotify, a sync and a wrong restart.
 const A_WHILE: Duration = Duration::from_secs(4);
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn two_containers_share_an_empty_dir() {
     let node = Node::start("share");
@@ -46,6 +47,7 @@ fn two_containers_share_an_empty_dir() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn an_edit_replaces_the_pod() {
     let node = Node::start("edit");
@@ -62,6 +64,7 @@ fn an_edit_replaces_the_pod() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn renamed_manifest_file_leaves_one_pod() {
     let node = Node::start("rename");
@@ -78,6 +81,7 @@ fn renamed_manifest_file_leaves_one_pod() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn invalid_edit_keeps_the_pod_and_is_reported() {
     let node = Node::start("broken");
@@ -115,6 +119,7 @@ fn invalid_edit_keeps_the_pod_and_is_reported() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn manifest_broken_during_agent_downtime_keeps_its_pod() {
     let mut node = Node::start("downbroken");
@@ -167,6 +172,7 @@ fn manifest_broken_during_agent_downtime_keeps_its_pod() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn deleted_manifest_removes_all_resources_of_its_pod() {
     let node = Node::start("delete");
@@ -187,6 +193,7 @@ fn deleted_manifest_removes_all_resources_of_its_pod() {
     node.finish_with_empty_runtime();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn unusual_files_in_the_manifest_directory_are_harmless() {
     let node = Node::start("odd");
@@ -225,6 +232,7 @@ fn unusual_files_in_the_manifest_directory_are_harmless() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn documents_of_one_file_become_separate_pods() {
     let node = Node::start("docs");

@@ -27,6 +27,7 @@ fn start_all(node: &Node) -> BTreeMap<String, String> {
         .collect()
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn thirty_pods_start_at_once() {
     let node = Node::start("thirty");
@@ -42,6 +43,7 @@ fn thirty_pods_start_at_once() {
     node.finish_with_empty_runtime();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn agent_restart_restarts_no_container() {
     let mut node = Node::start("takeover");

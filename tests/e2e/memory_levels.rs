@@ -15,6 +15,7 @@ use crate::support::node::LONG;
 use crate::support::wait::wait_until;
 
 /// Only the levels: stalls may be caused by other programs of the machine.
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn kernel_signals_memory_use_above_the_level() {
     let root = CgroupRoot::make("evlevel");

@@ -47,6 +47,7 @@ fn sum(node: &Node, name: &str) -> f64 {
         .sum()
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn metrics_count_pods_and_runtime_calls() {
     let node = Node::start("metrics");
@@ -117,6 +118,7 @@ fn metrics_count_pods_and_runtime_calls() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn start_latency_is_reported_once_per_pod() {
     let mut node = Node::start("sli");

@@ -16,6 +16,7 @@ fn with(name: &str, script: &str, volumes: Value, mounts: Value) -> Value {
     manifest
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn downward_api_files_exist() {
     let node = Node::start("downfile");
@@ -64,6 +65,7 @@ fn downward_api_files_exist() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn sub_paths_survive_restarts_and_go_with_the_pod() {
     let mut node = Node::start("subrest");
@@ -100,6 +102,7 @@ fn sub_paths_survive_restarts_and_go_with_the_pod() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn mount_propagation_modes_take_effect() {
     let node = Node::start("propagate");

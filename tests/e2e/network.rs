@@ -26,6 +26,7 @@ fn lines(text: &str, word: &str) -> Vec<String> {
         .collect()
 }
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn dns_policies_configure_name_resolution() {
     let resolver = Node::base("dns").join("resolv.conf");
@@ -121,6 +122,7 @@ fn dns_policies_configure_name_resolution() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn without_pod_network_only_host_network_pods_start() {
     let node = Node::start("nonet");
@@ -147,6 +149,7 @@ fn without_pod_network_only_host_network_pods_start() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn host_port_reaches_the_pod() {
     let node = Node::start("hostport");
@@ -182,6 +185,7 @@ fn host_port_reaches_the_pod() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn packet_filter_hint_chain_exists() {
     let node = Node::start("hint");

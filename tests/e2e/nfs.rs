@@ -163,6 +163,7 @@ fn problem(node: &Node, words: &[&str]) -> String {
     })
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn frozen_nfs_server_holds_up_only_its_own_pods() {
     let Some(program) = std::env::var_os("NFS_SERVER") else {

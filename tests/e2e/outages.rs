@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::support::node::{LONG, Node, container_id, is_ready, restarts, simple};
 use crate::support::wait::{holds_for, pause, wait_until};
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn pods_survive_half_a_minute_without_the_runtime() {
     let node = Node::start("outage");
@@ -35,6 +36,7 @@ fn pods_survive_half_a_minute_without_the_runtime() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn pods_survive_a_runtime_restart() {
     let node = Node::start("cdrestart");

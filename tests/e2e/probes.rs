@@ -32,6 +32,7 @@ fn get(port: u16, path: &str) -> Value {
     json!({"httpGet": action, "periodSeconds": 1, "timeoutSeconds": PATIENCE})
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn first_readiness_probe_runs_at_container_start() {
     let node = Node::start("started");
@@ -58,6 +59,7 @@ fn first_readiness_probe_runs_at_container_start() {
     node.finish();
 }
 
+// Runtimes: containerd 2, CRI-O.
 #[test]
 fn container_with_failing_startup_probe_is_restarted() {
     let node = Node::start("startup");
@@ -88,6 +90,7 @@ fn container_with_failing_startup_probe_is_restarted() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn http_probes_send_expected_requests_and_follow_redirects() {
     let web = Web::start();
@@ -149,6 +152,7 @@ fn http_probes_send_expected_requests_and_follow_redirects() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn probe_that_cannot_run_changes_no_result() {
     let node = Node::start("proberr");
@@ -167,6 +171,7 @@ fn probe_that_cannot_run_changes_no_result() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn probe_grace_period_applies_to_probe_kills_only() {
     let node = Node::start("probegrace");
@@ -205,6 +210,7 @@ fn probe_grace_period_applies_to_probe_kills_only() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn agent_restart_keeps_ready_containers_ready() {
     let mut node = Node::start("keepready");

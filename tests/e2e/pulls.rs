@@ -31,6 +31,7 @@ fn log_in(base: &Path, registry: &Registry, password: &str) {
     fs::write(base.join("root/config.json"), auths.to_string()).expect("the password file is written");
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn node_credentials_give_access_to_private_registries() {
     let base = prepare("login");
@@ -72,6 +73,7 @@ fn node_credentials_give_access_to_private_registries() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn parallel_pulls_are_limited() {
     let base = prepare("parallel");
@@ -155,6 +157,7 @@ fn provider_flags(base: &Path) -> [String; 2] {
     ]
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn credential_provider_supplies_credentials() {
     let base = prepare("provider");
@@ -183,6 +186,7 @@ fn credential_provider_supplies_credentials() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn failing_credential_provider_does_not_prevent_pulls() {
     let base = prepare("provfail");

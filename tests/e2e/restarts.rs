@@ -11,6 +11,7 @@ use crate::support::node::{
 };
 use crate::support::wait::{holds_for, wait_until};
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn restart_policy_always_restarts_with_growing_back_off() {
     let node = Node::start("always");
@@ -54,6 +55,7 @@ fn restart_policy_always_restarts_with_growing_back_off() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn restart_policy_on_failure_restarts_failures_only() {
     let node = Node::start("onfail");
@@ -69,6 +71,7 @@ fn restart_policy_on_failure_restarts_failures_only() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn restart_policy_never_keeps_the_final_state() {
     let node = Node::start("never");
@@ -94,6 +97,7 @@ fn restart_policy_never_keeps_the_final_state() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn restart_all_containers_rule_and_ephemeral_container_work() {
     let node = Node::start("together");

@@ -12,6 +12,7 @@ use crate::support::containerd::Containerd;
 use crate::support::node::{FOREVER, LONG};
 use crate::support::wait::wait_until;
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn cri_calls_run_a_pod_on_containerd() {
     let base = std::env::var("E2E_DIR").expect("the end-to-end tests run through: tests/run e2e");

@@ -32,6 +32,7 @@ fn with(name: &str, security: Value) -> Value {
     manifest
 }
 
+// Runtimes: containerd 2, CRI-O.
 #[test]
 fn users_and_groups_are_those_of_the_security_context() {
     let node = Node::start("users");
@@ -56,6 +57,7 @@ fn users_and_groups_are_those_of_the_security_context() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn capabilities_and_profiles_are_those_of_the_security_context() {
     let node = Node::start("caps");
@@ -116,6 +118,7 @@ fn capabilities_and_profiles_are_those_of_the_security_context() {
     node.finish();
 }
 
+// Runtimes: containerd 2, CRI-O.
 #[test]
 fn oom_scores_follow_the_qos_class() {
     let node = Node::start("oom");
@@ -133,6 +136,7 @@ fn oom_scores_follow_the_qos_class() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn user_namespace_is_created_or_refused_with_a_reason() {
     let node = Node::start("userns");
@@ -161,6 +165,7 @@ fn user_namespace_is_created_or_refused_with_a_reason() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn run_as_non_root_refuses_root_without_a_crash() {
     let node = Node::start("nonroot");
@@ -184,6 +189,7 @@ fn run_as_non_root_refuses_root_without_a_crash() {
 }
 
 /// It runs the node's own command, as root, with all of the node's files but read-only.
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn container_with_the_local_socket_is_denied_access() {
     let node = Node::start("socketed");

@@ -11,6 +11,7 @@ use crate::support::node::{
 };
 use crate::support::wait::{holds_for, wait_until};
 
+// Runtimes: containerd 2.
 #[test]
 fn static_pod_gets_name_suffix_and_annotations() {
     let node = Node::start_as("marked", "Node-1", json!({}));
@@ -52,6 +53,7 @@ fn static_pod_gets_name_suffix_and_annotations() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn edited_label_stops_the_old_pod_before_the_new_one_starts() {
     let node = Node::start("label");
@@ -81,6 +83,7 @@ fn edited_label_stops_the_old_pod_before_the_new_one_starts() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn unknown_pod_is_stopped_though_no_manifest_is_readable() {
     let missing = Node::base("unknown").join("nowhere");
@@ -129,6 +132,7 @@ fn unknown_pod_is_stopped_though_no_manifest_is_readable() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn pod_with_fixed_uid_restarts_only_for_a_new_image() {
     let node = Node::start("fixed");
@@ -166,6 +170,7 @@ fn pod_with_fixed_uid_restarts_only_for_a_new_image() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn returning_fixed_uid_waits_for_the_previous_incarnation() {
     let node = Node::start("comeback");
@@ -190,6 +195,7 @@ fn returning_fixed_uid_waits_for_the_previous_incarnation() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn manifest_removed_and_rewritten_restarts_its_pod() {
     let node = Node::start("rewritten");

@@ -10,6 +10,7 @@ use crate::support::launch;
 use crate::support::node::{LONG, Node, http_get};
 use crate::support::tls_client::TlsClient;
 
+// Runtimes: containerd 2.
 #[test]
 fn cgroup_v1_requires_explicit_configuration() {
     let mut node = Node::prepare("cgroups", json!({"failCgroupV1": true}));
@@ -28,6 +29,7 @@ fn cgroup_v1_requires_explicit_configuration() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn without_configuration_file_anonymous_reads_are_allowed() {
     let mut node = Node::prepare("flags", json!({}));

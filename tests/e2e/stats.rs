@@ -68,6 +68,7 @@ fn now() -> f64 {
 const EATER: &str = "dd if=/dev/zero of=/dev/shm/x bs=1M count=8 2>/dev/null; echo written; \
     trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done";
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn summary_equals_the_cgroup_files() {
     let node = Node::start("stats");
@@ -158,6 +159,7 @@ fn summary_equals_the_cgroup_files() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn ended_containers_have_no_statistics() {
     let node = Node::start("statsgone");
@@ -194,6 +196,7 @@ fn samples(node: &Node, path: &str) -> Vec<(String, f64, Option<i64>)> {
         .collect()
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn metrics_have_timestamps_of_their_samples() {
     let node = Node::start("statspages");

@@ -47,6 +47,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn local_exec_attach_and_port_forward_work() {
     let node = Node::start("streams");

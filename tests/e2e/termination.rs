@@ -10,6 +10,7 @@ use crate::support::node::{
 };
 use crate::support::wait::{holds_for, wait_until};
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn active_deadline_ends_a_pod_within_its_grace_period() {
     let node = Node::start("deadline");
@@ -48,6 +49,7 @@ fn active_deadline_ends_a_pod_within_its_grace_period() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn final_status_survives_removal_of_runtime_records() {
     let node = Node::start("traces");
@@ -92,6 +94,7 @@ fn final_status_survives_removal_of_runtime_records() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn pod_with_restart_policy_never_ends_with_its_sandbox() {
     let node = Node::start("sandboxend");
@@ -110,6 +113,7 @@ fn pod_with_restart_policy_never_ends_with_its_sandbox() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn termination_messages_share_a_size_limit() {
     let node = Node::start("words");
@@ -166,6 +170,7 @@ fn termination_messages_share_a_size_limit() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn termination_continues_after_agent_restart() {
     let mut node = Node::start("endrestart");
@@ -190,6 +195,7 @@ fn termination_continues_after_agent_restart() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn log_files_and_links_are_at_the_documented_paths() {
     let node = Node::start_with(

@@ -28,6 +28,7 @@ fn mount(name: &str) -> Value {
     json!([{"name": name, "mountPath": format!("/{name}")}])
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn host_path_of_wrong_type_delays_its_pod() {
     let node = Node::start("hostpath");
@@ -69,6 +70,7 @@ fn host_path_of_wrong_type_delays_its_pod() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn memory_volume_size_is_the_memory_limit_of_the_pod() {
     let node = Node::start("memory");
@@ -96,6 +98,7 @@ fn memory_volume_size_is_the_memory_limit_of_the_pod() {
     node.finish();
 }
 
+// Runtimes: containerd 2, CRI-O.
 #[test]
 fn fs_group_owns_the_volumes_of_its_pod() {
     let node = Node::start("fsgroup");
@@ -120,6 +123,7 @@ fn fs_group_owns_the_volumes_of_its_pod() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn downward_api_files_follow_the_pod() {
     let node = Node::start("downward");
@@ -186,6 +190,7 @@ fn downward_api_files_follow_the_pod() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn sub_paths_do_not_escape_their_volume() {
     let node = Node::start("subpath");
@@ -263,6 +268,7 @@ fn sub_paths_do_not_escape_their_volume() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn mounts_of_a_killed_agent_are_removed() {
     let mut node = Node::start("stale");
@@ -300,6 +306,7 @@ fn mounts_of_a_killed_agent_are_removed() {
     node.finish();
 }
 
+// Runtimes: containerd 1, containerd 2.
 #[test]
 fn busy_volume_is_unmounted_later() {
     let node = Node::start("busy");
@@ -327,6 +334,7 @@ fn busy_volume_is_unmounted_later() {
     node.finish();
 }
 
+// Runtimes: containerd 2.
 #[test]
 fn image_volume_is_mounted_if_the_runtime_supports_it() {
     let node = Node::start("imagevol");
