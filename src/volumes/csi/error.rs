@@ -5,39 +5,36 @@ use std::path::Path;
 use super::super::error::VolumeError;
 use super::super::kind::{Certainty, KindError, Phase};
 use super::driver::DriverError;
+use crate::util::clip;
 
 /// The longest text of a driver in an event or a log line, in bytes.
 const MAX_TEXT: usize = 4096;
 
 /// A failure that has nothing to do with a driver's call: nothing was begun.
-pub(super) fn not_begun(phase: Phase, message: impl Into<String>) -> VolumeError {
-    KindError { phase, message: clipped(message.into()), certainty: Certainty::NotBegun }.into()
+pub(super) fn not_begun(phase: Phase, message: impl AsRef<str>) -> VolumeError {
+    failure(phase, message.as_ref(), Certainty::NotBegun)
 }
 
 /// The failure of a driver's call.
 pub(super) fn of_call(phase: Phase, prefix: &str, error: &DriverError) -> VolumeError {
     let certainty = if error.is_final() { Certainty::Final } else { Certainty::Uncertain };
-    KindError { phase, message: clipped(format!("{prefix}{error}")), certainty }.into()
+    failure(phase, &format!("{prefix}{error}"), certainty)
 }
 
 /// A failure after a successful call: what the call did is there.
-pub(super) fn after_call(phase: Phase, message: impl Into<String>) -> VolumeError {
-    KindError { phase, message: clipped(message.into()), certainty: Certainty::Uncertain }.into()
+pub(super) fn after_call(phase: Phase, message: impl AsRef<str>) -> VolumeError {
+    failure(phase, message.as_ref(), Certainty::Uncertain)
+}
+
+/// The driver's text may have megabytes.
+fn failure(phase: Phase, message: &str, certainty: Certainty) -> VolumeError {
+    KindError { phase, message: clip::line(message, MAX_TEXT), certainty }.into()
 }
 
 /// A failure of a system call.
 pub(super) fn io(attempt: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> VolumeError + use<> {
     let path = path.to_owned();
     move |source| VolumeError::Io { attempt, path, source }
-}
-
-/// The driver's text may have megabytes.
-fn clipped(mut text: String) -> String {
-    if text.len() > MAX_TEXT {
-        text.truncate(text.floor_char_boundary(MAX_TEXT));
-        text.push('…');
-    }
-    text
 }
 
 /// Whether the operation has certainly changed nothing.

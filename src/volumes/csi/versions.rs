@@ -3,8 +3,12 @@
 
 use std::fmt;
 
+use crate::util::clip;
+
 /// Versions of a driver that are read. A registration has one or two.
 const MAX_VERSIONS: usize = 64;
+/// The bytes of a version in a message.
+const MAX_SHOWN: usize = 32;
 
 /// A version `1.2.3`. Absent parts are zero, and text after the numbers is ignored.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,7 +44,7 @@ pub(super) fn highest(versions: &[String]) -> Result<Version, String> {
     let mut best: Option<Version> = None;
     for text in versions.iter().take(MAX_VERSIONS).rev() {
         match Version::parse(text) {
-            None => cause = format!("could not parse {:?} as version", clip(text)),
+            None => cause = format!("could not parse {:?} as version", clip::line(text, MAX_SHOWN)),
             Some(version) if version.major() > 1 => cause = "No supported version found".to_owned(),
             Some(version) if best.as_ref().is_none_or(|best| *best < version) => best = Some(version),
             Some(_) => {}
@@ -61,12 +65,8 @@ pub(super) fn highest(versions: &[String]) -> Result<Version, String> {
 
 /// A list as Go prints it, clipped: the driver chooses the text.
 pub(super) fn shown(versions: &[String]) -> String {
-    let clipped = versions.iter().take(8).map(|one| clip(one));
+    let clipped = versions.iter().take(8).map(|version| clip::line(version, MAX_SHOWN));
     format!("[{}]", clipped.collect::<Vec<_>>().join(" "))
-}
-
-fn clip(text: &str) -> String {
-    text.chars().take(32).collect()
 }
 
 #[cfg(test)]
