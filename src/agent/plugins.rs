@@ -20,7 +20,7 @@ use crate::transport::rpc_server;
 use crate::util::mailbox::Post;
 use crate::util::stop::StopToken;
 use crate::util::threads::Running;
-use crate::volumes::csi::{NodeObjects, Registry, VisitSettings, Visits};
+use crate::volumes::csi::{AnnounceError, NodeObjects, Registry, VisitSettings, Visits};
 
 /// The directory below the root directory in which the sockets of plugins are.
 const DIRECTORY: &str = "plugins_registry";
@@ -94,7 +94,7 @@ fn visits(
     let registry = Arc::clone(rooms.volumes.drivers());
     let announce = objects.map(|objects| {
         let announce = move |stop: &StopToken| objects.announce(&registry, stop);
-        Box::new(announce) as Box<dyn Fn(&StopToken) -> Result<(), String> + Send + Sync>
+        Box::new(announce) as Box<dyn Fn(&StopToken) -> Result<(), AnnounceError> + Send + Sync>
     });
     let (view, events) = (rooms.view.clone(), rooms.events.clone());
     let abnormal = move |uid: &PodUid, volume: &str, text: &str| {
@@ -160,14 +160,14 @@ struct CsiDrivers {
 }
 
 impl CsiDrivers {
-    fn announce(&self, stop: &StopToken) -> Result<(), String> {
+    fn announce(&self, stop: &StopToken) -> Result<(), AnnounceError> {
         self.objects.as_ref().map_or(Ok(()), |objects| objects.announce(&self.registry, stop))
     }
 }
 
 impl Handler for CsiDrivers {
     fn validate(&self, name: &str, _: &str, versions: &[String]) -> Result<(), String> {
-        self.registry.validate(name, versions)
+        self.registry.validate(name, versions).map_err(|error| error.to_string())
     }
 
     /// DIFFERS: if the API server cannot be reached, the registration fails and is repeated, but
@@ -179,7 +179,7 @@ impl Handler for CsiDrivers {
         versions: &[String],
         stop: &StopToken,
     ) -> Result<(), String> {
-        self.registry.register(name, endpoint, versions, stop)?;
+        self.registry.register(name, endpoint, versions, stop).map_err(|error| error.to_string())?;
         let failed =
             |error| format!("kubernetes.io/csi: RegisterPlugin for CSI driver {name:?} failed. {error}");
         self.announce(stop).map_err(failed)

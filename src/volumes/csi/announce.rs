@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::key_mutex::KeyMutex;
-use super::node_info::{NODE_ID_ANNOTATION, compose_csi_node, node_changes};
+use super::node_info::{LabelConflict, NODE_ID_ANNOTATION, NodeRef, compose_csi_node, node_changes};
 use super::registry::Registry;
 use crate::kube::client::Client;
 use crate::kube::error::ApiError;
@@ -32,6 +32,23 @@ pub struct NodeObjects {
     locks: KeyMutex,
 }
 
+/// Why the objects do not show the drivers; upstream's texts.
+#[derive(Debug, thiserror::Error)]
+pub enum AnnounceError {
+    /// The stop signal came first.
+    #[error("stopping")]
+    Stopping,
+    /// The Node cannot be read or written.
+    #[error("error updating Node object with CSI driver node info: {0}")]
+    Node(#[source] ApiError),
+    /// The node is elsewhere than a driver says.
+    #[error("error updating Node object with CSI driver node info: {0}")]
+    Label(#[from] LabelConflict),
+    /// The CSINode cannot be read or written.
+    #[error("error updating CSINode object with CSI driver node info: {0}")]
+    CsiNode(#[source] ApiError),
+}
+
 impl NodeObjects {
     /// The objects of the node with this name. Nothing is sent.
     #[must_use]
@@ -46,12 +63,10 @@ impl NodeObjects {
     /// Writes what the drivers said about this node, if the objects differ.
     ///
     /// # Errors
-    /// Upstream's text. What was written stays.
-    pub fn announce(&self, registry: &Registry, stop: &StopToken) -> Result<(), String> {
-        let Some(_guard) = self.locks.lock("node", stop) else { return Err("stopping".to_owned()) };
-        let uid = self
-            .update_node(registry)
-            .map_err(|error| format!("error updating Node object with CSI driver node info: {error}"))?;
+    /// What was written stays.
+    pub fn announce(&self, registry: &Registry, stop: &StopToken) -> Result<(), AnnounceError> {
+        let Some(_guard) = self.locks.lock("node", stop) else { return Err(AnnounceError::Stopping) };
+        let uid = self.update_node(registry)?;
         let mut wait = WAIT;
         let mut tries = 1;
         loop {
@@ -62,7 +77,7 @@ impl NodeObjects {
             // The garbage collector may remove the object of a former Node at this moment.
             let may_pass = error.is_conflict() || error.is_already_exists() || error.is_not_found();
             if !may_pass || tries == TRIES || stop.wait(wait) != Waited::TimedOut {
-                return Err(format!("error updating CSINode object with CSI driver node info: {error}"));
+                return Err(AnnounceError::CsiNode(error));
             }
             tries += 1;
             wait *= 2;
@@ -70,8 +85,8 @@ impl NodeObjects {
     }
 
     /// Returns the UID of the Node.
-    fn update_node(&self, registry: &Registry) -> Result<String, String> {
-        let node: Value = self.client.get(&Target::node(&self.node)).map_err(|error| error.to_string())?;
+    fn update_node(&self, registry: &Registry) -> Result<String, AnnounceError> {
+        let node: Value = self.client.get(&Target::node(&self.node)).map_err(AnnounceError::Node)?;
         let uid = node.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default().to_owned();
         let (installed, removed) = registry.nodes();
         let changes =
@@ -89,7 +104,7 @@ impl NodeObjects {
         }
         let patched: Result<Value, ApiError> =
             self.client.patch(&Target::node(&self.node), &json!({ "metadata": metadata }));
-        patched.map(|_| uid).map_err(|error| error.to_string())
+        patched.map(|_| uid).map_err(AnnounceError::Node)
     }
 
     fn update_csi_node(&self, registry: &Registry, node_uid: &str) -> Result<(), ApiError> {
@@ -103,8 +118,9 @@ impl NodeObjects {
         if existing.is_none() && installed.is_empty() {
             return Ok(());
         }
-        let wanted = compose_csi_node(existing.as_ref(), (&self.node, node_uid), &installed, &removed);
-        let Some(object) = wanted else { return Ok(()) };
+        let owner = NodeRef { name: &self.node, uid: node_uid };
+        let composed = compose_csi_node(existing.as_ref(), owner, &installed, &removed);
+        let Some(object) = composed else { return Ok(()) };
         let written: Result<Value, ApiError> = match existing {
             // With its resource version: a change of another client is a conflict.
             Some(_) => self.client.update(&target, &object),

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::driver::{
-    Abilities, Capability, Code, Driver, DriverError, DriverNode, Expand, Publish, Stage, Usage, VolumeStats,
+    Abilities, Capability, Driver, DriverError, Expand, NodeInfo, Publish, Stage, Usage, VolumeStats,
 };
 use crate::model::metrics::CSI_OPERATIONS;
+use crate::transport::endpoint::EndpointError;
 use crate::transport::generated::{MessageField, csi, methods};
-use crate::transport::grpc::{CallError, Channel, Kind, Unary};
+use crate::transport::grpc::{Channel, Unary};
+use crate::util::clip;
 use crate::util::stop::StopToken;
 
 /// The deadline of each call: upstream's.
@@ -45,17 +47,17 @@ pub struct GrpcDriver {
 ///
 /// # Errors
 /// When the endpoint cannot be a socket.
-pub fn connect(name: &str, endpoint: &str) -> Result<Arc<dyn Driver>, String> {
+pub fn connect(name: &str, endpoint: &str) -> Result<Arc<dyn Driver>, EndpointError> {
     let driver = GrpcDriver::new(name, endpoint, LIMIT)?;
     Ok(Arc::new(driver))
 }
 
 impl GrpcDriver {
     /// A driver whose calls have this deadline.
-    fn new(name: &str, endpoint: &str, limit: Duration) -> Result<GrpcDriver, String> {
+    fn new(name: &str, endpoint: &str, limit: Duration) -> Result<GrpcDriver, EndpointError> {
         let endpoint =
             if endpoint.starts_with('/') { format!("unix://{endpoint}") } else { endpoint.to_owned() };
-        let channel = Channel::limited(&endpoint, MAX_MESSAGE_BYTES).map_err(|error| error.to_string())?;
+        let channel = Channel::limited(&endpoint, MAX_MESSAGE_BYTES)?;
         Ok(GrpcDriver { name: name.to_owned(), channel, limit })
     }
 
@@ -67,34 +69,12 @@ impl GrpcDriver {
     ) -> Result<Resp, DriverError> {
         let begun = Instant::now();
         let result = self.channel.call_with_stop(method, request, Some(self.limit), stop);
-        let code = result.as_ref().err().map_or("OK", |error| error.kind.as_str());
-        self.took(method.name, code, begun);
-        result.map_err(|error| of(&error))
+        let code = result.as_ref().err().map_or("OK", |error| error.kind.as_str()).to_owned();
+        let method = format!("/csi.v1.Node/{}", method.name);
+        CSI_OPERATIONS.took([self.name.clone(), method, code, "false".to_owned()], begun.elapsed());
+        // Its text has no part of the request.
+        result.map_err(|error| DriverError { message: error.to_string(), code: error.kind })
     }
-
-    fn took(&self, method: &str, code: &str, begun: Instant) {
-        let values =
-            [self.name.clone(), format!("/csi.v1.Node/{method}"), code.to_owned(), "false".to_owned()];
-        CSI_OPERATIONS.took(values, begun.elapsed());
-    }
-}
-
-/// The error as the rest of the room knows it. Its text has no part of the request.
-fn of(error: &CallError) -> DriverError {
-    let code = match error.kind {
-        Kind::Cancelled => Code::Cancelled,
-        Kind::DeadlineExceeded => Code::DeadlineExceeded,
-        Kind::Unavailable => Code::Unavailable,
-        Kind::ResourceExhausted => Code::ResourceExhausted,
-        Kind::Aborted => Code::Aborted,
-        Kind::FailedPrecondition => Code::FailedPrecondition,
-        Kind::NotFound => Code::NotFound,
-        Kind::InvalidArgument => Code::InvalidArgument,
-        Kind::OutOfRange => Code::OutOfRange,
-        Kind::Unimplemented => Code::Unimplemented,
-        _ => Code::Other,
-    };
-    DriverError { message: error.to_string(), code }
 }
 
 fn capability(of: &Capability) -> MessageField<csi::VolumeCapability> {
@@ -115,10 +95,10 @@ fn capability(of: &Capability) -> MessageField<csi::VolumeCapability> {
 }
 
 impl Driver for GrpcDriver {
-    fn info(&self, stop: &StopToken) -> Result<DriverNode, DriverError> {
+    fn info(&self, stop: &StopToken) -> Result<NodeInfo, DriverError> {
         let answer = self.call(&methods::NODE_GET_INFO, &csi::NodeGetInfoRequest::new(), stop)?;
         let topology = answer.accessible_topology.into_option().map(|it| it.segments).unwrap_or_default();
-        Ok(DriverNode { id: answer.node_id, max_volumes: answer.max_volumes_per_node, topology })
+        Ok(NodeInfo { id: answer.node_id, max_volumes: answer.max_volumes_per_node, topology })
     }
 
     fn abilities(&self, stop: &StopToken) -> Result<Abilities, DriverError> {
@@ -211,11 +191,10 @@ impl Driver for GrpcDriver {
                 _ => {}
             }
         }
-        stats.condition = answer.volume_condition.into_option().map(|mut condition| {
-            let end = condition.message.floor_char_boundary(MAX_CONDITION);
-            condition.message.truncate(end);
-            (condition.abnormal, condition.message)
-        });
+        stats.condition = answer
+            .volume_condition
+            .into_option()
+            .map(|condition| (condition.abnormal, clip::line(&condition.message, MAX_CONDITION)));
         Ok(stats)
     }
 }
@@ -227,6 +206,7 @@ mod tests {
     use crate::util::testing::beside;
     use crossbeam_channel::bounded;
 
+    use super::super::driver::Code;
     use super::*;
     use crate::transport::rpc_server::{Refusal, Server, Service};
     use crate::util::stop;

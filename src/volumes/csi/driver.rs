@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+pub(super) use crate::transport::grpc::Kind as Code;
 use crate::util::stop::StopToken;
 
 /// Text pairs of a request.
@@ -105,7 +106,7 @@ pub struct Abilities {
 
 /// The driver's answer about this node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DriverNode {
+pub struct NodeInfo {
     /// The driver's name of this node.
     pub id: String,
     /// The number of its volumes that the node can have; 0: no limit.
@@ -146,23 +147,6 @@ pub struct DriverError {
     pub code: Code,
 }
 
-/// The codes that matter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Code {
-    Cancelled,
-    DeadlineExceeded,
-    Unavailable,
-    ResourceExhausted,
-    Aborted,
-    FailedPrecondition,
-    NotFound,
-    InvalidArgument,
-    OutOfRange,
-    Unimplemented,
-    /// All others.
-    Other,
-}
-
 impl DriverError {
     /// Whether the call has ended and changed nothing. Otherwise it may have been carried out, or
     /// still be running.
@@ -181,7 +165,7 @@ impl DriverError {
 
 /// The node service of one driver. Each call ends at the stop signal, and has a deadline.
 pub trait Driver: Send + Sync {
-    fn info(&self, stop: &StopToken) -> Result<DriverNode, DriverError>;
+    fn info(&self, stop: &StopToken) -> Result<NodeInfo, DriverError>;
     fn abilities(&self, stop: &StopToken) -> Result<Abilities, DriverError>;
     fn stage(&self, request: &Stage, stop: &StopToken) -> Result<(), DriverError>;
     fn unstage(&self, volume: &str, staging_path: &str, stop: &StopToken) -> Result<(), DriverError>;
@@ -223,7 +207,7 @@ mod tests {
         ] {
             assert!(!is_final(code), "{code:?}");
         }
-        for code in [Code::Other, Code::NotFound, Code::FailedPrecondition, Code::Unimplemented] {
+        for code in [Code::Internal, Code::NotFound, Code::FailedPrecondition, Code::Unimplemented] {
             assert!(is_final(code), "{code:?}");
         }
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use super::super::attachment::Attachments;
 use super::cluster::{Attached, Cluster, ClusterError, TokenText};
 use super::driver::{
-    Abilities, Code, Driver, DriverError, DriverNode, Expand, Publish, Secrets, Stage, Usage, VolumeStats,
+    Abilities, Code, Driver, DriverError, Expand, NodeInfo, Publish, Secrets, Stage, Usage, VolumeStats,
 };
 use super::mounter::Mounter;
 use super::registry::Registry;
@@ -198,25 +198,25 @@ impl FakeNode {
             inner.calls.push(format!("{method} {volume}").trim_end().to_owned());
             inner.faults.get_mut(method).and_then(VecDeque::pop_front)
         };
-        let failed = |code, name: &str| DriverError {
-            message: format!("rpc error: code = {name} desc = {method} failed"),
+        let failed = |code: Code| DriverError {
+            message: format!("rpc error: code = {} desc = {method} failed", code.as_str()),
             code,
         };
         let result = match fault {
-            Some(Fault::Final) => Err(failed(Code::Other, "Internal")),
-            Some(Fault::InUse) => Err(failed(Code::FailedPrecondition, "FailedPrecondition")),
-            Some(Fault::OutOfRange) => Err(failed(Code::OutOfRange, "OutOfRange")),
-            Some(Fault::Uncertain) => Err(failed(Code::Unavailable, "Unavailable")),
+            Some(Fault::Final) => Err(failed(Code::Internal)),
+            Some(Fault::InUse) => Err(failed(Code::FailedPrecondition)),
+            Some(Fault::OutOfRange) => Err(failed(Code::OutOfRange)),
+            Some(Fault::Uncertain) => Err(failed(Code::Unavailable)),
             Some(Fault::LostAnswer) => {
                 let _ = work(&mut self.inner());
-                Err(failed(Code::DeadlineExceeded, "DeadlineExceeded"))
+                Err(failed(Code::DeadlineExceeded))
             }
             Some(Fault::Hang) => {
                 // The stop signal ends every wait.
                 let _ = stop.signal().recv();
-                Err(failed(Code::Cancelled, "Canceled"))
+                Err(failed(Code::Cancelled))
             }
-            Some(Fault::Babble) => Err(DriverError { message: "x".repeat(1 << 20), code: Code::Other }),
+            Some(Fault::Babble) => Err(DriverError { message: "x".repeat(1 << 20), code: Code::Internal }),
             None => work(&mut self.inner()),
         };
         self.step();
@@ -231,10 +231,10 @@ fn refused<T>(code: Code, text: &str) -> Result<T, DriverError> {
 struct FakeDriver(Arc<FakeNode>);
 
 impl Driver for FakeDriver {
-    fn info(&self, stop: &StopToken) -> Result<DriverNode, DriverError> {
+    fn info(&self, stop: &StopToken) -> Result<NodeInfo, DriverError> {
         self.0.call("info", "", stop, |inner| {
             let max_volumes = inner.max_volumes;
-            Ok(DriverNode { id: "node-id".to_owned(), max_volumes, ..DriverNode::default() })
+            Ok(NodeInfo { id: "node-id".to_owned(), max_volumes, ..NodeInfo::default() })
         })
     }
 
@@ -291,11 +291,11 @@ impl Driver for FakeDriver {
             }
             if request.capability.is_block {
                 std::fs::write(&path, "")
-                    .map_err(|_| DriverError { message: "no parent".to_owned(), code: Code::Other })?;
+                    .map_err(|_| DriverError { message: "no parent".to_owned(), code: Code::Internal })?;
             } else {
                 let made = std::fs::create_dir(&path);
                 if made.is_err() && !path.is_dir() {
-                    return refused(Code::Other, "no parent");
+                    return refused(Code::Internal, "no parent");
                 }
                 inner.mounts.push(path);
             }

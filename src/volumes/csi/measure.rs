@@ -39,7 +39,7 @@ struct Mounted {
 
 /// The volumes that pods have of a driver.
 pub(super) fn volumes_of(csi: &Csi, driver: &str) -> Vec<Place> {
-    csi.users().places_of_driver(&names::unique_prefix(driver))
+    csi.users().places_of_driver(&names::unique_name(driver, ""))
 }
 
 /// Has a driver measure its volumes, one after another. Volumes that it calls abnormal go to

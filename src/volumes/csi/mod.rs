@@ -65,7 +65,7 @@ mod versions;
 mod visits;
 mod volume;
 
-pub use announce::NodeObjects;
+pub use announce::{AnnounceError, NodeObjects};
 pub use client::connect;
 pub use cluster::{Cluster, NoCluster, PodCluster};
 pub use driver::{Usage, VolumeStats};

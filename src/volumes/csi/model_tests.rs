@@ -30,7 +30,7 @@ use super::super::kind::{Form, Place, VolumeKeeper};
 use super::super::waker::Waker;
 use super::cluster::{Cluster, ClusterError, TokenText};
 use super::driver::{
-    Abilities, Code, Driver, DriverError, DriverNode, Expand, Publish, Secrets, Stage, VolumeStats,
+    Abilities, Code, Driver, DriverError, Expand, NodeInfo, Publish, Secrets, Stage, VolumeStats,
 };
 use super::fake::{DRIVER, KILLED};
 use super::fs_group::GroupChange;
@@ -714,7 +714,7 @@ impl Model {
             let mut world = self.world();
             world.note(what);
             if world.one_in(8) {
-                failed(Code::Other)
+                failed(Code::Internal)
             } else if world.one_in(10) {
                 failed(Code::Unavailable)
             } else if world.one_in(10) {
@@ -731,8 +731,8 @@ impl Model {
 }
 
 impl Driver for Model {
-    fn info(&self, _: &StopToken) -> Result<DriverNode, DriverError> {
-        Ok(DriverNode { id: "n".to_owned(), ..DriverNode::default() })
+    fn info(&self, _: &StopToken) -> Result<NodeInfo, DriverError> {
+        Ok(NodeInfo { id: "n".to_owned(), ..NodeInfo::default() })
     }
     fn abilities(&self, _: &StopToken) -> Result<Abilities, DriverError> {
         self.within();

@@ -40,11 +40,6 @@ pub(super) fn parts(name: &str) -> Option<(&str, &str)> {
     name.strip_prefix(PLUGIN)?.strip_prefix('/')?.split_once('^')
 }
 
-/// What the names of all volumes of a driver begin with.
-pub(super) fn unique_prefix(driver: &str) -> String {
-    unique_name(driver, "")
-}
-
 /// A path for a driver.
 pub(super) fn path_text(path: &Path) -> Result<String, VolumeError> {
     let text = path.to_str().map(str::to_owned);

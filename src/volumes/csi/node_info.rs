@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::driver::DriverNode;
+use super::driver::NodeInfo;
 
 /// The annotation of a Node with the drivers' names of it.
-pub const NODE_ID_ANNOTATION: &str = "csi.volume.kubernetes.io/nodeid";
+pub(super) const NODE_ID_ANNOTATION: &str = "csi.volume.kubernetes.io/nodeid";
 /// The annotation of a CSINode with the in-tree plugins that CSI drivers replace.
 const MIGRATED_ANNOTATION: &str = "storage.alpha.kubernetes.io/migrated-plugins";
 /// These plugins, as the scheduler knows them.
@@ -19,7 +19,7 @@ kubernetes.io/cinder,kubernetes.io/gce-pd,kubernetes.io/portworx-volume,kubernet
 /// An entry of `spec.drivers` of a CSINode.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct CsiNodeEntry {
+pub(super) struct CsiNodeEntry {
     pub name: String,
     #[serde(rename = "nodeID")]
     pub node_id: String,
@@ -31,13 +31,13 @@ pub struct CsiNodeEntry {
 
 /// `allocatable` of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Allocatable {
+pub(super) struct Allocatable {
     /// The number of volumes.
     pub count: Option<i32>,
 }
 
 impl CsiNodeEntry {
-    fn new(name: &str, node: &DriverNode) -> CsiNodeEntry {
+    fn new(name: &str, node: &NodeInfo) -> CsiNodeEntry {
         let count = i32::try_from(node.max_volumes).unwrap_or(i32::MAX);
         CsiNodeEntry {
             name: name.to_owned(),
@@ -48,13 +48,21 @@ impl CsiNodeEntry {
     }
 }
 
+/// The Node that owns a CSINode.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NodeRef<'a> {
+    pub(super) name: &'a str,
+    /// Empty: not known.
+    pub(super) uid: &'a str,
+}
+
 /// The CSINode object that should exist; `None` if `existing` is so already. Entries of drivers that
 /// have not registered since the start are kept.
 #[must_use]
-pub fn compose_csi_node(
+pub(super) fn compose_csi_node(
     existing: Option<&Value>,
-    (node, node_uid): (&str, &str),
-    installed: &BTreeMap<String, DriverNode>,
+    owner: NodeRef<'_>,
+    installed: &BTreeMap<String, NodeInfo>,
     removed: &BTreeSet<String>,
 ) -> Option<Value> {
     let mut object = existing.cloned().unwrap_or_else(|| {
@@ -62,9 +70,9 @@ pub fn compose_csi_node(
             "apiVersion": "storage.k8s.io/v1",
             "kind": "CSINode",
             "metadata": {
-                "name": node,
+                "name": owner.name,
                 "ownerReferences": [{
-                    "apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid,
+                    "apiVersion": "v1", "kind": "Node", "name": owner.name, "uid": owner.uid,
                 }],
             },
             "spec": { "drivers": [] },
@@ -88,7 +96,7 @@ pub fn compose_csi_node(
     };
     let known: Option<Vec<CsiNodeEntry>> = before.and_then(|list| serde_json::from_value(list).ok());
     // The garbage collector removes an object whose owner no longer exists.
-    let is_adopted = adopt(&mut object, node, node_uid);
+    let is_adopted = adopt(&mut object, owner);
     let is_same = existing.is_some()
         && !is_adopted
         && known.is_some_and(|known| same(&known, &after))
@@ -107,13 +115,13 @@ pub fn compose_csi_node(
 
 /// Makes the Node with this UID the owner, in the place of a former Node of the same name. Returns
 /// whether this changed the object.
-fn adopt(object: &mut Value, node: &str, node_uid: &str) -> bool {
+fn adopt(object: &mut Value, node: NodeRef<'_>) -> bool {
     let owners = object.pointer_mut("/metadata/ownerReferences").and_then(Value::as_array_mut);
     let mut is_changed = false;
-    for owner in owners.into_iter().flatten().filter(|_| !node_uid.is_empty()) {
-        let is_former = owner["kind"] == "Node" && owner["name"] == node && owner["uid"] != node_uid;
+    for owner in owners.into_iter().flatten().filter(|_| !node.uid.is_empty()) {
+        let is_former = owner["kind"] == "Node" && owner["name"] == node.name && owner["uid"] != node.uid;
         if is_former && let Some(fields) = owner.as_object_mut() {
-            fields.insert("uid".to_owned(), Value::from(node_uid));
+            fields.insert("uid".to_owned(), Value::from(node.uid));
             is_changed = true;
         }
     }
@@ -154,23 +162,34 @@ fn child<'a>(object: &'a mut Value, name: &str) -> &'a mut Map<String, Value> {
 
 /// The changes of a Node: its annotation if it differs, and labels that it lacks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NodeChanges {
+pub(super) struct NodeChanges {
     /// The new value of [`NODE_ID_ANNOTATION`]; an empty one removes it.
     pub annotation: Option<String>,
     /// Labels to set.
     pub labels: BTreeMap<String, String>,
 }
 
+/// A driver reports a label that the node has with another value; upstream's text.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "detected topology value collision: driver reported {key:?}:{reported:?} but existing label is {key:?}:{present:?}"
+)]
+pub struct LabelConflict {
+    pub key: String,
+    pub reported: String,
+    pub present: String,
+}
+
 /// What a Node lacks of its drivers.
 ///
 /// # Errors
-/// Upstream's text when a driver reports a label that the node has with another value.
-pub fn node_changes(
+/// When a driver reports a label that the node has with another value.
+pub(super) fn node_changes(
     annotations: &BTreeMap<String, String>,
     labels: &BTreeMap<String, String>,
-    installed: &BTreeMap<String, DriverNode>,
+    installed: &BTreeMap<String, NodeInfo>,
     removed: &BTreeSet<String>,
-) -> Result<NodeChanges, String> {
+) -> Result<NodeChanges, LabelConflict> {
     let old = annotations.get(NODE_ID_ANNOTATION).map(String::as_str).unwrap_or_default();
     let mut ids: BTreeMap<String, String> = serde_json::from_str(old).unwrap_or_default();
     ids.retain(|name, _| !removed.contains(name));
@@ -181,9 +200,8 @@ pub fn node_changes(
             match labels.get(key).or_else(|| changes.labels.get(key)) {
                 Some(present) if present == value => {}
                 Some(present) => {
-                    return Err(format!(
-                        "detected topology value collision: driver reported {key:?}:{value:?} but existing label is {key:?}:{present:?}"
-                    ));
+                    let (key, reported, present) = (key.clone(), value.clone(), present.clone());
+                    return Err(LabelConflict { key, reported, present });
                 }
                 None => {
                     changes.labels.insert(key.clone(), value.clone());
@@ -200,9 +218,12 @@ pub fn node_changes(
 mod tests {
     use super::*;
 
-    fn node(id: &str, max_volumes: i64, topology: &[(&str, &str)]) -> DriverNode {
+    const FIRST: NodeRef<'_> = NodeRef { name: "n", uid: "u" };
+    const SECOND: NodeRef<'_> = NodeRef { name: "n", uid: "v" };
+
+    fn node(id: &str, max_volumes: i64, topology: &[(&str, &str)]) -> NodeInfo {
         let topology = topology.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-        DriverNode { id: id.to_owned(), max_volumes, topology }
+        NodeInfo { id: id.to_owned(), max_volumes, topology }
     }
 
     #[test]
@@ -210,31 +231,31 @@ mod tests {
         let installed: BTreeMap<_, _> =
             [("d".to_owned(), node("i", 5, &[("zone", "a"), ("area", "b")]))].into();
         let none = BTreeSet::new();
-        let object = compose_csi_node(None, ("n", "u"), &installed, &none).unwrap();
+        let object = compose_csi_node(None, FIRST, &installed, &none).unwrap();
         assert_eq!(
             object.pointer("/spec/drivers").unwrap(),
             &json!([{"name":"d","nodeID":"i","topologyKeys":["area","zone"],"allocatable":{"count":5}}])
         );
         assert_eq!(object.pointer("/metadata/ownerReferences/0/uid"), Some(&json!("u")));
-        assert_eq!(compose_csi_node(Some(&object), ("n", "u"), &installed, &none), None);
+        assert_eq!(compose_csi_node(Some(&object), FIRST, &installed, &none), None);
         // After the Node was registered again, its new object is the owner.
-        let adopted = compose_csi_node(Some(&object), ("n", "v"), &installed, &none).unwrap();
+        let adopted = compose_csi_node(Some(&object), SECOND, &installed, &none).unwrap();
         assert_eq!(adopted.pointer("/metadata/ownerReferences/0/uid"), Some(&json!("v")));
         assert_eq!(adopted.pointer("/spec/drivers"), object.pointer("/spec/drivers"));
-        assert_eq!(compose_csi_node(Some(&adopted), ("n", "v"), &installed, &none), None);
+        assert_eq!(compose_csi_node(Some(&adopted), SECOND, &installed, &none), None);
         // A driver that has not registered yet keeps its entry.
-        assert_eq!(compose_csi_node(Some(&object), ("n", "u"), &BTreeMap::new(), &none), None);
+        assert_eq!(compose_csi_node(Some(&object), FIRST, &BTreeMap::new(), &none), None);
         let removed: BTreeSet<_> = ["d".to_owned()].into();
-        let emptied = compose_csi_node(Some(&object), ("n", "u"), &BTreeMap::new(), &removed).unwrap();
+        let emptied = compose_csi_node(Some(&object), FIRST, &BTreeMap::new(), &removed).unwrap();
         assert_eq!(emptied.pointer("/spec/drivers"), Some(&json!([])));
         let unlimited: BTreeMap<_, _> = [("d".to_owned(), node("i", 0, &[]))].into();
-        let object = compose_csi_node(Some(&object), ("n", "u"), &unlimited, &none).unwrap();
+        let object = compose_csi_node(Some(&object), FIRST, &unlimited, &none).unwrap();
         assert_eq!(
             object.pointer("/spec/drivers"),
             Some(&json!([{"name":"d","nodeID":"i","topologyKeys":[]}]))
         );
         let many: BTreeMap<_, _> = [("d".to_owned(), node("i", i64::MAX, &[]))].into();
-        let object = compose_csi_node(None, ("n", "u"), &many, &none).unwrap();
+        let object = compose_csi_node(None, FIRST, &many, &none).unwrap();
         assert_eq!(object.pointer("/spec/drivers/0/allocatable/count"), Some(&json!(i32::MAX)));
     }
 
@@ -243,7 +264,7 @@ mod tests {
         for text in ["null", "[]", r#"{"spec":7}"#, r#"{"spec":{"drivers":"x"},"metadata":3}"#] {
             let existing: Value = serde_json::from_str(text).unwrap();
             let installed: BTreeMap<_, _> = [("d".to_owned(), node("i", 0, &[]))].into();
-            let object = compose_csi_node(Some(&existing), ("n", "u"), &installed, &BTreeSet::new()).unwrap();
+            let object = compose_csi_node(Some(&existing), FIRST, &installed, &BTreeSet::new()).unwrap();
             assert_eq!(object.pointer("/spec/drivers/0/name"), Some(&json!("d")), "{text}");
         }
     }
@@ -264,7 +285,7 @@ mod tests {
         assert_eq!(changes.annotation.as_deref(), Some(r#"{"d":"i"}"#));
         let labels: BTreeMap<_, _> = [("zone".to_owned(), "b".to_owned())].into();
         assert_eq!(
-            node_changes(&empty, &labels, &installed, &none).unwrap_err(),
+            node_changes(&empty, &labels, &installed, &none).unwrap_err().to_string(),
             r#"detected topology value collision: driver reported "zone":"a" but existing label is "zone":"b""#
         );
     }

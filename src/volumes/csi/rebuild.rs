@@ -111,11 +111,7 @@ pub(super) fn find_all(root_dir: &Path, unread: &mut UnreadableDirs) -> PodVolum
     let (mut places, mut all) = (BTreeSet::new(), PodVolumes::default());
     for pod in unread.list(&paths::pods(root_dir)) {
         let pod = PodUid::from(pod.as_str());
-        let Ok(dir) = paths::pod(root_dir, &pod) else { continue };
-        for (form, parent) in FORMS {
-            let found = unread.list(&dir.join(parent).join(DIRECTORY)).into_iter();
-            places.extend(found.map(|spec_name| Place { pod: pod.clone(), spec_name, form }));
-        }
+        places.extend(in_pod(root_dir, &pod, unread));
     }
     // A device is published before it is linked in the pod's directory.
     for spec_name in block_volumes(&layout, unread) {
@@ -135,20 +131,23 @@ pub(super) fn find_all(root_dir: &Path, unread: &mut UnreadableDirs) -> PodVolum
     all
 }
 
-/// The forms of volumes, with the directories in that of a pod.
-const FORMS: [(Form, &str); 2] = [(Form::Filesystem, "volumes"), (Form::Block, "volumeDevices")];
+/// The volumes in a pod's own directory, with and without a record.
+fn in_pod(root_dir: &Path, pod: &PodUid, unread: &mut UnreadableDirs) -> Vec<Place> {
+    let Ok(dir) = paths::pod(root_dir, pod) else { return Vec::new() };
+    let forms = [(Form::Filesystem, "volumes"), (Form::Block, "volumeDevices")];
+    let of_form = |(form, parent): (Form, &str)| {
+        let found = unread.list(&dir.join(parent).join(DIRECTORY)).into_iter();
+        found.map(move |spec_name| Place { pod: pod.clone(), spec_name, form })
+    };
+    forms.into_iter().flat_map(of_form).collect()
+}
 
 /// What one pod has on the disk, with and without a record. What cannot be read is left out: the removal
 /// of the pod's directory fails then.
 pub(super) fn places_of(layout: &Layout, root_dir: &Path, pod: &PodUid) -> BTreeSet<Place> {
-    let mut places = BTreeSet::new();
-    if let Ok(dir) = paths::pod(root_dir, pod) {
-        for (form, parent) in FORMS {
-            let found = entries(&dir.join(parent).join(DIRECTORY)).unwrap_or_default().into_iter();
-            places.extend(found.map(|spec_name| Place { pod: pod.clone(), spec_name, form }));
-        }
-    }
-    for spec_name in block_volumes(layout, &mut UnreadableDirs::default()) {
+    let mut unread = UnreadableDirs::default();
+    let mut places: BTreeSet<Place> = in_pod(root_dir, pod, &mut unread).into_iter().collect();
+    for spec_name in block_volumes(layout, &mut unread) {
         let Ok(block) = layout.block_paths(&spec_name) else { continue };
         if std::fs::symlink_metadata(block.publish.join(pod.as_str())).is_ok() {
             places.insert(Place { pod: pod.clone(), spec_name, form: Form::Block });

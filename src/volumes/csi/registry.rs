@@ -10,8 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::super::paths;
-use super::driver::{Driver, DriverNode};
+use super::driver::{Driver, DriverError, NodeInfo};
 use super::versions::{self, Version};
+use crate::transport::endpoint::EndpointError;
+use crate::util::clip;
 use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 
@@ -27,10 +29,34 @@ const MAX_NODE_ID: usize = 256;
 const MAX_TOPOLOGY: usize = 64;
 
 /// Makes the client for a driver: its name and its socket.
-type Connect = dyn Fn(&str, &str) -> Result<Arc<dyn Driver>, String> + Send + Sync;
+type Connect = dyn Fn(&str, &str) -> Result<Arc<dyn Driver>, EndpointError> + Send + Sync;
 
-/// What a driver said about this node.
-pub type NodeInfo = DriverNode;
+/// Why a driver is not registered, or cannot be used. A driver gets the text of its registration.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RegistryError {
+    /// The registration has failed.
+    #[error("kubernetes.io/csi: {step} for CSI driver {name:?} failed. {why}")]
+    Registration {
+        /// The call of the plugin watcher, with upstream's name.
+        step: &'static str,
+        /// The driver's name, clipped if it is invalid.
+        name: String,
+        /// One reason.
+        why: String,
+    },
+    /// The endpoint cannot be a socket.
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+    /// No driver of this name is registered now.
+    #[error("driver name {0} not found in the list of registered CSI drivers")]
+    Unknown(String),
+    /// The driver says nothing about this node.
+    #[error(transparent)]
+    Call(#[from] DriverError),
+    /// The objects of the API could not hold what the driver says about this node.
+    #[error("error adding CSI driver node info: {0}")]
+    NodeInfo(String),
+}
 
 /// A driver that is registered.
 #[derive(Clone)]
@@ -40,7 +66,7 @@ pub struct RegisteredDriver {
     /// Its node service.
     pub driver: Arc<dyn Driver>,
     /// What it said about this node; `None` until it has.
-    pub node: Option<DriverNode>,
+    pub node: Option<NodeInfo>,
     version: Version,
 }
 
@@ -73,7 +99,7 @@ impl Registry {
     /// No drivers yet. `connect` makes the client of one.
     #[must_use]
     pub fn new(
-        connect: impl Fn(&str, &str) -> Result<Arc<dyn Driver>, String> + Send + Sync + 'static,
+        connect: impl Fn(&str, &str) -> Result<Arc<dyn Driver>, EndpointError> + Send + Sync + 'static,
     ) -> Registry {
         let (ring, changed) = bounded(1);
         Registry { connect: Box::new(connect), known: Mutex::default(), ring, changed }
@@ -99,34 +125,39 @@ impl Registry {
     ///
     /// # Errors
     /// The text that the driver gets.
-    pub fn validate(&self, name: &str, versions: &[String]) -> Result<(), String> {
+    pub fn validate(&self, name: &str, versions: &[String]) -> Result<(), RegistryError> {
         self.check("ValidatePlugin", name, versions).map(drop)
     }
 
-    fn check(&self, caller: &str, name: &str, versions: &[String]) -> Result<Version, String> {
+    fn check(&self, step: &'static str, name: &str, versions: &[String]) -> Result<Version, RegistryError> {
+        let failed = |name: &str, why| RegistryError::Registration { step, name: name.to_owned(), why };
         if paths::element(name).is_err() || name.len() > MAX_NAME {
-            let name: String = name.chars().take(64).collect();
-            return Err(format!("kubernetes.io/csi: {caller} for CSI driver {name:?} failed. Invalid name"));
+            return Err(failed(clip::beginning(name, 64), "Invalid name".to_owned()));
         }
-        let failed = format!("kubernetes.io/csi: {caller} for CSI driver {name:?} failed.");
+        let failed = |why| Err(failed(name, why));
         if versions.is_empty() {
-            return Err(format!("{failed} Plugin returned an empty list for supported versions"));
+            return failed("Plugin returned an empty list for supported versions".to_owned());
         }
-        let version = versions::highest(versions).map_err(|error| {
-            let shown = versions::shown(versions);
-            format!("{failed} None of the versions specified {shown:?} are supported. err={error}")
-        })?;
+        let version = match versions::highest(versions) {
+            Ok(version) => version,
+            Err(error) => {
+                let shown = versions::shown(versions);
+                return failed(format!(
+                    "None of the versions specified {shown:?} are supported. err={error}"
+                ));
+            }
+        };
         let known = self.known();
         match known.drivers.get(name) {
-            Some(other) if other.version > version => Err(format!(
-                "{failed} Another driver with the same name is already registered with a higher supported version: {:?}",
+            Some(other) if other.version > version => failed(format!(
+                "Another driver with the same name is already registered with a higher supported version: {:?}",
                 other.version.to_string()
             )),
             None if known.drivers.len() >= MAX_DRIVERS => {
-                Err(format!("{failed} {MAX_DRIVERS} drivers are registered already"))
+                failed(format!("{MAX_DRIVERS} drivers are registered already"))
             }
             _ if known.names.len() >= MAX_NAMES && !known.names.contains(name) => {
-                Err(format!("{failed} drivers with {MAX_NAMES} names have registered already"))
+                failed(format!("drivers with {MAX_NAMES} names have registered already"))
             }
             _ => Ok(version),
         }
@@ -142,7 +173,7 @@ impl Registry {
         endpoint: &str,
         versions: &[String],
         stop: &StopToken,
-    ) -> Result<(), String> {
+    ) -> Result<(), RegistryError> {
         let version = self.check("RegisterPlugin", name, versions)?;
         let driver = (self.connect)(name, endpoint)?;
         let entry = RegisteredDriver {
@@ -157,7 +188,7 @@ impl Registry {
             known.names.insert(name.to_owned());
             known.drivers.insert(name.to_owned(), entry);
         }
-        let node = driver.info(stop).map_err(|error| error.to_string()).and_then(check_node);
+        let node = driver.info(stop).map_err(RegistryError::from).and_then(check_node);
         let mut known = self.known();
         // Another registration may have replaced this one.
         let own = known.drivers.get_mut(name).filter(|it| Arc::ptr_eq(&it.driver, &driver));
@@ -174,7 +205,8 @@ impl Registry {
                 if own.is_some() {
                     known.drivers.remove(name);
                 }
-                Err(format!("kubernetes.io/csi: RegisterPlugin for CSI driver {name:?} failed. {error}"))
+                let (name, why) = (name.to_owned(), error.to_string());
+                Err(RegistryError::Registration { step: "RegisterPlugin", name, why })
             }
         }
     }
@@ -194,9 +226,9 @@ impl Registry {
     ///
     /// # Errors
     /// Upstream's text; a later try may find it.
-    pub fn get(&self, name: &str) -> Result<Arc<dyn Driver>, String> {
+    pub fn get(&self, name: &str) -> Result<Arc<dyn Driver>, RegistryError> {
         let driver = self.known().drivers.get(name).map(|known| Arc::clone(&known.driver));
-        driver.ok_or_else(|| format!("driver name {name} not found in the list of registered CSI drivers"))
+        driver.ok_or_else(|| RegistryError::Unknown(name.to_owned()))
     }
 
     /// Asks a driver again about this node: the number of volumes may have changed. Returns whether
@@ -204,9 +236,9 @@ impl Registry {
     ///
     /// # Errors
     /// The text for the log.
-    pub fn refresh(&self, name: &str, stop: &StopToken) -> Result<bool, String> {
+    pub fn refresh(&self, name: &str, stop: &StopToken) -> Result<bool, RegistryError> {
         let driver = self.get(name)?;
-        let node = driver.info(stop).map_err(|error| error.to_string()).and_then(check_node)?;
+        let node = check_node(driver.info(stop)?)?;
         let mut known = self.known();
         let own = known.drivers.get_mut(name).filter(|it| Arc::ptr_eq(&it.driver, &driver));
         let Some(own) = own.filter(|it| it.node.as_ref() != Some(&node)) else { return Ok(false) };
@@ -241,7 +273,7 @@ impl Registry {
 
     /// The drivers that have answered, and those that were deregistered: what Node and CSINode show.
     #[must_use]
-    pub fn nodes(&self) -> (BTreeMap<String, DriverNode>, BTreeSet<String>) {
+    pub fn nodes(&self) -> (BTreeMap<String, NodeInfo>, BTreeSet<String>) {
         let known = self.known();
         let answered = known.drivers.iter().filter_map(|(name, it)| Some((name.clone(), it.node.clone()?)));
         (answered.collect(), known.removed.clone())
@@ -249,23 +281,20 @@ impl Registry {
 }
 
 /// Refuses answers that the objects could not hold.
-fn check_node(node: DriverNode) -> Result<DriverNode, String> {
-    if node.id.is_empty() {
-        return Err("error adding CSI driver node info: driverNodeID must not be empty".to_owned());
-    }
-    if node.id.len() > MAX_NODE_ID {
-        return Err(format!(
-            "error adding CSI driver node info: the node id has more than {MAX_NODE_ID} bytes"
-        ));
-    }
-    if node.topology.len() > MAX_TOPOLOGY {
-        return Err(format!("error adding CSI driver node info: more than {MAX_TOPOLOGY} topology segments"));
-    }
+fn check_node(node: NodeInfo) -> Result<NodeInfo, RegistryError> {
     let is_label = |(key, value): (&String, &String)| key.len() <= 317 && value.len() <= 63;
-    if !node.topology.iter().all(is_label) {
-        return Err("error adding CSI driver node info: a topology segment is no label".to_owned());
-    }
-    Ok(node)
+    let problem = if node.id.is_empty() {
+        "driverNodeID must not be empty".to_owned()
+    } else if node.id.len() > MAX_NODE_ID {
+        format!("the node id has more than {MAX_NODE_ID} bytes")
+    } else if node.topology.len() > MAX_TOPOLOGY {
+        format!("more than {MAX_TOPOLOGY} topology segments")
+    } else if !node.topology.iter().all(is_label) {
+        "a topology segment is no label".to_owned()
+    } else {
+        return Ok(node);
+    };
+    Err(RegistryError::NodeInfo(problem))
 }
 
 #[cfg(test)]
@@ -288,7 +317,7 @@ mod tests {
         let (registry, _node) = registry();
         let stop = StopToken::never();
         assert_eq!(
-            registry.get("d").err().unwrap(),
+            registry.get("d").err().unwrap().to_string(),
             "driver name d not found in the list of registered CSI drivers"
         );
         registry.register("d", "/s1", &v("1.0.0"), &stop).unwrap();
@@ -313,15 +342,15 @@ mod tests {
             ("d", v("0.3.0"), "must be v1.x"),
             ("../d", v("1.0.0"), "Invalid name"),
         ] {
-            let error = registry.validate(name, &versions).unwrap_err();
+            let error = registry.validate(name, &versions).unwrap_err().to_string();
             assert!(error.starts_with("kubernetes.io/csi: ValidatePlugin for CSI driver"), "{error}");
             assert!(error.contains(part), "{error}");
         }
         registry.register("d", "/s", &v("1.2.0"), &stop).unwrap();
-        let error = registry.validate("d", &v("1.0.0")).unwrap_err();
+        let error = registry.validate("d", &v("1.0.0")).unwrap_err().to_string();
         assert!(error.contains("already registered with a higher supported version: \"1.2.0\""), "{error}");
         node.fail("info", Fault::Final);
-        let error = registry.register("d", "/s", &v("1.2.0"), &stop).unwrap_err();
+        let error = registry.register("d", "/s", &v("1.2.0"), &stop).unwrap_err().to_string();
         assert!(error.contains("RegisterPlugin for CSI driver \"d\" failed. rpc error"), "{error}");
         assert!(registry.get("d").is_err());
     }
@@ -335,7 +364,7 @@ mod tests {
             registry.register(&name, "/s", &v("1.0.0"), &stop).unwrap();
             registry.deregister(&name, "/s");
         }
-        let error = registry.register("new", "/s", &v("1.0.0"), &stop).unwrap_err();
+        let error = registry.register("new", "/s", &v("1.0.0"), &stop).unwrap_err().to_string();
         assert!(error.contains("1000 names have registered already"), "{error}");
         registry.register("d7", "/s", &v("1.0.0"), &stop).unwrap();
         assert_eq!(registry.nodes().1.len(), MAX_NAMES - 1);
@@ -343,11 +372,13 @@ mod tests {
 
     #[test]
     fn unusable_answers_about_the_node_are_refused() {
-        let long = DriverNode { id: "x".repeat(300), ..DriverNode::default() };
-        let mut many = DriverNode { id: "x".to_owned(), ..DriverNode::default() };
+        let long = NodeInfo { id: "x".repeat(300), ..NodeInfo::default() };
+        let mut many = NodeInfo { id: "x".to_owned(), ..NodeInfo::default() };
         many.topology = (0..100).map(|i| (format!("k{i}"), String::new())).collect();
-        for node in [DriverNode::default(), long, many] {
-            assert!(check_node(node).unwrap_err().starts_with("error adding CSI driver node info"));
+        for node in [NodeInfo::default(), long, many] {
+            assert!(
+                check_node(node).unwrap_err().to_string().starts_with("error adding CSI driver node info")
+            );
         }
     }
 }

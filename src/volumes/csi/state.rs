@@ -10,7 +10,6 @@ use super::super::attachment::{Attachments, Holder};
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Place};
 use super::super::operations::Operations;
-use super::super::paths;
 use super::cluster::Cluster;
 use super::damaged::DamagedBlocks;
 use super::key_mutex::{KeyGuard, KeyMutex};
@@ -245,18 +244,8 @@ impl Csi {
         self.locks.lock(name, stop).ok_or(VolumeError::Stopping)
     }
 
-    /// Whether something is mounted there; not if the mount table cannot be read.
-    pub(super) fn is_mount_point(&self, path: &Path) -> bool {
-        self.mounter.is_mount_point(path).unwrap_or(false)
-    }
-
     /// The name of a volume in its pod, once this process has set it up.
     pub(crate) fn name_in_pod(&self, place: &Place) -> Option<String> {
         self.users().pod_name(place).map(str::to_owned)
-    }
-
-    /// A path of [`Layout`], as the other parts of the room know it.
-    pub(super) fn real(&self, path: &Path) -> PathBuf {
-        paths::real(&self.settings.root_dir, path).1
     }
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
+use super::announce::AnnounceError;
 use super::measure::{measure, volumes_of};
 use super::state::Csi;
 use crate::model::ids::PodUid;
@@ -30,8 +31,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(3);
 /// Visits at the same time. Drivers are fewer.
 const MAX_VISITS: usize = 128;
 
-/// Writes what the drivers said about this node. Fails with a text for the log.
-type Announce = dyn Fn(&StopToken) -> Result<(), String> + Send + Sync;
+/// Writes what the drivers said about this node.
+type Announce = dyn Fn(&StopToken) -> Result<(), AnnounceError> + Send + Sync;
 /// Reports a volume that its driver calls abnormal: the pod, the volume's name in it, the text.
 type Abnormal = dyn Fn(&PodUid, &str, &str) + Send + Sync;
 
@@ -191,30 +192,26 @@ fn period(seconds: Option<i64>) -> Option<Duration> {
     Some(Duration::from_secs(seconds).clamp(SHORTEST, LONGEST))
 }
 
-/// The end of a visit. It is reported when this is dropped, also by a panic.
+/// A visit. Its result is reported when this is dropped, also by a panic.
 struct Visit {
+    end: End,
+    ended: Sender<End>,
+}
+
+/// The result of a visit.
+#[derive(Default)]
+struct End {
     driver: String,
     tasks: Tasks,
     object: Option<Option<Duration>>,
     /// Whether the objects still have to be written.
     is_refused: bool,
-    ended: Sender<End>,
-}
-
-/// The result of a visit.
-struct End {
-    driver: String,
-    tasks: Tasks,
-    object: Option<Option<Duration>>,
-    is_refused: bool,
 }
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        let driver = std::mem::take(&mut self.driver);
         // There is one slot per visit.
-        let (tasks, object, is_refused) = (self.tasks, self.object, self.is_refused);
-        let _ = self.ended.try_send(End { driver, tasks, object, is_refused });
+        let _ = self.ended.try_send(std::mem::take(&mut self.end));
     }
 }
 
@@ -251,13 +248,8 @@ impl Visits {
                     }
                     continue;
                 }
-                let visit = Visit {
-                    driver: driver.clone(),
-                    tasks,
-                    object: None,
-                    is_refused: tasks.announce,
-                    ended: ended.clone(),
-                };
+                let end = End { driver: driver.clone(), tasks, object: None, is_refused: tasks.announce };
+                let visit = Visit { end, ended: ended.clone() };
                 let visits = Arc::clone(self);
                 let thread = threads::spawn("csi/visit", Stack::Large, OnDeath::Unsupervised, move |stop| {
                     visits.visit(visit, &stop);
@@ -295,43 +287,47 @@ impl Visits {
         }
     }
 
+    fn announce(&self, stop: &StopToken) -> Result<(), AnnounceError> {
+        self.settings.announce.as_ref().map_or(Ok(()), |announce| announce(stop))
+    }
+
     fn visit(&self, mut visit: Visit, stop: &StopToken) {
         let _waiting = threads::waiting("a CSI driver");
-        let driver = visit.driver.clone();
+        let End { driver, tasks, object, is_refused } = &mut visit.end;
         let registry = self.csi.registry();
-        if visit.tasks.read_object {
-            match self.csi.cluster.csi_driver(&driver, stop) {
-                Ok(object) => {
-                    let spec = object.unwrap_or_default().spec;
-                    visit.object = Some(period(spec.node_allocatable_update_period_seconds));
+        if tasks.read_object {
+            match self.csi.cluster.csi_driver(driver, stop) {
+                Ok(found) => {
+                    let spec = found.unwrap_or_default().spec;
+                    *object = Some(period(spec.node_allocatable_update_period_seconds));
                 }
                 Err(error) => log::debug!("CSIDriver {driver}: {error}"),
             }
         }
-        if visit.tasks.announce {
-            let result = self.settings.announce.as_ref().map_or(Ok(()), |announce| announce(stop));
-            visit.is_refused = result.is_err();
+        if tasks.announce {
+            let result = self.announce(stop);
+            *is_refused = result.is_err();
             if let Err(error) = result
                 && !stop.is_stopped()
             {
                 log::warn!("the new Node object has no facts of CSI driver {driver} yet: {error}");
             }
         }
-        if visit.tasks.refresh {
+        if tasks.refresh {
             // Also if the answer is the same, because an earlier write may have failed. What is equal is
             // not written.
-            let result = registry.refresh(&driver, stop).and_then(|_| {
-                let announce = self.settings.announce.as_ref();
-                announce.map_or(Ok(()), |announce| announce(stop))
-            });
+            let result = match registry.refresh(driver, stop) {
+                Ok(_) => self.announce(stop).map_err(|error| error.to_string()),
+                Err(error) => Err(error.to_string()),
+            };
             if let Err(error) = result
                 && !stop.is_stopped()
             {
                 log::warn!("the number of volumes of CSI driver {driver} was not updated: {error}");
             }
         }
-        if visit.tasks.measure && !volumes_of(&self.csi, &driver).is_empty() && !stop.is_stopped() {
-            let responds = measure(&self.csi, &driver, &*self.settings.abnormal, stop);
+        if tasks.measure && !volumes_of(&self.csi, driver).is_empty() && !stop.is_stopped() {
+            let responds = measure(&self.csi, driver, &*self.settings.abnormal, stop);
             if !responds && !stop.is_stopped() {
                 log::warn!("CSI driver {driver} does not measure its volumes");
             }

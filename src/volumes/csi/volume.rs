@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Phase, Place, Ready, VolumeKeeper, VolumeKind};
+use super::super::paths;
 use super::block;
 use super::error::after_call;
 use super::expand::expand;
 use super::fs_group::GroupChange;
 use super::names::{self, TARGET};
-use super::prepare::{self, PreparedDriver};
+use super::prepare::{PreparedDriver, prepare, prepare_mounted};
 use super::publish::publish;
 use super::remove;
 use super::remove_block;
@@ -46,26 +47,30 @@ pub(super) fn mount(
     let place = request.place();
     // The directory of a file system, or the link to a device.
     let in_pod = csi.layout.of_pod(&place)?;
-    let (driver, path, group_change) = match request.form {
-        Form::Filesystem => {
-            let target = in_pod.join(TARGET);
-            let was_mounted = csi.is_mount_point(&target);
-            let driver = prepare::prepare(csi, request, was_mounted, stop)?;
+    let block = match request.form {
+        Form::Filesystem => None,
+        Form::Block => Some(csi.layout.block_paths(&request.spec_name)?),
+    };
+    let mount_point = match &block {
+        None => in_pod.join(TARGET),
+        Some(block) => block.dev.join(place.pod.as_str()),
+    };
+    let was_mounted = csi.mounter.is_mount_point(&mount_point).unwrap_or(false);
+    let driver = prepare(csi, request, was_mounted, stop)?;
+    let (path, group_change) = match &block {
+        None => {
             if !request.is_ephemeral() {
                 stage(csi, request, &driver, stop)?;
             }
             let group_change = GroupChange::plan(request, &driver, &in_pod, was_mounted)?;
             publish(csi, request, &driver, &in_pod, stop)?;
-            (driver, target, group_change)
+            (mount_point, group_change)
         }
-        Form::Block => {
-            let paths = csi.layout.block_paths(&request.spec_name)?;
-            let was_mounted = csi.is_mount_point(&paths.dev.join(place.pod.as_str()));
-            let driver = prepare::prepare(csi, request, was_mounted, stop)?;
-            block::stage(csi, request, &driver, &paths, stop)?;
-            let device = block::publish(csi, request, &driver, &paths, stop)?;
-            block::link(csi, &paths, &place.pod, &device, &in_pod)?;
-            (driver, device, None)
+        Some(block) => {
+            block::stage(csi, request, &driver, block, stop)?;
+            let device = block::publish(csi, request, &driver, block, stop)?;
+            block::link(csi, block, &place.pod, &device, &in_pod)?;
+            (device, None)
         }
     };
     let grown_to = match request.grow_to {
@@ -77,7 +82,7 @@ pub(super) fn mount(
         form: request.form,
         read_only: request.is_read_only(),
         selinux_relabel: may_relabel(csi, request, &driver, &path)?,
-        host_path: csi.real(&path),
+        host_path: paths::real(&csi.settings.root_dir, &path).1,
         grown_to,
     };
     Ok((ready, group_change))
@@ -121,7 +126,7 @@ impl VolumeKind for CsiVolume {
 
     fn expand(&self, bytes: i64, stop: &StopToken) -> Result<Option<i64>, VolumeError> {
         let _guard = self.csi.lock(&self.unique_name(), stop)?;
-        let driver = prepare::prepare_mounted(&self.csi, &self.request, stop)?;
+        let driver = prepare_mounted(&self.csi, &self.request, stop)?;
         expand(&self.csi, &self.request, &driver, bytes, stop)
     }
 }
