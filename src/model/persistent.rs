@@ -450,10 +450,12 @@ impl Spec {
         }
     }
 
-    /// A volume whose source is in the pod; `None` for kinds that are not served here.
+    /// A volume whose source is in the pod; `None` for kinds that have no storage.
     #[must_use]
     pub fn inline(pod: &Pod, volume: &Volume) -> Option<Spec> {
-        let (source, read_only) = if let Some(nfs) = &volume.nfs {
+        let (source, read_only) = if let Some(path) = &volume.host_path {
+            (Source::HostPath(path.clone()), false)
+        } else if let Some(nfs) = &volume.nfs {
             (Source::Nfs(nfs.clone()), nfs.read_only.unwrap_or(false))
         } else if let Some(iscsi) = &volume.iscsi {
             (Source::Iscsi(Iscsi::inline(iscsi, pod.namespace())), iscsi.read_only.unwrap_or(false))

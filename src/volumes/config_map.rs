@@ -7,11 +7,51 @@ use std::sync::Arc;
 use super::atomic_writer::{File, PathError, Payload};
 use super::downward_api::DEFAULT_MODE;
 use super::error::VolumeError;
+use super::paths;
+use super::plugin::{Files, Plugin, Sources};
 use crate::kube::PodObjects;
 use crate::kube::objects::{Kind, Object, ObjectError};
 use crate::model::api::{ConfigMapVolumeSource, KeyToPath};
 use crate::model::pod::Pod;
 use crate::util::stop::StopToken;
+
+impl Plugin for ConfigMapVolumeSource {
+    fn name(&self) -> &'static str {
+        "kubernetes.io/configmap"
+    }
+
+    fn describe(&self) -> Option<String> {
+        Some(self.name.clone())
+    }
+
+    fn files(&self) -> Option<&dyn Files> {
+        Some(self)
+    }
+}
+
+impl Files for ConfigMapVolumeSource {
+    fn directory(&self) -> &'static str {
+        paths::CONFIG_MAP
+    }
+
+    fn payload(
+        &self,
+        pod: &Pod,
+        _: &str,
+        of: &Sources<'_>,
+        stop: &StopToken,
+    ) -> Result<Payload, VolumeError> {
+        payload(of.objects(pod)?, pod, self, stop)
+    }
+
+    fn is_at_hand(&self, pod: &Pod, _: &str, of: &Sources<'_>) -> bool {
+        of.has(pod, Kind::ConfigMap, &self.name)
+    }
+
+    fn is_on_disk(&self) -> bool {
+        true
+    }
+}
 
 /// The files of a configMap volume.
 pub(super) fn payload(

@@ -2,9 +2,12 @@
 
 use super::atomic_writer::{File, Payload};
 use super::error::VolumeError;
-use crate::model::api::DownwardAPIVolumeFile;
+use super::paths;
+use super::plugin::{Files, Plugin, Sources};
+use crate::model::api::{DownwardAPIVolumeFile, DownwardAPIVolumeSource};
 use crate::model::fields::{self, NodeAllocatable};
 use crate::model::pod::Pod;
+use crate::util::stop::StopToken;
 
 /// The API's default mode, if the manifest has none.
 pub(super) const DEFAULT_MODE: i32 = 0o644;
@@ -12,6 +15,30 @@ pub(super) const DEFAULT_MODE: i32 = 0o644;
 /// The limit of problems that are reported for one volume; later items are not read.
 /// DIFFERS: upstream reports all.
 pub(super) const MAX_PROBLEMS: usize = 10;
+
+impl Plugin for DownwardAPIVolumeSource {
+    fn name(&self) -> &'static str {
+        "kubernetes.io/downward-api"
+    }
+
+    fn files(&self) -> Option<&dyn Files> {
+        Some(self)
+    }
+}
+
+impl Files for DownwardAPIVolumeSource {
+    fn directory(&self) -> &'static str {
+        paths::DOWNWARD_API
+    }
+
+    fn payload(&self, pod: &Pod, _: &str, of: &Sources<'_>, _: &StopToken) -> Result<Payload, VolumeError> {
+        payload(pod, self.items.as_deref(), self.default_mode, of.allocatable)
+    }
+
+    fn is_at_hand(&self, _: &Pod, _: &str, _: &Sources<'_>) -> bool {
+        true
+    }
+}
 
 /// The files of a downward API volume, or of that part of a projected one.
 pub(super) fn payload(

@@ -11,8 +11,10 @@ use rustix::io::Errno;
 use rustix::mount::MountFlags;
 
 use super::error::VolumeError;
+use super::files::Site;
 use super::ownership::{self, Access, Policy};
 use super::paths;
+use super::plugin::Plugin;
 use crate::model::api::{Container, EmptyDirVolumeSource};
 use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
@@ -60,15 +62,33 @@ impl Place<'_> {
     }
 }
 
-/// Makes the volume unless it exists. `pod_dir` is `pods/<uid>`, opened.
-pub(super) fn set_up(
-    pod: &Pod,
+impl Plugin for EmptyDirVolumeSource {
+    fn name(&self) -> &'static str {
+        "kubernetes.io/empty-dir"
+    }
+
+    fn describe(&self) -> Option<String> {
+        self.medium.clone()
+    }
+
+    fn set_up(
+        &self,
+        site: &Site<'_>,
+        volume: &str,
+        allocatable_memory: Amount,
+    ) -> Option<Result<MountedVolume, VolumeError>> {
+        Some(set_up(site, volume, self, allocatable_memory))
+    }
+}
+
+/// Makes the volume unless it exists.
+fn set_up(
+    site: &Site<'_>,
     volume: &str,
     source: &EmptyDirVolumeSource,
-    (pod_path, pod_dir): (&Path, BorrowedFd<'_>),
     allocatable_memory: Amount,
-    stop: &StopToken,
 ) -> Result<MountedVolume, VolumeError> {
+    let Site { pod, path: pod_path, dir: pod_dir, stop, .. } = *site;
     let medium = match source.medium.as_deref().unwrap_or_default() {
         "" => Medium::Disk,
         "Memory" => Medium::Memory { bytes: memory_size(pod, source, allocatable_memory) },
@@ -311,8 +331,9 @@ mod tests {
         let pod_dir = tree::open(root.path()).unwrap();
         let set_up = |spec| {
             let pod = pod(spec);
-            let at = (root.path(), pod_dir.as_fd());
-            super::set_up(&pod, "e", &source(json!({})), at, Amount::ZERO, &StopToken::never()).unwrap()
+            let stop = StopToken::never();
+            let site = Site::new(&pod, root.path(), pod_dir.as_fd(), &stop);
+            super::set_up(&site, "e", &source(json!({})), Amount::ZERO).unwrap()
         };
         let volume = set_up(json!({"containers": []}));
         assert_eq!(volume.host_path, root.path().join("volumes/kubernetes.io~empty-dir/e"));
@@ -371,10 +392,9 @@ mod tests {
         let pod_dir = tree::open(root.path()).unwrap();
         let pod = pod(json!({"containers": []}));
         let set_up = |volume: &str, value| {
-            let at = (root.path(), pod_dir.as_fd());
-            super::set_up(&pod, volume, &source(value), at, Amount::ZERO, &StopToken::never())
-                .unwrap_err()
-                .to_string()
+            let stop = StopToken::never();
+            let site = Site::new(&pod, root.path(), pod_dir.as_fd(), &stop);
+            super::set_up(&site, volume, &source(value), Amount::ZERO).unwrap_err().to_string()
         };
         assert_eq!(set_up("e", json!({"medium": "Tape"})), "unknown storage medium \"Tape\"");
         assert_eq!(set_up("../e", json!({})), "\"../e\" cannot be the name of a directory");

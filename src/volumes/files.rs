@@ -13,7 +13,7 @@ use super::atomic_writer::{self, MAX_DEPTH, MAX_ENTRIES, PathError, Payload};
 use super::empty_dir::{self, Medium, Place};
 use super::error::VolumeError;
 use super::ownership::{self, Access, Policy};
-use super::paths;
+use super::plugin::Files;
 use crate::model::api::{EmptyDirVolumeSource, VolumeMount};
 use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
@@ -40,14 +40,15 @@ impl<'a> Site<'a> {
 /// Makes the volume if it does not exist, and writes `payload` to its files.
 pub(super) fn set_up(
     site: &Site<'_>,
-    (plugin, volume): (&'static str, &str),
+    kind: &dyn Files,
+    volume: &str,
     payload: &Payload,
     allocatable_memory: Amount,
 ) -> Result<MountedVolume, VolumeError> {
     let Site { pod, path: pod_path, dir: pod_dir, stop, .. } = *site;
-    let place = Place { pod_path, pod_dir, plugin, volume, marker: format!("wrapped_{volume}") };
-    // A ConfigMap is no secret: it may be on the disk.
-    let medium = if plugin == paths::CONFIG_MAP {
+    let (plugin, marker) = (kind.directory(), format!("wrapped_{volume}"));
+    let place = Place { pod_path, pod_dir, plugin, volume, marker };
+    let medium = if kind.is_on_disk() {
         Medium::Disk
     } else {
         let source = EmptyDirVolumeSource::default();
@@ -244,7 +245,7 @@ mod tests {
         let place = Place {
             pod_path: root.path(),
             pod_dir: dir.as_fd(),
-            plugin: paths::DOWNWARD_API,
+            plugin: super::super::paths::DOWNWARD_API,
             volume: "v",
             marker: String::new(),
         };

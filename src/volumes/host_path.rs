@@ -6,12 +6,44 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::error::VolumeError;
+use super::files::Site;
+use super::persistent::{Kinds, Request, Storage};
+use super::plugin::Plugin;
 use crate::model::api::HostPathVolumeSource;
 use crate::model::mount::MountedVolume;
+use crate::model::quantity::Amount;
 use crate::util::disk_writes;
 
+impl Plugin for HostPathVolumeSource {
+    fn name(&self) -> &'static str {
+        "kubernetes.io/host-path"
+    }
+
+    fn describe(&self) -> Option<String> {
+        Some(self.path.clone())
+    }
+
+    fn set_up(&self, _: &Site<'_>, volume: &str, _: Amount) -> Option<Result<MountedVolume, VolumeError>> {
+        // Without a type, nothing is checked.
+        self.type_.as_deref().unwrap_or_default().is_empty().then(|| set_up(volume, self))
+    }
+}
+
+impl Storage for HostPathVolumeSource {
+    fn server(&self) -> Option<String> {
+        None
+    }
+
+    fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
+        // Nothing is made in the pod's directory.
+        kinds.step_out(request);
+        let found = set_up(&request.volume.name, self)?;
+        Ok(MountedVolume { read_only: request.spec.read_only, ..found })
+    }
+}
+
 /// Checks the type. The types `…OrCreate` create the file or directory if it is missing.
-pub(super) fn set_up(volume: &str, source: &HostPathVolumeSource) -> Result<MountedVolume, VolumeError> {
+fn set_up(volume: &str, source: &HostPathVolumeSource) -> Result<MountedVolume, VolumeError> {
     let path = Path::new(&source.path);
     if source.path.split('/').any(|part| part == "..") {
         return Err(VolumeError::HostPathBacksteps { path: source.path.clone() });

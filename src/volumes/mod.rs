@@ -39,6 +39,8 @@ mod orphans;
 mod ownership;
 mod paths;
 mod persistent;
+mod plugin;
+mod plugin_table;
 mod progress;
 mod projected;
 mod queue;

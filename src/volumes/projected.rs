@@ -7,6 +7,8 @@ use super::atomic_writer::{File, Payload};
 use super::config_map::Choice;
 use super::downward_api::{self, DEFAULT_MODE, MAX_PROBLEMS};
 use super::error::VolumeError;
+use super::paths;
+use super::plugin::{Files, Plugin, Sources};
 use crate::kube::objects::Kind;
 use crate::kube::pod_certificates::CertificateError;
 use crate::kube::{PodApi, PodObjects};
@@ -20,6 +22,55 @@ use crate::util::stop::StopToken;
 
 /// The mode of a token's or certificate's file for one particular user.
 const PRIVATE_MODE: u32 = 0o600;
+
+impl Plugin for ProjectedVolumeSource {
+    fn name(&self) -> &'static str {
+        "kubernetes.io/projected"
+    }
+
+    fn files(&self) -> Option<&dyn Files> {
+        Some(self)
+    }
+}
+
+impl Files for ProjectedVolumeSource {
+    fn directory(&self) -> &'static str {
+        paths::PROJECTED
+    }
+
+    fn payload(
+        &self,
+        pod: &Pod,
+        volume: &str,
+        of: &Sources<'_>,
+        stop: &StopToken,
+    ) -> Result<Payload, VolumeError> {
+        let Sources { api, allocatable, events, .. } = *of;
+        let known = Known { objects: of.objects(pod).ok(), api, allocatable, events };
+        payload(pod, volume, self, &known, stop)
+    }
+
+    fn is_at_hand(&self, pod: &Pod, volume: &str, of: &Sources<'_>) -> bool {
+        self.sources.iter().flatten().enumerate().all(|(index, source)| {
+            if let Some(source) = &source.config_map {
+                return of.has(pod, Kind::ConfigMap, &source.name);
+            }
+            if let Some(source) = &source.secret {
+                return of.has(pod, Kind::Secret, &source.name);
+            }
+            // Without an API server there is no request.
+            let Some(api) = of.api else { return true };
+            if let Some(source) = &source.service_account_token {
+                let audience = source.audience.as_deref().unwrap_or_default();
+                return api.tokens.is_cached(pod, audience, source.expiration_seconds);
+            }
+            if let Some(source) = &source.cluster_trust_bundle {
+                return api.trust.bundles.is_cached(source);
+            }
+            source.pod_certificate.is_none() || api.trust.certificates.is_cached(pod.uid(), (volume, index))
+        })
+    }
+}
 
 /// What the files are made of.
 pub(super) struct Known<'a> {

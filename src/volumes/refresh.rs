@@ -24,10 +24,9 @@ use super::atomic_writer::Payload;
 use super::error::VolumeError;
 use super::manager::Volumes;
 use super::operations::{Operation, Purpose, Report, Share};
-use super::setup::{Plugin, Sources, payload};
-use crate::kube::PodObjects;
-use crate::kube::objects::{Key, Kind};
-use crate::model::api::{ProjectedVolumeSource, Volume};
+use super::plugin::{Plugin, Sources};
+use super::plugin_table;
+use crate::model::api::Volume;
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
 use crate::model::pod::Pod;
@@ -111,44 +110,8 @@ impl Volumes {
 
     /// Whether an update of the volume needs no response of another process.
     pub(super) fn is_at_hand(&self, pod: &Pod, volume: &Volume) -> bool {
-        let objects = || PodObjects::of(pod, self.api.as_ref(), &self.local);
-        let has = |kind: Kind, name: &str| {
-            objects().is_none_or(|objects| objects.is_cached(&Key::new(kind, pod.namespace(), name)))
-        };
-        match Plugin::of(volume) {
-            Plugin::ConfigMap(source) => has(Kind::ConfigMap, &source.name),
-            Plugin::Secret(source) => has(Kind::Secret, source.secret_name.as_deref().unwrap_or_default()),
-            Plugin::Projected(source) => self.has_sources(pod, &volume.name, source, &has),
-            Plugin::Served => false,
-            _ => true,
-        }
-    }
-
-    fn has_sources(
-        &self,
-        pod: &Pod,
-        volume: &str,
-        source: &ProjectedVolumeSource,
-        has: &dyn Fn(Kind, &str) -> bool,
-    ) -> bool {
-        source.sources.iter().flatten().enumerate().all(|(index, source)| {
-            if let Some(source) = &source.config_map {
-                return has(Kind::ConfigMap, &source.name);
-            }
-            if let Some(source) = &source.secret {
-                return has(Kind::Secret, &source.name);
-            }
-            // Without an API server there is no request.
-            let Some(api) = &self.api else { return true };
-            if let Some(source) = &source.service_account_token {
-                let audience = source.audience.as_deref().unwrap_or_default();
-                return api.tokens.is_cached(pod, audience, source.expiration_seconds);
-            }
-            if let Some(source) = &source.cluster_trust_bundle {
-                return api.trust.bundles.is_cached(source);
-            }
-            source.pod_certificate.is_none() || api.trust.certificates.is_cached(pod.uid(), (volume, index))
-        })
+        let files = plugin_table::of(volume).and_then(Plugin::files);
+        files.is_some_and(|files| files.is_at_hand(pod, &volume.name, &self.sources()))
     }
 
     /// The results of updates that have arrived, also of other volumes than these. Begins updates of
@@ -269,8 +232,8 @@ impl Volumes {
                     // The channel has room; the pod may have ended.
                     let _ = report.send((wanted.name.clone(), outcome));
                 });
-                let fresh = match payload(&owner, &wanted, &sources, stop) {
-                    Some((_, payload)) => payload.map(Fresh::Files),
+                let fresh = match plugin_table::of(&wanted).and_then(Plugin::files) {
+                    Some(files) => files.payload(&owner, &wanted.name, &sources, stop).map(Fresh::Files),
                     None => kinds.refresh(&owner, &wanted, mounted, stop).map(Fresh::Mounted),
                 };
                 let outcome = operations.step_in(uid, &wanted.name);
@@ -318,9 +281,9 @@ impl Volumes {
 
 /// Volumes of files need no file system of a server, and no driver.
 fn purpose_of(volume: &Volume) -> Purpose {
-    match Plugin::of(volume) {
-        Plugin::Served => Purpose::Update,
-        _ => Purpose::Files,
+    match plugin_table::of(volume).and_then(Plugin::files) {
+        Some(_) => Purpose::Files,
+        None => Purpose::Update,
     }
 }
 
@@ -328,9 +291,10 @@ fn purpose_of(volume: &Volume) -> Purpose {
 /// a ConfigMap.
 fn counted(fresh: Fresh, actual: &Mutex<Actual>, pod: &Pod, volume: &Volume) -> Outcome {
     let Fresh::Files(payload) = &fresh else { return Ok(fresh) };
-    let size = match Plugin::of(volume) {
-        Plugin::ConfigMap(_) => Size { bytes: payload.bytes(), memory: payload.bytes() },
-        _ => Size::in_memory(payload.bytes(), payload.entries()),
+    let files = plugin_table::of(volume).and_then(Plugin::files);
+    let size = match files.is_some_and(|files| files.is_on_disk()) {
+        true => Size { bytes: payload.bytes(), memory: payload.bytes() },
+        false => Size::in_memory(payload.bytes(), payload.entries()),
     };
     let mut actual = actual.locked();
     actual.reserve((pod.uid(), pod.namespace()), &volume.name, size)?;

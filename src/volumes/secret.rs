@@ -3,11 +3,47 @@
 use super::atomic_writer::Payload;
 use super::config_map::Choice;
 use super::error::VolumeError;
+use super::paths;
+use super::plugin::{Files, Plugin, Sources};
 use crate::kube::PodObjects;
 use crate::kube::objects::Kind;
 use crate::model::api::SecretVolumeSource;
 use crate::model::pod::Pod;
 use crate::util::stop::StopToken;
+
+impl Plugin for SecretVolumeSource {
+    fn name(&self) -> &'static str {
+        "kubernetes.io/secret"
+    }
+
+    fn describe(&self) -> Option<String> {
+        self.secret_name.clone()
+    }
+
+    fn files(&self) -> Option<&dyn Files> {
+        Some(self)
+    }
+}
+
+impl Files for SecretVolumeSource {
+    fn directory(&self) -> &'static str {
+        paths::SECRET
+    }
+
+    fn payload(
+        &self,
+        pod: &Pod,
+        _: &str,
+        of: &Sources<'_>,
+        stop: &StopToken,
+    ) -> Result<Payload, VolumeError> {
+        payload(of.objects(pod)?, pod, self, stop)
+    }
+
+    fn is_at_hand(&self, pod: &Pod, _: &str, of: &Sources<'_>) -> bool {
+        of.has(pod, Kind::Secret, self.secret_name.as_deref().unwrap_or_default())
+    }
+}
 
 /// The files of a secret volume.
 pub(super) fn payload(

@@ -23,20 +23,16 @@ use super::files::Site;
 use super::kind::Phase;
 use super::manager::Volumes;
 use super::operations::{self, Operation, Share};
-use super::persistent::{self, Kinds};
+use super::plugin::{Files, Plugin, Sources};
 use super::queue::{Next, Outcome, Queue};
 use super::refresh::Fresh;
 use super::retries::Hope;
-use super::{config_map, downward_api, empty_dir, files, host_path, paths, projected, secret};
-use crate::kube::{LocalObjects, PodApi, PodObjects};
-use crate::model::api::{
-    ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, HostPathVolumeSource,
-    ProjectedVolumeSource, SecretVolumeSource, Volume,
-};
-use crate::model::event::EventSink;
-use crate::model::fields::NodeAllocatable;
+use super::{files, paths, plugin_table};
+use crate::kube::PodObjects;
+use crate::model::api::Volume;
 use crate::model::metrics::STORAGE_OPERATIONS;
 use crate::model::mount::MountedVolume;
+use crate::model::persistent::{self, Spec};
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::util::error_chain::chain;
@@ -51,89 +47,6 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// How long a failure is not reported while a running operation may create the missing file. Longer
 /// than [`PATIENCE`], because a disk under load is slow. A temporary failure has no event.
 const HELP: Duration = Duration::from_secs(10);
-
-/// The plugin that makes a volume.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Plugin<'a> {
-    EmptyDir(Option<&'a EmptyDirVolumeSource>),
-    HostPath(&'a HostPathVolumeSource),
-    DownwardApi(&'a DownwardAPIVolumeSource),
-    Projected(&'a ProjectedVolumeSource),
-    /// The runtime mounts it.
-    Image,
-    ConfigMap(&'a ConfigMapVolumeSource),
-    Secret(&'a SecretVolumeSource),
-    /// A volume of a claim, or one that helper programs mount.
-    Served,
-    Other,
-}
-
-impl Plugin<'_> {
-    pub(super) fn of(volume: &Volume) -> Plugin<'_> {
-        if let Some(source) = &volume.host_path {
-            Plugin::HostPath(source)
-        } else if let Some(source) = &volume.empty_dir {
-            Plugin::EmptyDir(Some(source))
-        } else if let Some(source) = &volume.downward_api {
-            Plugin::DownwardApi(source)
-        } else if let Some(source) = &volume.projected {
-            Plugin::Projected(source)
-        } else if volume.image.is_some() {
-            Plugin::Image
-        } else if let Some(source) = &volume.config_map {
-            Plugin::ConfigMap(source)
-        } else if let Some(source) = &volume.secret {
-            Plugin::Secret(source)
-        } else if Kinds::serves(volume) {
-            Plugin::Served
-        } else if kind(volume).is_none() {
-            // A volume without a source is an emptyDir by the API's defaults.
-            Plugin::EmptyDir(None)
-        } else {
-            Plugin::Other
-        }
-    }
-
-    /// Its name in metrics of the Go kubelet; `None` for a volume that is not set up here.
-    fn name(self) -> Option<&'static str> {
-        Some(match self {
-            Plugin::EmptyDir(_) => "kubernetes.io/empty-dir",
-            Plugin::HostPath(_) => "kubernetes.io/host-path",
-            Plugin::DownwardApi(_) => "kubernetes.io/downward-api",
-            Plugin::Projected(_) => "kubernetes.io/projected",
-            Plugin::Image => "kubernetes.io/image",
-            Plugin::ConfigMap(_) => "kubernetes.io/configmap",
-            Plugin::Secret(_) => "kubernetes.io/secret",
-            Plugin::Served | Plugin::Other => return None,
-        })
-    }
-
-    /// Its directory below `volumes`, of a plugin that makes files.
-    fn directory(self) -> &'static str {
-        match self {
-            Plugin::DownwardApi(_) => paths::DOWNWARD_API,
-            Plugin::ConfigMap(_) => paths::CONFIG_MAP,
-            Plugin::Secret(_) => paths::SECRET,
-            _ => paths::PROJECTED,
-        }
-    }
-
-    /// Counts a set-up. `served` is the plugin of a volume of `kinds`.
-    fn count(self, served: Option<&'static str>, result: Result<(), ()>, begun: Option<Instant>) {
-        let Some(plugin) = self.name().or(served) else { return };
-        let status = if result.is_ok() { "success" } else { "fail-unknown" };
-        let took = begun.map(|begun| begun.elapsed()).unwrap_or_default();
-        STORAGE_OPERATIONS.took([plugin, "volume_mount", status, "false"], took);
-    }
-
-    /// Whether the volume's content depends on the pod or on objects, and is updated at each sync.
-    fn is_kept_up_to_date(self) -> bool {
-        matches!(
-            self,
-            Plugin::DownwardApi(_) | Plugin::Projected(_) | Plugin::ConfigMap(_) | Plugin::Secret(_)
-        )
-    }
-}
 
 impl Volumes {
     /// Makes the pod's directories and every volume that one of its containers refers to. The call
@@ -184,12 +97,13 @@ impl Volumes {
 
     /// Whether the volume may change after its set-up, and is inspected at each sync.
     fn is_kept_up_to_date(&self, pod: &Pod, volume: &Volume) -> bool {
-        Plugin::of(volume).is_kept_up_to_date() || self.kinds.is_refreshed(pod.uid(), &volume.name)
+        plugin_table::of(volume).is_some_and(|plugin| plugin.files().is_some())
+            || self.kinds.is_refreshed(pod.uid(), &volume.name)
     }
 
     /// Whom an operation on the volume is counted for.
     pub(super) fn share(&self, pod: &Pod, volume: &Volume) -> Share {
-        let server = self.kinds.server(pod.uid(), volume);
+        let server = self.kinds.server(pod, volume);
         Share { namespace: pod.namespace().to_owned(), server, ..Share::default() }
     }
 
@@ -217,57 +131,52 @@ impl Volumes {
 
     /// Sets up a volume that is only in the agent's own directories. `None` for other volumes.
     fn set_up_here(&self, site: &Site<'_>, volume: &Volume) -> Option<Result<MountedVolume, VolumeError>> {
-        let allocatable = &self.settings.allocatable;
-        let (pod, stop) = (site.pod, site.stop);
-        let name = volume.name.as_str();
-        let (api, local, events) = (self.api.as_ref(), &self.local, &self.events);
-        if let Some((plugin, payload)) =
-            payload(pod, volume, &Sources { api, local, allocatable, events }, stop)
-        {
-            return Some(payload.and_then(|payload| self.write_files(site, (plugin, name), &payload)));
+        let (name, memory) = (volume.name.as_str(), self.settings.allocatable.memory);
+        let Some(plugin) = plugin_table::of(volume) else {
+            let is_storage = persistent::claim_name(site.pod, volume).is_some()
+                || Spec::inline(site.pod, volume).is_some();
+            let unsupported = || VolumeError::Unsupported { kind: kind(volume).unwrap_or_default() };
+            return (!is_storage).then(|| Err(unsupported()));
+        };
+        let Some(files) = plugin.files() else { return plugin.set_up(site, name, memory) };
+        let payload = files.payload(site.pod, name, &self.sources(), site.stop);
+        Some(payload.and_then(|payload| self.write_files(site, files, name, &payload)))
+    }
+
+    /// Where the files of volumes come from.
+    pub(super) fn sources(&self) -> Sources<'_> {
+        Sources {
+            api: self.api.as_ref(),
+            local: &self.local,
+            allocatable: &self.settings.allocatable,
+            events: &self.events,
         }
-        Some(match Plugin::of(volume) {
-            Plugin::EmptyDir(source) => {
-                let default = EmptyDirVolumeSource::default();
-                let source = source.unwrap_or(&default);
-                empty_dir::set_up(pod, name, source, (site.path, site.dir), allocatable.memory, stop)
-            }
-            // Without a type, nothing is checked.
-            Plugin::HostPath(source) if source.type_.as_deref().unwrap_or_default().is_empty() => {
-                host_path::set_up(name, source)
-            }
-            Plugin::HostPath(_) => return None,
-            Plugin::Image => Ok(MountedVolume {
-                volume: name.to_owned(),
-                host_path: PathBuf::new(),
-                read_only: true,
-                selinux_relabel: false,
-            }),
-            Plugin::Served
-            | Plugin::DownwardApi(_)
-            | Plugin::Projected(_)
-            | Plugin::ConfigMap(_)
-            | Plugin::Secret(_) => return None,
-            Plugin::Other => Err(VolumeError::Unsupported { kind: kind(volume).unwrap_or_default() }),
-        })
     }
 
     /// Writes the files of a volume that is made of them.
     fn write_files(
         &self,
         site: &Site<'_>,
-        (plugin, name): (&'static str, &str),
+        files: &dyn Files,
+        name: &str,
         payload: &Payload,
     ) -> Result<MountedVolume, VolumeError> {
         let pod = site.pod;
-        let size = match plugin {
-            paths::CONFIG_MAP => Size::on_disk(payload.bytes()),
-            _ => Size::in_memory(payload.bytes(), payload.entries()),
+        let size = match files.is_on_disk() {
+            true => Size::on_disk(payload.bytes()),
+            false => Size::in_memory(payload.bytes(), payload.entries()),
         };
         self.actual().reserve((pod.uid(), pod.namespace()), name, size)?;
-        let mounted = files::set_up(site, (plugin, name), payload, self.settings.allocatable.memory)?;
+        let mounted = files::set_up(site, files, name, payload, self.settings.allocatable.memory)?;
         self.actual().wrote(pod.uid(), name, size);
         Ok(mounted)
+    }
+
+    /// Counts a set-up in the metrics.
+    fn count(&self, pod: &Pod, wanted: &Wanted<'_>, status: &'static str) {
+        let Some(plugin) = self.kinds.plugin(pod, wanted.volume) else { return };
+        let took = wanted.begun.map(|begun| begun.elapsed()).unwrap_or_default();
+        STORAGE_OPERATIONS.took([plugin, "volume_mount", status, "false"], took);
     }
 
     fn make_pod_dirs(&self, pod: &Pod) -> Result<(PathBuf, OwnedFd), VolumeError> {
@@ -294,57 +203,15 @@ impl Volumes {
     }
 }
 
-/// Where the files of volumes come from.
-pub(super) struct Sources<'a> {
-    pub(super) api: Option<&'a PodApi>,
-    pub(super) local: &'a LocalObjects,
-    pub(super) allocatable: &'a NodeAllocatable,
-    /// The sink of warnings about certificates.
-    pub(super) events: &'a EventSink,
-}
-
-/// The files of a volume that is made of them, and the directory of its plugin; `None` for another
-/// volume. May wait for the API server.
-pub(super) fn payload(
-    pod: &Pod,
-    volume: &Volume,
-    sources: &Sources<'_>,
-    stop: &StopToken,
-) -> Option<(&'static str, Result<Payload, VolumeError>)> {
-    let Sources { api, local, allocatable, events } = *sources;
-    let objects = || {
-        PodObjects::of(pod, api, local).ok_or_else(|| VolumeError::Content {
-            problem: "not supported due to running kubelet in standalone mode".to_owned(),
-        })
-    };
-    Some(match Plugin::of(volume) {
-        Plugin::DownwardApi(source) => {
-            let items = source.items.as_deref();
-            let payload = downward_api::payload(pod, items, source.default_mode, allocatable);
-            (paths::DOWNWARD_API, payload)
-        }
-        Plugin::Projected(source) => {
-            let known = projected::Known { objects: objects().ok(), api, allocatable, events };
-            (paths::PROJECTED, projected::payload(pod, &volume.name, source, &known, stop))
-        }
-        Plugin::ConfigMap(source) => {
-            (paths::CONFIG_MAP, objects().and_then(|it| config_map::payload(it, pod, source, stop)))
-        }
-        Plugin::Secret(source) => {
-            (paths::SECRET, objects().and_then(|it| secret::payload(it, pod, source, stop)))
-        }
-        _ => return None,
-    })
-}
-
 /// The plugin and the name of each volume that the pod's containers refer to. Volumes of claims are
 /// not among them: their plugin is not in the pod.
 pub fn plugins(pod: &Pod) -> impl Iterator<Item = (&'static str, &str)> {
     let referenced = referenced(pod);
     let volumes = pod.spec().volumes.iter().flatten();
     let wanted = volumes.filter(move |volume| referenced.contains(volume.name.as_str()));
-    let name = |volume| Plugin::of(volume).name().or_else(|| persistent::inline_plugin(volume));
-    wanted.filter_map(move |volume| Some((name(volume)?, volume.name.as_str())))
+    wanted.filter_map(move |volume| {
+        Some((plugin_table::ask(pod, volume, |plugin| plugin.name())?, volume.name.as_str()))
+    })
 }
 
 struct Wanted<'a> {
@@ -531,11 +398,12 @@ impl<'a> SetUp<'a> {
         let ended = self.volumes.refresh(pod, &due.collect::<Vec<_>>(), stop)?;
         for (name, outcome) in ended {
             let Some(index) = self.due.get(name.as_str()).copied() else { continue };
-            let Some(volume) = self.wanted.get(index).map(|wanted| wanted.volume) else { continue };
+            let plugin = self.wanted.get(index).and_then(|wanted| plugin_table::of(wanted.volume));
             let result = match outcome {
                 Ok(Fresh::Mounted(mounted)) => Ok(mounted),
                 Ok(Fresh::Files(payload)) => {
-                    self.volumes.write_files(self.site, (Plugin::of(volume).directory(), &name), &payload)
+                    let Some(files) = plugin.and_then(Plugin::files) else { continue };
+                    self.volumes.write_files(self.site, files, &name, &payload)
                 }
                 // The update is repeated.
                 Err(VolumeError::Stopping) if !stop.is_stopped() => continue,
@@ -555,15 +423,7 @@ impl<'a> SetUp<'a> {
             let _ = report.send((index, result));
         };
         let (kinds, pod, wanted) = (Arc::clone(&self.volumes.kinds), self.site.pod.clone(), volume.clone());
-        let operations = self.volumes.operations.clone();
-        let work = move |stop: &StopToken| match &wanted.host_path {
-            Some(source) => {
-                // Nothing is made in the pod's directory.
-                operations.step_out(pod.uid(), &wanted.name);
-                host_path::set_up(&wanted.name, source)
-            }
-            None => kinds.set_up(&pod, &wanted, stop),
-        };
+        let work = move |stop: &StopToken| kinds.set_up(&pod, &wanted, stop);
         let share = self.volumes.share(self.site.pod, volume);
         let key = (self.site.pod.uid(), volume.name.as_str(), &share);
         self.volumes.operations.start_until(key, self.site.stop, to, work)
@@ -674,10 +534,9 @@ impl<'a> SetUp<'a> {
         let Some(wanted) = self.wanted.get_mut(index) else { return Ok(Outcome::Hopeless) };
         match result {
             Ok(mounted) => {
-                let served = self.volumes.kinds.plugin(self.site.pod.uid(), wanted.volume);
-                let plugin = Plugin::of(wanted.volume);
-                self.volumes.keep(self.site.pod, &mounted, plugin.name().or(served));
-                plugin.count(served, Ok(()), wanted.begun);
+                let plugin = self.volumes.kinds.plugin(self.site.pod, wanted.volume);
+                self.volumes.keep(self.site.pod, &mounted, plugin);
+                self.volumes.count(self.site.pod, wanted, "success");
                 wanted.state = State::Ready(mounted);
                 Ok(Outcome::Ready)
             }
@@ -717,8 +576,7 @@ impl<'a> SetUp<'a> {
 
     fn fail(&mut self, index: usize, error: &VolumeError) {
         let Some(wanted) = self.wanted.get_mut(index) else { return };
-        let served = self.volumes.kinds.plugin(self.site.pod.uid(), wanted.volume);
-        Plugin::of(wanted.volume).count(served, Err(()), wanted.begun);
+        self.volumes.count(self.site.pod, wanted, "fail-unknown");
         let until = self.volumes.give_up(self.site.pod, wanted.volume, error, self.changes);
         let since = self.volumes.retries().since(self.site.pod.uid(), &wanted.volume.name);
         self.has_no_place |= is_without_place(error, since, Instant::now());
@@ -827,7 +685,7 @@ mod tests {
     use super::super::testing::{self, pod_api};
     use super::*;
     use crate::kube::objects::{Key, Kind, Object, Objects};
-    use crate::kube::{claims::Claims, tokens::Tokens};
+    use crate::kube::{PodApi, claims::Claims, tokens::Tokens};
     use crate::model::event::Event;
     use crossbeam_channel::Receiver;
     use serde_json::json;

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::manager::Volumes;
-use super::paths;
 use super::progress::State;
 use super::setup::{kind, referenced};
+use super::{paths, plugin_table};
 use crate::model::api::Volume;
 use crate::model::ids::PodUid;
 use crate::model::persistent;
@@ -71,10 +71,12 @@ impl Volumes {
     /// The kind in words. `place`: its directory below the pod's `volumes`, if it is mounted.
     fn kind_of(&self, pod: &Pod, volume: &Volume, place: Option<&str>) -> String {
         let Some(field) = kind(volume) else { return "emptyDir".to_owned() };
-        let of = persistent::claim_name(pod, volume).map(|claim| claim.name).or_else(|| detail(volume));
+        let of = persistent::claim_name(pod, volume)
+            .map(|claim| claim.name)
+            .or_else(|| plugin_table::ask(pod, volume, |plugin| plugin.describe())?);
         let behind = persistent::claim_name(pod, volume).and_then(|_| {
             let driver = || self.csi.driver_at(pod.uid(), place?.rsplit('/').next()?);
-            let plugin = || self.kinds.plugin(pod.uid(), volume).map(str::to_owned);
+            let plugin = || self.kinds.plugin(pod, volume).map(str::to_owned);
             driver().or_else(plugin)
         });
         let mut words = field;
@@ -96,31 +98,4 @@ impl Volumes {
         let mut next = || Some(elements.next()?.as_os_str().to_string_lossy().into_owned());
         Some(format!("{}/{}", next()?, next()?))
     }
-}
-
-/// The object, driver, server or path of a volume whose source is in the pod.
-fn detail(volume: &Volume) -> Option<String> {
-    let text = |text: &Option<String>| text.clone();
-    if let Some(source) = &volume.host_path {
-        return Some(source.path.clone());
-    }
-    if let Some(source) = &volume.empty_dir {
-        return text(&source.medium);
-    }
-    if let Some(source) = &volume.config_map {
-        return Some(source.name.clone());
-    }
-    if let Some(source) = &volume.secret {
-        return text(&source.secret_name);
-    }
-    if let Some(source) = &volume.csi {
-        return Some(source.driver.clone());
-    }
-    if let Some(source) = &volume.nfs {
-        return Some(format!("{}:{}", source.server, source.path));
-    }
-    if let Some(source) = &volume.flex_volume {
-        return Some(source.driver.clone());
-    }
-    volume.image.as_ref().and_then(|source| source.reference.clone())
 }

@@ -5,44 +5,81 @@ use std::sync::MutexGuard;
 
 use super::super::error::VolumeError;
 use super::super::kind::{Certainty, Form, Phase, VolumeKind};
+use super::super::plugin::Plugin;
 use super::Kinds;
+use super::storage::{Request, Storage};
 use crate::kube::claims::{GrowthStep, ReadError};
-use crate::model::api::Volume;
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
-use crate::model::persistent::{self, Source, Spec};
-use crate::model::pod::Pod;
+use crate::model::persistent;
 use crate::model::reasons;
-use crate::util::error_chain::chain;
+use crate::model::storage::CsiVolumeSource;
 use crate::util::lock::LockExt;
-use crate::util::stop::StopToken;
 
-impl Kinds {
-    fn csi_volume(&self, pod: &Pod, volume: &str, spec: &Spec) -> Result<Box<dyn VolumeKind>, VolumeError> {
-        let Some(csi) = &self.csi else { return Err(VolumeError::Unsupported { kind: "csi".to_owned() }) };
-        csi.kind(pod, volume, spec)
+impl Plugin for CsiVolumeSource {
+    fn name(&self) -> &'static str {
+        "kubernetes.io/csi"
     }
 
-    pub(super) fn set_up_csi(
-        &self,
-        pod: &Pod,
-        volume: &Volume,
-        spec: &Spec,
-        stop: &StopToken,
-    ) -> Result<MountedVolume, VolumeError> {
-        let kind = self.csi_volume(pod, &volume.name, spec)?;
-        self.note_size(pod, volume, spec);
-        let ready = self.growing(pod, volume, spec, || kind.set_up(stop))?;
+    fn describe(&self) -> Option<String> {
+        Some(self.driver.clone())
+    }
+}
+
+impl Storage for CsiVolumeSource {
+    fn server(&self) -> Option<String> {
+        Some(format!("csi/{}", self.driver))
+    }
+
+    fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
+        let Request { pod, volume, spec, stop } = *request;
+        let kind = kinds.csi_volume(request)?;
+        kinds.note_size(request);
+        let ready = kinds.growing(request, || kind.set_up(stop))?;
         if ready.grown_to.is_some() {
-            self.report_growth(pod, volume, spec);
+            kinds.report_growth(request);
         }
-        self.set_refreshed(pod.uid(), &volume.name, spec.is_persistent || kind.requires_remount());
+        kinds.set_refreshed(pod.uid(), &volume.name, spec.is_persistent || kind.requires_remount());
         Ok(MountedVolume {
             volume: volume.name.clone(),
             host_path: ready.host_path,
             read_only: ready.read_only,
             selinux_relabel: ready.selinux_relabel && ready.form == Form::Filesystem,
         })
+    }
+
+    fn map(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
+        self.mount(kinds, request)
+    }
+
+    fn refresh(
+        &self,
+        kinds: &Kinds,
+        request: &Request<'_>,
+        mounted: MountedVolume,
+    ) -> Result<MountedVolume, VolumeError> {
+        let Request { pod, volume, spec, stop } = *request;
+        let kind = kinds.csi_volume(request)?;
+        if kind.requires_remount() {
+            return self.mount(kinds, request);
+        }
+        if let Some(bytes) = spec.grow_to() {
+            if kinds.growing(request, || kind.expand(bytes, stop))?.is_some() {
+                kinds.report_growth(request);
+            }
+        } else if let Some(bytes) = kinds.grown_elsewhere(request)
+            && kind.expand(bytes, stop)?.is_some()
+        {
+            kinds.sizes().entry(pod.uid().clone()).or_default().insert(volume.name.clone(), bytes);
+        }
+        Ok(mounted)
+    }
+}
+
+impl Kinds {
+    fn csi_volume(&self, request: &Request<'_>) -> Result<Box<dyn VolumeKind>, VolumeError> {
+        let Some(csi) = &self.csi else { return Err(VolumeError::Unsupported { kind: "csi".to_owned() }) };
+        csi.kind(request.pod, &request.volume.name, request.spec)
     }
 
     pub(in super::super) fn set_refreshed(&self, uid: &PodUid, volume: &str, is_refreshed: bool) {
@@ -61,48 +98,6 @@ impl Kinds {
         self.refreshed().get(uid).is_some_and(|volumes| volumes.contains(volume))
     }
 
-    /// Brings a volume up to date that is set up.
-    pub(in super::super) fn refresh(
-        &self,
-        pod: &Pod,
-        volume: &Volume,
-        mounted: MountedVolume,
-        stop: &StopToken,
-    ) -> Result<MountedVolume, VolumeError> {
-        let spec = match self.resolve_outside(pod, volume) {
-            Ok(spec) => spec,
-            Err(VolumeError::Stopping) => return Err(VolumeError::Stopping),
-            Err(error) => {
-                // The pod keeps its volume, whatever became of the claim.
-                log::debug!("volume {} of pod {}: {}", volume.name, pod.uid(), chain(&error));
-                return Ok(mounted);
-            }
-        };
-        if let Source::Local(source) = &spec.source {
-            if spec.has_grown && !spec.read_only {
-                // Its file system may hang; nothing is done in the pod's directory.
-                self.operations.step_out(pod.uid(), &volume.name);
-                self.grow_local(&spec, source, stop)?;
-                self.report_growth(pod, volume, &spec);
-            }
-            return Ok(mounted);
-        }
-        let kind = self.csi_volume(pod, &volume.name, &spec)?;
-        if kind.requires_remount() {
-            return self.set_up_csi(pod, volume, &spec, stop);
-        }
-        if let Some(bytes) = spec.grow_to() {
-            if self.growing(pod, volume, &spec, || kind.expand(bytes, stop))?.is_some() {
-                self.report_growth(pod, volume, &spec);
-            }
-        } else if let Some(bytes) = self.grown_elsewhere(pod, volume, &spec)
-            && kind.expand(bytes, stop)?.is_some()
-        {
-            self.sizes().entry(pod.uid().clone()).or_default().insert(volume.name.clone(), bytes);
-        }
-        Ok(mounted)
-    }
-
     fn sizes(&self) -> MutexGuard<'_, HashMap<PodUid, BTreeMap<String, i64>>> {
         self.sizes.locked()
     }
@@ -117,7 +112,8 @@ impl Kinds {
     }
 
     /// The size that the volume has at its mount: that of the claim's status.
-    fn note_size(&self, pod: &Pod, volume: &Volume, spec: &Spec) {
+    fn note_size(&self, request: &Request<'_>) {
+        let Request { pod, volume, spec, .. } = *request;
         let mut sizes = self.sizes();
         let volumes = sizes.entry(pod.uid().clone()).or_default();
         volumes.entry(volume.name.clone()).or_insert(spec.growth.claim_bytes);
@@ -125,7 +121,8 @@ impl Kinds {
 
     /// The size of a volume that other nodes have too and that one of them has grown: the claim has it
     /// already.
-    fn grown_elsewhere(&self, pod: &Pod, volume: &Volume, spec: &Spec) -> Option<i64> {
+    fn grown_elsewhere(&self, request: &Request<'_>) -> Option<i64> {
+        let Request { pod, volume, spec, .. } = *request;
         let bytes = spec.growth.claim_bytes;
         let known = self.sizes().get(pod.uid()).and_then(|volumes| volumes.get(&volume.name).copied());
         (spec.growth.is_for_each_node && !spec.read_only && known.is_some_and(|known| known < bytes))
@@ -135,11 +132,10 @@ impl Kinds {
     /// Runs an operation that grows the volume if it has to grow, and shows its steps in the claim.
     fn growing<T>(
         &self,
-        pod: &Pod,
-        volume: &Volume,
-        spec: &Spec,
+        request: &Request<'_>,
         work: impl FnOnce() -> Result<T, VolumeError>,
     ) -> Result<T, VolumeError> {
+        let Request { pod, volume, spec, .. } = *request;
         let claim = persistent::claim_name(pod, volume);
         let (Some(api), Some(claim)) = (&self.api, claim.filter(|_| spec.has_grown && !spec.read_only))
         else {
@@ -182,7 +178,8 @@ impl Kinds {
 
     /// The claim shows the new size. Until it does, the growth is repeated at each sync, which
     /// drivers must allow.
-    fn report_growth(&self, pod: &Pod, volume: &Volume, spec: &Spec) {
+    pub(super) fn report_growth(&self, request: &Request<'_>) {
+        let Request { pod, volume, spec, .. } = *request;
         let (Some(api), Some(size)) = (&self.api, &spec.size) else { return };
         let Some(claim) = persistent::claim_name(pod, volume) else { return };
         let message =

@@ -3,7 +3,7 @@
 //! Nothing is remembered: a device is in use while a mount below `pods` shows its file system, or
 //! while a pod that has it as a block device exists. So a restart of the agent changes nothing.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use super::super::mounts::Mount;
 use super::super::paths;
 use super::host::mount_at;
 use super::sysfs::{list, names};
+use crate::model::ids::PodUid;
 use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
 
@@ -145,6 +146,32 @@ impl Locks {
                 return Err(VolumeError::Stopping);
             }
         }
+    }
+}
+
+/// The volumes that a controller attaches.
+#[derive(Debug, Default)]
+pub(super) struct Attachable {
+    /// Those of pods.
+    pub(super) wanted: HashMap<PodUid, BTreeSet<String>>,
+    /// By the directories below `plugins`, as far as this process has made them.
+    pub(super) dirs: HashMap<PathBuf, String>,
+}
+
+impl Attachable {
+    /// The volumes that must not be detached, also those without a pod whose device is still here.
+    /// `named_by`: the name of the volume of a device that an earlier agent has made.
+    pub(super) fn names(
+        &mut self,
+        devices: &[Device],
+        named_by: fn(&Device) -> Option<String>,
+    ) -> BTreeSet<String> {
+        let mut names: BTreeSet<String> = self.wanted.values().flatten().cloned().collect();
+        self.dirs.retain(|dir, name| names.contains(name) || devices.iter().any(|it| it.dir == *dir));
+        for device in devices {
+            names.extend(self.dirs.get(&device.dir).cloned().or_else(|| named_by(device)));
+        }
+        names
     }
 }
 

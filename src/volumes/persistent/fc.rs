@@ -1,15 +1,19 @@
 //! fc: a LUN behind a Fibre Channel adapter, found in `/dev/disk` after a scan of the SCSI hosts
 //! (Go: pkg/volume/fc).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::super::error::{ToolError, VolumeError};
 use super::super::kind::Phase;
+use super::super::plugin::Plugin;
 use super::filesystem::tool;
 use super::host::{Host, below};
-use super::sysfs;
+use super::storage::{Request, Storage};
+use super::{Kinds, relative, sysfs};
 use crate::model::api::FCVolumeSource;
+use crate::model::mount::MountedVolume;
+use crate::model::persistent::Mode;
 use crate::util::stop::StopToken;
 
 /// The limit of one helper program.
@@ -17,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// How a LUN is identified.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Disk {
+struct Disk {
     wwns: Vec<String>,
     lun: i32,
     wwids: Vec<String>,
@@ -25,7 +29,7 @@ pub(super) struct Disk {
 
 impl Disk {
     /// A WWID may contain spaces, which are underscores in names of devices.
-    pub(super) fn of(source: &FCVolumeSource) -> Result<Disk, VolumeError> {
+    fn of(source: &FCVolumeSource) -> Result<Disk, VolumeError> {
         let wwns = source.target_wwns.clone().unwrap_or_default();
         let wwids: Vec<String> = source.wwids.iter().flatten().map(|wwid| wwid.replace(' ', "_")).collect();
         let plain = |id: &String| !id.is_empty() && !id.contains(['/', '\0']);
@@ -41,7 +45,7 @@ impl Disk {
     }
 
     /// Its directory below `plugins/kubernetes.io/fc`.
-    pub(super) fn dir(&self) -> PathBuf {
+    fn dir(&self) -> PathBuf {
         if self.wwns.is_empty() {
             PathBuf::from(self.wwids.join("-"))
         } else {
@@ -70,13 +74,67 @@ impl Disk {
     }
 }
 
+impl Plugin for FCVolumeSource {
+    fn name(&self) -> &'static str {
+        "kubernetes.io/fc"
+    }
+}
+
+impl Storage for FCVolumeSource {
+    fn server(&self) -> Option<String> {
+        Some("fc".to_owned())
+    }
+
+    fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
+        let target = kinds.target(request, self.name())?;
+        let wanted = Disk::of(self)?;
+        let global = kinds.global(self.name(), Mode::Filesystem, relative(wanted.dir())?);
+        let disk = super::Disk { global, fs_type: self.fs_type.as_deref().unwrap_or_default() };
+        let find = || attach_disk(&*kinds.host, &wanted).map(PathBuf::from);
+        kinds.mount_disk(request, target, &disk, &find)
+    }
+
+    fn map(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
+        let wanted = Disk::of(self)?;
+        let global = kinds.global(self.name(), Mode::Block, relative(wanted.dir())?);
+        kinds.map_device(request, &global, &|| attach_disk(&*kinds.host, &wanted).map(PathBuf::from))
+    }
+
+    /// The lists as Go prints them.
+    fn unique_name(&self) -> Option<String> {
+        let list = |names: &[String]| format!("kubernetes.io/fc/[{}]", names.join(" "));
+        let wwns = self.target_wwns.as_deref().unwrap_or_default();
+        let wwids = self.wwids.as_deref().unwrap_or_default();
+        match self.lun {
+            Some(lun) if !wwns.is_empty() => Some(format!("{}:{lun}", list(wwns))),
+            _ => (!wwids.is_empty()).then(|| list(wwids)),
+        }
+    }
+
+    fn device_dir(&self, _: &str) -> Option<PathBuf> {
+        Some(Disk::of(self).ok()?.dir())
+    }
+}
+
+/// The name of the volume in a directory that an earlier agent has made. Names with dashes or
+/// underscores of their own cannot be told from those that the directory has in place of separators
+/// and spaces.
+pub(super) fn named_by(dir: &Path) -> Option<String> {
+    let dir = dir.file_name()?.to_str()?;
+    let list = |names: &str| format!("[{}]", names.replace('-', " "));
+    Some(match dir.rsplit_once("-lun-") {
+        Some((wwns, lun)) => format!("kubernetes.io/fc/{}:{lun}", list(wwns)),
+        None => format!("kubernetes.io/fc/{}", list(dir)),
+    })
+}
+
 fn attach(what: impl Into<String>) -> VolumeError {
     VolumeError::device(Phase::WaitForAttach, what)
 }
 
 /// The device, that of the device mapper if there is one. Unless that is found at once, all SCSI
 /// hosts are scanned first.
-pub(super) fn attach_disk(host: &dyn Host, disk: &Disk) -> Result<String, VolumeError> {
+fn attach_disk(host: &dyn Host, disk: &Disk) -> Result<String, VolumeError> {
     let find = || {
         let links = disk.links(host);
         let mapped = links.iter().find_map(|link| sysfs::multipath_of(host, link));

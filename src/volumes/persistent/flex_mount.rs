@@ -6,72 +6,86 @@ use super::super::error::VolumeError;
 use super::super::group_marker::Marker;
 use super::super::kind::Phase;
 use super::super::ownership::Policy;
+use super::super::plugin::Plugin;
 use super::super::{empty_dir, paths};
 use super::host::mount_at;
 use super::owner::policy;
+use super::storage::{Request, Storage};
 use super::{
     Kinds, bind_options, devices, filesystem, flex, make_dirs, relative, remove_dir, system_options,
 };
+use crate::model::mount::MountedVolume;
 use crate::model::persistent::{Flex, Spec};
-use crate::model::pod::Pod;
 use crate::util::stop::StopToken;
 
-impl Kinds {
-    /// Returns whether the runtime may relabel the files.
-    pub(super) fn set_up_flex(
-        &self,
-        pod: &Pod,
-        (volume, spec): (&str, &Spec),
-        source: &Flex,
-        target: &Path,
-        stop: &StopToken,
-    ) -> Result<bool, VolumeError> {
-        let (host, driver) = (&*self.host, source.driver.as_str());
-        let able = self.drivers.init(host, driver, stop)?;
+impl Plugin for Flex {
+    fn name(&self) -> &'static str {
+        "kubernetes.io/flexvolume"
+    }
+
+    fn describe(&self) -> Option<String> {
+        Some(self.driver.clone())
+    }
+}
+
+impl Storage for Flex {
+    fn server(&self) -> Option<String> {
+        Some(format!("flexvolume/{}", self.driver))
+    }
+
+    fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
+        let Request { pod, volume, spec, stop } = *request;
+        let target = kinds.target(request, &flex::plugin_dir(&self.driver))?;
+        let (host, driver) = (&*kinds.host, self.driver.as_str());
+        let able = kinds.drivers.init(host, driver, stop)?;
         let gid = empty_dir::fs_group(pod);
         let walks = gid.filter(|_| able.fs_group && !spec.read_only);
-        if mount_at(&host.mounts()?, target).is_some() {
+        if mount_at(&host.mounts()?, &target).is_some() {
             if let Some(gid) = walks {
-                self.own(pod, volume, target, (gid, true))?;
+                kinds.own(pod, &volume.name, &target, (gid, true))?;
             }
-            return Ok(able.selinux_relabel);
+            return Ok(request.mounted(target, able.selinux_relabel));
         }
         let mut global = None;
         let mut lock = None;
         if able.attach {
-            let dir = devices::plugins(&self.root_dir).join("flexvolume");
+            let dir = devices::plugins(&kinds.root_dir).join("flexvolume");
             let dir =
                 dir.join(relative(PathBuf::from(driver))?).join("mounts").join(paths::element(&spec.name)?);
-            lock = Some(self.locks.take(&dir, stop)?);
-            self.mount_flex_device(spec, source, &dir, stop)?;
+            lock = Some(kinds.locks.take(&dir, stop)?);
+            kinds.mount_flex_device(spec, self, &dir, stop)?;
             global = Some(dir);
         }
-        let wanted = source.secret_ref.clone().map(|mut secret| {
+        let wanted = self.secret_ref.clone().map(|mut secret| {
             if secret.namespace.is_empty() {
                 secret.namespace = pod.namespace().to_owned();
             }
             secret
         });
-        let secret = self.secret(wanted.as_ref(), Phase::SetUp)?;
-        let options = flex::options(spec, source, &flex::pod_options(pod, gid, &secret));
+        let secret = kinds.secret(wanted.as_ref(), Phase::SetUp)?;
+        let options = flex::options(spec, self, &flex::pod_options(pod, gid, &secret));
         if walks.is_some() && policy(pod) == Policy::Always {
-            Marker::of(target)?.make()?;
+            Marker::of(&target)?.make()?;
         }
-        let is_done =
-            self.drivers.mount(host, (driver, target), &options, stop).inspect_err(|_| remove_dir(target))?;
+        let is_done = kinds
+            .drivers
+            .mount(host, (driver, &target), &options, stop)
+            .inspect_err(|_| remove_dir(&target))?;
         if !is_done {
             let Some(global) = global else {
                 return Err(VolumeError::device(Phase::SetUp, format!("driver {driver} supports no mount")));
             };
-            host.bind(&global, target, &bind_options(spec)).inspect_err(|_| remove_dir(target))?;
+            host.bind(&global, &target, &bind_options(spec)).inspect_err(|_| remove_dir(&target))?;
         }
         drop(lock);
         if let Some(gid) = walks {
-            self.own(pod, volume, target, (gid, false))?;
+            kinds.own(pod, &volume.name, &target, (gid, false))?;
         }
-        Ok(able.selinux_relabel)
+        Ok(request.mounted(target, able.selinux_relabel))
     }
+}
 
+impl Kinds {
     fn mount_flex_device(
         &self,
         spec: &Spec,

@@ -11,11 +11,15 @@ use serde::{Deserialize, Serialize};
 
 use super::super::error::{ToolError, VolumeError};
 use super::super::kind::Phase;
+use super::super::plugin::Plugin;
 use super::filesystem::tool;
 use super::host::{Host, below};
-use super::sysfs;
+use super::storage::{Request, Storage};
 use super::tools::Ended;
-use crate::model::persistent::Iscsi;
+use super::{Kinds, relative, sysfs};
+use crate::model::mount::MountedVolume;
+use crate::model::persistent::{Iscsi, Mode};
+use crate::util::atomic_file;
 use crate::util::stop::StopToken;
 
 /// Paths that are enough for a volume with several portals.
@@ -114,14 +118,88 @@ impl Disk {
     }
 }
 
+impl Plugin for Iscsi {
+    fn name(&self) -> &'static str {
+        "kubernetes.io/iscsi"
+    }
+}
+
+impl Storage for Iscsi {
+    fn server(&self) -> Option<String> {
+        Some(format!("iscsi/{}", self.target_portal))
+    }
+
+    fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
+        let target = kinds.target(request, self.name())?;
+        let wanted = Disk::of(&request.spec.name, self);
+        let global = kinds.global(self.name(), Mode::Filesystem, relative(wanted.dir())?);
+        let disk = super::Disk { global, fs_type: &self.fs_type };
+        let log_in = || attach_for(kinds, self, &wanted, &disk.global, request.stop);
+        kinds.mount_disk(request, target, &disk, &log_in)
+    }
+
+    fn map(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
+        let wanted = Disk::of(&request.spec.name, self);
+        let global = kinds.global(self.name(), Mode::Block, relative(wanted.dir())?);
+        kinds.map_device(request, &global, &|| attach_for(kinds, self, &wanted, &global, request.stop))
+    }
+
+    fn unique_name(&self) -> Option<String> {
+        Some(format!("{}/{}:{}:{}", self.name(), self.target_portal, self.iqn, self.lun))
+    }
+
+    fn device_dir(&self, volume: &str) -> Option<PathBuf> {
+        Some(Disk::of(volume, self).dir())
+    }
+}
+
+/// Attaches a disk, whose state file is in `global`.
+fn attach_for(
+    kinds: &Kinds,
+    source: &Iscsi,
+    disk: &Disk,
+    global: &Path,
+    stop: &StopToken,
+) -> Result<PathBuf, VolumeError> {
+    write_state(global, disk)?;
+    let chap = Chap { discovery: source.chap_discovery, session: source.chap_session };
+    let mut credentials = Credentials::new();
+    if chap.discovery || chap.session {
+        let secret = kinds.secret(source.secret_ref.as_ref(), Phase::WaitForAttach)?;
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        credentials.extend(secret.into_iter().map(|(key, value)| (key, text(value))));
+    }
+    attach_disk(&*kinds.host, disk, (chap, &credentials), stop).map(PathBuf::from)
+}
+
+/// The name of the state file.
+pub(super) const STATE: &str = "iscsi.json";
+
+pub(super) fn write_state(dir: &Path, disk: &Disk) -> Result<(), VolumeError> {
+    let path = dir.join(STATE);
+    let text = serde_json::to_vec(disk).unwrap_or_default();
+    atomic_file::write(&path, &text, 0o600).map_err(|source| VolumeError::Io {
+        attempt: "write",
+        path,
+        source,
+    })
+}
+
+/// The name of the volume in a directory that an earlier agent has made.
+pub(super) fn named_by(dir: &Path) -> Option<String> {
+    let disk = Disk::from_dir(dir)?;
+    let portal = disk.portals.first()?;
+    Some(format!("kubernetes.io/iscsi/{portal}:{}:{}", disk.iqn, disk.lun))
+}
+
 /// Credentials of a Secret, as text.
-pub(super) type Credentials = BTreeMap<String, String>;
+type Credentials = BTreeMap<String, String>;
 
 /// What kinds of authentication the volume wants.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Chap {
-    pub(super) discovery: bool,
-    pub(super) session: bool,
+struct Chap {
+    discovery: bool,
+    session: bool,
 }
 
 fn attach(what: impl Into<String>) -> VolumeError {
@@ -176,7 +254,7 @@ impl Admin<'_> {
 }
 
 /// Logs in at all portals, and returns the device: that of the device mapper if there is one.
-pub(super) fn attach_disk(
+fn attach_disk(
     host: &dyn Host,
     disk: &Disk,
     (chap, credentials): (Chap, &Credentials),

@@ -6,21 +6,24 @@ use std::path::{Path, PathBuf};
 use super::super::error::VolumeError;
 use super::super::kind::Phase;
 use super::super::paths;
+use super::super::plugin::Plugin;
 use super::host::{Host, below};
-use super::{Kinds, devices, filesystem};
+use super::storage::{Request, Storage};
+use super::{Disk, Kinds, filesystem};
+use crate::model::mount::MountedVolume;
 use crate::model::persistent::{Local, Mode, Spec};
 use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
 
 /// What is at the path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Place {
+enum Place {
     Directory(PathBuf),
     Device(PathBuf),
 }
 
 /// Finds what the path is. Its file system may hang.
-pub(super) fn place(host: &dyn Host, volume: &str, source: &Local) -> Result<Place, VolumeError> {
+fn place(host: &dyn Host, volume: &str, source: &Local) -> Result<Place, VolumeError> {
     let fails = |what: String| VolumeError::device(Phase::MountDevice, what);
     if source.path.is_empty() {
         return Err(fails(format!("LocalVolume volume {volume:?} path is empty")));
@@ -40,25 +43,84 @@ pub(super) fn place(host: &dyn Host, volume: &str, source: &Local) -> Result<Pla
     }
 }
 
-/// Where a device is mounted for all pods.
-pub(super) fn mount_of(root_dir: &Path, name: &str) -> Result<PathBuf, VolumeError> {
-    Ok(devices::plugins(root_dir).join("local-volume/mounts").join(paths::element(name)?))
+impl Plugin for Local {
+    fn name(&self) -> &'static str {
+        "kubernetes.io/local-volume"
+    }
+}
+
+impl Storage for Local {
+    fn server(&self) -> Option<String> {
+        None
+    }
+
+    fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
+        // The path may be on a mount of the node whose server does not respond.
+        kinds.step_out(request);
+        let place = place(&*kinds.host, &request.spec.name, self)?;
+        kinds.operations.step_in(request.pod.uid(), &request.volume.name)?;
+        let target = kinds.target(request, self.name())?;
+        match place {
+            Place::Directory(path) => {
+                kinds.bind(request, (&path, &target), None)?;
+                Ok(request.mounted(target, true))
+            }
+            Place::Device(device) => {
+                let global = kinds.mount_of(self, request.spec)?;
+                let disk = Disk { global, fs_type: self.fs_type.as_deref().unwrap_or_default() };
+                kinds.mount_disk(request, target, &disk, &|| Ok(device.clone()))
+            }
+        }
+    }
+
+    fn map(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
+        let name = &request.spec.name;
+        let global = kinds.global(self.name(), Mode::Block, paths::element(name)?);
+        let find = || match place(&*kinds.host, name, self)? {
+            Place::Device(device) => Ok(device),
+            Place::Directory(path) => {
+                let what = format!("{} is not a block device", path.display());
+                Err(VolumeError::device(Phase::MapBlockVolume, what))
+            }
+        };
+        kinds.map_device(request, &global, &find)
+    }
+
+    fn grows(&self) -> bool {
+        true
+    }
+
+    fn refresh(
+        &self,
+        kinds: &Kinds,
+        request: &Request<'_>,
+        mounted: MountedVolume,
+    ) -> Result<MountedVolume, VolumeError> {
+        if request.spec.has_grown && !request.spec.read_only {
+            // Its file system may hang; nothing is done in the pod's directory.
+            kinds.step_out(request);
+            kinds.grow_local(request.spec, self, request.stop)?;
+            kinds.report_growth(request);
+        }
+        Ok(mounted)
+    }
 }
 
 impl Kinds {
+    /// Where a device is mounted for all pods.
+    fn mount_of(&self, source: &Local, spec: &Spec) -> Result<PathBuf, VolumeError> {
+        let dir = Path::new("mounts").join(paths::element(&spec.name)?);
+        Ok(self.global(source.name(), Mode::Filesystem, dir))
+    }
+
     /// Grows the file system of a device that pods use. A directory has nothing to grow, and a
     /// container sees the size of a block device itself.
-    pub(super) fn grow_local(
-        &self,
-        spec: &Spec,
-        source: &Local,
-        stop: &StopToken,
-    ) -> Result<(), VolumeError> {
+    fn grow_local(&self, spec: &Spec, source: &Local, stop: &StopToken) -> Result<(), VolumeError> {
         let Place::Device(device) = place(&*self.host, &spec.name, source)? else { return Ok(()) };
         if spec.mode == Mode::Block {
             return Ok(());
         }
-        let global = mount_of(&self.root_dir, &spec.name)?;
+        let global = self.mount_of(source, spec)?;
         let _lock = self.locks.take(&global, stop)?;
         filesystem::grow(&*self.host, (&device, &global), stop).map_err(|error| match error {
             VolumeError::Stopping => error,

@@ -21,6 +21,8 @@ mod local;
 mod nfs;
 mod nodes;
 mod owner;
+mod set_up;
+mod storage;
 mod sweep;
 mod sysfs;
 mod tools;
@@ -35,25 +37,23 @@ use super::attachment::Attachments;
 use super::error::VolumeError;
 use super::kind::{CsiVolumes, NodeLabels, Phase};
 use super::operations::Operations;
-use super::{host_path, paths};
+use super::paths;
 use crate::kube::PodApi;
 use crate::kube::claims::ReadError;
 use crate::model::api::Volume;
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
-use crate::model::persistent::{self, Iscsi, Mode, Source, Spec};
+use crate::model::persistent::{self, Mode, Spec};
 use crate::model::pod::Pod;
 use crate::model::storage::SecretReference;
-use crate::util::atomic_file;
 use crate::util::disk_writes;
 use crate::util::lock::LockExt;
-use crate::util::stop::StopToken;
 use crate::util::tree;
 
-use attached::Attachable;
-use devices::{Lock, Locks};
+use devices::{Attachable, Lock, Locks};
 use host::{Host, RealHost, mount_at};
+pub(super) use storage::{Request, Storage};
 
 /// What a volume leads to.
 struct Lead {
@@ -157,38 +157,11 @@ impl Kinds {
         kinds
     }
 
-    /// Whether volumes of this kind are set up here.
-    pub(super) fn serves(volume: &Volume) -> bool {
-        volume.persistent_volume_claim.is_some()
-            || volume.ephemeral.is_some()
-            || volume.nfs.is_some()
-            || volume.iscsi.is_some()
-            || volume.fc.is_some()
-            || volume.flex_volume.is_some()
-            || volume.csi.is_some()
-    }
-
-    /// The name of the volume's plugin; `None` for a claim that was not resolved yet.
-    pub(super) fn plugin(&self, uid: &PodUid, volume: &Volume) -> Option<&'static str> {
-        let known = self.plugins.locked();
-        let found = known.get(uid).and_then(|volumes| volumes.get(&volume.name));
-        found.map(|lead| lead.plugin).or_else(|| inline_plugin(volume))
-    }
-
     /// The name of the persistent volume, as events show it; `None` for a claim that was not resolved
     /// yet, and for other volumes.
     pub(super) fn name(&self, uid: &PodUid, volume: &str) -> Option<String> {
         let known = self.plugins.locked();
         known.get(uid)?.get(volume).map(|lead| lead.name.clone())
-    }
-
-    /// The file server or driver of the volume, if it is known.
-    pub(super) fn server(&self, uid: &PodUid, volume: &Volume) -> Option<String> {
-        let known = self.plugins.locked();
-        match known.get(uid).and_then(|volumes| volumes.get(&volume.name)) {
-            Some(lead) => lead.server.clone(),
-            None => inline_server(volume),
-        }
     }
 
     /// Forgets the pod, whose volumes are gone.
@@ -263,102 +236,6 @@ impl Kinds {
         spec
     }
 
-    /// Makes the volume ready for the pod. Idempotent. May hang.
-    pub(super) fn set_up(
-        &self,
-        pod: &Pod,
-        volume: &Volume,
-        stop: &StopToken,
-    ) -> Result<MountedVolume, VolumeError> {
-        let spec = self.resolve_outside(pod, volume)?;
-        let plugin = plugin_of(&spec.source);
-        let server = server_of(&spec.source);
-        self.plugins
-            .locked()
-            .entry(pod.uid().clone())
-            .or_default()
-            .insert(volume.name.clone(), Lead { plugin, name: spec.name.clone(), server: server.clone() });
-        self.operations.is_served_by(pod.uid(), &volume.name, server);
-        if matches!(spec.source, Source::Local(_)) {
-            self.set_refreshed(pod.uid(), &volume.name, spec.is_persistent);
-        }
-        self.check_node(pod, &spec)?;
-        self.claim_alone(pod, &spec)?;
-        self.check_attached(pod, &spec)?;
-        if spec.mode == Mode::Block && !matches!(spec.source, Source::Csi(_)) {
-            return self.map_device(pod, &volume.name, &spec, stop);
-        }
-        let mounted = |host_path: PathBuf, selinux_relabel| MountedVolume {
-            volume: volume.name.clone(),
-            host_path,
-            read_only: spec.read_only,
-            selinux_relabel: selinux_relabel && !spec.read_only,
-        };
-        match &spec.source {
-            Source::HostPath(source) => {
-                // Nothing is made in the pod's directory.
-                self.operations.step_out(pod.uid(), &volume.name);
-                let found = host_path::set_up(&volume.name, source)?;
-                Ok(MountedVolume { read_only: spec.read_only, ..found })
-            }
-            Source::Nfs(source) => {
-                let target = self.target(pod.uid(), plugin, &spec.name)?;
-                nfs::set_up(&*self.host, &spec, source, &target, stop)
-                    .inspect_err(|_| remove_dir(&target))?;
-                Ok(mounted(target, false))
-            }
-            Source::Local(source) => {
-                // The path may be on a mount of the node whose server does not respond.
-                self.operations.step_out(pod.uid(), &volume.name);
-                let place = local::place(&*self.host, &spec.name, source)?;
-                self.operations.step_in(pod.uid(), &volume.name)?;
-                let target = self.target(pod.uid(), plugin, &spec.name)?;
-                match place {
-                    local::Place::Directory(path) => {
-                        self.bind(pod, &spec, &volume.name, (&path, &target), None)?
-                    }
-                    local::Place::Device(device) => {
-                        let global = local::mount_of(&self.root_dir, &spec.name)?;
-                        let disk = Disk { global, fs_type: source.fs_type.as_deref().unwrap_or_default() };
-                        let lock = self.stage(&spec, &disk, &|| Ok(device.clone()), stop)?;
-                        self.bind(pod, &spec, &volume.name, (&disk.global, &target), Some(lock))?;
-                    }
-                }
-                Ok(mounted(target, true))
-            }
-            Source::Iscsi(source) => {
-                let target = self.target(pod.uid(), plugin, &spec.name)?;
-                let wanted = iscsi::Disk::of(&spec.name, source);
-                let global = devices::plugins(&self.root_dir).join("iscsi").join(relative(wanted.dir())?);
-                let disk = Disk { global, fs_type: &source.fs_type };
-                let log_in = || {
-                    write_state(&disk.global, &wanted)?;
-                    self.attach_iscsi(&wanted, source, stop)
-                };
-                let lock = self.stage(&spec, &disk, &log_in, stop)?;
-                self.bind(pod, &spec, &volume.name, (&disk.global, &target), Some(lock))?;
-                Ok(mounted(target, true))
-            }
-            Source::Fc(source) => {
-                let target = self.target(pod.uid(), plugin, &spec.name)?;
-                let wanted = fc::Disk::of(source)?;
-                let global = devices::plugins(&self.root_dir).join("fc").join(relative(wanted.dir())?);
-                let disk = Disk { global, fs_type: source.fs_type.as_deref().unwrap_or_default() };
-                let find = || fc::attach_disk(&*self.host, &wanted).map(PathBuf::from);
-                let lock = self.stage(&spec, &disk, &find, stop)?;
-                self.bind(pod, &spec, &volume.name, (&disk.global, &target), Some(lock))?;
-                Ok(mounted(target, true))
-            }
-            Source::Flex(source) => {
-                let target = self.target(pod.uid(), &flex::plugin_dir(&source.driver), &spec.name)?;
-                let relabel = self.set_up_flex(pod, (&volume.name, &spec), source, &target, stop)?;
-                Ok(mounted(target, relabel))
-            }
-            Source::Csi(_) => self.set_up_csi(pod, volume, &spec, stop),
-            Source::Other(kind) => Err(VolumeError::Unsupported { kind: kind.clone() }),
-        }
-    }
-
     /// Refuses a volume for one pod that another pod of this node has.
     fn claim_alone(&self, pod: &Pod, spec: &Spec) -> Result<(), VolumeError> {
         if !spec.is_single_pod {
@@ -371,7 +248,8 @@ impl Kinds {
 
     /// The volume's directory in the pod, made unless something is mounted there: its server may
     /// not respond.
-    fn target(&self, uid: &PodUid, plugin: &str, name: &str) -> Result<PathBuf, VolumeError> {
+    fn target(&self, request: &Request<'_>, plugin: &str) -> Result<PathBuf, VolumeError> {
+        let (uid, name) = (request.pod.uid(), request.spec.name.as_str());
         let plugin = plugin.replace('/', "~");
         let path = paths::pod(&self.root_dir, uid)?;
         let target = path.join("volumes").join(paths::element(&plugin)?).join(paths::element(name)?);
@@ -387,14 +265,36 @@ impl Kinds {
         Ok(target)
     }
 
+    /// The directory of a device, from its own one below that of its plugin.
+    fn global(&self, plugin: &str, mode: Mode, dir: impl AsRef<Path>) -> PathBuf {
+        let top = paths::plugins(&self.root_dir).join(plugin);
+        match mode {
+            Mode::Filesystem => top.join(dir),
+            Mode::Block => top.join("volumeDevices").join(dir),
+        }
+    }
+
+    /// Mounts a disk for all pods, and for this one.
+    fn mount_disk(
+        &self,
+        request: &Request<'_>,
+        target: PathBuf,
+        disk: &Disk<'_>,
+        attach: &dyn Fn() -> Result<PathBuf, VolumeError>,
+    ) -> Result<MountedVolume, VolumeError> {
+        let lock = self.stage(request, disk, attach)?;
+        self.bind(request, (&disk.global, &target), Some(lock))?;
+        Ok(request.mounted(target, true))
+    }
+
     /// Mounts a disk for all pods, unless it is mounted. The lock ends when the pod's mount exists.
     fn stage(
         &self,
-        spec: &Spec,
+        request: &Request<'_>,
         disk: &Disk<'_>,
         attach: &dyn Fn() -> Result<PathBuf, VolumeError>,
-        stop: &StopToken,
     ) -> Result<Lock, VolumeError> {
+        let Request { spec, stop, .. } = *request;
         // Before anything is made or attached.
         filesystem::check_type(&*self.host, disk.fs_type)?;
         let lock = self.locks.take(&disk.global, stop)?;
@@ -417,22 +317,6 @@ impl Kinds {
             filesystem::grow(&*self.host, (&device, &disk.global), stop)?;
         }
         Ok(lock)
-    }
-
-    fn attach_iscsi(
-        &self,
-        disk: &iscsi::Disk,
-        source: &Iscsi,
-        stop: &StopToken,
-    ) -> Result<PathBuf, VolumeError> {
-        let chap = iscsi::Chap { discovery: source.chap_discovery, session: source.chap_session };
-        let mut credentials = iscsi::Credentials::new();
-        if chap.discovery || chap.session {
-            let secret = self.secret(source.secret_ref.as_ref(), Phase::WaitForAttach)?;
-            let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-            credentials.extend(secret.into_iter().map(|(key, value)| (key, text(value))));
-        }
-        iscsi::attach_disk(&*self.host, disk, (chap, &credentials), stop).map(PathBuf::from)
     }
 
     fn secret(
@@ -474,62 +358,6 @@ fn bind_options(spec: &Spec) -> Vec<String> {
     filesystem::join(&spec.mount_options, &system)
 }
 
-/// The name of the plugin that serves a source.
-fn plugin_of(source: &Source) -> &'static str {
-    match source {
-        Source::HostPath(_) => "kubernetes.io/host-path",
-        Source::Local(_) => "kubernetes.io/local-volume",
-        Source::Nfs(_) => "kubernetes.io/nfs",
-        Source::Iscsi(_) => "kubernetes.io/iscsi",
-        Source::Fc(_) => "kubernetes.io/fc",
-        Source::Flex(_) => "kubernetes.io/flexvolume",
-        Source::Csi(_) => "kubernetes.io/csi",
-        Source::Other(_) => "unknown",
-    }
-}
-
-/// The file server or driver that serves a source; `None`: this node does.
-fn server_of(source: &Source) -> Option<String> {
-    match source {
-        Source::Nfs(source) => Some(format!("nfs/{}", source.server)),
-        Source::Iscsi(source) => Some(format!("iscsi/{}", source.target_portal)),
-        Source::Fc(_) => Some("fc".to_owned()),
-        Source::Flex(source) => Some(format!("flexvolume/{}", source.driver)),
-        Source::Csi(source) => Some(format!("csi/{}", source.driver)),
-        Source::HostPath(_) | Source::Local(_) | Source::Other(_) => None,
-    }
-}
-
-/// As [`server_of`], for a volume whose source is in the pod.
-fn inline_server(volume: &Volume) -> Option<String> {
-    if let Some(source) = &volume.nfs {
-        Some(format!("nfs/{}", source.server))
-    } else if let Some(source) = &volume.iscsi {
-        Some(format!("iscsi/{}", source.target_portal))
-    } else if volume.fc.is_some() {
-        Some("fc".to_owned())
-    } else if let Some(source) = &volume.csi {
-        Some(format!("csi/{}", source.driver))
-    } else {
-        volume.flex_volume.as_ref().map(|source| format!("flexvolume/{}", source.driver))
-    }
-}
-
-/// The plugin of a volume whose source is in the pod.
-pub(super) fn inline_plugin(volume: &Volume) -> Option<&'static str> {
-    if volume.nfs.is_some() {
-        Some("kubernetes.io/nfs")
-    } else if volume.iscsi.is_some() {
-        Some("kubernetes.io/iscsi")
-    } else if volume.fc.is_some() {
-        Some("kubernetes.io/fc")
-    } else if volume.csi.is_some() {
-        Some("kubernetes.io/csi")
-    } else {
-        volume.flex_volume.as_ref().map(|_| "kubernetes.io/flexvolume")
-    }
-}
-
 /// A path of plain names: names of targets come from objects.
 fn relative(path: PathBuf) -> Result<PathBuf, VolumeError> {
     use std::path::Component;
@@ -553,19 +381,6 @@ fn make_dirs(path: &Path) -> Result<(), VolumeError> {
 /// Removes the mount point of a failed mount, if it is empty.
 fn remove_dir(path: &Path) {
     let _ = std::fs::remove_dir(path);
-}
-
-/// The name of the state file of an iSCSI disk.
-const STATE: &str = "iscsi.json";
-
-fn write_state(dir: &Path, disk: &iscsi::Disk) -> Result<(), VolumeError> {
-    let path = dir.join(STATE);
-    let text = serde_json::to_vec(disk).unwrap_or_default();
-    atomic_file::write(&path, &text, 0o600).map_err(|source| VolumeError::Io {
-        attempt: "write",
-        path,
-        source,
-    })
 }
 
 #[cfg(test)]

@@ -3,14 +3,40 @@
 use std::path::Path;
 
 use super::super::error::VolumeError;
-use super::filesystem;
+use super::super::plugin::Plugin;
 use super::host::{Host, mount_at};
+use super::storage::{Request, Storage};
+use super::{Kinds, filesystem, remove_dir};
 use crate::model::api::NFSVolumeSource;
+use crate::model::mount::MountedVolume;
 use crate::model::persistent::Spec;
 use crate::util::stop::StopToken;
 
+impl Plugin for NFSVolumeSource {
+    fn name(&self) -> &'static str {
+        "kubernetes.io/nfs"
+    }
+
+    fn describe(&self) -> Option<String> {
+        Some(format!("{}:{}", self.server, self.path))
+    }
+}
+
+impl Storage for NFSVolumeSource {
+    fn server(&self) -> Option<String> {
+        Some(format!("nfs/{}", self.server))
+    }
+
+    fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
+        let target = kinds.target(request, self.name())?;
+        set_up(&*kinds.host, request.spec, self, &target, request.stop)
+            .inspect_err(|_| remove_dir(&target))?;
+        Ok(request.mounted(target, false))
+    }
+}
+
 /// Mounts the export at `target`. A mount that exists is not touched: its server may not respond.
-pub(super) fn set_up(
+fn set_up(
     host: &dyn Host,
     spec: &Spec,
     source: &NFSVolumeSource,

@@ -3,8 +3,8 @@
 
 use super::super::error::VolumeError;
 use super::super::kind::Phase;
-use super::super::paths;
-use super::{Kinds, plugin_of};
+use super::super::{paths, plugin_table};
+use super::Kinds;
 use crate::model::node::selects;
 use crate::model::persistent::{Mode, Spec};
 use crate::model::pod::Pod;
@@ -33,7 +33,7 @@ impl Kinds {
             Mode::Block => "volumeDevices",
         };
         let dir = paths::pod(&self.root_dir, pod.uid())?.join(dir);
-        let dir = dir.join(plugin_of(&spec.source).replace('/', "~"));
+        let dir = dir.join(plugin_table::storage(&spec.source).name().replace('/', "~"));
         let name = paths::element(&spec.name)?;
         let Ok(entries) = std::fs::read_dir(dir) else { return Ok(false) };
         Ok(entries.filter_map(Result::ok).any(|entry| entry.file_name() == *name))

@@ -12,6 +12,7 @@ use super::super::ownership::{self, Policy};
 use super::super::{empty_dir, paths};
 use super::devices::Lock;
 use super::host::mount_at;
+use super::storage::Request;
 use super::{Kinds, bind_options, remove_dir};
 use crate::model::persistent::{Source, Spec};
 use crate::model::pod::Pod;
@@ -23,16 +24,14 @@ const OWNERS_SLOW: Duration = Duration::from_secs(30);
 const OWNERS_AGAIN: Duration = Duration::from_secs(60);
 
 impl Kinds {
-    /// Binds a directory to the pod's volume, and sets the group of its files. `volume` is its name in
-    /// the pod. `lock`, that of a disk, ends before the walk through the files: others wait for it.
+    /// Binds a directory to the pod's volume, and sets the group of its files. `lock`, that of a disk, ends before the walk through the files: others wait for it.
     pub(super) fn bind(
         &self,
-        pod: &Pod,
-        spec: &Spec,
-        volume: &str,
+        request: &Request<'_>,
         (from, target): (&Path, &Path),
         lock: Option<Lock>,
     ) -> Result<(), VolumeError> {
+        let Request { pod, volume, spec, .. } = *request;
         let table = self.host.mounts()?;
         let was_mounted = mount_at(&table, target).is_some();
         let gid = empty_dir::fs_group(pod).filter(|_| !spec.read_only);
@@ -53,7 +52,7 @@ impl Kinds {
             marker.remove();
             return Ok(());
         }
-        self.own(pod, volume, target, (gid, was_mounted))
+        self.own(pod, &volume.name, target, (gid, was_mounted))
     }
 
     /// Whether another pod has a mount of the same directory.

@@ -6,9 +6,10 @@ use std::path::Path;
 
 use super::super::error::VolumeError;
 use super::super::paths;
+use super::Kinds;
 use super::devices::{self, Device, Kind};
 use super::host::mount_at;
-use super::{Kinds, STATE, iscsi};
+use super::iscsi::{self, STATE};
 use crate::util::error_chain::chain;
 use crate::util::state_files;
 use crate::util::stop::StopToken;

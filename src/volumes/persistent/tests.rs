@@ -10,6 +10,8 @@ use super::sysfs::tests::{link as device_link, session};
 use super::*;
 use crate::kube::claims::Claims;
 use crate::kube::objects::Objects;
+use crate::model::persistent::Iscsi;
+use crate::util::stop::StopToken;
 use crossbeam_channel::bounded;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -202,7 +204,7 @@ fn inline_nfs_volume_is_mounted_in_the_directory_of_the_pod() {
     assert!(node.set_up("u2", nfs).unwrap_err().contains("no route to host"));
     assert!(!node.path("pods/u2/volumes/kubernetes.io~nfs/v").exists());
     let any = pod("u1", json!({"emptyDir": {}}));
-    let plugin = node.kinds.plugin(any.uid(), &any.spec().volumes.as_ref().unwrap()[0]);
+    let plugin = node.kinds.plugin(&any, &any.spec().volumes.as_ref().unwrap()[0]);
     assert_eq!(plugin, Some("kubernetes.io/nfs"));
 }
 
@@ -335,7 +337,7 @@ fn target_stays_logged_in_for_its_other_disks() {
         let disk = iscsi::Disk::of("pv", &source);
         let dir = devices::plugins(node.root.path()).join("iscsi").join(disk.dir());
         make_dirs(&dir).unwrap();
-        write_state(&dir, &disk).unwrap();
+        iscsi::write_state(&dir, &disk).unwrap();
     }
     node.kinds.sweep(&StopToken::never()).unwrap();
     let logouts = node.log().iter().filter(|line| line.contains("--logout")).count();

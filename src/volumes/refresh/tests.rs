@@ -9,7 +9,7 @@ use super::super::testing::pod_api;
 use super::super::waker::Waker;
 use super::*;
 use crate::kube::PodApi;
-use crate::kube::objects::{Object, Objects};
+use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::tokens::{TokenAnswer, TokenApi, Tokens};
 use crate::model::event::{Event, EventSink};
 

@@ -1,0 +1,88 @@
+//! The set-up of volumes by their storage, and what is known of them afterwards.
+
+use super::super::error::VolumeError;
+use super::super::plugin_table;
+use super::storage::Request;
+use super::{Kinds, Lead};
+use crate::model::api::Volume;
+use crate::model::mount::MountedVolume;
+use crate::model::persistent::{Mode, Spec};
+use crate::model::pod::Pod;
+use crate::util::error_chain::chain;
+use crate::util::lock::LockExt;
+use crate::util::stop::StopToken;
+
+impl Kinds {
+    /// The name of the volume's plugin; `None` for a claim that was not resolved yet.
+    pub(in super::super) fn plugin(&self, pod: &Pod, volume: &Volume) -> Option<&'static str> {
+        let known = self.plugins.locked();
+        match known.get(pod.uid()).and_then(|volumes| volumes.get(&volume.name)) {
+            Some(lead) => Some(lead.plugin),
+            None => plugin_table::ask(pod, volume, |plugin| plugin.name()),
+        }
+    }
+
+    /// The file server or driver of the volume, if it is known.
+    pub(in super::super) fn server(&self, pod: &Pod, volume: &Volume) -> Option<String> {
+        let known = self.plugins.locked();
+        match known.get(pod.uid()).and_then(|volumes| volumes.get(&volume.name)) {
+            Some(lead) => lead.server.clone(),
+            None => plugin_table::storage(&Spec::inline(pod, volume)?.source).server(),
+        }
+    }
+
+    /// Makes the volume ready for the pod. Idempotent. May hang.
+    pub(in super::super) fn set_up(
+        &self,
+        pod: &Pod,
+        volume: &Volume,
+        stop: &StopToken,
+    ) -> Result<MountedVolume, VolumeError> {
+        let spec = &self.resolve_outside(pod, volume)?;
+        let storage = plugin_table::storage(&spec.source);
+        let server = storage.server();
+        let lead = Lead { plugin: storage.name(), name: spec.name.clone(), server: server.clone() };
+        self.plugins.locked().entry(pod.uid().clone()).or_default().insert(volume.name.clone(), lead);
+        self.operations.is_served_by(pod.uid(), &volume.name, server);
+        if storage.grows() {
+            self.set_refreshed(pod.uid(), &volume.name, spec.is_persistent);
+        }
+        self.check_node(pod, spec)?;
+        self.claim_alone(pod, spec)?;
+        self.check_attached(pod, spec)?;
+        let request = Request { pod, volume, spec, stop };
+        match spec.mode {
+            Mode::Filesystem => storage.mount(self, &request),
+            Mode::Block => storage.map(self, &request),
+        }
+    }
+
+    /// The operation does nothing in the pod's directory from now on.
+    pub(in super::super) fn step_out(&self, request: &Request<'_>) {
+        self.operations.step_out(request.pod.uid(), &request.volume.name);
+    }
+
+    /// Brings a volume up to date that is set up.
+    pub(in super::super) fn refresh(
+        &self,
+        pod: &Pod,
+        volume: &Volume,
+        mounted: MountedVolume,
+        stop: &StopToken,
+    ) -> Result<MountedVolume, VolumeError> {
+        let spec = match self.resolve_outside(pod, volume) {
+            Ok(spec) => spec,
+            Err(VolumeError::Stopping) => return Err(VolumeError::Stopping),
+            Err(error) => {
+                // The pod keeps its volume, whatever became of the claim.
+                log::debug!("volume {} of pod {}: {}", volume.name, pod.uid(), chain(&error));
+                return Ok(mounted);
+            }
+        };
+        plugin_table::storage(&spec.source).refresh(
+            self,
+            &Request { pod, volume, spec: &spec, stop },
+            mounted,
+        )
+    }
+}

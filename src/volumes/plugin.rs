@@ -1,0 +1,97 @@
+//! What each kind of volume offers to this room (Go: pkg/volume `VolumePlugin`). A plugin is the
+//! source of one volume, as the API has it; `plugin_table` finds it. A volume whose data are
+//! outside of the root directory has a [`Storage`](super::persistent::Storage) too.
+
+use super::atomic_writer::Payload;
+use super::error::VolumeError;
+use super::files::Site;
+use crate::kube::objects::{Key, Kind};
+use crate::kube::{LocalObjects, PodApi, PodObjects};
+use crate::model::event::EventSink;
+use crate::model::fields::NodeAllocatable;
+use crate::model::mount::MountedVolume;
+use crate::model::pod::Pod;
+use crate::model::quantity::Amount;
+use crate::util::stop::StopToken;
+
+/// The source of a volume.
+pub(super) trait Plugin {
+    /// The Go kubelet's name of the plugin: in metrics and, with `~` in the place of `/`, in the paths
+    /// of volumes.
+    fn name(&self) -> &'static str;
+
+    /// The object, driver, server or path, for `coracle volumes`.
+    fn describe(&self) -> Option<String> {
+        None
+    }
+
+    /// The files of a volume that consists of files which the agent writes.
+    fn files(&self) -> Option<&dyn Files> {
+        None
+    }
+
+    /// Sets up another volume that is only in the agent's own directories. `None`: the set-up may hang,
+    /// and is that of [`Storage`](super::persistent::Storage).
+    fn set_up(
+        &self,
+        site: &Site<'_>,
+        volume: &str,
+        allocatable_memory: Amount,
+    ) -> Option<Result<MountedVolume, VolumeError>> {
+        let _ = (site, volume, allocatable_memory);
+        None
+    }
+}
+
+/// A volume of files that the agent writes, and brings up to date at each sync of the pod.
+pub(super) trait Files {
+    /// The directory of the plugin below the pod's `volumes`.
+    fn directory(&self) -> &'static str;
+
+    /// The files. May wait for the API server.
+    ///
+    /// # Errors
+    /// When they are not complete.
+    fn payload(
+        &self,
+        pod: &Pod,
+        volume: &str,
+        of: &Sources<'_>,
+        stop: &StopToken,
+    ) -> Result<Payload, VolumeError>;
+
+    /// Whether the agent has all that the files are made of, so that nothing has to be requested.
+    fn is_at_hand(&self, pod: &Pod, volume: &str, of: &Sources<'_>) -> bool;
+
+    /// Whether the files may be on a disk, and not only in memory: they are no secret.
+    fn is_on_disk(&self) -> bool {
+        false
+    }
+}
+
+/// Where the files of volumes come from.
+pub(super) struct Sources<'a> {
+    pub(super) api: Option<&'a PodApi>,
+    pub(super) local: &'a LocalObjects,
+    pub(super) allocatable: &'a NodeAllocatable,
+    /// The sink of warnings about certificates.
+    pub(super) events: &'a EventSink,
+}
+
+impl<'a> Sources<'a> {
+    /// The ConfigMaps and Secrets of the pod.
+    ///
+    /// # Errors
+    /// When there is no source of them.
+    pub(super) fn objects(&self, pod: &Pod) -> Result<PodObjects<'a>, VolumeError> {
+        PodObjects::of(pod, self.api, self.local).ok_or_else(|| VolumeError::Content {
+            problem: "not supported due to running kubelet in standalone mode".to_owned(),
+        })
+    }
+
+    /// Whether reading the object needs no request.
+    pub(super) fn has(&self, pod: &Pod, kind: Kind, name: &str) -> bool {
+        let objects = PodObjects::of(pod, self.api, self.local);
+        objects.is_none_or(|objects| objects.is_cached(&Key::new(kind, pod.namespace(), name)))
+    }
+}
