@@ -130,6 +130,13 @@ impl Pending {
 
 type Table = HashMap<Key, Pending>;
 
+/// The volumes of a pod between which an operation goes on.
+#[derive(Clone, Copy)]
+pub(super) struct Step<'a> {
+    pub(super) from: &'a str,
+    pub(super) to: &'a str,
+}
+
 /// The running operations. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Operations {
@@ -355,7 +362,7 @@ impl Operations {
     /// # Errors
     /// [`VolumeError::Pending`]: the other volume has an operation. [`VolumeError::Stopping`]: the pod's
     /// volumes are removed, and the operation must end.
-    pub(super) fn step_on(&self, uid: &PodUid, (from, to): (&str, &str)) -> Result<(), VolumeError> {
+    pub(super) fn step_on(&self, uid: &PodUid, Step { from, to }: Step<'_>) -> Result<(), VolumeError> {
         let mut pending = self.pending.locked();
         let (from, to) = ((uid.clone(), from.to_owned()), (uid.clone(), to.to_owned()));
         if from != to && pending.contains_key(&to) {
@@ -820,9 +827,9 @@ mod tests {
         let going_on = operations.clone();
         let work = move |_: &StopToken| {
             let _ = hold.recv();
-            going_on.step_on(&uid(), ("v", "w"))?;
+            going_on.step_on(&uid(), Step { from: "v", to: "w" })?;
             let _ = hold.recv();
-            going_on.step_on(&uid(), ("w", "x"))
+            going_on.step_on(&uid(), Step { from: "w", to: "x" })
         };
         let to = move |result: Result<(), VolumeError>| report.send(result).unwrap();
         let operation = operations.start((&uid(), "v", &Share::default()), to, work).unwrap();

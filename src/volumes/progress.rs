@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use super::error::VolumeError;
 use crate::model::ids::PodUid;
+use crate::util::clip;
 use crate::util::error_chain::chain;
 
 /// The longest error that is kept, in bytes. Drivers and helper programs write them.
@@ -102,7 +103,7 @@ impl Progress {
     pub(super) fn waits(&mut self, uid: &PodUid, volume: &str, cause: &str, now: Instant) {
         self.begins(uid, volume, now);
         if let Some(known) = self.pods.get_mut(uid).and_then(|volumes| volumes.get_mut(volume)) {
-            known.error = Some(clip(cause));
+            known.error = Some(short(cause));
         }
     }
 
@@ -113,7 +114,7 @@ impl Progress {
         if known.state != State::Mounted {
             known.enter(State::Failed, now);
         }
-        known.error = Some(clip(cause));
+        known.error = Some(short(cause));
     }
 
     /// The removal of the pod's volumes begins.
@@ -145,8 +146,8 @@ impl Progress {
         };
         let volumes = self.pods.entry(uid.clone()).or_default();
         let (left, cause) = match error {
-            VolumeError::LeftBehind { volumes, cause } => (Some(volumes), clip(cause)),
-            error => (None, clip(&chain(error))),
+            VolumeError::LeftBehind { volumes, cause } => (Some(volumes), short(cause)),
+            error => (None, short(&chain(error))),
         };
         let mut outcome = <[Vec<&'static str>; 2]>::default();
         for (name, known) in volumes.iter_mut() {
@@ -163,7 +164,7 @@ impl Progress {
         for path in left.into_iter().flatten().take(MOST_FOUND) {
             if !volumes.iter().any(|(name, known)| name == path || known.is_at(name, path)) {
                 let known = Known { error: Some(cause.clone()), ..Known::new(State::Stuck, now) };
-                volumes.insert(clip(path), known);
+                volumes.insert(short(path), known);
             }
         }
         if volumes.is_empty() {
@@ -184,8 +185,8 @@ impl Progress {
 }
 
 /// The beginning of a text, at most [`MOST_BYTES`] long.
-fn clip(text: &str) -> String {
-    text[..text.floor_char_boundary(MOST_BYTES)].to_owned()
+fn short(text: &str) -> String {
+    clip::beginning(text, MOST_BYTES).to_owned()
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use super::actual::{Actual, Size};
 use super::atomic_writer::Payload;
 use super::error::VolumeError;
 use super::manager::Volumes;
-use super::operations::{Operation, Purpose, Report, Share};
+use super::operations::{Operation, Purpose, Report, Share, Step};
 use super::plugin::{Plugin, Sources};
 use super::plugin_table;
 use crate::model::api::Volume;
@@ -223,7 +223,7 @@ impl Volumes {
             let sources = Sources { api, local: &local, allocatable, events: &events };
             for (wanted, mounted) in due {
                 // Nothing is done in the pod's directory before there is a response.
-                match operations.step_on(uid, (&present, &wanted.name)) {
+                match operations.step_on(uid, Step { from: &present, to: &wanted.name }) {
                     Ok(()) => present.clone_from(&wanted.name),
                     Err(VolumeError::Pending) => continue,
                     Err(error) => return Err(error),

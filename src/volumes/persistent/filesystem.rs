@@ -83,11 +83,19 @@ pub(super) fn mount(
     ))
 }
 
-/// Mounts a device at `target`; an empty one is formatted first. A file system that will be written
+/// What is mounted, and where.
+#[derive(Clone, Copy)]
+pub(super) struct Mounting<'a> {
+    /// A device, or a directory.
+    pub(super) source: &'a Path,
+    pub(super) target: &'a Path,
+}
+
+/// Mounts a device; an empty one is formatted first. A file system that will be written
 /// to is checked.
 pub(super) fn format_and_mount(
     host: &dyn Host,
-    (device, target): (&Path, &Path),
+    Mounting { source: device, target }: Mounting<'_>,
     kind: &str,
     options: &[String],
     stop: &StopToken,
@@ -269,10 +277,10 @@ fn check(host: &dyn Host, device: &str, stop: &StopToken) -> Result<(), VolumeEr
 /// Grows the file system of a mounted device that has become larger.
 pub(super) fn grow(
     host: &dyn Host,
-    (device, mounted): (&Path, &Path),
+    Mounting { source, target }: Mounting<'_>,
     stop: &StopToken,
 ) -> Result<(), VolumeError> {
-    let (device, mounted) = (device.to_string_lossy(), mounted.to_string_lossy());
+    let (device, mounted) = (source.to_string_lossy(), target.to_string_lossy());
     let Content::FileSystem(kind) = probe(host, &device, stop)? else { return Ok(()) };
     let size = number(&probe_with(host, "blockdev", &["--getsize64", &device], stop)?.output);
     let (program, args): (_, Vec<&str>) = match kind.as_str() {
@@ -340,7 +348,7 @@ mod tests {
 
     fn run(host: &FakeHost, kind: &str, options: &[&str]) -> Result<(), String> {
         let options: Vec<String> = options.iter().map(|one| (*one).to_owned()).collect();
-        let at = (Path::new("/dev/x"), Path::new("/t"));
+        let at = Mounting { source: Path::new("/dev/x"), target: Path::new("/t") };
         format_and_mount(host, at, kind, &options, &StopToken::never()).map_err(|error| error.to_string())
     }
 
@@ -460,7 +468,8 @@ mod tests {
     #[test]
     fn file_system_grows_when_its_device_did() {
         let host = FakeHost::default();
-        let grow = || grow(&host, (Path::new("/dev/x"), Path::new("/t")), &StopToken::never());
+        let at = Mounting { source: Path::new("/dev/x"), target: Path::new("/t") };
+        let grow = || grow(&host, at, &StopToken::never());
         let ext4 = |device: &str| {
             host.answer("blkid", 0, "TYPE=ext4\n");
             host.answer("blockdev", 0, device);

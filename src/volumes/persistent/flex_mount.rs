@@ -8,12 +8,11 @@ use super::super::kind::Phase;
 use super::super::ownership::Policy;
 use super::super::plugin::Plugin;
 use super::super::{empty_dir, paths};
+use super::filesystem::{self, Mounting};
 use super::host::mount_at;
 use super::owner::policy;
 use super::storage::{Request, Storage};
-use super::{
-    Kinds, bind_options, devices, filesystem, flex, make_dirs, relative, remove_dir, system_options,
-};
+use super::{Kinds, bind_options, devices, flex, make_dirs, relative, remove_dir, system_options};
 use crate::model::mount::MountedVolume;
 use crate::model::persistent::{Flex, Spec};
 use crate::util::stop::StopToken;
@@ -104,7 +103,7 @@ impl Kinds {
         if is_done || device.is_empty() {
             return Ok(());
         }
-        let at = (Path::new(&device), dir);
+        let at = Mounting { source: Path::new(&device), target: dir };
         let options = filesystem::join(&[], &system_options(spec));
         filesystem::format_and_mount(host, at, &source.fs_type, &options, stop)
     }

@@ -7,9 +7,10 @@ use super::super::error::VolumeError;
 use super::super::kind::Phase;
 use super::super::paths;
 use super::super::plugin::Plugin;
+use super::filesystem::{self, Mounting};
 use super::host::{Host, below};
 use super::storage::{Request, Storage};
-use super::{Disk, Kinds, filesystem};
+use super::{Disk, Kinds};
 use crate::model::mount::MountedVolume;
 use crate::model::persistent::{Local, Mode, Spec};
 use crate::util::error_chain::chain;
@@ -62,7 +63,7 @@ impl Storage for Local {
         let target = kinds.target(request, self.name())?;
         match place {
             Place::Directory(path) => {
-                kinds.bind(request, (&path, &target), None)?;
+                kinds.bind(request, Mounting { source: &path, target: &target }, None)?;
                 Ok(request.mounted(target, true))
             }
             Place::Device(device) => {
@@ -122,7 +123,8 @@ impl Kinds {
         }
         let global = self.mount_of(source, spec)?;
         let _lock = self.locks.take(&global, stop)?;
-        filesystem::grow(&*self.host, (&device, &global), stop).map_err(|error| match error {
+        let at = Mounting { source: &device, target: &global };
+        filesystem::grow(&*self.host, at, stop).map_err(|error| match error {
             VolumeError::Stopping => error,
             error => VolumeError::device(Phase::Expand, chain(&error)),
         })

@@ -52,6 +52,7 @@ use crate::util::lock::LockExt;
 use crate::util::tree;
 
 use devices::{Attachable, Lock, Locks};
+use filesystem::Mounting;
 use host::{Host, RealHost, mount_at};
 pub(super) use storage::{Request, Storage};
 
@@ -283,7 +284,7 @@ impl Kinds {
         attach: &dyn Fn() -> Result<PathBuf, VolumeError>,
     ) -> Result<MountedVolume, VolumeError> {
         let lock = self.stage(request, disk, attach)?;
-        self.bind(request, (&disk.global, &target), Some(lock))?;
+        self.bind(request, Mounting { source: &disk.global, target: &target }, Some(lock))?;
         Ok(request.mounted(target, true))
     }
 
@@ -308,13 +309,13 @@ impl Kinds {
                 make_dirs(&disk.global)?;
                 let device = attach()?;
                 let options = filesystem::join(&spec.mount_options, &system_options(spec));
-                let at = (device.as_path(), disk.global.as_path());
+                let at = Mounting { source: &device, target: &disk.global };
                 filesystem::format_and_mount(&*self.host, at, disk.fs_type, &options, stop)?;
                 device
             }
         };
         if spec.has_grown && !spec.read_only {
-            filesystem::grow(&*self.host, (&device, &disk.global), stop)?;
+            filesystem::grow(&*self.host, Mounting { source: &device, target: &disk.global }, stop)?;
         }
         Ok(lock)
     }

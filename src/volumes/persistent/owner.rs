@@ -11,6 +11,7 @@ use super::super::mounts::Mount;
 use super::super::ownership::{self, Policy};
 use super::super::{empty_dir, paths};
 use super::devices::Lock;
+use super::filesystem::Mounting;
 use super::host::mount_at;
 use super::storage::Request;
 use super::{Kinds, bind_options, remove_dir};
@@ -28,7 +29,7 @@ impl Kinds {
     pub(super) fn bind(
         &self,
         request: &Request<'_>,
-        (from, target): (&Path, &Path),
+        Mounting { source: from, target }: Mounting<'_>,
         lock: Option<Lock>,
     ) -> Result<(), VolumeError> {
         let Request { pod, volume, spec, .. } = *request;

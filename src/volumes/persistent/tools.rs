@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::super::error::ToolError;
 use crate::util::child::{self, Limits};
+use crate::util::clip;
 use crate::util::stop::StopToken;
 
 /// The most output of a program that is kept.
@@ -110,13 +111,8 @@ pub(super) fn has_mount_helper(root: &std::path::Path, program: &str) -> bool {
 
 /// At most [`SHOWN_BYTES`] of a text that a program wrote, on one line per line.
 pub(super) fn clip(text: &str) -> String {
-    let text = text.trim_end();
-    let mut end = text.len().min(SHOWN_BYTES);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    let clean = |character: char| if character.is_control() && character != '\n' { ' ' } else { character };
-    text.get(..end).unwrap_or_default().chars().map(clean).collect()
+    let is_other = |character: char| character.is_control() && character != '\n';
+    clip::beginning(text.trim_end(), SHOWN_BYTES).replace(is_other, " ")
 }
 
 #[cfg(test)]
