@@ -26,7 +26,7 @@ fn named_by(device: &Device) -> Option<String> {
 impl Kinds {
     /// Whether a pod has this volume already, or had it when an earlier agent ended.
     fn is_set_up(&self, pod: &Pod, spec: &Spec) -> Result<bool, VolumeError> {
-        let plugin = plugin_table::storage(&spec.source).name().replace('/', "~");
+        let plugin = plugin_table::storage(&spec.source).directory();
         let path = paths::pod(&self.root_dir, pod.uid())?;
         if spec.mode == Mode::Block {
             return Ok(path

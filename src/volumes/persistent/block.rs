@@ -28,7 +28,7 @@ impl Kinds {
         let device = attach()?;
         let device = std::fs::canonicalize(&device)
             .map_err(|error| fails(format!("cannot find device {}: {error}", device.display())))?;
-        let plugin = plugin_table::storage(&spec.source).name().replace('/', "~");
+        let plugin = plugin_table::storage(&spec.source).directory();
         let mut dir = paths::open_pod(&self.root_dir, pod.uid())?;
         let path = paths::pod(&self.root_dir, pod.uid())?.join("volumeDevices").join(&plugin);
         for name in [c"volumeDevices".to_owned(), paths::c_name(&plugin)?] {

@@ -86,7 +86,7 @@ impl Storage for FCVolumeSource {
     }
 
     fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
-        let target = kinds.target(request, self.name())?;
+        let target = kinds.target(request, self)?;
         let wanted = Disk::of(self)?;
         let global = kinds.global(self.name(), Mode::Filesystem, relative(wanted.dir())?);
         let disk = super::Disk { global, fs_type: self.fs_type.as_deref().unwrap_or_default() };

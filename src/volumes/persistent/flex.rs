@@ -232,11 +232,6 @@ fn fails(what: String) -> VolumeError {
     VolumeError::device(Phase::SetUp, what)
 }
 
-/// The name of the plugin's directory of a driver below `pods/<uid>/volumes`.
-pub(super) fn plugin_dir(driver: &str) -> String {
-    driver.replace('/', "~")
-}
-
 /// The options of a call, as JSON.
 pub(super) fn options(spec: &Spec, source: &Flex, more: &[(String, String)]) -> String {
     let mut options: BTreeMap<&str, &str> = BTreeMap::from([

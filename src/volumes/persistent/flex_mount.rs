@@ -32,9 +32,13 @@ impl Storage for Flex {
         Some(format!("flexvolume/{}", self.driver))
     }
 
+    fn directory(&self) -> String {
+        self.driver.replace('/', "~")
+    }
+
     fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
         let Request { pod, volume, spec, stop } = *request;
-        let target = kinds.target(request, &flex::plugin_dir(&self.driver))?;
+        let target = kinds.target(request, self)?;
         let (host, driver) = (&*kinds.host, self.driver.as_str());
         let able = kinds.drivers.init(host, driver, stop)?;
         let gid = empty_dir::fs_group(pod);

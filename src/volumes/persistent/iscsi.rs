@@ -130,7 +130,7 @@ impl Storage for Iscsi {
     }
 
     fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
-        let target = kinds.target(request, self.name())?;
+        let target = kinds.target(request, self)?;
         let wanted = Disk::of(&request.spec.name, self);
         let global = kinds.global(self.name(), Mode::Filesystem, relative(wanted.dir())?);
         let disk = super::Disk { global, fs_type: &self.fs_type };

@@ -60,7 +60,7 @@ impl Storage for Local {
         kinds.step_out(request);
         let place = place(&*kinds.host, &request.spec.name, self)?;
         kinds.operations.step_in(request.pod.uid(), &request.volume.name)?;
-        let target = kinds.target(request, self.name())?;
+        let target = kinds.target(request, self)?;
         match place {
             Place::Directory(path) => {
                 kinds.bind(request, Mounting { source: &path, target: &target }, None)?;

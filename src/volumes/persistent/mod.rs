@@ -249,9 +249,9 @@ impl Kinds {
 
     /// The volume's directory in the pod, made unless something is mounted there: its server may
     /// not respond.
-    fn target(&self, request: &Request<'_>, plugin: &str) -> Result<PathBuf, VolumeError> {
+    fn target(&self, request: &Request<'_>, storage: &dyn Storage) -> Result<PathBuf, VolumeError> {
         let (uid, name) = (request.pod.uid(), request.spec.name.as_str());
-        let plugin = plugin.replace('/', "~");
+        let plugin = storage.directory();
         let path = paths::pod(&self.root_dir, uid)?;
         let target = path.join("volumes").join(paths::element(&plugin)?).join(paths::element(name)?);
         if mount_at(&self.host.mounts()?, &target).is_some() {

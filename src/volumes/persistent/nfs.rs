@@ -28,7 +28,7 @@ impl Storage for NFSVolumeSource {
     }
 
     fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
-        let target = kinds.target(request, self.name())?;
+        let target = kinds.target(request, self)?;
         set_up(&*kinds.host, request.spec, self, &target, request.stop)
             .inspect_err(|_| remove_dir(&target))?;
         Ok(request.mounted(target, false))

@@ -33,7 +33,7 @@ impl Kinds {
             Mode::Block => "volumeDevices",
         };
         let dir = paths::pod(&self.root_dir, pod.uid())?.join(dir);
-        let dir = dir.join(plugin_table::storage(&spec.source).name().replace('/', "~"));
+        let dir = dir.join(plugin_table::storage(&spec.source).directory());
         let name = paths::element(&spec.name)?;
         let Ok(entries) = std::fs::read_dir(dir) else { return Ok(false) };
         Ok(entries.filter_map(Result::ok).any(|entry| entry.file_name() == *name))

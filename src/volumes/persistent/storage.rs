@@ -18,6 +18,11 @@ pub(in super::super) trait Storage: Plugin {
     /// The file server or driver that the volume needs; `None`: this node.
     fn server(&self) -> Option<String>;
 
+    /// The directory of its plugin below the pod's `volumes` and `volumeDevices`.
+    fn directory(&self) -> String {
+        self.name().replace('/', "~")
+    }
+
     /// Makes a file system ready for the pod.
     ///
     /// # Errors

@@ -572,6 +572,25 @@ fn volume_of_another_node_is_refused_until_the_node_has_its_label() {
     node.set_up("u2", claimed()).unwrap();
 }
 
+/// Its directory, which has the name of the driver, was not found: the pod could not start again.
+#[test]
+fn flex_volume_stays_with_its_pod_when_a_label_of_the_node_changes() {
+    let term = json!({"matchExpressions": [{"key": "disk", "operator": "In", "values": ["a"]}]});
+    let affinity = json!({"required": {"nodeSelectorTerms": [term]}});
+    let (claims, volumes) = bound(json!({"flexVolume": {"driver": "a/b"}, "nodeAffinity": affinity}));
+    let node = Node::with(claims, volumes, |parts| parts.labels = Some(Box::new(|| Some(BTreeMap::new()))));
+    std::fs::create_dir_all(node.path("exec/a~b")).unwrap();
+    std::fs::write(node.path("exec/a~b/b"), "").unwrap();
+    let program = node.path("exec/a~b/b").display().to_string();
+    let able = r#"{"status": "Success", "capabilities": {"attach": false}}"#;
+    node.host.answer(&format!("{program} init"), 0, able);
+    let target = node.path("pods/u1/volumes/a~b/pv");
+    std::fs::create_dir_all(&target).unwrap();
+    node.host.mounted("x", &target, "tmpfs");
+    assert_eq!(node.set_up("u1", claimed()).unwrap().host_path, target);
+    assert_eq!(node.set_up("u2", claimed()).unwrap_err(), "no matching NodeSelectorTerms");
+}
+
 #[test]
 fn growth_of_a_local_volume_is_reported_while_it_is_used() {
     let mut node = node(json!({"local": {"path": "/data"}, "capacity": {"storage": "2Gi"}}));
