@@ -105,5 +105,5 @@ impl Notice<'_> {
 
 /// A plugin's texts end in the log and in the memory of the agent.
 fn short(text: impl AsRef<str>) -> String {
-    clip::beginning(text.as_ref(), MOST_ERROR).to_owned()
+    clip::line(text.as_ref(), MOST_ERROR)
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::driver::{
     Abilities, Capability, Driver, DriverError, Expand, NodeInfo, Publish, Stage, Usage, VolumeStats,
 };
+use super::error::MAX_TEXT;
 use crate::model::metrics::CSI_OPERATIONS;
 use crate::transport::endpoint::EndpointError;
 use crate::transport::generated::{MessageField, csi, methods};
@@ -73,7 +74,10 @@ impl GrpcDriver {
         let method = format!("/csi.v1.Node/{}", method.name);
         CSI_OPERATIONS.took([self.name.clone(), method, code, "false".to_owned()], begun.elapsed());
         // Its text has no part of the request.
-        result.map_err(|error| DriverError { message: error.to_string(), code: error.kind })
+        result.map_err(|error| DriverError {
+            message: clip::line(&error.to_string(), MAX_TEXT),
+            code: error.kind,
+        })
     }
 }
 

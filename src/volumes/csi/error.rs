@@ -8,7 +8,7 @@ use super::driver::DriverError;
 use crate::util::clip;
 
 /// The longest text of a driver in an event or a log line, in bytes.
-const MAX_TEXT: usize = 4096;
+pub(super) const MAX_TEXT: usize = 4096;
 
 /// A failure that has nothing to do with a driver's call: nothing was begun.
 pub(super) fn not_begun(phase: Phase, message: impl AsRef<str>) -> VolumeError {

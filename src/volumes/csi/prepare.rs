@@ -7,11 +7,12 @@ use std::time::Instant;
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Phase};
 use super::driver::{Abilities, Driver, Pairs};
-use super::error::not_begun;
+use super::error::{MAX_TEXT, not_begun};
 use super::names;
 use super::request::VolumeRequest;
 use super::state::Csi;
 use crate::model::storage::{CsiDriverSpec, VolumeAttachment};
+use crate::util::clip;
 use crate::util::stop::StopToken;
 
 /// The code of gRPC with which a driver refuses a volume for which the node has no place.
@@ -37,11 +38,22 @@ pub(super) fn prepare(
     let spec = driver_spec(csi, request, stop)?;
     let (name, place) = (request.unique_name(), request.place());
     let is_attached = request.is_attached(&spec);
-    csi.change(|users| {
-        users.add(&name, &place);
-        users.set_pod_name(&place, &request.volume);
-        users.set_attached(&name, is_attached);
+    // An inline volume may be called as the persistent volume of another volume of its pod: then both have
+    // one directory and one record there, and the one that is not in the record would never be unstaged.
+    // DIFFERS: the Go kubelet mounts both, and removes the last one only.
+    let other = csi.change(|users| {
+        let other = users.name_at(&place).filter(|other| *other != name);
+        if other.is_none() {
+            users.add(&name, &place);
+            users.set_pod_name(&place, &request.volume);
+            users.set_attached(&name, is_attached);
+        }
+        other
     });
+    if let Some(other) = other {
+        let text = format!("the pod's volume {other} has the same directory {:?}", request.spec_name);
+        return Err(not_begun(request.stage_phase(), text));
+    }
     if !csi.damaged().has(&request.spec_name, request.form) {
         csi.damaged().known(&name, None);
     }
@@ -159,6 +171,6 @@ fn full_node(
     let error = attachment.status.attach_error.as_ref()?;
     (error.error_code == Some(RESOURCE_EXHAUSTED)).then(|| {
         csi.registry.exhausted(&request.source.driver);
-        error.message.clone()
+        clip::line(&error.message, MAX_TEXT)
     })
 }

@@ -1156,3 +1156,24 @@ fn published_volume_that_is_no_mount_survives_a_failed_update() {
     assert_eq!(changes(&agent), ["unpublish h", "unstage h"]);
     assert!(agent.left().is_empty(), "{:?}", agent.left());
 }
+
+#[test]
+fn inline_volume_with_the_name_of_a_persistent_one_of_its_pod_is_refused_and_that_is_unstaged() {
+    let persistent = wanted("a", "h");
+    let mut inline = wanted("a", &names::inline_handle("a", "pv-h"));
+    inline.lifecycle = Lifecycle::Ephemeral;
+    inline.spec_name.clone_from(&persistent.spec_name);
+    for [first, second] in [[&persistent, &inline], [&inline, &persistent]] {
+        let agent = FakeAgent::new();
+        agent.cluster.driver.lock().unwrap().spec.volume_lifecycle_modes =
+            vec!["Persistent".to_owned(), "Ephemeral".to_owned()];
+        set_up(&agent, first).unwrap();
+        let error = kind_error(set_up(&agent, second).unwrap_err());
+        assert_eq!(error.certainty, Certainty::NotBegun);
+        let other = first.unique_name();
+        assert_eq!(error.message, format!("the pod's volume {other} has the same directory \"pv-h\""));
+        tear_down(&agent, first).unwrap();
+        assert!(agent.csi.attachments.in_use().is_empty() && agent.csi.users().all().is_empty());
+        assert!(!agent.node.calls().iter().any(|call| call.contains(&second.source.volume_handle)));
+    }
+}
