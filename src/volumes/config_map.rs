@@ -7,8 +7,7 @@ use std::sync::Arc;
 use super::atomic_writer::{File, PathError, Payload};
 use super::downward_api::DEFAULT_MODE;
 use super::error::VolumeError;
-use super::paths;
-use super::plugin::{Files, Plugin, Sources};
+use super::plugin::{Files, Plugin, Wanted};
 use crate::kube::PodObjects;
 use crate::kube::objects::{Kind, Object, ObjectError};
 use crate::model::api::{ConfigMapVolumeSource, KeyToPath};
@@ -30,22 +29,12 @@ impl Plugin for ConfigMapVolumeSource {
 }
 
 impl Files for ConfigMapVolumeSource {
-    fn directory(&self) -> &'static str {
-        paths::CONFIG_MAP
+    fn payload(&self, wanted: &Wanted<'_>) -> Result<Payload, VolumeError> {
+        payload(wanted.objects()?, wanted.pod, self, wanted.stop)
     }
 
-    fn payload(
-        &self,
-        pod: &Pod,
-        _: &str,
-        of: &Sources<'_>,
-        stop: &StopToken,
-    ) -> Result<Payload, VolumeError> {
-        payload(of.objects(pod)?, pod, self, stop)
-    }
-
-    fn is_at_hand(&self, pod: &Pod, _: &str, of: &Sources<'_>) -> bool {
-        of.has(pod, Kind::ConfigMap, &self.name)
+    fn is_at_hand(&self, wanted: &Wanted<'_>) -> bool {
+        wanted.has(Kind::ConfigMap, &self.name)
     }
 
     fn is_on_disk(&self) -> bool {

@@ -2,12 +2,10 @@
 
 use super::atomic_writer::{File, Payload};
 use super::error::VolumeError;
-use super::paths;
-use super::plugin::{Files, Plugin, Sources};
+use super::plugin::{Files, Plugin, Wanted};
 use crate::model::api::{DownwardAPIVolumeFile, DownwardAPIVolumeSource};
 use crate::model::fields::{self, NodeAllocatable};
 use crate::model::pod::Pod;
-use crate::util::stop::StopToken;
 
 /// The API's default mode, if the manifest has none.
 pub(super) const DEFAULT_MODE: i32 = 0o644;
@@ -27,15 +25,11 @@ impl Plugin for DownwardAPIVolumeSource {
 }
 
 impl Files for DownwardAPIVolumeSource {
-    fn directory(&self) -> &'static str {
-        paths::DOWNWARD_API
+    fn payload(&self, wanted: &Wanted<'_>) -> Result<Payload, VolumeError> {
+        payload(wanted.pod, self.items.as_deref(), self.default_mode, wanted.sources.allocatable)
     }
 
-    fn payload(&self, pod: &Pod, _: &str, of: &Sources<'_>, _: &StopToken) -> Result<Payload, VolumeError> {
-        payload(pod, self.items.as_deref(), self.default_mode, of.allocatable)
-    }
-
-    fn is_at_hand(&self, _: &Pod, _: &str, _: &Sources<'_>) -> bool {
+    fn is_at_hand(&self, _: &Wanted<'_>) -> bool {
         true
     }
 }

@@ -49,7 +49,7 @@ pub(super) struct Place<'a> {
     /// The opened directory `pod_path`.
     pub(super) pod_dir: BorrowedFd<'a>,
     /// Such as `kubernetes.io~empty-dir`.
-    pub(super) plugin: &'static str,
+    pub(super) plugin: &'a str,
     pub(super) volume: &'a str,
     /// The name of the marker's directory: the volume's, or `wrapped_` before it.
     pub(super) marker: String,

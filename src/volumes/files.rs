@@ -46,8 +46,8 @@ pub(super) fn set_up(
     allocatable_memory: Amount,
 ) -> Result<MountedVolume, VolumeError> {
     let Site { pod, path: pod_path, dir: pod_dir, stop, .. } = *site;
-    let (plugin, marker) = (kind.directory(), format!("wrapped_{volume}"));
-    let place = Place { pod_path, pod_dir, plugin, volume, marker };
+    let (plugin, marker) = (kind.name().replace('/', "~"), format!("wrapped_{volume}"));
+    let place = Place { pod_path, pod_dir, plugin: &plugin, volume, marker };
     let medium = if kind.is_on_disk() {
         Medium::Disk
     } else {

@@ -30,10 +30,6 @@ impl Plugin for HostPathVolumeSource {
 }
 
 impl Storage for HostPathVolumeSource {
-    fn server(&self) -> Option<String> {
-        None
-    }
-
     fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
         // Nothing is made in the pod's directory.
         kinds.step_out(request);

@@ -44,29 +44,29 @@ pub(super) trait Plugin {
 }
 
 /// A volume of files that the agent writes, and brings up to date at each sync of the pod.
-pub(super) trait Files {
-    /// The directory of the plugin below the pod's `volumes`.
-    fn directory(&self) -> &'static str;
-
+pub(super) trait Files: Plugin {
     /// The files. May wait for the API server.
     ///
     /// # Errors
     /// When they are not complete.
-    fn payload(
-        &self,
-        pod: &Pod,
-        volume: &str,
-        of: &Sources<'_>,
-        stop: &StopToken,
-    ) -> Result<Payload, VolumeError>;
+    fn payload(&self, wanted: &Wanted<'_>) -> Result<Payload, VolumeError>;
 
     /// Whether the agent has all that the files are made of, so that nothing has to be requested.
-    fn is_at_hand(&self, pod: &Pod, volume: &str, of: &Sources<'_>) -> bool;
+    fn is_at_hand(&self, wanted: &Wanted<'_>) -> bool;
 
     /// Whether the files may be on a disk, and not only in memory: they are no secret.
     fn is_on_disk(&self) -> bool {
         false
     }
+}
+
+/// A volume whose files are wanted.
+pub(super) struct Wanted<'a> {
+    pub(super) pod: &'a Pod,
+    /// Its name in the pod.
+    pub(super) volume: &'a str,
+    pub(super) sources: &'a Sources<'a>,
+    pub(super) stop: &'a StopToken,
 }
 
 /// Where the files of volumes come from.
@@ -78,20 +78,21 @@ pub(super) struct Sources<'a> {
     pub(super) events: &'a EventSink,
 }
 
-impl<'a> Sources<'a> {
+impl<'a> Wanted<'a> {
     /// The ConfigMaps and Secrets of the pod.
     ///
     /// # Errors
     /// When there is no source of them.
-    pub(super) fn objects(&self, pod: &Pod) -> Result<PodObjects<'a>, VolumeError> {
-        PodObjects::of(pod, self.api, self.local).ok_or_else(|| VolumeError::Content {
+    pub(super) fn objects(&self) -> Result<PodObjects<'a>, VolumeError> {
+        let objects = PodObjects::of(self.pod, self.sources.api, self.sources.local);
+        objects.ok_or_else(|| VolumeError::Content {
             problem: "not supported due to running kubelet in standalone mode".to_owned(),
         })
     }
 
     /// Whether reading the object needs no request.
-    pub(super) fn has(&self, pod: &Pod, kind: Kind, name: &str) -> bool {
-        let objects = PodObjects::of(pod, self.api, self.local);
-        objects.is_none_or(|objects| objects.is_cached(&Key::new(kind, pod.namespace(), name)))
+    pub(super) fn has(&self, kind: Kind, name: &str) -> bool {
+        let key = || Key::new(kind, self.pod.namespace(), name);
+        self.objects().map_or(true, |objects| objects.is_cached(&key()))
     }
 }

@@ -7,8 +7,7 @@ use super::atomic_writer::{File, Payload};
 use super::config_map::Choice;
 use super::downward_api::{self, DEFAULT_MODE, MAX_PROBLEMS};
 use super::error::VolumeError;
-use super::paths;
-use super::plugin::{Files, Plugin, Sources};
+use super::plugin::{Files, Plugin, Sources, Wanted};
 use crate::kube::objects::Kind;
 use crate::kube::pod_certificates::CertificateError;
 use crate::kube::{PodApi, PodObjects};
@@ -34,32 +33,23 @@ impl Plugin for ProjectedVolumeSource {
 }
 
 impl Files for ProjectedVolumeSource {
-    fn directory(&self) -> &'static str {
-        paths::PROJECTED
+    fn payload(&self, wanted: &Wanted<'_>) -> Result<Payload, VolumeError> {
+        let Sources { api, allocatable, events, .. } = *wanted.sources;
+        let known = Known { objects: wanted.objects().ok(), api, allocatable, events };
+        payload(wanted.pod, wanted.volume, self, &known, wanted.stop)
     }
 
-    fn payload(
-        &self,
-        pod: &Pod,
-        volume: &str,
-        of: &Sources<'_>,
-        stop: &StopToken,
-    ) -> Result<Payload, VolumeError> {
-        let Sources { api, allocatable, events, .. } = *of;
-        let known = Known { objects: of.objects(pod).ok(), api, allocatable, events };
-        payload(pod, volume, self, &known, stop)
-    }
-
-    fn is_at_hand(&self, pod: &Pod, volume: &str, of: &Sources<'_>) -> bool {
+    fn is_at_hand(&self, wanted: &Wanted<'_>) -> bool {
+        let Wanted { pod, volume, .. } = *wanted;
         self.sources.iter().flatten().enumerate().all(|(index, source)| {
             if let Some(source) = &source.config_map {
-                return of.has(pod, Kind::ConfigMap, &source.name);
+                return wanted.has(Kind::ConfigMap, &source.name);
             }
             if let Some(source) = &source.secret {
-                return of.has(pod, Kind::Secret, &source.name);
+                return wanted.has(Kind::Secret, &source.name);
             }
             // Without an API server there is no request.
-            let Some(api) = of.api else { return true };
+            let Some(api) = wanted.sources.api else { return true };
             if let Some(source) = &source.service_account_token {
                 let audience = source.audience.as_deref().unwrap_or_default();
                 return api.tokens.is_cached(pod, audience, source.expiration_seconds);

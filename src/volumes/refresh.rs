@@ -24,7 +24,7 @@ use super::atomic_writer::Payload;
 use super::error::VolumeError;
 use super::manager::Volumes;
 use super::operations::{Operation, Purpose, Report, Share, Step};
-use super::plugin::{Plugin, Sources};
+use super::plugin::{Plugin, Sources, Wanted};
 use super::plugin_table;
 use crate::model::api::Volume;
 use crate::model::ids::PodUid;
@@ -109,9 +109,10 @@ impl Volumes {
     }
 
     /// Whether an update of the volume needs no response of another process.
-    pub(super) fn is_at_hand(&self, pod: &Pod, volume: &Volume) -> bool {
+    pub(super) fn is_at_hand(&self, pod: &Pod, volume: &Volume, stop: &StopToken) -> bool {
+        let wanted = Wanted { pod, volume: &volume.name, sources: &self.sources(), stop };
         let files = plugin_table::of(volume).and_then(Plugin::files);
-        files.is_some_and(|files| files.is_at_hand(pod, &volume.name, &self.sources()))
+        files.is_some_and(|files| files.is_at_hand(&wanted))
     }
 
     /// The results of updates that have arrived, also of other volumes than these. Begins updates of
@@ -233,7 +234,10 @@ impl Volumes {
                     let _ = report.send((wanted.name.clone(), outcome));
                 });
                 let fresh = match plugin_table::of(&wanted).and_then(Plugin::files) {
-                    Some(files) => files.payload(&owner, &wanted.name, &sources, stop).map(Fresh::Files),
+                    Some(files) => {
+                        let (pod, volume, sources) = (&owner, wanted.name.as_str(), &sources);
+                        files.payload(&Wanted { pod, volume, sources, stop }).map(Fresh::Files)
+                    }
                     None => kinds.refresh(&owner, &wanted, mounted, stop).map(Fresh::Mounted),
                 };
                 let outcome = operations.step_in(uid, &wanted.name);

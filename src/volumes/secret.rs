@@ -3,8 +3,7 @@
 use super::atomic_writer::Payload;
 use super::config_map::Choice;
 use super::error::VolumeError;
-use super::paths;
-use super::plugin::{Files, Plugin, Sources};
+use super::plugin::{Files, Plugin, Wanted};
 use crate::kube::PodObjects;
 use crate::kube::objects::Kind;
 use crate::model::api::SecretVolumeSource;
@@ -26,22 +25,12 @@ impl Plugin for SecretVolumeSource {
 }
 
 impl Files for SecretVolumeSource {
-    fn directory(&self) -> &'static str {
-        paths::SECRET
+    fn payload(&self, wanted: &Wanted<'_>) -> Result<Payload, VolumeError> {
+        payload(wanted.objects()?, wanted.pod, self, wanted.stop)
     }
 
-    fn payload(
-        &self,
-        pod: &Pod,
-        _: &str,
-        of: &Sources<'_>,
-        stop: &StopToken,
-    ) -> Result<Payload, VolumeError> {
-        payload(of.objects(pod)?, pod, self, stop)
-    }
-
-    fn is_at_hand(&self, pod: &Pod, _: &str, of: &Sources<'_>) -> bool {
-        of.has(pod, Kind::Secret, self.secret_name.as_deref().unwrap_or_default())
+    fn is_at_hand(&self, wanted: &Wanted<'_>) -> bool {
+        wanted.has(Kind::Secret, self.secret_name.as_deref().unwrap_or_default())
     }
 }
 

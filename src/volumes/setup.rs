@@ -23,7 +23,7 @@ use super::files::Site;
 use super::kind::Phase;
 use super::manager::Volumes;
 use super::operations::{self, Operation, Share};
-use super::plugin::{Files, Plugin, Sources};
+use super::plugin::{self, Files, Plugin, Sources};
 use super::queue::{Next, Outcome, Queue};
 use super::refresh::Fresh;
 use super::retries::Hope;
@@ -139,7 +139,8 @@ impl Volumes {
             return (!is_storage).then(|| Err(unsupported()));
         };
         let Some(files) = plugin.files() else { return plugin.set_up(site, name, memory) };
-        let payload = files.payload(site.pod, name, &self.sources(), site.stop);
+        let (pod, stop, sources) = (site.pod, site.stop, &self.sources());
+        let payload = files.payload(&plugin::Wanted { pod, volume: name, sources, stop });
         Some(payload.and_then(|payload| self.write_files(site, files, name, &payload)))
     }
 
@@ -350,7 +351,7 @@ impl<'a> SetUp<'a> {
             wanted.begun = Some(now);
             self.volumes.progress().begins(pod.uid(), &volume.name, now);
             if let Some(mounted) = before {
-                if !self.volumes.is_at_hand(pod, volume) {
+                if !self.volumes.is_at_hand(pod, volume, self.site.stop) {
                     self.due.insert(&volume.name, index);
                     wanted.state = State::Ready(mounted);
                     self.queue.tried(index, Outcome::Ready);

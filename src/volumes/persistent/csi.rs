@@ -52,16 +52,11 @@ impl Storage for CsiVolumeSource {
         self.mount(kinds, request)
     }
 
-    fn refresh(
-        &self,
-        kinds: &Kinds,
-        request: &Request<'_>,
-        mounted: MountedVolume,
-    ) -> Result<MountedVolume, VolumeError> {
+    fn refresh(&self, kinds: &Kinds, request: &Request<'_>) -> Result<Option<MountedVolume>, VolumeError> {
         let Request { pod, volume, spec, stop } = *request;
         let kind = kinds.csi_volume(request)?;
         if kind.requires_remount() {
-            return self.mount(kinds, request);
+            return self.mount(kinds, request).map(Some);
         }
         if let Some(bytes) = spec.grow_to() {
             if kinds.growing(request, || kind.expand(bytes, stop))?.is_some() {
@@ -72,7 +67,7 @@ impl Storage for CsiVolumeSource {
         {
             kinds.sizes().entry(pod.uid().clone()).or_default().insert(volume.name.clone(), bytes);
         }
-        Ok(mounted)
+        Ok(None)
     }
 }
 

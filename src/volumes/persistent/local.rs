@@ -51,10 +51,6 @@ impl Plugin for Local {
 }
 
 impl Storage for Local {
-    fn server(&self) -> Option<String> {
-        None
-    }
-
     fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
         // The path may be on a mount of the node whose server does not respond.
         kinds.step_out(request);
@@ -91,19 +87,14 @@ impl Storage for Local {
         true
     }
 
-    fn refresh(
-        &self,
-        kinds: &Kinds,
-        request: &Request<'_>,
-        mounted: MountedVolume,
-    ) -> Result<MountedVolume, VolumeError> {
+    fn refresh(&self, kinds: &Kinds, request: &Request<'_>) -> Result<Option<MountedVolume>, VolumeError> {
         if request.spec.has_grown && !request.spec.read_only {
             // Its file system may hang; nothing is done in the pod's directory.
             kinds.step_out(request);
             kinds.grow_local(request.spec, self, request.stop)?;
             kinds.report_growth(request);
         }
-        Ok(mounted)
+        Ok(None)
     }
 }
 

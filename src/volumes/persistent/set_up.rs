@@ -79,10 +79,8 @@ impl Kinds {
                 return Ok(mounted);
             }
         };
-        plugin_table::storage(&spec.source).refresh(
-            self,
-            &Request { pod, volume, spec: &spec, stop },
-            mounted,
-        )
+        let request = Request { pod, volume, spec: &spec, stop };
+        let fresh = plugin_table::storage(&spec.source).refresh(self, &request)?;
+        Ok(fresh.unwrap_or(mounted))
     }
 }

@@ -16,7 +16,9 @@ use crate::util::stop::StopToken;
 /// and run on the threads of `operations`; they may be repeated at any time.
 pub(in super::super) trait Storage: Plugin {
     /// The file server or driver that the volume needs; `None`: this node.
-    fn server(&self) -> Option<String>;
+    fn server(&self) -> Option<String> {
+        None
+    }
 
     /// The directory of its plugin below the pod's `volumes` and `volumeDevices`.
     fn directory(&self) -> String {
@@ -45,18 +47,13 @@ pub(in super::super) trait Storage: Plugin {
         false
     }
 
-    /// Brings a volume up to date that the pod has: grows it.
+    /// Brings a volume up to date that the pod has: grows it. `None`: it is mounted as before.
     ///
     /// # Errors
     /// With the step that has failed. The pod keeps the volume.
-    fn refresh(
-        &self,
-        kinds: &Kinds,
-        request: &Request<'_>,
-        mounted: MountedVolume,
-    ) -> Result<MountedVolume, VolumeError> {
+    fn refresh(&self, kinds: &Kinds, request: &Request<'_>) -> Result<Option<MountedVolume>, VolumeError> {
         let _ = (kinds, request);
-        Ok(mounted)
+        Ok(None)
     }
 
     /// The name in the node's status of a volume that must be attached first; `None`: no controller
@@ -99,10 +96,6 @@ impl Plugin for String {
 }
 
 impl Storage for String {
-    fn server(&self) -> Option<String> {
-        None
-    }
-
     fn mount(&self, _: &Kinds, _: &Request<'_>) -> Result<MountedVolume, VolumeError> {
         Err(VolumeError::Unsupported { kind: self.clone() })
     }
