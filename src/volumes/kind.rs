@@ -1,82 +1,12 @@
-//! What a volume of a CSI driver offers to the rest of this room (Go: pkg/volume Mounter, Unmounter,
-//! DeviceMounter, BlockVolumeMapper). Other volumes do not use it: see `setup` and `persistent`.
-//!
-//! All methods block. They run on the threads of `operations`, which have a deadline and a stop
-//! token. A volume is set up from its resolved source; it is torn down from what is on the disk
-//! alone, so that a restarted agent, or one without an API server, can do it.
+//! What volumes with storage of their own have in common: where they are, and how they fail.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::error::VolumeError;
 use crate::model::ids::PodUid;
-use crate::model::persistent::Spec;
-use crate::model::pod::Pod;
-use crate::util::stop::StopToken;
-
-/// One volume of one pod, its source resolved (claim, persistent volume, secrets' names).
-pub trait VolumeKind: Send + Sync {
-    /// The name of the volume on this node. Operations on one name never run at the same time.
-    /// Attachable volumes: `<plugin>/<id>`; others: `<plugin>/<pod UID>-<volume>`. The first form is
-    /// what `node.status.volumesInUse` contains.
-    fn unique_name(&self) -> String;
-
-    /// Whether [`VolumeKind::set_up`] must be called again at each sync of the pod.
-    fn requires_remount(&self) -> bool {
-        false
-    }
-
-    /// Makes the volume ready for the pod: attached, mounted on the node, mounted for the pod,
-    /// grown to its size, owned by the pod's group. It may be repeated at any time.
-    ///
-    /// # Errors
-    /// [`VolumeError::Kind`] with the phase. After an error that is not final, something may be
-    /// mounted: [`VolumeKeeper::tear_down`] must be called before the volume is forgotten.
-    fn set_up(&self, stop: &StopToken) -> Result<Ready, VolumeError>;
-
-    /// Grows the file system of a volume that is set up, while the pod uses it. Returns the size in
-    /// bytes if the volume has a new one.
-    ///
-    /// # Errors
-    /// [`VolumeError::Kind`] with the phase [`Phase::Expand`].
-    fn expand(&self, bytes: i64, stop: &StopToken) -> Result<Option<i64>, VolumeError> {
-        let _ = (bytes, stop);
-        Ok(None)
-    }
-}
-
-/// Makes the volumes of CSI drivers, for volumes whose claim was resolved.
-pub trait CsiVolumes: Send + Sync {
-    /// The volume of one pod. `spec.source` is [`Source::Csi`](crate::model::persistent::Source::Csi).
-    ///
-    /// # Errors
-    /// When the pod cannot have the volume.
-    fn kind(&self, pod: &Pod, volume: &str, spec: &Spec) -> Result<Box<dyn VolumeKind>, VolumeError>;
-}
 
 /// The labels of this node's object; `None`: the object is not known.
 pub type NodeLabels = Box<dyn Fn() -> Option<BTreeMap<String, String>> + Send + Sync>;
-
-/// What a kind of volume does without the volume's source: the other end of its life.
-pub trait VolumeKeeper: Send + Sync {
-    /// The directory below `pods/<uid>/volumes` and `pods/<uid>/volumeDevices`, such as
-    /// `kubernetes.io~csi`.
-    fn directory(&self) -> &'static str;
-
-    /// Removes the volume from the pod, and from the node if no other pod uses it. It may be
-    /// repeated; nothing there is a success. It never deletes what is below a mount.
-    ///
-    /// # Errors
-    /// [`VolumeError::Kind`]; the volume, or a part of it, is still there.
-    fn tear_down(&self, place: &Place, stop: &StopToken) -> Result<(), VolumeError>;
-
-    /// The volumes that are mounted on the node and used by no pod are unmounted. To be called once
-    /// after the first complete set of pods, and after a failure of [`VolumeKeeper::tear_down`].
-    ///
-    /// # Errors
-    /// The first failure; the others were tried.
-    fn release_unused(&self, stop: &StopToken) -> Result<(), VolumeError>;
-}
 
 /// A volume of a pod on the disk.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]

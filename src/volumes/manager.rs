@@ -168,7 +168,7 @@ impl Volumes {
             api: deps.api.clone(),
             events: deps.events.clone(),
             operations: operations.clone(),
-            csi: Some(Arc::new(Arc::clone(&csi))),
+            csi: Some(Arc::clone(&csi)),
             users: csi.persistent(),
             attachments: Arc::clone(&attachments),
             labels: deps.labels,

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::csi::Csi;
 use super::error::VolumeError;
-use super::kind::{Place, VolumeKeeper as _};
+use super::kind::Place;
 use super::manager::Volumes;
 use super::mounts::{Form, Mount};
 use super::operations::Share;
@@ -116,7 +116,7 @@ impl Volumes {
         let device = tree::open(&pods).and_then(mounts::device_of).unwrap_or_default();
         let volumes = path.join("volumes");
         // What a driver has mounted, only the driver unmounts.
-        let of_csi = volumes.join(self.csi.directory());
+        let of_csi = volumes.join(csi::DIRECTORY);
         let mut groups = mounts::groups(&table, &volumes);
         groups.retain(|group| !group.iter().any(|mount| mount.point.starts_with(&of_csi)));
         let sub_paths = mounts::groups(&table, &path.join(paths::SUB_PATHS));
@@ -166,7 +166,7 @@ impl Unmounts {
             (name, Box::new(work))
         };
         let of_csi = |place: Place| -> unmount::Job {
-            let (csi, name) = (Arc::clone(&csi), format!("{}/{}", csi.directory(), place.spec_name));
+            let (csi, name) = (Arc::clone(&csi), format!("{}/{}", csi::DIRECTORY, place.spec_name));
             (name, Box::new(move |stop: &StopToken| csi.tear_down(&place, stop)))
         };
         let first: Vec<_> = sub_paths.into_iter().map(|group| job(&sub_dir, group, Form::SubPath)).collect();

@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::super::kind::{Form, VolumeKeeper, VolumeKind};
+use super::super::kind::Form;
 use super::fake::{FAULTS, FakeAgent, KILLED};
 use super::request::VolumeRequest;
 use super::request::tests::wanted;

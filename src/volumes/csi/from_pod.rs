@@ -4,19 +4,29 @@ use std::sync::Arc;
 
 use super::super::empty_dir;
 use super::super::error::VolumeError;
-use super::super::kind::{CsiVolumes, Form, Phase, VolumeKind};
+use super::super::kind::{Form, Phase};
 use super::error::not_begun;
 use super::names;
 use super::request::{Lifecycle, PodFacts, VolumeRequest};
 use super::selinux::{self, Labels};
 use super::state::Csi;
+use super::volume::CsiVolume;
 use crate::model::persistent::{Mode, Source, Spec};
 use crate::model::pod::Pod;
 
-impl CsiVolumes for Arc<Csi> {
-    fn kind(&self, pod: &Pod, volume: &str, spec: &Spec) -> Result<Box<dyn VolumeKind>, VolumeError> {
+impl Csi {
+    /// The volume of one pod. `spec.source` is [`Source::Csi`].
+    ///
+    /// # Errors
+    /// When the pod cannot have the volume.
+    pub(crate) fn of_spec(
+        self: &Arc<Csi>,
+        pod: &Pod,
+        volume: &str,
+        spec: &Spec,
+    ) -> Result<CsiVolume, VolumeError> {
         let selinux = selinux::labels(pod, volume, self.settings.selinux.as_ref());
-        Ok(Box::new(self.volume(request(pod, volume, spec, selinux)?)))
+        Ok(self.volume(request(pod, volume, spec, selinux)?))
     }
 }
 

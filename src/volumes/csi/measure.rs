@@ -159,7 +159,6 @@ fn mounted(csi: &Csi, place: &Place, abilities: Abilities) -> Result<Mounted, Vo
 mod tests {
     use std::sync::Mutex;
 
-    use super::super::super::kind::{VolumeKeeper, VolumeKind};
     use super::super::fake::{DRIVER, FakeAgent, Fault};
     use super::super::request::tests::wanted;
     use super::*;

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use super::super::attachment::{Attachments, Controller, Shown};
 use super::super::error::VolumeError;
-use super::super::kind::{Form, Place, VolumeKeeper};
+use super::super::kind::{Form, Place};
 use super::super::waker::Waker;
 use super::cluster::{Cluster, ClusterError, TokenText};
 use super::driver::{

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use super::super::attachment::{Controller, Shown};
 use super::super::error::VolumeError;
-use super::super::kind::{Certainty, Form, KindError, Phase, VolumeKeeper, VolumeKind};
+use super::super::kind::{Certainty, Form, KindError, Phase};
 use super::driver::{Abilities, Secrets};
 use super::fake::{DRIVER, FakeAgent, Fault};
 use super::names;

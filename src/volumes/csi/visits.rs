@@ -343,7 +343,6 @@ mod tests {
     use super::super::fake::{DRIVER, FakeAgent, Fault};
     use super::super::request::tests::wanted;
     use super::*;
-    use crate::volumes::kind::VolumeKind;
 
     const MINUTE: Duration = Duration::from_secs(60);
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::super::error::VolumeError;
-use super::super::kind::{Form, Phase, Place, Ready, VolumeKeeper, VolumeKind};
+use super::super::kind::{Form, Phase, Place, Ready};
 use super::super::paths;
 use super::block;
 use super::error::after_call;
@@ -108,35 +108,51 @@ fn may_relabel(
         .map_err(|error| after_call(Phase::SetUp, format!("error checking for SELinux support: {error}")))
 }
 
-impl VolumeKind for CsiVolume {
-    fn unique_name(&self) -> String {
+impl CsiVolume {
+    /// The name of the volume on this node, as `node.status.volumesInUse` has it. Operations on one name
+    /// never run at the same time.
+    #[must_use]
+    pub fn unique_name(&self) -> String {
         self.request.unique_name()
     }
 
-    fn requires_remount(&self) -> bool {
+    /// Whether [`CsiVolume::set_up`] must be called again at each sync of the pod.
+    pub(crate) fn requires_remount(&self) -> bool {
         self.csi.users().is_republished(&self.request.place())
     }
 
-    fn set_up(&self, stop: &StopToken) -> Result<Ready, VolumeError> {
+    /// Makes the volume ready for the pod: attached, mounted on the node, mounted for the pod, grown to
+    /// its size, owned by the pod's group. It may be repeated at any time.
+    ///
+    /// # Errors
+    /// [`VolumeError::Kind`] with the phase. After an error that is not final, something may be
+    /// mounted: [`Csi::tear_down`] must be called before the volume is forgotten.
+    pub fn set_up(&self, stop: &StopToken) -> Result<Ready, VolumeError> {
         let (ready, group_change) = mount(&self.csi, &self.request, stop)?;
         // The pod's removal waits for its end; other pods do not.
         group_change.map_or(Ok(()), |change| change.apply(&self.csi.settings, &self.request))?;
         Ok(ready)
     }
 
-    fn expand(&self, bytes: i64, stop: &StopToken) -> Result<Option<i64>, VolumeError> {
+    /// Grows the file system of a volume that is set up, while the pod uses it. Returns the size in
+    /// bytes if the volume has a new one.
+    ///
+    /// # Errors
+    /// [`VolumeError::Kind`] with the phase [`Phase::Expand`].
+    pub fn expand(&self, bytes: i64, stop: &StopToken) -> Result<Option<i64>, VolumeError> {
         let _guard = self.csi.lock(&self.unique_name(), stop)?;
         let driver = prepare_mounted(&self.csi, &self.request, stop)?;
         expand(&self.csi, &self.request, &driver, bytes, stop)
     }
 }
 
-impl VolumeKeeper for Csi {
-    fn directory(&self) -> &'static str {
-        names::DIRECTORY
-    }
-
-    fn tear_down(&self, place: &Place, stop: &StopToken) -> Result<(), VolumeError> {
+impl Csi {
+    /// Removes the volume from the pod, and from the node if no other pod uses it. It needs only what is
+    /// on the disk, may be repeated, and never deletes what is below a mount.
+    ///
+    /// # Errors
+    /// [`VolumeError::Kind`]; the volume, or a part of it, is still there.
+    pub fn tear_down(&self, place: &Place, stop: &StopToken) -> Result<(), VolumeError> {
         self.measured().forget(place);
         match place.form {
             Form::Filesystem => remove::unmount(self, place, stop),
@@ -144,7 +160,12 @@ impl VolumeKeeper for Csi {
         }
     }
 
-    fn release_unused(&self, stop: &StopToken) -> Result<(), VolumeError> {
+    /// Unmounts the volumes on the node that no pod uses. To be called once after the first complete set
+    /// of pods, and after a failure of [`Csi::tear_down`].
+    ///
+    /// # Errors
+    /// The first failure; the others were tried.
+    pub fn release_unused(&self, stop: &StopToken) -> Result<(), VolumeError> {
         remove::release_all(self, stop)
     }
 }

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::MutexGuard;
 
+use super::super::csi::CsiVolume;
 use super::super::error::VolumeError;
-use super::super::kind::{Certainty, Form, Phase, VolumeKind};
+use super::super::kind::{Certainty, Form, Phase};
 use super::super::plugin::Plugin;
 use super::Kinds;
 use super::storage::{Request, Storage};
@@ -72,9 +73,9 @@ impl Storage for CsiVolumeSource {
 }
 
 impl Kinds {
-    fn csi_volume(&self, request: &Request<'_>) -> Result<Box<dyn VolumeKind>, VolumeError> {
+    fn csi_volume(&self, request: &Request<'_>) -> Result<CsiVolume, VolumeError> {
         let Some(csi) = &self.csi else { return Err(VolumeError::Unsupported { kind: "csi".to_owned() }) };
-        csi.kind(request.pod, &request.volume.name, request.spec)
+        csi.of_spec(request.pod, &request.volume.name, request.spec)
     }
 
     pub(in super::super) fn set_refreshed(&self, uid: &PodUid, volume: &str, is_refreshed: bool) {

@@ -34,8 +34,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::attachment::Attachments;
+use super::csi::Csi;
 use super::error::VolumeError;
-use super::kind::{CsiVolumes, NodeLabels, Phase};
+use super::kind::{NodeLabels, Phase};
 use super::operations::Operations;
 use super::paths;
 use crate::kube::PodApi;
@@ -75,7 +76,7 @@ pub(super) struct Kinds {
     api: Option<PodApi>,
     events: EventSink,
     drivers: flex::Drivers,
-    csi: Option<Arc<dyn CsiVolumes>>,
+    csi: Option<Arc<Csi>>,
     locks: Locks,
     /// The pod that uses a ReadWriteOncePod volume, by the name of the volume.
     singles: Mutex<HashMap<String, PodUid>>,
@@ -113,7 +114,7 @@ pub(super) struct Parts {
     pub(super) api: Option<PodApi>,
     pub(super) events: EventSink,
     pub(super) operations: Operations,
-    pub(super) csi: Option<Arc<dyn CsiVolumes>>,
+    pub(super) csi: Option<Arc<Csi>>,
     /// Persistent volumes that an earlier agent has mounted for pods. One that only one pod may use
     /// stays with it.
     pub(super) users: Vec<(String, PodUid)>,
