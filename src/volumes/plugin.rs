@@ -92,7 +92,7 @@ impl<'a> Wanted<'a> {
 
     /// Whether reading the object needs no request.
     pub(super) fn has(&self, kind: Kind, name: &str) -> bool {
-        let key = || Key::new(kind, self.pod.namespace(), name);
-        self.objects().map_or(true, |objects| objects.is_cached(&key()))
+        let key = Key::new(kind, self.pod.namespace(), name);
+        self.objects().map_or(true, |objects| objects.is_cached(&key))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::error::VolumeError;
 use super::files::Site;
 use super::persistent::Storage;
 use super::plugin::Plugin;
@@ -10,8 +11,6 @@ use crate::model::mount::MountedVolume;
 use crate::model::persistent::{Source, Spec};
 use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
-
-use super::error::VolumeError;
 
 /// A row: the plugin of a volume if its source in the pod is of this kind.
 type Row = fn(&Volume) -> Option<&dyn Plugin>;
