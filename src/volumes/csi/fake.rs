@@ -7,13 +7,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::super::attachment::Attachments;
+use super::super::error::VolumeError;
+use super::super::kind::Ready;
 use super::cluster::{Attached, Cluster, ClusterError, TokenText};
 use super::driver::{
     Abilities, Code, Driver, DriverError, Expand, NodeInfo, Publish, Secrets, Stage, Usage, VolumeStats,
 };
 use super::mounter::Mounter;
 use super::registry::Registry;
-use super::request::PodFacts;
+use super::request::{PodFacts, VolumeRequest};
 use super::state::{Csi, CsiSettings};
 use crate::model::event::EventSink;
 use crate::model::storage::{
@@ -447,15 +449,62 @@ impl FakeAgent {
     pub(super) fn new() -> FakeAgent {
         let root = tempfile::tempdir().unwrap();
         let (node, cluster) = (FakeNode::new(), FakeCluster::new());
-        let csi = start(root.path(), &node, &cluster, Arc::default());
-        node.calls();
+        let csi = FakeAgent::start(root.path(), &node, &cluster);
         FakeAgent { root, node, cluster, csi }
+    }
+
+    /// With a volume that is set up.
+    pub(super) fn with(request: &VolumeRequest) -> FakeAgent {
+        let agent = FakeAgent::new();
+        agent.set_up(request).unwrap();
+        agent
+    }
+
+    pub(super) fn set_up(&self, request: &VolumeRequest) -> Result<Ready, VolumeError> {
+        self.csi.volume(request.clone()).set_up(&StopToken::never())
+    }
+
+    pub(super) fn tear_down(&self, request: &VolumeRequest) -> Result<(), VolumeError> {
+        self.csi.tear_down(&request.place(), &StopToken::never())
+    }
+
+    pub(super) fn release_unused(&self) -> Result<(), VolumeError> {
+        self.csi.release_unused(&StopToken::never())
+    }
+
+    /// The driver's object.
+    pub(super) fn driver(&self) -> MutexGuard<'_, CsiDriver> {
+        self.cluster.driver.lock().unwrap()
+    }
+
+    /// The calls that change something.
+    pub(super) fn changes(&self) -> Vec<String> {
+        self.node.calls().into_iter().filter(|call| call != "abilities").collect()
+    }
+
+    /// No file and no mount is left, and no rule was broken.
+    pub(super) fn assert_empty(&self) {
+        assert!(self.left().is_empty() && self.node.mounts().is_empty(), "{:?}", self.left());
+        self.node.check();
     }
 
     /// Drops all state that is not on the disk.
     pub(super) fn restart(&mut self) {
-        self.csi = start(self.root.path(), &self.node, &self.cluster, Arc::default());
-        self.node.calls();
+        self.csi = FakeAgent::start(self.root.path(), &self.node, &self.cluster);
+    }
+
+    fn start(root: &Path, node: &Arc<FakeNode>, cluster: &Arc<FakeCluster>) -> Arc<Csi> {
+        let mounter = Arc::new(FakeMounter(Arc::clone(node)));
+        let csi = start(
+            root,
+            "n1",
+            node.driver(),
+            Arc::clone(cluster) as Arc<dyn Cluster>,
+            mounter,
+            Arc::default(),
+        );
+        node.calls();
+        csi
     }
 
     /// All files and directories below the root directory that are not directories which stay.
@@ -485,23 +534,28 @@ impl FakeAgent {
     }
 }
 
-fn start(
-    root: &Path,
-    node: &Arc<FakeNode>,
-    cluster: &Arc<FakeCluster>,
-    attachments: Arc<Attachments>,
-) -> Arc<Csi> {
-    let driver = node.driver();
+/// A registry in which the driver has registered.
+pub(super) fn registry(driver: Arc<dyn Driver>) -> Registry {
     let registry = Registry::new(move |_, _| Ok(Arc::clone(&driver)));
     registry.register(DRIVER, "/s", &["1.0.0".to_owned()], &StopToken::never()).unwrap();
+    registry
+}
+
+/// An agent with this driver on this node.
+pub(super) fn start(
+    root: &Path,
+    node_name: &str,
+    driver: Arc<dyn Driver>,
+    cluster: Arc<dyn Cluster>,
+    mounter: Arc<dyn Mounter>,
+    attachments: Arc<Attachments>,
+) -> Arc<Csi> {
     let settings = CsiSettings {
         root_dir: root.to_owned(),
-        node_name: "n1".to_owned(),
+        node_name: node_name.to_owned(),
         selinux: None,
         events: EventSink::new().0,
         operations: Default::default(),
     };
-    let mounter = Arc::new(FakeMounter(Arc::clone(node)));
-    let cluster = Arc::clone(cluster) as Arc<dyn Cluster>;
-    Arc::new(Csi::new(settings, Arc::new(registry), cluster, mounter, attachments))
+    Arc::new(Csi::new(settings, Arc::new(registry(driver)), cluster, mounter, attachments))
 }

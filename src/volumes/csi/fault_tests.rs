@@ -7,7 +7,6 @@ use super::super::kind::Form;
 use super::fake::{FAULTS, FakeAgent, KILLED};
 use super::request::VolumeRequest;
 use super::request::tests::wanted;
-use crate::util::stop::StopToken;
 
 /// What happens to a pod's volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,10 +23,9 @@ fn volumes(form: Form) -> [VolumeRequest; 2] {
 }
 
 fn run(agent: &FakeAgent, volumes: &[VolumeRequest; 2], step: Step) -> bool {
-    let stop = StopToken::never();
     match step {
-        Step::Up(pod) => agent.csi.volume(volumes[pod].clone()).set_up(&stop).is_ok(),
-        Step::Down(pod) => agent.csi.tear_down(&volumes[pod].place(), &stop).is_ok(),
+        Step::Up(pod) => agent.set_up(&volumes[pod]).is_ok(),
+        Step::Down(pod) => agent.tear_down(&volumes[pod]).is_ok(),
     }
 }
 
@@ -61,12 +59,11 @@ fn check(agent: &FakeAgent, form: Form, pods: &[usize], what: &str) {
 
 /// Makes the node as `pods` need it, as the agent does at each sync.
 fn settle(agent: &FakeAgent, volumes: &[VolumeRequest; 2], pods: &[usize], what: &str) {
-    let stop = StopToken::never();
     for (pod, volume) in volumes.iter().enumerate() {
         let step = if pods.contains(&pod) { Step::Up(pod) } else { Step::Down(pod) };
         assert!(run(agent, volumes, step), "{what}: {step:?} of {}", volume.pod.uid.as_str());
     }
-    agent.csi.release_unused(&stop).unwrap();
+    agent.release_unused().unwrap();
 }
 
 #[test]
@@ -92,7 +89,7 @@ fn each_method_may_fail_in_each_way_at_each_step() {
                             agent.node.forget_faults();
                             if is_done {
                                 // A volume that is still staged does not keep its pod.
-                                agent.csi.release_unused(&StopToken::never()).unwrap();
+                                agent.release_unused().unwrap();
                             }
                             if is_given_up && let (false, Step::Up(pod)) = (is_done, step) {
                                 // The pod is deleted before its volume is ready.

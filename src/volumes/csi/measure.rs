@@ -185,13 +185,12 @@ mod tests {
     #[test]
     fn volumes_have_the_numbers_of_their_driver_until_they_are_removed() {
         let agent = FakeAgent::new();
-        let never = StopToken::never();
         let able = Abilities { stage: true, stats: true, condition: true, ..Abilities::default() };
         agent.node.set_abilities(able);
         let (a, mut b) = (wanted("a", "h"), wanted("b", "i"));
         b.form = Form::Block;
         for one in [&a, &b] {
-            agent.csi.volume(one.clone()).set_up(&never).unwrap();
+            agent.set_up(one).unwrap();
         }
         assert_eq!(shown(&agent, "a"), [("v-h".to_owned(), false, None)]);
         let reports = Reports::default();
@@ -201,7 +200,7 @@ mod tests {
         let expected = [("a", "v-h", "bad"), ("b", "v-i", "bad")];
         let expected = expected.map(|(pod, volume, text)| (pod.into(), volume.into(), text.into()));
         assert_eq!(*reports.lock().unwrap(), expected);
-        agent.csi.tear_down(&a.place(), &never).unwrap();
+        agent.tear_down(&a).unwrap();
         assert!(shown(&agent, "a").is_empty());
         assert!(measure(&agent, &reports));
         assert_eq!(agent.csi.measured().volumes.len(), 1);
@@ -211,8 +210,7 @@ mod tests {
     #[test]
     fn driver_without_the_ability_is_not_asked() {
         let agent = FakeAgent::new();
-        let never = StopToken::never();
-        agent.csi.volume(wanted("a", "h")).set_up(&never).unwrap();
+        agent.set_up(&wanted("a", "h")).unwrap();
         // It measures, but knows nothing of health.
         agent.node.set_abilities(Abilities { stats: true, ..Abilities::default() });
         let reports = Reports::default();
@@ -228,9 +226,8 @@ mod tests {
     #[test]
     fn failed_measurements_leave_no_numbers_and_a_slow_driver_ends_the_visit() {
         let agent = FakeAgent::new();
-        let never = StopToken::never();
         for pod in ["a", "b"] {
-            agent.csi.volume(wanted(pod, "h")).set_up(&never).unwrap();
+            agent.set_up(&wanted(pod, "h")).unwrap();
         }
         let reports = Reports::default();
         assert!(measure(&agent, &reports));

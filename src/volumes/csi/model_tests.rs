@@ -32,16 +32,14 @@ use super::cluster::{Cluster, ClusterError, TokenText};
 use super::driver::{
     Abilities, Code, Driver, DriverError, Expand, NodeInfo, Publish, Secrets, Stage, VolumeStats,
 };
-use super::fake::{DRIVER, KILLED};
+use super::fake::{self, DRIVER, KILLED};
 use super::fs_group::GroupChange;
 use super::mounter::Mounter;
 use super::names;
-use super::registry::Registry;
 use super::request::tests::wanted;
 use super::request::{PodFacts, VolumeRequest};
-use super::state::{Csi, CsiSettings};
+use super::state::Csi;
 use super::volume::mount;
-use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
 use crate::model::storage::{CsiDriver, SecretReference, VolumeAttachment};
 use crate::util::lock::LockExt;
@@ -872,24 +870,13 @@ struct Agent {
 
 impl Agent {
     fn start(model: &Model, root: &Path) -> Agent {
-        let driver: Arc<dyn Driver> = Arc::new(model.clone());
-        let registry = Registry::new(move |_, _| Ok(Arc::clone(&driver)));
-        registry.register(DRIVER, "/s", &["1.0.0".to_owned()], &StopToken::never()).unwrap();
-        let settings = CsiSettings {
-            root_dir: root.to_owned(),
-            node_name: "n".to_owned(),
-            selinux: None,
-            events: EventSink::new().0,
-            operations: Default::default(),
-        };
+        let all = Arc::new(model.clone());
         let (read, woken) = (model.clone(), model.clone());
         let waker = Waker(Arc::new(move |pod: &PodUid| {
             woken.world().woken.insert(pod.as_str().to_owned());
         }));
         let attachments = Arc::new(Attachments::new(None, waker));
-        let cluster: Arc<dyn Cluster> = Arc::new(model.clone());
-        let mounter = Arc::new(model.clone());
-        let csi = Csi::new(settings, Arc::new(registry), cluster, mounter, Arc::clone(&attachments));
+        let csi = fake::start(root, "n", all.clone(), all.clone(), all, Arc::clone(&attachments));
         attachments.agree_with(Controller {
             shown: Box::new(move || {
                 read.within();
@@ -919,7 +906,6 @@ impl Agent {
             world.woken.clear();
         }
         *model.1.locked() = Some(Arc::clone(&attachments));
-        let csi = Arc::new(csi);
         let number = |place: &Place| place.pod.as_str()[1..].parse().unwrap();
         let volume = |place: &Place| volume_of(place.spec_name.trim_start_matches("pv-"));
         let places = csi.users().places(None);

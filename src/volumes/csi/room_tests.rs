@@ -10,8 +10,7 @@ use super::super::error::VolumeError;
 use super::super::manager::{Deps, Settings, Volumes};
 use super::super::mounts::Mount;
 use super::super::testing::pod_api;
-use super::fake::{DRIVER, FakeNode, Fault};
-use super::registry::Registry;
+use super::fake::{DRIVER, FakeNode, Fault, registry};
 use crate::kube::PodApi;
 use crate::kube::claims::Claims;
 use crate::kube::objects::Objects;
@@ -19,26 +18,41 @@ use crate::model::event::{Event, EventSink};
 use crate::model::pod::Pod;
 use crate::util::stop::StopToken;
 
-/// An agent whose API server has one claim, whose volume has this size and mode.
-fn agent(root: &Path, node: &Arc<FakeNode>, size: &str, mode: &str) -> (Volumes, Receiver<Box<Event>>) {
+/// An agent whose API server has one claim, whose volume has this size.
+fn agent(root: &Path, node: &Arc<FakeNode>, size: &str) -> (Volumes, Receiver<Box<Event>>) {
     let (events, queue) = EventSink::new();
     let claim = json!({"metadata": {"name": "c", "namespace": "n", "uid": "cu"},
         "spec": {"volumeName": "pv"}, "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}}});
     let volume = json!({"metadata": {"name": "pv"}, "spec": {"capacity": {"storage": size},
-        "volumeMode": mode, "claimRef": {"uid": "cu"}, "csi": {"driver": DRIVER, "volumeHandle": "h"}}});
+        "volumeMode": "Filesystem", "claimRef": {"uid": "cu"}, "csi": {"driver": DRIVER, "volumeHandle": "h"}}});
     let claims = Claims::fixed(
         vec![serde_json::from_value(claim).unwrap()],
         vec![serde_json::from_value(volume).unwrap()],
     );
     let api = PodApi { claims, ..pod_api(Objects::fixed(Vec::new())) };
     let settings = Settings { root_dir: root.to_owned(), node: "n1".to_owned(), ..Settings::default() };
-    let driver = node.driver();
-    let registry = Registry::new(move |_, _| Ok(Arc::clone(&driver)));
-    registry.register(DRIVER, "/s", &["1.0.0".to_owned()], &StopToken::never()).unwrap();
     let deps = Deps::new(events, Some(api));
-    let volumes = Volumes::with_drivers(settings, deps, registry);
+    let volumes = Volumes::with_drivers(settings, deps, registry(node.driver()));
     node.calls();
     (volumes, queue)
+}
+
+/// A pod with the claim, and the agent on the fake node.
+struct Room {
+    root: tempfile::TempDir,
+    node: Arc<FakeNode>,
+    volumes: Volumes,
+    events: Receiver<Box<Event>>,
+    pod: Pod,
+    never: StopToken,
+}
+
+impl Room {
+    fn new(size: &str) -> Room {
+        let (root, node) = (tempfile::tempdir().unwrap(), FakeNode::new());
+        let (volumes, events) = agent(root.path(), &node, size);
+        Room { root, node, volumes, events, pod: with_claim(), never: StopToken::never() }
+    }
 }
 
 fn pod(volume: Value, place: &str) -> Pod {
@@ -62,10 +76,7 @@ fn changes(node: &FakeNode) -> Vec<String> {
 
 #[test]
 fn volume_of_a_claim_is_published_and_removed_with_its_pod() {
-    let root = tempfile::tempdir().unwrap();
-    let node = FakeNode::new();
-    let (volumes, events) = agent(root.path(), &node, "1Gi", "Filesystem");
-    let (pod, never) = (with_claim(), StopToken::never());
+    let Room { root, node, volumes, events, pod, never } = Room::new("1Gi");
     let ready = volumes.setup(&pod, &never).unwrap();
     assert!(ready[0].host_path.ends_with("pods/u1/volumes/kubernetes.io~csi/pv/mount"));
     assert_eq!(changes(&node), ["stage h", "publish h"]);
@@ -93,7 +104,7 @@ fn driver_gets_configured_paths_if_directories_are_links() {
     std::os::unix::fs::symlink(&root, &linked).unwrap();
     std::os::unix::fs::symlink(&disk, root.join("pods")).unwrap();
     let node = FakeNode::new();
-    let (volumes, _events) = agent(&linked, &node, "2Gi", "Filesystem");
+    let (volumes, _events) = agent(&linked, &node, "2Gi");
     let (pod, never) = (with_claim(), StopToken::never());
     let ready = volumes.setup(&pod, &never).unwrap();
     let plugins = linked.join("plugins/kubernetes.io/csi");
@@ -116,7 +127,7 @@ fn volume_stays_published_while_its_sub_path_cannot_be_unmounted() {
     let root = tempfile::tempdir().unwrap();
     let root = std::fs::canonicalize(root.path()).unwrap();
     let node = FakeNode::new();
-    let (volumes, _events) = agent(&root, &node, "1Gi", "Filesystem");
+    let (volumes, _events) = agent(&root, &node, "1Gi");
     let (pod, never) = (with_claim(), StopToken::never());
     volumes.setup(&pod, &never).unwrap();
     changes(&node);
@@ -142,7 +153,7 @@ fn volume_stays_published_while_its_sub_path_cannot_be_unmounted() {
     };
     assert_eq!(remove(&volumes, "v"), Vec::<String>::new());
     // A restarted agent does not know the name of the volume in the pod.
-    let (again, _events) = agent(&root, &node, "1Gi", "Filesystem");
+    let (again, _events) = agent(&root, &node, "1Gi");
     assert_eq!(remove(&again, "w"), Vec::<String>::new());
     assert_eq!(remove(&volumes, "w"), ["unpublish h", "unstage h"]);
     node.check();
@@ -150,10 +161,7 @@ fn volume_stays_published_while_its_sub_path_cannot_be_unmounted() {
 
 #[test]
 fn volume_stays_in_a_pod_whose_driver_does_not_answer() {
-    let root = tempfile::tempdir().unwrap();
-    let node = FakeNode::new();
-    let (volumes, _events) = agent(root.path(), &node, "1Gi", "Filesystem");
-    let (pod, never) = (with_claim(), StopToken::never());
+    let Room { root, node, volumes, events: _events, pod, never } = Room::new("1Gi");
     volumes.setup(&pod, &never).unwrap();
     node.fail("unpublish", Fault::Uncertain);
     let error = volumes.tear_down(pod.uid(), &never).unwrap_err();
@@ -162,7 +170,7 @@ fn volume_stays_in_a_pod_whose_driver_does_not_answer() {
     assert!(root.path().join("pods/u1/volumes/kubernetes.io~csi/pv/vol_data.json").exists());
     assert_eq!(volumes.lingering().len(), 1);
     // The agent restarts, and finds it on the disk.
-    let (volumes, _events) = agent(root.path(), &node, "1Gi", "Filesystem");
+    let (volumes, _events) = agent(root.path(), &node, "1Gi");
     let known = |_: &crate::model::ids::PodUid| false;
     assert_eq!(volumes.orphans(&known, &never).unwrap().removed.len(), 1);
     assert_eq!(changes(&node), ["unpublish h", "unstage h"]);
@@ -172,10 +180,7 @@ fn volume_stays_in_a_pod_whose_driver_does_not_answer() {
 
 #[test]
 fn volume_that_cannot_be_unstaged_is_unstaged_after_its_pod_has_ended() {
-    let root = tempfile::tempdir().unwrap();
-    let node = FakeNode::new();
-    let (volumes, _events) = agent(root.path(), &node, "1Gi", "Filesystem");
-    let (pod, never) = (with_claim(), StopToken::never());
+    let Room { root: _root, node, volumes, events: _events, pod, never } = Room::new("1Gi");
     volumes.setup(&pod, &never).unwrap();
     node.fail("unstage", Fault::Uncertain);
     node.fail("unstage", Fault::Uncertain);
@@ -190,10 +195,7 @@ fn volume_that_cannot_be_unstaged_is_unstaged_after_its_pod_has_ended() {
 
 #[test]
 fn volume_is_grown_when_it_is_mounted_and_while_it_is_used() {
-    let root = tempfile::tempdir().unwrap();
-    let node = FakeNode::new();
-    let (volumes, events) = agent(root.path(), &node, "2Gi", "Filesystem");
-    let (pod, never) = (with_claim(), StopToken::never());
+    let Room { root: _root, node, volumes, events, pod, never } = Room::new("2Gi");
     volumes.setup(&pod, &never).unwrap();
     assert_eq!(changes(&node), ["stage h", "publish h", "expand h"]);
     assert_eq!(events.try_recv().unwrap().reason, "FileSystemResizeSuccessful");
@@ -214,7 +216,7 @@ fn volume_is_grown_when_it_is_mounted_and_while_it_is_used() {
 fn inline_volume_is_published_without_being_staged() {
     let root = tempfile::tempdir().unwrap();
     let node = FakeNode::new();
-    let (volumes, _events) = agent(root.path(), &node, "1Gi", "Filesystem");
+    let (volumes, _events) = agent(root.path(), &node, "1Gi");
     let (pod, never) = (pod(json!({"csi": {"driver": DRIVER}}), "volumeMounts"), StopToken::never());
     let ready = volumes.setup(&pod, &never).unwrap();
     assert!(ready[0].host_path.ends_with("volumes/kubernetes.io~csi/v/mount"));
@@ -229,7 +231,7 @@ fn inline_volume_is_published_without_being_staged() {
 fn event_names_the_driver_that_is_missing() {
     let root = tempfile::tempdir().unwrap();
     let node = FakeNode::new();
-    let (volumes, events) = agent(root.path(), &node, "1Gi", "Filesystem");
+    let (volumes, events) = agent(root.path(), &node, "1Gi");
     volumes.drivers().deregister(DRIVER, "/s");
     let (pod, never) = (with_claim(), StopToken::never());
     assert!(volumes.setup(&pod, &never).is_err());

@@ -2,7 +2,7 @@
 //! here.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -175,12 +175,11 @@ impl Csi {
     }
 
     /// Changes the table, and with it the list of volumes in use.
-    pub(super) fn change<T>(&self, change: impl FnOnce(&mut Users) -> T) -> T {
+    pub(super) fn change(&self, change: impl FnOnce(&mut Users)) {
         let mut users = self.users();
-        let result = change(&mut users);
+        change(&mut users);
         // Under the lock, so that the last change is the last list.
         self.attachments.set(Holder::Csi, users.names());
-        result
     }
 
     pub(super) fn measured(&self) -> MutexGuard<'_, Measured> {

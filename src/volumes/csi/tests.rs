@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use super::super::attachment::{Controller, Shown};
 use super::super::error::VolumeError;
-use super::super::kind::{Certainty, Form, KindError, Phase};
+use super::super::kind::{Certainty, Form, KindError, Phase, Ready};
 use super::driver::{Abilities, Secrets};
 use super::fake::{DRIVER, FakeAgent, Fault};
 use super::names;
@@ -22,14 +22,6 @@ use crate::util::sha256;
 use crate::util::stop::{self, StopToken};
 use crate::util::testing::beside;
 
-fn set_up(agent: &FakeAgent, wanted: &VolumeRequest) -> Result<super::super::kind::Ready, VolumeError> {
-    agent.csi.volume(wanted.clone()).set_up(&StopToken::never())
-}
-
-fn tear_down(agent: &FakeAgent, wanted: &VolumeRequest) -> Result<(), VolumeError> {
-    agent.csi.tear_down(&wanted.place(), &StopToken::never())
-}
-
 fn kind_error(error: VolumeError) -> KindError {
     let VolumeError::Kind(error) = error else { panic!("{error}") };
     error
@@ -39,11 +31,11 @@ fn kind_error(error: VolumeError) -> KindError {
 fn volume_is_staged_once_for_two_pods_and_unstaged_after_the_last() {
     let agent = FakeAgent::new();
     let (a, b) = (wanted("a", "h"), wanted("b", "h"));
-    let ready = set_up(&agent, &a).unwrap();
+    let ready = agent.set_up(&a).unwrap();
     let root = agent.root.path();
     assert_eq!(ready.host_path, root.join("pods/a/volumes/kubernetes.io~csi/pv-h/mount"));
     assert!(ready.selinux_relabel && !ready.read_only);
-    set_up(&agent, &b).unwrap();
+    agent.set_up(&b).unwrap();
     assert_eq!(
         agent.node.calls(),
         ["abilities", "stage h", "publish h", "abilities", "publish h"].map(str::to_owned)
@@ -67,14 +59,13 @@ fn volume_is_staged_once_for_two_pods_and_unstaged_after_the_last() {
             "volumeLifecycleMode=Persistent".to_owned(),
         ]
     );
-    tear_down(&agent, &a).unwrap();
+    agent.tear_down(&a).unwrap();
     assert_eq!(agent.node.calls(), ["unpublish h"]);
-    tear_down(&agent, &b).unwrap();
+    agent.tear_down(&b).unwrap();
     assert_eq!(agent.node.calls(), ["unpublish h", "abilities", "unstage h"]);
-    tear_down(&agent, &b).unwrap();
+    agent.tear_down(&b).unwrap();
     assert!(agent.node.calls().is_empty());
-    assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
-    agent.node.check();
+    agent.assert_empty();
 }
 
 #[test]
@@ -82,10 +73,10 @@ fn driver_without_staging_is_asked_to_publish_only() {
     let agent = FakeAgent::new();
     agent.node.set_abilities(Abilities::default());
     let a = wanted("a", "h");
-    set_up(&agent, &a).unwrap();
+    agent.set_up(&a).unwrap();
     assert_eq!(agent.node.calls(), ["abilities", "publish h"]);
     assert_eq!(agent.node.last_publish().staging_path, "");
-    tear_down(&agent, &a).unwrap();
+    agent.tear_down(&a).unwrap();
     assert_eq!(agent.node.calls(), ["unpublish h", "abilities"]);
     assert!(agent.left().is_empty(), "{:?}", agent.left());
 }
@@ -94,7 +85,7 @@ fn driver_without_staging_is_asked_to_publish_only() {
 fn inline_volume_is_neither_attached_nor_staged() {
     let agent = FakeAgent::new();
     *agent.cluster.attachment.lock().unwrap() = None;
-    agent.cluster.driver.lock().unwrap().spec = CsiDriverSpec {
+    agent.driver().spec = CsiDriverSpec {
         volume_lifecycle_modes: vec!["Ephemeral".to_owned()],
         pod_info_on_mount: Some(true),
         ..CsiDriverSpec::default()
@@ -102,13 +93,13 @@ fn inline_volume_is_neither_attached_nor_staged() {
     let mut a = wanted("a", &names::inline_handle("a", "v"));
     a.lifecycle = Lifecycle::Ephemeral;
     a.spec_name = "v".to_owned();
-    set_up(&agent, &a).unwrap();
+    agent.set_up(&a).unwrap();
     let publish = agent.node.last_publish();
     assert_eq!(publish.volume, format!("csi-{}", sha256::hex(b"av")));
     let ephemeral = publish.volume_context.get("csi.storage.k8s.io/ephemeral");
     assert_eq!(ephemeral.map(String::as_str), Some("true"));
     assert_eq!((agent.node.staged(), publish.staging_path.as_str()), (0, ""));
-    tear_down(&agent, &a).unwrap();
+    agent.tear_down(&a).unwrap();
     assert!(agent.left().is_empty(), "{:?}", agent.left());
 }
 
@@ -121,9 +112,9 @@ fn secrets_and_tokens_reach_the_driver_and_no_text() {
     let mut a = wanted("a", "h");
     a.source.node_stage_secret_ref = name("s");
     a.source.node_publish_secret_ref = name("s");
-    agent.cluster.driver.lock().unwrap().spec.token_requests =
+    agent.driver().spec.token_requests =
         vec![TokenRequest { audience: "x".to_owned(), expiration_seconds: Some(600) }];
-    set_up(&agent, &a).unwrap();
+    agent.set_up(&a).unwrap();
     assert_eq!(agent.node.last_stage().secrets.expose().len(), 1);
     let publish = agent.node.last_publish();
     assert_eq!(publish.secrets.expose().len(), 1);
@@ -131,13 +122,13 @@ fn secrets_and_tokens_reach_the_driver_and_no_text() {
         publish.volume_context.get(TOKENS).unwrap(),
         r#"{"x":{"expirationTimestamp":"2030-01-01T00:00:00Z","token":"token-default-x-600"}}"#
     );
-    agent.cluster.driver.lock().unwrap().spec.service_account_token_in_secrets = Some(true);
-    set_up(&agent, &a).unwrap();
+    agent.driver().spec.service_account_token_in_secrets = Some(true);
+    agent.set_up(&a).unwrap();
     let publish = agent.node.last_publish();
     assert!(publish.secrets.expose().contains_key(TOKENS) && publish.volume_context.is_empty());
     assert!(!format!("{publish:?}").contains("geheim"));
     a.source.node_publish_secret_ref = name("none");
-    let error = kind_error(set_up(&agent, &a).unwrap_err());
+    let error = kind_error(agent.set_up(&a).unwrap_err());
     assert_eq!(
         error.message,
         "kubernetes.io/csi: fetching NodePublishSecretRef n/none failed: secrets \"none\" not found"
@@ -152,7 +143,7 @@ fn volume_waits_for_its_attachment() {
     let id = names::attachment_name("h", DRIVER, "n1");
     let attempt = |found: Option<VolumeAttachment>| {
         *agent.cluster.attachment.lock().unwrap() = found;
-        let error = kind_error(set_up(&agent, &a).unwrap_err());
+        let error = kind_error(agent.set_up(&a).unwrap_err());
         assert_eq!((error.phase, error.certainty), (Phase::WaitForAttach, Certainty::NotBegun));
         error.message
     };
@@ -167,8 +158,8 @@ fn volume_waits_for_its_attachment() {
     assert_eq!(attempt(Some(found)), "volume attachment is being deleted");
     assert!(agent.node.calls().is_empty() && agent.left().is_empty());
     *agent.cluster.attachment.lock().unwrap() = None;
-    agent.cluster.driver.lock().unwrap().spec.attach_required = Some(false);
-    set_up(&agent, &a).unwrap();
+    agent.driver().spec.attach_required = Some(false);
+    agent.set_up(&a).unwrap();
     assert!(agent.node.last_stage().publish_context.is_empty());
 }
 
@@ -179,8 +170,8 @@ fn volume_for_which_the_node_has_no_place_is_known_as_such() {
         let mut found = VolumeAttachment::default();
         found.status.attach_error = Some(AttachError { message: "no slot".to_owned(), error_code: code });
         *agent.cluster.attachment.lock().unwrap() = Some(found);
-        agent.cluster.driver.lock().unwrap().spec.node_allocatable_update_period_seconds = period;
-        let error = kind_error(set_up(&agent, &VolumeRequest { form, ..wanted("a", "h") }).unwrap_err());
+        agent.driver().spec.node_allocatable_update_period_seconds = period;
+        let error = kind_error(agent.set_up(&VolumeRequest { form, ..wanted("a", "h") }).unwrap_err());
         assert_eq!(error.message, "no slot");
         error.phase
     };
@@ -199,17 +190,12 @@ fn unknown_driver_is_named_as_by_upstream() {
     let agent = FakeAgent::new();
     let mut a = wanted("a", "h");
     a.source.driver = "other".to_owned();
-    let error = kind_error(set_up(&agent, &a).unwrap_err());
+    let error = kind_error(agent.set_up(&a).unwrap_err());
     assert_eq!(error.phase.words(), "MountVolume.MountDevice");
     assert_eq!(
         error.message,
         "kubernetes.io/csi: attacher.MountDevice failed to create newCsiDriverClient: driver name other not found in the list of registered CSI drivers"
     );
-}
-
-/// The calls that change something.
-fn changes(agent: &FakeAgent) -> Vec<String> {
-    agent.node.calls().into_iter().filter(|call| call != "abilities").collect()
 }
 
 #[test]
@@ -220,17 +206,17 @@ fn staging_is_repeated_and_undone_unless_it_certainly_did_nothing() {
         agent.node.fail("stage", fault);
         agent.node.fail("stage", fault);
         for _ in 0..2 {
-            set_up(&agent, &a).unwrap_err();
-            assert_eq!(changes(&agent), ["stage h"], "{fault:?}");
+            agent.set_up(&a).unwrap_err();
+            assert_eq!(agent.changes(), ["stage h"], "{fault:?}");
         }
         // The pod is deleted before its volume is ready.
-        tear_down(&agent, &a).unwrap();
-        agent.csi.release_unused(&StopToken::never()).unwrap();
-        assert_eq!(changes(&agent), undone, "{fault:?}");
+        agent.tear_down(&a).unwrap();
+        agent.release_unused().unwrap();
+        assert_eq!(agent.changes(), undone, "{fault:?}");
         assert!(agent.left().is_empty(), "{:?}", agent.left());
         // Another pod has it, and the call succeeds.
-        set_up(&agent, &wanted("b", "h")).unwrap();
-        assert_eq!(changes(&agent), ["stage h", "publish h"], "{fault:?}");
+        agent.set_up(&wanted("b", "h")).unwrap();
+        assert_eq!(agent.changes(), ["stage h", "publish h"], "{fault:?}");
     }
 }
 
@@ -239,30 +225,29 @@ fn volume_is_staged_again_for_the_next_pod_after_a_failed_unstaging() {
     for fault in [Fault::Final, Fault::Uncertain, Fault::LostAnswer] {
         let agent = FakeAgent::new();
         let (a, b) = (wanted("a", "h"), wanted("b", "h"));
-        set_up(&agent, &a).unwrap();
+        agent.set_up(&a).unwrap();
         agent.node.fail("unstage", fault);
         // The volume is not the pod's any more, which can end. It must not be detached yet.
-        tear_down(&agent, &a).unwrap();
+        agent.tear_down(&a).unwrap();
         assert_eq!(agent.csi.users().places(Some(&a.pod.uid)), []);
         assert_eq!(agent.csi.attachments.in_use(), [a.unique_name()], "{fault:?}");
-        changes(&agent);
-        set_up(&agent, &b).unwrap();
-        assert_eq!(changes(&agent), ["stage h", "publish h"], "{fault:?}");
-        tear_down(&agent, &b).unwrap();
+        agent.changes();
+        agent.set_up(&b).unwrap();
+        assert_eq!(agent.changes(), ["stage h", "publish h"], "{fault:?}");
+        agent.tear_down(&b).unwrap();
         assert!(agent.csi.attachments.in_use().is_empty());
-        assert_eq!(changes(&agent), ["unpublish h", "unstage h"], "{fault:?}");
-        assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
-        agent.node.check();
+        assert_eq!(agent.changes(), ["unpublish h", "unstage h"], "{fault:?}");
+        agent.assert_empty();
     }
 }
 
 #[test]
 fn changed_object_of_a_driver_counts_for_the_next_pod() {
     let agent = FakeAgent::new();
-    let set = |pod_info| agent.cluster.driver.lock().unwrap().spec.pod_info_on_mount = Some(pod_info);
+    let set = |pod_info| agent.driver().spec.pod_info_on_mount = Some(pod_info);
     for (pod, pod_info, keys) in [("a", true, 5), ("b", false, 0), ("c", true, 5)] {
         set(pod_info);
-        set_up(&agent, &wanted(pod, "h")).unwrap();
+        agent.set_up(&wanted(pod, "h")).unwrap();
         assert_eq!(agent.node.last_publish().volume_context.len(), keys, "{pod}");
     }
 }
@@ -272,18 +257,18 @@ fn failed_operations_are_reported_as_by_upstream() {
     let agent = FakeAgent::new();
     let a = wanted("a", "h");
     agent.node.fail("stage", Fault::Final);
-    let error = kind_error(set_up(&agent, &a).unwrap_err());
+    let error = kind_error(agent.set_up(&a).unwrap_err());
     assert_eq!((error.phase, error.certainty), (Phase::MountDevice, Certainty::Final));
     assert_eq!(error.message, "rpc error: code = Internal desc = stage failed");
     assert!(agent.left().is_empty(), "{:?}", agent.left());
     agent.node.fail("publish", Fault::Uncertain);
-    let error = kind_error(set_up(&agent, &a).unwrap_err());
+    let error = kind_error(agent.set_up(&a).unwrap_err());
     assert_eq!((error.phase, error.certainty), (Phase::SetUp, Certainty::Uncertain));
     assert!(agent.left().iter().any(|name| name.ends_with("pv-h/vol_data.json")));
     agent.node.fail("publish", Fault::Babble);
-    let error = kind_error(set_up(&agent, &a).unwrap_err());
+    let error = kind_error(agent.set_up(&a).unwrap_err());
     assert!(error.message.len() < 5000);
-    tear_down(&agent, &a).unwrap();
+    agent.tear_down(&a).unwrap();
     assert!(agent.left().is_empty(), "{:?}", agent.left());
     assert_eq!(agent.node.staged(), 0);
 }
@@ -291,17 +276,17 @@ fn failed_operations_are_reported_as_by_upstream() {
 #[test]
 fn failed_repetition_leaves_a_published_volume_alone() {
     let agent = FakeAgent::new();
-    agent.cluster.driver.lock().unwrap().spec.requires_republish = Some(true);
+    agent.driver().spec.requires_republish = Some(true);
     let a = wanted("a", "h");
     let volume = agent.csi.volume(a.clone());
     assert!(!volume.requires_remount());
-    set_up(&agent, &a).unwrap();
+    agent.set_up(&a).unwrap();
     assert!(volume.requires_remount());
     agent.node.fail("publish", Fault::Final);
-    set_up(&agent, &a).unwrap_err();
+    agent.set_up(&a).unwrap_err();
     assert_eq!(agent.node.mounts().len(), 2);
     assert!(agent.left().iter().any(|name| name.ends_with("pv-h/vol_data.json")));
-    tear_down(&agent, &a).unwrap();
+    agent.tear_down(&a).unwrap();
     assert!(!volume.requires_remount());
     assert!(agent.left().is_empty(), "{:?}", agent.left());
 }
@@ -320,23 +305,23 @@ fn hanging_driver_ends_with_the_stop_signal_and_is_undone() {
         // The stop signal may have come before the call.
         agent.node.forget_faults();
     }
-    tear_down(&agent, &a).unwrap();
-    agent.csi.release_unused(&StopToken::never()).unwrap();
-    assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
+    agent.tear_down(&a).unwrap();
+    agent.release_unused().unwrap();
+    agent.assert_empty();
 }
 
 #[test]
 fn data_below_a_mount_that_stays_are_not_removed() {
     let agent = FakeAgent::new();
     let a = wanted("a", "h");
-    let ready = set_up(&agent, &a).unwrap();
+    let ready = agent.set_up(&a).unwrap();
     // The driver says that it is done, but a file is there.
     std::fs::write(ready.host_path.join("data"), "precious").unwrap();
-    let error = tear_down(&agent, &a).unwrap_err();
+    let error = agent.tear_down(&a).unwrap_err();
     assert!(error.to_string().contains("cannot remove directory"), "{error}");
     assert_eq!(std::fs::read_to_string(ready.host_path.join("data")).unwrap(), "precious");
     std::fs::remove_file(ready.host_path.join("data")).unwrap();
-    tear_down(&agent, &a).unwrap();
+    agent.tear_down(&a).unwrap();
     assert!(agent.left().is_empty(), "{:?}", agent.left());
 }
 
@@ -344,9 +329,9 @@ fn data_below_a_mount_that_stays_are_not_removed() {
 fn mounts_that_a_driver_forgot_are_unmounted() {
     let agent = FakeAgent::new();
     let a = wanted("a", "h");
-    let ready = set_up(&agent, &a).unwrap();
+    let ready = agent.set_up(&a).unwrap();
     agent.node.mount(&ready.host_path);
-    tear_down(&agent, &a).unwrap();
+    agent.tear_down(&a).unwrap();
     assert!(agent.node.mounts().is_empty() && agent.left().is_empty());
 }
 
@@ -355,7 +340,7 @@ fn volume_grows_at_its_mount_and_later() {
     let agent = FakeAgent::new();
     let mut a = wanted("a", "h");
     a.grow_to = Some(1 << 30);
-    assert_eq!(set_up(&agent, &a).unwrap().grown_to, Some(1 << 30));
+    assert_eq!(agent.set_up(&a).unwrap().grown_to, Some(1 << 30));
     let expand = agent.node.last_expand();
     assert!(expand.path.ends_with("pods/a/volumes/kubernetes.io~csi/pv-h/mount"));
     assert!(expand.staging_path.ends_with("globalmount"));
@@ -371,17 +356,17 @@ fn volume_grows_at_its_mount_and_later() {
 #[test]
 fn pods_with_other_labels_cannot_share_a_mount() {
     let agent = FakeAgent::new();
-    agent.cluster.driver.lock().unwrap().spec.selinux_mount = Some(true);
+    agent.driver().spec.selinux_mount = Some(true);
     let labelled = |pod: &str, label: &str| {
         let mut volume = wanted(pod, "h");
         volume.access_modes = vec![AccessMode::ReadWriteOncePod];
         volume.selinux = Labels::of(label);
         volume
     };
-    let ready = set_up(&agent, &labelled("a", "l1")).unwrap();
+    let ready = agent.set_up(&labelled("a", "l1")).unwrap();
     assert!(!ready.selinux_relabel);
     assert_eq!(agent.node.last_stage().capability.mount_flags, ["context=\"l1\""]);
-    let error = set_up(&agent, &labelled("b", "l2")).unwrap_err();
+    let error = agent.set_up(&labelled("b", "l2")).unwrap_err();
     assert!(error.to_string().contains("conflicting SELinux labels"), "{error}");
 }
 
@@ -390,7 +375,7 @@ fn block_device_is_published_held_and_linked() {
     let agent = FakeAgent::new();
     let block = |pod: &str| VolumeRequest { form: Form::Block, ..wanted(pod, "h") };
     let (a, b) = (block("a"), block("b"));
-    let ready = set_up(&agent, &a).unwrap();
+    let ready = agent.set_up(&a).unwrap();
     let devices = agent.root.path().join("plugins/kubernetes.io/csi/volumeDevices");
     assert_eq!(ready.host_path, devices.join("publish/pv-h/a"));
     assert_eq!(agent.node.mounts(), [devices.join("pv-h/dev/a")]);
@@ -400,29 +385,28 @@ fn block_device_is_published_held_and_linked() {
     let stage = agent.node.last_stage();
     assert_eq!(stage.staging_path, devices.join("staging/pv-h").display().to_string());
     assert!(stage.capability.is_block && stage.capability.fs_type.is_empty());
-    set_up(&agent, &b).unwrap();
-    tear_down(&agent, &a).unwrap();
+    agent.set_up(&b).unwrap();
+    agent.tear_down(&a).unwrap();
     assert!(!link.exists() && agent.node.staged() == 1);
-    tear_down(&agent, &b).unwrap();
-    assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
+    agent.tear_down(&b).unwrap();
+    agent.assert_empty();
     assert_eq!(agent.node.staged(), 0);
     agent.node.check();
 }
 
 #[test]
 fn restarted_agent_knows_volumes_and_removes_unused_ones() {
-    let mut agent = FakeAgent::new();
     let (a, b) = (wanted("a", "h"), VolumeRequest { form: Form::Block, ..wanted("b", "i") });
-    set_up(&agent, &a).unwrap();
-    set_up(&agent, &b).unwrap();
+    let mut agent = FakeAgent::with(&a);
+    agent.set_up(&b).unwrap();
     agent.restart();
     assert_eq!(agent.csi.users().places(None), [a.place(), b.place()]);
     assert_eq!(agent.csi.users().places(Some(&a.pod.uid)), [a.place()]);
-    agent.csi.release_unused(&StopToken::never()).unwrap();
+    agent.release_unused().unwrap();
     assert!(agent.node.calls().is_empty());
-    tear_down(&agent, &a).unwrap();
-    tear_down(&agent, &b).unwrap();
-    assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
+    agent.tear_down(&a).unwrap();
+    agent.tear_down(&b).unwrap();
+    agent.assert_empty();
 }
 
 /// The controller detached a disk whose file system was still written.
@@ -432,16 +416,16 @@ fn volume_is_in_use_until_it_is_unstaged_also_after_a_restart() {
     let volumes = [wanted("a", "h"), VolumeRequest { form: Form::Block, ..wanted("a", "i") }];
     let names: Vec<String> = volumes.iter().map(VolumeRequest::unique_name).collect();
     for volume in &volumes {
-        set_up(&agent, volume).unwrap();
+        agent.set_up(volume).unwrap();
         agent.node.fail("unstage", Fault::Uncertain);
-        tear_down(&agent, volume).unwrap();
+        agent.tear_down(volume).unwrap();
     }
     assert_eq!((agent.node.staged(), agent.node.published()), (2, 0));
     assert_eq!(agent.csi.attachments.in_use(), names);
     agent.restart();
     assert!(agent.csi.users().places(None).is_empty());
     assert_eq!(agent.csi.attachments.in_use(), names);
-    agent.csi.release_unused(&StopToken::never()).unwrap();
+    agent.release_unused().unwrap();
     assert_eq!(agent.node.staged(), 0);
     assert!(agent.csi.attachments.in_use().is_empty());
 }
@@ -461,7 +445,7 @@ fn volume_is_mounted_once_the_node_shows_it_in_use_and_attached() {
     };
     controlled(&agent);
     let waits = |agent: &FakeAgent| {
-        assert!(matches!(set_up(agent, &a), Err(VolumeError::AwaitsAttachment(_))));
+        assert!(matches!(agent.set_up(&a), Err(VolumeError::AwaitsAttachment(_))));
         assert_eq!(agent.csi.attachments.in_use(), [name.as_str()]);
         assert!(agent.node.calls().is_empty() && agent.left().is_empty());
     };
@@ -471,8 +455,8 @@ fn volume_is_mounted_once_the_node_shows_it_in_use_and_attached() {
     found.status.attach_error = Some(AttachError { message: "no slot".to_owned(), error_code: Some(8) });
     let attached = agent.cluster.attachment.lock().unwrap().replace(found);
     for period in [None, Some(60)] {
-        agent.cluster.driver.lock().unwrap().spec.node_allocatable_update_period_seconds = period;
-        let Err(VolumeError::AwaitsAttachment(wait)) = set_up(&agent, &a) else { panic!() };
+        agent.driver().spec.node_allocatable_update_period_seconds = period;
+        let Err(VolumeError::AwaitsAttachment(wait)) = agent.set_up(&a) else { panic!() };
         assert_eq!(wait.no_place, period.map(|_| "no slot".to_owned()));
     }
     assert_eq!(agent.csi.registry().take_exhausted().len(), 1);
@@ -485,31 +469,30 @@ fn volume_is_mounted_once_the_node_shows_it_in_use_and_attached() {
     *shown.lock().unwrap() = Some(Shown { in_use: both.clone(), attached: BTreeSet::new() });
     waits(&agent);
     *shown.lock().unwrap() = Some(Shown { in_use: both.clone(), attached: both });
-    set_up(&agent, &a).unwrap();
+    agent.set_up(&a).unwrap();
     // The volume of a running pod waits for nothing.
     *shown.lock().unwrap() = None;
-    set_up(&agent, &a).unwrap();
+    agent.set_up(&a).unwrap();
     agent.restart();
     controlled(&agent);
-    set_up(&agent, &a).unwrap();
+    agent.set_up(&a).unwrap();
     agent.node.calls();
     // Another pod waits, and its end is not held up.
     let b = wanted("b", "h");
-    assert!(matches!(set_up(&agent, &b), Err(VolumeError::AwaitsAttachment(_))));
-    tear_down(&agent, &b).unwrap();
-    tear_down(&agent, &a).unwrap();
+    assert!(matches!(agent.set_up(&b), Err(VolumeError::AwaitsAttachment(_))));
+    agent.tear_down(&b).unwrap();
+    agent.tear_down(&a).unwrap();
     assert!(agent.csi.attachments.in_use().is_empty() && agent.left().is_empty());
     // A driver without attachments does not wait.
-    agent.cluster.driver.lock().unwrap().spec.attach_required = Some(false);
-    set_up(&agent, &a).unwrap();
+    agent.driver().spec.attach_required = Some(false);
+    agent.set_up(&a).unwrap();
     assert!(agent.csi.attachments.in_use().is_empty());
 }
 
 #[test]
 fn damaged_record_ends_nothing_and_loses_no_mount() {
-    let mut agent = FakeAgent::new();
     let a = wanted("a", "h");
-    set_up(&agent, &a).unwrap();
+    let mut agent = FakeAgent::with(&a);
     for dir in [
         "pods/a/volumes/kubernetes.io~csi/pv-h".to_owned(),
         format!("plugins/kubernetes.io/csi/{DRIVER}/{}", sha256::hex(b"h")),
@@ -518,44 +501,42 @@ fn damaged_record_ends_nothing_and_loses_no_mount() {
     }
     agent.restart();
     assert!(agent.csi.users().places(None).is_empty());
-    agent.csi.release_unused(&StopToken::never()).unwrap();
+    agent.release_unused().unwrap();
     assert_eq!(agent.node.mounts().len(), 2);
     // The pod is still there: its set-up writes both records again.
-    set_up(&agent, &a).unwrap();
-    tear_down(&agent, &a).unwrap();
-    assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
-    agent.node.check();
+    agent.set_up(&a).unwrap();
+    agent.tear_down(&a).unwrap();
+    agent.assert_empty();
+}
+
+/// An agent that gives files to the group of the pod, and such a pod's volume.
+fn with_fs_group() -> (FakeAgent, VolumeRequest) {
+    let agent = FakeAgent::new();
+    agent.driver().spec.fs_group_policy = Some(FsGroupPolicy::File);
+    let fs_group = Some(rustix::process::getegid().as_raw());
+    (agent, VolumeRequest { fs_group, ..wanted("a", "h") })
 }
 
 /// Such a walk was aborted with its set-up, and began again at the first file.
 #[test]
 fn walk_through_a_volume_goes_on_when_its_set_up_is_over_its_time() {
-    use std::os::unix::fs::MetadataExt;
-    let agent = FakeAgent::new();
-    agent.cluster.driver.lock().unwrap().spec.fs_group_policy = Some(FsGroupPolicy::File);
-    let mut a = wanted("a", "h");
-    a.fs_group = Some(rustix::process::getegid().as_raw());
+    let (agent, a) = with_fs_group();
     let (source, token) = stop::pair();
     agent.node.drop_at_publish(source);
     let volume = agent.csi.volume(a.clone());
     let ready = volume.set_up(&token).unwrap();
-    let mode = |path: &Path| std::fs::metadata(path).unwrap().mode();
     assert!(token.is_stopped());
     assert_eq!(mode(&ready.host_path) & 0o2000, 0o2000);
     // A walk that was completed is not repeated.
     let file = ready.host_path.join("f");
     std::fs::write(&file, "").unwrap();
-    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-    set_up(&agent, &a).unwrap();
+    set_mode(&file, 0o600);
+    agent.set_up(&a).unwrap();
     assert_eq!(mode(&file) & 0o777, 0o600);
 }
 
 /// A set-up whose walk ends with the token.
-fn set_up_until(
-    agent: &FakeAgent,
-    wanted: &VolumeRequest,
-    until: &StopToken,
-) -> Result<super::super::kind::Ready, VolumeError> {
+fn set_up_until(agent: &FakeAgent, wanted: &VolumeRequest, until: &StopToken) -> Result<Ready, VolumeError> {
     let (report, reported) = crossbeam_channel::bounded(1);
     let volume = agent.csi.volume(wanted.clone());
     let key = (&wanted.pod.uid, wanted.volume.as_str(), &Default::default());
@@ -570,19 +551,15 @@ fn set_up_until(
 /// The pod and its volume were kept until such a walk had ended, and a server can make it endless.
 #[test]
 fn walk_through_a_volume_ends_with_its_pod() {
-    use std::os::unix::fs::MetadataExt;
-    let agent = FakeAgent::new();
-    agent.cluster.driver.lock().unwrap().spec.fs_group_policy = Some(FsGroupPolicy::File);
-    let mut a = wanted("a", "h");
-    a.fs_group = Some(rustix::process::getegid().as_raw());
+    let (agent, a) = with_fs_group();
     let (pod, until) = stop::pair();
     drop(pod);
     let result = set_up_until(&agent, &a, &until);
     assert!(matches!(result, Err(VolumeError::Stopping)), "{result:?}");
     let dir = agent.csi.layout.of_pod(&a.place()).unwrap().join("mount");
-    assert_eq!(std::fs::metadata(dir).unwrap().mode() & 0o2000, 0, "the walk was not completed");
-    tear_down(&agent, &a).unwrap();
-    assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
+    assert_eq!(mode(&dir) & 0o2000, 0, "the walk was not completed");
+    agent.tear_down(&a).unwrap();
+    agent.assert_empty();
 }
 
 /// A volume whose root has the group already, and a file that has not: another pod was there before.
@@ -608,28 +585,25 @@ fn mode(path: &Path) -> u32 {
 /// The mount and the root alone were taken as a sign that all files had the group.
 #[test]
 fn walk_that_broke_off_is_repeated_by_the_next_set_up() {
-    let mut agent = FakeAgent::new();
-    agent.cluster.driver.lock().unwrap().spec.fs_group_policy = Some(FsGroupPolicy::File);
-    let mut a = wanted("a", "h");
-    a.fs_group = Some(rustix::process::getegid().as_raw());
+    let (mut agent, mut a) = with_fs_group();
     let file = with_a_file(&agent, &a);
     let (pod, until) = stop::pair();
     drop(pod);
     let result = set_up_until(&agent, &a, &until);
     assert!(matches!(result, Err(VolumeError::Stopping)), "{result:?}");
     agent.restart();
-    set_up(&agent, &a).unwrap();
+    agent.set_up(&a).unwrap();
     assert_eq!(mode(&file), 0o660);
     // A walk that was completed is not repeated.
     set_mode(&file, 0o600);
     agent.restart();
-    set_up(&agent, &a).unwrap();
+    agent.set_up(&a).unwrap();
     assert_eq!(mode(&file), 0o600);
     // With the other policy the root decides.
     a.fs_group_on_root_mismatch = true;
     let other = VolumeRequest { fs_group_on_root_mismatch: true, ..wanted("b", "h") };
     let of_other = with_a_file(&agent, &other);
-    set_up(&agent, &VolumeRequest { fs_group: a.fs_group, ..other }).unwrap();
+    agent.set_up(&VolumeRequest { fs_group: a.fs_group, ..other }).unwrap();
     assert_eq!(mode(&of_other), 0o600);
 }
 
@@ -637,28 +611,27 @@ fn walk_that_broke_off_is_repeated_by_the_next_set_up() {
 #[test]
 fn pod_does_not_wait_for_the_walk_of_another_pod_with_its_volume() {
     let agent = FakeAgent::new();
-    agent.cluster.driver.lock().unwrap().spec.fs_group_policy = Some(FsGroupPolicy::File);
+    agent.driver().spec.fs_group_policy = Some(FsGroupPolicy::File);
     let with_group = |pod: &str| VolumeRequest {
         fs_group: Some(rustix::process::getegid().as_raw()),
         grow_to: Some(5),
         ..wanted(pod, "h")
     };
     let (a, b) = (with_group("a"), with_group("b"));
-    set_up(&agent, &b).unwrap();
+    agent.set_up(&b).unwrap();
     let file = with_a_file(&agent, &a);
     let (ready, change) = mount(&agent.csi, &a, &StopToken::never()).unwrap();
     assert_eq!(ready.grown_to, Some(5), "the walk is the last step");
     let free = |wanted: &VolumeRequest| agent.csi.lock(&wanted.unique_name(), &StopToken::never()).is_ok();
     assert!(free(&a), "the walk is not in the turn");
-    tear_down(&agent, &b).unwrap();
-    agent.csi.release_unused(&StopToken::never()).unwrap();
+    agent.tear_down(&b).unwrap();
+    agent.release_unused().unwrap();
     assert_eq!((agent.node.staged(), agent.node.published()), (1, 1));
     change.unwrap().apply(&agent.csi.settings, &a).unwrap();
     assert_eq!(mode(&file), 0o660);
     std::fs::remove_file(&file).unwrap();
-    tear_down(&agent, &a).unwrap();
-    assert!(agent.left().is_empty() && agent.node.mounts().is_empty(), "{:?}", agent.left());
-    agent.node.check();
+    agent.tear_down(&a).unwrap();
+    agent.assert_empty();
 }
 
 #[test]
@@ -666,25 +639,25 @@ fn labels_of_read_only_volumes_are_not_changed() {
     let agent = FakeAgent::new();
     for read_only in [true, false] {
         let volume = VolumeRequest { read_only, ..wanted("a", "h") };
-        assert_eq!(set_up(&agent, &volume).unwrap().selinux_relabel, !read_only);
-        tear_down(&agent, &volume).unwrap();
+        assert_eq!(agent.set_up(&volume).unwrap().selinux_relabel, !read_only);
+        agent.tear_down(&volume).unwrap();
     }
 }
 
 #[test]
 fn label_that_would_be_another_mount_option_is_refused() {
     let agent = FakeAgent::new();
-    agent.cluster.driver.lock().unwrap().spec.selinux_mount = Some(true);
+    agent.driver().spec.selinux_mount = Some(true);
     let mut a = wanted("a", "h");
     a.access_modes = vec![AccessMode::ReadWriteOncePod];
     for level in ["s0\",errors=panic,x=\"", "s0 ", "s0\n", "s0\u{e4}"] {
         a.selinux = Labels::of(&format!("u:r:t:{level}"));
-        let error = set_up(&agent, &a).unwrap_err();
+        let error = agent.set_up(&a).unwrap_err();
         assert!(error.to_string().contains("cannot be an option of a mount"), "{error}");
     }
     assert!(agent.node.calls().is_empty() && agent.left().is_empty());
     a.selinux = Labels::of("system_u:object_r:container_file_t:s0-s15:c0.c1023,c7");
-    set_up(&agent, &a).unwrap();
+    agent.set_up(&a).unwrap();
 }
 
 /// Another pod that waited for the volume got it, and both used it.
@@ -693,43 +666,51 @@ fn pod_that_has_a_volume_alone_is_known_after_a_restart() {
     let mut agent = FakeAgent::new();
     let mut inline = wanted("b", &names::inline_handle("b", "v"));
     (inline.lifecycle, inline.spec_name) = (Lifecycle::Ephemeral, "v".to_owned());
-    agent.cluster.driver.lock().unwrap().spec.volume_lifecycle_modes =
-        vec!["Persistent".to_owned(), "Ephemeral".to_owned()];
+    agent.driver().spec.volume_lifecycle_modes = vec!["Persistent".to_owned(), "Ephemeral".to_owned()];
     let a = wanted("a", "h");
-    set_up(&agent, &a).unwrap();
-    set_up(&agent, &inline).unwrap();
+    agent.set_up(&a).unwrap();
+    agent.set_up(&inline).unwrap();
     agent.restart();
     assert_eq!(agent.csi.persistent(), [(a.spec_name.clone(), a.pod.uid.clone())]);
 }
 
 #[test]
 fn volume_whose_record_is_damaged_is_neither_detached_nor_unstaged_while_its_pod_runs() {
-    let mut agent = FakeAgent::new();
     let (a, b) = (wanted("a", "h"), wanted("b", "i"));
-    set_up(&agent, &a).unwrap();
-    set_up(&agent, &b).unwrap();
-    let record = agent.root.path().join("pods/a/volumes/kubernetes.io~csi/pv-h/vol_data.json");
-    std::fs::write(record, "").unwrap();
+    let mut agent = FakeAgent::with(&a);
+    agent.set_up(&b).unwrap();
+    damage(&agent, &a);
     agent.restart();
     let names = [a.unique_name(), b.unique_name()];
     assert_eq!(agent.csi.attachments.in_use(), names);
     // It is not known which volume the pod has: none is unstaged.
-    tear_down(&agent, &b).unwrap();
-    agent.csi.release_unused(&StopToken::never()).unwrap();
-    assert_eq!((changes(&agent), agent.node.staged()), (vec!["unpublish i".to_owned()], 2));
+    agent.tear_down(&b).unwrap();
+    agent.release_unused().unwrap();
+    assert_eq!((agent.changes(), agent.node.staged()), (vec!["unpublish i".to_owned()], 2));
     assert_eq!(agent.csi.attachments.in_use(), names);
-    set_up(&agent, &a).unwrap();
-    agent.csi.release_unused(&StopToken::never()).unwrap();
+    agent.set_up(&a).unwrap();
+    agent.release_unused().unwrap();
     assert_eq!(agent.csi.attachments.in_use(), [a.unique_name()]);
-    tear_down(&agent, &a).unwrap();
+    agent.tear_down(&a).unwrap();
     assert!(agent.left().is_empty() && agent.node.staged() == 0, "{:?}", agent.left());
     agent.node.check();
 }
 
-/// The file of the record of a block volume.
+/// The record of a file system in its pod.
+fn damage(agent: &FakeAgent, wanted: &VolumeRequest) {
+    let dir = agent.csi.layout.of_pod(&wanted.place()).unwrap();
+    std::fs::write(dir.join("vol_data.json"), "").unwrap();
+}
+
+/// The record of a block volume.
 fn damage_block(agent: &FakeAgent, wanted: &VolumeRequest) {
     let data = agent.csi.layout.block_paths(&wanted.spec_name).unwrap().data;
     std::fs::write(data.join("vol_data.json"), "{").unwrap();
+}
+
+fn damage_staged(agent: &FakeAgent) {
+    let dir = agent.csi.layout.staged(DRIVER, "h").unwrap();
+    std::fs::write(dir.join("vol_data.json"), "{").unwrap();
 }
 
 /// The node's object has these volumes, all of them attached.
@@ -749,17 +730,15 @@ fn show_lists(agent: &FakeAgent, shown: Shown) {
 #[test]
 fn volume_with_a_damaged_record_is_given_back_to_its_driver() {
     for form in [Form::Filesystem, Form::Block] {
-        let agent = FakeAgent::new();
         let a = VolumeRequest { form, ..wanted("a", "h") };
-        set_up(&agent, &a).unwrap();
+        let agent = FakeAgent::with(&a);
         match form {
             Form::Block => damage_block(&agent, &a),
             Form::Filesystem => {
-                let dir = agent.csi.layout.of_pod(&a.place()).unwrap();
-                std::fs::write(dir.join("vol_data.json"), "").unwrap();
+                damage(&agent, &a);
             }
         }
-        tear_down(&agent, &a).unwrap();
+        agent.tear_down(&a).unwrap();
         assert_eq!((agent.node.published(), agent.node.staged()), (0, 0), "{form:?}");
         assert!(agent.left().is_empty() && agent.csi.attachments.in_use().is_empty(), "{:?}", agent.left());
         agent.node.check();
@@ -770,20 +749,19 @@ fn volume_with_a_damaged_record_is_given_back_to_its_driver() {
 #[test]
 fn inline_volume_with_a_damaged_record_is_not_taken_for_that_of_another_pod() {
     let mut agent = FakeAgent::new();
-    agent.cluster.driver.lock().unwrap().spec.volume_lifecycle_modes = vec!["Ephemeral".to_owned()];
+    agent.driver().spec.volume_lifecycle_modes = vec!["Ephemeral".to_owned()];
     let inline = |pod: &str| {
         let handle = names::inline_handle(pod, "v");
         VolumeRequest { lifecycle: Lifecycle::Ephemeral, spec_name: "v".to_owned(), ..wanted(pod, &handle) }
     };
     let (a, b) = (inline("a"), inline("b"));
-    set_up(&agent, &a).unwrap();
-    set_up(&agent, &b).unwrap();
-    let dir = agent.csi.layout.of_pod(&a.place()).unwrap();
-    std::fs::write(dir.join("vol_data.json"), "").unwrap();
+    agent.set_up(&a).unwrap();
+    agent.set_up(&b).unwrap();
+    damage(&agent, &a);
     agent.restart();
     show(&agent, &[]);
     assert_eq!(find_name(&agent.csi, "v", Form::Filesystem, &StopToken::never()), Ok(None));
-    let _ = tear_down(&agent, &a);
+    let _ = agent.tear_down(&a);
     let calls = agent.node.calls();
     assert!(!calls.iter().any(|call| call.contains("npublish")), "{calls:?}");
 }
@@ -794,8 +772,8 @@ fn block_volume_with_a_damaged_record_stays_in_use_until_it_is_known() {
     let mut agent = FakeAgent::new();
     let a = VolumeRequest { form: Form::Block, ..wanted("a", "h") };
     let b = wanted("b", "i");
-    set_up(&agent, &a).unwrap();
-    set_up(&agent, &b).unwrap();
+    agent.set_up(&a).unwrap();
+    agent.set_up(&b).unwrap();
     damage_block(&agent, &a);
     agent.restart();
     let other = format!("kubernetes.io/csi/{DRIVER}^x");
@@ -803,19 +781,19 @@ fn block_volume_with_a_damaged_record_stays_in_use_until_it_is_known() {
     let list = || agent.csi.attachments.list().1;
     assert_eq!(list(), [a.unique_name(), b.unique_name(), other.clone()]);
     // The API server does not respond: the removal is repeated.
-    let error = kind_error(tear_down(&agent, &a).unwrap_err());
+    let error = kind_error(agent.tear_down(&a).unwrap_err());
     assert_eq!((error.phase, error.certainty), (Phase::TearDown, Certainty::NotBegun));
     assert!(error.message.starts_with("the record of volume pv-h is damaged, and it is not"), "{error}");
-    let error = kind_error(agent.csi.release_unused(&StopToken::never()).unwrap_err());
+    let error = kind_error(agent.release_unused().unwrap_err());
     assert!(error.message.ends_with("which one it is: no response"), "{error}");
     assert_eq!(agent.node.staged(), 2);
     // Another volume that is released meanwhile is not kept.
     let id = |handle: &str| names::attachment_name(handle, DRIVER, "n1");
     let attached = [(id("h"), "pv-h".to_owned()), (id("x"), "pv-x".to_owned())].into();
     *agent.cluster.attached.lock().unwrap() = Some(attached);
-    tear_down(&agent, &a).unwrap();
-    tear_down(&agent, &b).unwrap();
-    agent.csi.release_unused(&StopToken::never()).unwrap();
+    agent.tear_down(&a).unwrap();
+    agent.tear_down(&b).unwrap();
+    agent.release_unused().unwrap();
     assert_eq!((agent.node.published(), agent.node.staged()), (0, 0));
     assert!(list().is_empty(), "{:?}", list());
     assert!(agent.left().is_empty(), "{:?}", agent.left());
@@ -825,9 +803,8 @@ fn block_volume_with_a_damaged_record_stays_in_use_until_it_is_known() {
 /// It counted as another volume, and its disk could be detached while it was in use.
 #[test]
 fn volume_whose_attachment_may_not_be_read_stays_in_use_until_it_is_known() {
-    let mut agent = FakeAgent::new();
     let a = VolumeRequest { form: Form::Block, ..wanted("a", "h") };
-    set_up(&agent, &a).unwrap();
+    let mut agent = FakeAgent::with(&a);
     damage_block(&agent, &a);
     agent.restart();
     let shown = Shown { in_use: [a.unique_name()].into(), attached: BTreeSet::new() };
@@ -840,7 +817,7 @@ fn volume_whose_attachment_may_not_be_read_stays_in_use_until_it_is_known() {
     assert_eq!(agent.csi.attachments.list().1, [a.unique_name()]);
     agent.cluster.forbidden.lock().unwrap().clear();
     assert_eq!(find(), Ok(Some(a.unique_name())));
-    tear_down(&agent, &a).unwrap();
+    agent.tear_down(&a).unwrap();
     assert_eq!((agent.node.published(), agent.node.staged()), (0, 0));
     assert!(agent.left().is_empty() && agent.csi.attachments.list().1.is_empty(), "{:?}", agent.left());
 }
@@ -848,9 +825,8 @@ fn volume_whose_attachment_may_not_be_read_stays_in_use_until_it_is_known() {
 /// Those that may not be read are asked for again each time.
 #[test]
 fn attached_volumes_are_found_beside_very_many_whose_attachments_may_not_be_read() {
-    let mut agent = FakeAgent::new();
     let a = VolumeRequest { form: Form::Block, ..wanted("a", "h") };
-    set_up(&agent, &a).unwrap();
+    let mut agent = FakeAgent::with(&a);
     damage_block(&agent, &a);
     agent.restart();
     let handles = (0..300).map(|n| n.to_string());
@@ -864,7 +840,7 @@ fn attached_volumes_are_found_beside_very_many_whose_attachments_may_not_be_read
     show_lists(&agent, shown);
     let found = find_name(&agent.csi, "pv-h", Form::Block, &StopToken::never());
     assert_eq!(found, Ok(Some(a.unique_name())));
-    tear_down(&agent, &a).unwrap();
+    agent.tear_down(&a).unwrap();
     assert_eq!((agent.node.published(), agent.node.staged()), (0, 0));
 }
 
@@ -873,23 +849,23 @@ fn staged_block_volumes_without_a_pod_and_with_damaged_records_are_unstaged() {
     let mut agent = FakeAgent::new();
     let all = ["h", "k"].map(|handle| VolumeRequest { form: Form::Block, ..wanted("a", handle) });
     for volume in &all {
-        set_up(&agent, volume).unwrap();
+        agent.set_up(volume).unwrap();
         agent.node.fail("unstage", Fault::Final);
-        tear_down(&agent, volume).unwrap();
+        agent.tear_down(volume).unwrap();
         damage_block(&agent, volume);
     }
     assert_eq!(agent.node.staged(), 2);
     agent.restart();
     let shown = all.each_ref().map(VolumeRequest::unique_name);
     show(&agent, &shown);
-    agent.csi.release_unused(&StopToken::never()).unwrap_err();
+    agent.release_unused().unwrap_err();
     // The API server does not know the attachments yet, but the controller shows them.
     *agent.cluster.attached.lock().unwrap() = Some(BTreeMap::new());
-    agent.csi.release_unused(&StopToken::never()).unwrap_err();
+    agent.release_unused().unwrap_err();
     assert_eq!((agent.node.staged(), agent.csi.attachments.list().1), (2, shown.to_vec()));
     let of = |handle: &str| (names::attachment_name(handle, DRIVER, "n1"), format!("pv-{handle}"));
     *agent.cluster.attached.lock().unwrap() = Some([of("h"), of("k")].into());
-    agent.csi.release_unused(&StopToken::never()).unwrap();
+    agent.release_unused().unwrap();
     assert_eq!(agent.node.staged(), 0);
     assert!(agent.left().is_empty() && agent.csi.attachments.list().1.is_empty(), "{:?}", agent.left());
 }
@@ -897,15 +873,13 @@ fn staged_block_volumes_without_a_pod_and_with_damaged_records_are_unstaged() {
 /// It stayed mounted on the node.
 #[test]
 fn staged_volume_whose_record_is_damaged_is_found_in_the_object_of_the_node() {
-    let mut agent = FakeAgent::new();
     let a = wanted("a", "h");
-    set_up(&agent, &a).unwrap();
+    let mut agent = FakeAgent::with(&a);
     agent.node.fail("unstage", Fault::Final);
-    tear_down(&agent, &a).unwrap();
-    let dir = format!("plugins/kubernetes.io/csi/{DRIVER}/{}", sha256::hex(b"h"));
-    std::fs::write(agent.root.path().join(dir).join("vol_data.json"), "{").unwrap();
+    agent.tear_down(&a).unwrap();
+    damage_staged(&agent);
     agent.restart();
-    agent.csi.release_unused(&StopToken::never()).unwrap();
+    agent.release_unused().unwrap();
     assert_eq!(agent.node.staged(), 1);
     let shown = Shown {
         in_use: [a.unique_name(), "kubernetes.io/csi/other^h".to_owned()].into(),
@@ -913,7 +887,7 @@ fn staged_volume_whose_record_is_damaged_is_found_in_the_object_of_the_node() {
     };
     show_lists(&agent, shown);
     assert_eq!(agent.csi.attachments.list().1, [a.unique_name()]);
-    agent.csi.release_unused(&StopToken::never()).unwrap();
+    agent.release_unused().unwrap();
     assert_eq!((agent.node.staged(), agent.left()), (0, Vec::new()));
     assert!(agent.csi.attachments.list().1.is_empty());
 }
@@ -921,19 +895,18 @@ fn staged_volume_whose_record_is_damaged_is_found_in_the_object_of_the_node() {
 /// The disk was detached under the mount of a sub path.
 #[test]
 fn volume_stays_staged_and_in_use_while_its_disk_is_mounted_elsewhere() {
-    let agent = FakeAgent::new();
-    let (a, never) = (wanted("a", "h"), StopToken::never());
-    set_up(&agent, &a).unwrap();
-    changes(&agent);
+    let a = wanted("a", "h");
+    let agent = FakeAgent::with(&a);
+    agent.changes();
     agent.node.set_other_mount(Some(Path::new("/x")));
-    tear_down(&agent, &a).unwrap();
-    assert_eq!((changes(&agent), agent.node.staged()), (vec!["unpublish h".to_owned()], 1));
+    agent.tear_down(&a).unwrap();
+    assert_eq!((agent.changes(), agent.node.staged()), (vec!["unpublish h".to_owned()], 1));
     assert_eq!(agent.csi.attachments.in_use(), [a.unique_name()]);
-    let error = agent.csi.release_unused(&never).unwrap_err();
+    let error = agent.release_unused().unwrap_err();
     assert!(error.to_string().contains("is still mounted by other references [/x]"), "{error}");
     agent.node.set_other_mount(None);
-    agent.csi.release_unused(&never).unwrap();
-    assert_eq!((changes(&agent), agent.left()), (vec!["unstage h".to_owned()], Vec::new()));
+    agent.release_unused().unwrap();
+    assert_eq!((agent.changes(), agent.left()), (vec!["unstage h".to_owned()], Vec::new()));
     assert!(agent.csi.attachments.in_use().is_empty());
     agent.node.check();
 }
@@ -941,37 +914,33 @@ fn volume_stays_staged_and_in_use_while_its_disk_is_mounted_elsewhere() {
 /// It stayed in use until the agent restarted.
 #[test]
 fn volume_that_was_never_staged_is_not_in_use_after_its_pod() {
-    let mut agent = FakeAgent::new();
-    let (a, b, never) = (wanted("a", "h"), wanted("b", "i"), StopToken::never());
-    set_up(&agent, &a).unwrap();
-    let record = agent.root.path().join("pods/a/volumes/kubernetes.io~csi/pv-h/vol_data.json");
-    std::fs::write(record, "").unwrap();
+    let (a, b) = (wanted("a", "h"), wanted("b", "i"));
+    let mut agent = FakeAgent::with(&a);
+    damage(&agent, &a);
     agent.restart();
     // The pod is deleted while it waits for its volume, and another may have that volume.
     let attachment = agent.cluster.attachment.lock().unwrap().take();
-    set_up(&agent, &b).unwrap_err();
-    tear_down(&agent, &b).unwrap();
-    agent.csi.release_unused(&never).unwrap();
+    agent.set_up(&b).unwrap_err();
+    agent.tear_down(&b).unwrap();
+    agent.release_unused().unwrap();
     assert_eq!(agent.csi.attachments.in_use(), [a.unique_name(), b.unique_name()]);
     *agent.cluster.attachment.lock().unwrap() = attachment;
-    set_up(&agent, &a).unwrap();
-    agent.csi.release_unused(&never).unwrap();
+    agent.set_up(&a).unwrap();
+    agent.release_unused().unwrap();
     assert_eq!(agent.csi.attachments.in_use(), [a.unique_name()]);
-    tear_down(&agent, &a).unwrap();
+    agent.tear_down(&a).unwrap();
     assert!(agent.left().is_empty() && agent.csi.attachments.in_use().is_empty());
 }
 
 /// It was detached while it was mounted on the node.
 #[test]
 fn staged_volume_whose_record_is_damaged_meanwhile_stays_in_use_until_it_is_unstaged() {
-    let agent = FakeAgent::new();
     let a = wanted("a", "h");
-    set_up(&agent, &a).unwrap();
-    let dir = format!("plugins/kubernetes.io/csi/{DRIVER}/{}", sha256::hex(b"h"));
-    std::fs::write(agent.root.path().join(dir).join("vol_data.json"), "{").unwrap();
-    tear_down(&agent, &a).unwrap();
+    let agent = FakeAgent::with(&a);
+    damage_staged(&agent);
+    agent.tear_down(&a).unwrap();
     assert_eq!((agent.node.staged(), agent.csi.attachments.in_use()), (1, vec![a.unique_name()]));
-    agent.csi.release_unused(&StopToken::never()).unwrap();
+    agent.release_unused().unwrap();
     assert_eq!((agent.node.staged(), agent.left()), (0, Vec::new()));
     assert!(agent.csi.attachments.in_use().is_empty());
     agent.node.check();
@@ -984,14 +953,14 @@ fn volume_that_cannot_grow_while_it_is_in_use_is_mounted() {
     let mut a = wanted("a", "h");
     a.grow_to = Some(1 << 30);
     agent.node.fail("expand", Fault::InUse);
-    assert_eq!(set_up(&agent, &a).unwrap().grown_to, None);
+    assert_eq!(agent.set_up(&a).unwrap().grown_to, None);
     // The driver is not asked again before the next mount.
     let volume = agent.csi.volume(a.clone());
-    changes(&agent);
+    agent.changes();
     assert_eq!(volume.expand(1 << 30, &StopToken::never()).unwrap(), None);
-    assert!(changes(&agent).is_empty());
-    tear_down(&agent, &a).unwrap();
-    assert_eq!(set_up(&agent, &a).unwrap().grown_to, Some(1 << 30));
+    assert!(agent.changes().is_empty());
+    agent.tear_down(&a).unwrap();
+    assert_eq!(agent.set_up(&a).unwrap().grown_to, Some(1 << 30));
     agent.node.fail("expand", Fault::OutOfRange);
     let error = kind_error(volume.expand(2 << 30, &StopToken::never()).unwrap_err());
     assert_eq!((error.phase, error.certainty), (Phase::ExpandInfeasible, Certainty::Final));
@@ -1012,14 +981,13 @@ fn make_unreadable(dir: &Path, is_unreadable: bool) {
 /// The staged volume counted as released, and its disk was detached while it was mounted.
 #[test]
 fn volume_stays_in_use_while_the_directory_of_staged_volumes_cannot_be_read() {
-    let mut agent = FakeAgent::new();
-    let (a, never) = (wanted("a", "h"), StopToken::never());
-    set_up(&agent, &a).unwrap();
+    let a = wanted("a", "h");
+    let mut agent = FakeAgent::with(&a);
     let shared = agent.csi.layout.shared();
     make_unreadable(&shared, true);
-    tear_down(&agent, &a).unwrap();
+    agent.tear_down(&a).unwrap();
     assert_eq!(agent.csi.attachments.in_use(), [a.unique_name()]);
-    let error = agent.csi.release_unused(&never).unwrap_err();
+    let error = agent.release_unused().unwrap_err();
     assert!(error.to_string().starts_with("cannot list the volumes in "), "{error}");
     assert!(agent.csi.has_volumes());
     assert_eq!(agent.csi.attachments.in_use(), [a.unique_name()]);
@@ -1030,7 +998,7 @@ fn volume_stays_in_use_while_the_directory_of_staged_volumes_cannot_be_read() {
     make_unreadable(&shared, false);
     agent.restart();
     show(&agent, &[a.unique_name()]);
-    agent.csi.release_unused(&never).unwrap();
+    agent.release_unused().unwrap();
     assert_eq!((agent.node.staged(), agent.left()), (0, Vec::new()));
     assert!(agent.csi.attachments.list().1.is_empty());
 }
@@ -1039,12 +1007,12 @@ fn volume_stays_in_use_while_the_directory_of_staged_volumes_cannot_be_read() {
 #[test]
 fn directory_that_cannot_be_read_keeps_only_its_own_volumes_until_it_can_be_read() {
     let mut agent = FakeAgent::new();
-    let (a, b, never) = (wanted("a", "h"), wanted("b", "i"), StopToken::never());
+    let (a, b) = (wanted("a", "h"), wanted("b", "i"));
     let other = "kubernetes.io/csi/other^x".to_owned();
     let others = agent.csi.layout.shared().join("other");
     std::fs::create_dir_all(&others).unwrap();
-    set_up(&agent, &a).unwrap();
-    set_up(&agent, &b).unwrap();
+    agent.set_up(&a).unwrap();
+    agent.set_up(&b).unwrap();
     for dir in [others, agent.root.path().join("pods/b/volumes/kubernetes.io~csi")] {
         let hides_pods = !dir.ends_with("other");
         make_unreadable(&dir, true);
@@ -1056,64 +1024,62 @@ fn directory_that_cannot_be_read_keeps_only_its_own_volumes_until_it_can_be_read
         kept.extend(hides_pods.then(|| shown[3].clone()));
         kept.sort();
         assert_eq!(agent.csi.attachments.list().1, kept);
-        tear_down(&agent, &a).unwrap();
-        let error = agent.csi.release_unused(&never).unwrap_err();
+        agent.tear_down(&a).unwrap();
+        let error = agent.release_unused().unwrap_err();
         assert!(error.to_string().starts_with("cannot list the volumes in "), "{error}");
         // A pod may use each volume of which it is not known which one it has.
         assert_eq!(agent.node.staged(), if hides_pods { 2 } else { 1 });
         make_unreadable(&dir, false);
         assert!(agent.csi.has_volumes());
-        agent.csi.release_unused(&never).unwrap();
+        agent.release_unused().unwrap();
         assert_eq!((agent.node.staged(), agent.csi.attachments.list().1), (1, vec![b.unique_name()]));
         assert_eq!(agent.csi.users().places(None), [b.place()]);
         agent.node.check();
         // Without a controller the volume need not be attached.
         agent.restart();
-        set_up(&agent, &a).unwrap();
+        agent.set_up(&a).unwrap();
     }
-    tear_down(&agent, &a).unwrap();
-    tear_down(&agent, &b).unwrap();
+    agent.tear_down(&a).unwrap();
+    agent.tear_down(&b).unwrap();
     assert_eq!(agent.node.staged(), 0);
     assert!(agent.csi.attachments.list().1.is_empty());
 }
 
 #[test]
 fn directory_that_could_not_be_read_is_read_again_although_an_operation_on_a_volume_in_it_hangs() {
-    let mut agent = FakeAgent::new();
     let (a, b, never) = (wanted("a", "h"), wanted("b", "i"), StopToken::never());
-    set_up(&agent, &a).unwrap();
-    set_up(&agent, &b).unwrap();
+    let mut agent = FakeAgent::with(&a);
+    agent.set_up(&b).unwrap();
     let dir = agent.root.path().join("pods/b/volumes/kubernetes.io~csi");
     make_unreadable(&dir, true);
     agent.restart();
     make_unreadable(&dir, false);
     let guard = agent.csi.lock(&b.unique_name(), &never).unwrap();
-    agent.csi.release_unused(&never).unwrap_err();
+    agent.release_unused().unwrap_err();
     assert_eq!(agent.csi.users().places(None), [a.place()]);
     drop(guard);
-    agent.csi.release_unused(&never).unwrap();
+    agent.release_unused().unwrap();
     assert_eq!(agent.csi.users().places(None), [a.place(), b.place()]);
     assert_eq!(agent.node.staged(), 2);
-    tear_down(&agent, &a).unwrap();
-    tear_down(&agent, &b).unwrap();
+    agent.tear_down(&a).unwrap();
+    agent.tear_down(&b).unwrap();
 }
 
 /// It counted as unstaged, and its disk could be detached while it was mounted.
 #[test]
 fn staged_volume_with_the_record_of_another_one_is_an_error() {
-    let agent = FakeAgent::new();
     let a = wanted("a", "h");
-    set_up(&agent, &a).unwrap();
+    let agent = FakeAgent::with(&a);
     agent.node.fail("unstage", Fault::Final);
-    tear_down(&agent, &a).unwrap();
+    agent.tear_down(&a).unwrap();
     let staged = |handle: &str| agent.csi.layout.staged(DRIVER, handle).unwrap();
     std::fs::create_dir_all(staged("i")).unwrap();
     std::fs::copy(staged("h").join("vol_data.json"), staged("i").join("vol_data.json")).unwrap();
-    let error = agent.csi.release_unused(&StopToken::never()).unwrap_err();
+    let error = agent.release_unused().unwrap_err();
     assert!(error.to_string().contains("is that of another volume"), "{error}");
     assert!(staged("i").join("vol_data.json").is_file());
     std::fs::remove_dir_all(staged("i")).unwrap();
-    agent.csi.release_unused(&StopToken::never()).unwrap();
+    agent.release_unused().unwrap();
     assert_eq!(agent.node.staged(), 0);
 }
 
@@ -1124,7 +1090,7 @@ fn volume_that_an_earlier_agent_has_staged_is_unstaged_although_it_cannot_be_sta
         let mut agent = FakeAgent::new();
         let a = VolumeRequest { form, ..wanted("a", "h") };
         agent.node.fail("publish", Fault::Uncertain);
-        set_up(&agent, &a).unwrap_err();
+        agent.set_up(&a).unwrap_err();
         if form == Form::Filesystem {
             // This driver stages without a mount.
             let dir = agent.csi.layout.staged(DRIVER, "h").unwrap();
@@ -1132,9 +1098,9 @@ fn volume_that_an_earlier_agent_has_staged_is_unstaged_although_it_cannot_be_sta
         }
         agent.restart();
         agent.node.fail("stage", Fault::Final);
-        set_up(&agent, &a).unwrap_err();
+        agent.set_up(&a).unwrap_err();
         assert_eq!(agent.node.staged(), 1);
-        tear_down(&agent, &a).unwrap();
+        agent.tear_down(&a).unwrap();
         assert_eq!((agent.node.staged(), agent.left()), (0, Vec::new()), "{form:?}");
         agent.node.check();
     }
@@ -1144,16 +1110,16 @@ fn volume_that_an_earlier_agent_has_staged_is_unstaged_although_it_cannot_be_sta
 #[test]
 fn published_volume_that_is_no_mount_survives_a_failed_update() {
     let agent = FakeAgent::new();
-    agent.cluster.driver.lock().unwrap().spec.requires_republish = Some(true);
+    agent.driver().spec.requires_republish = Some(true);
     let a = wanted("a", "h");
-    let ready = set_up(&agent, &a).unwrap();
+    let ready = agent.set_up(&a).unwrap();
     agent.csi.mounter.unmount(&ready.host_path).unwrap();
     agent.node.fail("publish", Fault::Final);
-    set_up(&agent, &a).unwrap_err();
+    agent.set_up(&a).unwrap_err();
     assert!(ready.host_path.is_dir(), "the pod has it");
-    changes(&agent);
-    tear_down(&agent, &a).unwrap();
-    assert_eq!(changes(&agent), ["unpublish h", "unstage h"]);
+    agent.changes();
+    agent.tear_down(&a).unwrap();
+    assert_eq!(agent.changes(), ["unpublish h", "unstage h"]);
     assert!(agent.left().is_empty(), "{:?}", agent.left());
 }
 
@@ -1165,14 +1131,13 @@ fn inline_volume_with_the_name_of_a_persistent_one_of_its_pod_is_refused_and_tha
     inline.spec_name.clone_from(&persistent.spec_name);
     for [first, second] in [[&persistent, &inline], [&inline, &persistent]] {
         let agent = FakeAgent::new();
-        agent.cluster.driver.lock().unwrap().spec.volume_lifecycle_modes =
-            vec!["Persistent".to_owned(), "Ephemeral".to_owned()];
-        set_up(&agent, first).unwrap();
-        let error = kind_error(set_up(&agent, second).unwrap_err());
+        agent.driver().spec.volume_lifecycle_modes = vec!["Persistent".to_owned(), "Ephemeral".to_owned()];
+        agent.set_up(first).unwrap();
+        let error = kind_error(agent.set_up(second).unwrap_err());
         assert_eq!(error.certainty, Certainty::NotBegun);
         let other = first.unique_name();
         assert_eq!(error.message, format!("the pod's volume {other} has the same directory \"pv-h\""));
-        tear_down(&agent, first).unwrap();
+        agent.tear_down(first).unwrap();
         assert!(agent.csi.attachments.in_use().is_empty() && agent.csi.users().all().is_empty());
         assert!(!agent.node.calls().iter().any(|call| call.contains(&second.source.volume_handle)));
     }

@@ -471,7 +471,7 @@ mod tests {
     #[test]
     fn health_is_reported_also_after_a_driver_hung() {
         let agent = FakeAgent::new();
-        agent.csi.volume(wanted("a", "h")).set_up(&StopToken::never()).unwrap();
+        agent.set_up(&wanted("a", "h")).unwrap();
         let able = Abilities { stats: true, condition: true, ..Abilities::default() };
         agent.node.set_abilities(able);
         agent.node.fail("stats", Fault::Uncertain);
