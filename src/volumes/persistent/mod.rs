@@ -189,7 +189,9 @@ impl Kinds {
 
     /// The volume behind the pod's volume. Sends requests to the API server for a claim.
     pub(super) fn resolve(&self, pod: &Pod, volume: &Volume) -> Result<Spec, VolumeError> {
-        let Some(wanted) = persistent::claim_name(pod, volume) else {
+        // Of two sources the path counts here, too, as in the table of plugins.
+        let wanted = persistent::claim_name(pod, volume).filter(|_| volume.host_path.is_none());
+        let Some(wanted) = wanted else {
             let kind = || VolumeError::Unsupported { kind: volume.name.clone() };
             return Spec::inline(pod, volume).ok_or_else(kind);
         };

@@ -6,11 +6,12 @@ use super::super::kind::Phase;
 use super::super::{paths, plugin_table};
 use super::Kinds;
 use crate::model::node::selects;
-use crate::model::persistent::{Mode, Spec};
+use crate::model::persistent::{Mode, Spec, claim_name};
 use crate::model::pod::Pod;
 
 impl Kinds {
-    /// Whether this node can have the volume. What the pod has already stays: labels may change.
+    /// Whether this node can have the volume.
+    /// DIFFERS: what the pod has already stays, because labels may change.
     pub(super) fn check_node(&self, pod: &Pod, spec: &Spec) -> Result<(), VolumeError> {
         let (Some(selector), Some(labels)) = (&spec.nodes, &self.labels) else { return Ok(()) };
         // Without the object, which has not been read yet, nothing can be said.
@@ -26,8 +27,13 @@ impl Kinds {
     }
 
     /// Whether an earlier attempt has made the volume's directory in the pod, or its link. Nothing is
-    /// read through a mount, whose server may not respond.
+    /// read through a mount, whose server may not respond. The directory may also be that of a volume
+    /// whose source and name are in the pod.
     fn is_begun(&self, pod: &Pod, spec: &Spec) -> Result<bool, VolumeError> {
+        let mut volumes = pod.spec().volumes.iter().flatten();
+        if volumes.any(|other| other.name == spec.name && claim_name(pod, other).is_none()) {
+            return Ok(false);
+        }
         let dir = match spec.mode {
             Mode::Filesystem => "volumes",
             Mode::Block => "volumeDevices",

@@ -15,20 +15,21 @@ use crate::util::stop::StopToken;
 impl Kinds {
     /// The name of the volume's plugin; `None` for a claim that was not resolved yet.
     pub(in super::super) fn plugin(&self, pod: &Pod, volume: &Volume) -> Option<&'static str> {
-        let known = self.plugins.locked();
-        match known.get(pod.uid()).and_then(|volumes| volumes.get(&volume.name)) {
-            Some(lead) => Some(lead.plugin),
-            None => plugin_table::ask(pod, volume, |plugin| plugin.name()),
-        }
+        let plugin = self.lead(pod, volume, |lead| lead.plugin);
+        plugin.or_else(|| plugin_table::ask(pod, volume, |plugin| plugin.name()))
     }
 
     /// The file server or driver of the volume, if it is known.
     pub(in super::super) fn server(&self, pod: &Pod, volume: &Volume) -> Option<String> {
-        let known = self.plugins.locked();
-        match known.get(pod.uid()).and_then(|volumes| volumes.get(&volume.name)) {
-            Some(lead) => lead.server.clone(),
+        match self.lead(pod, volume, |lead| lead.server.clone()) {
+            Some(server) => server,
             None => plugin_table::storage(&Spec::inline(pod, volume)?.source).server(),
         }
+    }
+
+    /// What the last set-up has found out. Not longer under the lock: a source may be large.
+    fn lead<T>(&self, pod: &Pod, volume: &Volume, of: impl FnOnce(&Lead) -> T) -> Option<T> {
+        self.plugins.locked().get(pod.uid())?.get(&volume.name).map(of)
     }
 
     /// Makes the volume ready for the pod. Idempotent. May hang.

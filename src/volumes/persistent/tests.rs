@@ -572,6 +572,31 @@ fn volume_of_another_node_is_refused_until_the_node_has_its_label() {
     node.set_up("u2", claimed()).unwrap();
 }
 
+#[test]
+fn volume_of_another_node_is_refused_also_if_an_inline_volume_of_the_pod_has_its_name() {
+    let term = json!({"matchExpressions": [{"key": "disk", "operator": "In", "values": ["a"]}]});
+    let affinity = json!({"required": {"nodeSelectorTerms": [term]}});
+    let (claims, volumes) = bound(json!({"flexVolume": {"driver": "a/b"}, "nodeAffinity": affinity}));
+    let node = Node::with(claims, volumes, |parts| parts.labels = Some(Box::new(|| Some(BTreeMap::new()))));
+    std::fs::create_dir_all(node.path("pods/u1/volumes/a~b/pv")).unwrap();
+    let value = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u1"}, "spec": {
+        "containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+        "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}},
+            {"name": "pv", "flexVolume": {"driver": "a/b"}}]}});
+    let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(value).unwrap());
+    let volume = pod.spec().volumes.as_ref().unwrap()[0].clone();
+    let error = node.kinds.set_up(&pod, &volume, &StopToken::never()).unwrap_err();
+    assert_eq!(crate::util::error_chain::chain(&error), "no matching NodeSelectorTerms");
+}
+
+#[test]
+fn first_source_of_a_volume_with_two_counts_in_all_steps() {
+    let node = node(json!({"local": {"path": "/data"}}));
+    let mut both = claimed();
+    both["hostPath"] = json!({"path": node.root.path().display().to_string(), "type": "Directory"});
+    assert_eq!(node.set_up("u1", both).unwrap().host_path, node.root.path());
+}
+
 /// Its directory, which has the name of the driver, was not found: the pod could not start again.
 #[test]
 fn flex_volume_stays_with_its_pod_when_a_label_of_the_node_changes() {
