@@ -76,4 +76,4 @@ pub use registry::Registry;
 pub(crate) use selinux::FileContext;
 pub use state::{Csi, CsiSettings};
 pub use visits::{VisitSettings, Visits};
-pub(crate) use volume::CsiVolume;
+pub use volume::CsiVolume;

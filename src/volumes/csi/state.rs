@@ -175,11 +175,12 @@ impl Csi {
     }
 
     /// Changes the table, and with it the list of volumes in use.
-    pub(super) fn change(&self, change: impl FnOnce(&mut Users)) {
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut Users) -> T) -> T {
         let mut users = self.users();
-        change(&mut users);
+        let result = change(&mut users);
         // Under the lock, so that the last change is the last list.
         self.attachments.set(Holder::Csi, users.names());
+        result
     }
 
     pub(super) fn measured(&self) -> MutexGuard<'_, Measured> {

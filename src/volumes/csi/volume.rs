@@ -10,7 +10,7 @@ use super::block;
 use super::error::after_call;
 use super::expand::expand;
 use super::fs_group::GroupChange;
-use super::names::{self, TARGET};
+use super::names::TARGET;
 use super::prepare::{PreparedDriver, prepare, prepare_mounted};
 use super::publish::publish;
 use super::remove;
