@@ -21,7 +21,7 @@ pub struct Document {
     /// `sha256:` and 64 hexadecimal digits.
     pub digest: String,
     /// Its text; the digest is that of these bytes.
-    pub bytes: Arc<[u8]>,
+    pub bytes: Vec<u8>,
 }
 
 /// A blob that an archive has.
@@ -118,7 +118,7 @@ impl ImageSet {
         if sha256::hex(&bytes) != digest.hex() {
             return Err(self.unavailable(format!("manifest {digest} has changed since it was verified")));
         }
-        Ok(Document { media_type, digest: digest.to_string(), bytes: bytes.into() })
+        Ok(Document { media_type, digest: digest.to_string(), bytes })
     }
 
     /// A blob of any image.

@@ -120,7 +120,7 @@ fn document(document: Document) -> Reply {
         let Document { media_type, digest, bytes } = document;
         let is_clean = !media_type.is_empty() && media_type.bytes().all(|byte| matches!(byte, b' '..=b'~'));
         let kind = if is_clean { media_type.as_str() } else { "application/octet-stream" };
-        Response::new(200, kind, bytes.to_vec())
+        Response::new(200, kind, bytes)
             .with("Docker-Content-Digest", &digest)
             .with("ETag", &format!("\"{digest}\""))
             .with(VERSION.0, VERSION.1)
