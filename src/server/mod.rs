@@ -44,7 +44,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub use auth::{Auth, AuthError, Mode, Reviews, Settings as AuthSettings};
+pub use auth::{Auth, Mode, Reviews, Settings as AuthSettings};
 pub use backend::{AgentCheck, BackendError, Detail, LogSource, MetricsPage, NodeBackend, Switches};
 pub use claim::{Claim, claim_root, claim_socket};
 pub use context::MainPort;

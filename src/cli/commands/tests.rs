@@ -68,7 +68,11 @@ impl Agent {
                 findings,
                 ..Report::default()
             };
-            if image == "a:1" { Ok(report) } else { Err("the runtime does not have the image".into()) }
+            if image == "a:1" {
+                Ok(report)
+            } else {
+                Err("the runtime does not have the image".to_owned().into())
+            }
         });
         node.volumes = {
             let row = |namespace: &str| VolumeRow {
@@ -85,7 +89,7 @@ impl Agent {
         };
         node.read_log = Box::new(|log, _, out, _| {
             let name = log.path.file_name().unwrap_or_default().as_encoded_bytes();
-            out.write_all(&[name, b" \x1b[31m\xff\n"].concat()).map_err(|why| why.to_string())
+            Ok(out.write_all(&[name, b" \x1b[31m\xff\n"].concat()).map_err(|why| why.to_string())?)
         });
         node.summary = Box::new(|detail| {
             assert_eq!(detail, server::Detail::CpuAndMemory);
@@ -97,12 +101,11 @@ impl Agent {
             pod["podRef"] = serde_json::json!({"namespace": "default", "name": "web\u{1b}[31m"});
             let mut node = used;
             node["nodeName"] = "node1".into();
-            serde_json::to_vec(&serde_json::json!({"node": node, "pods": [pod]}))
-                .map_err(|error| error.to_string())
+            Ok(serde_json::to_vec(&serde_json::json!({"node": node, "pods": [pod]})).unwrap())
         });
         node.add_ephemeral = Box::new(|pod, container| match pod.as_str() {
             "uid1" if container.command.as_deref() == Some(&["sh".to_owned()]) => Ok(()),
-            _ => Err("the pod does not run".to_owned()),
+            _ => Err("the pod does not run".to_owned().into()),
         });
         change(&mut node);
         let (version, sink) = (Arc::clone(&node.version), node.sink.clone());
