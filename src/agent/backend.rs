@@ -199,7 +199,7 @@ impl NodeBackend for Handles {
     }
 
     fn add_ephemeral(&self, pod: &PodUid, container: EphemeralContainer) -> Result<(), BackendError> {
-        Ok(self.threads.ephemeral.request(pod, container)?)
+        Ok(self.threads.ephemeral.request(pod, container).map_err(|error| error.to_string())?)
     }
 
     fn images(&self) -> Result<Vec<ImageRow>, BackendError> {

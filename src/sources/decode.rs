@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::problem::Flaw;
+use super::problem::{Faults, Flaw};
 use crate::config::yaml::{self, Document};
 use crate::model::api;
 use crate::model::typed;
@@ -165,12 +165,10 @@ fn typed_pod(value: &Value) -> PodAndUnknown {
 ///
 /// # Errors
 /// The first fields with invalid values, with their paths.
-pub fn pod_from_value(value: &serde_json::Value) -> Result<api::Pod, String> {
-    let misfit = |misfits: Vec<typed::Misfit>| {
-        let each = misfits.into_iter().take(3).map(|misfit| format!("{}: {}", misfit.path, misfit.message));
-        each.collect::<Vec<_>>().join("; ")
-    };
-    typed::read::<api::Pod>(value).map(|typed| typed.object).map_err(misfit)
+pub fn pod_from_value(value: &serde_json::Value) -> Result<api::Pod, Faults> {
+    let flaw = |typed::Misfit { path, message }| Flaw { line: None, field: Some(path), message };
+    let faults = |misfits: Vec<typed::Misfit>| Faults(misfits.into_iter().take(3).map(flaw).collect());
+    typed::read::<api::Pod>(value).map(|typed| typed.object).map_err(faults)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Ephemeral containers: they are not part of a manifest, but are decoded like its containers.
 
+use super::problem::Faults;
 use super::{defaults, validate};
 use crate::model::api::EphemeralContainer;
 use crate::model::pod::Pod;
@@ -8,18 +9,11 @@ use crate::model::pod::Pod;
 ///
 /// # Errors
 /// All faults of the container, worded as upstream.
-pub fn ephemeral_container(pod: &Pod, wanted: EphemeralContainer) -> Result<EphemeralContainer, String> {
+pub fn ephemeral_container(pod: &Pod, wanted: EphemeralContainer) -> Result<EphemeralContainer, Faults> {
     let mut container = wanted;
     defaults::set_ephemeral(&mut container);
     let flaws = validate::validate_ephemeral(pod, &container);
-    if flaws.is_empty() {
-        return Ok(container);
-    }
-    let each = flaws.iter().map(|flaw| match &flaw.field {
-        Some(field) => format!("{field}: {}", flaw.message),
-        None => flaw.message.clone(),
-    });
-    Err(each.collect::<Vec<_>>().join("; "))
+    if flaws.is_empty() { Ok(container) } else { Err(Faults(flaws)) }
 }
 
 #[cfg(test)]
@@ -33,6 +27,7 @@ mod tests {
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
         let found = ephemeral_container(&pod, serde_json::from_value(wanted.clone()).unwrap());
         let found = found.map(|one| one.image_pull_policy.unwrap_or_default());
+        let found = found.map_err(|faults| faults.to_string());
         assert_eq!(found, expected.map(str::to_owned).map_err(str::to_owned), "{wanted}");
     }
 

@@ -44,7 +44,7 @@ mod watch;
 
 pub use decode::pod_from_value;
 pub use ephemeral::ephemeral_container;
-pub use problem::SourceProblem;
+pub use problem::{Faults, SourceProblem};
 pub use set::{Deps, SourceSet};
 pub use settings::{FileSettings, HttpSettings, Settings};
 pub use unsupported::unsupported_fields;

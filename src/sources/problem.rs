@@ -45,6 +45,25 @@ pub(super) struct Flaw {
     pub(super) message: String,
 }
 
+/// The faults of one object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Faults(pub(super) Vec<Flaw>);
+
+impl std::error::Error for Faults {}
+
+impl fmt::Display for Faults {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, Flaw { field, message, .. }) in self.0.iter().enumerate() {
+            out.write_str(if index == 0 { "" } else { "; " })?;
+            match field {
+                Some(field) => write!(out, "{field}: {message}")?,
+                None => out.write_str(message)?,
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Flaw {
     /// A fault of the whole manifest.
     pub(super) fn whole(message: impl Into<String>) -> Self {

@@ -12,7 +12,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use crate::model::api::EphemeralContainer;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
-use crate::sources::ephemeral_container;
+use crate::sources::{Faults, ephemeral_container};
 
 /// Requests that may wait for the sync thread.
 const QUEUE: usize = 16;
@@ -21,11 +21,28 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Bounds memory: ephemeral containers are never removed while their pod exists.
 const PER_POD: usize = 50;
 
+/// Why an ephemeral container was not added.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// There was no response in time.
+    #[error("the agent is busy or stopping, try again")]
+    Busy,
+    /// The pod is unknown, or is being stopped.
+    #[error("the pod does not run")]
+    NotRunning,
+    /// There is no room for another one.
+    #[error("the pod has {PER_POD} ephemeral containers already")]
+    TooMany,
+    /// The container is not valid in this pod.
+    #[error(transparent)]
+    Invalid(#[from] Faults),
+}
+
 /// Adds an ephemeral container to a pod.
 pub struct Request {
     pub(super) pod: PodUid,
     pub(super) container: EphemeralContainer,
-    pub(super) response: Sender<Result<(), String>>,
+    pub(super) response: Sender<Result<(), RequestError>>,
 }
 
 /// Sends requests. Clones share the queue.
@@ -54,12 +71,11 @@ impl Requester {
     ///
     /// # Errors
     /// The reason why the container was refused.
-    pub fn request(&self, pod: &PodUid, container: EphemeralContainer) -> Result<(), String> {
+    pub fn request(&self, pod: &PodUid, container: EphemeralContainer) -> Result<(), RequestError> {
         let (response, received) = bounded(1);
         let request = Request { pod: pod.clone(), container, response };
-        let busy = || "the agent is busy or stopping, try again".to_owned();
-        self.requests.send_timeout(request, TIMEOUT).map_err(|_| busy())?;
-        received.recv_timeout(TIMEOUT).unwrap_or_else(|_| Err(busy()))
+        self.requests.send_timeout(request, TIMEOUT).map_err(|_| RequestError::Busy)?;
+        received.recv_timeout(TIMEOUT).unwrap_or(Err(RequestError::Busy))
     }
 }
 
@@ -71,12 +87,12 @@ pub(super) struct EphemeralContainers {
 
 impl EphemeralContainers {
     /// Adds a container to `pod` if it is valid there, and returns the pod with it.
-    pub(super) fn add(&mut self, pod: &Pod, requested: EphemeralContainer) -> Result<Pod, String> {
+    pub(super) fn add(&mut self, pod: &Pod, requested: EphemeralContainer) -> Result<Pod, RequestError> {
         let present = self.complete(pod);
         let container = ephemeral_container(&present, requested)?;
         let list = self.by_pod.entry(pod.uid().clone()).or_default();
         if list.len() >= PER_POD {
-            return Err(format!("the pod has {PER_POD} ephemeral containers already"));
+            return Err(RequestError::TooMany);
         }
         list.push(container);
         Ok(self.complete(pod))
@@ -125,7 +141,7 @@ mod tests {
         let mut added = EphemeralContainers::default();
         assert_eq!(names(&added.add(&pod("1"), container("a")).unwrap()), ["a"]);
         assert_eq!(names(&added.add(&pod("1"), container("b")).unwrap()), ["a", "b"]);
-        assert!(added.add(&pod("1"), container("a")).unwrap_err().contains("Duplicate"));
+        assert!(added.add(&pod("1"), container("a")).unwrap_err().to_string().contains("Duplicate"));
         assert!(added.add(&pod("1"), container("c")).is_err());
         assert_eq!(names(&added.complete(&pod("2"))), Vec::<String>::new());
         // Completing twice adds nothing.
@@ -143,13 +159,13 @@ mod tests {
     fn requester_receives_the_sync_threads_response_or_an_error() {
         let (requester, requests) = requests();
         let _sync = threads::spawn("t/sync", Stack::Small, OnDeath::Unsupervised, move |_| {
-            for (request, response) in requests.queue.iter().zip([Ok(()), Err("no".to_owned())]) {
+            for (request, response) in requests.queue.iter().zip([Ok(()), Err(RequestError::NotRunning)]) {
                 assert_eq!(request.container.name, "a");
                 let _ = request.response.send(response);
             }
         });
         assert_eq!(requester.request(&"1".into(), container("a")), Ok(()));
-        assert_eq!(requester.request(&"1".into(), container("a")), Err("no".to_owned()));
+        assert_eq!(requester.request(&"1".into(), container("a")), Err(RequestError::NotRunning));
         // The receiving end is closed.
         assert!(requester.request(&"1".into(), container("a")).is_err());
     }

@@ -540,7 +540,7 @@ impl Loop {
                 self.deps.workers.update(&pod);
                 self.publish();
             }),
-            _ => Err("the pod does not run".to_owned()),
+            _ => Err(ephemeral::RequestError::NotRunning),
         };
         // The requester may have timed out.
         let _ = request.response.send(response);
