@@ -225,7 +225,7 @@ impl Handles {
             met: row.met,
             near: row.near,
         });
-        let (name, version) = self.observe.runtime_version();
+        let runtime = self.observe.runtime_version();
         let own = OwnUse::read(&Roots::default()).ok();
         NodeReport {
             node: self.node.clone(),
@@ -234,8 +234,8 @@ impl Handles {
             uptime_seconds: self.started.elapsed().as_secs(),
             problems,
             runtime: RuntimeReport {
-                name,
-                version,
+                name: runtime.runtime_name,
+                version: runtime.runtime_version,
                 endpoint: self.endpoint.clone(),
                 not_ready: (!health.runtime.is_empty()).then(|| health.runtime.join("; ")),
                 network_not_ready: health.network,

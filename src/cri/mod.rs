@@ -23,7 +23,9 @@ use std::time::Duration;
 pub use errors::{Class, CriError};
 pub use image_client::ImageClient;
 pub use inspect::{list_pods, pod_runtime};
-pub use runtime_client::{CgroupDriver, ContainerEvent, Handler, RuntimeClient, RuntimeFeatures};
+pub use runtime_client::{
+    CgroupDriver, ContainerEvent, Handler, NotReady, RuntimeClient, RuntimeFeatures, RuntimeVersion,
+};
 pub use streaming::Streams;
 
 use crate::transport::grpc::Channel;

@@ -116,7 +116,9 @@ fn failed(object: &str, error: CallError, stop: &StopToken) -> CriError {
 pub struct RuntimeVersion {
     /// `containerd`, `cri-o`: the scheme of container ids in statuses.
     pub runtime_name: String,
+    /// Such as `v2.1.9`.
     pub runtime_version: String,
+    /// Of the CRI.
     pub runtime_api_version: String,
 }
 
@@ -140,13 +142,22 @@ pub struct RuntimeFeatures {
     pub user_namespaces_host_network: bool,
 }
 
+/// A condition of the runtime that does not hold.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{condition}=false reason:{reason} message:{message}")]
+pub struct NotReady {
+    condition: &'static str,
+    reason: String,
+    message: String,
+}
+
 /// The response to `Status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimeStatus {
-    /// Whether the runtime can run containers; else `RuntimeReady=false reason:… message:…`.
-    pub ready: Result<(), String>,
-    /// Whether pods get a network; else `NetworkReady=false reason:… message:…`.
-    pub network_ready: Result<(), String>,
+    /// Whether the runtime can run containers.
+    pub ready: Result<(), NotReady>,
+    /// Whether pods get a network.
+    pub network_ready: Result<(), NotReady>,
     /// Handlers, sorted by name.
     pub handlers: Vec<Handler>,
     /// `None` when the runtime is too old to report them.
@@ -265,12 +276,10 @@ impl RuntimeClient {
     /// When the call fails or one of the two required conditions is missing.
     pub fn status(&self) -> Result<RuntimeStatus, CriError> {
         let answer = self.caller.call(&methods::STATUS, "", &runtime::StatusRequest::default())?;
-        let condition = |name: &str| {
-            let found = answer.status.conditions.iter().find(|condition| condition.type_ == name)?;
-            Some(match found.status {
-                true => Ok(()),
-                false => Err(format!("{name}=false reason:{} message:{}", found.reason, found.message)),
-            })
+        let condition = |condition: &'static str| {
+            let found = answer.status.conditions.iter().find(|found| found.type_ == condition)?;
+            let (reason, message) = (found.reason.clone(), found.message.clone());
+            Some(if found.status { Ok(()) } else { Err(NotReady { condition, reason, message }) })
         };
         let (Some(ready), Some(network_ready)) = (condition("RuntimeReady"), condition("NetworkReady"))
         else {

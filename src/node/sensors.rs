@@ -152,7 +152,7 @@ impl Sensors for Host {
             runtime_version: self
                 .observe
                 .known_runtime_version()
-                .map(|(name, version)| format!("{name}://{version}")),
+                .map(|known| format!("{}://{}", known.runtime_name, known.runtime_version)),
             handlers: self.observe.runtime_handlers().to_vec(),
             features: self.observe.runtime_features(),
             health: self.observe.runtime_health(),

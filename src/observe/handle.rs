@@ -8,7 +8,7 @@ use super::cache::Cache;
 use super::health::{Health, RuntimeHealth};
 use super::stream_state::StreamState;
 use super::{pace, termination};
-use crate::cri::{self, CriError, RuntimeClient};
+use crate::cri::{self, CriError, RuntimeClient, RuntimeVersion};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::runtime::{ListedPod, PodRuntime};
@@ -175,8 +175,12 @@ impl Observe {
 
     /// The runtime's name and version; `containerd` and an empty version until it has responded.
     #[must_use]
-    pub fn runtime_version(&self) -> (String, String) {
-        self.health.version().unwrap_or_else(|| ("containerd".to_owned(), String::new()))
+    pub fn runtime_version(&self) -> RuntimeVersion {
+        self.health.version().unwrap_or_else(|| RuntimeVersion {
+            runtime_name: "containerd".to_owned(),
+            runtime_version: String::new(),
+            runtime_api_version: String::new(),
+        })
     }
 
     /// The runtime's features; `None` until it has responded.
@@ -200,7 +204,7 @@ impl Observe {
 
     /// The runtime's name and version; `None` until it has responded.
     #[must_use]
-    pub fn known_runtime_version(&self) -> Option<(String, String)> {
+    pub fn known_runtime_version(&self) -> Option<RuntimeVersion> {
         self.health.version()
     }
 

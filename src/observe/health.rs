@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::cri::{Handler, RuntimeFeatures};
+use crate::cri::{Handler, RuntimeFeatures, RuntimeVersion};
 use crate::util::lock::LockExt;
 
 /// Without a status of a ready runtime for this long, the runtime counts as down.
@@ -34,7 +34,7 @@ struct Facts {
     not_ready: Option<String>,
     unreachable: Option<String>,
     network: Option<String>,
-    version: Option<(String, String)>,
+    version: Option<RuntimeVersion>,
     features: Option<RuntimeFeatures>,
     handlers: Arc<[Handler]>,
 }
@@ -63,13 +63,13 @@ impl Default for Health {
 
 impl Health {
     /// The runtime has reported its status.
-    pub(super) fn set_status(&self, ready: Result<(), String>, network: Result<(), String>, now: Instant) {
+    pub(super) fn set_status(&self, not_ready: Option<String>, network: Option<String>, now: Instant) {
         let mut facts = self.facts.locked();
-        if ready.is_ok() {
+        if not_ready.is_none() {
             facts.last_ok = Some(now);
         }
-        facts.not_ready = ready.err();
-        facts.network = network.err();
+        facts.not_ready = not_ready;
+        facts.network = network;
         facts.unreachable = None;
     }
 
@@ -95,8 +95,8 @@ impl Health {
         facts.handlers.iter().find(|handler| handler.name == name).cloned()
     }
 
-    pub(super) fn set_version(&self, name: String, version: String) {
-        self.facts.locked().version = Some((name, version));
+    pub(super) fn set_version(&self, version: RuntimeVersion) {
+        self.facts.locked().version = Some(version);
     }
 
     /// `None`: the runtime is too old to report its features and has none of them.
@@ -109,8 +109,8 @@ impl Health {
         self.facts.locked().features
     }
 
-    /// Name and version; `None` until the runtime has responded.
-    pub(super) fn version(&self) -> Option<(String, String)> {
+    /// `None` until the runtime has responded.
+    pub(super) fn version(&self) -> Option<RuntimeVersion> {
         self.facts.locked().version.clone()
     }
 
@@ -165,7 +165,7 @@ mod tests {
         let health = Health::default();
         assert_eq!(health.get(None, now).runtime.len(), 2);
         assert_eq!(health.get(None, now).network.as_deref(), Some("network state unknown"));
-        health.set_status(Ok(()), Err("cni config uninitialized".into()), now);
+        health.set_status(None, Some("cni config uninitialized".into()), now);
         let computed = health.get(Some(now), now);
         assert!(computed.is_usable());
         assert_eq!(computed.network.as_deref(), Some("cni config uninitialized"));
@@ -173,13 +173,13 @@ mod tests {
         assert!(health.get(Some(now), now + Duration::from_secs(30)).is_usable());
         let later = health.get(Some(now), now + Duration::from_secs(31));
         assert_eq!(later.runtime, ["container runtime is down", "connection refused"]);
-        health.set_status(Ok(()), Ok(()), now + Duration::from_secs(200));
+        health.set_status(None, None, now + Duration::from_secs(200));
         let stuck = health.get(Some(now), now + Duration::from_secs(200));
         assert_eq!(
             stuck.runtime,
             ["PLEG is not healthy: pleg was last seen active 200s ago; threshold is 3m0s"]
         );
-        health.set_status(Err("shutting down".into()), Ok(()), now);
+        health.set_status(Some("shutting down".into()), None, now);
         assert_eq!(health.get(Some(now), now).runtime, ["shutting down"]);
     }
 }

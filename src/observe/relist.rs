@@ -8,7 +8,7 @@ use crossbeam_channel::{Sender, select_biased};
 use super::diff::{self, Change};
 use super::handle::{Observe, Subject, inspect_listed};
 use super::pace::{Pace, StreamChange};
-use crate::cri::CriError;
+use crate::cri::{CriError, NotReady};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::runtime::{ListedPod, PodRuntime};
@@ -136,14 +136,16 @@ impl Watcher {
         if (observe.health.version().is_none() || observe.health.is_unreachable())
             && let Ok(version) = observe.cri.version()
         {
-            observe.health.set_version(version.runtime_name, version.runtime_version);
+            observe.health.set_version(version);
         }
         let ready = match observe.cri.status() {
             Ok(status) => {
                 let ready = status.ready.is_ok() && status.network_ready.is_ok();
                 observe.health.set_features(status.features);
                 observe.health.set_handlers(status.handlers);
-                observe.health.set_status(status.ready, status.network_ready, Instant::now());
+                let problem = |found: Result<(), _>| found.err().map(|error: NotReady| error.to_string());
+                let (ready_problem, network) = (problem(status.ready), problem(status.network_ready));
+                observe.health.set_status(ready_problem, network, Instant::now());
                 Some(ready)
             }
             Err(error) => {

@@ -714,7 +714,7 @@ impl Worker {
         let old = self.deps.status.get(pod.uid());
         let failures = |name: &str| self.reasons.get(name).cloned();
         let now = Timestamp::now();
-        let (runtime_name, _) = self.deps.observe.runtime_version();
+        let runtime_name = self.deps.observe.runtime_version().runtime_name;
         if finality == Finality::Final {
             self.deps.allocations.end(pod.uid());
         }

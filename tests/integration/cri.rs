@@ -187,7 +187,7 @@ fn status_has_unready_conditions_and_handler_features() {
     fake.with_state(|state| state.handlers = vec![handler("runc", true), handler("", false)]);
     let status = client.status().unwrap();
     assert_eq!(
-        status.network_ready.as_ref().unwrap_err(),
+        status.network_ready.as_ref().unwrap_err().to_string(),
         "NetworkReady=false reason:NetworkPluginNotReady message:cni plugin not initialized"
     );
     assert!(status.handler("runc").unwrap().user_namespaces);

@@ -197,7 +197,7 @@ fn runtime(endpoint: &str, config: Option<&KubeletConfiguration>, systemd_runs: 
     }
     if let Err(why) = status.network_ready {
         let fix = "install a CNI configuration; until then only pods with hostNetwork start";
-        lines.push(line("pod network", Standing::Warn, why, fix));
+        lines.push(line("pod network", Standing::Warn, why.to_string(), fix));
     } else {
         lines.push(line("pod network", Standing::Ok, "the runtime's network is ready".to_owned(), ""));
     }
