@@ -29,6 +29,18 @@ impl Network for Kernel {
     }
 }
 
+/// Why the addresses of the node are not known.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts say what the values are")]
+pub enum AddressError {
+    #[error("failed to validate {field}: nodeIP can't be {kind} address")]
+    Kind { field: &'static str, kind: &'static str },
+    #[error("failed to validate {field}: node IP: \"{ip}\" not found in the host's network interfaces")]
+    NotLocal { field: &'static str, ip: IpAddr },
+    #[error("can't get ip address of node {0}. error: no default route has a usable address")]
+    NoRoute(String),
+}
+
 /// The addresses for the Node object; `known` are those that it has.
 pub(super) fn addresses(
     name: &str,
@@ -36,7 +48,7 @@ pub(super) fn addresses(
     external_cloud: bool,
     known: &[NodeAddress],
     network: &dyn Network,
-) -> Result<Vec<NodeAddress>, String> {
+) -> Result<Vec<NodeAddress>, AddressError> {
     let address = |kind: &str, address: String| NodeAddress { type_: kind.to_owned(), address };
     let with_name = |ips: &[IpAddr]| -> Vec<NodeAddress> {
         let internal = ips.iter().map(|ip| address("InternalIP", ip.to_string()));
@@ -45,7 +57,10 @@ pub(super) fn addresses(
     // 0.0.0.0 and :: only select the preferred family.
     let given: Vec<IpAddr> = node_ips.iter().filter(|ip| !ip.is_unspecified()).copied().collect();
     for (ip, field) in given.iter().zip(["nodeIP", "secondaryNodeIP"]) {
-        check(*ip, network).map_err(|why| format!("failed to validate {field}: {why}"))?;
+        is_usable(*ip).map_err(|kind| AddressError::Kind { field, kind })?;
+        if !network.is_local(*ip) {
+            return Err(AddressError::NotLocal { field, ip: *ip });
+        }
     }
     // The cloud controller sets them. Until then the configured ones are used; 0.0.0.0 and :: stand
     // for the address of the default route.
@@ -66,18 +81,7 @@ pub(super) fn addresses(
         .filter_map(|v6| network.by_route(v6))
         .find(|ip| is_usable(*ip).is_ok())
         .map(|ip| with_name(&[ip]))
-        .ok_or_else(|| {
-            format!("can't get ip address of node {name}. error: no default route has a usable address")
-        })
-}
-
-fn check(ip: IpAddr, network: &dyn Network) -> Result<(), String> {
-    is_usable(ip).map_err(|why| format!("nodeIP can't be {why} address"))?;
-    if network.is_local(ip) {
-        Ok(())
-    } else {
-        Err(format!("node IP: \"{ip}\" not found in the host's network interfaces"))
-    }
+        .ok_or_else(|| AddressError::NoRoute(name.to_owned()))
 }
 
 fn is_usable(ip: IpAddr) -> Result<(), &'static str> {
@@ -130,7 +134,7 @@ mod tests {
                     found.iter().map(|it| format!("{} {}", it.type_, it.address)).collect();
                 assert_eq!(found, expected, "{name} {ips:?}");
             }
-            (Err(found), Err(expected)) => assert!(found.contains(expected), "{found}"),
+            (Err(found), Err(expected)) => assert!(found.to_string().contains(expected), "{found}"),
             (found, expected) => panic!("{found:?} is not {expected:?}"),
         }
     }

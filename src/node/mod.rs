@@ -45,6 +45,7 @@ use crate::model::api::Node;
 use crate::model::event::EventSink;
 use crate::util::threads::{self, Died, OnDeath, Running, Stack};
 
+pub use addresses::AddressError;
 pub use api::NodeError;
 pub use compose::{Facts, Image, arch, declared_features, labels, largest_images};
 pub use conditions::{Pressures, pressure_events};

@@ -7,6 +7,7 @@ use crossbeam_channel::{Receiver, select_biased};
 use jiff::Timestamp;
 use serde_json::Value;
 
+use super::addresses::AddressError;
 use super::api::{Kind, NodeApi, NodeError};
 use super::compose::Facts;
 use super::conditions::{News, READY};
@@ -52,7 +53,7 @@ pub(super) struct Reporter {
     /// one that is answered ends it: one of the two is refused.
     is_open: bool,
     /// Why the last attempt found no addresses.
-    no_addresses: Option<String>,
+    no_addresses: Option<AddressError>,
     pod_cidrs: String,
     unschedulable: bool,
     failures: Failures,

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::addresses::{Kernel, addresses};
+use super::addresses::{AddressError, Kernel, addresses};
 use super::compose::{Facts, Image, largest_images};
 use super::conditions::Pressures;
 use super::resources::{Reservations, allocatable, capacity};
 use super::settings::Settings;
-use crate::cri::{ImageClient, RuntimeClient};
+use crate::cri::{CriError, ImageClient, RuntimeClient};
 use crate::devices::Capacity;
 use crate::kube::certificates::Certificates;
 use crate::model::api::{ContainerImage, NodeAddress};
@@ -38,14 +38,15 @@ pub trait Sensors {
     ///
     /// # Errors
     /// Why there are none; the object then keeps its own.
-    fn addresses(&self, settings: &Settings, known: &[NodeAddress]) -> Result<Vec<NodeAddress>, String>;
+    fn addresses(&self, settings: &Settings, known: &[NodeAddress])
+    -> Result<Vec<NodeAddress>, AddressError>;
     /// The volumes in use of the facts with this number are stored in the object, which has these.
     fn volumes_stored(&self, number: u64, stored: &BTreeSet<String>);
     /// The cluster gave this node address ranges for its pods.
     ///
     /// # Errors
     /// Why the runtime did not get them; they are sent again later.
-    fn set_pod_cidrs(&self, cidrs: &str) -> Result<(), String>;
+    fn set_pod_cidrs(&self, cidrs: &str) -> Result<(), CriError>;
     /// The Node object was created, or this is the first status of an object that another client has
     /// created: it lacks what other rooms write to it only once. Must not wait for the API server.
     fn registered(&self);
@@ -165,7 +166,11 @@ impl Sensors for Host {
         }
     }
 
-    fn addresses(&self, settings: &Settings, known: &[NodeAddress]) -> Result<Vec<NodeAddress>, String> {
+    fn addresses(
+        &self,
+        settings: &Settings,
+        known: &[NodeAddress],
+    ) -> Result<Vec<NodeAddress>, AddressError> {
         let found = addresses(&settings.name, &settings.node_ips, settings.external_cloud, known, &Kernel);
         if let (Some(certificates), Ok(found)) = (&self.certificates, &found) {
             certificates.set_addresses(found);
@@ -179,8 +184,8 @@ impl Sensors for Host {
         }
     }
 
-    fn set_pod_cidrs(&self, cidrs: &str) -> Result<(), String> {
-        self.cri.update_runtime_config(cidrs).map_err(|error| error.to_string())
+    fn set_pod_cidrs(&self, cidrs: &str) -> Result<(), CriError> {
+        self.cri.update_runtime_config(cidrs)
     }
 
     fn registered(&self) {

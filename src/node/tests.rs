@@ -11,8 +11,8 @@ use serde_json::{Map, Value, json};
 use super::api::{Kind, NodeApi, NodeError};
 use super::compose::{self, Facts, Image, largest_images};
 use super::reporter::Reporter;
-use super::{NodeWatch, Sensors, Settings, patch};
-use crate::cri::{Handler, RuntimeFeatures};
+use super::{AddressError, NodeWatch, Sensors, Settings, patch};
+use crate::cri::{CriError, Handler, RuntimeFeatures};
 use crate::model::api::{Node, NodeAddress, Taint};
 use crate::model::event::{Event, EventSink};
 use crate::model::node::Allocatable;
@@ -511,7 +511,7 @@ impl Sensors for Fixed {
         self.0.lock().unwrap().facts.clone()
     }
 
-    fn addresses(&self, _: &Settings, _: &[NodeAddress]) -> Result<Vec<NodeAddress>, String> {
+    fn addresses(&self, _: &Settings, _: &[NodeAddress]) -> Result<Vec<NodeAddress>, AddressError> {
         Ok(addresses())
     }
 
@@ -519,10 +519,11 @@ impl Sensors for Fixed {
         self.0.lock().unwrap().stored.push((number, stored.iter().cloned().collect()));
     }
 
-    fn set_pod_cidrs(&self, cidrs: &str) -> Result<(), String> {
+    fn set_pod_cidrs(&self, cidrs: &str) -> Result<(), CriError> {
         let mut sent = self.0.lock().unwrap();
         sent.cidrs.push(cidrs.to_owned());
-        if sent.cidr_fails { Err("scripted".to_owned()) } else { Ok(()) }
+        let stopped = CriError::Stopped { method: "UpdateRuntimeConfig", object: String::new() };
+        if sent.cidr_fails { Err(stopped) } else { Ok(()) }
     }
 
     fn registered(&self) {
