@@ -40,7 +40,8 @@ pub(super) fn settings(
     let reservations = Reservations::new(&config.system_reserved, &config.kube_reserved, cpus);
     let thresholds = settings::reservations(args, config)
         .thresholds(capacity.memory_bytes, capacity.ephemeral_bytes.unwrap_or(0));
-    check_reservations(&capacity, &reservations, thresholds).map_err(StartError::Refused)?;
+    check_reservations(&capacity, &reservations, thresholds)
+        .map_err(|error| StartError::Refused(error.to_string()))?;
     if !config.cgroups_per_qos {
         return Ok(None);
     }

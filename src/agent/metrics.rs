@@ -130,11 +130,11 @@ fn node(handles: &Handles, page: &mut Page) {
         .series(&[("version", env!("CARGO_PKG_VERSION"))], 1.0);
     let version = if handles.cgroups == "v2" { 2.0 } else { 1.0 };
     page.gauge("kubelet_cgroup_version", "The version of the node's cgroups.", version);
-    if let Some((min, low)) = handles.pod_cgroups.protected_memory() {
+    if let Some(protected) = handles.pod_cgroups.protected_memory() {
         let help = "Memory that is protected for Guaranteed pods.";
-        page.gauge("kubelet_memory_qos_node_memory_min_bytes", help, min as f64);
+        page.gauge("kubelet_memory_qos_node_memory_min_bytes", help, protected.guaranteed as f64);
         let help = "Memory that is protected for Burstable pods unless the node needs it.";
-        page.gauge("kubelet_memory_qos_node_memory_low_bytes", help, low as f64);
+        page.gauge("kubelet_memory_qos_node_memory_low_bytes", help, protected.burstable as f64);
     }
     let help = "Bytes of image archives that were read to find and verify their images.";
     page.counter("coracle_image_archive_read_bytes_total", help, handles.image_set.bytes_read() as f64);

@@ -236,7 +236,7 @@ fn memory(
         }
     }
     let capacity = i64::try_from(host.machine.memory_bytes).unwrap_or(i64::MAX);
-    let (threshold, _) = settings::reservations(args, config).thresholds(capacity, 0);
+    let threshold = settings::reservations(args, config).thresholds(capacity, 0).memory_bytes;
     let sum = expected.entry("memory".to_owned()).or_default();
     *sum = *sum + Amount::from_units(threshold);
     let configured: Vec<(i64, Amounts)> = config

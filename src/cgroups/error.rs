@@ -39,6 +39,14 @@ pub enum CgroupError {
     /// systemd did not do what was requested.
     #[error("systemd unit {unit}: {problem}")]
     Unit { unit: String, problem: String },
+    /// More is reserved than the machine has.
+    #[error("invalid Node Allocatable configuration. {}", .0.join(" "))]
+    Reservations(Vec<String>),
+    /// A new limit of a pod's memory is below what it uses.
+    #[error(
+        "cannot decrease memory limits: attempting to set pod memory limit ({limit}) below current usage ({usage})"
+    )]
+    Usage { limit: u64, usage: u64 },
     /// The agent stops.
     #[error("stopping")]
     Stopping,

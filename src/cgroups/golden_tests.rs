@@ -15,6 +15,7 @@ use super::values::{HugePages, Quota, Values};
 use super::{Cgroups, Driver, Layout, Name, fake};
 use crate::model::Quantity;
 use crate::model::api::ResourceRequirements;
+use crate::model::node::HardThresholds;
 use crate::model::pod::{Pod, QosClass};
 use crate::model::quantity::Form;
 use crate::model::requests::container_requests;
@@ -209,7 +210,7 @@ impl Play {
         }
         let words = self.config.words();
         let reserved = self.config.reservations();
-        if super::node::check_reservations(&self.capacity, &reserved, (0, 0)).is_err() {
+        if super::node::check_reservations(&self.capacity, &reserved, HardThresholds::default()).is_err() {
             return;
         }
         // Refused by the validation of the configuration.

@@ -6,8 +6,10 @@ use std::collections::BTreeMap;
 
 use crate::model::quantity::Amount;
 
+use super::error::CgroupError;
 use super::values::{HugePages, Values};
 use crate::model::cpu_shares::shares;
+use crate::model::node::HardThresholds;
 
 /// What the machine has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -158,9 +160,9 @@ pub fn reserved_values(
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limited {
     /// The text in messages: `System Reserved`, `Kube Reserved Compressible`.
-    pub what: &'static str,
+    what: &'static str,
     /// The text in the message of success: `system`, `kube`.
-    pub kind: &'static str,
+    kind: &'static str,
     /// The configured name, with the driver's form.
     pub cgroup: String,
     /// Its values.
@@ -212,28 +214,32 @@ pub fn limited_daemons(
 }
 
 /// Checks that no more is reserved than the machine has (kubelet: `validateNodeAllocatable`).
-/// `thresholds`: the hard thresholds of eviction of `memory.available` and `nodefs.available` in
-/// bytes.
 ///
 /// # Errors
-/// The message that ends the agent.
+/// [`CgroupError::Reservations`], which ends the agent.
 ///
 /// DIFFERS: the Go kubelet prints the fields of its type for numbers.
 pub fn check_reservations(
     capacity: &Capacity,
     reserved: &Reservations,
-    thresholds: (i64, i64),
-) -> Result<(), String> {
+    thresholds: HardThresholds,
+) -> Result<(), CgroupError> {
     let milli: fn(i64) -> String = |value| format!("{value}m");
     let bytes: fn(i64) -> String = |value| value.to_string();
     let rows = [
         ("cpu", Some(capacity.cpu_milli), reserved.sum(|one| one.cpu_milli), 0, milli),
-        ("memory", Some(capacity.memory_bytes), reserved.sum(|one| one.memory_bytes), thresholds.0, bytes),
+        (
+            "memory",
+            Some(capacity.memory_bytes),
+            reserved.sum(|one| one.memory_bytes),
+            thresholds.memory_bytes,
+            bytes,
+        ),
         (
             "ephemeral-storage",
             capacity.ephemeral_bytes,
             reserved.sum(|one| one.ephemeral_bytes),
-            thresholds.1,
+            thresholds.disk_bytes,
             bytes,
         ),
     ];
@@ -248,10 +254,7 @@ pub fn check_reservations(
             ));
         }
     }
-    if problems.is_empty() {
-        return Ok(());
-    }
-    Err(format!("invalid Node Allocatable configuration. {}", problems.join(" ")))
+    if problems.is_empty() { Ok(()) } else { Err(CgroupError::Reservations(problems)) }
 }
 
 #[cfg(test)]
@@ -335,10 +338,11 @@ mod tests {
 
     #[test]
     fn reservations_beyond_the_machine_are_refused() {
-        let check = |system: &[(&str, &str)], thresholds, expected: Result<(), &str>| {
+        let check = |system: &[(&str, &str)], (memory_bytes, disk_bytes), expected: Result<(), &str>| {
+            let thresholds = HardThresholds { memory_bytes, disk_bytes };
             let reserved = Reservations::new(&map(system), &BTreeMap::new(), None);
             let found = check_reservations(&capacity(), &reserved, thresholds);
-            assert_eq!(found, expected.map_err(str::to_owned));
+            assert_eq!(found.map_err(|error| error.to_string()), expected.map_err(str::to_owned));
         };
         check(&[("cpu", "2"), ("memory", "8Gi")], (0, 0), Ok(()));
         check(

@@ -1,6 +1,7 @@
 //! In which order a resize in place changes a pod's cgroup and its containers (pure; kubelet:
 //! kuberuntime `doPodResizeAction`).
 
+use super::error::CgroupError;
 use super::values::Values;
 
 /// What is resized; memory comes before CPU.
@@ -88,14 +89,11 @@ pub fn steps(current: &Values, wanted: &Values, resources: &[Resource]) -> Vec<S
 /// `validateMemoryResizeAction`; containers are checked in the same way).
 ///
 /// # Errors
-/// The message of the failed resize.
-pub fn check_memory(current: &Values, wanted: &Values, usage_bytes: u64) -> Result<(), String> {
+/// [`CgroupError::Usage`].
+pub fn check_memory(current: &Values, wanted: &Values, usage: u64) -> Result<(), CgroupError> {
     let (from, to) = (limit_of(current, Resource::Memory), limit_of(wanted, Resource::Memory));
     match (change(from, to), to) {
-        (Change::Shrinks, Some(limit)) if usage_bytes >= limit => Err(format!(
-            "cannot decrease memory limits: attempting to set pod memory limit ({limit}) below current usage \
-             ({usage_bytes})"
-        )),
+        (Change::Shrinks, Some(limit)) if usage >= limit => Err(CgroupError::Usage { limit, usage }),
         _ => Ok(()),
     }
 }
@@ -273,7 +271,9 @@ mod tests {
 
     #[test]
     fn limits_below_the_usage_are_refused() {
-        let check = |from, to, usage| check_memory(&values(from, -1, 2), &values(to, -1, 2), usage);
+        let check = |from, to, usage| {
+            check_memory(&values(from, -1, 2), &values(to, -1, 2), usage).map_err(|error| error.to_string())
+        };
         assert_eq!(check(200, 100, 99), Ok(()));
         assert_eq!(check(100, 200, 500), Ok(()));
         assert_eq!(check(100, -1, 500), Ok(()));

@@ -18,6 +18,14 @@ pub struct TierSettings {
     pub allocatable_memory: i64,
 }
 
+/// The bytes of memory that pods of two classes request.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say what the values are")]
+pub struct ProtectedMemory {
+    pub guaranteed: i64,
+    pub burstable: i64,
+}
+
 /// The values of the tiers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tiers {
@@ -27,9 +35,9 @@ pub struct Tiers {
     pub burstable: Values,
     /// Of the BestEffort tier.
     pub best_effort: Values,
-    /// The memory that pods of the classes Guaranteed and Burstable request: for the metrics
-    /// `kubelet_memory_qos_node_memory_min_bytes` and `…_low_bytes`; 0 without memory protection.
-    pub protected: (i64, i64),
+    /// For the metrics `kubelet_memory_qos_node_memory_min_bytes` and `…_low_bytes`; 0 without memory
+    /// protection.
+    pub protected: ProtectedMemory,
 }
 
 /// The values for the active pods, with the resources that they were granted (kubelet: pkg/kubelet/cm
@@ -71,7 +79,11 @@ pub fn tier_values<'a>(pods: impl Iterator<Item = &'a Pod>, settings: &TierSetti
             memory_bytes: limits.map(|limits| limits.1),
             ..plain
         },
-        protected: if tiered { (guaranteed, burstable) } else { (0, 0) },
+        protected: if tiered {
+            ProtectedMemory { guaranteed, burstable }
+        } else {
+            ProtectedMemory::default()
+        },
     }
 }
 
@@ -145,10 +157,13 @@ mod tests {
         let burstable = (200 << 20) + (1 << 30);
         assert_eq!(tiers.pods.memory_min, Some((100 << 20) + burstable));
         assert_eq!((tiers.burstable.memory_min, tiers.burstable.memory_low), (None, Some(burstable)));
-        assert_eq!((tiers.best_effort.memory_low, tiers.protected), (None, (100 << 20, burstable)));
+        assert_eq!(
+            (tiers.best_effort.memory_low, tiers.protected),
+            (None, ProtectedMemory { guaranteed: 100 << 20, burstable })
+        );
         let tiers = of(Some(Reservation::Nothing));
         assert_eq!((tiers.pods.memory_min, tiers.burstable.memory_low), (Some(0), Some(0)));
-        assert_eq!(tiers.protected, (0, 0));
+        assert_eq!(tiers.protected, ProtectedMemory::default());
     }
 
     #[test]

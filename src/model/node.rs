@@ -20,6 +20,14 @@ pub struct Allocatable {
 }
 
 /// The node, as used by admission.
+/// The hard thresholds of eviction of `memory.available` and `nodefs.available`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say what the values are")]
+pub struct HardThresholds {
+    pub memory_bytes: i64,
+    pub disk_bytes: i64,
+}
+
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct NodeView {
     /// The node's name.

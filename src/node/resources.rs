@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::model::Quantity;
-use crate::model::node::Allocatable;
+use crate::model::node::{Allocatable, HardThresholds};
 use crate::model::quantity::Amount;
 use crate::resources::machine::Machine;
 
@@ -75,10 +75,13 @@ impl Threshold {
 }
 
 impl Reservations {
-    /// The hard thresholds of eviction of memory and of the disk, in bytes, for these capacities.
+    /// The thresholds for these capacities.
     #[must_use]
-    pub fn thresholds(&self, memory_bytes: i64, disk_bytes: i64) -> (i64, i64) {
-        (self.memory_threshold.of(memory_bytes), self.disk_threshold.of(disk_bytes))
+    pub fn thresholds(&self, memory_bytes: i64, disk_bytes: i64) -> HardThresholds {
+        HardThresholds {
+            memory_bytes: self.memory_threshold.of(memory_bytes),
+            disk_bytes: self.disk_threshold.of(disk_bytes),
+        }
     }
 }
 

@@ -22,6 +22,7 @@ use tiers::Written;
 
 use crate::cgroups::mounts::Version;
 use crate::cgroups::pod::pod_values;
+use crate::cgroups::tiers::ProtectedMemory;
 use crate::cgroups::values::{UNLIMITED_BYTES, rounded_for_systemd};
 use crate::cgroups::{CgroupError, Cgroups, Driver, Name, Values};
 use crate::model::cpu_shares::{shares_of_weight, weight};
@@ -73,7 +74,7 @@ struct Shared {
     /// The values of the tiers that were written last.
     written: Mutex<Written>,
     /// The memory that they protect. Never locked during a write.
-    protected: Mutex<(i64, i64)>,
+    protected: Mutex<ProtectedMemory>,
     /// Whether the limits of all pods are set.
     enforced: AtomicBool,
 }
@@ -261,10 +262,10 @@ impl PodCgroups {
         }
     }
 
-    /// The bytes of memory that are protected for pods of the classes Guaranteed and Burstable, as they
-    /// were written last; `None` without the gate `MemoryQoS`, and with version 1.
+    /// The memory that is protected for pods, as it was written last; `None` without the gate
+    /// `MemoryQoS`, and with version 1.
     #[must_use]
-    pub fn protected_memory(&self) -> Option<(i64, i64)> {
+    pub fn protected_memory(&self) -> Option<ProtectedMemory> {
         let shared = self.shared.as_ref()?;
         shared.settings.tiers.memory_qos?;
         Some(*shared.protected.locked())

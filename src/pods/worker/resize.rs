@@ -145,7 +145,7 @@ impl Worker {
         };
         let (current, wanted) = (cgroup.current(), cgroup.wanted(pod));
         if let Ok(used) = cgroup.memory_usage() {
-            resize::check_memory(&current, &wanted, used)?;
+            resize::check_memory(&current, &wanted, used).map_err(|error| error.to_string())?;
         }
         for step in resize::steps(&current, &wanted, &[resize::Resource::Memory, resize::Resource::Cpu]) {
             match step {
