@@ -13,7 +13,7 @@ use super::settings;
 use crate::claims::api::{ClaimApi, Requests};
 use crate::claims::{self, Claims};
 use crate::config::{AgentArgs, KubeletConfiguration};
-use crate::cri::{self, RuntimeClient};
+use crate::cri::{self, CriError, RuntimeClient};
 use crate::devices::{self, Devices};
 use crate::kube::client::Client;
 use crate::model::event::{EventSink, EventType, Regarding};
@@ -254,13 +254,13 @@ fn memory(
 
 /// The running containers with their CPUs and NUMA nodes: as the runtime reports them, or else from
 /// their cgroups below `cpusets`.
-fn running(cri: &RuntimeClient, cpusets: &Path) -> Result<Vec<Found>, String> {
-    let pods = cri::list_pods(cri, None).map_err(|error| error.to_string())?;
+fn running(cri: &RuntimeClient, cpusets: &Path) -> Result<Vec<Found>, CriError> {
+    let pods = cri::list_pods(cri, None)?;
     let mut cgroups = None;
     let mut found = Vec::new();
     for pod in pods.into_values() {
         for container in pod.containers.iter().filter(|one| one.state == ContainerState::Running) {
-            let status = cri.container_status(&container.id).map_err(|error| error.to_string())?;
+            let status = cri.container_status(&container.id)?;
             let linux = &status.resources.linux;
             let mut sets = (linux.cpuset_cpus.clone(), linux.cpuset_mems.clone());
             if sets.0.is_empty() {

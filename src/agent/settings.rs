@@ -26,7 +26,7 @@ use crate::resources::machine::{self, kernel_release};
 use crate::resources::{Roots, disk};
 use crate::runtime::logs::quota::Quota;
 use crate::runtime::logs::rotate;
-use crate::runtime::{self, MachineNumbers, gc};
+use crate::runtime::{self, CrashBackoff, MachineNumbers, gc};
 use crate::server::{RegistrySettings, Switches};
 use crate::sources::{self, FileSettings, HttpSettings};
 use crate::util::cpu_list;
@@ -205,15 +205,15 @@ pub(super) fn runtime(
 
 /// The first and the longest wait before a container that has crashed starts again (Go:
 /// `newCrashLoopBackOff`).
-fn crash_backoff(config: &KubeletConfiguration, gates: &Gates) -> (Duration, Duration) {
-    let (mut first, mut most) = (Duration::from_secs(10), Duration::from_secs(300));
+fn crash_backoff(config: &KubeletConfiguration, gates: &Gates) -> CrashBackoff {
+    let (mut first, mut longest) = (Duration::from_secs(10), Duration::from_secs(300));
     if gates.enabled("ReduceDefaultCrashLoopBackOffDecay") {
-        (first, most) = (Duration::from_secs(1), Duration::from_secs(60));
+        (first, longest) = (Duration::from_secs(1), Duration::from_secs(60));
     }
     if gates.enabled("KubeletCrashLoopBackOffMax") {
-        most = config.crash_loop_back_off.max_container_restart_period.to_std();
+        longest = config.crash_loop_back_off.max_container_restart_period.to_std();
     }
-    (first.min(most), most)
+    CrashBackoff { first: first.min(longest), longest }
 }
 
 /// `memorySwap.swapBehavior`; empty means NoSwap.
@@ -412,8 +412,8 @@ mod tests {
             let mut config = default_configuration(DefaultSet::WithFile);
             config.crash_loop_back_off.max_container_restart_period = config::GoDuration::from_secs(longest);
             config.feature_gates = entries.iter().map(|(name, on)| ((*name).to_owned(), *on)).collect();
-            let (first, most) = crash_backoff(&config, &gates(&config));
-            (first.as_secs(), most.as_secs())
+            let CrashBackoff { first, longest } = crash_backoff(&config, &gates(&config));
+            (first.as_secs(), longest.as_secs())
         };
         let (reduced, longest) = ("ReduceDefaultCrashLoopBackOffDecay", "KubeletCrashLoopBackOffMax");
         assert_eq!(seconds(&[], 300), (10, 300));

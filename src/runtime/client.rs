@@ -81,8 +81,8 @@ impl Runtime {
                 sandbox_permits: Permits::new(width, "other calls that make sandboxes"),
                 container_permits: Permits::new(width, "other calls that start containers"),
                 crashes: Mutex::new(KeyedBackoff::new(
-                    settings.crash_backoff.0,
-                    settings.crash_backoff.1,
+                    settings.crash_backoff.first,
+                    settings.crash_backoff.longest,
                     RESET,
                 )),
                 cri: deps.cri,

@@ -34,8 +34,8 @@ pub enum ConfigError {
     )]
     TooLarge { container: String, field: String },
     /// A device plugin has failed.
-    #[error("{0}")]
-    Devices(String),
+    #[error(transparent)]
+    Devices(super::placement::PlacementError),
     /// The services are not known yet, so some variables could be missing.
     #[error("services have not yet been read at least once, cannot construct envvars")]
     ServicesNotRead,

@@ -8,6 +8,9 @@ use crate::model::pod::Pod;
 use crate::transport::generated::runtime::LinuxContainerResources;
 use crate::util::stop::StopToken;
 
+/// An error of a room that this one does not import.
+pub type PlacementError = Box<dyn std::error::Error + Send + Sync>;
+
 /// The decisions of the resource managers, for requests to the runtime.
 pub trait Placement: Send + Sync {
     /// The CPUs and NUMA nodes of a container that is created now.
@@ -20,8 +23,8 @@ pub trait Placement: Send + Sync {
     /// called; `stop` cancels that.
     ///
     /// # Errors
-    /// A text for the event and the status when the container cannot be created now.
-    fn devices(&self, pod: &Pod, container: &str, stop: &StopToken) -> Result<Setup, String>;
+    /// The reason, for the event and the status, when the container cannot be created now.
+    fn devices(&self, pod: &Pod, container: &str, stop: &StopToken) -> Result<Setup, PlacementError>;
 
     /// Whether the pod has no CPU quota, because a container of it has CPUs for itself.
     fn is_without_quota(&self, pod: &Pod) -> bool;
@@ -35,7 +38,7 @@ impl Placement for () {
 
     fn started(&self, _: &Pod, _: &str, _: &ContainerId) {}
 
-    fn devices(&self, _: &Pod, _: &str, _: &StopToken) -> Result<Setup, String> {
+    fn devices(&self, _: &Pod, _: &str, _: &StopToken) -> Result<Setup, PlacementError> {
         Ok(Setup::default())
     }
 

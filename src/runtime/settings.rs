@@ -18,6 +18,15 @@ use crate::util::gate::Gate;
 use super::dns::NodeDns;
 use super::placement::SharedPlacement;
 
+/// The waits before a crashed container starts again.
+#[derive(Debug, Clone, Copy)]
+pub struct CrashBackoff {
+    /// 10 s by default.
+    pub first: Duration,
+    /// `crashLoopBackOff.maxContainerRestartPeriod`, 300 s by default.
+    pub longest: Duration,
+}
+
 /// The room's part of the configuration, resolved once by `agent::wiring`.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -59,9 +68,8 @@ pub struct Settings {
     pub user_namespace_ids: u32,
     /// `maxPods`: the number of user namespaces to provide.
     pub max_pods: u32,
-    /// The first wait before a crashed container starts again, 10 s by default, and the longest one
-    /// (`crashLoopBackOff.maxContainerRestartPeriod`, 300 s by default).
-    pub crash_backoff: (Duration, Duration),
+    /// The waits before a crashed container starts again.
+    pub crash_backoff: CrashBackoff,
     /// Gate `ContainerStopSignals`: whether `lifecycle.stopSignal` has an effect.
     pub stop_signals: bool,
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::settings::{MachineNumbers, Settings};
+use super::settings::{CrashBackoff, MachineNumbers, Settings};
 use crate::images::pull;
 use crate::model::container_memory::SwapBehavior;
 
@@ -32,7 +32,7 @@ pub(super) fn settings() -> Settings {
         pulls: pull::Settings::default(),
         user_namespace_ids: 65_536,
         max_pods: 110,
-        crash_backoff: (Duration::from_secs(10), Duration::from_secs(300)),
+        crash_backoff: CrashBackoff { first: Duration::from_secs(10), longest: Duration::from_secs(300) },
         stop_signals: false,
     }
 }

@@ -14,7 +14,7 @@ use coracle::model::mount::{SubPath, SubPathFailure, SubPaths};
 use coracle::model::pod::Pod;
 use coracle::model::runtime::{ListedPod, PodRuntime};
 use coracle::runtime::{
-    Deps, Kill, MachineNumbers, NewSandbox, Observed, Runtime, Settings, Start, StartFailure,
+    CrashBackoff, Deps, Kill, MachineNumbers, NewSandbox, Observed, Runtime, Settings, Start, StartFailure,
 };
 use coracle::transport::grpc::Kind;
 use coracle::util::stop::{self, StopToken};
@@ -66,7 +66,7 @@ impl Node {
             swap: coracle::model::container_memory::SwapBehavior::NoSwap,
             memory_qos: None,
             single_process_oom_kill: None,
-            crash_backoff: (Duration::from_secs(10), Duration::from_secs(300)),
+            crash_backoff: CrashBackoff { first: Duration::from_secs(10), longest: Duration::from_secs(300) },
             stop_signals: false,
             pulls: pull::Settings {
                 registry_pull_qps: 5,

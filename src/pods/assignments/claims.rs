@@ -2,7 +2,7 @@
 //! `PrepareDynamicResources`).
 
 use super::Assignments;
-use crate::claims::{ClaimError, Claims};
+use crate::claims::{ClaimError, Claims, Failure};
 use crate::model::api::{Container, ResourceStatus};
 use crate::model::device_setup::Setup;
 use crate::model::ids::PodUid;
@@ -47,12 +47,11 @@ impl Assignments {
     }
 
     /// Adds the devices of a container's claims. As upstream they precede those of device plugins.
-    pub(super) fn add_claims(&self, pod: &Pod, container: &str, setup: &mut Setup) -> Result<(), String> {
+    pub(super) fn add_claims(&self, pod: &Pod, container: &str, setup: &mut Setup) -> Result<(), Failure> {
         let Some(claims) = &self.claims else { return Ok(()) };
         // Ephemeral containers have no resources.
         let Some(container) = pod.all_containers().find(|one| one.name == container) else { return Ok(()) };
-        let devices = claims.cdi_devices(pod, container).map_err(|failure| failure.to_string())?;
-        setup.cdi.splice(0..0, devices);
+        setup.cdi.splice(0..0, claims.cdi_devices(pod, container)?);
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::Assignments;
 use super::provider::DeviceProvider;
-use crate::devices::{Devices, PodRequest, Readiness};
+use crate::devices::{DeviceError, Devices, PodRequest, Readiness};
 use crate::model::api::{ResourceHealth, ResourceStatus};
 use crate::model::device_setup::Setup;
 use crate::model::ids::PodUid;
@@ -201,10 +201,14 @@ impl Assignments {
     }
 
     /// What the devices of a container mean for it, which is created now.
-    pub(super) fn device_setup(&self, pod: &Pod, container: &str, stop: &StopToken) -> Result<Setup, String> {
+    pub(super) fn device_setup(
+        &self,
+        pod: &Pod,
+        container: &str,
+        stop: &StopToken,
+    ) -> Result<Setup, DeviceError> {
         let Some((own, requests)) = self.devices_of(pod) else { return Ok(Setup::default()) };
-        let prepared = own.devices.prepare(&requests, container, true, stop);
-        prepared.map(Option::unwrap_or_default).map_err(|error| error.to_string())
+        own.devices.prepare(&requests, container, true, stop).map(Option::unwrap_or_default)
     }
 
     /// The health of a container's devices.

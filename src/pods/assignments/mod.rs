@@ -45,7 +45,7 @@ use crate::model::pod::Pod;
 use crate::model::runtime::PodRuntime;
 use crate::placement::numa::Hint;
 use crate::placement::topology::{Candidate, Denial, Policy, Provider as _};
-use crate::runtime::{Placed, Placement};
+use crate::runtime::{Placed, Placement, PlacementError};
 use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 
@@ -187,7 +187,7 @@ impl Placement for Assignments {
         placed
     }
 
-    fn devices(&self, pod: &Pod, container: &str, stop: &StopToken) -> Result<Setup, String> {
+    fn devices(&self, pod: &Pod, container: &str, stop: &StopToken) -> Result<Setup, PlacementError> {
         let mut setup = self.device_setup(pod, container, stop)?;
         self.add_claims(pod, container, &mut setup)?;
         Ok(setup)

@@ -8,6 +8,7 @@ use crossbeam_channel::bounded;
 use super::books::Books;
 use super::store::Store;
 use super::{Assignments, Settings, Shared, is_active};
+use crate::cri::CriError;
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
@@ -44,7 +45,7 @@ impl Assignments {
     /// DIFFERS: the Go kubelet does not start with such a file; an operator has to drain the node.
     pub fn open(
         settings: Settings,
-        running: &dyn Fn() -> Result<Vec<Found>, String>,
+        running: &dyn Fn() -> Result<Vec<Found>, CriError>,
         events: &EventSink,
     ) -> Assignments {
         let cpu_file = CheckpointFile::new(&settings.root_dir, file::FILE_NAME);
@@ -152,7 +153,7 @@ fn load<T>(
     Loaded::Unusable
 }
 
-fn found(running: &dyn Fn() -> Result<Vec<Found>, String>, problems: &mut Vec<String>) -> Vec<Found> {
+fn found(running: &dyn Fn() -> Result<Vec<Found>, CriError>, problems: &mut Vec<String>) -> Vec<Found> {
     running().unwrap_or_else(|error| {
         problems.push(format!("the containers that run are not known, so they may get other CPUs: {error}"));
         Vec::new()

@@ -334,7 +334,7 @@ mod devices {
         plugin.fault("PreStart", Some(Fault::Fail));
         let none = widget_pod("none", 0);
         assert_eq!(bench.assignments.allocate(&none, &[], true, &over), Admission::Admit);
-        assert_eq!(bench.assignments.devices(&none, "c", &StopToken::never()), Ok(Setup::default()));
+        assert_eq!(bench.assignments.devices(&none, "c", &StopToken::never()).unwrap(), Setup::default());
     }
 
     #[test]
