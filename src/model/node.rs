@@ -1,5 +1,6 @@
 //! The node, as used by rooms that decide about pods.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use super::api::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Taint};
@@ -19,7 +20,6 @@ pub struct Allocatable {
     pub extended: BTreeMap<String, i64>,
 }
 
-/// The node, as used by admission.
 /// The hard thresholds of eviction of `memory.available` and `nodefs.available`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say what the values are")]
@@ -28,6 +28,7 @@ pub struct HardThresholds {
     pub disk_bytes: i64,
 }
 
+/// The node, as used by admission.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct NodeView {
     /// The node's name.
@@ -95,14 +96,14 @@ fn holds(wanted: &NodeSelectorRequirement, found: Option<&str>) -> bool {
         "NotIn" => !values.is_empty() && found.is_none_or(|found| !has(found)),
         "Exists" => values.is_empty() && found.is_some(),
         "DoesNotExist" => values.is_empty() && found.is_none(),
-        "Gt" => numbers().is_some_and(|(found, wanted)| found > wanted),
-        "Lt" => numbers().is_some_and(|(found, wanted)| found < wanted),
+        "Gt" => numbers().is_some_and(Ordering::is_gt),
+        "Lt" => numbers().is_some_and(Ordering::is_lt),
         _ => false,
     }
 }
 
-/// Two whole numbers; `None` if a text is none.
+/// How two whole numbers compare; `None` if a text is none.
 #[must_use]
-pub fn compare(a: &str, b: &str) -> Option<(i64, i64)> {
-    Some((a.parse().ok()?, b.parse().ok()?))
+pub fn compare(a: &str, b: &str) -> Option<Ordering> {
+    Some(a.parse::<i64>().ok()?.cmp(&b.parse().ok()?))
 }

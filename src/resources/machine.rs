@@ -159,7 +159,8 @@ pub fn kernel_release() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
-/// The first two numbers of a kernel release: `6.1.0-18-amd64` is 6.1.
+/// The first two numbers of a kernel release: `6.1.0-18-amd64` is 6.1. Zeros, the oldest version, for
+/// what cannot be parsed.
 pub fn kernel_version(release: &str) -> (u32, u32) {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))

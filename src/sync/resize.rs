@@ -7,7 +7,7 @@ use crate::model::pod::Pod;
 use crate::model::quantity::{Amount, amount};
 use crate::pods::admission;
 use crate::pods::allocation::{Pending, PodResources};
-use crate::pods::plan::resize::{Decision, Resource, decide, differs, retry_order};
+use crate::pods::plan::resize::{Decision, Resource, decide, differs, retry_rank};
 
 use super::core::{Core, Desired, Effect, World};
 
@@ -65,9 +65,7 @@ impl Core {
             })
             .collect();
         self.deferred_resizes = deferred.iter().map(|(uid, ..)| uid.clone()).collect();
-        deferred.sort_by(|(_, granted, desired), (_, other_granted, other)| {
-            retry_order((granted, desired), (other_granted, other))
-        });
+        deferred.sort_by_key(|(_, granted, desired)| retry_rank(granted, desired));
         let mut effects = Vec::new();
         for (uid, granted, desired) in deferred {
             let load = self.load(world);

@@ -1,5 +1,7 @@
 //! Whether the pod may be placed on this node: affinity, name, host ports, taints.
 
+use std::cmp::Ordering;
+
 use crate::model::api::{Container, Taint, Toleration};
 use crate::model::pod::{Pod, is_sidecar};
 use crate::model::reasons;
@@ -47,8 +49,8 @@ fn covers(toleration: &Toleration, taint: &Taint) -> bool {
     match toleration.operator.as_deref().unwrap_or_default() {
         "" | "Equal" => wanted == found,
         "Exists" => true,
-        "Gt" => compare(&found, &wanted).is_some_and(|(found, wanted)| found > wanted),
-        "Lt" => compare(&found, &wanted).is_some_and(|(found, wanted)| found < wanted),
+        "Gt" => compare(&found, &wanted).is_some_and(Ordering::is_gt),
+        "Lt" => compare(&found, &wanted).is_some_and(Ordering::is_lt),
         _ => false,
     }
 }

@@ -7,6 +7,7 @@ use crate::model::reasons;
 
 use super::decision::{Admission, reject};
 use crate::model::node::NodeView;
+use crate::resources::machine::kernel_version;
 
 /// Refuses the first parameter that is not allowed, or that would change the node.
 pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
@@ -14,7 +15,7 @@ pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
     let context = spec.security_context.as_ref();
     for sysctl in context.and_then(|context| context.sysctls.as_ref()).into_iter().flatten() {
         let name = normalize(&sysctl.name);
-        if !is_allowed(&name, &node.allowed_unsafe_sysctls, version(&node.kernel_version)) {
+        if !is_allowed(&name, &node.allowed_unsafe_sysctls, kernel_version(&node.kernel_version)) {
             return forbidden(&name, "not allowlisted");
         }
         match namespace(&name) {
@@ -32,11 +33,4 @@ pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
 
 fn forbidden(name: &str, why: &str) -> Admission {
     reject(reasons::SYSCTL_FORBIDDEN, format!("forbidden sysctl: {name:?} {why}"))
-}
-
-/// Major and minor of `6.1.0-18-amd64`; zeros if it cannot be parsed, which allows the fewest
-/// parameters.
-fn version(release: &str) -> (u32, u32) {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }

@@ -5,8 +5,6 @@
 //! A changed manifest of a static pod is a new pod, unless it has a UID of its own: then the pod is
 //! resized like those of the API server.
 
-use std::cmp::Ordering;
-
 use crate::model::api::{Container, ResourceRequirements};
 use crate::model::container_memory::{SwapSettings, has_swap};
 use crate::model::ids::ContainerId;
@@ -306,16 +304,13 @@ pub fn decide(
     }
 }
 
-/// The order in which pods that wait for resources are retried: those that request no more than
-/// they have, then higher priority, then Guaranteed pods. Equal pods keep the order in which they
+/// The rank of a pod that waits for resources; the lowest is retried first: pods that request no more
+/// than they have, then higher priority, then Guaranteed pods. Equal pods keep the order in which they
 /// began to wait.
 #[must_use]
-pub fn retry_order(a: (&Pod, &Pod), b: (&Pod, &Pod)) -> Ordering {
-    let rank = |(granted, desired): (&Pod, &Pod)| {
-        let priority = i64::from(desired.spec().priority.unwrap_or(0));
-        (wants_more(granted, desired), -priority, desired.qos() != QosClass::Guaranteed)
-    };
-    rank(a).cmp(&rank(b))
+pub fn retry_rank(granted: &Pod, desired: &Pod) -> impl Ord + use<> {
+    let priority = i64::from(desired.spec().priority.unwrap_or(0));
+    (wants_more(granted, desired), -priority, desired.qos() != QosClass::Guaranteed)
 }
 
 fn wants_more(granted: &Pod, desired: &Pod) -> bool {
@@ -595,7 +590,7 @@ mod tests {
             ("important", small.clone(), with("1Mi/2Mi 2/2", 9)),
             ("less", with("1Mi/1Mi 3/3", 0), with("1Mi/1Mi 2/2", 0)),
         ];
-        waiting.sort_by(|a, b| retry_order((&a.1, &a.2), (&b.1, &b.2)));
+        waiting.sort_by_key(|(_, granted, desired)| retry_rank(granted, desired));
         let names: Vec<_> = waiting.iter().map(|(name, ..)| *name).collect();
         assert_eq!(names, ["less", "important", "guaranteed", "burstable"]);
     }
