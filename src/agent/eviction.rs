@@ -12,7 +12,7 @@ use super::rooms::{Context, Rooms};
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::eviction::driver::Need;
 use crate::eviction::kernel::Files;
-use crate::eviction::{self, ImagePlaces, Reports, Victim};
+use crate::eviction::{self, ImagePlaces, PlacesError, Reports, Victim};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
 use crate::node;
@@ -77,12 +77,11 @@ pub(super) fn start(
                 Need::Memory => Wanted::RESOURCE,
                 Need::Disks => Wanted::EVICTION,
             };
-            collector.snapshot(wanted).map_err(|error| error.to_string())
+            collector.snapshot(wanted)
         }),
         image_places: Box::new(move || {
-            let info = images.with_request_timeout(PLACES_LIMIT).image_fs_info();
-            let info = info.map_err(|error| error.to_string())?;
-            let images = info.image_filesystems.first().ok_or("the runtime reports no file system")?;
+            let info = images.with_request_timeout(PLACES_LIMIT).image_fs_info()?;
+            let images = info.image_filesystems.first().ok_or(PlacesError::None)?;
             let images = PathBuf::from(&images.fs_id.mountpoint);
             let containers = info.container_filesystems.first();
             let containers = containers.map(|one| PathBuf::from(&one.fs_id.mountpoint));

@@ -14,7 +14,7 @@ const NO_SCHEDULE: &str = "NoSchedule";
 ///
 /// # Errors
 /// The message of the refusal, whose reason is `Evicted`.
-pub fn admit(pod: &Pod, pressures: Pressures) -> Result<(), String> {
+pub(super) fn admit(pod: &Pod, pressures: Pressures) -> Result<(), String> {
     if pressures == Pressures::default() || pod.is_critical() {
         return Ok(());
     }

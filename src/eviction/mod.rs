@@ -51,6 +51,6 @@ pub use pass::{Action, Eviction, Outcome, Settings, Starved};
 pub use report::{Report, Reports, Row};
 pub use signal::{Pressure, Pressures, Resource, Signal};
 pub use state::{Decision, State, step};
-pub use thread::{Deps, ImagePlaces, spawn};
+pub use thread::{Deps, ImagePlaces, PlacesError, spawn};
 pub use thresholds::{Problem, Threshold, Value, ignored_fields, thresholds, with_container_fs};
 pub use victim::Victim;

@@ -18,13 +18,14 @@ use super::report::{Report, Reports};
 use super::signal::Signal;
 use super::victim::Victim;
 use super::watch::{Plan, REST};
+use crate::cri::CriError;
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::reasons;
-use crate::resources::stats::Places;
 use crate::resources::stats::sample::{NodeUse, Snapshot};
+use crate::resources::stats::{Places, StatsError};
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::wake::Wake;
@@ -40,8 +41,19 @@ pub struct ImagePlaces {
 
 /// Reads the machine's numbers.
 pub type Glance = dyn Fn(&Places) -> Option<NodeUse> + Send;
-/// Measures pods. The error is for the log.
-pub type Measure = dyn Fn(Need) -> Result<Arc<Snapshot>, String> + Send;
+/// Measures pods.
+pub type Measure = dyn Fn(Need) -> Result<Arc<Snapshot>, StatsError> + Send;
+
+/// Why the directories of the runtime are not known.
+#[derive(Debug, thiserror::Error)]
+pub enum PlacesError {
+    /// The runtime does not respond.
+    #[error(transparent)]
+    Runtime(#[from] CriError),
+    /// Its response is empty.
+    #[error("the runtime reports no file system")]
+    None,
+}
 
 /// Handles and functions of the rest of the agent.
 pub struct Deps {
@@ -50,7 +62,7 @@ pub struct Deps {
     /// Measures pods.
     pub measure: Box<Measure>,
     /// Asks the runtime for its directories.
-    pub image_places: Box<dyn Fn() -> Result<ImagePlaces, String> + Send>,
+    pub image_places: Box<dyn Fn() -> Result<ImagePlaces, PlacesError> + Send>,
     /// The path of the cgroup of all pods, if there is one.
     pub pods_cgroup: Box<dyn Fn() -> Option<String> + Send>,
     /// The pods that have not ended.

@@ -36,7 +36,7 @@ mod summary;
 
 pub use cadvisor::cadvisor;
 pub use cgroup::numbers;
-pub use collector::Collector;
+pub use collector::{Collector, StatsError};
 pub use glance::Places;
 pub use pages::{resource, volumes};
 pub use proc::{booted, network};
