@@ -106,7 +106,7 @@ fn set_tunables(config: &KubeletConfiguration, sys: &Path) {
     if config.protect_kernel_defaults || !config.cgroups_per_qos {
         return;
     }
-    let (done, failed) = tunables::set(sys);
+    let tunables::Changes { done, failed } = tunables::set(sys);
     if !done.is_empty() {
         log::info!("kernel parameters: {}", done.join(", "));
     }

@@ -12,7 +12,7 @@ use crate::model::runtime::{ContainerState, SandboxState};
 use crate::pods::WorkerPhase;
 use crate::probes::BUCKETS;
 use crate::resources::Roots;
-use crate::resources::own::{self, OwnUse};
+use crate::resources::own::{self, NetworkBytes, OwnUse};
 use crate::server::{KUBERNETES_VERSION, MetricsPage};
 use crate::sync::view::Snapshot;
 use crate::util::disk_writes;
@@ -321,7 +321,7 @@ fn own_parts(handles: &Handles, page: &mut Page) {
         family.series(&[("kind", kind)], *count as f64);
     }
     drop(family);
-    let (written, _) = disk_writes::written();
+    let written = disk_writes::written();
     let help = "Files, links and directories that the agent created or wrote.";
     page.counter("coracle_disk_files_written_total", help, written.files as f64);
     page.counter(
@@ -360,7 +360,7 @@ fn process(handles: &Handles, page: &mut Page) {
     if let Some(bytes) = virtual_memory() {
         page.gauge("process_virtual_memory_bytes", "Virtual memory.", bytes as f64);
     }
-    if let Some((received, sent)) = own::network_bytes(&Roots::default()) {
+    if let Some(NetworkBytes { received, sent }) = own::network_bytes(&Roots::default()) {
         let help = "Bytes received by IP in the agent's network namespace.";
         page.counter("process_network_receive_bytes_total", help, received as f64);
         let help = "Bytes sent by IP in the agent's network namespace.";

@@ -26,7 +26,7 @@ use crate::server::{
 };
 use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
-use crate::util::{state_files, threads};
+use crate::util::{disk_writes, state_files, threads};
 use crate::volumes::Slow;
 
 /// How long a removed log is searched for again.
@@ -353,7 +353,7 @@ impl Handles {
 }
 
 fn disk_writes() -> DiskWritesReport {
-    let (all, hour) = crate::util::disk_writes::written();
+    let (all, hour) = (disk_writes::written(), disk_writes::written_last_hour());
     DiskWritesReport {
         files: all.files,
         bytes: all.bytes,

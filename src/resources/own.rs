@@ -47,21 +47,27 @@ impl OwnUse {
     }
 }
 
-/// Bytes that IP has received and sent in the network namespace of this process, as the
-/// Prometheus client of Go counts them for a process.
-pub fn network_bytes(roots: &Roots) -> Option<(u64, u64)> {
+/// Bytes of IP in a network namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NetworkBytes {
+    pub received: u64,
+    pub sent: u64,
+}
+
+/// Those of the namespace of this process, as the Prometheus client of Go counts them for a process.
+pub fn network_bytes(roots: &Roots) -> Option<NetworkBytes> {
     octets(&read(&roots.proc.join("self/net/netstat")).ok()?)
 }
 
 /// Two lines begin with `IpExt:`: names of columns, and their numbers.
-fn octets(netstat: &str) -> Option<(u64, u64)> {
+fn octets(netstat: &str) -> Option<NetworkBytes> {
     let mut lines = netstat.lines().filter_map(|line| line.strip_prefix("IpExt:"));
     let (names, numbers) = (lines.next()?, lines.next()?);
     let of = |name: &str| {
         let at = names.split_whitespace().position(|one| one == name)?;
         numbers.split_whitespace().nth(at)?.parse().ok()
     };
-    Some((of("InOctets")?, of("OutOctets")?))
+    Some(NetworkBytes { received: of("InOctets")?, sent: of("OutOctets")? })
 }
 
 /// The sum over all threads; one that ends meanwhile is left out.
@@ -104,7 +110,7 @@ mod tests {
     #[test]
     fn bytes_of_the_network_namespace() {
         let text = "TcpExt: A B\nTcpExt: 1 2\nIpExt: InNoRoutes InOctets OutOctets InMcastOctets\nIpExt: 0 17949363 17949031 5\n";
-        assert_eq!(octets(text), Some((17_949_363, 17_949_031)));
+        assert_eq!(octets(text), Some(NetworkBytes { received: 17_949_363, sent: 17_949_031 }));
         for text in [
             "",
             "IpExt: InOctets OutOctets\n",

@@ -55,18 +55,24 @@ pub fn differences(sys: &Path) -> Vec<Difference> {
         .collect()
 }
 
-/// Sets the parameters with other values. Returns a text for each that was set, and one for each
-/// that could not be.
-pub fn set(sys: &Path) -> (Vec<String>, Vec<String>) {
-    let (mut done, mut failed) = (Vec::new(), Vec::new());
+/// A text for each parameter that was set, and for each that could not be.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    pub done: Vec<String>,
+    pub failed: Vec<String>,
+}
+
+/// Sets the parameters with other values.
+pub fn set(sys: &Path) -> Changes {
+    let mut changes = Changes::default();
     for difference in differences(sys) {
         let Tunable { name, value } = difference.tunable;
         match std::fs::write(path(sys, difference.tunable), value.to_string()) {
-            Ok(()) => done.push(format!("{name} was {}, now it is {value}", difference.found)),
-            Err(error) => failed.push(format!("{difference}, and cannot be set: {error}")),
+            Ok(()) => changes.done.push(format!("{name} was {}, now it is {value}", difference.found)),
+            Err(error) => changes.failed.push(format!("{difference}, and cannot be set: {error}")),
         }
     }
-    (done, failed)
+    changes
 }
 
 fn path(sys: &Path, tunable: Tunable) -> std::path::PathBuf {
@@ -93,7 +99,7 @@ mod tests {
         assert_eq!(differences(sys), [], "a kernel without these parameters");
         values(sys, [1, 0, 10, 1, 1_000_000, 25_000_000]);
         assert_eq!(differences(sys), []);
-        assert_eq!(set(sys), (vec![], vec![]));
+        assert_eq!(set(sys), Changes::default());
         values(sys, [0, 0, -1, 1, 2_000_000, 20_000]);
         let texts: Vec<String> = differences(sys).iter().map(ToString::to_string).collect();
         let expected = [
@@ -103,7 +109,7 @@ mod tests {
             "kernel.keys.root_maxbytes is 20000 instead of 25000000",
         ];
         assert_eq!(texts, expected);
-        let (done, failed) = set(sys);
+        let Changes { done, failed } = set(sys);
         assert_eq!((done.len(), failed.len()), (4, 0));
         assert_eq!(done[0], "vm.overcommit_memory was 0, now it is 1");
         assert_eq!(differences(sys), []);
