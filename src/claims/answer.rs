@@ -17,9 +17,9 @@ const MOST_NAME_BYTES: usize = 4_096;
 const MOST_TEXT: usize = 1_024;
 
 /// By the UID of the claim: its devices, or why it could not be prepared.
-pub type Prepared = BTreeMap<String, Result<Vec<Device>, String>>;
+pub(super) type Prepared = BTreeMap<String, Result<Vec<Device>, String>>;
 /// By the UID of the claim: why it could not be unprepared.
-pub type Unprepared = BTreeMap<String, Result<(), String>>;
+pub(super) type Unprepared = BTreeMap<String, Result<(), String>>;
 
 /// What was called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

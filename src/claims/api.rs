@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::info::ClaimKey;
 use super::object::ResourceClaim;
 use crate::kube::client::Client;
+use crate::kube::error::ApiError;
 use crate::kube::target::Target;
 use crate::util::stop::Waited;
 
@@ -35,8 +36,8 @@ pub trait ClaimApi: Send + Sync {
     /// Deletes all ResourceSlices that a field selector matches.
     ///
     /// # Errors
-    /// A text for the log.
-    fn delete_slices(&self, selector: &str) -> Result<(), String>;
+    /// That of the request.
+    fn delete_slices(&self, selector: &str) -> Result<(), ApiError>;
 }
 
 /// Requests by a client of the node.
@@ -72,10 +73,10 @@ impl ClaimApi for Requests {
         }
     }
 
-    fn delete_slices(&self, selector: &str) -> Result<(), String> {
+    fn delete_slices(&self, selector: &str) -> Result<(), ApiError> {
         match self.client.delete_collection(&Target::resource_slices(), selector) {
             // An API server without this kind has no slices.
-            Err(error) if !error.is_not_found() => Err(error.to_string()),
+            Err(error) if !error.is_not_found() => Err(error),
             _ => Ok(()),
         }
     }

@@ -43,7 +43,12 @@ impl Client {
     ///
     /// # Errors
     /// When the path cannot be that of a socket.
-    pub fn new(driver: &str, endpoint: &str, service: Service, limit: Duration) -> Result<Client, String> {
+    pub(super) fn new(
+        driver: &str,
+        endpoint: &str,
+        service: Service,
+        limit: Duration,
+    ) -> Result<Client, String> {
         let target = format!("unix://{endpoint}");
         let channel = Channel::limited(&target, MOST_BYTES).map_err(|error| {
             format!("create gRPC connection to DRA driver {driver} plugin at endpoint {endpoint}: {error}")

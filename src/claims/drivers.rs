@@ -39,7 +39,7 @@ impl Service {
 ///
 /// # Errors
 /// The text for the driver, which is upstream's.
-pub fn choose(driver: &str, endpoint: &str, offered: &[String]) -> Result<Service, String> {
+pub(super) fn choose(driver: &str, endpoint: &str, offered: &[String]) -> Result<Service, String> {
     let why = if offered.is_empty() {
         "empty list of supported gRPC services (aka supported versions)".to_owned()
     } else {
@@ -68,7 +68,7 @@ fn quoted<'a>(names: impl Iterator<Item = &'a str>) -> String {
 ///
 /// # Errors
 /// The text for the driver.
-pub fn check_name(driver: &str) -> Result<(), String> {
+pub(super) fn check_name(driver: &str) -> Result<(), String> {
     if driver.is_empty() {
         return Err("DRA driver name is empty".to_owned());
     }
@@ -104,7 +104,7 @@ impl<C: Clone> Drivers<C> {
     ///
     /// # Errors
     /// When the endpoint is in use, there are too many, or `client` fails.
-    pub fn add(
+    pub(super) fn add(
         &mut self,
         driver: &str,
         endpoint: &str,
@@ -145,7 +145,7 @@ impl<C: Clone> Drivers<C> {
     ///
     /// # Errors
     /// When the driver is not registered.
-    pub fn get(&self, driver: &str, is_connected: impl Fn(&C) -> bool) -> Result<C, String> {
+    pub(super) fn get(&self, driver: &str, is_connected: impl Fn(&C) -> bool) -> Result<C, String> {
         if driver.is_empty() {
             return Err("DRA driver name is empty".to_owned());
         }
@@ -155,7 +155,8 @@ impl<C: Clone> Drivers<C> {
     }
 
     /// The registered drivers, with the endpoints and clients of their instances.
-    pub fn list(&self) -> impl Iterator<Item = (&str, &str, &C)> {
+    #[cfg(test)]
+    fn list(&self) -> impl Iterator<Item = (&str, &str, &C)> {
         let all = self.by_name.iter();
         all.flat_map(|(name, known)| {
             known.iter().map(move |one| (name.as_str(), one.endpoint.as_str(), &one.client))

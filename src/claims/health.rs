@@ -117,9 +117,8 @@ impl HealthCache {
     ///
     /// # Errors
     /// When the text is not in this format.
-    pub fn read(text: &str, now: Instant, on: Timestamp) -> Result<HealthCache, String> {
-        let stored: BTreeMap<String, StoredDriver> =
-            serde_json::from_str(text).map_err(|error| error.to_string())?;
+    pub fn read(text: &str, now: Instant, on: Timestamp) -> serde_json::Result<HealthCache> {
+        let stored: BTreeMap<String, StoredDriver> = serde_json::from_str(text)?;
         let device = |one: StoredDevice| {
             // A report from the future is of an unknown age.
             let age = Duration::try_from(on.duration_since(one.last_updated)).ok()?;
@@ -354,7 +353,7 @@ mod tests {
         let zone = text.replace("10:00:00.5Z", "11:00:00.5+01:00").replace("Unhealthy", "Odd");
         assert!(HealthCache::read(&zone, now, on).is_ok());
         assert!(HealthCache::read("[]", now, on).is_err());
-        assert_eq!(HealthCache::read("{}", now, on), Ok(HealthCache::default()));
+        assert_eq!(HealthCache::read("{}", now, on).unwrap(), HealthCache::default());
         assert!(HealthCache::read(r#"{"d":{"Devices":null}}"#, now, on).is_ok());
     }
 

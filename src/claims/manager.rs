@@ -31,7 +31,7 @@ use crate::util::threads::{self, Running};
 const WAIT: Duration = Duration::from_secs(100);
 
 /// The calls to one instance of a driver; a trait so that tests need no gRPC.
-pub trait Driver: Send + Sync {
+pub(super) trait Driver: Send + Sync {
     /// Prepares the claims. The call is repeated after failures and restarts.
     ///
     /// # Errors
@@ -155,9 +155,7 @@ impl Claims {
         let file = CheckpointFile::new(&settings.root_dir, state_file::NAME);
         let health_file = CheckpointFile::new(&settings.root_dir, health::NAME);
         let mut problems = Vec::new();
-        let books = match read_or_put_aside(&file, &mut problems, |text| {
-            state_file::read(text).map_err(|error| error.to_string())
-        }) {
+        let books = match read_or_put_aside(&file, &mut problems, state_file::read) {
             Some(claims) => Books::new(claims),
             None => Books::default(),
         };
@@ -420,16 +418,16 @@ impl Claims {
     }
 }
 
-fn read_or_put_aside<T>(
+fn read_or_put_aside<T, E: fmt::Display>(
     file: &CheckpointFile,
     problems: &mut Vec<String>,
-    read: impl FnOnce(&str) -> Result<T, String>,
+    read: impl FnOnce(&str) -> Result<T, E>,
 ) -> Option<T> {
     let why = match file.read() {
         Ok(None) => return None,
         Ok(Some(text)) => match read(&text) {
             Ok(value) => return Some(value),
-            Err(why) => why,
+            Err(error) => error.to_string(),
         },
         Err(error) => error.to_string(),
     };

@@ -84,16 +84,6 @@ impl Claims {
         shared.lost(driver);
     }
 
-    /// The registered drivers: name, endpoint, and whether it is connected.
-    #[must_use]
-    pub fn drivers(&self) -> Vec<(String, String, bool)> {
-        let drivers = self.shared.drivers.locked();
-        let one = |(name, endpoint, client): (&str, &str, &Arc<dyn Driver>)| {
-            (name.to_owned(), endpoint.to_owned(), client.is_connected())
-        };
-        drivers.list().map(one).collect()
-    }
-
     /// Ends the threads of all drivers.
     pub fn shut_down(&self) {
         let mut streams = std::mem::take(&mut *self.shared.streams.locked());

@@ -8,6 +8,7 @@ use crossbeam_channel::{Receiver, select_biased};
 
 use super::manager::Claims;
 use super::wipes::{self, Slices};
+use crate::kube::error::ApiError;
 use crate::model::ids::PodUid;
 use crate::util::backoff::random_unit;
 use crate::util::lock::LockExt;
@@ -75,7 +76,7 @@ impl Claims {
         }
     }
 
-    fn wipe_one(&self, slices: &Slices) -> Result<(), String> {
+    fn wipe_one(&self, slices: &Slices) -> Result<(), ApiError> {
         if slices.as_ref().is_some_and(|driver| self.shared.is_usable(driver)) {
             return Ok(());
         }

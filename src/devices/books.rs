@@ -140,15 +140,15 @@ impl Books {
     /// A plugin has registered. An earlier one of this resource is replaced.
     ///
     /// # Errors
-    /// When there are [`MOST_RESOURCES`] already.
+    /// [`DeviceError::TooMany`].
     pub fn connected(
         &mut self,
         resource: &str,
         generation: Generation,
         options: PluginOptions,
-    ) -> Result<(), String> {
+    ) -> Result<(), DeviceError> {
         if !self.resources.contains_key(resource) && self.resources.len() >= MOST_RESOURCES {
-            return Err(format!("there are plugins for {MOST_RESOURCES} resources already"));
+            return Err(DeviceError::TooMany(MOST_RESOURCES));
         }
         self.removed.remove(resource);
         let endpoint = Endpoint::Connected { generation, options };

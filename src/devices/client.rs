@@ -63,7 +63,7 @@ impl Client {
     ///
     /// # Errors
     /// When the path cannot be that of a socket.
-    pub fn new(resource: &str, socket: &Path, limits: Limits) -> Result<Client, String> {
+    pub(super) fn new(resource: &str, socket: &Path, limits: Limits) -> Result<Client, String> {
         let endpoint = format!("unix://{}", socket.display());
         let channel = Channel::limited(&endpoint, MOST_BYTES).map_err(|error| error.to_string())?;
         Ok(Client { resource: resource.to_owned(), channel, limits })

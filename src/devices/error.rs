@@ -7,6 +7,9 @@ pub enum DeviceError {
     /// The resource is known from an earlier allocation only.
     #[error("cannot allocate unregistered device {0}")]
     Unregistered(String),
+    /// Another plugin would be one too many.
+    #[error("there are plugins for {0} resources already")]
+    TooMany(usize),
     /// The plugin is not there, or reports no healthy device.
     #[error("no healthy devices present; cannot allocate unhealthy devices {0}")]
     NoneHealthy(String),

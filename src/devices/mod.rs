@@ -38,9 +38,7 @@ pub use device::{Device, DeviceId, DeviceList, DeviceMount, DeviceNode, Granted,
 pub use error::DeviceError;
 pub use hints::DeviceHints;
 pub use holds::{ContainerHolds, Hold, HoldState, Holds, PodHolds};
-pub use names::{
-    CHECKPOINT, DIRECTORY, SOCKET, VERSION, check_request, check_watched, is_extended_resource, socket,
-};
+pub use names::{CHECKPOINT, DIRECTORY, SOCKET, VERSION, check_watched, is_extended_resource};
 pub use options::{Conflict, ResourceHealth, merge};
 pub use requests::{ContainerRequest, Kind, PodRequest};
 pub use server::serve;

@@ -21,7 +21,7 @@ const ENDPOINT_BYTES: usize = 107;
 ///
 /// # Errors
 /// The text for the plugin, which is upstream's.
-pub fn check_request(version: &str, resource: &str) -> Result<(), String> {
+pub(super) fn check_request(version: &str, resource: &str) -> Result<(), String> {
     if version != VERSION {
         return Err(format!(
             "requested API version {version:?} is not supported by kubelet. Supported version is [{VERSION:?}]"
@@ -58,7 +58,7 @@ fn invalid(resource: &str) -> String {
 ///
 /// # Errors
 /// A text for the plugin.
-pub fn socket(directory: &Path, endpoint: &str) -> Result<PathBuf, String> {
+pub(super) fn socket(directory: &Path, endpoint: &str) -> Result<PathBuf, String> {
     let path = Path::new(endpoint);
     let is_below = path.components().all(|part| matches!(part, Component::Normal(_)));
     let is_ours = endpoint == SOCKET || endpoint == CHECKPOINT;

@@ -12,9 +12,9 @@ use crate::model::ids::PodUid;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
     /// Such as `environment variable`.
-    pub kind: &'static str,
+    pub(super) kind: &'static str,
     /// Its name, or the path in the container.
-    pub name: String,
+    pub(super) name: String,
 }
 
 /// Merges what the plugins want of one container. Of two settings with the same name or path in the

@@ -246,7 +246,7 @@ impl Devices {
                 let mut books = shared.books.locked();
                 let known = books.resources().get(resource).filter(|known| known.is_alive);
                 let last = known.map(|known| known.devices.clone());
-                books.connected(resource, generation, options)?;
+                books.connected(resource, generation, options).map_err(|error| error.to_string())?;
                 last
             };
             let thread = self.watch(resource, generation, client.clone());

@@ -29,7 +29,7 @@ const MOST_ERROR: usize = 8192;
 ///
 /// # Errors
 /// Upstream's text. The plugin is not registered then.
-pub fn register(socket: &Path, handlers: &Handlers, stop: &StopToken) -> Result<Plugin, String> {
+pub(super) fn register(socket: &Path, handlers: &Handlers, stop: &StopToken) -> Result<Plugin, String> {
     let shown = socket.display();
     let endpoint = socket.to_str().ok_or("RegisterPlugin error -- the path of the socket is not UTF-8")?;
     let dial = |error: String| format!("RegisterPlugin error -- dial failed at socket {shown}, err: {error}");

@@ -30,7 +30,7 @@ impl ClaimApi for Server {
             .ok_or(ReadError { text: missing, unavailable: false })
     }
 
-    fn delete_slices(&self, _: &str) -> Result<(), String> {
+    fn delete_slices(&self, _: &str) -> Result<(), crate::kube::error::ApiError> {
         Ok(())
     }
 }

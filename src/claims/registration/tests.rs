@@ -170,7 +170,7 @@ impl ClaimApi for Api {
         Ok(serde_json::from_value(claim(&key.name, "claim-uid", &[DRIVER])).unwrap())
     }
 
-    fn delete_slices(&self, selector: &str) -> Result<(), String> {
+    fn delete_slices(&self, selector: &str) -> Result<(), crate::kube::error::ApiError> {
         let _ = self.0.send(selector.to_owned());
         Ok(())
     }
