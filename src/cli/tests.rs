@@ -434,7 +434,8 @@ fn flags_reach_the_configuration() {
     assert_eq!((loaded.config.max_pods, loaded.config.port), (7, 1));
     let text = args.warning(&loaded);
     assert_eq!(text.as_deref(), Some("set, but without effect in this version: --lock-file"));
-    let printed: Value = crate::config::yaml::parse_documents(&loaded.to_yaml()).unwrap().remove(0).value;
+    let printed: Value =
+        crate::config::yaml::parse_bytes(loaded.to_yaml().as_bytes()).unwrap().remove(0).value;
     assert_eq!(printed["maxPods"], json!(7));
 }
 

@@ -30,9 +30,6 @@ pub use streaming::Streams;
 
 use crate::transport::grpc::Channel;
 
-/// The value of `runtimeRequestTimeout` unless configured.
-pub const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
-
 /// Where the runtime listens and the limit of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {

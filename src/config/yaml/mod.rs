@@ -151,18 +151,10 @@ pub fn parse(bytes: &[u8]) -> Content {
     Content { documents: vec![document], broken: None }
 }
 
-/// Parses all documents of a text; empty documents are left out.
+/// Parses all documents; empty documents are left out.
 ///
 /// # Errors
-/// At the first position that is not YAML, or exceeds a limit.
-pub fn parse_documents(text: &str) -> Result<Vec<Document>, YamlError> {
-    parse(text.as_bytes()).whole()
-}
-
-/// Like [`parse_documents`], for bytes that may not be text.
-///
-/// # Errors
-/// As [`parse_documents`], and for bytes that are not text.
+/// At the first position that is not YAML, or exceeds a limit, and for bytes that are not text.
 pub fn parse_bytes(bytes: &[u8]) -> Result<Vec<Document>, YamlError> {
     parse(bytes).whole()
 }

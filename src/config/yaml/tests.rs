@@ -5,6 +5,10 @@ use super::*;
 use proptest::prelude::*;
 use serde_json::json;
 
+fn parse_documents(text: &str) -> Result<Vec<Document>, YamlError> {
+    parse_bytes(text.as_bytes())
+}
+
 fn one(text: &str) -> Value {
     let mut documents = parse_documents(text).unwrap();
     assert_eq!(documents.len(), 1, "{text}");

@@ -106,7 +106,7 @@ impl FakeCri {
         cri::Settings {
             runtime_endpoint: self.endpoint(),
             image_endpoint: None,
-            request_timeout: cri::DEFAULT_REQUEST_TIMEOUT,
+            request_timeout: Duration::from_secs(120),
         }
     }
 
