@@ -10,6 +10,8 @@ mod documents;
 mod monitoring;
 #[path = "tidy/threads.rs"]
 mod threads;
+#[path = "tidy/types.rs"]
+mod types;
 #[path = "tidy/words.rs"]
 mod words;
 

@@ -30,7 +30,7 @@ fn is_same(documented: &str, started: &str) -> bool {
 }
 
 /// The text of a source file without its tests.
-fn without_tests(text: &str) -> &str {
+pub fn without_tests(text: &str) -> &str {
     text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default()
 }
 
