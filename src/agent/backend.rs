@@ -11,7 +11,7 @@ use super::handles::Handles;
 use super::{metrics, stats};
 use crate::config;
 use crate::cri::{self, RuntimeClient};
-use crate::images::check as image_check;
+use crate::images::{CheckOptions, CheckReport};
 use crate::kube::events::EventLog;
 use crate::model::api::{self, EphemeralContainer};
 use crate::model::ids::{ContainerId, PodUid};
@@ -209,10 +209,10 @@ impl NodeBackend for Handles {
     fn verify_image(
         &self,
         image: &str,
-        options: image_check::Options,
+        options: CheckOptions,
         progress: &mut dyn FnMut(usize, usize),
         stop: &StopToken,
-    ) -> Result<image_check::Report, BackendError> {
+    ) -> Result<CheckReport, BackendError> {
         self.image_check.verify(image, options, progress, stop).map_err(|why| BackendError::of(why, stop))
     }
 

@@ -11,7 +11,6 @@ use super::handles::Handles;
 use crate::kube::client::Client;
 use crate::model::api;
 use crate::model::ids::{ImageRef, PodUid};
-use crate::model::image_offers::ImageOffers as _;
 use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::runtime::{ContainerState, ContainerStatus};

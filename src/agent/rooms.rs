@@ -1,6 +1,5 @@
 //! Second phase of a start: the handles of the rooms. Clones share their state.
 
-use std::io::Read;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,8 +17,7 @@ use crate::claims::Claims;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::devices::Devices;
-use crate::images::check::{self as image_check, Count, ImageCheck, LayerSource};
-use crate::images::set::{ImageSet, Refusal};
+use crate::images::{CheckDeps, ImageCheck, ImagePuller, ImageSet, PullDeps};
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::{Event, EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
@@ -39,7 +37,6 @@ use crate::sync::view::{Entry, Snapshot, View};
 use crate::util::gate::Gate;
 use crate::util::mailbox::Post;
 use crate::util::state_files;
-use crate::util::stop::StopToken;
 use crate::volumes::{self, Volumes};
 use crate::{cri, node, observe};
 
@@ -58,6 +55,8 @@ pub(super) struct Rooms {
     pub(super) events: EventSink,
     pub(super) cri: RuntimeClient,
     pub(super) images: ImageClient,
+    /// Provides the images of containers.
+    pub(super) puller: Arc<ImagePuller>,
     /// Finds and replaces damaged files of images.
     pub(super) image_check: ImageCheck,
     pub(super) status: StatusCache,
@@ -132,14 +131,25 @@ pub(super) fn make(
     };
     let cgroups = PodCgroups::new(cgroups::settings(args, config, host)?, without_quota);
     let image_set = ImageSet::new(&args.image_dirs());
+    let puller = ImagePuller::new(
+        &settings::pulls(args, config)?,
+        PullDeps {
+            images: images.clone(),
+            events: events.clone(),
+            set: image_set.clone(),
+            api: pod_api.clone(),
+            local: local.clone(),
+        },
+    );
+    let puller = Arc::new(puller);
     let wake = verdicts.clone();
     let replaced = Arc::new(Gate::default());
     let view = View::default();
     let runtime = Runtime::new(
-        settings::runtime(args, config, host, &allocatable)?,
+        settings::runtime(args, config, host, &allocatable),
         runtime::Deps {
             cri: cri.clone(),
-            images: images.clone(),
+            images: Arc::clone(&puller),
             events: events.clone(),
             api: pod_api.clone(),
             local: local.clone(),
@@ -148,15 +158,15 @@ pub(super) fn make(
                 Arc::new(move |pod| cgroups.path(pod))
             },
             placement: Arc::new(assignments.clone()),
-            offers: Arc::new(image_set.clone()),
             replaced: Arc::clone(&replaced),
         },
     );
-    let image_check = ImageCheck::new(image_check::Deps {
+    let image_check = ImageCheck::new(CheckDeps {
         runtime: cri.clone(),
         images: images.clone(),
         events: events.clone(),
-        sources: vec![Arc::new(Archives(image_set.clone()))],
+        set: image_set.clone(),
+        puller: Arc::clone(&puller),
         wake: Box::new(move |uid| wake.put(uid.clone(), ())),
         replaced,
         restarts: {
@@ -170,10 +180,6 @@ pub(super) fn make(
                 let known = pods.pods.values().filter_map(Entry::any_pod).cloned();
                 pods.sources_ready.then(|| known.collect())
             })
-        },
-        pull: {
-            let runtime = runtime.clone();
-            Box::new(move |pod, image, limit, stop| runtime.pull_again(pod, image, limit, stop))
         },
         removes: args.remove_damaged_images,
     });
@@ -213,6 +219,7 @@ pub(super) fn make(
         events,
         cri,
         images,
+        puller,
         image_check,
         allocations,
         reservations,
@@ -256,24 +263,6 @@ fn runs_again(pods: &Snapshot, uid: &PodUid, name: &str, exit_code: i32) -> bool
     match pods.pods.get(uid).and_then(Entry::any_pod) {
         Some(pod) => restart::runs_again(pod, name, exit_code),
         None => pods.sources_ready,
-    }
-}
-
-/// The image archives of this node, as the source of intact layers.
-struct Archives(ImageSet);
-
-impl LayerSource for Archives {
-    fn open(
-        &self,
-        digest: &str,
-        count: &Count,
-        stop: &StopToken,
-    ) -> Result<Option<Box<dyn Read + Send>>, String> {
-        match self.0.blob(digest) {
-            Ok(blob) => blob.open_counted(0, count, stop).map(Some),
-            Err(Refusal::Unknown(_)) => Ok(None),
-            Err(Refusal::Unavailable(why)) => Err(why),
-        }
     }
 }
 

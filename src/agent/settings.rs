@@ -11,9 +11,7 @@ use super::error::StartError;
 use super::host::{CONTAINER_LOGS_DIR, Host};
 use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, AgentArgs, Gates, KubeletConfiguration};
-use crate::images::gc::Policy as ImagePolicy;
-use crate::images::pull::{self, records::Verification};
-use crate::images::set as image_set;
+use crate::images::{GcPolicy, PullSettings, SetSettings, Verification};
 use crate::kube::client::Client;
 use crate::model::container_memory::{ProtectionSettings, Reservation, SwapBehavior, SwapSettings};
 use crate::model::fields::NodeAllocatable;
@@ -146,11 +144,11 @@ pub(super) fn runtime(
     config: &KubeletConfiguration,
     host: &Host,
     allocatable: &Allocatable,
-) -> Result<runtime::Settings, StartError> {
+) -> runtime::Settings {
     let gates = gates(config);
     let Host { machine, cgroups, ips, .. } = host;
     let allocatable = node_allocatable(allocatable);
-    Ok(runtime::Settings {
+    runtime::Settings {
         root_dir: args.root_dir.clone(),
         pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
         container_logs_dir: PathBuf::from(CONTAINER_LOGS_DIR),
@@ -179,27 +177,32 @@ pub(super) fn runtime(
         single_process_oom_kill: config.single_process_oom_kill,
         crash_backoff: crash_backoff(config, &gates),
         stop_signals: gates.enabled("ContainerStopSignals"),
-        pulls: pull::Settings {
-            registry_pull_qps: config.registry_pull_qps,
-            registry_burst: config.registry_burst,
-            serialize_image_pulls: config.serialize_image_pulls,
-            max_parallel_image_pulls: config.max_parallel_image_pulls,
-            credential_providers: credential_providers(args)?,
-            image_verification: if gates.enabled("KubeletEnsureSecretPulledImages") {
-                Verification::from_policy(
-                    &config.image_pull_credentials_verification_policy,
-                    &config.preloaded_images_verification_allowlist,
-                )
-            } else {
-                Verification::Off
-            },
-        },
         user_namespace_ids: config
             .user_namespaces
             .ids_per_pod
             .and_then(|ids| u32::try_from(ids).ok())
             .unwrap_or(USER_NAMESPACE_IDS),
         max_pods: u32::try_from(config.max_pods).unwrap_or(0),
+    }
+}
+
+/// The settings of pulls of images.
+pub(super) fn pulls(args: &AgentArgs, config: &KubeletConfiguration) -> Result<PullSettings, StartError> {
+    Ok(PullSettings {
+        root_dir: args.root_dir.clone(),
+        registry_pull_qps: config.registry_pull_qps,
+        registry_burst: config.registry_burst,
+        serialize_image_pulls: config.serialize_image_pulls,
+        max_parallel_image_pulls: config.max_parallel_image_pulls,
+        credential_providers: credential_providers(args)?,
+        image_verification: if gates(config).enabled("KubeletEnsureSecretPulledImages") {
+            Verification::from_policy(
+                &config.image_pull_credentials_verification_policy,
+                &config.preloaded_images_verification_allowlist,
+            )
+        } else {
+            Verification::Off
+        },
     })
 }
 
@@ -296,16 +299,16 @@ pub(super) fn container_gc(args: &AgentArgs, config: &KubeletConfiguration) -> g
 }
 
 /// `None` without the registry from which the runtime would pull.
-pub(super) fn image_set(args: &AgentArgs) -> Option<image_set::Settings> {
-    args.image_registry.map(|_| image_set::Settings {
+pub(super) fn image_set(args: &AgentArgs) -> Option<SetSettings> {
+    args.image_registry.map(|_| SetSettings {
         directories: args.image_dirs(),
         index: args.root_dir.join("image_set").join("index.json"),
     })
 }
 
-pub(super) fn image_gc(config: &KubeletConfiguration) -> ImagePolicy {
+pub(super) fn image_gc(config: &KubeletConfiguration) -> GcPolicy {
     let percent = |value: i32| u8::try_from(value.clamp(0, 100)).unwrap_or(100);
-    ImagePolicy {
+    GcPolicy {
         high_percent: percent(config.image_gc_high_threshold_percent),
         low_percent: percent(config.image_gc_low_threshold_percent),
         min_age: config.image_minimum_gc_age.to_std(),

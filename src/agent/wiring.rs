@@ -20,9 +20,7 @@ use super::{
 };
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::eviction::Reports;
-use crate::images::check::ImageCheck;
-use crate::images::gc::ImageCollector;
-use crate::images::set as image_set;
+use crate::images::{CollectorRoom, ImageCheck, ImageCollector, SetDeps};
 use crate::kube::certificates::serving::Serving;
 use crate::kube::client::Client;
 use crate::kube::{LocalObjects, PodApi};
@@ -229,12 +227,12 @@ fn start_image_set(
     reports: &Reports,
 ) -> Result<Option<Running>, StartError> {
     let Some(settings) = settings::image_set(context.args) else { return Ok(None) };
-    let (runtime, wake, reports) = (rooms.runtime.clone(), rooms.wake.clone(), reports.clone());
-    let deps = image_set::Deps {
+    let (puller, wake, reports) = (Arc::clone(&rooms.puller), rooms.wake.clone(), reports.clone());
+    let deps = SetDeps {
         images: rooms.images.clone(),
         events: rooms.events.clone(),
         available: Arc::new(move |names| {
-            for pod in runtime.retry_pulls(names) {
+            for pod in puller.retry(names) {
                 wake.put(pod, ());
             }
         }),
@@ -392,14 +390,13 @@ fn start_clean(
 ) -> Result<Running, StartError> {
     let Context { args, config, supervisor, .. } = context;
     let image_policy = settings::image_gc(config);
-    let (runtime, image_check) = (rooms.runtime.clone(), rooms.image_check.clone());
     let images =
         ImageCollector::new(rooms.images.clone(), image_policy, rooms.events.clone(), Timestamp::now())
-            .keeping(Arc::new(rooms.image_set.clone()))
-            .on_list(Box::new(move |images, at| {
-                runtime.settle_pulls(images, at);
-                image_check.retain(&|id| images.iter().any(|image| image.id.as_str() == id));
-            }));
+            .with_room(CollectorRoom {
+                set: rooms.image_set.clone(),
+                puller: Arc::clone(&rooms.puller),
+                check: rooms.image_check.clone(),
+            });
     let rotation = settings::log_rotation(args, config);
     let deps = sync::clean::Deps {
         cri: rooms.cri.clone(),

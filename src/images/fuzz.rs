@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 
-use super::gc::{Ledger, Policy, SeenImage};
-use super::pull::pull_secrets::PullSecrets;
+use super::gc::{GcPolicy, Ledger};
+use super::listed::SeenImage;
+use super::pull::PullSecrets;
 use super::set;
 use crate::kube::claims::Claims;
 use crate::kube::objects::{Key, Kind, Object, Objects};
@@ -139,7 +140,7 @@ fn credentials(bytes: &[u8]) {
     let value = serde_json::json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"},
         "spec": {"containers": [], "imagePullSecrets": [{"name": "new"}, {"name": "old"}]}});
     let pod = Pod::from(serde_json::from_value::<api::Pod>(value).unwrap());
-    let (secrets, _) = PullSecrets::of(&pod, Some(PodObjects::Api(&api.objects)), &StopToken::never());
+    let secrets = PullSecrets::of(&pod, Some(PodObjects::Api(&api.objects)), &StopToken::never());
     // A host as long as one may be, and the one that fits most of what stars leave open.
     let (long, parts) = (format!("{}.b/x", "a".repeat(250)), format!("{}/x", "a.".repeat(126)));
     for image in ["r.example/team/x:1", "busybox", &long, &parts] {
@@ -152,7 +153,7 @@ fn image_list(bytes: &[u8]) {
     let Ok(response) = runtime::ListImagesResponse::parse_from_bytes(bytes) else { return };
     let seen: Vec<SeenImage> = response.images.into_iter().map(SeenImage::from).collect();
     let used: BTreeSet<ImageRef> = [ImageRef::from("r/a:1")].into();
-    let (start, policy) = (Timestamp::UNIX_EPOCH, Policy::default());
+    let (start, policy) = (Timestamp::UNIX_EPOCH, GcPolicy::default());
     let mut ledger = Ledger::new(start);
     for second in [0, 1, 1000] {
         let now = start + jiff::SignedDuration::from_secs(second);

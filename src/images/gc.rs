@@ -14,15 +14,18 @@ use jiff::Timestamp;
 use crate::cri::{CriError, ImageClient};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::ImageRef;
-use crate::model::image_offers::{NoOffers, SharedOffers};
 use crate::model::metrics;
 use crate::model::reasons;
-use crate::transport::generated::runtime::{Image, ImageSpec};
 use crate::util::stop::StopToken;
+
+use super::check::ImageCheck;
+use super::listed::{SeenImage, spec};
+use super::pull::ImagePuller;
+use super::set::ImageSet;
 
 /// `imageGCHighThresholdPercent` and the related fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Policy {
+pub struct GcPolicy {
     /// Images are removed from this usage of the image file system on. 100 disables that.
     pub high_percent: u8,
     /// Images are removed until this usage is reached.
@@ -33,41 +36,17 @@ pub struct Policy {
     pub max_age: Option<Duration>,
 }
 
-impl Default for Policy {
+impl Default for GcPolicy {
     fn default() -> Self {
-        Policy { high_percent: 85, low_percent: 80, min_age: Duration::from_secs(120), max_age: None }
+        GcPolicy { high_percent: 85, low_percent: 80, min_age: Duration::from_secs(120), max_age: None }
     }
 }
 
-impl Policy {
+impl GcPolicy {
     /// Whether the policy never removes an image.
     #[must_use]
     pub fn is_off(&self) -> bool {
         self.high_percent >= 100 && self.max_age.is_none()
-    }
-}
-
-/// An image as the runtime lists it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SeenImage {
-    /// Its id.
-    pub id: ImageRef,
-    /// Its tags and digests.
-    pub names: Vec<String>,
-    /// Its size.
-    pub size_bytes: u64,
-    /// Whether the runtime has pinned it, such as the pause image.
-    pub pinned: bool,
-}
-
-impl From<Image> for SeenImage {
-    fn from(image: Image) -> SeenImage {
-        SeenImage {
-            id: ImageRef::from(image.id),
-            names: image.repo_tags.into_iter().chain(image.repo_digests).collect(),
-            size_bytes: image.size,
-            pinned: image.pinned,
-        }
     }
 }
 
@@ -91,7 +70,7 @@ impl DiskUse {
 
     /// The bytes to free, if usage has reached the high threshold.
     #[must_use]
-    pub fn bytes_to_free(&self, policy: &Policy) -> Option<u64> {
+    pub fn bytes_to_free(&self, policy: &GcPolicy) -> Option<u64> {
         if policy.high_percent >= 100 || self.used_percent() < policy.high_percent {
             return None;
         }
@@ -162,7 +141,7 @@ impl Ledger {
 
     /// Images that have been unused for longer than the policy allows.
     #[must_use]
-    pub fn expired(&self, policy: &Policy, now: Timestamp) -> Vec<Candidate> {
+    pub fn expired(&self, policy: &GcPolicy, now: Timestamp) -> Vec<Candidate> {
         let Some(max_age) = policy.max_age else { return Vec::new() };
         // Before that time no image is known to have been unused for longer.
         if since(self.started, now) <= max_age {
@@ -175,7 +154,7 @@ impl Ledger {
 
     /// Images that may be removed to free space, the longest unused first.
     #[must_use]
-    pub fn candidates(&self, policy: &Policy, now: Timestamp) -> Vec<Candidate> {
+    pub fn candidates(&self, policy: &GcPolicy, now: Timestamp) -> Vec<Candidate> {
         self.unused(|record| {
             record.last_used.is_none_or(|used| used < now) && since(record.first_seen, now) >= policy.min_age
         })
@@ -253,8 +232,7 @@ impl Images for ImageClient {
     }
 
     fn remove(&self, id: &ImageRef) -> Result<(), ImageCallError> {
-        let image = ImageSpec { image: id.to_string(), ..Default::default() };
-        self.remove_image(image).map_err(ImageCallError::Cri)
+        self.remove_image(spec(id.as_str())).map_err(ImageCallError::Cri)
     }
 
     fn disk(&self) -> Result<DiskUse, ImageCallError> {
@@ -308,40 +286,38 @@ pub struct Freed {
 /// Lists images and removes unused ones. Belongs to one thread.
 pub struct ImageCollector<I> {
     images: I,
-    policy: Policy,
+    policy: GcPolicy,
     events: EventSink,
     ledger: Ledger,
     /// The first failure is only logged: right after the start, figures may be missing.
     failed_before: bool,
-    on_list: Option<OnList>,
-    offers: SharedOffers,
+    room: Option<CollectorRoom>,
 }
 
-/// Callback with each list of images and its time.
-pub type OnList = Box<dyn Fn(&[SeenImage], Timestamp) + Send>;
+/// The parts of the room that know of images, too.
+pub struct CollectorRoom {
+    /// Its images are not removed.
+    pub set: ImageSet,
+    /// Its records of images that are gone are deleted.
+    pub puller: Arc<ImagePuller>,
+    /// The damage of images that are gone is forgotten.
+    pub check: ImageCheck,
+}
 
 impl<I: Images> ImageCollector<I>
 where
     I::Error: 'static,
 {
     /// A collector without known images; the agent started at `started`.
-    pub fn new(images: I, policy: Policy, events: EventSink, started: Timestamp) -> Self {
-        let (ledger, offers) = (Ledger::new(started), Arc::new(NoOffers));
-        ImageCollector { images, policy, events, ledger, failed_before: false, on_list: None, offers }
+    pub fn new(images: I, policy: GcPolicy, events: EventSink, started: Timestamp) -> Self {
+        let ledger = Ledger::new(started);
+        ImageCollector { images, policy, events, ledger, failed_before: false, room: None }
     }
 
-    /// Images that `offers` keeps are not removed.
+    /// A collector that shares what it finds with the other parts of the room.
     #[must_use]
-    pub fn keeping(mut self, offers: SharedOffers) -> Self {
-        self.offers = offers;
-        self
-    }
-
-    /// Calls `on_list` with each list of images.
-    #[must_use]
-    pub fn on_list(mut self, on_list: OnList) -> Self {
-        self.on_list = Some(on_list);
-        self
+    pub fn with_room(self, room: CollectorRoom) -> Self {
+        ImageCollector { room: Some(room), ..self }
     }
 
     /// Records which images exist and are in use; every five minutes.
@@ -354,17 +330,18 @@ where
         now: Timestamp,
     ) -> Result<(), ImageGcError<I::Error>> {
         let mut images = self.images.list().map_err(ImageGcError::List)?;
-        for image in &mut images {
-            image.pinned |= self.offers.keeps(&image.names);
+        if let Some(CollectorRoom { set, .. }) = &self.room {
+            images.iter_mut().for_each(|image| image.pinned |= set.keeps(&image.names));
         }
         self.ledger.detect(&images, in_use, now);
-        if let Some(on_list) = &self.on_list {
-            on_list(&images, now);
+        if let Some(CollectorRoom { puller, check, .. }) = &self.room {
+            puller.settle(&images, now);
+            check.retain(&|id| images.iter().any(|image| image.id.as_str() == id));
         }
         Ok(())
     }
 
-    /// One round; every five minutes, unless [`Policy::is_off`]. Raises the events.
+    /// One round; every five minutes, unless [`GcPolicy::is_off`]. Raises the events.
     ///
     /// # Errors
     /// When a call fails, or too little could be freed.
@@ -517,7 +494,7 @@ mod tests {
     fn bytes_to_free_follow_from_thresholds() {
         let check = |capacity_bytes, available_bytes, percent, bytes| {
             let disk = DiskUse { capacity_bytes, available_bytes };
-            assert_eq!((disk.used_percent(), disk.bytes_to_free(&Policy::default())), (percent, bytes));
+            assert_eq!((disk.used_percent(), disk.bytes_to_free(&GcPolicy::default())), (percent, bytes));
         };
         check(1000, 500, 50, None);
         check(1000, 151, 85, Some(49));
@@ -526,7 +503,7 @@ mod tests {
         check(1000, 2000, 0, None);
         check(u64::MAX, 0, 100, Some(u64::MAX / 5));
         check(0, 0, 100, Some(0));
-        let off = Policy { high_percent: 100, ..Policy::default() };
+        let off = GcPolicy { high_percent: 100, ..GcPolicy::default() };
         assert!(off.is_off());
         assert_eq!(DiskUse { capacity_bytes: 10, available_bytes: 0 }.bytes_to_free(&off), None);
     }
@@ -537,9 +514,9 @@ mod tests {
         let mut ledger = Ledger::new(at(day));
         ledger.detect(&[image("a"), image("b")], &used(&["a"]), at(day));
         ledger.detect(&[image("a"), image("b")], &used(&[]), at(0));
-        assert!(ledger.candidates(&Policy::default(), at(119)).is_empty());
-        assert_eq!(ids(&ledger.candidates(&Policy::default(), at(120))), ["b", "a"]);
-        let policy = Policy { max_age: Some(Duration::from_secs(1000)), ..Policy::default() };
+        assert!(ledger.candidates(&GcPolicy::default(), at(119)).is_empty());
+        assert_eq!(ids(&ledger.candidates(&GcPolicy::default(), at(120))), ["b", "a"]);
+        let policy = GcPolicy { max_age: Some(Duration::from_secs(1000)), ..GcPolicy::default() };
         assert!(ledger.expired(&policy, at(1000)).is_empty());
         assert_eq!(ids(&ledger.expired(&policy, at(1001))), ["b", "a"]);
     }
@@ -551,27 +528,27 @@ mod tests {
         pinned.pinned = true;
         let images = [image("a"), image("b"), image("never"), pinned];
         ledger.detect(&images, &used(&["a", "b:tag"]), at(0));
-        assert!(ledger.candidates(&Policy::default(), at(119)).is_empty());
-        assert_eq!(ids(&ledger.candidates(&Policy::default(), at(120))), ["never"]);
+        assert!(ledger.candidates(&GcPolicy::default(), at(119)).is_empty());
+        assert_eq!(ids(&ledger.candidates(&GcPolicy::default(), at(120))), ["never"]);
         ledger.detect(&images, &used(&["a"]), at(300));
         let mut more = images.to_vec();
         more.push(image("young"));
         ledger.detect(&more, &used(&[]), at(600));
-        assert_eq!(ids(&ledger.candidates(&Policy::default(), at(600))), ["never", "b", "a"]);
+        assert_eq!(ids(&ledger.candidates(&GcPolicy::default(), at(600))), ["never", "b", "a"]);
         ledger.detect(&more, &used(&["never"]), at(900));
-        assert_eq!(ids(&ledger.candidates(&Policy::default(), at(900))), ["young", "b", "a"]);
+        assert_eq!(ids(&ledger.candidates(&GcPolicy::default(), at(900))), ["young", "b", "a"]);
         ledger.detect(&[], &used(&[]), at(900));
-        assert!(ledger.candidates(&Policy::default(), at(9000)).is_empty());
+        assert!(ledger.candidates(&GcPolicy::default(), at(9000)).is_empty());
     }
 
     #[test]
     fn images_unused_for_max_age_expire() {
-        let policy = Policy { max_age: Some(Duration::from_secs(1000)), ..Policy::default() };
+        let policy = GcPolicy { max_age: Some(Duration::from_secs(1000)), ..GcPolicy::default() };
         let mut ledger = Ledger::new(at(0));
         ledger.detect(&[image("a"), image("never")], &used(&["a"]), at(0));
         ledger.detect(&[image("a"), image("never")], &used(&["a"]), at(900));
         assert!(ledger.expired(&policy, at(1000)).is_empty());
-        assert!(ledger.expired(&Policy::default(), at(9000)).is_empty());
+        assert!(ledger.expired(&GcPolicy::default(), at(9000)).is_empty());
         ledger.detect(&[image("a"), image("never"), image("new")], &used(&[]), at(1001));
         assert_eq!(ids(&ledger.expired(&policy, at(1001))), ["never"]);
         assert_eq!(ids(&ledger.expired(&policy, at(1901))), ["never", "a"]);
@@ -614,7 +591,7 @@ mod tests {
         let (events, queue) = EventSink::new();
         let images = RefCell::new(["a", "b", "c", "d"].map(image).to_vec());
         let disk = DiskUse { capacity_bytes, available_bytes };
-        let policy = Policy { min_age: Duration::ZERO, ..Policy::default() };
+        let policy = GcPolicy { min_age: Duration::ZERO, ..GcPolicy::default() };
         (ImageCollector::new(Fake { images, disk, keeps: "a" }, policy, events, at(0)), queue)
     }
 

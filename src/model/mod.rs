@@ -12,7 +12,6 @@ pub mod fields;
 pub(crate) mod fuzz;
 pub mod ids;
 pub mod image_name;
-pub mod image_offers;
 pub mod kubeconfig;
 pub mod labels;
 pub mod log_line;

@@ -21,7 +21,7 @@ use super::cgroups::PodCgroups;
 use super::lifecycle::{Lifecycle, Phase, Update};
 use super::plan::{self, Plan};
 use super::start_clock::StartClock;
-use crate::images::check::{self as image_check, ImageCheck};
+use crate::images::{self, ImageCheck};
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::EventSink;
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
@@ -673,7 +673,7 @@ impl Worker {
         });
         if let Err(failure) = &started
             && [reasons::CREATE_CONTAINER_ERROR, reasons::RUN_CONTAINER_ERROR].contains(&failure.reason)
-            && image_check::points_to_image(&failure.message)
+            && images::points_to_image(&failure.message)
         {
             let image = container.image.as_deref().unwrap_or_default();
             self.deps.image_check.suspect(pod, &container.name, image, &failure.message);
@@ -689,7 +689,7 @@ impl Worker {
 
     /// Has the image of a container checked whose last instance ended as if the image was damaged.
     fn suspect_image(&self, container: &crate::model::api::Container, runtime: &PodRuntime) {
-        if let Some(why) = runtime.newest(&container.name).and_then(image_check::of_instance) {
+        if let Some(why) = runtime.newest(&container.name).and_then(images::signs_of_damage) {
             let image = container.image.as_deref().unwrap_or_default();
             self.deps.image_check.suspect(self.pod(), &container.name, image, &why);
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::cri;
-use crate::images::pull::Images;
+use crate::images::ImagePuller;
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::event::EventSink;
 use crate::util::backoff::KeyedBackoff;
@@ -29,7 +29,7 @@ pub(super) struct Shared {
     pub(super) settings: Settings,
     pub(super) host: Host,
     pub(super) cri: cri::RuntimeClient,
-    pub(super) images: Images,
+    pub(super) images: Arc<ImagePuller>,
     pub(super) user_namespaces: UserNamespaces,
     pub(super) events: EventSink,
     /// Objects that pods need from the API server, on a node that has one.
@@ -71,13 +71,7 @@ impl Runtime {
                     settings.user_namespace_ids,
                     settings.max_pods,
                 ),
-                images: Images::new(
-                    deps.images,
-                    deps.events.clone(),
-                    deps.offers,
-                    &settings.root_dir,
-                    &settings.pulls,
-                ),
+                images: deps.images,
                 sandbox_permits: Permits::new(width, "other calls that make sandboxes"),
                 container_permits: Permits::new(width, "other calls that start containers"),
                 crashes: Mutex::new(KeyedBackoff::new(

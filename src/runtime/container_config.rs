@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::images::pull::ImageUser;
+use crate::images::ImageUser;
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::api::Container;
 use crate::model::mount::{MountedVolume, SubPaths};

@@ -10,7 +10,7 @@ use super::env_file;
 use super::fields::Addresses;
 use super::logs::read::{ReadOptions, read};
 use super::settings::Host;
-use crate::images::pull::ImageUser;
+use crate::images::ImageUser;
 use crate::kube::claims::Claims;
 use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::runtime_classes::RuntimeClasses;

@@ -11,7 +11,7 @@ use super::fields::Addresses;
 use super::hosts;
 use super::sandbox_config::{SandboxInputs, sandbox_config};
 use super::settings::{Host, Settings};
-use crate::images::pull::ImageUser;
+use crate::images::ImageUser;
 use crate::kube::LocalObjects;
 use crate::model::api;
 use crate::model::mount::{MountedVolume, SubPath, SubPathFailure, SubPaths};

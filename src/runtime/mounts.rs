@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::cri::CriError;
-use crate::images::pull::pull_secrets::PullSecrets;
-use crate::images::pull::{ImageFailure, Wanted};
+use crate::images::{ImageFailure, ImageRequest, PullSecrets};
 use crate::model::api::{VolumeDevice, VolumeMount};
 use crate::model::ids::ImageRef;
 use crate::model::metrics;
@@ -57,7 +56,7 @@ impl Runtime {
         for volume in pod.spec().volumes.iter().flatten().filter(|volume| mounted(&volume.name)) {
             let Some(source) = &volume.image else { continue };
             metrics::IMAGE_VOLUMES_REQUESTED.inc();
-            let image = self.shared.images.ensure(Wanted {
+            let image = self.shared.images.ensure(ImageRequest {
                 pod,
                 image: source.reference.as_deref().unwrap_or_default(),
                 policy: source.pull_policy.as_deref(),
@@ -268,7 +267,7 @@ fn recursive_read_only(mount: &VolumeMount, supported: bool) -> Result<bool, Con
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::pull::ImageUser;
+    use crate::images::ImageUser;
     use crate::kube::LocalObjects;
     use crate::model::mount::SubPaths;
     use crate::runtime::env::{EnvInputs, environment};

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::images::pull::ImageUser;
+use crate::images::ImageUser;
 use crate::model::api::{
     AppArmorProfile, Capabilities, Container, PodSecurityContext, SELinuxOptions, SeccompProfile,
     SecurityContext,

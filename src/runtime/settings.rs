@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cri;
-use crate::images::pull;
+use crate::images::ImagePuller;
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::container_memory::{ProtectionSettings, SwapBehavior};
 use crate::model::event::EventSink;
-use crate::model::image_offers::SharedOffers;
 use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
 use crate::util::gate::Gate;
@@ -62,8 +61,6 @@ pub struct Settings {
     pub memory_qos: Option<ProtectionSettings>,
     /// `singleProcessOOMKill`; absent: as upstream, no on cgroup v2 and yes on v1.
     pub single_process_oom_kill: Option<bool>,
-    /// Limits and credentials of pulls.
-    pub pulls: pull::Settings,
     /// Ids of each user namespace (`userNamespaces.idsPerPod`), a multiple of 65536.
     pub user_namespace_ids: u32,
     /// `maxPods`: the number of user namespaces to provide.
@@ -115,8 +112,8 @@ pub struct MachineNumbers {
 pub struct Deps {
     /// The runtime service.
     pub cri: cri::RuntimeClient,
-    /// The image service.
-    pub images: cri::ImageClient,
+    /// Provides the images of containers.
+    pub images: Arc<ImagePuller>,
     /// Kubernetes events.
     pub events: EventSink,
     /// Objects that pods need from the API server, on a node that has one.
@@ -127,8 +124,6 @@ pub struct Deps {
     pub cgroup_parent: CgroupParent,
     /// The CPUs and NUMA nodes of containers.
     pub placement: SharedPlacement,
-    /// The images that archives on this node provide.
-    pub offers: SharedOffers,
     /// Closed for the names of an image that is being removed to pull it again: then no container of it is
     /// made.
     pub replaced: Arc<Gate>,

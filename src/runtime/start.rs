@@ -1,14 +1,9 @@
 //! Starting one container: image, configuration, create, start, links (Go: startContainer).
 
 use std::path::PathBuf;
-use std::time::Duration;
-
-use jiff::Timestamp;
 
 use crate::cri::{Class, CriError};
-use crate::images::pull::pull_secrets::PullSecrets;
-use crate::images::pull::{Found, ImageFailure, Wanted};
-use crate::kube::PodObjects;
+use crate::images::{ContainerImage, ImageFailure, ImageRequest};
 use crate::model::api::Container;
 use crate::model::event::{EventType, Regarding};
 use crate::model::ids::ContainerId;
@@ -19,7 +14,6 @@ use crate::model::reasons;
 use crate::model::runtime::ContainerState;
 use crate::transport::generated::Enum;
 use crate::transport::generated::runtime::{ContainerConfig, NamespaceMode, PodSandboxConfig, Signal};
-use crate::util::stop::StopToken;
 
 use super::client::{CALL_PATIENCE, Runtime};
 use super::config_error::ConfigError;
@@ -63,14 +57,14 @@ impl Runtime {
         let (sandbox_config, _notices) = self
             .sandbox_config(start.pod, start.sandbox_attempt, start.stop)
             .map_err(|error| self.config_failure(&start, &regarding, &error))?;
-        let (secrets, missing) = self.pull_secrets(&start);
+        let secrets = shared.images.secrets_of(start.pod, start.stop);
         let failed = |failure: ImageFailure| {
-            self.tell_missing_secrets(&start, &missing, &failure);
+            shared.images.report_missing_secrets(start.pod, &secrets, &failure, start.stop);
             self.image_failure(&start, &regarding, failure)
         };
         let image = shared
             .images
-            .ensure(Wanted {
+            .ensure(ImageRequest {
                 pod: start.pod,
                 image: start.container.image.as_deref().unwrap_or_default(),
                 policy: start.container.image_pull_policy.as_deref(),
@@ -132,47 +126,6 @@ impl Runtime {
         }
     }
 
-    /// The pod's own credentials, and the names of Secrets without any. A pull may succeed without some.
-    ///
-    /// DIFFERS: upstream reads them once per sync of the pod, here once per container start.
-    fn pull_secrets(&self, start: &Start<'_>) -> (PullSecrets, Vec<String>) {
-        let objects = PodObjects::of(start.pod, self.shared.api.as_ref(), &self.shared.local);
-        PullSecrets::of(start.pod, objects, start.stop)
-    }
-
-    /// Reports pull secrets that could not be read, if a pull was tried and failed.
-    ///
-    /// DIFFERS: upstream 1.36 reports them at each sync of the pod, also if no image has to be pulled.
-    fn tell_missing_secrets(&self, start: &Start<'_>, missing: &[String], failure: &ImageFailure) {
-        let shared = &self.shared;
-        let told = missing.is_empty() || start.stop.is_stopped() || !failure.is_failed_pull();
-        if told || !shared.images.tells_of_secrets(start.pod.uid(), Timestamp::now()) {
-            return;
-        }
-        let message = format!(
-            "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
-            missing.join(", ")
-        );
-        shared.events.warning(start.pod, reasons::FAILED_TO_RETRIEVE_IMAGE_PULL_SECRET, message);
-    }
-
-    /// Pulls an image again that was removed from this node, with the credentials of a pod, or without one
-    /// with those of the node. Returns its id, which may be another one than before.
-    ///
-    /// # Errors
-    /// Why it was not pulled within `limit`.
-    pub fn pull_again(
-        &self,
-        pod: Option<&Pod>,
-        image: &str,
-        limit: Duration,
-        stop: &StopToken,
-    ) -> Result<String, String> {
-        let objects = pod.and_then(|pod| PodObjects::of(pod, self.shared.api.as_ref(), &self.shared.local));
-        let secrets = pod.map(|pod| PullSecrets::of(pod, objects, stop).0).unwrap_or_default();
-        self.shared.images.pull_again(&secrets, image, limit, stop)
-    }
-
     /// The previous count plus one; from the names of log files when the runtime has no instance.
     fn restart_count(&self, start: &Start<'_>) -> u32 {
         match start.runtime.newest(&start.container.name) {
@@ -189,7 +142,7 @@ impl Runtime {
     fn prepare(
         &self,
         start: &Start<'_>,
-        image: &Found,
+        image: &ContainerImage,
         image_volumes: &[ImageVolume],
         restart_count: u32,
     ) -> Result<ContainerConfig, ConfigError> {

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::settings::{CrashBackoff, MachineNumbers, Settings};
-use crate::images::pull;
 use crate::model::container_memory::SwapBehavior;
 
 /// A node with round numbers on cgroup v1.
@@ -29,7 +28,6 @@ pub(super) fn settings() -> Settings {
         swap: SwapBehavior::NoSwap,
         memory_qos: None,
         single_process_oom_kill: None,
-        pulls: pull::Settings::default(),
         user_namespace_ids: 65_536,
         max_pods: 110,
         crash_backoff: CrashBackoff { first: Duration::from_secs(10), longest: Duration::from_secs(300) },

@@ -12,7 +12,7 @@ use super::registry::images::Images;
 use super::views::holdings::{DevicesReply, VolumesReply};
 use super::views::{ImageRow, NodeReport, PodCgroupReport, PodView};
 use crate::cri::{Class, CriError, RuntimeClient};
-use crate::images::check as image_check;
+use crate::images::{CheckOptions, CheckReport};
 use crate::kube::events::EventLog;
 use crate::model::api::{self, EphemeralContainer};
 use crate::model::ids::PodUid;
@@ -168,10 +168,10 @@ pub trait NodeBackend: Send + Sync {
     fn verify_image(
         &self,
         image: &str,
-        options: image_check::Options,
+        options: CheckOptions,
         progress: &mut dyn FnMut(usize, usize),
         stop: &StopToken,
-    ) -> Result<image_check::Report, BackendError>;
+    ) -> Result<CheckReport, BackendError>;
 
     /// The images of archives.
     fn image_set(&self) -> Arc<dyn Images>;

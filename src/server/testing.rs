@@ -13,8 +13,7 @@ use super::registry::images::Images;
 use super::views::holdings::{DevicesReply, VolumesReply};
 use super::views::{ImageRow, NodeReport, PodCgroupReport, PodView};
 use crate::cri::RuntimeClient;
-use crate::images::check as image_check;
-use crate::images::set::ImageSet;
+use crate::images::{CheckOptions, CheckReport, ImageSet};
 use crate::kube::events::EventLog;
 use crate::model::api::{self, EphemeralContainer};
 use crate::model::event::EventSink;
@@ -46,7 +45,7 @@ type ReadLog =
 type Summary = dyn Fn(Detail) -> Result<Vec<u8>, BackendError> + Send + Sync;
 type AddEphemeral = dyn Fn(&PodUid, &EphemeralContainer) -> Result<(), BackendError> + Send + Sync;
 type ListImages = dyn Fn() -> Result<Vec<ImageRow>, BackendError> + Send + Sync;
-type VerifyImage = dyn Fn(&str, image_check::Options, &mut dyn FnMut(usize, usize)) -> Result<image_check::Report, BackendError>
+type VerifyImage = dyn Fn(&str, CheckOptions, &mut dyn FnMut(usize, usize)) -> Result<CheckReport, BackendError>
     + Send
     + Sync;
 
@@ -304,10 +303,10 @@ impl NodeBackend for FakeNode {
     fn verify_image(
         &self,
         image: &str,
-        options: image_check::Options,
+        options: CheckOptions,
         progress: &mut dyn FnMut(usize, usize),
         _: &StopToken,
-    ) -> Result<image_check::Report, BackendError> {
+    ) -> Result<CheckReport, BackendError> {
         (self.verify_image)(image, options, progress)
     }
 

@@ -16,7 +16,7 @@ use super::reclaim::Request;
 use super::view::{Snapshot, View};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::eviction::Reclaim;
-use crate::images::gc::ImageCollector;
+use crate::images::ImageCollector;
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::pod::Pod;

@@ -1,6 +1,6 @@
 //! Files with credentials of registries against the kubelet's package credentialprovider.
 
-use coracle::images::pull::credentials::{Form, entries, index, lookup};
+use coracle::images::credentials::{Form, entries, index, lookup};
 use serde_json::{Value, json};
 
 use crate::peer::{Peer, decode, encode};

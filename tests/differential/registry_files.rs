@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use coracle::images::pull::credentials::{Places, lookup};
+use coracle::images::credentials::{Places, lookup};
 use serde_json::json;
 
 use crate::peer::Peer;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use coracle::cri;
-use coracle::images::gc::{ImageCollector, Policy};
+use coracle::images::{GcPolicy, ImageCollector};
 use coracle::model::event::EventSink;
 use coracle::model::ids::ImageRef;
 use coracle::transport::grpc::Kind;
@@ -34,7 +34,8 @@ fn run(fault: Fault, method: &'static str) {
         cri::Settings { runtime_endpoint: wire.endpoint(), image_endpoint: None, request_timeout: CALL };
     let (_, images) = cri::connect(settings).unwrap();
     let (events, _queue) = EventSink::new();
-    let policy = Policy { high_percent: 100, max_age: Some(Duration::from_secs(60)), ..Policy::default() };
+    let policy =
+        GcPolicy { high_percent: 100, max_age: Some(Duration::from_secs(60)), ..GcPolicy::default() };
     let begun = Timestamp::now();
     let mut collector = ImageCollector::new(images, policy, events, begun);
     let in_use: BTreeSet<ImageRef> = [ImageRef::from(BUSYBOX_ID.to_owned())].into();
@@ -103,7 +104,7 @@ fn stop_ends_a_hanging_image_garbage_collection() {
         let (_, images) = fake.connect();
         let (events, _queue) = EventSink::new();
         let policy =
-            Policy { high_percent: 100, max_age: Some(Duration::from_secs(60)), ..Policy::default() };
+            GcPolicy { high_percent: 100, max_age: Some(Duration::from_secs(60)), ..GcPolicy::default() };
         let begun = Timestamp::now();
         let mut collector = ImageCollector::new(images.with_stop(token.clone()), policy, events, begun);
         let in_use = BTreeSet::new();

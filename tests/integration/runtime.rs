@@ -2,11 +2,11 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use coracle::cri;
-use coracle::images::pull;
-use coracle::images::pull::records::Verification;
+use coracle::images::{ImagePuller, ImageSet, PullDeps, PullSettings, Verification};
 use coracle::model::api;
 use coracle::model::event::{Event, EventSink, EventType, Regarding};
 use coracle::model::ids::ContainerId;
@@ -46,6 +46,10 @@ impl Node {
     }
 
     pub fn with(change: impl FnOnce(&mut Settings)) -> Node {
+        Node::with_pulls(|settings, _| change(settings))
+    }
+
+    fn with_pulls(change: impl FnOnce(&mut Settings, &mut PullSettings)) -> Node {
         let fake = FakeCri::start();
         let dir = tempfile::tempdir().unwrap();
         let resolv_conf = dir.path().join("resolv.conf");
@@ -68,31 +72,38 @@ impl Node {
             single_process_oom_kill: None,
             crash_backoff: CrashBackoff { first: Duration::from_secs(10), longest: Duration::from_secs(300) },
             stop_signals: false,
-            pulls: pull::Settings {
-                registry_pull_qps: 5,
-                registry_burst: 10,
-                serialize_image_pulls: true,
-                max_parallel_image_pulls: None,
-                credential_providers: None,
-                image_verification: Verification::NotPreloaded,
-            },
             user_namespace_ids: 65_536,
             max_pods: 110,
         };
-        change(&mut settings);
+        let mut pulls = PullSettings {
+            root_dir: dir.path().join("root"),
+            registry_pull_qps: 5,
+            registry_burst: 10,
+            serialize_image_pulls: true,
+            max_parallel_image_pulls: None,
+            credential_providers: None,
+            image_verification: Verification::NotPreloaded,
+        };
+        change(&mut settings, &mut pulls);
         let (client, images) = fake.connect();
         let (sink, events) = EventSink::new();
-        let cgroup_parent = std::sync::Arc::new(|_: &_| String::new());
-        let placement = std::sync::Arc::new(());
+        let cgroup_parent = Arc::new(|_: &_| String::new());
+        let placement = Arc::new(());
+        let pull_deps = PullDeps {
+            images,
+            events: sink.clone(),
+            set: ImageSet::default(),
+            api: None,
+            local: Default::default(),
+        };
         let deps = Deps {
             cri: client.clone(),
-            images,
+            images: Arc::new(ImagePuller::new(&pulls, pull_deps)),
             events: sink,
             api: None,
             local: Default::default(),
             cgroup_parent,
             placement,
-            offers: std::sync::Arc::new(coracle::model::image_offers::NoOffers),
             replaced: Default::default(),
         };
         Node { fake, dir, runtime: Runtime::new(settings, deps), client, events }
@@ -371,9 +382,9 @@ fn container_starts_after_its_pull() {
 
 #[test]
 fn too_many_pulls_per_second_fail_at_once() {
-    let node = Node::with(|settings| {
-        settings.pulls.registry_pull_qps = 1;
-        settings.pulls.registry_burst = 1;
+    let node = Node::with_pulls(|_, pulls| {
+        pulls.registry_pull_qps = 1;
+        pulls.registry_burst = 1;
     });
     let pod = pod(json!({"containers": [
         container("a", "r.example/one", "Always"), container("b", "r.example/two", "Always")]}));

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use coracle::images::set::archive::Platform;
+use coracle::images::archive::Platform;
 use coracle::util::sha256;
 use serde_json::{Value, json};
 

@@ -13,8 +13,8 @@ use crate::cli::local::{
     TopOptions, VerifyOptions,
 };
 use crate::cli::table::Paint;
-use crate::images::check::{Finding, Report};
-use crate::images::set::{ArchiveReport, Document, Refusal, SetImageReport, SetReport};
+use crate::images::{ArchiveReport, Document, Refusal, SetImageReport, SetReport};
+use crate::images::{CheckReport, Finding};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::server::testing::FakeNode;
 use crate::server::{self, DeviceRow, DevicesReply, ImageRow, PodView, VolumeRow, VolumesReply};
@@ -60,13 +60,13 @@ impl Agent {
             let finding = Finding { path: "/bin/app".into(), problem: "has 0 bytes".into() };
             let damaged = u64::from(options.contents);
             let findings = if options.contents { vec![finding] } else { Vec::new() };
-            let report = Report {
+            let report = CheckReport {
                 image: image.into(),
                 layers: 2,
                 verified: 2,
                 damaged,
                 findings,
-                ..Report::default()
+                ..CheckReport::default()
             };
             if image == "a:1" {
                 Ok(report)

@@ -6,7 +6,7 @@ use std::io::{BufRead as _, Read as _};
 use crate::cli::exit::Exit;
 use crate::cli::local::{Output, VerifyOptions};
 use crate::cli::table::{Cell, Color, Table};
-use crate::images::check::Report;
+use crate::images::CheckReport;
 use crate::server::{ImageRow, VerifyLine};
 
 use super::client::{Client, ReadTimeout, encode};
@@ -41,7 +41,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &VerifyOp
     Ok(if good { Exit::Success } else { Exit::Failure })
 }
 
-fn verify(client: &Client, image: &str, digests: bool) -> Result<Report, CommandError> {
+fn verify(client: &Client, image: &str, digests: bool) -> Result<CheckReport, CommandError> {
     let target = format!("/v1/images/verify?image={}&digests={digests}", encode(image));
     let mut body = client.open(&target, ReadTimeout::None)?.body;
     let failed = |why: String| CommandError::Response { target: target.clone(), why };
@@ -56,7 +56,11 @@ fn verify(client: &Client, image: &str, digests: bool) -> Result<Report, Command
         match news {
             VerifyLine { report: Some(report), .. } => return Ok(report),
             VerifyLine { error: Some(why), .. } => {
-                return Ok(Report { image: image.to_owned(), problems: vec![why], ..Report::default() });
+                return Ok(CheckReport {
+                    image: image.to_owned(),
+                    problems: vec![why],
+                    ..CheckReport::default()
+                });
             }
             _ => {}
         }
@@ -64,7 +68,7 @@ fn verify(client: &Client, image: &str, digests: bool) -> Result<Report, Command
 }
 
 /// The image, and one row for each of its damaged files and problems.
-fn rows(report: &Report) -> Vec<Vec<Cell>> {
+fn rows(report: &CheckReport) -> Vec<Vec<Cell>> {
     let (result, color) = match (report.damaged, report.problems.is_empty()) {
         (0, true) => ("intact".to_owned(), None),
         (0, false) => ("not verified".to_owned(), Some(Color::Yellow)),
@@ -84,15 +88,16 @@ fn rows(report: &Report) -> Vec<Vec<Cell>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::check::Finding;
+    use crate::images::Finding;
 
     #[test]
     fn report_shows_what_is_damaged_and_what_was_not_verified() {
-        let texts = |report: &Report| -> Vec<String> {
+        let texts = |report: &CheckReport| -> Vec<String> {
             let line = |row: Vec<Cell>| row.into_iter().map(|cell| cell.text).collect::<Vec<_>>().join(" ");
             rows(report).into_iter().map(line).collect()
         };
-        let mut report = Report { image: "a:1".into(), layers: 2, verified: 2, ..Report::default() };
+        let mut report =
+            CheckReport { image: "a:1".into(), layers: 2, verified: 2, ..CheckReport::default() };
         assert_eq!(texts(&report), ["a:1 2/2 intact"]);
         report.problems.push("cannot verify: x".into());
         assert_eq!(texts(&report), ["a:1 2/2 not verified", "  cannot verify: x"]);

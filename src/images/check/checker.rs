@@ -7,6 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 
+use super::super::listed::spec;
+use super::super::set::archive::Count;
+use super::super::set::{ImageSet, Refusal};
 use super::layer::{self, Depth, Findings, Outcome};
 use super::missing::{MissingNames, Owner};
 use super::repull::Repull;
@@ -26,11 +29,8 @@ const ROUNDS: usize = 3;
 /// The largest layer without compression.
 const MAX_LAYER: u64 = 1 << 40;
 
-/// Is called with a number of bytes that were read. After an error no more are to be read.
-pub type Count = Arc<dyn Fn(u64) -> io::Result<()> + Send + Sync>;
-
 /// A place that has layers, such as the image archives of this node.
-pub trait LayerSource: Send + Sync {
+pub(super) trait LayerSource {
     /// Opens the blob with a digest (`sha256:` and 64 hexadecimal digits): the archive of a layer,
     /// plain or compressed. `None`: it has no such blob. `count` counts what is read to find the bytes of
     /// the blob, and not these. `stop` ends the call and the reading early.
@@ -45,10 +45,26 @@ pub trait LayerSource: Send + Sync {
     ) -> Result<Option<Box<dyn Read + Send>>, String>;
 }
 
+/// The image archives of this node.
+impl LayerSource for ImageSet {
+    fn open(
+        &self,
+        digest: &str,
+        count: &Count,
+        stop: &StopToken,
+    ) -> Result<Option<Box<dyn Read + Send>>, String> {
+        match self.blob(digest) {
+            Ok(blob) => blob.open_counted(0, count, stop).map(Some).map_err(|error| error.to_string()),
+            Err(Refusal::Unknown(_)) => Ok(None),
+            Err(Refusal::Unavailable(why)) => Err(why),
+        }
+    }
+}
+
 /// What a check has found.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Report {
+pub struct CheckReport {
     /// The image's name as requested.
     pub image: String,
     /// The runtime's id of the image.
@@ -103,7 +119,7 @@ pub struct Finding {
     pub problem: String,
 }
 
-impl Report {
+impl CheckReport {
     /// The first damaged files and the number of others, for an event.
     #[must_use]
     pub fn summary(&self) -> String {
@@ -127,7 +143,7 @@ impl Report {
 
 /// What to check, and whether to replace what is damaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Options {
+pub struct CheckOptions {
     /// Whether the contents of files are compared, and not only their types and sizes.
     pub contents: bool,
     /// Whether damaged files are replaced.
@@ -138,7 +154,7 @@ pub struct Options {
 pub(super) struct Checker {
     pub(super) runtime: RuntimeClient,
     pub(super) images: ImageClient,
-    pub(super) sources: Vec<Arc<dyn LayerSource>>,
+    pub(super) archives: ImageSet,
     pub(super) replaced: Arc<Gate>,
     pub(super) restarts: super::Restarts,
     pub(super) pods: super::Pods,
@@ -169,11 +185,11 @@ impl Checker {
     pub(super) fn check(
         &self,
         (image, owner): (&str, &Owner),
-        options: Options,
+        options: CheckOptions,
         progress: &mut dyn FnMut(usize, usize),
         meter: &Arc<Meter>,
         stop: &StopToken,
-    ) -> Result<Report, Problem> {
+    ) -> Result<CheckReport, Problem> {
         let unpacked = storage::find(&self.images, image, meter, stop)?;
         let mut checked = check_layers(&unpacked, &self.sources(&unpacked), options, progress, meter, stop);
         let goes_on = !stop.is_stopped() && !meter.is_exhausted();
@@ -193,7 +209,7 @@ impl Checker {
                         // id, because a name may be that of another image now.
                         match storage::find(&self.images, &unpacked.id, meter, stop) {
                             Ok(found) => {
-                                let depth = Options { mend: false, ..options };
+                                let depth = CheckOptions { mend: false, ..options };
                                 let sources = self.sources(&found);
                                 let after = check_layers(&found, &sources, depth, progress, meter, stop);
                                 checked = checked.pulled_again(after);
@@ -218,14 +234,14 @@ impl Checker {
 
     /// The id of an image that is on the node.
     pub(super) fn id_of(&self, image: &str, stop: &StopToken) -> Result<String, String> {
-        let found = self.images.with_stop(stop.clone()).image_status(storage::spec(image));
+        let found = self.images.with_stop(stop.clone()).image_status(spec(image));
         let found = found.map_err(|error| error.to_string())?;
         found.map(|found| found.id).ok_or_else(|| Problem::Absent.to_string())
     }
 
     fn sources<'a>(&'a self, unpacked: &'a Unpacked) -> Vec<Source<'a>> {
         let store = unpacked.store.as_deref().map(|store| Source::Store(Store(store)));
-        store.into_iter().chain(self.sources.iter().map(|source| Source::Other(&**source))).collect()
+        store.into_iter().chain([Source::Other(&self.archives)]).collect()
     }
 }
 
@@ -311,7 +327,7 @@ impl State {
 /// A check of all layers.
 #[derive(Debug)]
 struct Checked {
-    report: Report,
+    report: CheckReport,
     /// The layers by their directories.
     layers: Vec<(PathBuf, State)>,
     /// Whether contents were compared.
@@ -343,9 +359,9 @@ impl Checked {
             after.report.problems.push(what);
         }
         after.count();
-        let Report { damaged, findings, mended, .. } = self.report;
+        let CheckReport { damaged, findings, mended, .. } = self.report;
         let mended = if after.report.intact { damaged } else { mended };
-        Checked { report: Report { damaged, findings, mended, ..after.report }, ..after }
+        Checked { report: CheckReport { damaged, findings, mended, ..after.report }, ..after }
     }
 
     fn count(&mut self) {
@@ -359,14 +375,14 @@ impl Checked {
 fn check_layers(
     unpacked: &Unpacked,
     sources: &[Source<'_>],
-    options: Options,
+    options: CheckOptions,
     progress: &mut dyn FnMut(usize, usize),
     meter: &Arc<Meter>,
     stop: &StopToken,
 ) -> Checked {
     let layers = unpacked.layers.len();
     let mut checked = Checked {
-        report: Report { id: unpacked.id.clone(), layers, ..Report::default() },
+        report: CheckReport { id: unpacked.id.clone(), layers, ..CheckReport::default() },
         layers: Vec::new(),
         contents: options.contents,
     };
@@ -383,7 +399,7 @@ fn check_layers(
 struct LayerCheck<'a> {
     layer: &'a Layer,
     sources: &'a [Source<'a>],
-    options: Options,
+    options: CheckOptions,
     meter: &'a Arc<Meter>,
     stop: &'a StopToken,
 }
@@ -393,7 +409,7 @@ type FailedCopy<'a> = (&'a Source<'a>, &'a String, String);
 
 impl LayerCheck<'_> {
     /// Checks the layer with the first source that has an intact copy of it.
-    fn run(&self, report: &mut Report) -> State {
+    fn run(&self, report: &mut CheckReport) -> State {
         let LayerCheck { layer, options, .. } = *self;
         let short = layer.diff_id.get(..19).unwrap_or(&layer.diff_id);
         let is_missing = !layer.dir.exists();
@@ -440,7 +456,7 @@ impl LayerCheck<'_> {
 
     /// Whether a copy of the runtime that cannot be compared is damaged: its content has another digest
     /// than its name.
-    fn has_damaged_blob(&self, failed: &[FailedCopy<'_>], report: &mut Report) -> bool {
+    fn has_damaged_blob(&self, failed: &[FailedCopy<'_>], report: &mut CheckReport) -> bool {
         for (source, digest, _) in failed {
             if let Some(damage) = source.damage(digest, self.meter, self.stop) {
                 let mut found = Findings::default();
@@ -453,7 +469,7 @@ impl LayerCheck<'_> {
     }
 
     /// Replaces what differs from a copy that is intact, and compares again.
-    fn mend(&self, source: &Source<'_>, digest: &str, found: &Findings, report: &mut Report) -> State {
+    fn mend(&self, source: &Source<'_>, digest: &str, found: &Findings, report: &mut CheckReport) -> State {
         let (mut next, mut failure) = (None, None);
         for _ in 0..ROUNDS {
             let mended = self.pass(source, digest, Some(next.as_ref().unwrap_or(found)));
@@ -586,7 +602,7 @@ mod tests {
             self.check_sources(&[Source::Store(Store(store)), Source::Other(&blobs)], mend)
         }
 
-        fn check(&self, mend: bool) -> Report {
+        fn check(&self, mend: bool) -> CheckReport {
             self.check_layers(mend).report
         }
 
@@ -595,7 +611,7 @@ mod tests {
         }
 
         fn check_sources(&self, sources: &[Source<'_>], mend: bool) -> Checked {
-            let (options, meter) = (Options { contents: true, mend }, Meter::unlimited());
+            let (options, meter) = (CheckOptions { contents: true, mend }, Meter::unlimited());
             let stop = StopToken::never();
             check_layers(&self.unpacked, sources, options, &mut |_, _| {}, &meter, &stop)
         }
@@ -643,7 +659,7 @@ mod tests {
         fixture.blobs.insert(low, Vec::new());
         let (first, second) = (Blobs(&fixture.blobs), Blobs(&intact));
         let sources = [Source::Other(&first), Source::Other(&second)];
-        let options = Options { contents: false, mend: true };
+        let options = CheckOptions { contents: false, mend: true };
         let (meter, stop) = (Meter::unlimited(), StopToken::never());
         let checked = check_layers(&fixture.unpacked, &sources, options, &mut |_, _| {}, &meter, &stop);
         let report = checked.report;
@@ -683,7 +699,7 @@ mod tests {
         for (digest, blob) in &fixture.blobs {
             std::fs::write(store.path().join(storage::hex_of(digest).unwrap()), blob).unwrap();
         }
-        let (options, stop) = (Options { contents: true, mend: true }, StopToken::never());
+        let (options, stop) = (CheckOptions { contents: true, mend: true }, StopToken::never());
         let sources = [Source::Store(Store(store.path()))];
         let check = |limit| {
             let meter = Meter::new(Usage { read: limit, written: 0 });
@@ -717,7 +733,7 @@ mod tests {
             fixture.blobs.insert(name, blob);
             let blobs = Blobs(&fixture.blobs);
             let sources = [Source::Other(&blobs)];
-            let options = Options { contents: true, mend: false };
+            let options = CheckOptions { contents: true, mend: false };
             let check = |meter: &Arc<Meter>| {
                 check_layers(&fixture.unpacked, &sources, options, &mut |_, _| {}, meter, &StopToken::never())
             };
@@ -741,7 +757,7 @@ mod tests {
         let mut fixture = Fixture::new();
         fixture.unpacked.layers.truncate(1);
         let meter = Meter::unlimited();
-        let (options, stop) = (Options { contents: true, mend: false }, StopToken::never());
+        let (options, stop) = (CheckOptions { contents: true, mend: false }, StopToken::never());
         let blobs = Blobs(&fixture.blobs);
         check_layers(&fixture.unpacked, &[Source::Other(&blobs)], options, &mut |_, _| {}, &meter, &stop);
         let tar = fixture.blobs[&fixture.unpacked.layers[0].diff_id].len() as u64;
@@ -801,10 +817,10 @@ mod tests {
         assert_eq!((after.intact, after.mended, after.verified), (true, 1, 0), "{after:?}");
     }
 
-    fn check_layer(layer: &Layer, source: Source<'_>) -> (State, Report) {
-        let (options, stop) = (Options { contents: true, mend: false }, &StopToken::never());
+    fn check_layer(layer: &Layer, source: Source<'_>) -> (State, CheckReport) {
+        let (options, stop) = (CheckOptions { contents: true, mend: false }, &StopToken::never());
         let check = LayerCheck { layer, sources: &[source], options, meter: &Meter::unlimited(), stop };
-        let mut report = Report::default();
+        let mut report = CheckReport::default();
         (check.run(&mut report), report)
     }
 

@@ -1,4 +1,4 @@
-//! Names of images that were removed so that they are pulled again, until each is back. A name is kept
+//! Names of images that were removed so that they are pulled again, until each is back. A name is reserved
 //! here before it is removed, so that none is lost, whatever ends the check.
 
 use std::collections::BTreeMap;
@@ -54,11 +54,11 @@ pub(super) struct Pull {
 }
 
 impl MissingNames {
-    /// Keeps the names of an image that are about to be removed.
+    /// Reserves places for the names of an image that are about to be removed.
     ///
     /// # Errors
-    /// When there are too many; then none is kept.
-    fn keep(&mut self, owner: &Owner, requested: &str, names: &[String]) -> Result<(), String> {
+    /// When there are too many; then none is reserved.
+    fn reserve(&mut self, owner: &Owner, requested: &str, names: &[String]) -> Result<(), String> {
         let new = names.iter().filter(|name| !self.names.contains_key(*name)).count();
         let is_own = |name: &String| self.names.get(name).is_some_and(|known| known.owner == *owner);
         let more = names.iter().filter(|name| !is_own(name)).count();
@@ -79,19 +79,19 @@ impl MissingNames {
         }
         for name in names {
             let (requested, owner) = (requested.to_owned(), owner.clone());
-            let kept = Name { requested, owner, due: None, pause: PAUSE, why: String::new() };
-            self.names.insert(name.clone(), kept);
+            let missing = Name { requested, owner, due: None, pause: PAUSE, why: String::new() };
+            self.names.insert(name.clone(), missing);
         }
         Ok(())
     }
 
-    /// Notes the end of the check that has kept these names: those of `missing` are not back.
-    fn settle(&mut self, names: &[String], missing: &[(String, String)], now: Instant) {
+    /// Notes the end of the check that has reserved these names: those of `missing` are not back.
+    fn settle(&mut self, names: &[String], missing: &[NotBack], now: Instant) {
         for name in names {
-            match (self.names.get_mut(name), missing.iter().find(|(other, _)| other == name)) {
-                (Some(kept), Some((_, why))) => {
-                    kept.due = Some(now + PAUSE);
-                    kept.why = clip::beginning(why, MAX_REASON).to_owned();
+            match (self.names.get_mut(name), missing.iter().find(|other| other.name == *name)) {
+                (Some(name), Some(NotBack { why, .. })) => {
+                    name.due = Some(now + PAUSE);
+                    name.why = clip::beginning(why, MAX_REASON).to_owned();
                 }
                 _ => drop(self.names.remove(name)),
             }
@@ -145,15 +145,26 @@ impl MissingNames {
 
 /// Names of an image that a check removes. If it ends without a result, all that may have been removed are
 /// pulled.
-pub(super) struct Kept {
+pub(super) struct Reservation {
     all: Arc<Mutex<MissingNames>>,
     names: Vec<String>,
-    /// Those that are not back, and why.
-    missing: Vec<(String, String)>,
+    missing: Vec<NotBack>,
 }
 
-impl Kept {
-    /// Keeps the names before they are removed.
+/// A name that was removed and is not back.
+struct NotBack {
+    name: String,
+    why: String,
+}
+
+impl NotBack {
+    fn new(name: &str, why: &str) -> NotBack {
+        NotBack { name: name.to_owned(), why: why.to_owned() }
+    }
+}
+
+impl Reservation {
+    /// Reserves places for the names before they are removed.
     ///
     /// # Errors
     /// When there are too many.
@@ -162,28 +173,27 @@ impl Kept {
         owner: &Owner,
         requested: &str,
         names: &[String],
-    ) -> Result<Kept, String> {
-        all.locked().keep(owner, requested, names)?;
+    ) -> Result<Reservation, String> {
+        all.locked().reserve(owner, requested, names)?;
         let (all, names) = (Arc::clone(all), names.to_vec());
-        Ok(Kept { all, names, missing: Vec::new() })
+        Ok(Reservation { all, names, missing: Vec::new() })
     }
 
-    /// From now on they are missing, until [`Kept::pulled`].
+    /// From now on they are missing, until [`Reservation::pulled`].
     pub(super) fn removing(&mut self) {
-        self.missing =
-            self.names.iter().map(|name| (name.clone(), "the check was ended".to_owned())).collect();
+        self.missing = self.names.iter().map(|name| NotBack::new(name, "the check was ended")).collect();
     }
 
     /// Notes the result of a pull.
     pub(super) fn pulled(&mut self, name: &str, result: &Result<(), String>) {
-        match (self.missing.iter_mut().find(|(other, _)| other == name), result) {
-            (Some((_, known)), Err(why)) => known.clone_from(why),
-            _ => self.missing.retain(|(other, _)| other != name),
+        match (self.missing.iter_mut().find(|other| other.name == name), result) {
+            (Some(known), Err(why)) => known.why.clone_from(why),
+            _ => self.missing.retain(|other| other.name != name),
         }
     }
 }
 
-impl Drop for Kept {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.all.locked().settle(&self.names, &self.missing, Instant::now());
     }
@@ -201,31 +211,31 @@ mod tests {
         Some(name.to_owned())
     }
 
-    fn missing(names: &[String]) -> Vec<(String, String)> {
-        names.iter().map(|name| (name.clone(), "no route".to_owned())).collect()
+    fn missing(names: &[String]) -> Vec<NotBack> {
+        names.iter().map(|name| NotBack::new(name, "no route")).collect()
     }
 
     fn removed(all: &mut MissingNames, of: &str, count: usize, now: Instant) {
         let names = names(of, count);
-        all.keep(&owner(of), of, &names).unwrap();
+        all.reserve(&owner(of), of, &names).unwrap();
         all.settle(&names, &missing(&names), now);
     }
 
     #[test]
     fn image_with_more_names_than_can_be_pulled_again_is_refused_and_none_is_lost() {
         let (mut all, now) = (MissingNames::default(), Instant::now());
-        let refusal = all.keep(&owner("a"), "app:1", &names("app", 65)).unwrap_err();
+        let refusal = all.reserve(&owner("a"), "app:1", &names("app", 65)).unwrap_err();
         assert!(refusal.contains("it has 65 names") && refusal.contains("64 at a time"), "{refusal}");
         assert!(all.names.is_empty());
         removed(&mut all, "a", 64, now);
         assert_eq!((all.names.len(), all.problems().count()), (64, 64));
         // The names of one image again need no other places.
-        assert!(all.keep(&owner("a"), "app:1", &names("a", 64)).is_ok());
+        assert!(all.reserve(&owner("a"), "app:1", &names("a", 64)).is_ok());
         assert!(
-            all.keep(&owner("a"), "app:1", &names("other", 1)).unwrap_err().contains("64 of other images")
+            all.reserve(&owner("a"), "app:1", &names("other", 1)).unwrap_err().contains("64 of other images")
         );
-        assert!(all.keep(&owner("b"), "app:1", &names("other", 64)).is_ok());
-        assert!(all.keep(&None, "app:1", &names("request", 64)).is_ok());
+        assert!(all.reserve(&owner("b"), "app:1", &names("other", 64)).is_ok());
+        assert!(all.reserve(&None, "app:1", &names("request", 64)).is_ok());
     }
 
     #[test]
@@ -233,7 +243,7 @@ mod tests {
         let mut all = MissingNames::default();
         for n in 0..100 {
             for m in 0..10 {
-                let _ = all.keep(&owner(&n.to_string()), "app", &names(&format!("{n}/{m}"), 6));
+                let _ = all.reserve(&owner(&n.to_string()), "app", &names(&format!("{n}/{m}"), 6));
             }
         }
         assert!(all.names.len() <= MAX_NAMES, "{}", all.names.len());
@@ -241,13 +251,15 @@ mod tests {
         for n in 0..20 {
             let own = owner(&n.to_string());
             for m in 0..64 {
-                let _ = all.keep(&own, "app", &names(&format!("{n}/{m}"), 1));
+                let _ = all.reserve(&own, "app", &names(&format!("{n}/{m}"), 1));
             }
         }
         let of = |n: usize| all.names.values().filter(|name| name.owner == owner(&n.to_string())).count();
         assert!((0..20).all(|n| of(n) >= 1));
-        assert!(all.keep(&owner("15"), "app", &names("x", 1)).unwrap_err().contains("names of other images"));
-        assert!(all.keep(&owner("new"), "app", &names("x", 64)).is_ok());
+        assert!(
+            all.reserve(&owner("15"), "app", &names("x", 1)).unwrap_err().contains("names of other images")
+        );
+        assert!(all.reserve(&owner("new"), "app", &names("x", 64)).is_ok());
     }
 
     #[test]
@@ -290,19 +302,19 @@ mod tests {
     fn names_that_were_not_removed_are_forgotten_and_those_of_a_check_that_died_are_pulled() {
         let all = Arc::<Mutex<MissingNames>>::default();
         let names = names("a", 3);
-        let keep = || Kept::new(&all, &owner("a"), "a", &names).unwrap();
-        drop(keep());
+        let reserve = || Reservation::new(&all, &owner("a"), "a", &names).unwrap();
+        drop(reserve());
         assert!(all.locked().names.is_empty());
-        let mut kept = keep();
-        kept.removing();
+        let mut reservation = reserve();
+        reservation.removing();
         assert!(all.locked().due().is_none(), "the check has them");
-        drop(kept);
+        drop(reservation);
         assert_eq!(all.locked().problems().count(), 3);
-        let mut kept = keep();
-        kept.removing();
-        kept.pulled("a@0", &Ok(()));
-        kept.pulled("a@1", &Err("x".repeat(9999)));
-        drop(kept);
+        let mut reservation = reserve();
+        reservation.removing();
+        reservation.pulled("a@0", &Ok(()));
+        reservation.pulled("a@1", &Err("x".repeat(9999)));
+        drop(reservation);
         let left = all.locked();
         assert_eq!(left.names.keys().collect::<Vec<_>>(), ["a@1", "a@2"]);
         assert_eq!(left.names["a@1"].why.len(), MAX_REASON);

@@ -40,10 +40,11 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select};
 
-pub use checker::{Count, Finding, LayerSource, LayerState, Options, Report};
-pub use suspicion::{of_instance, points_to_image};
-pub use usage::Usage;
+pub use checker::{CheckOptions, CheckReport, Finding};
+pub use suspicion::{points_to_image, signs_of_damage};
 
+use super::pull::{ImagePuller, PullError};
+use super::set::ImageSet;
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
@@ -56,10 +57,11 @@ use crate::util::permits::Permits;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
-use checker::Checker;
+use checker::{Checker, LayerState};
 use missing::{MissingNames, Owner, Pull as NamePull};
+use storage::Problem;
 use turns::Turns;
-use usage::{Budget, Meter, PERIOD};
+use usage::{Budget, Meter, PERIOD, Usage};
 
 /// The most images that wait for a check, and pods that wait for one image.
 const MAX_WAITING: usize = 64;
@@ -80,16 +82,18 @@ const MAX_NAMED: usize = 64;
 /// The weakest priority (nice(2)).
 const NICE: i32 = 19;
 
-/// What the room needs.
-pub struct Deps {
+/// What checks need.
+pub struct CheckDeps {
     /// The runtime, to find containers of an image.
     pub runtime: RuntimeClient,
     /// Its image service.
     pub images: ImageClient,
     /// Events about images.
     pub events: EventSink,
-    /// Where layers come from, besides the store of the runtime.
-    pub sources: Vec<Arc<dyn LayerSource>>,
+    /// The image archives of this node, which have layers besides the store of the runtime.
+    pub set: ImageSet,
+    /// Pulls images that were removed.
+    pub puller: Arc<ImagePuller>,
     /// Wakes the worker of a pod.
     pub wake: Box<dyn Fn(&PodUid) + Send + Sync>,
     /// Closed for the names of an image while they are removed: then no container of it is made.
@@ -98,8 +102,6 @@ pub struct Deps {
     pub restarts: Restarts,
     /// The pods of this node.
     pub pods: Pods,
-    /// Pulls an image.
-    pub pull: Pull,
     /// `--remove-damaged-images`: whether an image that cannot be repaired may be removed and pulled again.
     pub removes: bool,
 }
@@ -107,15 +109,25 @@ pub struct Deps {
 /// The pods of this node, also those that are stopping; `None` until all sources have delivered them.
 pub type Pods = Box<dyn Fn() -> Option<Vec<Pod>> + Send + Sync>;
 
-/// Pulls an image by a name, with the credentials of a pod, or without a pod with those of the node, within
-/// a limit of time. Returns the id of the image, or why there is none.
-pub type Pull = Box<dyn Fn(Option<&Pod>, &str, Duration, &StopToken) -> Result<String, String> + Send + Sync>;
+/// See [`ImagePuller::pull_again`].
+type Pull = Box<dyn Fn(Option<&Pod>, &str, Duration, &StopToken) -> Result<String, PullError> + Send + Sync>;
 
 /// Whether a container that has ended runs again, so that nothing is lost if it is removed: of the
 /// pod with this UID, with this name, and with this exit code.
 pub type Restarts = Box<dyn Fn(&PodUid, &str, i32) -> bool + Send + Sync>;
 
-/// The handle of the room. Clones share it.
+/// Why an image was not checked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CheckError {
+    /// The stop token ended the wait for another check.
+    #[error("context canceled")]
+    Stopped,
+    /// Its layers cannot be found.
+    #[error(transparent)]
+    Image(#[from] Problem),
+}
+
+/// The handle of the checks. Clones share it.
 #[derive(Clone)]
 pub struct ImageCheck {
     shared: Arc<Shared>,
@@ -285,7 +297,7 @@ impl State {
     }
 
     /// Notes what a check has found out. Damage of a layer that it could not compare stays known.
-    fn note(&mut self, image: &str, report: &Report) {
+    fn note(&mut self, image: &str, report: &CheckReport) {
         let id = &report.id;
         self.unname(image, id);
         if report.removed {
@@ -342,7 +354,7 @@ impl State {
     /// How much of an image can be compared also depends on the namespace: on what it has left to use,
     /// and on the manifest behind the name that its pods use; and whether it can be pulled again, on how many
     /// of its names are missing. So such a check is not that of others.
-    fn settle(&mut self, report: &Report, namespace: &str, is_exhausted: bool, now: Instant) {
+    fn settle(&mut self, report: &CheckReport, namespace: &str, is_exhausted: bool, now: Instant) {
         let id = &report.id;
         if is_exhausted || report.verified < report.layers || report.lacks_places {
             self.settle_failed(id, namespace, is_exhausted, now);
@@ -366,11 +378,14 @@ fn has_place<'a>(namespace: &str, taken: impl Iterator<Item = &'a str>) -> bool 
 impl ImageCheck {
     /// Makes the handle.
     #[must_use]
-    pub fn new(deps: Deps) -> ImageCheck {
-        let Deps { runtime, images, events, sources, wake, replaced, restarts, pods, pull, removes } = deps;
+    pub fn new(deps: CheckDeps) -> ImageCheck {
+        let CheckDeps { runtime, images, events, set, puller, wake, replaced, restarts, pods, removes } =
+            deps;
         let state = State::default();
         let missing = Arc::clone(&state.missing);
-        let checker = Checker { runtime, images, sources, replaced, restarts, pods, pull, removes, missing };
+        let pull: Pull = Box::new(move |pod, name, limit, stop| puller.pull_again(pod, name, limit, stop));
+        let checker =
+            Checker { runtime, images, archives: set, replaced, restarts, pods, pull, removes, missing };
         let (bell, state) = (bounded(1), Mutex::new(state));
         let permits = Permits::new(1, "another check of an image");
         ImageCheck { shared: Arc::new(Shared { checker, events, wake, permits, bell, state }) }
@@ -427,16 +442,16 @@ impl ImageCheck {
     /// and of all.
     ///
     /// # Errors
-    /// When the layers of the image cannot be found.
+    /// When the layers of the image cannot be found, or `stop` ends the wait for another check.
     pub fn verify(
         &self,
         image: &str,
-        options: Options,
+        options: CheckOptions,
         progress: &mut dyn FnMut(usize, usize),
         stop: &StopToken,
-    ) -> Result<Report, String> {
+    ) -> Result<CheckReport, CheckError> {
         let permit = self.shared.permits.take(stop, None);
-        let _permit = permit.map_err(|_| "context canceled".to_owned())?;
+        let _permit = permit.map_err(|_| CheckError::Stopped)?;
         let result = self.check((image, &None), options, progress, &Meter::unlimited(), stop);
         // Names that could not be pulled.
         let mut state = self.state();
@@ -446,17 +461,17 @@ impl ImageCheck {
                 false => self.ring(),
             }
         }
-        result
+        Ok(result?)
     }
 
     fn check(
         &self,
         (image, owner): (&str, &Owner),
-        options: Options,
+        options: CheckOptions,
         progress: &mut dyn FnMut(usize, usize),
         meter: &Arc<Meter>,
         stop: &StopToken,
-    ) -> Result<Report, String> {
+    ) -> Result<CheckReport, Problem> {
         // This thread ends with its connection or after its checks. Without the priority, the check is
         // only faster.
         let _ = rustix::process::setpriority_process(None, NICE);
@@ -466,15 +481,15 @@ impl ImageCheck {
         metrics::IMAGE_CHECK_WRITTEN.add(used.written);
         match &report {
             Ok(report) => self.state().note(image, report),
-            Err(storage::Problem::Absent) => self.state().note_absent(image),
-            Err(storage::Problem::Unknown(_)) => {}
+            Err(Problem::Absent) => self.state().note_absent(image),
+            Err(Problem::Unknown(_)) => {}
         }
-        report.map_err(|problem| problem.to_string())
+        report
     }
 
     /// Forgets the damage of images that the runtime has no more under any name: `exists` knows the ids of
     /// all images.
-    pub fn retain(&self, exists: &dyn Fn(&str) -> bool) {
+    pub(super) fn retain(&self, exists: &dyn Fn(&str) -> bool) {
         self.state().damaged.retain(|id, _| exists(id));
     }
 
@@ -532,7 +547,7 @@ impl ImageCheck {
         let Some((namespace, left)) = self.state().begin(&id, failed, now) else { return };
         let meter = Meter::new(left);
         log::info!("image {image} is checked because of a failed container in namespace {namespace}");
-        let (options, owner) = (Options { contents: true, mend: true }, Some(namespace.to_owned()));
+        let (options, owner) = (CheckOptions { contents: true, mend: true }, Some(namespace.to_owned()));
         let result = self.check((image, &owner), options, &mut |_, _| {}, &meter, stop);
         self.state().budget.spend(namespace, meter.used());
         let report = match result {
@@ -546,7 +561,7 @@ impl ImageCheck {
             return;
         }
         self.state().settle(&report, namespace, meter.is_exhausted(), Instant::now());
-        let Report { layers, verified, damaged, used, .. } = report;
+        let CheckReport { layers, verified, damaged, used, .. } = report;
         log::info!(
             "checked image {image} in {:?}: {verified} of {layers} layers compared, {damaged} damaged files, \
              {} bytes read, {} written",
@@ -559,7 +574,7 @@ impl ImageCheck {
         }
         // Only a blob that is not needed may be damaged.
         if report.mended > 0 || !report.intact {
-            self.tell(image, &report, failed);
+            self.raise_events(image, &report, failed);
         }
     }
 
@@ -588,7 +603,7 @@ impl ImageCheck {
         events.raise(Regarding::Node, kind, reason, text);
     }
 
-    fn tell(&self, image: &str, report: &Report, failed: &[Failed]) {
+    fn raise_events(&self, image: &str, report: &CheckReport, failed: &[Failed]) {
         let events = &self.shared.events;
         let found = format!("Image {image:?} is damaged: {}", report.summary());
         let (kind, reason, result) = outcome(image, report);
@@ -604,7 +619,7 @@ impl ImageCheck {
 }
 
 /// The event about the result of a check with repair.
-fn outcome(image: &str, report: &Report) -> (EventType, &'static str, String) {
+fn outcome(image: &str, report: &CheckReport) -> (EventType, &'static str, String) {
     // The last one is of the image as it is now: why it was not pulled again, by which name it could
     // not be pulled, or which layer cannot be compared.
     let last = report.problems.last().map(String::as_str);
@@ -620,6 +635,7 @@ fn outcome(image: &str, report: &Report) -> (EventType, &'static str, String) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pull::{PullDeps, PullSettings};
     use super::*;
 
     fn failed(pod: &str) -> Failed {
@@ -635,12 +651,12 @@ mod tests {
         state.begin(id, &[failed("1")], now).is_some()
     }
 
-    fn report(damaged: u64, mended: u64, intact: bool) -> Report {
+    fn report(damaged: u64, mended: u64, intact: bool) -> CheckReport {
         let states = vec![if intact { LayerState::Intact } else { LayerState::Damaged }];
-        Report { damaged, mended, intact, states, ..Report::default() }
+        CheckReport { damaged, mended, intact, states, ..CheckReport::default() }
     }
 
-    fn settle(state: &mut State, image: &str, report: &Report, now: Instant) {
+    fn settle(state: &mut State, image: &str, report: &CheckReport, now: Instant) {
         state.note(image, report);
         state.settle(report, "default", false, now);
     }
@@ -677,15 +693,15 @@ mod tests {
         assert!(begin(&mut state, "sha256:2", now));
         assert!(begin(&mut state, "sha256:1", now + RETRY));
         // It was mended: files of it may become damaged again.
-        let mended = Report { id: "sha256:1".to_owned(), ..report(1, 1, true) };
+        let mended = CheckReport { id: "sha256:1".to_owned(), ..report(1, 1, true) };
         settle(&mut state, "a", &mended, now + RETRY);
         assert!(begin(&mut state, "sha256:1", now + 2 * RETRY));
-        let intact = Report { id: "sha256:1".to_owned(), ..report(0, 0, true) };
+        let intact = CheckReport { id: "sha256:1".to_owned(), ..report(0, 0, true) };
         settle(&mut state, "a", &intact, now + 2 * RETRY);
         assert!(!begin(&mut state, "sha256:1", now + 4 * RETRY));
         assert!(begin(&mut state, "sha256:1", now + 2 * RETRY + RECHECK));
         // It was not checked as a whole.
-        let part = Report { id: "sha256:2".to_owned(), layers: 2, verified: 1, ..report(0, 0, true) };
+        let part = CheckReport { id: "sha256:2".to_owned(), layers: 2, verified: 1, ..report(0, 0, true) };
         settle(&mut state, "a", &part, now);
         assert!(begin(&mut state, "sha256:2", now + RETRY));
     }
@@ -708,14 +724,14 @@ mod tests {
     fn check_that_ends_at_a_limit_leaves_the_image_to_other_namespaces() {
         let (mut state, now) = (State::default(), Instant::now());
         let (own, all) = ([failed_in("a", "1")], [failed_in("a", "2"), failed_in("b", "3")]);
-        let part = Report { id: "sha256:1".to_owned(), layers: 2, verified: 1, ..report(0, 0, true) };
+        let part = CheckReport { id: "sha256:1".to_owned(), layers: 2, verified: 1, ..report(0, 0, true) };
         assert_eq!(state.begin("sha256:1", &own, now).unwrap().0, "a");
         assert!(state.begin("sha256:1", &all, now).is_none(), "it is being checked");
         let minutes = |minutes| now + Duration::from_mins(minutes);
         state.settle(&part, "a", true, minutes(10));
         assert!(state.begin("sha256:1", &own, minutes(11)).is_none());
         assert_eq!(state.begin("sha256:1", &all, minutes(11)).unwrap().0, "b");
-        state.settle(&Report { verified: 2, ..part }, "b", true, minutes(12));
+        state.settle(&CheckReport { verified: 2, ..part }, "b", true, minutes(12));
         assert!(state.begin("sha256:1", &all, minutes(59)).is_none());
         // Now both may use bytes again.
         assert_eq!(state.begin("sha256:1", &all, minutes(60)).unwrap().0, "a");
@@ -726,12 +742,12 @@ mod tests {
     fn check_that_compares_not_all_layers_leaves_the_image_to_other_namespaces() {
         let (mut state, now) = (State::default(), Instant::now());
         let (own, other) = ([failed_in("a", "1")], [failed_in("b", "2")]);
-        let part = Report { id: "sha256:1".to_owned(), layers: 2, verified: 1, ..report(0, 0, true) };
+        let part = CheckReport { id: "sha256:1".to_owned(), layers: 2, verified: 1, ..report(0, 0, true) };
         assert!(state.begin("sha256:1", &own, now).is_some());
         state.settle(&part, "a", false, now);
         assert!(state.begin("sha256:1", &own, now).is_none());
         assert_eq!(state.begin("sha256:1", &other, now).unwrap().0, "b");
-        state.settle(&Report { verified: 2, ..part }, "b", false, now);
+        state.settle(&CheckReport { verified: 2, ..part }, "b", false, now);
         assert!(state.begin("sha256:1", &[failed_in("c", "3")], now + RETRY).is_none());
     }
 
@@ -755,7 +771,7 @@ mod tests {
         // An image that is not there any more is not damaged.
         settle(&mut state, "a", &report(1, 0, false), now);
         assert_eq!(state.damaged.len(), 1);
-        settle(&mut state, "a", &Report { removed: true, ..report(1, 0, false) }, now);
+        settle(&mut state, "a", &CheckReport { removed: true, ..report(1, 0, false) }, now);
         assert!(state.damaged.is_empty());
     }
 
@@ -763,7 +779,7 @@ mod tests {
     fn remove(state: &State, owner: &str, names: &[&str]) {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let owner = Some(owner.to_owned());
-        missing::Kept::new(&state.missing, &owner, "app:1", &names).unwrap().removing();
+        missing::Reservation::new(&state.missing, &owner, "app:1", &names).unwrap().removing();
     }
 
     #[test]
@@ -824,7 +840,7 @@ mod tests {
         let (mut state, now) = (State::default(), Instant::now());
         let (own, other) = ([failed_in("a", "1")], [failed_in("b", "2")]);
         assert!(state.begin("sha256:1", &own, now).is_some());
-        let full = Report { id: "sha256:1".to_owned(), lacks_places: true, ..report(1, 0, false) };
+        let full = CheckReport { id: "sha256:1".to_owned(), lacks_places: true, ..report(1, 0, false) };
         state.settle(&full, "a", false, now);
         assert!(state.begin("sha256:1", &own, now).is_none());
         assert_eq!(state.begin("sha256:1", &other, now).unwrap().0, "b");
@@ -860,7 +876,14 @@ mod tests {
             let findings = vec![Finding { path: format!("/f{damaged}"), problem: "is missing".to_owned() }];
             let findings = if damaged > 0 { findings } else { Vec::new() };
             let (layers, intact) = (states.len(), damaged == 0);
-            Report { damaged, intact, layers, findings, states: states.to_vec(), ..Report::default() }
+            CheckReport {
+                damaged,
+                intact,
+                layers,
+                findings,
+                states: states.to_vec(),
+                ..CheckReport::default()
+            }
         };
         state.note("a", &check(&[Intact, Damaged, Damaged]));
         let summary = |state: &State| state.damaged.get("").map(|one| one.summary.clone());
@@ -878,7 +901,7 @@ mod tests {
     #[test]
     fn damaged_image_is_one_problem_under_all_of_its_names_until_it_is_gone() {
         let mut state = State::default();
-        let damaged = Report { id: "sha256:1".to_owned(), ..report(1, 0, false) };
+        let damaged = CheckReport { id: "sha256:1".to_owned(), ..report(1, 0, false) };
         state.note("app:1", &damaged);
         state.note("registry/app:1", &damaged);
         assert_eq!(state.damaged.len(), 1);
@@ -891,7 +914,7 @@ mod tests {
     #[test]
     fn damage_stays_known_when_only_the_name_of_the_image_is_gone_or_another_ones() {
         let (damaged, intact) = (report(1, 0, false), report(0, 0, true));
-        let with_id = |id: &str, report: &Report| Report { id: id.to_owned(), ..report.clone() };
+        let with_id = |id: &str, report: &CheckReport| CheckReport { id: id.to_owned(), ..report.clone() };
         let names =
             |state: &State| -> Vec<String> { state.damaged.values().map(|one| one.image.clone()).collect() };
         for is_moved in [true, false] {
@@ -912,12 +935,12 @@ mod tests {
 
     #[test]
     fn event_about_a_repair_names_the_last_problem() {
-        let text = |report: &Report| outcome("app:1", report).2;
+        let text = |report: &CheckReport| outcome("app:1", report).2;
         assert_eq!(text(&report(2, 2, true)), "Replaced damaged files of image \"app:1\": 2");
         let problems = vec!["first".to_owned(), "app:1 is another image".to_owned()];
-        let named = Report { problems, ..report(2, 2, true) };
+        let named = CheckReport { problems, ..report(2, 2, true) };
         assert!(text(&named).ends_with(": 2 (app:1 is another image)"), "{}", text(&named));
-        let failed = Report { intact: false, ..named };
+        let failed = CheckReport { intact: false, ..named };
         assert_eq!(text(&failed), "Cannot mend image \"app:1\": app:1 is another image");
         assert_eq!(outcome("app:1", &failed).0, EventType::Warning);
     }
@@ -926,21 +949,24 @@ mod tests {
     fn image_check() -> ImageCheck {
         let (runtime, images) = crate::cri::unreachable();
         let (events, _events) = EventSink::new();
-        let (sources, wake) = (Vec::new(), Box::new(|_: &PodUid| {}));
+        let (set, wake) = (ImageSet::default(), Box::new(|_: &PodUid| {}));
         let (replaced, restarts) = (Arc::default(), Box::new(|_: &PodUid, _: &str, _| true));
         let pods: Pods = Box::new(|| None);
-        let pull: Pull = Box::new(|_, _, _, _| Err("there is no registry".to_owned()));
+        let (local, settings) = (Default::default(), PullSettings::default());
+        let deps =
+            PullDeps { images: images.clone(), events: events.clone(), set: set.clone(), api: None, local };
+        let puller = Arc::new(ImagePuller::new(&settings, deps));
         let removes = true;
-        ImageCheck::new(Deps {
+        ImageCheck::new(CheckDeps {
             runtime,
             images,
             events,
-            sources,
+            set,
+            puller,
             wake,
             replaced,
             restarts,
             pods,
-            pull,
             removes,
         })
     }
@@ -951,7 +977,7 @@ mod tests {
         let check = image_check();
         for n in 0..2 * MAX_DAMAGED {
             let id = format!("sha256:{n}");
-            check.state().note(&format!("app:{n}"), &Report { id, ..report(1, 0, false) });
+            check.state().note(&format!("app:{n}"), &CheckReport { id, ..report(1, 0, false) });
         }
         assert_eq!(check.problems().len(), MAX_NAMED + 1);
         check.retain(&|id| ["sha256:1", "sha256:2"].contains(&id));
@@ -959,7 +985,7 @@ mod tests {
         let problems = check.problems();
         assert!(problems.len() == 2 && problems[0].starts_with(&named("app:1")), "{problems:?}");
         // There is room for others again.
-        let later = Report { id: "sha256:later".to_owned(), ..report(1, 0, false) };
+        let later = CheckReport { id: "sha256:later".to_owned(), ..report(1, 0, false) };
         check.state().note("app:later", &later);
         assert!(check.problems()[2].starts_with(&named("app:later")));
     }

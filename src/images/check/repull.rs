@@ -11,9 +11,10 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use super::super::listed::{SeenImage, spec};
 use super::checker::Checker;
-use super::missing::{Kept, Owner};
-use super::storage::{self, Unpacked, spec};
+use super::missing::{Owner, Reservation};
+use super::storage::{self, Unpacked};
 use crate::cri::{Class, CriError};
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::image_name::{repository, stored};
@@ -64,16 +65,16 @@ impl Repull<'_> {
     pub(super) fn run(&self) -> Result<Pulled, String> {
         let Repull { checker, unpacked, requested, owner, stop, .. } = *self;
         let names = removable(requested, unpacked, &self.sandbox_images()?)?;
-        let pods = (checker.pods)().ok_or_else(|| kept("the pods of the node are not known"))?;
+        let pods = (checker.pods)().ok_or_else(|| not_removed("the pods of the node are not known"))?;
         if let Some(pod) = pods.iter().find(|pod| never_pulls(pod, &names)) {
-            return Err(kept(&format!("the pod {} never pulls it", pod.full_name())));
+            return Err(not_removed(&format!("the pod {} never pulls it", pod.full_name())));
         }
         if let Some((pod, name)) = other_name(&pods, requested, &names) {
-            return Err(kept(&format!("the pod {} uses it by the name {name}", pod.full_name())));
+            return Err(not_removed(&format!("the pod {} uses it by the name {name}", pod.full_name())));
         }
-        // Before anything is removed: a name that could not be kept would be lost after a failed pull.
-        let mut kept_names =
-            Kept::new(&checker.missing, owner, requested, &names).inspect_err(|_| self.is_full.set(true))?;
+        // Before anything is removed: a name that is not reserved would be lost after a failed pull.
+        let mut reservation = Reservation::new(&checker.missing, owner, requested, &names)
+            .inspect_err(|_| self.is_full.set(true))?;
         self.try_pull(&names)?;
         // A worker would start its container again as soon as the failed one is removed, and that would
         // keep the damaged layer.
@@ -81,16 +82,16 @@ impl Repull<'_> {
         let closed = checker
             .replaced
             .close(&closed, CREATE_LIMIT, stop)
-            .ok_or_else(|| kept("a container of it is made"))?;
+            .ok_or_else(|| not_removed("a container of it is made"))?;
         self.remove_containers(&names)?;
         self.go_on()?;
         // Meanwhile it may have got another name.
         let now = checker.images.image_status(spec(&unpacked.id)).map_err(|error| error.to_string())?;
         let now = now.ok_or("the runtime does not have the image any more")?;
-        let listed = now.repo_tags.into_iter().chain(now.repo_digests).collect();
-        let now = Unpacked { names: listed, pinned: now.pinned, ..unpacked.clone() };
+        let SeenImage { names: listed, pinned, .. } = SeenImage::from(now);
+        let now = Unpacked { names: listed, pinned, ..unpacked.clone() };
         removable(requested, &now, &self.sandbox_images()?)?;
-        kept_names.removing();
+        reservation.removing();
         let removed = self.remove(&names);
         drop(closed);
         let (mut pulled, begun) = (Pulled::default(), Instant::now());
@@ -100,7 +101,7 @@ impl Repull<'_> {
             // At the end of the agent it has the second until the agent's exit, and what the runtime
             // has pulled by then stays.
             let result = checker.pull(requested, name, limit, &StopToken::never());
-            kept_names.pulled(name, &result.as_ref().map(drop).map_err(Clone::clone));
+            reservation.pulled(name, &result.as_ref().map(drop).map_err(Clone::clone));
             match result {
                 Ok(found) if found == unpacked.id => {}
                 Ok(found) => pulled.problems.push(moved(name, &found)),
@@ -130,7 +131,7 @@ impl Repull<'_> {
     /// the sandboxes.
     fn sandbox_images(&self) -> Result<Vec<String>, String> {
         let Checker { runtime, images, .. } = self.checker;
-        let failed = |error: CriError| kept(&format!("the images of sandboxes are unknown: {error}"));
+        let failed = |error: CriError| not_removed(&format!("the images of sandboxes are unknown: {error}"));
         let mut found: Vec<String> = runtime.sandbox_image().map_err(failed)?.into_iter().collect();
         for sandbox in runtime.list_pod_sandbox(PodSandboxFilter::default()).map_err(failed)? {
             self.go_on()?;
@@ -210,21 +211,22 @@ impl Repull<'_> {
     /// that of another user.
     fn may_remove(&self, container: &Container, pods: &[Pod], names: &[String]) -> Result<(), Blocked> {
         let id = ContainerId::from(container.id.as_str());
-        let refusal = kept;
         let label = |key| container.labels.get(key).map(String::as_str).unwrap_or_default();
         let (uid, name) = (PodUid::from(label(labels::POD_UID)), label(labels::CONTAINER_NAME));
         let pod = pods.iter().find(|pod| *pod.uid() == uid);
         if !pod.is_some_and(|pod| images_of(pod).any(|one| one.container == Some(name) && one.is_in(names))) {
-            return Err(Blocked::ForNow(refusal(&format!("the container {id} of another name has it"))));
+            return Err(Blocked::ForNow(not_removed(&format!("the container {id} of another name has it"))));
         }
         match container.state.enum_value() {
             Ok(ContainerState::CONTAINER_CREATED) => return Ok(()),
             Ok(ContainerState::CONTAINER_EXITED) => {}
             Ok(ContainerState::CONTAINER_RUNNING) => {
-                return Err(Blocked::ForNow(refusal(&format!("the container {id} runs"))));
+                return Err(Blocked::ForNow(not_removed(&format!("the container {id} runs"))));
             }
             _ => {
-                return Err(Blocked::ForNow(refusal(&format!("the state of the container {id} is unknown"))));
+                return Err(Blocked::ForNow(not_removed(&format!(
+                    "the state of the container {id} is unknown"
+                ))));
             }
         }
         let status = match self.checker.runtime.container_status(&id) {
@@ -235,7 +237,7 @@ impl Repull<'_> {
         if (self.checker.restarts)(&uid, name, status.exit_code) {
             return Ok(());
         }
-        Err(Blocked::ForGood(refusal(&format!("the finished container {id} is kept"))))
+        Err(Blocked::ForGood(not_removed(&format!("the finished container {id} is kept"))))
     }
 }
 
@@ -258,7 +260,7 @@ fn is_digest(name: &str) -> bool {
 }
 
 /// Why an image was not removed.
-fn kept(why: &str) -> String {
+fn not_removed(why: &str) -> String {
     format!("the image is not pulled again while {why}")
 }
 
@@ -404,7 +406,7 @@ impl Checker {
             }
             match (self.pull)(pod, name, left, stop) {
                 Ok(id) => return Ok(id),
-                Err(error) => problem = Some(error),
+                Err(error) => problem = Some(error.to_string()),
             }
         }
         Err(problem.unwrap_or_else(|| "context deadline exceeded".to_owned()))
@@ -413,6 +415,8 @@ impl Checker {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::pull::PullError;
+    use super::super::super::set::ImageSet;
     use super::*;
     use serde_json::json;
 
@@ -476,12 +480,12 @@ mod tests {
         let (runtime, images) = crate::cri::unreachable();
         let pull = move |pod: Option<&Pod>, _: &str, _: Duration, _: &StopToken| match pod {
             Some(pod) if pod.name() == right => Ok("sha256:1".to_owned()),
-            _ => Err("unauthorized".to_owned()),
+            _ => Err(PullError::Runtime(vec!["unauthorized".to_owned()])),
         };
         let checker = Checker {
             runtime,
             images,
-            sources: Vec::new(),
+            archives: ImageSet::default(),
             replaced: std::sync::Arc::default(),
             restarts: Box::new(|_, _, _| false),
             pods: Box::new(move || Some(pods.clone())),

@@ -20,12 +20,12 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use serde::de::DeserializeOwned;
 
+use super::super::listed::{SeenImage, spec};
 use super::documents::{Document, Info, MAX_LAYERS, StoredImage, StoredLayer};
 use super::usage::{Meter, Metered};
 use crate::cri::ImageClient;
 use crate::model::image_name;
 use crate::transport::generated::methods;
-use crate::transport::generated::runtime::ImageSpec;
 use crate::transport::generated::{imagestore, snapshots};
 use crate::transport::grpc::{Channel, Kind};
 use crate::util::stop::StopToken;
@@ -81,7 +81,7 @@ pub(super) struct Unpacked {
 
 /// Why the layers of an image cannot be found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Problem {
+pub enum Problem {
     /// The runtime does not have the image.
     #[error("the runtime does not have the image")]
     Absent,
@@ -92,11 +92,6 @@ pub(super) enum Problem {
 
 fn unknown(text: impl ToString) -> Problem {
     Problem::Unknown(text.to_string())
-}
-
-/// An image by its name or id.
-pub(super) fn spec(image: &str) -> ImageSpec {
-    ImageSpec { image: image.to_owned(), ..ImageSpec::default() }
 }
 
 /// Finds the layers of an image. `meter` counts the documents that are read for that.
@@ -110,10 +105,8 @@ pub(super) fn find(
     let places = images.image_fs_info().map_err(unknown)?.image_filesystems;
     let place = places.first().and_then(|place| place.fs_id.as_ref());
     let place = PathBuf::from(place.map(|id| id.mountpoint.clone()).unwrap_or_default());
-    let mut names = status.repo_tags;
-    names.extend(status.repo_digests);
-    let mut unpacked =
-        Unpacked { id: status.id, names, pinned: status.pinned, layers: Vec::new(), store: None };
+    let SeenImage { id, names, pinned, .. } = SeenImage::from(status);
+    let mut unpacked = Unpacked { id: id.to_string(), names, pinned, layers: Vec::new(), store: None };
     let base = place.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let root = place.parent().unwrap_or(Path::new("/"));
     match base.strip_prefix(SNAPSHOTTER) {

@@ -44,7 +44,7 @@ pub fn points_to_image(text: &str) -> bool {
 /// Why an instance that has ended may have been stopped by damaged files; `None` if nothing points to
 /// that. May read the end of its log.
 #[must_use]
-pub fn of_instance(status: &ContainerStatus) -> Option<String> {
+pub fn signs_of_damage(status: &ContainerStatus) -> Option<String> {
     if status.state != ContainerState::Exited || status.exit_code == 0 {
         return None;
     }
@@ -113,7 +113,7 @@ mod tests {
             status.finished_at = Timestamp::from_second(seconds).ok();
             status.message = message.to_owned();
             status.log_path = log.display().to_string();
-            of_instance(&status)
+            signs_of_damage(&status)
         };
         let line = "2026-01-01T00:00:00.5Z stderr F exec /app: exec format error\n";
         let padding = "x".repeat(5000);
@@ -131,6 +131,6 @@ mod tests {
         assert!(exited(128, 0, "exec: \"/a\": stat /a: no such file or directory", "").is_some());
         let mut running = ContainerStatus::blank("id", "c", ContainerState::Running);
         running.exit_code = 127;
-        assert_eq!(of_instance(&running), None);
+        assert_eq!(signs_of_damage(&running), None);
     }
 }

@@ -171,18 +171,21 @@ impl<'de> Deserialize<'de> for DockerConfig {
 }
 
 impl Entry {
-    /// User name and password. `None`: `auth` is not base64 of both, and there is no user name.
+    /// The credential of the node. `None`: `auth` is not base64 of user name and password, and there is no
+    /// user name.
     ///
     /// DIFFERS: upstream refuses the whole file.
-    fn pair(self) -> Option<(String, String)> {
-        if self.auth.is_empty() {
-            return Some((self.username, self.password));
+    fn credential(self) -> Option<Credential> {
+        let Entry { mut username, mut password, auth } = self;
+        if !auth.is_empty() {
+            let decoded = decode(auth.trim());
+            match decoded.as_deref().and_then(|text| text.split_once(':')) {
+                Some((user, secret)) => (username, password) = (user.to_owned(), secret.to_owned()),
+                None if username.is_empty() => return None,
+                None => {}
+            }
         }
-        let decoded = decode(self.auth.trim());
-        if let Some((username, password)) = decoded.as_deref().and_then(|text| text.split_once(':')) {
-            return Some((username.to_owned(), password.to_owned()));
-        }
-        (!self.username.is_empty()).then_some((self.username, self.password))
+        Some(Credential { username, password, secret: None })
     }
 }
 
@@ -295,9 +298,8 @@ pub fn index(entries: Entries) -> Result<Index, TooMany> {
     }
     let mut index = Index::new();
     for (key, entry) in entries {
-        let Some(((username, password), key)) = entry.pair().zip(normal_key(&key)) else { continue };
+        let Some((credential, key)) = entry.credential().zip(normal_key(&key)) else { continue };
         if split_port(domain_of(&key).0).0.len() <= MAX_HOST {
-            let credential = Credential { username, password, secret: None };
             index.entry(key).or_default().push(credential);
         }
     }

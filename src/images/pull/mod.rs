@@ -3,12 +3,12 @@
 
 pub mod credentials;
 mod providers;
-pub mod pull_secrets;
+mod pull_secrets;
 mod rate_limit;
-pub mod records;
+mod records;
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -17,26 +17,28 @@ use jiff::Timestamp;
 use crate::config::GoDuration;
 use crate::config::credential_providers::CredentialProviders;
 use crate::cri;
+use crate::kube::{LocalObjects, PodApi, PodObjects};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::{ImageRef, PodUid};
-use crate::model::image_name::{self, with_default_tag};
-use crate::model::image_offers::{Offer, SharedOffers};
+use crate::model::image_name::{self, NameError, with_default_tag};
 use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::reasons;
-use crate::transport::generated::runtime::{AuthConfig, Image, ImageSpec, PodSandboxConfig};
+use crate::transport::generated::runtime::{AuthConfig, Image, PodSandboxConfig};
 use crate::transport::grpc::Kind;
 use crate::util::backoff::KeyedBackoff;
 use crate::util::lock::LockExt;
-use crate::util::permits::{NoPermit, Permit, Permits};
+use crate::util::permits::Permits;
 use crate::util::stop::StopToken;
 
-use super::gc::SeenImage;
+use super::listed::{SeenImage, requested as spec};
+use super::set::{ImageSet, Offer};
 use credentials::{Credential, Keyring};
 use providers::Providers;
-use pull_secrets::PullSecrets;
+pub(crate) use pull_secrets::PullSecrets;
 use rate_limit::RateLimit;
-use records::{PullSecret, Records, Verification};
+pub use records::Verification;
+use records::{PullSecret, RecordError, Records};
 
 const BACKOFF_FIRST: Duration = Duration::from_secs(10);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
@@ -45,7 +47,9 @@ const BACKOFF_RESET: Duration = Duration::from_secs(600);
 
 /// The configuration of pulls.
 #[derive(Debug, Clone, Default)]
-pub struct Settings {
+pub struct PullSettings {
+    /// `--root-dir`: `config.json` and the records of pulls are below it.
+    pub root_dir: PathBuf,
     /// `registryPullQPS`; 0: no limit.
     pub registry_pull_qps: i32,
     /// `registryBurst`.
@@ -60,6 +64,20 @@ pub struct Settings {
     pub image_verification: Verification,
 }
 
+/// What pulls need.
+pub struct PullDeps {
+    /// The image service.
+    pub images: cri::ImageClient,
+    /// Kubernetes events.
+    pub events: EventSink,
+    /// The images that archives on this node provide.
+    pub set: ImageSet,
+    /// The pull secrets of pods, on a node with an API server.
+    pub api: Option<PodApi>,
+    /// The Secrets of static pods.
+    pub local: LocalObjects,
+}
+
 /// The user in the configuration of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ImageUser {
@@ -71,7 +89,7 @@ pub struct ImageUser {
 
 /// The image of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct ContainerImage {
     pub(crate) reference: ImageRef,
     pub(crate) user: ImageUser,
 }
@@ -87,7 +105,7 @@ pub(crate) struct ImageFailure {
 
 impl ImageFailure {
     /// Whether the image was requested from a registry, and not provided. A pull in back-off is none.
-    pub(crate) fn is_failed_pull(&self) -> bool {
+    fn is_failed_pull(&self) -> bool {
         [reasons::ERR_IMAGE_PULL, reasons::REGISTRY_UNAVAILABLE, reasons::SIGNATURE_VALIDATION_FAILED]
             .contains(&self.reason)
     }
@@ -95,7 +113,7 @@ impl ImageFailure {
 
 /// The pod and container that need an image.
 #[derive(Clone, Copy)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct ImageRequest<'a> {
     pub(crate) pod: &'a Pod,
     pub(crate) image: &'a str,
     /// `imagePullPolicy`, or `pullPolicy` of an image volume.
@@ -111,12 +129,12 @@ struct Failures {
     waits: KeyedBackoff<String>,
     last: HashMap<String, (Timestamp, String)>,
     /// Pods whose missing pull secrets were reported, and when.
-    told: HashMap<PodUid, Timestamp>,
+    reported_secrets: HashMap<PodUid, Timestamp>,
 }
 
-pub(crate) struct Images {
-    client: cri::ImageClient,
-    events: EventSink,
+/// Provides the images of containers, for all pods.
+pub struct ImagePuller {
+    deps: PullDeps,
     failures: Mutex<Failures>,
     /// `None`: any number of pulls at once.
     permits: Option<Permits>,
@@ -124,127 +142,175 @@ pub(crate) struct Images {
     keyring: Keyring,
     providers: Providers,
     records: Records,
-    offers: SharedOffers,
 }
 
-enum PullError {
+/// Why an image was not pulled.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PullError {
+    #[error(transparent)]
+    Name(#[from] NameError),
+    #[error("failed to record image pull intent: {0}")]
+    Record(#[from] RecordError),
     /// The node's own limit on pulls per second.
+    #[error("pull QPS exceeded")]
     Rate,
     /// The stop token of the caller ended the pull.
+    #[error("context canceled")]
     Stopped,
     /// The runtime's errors, one per credential that was tried.
+    #[error("{}", list(.0))]
     Runtime(Vec<String>),
+    /// The text of the runtime's error about the image that was pulled.
+    #[error("{0}")]
+    Inspect(String),
+    #[error("{0} is gone after its pull")]
+    Gone(ImageRef),
 }
 
-impl PullError {
-    fn text(&self) -> String {
-        match self {
-            PullError::Rate => "pull QPS exceeded".to_owned(),
-            PullError::Stopped => "context canceled".to_owned(),
-            PullError::Runtime(errors) => match errors.as_slice() {
-                [one] => one.clone(),
-                many => format!("[{}]", many.join(", ")),
-            },
-        }
+fn list(errors: &[String]) -> String {
+    match errors {
+        [one] => one.clone(),
+        many => format!("[{}]", many.join(", ")),
     }
 }
 
-impl Images {
-    pub(crate) fn new(
-        client: cri::ImageClient,
-        events: EventSink,
-        offers: SharedOffers,
-        root_dir: &Path,
-        settings: &Settings,
-    ) -> Images {
+/// A pull by one name.
+struct Pull<'a> {
+    image: &'a str,
+    secrets: &'a PullSecrets,
+    sandbox_config: Option<&'a PodSandboxConfig>,
+    limit: Option<Duration>,
+    stop: &'a StopToken,
+}
+
+struct Pulled {
+    reference: ImageRef,
+    /// The pod's credential with which the pull succeeded, if there was one.
+    proof: Option<Arc<PullSecret>>,
+    /// How long it took after its wait for others.
+    time: Duration,
+}
+
+impl ImagePuller {
+    /// Prepares pulls; nothing is called yet.
+    #[must_use]
+    pub fn new(settings: &PullSettings, deps: PullDeps) -> ImagePuller {
         let parallel = settings.max_parallel_image_pulls.map(|n| usize::try_from(n).unwrap_or(1));
-        Images {
-            client,
-            events,
+        ImagePuller {
+            deps,
             failures: Mutex::new(Failures {
                 waits: KeyedBackoff::new(BACKOFF_FIRST, BACKOFF_MAX, BACKOFF_RESET),
                 last: HashMap::new(),
-                told: HashMap::new(),
+                reported_secrets: HashMap::new(),
             }),
             permits: if settings.serialize_image_pulls { Some(1) } else { parallel }
                 .map(|count| Permits::new(count, "image pull queue")),
             rate: RateLimit::new(settings.registry_pull_qps, settings.registry_burst),
-            keyring: Keyring::new(root_dir),
+            keyring: Keyring::new(&settings.root_dir),
             providers: Providers::new(settings.credential_providers.as_ref()),
-            records: Records::new(root_dir, settings.image_verification.clone()),
-            offers,
+            records: Records::new(&settings.root_dir, settings.image_verification.clone()),
         }
     }
 
+    /// The pod's own credentials.
+    ///
+    /// DIFFERS: upstream reads them once per sync of the pod, here once per container start.
+    pub(crate) fn secrets_of(&self, pod: &Pod, stop: &StopToken) -> PullSecrets {
+        PullSecrets::of(pod, PodObjects::of(pod, self.deps.api.as_ref(), &self.deps.local), stop)
+    }
+
     /// Makes sure that the image is on the node, and that the pod may have it.
-    pub(crate) fn ensure(&self, wanted: Wanted<'_>) -> Result<Found, ImageFailure> {
-        let requested = wanted.image;
+    pub(crate) fn ensure(&self, request: ImageRequest<'_>) -> Result<ContainerImage, ImageFailure> {
+        let requested = request.image;
         let image = with_default_tag(requested).map_err(|error| {
             let message = format!(
                 "Failed to apply default image tag {requested:?}: couldn't parse image name {requested:?}: {error}"
             );
-            self.warn(wanted, reasons::INSPECT_FAILED, &message);
+            self.warn(request, reasons::INSPECT_FAILED, &message);
             failure(reasons::INVALID_IMAGE_NAME, message)
         })?;
-        let policy = policy(wanted.policy, &image);
+        let policy = policy(request.policy, &image);
         if policy == Policy::Always {
             policy.count("unknown", "true");
-            return self.pull(wanted, requested, &image);
+            return self.pull(request, requested, &image);
         }
-        match self.client.with_stop(wanted.stop.clone()).image_status(spec(&image)) {
+        match self.deps.images.with_stop(request.stop.clone()).image_status(spec(&image)) {
             Err(error) => {
                 policy.count("unknown", "unknown");
                 // Upstream shows the empty name, too.
                 let message = format!("Failed to inspect image \"\": {}", error_text(&error));
-                self.warn(wanted, reasons::INSPECT_FAILED, &message);
+                self.warn(request, reasons::INSPECT_FAILED, &message);
                 Err(failure(reasons::IMAGE_INSPECT_ERROR, message))
             }
-            Ok(Some(found)) if !self.must_pull(wanted, &found) => {
+            Ok(Some(found)) if !self.must_pull(request, &found) => {
                 policy.count("true", "false");
                 let accessible = if self.records.is_on() { " and can be accessed by the pod" } else { "" };
                 let message = format!("Container image {requested:?} already present on machine{accessible}");
-                self.tell(wanted, reasons::PULLED, &message);
-                Ok(Found { reference: ImageRef::from(found.id.as_str()), user: user_of(&found) })
+                self.raise(request, reasons::PULLED, &message);
+                Ok(ContainerImage { reference: ImageRef::from(found.id.as_str()), user: user_of(&found) })
             }
             Ok(found) if policy == Policy::Never => {
                 policy.count(present(&found), "false");
                 let message =
                     format!("Container image {requested:?} is not present with pull policy of Never");
-                self.warn(wanted, reasons::ERR_IMAGE_NEVER_PULL, &message);
+                self.warn(request, reasons::ERR_IMAGE_NEVER_PULL, &message);
                 Err(failure(reasons::ERR_IMAGE_NEVER_PULL, message))
             }
             // The image is missing, or the pod needs a proof that the registry allows it the image.
             Ok(found) => {
                 policy.count(present(&found), "true");
-                self.pull(wanted, requested, &image)
+                self.pull(request, requested, &image)
             }
         }
     }
 
-    fn must_pull(&self, wanted: Wanted<'_>, found: &Image) -> bool {
+    fn must_pull(&self, request: ImageRequest<'_>, found: &Image) -> bool {
         let reference = ImageRef::from(found.id.as_str());
-        self.records.must_pull(wanted.image, &reference, &wanted.secrets.proofs(wanted.image))
+        self.records.must_pull(request.image, &reference, &request.secrets.proofs(request.image))
     }
 
-    /// Whether missing pull secrets of a pod are reported now, after a failed pull: once for all containers
-    /// that fail together.
-    pub(crate) fn tells_of_secrets(&self, pod: &PodUid, now: Timestamp) -> bool {
+    /// Reports pull secrets that could not be read, if a pull was tried and failed.
+    ///
+    /// DIFFERS: upstream 1.36 reports them at each sync of the pod, also if no image has to be pulled.
+    pub(crate) fn report_missing_secrets(
+        &self,
+        pod: &Pod,
+        secrets: &PullSecrets,
+        failure: &ImageFailure,
+        stop: &StopToken,
+    ) {
+        let missing = secrets.missing();
+        if missing.is_empty() || stop.is_stopped() || !failure.is_failed_pull() {
+            return;
+        }
+        if !self.is_report_due(pod.uid(), Timestamp::now()) {
+            return;
+        }
+        let message = format!(
+            "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
+            missing.join(", ")
+        );
+        self.deps.events.warning(pod, reasons::FAILED_TO_RETRIEVE_IMAGE_PULL_SECRET, message);
+    }
+
+    /// Whether missing pull secrets of a pod are reported now: once for all containers that fail together.
+    fn is_report_due(&self, pod: &PodUid, now: Timestamp) -> bool {
         let mut failures = self.failures.locked();
-        let known = failures.told.insert(pod.clone(), now);
+        let known = failures.reported_secrets.insert(pod.clone(), now);
         known.is_none_or(|at| {
             Duration::try_from(now.duration_since(at)).is_ok_and(|since| since >= BACKOFF_FIRST / 2)
         })
     }
 
     /// Updates the records with the list of images.
-    pub(crate) fn settle(&self, images: &[SeenImage], listed_at: Timestamp) {
+    pub(super) fn settle(&self, images: &[SeenImage], listed_at: Timestamp) {
         self.records.settle(images, listed_at);
     }
 
     /// The runtime's reference of an image, if it is on the node.
     pub(crate) fn id_of(&self, requested: &str, stop: &StopToken) -> Result<Option<ImageRef>, cri::CriError> {
         let Ok(image) = with_default_tag(requested) else { return Ok(None) };
-        let found = self.client.with_stop(stop.clone()).image_status(spec(&image))?;
+        let found = self.deps.images.with_stop(stop.clone()).image_status(spec(&image))?;
         Ok(found.map(|found| ImageRef::from(found.id.as_str())))
     }
 
@@ -255,16 +321,17 @@ impl Images {
         let is_recent =
             |at: &Timestamp| Duration::try_from(now.duration_since(*at)).unwrap_or_default() <= BACKOFF_RESET;
         failures.last.retain(|_, (at, _)| is_recent(at));
-        failures.told.retain(|_, at| is_recent(at));
+        failures.reported_secrets.retain(|_, at| is_recent(at));
     }
 
     /// Whether an archive offers an image; waits while archives are read.
     pub(crate) fn is_offered(&self, image: &str, stop: &StopToken) -> bool {
-        with_default_tag(image).is_ok_and(|image| self.offers.offer(&image, stop) == Offer::Available)
+        with_default_tag(image).is_ok_and(|image| self.deps.set.offer(&image, stop) == Offer::Available)
     }
 
     /// Ends the back-off of pulls of these images (full names). Returns the pods that wait for one.
-    pub(crate) fn retry(&self, names: &[String]) -> Vec<PodUid> {
+    #[must_use]
+    pub fn retry(&self, names: &[String]) -> Vec<PodUid> {
         let mut failures = self.failures.locked();
         let is_offered = |key: &String| {
             key.split_once('_')
@@ -276,121 +343,103 @@ impl Images {
         pods
     }
 
-    /// Waits for other pulls. `None` without a limit.
-    fn permit(&self, stop: &StopToken) -> Result<Option<Permit>, NoPermit> {
-        self.permits.as_ref().map(|permits| permits.take(stop, None)).transpose()
-    }
-
-    fn pull(&self, wanted: Wanted<'_>, requested: &str, image: &str) -> Result<Found, ImageFailure> {
+    fn pull(
+        &self,
+        request: ImageRequest<'_>,
+        requested: &str,
+        image: &str,
+    ) -> Result<ContainerImage, ImageFailure> {
+        let pull_failure = |error: PullError| failure(reasons::ERR_IMAGE_PULL, error.to_string());
         // Per pod, not per container: a new pod starts without a wait.
-        let key = format!("{}_{requested}", wanted.pod.uid());
-        self.check_backoff(wanted, requested, &key)?;
-        self.records.intend(requested).map_err(|message| failure(reasons::ERR_IMAGE_PULL, message))?;
-        self.tell(wanted, reasons::PULLING, &format!("Pulling image {requested:?}"));
+        let key = format!("{}_{requested}", request.pod.uid());
+        self.check_backoff(request, requested, &key)?;
+        self.records.intend(requested).map_err(|error| pull_failure(error.into()))?;
+        self.raise(request, reasons::PULLING, &format!("Pulling image {requested:?}"));
         // An archive may have the image and may be read only now. Without one, this returns at once.
-        let offer = self.offers.offer(image, wanted.stop);
-        let asked = Instant::now();
-        let result = match self.permit(wanted.stop) {
-            Ok(_permit) => {
-                let started = Instant::now();
-                let sandbox_config = Some(wanted.sandbox_config);
-                let pulled = self.pull_now(wanted.secrets, image, sandbox_config, None, wanted.stop);
-                pulled.map(|(reference, proof)| (reference, proof, started.elapsed()))
-            }
-            Err(_) => Err(PullError::Stopped),
-        };
-        match result {
-            Ok((reference, proof, pulling)) => {
-                self.records.pulled(requested, &reference, proof.as_deref());
-                let found = self.client.with_stop(wanted.stop.clone()).image_status(spec(reference.as_str()));
-                let size = found.as_ref().ok().and_then(Option::as_ref).map_or(0, |found| found.size);
-                metrics::IMAGE_PULL.took([metrics::image_size(size)], pulling);
-                metrics::add_pull_time(pulling);
-                self.tell(
-                    wanted,
-                    reasons::PULLED,
-                    &format!(
-                        "Successfully pulled image {requested:?} in {} ({} including waiting). Image size: {size} bytes.",
-                        millis_text(pulling),
-                        millis_text(asked.elapsed()),
-                    ),
-                );
-                self.succeeded(&key);
-                match found {
-                    Ok(Some(found)) => Ok(Found { reference, user: user_of(&found) }),
-                    Ok(None) => Err(failure(
-                        reasons::IMAGE_INSPECT_ERROR,
-                        format!("Failed to inspect image \"\": {reference} is gone after its pull"),
-                    )),
-                    Err(error) => Err(failure(
-                        reasons::IMAGE_INSPECT_ERROR,
-                        format!("Failed to inspect image \"\": {}", error_text(&error)),
-                    )),
-                }
-            }
-            Err(PullError::Stopped) => {
-                self.records.abandoned(requested);
-                Err(failure(reasons::ERR_IMAGE_PULL, PullError::Stopped.text()))
-            }
+        let offer = self.deps.set.offer(image, request.stop);
+        let queued = Instant::now();
+        let ImageRequest { secrets, stop, .. } = request;
+        let sandbox_config = Some(request.sandbox_config);
+        let pulled = match self
+            .pull_in_turn(requested, &Pull { image, secrets, sandbox_config, limit: None, stop })
+        {
+            Ok(pulled) => pulled,
+            Err(PullError::Stopped) => return Err(pull_failure(PullError::Stopped)),
             Err(error) => {
-                self.records.failed(requested);
                 let text = match offer {
                     // The registry has not provided the image, and the archive cannot.
-                    Offer::Damaged(why) => format!("{}; image {why}", error.text()),
-                    Offer::Available | Offer::NotInSet => error.text(),
+                    Offer::Damaged(why) => format!("{error}; image {why}"),
+                    Offer::Available | Offer::NotInSet => error.to_string(),
                 };
-                self.warn(wanted, reasons::FAILED, &format!("Failed to pull image {requested:?}: {text}"));
+                self.warn(request, reasons::FAILED, &format!("Failed to pull image {requested:?}: {text}"));
                 let failure = classify(requested, text);
                 self.failed(key, &failure);
-                Err(failure)
+                return Err(failure);
             }
-        }
+        };
+        let Pulled { reference, proof, time } = pulled;
+        self.records.pulled(requested, &reference, proof.as_deref());
+        let found = self.inspect_pulled(&reference, stop);
+        let size = found.as_ref().map_or(0, |found| found.size);
+        metrics::IMAGE_PULL.took([metrics::image_size(size)], time);
+        metrics::add_pull_time(time);
+        self.raise(
+            request,
+            reasons::PULLED,
+            &format!(
+                "Successfully pulled image {requested:?} in {} ({} including waiting). Image size: {size} bytes.",
+                millis_text(time),
+                millis_text(queued.elapsed()),
+            ),
+        );
+        self.succeeded(&key);
+        let found = found.map_err(|error| {
+            failure(reasons::IMAGE_INSPECT_ERROR, format!("Failed to inspect image \"\": {error}"))
+        })?;
+        Ok(ContainerImage { reference, user: user_of(&found) })
     }
 
-    /// Pulls an image that was removed from this node, within `limit`, for a pod with these credentials.
-    /// Returns its id.
-    ///
-    /// # Errors
-    /// Why it was not pulled.
-    pub(crate) fn pull_again(
+    /// Pulls an image again that was removed from this node, within `limit`, with the credentials of a pod,
+    /// or without one with those of the node. Returns its id, which may be another one than before.
+    pub(super) fn pull_again(
         &self,
-        secrets: &PullSecrets,
+        pod: Option<&Pod>,
         requested: &str,
         limit: Duration,
         stop: &StopToken,
-    ) -> Result<String, String> {
-        let image = with_default_tag(requested).map_err(|error| error.to_string())?;
+    ) -> Result<String, PullError> {
+        let secrets = pod.map(|pod| self.secrets_of(pod, stop)).unwrap_or_default();
+        let image = with_default_tag(requested)?;
         self.records.intend(requested)?;
-        let result = match self.permit(stop) {
-            Ok(_permit) => self.pull_now(secrets, &image, None, Some(limit), stop),
-            Err(_) => Err(PullError::Stopped),
-        };
-        match result {
-            Ok((reference, proof)) => {
-                let found = self.client.with_stop(stop.clone()).image_status(spec(reference.as_str()));
-                let found = found.map_err(|error| error_text(&error));
-                self.records.pulled(requested, &reference, proof.as_deref());
-                Ok(found?.ok_or_else(|| format!("{reference} is gone after its pull"))?.id)
-            }
-            Err(error) => {
-                match error {
-                    PullError::Stopped => self.records.abandoned(requested),
-                    _ => self.records.failed(requested),
-                }
-                Err(error.text())
-            }
-        }
+        let pull = Pull { image: &image, secrets: &secrets, sandbox_config: None, limit: Some(limit), stop };
+        let Pulled { reference, proof, .. } = self.pull_in_turn(requested, &pull)?;
+        let found = self.inspect_pulled(&reference, stop);
+        self.records.pulled(requested, &reference, proof.as_deref());
+        Ok(found?.id)
     }
 
-    /// Also returns the pod's credential with which the pull succeeded, if there was one.
-    fn pull_now(
-        &self,
-        secrets: &PullSecrets,
-        image: &str,
-        sandbox_config: Option<&PodSandboxConfig>,
-        limit: Option<Duration>,
-        stop: &StopToken,
-    ) -> Result<(ImageRef, Option<Arc<PullSecret>>), PullError> {
+    /// The image that a pull returned.
+    fn inspect_pulled(&self, reference: &ImageRef, stop: &StopToken) -> Result<Image, PullError> {
+        let found = self.deps.images.with_stop(stop.clone()).image_status(spec(reference.as_str()));
+        let found = found.map_err(|error| PullError::Inspect(error_text(&error)))?;
+        found.ok_or_else(|| PullError::Gone(reference.clone()))
+    }
+
+    /// Pulls as soon as the number of other pulls permits it, and ends the record of a pull that failed.
+    fn pull_in_turn(&self, requested: &str, pull: &Pull<'_>) -> Result<Pulled, PullError> {
+        let permit = self.permits.as_ref().map(|permits| permits.take(pull.stop, None)).transpose();
+        let result = permit.map_err(|_| PullError::Stopped).and_then(|_permit| self.pull_now(pull));
+        match &result {
+            Ok(_) => {}
+            Err(PullError::Stopped) => self.records.abandoned(requested),
+            Err(_) => self.records.failed(requested),
+        }
+        result
+    }
+
+    fn pull_now(&self, pull: &Pull<'_>) -> Result<Pulled, PullError> {
+        let Pull { image, secrets, sandbox_config, limit, stop } = *pull;
+        let started = Instant::now();
         let mut candidates = secrets.for_image(image);
         candidates.extend(self.keyring.for_image(image, Instant::now()));
         candidates.extend(self.providers.for_image(image, stop));
@@ -406,8 +455,8 @@ impl Images {
             }
             let proof = credential.as_ref().and_then(|credential| credential.secret.clone());
             let auth = credential.map(auth);
-            match self.client.pull_image(spec(image), auth, sandbox_config, limit, stop) {
-                Ok(reference) => return Ok((reference, proof)),
+            match self.deps.images.pull_image(spec(image), auth, sandbox_config, limit, stop) {
+                Ok(reference) => return Ok(Pulled { reference, proof, time: started.elapsed() }),
                 Err(error) if error.class() == cri::Class::Stopping => return Err(PullError::Stopped),
                 Err(error) => {
                     let text = error_text(&error);
@@ -420,7 +469,12 @@ impl Images {
         Err(PullError::Runtime(errors))
     }
 
-    fn check_backoff(&self, wanted: Wanted<'_>, requested: &str, key: &String) -> Result<(), ImageFailure> {
+    fn check_backoff(
+        &self,
+        request: ImageRequest<'_>,
+        requested: &str,
+        key: &String,
+    ) -> Result<(), ImageFailure> {
         let blocked = {
             let mut failures = self.failures.locked();
             let last = failures.last.get(key).cloned();
@@ -428,7 +482,7 @@ impl Images {
         };
         let Some((until, before)) = blocked else { return Ok(()) };
         let message = format!("Back-off pulling image {requested:?}");
-        self.tell(wanted, reasons::BACK_OFF, &message);
+        self.raise(request, reasons::BACK_OFF, &message);
         Err(ImageFailure {
             reason: reasons::IMAGE_PULL_BACK_OFF,
             message: format!("{message}: {before}"),
@@ -453,14 +507,14 @@ impl Images {
         self.collect_garbage(Timestamp::now());
     }
 
-    fn tell(&self, wanted: Wanted<'_>, reason: &'static str, message: &str) {
-        self.events.raise(wanted.regarding.clone(), EventType::Normal, reason, message);
+    fn raise(&self, request: ImageRequest<'_>, reason: &'static str, message: &str) {
+        self.deps.events.raise(request.regarding.clone(), EventType::Normal, reason, message);
     }
 
-    fn warn(&self, wanted: Wanted<'_>, reason: &'static str, message: &str) {
+    fn warn(&self, request: ImageRequest<'_>, reason: &'static str, message: &str) {
         // A failure caused by the stop is not reported.
-        if !wanted.stop.is_stopped() {
-            self.events.raise(wanted.regarding.clone(), EventType::Warning, reason, message);
+        if !request.stop.is_stopped() {
+            self.deps.events.raise(request.regarding.clone(), EventType::Warning, reason, message);
         }
     }
 }
@@ -527,10 +581,6 @@ fn millis_text(duration: Duration) -> String {
         .to_string()
 }
 
-fn spec(image: &str) -> ImageSpec {
-    ImageSpec { image: image.to_owned(), user_specified_image: image.to_owned(), ..ImageSpec::default() }
-}
-
 fn auth(credential: Credential) -> AuthConfig {
     AuthConfig { username: credential.username, password: credential.password, ..AuthConfig::default() }
 }
@@ -594,8 +644,9 @@ mod tests {
 
     #[test]
     fn several_pull_errors_are_printed_as_a_list() {
-        let text =
-            |errors: &[&str]| PullError::Runtime(errors.iter().map(|e| (*e).to_owned()).collect()).text();
+        let text = |errors: &[&str]| {
+            PullError::Runtime(errors.iter().map(|e| (*e).to_owned()).collect()).to_string()
+        };
         assert_eq!(text(&["a"]), "a");
         assert_eq!(text(&["a", "b"]), "[a, b]");
     }

@@ -17,19 +17,19 @@ const LEGACY: (&str, &str) = ("kubernetes.io/dockercfg", ".dockercfg");
 
 /// A pod's own credentials.
 #[derive(Default)]
-pub struct PullSecrets {
+pub(crate) struct PullSecrets {
     index: Index,
+    /// Names of Secrets without credentials.
+    missing: Vec<String>,
 }
 
 impl PullSecrets {
-    /// Reads the pod's secrets. Also returns those that cannot be read; a pull may succeed without
-    /// them.
+    /// Reads the pod's secrets. A pull may succeed without those that cannot be read.
     ///
     /// DIFFERS: one that holds no credentials counts as missing; upstream fails the pull.
-    pub fn of(pod: &Pod, objects: Option<PodObjects<'_>>, stop: &StopToken) -> (PullSecrets, Vec<String>) {
+    pub(crate) fn of(pod: &Pod, objects: Option<PodObjects<'_>>, stop: &StopToken) -> PullSecrets {
         let mut all = PullSecrets::default();
-        let mut missing = Vec::new();
-        let Some(objects) = objects else { return (all, missing) };
+        let Some(objects) = objects else { return all };
         let mut seen = BTreeSet::new();
         for reference in pod.spec().image_pull_secrets.iter().flatten() {
             // The API allows references without a name. A Secret that is listed twice is read once.
@@ -40,7 +40,9 @@ impl PullSecrets {
             let problem = match objects.secret(namespace, name, stop) {
                 Ok(secret) => match entries(&secret).and_then(|entries| all.index_more(entries)) {
                     Ok(index) => {
-                        all.add(index, (namespace, name), &secret);
+                        let (uid, namespace, name) =
+                            (secret.uid.clone(), namespace.to_owned(), name.to_owned());
+                        all.add(index, &PullSecret { uid, namespace, name, ..PullSecret::default() });
                         continue;
                     }
                     Err(problem) => problem.to_owned(),
@@ -54,18 +56,23 @@ impl PullSecrets {
                     pod.uid()
                 );
             }
-            missing.push(name.to_owned());
+            all.missing.push(name.to_owned());
         }
-        (all, missing)
+        all
+    }
+
+    /// The names of Secrets that could not be read or hold no credentials.
+    pub(super) fn missing(&self) -> &[String] {
+        &self.missing
     }
 
     /// Credentials that match `image`, the most specific first.
-    pub(in crate::images) fn for_image(&self, image: &str) -> Vec<Credential> {
+    pub(crate) fn for_image(&self, image: &str) -> Vec<Credential> {
         if self.index.is_empty() { Vec::new() } else { lookup(&self.index, image) }
     }
 
     /// The pod's proofs for `image`.
-    pub(in crate::images) fn proofs(&self, image: &str) -> Vec<PullSecret> {
+    pub(crate) fn proofs(&self, image: &str) -> Vec<PullSecret> {
         let proof = |credential: Credential| credential.secret.as_deref().cloned();
         self.for_image(image).into_iter().filter_map(proof).collect()
     }
@@ -82,16 +89,11 @@ impl PullSecrets {
         index(entries).map_err(|_| "it names more registries than a Secret may")
     }
 
-    fn add(&mut self, index: Index, (namespace, name): (&str, &str), secret: &Object) {
+    fn add(&mut self, index: Index, secret: &PullSecret) {
         for (key, credentials) in index {
             let known = self.index.entry(key).or_default();
             known.extend(credentials.into_iter().map(|credential| Credential {
-                secret: Some(Arc::new(PullSecret {
-                    uid: secret.uid.clone(),
-                    namespace: namespace.to_owned(),
-                    name: name.to_owned(),
-                    credential_hash: hash(&credential),
-                })),
+                secret: Some(Arc::new(PullSecret { credential_hash: hash(&credential), ..secret.clone() })),
                 ..credential
             }));
         }
@@ -200,17 +202,16 @@ mod tests {
         objects.set(&Key::new(Kind::Secret, "n", "gone"), None);
         let source = Some(PodObjects::Api(&objects));
         let of = |names: &[&str]| PullSecrets::of(&pod(names), source, &StopToken::never());
-        let (found, missing) =
-            of(&["gone", "", "old", "old", "new", "other", "broken", "gone", "many", "rest"]);
-        assert_eq!(missing, ["gone", "broken", "many", "rest"]);
-        assert!(of(&["rest"]).1.is_empty());
+        let found = of(&["gone", "", "old", "old", "new", "other", "broken", "gone", "many", "rest"]);
+        assert_eq!(found.missing(), ["gone", "broken", "many", "rest"]);
+        assert!(of(&["rest"]).missing().is_empty());
         let users = |image: &str| -> Vec<String> {
             found.for_image(image).into_iter().map(|credential| credential.username).collect()
         };
         assert_eq!(users("r.example/x"), ["o", "u"]);
         assert_eq!(users("r.example/team/x:1"), ["t", "o", "u"]);
         assert!(users("s.example/x").is_empty());
-        let hub = of(&["hub"]).0;
+        let hub = of(&["hub"]);
         assert_eq!(hub.proofs("team/app:1")[0].name, "hub");
         let proofs = found.proofs("r.example/x");
         assert_eq!((proofs[1].name.as_str(), proofs[1].uid.as_str()), ("new", "u1"));
@@ -218,7 +219,7 @@ mod tests {
         assert_eq!(proofs[1].credential_hash, sha256::hex(br#"{"username":"u","password":"p"}"#));
         let special = &found.proofs("r.example/team/x")[0].credential_hash;
         assert_eq!(*special, sha256::hex(br#"{"username":"t","password":"\u003c\u0026\u003e"}"#));
-        let (none, missing) = PullSecrets::of(&pod(&["old"]), None, &StopToken::never());
-        assert!(none.for_image("r.example/x").is_empty() && missing.is_empty());
+        let none = PullSecrets::of(&pod(&["old"]), None, &StopToken::never());
+        assert!(none.for_image("r.example/x").is_empty() && none.missing().is_empty());
     }
 }

@@ -18,7 +18,7 @@ use crate::model::metrics;
 use crate::util::disk_writes;
 use crate::util::{atomic_file, sha256, state_files};
 
-use super::super::gc::SeenImage;
+use super::super::listed::SeenImage;
 use crate::model::image_name::{repository, stored};
 use crate::util::lock::LockExt;
 
@@ -106,7 +106,7 @@ struct Access {
 /// A pod's credential that a registry has accepted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(in crate::images) struct PullSecret {
+pub(crate) struct PullSecret {
     pub(super) uid: String,
     pub(super) namespace: String,
     pub(super) name: String,
@@ -155,7 +155,7 @@ fn is_false(flag: &bool) -> bool {
 
 /// Why a record cannot be used.
 #[derive(Debug, thiserror::Error)]
-enum RecordError {
+pub(crate) enum RecordError {
     #[error("cannot {attempt} {}: {error}", path.display())]
     Io { attempt: &'static str, path: PathBuf, error: std::io::Error },
     #[error("{} is damaged: {error}", path.display())]
@@ -203,7 +203,7 @@ impl Records {
             pulled: dir.join("pulled"),
             under_way: Mutex::default(),
         };
-        records.tell();
+        records.count_files();
         records
     }
 
@@ -271,8 +271,8 @@ impl Records {
     /// crash.
     ///
     /// # Errors
-    /// A text for the waiting container; the pull must not begin.
-    pub(super) fn intend(&self, image: &str) -> Result<(), String> {
+    /// When the record cannot be written; then the pull must not begin.
+    pub(super) fn intend(&self, image: &str) -> Result<(), RecordError> {
         if !self.is_on() {
             return Ok(());
         }
@@ -286,11 +286,11 @@ impl Records {
             };
             if let Err(error) = write(&self.pulling, image, &intent) {
                 under_way.remove(image);
-                return Err(format!("failed to record image pull intent: {error}"));
+                return Err(error);
             }
         }
         *count += 1;
-        self.tell();
+        self.count_files();
         Ok(())
     }
 
@@ -309,14 +309,14 @@ impl Records {
             // The intent remains, so the image does not count as preloaded.
             Err(error) => log::warn!("cannot record which pods may use image {image}: {error}"),
         }
-        self.tell();
+        self.count_files();
     }
 
     /// Records that a pull has failed.
     pub(super) fn failed(&self, image: &str) {
         if self.is_on() {
             self.end(&mut self.under_way.locked(), image);
-            self.tell();
+            self.count_files();
         }
     }
 
@@ -357,11 +357,11 @@ impl Records {
                 remove(&file(&self.pulled, &record.image_ref));
             }
         }
-        self.tell();
+        self.count_files();
     }
 
     /// Sets the metrics with the number of files.
-    fn tell(&self) {
+    fn count_files(&self) {
         if self.is_on() {
             let files = |dir: &Path| std::fs::read_dir(dir).map_or(0, Iterator::count) as f64;
             metrics::PULL_INTENTS.set(files(&self.pulling));
@@ -623,9 +623,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("image_manager"), "").unwrap();
         let records = records(&dir, Verification::NotPreloaded);
-        assert!(
-            records.intend(IMAGE).unwrap_err().starts_with("failed to record image pull intent: cannot make")
-        );
+        let error = super::super::PullError::from(records.intend(IMAGE).unwrap_err()).to_string();
+        assert!(error.starts_with("failed to record image pull intent: cannot make"));
         Records::new(dir.path(), Verification::Off).intend(IMAGE).unwrap();
     }
 }

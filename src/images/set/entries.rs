@@ -118,9 +118,9 @@ impl Entry {
     }
 }
 
-/// The answer to the question for one image.
+/// Whether a pull of an image would get it from an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum Availability {
     Available,
     /// With the archive and what is damaged.
     Damaged(String),
@@ -305,17 +305,17 @@ impl Set {
     }
 
     /// What the set says of an image, by its full name or by `repository@digest`.
-    pub(super) fn answer(&self, name: &str) -> Answer {
+    pub(super) fn availability(&self, name: &str) -> Availability {
         let digest = name.split_once('@').map(|(_, digest)| digest);
         let found = match digest {
             Some(digest) => self.find_digest(digest).is_some(),
             None => self.find(name).is_some(),
         };
         if found {
-            return Answer::Available;
+            return Availability::Available;
         }
         if !self.listed {
-            return Answer::Unknown;
+            return Availability::Unknown;
         }
         let mut unknown = false;
         for ((_, path), entry) in &self.entries {
@@ -324,18 +324,22 @@ impl Set {
                 State::Ready(archive) => {
                     let object = digest.unwrap_or(name);
                     if let Some(fault) = archive.faults.iter().find(|fault| fault.object == object) {
-                        return Answer::Damaged(format!("archive {}: {}", path.display(), fault.problem));
+                        return Availability::Damaged(format!(
+                            "archive {}: {}",
+                            path.display(),
+                            fault.problem
+                        ));
                     }
                 }
                 State::Failed(why) if has_name == Some(true) => {
-                    return Answer::Damaged(format!("archive {}: {why}", path.display()));
+                    return Availability::Damaged(format!("archive {}: {why}", path.display()));
                 }
                 State::Failed(_) => {}
-                State::Waiting | State::Reading if has_name == Some(true) => return Answer::Coming,
+                State::Waiting | State::Reading if has_name == Some(true) => return Availability::Coming,
                 State::Waiting | State::Reading => unknown |= has_name.is_none() || digest.is_some(),
             }
         }
-        if unknown { Answer::Unknown } else { Answer::Absent }
+        if unknown { Availability::Unknown } else { Availability::Absent }
     }
 
     /// The first faults of each archive, as sentences.

@@ -14,7 +14,7 @@ const ARCHIVE_BYTES: usize = 4 << 20;
 /// The limit of decompressed bytes, instead of 1 GiB.
 const EXPANDED: u64 = 16 << 20;
 
-pub(in crate::images) fn targets() -> Vec<Target> {
+pub(crate) fn targets() -> Vec<Target> {
     vec![
         Target {
             name: "images/archive",

@@ -17,7 +17,7 @@ mod puller;
 mod pulls;
 mod reader;
 mod registry;
-pub mod report;
+mod report;
 mod scan;
 mod shared;
 #[cfg(test)]
@@ -31,13 +31,13 @@ use std::time::Instant;
 
 use crossbeam_channel::Sender;
 
-pub use registry::{Blob, Document, Refusal};
+pub use registry::{Document, Refusal};
 pub use report::{ArchiveReport, SetImageReport, SetReport};
+pub use shared::Offer;
 
 use crate::cri::ImageClient;
 use crate::model::event::EventSink;
 use crate::model::image_name;
-use crate::model::image_offers::{ImageOffers, Offer};
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, Died, OnDeath, Running, Stack};
 use crate::util::wake::Wake;
@@ -48,19 +48,19 @@ use watch::Watch;
 
 /// The room's part of the configuration.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct SetSettings {
     /// The directories of archives, absolute, in the order of their precedence.
     pub directories: Vec<PathBuf>,
     /// The file of the index.
     pub index: PathBuf,
 }
 
-/// See [`Deps::available`].
+/// See [`SetDeps::available`].
 pub type OnAvailable = dyn Fn(&[String]) + Send + Sync;
 
 /// What the room uses.
 #[derive(Clone)]
-pub struct Deps {
+pub struct SetDeps {
     /// The image service of the runtime.
     pub images: ImageClient,
     /// Events about the node.
@@ -91,7 +91,7 @@ impl ImageSet {
     ///
     /// # Errors
     /// When the kernel cannot create a thread or an eventfd.
-    pub fn spawn(&self, settings: Settings, deps: Deps) -> std::io::Result<Running> {
+    pub fn spawn(&self, settings: SetSettings, deps: SetDeps) -> std::io::Result<Running> {
         let wake = Wake::new()?;
         // Started once.
         let _ = self.shared.wake.set(wake.clone());
@@ -171,14 +171,19 @@ impl ImageSet {
             problems,
         }
     }
-}
 
-impl ImageOffers for ImageSet {
-    fn offer(&self, image: &str, stop: &StopToken) -> Offer {
+    /// Called before a pull of an image. While archives that may have the image are being read,
+    /// it waits, for ten minutes at most, and these archives are read first. `image` has a tag or
+    /// a digest. `stop` ends the wait.
+    #[must_use]
+    pub fn offer(&self, image: &str, stop: &StopToken) -> Offer {
         self.shared.offer(&image_name::normalized(image).unwrap_or_else(|_| image.to_owned()), stop)
     }
 
-    fn keeps(&self, names: &[String]) -> bool {
+    /// Whether an image with one of these names or digests (as the runtime lists them) must not be
+    /// collected as unused.
+    #[must_use]
+    pub fn keeps(&self, names: &[String]) -> bool {
         let set = self.shared.set();
         names.iter().any(|name| match name.split_once('@') {
             Some((_, digest)) => set.find_digest(digest).is_some(),

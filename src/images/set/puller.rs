@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::select_biased;
 
-use super::Deps;
+use super::super::listed::{SeenImage, requested};
+use super::SetDeps;
 use super::pulls::Next;
 use super::shared::Shared;
 use crate::cri::{Class, ImageClient};
 use crate::model::event::{EventType, Regarding};
 use crate::model::reasons;
-use crate::transport::generated::runtime::ImageSpec;
 use crate::util::backoff::Failures;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -25,7 +25,7 @@ const LIST_PERIOD: Duration = Duration::from_secs(300);
 /// Wait after a failed list, at first and at last: a runtime may start after the agent.
 const FIRST_RETRY: Duration = Duration::from_secs(2);
 const LAST_RETRY: Duration = Duration::from_secs(30);
-/// Images are pulled in advance only if no pod has asked for one for this time: what pods need comes
+/// Images are pulled in advance only if no pod has requested one for this time: what pods need comes
 /// first.
 const QUIET: Duration = Duration::from_secs(3);
 /// How often it is looked whether the disk pressure has ended, while there is something to pull.
@@ -33,7 +33,7 @@ const PRESSURE_PERIOD: Duration = Duration::from_secs(30);
 
 pub(super) struct Puller {
     images: ImageClient,
-    deps: Deps,
+    deps: SetDeps,
     shared: Arc<Shared>,
     lists: Failures,
 }
@@ -43,7 +43,7 @@ impl Puller {
     ///
     /// # Errors
     /// When the kernel cannot create a thread.
-    pub(super) fn spawn(deps: &Deps, shared: &Arc<Shared>) -> std::io::Result<Running> {
+    pub(super) fn spawn(deps: &SetDeps, shared: &Arc<Shared>) -> std::io::Result<Running> {
         let (deps, shared) = (deps.clone(), Arc::clone(shared));
         let on_death = OnDeath::Supervisor(deps.on_death.clone());
         threads::spawn("image-pull", Stack::Large, on_death, move |stop| {
@@ -99,7 +99,7 @@ impl Puller {
             Next::Nothing => None,
             Next::At(at) => Some(at),
             Next::Pull(_) if held_back => Some(now + PRESSURE_PERIOD),
-            Next::Pull(_) => Some(self.shared.last_asked().map_or(now, |asked| asked + QUIET)),
+            Next::Pull(_) => Some(self.shared.last_request().map_or(now, |request| request + QUIET)),
         }
     }
 
@@ -115,10 +115,8 @@ impl Puller {
             }
         };
         self.lists.end();
-        let listed: HashSet<String> = images
-            .into_iter()
-            .flat_map(|image| image.repo_tags.into_iter().chain(image.repo_digests))
-            .collect();
+        let listed: HashSet<String> =
+            images.into_iter().flat_map(|image| SeenImage::from(image).names).collect();
         let set = self.shared.set().clone();
         let wanted = set.images();
         let wanted = wanted.iter().map(|(name, (_, image))| (*name, image.target.as_str()));
@@ -129,17 +127,12 @@ impl Puller {
     fn pull(&self, name: &str, stop: &StopToken) {
         self.shared.pulls().begin(name);
         let requests = self.shared.manifest_requests.load(Ordering::Relaxed);
-        let spec = ImageSpec {
-            image: name.to_owned(),
-            user_specified_image: name.to_owned(),
-            ..ImageSpec::default()
-        };
-        let result = self.images.pull_image(spec, None, None, None, stop);
-        let was_asked = self.shared.manifest_requests.load(Ordering::Relaxed) > requests;
+        let result = self.images.pull_image(requested(name), None, None, None, stop);
+        let was_requested = self.shared.manifest_requests.load(Ordering::Relaxed) > requests;
         if result.as_ref().is_err_and(|error| error.class() == Class::Stopping) {
             return;
         }
-        match verdict(name, result.map(drop), was_asked) {
+        match verdict(name, result.map(drop), was_requested) {
             Ok(()) => {
                 log::info!("image {name} was pulled from its archive");
                 self.shared.pulls().succeeded(name);
@@ -156,11 +149,11 @@ impl Puller {
 }
 
 /// What the end of a pull means. A runtime resolves a tag by a request for its manifest, also if it has
-/// the content; without one (`was_asked`), the image is that of another registry.
-fn verdict(name: &str, result: Result<(), impl Display>, was_asked: bool) -> Result<(), String> {
+/// the content; without one (`was_requested`), the image is that of another registry.
+fn verdict(name: &str, result: Result<(), impl Display>, was_requested: bool) -> Result<(), String> {
     let unused = "the runtime does not use this agent's image registry";
     let advice = "run \"coracle setup runtime\" once";
-    match (result, was_asked) {
+    match (result, was_requested) {
         (Ok(()), true) => Ok(()),
         (Ok(()), false) => Err(format!("{unused}, so {name} is not that of its archive: {advice}")),
         (Err(error), true) => Err(format!("the runtime cannot pull {name} from its archive: {error}")),
@@ -187,7 +180,7 @@ mod tests {
         let (_, images) = crate::cri::unreachable();
         let pressure = Arc::new(std::sync::atomic::AtomicBool::new(true));
         let seen = Arc::clone(&pressure);
-        let deps = Deps {
+        let deps = SetDeps {
             images: images.clone(),
             events: EventSink::new().0,
             available: Arc::new(|_| {}),

@@ -13,7 +13,7 @@ use super::puller::Puller;
 use super::scan::{self, scan};
 use super::shared::Shared;
 use super::watch::Watch;
-use super::{Deps, Settings};
+use super::{SetDeps, SetSettings};
 use crate::model::event::{EventType, Regarding};
 use crate::model::reasons;
 use crate::util::backoff::Failures;
@@ -29,8 +29,8 @@ const LIST_PERIOD: Duration = Duration::from_secs(60);
 const FIRST_RETRY: Duration = Duration::from_secs(2);
 
 pub(super) struct Reader {
-    pub(super) settings: Settings,
-    pub(super) deps: Deps,
+    pub(super) settings: SetSettings,
+    pub(super) deps: SetDeps,
     pub(super) shared: Arc<Shared>,
     pub(super) platform: Platform,
     /// Whether the index on disk is older than the set.

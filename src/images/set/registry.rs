@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::ImageSet;
-use super::archive::{self, Archive, Compression, Count, Digest, Place};
+use super::archive::{self, Archive, ArchiveError, Compression, Count, Digest, Place};
 use crate::util::sha256;
 use crate::util::stop::StopToken;
 
@@ -40,9 +40,8 @@ impl Blob {
     /// Opens the blob for reading from an offset to its end. `stop` also ends the reading.
     ///
     /// # Errors
-    /// When the archive is gone, has changed since it was verified, or cannot be read. The text
-    /// names the archive and the blob.
-    pub fn open(&self, from: u64, stop: &StopToken) -> Result<Box<dyn Read + Send>, String> {
+    /// When the archive is gone, has changed since it was verified, or cannot be read.
+    pub fn open(&self, from: u64, stop: &StopToken) -> Result<Box<dyn Read + Send>, BlobError> {
         self.open_counted(from, &archive::uncounted(), stop)
     }
 
@@ -56,13 +55,24 @@ impl Blob {
         from: u64,
         count: &Count,
         stop: &StopToken,
-    ) -> Result<Box<dyn Read + Send>, String> {
-        let reader = archive::open_blob(&self.path, &self.archive, &self.key, from, count, stop);
-        match reader {
+    ) -> Result<Box<dyn Read + Send>, BlobError> {
+        match archive::open_blob(&self.path, &self.archive, &self.key, from, count, stop) {
             Ok(reader) => Ok(Box::new(reader)),
-            Err(error) => Err(format!("archive {}, blob {}: {error}", self.path.display(), self.digest)),
+            Err(error) => Err(BlobError { path: self.path.clone(), digest: self.digest.clone(), error }),
         }
     }
+}
+
+/// Why a blob cannot be read from its archive.
+#[derive(Debug, thiserror::Error)]
+#[error("archive {}, blob {digest}: {error}", path.display())]
+pub struct BlobError {
+    /// The archive.
+    pub path: PathBuf,
+    /// The digest of the blob.
+    pub digest: String,
+    /// Why; [`ArchiveError::Stopped`] if the stop token ended it.
+    pub error: ArchiveError,
 }
 
 /// Why a manifest or blob is not served.
@@ -160,7 +170,8 @@ impl ImageSet {
 fn read_whole(blob: &Blob) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     let read = |error: io::Error| format!("archive {}, blob {}: {error}", blob.path.display(), blob.digest);
-    blob.open(0, &StopToken::never())?.take(MAX_DOCUMENT).read_to_end(&mut bytes).map_err(read)?;
+    let reader = blob.open(0, &StopToken::never()).map_err(|error| error.to_string())?;
+    reader.take(MAX_DOCUMENT).read_to_end(&mut bytes).map_err(read)?;
     Ok(bytes)
 }
 
@@ -202,7 +213,7 @@ mod tests {
         assert!(counted.load(Ordering::Relaxed) > packed, "{counted:?} of {packed}");
         let count: Count = Arc::new(|_| Err(io::Error::other("the limit")));
         let limited = blob.open_counted(0, &count, &StopToken::never());
-        assert!(limited.and_then(|mut one| one.read(&mut [0]).map_err(|error| error.to_string())).is_err());
+        assert!(!limited.is_ok_and(|mut one| one.read(&mut [0]).is_ok()));
         // Decompression would fail.
         let size = std::fs::metadata(&path).unwrap().len();
         std::fs::write(&path, vec![0xff; size as usize]).unwrap();

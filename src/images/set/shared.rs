@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
-use super::entries::{Answer, Key, Set};
+use super::entries::{Availability, Key, Set};
 use super::pulls::Pulls;
-use crate::model::image_offers::Offer;
 use crate::util::lock::LockExt;
 use crate::util::stop::{StopSource, StopToken};
 use crate::util::timers;
@@ -22,6 +21,17 @@ const REGISTRY_LIMIT: Duration = Duration::from_secs(5);
 /// The longest wait of a pull for an archive that is known to have the image.
 const COMING_LIMIT: Duration = Duration::from_secs(600);
 const HELD_BACK: &str = "images of archives are not pulled in advance while the node has disk pressure";
+
+/// What the set of image archives says about an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Offer {
+    /// No archive has it, or archives are still being read after the longest wait.
+    NotInSet,
+    /// A pull gets it from an archive.
+    Available,
+    /// An archive has it and cannot provide it. The text names the archive and the damaged part.
+    Damaged(String),
+}
 
 /// The archive that is being read.
 struct Reading {
@@ -45,8 +55,8 @@ pub(super) struct Shared {
     pulls: Mutex<Pulls>,
     /// One slot: wakes the thread `image-pull`.
     pull_bell: (Sender<()>, Receiver<()>),
-    /// When a pull of a pod last asked for an image.
-    asked: Mutex<Option<Instant>>,
+    /// When a pull of a pod last requested an image.
+    last_request: Mutex<Option<Instant>>,
     problems: Mutex<Vec<String>>,
     registry: OnceLock<String>,
     /// Why there is no registry.
@@ -68,7 +78,7 @@ impl Default for Shared {
             wake: OnceLock::new(),
             pulls: Mutex::default(),
             pull_bell: bounded(1),
-            asked: Mutex::default(),
+            last_request: Mutex::default(),
             problems: Mutex::default(),
             registry: OnceLock::new(),
             no_registry: Mutex::default(),
@@ -78,7 +88,7 @@ impl Default for Shared {
     }
 }
 
-/// Removes an entry of [`Shared::wanted`] when its pull has its answer.
+/// Removes an entry of [`Shared::wanted`] when its pull waits no longer.
 struct Want<'a> {
     shared: &'a Shared,
     name: &'a str,
@@ -126,9 +136,9 @@ impl Shared {
         }
     }
 
-    /// When a pod last asked for an image.
-    pub(super) fn last_asked(&self) -> Option<Instant> {
-        *self.asked.locked()
+    /// When a pod last requested an image.
+    pub(super) fn last_request(&self) -> Option<Instant> {
+        *self.last_request.locked()
     }
 
     pub(super) fn set_problems(&self, problems: Vec<String>) {
@@ -210,9 +220,9 @@ impl Shared {
         }
     }
 
-    /// See [`crate::model::image_offers::ImageOffers::offer`]. `name` is a full name.
+    /// See [`super::ImageSet::offer`]. `name` is a full name.
     pub(super) fn offer(&self, name: &str, stop: &StopToken) -> Offer {
-        *self.asked.locked() = Some(Instant::now());
+        *self.last_request.locked() = Some(Instant::now());
         // The room was not started: no archives are configured.
         if self.wake.get().is_none() {
             return Offer::NotInSet;
@@ -248,13 +258,13 @@ impl Shared {
 
     /// What is known of an image, or how long a pull waits in total for more.
     fn verdict(&self, name: &str) -> Result<Offer, Duration> {
-        match self.set().answer(name) {
-            Answer::Available if self.registry().is_none() => Err(REGISTRY_LIMIT),
-            Answer::Available => Ok(Offer::Available),
-            Answer::Damaged(why) => Ok(Offer::Damaged(why)),
-            Answer::Absent => Ok(Offer::NotInSet),
-            Answer::Coming => Err(COMING_LIMIT),
-            Answer::Unknown => Err(UNKNOWN_LIMIT),
+        match self.set().availability(name) {
+            Availability::Available if self.registry().is_none() => Err(REGISTRY_LIMIT),
+            Availability::Available => Ok(Offer::Available),
+            Availability::Damaged(why) => Ok(Offer::Damaged(why)),
+            Availability::Absent => Ok(Offer::NotInSet),
+            Availability::Coming => Err(COMING_LIMIT),
+            Availability::Unknown => Err(UNKNOWN_LIMIT),
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::archive::testing;
 use super::archive::{Archive, Compression, Digest, Fault, Form, Image, Problem, Stamp};
-use super::entries::{Answer, Changes, Key, Set, State};
+use super::entries::{Availability, Changes, Key, Set, State};
 use super::*;
 
 fn stamp(size: u64) -> Stamp {
@@ -71,20 +71,23 @@ fn archives_with_wanted_images_are_read_first() {
 }
 
 #[test]
-fn answer_depends_on_what_was_read() {
+fn availability_depends_on_what_was_read() {
     let mut set = Set::default();
-    assert_eq!(set.answer("r/a:1"), Answer::Unknown, "the directories were not listed");
+    assert_eq!(set.availability("r/a:1"), Availability::Unknown, "the directories were not listed");
     set.list(vec![(key("a"), stamp(1)), (key("b"), stamp(1))], |_, _| None);
-    assert_eq!(set.answer("r/a:1"), Answer::Unknown);
+    assert_eq!(set.availability("r/a:1"), Availability::Unknown);
     set.get_mut(&key("a")).unwrap().names = Some(vec!["r/a:1".into()]);
-    assert_eq!(set.answer("r/a:1"), Answer::Coming);
+    assert_eq!(set.availability("r/a:1"), Availability::Coming);
     set.get_mut(&key("a")).unwrap().state = State::Ready(Arc::new(archive(&["r/a:1"], &["r/broken:1"])));
-    assert_eq!(set.answer("r/a:1"), Answer::Available);
-    assert_eq!(set.answer(&format!("r/a@{}", digest("a"))), Answer::Available);
-    assert_eq!(set.answer("r/broken:1"), Answer::Damaged("archive a: the archive is truncated".into()));
-    assert_eq!(set.answer("r/x:1"), Answer::Unknown, "b was not read");
+    assert_eq!(set.availability("r/a:1"), Availability::Available);
+    assert_eq!(set.availability(&format!("r/a@{}", digest("a"))), Availability::Available);
+    assert_eq!(
+        set.availability("r/broken:1"),
+        Availability::Damaged("archive a: the archive is truncated".into())
+    );
+    assert_eq!(set.availability("r/x:1"), Availability::Unknown, "b was not read");
     set.get_mut(&key("b")).unwrap().state = State::Failed("not an archive".into());
-    assert_eq!(set.answer("r/x:1"), Answer::Absent);
+    assert_eq!(set.availability("r/x:1"), Availability::Absent);
     assert!(set.is_complete());
 }
 
@@ -104,7 +107,7 @@ fn unchanged_archives_are_kept_and_changed_ones_read_again() {
 /// A room with its thread and without a runtime.
 struct Room {
     set: ImageSet,
-    settings: Settings,
+    settings: SetSettings,
     dir: tempfile::TempDir,
     available: Arc<Mutex<Vec<String>>>,
     events: crossbeam_channel::Receiver<Box<crate::model::event::Event>>,
@@ -119,7 +122,7 @@ impl Room {
         std::fs::create_dir(&directories[0]).unwrap();
         let (sink, events) = EventSink::new();
         let index = dir.path().join("state/index.json");
-        let settings = Settings { directories, index };
+        let settings = SetSettings { directories, index };
         let set = ImageSet::new(&settings.directories);
         Room { set, settings, dir, available: Arc::default(), events, sink, running: None }
     }
@@ -129,7 +132,7 @@ impl Room {
         let (_, images) = crate::cri::unreachable();
         let list = Arc::clone(&self.available);
         let (on_death, _) = crossbeam_channel::bounded(1);
-        let deps = Deps {
+        let deps = SetDeps {
             images,
             events: self.sink.clone(),
             available: Arc::new(move |names| list.lock().unwrap().extend_from_slice(names)),
@@ -296,7 +299,7 @@ fn reading_is_interrupted_by_the_end_of_the_agent() {
 }
 
 #[test]
-fn pulls_leave_nothing_behind_when_they_have_their_answer() {
+fn pulls_leave_nothing_behind_when_they_end() {
     let room = Room::new();
     room.put("a.tar", &image("registry.example/a:1", "one"));
     let room = room.start();

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 use super::select::{find, sorted_pods};
 use super::streams;
-use crate::images::check::Options;
+use crate::images::CheckOptions;
 use crate::model::event::Regarding;
 use crate::model::ids::PodUid;
 use crate::runtime::logs::read::ReadOptions;
@@ -43,7 +43,7 @@ pub fn route(path: &str, target: &Target, node: &dyn NodeBackend) -> Result<Repl
         }
         "/v1/images/verify" => {
             let image = target.get("image").unwrap_or_default().to_owned();
-            let options = Options { contents: target.flag("digests")?, mend: false };
+            let options = CheckOptions { contents: target.flag("digests")?, mend: false };
             return Ok(Reply::stream(move |out, node, stop| {
                 streams::verify_image(&image, options, out, node, stop)
             }));

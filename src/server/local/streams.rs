@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use super::select::sorted_pods;
-use crate::images::check::Options;
+use crate::images::CheckOptions;
 use crate::runtime::logs::read::ReadOptions;
 use crate::server::backend::{LogSource, NodeBackend};
 use crate::server::http::response::Response;
@@ -108,7 +108,7 @@ pub(super) fn events(
 /// The check of an image: how many layers are done, then the report or the reason why there is none.
 pub(super) fn verify_image(
     image: &str,
-    options: Options,
+    options: CheckOptions,
     out: &mut ResponseWriter<'_>,
     node: &dyn NodeBackend,
     stop: &StopToken,

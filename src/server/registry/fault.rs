@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::images::set::Refusal;
+use crate::images::Refusal;
 use crate::server::http::response::Response;
 
 /// A sign of this API, which old clients require.

@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use crate::images::set::{Document, ImageSet, Refusal, SetReport};
+use crate::images::{Document, ImageSet, Refusal, SetReport};
 use crate::util::stop::StopToken;
 
 /// The set of images as the registry and the local API need it.
@@ -52,7 +52,10 @@ impl Images for ImageSet {
 
     fn blob(&self, digest: &str) -> Result<BlobSource, Refusal> {
         let blob = ImageSet::blob(self, digest)?;
-        Ok(BlobSource { size: blob.size, open: Box::new(move |from, stop| blob.open(from, stop)) })
+        Ok(BlobSource {
+            size: blob.size,
+            open: Box::new(move |from, stop| blob.open(from, stop).map_err(|error| error.to_string())),
+        })
     }
 
     fn tags(&self, repository: &str) -> Vec<String> {

@@ -24,7 +24,7 @@ use serde_json::json;
 
 use super::http::request::{Method, Request};
 use super::http::response::{Reply, Response};
-use crate::images::set::{Document, Refusal};
+use crate::images::{Document, Refusal};
 use crate::model::image_name;
 use crate::transport::http1::ResponseWriter;
 use fault::{Fault, VERSION, json_response};

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::json;
 
-use crate::images::check as image_check;
+use crate::images::CheckReport;
 use crate::kube::events::RecordedEvent;
 use crate::model::api::{Pod, PodSpec, PodStatus};
 use crate::model::meta::ObjectMeta;
@@ -140,7 +140,7 @@ pub struct VerifyLine {
     /// The number of all layers.
     pub layers: usize,
     /// The result, in the last line.
-    pub report: Option<image_check::Report>,
+    pub report: Option<CheckReport>,
     /// Why there is no result, in the last line.
     pub error: Option<String>,
 }

@@ -11,8 +11,8 @@ use crate::cli::commands::client::Client;
 use crate::cli::commands::console::Console;
 use crate::cli::commands::error::{CommandError, Outcome, complain};
 use crate::cli::exit::Exit;
-use crate::images::set::SetReport;
-use crate::images::set::archive::{self, ArchiveError};
+use crate::images::SetReport;
+use crate::images::archive::{self, ArchiveError};
 use crate::util::stop::StopToken;
 
 use super::copy::{Copied, copy, real_path};
@@ -227,7 +227,7 @@ fn wait_for(client: &Client, console: &mut Console<'_>, targets: &[String]) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::set::{ArchiveReport, SetImageReport};
+    use crate::images::{ArchiveReport, SetImageReport};
 
     fn report(state: &str, faults: &[&str], images: &[(&str, &str)]) -> SetReport {
         let archive = ArchiveReport {

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::cli::exit::Exit;
 use crate::cli::local::Output;
 use crate::cli::table::{Cell, Color, Table};
-use crate::images::set::SetReport;
+use crate::images::SetReport;
 use crate::server::ImageRow;
 
 use crate::cli::commands::client::Client;
@@ -118,7 +118,7 @@ fn rows(images: &[ImageRow], set: &SetReport) -> Vec<Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::set::SetImageReport;
+    use crate::images::SetImageReport;
 
     #[test]
     fn images_of_runtime_and_archives_are_in_one_list() {

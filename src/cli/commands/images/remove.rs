@@ -6,7 +6,7 @@ use crate::cli::commands::client::Client;
 use crate::cli::commands::console::Console;
 use crate::cli::commands::error::{Outcome, complain};
 use crate::cli::exit::Exit;
-use crate::images::set::SetReport;
+use crate::images::SetReport;
 use crate::model::image_name;
 use crate::util::untrusted;
 
@@ -85,7 +85,7 @@ fn remove(archive: &Path) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::set::{ArchiveReport, SetImageReport};
+    use crate::images::{ArchiveReport, SetImageReport};
 
     fn report() -> SetReport {
         let archive = |path: &str| ArchiveReport { path: path.into(), ..ArchiveReport::default() };
