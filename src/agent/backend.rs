@@ -153,7 +153,7 @@ impl NodeBackend for Handles {
         out: &mut dyn Write,
         stop: &StopToken,
     ) -> Result<(), BackendError> {
-        read(&log.path, options, out, &*log.running, stop).map_err(|error| BackendError::of(error, stop))
+        read(&log.path, options, out, &*log.running, stop).map_err(|error| BackendError::of(&error, stop))
     }
 
     fn run(
@@ -213,7 +213,7 @@ impl NodeBackend for Handles {
         progress: &mut dyn FnMut(usize, usize),
         stop: &StopToken,
     ) -> Result<CheckReport, BackendError> {
-        self.image_check.verify(image, options, progress, stop).map_err(|why| BackendError::of(why, stop))
+        self.image_check.verify(image, options, progress, stop).map_err(|why| BackendError::of(&why, stop))
     }
 
     fn image_set(&self) -> Arc<dyn Images> {

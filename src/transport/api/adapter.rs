@@ -416,15 +416,11 @@ impl<S: Wire> Transport for Connection<S> {
         Ok(())
     }
 
-    fn maybe_await_input(&mut self, timeout: NextTimeout) -> Result<bool, ureq::Error> {
-        if self.memory.interim.is_some_and(|count| count > MAX_INTERIM) {
+    fn await_input(&mut self, _: NextTimeout) -> Result<bool, ureq::Error> {
+        if self.memory.has_too_many_interim() {
             let what = "too many 1xx informational responses".to_owned();
             return Err(carried(DialError::Malformed(what)));
         }
-        if self.memory.can_use_input() { Ok(true) } else { self.await_input(timeout) }
-    }
-
-    fn await_input(&mut self, _: NextTimeout) -> Result<bool, ureq::Error> {
         self.flush();
         self.unsent = Vec::new();
         self.begins = true;
@@ -491,6 +487,10 @@ impl Memory {
         }
     }
 
+    fn has_too_many_interim(&self) -> bool {
+        self.interim.is_some_and(|count| count > MAX_INTERIM)
+    }
+
     /// Room to read into.
     fn room(&mut self) -> io::Result<&mut [u8]> {
         let blank =
@@ -553,7 +553,8 @@ impl Buffers for Memory {
     }
 
     fn can_use_input(&self) -> bool {
-        self.from < self.to && self.progress
+        // `await_input` reports the error.
+        self.from < self.to && self.progress && !self.has_too_many_interim()
     }
 }
 

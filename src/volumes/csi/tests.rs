@@ -1139,6 +1139,7 @@ fn inline_volume_with_the_name_of_a_persistent_one_of_its_pod_is_refused_and_tha
         assert_eq!(error.message, format!("the pod's volume {other} has the same directory \"pv-h\""));
         agent.tear_down(first).unwrap();
         assert!(agent.csi.attachments.in_use().is_empty() && agent.csi.users().all().is_empty());
-        assert!(!agent.node.calls().iter().any(|call| call.contains(&second.source.volume_handle)));
+        let is_second = |call: &String| call.ends_with(&format!(" {}", second.source.volume_handle));
+        assert!(!agent.node.calls().iter().any(is_second));
     }
 }
