@@ -399,7 +399,7 @@ fn sent(credentials: &Credentials) -> Result<Option<String>, String> {
     if format!("{source:?}").starts_with("ExecPlugin(") {
         return Ok(None);
     }
-    let issued = source.current(Instant::now(), &Breaker::default())?;
+    let issued = source.current(Instant::now(), &Breaker::default()).map_err(|error| error.to_string())?;
     Ok(issued.token.map(|token| format!("Bearer {}", token.reveal())))
 }
 

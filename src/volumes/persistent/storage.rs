@@ -14,7 +14,7 @@ use crate::util::stop::StopToken;
 
 /// The source of a volume that is mounted for a pod, or linked as a block device. The calls may hang,
 /// and run on the threads of `operations`; they may be repeated at any time.
-pub(in super::super) trait Storage: Plugin {
+pub(crate) trait Storage: Plugin {
     /// The file server or driver that the volume needs; `None`: this node.
     fn server(&self) -> Option<String> {
         None
@@ -70,11 +70,11 @@ pub(in super::super) trait Storage: Plugin {
 }
 
 /// A volume that a pod shall have.
-pub(in super::super) struct Request<'a> {
-    pub(in super::super) pod: &'a Pod,
-    pub(in super::super) volume: &'a Volume,
-    pub(in super::super) spec: &'a Spec,
-    pub(in super::super) stop: &'a StopToken,
+pub(crate) struct Request<'a> {
+    pub(crate) pod: &'a Pod,
+    pub(crate) volume: &'a Volume,
+    pub(crate) spec: &'a Spec,
+    pub(crate) stop: &'a StopToken,
 }
 
 impl Request<'_> {
