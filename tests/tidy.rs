@@ -531,7 +531,18 @@ fn end_to_end_tests_name_the_runtimes_they_run_on() {
         }
     }
     assert!(tests > 150, "the tests are not read");
+    let found: usize = ["e2e", "cluster"].iter().map(|program| tests_on("", program)).sum();
+    if found != tests {
+        problems.push(format!("tests/support/tests_on finds {found} of {tests} tests"));
+    }
     report(&problems);
+}
+
+/// How many tests of a program the script finds that chooses them.
+fn tests_on(runtime: &str, program: &str) -> usize {
+    let script = root().join("tests/support/tests_on");
+    let output = std::process::Command::new(script).args([runtime, program]).output().expect("it runs");
+    String::from_utf8_lossy(&output.stdout).lines().count()
 }
 
 #[test]
