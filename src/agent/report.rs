@@ -352,7 +352,9 @@ impl Handles {
 }
 
 fn disk_writes() -> DiskWritesReport {
-    let (all, hour) = (disk_writes::written(), disk_writes::written_last_hour());
+    // In this order: the total is never less than the part.
+    let hour = disk_writes::written_last_hour();
+    let all = disk_writes::written();
     DiskWritesReport {
         files: all.files,
         bytes: all.bytes,
