@@ -185,10 +185,12 @@ fn start_threads(
     let from = FromRooms { probes: from_probes, objects: from_objects, evictions, reclaim };
     let sync = start_sync(context, rooms, cluster.as_ref(), &places, from)?;
     threads.extend(sync.threads);
+    let wake = rooms.wake.clone();
     let cgroup_deps = crate::pods::cgroups::Deps {
         open: cgroups::open(config, host, rooms.cri.clone()),
         events: rooms.events.clone(),
         fatal: supervisor.fatal(),
+        wake: Box::new(move |pod| wake.put(pod.clone(), ())),
         on_death: supervisor.deaths(),
     };
     threads.extend(rooms.cgroups.spawn(cgroup_deps).map_err(thread("cgroups"))?);

@@ -8,7 +8,7 @@ mod numbers;
 mod start;
 mod tiers;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -45,6 +45,8 @@ pub struct Deps {
     pub events: EventSink,
     /// Ends the agent: the configuration cannot be enforced on this machine.
     pub fatal: Sender<String>,
+    /// Has the worker of a pod look at it again.
+    pub wake: Box<dyn Fn(&PodUid) + Send>,
     /// Receives the death of the thread.
     pub on_death: Sender<Died>,
 }
@@ -63,6 +65,8 @@ struct Shared {
     settings: Settings,
     without_quota: WithoutQuota,
     access: OnceLock<Cgroups>,
+    /// The pods whose cgroups were asked for before `access` was there.
+    early: Mutex<BTreeSet<PodUid>>,
     /// Stopped when `access` is there.
     ready: StopToken,
     /// Dropped when `access` is there.
@@ -107,6 +111,7 @@ impl PodCgroups {
                 settings,
                 without_quota,
                 access: OnceLock::new(),
+                early: Mutex::default(),
                 ready,
                 ready_source: Mutex::new(Some(source)),
                 problem: Mutex::default(),
@@ -146,13 +151,15 @@ impl PodCgroups {
         }
     }
 
-    /// Whether the cgroups of the node are made, and that of the pod is not there.
+    /// Whether the cgroups of the node are made, and that of the pod is not there. If they are not made
+    /// yet, the pod's worker is woken then: a pod of an earlier agent would otherwise run without a
+    /// cgroup until the next periodic sync.
     #[must_use]
     pub fn is_missing(&self, pod: &Pod) -> bool {
-        self.access().is_some_and(|(_, access)| match name_of(access, pod) {
-            Ok(name) => !access.exists(&name),
-            Err(_) => false,
-        })
+        let Some(access) = self.shared.as_ref().and_then(|shared| shared.access_for(pod)) else {
+            return false;
+        };
+        name_of(access, pod).is_ok_and(|name| !access.exists(&name))
     }
 
     /// Makes the cgroup of a pod if it does not exist. One that exists is not changed.
@@ -331,6 +338,24 @@ impl Shared {
         self.active.locked()
     }
 
+    /// The access; without it, the pod is noted.
+    fn access_for(&self, pod: &Pod) -> Option<&Cgroups> {
+        let mut early = self.early.locked();
+        let access = self.access.get();
+        if access.is_none() {
+            early.insert(pod.uid().clone());
+        }
+        access
+    }
+
+    /// The cgroups of the node are made. Returns the pods that asked for theirs before.
+    fn opened(&self, access: Cgroups) -> BTreeSet<PodUid> {
+        let mut early = self.early.locked();
+        let _ = self.access.set(access);
+        self.ready_source.locked().take();
+        std::mem::take(&mut early)
+    }
+
     /// The access, for which a worker waits.
     fn wait(&self, stop: &StopToken) -> Result<&Cgroups, PodCgroupError> {
         if self.access.get().is_none() {
@@ -392,7 +417,13 @@ fn differ(has: &Values, wants: &Values, rounding: Rounding) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::cgroups::Layout;
+    use crate::cgroups::node::{Capacity, Reservations};
+    use crate::cgroups::pod::PodSettings;
+    use crate::cgroups::tiers::TierSettings;
     use crate::cgroups::values::Quota;
 
     fn rounding(version: Version, driver: Driver) -> Rounding {
@@ -406,6 +437,36 @@ mod tests {
             cpu_quota: Some(Quota { microseconds: quota, period: 100_000 }),
             ..Values::default()
         }
+    }
+
+    #[test]
+    fn pod_that_was_looked_at_before_the_cgroups_were_made_is_woken_once() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("kubepods")).unwrap();
+        let settings = Settings {
+            pod: PodSettings { cfs_quota: true, cfs_period: 100_000, pids_limit: -1, memory_qos: None },
+            tiers: TierSettings::default(),
+            capacity: Capacity::default(),
+            reservations: Reservations::default(),
+            enforced: false,
+            daemons: Vec::new(),
+            all_cpus: None,
+        };
+        let pod = |uid: &str| -> Pod {
+            serde_json::from_value::<crate::model::api::Pod>(json!({"metadata": {"name": "p", "uid": uid}}))
+                .unwrap()
+                .into()
+        };
+        let cgroups = PodCgroups::new(Some(settings), Arc::new(|_| false));
+        assert!(!cgroups.is_missing(&pod("early")), "nothing is known yet");
+        let mounts = format!("30 20 0:25 / {} rw - cgroup2 cgroup2 rw", root.path().display());
+        let layout = Layout::new("/", Driver::Cgroupfs).unwrap();
+        let access = Cgroups::new(layout, &mounts, root.path(), Vec::new(), "").unwrap();
+        let shared = cgroups.shared.as_ref().unwrap();
+        assert_eq!(shared.opened(access), [PodUid::from("early")].into());
+        assert!(cgroups.is_missing(&pod("early")) && cgroups.is_missing(&pod("late")));
+        assert!(shared.early.locked().is_empty());
+        assert!(shared.ready.is_stopped());
     }
 
     #[test]

@@ -54,8 +54,7 @@ pub(super) fn run(shared: &Shared, deps: &Deps, stop: &StopToken) {
     while !stop.is_stopped() {
         let problem = match open(shared, deps, stop) {
             Ok(access) => {
-                let _ = shared.access.set(access);
-                shared.ready_source.locked().take();
+                shared.opened(access).iter().for_each(&deps.wake);
                 return;
             }
             Err(OpenError::Runtime(problem)) => problem,
