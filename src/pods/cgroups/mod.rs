@@ -45,7 +45,7 @@ pub struct Deps {
     pub events: EventSink,
     /// Ends the agent: the configuration cannot be enforced on this machine.
     pub fatal: Sender<String>,
-    /// Has the worker of a pod look at it again.
+    /// Has the worker of a pod inspect it again.
     pub wake: Box<dyn Fn(&PodUid) + Send>,
     /// Receives the death of the thread.
     pub on_death: Sender<Died>,
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_that_was_looked_at_before_the_cgroups_were_made_is_woken_once() {
+    fn pod_that_was_inspected_before_the_cgroups_were_made_is_woken_once() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir(root.path().join("kubepods")).unwrap();
         let settings = Settings {
