@@ -22,6 +22,6 @@ mod take;
 pub mod updates;
 
 #[cfg(test)]
-mod recordings;
+pub(super) mod recordings;
 #[cfg(test)]
 mod tests;

@@ -28,7 +28,7 @@ const OF_MEMORY: [&str; 1] = ["st-gu-mem"];
 const BY_CHANCE: [(&str, &str); 2] = [("g-options", "be-one"), ("g-restart", "be-one")];
 
 /// The pods' UIDs: MD5 of the names.
-const UIDS: &[(&str, &str)] = &[
+pub(in super::super) const UIDS: &[(&str, &str)] = &[
     ("be-one", "108dd550-ab81-4efc-3f51-09e22600514e"),
     ("bu-req", "dc71da5a-9410-c944-a34c-f7542424a76f"),
     ("gu-frac", "94cfc863-7641-686b-68b3-4feac7e93c06"),
@@ -45,7 +45,7 @@ const UIDS: &[(&str, &str)] = &[
     ("st-gu-sidecar", "676c8261-2155-4bd9-d793-ce8ef4cf3bb3"),
 ];
 
-fn read(path: &str) -> Value {
+pub(in super::super) fn read(path: &str) -> Value {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/resources");
     serde_json::from_str(&std::fs::read_to_string(root.join(path)).unwrap()).unwrap()
 }

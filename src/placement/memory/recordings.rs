@@ -3,7 +3,6 @@
 //! one that is reserved, and one that can be exclusive.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 use serde_json::{Value, json};
 
@@ -12,6 +11,7 @@ use crate::model::api::Container;
 use crate::model::pod::{Pod, QosClass, is_sidecar, request};
 use crate::model::quantity::Amount;
 use crate::model::requests::Amounts;
+use crate::placement::cpu::recordings::{UIDS, read};
 use crate::placement::numa::{Hint, NumaMask};
 use crate::placement::numa_nodes::NumaNode;
 use crate::placement::topology::{AllocateError, Candidate, Hints, Policy, Provider, Scope, Topology};
@@ -21,34 +21,11 @@ const SCENARIOS: [&str; 5] = ["g-more", "g-noreserve", "g-options", "g-restart",
 /// Any machine will do: the recorded amounts are relative to its memory.
 const MEMORY: u64 = 12_308_393_984;
 
-/// The pods' UIDs: MD5 of the names.
-const UIDS: &[(&str, &str)] = &[
-    ("be-one", "108dd550-ab81-4efc-3f51-09e22600514e"),
-    ("bu-req", "dc71da5a-9410-c944-a34c-f7542424a76f"),
-    ("gu-frac", "94cfc863-7641-686b-68b3-4feac7e93c06"),
-    ("gu-one", "cf49803e-63f8-4e63-bc80-98c54bd89d72"),
-    ("gu-one-b", "af807db9-4788-7055-b3d2-0d44b16647b9"),
-    ("gu-one-more", "10cdad0f-34a2-7f6f-c0e2-7672a6389d00"),
-    ("gu-small", "7e76bcc1-f147-7c1a-505a-add1786e7abf"),
-    ("pl-gu-int", "a59bf55a-4231-7375-57c5-4084a52e8412"),
-    ("st-gu-2", "d7151679-bf57-d62e-d3d0-915a16f75fe5"),
-    ("st-gu-init", "9e0a0201-ea63-a0a3-0947-875c159420f7"),
-    ("st-gu-init-frac", "75d9ce2c-97a5-7e3a-f344-00c12a4497cf"),
-    ("st-gu-job", "ff7f52e9-3d74-88fb-42ff-105a3c69b6d6"),
-    ("st-gu-mem", "3931d76e-31a9-f568-f5c9-06435e1ba93f"),
-    ("st-gu-sidecar", "676c8261-2155-4bd9-d793-ce8ef4cf3bb3"),
-];
-
 /// Starts that fail for another manager.
 const OTHER_MANAGERS: [&str; 2] = ["Failed to initialize cpu manager", "start cpu manager error"];
 
 /// Pods that a later check refuses, so that their memory stays in the books for a while.
 const REFUSED_LATER: [&str; 1] = ["gu-frac"];
-
-fn read(path: &str) -> Value {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/resources");
-    serde_json::from_str(&std::fs::read_to_string(root.join(path)).unwrap()).unwrap()
-}
 
 fn pod(name: &str) -> Pod {
     let mut manifest = read(&format!("manifests/{name}.json"));
