@@ -8,10 +8,7 @@ use super::gc::{GcPolicy, Ledger};
 use super::listed::SeenImage;
 use super::pull::PullSecrets;
 use super::set;
-use crate::kube::claims::Claims;
 use crate::kube::objects::{Key, Kind, Object, Objects};
-use crate::kube::runtime_classes::RuntimeClasses;
-use crate::kube::tokens::Tokens;
 use crate::kube::{PodApi, PodObjects};
 use crate::model::api;
 use crate::model::ids::ImageRef;
@@ -128,15 +125,7 @@ fn credentials(bytes: &[u8]) {
         (Key::new(Kind::Secret, "n", "new"), secret("kubernetes.io/dockerconfigjson", ".dockerconfigjson")),
         (Key::new(Kind::Secret, "n", "old"), secret("kubernetes.io/dockercfg", ".dockercfg")),
     ]);
-    let services = Default::default();
-    let api = PodApi {
-        objects,
-        tokens: Tokens::fixed(),
-        services,
-        classes: RuntimeClasses::none(),
-        claims: Claims::none(),
-        trust: Default::default(),
-    };
+    let api = PodApi::fixed(objects);
     let value = serde_json::json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"},
         "spec": {"containers": [], "imagePullSecrets": [{"name": "new"}, {"name": "old"}]}});
     let pod = Pod::from(serde_json::from_value::<api::Pod>(value).unwrap());

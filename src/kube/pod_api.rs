@@ -103,3 +103,18 @@ impl PodApi {
         self.objects.shut_down(limit);
     }
 }
+
+#[cfg(test)]
+impl PodApi {
+    /// An API server with these objects and nothing else.
+    pub(crate) fn fixed(objects: Objects) -> PodApi {
+        PodApi {
+            objects,
+            tokens: Tokens::fixed(),
+            services: Services::default(),
+            classes: RuntimeClasses::none(),
+            claims: Claims::none(),
+            trust: Trust::default(),
+        }
+    }
+}

@@ -279,11 +279,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    use crate::kube::claims::Claims;
     use crate::kube::objects::Objects;
-    use crate::kube::runtime_classes::RuntimeClasses;
     use crate::kube::services::Services;
-    use crate::kube::tokens::Tokens;
 
     fn env_with(
         metadata: serde_json::Value,
@@ -335,14 +332,7 @@ mod tests {
         }
         let services = Services::default();
         services.replace(Vec::new());
-        PodApi {
-            objects,
-            tokens: Tokens::fixed(),
-            services,
-            classes: RuntimeClasses::none(),
-            claims: Claims::none(),
-            trust: Default::default(),
-        }
+        PodApi { services, ..PodApi::fixed(objects) }
     }
 
     fn service(namespace: &str, name: &str, address: &str) -> crate::model::api::Service {

@@ -11,11 +11,8 @@ use super::fields::Addresses;
 use super::logs::read::{ReadOptions, read};
 use super::settings::Host;
 use crate::images::ImageUser;
-use crate::kube::claims::Claims;
 use crate::kube::objects::{Key, Kind, Object, Objects};
-use crate::kube::runtime_classes::RuntimeClasses;
 use crate::kube::services::Services;
-use crate::kube::tokens::Tokens;
 use crate::kube::{LocalObjects, PodApi};
 use crate::model::image_name as name;
 use crate::model::mount::{MountedVolume, SubPath, SubPathFailure, SubPaths};
@@ -270,14 +267,7 @@ static API: LazyLock<PodApi> = LazyLock::new(|| {
     objects.set(&Key::new(Kind::Secret, "n", "s"), None);
     let services = Services::default();
     services.replace(Vec::new());
-    PodApi {
-        objects,
-        tokens: Tokens::fixed(),
-        services,
-        classes: RuntimeClasses::none(),
-        claims: Claims::none(),
-        trust: Default::default(),
-    }
+    PodApi { services, ..PodApi::fixed(objects) }
 });
 
 /// Builds the configuration of the pod's first container.

@@ -9,10 +9,7 @@ use serde_json::Value;
 use super::atomic_writer::{self, MAX_DEPTH, MAX_ENTRIES, Payload};
 use super::files::Nested;
 use super::{config_map, downward_api, projected, secret};
-use crate::kube::claims::Claims;
 use crate::kube::objects::{Key, Kind, Object, Objects};
-use crate::kube::runtime_classes::RuntimeClasses;
-use crate::kube::tokens::Tokens;
 use crate::kube::{PodApi, PodObjects};
 use crate::model::event::EventSink;
 use crate::model::fields::NodeAllocatable;
@@ -256,15 +253,7 @@ fn payloads(bytes: &[u8], each: &mut dyn FnMut(&Payload)) {
     drop(value);
     let (map, keys) = (Key::new(Kind::ConfigMap, "n", "m"), Key::new(Kind::Secret, "n", "m"));
     let objects = Objects::fixed(vec![(map, object.clone()), (keys, object)]);
-    let services = Default::default();
-    let api = PodApi {
-        objects,
-        tokens: Tokens::fixed(),
-        services,
-        classes: RuntimeClasses::none(),
-        claims: Claims::none(),
-        trust: Default::default(),
-    };
+    let api = PodApi::fixed(objects);
     // Objects that were never read are not waited for.
     let (source, stop) = crate::util::stop::pair();
     drop(source);

@@ -254,10 +254,7 @@ fn one_user(pod: &Pod) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::kube::LocalObjects;
-    use crate::kube::claims::Claims;
     use crate::kube::objects::{Key, Object, Objects};
-    use crate::kube::runtime_classes::RuntimeClasses;
-    use crate::kube::tokens::Tokens;
     use serde_json::{Value, json};
 
     fn pod(spec: Value) -> Pod {
@@ -278,14 +275,7 @@ mod tests {
         ]);
         objects.set(&Key::new(Kind::ConfigMap, "n", "gone"), None);
         objects.set(&Key::new(Kind::Secret, "n", "gone"), None);
-        PodApi {
-            objects,
-            tokens: Tokens::fixed(),
-            services: Default::default(),
-            classes: RuntimeClasses::none(),
-            claims: Claims::none(),
-            trust: Default::default(),
-        }
+        PodApi::fixed(objects)
     }
 
     fn collect_for(pod: &Pod, source: Value, api: Option<&PodApi>) -> Result<Payload, String> {

@@ -683,7 +683,7 @@ pub(super) fn kind(volume: &Volume) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::super::manager::Deps;
-    use super::super::testing::{self, pod_api};
+    use super::super::testing;
     use super::*;
     use crate::kube::objects::{Key, Kind, Object, Objects};
     use crate::kube::{PodApi, claims::Claims, tokens::Tokens};
@@ -697,7 +697,7 @@ mod tests {
 
     /// Volumes with these objects of an API server.
     fn volumes_with(root: &Path, objects: &Objects) -> (Volumes, PodApi, Receiver<Box<Event>>) {
-        let api = pod_api(objects.clone());
+        let api = PodApi::fixed(objects.clone());
         let (volumes, queue) = testing::volumes(root, Some(api.clone()));
         (volumes, api, queue)
     }
@@ -1045,7 +1045,7 @@ mod tests {
             Box::new(Silent(silent, std::sync::atomic::AtomicU32::new(0)))
         };
         let (tokens, claims) = (Tokens::new(server(&silent)), Claims::new(server(&silent)));
-        let api = PodApi { tokens, claims, ..pod_api(objects.clone()) };
+        let api = PodApi { tokens, claims, ..PodApi::fixed(objects.clone()) };
         let (volumes, queue) = testing::volumes(root.path(), Some(api.clone()));
         let token = json!({"serviceAccountToken": {"path": "t", "expirationSeconds": 3600}});
         let pod = pod(

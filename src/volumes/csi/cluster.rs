@@ -187,8 +187,6 @@ mod tests {
     use super::*;
     use crate::kube::claims::{ClaimApi, Claims};
     use crate::kube::objects::{Object, Objects};
-    use crate::kube::runtime_classes::RuntimeClasses;
-    use crate::kube::tokens::Tokens;
     use crate::model::persistent::{Claim, PersistentVolume};
 
     /// An API server with this response to each request for a VolumeAttachment.
@@ -210,14 +208,8 @@ mod tests {
     }
 
     fn found(response: Result<VolumeAttachment, ReadError>) -> Result<Attached, ClusterError> {
-        let api = PodApi {
-            objects: Objects::fixed(Vec::new()),
-            tokens: Tokens::fixed(),
-            services: Default::default(),
-            classes: RuntimeClasses::none(),
-            claims: Claims::new(Box::new(Server(response))),
-            trust: Default::default(),
-        };
+        let claims = Claims::new(Box::new(Server(response)));
+        let api = PodApi { claims, ..PodApi::fixed(Objects::fixed(Vec::new())) };
         PodCluster(api).attached_volume("csi-1", &StopToken::never())
     }
 

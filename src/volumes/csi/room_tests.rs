@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use super::super::error::VolumeError;
 use super::super::manager::{Deps, Settings, Volumes};
 use super::super::mounts::Mount;
-use super::super::testing::pod_api;
 use super::fake::{DRIVER, FakeNode, Fault, registry};
 use crate::kube::PodApi;
 use crate::kube::claims::Claims;
@@ -29,7 +28,7 @@ fn agent(root: &Path, node: &Arc<FakeNode>, size: &str) -> (Volumes, Receiver<Bo
         vec![serde_json::from_value(claim).unwrap()],
         vec![serde_json::from_value(volume).unwrap()],
     );
-    let api = PodApi { claims, ..pod_api(Objects::fixed(Vec::new())) };
+    let api = PodApi { claims, ..PodApi::fixed(Objects::fixed(Vec::new())) };
     let settings = Settings { root_dir: root.to_owned(), node: "n1".to_owned(), ..Settings::default() };
     let deps = Deps::new(events, Some(api));
     let volumes = Volumes::with_drivers(settings, deps, registry(node.driver()));

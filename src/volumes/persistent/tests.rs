@@ -3,7 +3,6 @@
 use super::super::attachment::{Controller, Shown};
 use super::super::error::ToolError;
 use super::super::operations::Share;
-use super::super::testing::pod_api;
 use super::super::waker::Waker;
 use super::host::fake::FakeHost;
 use super::sysfs::tests::{link as device_link, session};
@@ -72,7 +71,7 @@ impl Node {
             root_dir: root.path().to_owned(),
             plugin_dir: root.path().join("exec"),
             node: "node".to_owned(),
-            api: Some(PodApi { claims, ..pod_api(Objects::fixed(Vec::new())) }),
+            api: Some(PodApi { claims, ..PodApi::fixed(Objects::fixed(Vec::new())) }),
             events: EventSink::new().0,
             operations: Operations::default(),
             csi: None,

@@ -5,7 +5,6 @@ use serde_json::json;
 
 use super::super::manager::{Deps, Settings};
 use super::super::operations;
-use super::super::testing::pod_api;
 use super::super::waker::Waker;
 use super::*;
 use crate::kube::PodApi;
@@ -69,7 +68,7 @@ impl Node {
         let objects = Objects::fixed(Vec::new());
         let requests = Arc::<AtomicU32>::default();
         let server = Server { first, silent, requests: Arc::clone(&requests) };
-        let api = PodApi { tokens: Tokens::new(Box::new(server)), ..pod_api(objects.clone()) };
+        let api = PodApi { tokens: Tokens::new(Box::new(server)), ..PodApi::fixed(objects.clone()) };
         let settings = Settings { root_dir: root.to_owned(), ..Settings::default() };
         let (sink, events) = EventSink::new();
         let (woken, wakes) = bounded(64);
