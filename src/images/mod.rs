@@ -29,7 +29,7 @@ pub use gc::{CollectorRoom, GcPolicy, ImageCollector};
 pub(crate) use pull::{ContainerImage, ImageFailure, ImageRequest, PullSecrets};
 pub use pull::{ImagePuller, ImageUser, PullDeps, PullSettings, Verification};
 pub use set::archive;
-pub use set::{ArchiveReport, Document, ImageSet, Refusal, SetDeps, SetImageReport, SetReport, SetSettings};
+pub use set::{ArchiveReport, BlobError, Document, ImageSet, Refusal, SetDeps, SetImageReport, SetReport, SetSettings};
 
 /// Files with credentials, for tests/differential only.
 #[doc(hidden)]

@@ -8,7 +8,7 @@ use crate::model::meta;
 use crate::transport::api::{DialError, TlsSetupError};
 
 /// A request that failed, with its verb and its object.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.text())]
 pub struct ApiError {
     /// `get pods "ns/p"`.
@@ -16,7 +16,7 @@ pub struct ApiError {
     cause: Cause,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Cause {
     /// An error response.
     Status { code: u16, reason: String, message: String, retry_after: Option<Duration> },
@@ -26,6 +26,8 @@ enum Cause {
     Form(String),
     /// There are no credentials.
     Credentials(String),
+    /// No API server is configured.
+    NoServer,
     /// The client was shut down.
     Stopping,
 }
@@ -114,6 +116,11 @@ impl ApiError {
         ApiError::credentials("set up the connection to the API server".to_owned(), error.to_string())
     }
 
+    /// This agent has no API server.
+    pub(super) fn no_server() -> ApiError {
+        ApiError { attempt: String::new(), cause: Cause::NoServer }
+    }
+
     pub(super) fn stopping(attempt: String) -> ApiError {
         ApiError { attempt, cause: Cause::Stopping }
     }
@@ -140,6 +147,7 @@ impl ApiError {
             Cause::Status { message, .. } => message.clone(),
             Cause::Transport { url, error } => format!("{}: {url:?}: {error}", self.attempt),
             Cause::Form(what) | Cause::Credentials(what) => format!("{}: {what}", self.attempt),
+            Cause::NoServer => "there is no API server".to_owned(),
             Cause::Stopping => format!("{}: the agent is stopping", self.attempt),
         }
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::claims::Claims;
+use super::error::ApiError;
 use super::objects::Objects;
 use super::pod_certificates::{CertificateApi, PodCertificates, Request};
 use super::runtime_classes::RuntimeClasses;
@@ -47,29 +48,27 @@ pub struct Trust {
 /// An API server that does not exist.
 struct Nowhere;
 
-const NOWHERE: &str = "there is no API server";
-
 impl BundleApi for Nowhere {
-    fn read_bundles(&self, _: &Query) -> Result<Vec<Bundle>, String> {
-        Err(NOWHERE.to_owned())
+    fn read_bundles(&self, _: &Query) -> Result<Vec<Bundle>, ApiError> {
+        Err(ApiError::no_server())
     }
 }
 
 impl CertificateApi for Nowhere {
-    fn account_uid(&self, _: &str, _: &str) -> Result<String, String> {
-        Err(NOWHERE.to_owned())
+    fn account_uid(&self, _: &str, _: &str) -> Result<String, ApiError> {
+        Err(ApiError::no_server())
     }
 
-    fn node_uid(&self, _: &str) -> Result<String, String> {
-        Err(NOWHERE.to_owned())
+    fn node_uid(&self, _: &str) -> Result<String, ApiError> {
+        Err(ApiError::no_server())
     }
 
-    fn create_request(&self, _: &str, _: &Value) -> Result<Request, String> {
-        Err(NOWHERE.to_owned())
+    fn create_request(&self, _: &str, _: &Value) -> Result<Request, ApiError> {
+        Err(ApiError::no_server())
     }
 
-    fn read_request(&self, _: &str, _: &str) -> Result<Option<Request>, String> {
-        Err(NOWHERE.to_owned())
+    fn read_request(&self, _: &str, _: &str) -> Result<Option<Request>, ApiError> {
+        Err(ApiError::no_server())
     }
 }
 

@@ -23,6 +23,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::error::ApiError;
 use crate::model::api::PodCertificateProjection;
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
@@ -35,7 +36,7 @@ use crate::util::stop::{StopToken, Waited};
 use crate::util::threads;
 
 pub use state::Condition;
-use state::{Answer, Pending, State, Step};
+use state::{SignerResponse, Pending, State, Step};
 
 /// How long a volume waits for a new request to be answered. A later answer is found when the
 /// volume is tried again.
@@ -84,9 +85,10 @@ pub enum CertificateError {
     /// No key could be generated.
     #[error("cannot generate a key: {0}")]
     Key(String),
-    /// A request to the API server failed.
-    #[error("{0}")]
-    Unavailable(String),
+    /// A request to the API server failed. `step` says what it was for.
+    #[error("while {step}: {error}")]
+    #[expect(missing_docs, reason = "the names say what the values are")]
+    Unavailable { step: String, error: ApiError },
     /// The pod or the agent stops.
     #[error("stopping")]
     Stopping,
@@ -120,26 +122,26 @@ pub trait CertificateApi: Send + Sync {
     /// The UID of a service account.
     ///
     /// # Errors
-    /// The API server's error message, as of the other requests.
-    fn account_uid(&self, namespace: &str, name: &str) -> Result<String, String>;
+    /// The request failed.
+    fn account_uid(&self, namespace: &str, name: &str) -> Result<String, ApiError>;
 
     /// The UID of the node.
     ///
     /// # Errors
-    /// The API server's error message.
-    fn node_uid(&self, name: &str) -> Result<String, String>;
+    /// The request failed.
+    fn node_uid(&self, name: &str) -> Result<String, ApiError>;
 
     /// Creates a PodCertificateRequest.
     ///
     /// # Errors
-    /// The API server's error message.
-    fn create_request(&self, namespace: &str, body: &Value) -> Result<Request, String>;
+    /// The request failed.
+    fn create_request(&self, namespace: &str, body: &Value) -> Result<Request, ApiError>;
 
     /// Reads one; `None` if it does not exist.
     ///
     /// # Errors
-    /// The API server's error message.
-    fn read_request(&self, namespace: &str, name: &str) -> Result<Option<Request>, String>;
+    /// The request failed.
+    fn read_request(&self, namespace: &str, name: &str) -> Result<Option<Request>, ApiError>;
 }
 
 /// The place of a certificate in a pod: the name of the volume and the index of the source.
@@ -245,16 +247,19 @@ impl PodCertificates {
                     }
                 }
                 Step::Read { name, created } => {
-                    let answer = match self.shared.api.read_request(namespace, &name) {
-                        Ok(request) => answer(request),
-                        Err(text) if state.has_credential() => {
-                            log::debug!("PodCertificateRequest {namespace}/{name}: {text}");
+                    let response = match self.shared.api.read_request(namespace, &name) {
+                        Ok(request) => signer_response(request),
+                        Err(error) if state.has_credential() => {
+                            log::debug!("PodCertificateRequest {namespace}/{name}: {error}");
                             break;
                         }
-                        Err(text) => return Err(CertificateError::Unavailable(text)),
+                        Err(error) => {
+                            let step = format!("getting PodCertificateRequest \"{namespace}/{name}\"");
+                            return Err(CertificateError::Unavailable { step, error });
+                        }
                     };
                     let jitter = SignedDuration::from_secs_f64(random_unit() * JITTER_SECONDS);
-                    if state.answered(answer, jitter) {
+                    if state.apply(response, jitter) {
                         continue;
                     }
                     let _waiting = threads::waiting("answer to a PodCertificateRequest");
@@ -275,15 +280,14 @@ impl PodCertificates {
 
     /// Generates a key and creates a request for it.
     fn request(&self, pod: &Pod, source: &PodCertificateProjection) -> Result<Pending, CertificateError> {
-        let fetch = |what: &str, text: String| CertificateError::Unavailable(format!("while {what}: {text}"));
         let api = &self.shared.api;
         let namespace = pod.namespace();
         let account = pod.spec().service_account_name.as_deref().unwrap_or_default();
         let node = pod.spec().node_name.as_deref().unwrap_or_default();
         let key = key::Key::generate(&source.key_type)?;
         let account_uid =
-            api.account_uid(namespace, account).map_err(|text| fetch("fetching service account", text))?;
-        let node_uid = api.node_uid(node).map_err(|text| fetch("getting node object", text))?;
+            api.account_uid(namespace, account).map_err(|error| unavailable("fetching service account", error))?;
+        let node_uid = api.node_uid(node).map_err(|error| unavailable("getting node object", error))?;
         let body = json!({
             "kind": "PodCertificateRequest",
             "apiVersion": "certificates.k8s.io/v1beta1",
@@ -309,29 +313,33 @@ impl PodCertificates {
         });
         let created = api
             .create_request(namespace, &body)
-            .map_err(|text| fetch("creating PodCertificateRequest", text))?;
+            .map_err(|error| unavailable("creating PodCertificateRequest", error))?;
         Ok(Pending { name: created.metadata.name, key: key.into_pem().into(), created: Instant::now() })
     }
 }
 
+fn unavailable(step: &str, error: ApiError) -> CertificateError {
+    CertificateError::Unavailable { step: step.to_owned(), error }
+}
+
 /// The part of a request's status that decides.
-fn answer(request: Option<Request>) -> Answer {
-    let Some(request) = request else { return Answer::Deleted };
+fn signer_response(request: Option<Request>) -> SignerResponse {
+    let Some(request) = request else { return SignerResponse::Deleted };
     let status = request.status.unwrap_or_default();
     for condition in status.conditions.into_iter().flatten() {
         match condition.type_.as_str() {
-            "Denied" => return Answer::Refused("denied", condition),
-            "Failed" => return Answer::Refused("failed", condition),
+            "Denied" => return SignerResponse::Refused("denied", condition),
+            "Failed" => return SignerResponse::Refused("failed", condition),
             "Issued" => {
                 let chain = clean(status.certificate_chain.as_deref().unwrap_or_default());
                 let not_after = status.not_after.unwrap_or(Timestamp::MAX);
                 let begin_refresh_at = status.begin_refresh_at.unwrap_or(not_after);
-                return Answer::Issued { chain, begin_refresh_at, not_after };
+                return SignerResponse::Issued { chain, begin_refresh_at, not_after };
             }
             _ => {}
         }
     }
-    Answer::Pending
+    SignerResponse::Pending
 }
 
 /// The certificates without text between them and without headers.

@@ -13,6 +13,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::error::ApiError;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::util::backoff::random_unit;
@@ -55,21 +56,21 @@ impl Token {
 
 /// The fields of the response to a TokenRequest that are used here.
 #[derive(Deserialize)]
-pub struct TokenAnswer {
+pub struct TokenResponse {
     #[serde(default)]
-    spec: AnswerSpec,
-    status: AnswerStatus,
+    spec: ResponseSpec,
+    status: ResponseStatus,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-struct AnswerSpec {
+struct ResponseSpec {
     expiration_seconds: Option<i64>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct AnswerStatus {
+struct ResponseStatus {
     token: String,
     expiration_timestamp: Timestamp,
 }
@@ -79,10 +80,10 @@ struct AnswerStatus {
 pub enum TokenError {
     /// The first request failed.
     #[error("failed to fetch token: {0}")]
-    Fetch(String),
+    Fetch(ApiError),
     /// The old token has expired, and there is no new one.
     #[error("token expired and refresh failed: {0}")]
-    Expired(String),
+    Expired(ApiError),
 }
 
 /// The requests to the API server; a trait so that tests need no server.
@@ -90,8 +91,8 @@ pub trait TokenApi: Send + Sync {
     /// Creates `body`, a TokenRequest, for the service account.
     ///
     /// # Errors
-    /// The API server's error message.
-    fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<TokenAnswer, String>;
+    /// The request failed.
+    fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<TokenResponse, ApiError>;
 }
 
 /// Identifies a token: what a pod requests.
@@ -106,13 +107,13 @@ struct Key {
 struct Entry {
     token: Arc<Token>,
     /// When it was requested, by the monotonic clock.
-    asked: Instant,
+    requested: Instant,
     /// When a failed renewal may be tried again, and the wait after that.
     retry: Option<(Instant, Duration)>,
 }
 
 impl Key {
-    fn of(pod: &Pod, audience: &str, seconds: Option<i64>) -> Key {
+    fn new(pod: &Pod, audience: &str, seconds: Option<i64>) -> Key {
         Key {
             namespace: pod.namespace().to_owned(),
             account: pod.spec().service_account_name.clone().unwrap_or_default(),
@@ -125,8 +126,8 @@ impl Key {
 impl Entry {
     /// Whether the token serves without a new request.
     fn serves(&self, now: Timestamp, instant: Instant, jitter_seconds: f64) -> bool {
-        let waits = self.retry.is_some_and(|(at, _)| instant < at);
-        let age = instant.saturating_duration_since(self.asked);
+        let waits = self.retry.is_some_and(|(retry_at, _)| instant < retry_at);
+        let age = instant.saturating_duration_since(self.requested);
         !is_due(&self.token, now, age, jitter_seconds) || (waits && now < self.token.expires)
     }
 }
@@ -168,7 +169,7 @@ impl Tokens {
     /// Whether [`Tokens::get`] returns a token without a request.
     #[must_use]
     pub fn is_cached(&self, pod: &Pod, audience: &str, seconds: Option<i64>) -> bool {
-        let key = Key::of(pod, audience, seconds);
+        let key = Key::new(pod, audience, seconds);
         let table = self.shared.table();
         let entry = table.get(pod.uid()).and_then(|tokens| tokens.get(&key));
         entry.is_some_and(|entry| entry.serves(Timestamp::now(), Instant::now(), JITTER_SECONDS))
@@ -181,7 +182,7 @@ impl Tokens {
         seconds: Option<i64>,
         (now, instant): (Timestamp, Instant),
     ) -> Result<Arc<Token>, TokenError> {
-        let key = Key::of(pod, audience, seconds);
+        let key = Key::new(pod, audience, seconds);
         let old = {
             let table = self.shared.table();
             let entry = table.get(pod.uid()).and_then(|tokens| tokens.get(&key));
@@ -194,29 +195,29 @@ impl Tokens {
         };
         let body = request(pod, audience, seconds);
         match self.shared.api.create(&key.namespace, &key.account, &body) {
-            Ok(answer) => {
+            Ok(response) => {
                 let token = Arc::new(Token {
-                    text: answer.status.token.into(),
-                    expires: answer.status.expiration_timestamp,
-                    seconds: answer.spec.expiration_seconds.or(seconds).unwrap_or(3600),
+                    text: response.status.token.into(),
+                    expires: response.status.expiration_timestamp,
+                    seconds: response.spec.expiration_seconds.or(seconds).unwrap_or(3600),
                 });
-                let entry = Entry { token: Arc::clone(&token), asked: instant, retry: None };
+                let entry = Entry { token: Arc::clone(&token), requested: instant, retry: None };
                 let mut table = self.shared.table();
                 let tokens = table.entry(pod.uid().clone()).or_default();
                 match tokens.get(&key) {
                     // This response is late.
-                    Some(newer) if newer.asked > instant => Ok(Arc::clone(&newer.token)),
+                    Some(newer) if newer.requested > instant => Ok(Arc::clone(&newer.token)),
                     _ => {
                         tokens.insert(key, entry);
                         Ok(token)
                     }
                 }
             }
-            Err(text) => match old {
-                None => Err(TokenError::Fetch(text)),
-                Some(old) if now >= old.expires => Err(TokenError::Expired(text)),
+            Err(error) => match old {
+                None => Err(TokenError::Fetch(error)),
+                Some(old) if now >= old.expires => Err(TokenError::Expired(error)),
                 Some(old) => {
-                    self.shared.failed(pod, &key, instant, &text);
+                    self.shared.failed(pod, &key, instant, &error);
                     Ok(old)
                 }
             },
@@ -234,13 +235,13 @@ impl Shared {
         self.table.locked()
     }
 
-    fn failed(&self, pod: &Pod, key: &Key, now: Instant, text: &str) {
+    fn failed(&self, pod: &Pod, key: &Key, now: Instant, error: &ApiError) {
         let mut table = self.table();
         let Some(entry) = table.get_mut(pod.uid()).and_then(|tokens| tokens.get_mut(key)) else { return };
         let wait = entry.retry.map_or(RETRY, |(_, wait)| (wait * 2).min(RETRY_MAX));
         entry.retry = Some((now + wait, wait));
         log::warn!(
-            "cannot renew the token of service account {}/{}, the old one serves until {}: {text} pod={} uid={}",
+            "cannot renew the token of service account {}/{}, the old one serves until {}: {error} pod={} uid={}",
             key.namespace,
             key.account,
             entry.token.expires,
@@ -250,23 +251,23 @@ impl Shared {
     }
 }
 
-/// Whether a new token should be requested. `asked` is the age of `token` by the monotonic clock.
+/// Whether a new token should be requested. `age` is the age of `token` by the monotonic clock.
 ///
 /// DIFFERS: the Go kubelet uses only the time of day: when the clock was set back it keeps a token
 /// that has expired, and when the clock is fast it sends a request at every sync.
-fn is_due(token: &Token, now: Timestamp, asked: Duration, jitter_seconds: f64) -> bool {
+fn is_due(token: &Token, now: Timestamp, age: Duration, jitter_seconds: f64) -> bool {
     let life = Duration::from_secs(u64::try_from(token.seconds).unwrap_or(0));
-    if asked < (life / 10).min(LEAST_AGE) {
+    if age < (life / 10).min(LEAST_AGE) {
         return false;
     }
-    if asked > life.mul_f64(0.8) || asked.as_secs() > MAX_AGE_SECONDS.unsigned_abs() {
+    if age > life.mul_f64(0.8) || age.as_secs() > MAX_AGE_SECONDS.unsigned_abs() {
         return true;
     }
     let seconds = |count: i64| SignedDuration::from_secs(count);
     let jitter = SignedDuration::from_millis((jitter_seconds * 1000.0) as i64);
     let left = token.expires.duration_since(now);
-    let age = seconds(token.seconds) - left;
-    age > seconds(MAX_AGE_SECONDS) - jitter || left < seconds(token.seconds.saturating_mul(20) / 100) + jitter
+    let used = seconds(token.seconds) - left;
+    used > seconds(MAX_AGE_SECONDS) - jitter || left < seconds(token.seconds.saturating_mul(20) / 100) + jitter
 }
 
 /// A TokenRequest bound to the pod.
@@ -291,9 +292,10 @@ impl Tokens {
     pub(crate) fn fixed() -> Tokens {
         struct Echo;
         impl TokenApi for Echo {
-            fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<TokenAnswer, String> {
+            fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<TokenResponse, ApiError> {
                 if account == "missing" {
-                    return Err("serviceaccounts \"missing\" not found".to_owned());
+                    let message = "serviceaccounts \"missing\" not found";
+                    return Err(ApiError::for_test(404, "NotFound", message));
                 }
                 let token = format!("{namespace}/{account} {}", body["spec"]["audiences"]);
                 let expires = Timestamp::now() + SignedDuration::from_secs(3600);
@@ -316,20 +318,24 @@ mod tests {
     struct Server(Arc<AtomicI64>, i64);
 
     impl TokenApi for Server {
-        fn create(&self, _: &str, _: &str, body: &Value) -> Result<TokenAnswer, String> {
+        fn create(&self, _: &str, _: &str, body: &Value) -> Result<TokenResponse, ApiError> {
             let number = self.0.fetch_add(1, Ordering::SeqCst);
             if number < 0 {
-                return Err("connection refused".to_owned());
+                return Err(refused());
             }
             let seconds = body["spec"]["expirationSeconds"].as_i64().unwrap();
-            let expires = at(self.1 + seconds);
+            let expires = timestamp(self.1 + seconds);
             Ok(serde_json::from_value(json!({"spec": {"expirationSeconds": seconds},
                 "status": {"token": format!("t{number}"), "expirationTimestamp": expires}}))
             .unwrap())
         }
     }
 
-    fn at(second: i64) -> Timestamp {
+    fn refused() -> ApiError {
+        ApiError::for_test(500, "InternalError", "connection refused")
+    }
+
+    fn timestamp(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
     }
 
@@ -363,9 +369,9 @@ mod tests {
             (365 * day, day - 1, 0.0, false),
             (365 * day, day + 1, 0.0, true),
         ] {
-            let token = Token { text: Secret::new("x".into()), expires: at(1_000_000 + seconds), seconds };
-            let asked = Duration::from_secs(age.unsigned_abs());
-            assert_eq!(is_due(&token, at(1_000_000 + age), asked, jitter), due, "{seconds} {age}");
+            let token = Token { text: Secret::new("x".into()), expires: timestamp(1_000_000 + seconds), seconds };
+            let elapsed = Duration::from_secs(age.unsigned_abs());
+            assert_eq!(is_due(&token, timestamp(1_000_000 + age), elapsed, jitter), due, "{seconds} {age}");
         }
     }
 
@@ -377,7 +383,7 @@ mod tests {
         let tokens = Tokens::new(Box::new(Server(Arc::clone(&count), day)));
         // The time of day, and the time that has passed.
         let get = |wall: i64, passed: u64| {
-            let now = (at(wall), start + Duration::from_secs(passed));
+            let now = (timestamp(wall), start + Duration::from_secs(passed));
             tokens.get_at(&pod("1"), "", Some(600), now).map(|token| token.expose().to_owned()).unwrap()
         };
         assert_eq!(get(day, 0), "t1");
@@ -385,10 +391,10 @@ mod tests {
         assert_eq!(get(479, 479), "t1");
         assert_eq!(get(481, 481), "t2");
         // The clock is a day fast: each token seems to have expired. It is replaced, but not at each call.
-        let asked: Vec<String> = (482..1082).map(|passed| get(2 * day, passed)).collect();
-        assert_eq!(asked.first().map(String::as_str), Some("t2"));
+        let received: Vec<String> = (482..1082).map(|passed| get(2 * day, passed)).collect();
+        assert_eq!(received.first().map(String::as_str), Some("t2"));
         assert!(count.load(Ordering::SeqCst) <= 14, "{count:?}");
-        assert_eq!(asked.last().map(String::as_str), Some("t12"));
+        assert_eq!(received.last().map(String::as_str), Some("t12"));
     }
 
     #[test]
@@ -397,7 +403,7 @@ mod tests {
         let count = Arc::new(AtomicI64::new(1));
         let tokens = Tokens::new(Box::new(Server(Arc::clone(&count), 0)));
         let get = |uid: &str, audience: &str, age: u64| {
-            let now = (at(age as i64), start + Duration::from_secs(age));
+            let now = (timestamp(age as i64), start + Duration::from_secs(age));
             tokens.get_at(&pod(uid), audience, Some(3600), now).map(|token| token.expose().to_owned())
         };
         assert_eq!(get("1", "", 0), Ok("t1".into()));
@@ -411,7 +417,7 @@ mod tests {
         }
         assert_eq!(count.load(Ordering::SeqCst), -7);
         let expired = get("1", "", 3600);
-        assert_eq!(expired, Err(TokenError::Expired("connection refused".into())));
+        assert_eq!(expired, Err(TokenError::Expired(refused())));
         tokens.forget(&PodUid::from("1"));
         let none = get("1", "", 0);
         assert_eq!(none.unwrap_err().to_string(), "failed to fetch token: connection refused");
@@ -426,21 +432,21 @@ mod tests {
         /// The response to the first request arrives when the test has sent a unit.
         struct Late(Arc<AtomicI64>, crossbeam_channel::Receiver<()>);
         impl TokenApi for Late {
-            fn create(&self, _: &str, _: &str, _: &Value) -> Result<TokenAnswer, String> {
+            fn create(&self, _: &str, _: &str, _: &Value) -> Result<TokenResponse, ApiError> {
                 let number = self.0.fetch_add(1, Ordering::SeqCst);
                 if number == 0 {
                     let _ = self.1.recv_timeout(Duration::from_secs(60));
                 }
-                let answer = json!({"spec": {"expirationSeconds": 3600},
-                    "status": {"token": format!("t{number}"), "expirationTimestamp": at(3600)}});
-                Ok(serde_json::from_value(answer).unwrap())
+                let response = json!({"spec": {"expirationSeconds": 3600},
+                    "status": {"token": format!("t{number}"), "expirationTimestamp": timestamp(3600)}});
+                Ok(serde_json::from_value(response).unwrap())
             }
         }
         let (count, (send, arrive)) = (Arc::<AtomicI64>::default(), crossbeam_channel::bounded(1));
         let tokens = Tokens::new(Box::new(Late(Arc::clone(&count), arrive)));
         let (begun, later) = (Instant::now(), Instant::now() + Duration::from_secs(10));
         let get = |tokens: &Tokens, instant| {
-            let token = tokens.get_at(&pod("1"), "", Some(3600), (at(10), instant));
+            let token = tokens.get_at(&pod("1"), "", Some(3600), (timestamp(10), instant));
             token.map(|token| token.expose().to_owned())
         };
         let shared = tokens.clone();

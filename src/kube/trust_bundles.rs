@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
+use super::error::ApiError;
 use crate::model::api::ClusterTrustBundleProjection;
 use crate::model::meta::LabelSelector;
 use crate::util::backoff::random_u64;
@@ -90,7 +91,7 @@ pub enum BundleError {
     TooLarge,
     /// The request failed.
     #[error("while getting ClusterTrustBundle: {0}")]
-    Unavailable(String),
+    Unavailable(ApiError),
 }
 
 /// The requests to the API server; a trait so that tests need no server.
@@ -98,8 +99,8 @@ pub trait BundleApi: Send + Sync {
     /// Reads bundles. The bundle of a name that does not exist is an empty list.
     ///
     /// # Errors
-    /// The API server's error message.
-    fn read_bundles(&self, query: &Query) -> Result<Vec<Bundle>, String>;
+    /// The request failed.
+    fn read_bundles(&self, query: &Query) -> Result<Vec<Bundle>, ApiError>;
 }
 
 struct Cached {
@@ -194,15 +195,15 @@ impl TrustBundles {
                 known.insert(query.clone(), Cached { bundles: Arc::clone(&bundles), fresh_until });
                 Ok(bundles)
             }
-            (Err(why), Some(bundles)) => {
-                log::debug!("ClusterTrustBundles: {why}; the last known ones are used");
+            (Err(error), Some(bundles)) => {
+                log::debug!("ClusterTrustBundles: {error}; the last known ones are used");
                 // Not each pod waits for a server that does not respond.
                 if let Some(cached) = self.known().get_mut(query) {
                     cached.fresh_until = now + FRESH_AFTER_FAILURE;
                 }
                 Ok(bundles)
             }
-            (Err(why), None) => Err(BundleError::Unavailable(why)),
+            (Err(error), None) => Err(BundleError::Unavailable(error)),
         }
     }
 
@@ -240,10 +241,10 @@ fn select<'a>(
 
 fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> Result<bool, BundleError> {
     let mut all = selector.match_labels.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
-    for one in selector.match_expressions.iter().flatten() {
-        let value = labels.get(&one.key);
-        let listed = || value.is_some_and(|value| one.values.iter().flatten().any(|each| each == value));
-        all &= match one.operator.as_str() {
+    for requirement in selector.match_expressions.iter().flatten() {
+        let value = labels.get(&requirement.key);
+        let listed = || value.is_some_and(|value| requirement.values.iter().flatten().any(|listed| listed == value));
+        all &= match requirement.operator.as_str() {
             "In" => listed(),
             "NotIn" => !listed(),
             "Exists" => value.is_some(),
@@ -289,12 +290,16 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    type Responses = Arc<Mutex<HashMap<Query, Result<Vec<Bundle>, String>>>>;
+    type Responses = Arc<Mutex<HashMap<Query, Result<Vec<Bundle>, ApiError>>>>;
 
     struct Fake(Responses);
 
+    fn down() -> ApiError {
+        ApiError::for_test(503, "ServiceUnavailable", "down")
+    }
+
     impl BundleApi for Fake {
-        fn read_bundles(&self, query: &Query) -> Result<Vec<Bundle>, String> {
+        fn read_bundles(&self, query: &Query) -> Result<Vec<Bundle>, ApiError> {
             self.0.lock().unwrap().get(query).cloned().unwrap_or_else(|| Ok(Vec::new()))
         }
     }
@@ -370,9 +375,9 @@ mod tests {
     fn order_is_stable_within_a_process_only() {
         let names: Vec<String> = (0..20).map(|n| format!("c{n}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let one = bundle(Value::Null, Value::Null, &names);
-        assert_eq!(normalize(&[&one], 1), normalize(&[&one], 1));
-        assert_ne!(normalize(&[&one], 1), normalize(&[&one], 2));
+        let bundle = bundle(Value::Null, Value::Null, &names);
+        assert_eq!(normalize(&[&bundle], 1), normalize(&[&bundle], 1));
+        assert_ne!(normalize(&[&bundle], 1), normalize(&[&bundle], 2));
         let broken = Bundle {
             spec: BundleSpec {
                 trust_bundle: "-----BEGIN CERTIFICATE-----\n!".into(),
@@ -392,18 +397,18 @@ mod tests {
         assert_eq!(bundles.file_at(&named, now), Err(BundleError::NotFound("b".into())));
         let put = |response| responses.lock().unwrap().insert(query.clone(), response);
         put(Ok(vec![bundle(Value::Null, Value::Null, &["one"])]));
-        let file = |at| bundles.file_at(&named, at).map(|file| certificates(&file));
+        let file = |now| bundles.file_at(&named, now).map(|file| certificates(&file));
         assert_eq!(file(now), Ok(set(&["one"])), "a missing bundle is read again");
         put(Ok(vec![bundle(Value::Null, Value::Null, &["two"])]));
         assert_eq!(file(now), Ok(set(&["one"])));
         assert_eq!(file(now + FRESH), Ok(set(&["two"])));
-        put(Err("down".into()));
+        put(Err(down()));
         assert_eq!(file(now + FRESH * 3), Ok(set(&["two"])));
         put(Ok(Vec::new()));
         assert_eq!(file(now + FRESH * 4), Err(BundleError::NotFound("b".into())));
-        put(Err("down".into()));
+        put(Err(down()));
         let (empty, responses) = fake();
-        responses.lock().unwrap().insert(query.clone(), Err("down".into()));
+        responses.lock().unwrap().insert(query.clone(), Err(down()));
         let error = empty.file_at(&named, now).unwrap_err().to_string();
         assert_eq!(error, "while getting ClusterTrustBundle: down");
     }

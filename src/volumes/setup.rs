@@ -995,7 +995,7 @@ mod tests {
             _: &str,
             _: &str,
             _: &serde_json::Value,
-        ) -> Result<crate::kube::tokens::TokenAnswer, String> {
+        ) -> Result<crate::kube::tokens::TokenResponse, crate::kube::error::ApiError> {
             let number = self.1.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
             if number > 0 {
                 self.wait();

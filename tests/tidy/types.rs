@@ -16,15 +16,6 @@ const TEXT_ERRORS: &[(&str, &str, &str)] = &[
     ("src/devices/service.rs", "connect", "sent to the plugin"),
     ("src/devices/service.rs", "register", "sent to the plugin"),
     ("src/runtime/logs/rotate.rs", "reopen_log", "the text of the runtime"),
-    // To be typed in their own rooms.
-    ("src/kube/pod_certificates.rs", "account_uid", "not yet"),
-    ("src/kube/pod_certificates.rs", "create_request", "not yet"),
-    ("src/kube/pod_certificates.rs", "node_uid", "not yet"),
-    ("src/kube/pod_certificates.rs", "read_request", "not yet"),
-    ("src/kube/tokens.rs", "create", "not yet"),
-    ("src/kube/trust_bundles.rs", "read_bundles", "not yet"),
-    ("src/server/registry/images.rs", "OpenBlob", "not yet"),
-    ("src/transport/tls/authorities.rs", "Verdict", "not yet"),
 ];
 
 /// Names of fields that show one of a few values.

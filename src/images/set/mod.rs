@@ -31,7 +31,7 @@ use std::time::Instant;
 
 use crossbeam_channel::Sender;
 
-pub use registry::{Document, Refusal};
+pub use registry::{BlobError, Document, Refusal};
 pub use report::{ArchiveReport, SetImageReport, SetReport};
 pub use shared::Offer;
 

@@ -19,7 +19,7 @@ use super::super::pod_certificates::{CertificateApi, PodCertificates, Request};
 use super::super::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
 use super::super::services::Services;
 use super::super::target::{Group, Target};
-use super::super::tokens::{TokenAnswer, TokenApi, Tokens};
+use super::super::tokens::{TokenResponse, TokenApi, Tokens};
 use super::super::trust_bundles::{Bundle, BundleApi, BundleList, Query, TrustBundles};
 use super::super::watch::{Change, Watched, spawn_reflector};
 use super::{PodApi, Trust};
@@ -123,20 +123,20 @@ impl ObjectApi for Requests {
 }
 
 impl TokenApi for Requests {
-    fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<TokenAnswer, String> {
+    fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<TokenResponse, ApiError> {
         let target = Target::service_account_token(namespace, account);
         // DIFFERS: the Go kubelet leaves this to the volume's back-off.
         let mut waits = LAGS.iter();
         loop {
             let error = match self.client.create(&target, body) {
-                Ok(answer) => return Ok(answer),
+                Ok(response) => return Ok(response),
                 Err(error) => error,
             };
             // "pods ..." would be the API server's text for a missing pod: then the pod was deleted.
             let lags = error.is_not_found() && error.to_string().starts_with("pod \"");
             match waits.next().filter(|_| lags) {
                 Some(wait) if self.client.pause(*wait) == Waited::TimedOut => {}
-                _ => return Err(error.to_string()),
+                _ => return Err(error),
             }
         }
     }
@@ -237,18 +237,18 @@ fn read_error(error: &ApiError) -> ReadError {
 }
 
 impl BundleApi for Requests {
-    fn read_bundles(&self, query: &Query) -> Result<Vec<Bundle>, String> {
+    fn read_bundles(&self, query: &Query) -> Result<Vec<Bundle>, ApiError> {
         let all = Target::trust_bundles();
         match query {
             Query::Name(name) => match self.client.get(&all.name(name)) {
                 Ok(bundle) => Ok(vec![bundle]),
                 Err(error) if error.is_not_found() && !is_unserved(&error) => Ok(Vec::new()),
-                Err(error) => Err(error.to_string()),
+                Err(error) => Err(error),
             },
             Query::Signer(signer) => {
                 let selector = format!("spec.signerName={signer}");
                 let list = self.client.get_with::<BundleList>(&all, &[("fieldSelector", &selector)]);
-                list.map(|list| list.items).map_err(|error| error.to_string())
+                list.map(|list| list.items)
             }
         }
     }
@@ -271,31 +271,29 @@ struct NamedMetadata {
 }
 
 impl Requests {
-    fn uid(&self, target: &Target) -> Result<String, String> {
-        let named = self.client.get::<Named>(target);
-        named.map(|named| named.metadata.uid).map_err(|error| error.to_string())
+    fn uid(&self, target: &Target) -> Result<String, ApiError> {
+        self.client.get::<Named>(target).map(|named| named.metadata.uid)
     }
 }
 
 impl CertificateApi for Requests {
-    fn account_uid(&self, namespace: &str, name: &str) -> Result<String, String> {
+    fn account_uid(&self, namespace: &str, name: &str) -> Result<String, ApiError> {
         self.uid(&Target::service_account(namespace, name))
     }
 
-    fn node_uid(&self, name: &str) -> Result<String, String> {
+    fn node_uid(&self, name: &str) -> Result<String, ApiError> {
         self.uid(&Target::node(name))
     }
 
-    fn create_request(&self, namespace: &str, body: &Value) -> Result<Request, String> {
-        let target = Target::pod_certificate_requests(namespace);
-        self.client.create(&target, body).map_err(|error| error.to_string())
+    fn create_request(&self, namespace: &str, body: &Value) -> Result<Request, ApiError> {
+        self.client.create(&Target::pod_certificate_requests(namespace), body)
     }
 
-    fn read_request(&self, namespace: &str, name: &str) -> Result<Option<Request>, String> {
+    fn read_request(&self, namespace: &str, name: &str) -> Result<Option<Request>, ApiError> {
         match self.client.get(&Target::pod_certificate_requests(namespace).name(name)) {
             Ok(request) => Ok(Some(request)),
             Err(error) if error.is_not_found() => Ok(None),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(error),
         }
     }
 }

@@ -49,7 +49,7 @@ pub(super) struct Issued {
 }
 
 /// The state of a request, as its status says.
-pub(super) enum Answer {
+pub(super) enum SignerResponse {
     Pending,
     /// There is no such request any more.
     Deleted,
@@ -89,7 +89,7 @@ impl State {
         match &self.issued {
             None => Step::Create,
             Some(issued) if now < issued.begin_refresh_at => Step::Use,
-            Some(issued) if issued.retry.is_some_and(|(at, _)| instant < at) => Step::Use,
+            Some(issued) if issued.retry.is_some_and(|(retry_at, _)| instant < retry_at) => Step::Use,
             Some(_) => Step::Create,
         }
     }
@@ -108,16 +108,16 @@ impl State {
 
     /// Handles what was read of the pending request. `jitter` is added to the time of the renewal.
     /// Whether the state has changed.
-    pub(super) fn answered(&mut self, answer: Answer, jitter: SignedDuration) -> bool {
-        match answer {
-            Answer::Pending => return false,
-            Answer::Deleted => self.pending = None,
-            Answer::Refused(what, condition) => {
+    pub(super) fn apply(&mut self, response: SignerResponse, jitter: SignedDuration) -> bool {
+        match response {
+            SignerResponse::Pending => return false,
+            SignerResponse::Deleted => self.pending = None,
+            SignerResponse::Refused(what, condition) => {
                 self.pending = None;
                 self.issued = None;
                 self.refused = Some((what, condition));
             }
-            Answer::Issued { chain, begin_refresh_at, not_after } => {
+            SignerResponse::Issued { chain, begin_refresh_at, not_after } => {
                 let Some(pending) = self.pending.take() else { return false };
                 self.issued = Some(Issued {
                     credential: Credential { key: pending.key, chain },
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn at(seconds: i64) -> Timestamp {
+    fn second(seconds: i64) -> Timestamp {
         Timestamp::from_second(seconds).unwrap()
     }
 
@@ -173,14 +173,14 @@ mod tests {
         Pending { name: name.to_owned(), key: format!("key of {name}").into(), created: Instant::now() }
     }
 
-    fn issued() -> Answer {
-        Answer::Issued { chain: "chain".to_owned(), begin_refresh_at: at(1000), not_after: at(5000) }
+    fn issued() -> SignerResponse {
+        SignerResponse::Issued { chain: "chain".to_owned(), begin_refresh_at: second(1000), not_after: second(5000) }
     }
 
     fn fresh() -> State {
         let mut state = State::default();
         state.requested(pending("r1"));
-        assert!(state.answered(issued(), SignedDuration::from_secs(60)));
+        assert!(state.apply(issued(), SignedDuration::from_secs(60)));
         state
     }
 
@@ -188,17 +188,17 @@ mod tests {
     fn certificate_is_requested_read_and_renewed() {
         let instant = Instant::now();
         let mut state = State::default();
-        assert_eq!(state.next(at(0), instant), Step::Create);
+        assert_eq!(state.next(second(0), instant), Step::Create);
         assert_eq!(state.credential(), Err(CertificateError::NotIssued));
         state.requested(pending("r1"));
-        assert!(matches!(state.next(at(0), instant), Step::Read { name, .. } if name == "r1"));
-        assert!(!state.answered(Answer::Pending, SignedDuration::ZERO));
+        assert!(matches!(state.next(second(0), instant), Step::Read { name, .. } if name == "r1"));
+        assert!(!state.apply(SignerResponse::Pending, SignedDuration::ZERO));
         let mut state = fresh();
-        assert_eq!(state.next(at(1059), instant), Step::Use);
-        assert_eq!(state.next(at(1060), instant), Step::Create);
+        assert_eq!(state.next(second(1059), instant), Step::Use);
+        assert_eq!(state.next(second(1060), instant), Step::Create);
         state.requested(pending("r2"));
         assert_eq!(state.credential().unwrap().key(), "key of r1");
-        assert!(state.answered(issued(), SignedDuration::ZERO));
+        assert!(state.apply(issued(), SignedDuration::ZERO));
         assert_eq!(state.credential().unwrap().key(), "key of r2");
     }
 
@@ -207,13 +207,13 @@ mod tests {
         let instant = Instant::now();
         let mut state = State::default();
         state.requested(pending("r1"));
-        assert!(state.answered(Answer::Deleted, SignedDuration::ZERO));
-        assert_eq!(state.next(at(0), instant), Step::Create);
+        assert!(state.apply(SignerResponse::Deleted, SignedDuration::ZERO));
+        assert_eq!(state.next(second(0), instant), Step::Create);
         let mut state = fresh();
         state.requested(pending("r2"));
         let condition = Condition { type_: "Denied".into(), reason: "No".into(), message: "never".into() };
-        assert!(state.answered(Answer::Refused("denied", condition), SignedDuration::ZERO));
-        assert_eq!(state.next(at(9999), instant), Step::Use);
+        assert!(state.apply(SignerResponse::Refused("denied", condition), SignedDuration::ZERO));
+        assert_eq!(state.next(second(9999), instant), Step::Use);
         let expected = "PodCertificateRequest was permanently denied: reason=\"No\" message=\"never\"";
         assert_eq!(state.credential().unwrap_err().to_string(), expected);
     }
@@ -224,12 +224,12 @@ mod tests {
         assert!(!State::default().failed(instant));
         let mut state = fresh();
         assert!(state.failed(instant));
-        assert_eq!(state.next(at(2000), instant), Step::Use);
-        assert_eq!(state.next(at(2000), instant + RETRY), Step::Create);
-        assert!(state.warnings(at(1660)).is_empty());
-        assert_eq!(state.warnings(at(1661)), [(OVERDUE, "PodCertificate refresh overdue")]);
-        assert_eq!(state.warnings(at(5001)), [(EXPIRED, "PodCertificate expired")]);
-        assert!(state.warnings(at(9000)).is_empty());
+        assert_eq!(state.next(second(2000), instant), Step::Use);
+        assert_eq!(state.next(second(2000), instant + RETRY), Step::Create);
+        assert!(state.warnings(second(1660)).is_empty());
+        assert_eq!(state.warnings(second(1661)), [(OVERDUE, "PodCertificate refresh overdue")]);
+        assert_eq!(state.warnings(second(5001)), [(EXPIRED, "PodCertificate expired")]);
+        assert!(state.warnings(second(9000)).is_empty());
         assert!(state.credential().is_ok());
     }
 
@@ -240,12 +240,12 @@ mod tests {
             let mut state = fresh();
             let instant = Instant::now();
             for (n, step) in steps.into_iter().enumerate() {
-                let now = at(i64::try_from(n).unwrap() * 500);
+                let now = second(i64::try_from(n).unwrap() * 500);
                 match step {
                     0 => drop(state.warnings(now)),
                     1 if state.next(now, instant) == Step::Create => state.requested(pending("next")),
-                    2 => drop(state.answered(Answer::Deleted, SignedDuration::ZERO)),
-                    3 => drop(state.answered(issued(), SignedDuration::ZERO)),
+                    2 => drop(state.apply(SignerResponse::Deleted, SignedDuration::ZERO)),
+                    3 => drop(state.apply(issued(), SignedDuration::ZERO)),
                     _ => drop(state.failed(instant)),
                 }
                 prop_assert!(state.credential().is_ok());

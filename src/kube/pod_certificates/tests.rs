@@ -4,28 +4,28 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::model::event::Event;
 
-/// An API server whose signer answers after some reads.
+/// An API server whose signer responds after some reads.
 #[derive(Clone, Default)]
 struct Fake {
     created: Arc<Mutex<Vec<Value>>>,
-    /// What each read answers, in order; the last answer repeats. `null`: deleted.
-    answers: Arc<Mutex<Vec<Value>>>,
+    /// What each read returns, in order; the last response repeats. `null`: deleted.
+    responses: Arc<Mutex<Vec<Value>>>,
     reads: Arc<AtomicUsize>,
     down: Arc<Mutex<bool>>,
 }
 
 impl CertificateApi for Fake {
-    fn account_uid(&self, namespace: &str, name: &str) -> Result<String, String> {
+    fn account_uid(&self, namespace: &str, name: &str) -> Result<String, ApiError> {
         Ok(format!("uid-of-{namespace}/{name}"))
     }
 
-    fn node_uid(&self, name: &str) -> Result<String, String> {
+    fn node_uid(&self, name: &str) -> Result<String, ApiError> {
         Ok(format!("uid-of-{name}"))
     }
 
-    fn create_request(&self, _: &str, body: &Value) -> Result<Request, String> {
+    fn create_request(&self, _: &str, body: &Value) -> Result<Request, ApiError> {
         if *self.down.lock().unwrap() {
-            return Err("down".to_owned());
+            return Err(ApiError::for_test(503, "ServiceUnavailable", "down"));
         }
         let mut created = self.created.lock().unwrap();
         created.push(body.clone());
@@ -33,18 +33,18 @@ impl CertificateApi for Fake {
         Ok(Request { metadata: RequestMetadata { name }, status: None })
     }
 
-    fn read_request(&self, namespace: &str, name: &str) -> Result<Option<Request>, String> {
+    fn read_request(&self, namespace: &str, name: &str) -> Result<Option<Request>, ApiError> {
         assert_eq!((namespace, name), ("n", format!("req-{}", self.created.lock().unwrap().len()).as_str()));
         let number = self.reads.fetch_add(1, Ordering::Relaxed);
-        let answers = self.answers.lock().unwrap();
-        let answer = answers.get(number).or(answers.last()).cloned().unwrap_or_default();
-        Ok(serde_json::from_value(answer).unwrap())
+        let responses = self.responses.lock().unwrap();
+        let response = responses.get(number).or(responses.last()).cloned().unwrap_or_default();
+        Ok(serde_json::from_value(response).unwrap())
     }
 }
 
 impl Fake {
-    fn answer(&self, answers: &[Value]) {
-        *self.answers.lock().unwrap() = answers.to_vec();
+    fn respond(&self, responses: &[Value]) {
+        *self.responses.lock().unwrap() = responses.to_vec();
         self.reads.store(0, Ordering::Relaxed);
     }
 
@@ -90,9 +90,9 @@ impl Bench {
 }
 
 #[test]
-fn request_names_pod_account_and_node_and_its_answer_is_used() {
+fn request_names_pod_account_and_node_and_its_certificate_is_used() {
     let bench = Bench::new();
-    bench.fake.answer(&[json!({"metadata": {"name": "r"}}), issued("2999-01-01T00:00:00Z")]);
+    bench.fake.respond(&[json!({"metadata": {"name": "r"}}), issued("2999-01-01T00:00:00Z")]);
     let credential = bench.get("ECDSAP256").unwrap();
     assert!(credential.key().starts_with("-----BEGIN PRIVATE KEY-----\n"));
     assert!(credential.chain().starts_with("-----BEGIN CERTIFICATE-----\n"), "no text is left");
@@ -114,7 +114,7 @@ fn request_names_pod_account_and_node_and_its_answer_is_used() {
     assert_eq!(bench.get("ECDSAP256"), Ok(credential));
     assert_eq!(bench.fake.created(), 1);
     bench.certificates.forget(pod().uid());
-    bench.fake.answer(&[issued("2999-01-01T00:00:00Z")]);
+    bench.fake.respond(&[issued("2999-01-01T00:00:00Z")]);
     assert!(bench.get("ECDSAP256").is_ok());
     assert_eq!(bench.fake.created(), 2);
 }
@@ -122,7 +122,7 @@ fn request_names_pod_account_and_node_and_its_answer_is_used() {
 #[test]
 fn certificate_that_is_due_is_renewed_and_the_old_one_serves_meanwhile() {
     let bench = Bench::new();
-    bench.fake.answer(&[issued("2020-01-01T00:00:00Z"), json!({"metadata": {"name": "r"}})]);
+    bench.fake.respond(&[issued("2020-01-01T00:00:00Z"), json!({"metadata": {"name": "r"}})]);
     // The first one is due at once.
     let first = bench.get("ED25519").unwrap();
     assert_eq!(bench.get("ED25519"), Ok(first.clone()));
@@ -130,7 +130,7 @@ fn certificate_that_is_due_is_renewed_and_the_old_one_serves_meanwhile() {
     let event = bench.queue.try_recv().unwrap();
     assert_eq!(event.reason, "CertificateOverdueForRefresh");
     *bench.fake.down.lock().unwrap() = true;
-    bench.fake.answer(&[Value::Null]);
+    bench.fake.respond(&[Value::Null]);
     assert_eq!(bench.get("ED25519"), Ok(first.clone()), "the request is gone, and no other is made");
     *bench.fake.down.lock().unwrap() = false;
     assert_eq!(bench.get("ED25519"), Ok(first), "a failed renewal is not repeated at once");
@@ -147,7 +147,7 @@ fn errors_of_first_requests_are_returned() {
     *bench.fake.down.lock().unwrap() = false;
     let denied = json!({"metadata": {"name": "r"}, "status": {"conditions": [
         {"type": "Denied", "reason": "UnsupportedKeyType", "message": "ED25519"}]}});
-    bench.fake.answer(&[denied]);
+    bench.fake.respond(&[denied]);
     let expected =
         "PodCertificateRequest was permanently denied: reason=\"UnsupportedKeyType\" message=\"ED25519\"";
     for _ in 0..2 {

@@ -126,9 +126,10 @@ impl Authentication {
         }
         let chain = certificates();
         let Some(own) = chain.first() else { return Ok(None) };
-        let verdict = authorities.verify(&chain, now);
-        let user = verdict.outcome.clone().and_then(|()| user_of(own));
-        *verified = Some(VerifiedCertificate { generation, verdict, user: user.clone() });
+        let verification = authorities.verify(&chain, now);
+        let refusal = verification.outcome.clone().err();
+        let user = refusal.map_or_else(|| user_of(own), |refusal| Err(refusal.to_string()));
+        *verified = Some(VerifiedCertificate { generation, verification, user: user.clone() });
         user
     }
 

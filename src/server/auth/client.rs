@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use crate::kube::reviews::User;
-use crate::transport::tls::Verdict;
+use crate::transport::tls::Verification;
 
 /// Requests in a row that may fail to authenticate before the connection is closed. A client
 /// whose token was replaced needs one or two; a client that guesses needs a new handshake.
@@ -40,7 +40,7 @@ impl ClientAuth {
 pub(super) struct VerifiedCertificate {
     /// The generation of the authorities.
     pub generation: u64,
-    pub verdict: Verdict,
+    pub verification: Verification,
     pub user: Result<Option<User>, String>,
 }
 
@@ -48,7 +48,7 @@ impl VerifiedCertificate {
     /// Whether verifying again, at this time and by authorities of this generation, would have
     /// the same result.
     pub(super) fn is_current(&self, generation: u64, now: Timestamp) -> bool {
-        self.generation == generation && self.verdict.holds(now)
+        self.generation == generation && self.verification.holds(now)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use crate::images::{Document, ImageSet, Refusal, SetReport};
+use crate::images::{BlobError, Document, ImageSet, Refusal, SetReport};
 use crate::util::stop::StopToken;
 
 /// The set of images as the registry and the local API need it.
@@ -43,7 +43,7 @@ pub struct BlobSource {
     pub open: Box<OpenBlob>,
 }
 
-pub type OpenBlob = dyn Fn(u64, &StopToken) -> Result<Box<dyn Read + Send>, String> + Send;
+pub type OpenBlob = dyn Fn(u64, &StopToken) -> Result<Box<dyn Read + Send>, BlobError> + Send;
 
 impl Images for ImageSet {
     fn manifest(&self, repository: &str, reference: &str) -> Result<Document, Refusal> {
@@ -54,7 +54,7 @@ impl Images for ImageSet {
         let blob = ImageSet::blob(self, digest)?;
         Ok(BlobSource {
             size: blob.size,
-            open: Box::new(move |from, stop| blob.open(from, stop).map_err(|error| error.to_string())),
+            open: Box::new(move |from, stop| blob.open(from, stop)),
         })
     }
 

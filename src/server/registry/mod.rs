@@ -142,9 +142,9 @@ fn blob(digest: String, source: BlobSource, range: &str, is_get: bool) -> Reply 
         let opened = is_get.then(|| (source.open)(from, stop)).transpose();
         let reader = match opened {
             Ok(reader) => reader,
-            Err(why) => {
-                log::warn!("a layer or configuration of an image is not served: {why}");
-                return Fault::new(503, "UNAVAILABLE", why).response().write(out);
+            Err(error) => {
+                log::warn!("a layer or configuration of an image is not served: {error}");
+                return Fault::new(503, "UNAVAILABLE", error.to_string()).response().write(out);
             }
         };
         let (tag, content_range) =

@@ -53,7 +53,7 @@ impl Images for Fake {
     fn blob(&self, wanted: &str) -> Result<BlobSource, Refusal> {
         if wanted == digest(&self.blob) {
             let all = self.blob.clone();
-            let open = move |from, _: &StopToken| -> Result<Box<dyn Read + Send>, String> {
+            let open = move |from, _: &StopToken| -> Result<Box<dyn Read + Send>, BlobError> {
                 Ok(Box::new(io::Cursor::new(all.get(usize::try_from(from).unwrap()..).unwrap().to_vec())))
             };
             return Ok(BlobSource { size: self.blob.len() as u64, open: Box::new(open) });
@@ -63,7 +63,11 @@ impl Images for Fake {
             return Err(Refusal::Unknown("no archive has the blob".into()));
         };
         let open = move |_, _: &StopToken| match bytes {
-            0 => Err("a.tar has changed".to_owned()),
+            0 => Err(BlobError {
+                path: "a.tar".into(),
+                digest: "sha256:00".to_owned(),
+                error: archive::ArchiveError::Changed,
+            }),
             _ => Ok(Box::new(io::repeat(b'x').take(bytes)) as Box<dyn Read + Send>),
         };
         Ok(BlobSource { size: SIZE, open: Box::new(open) })

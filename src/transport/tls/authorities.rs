@@ -35,9 +35,6 @@ const MAX_SHOWN: usize = 16;
 /// are being replaced.
 const MAX_TRIED: usize = 32;
 
-const UNKNOWN: &str = "x509: certificate signed by unknown authority";
-const INCOMPATIBLE: &str = "x509: certificate specifies an incompatible key usage";
-
 /// The authorities that may sign clients' certificates.
 #[derive(Debug)]
 pub struct Authorities {
@@ -60,11 +57,49 @@ impl fmt::Debug for Authority {
     }
 }
 
+/// Why a client's certificate is not accepted. The texts are those of Go's crypto/x509 where it has one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts say what the values are")]
+pub enum CertificateRefusal {
+    #[error("no certificate")]
+    NoCertificate,
+    #[error("x509: malformed certificate")]
+    Malformed,
+    #[error("x509: unhandled critical extension")]
+    CriticalExtension,
+    #[error("x509: certificate specifies an incompatible key usage")]
+    KeyUsage,
+    #[error("x509: a client certificate of version 1 is not supported")]
+    VersionOne,
+    #[error("x509: certificate policies are not supported")]
+    Policies,
+    #[error("x509: certificate signed by unknown authority")]
+    UnknownAuthority,
+    #[error("x509: parent certificate cannot sign this kind of certificate")]
+    ParentCannotSign,
+    #[error("x509: too many intermediates for path length constraint")]
+    PathLength,
+    #[error(transparent)]
+    Validity(#[from] OutsideValidity),
+    #[error("x509: {0}")]
+    Library(rustls::Error),
+}
+
+/// A time at which a certificate is not valid.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("x509: certificate has expired or is not yet valid: current time {now:.0} is {relation} {limit}")]
+pub struct OutsideValidity {
+    now: Timestamp,
+    /// `before` or `after`.
+    relation: &'static str,
+    limit: Timestamp,
+}
+
 /// The result of verifying a client's certificates, and how long it is valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verdict {
+pub struct Verification {
     /// The reason why verification failed.
-    pub outcome: Result<(), String>,
+    pub outcome: Result<(), CertificateRefusal>,
     /// The cost: the number of certificates that were tried as the next of a path, and of
     /// authorities that were tried as its end. Each costs one signature check at most, and a valid
     /// path costs one for each of its certificates.
@@ -75,7 +110,7 @@ pub struct Verdict {
     until: Timestamp,
 }
 
-impl Verdict {
+impl Verification {
     /// Whether the result is still valid at this time: no certificate that it depends on has become
     /// valid or expired.
     #[must_use]
@@ -112,17 +147,15 @@ impl Validity {
         Validity { not_before: certificate.not_before, not_after: certificate.not_after }
     }
 
-    pub(super) fn check(self, now: Timestamp) -> Result<(), String> {
-        let (word, limit) = if now < self.not_before {
+    pub(super) fn check(self, now: Timestamp) -> Result<(), OutsideValidity> {
+        let (relation, limit) = if now < self.not_before {
             ("before", self.not_before)
         } else if now > self.not_after {
             ("after", self.not_after)
         } else {
             return Ok(());
         };
-        Err(format!(
-            "x509: certificate has expired or is not yet valid: current time {now:.0} is {word} {limit}"
-        ))
+        Err(OutsideValidity { now, relation, limit })
     }
 }
 
@@ -134,18 +167,18 @@ impl Authorities {
     /// # Errors
     /// When no certificate in it is readable.
     pub fn of_pem(pem: &[u8]) -> Result<Authorities, ServeError> {
-        let wrong = |why: &dyn fmt::Display| ServeError::Authorities(why.to_string());
+        let unusable = |reason: &dyn fmt::Display| ServeError::Authorities(reason.to_string());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let (mut signing, mut bundle) = (Vec::new(), BTreeSet::new());
         for der in CertificateDer::pem_slice_iter(pem) {
-            let der = der.map_err(|error| wrong(&error))?;
+            let der = der.map_err(|error| unusable(&error))?;
             let Some((certificate, usage)) = read(&der) else { continue };
             if bundle.insert(sha256::digest(&der)) {
                 signing.extend(Authority::new(&der, &certificate, usage, &provider));
             }
         }
         if bundle.is_empty() {
-            return Err(wrong(&"no usable certificate"));
+            return Err(unusable(&"no usable certificate"));
         }
         Ok(Authorities { signing, bundle })
     }
@@ -153,29 +186,29 @@ impl Authorities {
     /// The number of certificates in the bundle, and of those that may sign at this time.
     #[must_use]
     pub fn count(&self, now: Timestamp) -> (usize, usize) {
-        let signing = self.signing.iter().filter(|one| one.life.check(now).is_ok()).count();
+        let signing = self.signing.iter().filter(|authority| authority.life.check(now).is_ok()).count();
         (self.bundle.len(), signing)
     }
 
     /// Verifies the first certificate of a chain as a client's, at this time. The others may be
     /// authorities between it and one of the bundle, in any order. All are in DER.
     #[must_use]
-    pub fn verify(&self, chain: &[Vec<u8>], now: Timestamp) -> Verdict {
-        let mut verdict = Verdict { outcome: Ok(()), tried: 0, since: Timestamp::MIN, until: Timestamp::MAX };
-        verdict.outcome = self.judge(chain, now, &mut verdict);
-        verdict
+    pub fn verify(&self, chain: &[Vec<u8>], now: Timestamp) -> Verification {
+        let mut verification = Verification { outcome: Ok(()), tried: 0, since: Timestamp::MIN, until: Timestamp::MAX };
+        verification.outcome = self.judge(chain, now, &mut verification);
+        verification
     }
 
-    fn judge(&self, chain: &[Vec<u8>], now: Timestamp, verdict: &mut Verdict) -> Result<(), String> {
-        let (own, others) = chain.split_first().ok_or("no certificate")?;
-        let (certificate, usage) = read(own).ok_or("x509: malformed certificate")?;
-        verdict.depends_on(Validity::of(&certificate), now);
+    fn judge(&self, chain: &[Vec<u8>], now: Timestamp, verification: &mut Verification) -> Result<(), CertificateRefusal> {
+        let (own, others) = chain.split_first().ok_or(CertificateRefusal::NoCertificate)?;
+        let (certificate, usage) = read(own).ok_or(CertificateRefusal::Malformed)?;
+        verification.depends_on(Validity::of(&certificate), now);
         if usage.is_odd {
-            return Err("x509: unhandled critical extension".to_owned());
+            return Err(CertificateRefusal::CriticalExtension);
         }
         Validity::of(&certificate).check(now)?;
         if !usage.for_clients {
-            return Err(INCOMPATIBLE.to_owned());
+            return Err(CertificateRefusal::KeyUsage);
         }
         // A certificate that is in the bundle itself needs no signature check, as in Go.
         if self.bundle.contains(&sha256::digest(own)) {
@@ -183,10 +216,10 @@ impl Authorities {
         }
         // The library that verifies signatures supports no other version.
         if !certificate.is_v3 {
-            return Err("x509: a client certificate of version 1 is not supported".to_owned());
+            return Err(CertificateRefusal::VersionOne);
         }
         if usage.has_policies {
-            return Err("x509: certificate policies are not supported".to_owned());
+            return Err(CertificateRefusal::Policies);
         }
         let shown = others.iter().take(MAX_SHOWN).filter_map(|der| {
             let (certificate, usage) = read(der)?;
@@ -198,11 +231,11 @@ impl Authorities {
             shown: shown.collect(),
             path: Vec::new(),
             names: Vec::new(),
-            why: UNKNOWN.to_owned(),
+            refusal: CertificateRefusal::UnknownAuthority,
             now,
-            verdict,
+            verification,
         };
-        if search.is_signed_by(certificate.issuer) { Ok(()) } else { Err(search.why) }
+        if search.is_signed_by(certificate.issuer) { Ok(()) } else { Err(search.refusal) }
     }
 }
 
@@ -222,9 +255,9 @@ struct Search<'a> {
     path: Vec<&'a [u8]>,
     /// The subjects on the path.
     names: Vec<&'a [u8]>,
-    why: String,
+    refusal: CertificateRefusal,
     now: Timestamp,
-    verdict: &'a mut Verdict,
+    verification: &'a mut Verification,
 }
 
 impl<'a> Search<'a> {
@@ -232,33 +265,34 @@ impl<'a> Search<'a> {
     /// certificate that leads to an authority. The depth is limited by [`MAX_INTERMEDIATES`].
     fn is_signed_by(&mut self, issuer: &'a [u8]) -> bool {
         let authorities = self.authorities;
-        for authority in authorities.iter().filter(|one| one.subject == issuer) {
-            self.verdict.depends_on(authority.life, self.now);
+        for authority in authorities.iter().filter(|authority| authority.subject == issuer) {
+            self.verification.depends_on(authority.life, self.now);
             if !self.may_try() {
                 return false;
             }
             match authority.check_path(self.own, &self.path, self.now) {
                 Ok(()) => return true,
-                Err(why) => self.fails(why),
+                Err(refusal) => self.refuse(refusal),
             }
         }
         if self.path.len() == MAX_INTERMEDIATES {
             return false;
         }
-        for at in 0..self.shown.len() {
-            let Some(one) = self.shown.get_mut(at).filter(|one| !one.on_path) else { continue };
+        for index in 0..self.shown.len() {
+            let unused = self.shown.get_mut(index).filter(|shown| !shown.on_path);
+            let Some(parent) = unused else { continue };
             // Each name once: the library then has only one way along a path, and there are no loops.
-            let next = one.certificate.issuer;
-            if one.certificate.subject != issuer || next == issuer || self.names.contains(&next) {
+            let next = parent.certificate.issuer;
+            if parent.certificate.subject != issuer || next == issuer || self.names.contains(&next) {
                 continue;
             }
-            self.verdict.depends_on(Validity::of(&one.certificate), self.now);
-            if let Err(why) = may_lead(&one.certificate, one.usage, self.now) {
-                self.fails(why);
+            self.verification.depends_on(Validity::of(&parent.certificate), self.now);
+            if let Err(refusal) = may_lead(&parent.certificate, parent.usage, self.now) {
+                self.refuse(refusal);
                 continue;
             }
-            one.on_path = true;
-            let der = one.der;
+            parent.on_path = true;
+            let der = parent.der;
             if !self.may_try() {
                 return false;
             }
@@ -269,23 +303,23 @@ impl<'a> Search<'a> {
             }
             self.path.pop();
             self.names.pop();
-            if let Some(one) = self.shown.get_mut(at) {
-                one.on_path = false;
+            if let Some(parent) = self.shown.get_mut(index) {
+                parent.on_path = false;
             }
         }
         false
     }
 
     fn may_try(&mut self) -> bool {
-        let may = self.verdict.tried < MAX_TRIED;
-        self.verdict.tried += usize::from(may);
+        let may = self.verification.tried < MAX_TRIED;
+        self.verification.tried += usize::from(may);
         may
     }
 
     /// Stores the first reason that is more specific than a missing authority.
-    fn fails(&mut self, why: String) {
-        if self.why == UNKNOWN {
-            self.why = why;
+    fn refuse(&mut self, refusal: CertificateRefusal) {
+        if self.refusal == CertificateRefusal::UnknownAuthority {
+            self.refusal = refusal;
         }
     }
 }
@@ -298,14 +332,14 @@ pub(super) fn read(der: &[u8]) -> Option<(Certificate<'_>, Usage)> {
 }
 
 /// Whether a certificate of a client may stand between it and an authority.
-fn may_lead(certificate: &Certificate<'_>, usage: Usage, now: Timestamp) -> Result<(), String> {
+fn may_lead(certificate: &Certificate<'_>, usage: Usage, now: Timestamp) -> Result<(), CertificateRefusal> {
     if !usage.says_authority || !usage.may_sign {
-        return Err("x509: parent certificate cannot sign this kind of certificate".to_owned());
+        return Err(CertificateRefusal::ParentCannotSign);
     }
     if usage.is_odd || usage.has_policies {
-        return Err("x509: unhandled critical extension".to_owned());
+        return Err(CertificateRefusal::CriticalExtension);
     }
-    Validity::of(certificate).check(now)
+    Ok(Validity::of(certificate).check(now)?)
 }
 
 impl Authority {
@@ -334,10 +368,10 @@ impl Authority {
 
     /// Whether it has signed the last certificate of the path. Each of the path has signed the one before,
     /// the first one the client's own. If the path is empty, it must have signed the client's own.
-    fn check_path(&self, own: &[u8], path: &[&[u8]], now: Timestamp) -> Result<(), String> {
+    fn check_path(&self, own: &[u8], path: &[&[u8]], now: Timestamp) -> Result<(), CertificateRefusal> {
         self.life.check(now)?;
         if self.path_length.is_some_and(|most| path.len() as u64 > most) {
-            return Err("x509: too many intermediates for path length constraint".to_owned());
+            return Err(CertificateRefusal::PathLength);
         }
         let path: Vec<_> = path.iter().map(|der| CertificateDer::from(*der)).collect();
         let seconds = u64::try_from(now.as_second()).unwrap_or(0);
@@ -346,8 +380,8 @@ impl Authority {
             Ok(_) => Ok(()),
             Err(rustls::Error::InvalidCertificate(
                 CertificateError::UnknownIssuer | CertificateError::BadSignature,
-            )) => Err(UNKNOWN.to_owned()),
-            Err(other) => Err(format!("x509: {other}")),
+            )) => Err(CertificateRefusal::UnknownAuthority),
+            Err(other) => Err(CertificateRefusal::Library(other)),
         }
     }
 }

@@ -33,8 +33,8 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
                 // As the client's own certificate, as all of the others, and after a valid one.
                 let good = of_pem(JANE);
                 for chain in [vec![bytes.to_vec()], vec![bytes.to_vec(); 20], vec![good, bytes.to_vec()]] {
-                    let verdict = AUTHORITIES.verify(&chain, now);
-                    assert!(verdict.tried <= 33, "{} were tried", verdict.tried);
+                    let verification = AUTHORITIES.verify(&chain, now);
+                    assert!(verification.tried <= 33, "{} were tried", verification.tried);
                 }
             },
         },

@@ -20,6 +20,6 @@ mod server;
 mod usage;
 mod verify;
 
-pub use authorities::{Authorities, Verdict};
+pub use authorities::{Authorities, Verification};
 pub use client::{Identity, Roots, TlsSetupError};
 pub use server::{Acceptor, ServingCertificate, Session, Settings};
