@@ -26,7 +26,7 @@ pub use breaker::{Breaker, Use};
 pub use route::Endpoint;
 
 use super::dial::join_host_port;
-use adapter::{Answer, Client, Incoming};
+use adapter::{FinalResponse, Client, Incoming};
 use route::Routes;
 
 pub use super::dial::DialError;
@@ -101,11 +101,11 @@ impl Connections {
         let Request { deadline, kind, .. } = *request;
         let client = &self.shared.client;
         let head = self.head(request)?;
-        let answer = match request.body {
+        let outcome = match request.body {
             Some((_, bytes)) => client.send(&head.map(|()| bytes), deadline, kind, breaker),
             None => client.send(&head, deadline, kind, breaker),
         };
-        let Answer { status, headers, uri, body } = answer?;
+        let FinalResponse { status, headers, uri, body } = outcome?;
         if status == 407
             && let Some(proxy) = client.forwarder(&uri)
         {

@@ -25,7 +25,7 @@ fn dbus_message(signature: &str, body: &[u8]) -> Vec<u8> {
 }
 
 /// HTTP responses for a client.
-pub(super) const ANSWERS: &[&[u8]] = &[
+pub(super) const RESPONSES: &[&[u8]] = &[
     b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: x, close\r\n\r\nhi there",
     b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 302 Found\r\nLocation: /x\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nTrailer: x\r\n\r\n",
@@ -33,7 +33,7 @@ pub(super) const ANSWERS: &[&[u8]] = &[
 ];
 
 /// Responses without an end, or with many small parts.
-pub(super) fn hostile_answers(max: usize) -> Vec<Named> {
+pub(super) fn hostile_responses(max: usize) -> Vec<Named> {
     let ok = "HTTP/1.1 200 OK\r\n";
     let head = |piece: &str| repeated(ok, |_| piece.to_owned(), "\r\n", max);
     // As many bytes as a head may have, so that the body is also read.

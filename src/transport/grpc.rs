@@ -54,8 +54,8 @@ impl<Req, Resp> Unary<Req, Resp> {
     }
 }
 
-fn marshaller<T>(one: &grpcio::Marshaller<T>) -> grpcio::Marshaller<T> {
-    grpcio::Marshaller { ser: one.ser, de: one.de }
+fn marshaller<T>(original: &grpcio::Marshaller<T>) -> grpcio::Marshaller<T> {
+    grpcio::Marshaller { ser: original.ser, de: original.de }
 }
 
 /// A remote method with a stream of responses.
@@ -326,7 +326,7 @@ impl Channel {
                 Pin::new(&mut receiver).poll(&mut Context::from_waker(&bell.waker))
             }));
             match polled {
-                Ok(Poll::Ready(answer)) => return answer.map_err(|error| CallError::new(name, error)),
+                Ok(Poll::Ready(response)) => return response.map_err(|error| CallError::new(name, error)),
                 Ok(Poll::Pending) => {}
                 Err(_) => {
                     let message = "the server responded without a message".to_owned();
@@ -375,8 +375,8 @@ impl<Resp> Incoming<Resp> {
             let mut context = Context::from_waker(&self.bell.waker);
             match Pin::new(&mut self.receiver).poll_next(&mut context) {
                 Poll::Ready(None) => return Ok(None),
-                Poll::Ready(Some(answer)) => {
-                    return answer.map(Some).map_err(|error| CallError::new(self.method, error));
+                Poll::Ready(Some(response)) => {
+                    return response.map(Some).map_err(|error| CallError::new(self.method, error));
                 }
                 Poll::Pending => {}
             }
@@ -420,7 +420,7 @@ fn options(limit: Option<Duration>) -> grpcio::CallOption {
 
 #[derive(PartialEq, Eq)]
 pub(super) enum Woken {
-    Answer,
+    Progress,
     Stop,
     /// Nothing has happened within the limit.
     Late,
@@ -455,7 +455,7 @@ impl Bell {
     pub(super) fn wait_within(&self, stop: &StopToken, limit: Duration) -> Woken {
         select_biased! {
             recv(stop.signal()) -> _ => Woken::Stop,
-            recv(self.rung) -> _ => Woken::Answer,
+            recv(self.rung) -> _ => Woken::Progress,
             default(limit) => Woken::Late,
         }
     }
@@ -463,7 +463,7 @@ impl Bell {
     fn wait(&self, stop: &StopToken) -> Woken {
         select_biased! {
             recv(stop.signal()) -> _ => Woken::Stop,
-            recv(self.rung) -> _ => Woken::Answer,
+            recv(self.rung) -> _ => Woken::Progress,
         }
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use ureq::http::{HeaderName, HeaderValue, Request, header};
 
-use super::api::adapter::{self, Answer, Client, Incoming};
+use super::api::adapter::{self, FinalResponse, Client, Incoming};
 use super::api::route::Routes;
 use super::api::{Breaker, Use};
 use super::dial::url::Url;
@@ -111,8 +111,8 @@ impl Getter {
         let now = Instant::now();
         let deadline = now.checked_add(self.timeout).unwrap_or(now);
         let request = self.request()?;
-        let answer = self.client.send(&request, deadline, Use::Call, &self.breaker)?;
-        let Answer { status, uri, body: incoming, .. } = answer;
+        let response = self.client.send(&request, deadline, Use::Call, &self.breaker)?;
+        let FinalResponse { status, uri, body: incoming, .. } = response;
         let mut body = Vec::new();
         let limit = self.max_body_bytes.saturating_add(1) as u64;
         let read = incoming.take(limit).read_to_end(&mut body);
@@ -163,12 +163,12 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(10);
 
     /// Sends one of `answers` on each connection, and returns the requests.
-    fn serve(answers: Vec<Vec<u8>>) -> (String, crossbeam_channel::Receiver<String>, impl Drop) {
-        serve_over(answers, |socket| socket)
+    fn serve(responses: Vec<Vec<u8>>) -> (String, crossbeam_channel::Receiver<String>, impl Drop) {
+        serve_over(responses, |socket| socket)
     }
 
     /// Like `serve`, over TLS with a certificate for 127.0.0.1.
-    fn serve_tls(answers: Vec<Vec<u8>>) -> (String, crossbeam_channel::Receiver<String>, impl Drop) {
+    fn serve_tls(responses: Vec<Vec<u8>>) -> (String, crossbeam_channel::Receiver<String>, impl Drop) {
         let chain = CertificateDer::from_pem_slice(include_bytes!("tls/testdata/server.pem")).unwrap();
         let key = PrivateKeyDer::from_pem_slice(include_bytes!("tls/testdata/server.key")).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -179,21 +179,21 @@ mod tests {
             .with_single_cert(vec![chain], key)
             .unwrap();
         let config = Arc::new(config);
-        let (url, requests, running) = serve_over(answers, move |socket| {
+        let (url, requests, running) = serve_over(responses, move |socket| {
             StreamOwned::new(ServerConnection::new(Arc::clone(&config)).unwrap(), socket)
         });
         (url.replacen("http:", "https:", 1), requests, running)
     }
 
     fn serve_over<S: Read + Write>(
-        answers: Vec<Vec<u8>>,
+        responses: Vec<Vec<u8>>,
         wrap: impl Fn(TcpStream) -> S + Send + 'static,
     ) -> (String, crossbeam_channel::Receiver<String>, impl Drop) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let (tx, rx) = crossbeam_channel::bounded(answers.len());
+        let (tx, rx) = crossbeam_channel::bounded(responses.len());
         let running = spawn("t/server", Stack::Large, OnDeath::Unsupervised, move |stop| {
-            for answer in answers {
+            for response in responses {
                 let (socket, _) = listener.accept().unwrap();
                 if stop.is_stopped() {
                     return;
@@ -205,10 +205,10 @@ mod tests {
                 {
                     request.push(byte[0]);
                 }
-                let _ = stream.write_all(&answer);
+                let _ = stream.write_all(&response);
                 let _ = stream.flush();
                 let _ = tx.send(String::from_utf8(request).unwrap());
-                if answer.is_empty() {
+                if response.is_empty() {
                     // No response at all: wait until the client closes the connection.
                     let _ = stream.read(&mut byte);
                 }
@@ -233,7 +233,7 @@ mod tests {
         Getter::with(url, &headers, LIMIT, 8, roots, environment)
     }
 
-    fn answered(body: &str) -> Vec<u8> {
+    fn ok_response(body: &str) -> Vec<u8> {
         format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
     }
 
@@ -293,8 +293,8 @@ mod tests {
 
     #[test]
     fn redirects_never_lead_from_https_to_http() {
-        let (plain, plain_requests, _plain) = serve(vec![answered("plain"), answered("plain")]);
-        let (secure, _, _secure) = serve_tls(vec![redirect(&plain), answered("tls")]);
+        let (plain, plain_requests, _plain) = serve(vec![ok_response("plain"), ok_response("plain")]);
+        let (secure, _, _secure) = serve_tls(vec![redirect(&plain), ok_response("tls")]);
         let error = getter(&secure).get().unwrap_err().to_string();
         assert_eq!(error, "a redirect from https to http is not followed");
         assert!(plain_requests.is_empty(), "no request was sent without TLS");
@@ -306,14 +306,14 @@ mod tests {
     #[test]
     fn http_proxy_is_sent_whole_url() {
         let (proxy, requests, _proxy) =
-            serve(vec![answered("hi"), b"HTTP/1.1 407 No\r\nContent-Length: 0\r\n\r\n".to_vec()]);
+            serve(vec![ok_response("hi"), b"HTTP/1.1 407 No\r\nContent-Length: 0\r\n\r\n".to_vec()]);
         let address = address(&proxy);
         let with_password = format!("http://me:word@{address}");
         let url = "http://user:other@manifests.example:8080/pods?a=b";
         let getter = getter_behind(url, &[("HTTP_PROXY", &with_password)]);
-        let answer = getter.get().unwrap();
+        let response = getter.get().unwrap();
         assert_eq!(
-            answer,
+            response,
             GetResponse { status: 200, body: b"hi".to_vec(), proxy: Some(address.to_owned()) }
         );
         let request = requests.recv_timeout(LIMIT).unwrap();
@@ -347,11 +347,11 @@ mod tests {
 
     #[test]
     fn each_redirect_selects_its_own_proxy() {
-        let (direct, _, _direct) = serve(vec![answered("direct")]);
+        let (direct, _, _direct) = serve(vec![ok_response("direct")]);
         let (proxy, requests, _proxy) = serve(vec![redirect(&direct)]);
         let getter = getter_behind("http://manifests.example/pods", &[("HTTP_PROXY", address(&proxy))]);
-        let answer = getter.get().unwrap();
-        assert_eq!((answer.body.as_slice(), answer.proxy), (&b"direct"[..], None));
+        let response = getter.get().unwrap();
+        assert_eq!((response.body.as_slice(), response.proxy), (&b"direct"[..], None));
         assert!(requests.recv_timeout(LIMIT).unwrap().starts_with("GET http://manifests.example/pods "));
     }
 }

@@ -186,7 +186,7 @@ fn complete<F: Future + Unpin>(mut future: F, stop: &StopToken) -> Option<F::Out
         if let Poll::Ready(outcome) = Pin::new(&mut future).poll(&mut Context::from_waker(&bell.waker)) {
             return Some(outcome);
         }
-        if bell.wait_within(stop, SEND_LIMIT) != Woken::Answer {
+        if bell.wait_within(stop, SEND_LIMIT) != Woken::Progress {
             return None;
         }
     }
@@ -244,7 +244,7 @@ impl<Resp> Outgoing<Resp> {
             if let Poll::Ready(outcome) = self.poll(&poll) {
                 return outcome;
             }
-            if self.bell.wait_within(stop, SEND_LIMIT) != Woken::Answer {
+            if self.bell.wait_within(stop, SEND_LIMIT) != Woken::Progress {
                 return Err(Left);
             }
         }
@@ -394,9 +394,9 @@ fn serve(listener: &UnixListener, services: Vec<Service>, stop: &StopToken) {
             return;
         }
         let connected = accepted.and_then(|(connection, _)| {
-            if let Err(why) = connections.add(&connection)? {
+            if let Err(reason) = connections.add(&connection)? {
                 // Closed at once, without a pause for others.
-                log::warn!("refused a connection to a gRPC server: {why}");
+                log::warn!("refused a connection to a gRPC server: {reason}");
                 return Ok(());
             }
             if let Some(services) = waiting.take() {
@@ -429,10 +429,10 @@ impl Connections {
         // The library has no value for process 0.
         let process = rustix::net::sockopt::socket_peercred(connection);
         let process = process.map_or(0, |peer| peer.pid.as_raw_pid());
-        if let Err(why) = self.has_place(process) {
-            self.0.retain(|one| socket_of(one.descriptor).is_ok_and(|now| now == one.socket));
+        if let Err(reason) = self.has_place(process) {
+            self.0.retain(|existing| socket_of(existing.descriptor).is_ok_and(|now| now == existing.socket));
             if self.has_place(process).is_err() {
-                return Ok(Err(why));
+                return Ok(Err(reason));
             }
         }
         let descriptor = connection.as_raw_fd();
@@ -441,7 +441,7 @@ impl Connections {
     }
 
     fn has_place(&self, process: i32) -> Result<(), String> {
-        let of_process = self.0.iter().filter(|one| one.process == process).count();
+        let of_process = self.0.iter().filter(|connection| connection.process == process).count();
         if self.0.len() >= MAX_CONNECTIONS {
             return Err(format!("{MAX_CONNECTIONS} are open"));
         }

@@ -62,7 +62,7 @@ pub enum SpdyError {
 #[derive(Debug, Default)]
 pub struct Reader {
     /// The frame's first bytes: eight of every frame, and eight more of a control frame.
-    kept: [u8; 16],
+    head: [u8; 16],
     have: usize,
     /// The number of bytes of the frame after these.
     left: usize,
@@ -139,7 +139,7 @@ impl Reader {
     fn fill(&mut self, wanted: usize, bytes: &mut &[u8]) -> bool {
         let missing = wanted.saturating_sub(self.have).min(bytes.len());
         let (now, later) = bytes.split_at(missing);
-        if let Some(place) = self.kept.get_mut(self.have..self.have + missing) {
+        if let Some(place) = self.head.get_mut(self.have..self.have + missing) {
             place.copy_from_slice(now);
         }
         self.have += missing;
@@ -154,8 +154,8 @@ impl Reader {
         now
     }
 
-    fn number(&self, at: usize) -> u32 {
-        self.kept.get(at..at + 4).and_then(|four| four.try_into().ok()).map_or(0, u32::from_be_bytes)
+    fn number(&self, offset: usize) -> u32 {
+        self.head.get(offset..offset + 4).and_then(|four| four.try_into().ok()).map_or(0, u32::from_be_bytes)
     }
 
     fn is_control(&self) -> bool {
@@ -181,7 +181,7 @@ impl Reader {
         self.left = usize::try_from(self.number(4) & 0x00ff_ffff).unwrap_or_default();
         if !self.is_control() {
             self.phase = Phase::Data;
-        } else if self.kept.get(..2) == Some(&CONTROL) {
+        } else if self.head.get(..2) == Some(&CONTROL) {
             self.phase = Phase::Control;
         } else {
             return Err(SpdyError::Version);

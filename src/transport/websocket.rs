@@ -157,14 +157,14 @@ impl Reader {
     }
 
     fn check_head(&mut self) -> Result<(), WebSocketError> {
-        let [one, two, rest @ ..] = self.head;
-        if one & RESERVED != 0 {
+        let [first, second, rest @ ..] = self.head;
+        if first & RESERVED != 0 {
             return Err(WebSocketError::Reserved);
         }
-        if two & MASKED == 0 {
+        if second & MASKED == 0 {
             return Err(WebSocketError::NotMasked);
         }
-        let (length, mask): (u64, &[u8]) = match two & 0x7f {
+        let (length, mask): (u64, &[u8]) = match second & 0x7f {
             126 => (u64::from(u16::from_be_bytes([rest[0], rest[1]])), &rest[2..6]),
             127 => {
                 let [a, b, c, d, e, f, g, h, ref mask @ ..] = rest;
@@ -254,9 +254,9 @@ mod tests {
         out[1] |= MASKED;
         let mut mask = [1, 2, 3, 4];
         out.extend(mask);
-        let at = out.len();
+        let start = out.len();
         out.extend_from_slice(content);
-        unmask(&mut out[at..], &mut mask);
+        unmask(&mut out[start..], &mut mask);
         out
     }
 
@@ -264,7 +264,7 @@ mod tests {
     fn read(bytes: &[u8], piece: usize) -> Result<Vec<String>, WebSocketError> {
         let mut reader = Reader::default();
         let mut all = bytes.to_vec();
-        let (mut said, mut message) = (Vec::new(), Vec::new());
+        let (mut events, mut message) = (Vec::new(), Vec::new());
         for mut part in all.chunks_mut(piece.max(1)) {
             while let Some(event) = reader.next(&mut part)? {
                 match event {
@@ -273,16 +273,16 @@ mod tests {
                         message.extend_from_slice(bytes);
                         if last {
                             let text = std::mem::take(&mut message);
-                            said.push(String::from_utf8_lossy(&text).into_owned());
+                            events.push(String::from_utf8_lossy(&text).into_owned());
                         }
                     }
-                    Event::Ping(content) => said.push(format!("ping {}", String::from_utf8_lossy(&content))),
-                    Event::Close => said.push("close".to_owned()),
+                    Event::Ping(content) => events.push(format!("ping {}", String::from_utf8_lossy(&content))),
+                    Event::Close => events.push("close".to_owned()),
                 }
             }
             assert!(part.is_empty());
         }
-        Ok(said)
+        Ok(events)
     }
 
     #[test]
@@ -302,7 +302,7 @@ mod tests {
         for piece in [1, 3, 5, 8, 13, 1024, usize::MAX] {
             let mut got = read(&all, piece).unwrap();
             // The ping arrived in the middle of a message.
-            let ping = got.iter().position(|one| one == "ping ?").unwrap();
+            let ping = got.iter().position(|event| event == "ping ?").unwrap();
             got.swap(ping, ping + 1);
             assert_eq!(got, expected, "{piece}");
         }

@@ -59,7 +59,7 @@ pub(in crate::transport) struct Client {
 }
 
 /// The head of a final response, and its body.
-pub(in crate::transport) struct Answer {
+pub(in crate::transport) struct FinalResponse {
     pub(in crate::transport) status: u16,
     pub(in crate::transport) headers: HeaderMap,
     /// The URL that sent it; after redirects not the request's.
@@ -99,7 +99,7 @@ impl Client {
         deadline: Instant,
         kind: Use,
         breaker: &Breaker,
-    ) -> Result<Answer, DialError> {
+    ) -> Result<FinalResponse, DialError> {
         // Method, version and the ends of the line.
         let first = request.uri().to_string().len() + 32;
         let fields = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 6);
@@ -108,7 +108,7 @@ impl Client {
         loop {
             let call = Call::new(breaker, kind, deadline, reuse, longest);
             let error = match run(&self.agent, request.clone(), &call) {
-                Ok(response) => return answer(response, call),
+                Ok(response) => return final_response(response, call),
                 Err(error) => failure(&error),
             };
             // The server may be closing a reused connection at this moment. A request with side effects
@@ -145,7 +145,7 @@ fn run<B: AsSendBody>(
         .unwrap_or_else(|_| Err(carried(DialError::Malformed("the response cannot be read".to_owned()))))
 }
 
-fn answer(response: Response<ureq::Body>, call: Arc<Call>) -> Result<Answer, DialError> {
+fn final_response(response: Response<ureq::Body>, call: Arc<Call>) -> Result<FinalResponse, DialError> {
     let uri = response.get_uri().clone();
     let (head, body) = response.into_parts();
     let mut encodings = head.headers.get_all(header::CONTENT_ENCODING).iter();
@@ -153,7 +153,7 @@ fn answer(response: Response<ureq::Body>, call: Arc<Call>) -> Result<Answer, Dia
         return Err(DialError::Malformed(format!("content encoding {other:?} was not requested")));
     }
     let body = Incoming { reader: body.into_reader(), call, taken: 0, failed: None };
-    Ok(Answer { status: head.status.as_u16(), headers: head.headers, uri, body })
+    Ok(FinalResponse { status: head.status.as_u16(), headers: head.headers, uri, body })
 }
 
 /// Our error inside one of ureq's.
@@ -316,7 +316,7 @@ struct Forwarded {
 impl Forwarded {
     /// Appends the start of a request that ureq wrote, with the whole URL in its first line.
     fn rewrite(&self, head: &[u8], into: &mut Vec<u8>) {
-        let end_of = |wanted: u8| head.iter().position(|byte| *byte == wanted).map_or(0, |at| at + 1);
+        let end_of = |wanted: u8| head.iter().position(|byte| *byte == wanted).map_or(0, |index| index + 1);
         let (method, rest) = head.split_at(end_of(b' '));
         let (target, fields) = rest.split_at(end_of(b'\n').saturating_sub(method.len()));
         let field = self.authorization.as_ref().map(|value| format!("Proxy-Authorization: {value}\r\n"));

@@ -154,8 +154,8 @@ pub(super) struct Reach {
 impl Drop for Reach {
     fn drop(&mut self) {
         let mut state = self.breaker.inner.state.locked();
-        if let Some(at) = state.sockets.iter().position(|(_, socket)| socket.ptr_eq(&self.socket)) {
-            state.sockets.swap_remove(at);
+        if let Some(index) = state.sockets.iter().position(|(_, socket)| socket.ptr_eq(&self.socket)) {
+            state.sockets.swap_remove(index);
         }
     }
 }

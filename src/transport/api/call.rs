@@ -57,8 +57,8 @@ impl Call {
     }
 
     /// The breaker ends waits for this socket from now on.
-    pub(super) fn hold(&self, socket: &Arc<TcpStream>, is_kept: bool) {
-        self.is_reused.store(is_kept, Ordering::Relaxed);
+    pub(super) fn hold(&self, socket: &Arc<TcpStream>, is_reused: bool) {
+        self.is_reused.store(is_reused, Ordering::Relaxed);
         let reach = self.breaker.reach(self.kind, socket);
         let before = self.reach.locked().replace(reach);
         drop(before);

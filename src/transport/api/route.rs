@@ -205,7 +205,7 @@ impl Route {
 
     fn tunnel(&self, stream: &mut Stream, proxy: &Proxy) -> Result<(), DialError> {
         tunnel::open(stream, proxy, &self.host, self.port).map_err(|error| match error {
-            TunnelError::Refused(why) => DialError::Tunnel(why),
+            TunnelError::Refused(reason) => DialError::Tunnel(reason),
             TunnelError::Io(error) => match stream.failed(&error, "read") {
                 DialError::Stopped => DialError::Stopped,
                 cause => {

@@ -115,9 +115,9 @@ impl Socket {
 
     /// `local->peer`.
     pub(super) fn ends(&self) -> Arc<str> {
-        let told =
-            |address: io::Result<SocketAddr>| address.map_or_else(|_| String::new(), |at| at.to_string());
-        Arc::from(format!("{}->{}", told(self.stream.local_addr()), told(self.stream.peer_addr())))
+        let text =
+            |address: io::Result<SocketAddr>| address.map_or_else(|_| String::new(), |socket_address| socket_address.to_string());
+        Arc::from(format!("{}->{}", text(self.stream.local_addr()), text(self.stream.peer_addr())))
     }
 
     /// Waits until the socket can be read from or written to. A breaker ends the wait by shutting

@@ -76,15 +76,15 @@ fn head_of(stream: &mut impl Read) -> Option<String> {
 /// The length of a body that a server reads in part only.
 const LONG: u64 = 32 << 20;
 
-fn answer(
+fn respond(
     stream: &mut (impl Read + Write),
     number: usize,
-    answers: &[Vec<u8>],
+    responses: &[Vec<u8>],
     request_sender: &Sender<(usize, String)>,
 ) {
-    for answer in answers {
+    for response in responses {
         let Some(request) = head_of(stream) else { return };
-        if stream.write_all(answer).and_then(|()| stream.flush()).is_err() {
+        if stream.write_all(response).and_then(|()| stream.flush()).is_err() {
             return;
         }
         let is_long = request.to_ascii_lowercase().contains(&format!("content-length: {LONG}\r\n"));
@@ -94,7 +94,7 @@ fn answer(
             // kernel may lose one that is followed by a reset at once.
             let _ = std::io::copy(&mut stream.take(LONG / 2), &mut std::io::sink());
         }
-        if answer.is_empty() {
+        if response.is_empty() {
             // No response at all: wait until the client closes the connection.
             let _ = stream.read(&mut [0]);
         }
@@ -106,12 +106,12 @@ fn serve(connections: Vec<Vec<Vec<u8>>>) -> Server {
     let port = listener.local_addr().unwrap().port();
     let (request_sender, requests) = bounded(100);
     let running = spawn("t/server", Stack::Small, OnDeath::Unsupervised, move |stop| {
-        for (number, answers) in connections.into_iter().enumerate() {
+        for (number, responses) in connections.into_iter().enumerate() {
             let (mut stream, _) = listener.accept().unwrap();
             if stop.is_stopped() {
                 return;
             }
-            answer(&mut stream, number, &answers, &request_sender);
+            respond(&mut stream, number, &responses, &request_sender);
         }
     })
     .unwrap()
@@ -120,7 +120,7 @@ fn serve(connections: Vec<Vec<Vec<u8>>>) -> Server {
 }
 
 #[test]
-fn connections_are_kept_and_replaced() {
+fn connections_are_reused_and_replaced() {
     let chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n".to_vec();
     let closing =
         b"HTTP/1.1 503 No\r\nConnection: close\r\nRetry-After: 3\r\nContent-Length: 0\r\n\r\n".to_vec();
@@ -178,14 +178,14 @@ fn get_on_a_connection_that_the_server_closes_is_sent_again() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let _server = spawn("t/server", Stack::Small, OnDeath::Unsupervised, move |_| {
-        for answers in [["one", ""], ["two", "three"]] {
+        for responses in [["one", ""], ["two", "three"]] {
             let (mut stream, _) = listener.accept().unwrap();
-            for answer in answers {
+            for response in responses {
                 let _ = head_of(&mut stream);
-                if answer.is_empty() {
+                if response.is_empty() {
                     break;
                 }
-                stream.write_all(&short(answer)).unwrap();
+                stream.write_all(&short(response)).unwrap();
             }
         }
     })
@@ -199,8 +199,8 @@ fn get_on_a_connection_that_the_server_closes_is_sent_again() {
 #[test]
 fn number_of_interim_responses_is_limited() {
     let interim = "HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n";
-    let answer = |count| [interim.repeat(count).into_bytes(), short(interim)].concat();
-    let server = serve(vec![vec![answer(100), answer(100), answer(101)]]);
+    let response = |count| [interim.repeat(count).into_bytes(), short(interim)].concat();
+    let server = serve(vec![vec![response(100), response(100), response(101)]]);
     let connections = Connections::new(&plain(server.port)).unwrap();
     for _ in 0..2 {
         assert_eq!(text(connections.send(&get("/"), &Breaker::default()).unwrap()), interim);
@@ -317,9 +317,9 @@ fn redirects_that_cannot_be_followed_are_errors() {
 #[test]
 fn long_heads_and_bodies_are_sent_and_received() {
     let long = "x".repeat(20_000);
-    let answer =
+    let response =
         |length| format!("HTTP/1.1 200 OK\r\nA: {}\r\nContent-Length: 2\r\n\r\nok", "a".repeat(length));
-    let server = serve(vec![vec![answer(20_000).into_bytes()], vec![answer(70_000).into_bytes()]]);
+    let server = serve(vec![vec![response(20_000).into_bytes()], vec![response(70_000).into_bytes()]]);
     let connections = Connections::new(&plain(server.port)).unwrap();
     let breaker = Breaker::default();
     let path = format!("/{long}");
@@ -336,7 +336,7 @@ fn long_heads_and_bodies_are_sent_and_received() {
 fn responses_without_an_end_are_errors() {
     let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
     let long = "x".repeat(100_000);
-    for answer in [
+    for malformed in [
         format!("HTTP/1.1 200 OK\r\n{}", "A: b\r\n".repeat(100_000)),
         format!("HTTP/1.1 200 OK\r\nA: {long}"),
         format!("HTTP/1.1 200 {long}"),
@@ -351,8 +351,8 @@ fn responses_without_an_end_are_errors() {
         "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\nx".to_owned(),
         "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx".to_owned(),
     ] {
-        let start: String = answer.chars().take(60).collect();
-        let server = serve(vec![vec![answer.into_bytes()]]);
+        let start: String = malformed.chars().take(60).collect();
+        let server = serve(vec![vec![malformed.into_bytes()]]);
         let connections = Connections::new(&plain(server.port)).unwrap();
         let outcome = connections.send(&get("/"), &Breaker::default()).and_then(|mut response| {
             let outcome = std::io::copy(&mut response.body, &mut std::io::sink());
@@ -399,7 +399,7 @@ fn body_that_failed_stays_failed() {
 
 /// Sends a request on a thread, trips the breaker once the server has the request (and, if it responds,
 /// the client the head of the response), and returns the outcome and how long it took.
-fn broken_off(server: &Server, kind: Use, answers: bool, streams: bool) -> (DialError, Duration) {
+fn broken_off(server: &Server, kind: Use, responds: bool, streams: bool) -> (DialError, Duration) {
     let connections = Connections::new(&plain(server.port)).unwrap();
     let breaker = Breaker::default();
     let child = breaker.child();
@@ -417,7 +417,7 @@ fn broken_off(server: &Server, kind: Use, answers: bool, streams: bool) -> (Dial
     })
     .unwrap();
     server.requests.recv_timeout(SOON).unwrap();
-    if answers {
+    if responds {
         // Before the head of the response there is another test.
         head_receiver.recv_timeout(SOON).unwrap();
     }
@@ -441,9 +441,9 @@ fn blocked_reads_are_broken_off_at_once() {
         (watch.clone(), false, DialError::Stopped),
         (watch, true, DialError::Body("unexpected EOF".to_owned())),
     ] {
-        let answers = !first.is_empty();
+        let responds = !first.is_empty();
         let server = serve(vec![vec![first, Vec::new()]]);
-        let (error, time) = broken_off(&server, Use::Stream, answers, streams);
+        let (error, time) = broken_off(&server, Use::Stream, responds, streams);
         assert_eq!(error, expected);
         // Takes milliseconds, unless the machine is busy; without the breaker, all of the time
         // limit.
@@ -531,7 +531,7 @@ fn malformed_responses_and_requests_are_errors() {
         let outcome = Connections::new(&endpoint).unwrap().send(&get("/"), &breaker);
         assert!(outcome.is_err(), "{host:?}");
     }
-    let refused = Connections::new(&plain(1)).unwrap().send(&get("/"), &breaker).map(|answer| answer.status);
+    let refused = Connections::new(&plain(1)).unwrap().send(&get("/"), &breaker).map(|response| response.status);
     assert_eq!(refused.unwrap_err().to_string(), "dial tcp 127.0.0.1:1: connect: connection refused");
 }
 
@@ -545,7 +545,7 @@ fn lines_come_one_by_one() {
         (text + end).into_bytes()
     };
     let end = "0\r\n\r\n";
-    for (answer, expected) in [
+    for (sent, expected) in [
         (
             body(&["one\ntw", "o\n\n\r\n", "three\r\n"], end),
             vec![Some("one"), Some("two"), Some("three"), None],
@@ -554,22 +554,22 @@ fn lines_come_one_by_one() {
         (body(&["one\nhalf"], end), vec![Some("one"), Some("!unexpected EOF")]),
         (body(&["0123456789"], end), vec![Some("!line is too long")]),
     ] {
-        let server = serve(vec![vec![answer]]);
+        let server = serve(vec![vec![sent]]);
         let connections = Connections::new(&plain(server.port)).unwrap();
         let response = connections.send(&get("/"), &Breaker::default()).unwrap();
         let mut lines = Lines::new(response.body, 10);
-        for one in expected {
+        for expected_line in expected {
             let next = match lines.next_line() {
                 Ok(line) => line.map(|line| String::from_utf8(line.to_vec()).unwrap()),
                 Err(error) => Some(format!("!{error}")),
             };
-            assert_eq!(next.as_deref(), one);
+            assert_eq!(next.as_deref(), expected_line);
         }
     }
 }
 
 /// A TLS server that requires a client certificate and reports it.
-fn serve_tls(connections: usize, answers: Vec<Vec<u8>>) -> Server {
+fn serve_tls(connections: usize, responses: Vec<Vec<u8>>) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let (request_sender, requests) = bounded(100);
@@ -597,7 +597,7 @@ fn serve_tls(connections: usize, answers: Vec<Vec<u8>>) -> Server {
             }
             let connection = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
             let mut stream = rustls::StreamOwned::new(connection, socket);
-            answer(&mut stream, number, &answers, &request_sender);
+            respond(&mut stream, number, &responses, &request_sender);
         }
     })
     .unwrap()
@@ -620,19 +620,19 @@ fn client_and_server_certificates_are_verified() {
     assert_eq!(ask(Endpoint { roots: Roots::Unverified, ..known.clone() }), Ok("two".to_owned()));
     let named = Endpoint { server_name: Some("kubernetes.default".to_owned()), ..known.clone() };
     assert_eq!(ask(named), Ok("two".to_owned()));
-    let said = |endpoint| ask(endpoint).unwrap_err().to_string();
+    let failure = |endpoint| ask(endpoint).unwrap_err().to_string();
     assert_eq!(
-        said(Endpoint { roots: Roots::Pem(OTHER_CA.to_vec()), ..known.clone() }),
+        failure(Endpoint { roots: Roots::Pem(OTHER_CA.to_vec()), ..known.clone() }),
         "tls: failed to verify certificate: x509: certificate signed by unknown authority"
     );
     let wrong = Endpoint { server_name: Some("else.where".to_owned()), ..known.clone() };
-    let error = said(wrong);
+    let error = failure(wrong);
     assert!(
         error.starts_with("tls: failed to verify certificate: x509: certificate is valid for "),
         "{error}"
     );
     assert!(error.contains("kubernetes.default") && error.ends_with(", not else.where"), "{error}");
-    assert_eq!(said(secure(server.port)), "tls: remote error: certificate required");
+    assert_eq!(failure(secure(server.port)), "tls: remote error: certificate required");
     // TLS to a server without TLS.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -644,7 +644,7 @@ fn client_and_server_certificates_are_verified() {
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
     })
     .unwrap();
-    assert_eq!(said(Endpoint { port, ..known }), "tls: first record does not look like a TLS handshake");
+    assert_eq!(failure(Endpoint { port, ..known }), "tls: first record does not look like a TLS handshake");
 }
 
 #[test]

@@ -161,14 +161,14 @@ impl Bus {
             let Some(mut incoming) = self.receive(Some(deadline), false, Some(serial))? else {
                 return Err(DbusError::TimedOut(call.member));
             };
-            let answer = &mut incoming.message;
-            match answer.kind {
+            let reply = &mut incoming.message;
+            match reply.kind {
                 Kind::Return => return Ok(incoming),
                 Kind::Error => {
                     return Err(DbusError::Remote {
                         member: call.member,
-                        name: std::mem::take(&mut answer.error),
-                        message: answer.text(0).unwrap_or_default().to_owned(),
+                        name: std::mem::take(&mut reply.error),
+                        message: reply.text(0).unwrap_or_default().to_owned(),
                     });
                 }
                 Kind::Signal | Kind::Call => self.queue(incoming)?,

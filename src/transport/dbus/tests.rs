@@ -176,7 +176,7 @@ fn endless_signals_delay_neither_deadline_nor_bell_nor_stop() {
 }
 
 #[test]
-fn signals_that_come_in_a_pause_are_kept() {
+fn signals_that_come_in_a_pause_are_queued() {
     let (_dir, address, _bus) = bus(|mut stream| {
         greet(&mut stream);
         for _ in 0..1_000 {

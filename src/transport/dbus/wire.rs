@@ -168,7 +168,7 @@ impl Message {
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Message> {
         let length = length(bytes)?;
-        let mut reader = Reader { bytes: bytes.get(..length)?, at: 0, big: is_big(bytes)? };
+        let mut reader = Reader { bytes: bytes.get(..length)?, offset: 0, big: is_big(bytes)? };
         let [_, kind, _, _] = reader.array::<4>()?;
         let kind = match kind {
             1 => Kind::Call,
@@ -180,9 +180,9 @@ impl Message {
         let mut message = Message::new(kind);
         let _body = reader.uint()?;
         message.serial = reader.uint()?;
-        let end = usize::try_from(reader.uint()?).ok()?.checked_add(reader.at)?;
+        let end = usize::try_from(reader.uint()?).ok()?.checked_add(reader.offset)?;
         let mut signature = String::new();
-        while reader.at < end {
+        while reader.offset < end {
             reader.align(8)?;
             let [code] = reader.array::<1>()?;
             match (code, reader.variant(0)?) {
@@ -219,7 +219,7 @@ fn is_big(bytes: &[u8]) -> Option<bool> {
 /// message.
 #[must_use]
 pub fn length(head: &[u8]) -> Option<usize> {
-    let mut reader = Reader { bytes: head.get(..HEAD)?, at: 0, big: is_big(head)? };
+    let mut reader = Reader { bytes: head.get(..HEAD)?, offset: 0, big: is_big(head)? };
     let [_, _, _, version] = reader.array::<4>()?;
     let body = usize::try_from(reader.uint()?).ok()?;
     let _serial = reader.uint()?;
@@ -241,7 +241,7 @@ impl Value {
             Value::Fd(_) => "h",
             Value::Variant(_) => "v",
             Value::Byte(_) => "y",
-            Value::Array(of, _) => return format!("a{of}"),
+            Value::Array(element, _) => return format!("a{element}"),
             Value::Struct(fields) => {
                 return format!("({})", fields.iter().map(Value::signature).collect::<String>());
             }
@@ -303,7 +303,7 @@ impl Writer {
             Value::Signature(text) => self.signature(text),
             Value::Variant(inner) => self.variant(inner),
             Value::Byte(byte) => self.0.push(*byte),
-            Value::Array(of, items) => self.array(of, items),
+            Value::Array(element, items) => self.array(element, items),
             Value::Struct(fields) => {
                 self.align(8);
                 for field in fields {
@@ -314,10 +314,10 @@ impl Writer {
     }
 
     /// The length, which does not count the padding before the first element, and the elements.
-    fn array(&mut self, of: &str, items: &[Value]) {
+    fn array(&mut self, element: &str, items: &[Value]) {
         self.uint(0);
         let length = self.0.len() - 4;
-        self.align(match of.as_bytes().first() {
+        self.align(match element.as_bytes().first() {
             Some(b'y' | b'g' | b'v') => 1,
             Some(b't' | b'(') => 8,
             _ => 4,
@@ -335,20 +335,20 @@ impl Writer {
 
 struct Reader<'a> {
     bytes: &'a [u8],
-    at: usize,
+    offset: usize,
     big: bool,
 }
 
 impl<'a> Reader<'a> {
     fn align(&mut self, to: usize) -> Option<()> {
-        self.at = self.at.checked_next_multiple_of(to)?;
+        self.offset = self.offset.checked_next_multiple_of(to)?;
         Some(())
     }
 
     fn take(&mut self, count: usize) -> Option<&'a [u8]> {
-        let end = self.at.checked_add(count)?;
-        let taken = self.bytes.get(self.at..end)?;
-        self.at = end;
+        let end = self.offset.checked_add(count)?;
+        let taken = self.bytes.get(self.offset..end)?;
+        self.offset = end;
         Some(taken)
     }
 

@@ -104,8 +104,8 @@ fn arguments_are_read_up_to_the_first_unsupported_type() {
     let mut message = sample();
     message.args = vec![Value::Uint(1), Value::Text("x".to_owned())];
     let mut bytes = message.encode();
-    let at = bytes.windows(3).position(|three| three == b"us\0").unwrap();
-    bytes[at + 1] = b'a';
+    let offset = bytes.windows(3).position(|three| three == b"us\0").unwrap();
+    bytes[offset + 1] = b'a';
     assert_eq!(Message::decode(&bytes).unwrap().args, [Value::Uint(1)]);
 }
 
@@ -125,9 +125,9 @@ proptest! {
     }
 
     #[test]
-    fn broken_messages_never_panic(at in 0_usize..400, to in any::<u8>(), cut in 0_usize..400) {
+    fn broken_messages_never_panic(offset in 0_usize..400, to in any::<u8>(), cut in 0_usize..400) {
         let mut bytes = sample().encode();
-        let place = at % bytes.len();
+        let place = offset % bytes.len();
         bytes[place] = to;
         bytes.truncate(cut.max(1));
         let _ = Message::decode(&bytes);

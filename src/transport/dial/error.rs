@@ -121,13 +121,13 @@ impl DialError {
         };
         let x509 = |what: &str| DialError::Tls(format!("failed to verify certificate: x509: {what}"));
         match inner {
-            rustls::Error::InvalidCertificate(why) => match why {
+            rustls::Error::InvalidCertificate(error) => match error {
                 CertificateError::UnknownIssuer => x509("certificate signed by unknown authority"),
                 CertificateError::Expired
                 | CertificateError::ExpiredContext { .. }
                 | CertificateError::NotValidYet
                 | CertificateError::NotValidYetContext { .. } => {
-                    x509(&format!("certificate has expired or is not yet valid: {why}"))
+                    x509(&format!("certificate has expired or is not yet valid: {error}"))
                 }
                 CertificateError::NotValidForName => x509("certificate is not valid for the server's name"),
                 CertificateError::NotValidForNameContext { expected, presented } => x509(&format!(
@@ -135,7 +135,7 @@ impl DialError {
                     if presented.is_empty() { "no name".to_owned() } else { presented.join(", ") },
                     expected.to_str()
                 )),
-                CertificateError::Other(why) => x509(&why.to_string()),
+                CertificateError::Other(error) => x509(&error.to_string()),
                 other => x509(&other.to_string()),
             },
             rustls::Error::AlertReceived(alert) => {

@@ -19,8 +19,8 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
             max_bytes: 4 << 20,
             // The stored part of a response does not depend on its size.
             budget: Budget { per_byte: 4, ..Budget::LINEAR },
-            worst: crate::transport::fuzz::hostile_answers,
-            seeds: crate::transport::fuzz::ANSWERS,
+            worst: crate::transport::fuzz::hostile_responses,
+            seeds: crate::transport::fuzz::RESPONSES,
             run: |bytes| {
                 for capacity in [1, 7, 2048] {
                     // Only short responses are read byte by byte.

@@ -81,7 +81,7 @@ pub fn http_get(get: &HttpGet<'_>, stop: &StopToken) -> Result<HttpResponse, Dia
     let limit = Limit::new(get.timeout, stop);
     let mut url = Url::new(get.scheme, get.host, get.port, get.path);
     let first_host = url.host.clone();
-    let mut fields = Fields::of(get.headers, get.user_agent);
+    let mut fields = Fields::new(get.headers, get.user_agent);
     let mut hops = 0;
     loop {
         let failed = |url: &Url, cause: DialError| match cause {
@@ -95,8 +95,8 @@ pub fn http_get(get: &HttpGet<'_>, stop: &StopToken) -> Result<HttpResponse, Dia
             return Ok(response);
         };
         let next = url.redirect(&location).ok_or_else(|| {
-            let why = format!("failed to parse Location header {location:?}");
-            failed(&url, DialError::Request(why))
+            let message = format!("failed to parse Location header {location:?}");
+            failed(&url, DialError::Request(message))
         })?;
         if next.host != first_host {
             return Ok(response);
@@ -198,7 +198,7 @@ struct Fields {
 }
 
 impl Fields {
-    fn of(headers: &[(String, String)], user_agent: &str) -> Result<Fields, DialError> {
+    fn new(headers: &[(String, String)], user_agent: &str) -> Result<Fields, DialError> {
         let first = |wanted: &str| {
             headers.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| value.trim())
         };

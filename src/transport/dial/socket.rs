@@ -69,7 +69,7 @@ impl Limit {
                 // The kind is not `Interrupted`, because callers of `Read` would retry.
                 return Err(io::Error::new(io::ErrorKind::ConnectionAborted, Ended));
             }
-            let left = self.deadline.map_or(STOP_LATENCY, |at| at.saturating_duration_since(Instant::now()));
+            let left = self.deadline.map_or(STOP_LATENCY, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }

@@ -7,20 +7,20 @@ use std::time::Instant;
 
 /// Sends one of `answers` on each connection, and returns the requests. For an empty response the
 /// connection stays open until the client closes it.
-fn serve(answers: Vec<Vec<u8>>) -> (u16, crossbeam_channel::Receiver<String>, Running) {
+fn serve(responses: Vec<Vec<u8>>) -> (u16, crossbeam_channel::Receiver<String>, Running) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let (tx, rx) = crossbeam_channel::bounded(answers.len());
+    let (tx, rx) = crossbeam_channel::bounded(responses.len());
     let running = spawn("t/server", Stack::Small, OnDeath::Unsupervised, move |_| {
-        for answer in answers {
+        for response in responses {
             let (mut stream, _) = listener.accept().unwrap();
             let (mut request, mut byte) = (Vec::new(), [0]);
             while !request.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap_or(0) == 1 {
                 request.push(byte[0]);
             }
-            let _ = stream.write_all(&answer);
+            let _ = stream.write_all(&response);
             let _ = tx.send(String::from_utf8_lossy(&request).into_owned());
-            if answer.is_empty() {
+            if response.is_empty() {
                 let _ = stream.read(&mut byte);
             }
         }
@@ -83,8 +83,8 @@ fn probe_request_equals_that_of_the_go_kubelet() {
     ] {
         let (port, requests, _server) = serve(vec![ok("hi")]);
         let list = headers(&list);
-        let answer = http_get(&get(port, "/a?b", &list), &never()).unwrap();
-        assert_eq!(answer, HttpResponse { status: 200, body: b"hi".to_vec() });
+        let response = http_get(&get(port, "/a?b", &list), &never()).unwrap();
+        assert_eq!(response, HttpResponse { status: 200, body: b"hi".to_vec() });
         let request = requests.recv_timeout(Duration::from_secs(10)).unwrap();
         assert_eq!(request, expected.replace("PORT", &port.to_string()));
     }
@@ -108,8 +108,8 @@ fn redirects_stay_on_the_host() {
     assert_eq!(lines.next().unwrap(), ("GET /third HTTP/1.1".into(), host, referer));
 
     let (port, _requests, _server) = serve(vec![redirect("http://elsewhere.example/")]);
-    let answer = http_get(&get(port, "/", &[]), &never()).unwrap();
-    assert_eq!(answer, HttpResponse { status: 302, body: b"gone".to_vec() });
+    let response = http_get(&get(port, "/", &[]), &never()).unwrap();
+    assert_eq!(response, HttpResponse { status: 302, body: b"gone".to_vec() });
 
     let (port, _requests, _server) = serve(vec![redirect("/again"); 10]);
     let error = http_get(&get(port, "/", &[]), &never()).unwrap_err();

@@ -74,7 +74,7 @@ impl Url {
             Some('?') => format!("{path}{rest}"),
             None | Some('#') => self.target.clone(),
             Some(_) => {
-                let directory = path.rfind('/').and_then(|at| path.get(..=at)).unwrap_or("/");
+                let directory = path.rfind('/').and_then(|index| path.get(..=index)).unwrap_or("/");
                 format!("{directory}{rest}")
             }
         };
@@ -186,23 +186,23 @@ fn escapes_are_valid(way: &str) -> bool {
 fn without_dots(path: &str) -> String {
     let end = path.find(['?', '#']).unwrap_or(path.len());
     let (way, rest) = path.split_at(end);
-    let mut kept: Vec<&str> = Vec::new();
+    let mut resolved: Vec<&str> = Vec::new();
     let mut segments = way.split('/').skip(usize::from(way.starts_with('/'))).peekable();
     while let Some(segment) = segments.next() {
         let last = segments.peek().is_none();
         match segment {
             "." | ".." => {
                 if segment == ".." {
-                    kept.pop();
+                    resolved.pop();
                 }
                 if last {
-                    kept.push("");
+                    resolved.push("");
                 }
             }
-            segment => kept.push(segment),
+            segment => resolved.push(segment),
         }
     }
-    format!("/{}{rest}", kept.join("/"))
+    format!("/{}{rest}", resolved.join("/"))
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ pub struct Fields(Vec<(String, Vec<u8>)>);
 
 impl Fields {
     /// Copies the fields from `httparse`.
-    pub(super) fn of(headers: &[httparse::Header<'_>]) -> Fields {
-        Fields(headers.iter().map(|one| (one.name.to_owned(), one.value.to_vec())).collect())
+    pub(super) fn from_httparse(headers: &[httparse::Header<'_>]) -> Fields {
+        Fields(headers.iter().map(|field| (field.name.to_owned(), field.value.to_vec())).collect())
     }
 
     /// Parses the lines of the fields as Go's client does (Go: net/textproto `ReadMIMEHeader`): a line
@@ -76,7 +76,7 @@ impl Fields {
     /// Whether a field that is a list has this element, ignoring case.
     #[must_use]
     pub fn lists(&self, name: &str, element: &str) -> bool {
-        self.elements(name).any(|one| one.eq_ignore_ascii_case(element))
+        self.elements(name).any(|entry| entry.eq_ignore_ascii_case(element))
     }
 
     /// Removes the fields of this name.

@@ -100,12 +100,12 @@ pub fn head_length(bytes: &[u8], from: usize) -> Option<usize> {
     // The empty line may have started in the earlier bytes.
     let from = from.saturating_sub(3);
     let tail = bytes.get(from..)?;
-    let mut lines = tail.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at);
-    let end = lines.find(|at| {
-        let before = tail.get(..*at).unwrap_or_default();
+    let mut lines = tail.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(index, _)| index);
+    let end = lines.find(|index| {
+        let before = tail.get(..*index).unwrap_or_default();
         before.ends_with(b"\n") || before.ends_with(b"\n\r")
     });
-    end.map(|at| from + at + 1)
+    end.map(|index| from + index + 1)
 }
 
 impl RequestHead {
@@ -144,7 +144,7 @@ impl RequestHead {
             raw_target: raw_target.to_owned(),
             target: target(raw_target)?,
             is_1_1: request.version == Some(1),
-            fields: Fields::of(request.headers),
+            fields: Fields::from_httparse(request.headers),
         };
         head.check_fields()?;
         Ok(head)

@@ -35,10 +35,10 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
                 for proxy in ["http://p", "https://u:p@p", "socks5://p", "socks5://u:p@p"] {
                     let proxy = Proxy::parse(proxy).unwrap();
                     for host in ["h", "10.0.0.1", "fd00::1"] {
-                        if let Err(tunnel::TunnelError::Refused(why)) =
+                        if let Err(tunnel::TunnelError::Refused(reason)) =
                             tunnel::open(&mut Played(bytes), &proxy, host, 443)
                         {
-                            assert!(why.len() < 2000, "a message of {} bytes", why.len());
+                            assert!(reason.len() < 2000, "a message of {} bytes", reason.len());
                         }
                     }
                 }

@@ -71,7 +71,7 @@ impl Entry {
             Entry::Network(network, bits) => {
                 address.is_some_and(|address| contains(*network, *bits, address))
             }
-            Entry::Address(one, wanted) => address == Some(*one) && on(wanted),
+            Entry::Address(excluded, wanted) => address == Some(*excluded) && on(wanted),
             Entry::Domain { suffix, itself, port: wanted } => {
                 let same = *itself && suffix.strip_prefix('.') == Some(host);
                 address.is_none() && (host.ends_with(suffix.as_str()) || same) && on(wanted)

@@ -185,19 +185,19 @@ mod tests {
 
     /// A peer that sends these bytes and stores the bytes that it receives.
     struct Played<'a> {
-        says: &'a [u8],
-        heard: Vec<u8>,
+        replies: &'a [u8],
+        received: Vec<u8>,
     }
 
     impl Read for Played<'_> {
         fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-            self.says.read(into)
+            self.replies.read(into)
         }
     }
 
     impl Write for Played<'_> {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.heard.write(bytes)
+            self.received.write(bytes)
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -206,37 +206,37 @@ mod tests {
     }
 
     /// The result, the bytes sent to the proxy and the bytes left for the target.
-    fn play(proxy: &str, host: &str, says: &[u8]) -> (Result<(), String>, Vec<u8>, usize) {
-        let mut peer = Played { says, heard: Vec::new() };
+    fn play(proxy: &str, host: &str, replies: &[u8]) -> (Result<(), String>, Vec<u8>, usize) {
+        let mut peer = Played { replies, received: Vec::new() };
         let outcome = open(&mut peer, &Proxy::parse(proxy).unwrap(), host, 6443);
         let outcome = outcome.map_err(|error| match error {
             TunnelError::Io(error) => error.kind().to_string(),
-            TunnelError::Refused(why) => why,
+            TunnelError::Refused(reason) => reason,
         });
-        (outcome, peer.heard, peer.says.len())
+        (outcome, peer.received, peer.replies.len())
     }
 
     #[test]
     fn connect_names_target_and_credentials() {
         let ok = b"HTTP/1.1 200 Connection established\r\nVia: x\r\n\r\ntarget";
-        let (outcome, heard, left) = play("http://u:p%40ss@proxy", "api.example", ok);
+        let (outcome, received, left) = play("http://u:p%40ss@proxy", "api.example", ok);
         assert_eq!((outcome, left), (Ok(()), 6), "the target's bytes stay unread");
         let expected = format!(
             "CONNECT api.example:6443 HTTP/1.1\r\nHost: api.example:6443\r\nUser-Agent: {USER_AGENT}\r\n\
              Proxy-Authorization: Basic dTpwQHNz\r\n\r\n"
         );
-        assert_eq!(String::from_utf8(heard).unwrap(), expected);
-        let (outcome, heard, _) = play("https://proxy", "fd00::1", b"HTTP/1.0 200\n\n");
+        assert_eq!(String::from_utf8(received).unwrap(), expected);
+        let (outcome, received, _) = play("https://proxy", "fd00::1", b"HTTP/1.0 200\n\n");
         assert_eq!(outcome, Ok(()));
-        let heard = String::from_utf8(heard).unwrap();
-        assert!(heard.starts_with("CONNECT [fd00::1]:6443 HTTP/1.1\r\n"), "{heard}");
-        assert!(!heard.contains("Proxy-Authorization"), "{heard}");
+        let received = String::from_utf8(received).unwrap();
+        assert!(received.starts_with("CONNECT [fd00::1]:6443 HTTP/1.1\r\n"), "{received}");
+        assert!(!received.contains("Proxy-Authorization"), "{received}");
     }
 
     #[test]
     fn refused_connect_shows_status() {
         let long = [b"HTTP/1.1 200 OK\r\nX: ".as_slice(), &[b'x'; 300 * 1024]].concat();
-        for (says, expected) in [
+        for (replies, expected) in [
             (
                 &b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n"[..],
                 "CONNECT h:6443: 407 Proxy Authentication Required",
@@ -252,25 +252,25 @@ mod tests {
             (b"", "unexpected end of file"),
             (&long, "CONNECT h:6443: server response headers exceeded 262144 bytes; aborted"),
         ] {
-            assert_eq!(play("http://u:p@proxy", "h", says).0, Err(expected.to_owned()), "{says:?}");
+            assert_eq!(play("http://u:p@proxy", "h", replies).0, Err(expected.to_owned()), "{replies:?}");
         }
     }
 
     #[test]
     fn socks5_connects_by_name_or_address() {
-        let (outcome, heard, left) = play("socks5://p", "h", &[5, 0, 5, 0, 0, 1, 1, 2, 3, 4, 0, 80, b'x']);
+        let (outcome, received, left) = play("socks5://p", "h", &[5, 0, 5, 0, 0, 1, 1, 2, 3, 4, 0, 80, b'x']);
         assert_eq!((outcome, left), (Ok(()), 1));
-        assert_eq!(heard, [5, 1, 0, 5, 1, 0, 3, 1, b'h', 25, 43]);
-        let (outcome, heard, _) =
+        assert_eq!(received, [5, 1, 0, 5, 1, 0, 3, 1, b'h', 25, 43]);
+        let (outcome, received, _) =
             play("socks5://u:pw@p", "10.0.0.1", &[5, 2, 1, 0, 5, 0, 0, 3, 1, b'x', 0, 80]);
         assert_eq!(outcome, Ok(()));
-        assert_eq!(heard, [5, 2, 0, 2, 1, 1, b'u', 2, b'p', b'w', 5, 1, 0, 1, 10, 0, 0, 1, 25, 43]);
+        assert_eq!(received, [5, 2, 0, 2, 1, 1, b'u', 2, b'p', b'w', 5, 1, 0, 1, 10, 0, 0, 1, 25, 43]);
     }
 
     #[test]
     fn refused_socks5_shows_reason() {
         let long = "x".repeat(256);
-        for (proxy, host, says, expected) in [
+        for (proxy, host, replies, expected) in [
             ("socks5://p", "h", &[5, 0, 5, 5, 0, 1][..], "SOCKS: connect to h:6443: connection refused"),
             ("socks5://p", "h", &[5, 0, 5, 99, 0, 1], "SOCKS: connect to h:6443: unknown error 99"),
             ("socks5://p", "h", &[5, 255], "SOCKS: the proxy requires credentials"),
@@ -283,15 +283,15 @@ mod tests {
             ("socks5://p", "h", &[5, 0, 5, 0, 0, 9], "SOCKS: unknown type of address"),
             ("socks5://p", "h", &[5, 0, 5, 0, 0, 4, 1], "unexpected end of file"),
         ] {
-            assert_eq!(play(proxy, host, says).0, Err(expected.to_owned()), "{says:?}");
+            assert_eq!(play(proxy, host, replies).0, Err(expected.to_owned()), "{replies:?}");
         }
     }
 
     proptest! {
         #[test]
-        fn any_answer_is_taken_or_refused(says in prop::collection::vec(any::<u8>(), 0..300), socks: bool) {
+        fn any_reply_is_accepted_or_refused(replies in prop::collection::vec(any::<u8>(), 0..300), socks: bool) {
             let proxy = if socks { "socks5://u:p@p" } else { "http://u:p@p" };
-            let _ = play(proxy, "h", &says);
+            let _ = play(proxy, "h", &replies);
         }
     }
 }

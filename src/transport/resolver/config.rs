@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn later_servers_get_more_time() {
-        let seconds = |text: &str| [0, 1, 2].map(|at| parse(text).patience(at).as_secs());
+        let seconds = |text: &str| [0, 1, 2].map(|index| parse(text).patience(index).as_secs());
         assert_eq!(seconds("nameserver 10.0.0.1"), [5, 10, 20]);
         assert_eq!(seconds("nameserver 10.0.0.1\nnameserver 10.0.0.2\nnameserver 10.0.0.3"), [5, 3, 6]);
         let short = "options timeout:1\nnameserver 10.0.0.1\nnameserver 10.0.0.2\nnameserver 10.0.0.3";

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
-use super::message::{self, Answer, Kind};
+use super::message::{self, Response, Kind};
 use crate::transport::dial::error;
 use crate::transport::dial::socket::{Limit, Socket};
 use crate::util::token;
@@ -34,7 +34,7 @@ pub(super) enum Outcome {
 
 /// How to ask.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Manner {
+pub(super) struct QueryOptions {
     pub(super) tcp: bool,
     pub(super) edns: bool,
     pub(super) patience: Duration,
@@ -45,7 +45,7 @@ pub(super) fn ask(
     server: SocketAddr,
     name: &[u8],
     kinds: &[Kind],
-    manner: Manner,
+    manner: QueryOptions,
     limit: &Limit,
 ) -> Vec<Outcome> {
     let outcomes = match manner.tcp {
@@ -64,7 +64,7 @@ fn by_udp(
     server: SocketAddr,
     name: &[u8],
     kinds: &[Kind],
-    manner: Manner,
+    manner: QueryOptions,
     limit: &Limit,
 ) -> Vec<Option<Outcome>> {
     let mut outcomes = vec![Some(Outcome::Silent); kinds.len()];
@@ -81,7 +81,7 @@ fn exchange(
     server: SocketAddr,
     name: &[u8],
     kinds: &[Kind],
-    manner: Manner,
+    manner: QueryOptions,
     limit: &Limit,
     outcomes: &mut [Option<Outcome>],
 ) -> io::Result<()> {
@@ -92,10 +92,10 @@ fn exchange(
     socket.set_nonblocking(true)?;
     socket.connect(server)?;
     let mut pending = Vec::with_capacity(kinds.len());
-    for (at, kind) in kinds.iter().enumerate() {
+    for (index, kind) in kinds.iter().enumerate() {
         let id = u16::from_be_bytes(token::bytes()?);
         socket.send(&message::query(id, name, *kind, manner.edns))?;
-        pending.push((at, id, *kind));
+        pending.push((index, id, *kind));
     }
     let mut bytes = [0; DATAGRAM];
     let mut foreign = 0;
@@ -110,10 +110,10 @@ fn exchange(
         };
         let datagram = bytes.get(..count).unwrap_or_default();
         let before = pending.len();
-        pending.retain(|(at, id, kind)| {
+        pending.retain(|(index, id, kind)| {
             let outcome = outcome(message::read(datagram, *id, name, *kind));
-            match (outcomes.get_mut(*at), outcome) {
-                (_, Err(Answer::Foreign)) | (None, _) => return true,
+            match (outcomes.get_mut(*index), outcome) {
+                (_, Err(Response::Foreign)) | (None, _) => return true,
                 (Some(slot), outcome) => *slot = outcome.ok(),
             }
             false
@@ -124,19 +124,19 @@ fn exchange(
 }
 
 /// An answer that is no outcome is an error.
-fn outcome(answer: Answer) -> Result<Outcome, Answer> {
-    match answer {
-        Answer::Found(addresses) => Ok(Outcome::Found(addresses)),
-        Answer::NoName => Ok(Outcome::NoName),
-        Answer::Failed => Ok(Outcome::Failed),
-        Answer::Foreign | Answer::Truncated => Err(answer),
+fn outcome(response: Response) -> Result<Outcome, Response> {
+    match response {
+        Response::Found(addresses) => Ok(Outcome::Found(addresses)),
+        Response::NoName => Ok(Outcome::NoName),
+        Response::Failed => Ok(Outcome::Failed),
+        Response::Foreign | Response::Truncated => Err(response),
     }
 }
 
-fn by_tcp(server: SocketAddr, name: &[u8], kind: Kind, manner: Manner, limit: &Limit) -> Outcome {
+fn by_tcp(server: SocketAddr, name: &[u8], kind: Kind, manner: QueryOptions, limit: &Limit) -> Outcome {
     match over_connection(server, name, kind, manner, limit) {
         // A connection has no answers of others, and no limit that an answer could exceed.
-        Ok(answer) => outcome(answer).unwrap_or(Outcome::Failed),
+        Ok(response) => outcome(response).unwrap_or(Outcome::Failed),
         Err(error) if error.kind() == io::ErrorKind::TimedOut => Outcome::Silent,
         Err(error) => Outcome::Unreachable(error::words(&error)),
     }
@@ -146,9 +146,9 @@ fn over_connection(
     server: SocketAddr,
     name: &[u8],
     kind: Kind,
-    manner: Manner,
+    manner: QueryOptions,
     limit: &Limit,
-) -> io::Result<Answer> {
+) -> io::Result<Response> {
     let mut socket = Socket::connect(server, limit, limit).map_err(|error| match error {
         _ if Instant::now() >= limit.deadline.unwrap_or_else(Instant::now) => io::ErrorKind::TimedOut.into(),
         error => io::Error::other(error.to_string()),
@@ -159,7 +159,7 @@ fn over_connection(
     socket.write_all(&[&length.to_be_bytes()[..], &query].concat())?;
     let mut length = [0; 2];
     socket.read_exact(&mut length)?;
-    let mut answer = vec![0; usize::from(u16::from_be_bytes(length))];
-    socket.read_exact(&mut answer)?;
-    Ok(message::read(&answer, id, name, kind))
+    let mut response = vec![0; usize::from(u16::from_be_bytes(length))];
+    socket.read_exact(&mut response)?;
+    Ok(message::read(&response, id, name, kind))
 }

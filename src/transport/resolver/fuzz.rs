@@ -8,7 +8,7 @@ use crate::util::threads::Stack;
 
 const QUESTION: &[u8] = b"\x03api\x04edge\x04test\0\0\x01\0\x01";
 /// The largest answer by TCP.
-const ANSWER_BYTES: usize = 65535;
+const RESPONSE_BYTES: usize = 65535;
 
 /// The start of an answer with this number of records.
 fn head(records: u16) -> Vec<u8> {
@@ -20,7 +20,7 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
         Target {
             name: "transport/dns_answer",
             stack: Stack::Small,
-            max_bytes: ANSWER_BYTES,
+            max_bytes: RESPONSE_BYTES,
             budget: Budget::LINEAR,
             worst: |max| {
                 let all = |record: &[u8]| {
@@ -37,8 +37,8 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
                     ("long names", all(&[&long, &b"\0\0\x05\0\x01\0\0\0\0\0\x02\xc0\x0c"[..]].concat())),
                     ("references to references", {
                         let mut bytes = head(1);
-                        for at in (0..0x3f00_u16).step_by(2) {
-                            bytes.extend((0xc000 | at.max(12)).to_be_bytes());
+                        for offset in (0..0x3f00_u16).step_by(2) {
+                            bytes.extend((0xc000 | offset.max(12)).to_be_bytes());
                         }
                         bytes
                     }),

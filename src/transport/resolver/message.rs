@@ -46,7 +46,7 @@ impl Kind {
 
 /// What a message means for a question.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum Response {
     /// It answers another question.
     Foreign,
     /// The answer is longer than a datagram.
@@ -95,58 +95,58 @@ pub(super) fn query(id: u16, name: &[u8], kind: Kind, edns: bool) -> Vec<u8> {
 }
 
 /// Reads a message from a server that was asked this question.
-pub(super) fn read(message: &[u8], id: u16, name: &[u8], kind: Kind) -> Answer {
-    parse(message, id, name, kind).unwrap_or(Answer::Failed)
+pub(super) fn read(message: &[u8], id: u16, name: &[u8], kind: Kind) -> Response {
+    parse(message, id, name, kind).unwrap_or(Response::Failed)
 }
 
 /// `None`: the message answers the question, and is malformed.
-fn parse(message: &[u8], id: u16, name: &[u8], kind: Kind) -> Option<Answer> {
-    let mut cursor = Cursor { message, at: 0 };
+fn parse(message: &[u8], id: u16, name: &[u8], kind: Kind) -> Option<Response> {
+    let mut cursor = Cursor { message, offset: 0 };
     let mut header = [0; 6];
     for part in &mut header {
-        let Some(number) = cursor.number() else { return Some(Answer::Foreign) };
+        let Some(number) = cursor.number() else { return Some(Response::Foreign) };
         *part = number;
     }
-    let [own_id, flags, questions, answers, _, additional] = header;
+    let [own_id, flags, questions, resource_count, _, additional] = header;
     // The highest bit marks an answer; the next four are the kind of query.
     if own_id != id || flags & 0xf800 != 0x8000 {
-        return Some(Answer::Foreign);
+        return Some(Response::Foreign);
     }
     let code = flags & 0xf;
     // A server that did not understand the query may leave out the question.
     if questions == 0 && code != 0 && code != 3 {
-        return Some(Answer::Failed);
+        return Some(Response::Failed);
     }
     let same = questions == 1
         && cursor.name().as_deref() == Some(name)
         && cursor.number() == Some(kind.number())
         && cursor.number() == Some(INTERNET);
     if !same {
-        return Some(Answer::Foreign);
+        return Some(Response::Foreign);
     }
     match code {
-        _ if flags & 0x0200 != 0 => return Some(Answer::Truncated),
+        _ if flags & 0x0200 != 0 => return Some(Response::Truncated),
         0 => {}
-        3 => return Some(Answer::NoName),
-        _ => return Some(Answer::Failed),
+        3 => return Some(Response::NoName),
+        _ => return Some(Response::Failed),
     }
     // Neither an authority of the name nor a server that asks others.
-    if answers == 0 && additional == 0 && flags & 0x0480 == 0 {
-        return Some(Answer::Failed);
+    if resource_count == 0 && additional == 0 && flags & 0x0480 == 0 {
+        return Some(Response::Failed);
     }
     let mut records = Vec::new();
-    for _ in 0..usize::from(answers).min(MAX_RECORDS) {
+    for _ in 0..usize::from(resource_count).min(MAX_RECORDS) {
         let owner = cursor.name()?;
         let (number, class) = (cursor.number()?, cursor.number()?);
         let _time_to_live = (cursor.number()?, cursor.number()?);
         let length = usize::from(cursor.number()?);
-        let mut data = Cursor { message: message.get(..cursor.at + length)?, at: cursor.at };
+        let mut data = Cursor { message: message.get(..cursor.offset + length)?, offset: cursor.offset };
         if class == INTERNET && number == ALIAS {
             records.push((owner, Err(data.name()?)));
         } else if class == INTERNET && number == kind.number() {
-            records.push((owner, Ok(kind.address(message.get(cursor.at..cursor.at + length)?)?)));
+            records.push((owner, Ok(kind.address(message.get(cursor.offset..cursor.offset + length)?)?)));
         }
-        cursor.at += length;
+        cursor.offset += length;
     }
     let mut owner = name.to_vec();
     for _ in 0..=MAX_ALIASES {
@@ -155,7 +155,7 @@ fn parse(message: &[u8], id: u16, name: &[u8], kind: Kind) -> Option<Answer> {
         let next = own().find_map(|record| record.as_ref().err());
         match next {
             Some(next) if found.is_empty() => owner = next.clone(),
-            _ => return Some(Answer::Found(found)),
+            _ => return Some(Response::Found(found)),
         }
     }
     None
@@ -164,47 +164,47 @@ fn parse(message: &[u8], id: u16, name: &[u8], kind: Kind) -> Option<Answer> {
 /// A position in a message.
 struct Cursor<'a> {
     message: &'a [u8],
-    at: usize,
+    offset: usize,
 }
 
 impl Cursor<'_> {
     fn number(&mut self) -> Option<u16> {
-        let bytes = self.message.get(self.at..self.at + 2)?;
-        self.at += 2;
+        let bytes = self.message.get(self.offset..self.offset + 2)?;
+        self.offset += 2;
         Some(u16::from_be_bytes(bytes.try_into().ok()?))
     }
 
     /// A name, in lower case and without references: each reference leads to an earlier place.
     fn name(&mut self) -> Option<Vec<u8>> {
         let mut name = Vec::new();
-        let mut at = self.at;
-        let mut lowest = self.at;
+        let mut position = self.offset;
+        let mut lowest = self.offset;
         let mut is_referred = false;
         loop {
-            let length = *self.message.get(at)?;
-            at += 1;
+            let length = *self.message.get(position)?;
+            position += 1;
             match length {
                 0 => {
                     name.push(0);
                     break;
                 }
                 1..=0x3f => {
-                    let label = self.message.get(at..at + usize::from(length))?;
+                    let label = self.message.get(position..position + usize::from(length))?;
                     name.push(length);
                     name.extend(label.iter().map(u8::to_ascii_lowercase));
-                    at += label.len();
+                    position += label.len();
                 }
                 0xc0..=0xff => {
-                    let low = *self.message.get(at)?;
+                    let low = *self.message.get(position)?;
                     if !is_referred {
-                        self.at = at + 1;
+                        self.offset = position + 1;
                         is_referred = true;
                     }
-                    at = (usize::from(length & 0x3f) << 8) | usize::from(low);
-                    if at >= lowest {
+                    position = (usize::from(length & 0x3f) << 8) | usize::from(low);
+                    if position >= lowest {
                         return None;
                     }
-                    lowest = at;
+                    lowest = position;
                 }
                 _ => return None,
             }
@@ -213,7 +213,7 @@ impl Cursor<'_> {
             }
         }
         if !is_referred {
-            self.at = at;
+            self.offset = position;
         }
         Some(name)
     }
@@ -229,7 +229,7 @@ mod tests {
         encode("api.edge.test").unwrap()
     }
 
-    fn answer(flags: u16, counts: [u16; 3], rest: &[&[u8]]) -> Vec<u8> {
+    fn response(flags: u16, counts: [u16; 3], rest: &[&[u8]]) -> Vec<u8> {
         let header = [7, flags, 1, counts[0], counts[1], counts[2]];
         let mut bytes: Vec<u8> = header.iter().flat_map(|part| part.to_be_bytes()).collect();
         bytes.extend(QUESTION);
@@ -237,7 +237,7 @@ mod tests {
         bytes
     }
 
-    fn check(message: &[u8]) -> Answer {
+    fn check(message: &[u8]) -> Response {
         read(message, 7, &name(), Kind::A)
     }
 
@@ -264,22 +264,22 @@ mod tests {
     }
 
     #[test]
-    fn only_answers_to_the_question_are_read() {
-        let found = answer(0x8180, [1, 0, 0], &[b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\x0a\0\0\x01"]);
-        assert_eq!(check(&found), Answer::Found(vec!["10.0.0.1".parse().unwrap()]));
-        assert_eq!(read(&found, 8, &name(), Kind::A), Answer::Foreign);
-        assert_eq!(read(&found, 7, &name(), Kind::Aaaa), Answer::Foreign);
-        assert_eq!(read(&found, 7, &encode("api.edge").unwrap(), Kind::A), Answer::Foreign);
-        assert_eq!(check(&answer(0x0180, [0; 3], &[])), Answer::Foreign, "a query");
-        assert_eq!(check(&[]), Answer::Foreign);
-        assert_eq!(check(found.get(..20).unwrap()), Answer::Foreign);
-        assert_eq!(check(found.get(..found.len() - 1).unwrap()), Answer::Failed, "cut");
-        assert_eq!(check(&answer(0x8380, [0; 3], &[])), Answer::Truncated);
-        assert_eq!(check(&answer(0x8183, [0; 3], &[])), Answer::NoName);
-        assert_eq!(check(&answer(0x8182, [0; 3], &[])), Answer::Failed);
-        assert_eq!(check(&answer(0x8180, [0; 3], &[])), Answer::Found(Vec::new()));
-        assert_eq!(check(&answer(0x8100, [0; 3], &[])), Answer::Failed, "a server of other names");
-        assert_eq!(check(b"\0\x07\x81\x81\0\0\0\0\0\0\0\0"), Answer::Failed, "no question");
+    fn only_responses_to_the_question_are_read() {
+        let found = response(0x8180, [1, 0, 0], &[b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\x0a\0\0\x01"]);
+        assert_eq!(check(&found), Response::Found(vec!["10.0.0.1".parse().unwrap()]));
+        assert_eq!(read(&found, 8, &name(), Kind::A), Response::Foreign);
+        assert_eq!(read(&found, 7, &name(), Kind::Aaaa), Response::Foreign);
+        assert_eq!(read(&found, 7, &encode("api.edge").unwrap(), Kind::A), Response::Foreign);
+        assert_eq!(check(&response(0x0180, [0; 3], &[])), Response::Foreign, "a query");
+        assert_eq!(check(&[]), Response::Foreign);
+        assert_eq!(check(found.get(..20).unwrap()), Response::Foreign);
+        assert_eq!(check(found.get(..found.len() - 1).unwrap()), Response::Failed, "cut");
+        assert_eq!(check(&response(0x8380, [0; 3], &[])), Response::Truncated);
+        assert_eq!(check(&response(0x8183, [0; 3], &[])), Response::NoName);
+        assert_eq!(check(&response(0x8182, [0; 3], &[])), Response::Failed);
+        assert_eq!(check(&response(0x8180, [0; 3], &[])), Response::Found(Vec::new()));
+        assert_eq!(check(&response(0x8100, [0; 3], &[])), Response::Failed, "a server of other names");
+        assert_eq!(check(b"\0\x07\x81\x81\0\0\0\0\0\0\0\0"), Response::Failed, "no question");
     }
 
     #[test]
@@ -290,15 +290,15 @@ mod tests {
             [owner, b"\0\x05\0\x01\0\0\0\x3c", &length, to].concat()
         };
         let (b, c) = (&b"\x01b\0"[..], &b"\x01C\0"[..]);
-        let all = answer(0x8180, [3, 0, 0], &[&address(c), &alias(b, c), &alias(b"\xc0\x0c", b)]);
-        assert_eq!(check(&all), Answer::Found(vec!["10.0.0.1".parse().unwrap()]));
-        let foreign = answer(0x8180, [1, 0, 0], &[&address(c)]);
-        assert_eq!(check(&foreign), Answer::Found(Vec::new()));
-        let circle = answer(0x8180, [2, 0, 0], &[&alias(b"\xc0\x0c", b), &alias(b, b"\xc0\x0c")]);
-        assert_eq!(check(&circle), Answer::Failed);
+        let all = response(0x8180, [3, 0, 0], &[&address(c), &alias(b, c), &alias(b"\xc0\x0c", b)]);
+        assert_eq!(check(&all), Response::Found(vec!["10.0.0.1".parse().unwrap()]));
+        let foreign = response(0x8180, [1, 0, 0], &[&address(c)]);
+        assert_eq!(check(&foreign), Response::Found(Vec::new()));
+        let circle = response(0x8180, [2, 0, 0], &[&alias(b"\xc0\x0c", b), &alias(b, b"\xc0\x0c")]);
+        assert_eq!(check(&circle), Response::Failed);
         // A reference to itself, and one that leads forwards.
-        for at in [b"\xc0\x1f", b"\xc0\xff"] {
-            assert_eq!(check(&answer(0x8180, [1, 0, 0], &[&address(at)])), Answer::Failed);
+        for reference in [b"\xc0\x1f", b"\xc0\xff"] {
+            assert_eq!(check(&response(0x8180, [1, 0, 0], &[&address(reference)])), Response::Failed);
         }
     }
 }

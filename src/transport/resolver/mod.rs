@@ -221,11 +221,11 @@ fn ask(
         true => kinds.iter().flat_map(|kind| each(manner, kind)).collect(),
         false => exchange::ask(server, name, kinds, manner, limit),
     };
-    let answered =
+    let is_reachable =
         outcomes.iter().any(|outcome| !matches!(outcome, Outcome::Silent | Outcome::Unreachable(_)));
     for (kind, outcome) in kinds.iter().zip(&mut outcomes) {
         let again = match outcome {
-            Outcome::Silent if answered && !sequential => each(manner, kind),
+            Outcome::Silent if is_reachable && !sequential => each(manner, kind),
             Outcome::Failed if manner.edns => each(Manner { edns: false, ..manner }, kind),
             _ => continue,
         };

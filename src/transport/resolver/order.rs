@@ -69,9 +69,9 @@ fn scope(address: IpAddr) -> u8 {
 }
 
 /// The number of equal bits at the start of both, at most 64; IPv4 addresses are not compared.
-fn common_prefix(one: IpAddr, other: IpAddr) -> u32 {
-    match (one, other) {
-        (IpAddr::V6(one), IpAddr::V6(other)) => (u128::from(one) ^ u128::from(other)).leading_zeros().min(64),
+fn common_prefix(left: IpAddr, right: IpAddr) -> u32 {
+    match (left, right) {
+        (IpAddr::V6(left), IpAddr::V6(right)) => (u128::from(left) ^ u128::from(right)).leading_zeros().min(64),
         _ => 0,
     }
 }

@@ -48,8 +48,8 @@ impl Server {
             let mut bytes = [0; 1500];
             while !stop.is_stopped() {
                 let Ok((count, peer)) = udp.recv_from(&mut bytes) else { continue };
-                for answer in answers(&bytes[..count], reaction, false, &log) {
-                    let _ = udp.send_to(&answer, peer);
+                for response in responses(&bytes[..count], reaction, false, &log) {
+                    let _ = udp.send_to(&response, peer);
                 }
             }
         });
@@ -66,9 +66,9 @@ impl Server {
                 stream.read_exact(&mut length).unwrap();
                 let mut query = vec![0; usize::from(u16::from_be_bytes(length))];
                 stream.read_exact(&mut query).unwrap();
-                for answer in answers(&query, reaction, true, &log) {
-                    let length = u16::try_from(answer.len()).unwrap().to_be_bytes();
-                    stream.write_all(&[&length[..], &answer].concat()).unwrap();
+                for response in responses(&query, reaction, true, &log) {
+                    let length = u16::try_from(response.len()).unwrap().to_be_bytes();
+                    stream.write_all(&[&length[..], &response].concat()).unwrap();
                 }
             }
         });
@@ -81,40 +81,40 @@ impl Server {
     }
 }
 
-fn answers(query: &[u8], reaction: Reaction, tcp: bool, log: &Mutex<Vec<String>>) -> Vec<Vec<u8>> {
-    let (mut labels, mut at) = (Vec::new(), 12);
-    while query[at] != 0 {
-        let end = at + 1 + usize::from(query[at]);
-        labels.push(String::from_utf8_lossy(&query[at + 1..end]).into_owned());
-        at = end;
+fn responses(query: &[u8], reaction: Reaction, tcp: bool, log: &Mutex<Vec<String>>) -> Vec<Vec<u8>> {
+    let (mut labels, mut offset) = (Vec::new(), 12);
+    while query[offset] != 0 {
+        let end = offset + 1 + usize::from(query[offset]);
+        labels.push(String::from_utf8_lossy(&query[offset + 1..end]).into_owned());
+        offset = end;
     }
     let name = labels.join(".");
-    let kind = u16::from_be_bytes([query[at + 1], query[at + 2]]);
+    let kind = u16::from_be_bytes([query[offset + 1], query[offset + 2]]);
     let way = if tcp { " tcp" } else { "" };
     let edns = if query[11] == 1 { " edns" } else { "" };
     log.lock().unwrap().push(format!("{name} {kind}{way}{edns}"));
-    let question = &query[12..at + 5];
+    let question = &query[12..offset + 5];
     let head = |flags: u16, count: u16| {
         [&query[..2], &flags.to_be_bytes(), &[0, 1], &count.to_be_bytes(), &[0; 4], question].concat()
     };
     let full = |addresses: &[&str]| {
-        let mut answer = head(0x8180, u16::try_from(addresses.len()).unwrap());
+        let mut response = head(0x8180, u16::try_from(addresses.len()).unwrap());
         for address in addresses {
             let data = match address.parse().unwrap() {
                 IpAddr::V4(address) => address.octets().to_vec(),
                 IpAddr::V6(address) => address.octets().to_vec(),
             };
-            answer.extend(
+            response.extend(
                 [&[0xc0, 12], &kind.to_be_bytes()[..], &[0, 1, 0, 0, 0, 60, 0], &[data.len() as u8], &data]
                     .concat(),
             );
         }
-        answer
+        response
     };
     let forged = |change: usize| {
-        let mut answer = full(if kind == 1 { &["10.66.66.66"] } else { &["fd66::66"] });
-        answer[change] ^= 1;
-        answer
+        let mut response = full(if kind == 1 { &["10.66.66.66"] } else { &["fd66::66"] });
+        response[change] ^= 1;
+        response
     };
     match reaction(&name, kind, tcp) {
         Reply::Nothing => Vec::new(),
@@ -125,11 +125,11 @@ fn answers(query: &[u8], reaction: Reaction, tcp: bool, log: &Mutex<Vec<String>>
         Reply::AfterForged(address) => vec![
             forged(1),
             forged(14),
-            forged(at + 2),
+            forged(offset + 2),
             forged(2)
                 .iter()
                 .enumerate()
-                .map(|(at, byte)| if at == 2 { byte & 0x7f } else { *byte })
+                .map(|(index, byte)| if index == 2 { byte & 0x7f } else { *byte })
                 .collect(),
             b"x".to_vec(),
             full(&[address]),
@@ -191,7 +191,7 @@ fn address_is_found_whatever_the_server_says_of_the_other_type() {
 }
 
 #[test]
-fn servers_are_asked_in_order_until_one_answers() {
+fn servers_are_queried_in_order_until_one_responds() {
     let good = Server::start(|_, kind, _| match kind {
         1 => Reply::Addresses(&["10.0.0.1"]),
         _ => Reply::Code(3),
@@ -223,7 +223,7 @@ fn servers_are_asked_in_order_until_one_answers() {
 }
 
 #[test]
-fn long_answers_come_by_tcp() {
+fn long_responses_come_by_tcp() {
     let server = Server::start(|_, kind, tcp| match (kind, tcp) {
         (1, true) => Reply::Addresses(&["10.0.0.1"]),
         (1, false) => Reply::Truncated,
@@ -236,7 +236,7 @@ fn long_answers_come_by_tcp() {
 }
 
 #[test]
-fn answers_to_other_questions_are_ignored() {
+fn responses_to_other_questions_are_ignored() {
     let forged: Reaction = |_, kind, _| match kind {
         1 => Reply::AfterForged("10.0.0.1"),
         _ => Reply::AfterForged("fd00::1"),
@@ -272,13 +272,13 @@ fn search_domains_are_tried_in_the_order_of_ndots() {
 }
 
 #[test]
-fn server_without_extensions_is_asked_without_them() {
-    static ASKED: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+fn server_without_extensions_is_queried_without_them() {
+    static QUERIED: Mutex<Vec<u16>> = Mutex::new(Vec::new());
     // Only the first query of each type is refused.
     let server = Server::start(|_, kind, _| {
-        let mut asked = ASKED.lock().unwrap();
-        let is_first = !asked.contains(&kind);
-        asked.push(kind);
+        let mut queried = QUERIED.lock().unwrap();
+        let is_first = !queried.contains(&kind);
+        queried.push(kind);
         match (is_first, kind) {
             (true, _) => Reply::Code(1),
             (_, 1) => Reply::Addresses(&["10.0.0.1"]),

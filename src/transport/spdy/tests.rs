@@ -6,11 +6,11 @@ use super::*;
 /// is a text.
 fn read(bytes: &[u8], piece: usize) -> Result<Vec<String>, SpdyError> {
     let mut reader = Reader::default();
-    let mut said: Vec<String> = Vec::new();
+    let mut events: Vec<String> = Vec::new();
     let mut open: Option<(u32, Vec<u8>)> = None;
-    let close = |open: &mut Option<(u32, Vec<u8>)>, said: &mut Vec<String>| {
+    let close = |open: &mut Option<(u32, Vec<u8>)>, events: &mut Vec<String>| {
         if let Some((stream, bytes)) = open.take() {
-            said.push(format!("{stream}:{}", String::from_utf8_lossy(&bytes)));
+            events.push(format!("{stream}:{}", String::from_utf8_lossy(&bytes)));
         }
     };
     for mut part in bytes.chunks(piece.max(1)) {
@@ -19,14 +19,14 @@ fn read(bytes: &[u8], piece: usize) -> Result<Vec<String>, SpdyError> {
                 match &mut open {
                     Some((same, all)) if *same == stream => all.extend_from_slice(bytes),
                     _ => {
-                        close(&mut open, &mut said);
+                        close(&mut open, &mut events);
                         open = Some((stream, bytes.to_vec()));
                     }
                 }
                 continue;
             }
-            close(&mut open, &mut said);
-            said.push(match event {
+            close(&mut open, &mut events);
+            events.push(match event {
                 Event::Taken(stream) => format!("taken {stream}"),
                 Event::Ended(stream) => format!("ended {stream}"),
                 Event::Reset(stream) => format!("reset {stream}"),
@@ -38,8 +38,8 @@ fn read(bytes: &[u8], piece: usize) -> Result<Vec<String>, SpdyError> {
         }
         assert!(part.is_empty());
     }
-    close(&mut open, &mut said);
-    Ok(said)
+    close(&mut open, &mut events);
+    Ok(events)
 }
 
 /// A control frame with this content.

@@ -30,7 +30,7 @@ pub(super) fn with_cbc(library: &[SupportedCipherSuite]) -> Vec<SupportedCipherS
     static OWN: LazyLock<Vec<Tls12CipherSuite>> = LazyLock::new(|| {
         let library = rustls::crypto::ring::default_provider().cipher_suites;
         let make = |(like, suite, key_bytes): (CipherSuite, CipherSuite, &'static Cbc)| {
-            let SupportedCipherSuite::Tls12(like) = library.iter().find(|one| one.suite() == like)? else {
+            let SupportedCipherSuite::Tls12(like) = library.iter().find(|candidate| candidate.suite() == like)? else {
                 return None;
             };
             let hash_provider = like.common.hash_provider;
@@ -168,8 +168,8 @@ impl MessageDecrypter for Keys {
     }
 }
 
-fn xor(one: &Block, other: &Block) -> Block {
-    std::array::from_fn(|at| one[at] ^ other[at])
+fn xor(left: &Block, right: &Block) -> Block {
+    std::array::from_fn(|index| left[index] ^ right[index])
 }
 
 /// AES with an expanded key.
@@ -218,17 +218,17 @@ impl Aes {
         let words = key.len() / 4;
         let mut all: Vec<[u8; 4]> = key.as_chunks().0.to_vec();
         let mut round = 1_u8;
-        for at in words..4 * (words + 7) {
-            let mut word = all[at - 1];
-            if at % words == 0 {
+        for index in words..4 * (words + 7) {
+            let mut word = all[index - 1];
+            if index % words == 0 {
                 word.rotate_left(1);
                 word = word.map(|byte| BOXES.0[usize::from(byte)]);
                 word[0] ^= round;
                 round = double(round);
-            } else if words > 6 && at % words == 4 {
+            } else if words > 6 && index % words == 4 {
                 word = word.map(|byte| BOXES.0[usize::from(byte)]);
             }
-            let before = all[at - words];
+            let before = all[index - words];
             all.push(std::array::from_fn(|byte| word[byte] ^ before[byte]));
         }
         Aes(all.as_flattened().as_chunks().0.to_vec())
@@ -243,7 +243,7 @@ impl Aes {
         while let Some(key) = keys.next() {
             // Rows are rotated: row r of column c comes from column c + r.
             let moved: Block =
-                std::array::from_fn(|at| BOXES.0[usize::from(state[(at + 4 * (at % 4)) % BLOCK])]);
+                std::array::from_fn(|index| BOXES.0[usize::from(state[(index + 4 * (index % 4)) % BLOCK])]);
             let is_last = keys.len() == 0;
             state = xor(&if is_last { moved } else { mix(&moved) }, key);
         }
@@ -258,7 +258,7 @@ impl Aes {
         }
         while let Some(key) = keys.next() {
             let moved: Block =
-                std::array::from_fn(|at| BOXES.1[usize::from(state[(at + 12 * (at % 4)) % BLOCK])]);
+                std::array::from_fn(|index| BOXES.1[usize::from(state[(index + 12 * (index % 4)) % BLOCK])]);
             state = xor(&moved, key);
             if keys.len() > 0 {
                 // The fourth power of the mixing is the identity.
@@ -271,10 +271,10 @@ impl Aes {
 
 /// Multiplies each column with the polynomial of AES.
 fn mix(state: &Block) -> Block {
-    std::array::from_fn(|at| {
-        let column = at / 4 * 4;
-        let of = |row: usize| state[column + (at + row) % 4];
-        double(of(0)) ^ double(of(1)) ^ of(1) ^ of(2) ^ of(3)
+    std::array::from_fn(|index| {
+        let column = index / 4 * 4;
+        let cell = |row: usize| state[column + (index + row) % 4];
+        double(cell(0)) ^ double(cell(1)) ^ cell(1) ^ cell(2) ^ cell(3)
     })
 }
 
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn blocks_are_encrypted_as_in_the_standard() {
         let key: Vec<u8> = (0..32).collect();
-        let plain: Block = std::array::from_fn(|at| at as u8 * 0x11);
+        let plain: Block = std::array::from_fn(|index| index as u8 * 0x11);
         for (bytes, expected) in [
             (16, 0x69c4_e0d8_6a7b_0430_d8cd_b780_70b4_c55a_u128),
             (32, 0x8ea2_b7ca_5167_45bf_eafc_4990_4b49_6089),
@@ -369,11 +369,11 @@ mod tests {
             assert_eq!(opened(&record, 3), Some(content), "{length}");
             assert_eq!(opened(&record, 4), None);
             if length < 100 {
-                for at in 0..record.len() {
+                for index in 0..record.len() {
                     let mut other = record.clone();
-                    other[at] ^= 1;
-                    assert_eq!(opened(&other, 3), None, "{length}: byte {at}");
-                    assert_eq!(opened(&record[..at], 3), None);
+                    other[index] ^= 1;
+                    assert_eq!(opened(&other, 3), None, "{length}: byte {index}");
+                    assert_eq!(opened(&record[..index], 3), None);
                 }
             }
         }

@@ -90,15 +90,15 @@ fn number(bytes: &[u8]) -> Option<Number> {
     Some(number)
 }
 
-fn is_below(one: &Number, other: &Number) -> bool {
-    one.iter().rev().lt(other.iter().rev())
+fn is_below(left: &Number, right: &Number) -> bool {
+    left.iter().rev().lt(right.iter().rev())
 }
 
 /// The sum, and what does not fit.
-fn sum(one: &Number, other: &Number) -> (Number, bool) {
+fn sum(left: &Number, right: &Number) -> (Number, bool) {
     let mut carry = false;
     let mut all = ZERO;
-    for (to, (a, b)) in all.iter_mut().zip(one.iter().zip(other)) {
+    for (to, (a, b)) in all.iter_mut().zip(left.iter().zip(right)) {
         let (part, first) = a.overflowing_add(*b);
         let (part, second) = part.overflowing_add(u64::from(carry));
         (*to, carry) = (part, first || second);
@@ -107,10 +107,10 @@ fn sum(one: &Number, other: &Number) -> (Number, bool) {
 }
 
 /// The difference modulo 2⁵⁷⁶.
-fn difference(one: &Number, other: &Number) -> Number {
+fn difference(left: &Number, right: &Number) -> Number {
     let mut borrow = false;
     let mut all = ZERO;
-    for (to, (a, b)) in all.iter_mut().zip(one.iter().zip(other)) {
+    for (to, (a, b)) in all.iter_mut().zip(left.iter().zip(right)) {
         let (part, first) = a.overflowing_sub(*b);
         let (part, second) = part.overflowing_sub(u64::from(borrow));
         (*to, borrow) = (part, first || second);
@@ -118,8 +118,8 @@ fn difference(one: &Number, other: &Number) -> Number {
     all
 }
 
-fn bit(number: &Number, at: usize) -> bool {
-    number.get(at / 64).is_some_and(|word| word >> (at % 64) & 1 == 1)
+fn bit(number: &Number, index: usize) -> bool {
+    number.get(index / 64).is_some_and(|word| word >> (index % 64) & 1 == 1)
 }
 
 /// An odd prime below 2⁵⁷⁵. Numbers are multiplied in Montgomery's form: times 2⁵⁷⁶.
@@ -128,7 +128,7 @@ struct Modulus {
     /// The negative inverse of the lowest word, modulo 2⁶⁴.
     inverse: u64,
     /// 2⁵⁷⁶ and its square.
-    one: Number,
+    unit: Number,
     square: Number,
 }
 
@@ -138,38 +138,38 @@ impl Modulus {
         // Newton's method: each step doubles the number of right bits.
         let inverse = (0..6)
             .fold(1_u64, |inverse, _| inverse.wrapping_mul(2_u64.wrapping_sub(lowest.wrapping_mul(inverse))));
-        let mut modulus = Modulus { prime, inverse: inverse.wrapping_neg(), one: ZERO, square: ZERO };
+        let mut modulus = Modulus { prime, inverse: inverse.wrapping_neg(), unit: ZERO, square: ZERO };
         let doubled = |times: usize| (0..times).fold(ONE, |number, _| modulus.add(&number, &number));
-        let (one, square) = (doubled(BITS), doubled(2 * BITS));
-        (modulus.one, modulus.square) = (one, square);
+        let (unit, square) = (doubled(BITS), doubled(2 * BITS));
+        (modulus.unit, modulus.square) = (unit, square);
         modulus
     }
 
-    fn add(&self, one: &Number, other: &Number) -> Number {
-        let (all, _) = sum(one, other);
+    fn add(&self, left: &Number, right: &Number) -> Number {
+        let (all, _) = sum(left, right);
         if is_below(&all, &self.prime) { all } else { difference(&all, &self.prime) }
     }
 
-    fn subtract(&self, one: &Number, other: &Number) -> Number {
-        let all = difference(one, other);
-        if is_below(one, other) { sum(&all, &self.prime).0 } else { all }
+    fn subtract(&self, left: &Number, right: &Number) -> Number {
+        let all = difference(left, right);
+        if is_below(left, right) { sum(&all, &self.prime).0 } else { all }
     }
 
     /// The product divided by 2⁵⁷⁶.
-    fn multiply(&self, one: &Number, other: &Number) -> Number {
+    fn multiply(&self, left: &Number, right: &Number) -> Number {
         let mut all = ZERO;
-        for a in one {
+        for a in left {
             // Two carries: of the product and of the multiple of the prime that makes the lowest word zero.
-            let first = u128::from(*a) * u128::from(other[0]) + u128::from(all[0]);
+            let first = u128::from(*a) * u128::from(right[0]) + u128::from(all[0]);
             let factor = u128::from((first as u64).wrapping_mul(self.inverse));
             let zero = factor * u128::from(self.prime[0]) + u128::from(first as u64);
             let (mut high, mut higher) = (first >> 64, zero >> 64);
-            for at in 1..WORDS {
-                let part = u128::from(*a) * u128::from(other[at]) + u128::from(all[at]) + high;
+            for index in 1..WORDS {
+                let part = u128::from(*a) * u128::from(right[index]) + u128::from(all[index]) + high;
                 high = part >> 64;
-                let part = factor * u128::from(self.prime[at]) + u128::from(part as u64) + higher;
+                let part = factor * u128::from(self.prime[index]) + u128::from(part as u64) + higher;
                 higher = part >> 64;
-                all[at - 1] = part as u64;
+                all[index - 1] = part as u64;
             }
             // Both numbers are below 2⁵⁷⁵: nothing is lost.
             all[WORDS - 1] = (high + higher) as u64;
@@ -188,10 +188,10 @@ impl Modulus {
     /// The inverse, by Fermat's theorem; of zero it is zero.
     fn invert(&self, number: &Number) -> Number {
         let exponent = difference(&self.prime, &[2, 0, 0, 0, 0, 0, 0, 0, 0]);
-        let mut power = self.one;
-        for at in (0..BITS).rev() {
+        let mut power = self.unit;
+        for index in (0..BITS).rev() {
             power = self.multiply(&power, &power);
-            if bit(&exponent, at) {
+            if bit(&exponent, index) {
                 power = self.multiply(&power, number);
             }
         }
@@ -270,7 +270,7 @@ impl Curve {
         };
         let (field, order) = (Modulus::new(parse(field)), Modulus::new(parse(order)));
         let form = |digits: &str| field.to_form(&parse(digits));
-        let generator = Point { x: form(x), y: form(y), z: field.one };
+        let generator = Point { x: form(x), y: form(y), z: field.unit };
         Curve { b: form(b), generator, field, order, length }
     }
 
@@ -328,16 +328,16 @@ impl Curve {
         let cube = field.multiply(&field.multiply(&x, &x), &x);
         let thrice = field.add(&field.add(&x, &x), &x);
         let right = field.add(&field.subtract(&cube, &thrice), &self.b);
-        (field.multiply(&y, &y) == right).then_some(Point { x, y, z: field.one })
+        (field.multiply(&y, &y) == right).then_some(Point { x, y, z: field.unit })
     }
 
     /// The sum of both multiples.
     fn combine(&self, by_generator: &Number, key: &Point, by_key: &Number) -> Point {
         let both = self.add(&self.generator, key);
-        let mut all = Point { x: self.field.one, y: self.field.one, z: ZERO };
-        for at in (0..BITS).rev() {
+        let mut all = Point { x: self.field.unit, y: self.field.unit, z: ZERO };
+        for index in (0..BITS).rev() {
             all = self.double(&all);
-            all = match (bit(by_generator, at), bit(by_key, at)) {
+            all = match (bit(by_generator, index), bit(by_key, index)) {
                 (false, false) => continue,
                 (true, false) => self.add(&all, &self.generator),
                 (false, true) => self.add(&all, key),
@@ -365,24 +365,24 @@ impl Curve {
         Point { x, y, z }
     }
 
-    fn add(&self, one: &Point, other: &Point) -> Point {
-        if one.z == ZERO {
-            return *other;
+    fn add(&self, left: &Point, right: &Point) -> Point {
+        if left.z == ZERO {
+            return *right;
         }
-        if other.z == ZERO {
-            return *one;
+        if right.z == ZERO {
+            return *left;
         }
         let f = &self.field;
-        let (square_1, square_2) = (f.multiply(&one.z, &one.z), f.multiply(&other.z, &other.z));
-        let (u_1, u_2) = (f.multiply(&one.x, &square_2), f.multiply(&other.x, &square_1));
-        let s_1 = f.multiply(&one.y, &f.multiply(&other.z, &square_2));
-        let s_2 = f.multiply(&other.y, &f.multiply(&one.z, &square_1));
+        let (square_1, square_2) = (f.multiply(&left.z, &left.z), f.multiply(&right.z, &right.z));
+        let (u_1, u_2) = (f.multiply(&left.x, &square_2), f.multiply(&right.x, &square_1));
+        let s_1 = f.multiply(&left.y, &f.multiply(&right.z, &square_2));
+        let s_2 = f.multiply(&right.y, &f.multiply(&left.z, &square_1));
         let (h, r) = (f.subtract(&u_2, &u_1), f.subtract(&s_2, &s_1));
         if h == ZERO {
             // The same point, or its negative.
             return match r == ZERO {
-                true => self.double(one),
-                false => Point { x: f.one, y: f.one, z: ZERO },
+                true => self.double(left),
+                false => Point { x: f.unit, y: f.unit, z: ZERO },
             };
         }
         let square = f.multiply(&h, &h);
@@ -390,7 +390,7 @@ impl Curve {
         let v = f.multiply(&u_1, &square);
         let x = f.subtract(&f.subtract(&f.multiply(&r, &r), &cube), &f.add(&v, &v));
         let y = f.subtract(&f.multiply(&r, &f.subtract(&v, &x)), &f.multiply(&s_1, &cube));
-        let z = f.multiply(&f.multiply(&one.z, &other.z), &h);
+        let z = f.multiply(&f.multiply(&left.z, &right.z), &h);
         Point { x, y, z }
     }
 }

@@ -1,7 +1,7 @@
 use super::*;
 
 fn bytes(digits: &str) -> Vec<u8> {
-    (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap()).collect()
+    (0..digits.len()).step_by(2).map(|offset| u8::from_str_radix(&digits[offset..offset + 2], 16).unwrap()).collect()
 }
 
 fn curve(name: &str) -> &'static Curve {

@@ -134,21 +134,21 @@ fn cipher_suites(
         return Ok(all);
     }
     let old = |suite: &SupportedCipherSuite| suite.version().version == ProtocolVersion::TLSv1_2;
-    let known: Vec<String> = all.iter().filter(|suite| old(suite)).map(|it| name_of(it.suite())).collect();
+    let known: Vec<String> = all.iter().filter(|suite| old(suite)).map(|suite| name_of(suite.suite())).collect();
     // The suites of TLS 1.3 cannot be selected; neither can they in Go.
-    let kept: Vec<_> = all
+    let enabled: Vec<_> = all
         .into_iter()
         .filter(|suite| !old(suite) || wanted.iter().any(|name| means(name, suite.suite())))
         .collect();
-    for name in wanted.iter().filter(|name| !kept.iter().any(|suite| means(name, suite.suite()))) {
+    for name in wanted.iter().filter(|name| !enabled.iter().any(|suite| means(name, suite.suite()))) {
         log::warn!("tlsCipherSuites: {name} is not supported; there are {}", known.join(", "));
     }
-    if !kept.iter().any(old) && !wanted.iter().any(|name| kept.iter().any(|suite| means(name, suite.suite())))
+    if !enabled.iter().any(old) && !wanted.iter().any(|name| enabled.iter().any(|suite| means(name, suite.suite())))
     {
         let (what, names) = ("cipher suites", wanted.to_vec());
         return Err(ServeError::Unsupported { what, names, known: known.join(", ") });
     }
-    Ok(kept)
+    Ok(enabled)
 }
 
 /// The IANA name: the library's is the same except for the prefix of TLS 1.3.
@@ -177,13 +177,13 @@ fn groups(
     for number in wanted.iter().filter(|number| found(number).is_none()) {
         log::warn!("tlsCurvePreferences: {number} is not supported here");
     }
-    let kept: Vec<_> = wanted.iter().filter_map(found).collect();
-    if kept.is_empty() {
+    let enabled: Vec<_> = wanted.iter().filter_map(found).collect();
+    if enabled.is_empty() {
         let known: Vec<String> = all.iter().map(|group| u16::from(group.name()).to_string()).collect();
         let names = wanted.iter().map(u16::to_string).collect();
         return Err(ServeError::Unsupported { what: "curves", names, known: known.join(", ") });
     }
-    Ok(kept)
+    Ok(enabled)
 }
 
 /// The parsed current certificate, cached until it changes.
@@ -222,8 +222,8 @@ impl ResolvesServerCert for Shown {
                 *made = Some((current.generation, Arc::clone(&key)));
                 Some(key)
             }
-            Err(why) => {
-                log::error!("the serving certificate cannot be used: {why}");
+            Err(reason) => {
+                log::error!("the serving certificate cannot be used: {reason}");
                 // The last valid one, if there was one.
                 made.as_ref().map(|(_, key)| Arc::clone(key))
             }
@@ -328,9 +328,9 @@ impl Session {
             match self.connection.read_tls(&mut &mut *socket) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(_) => self.process(socket)?,
-                Err(why) if why.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
-                Err(why) => return Err(why),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
     }
@@ -342,7 +342,7 @@ impl Session {
     pub fn read(&mut self, socket: &mut dyn Stream, into: &mut [u8]) -> io::Result<usize> {
         for _ in 0..EMPTY_RECORDS {
             match self.connection.reader().read(into) {
-                Err(why) if why.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 outcome => return outcome,
             }
             if self.from == self.to {
@@ -350,8 +350,8 @@ impl Session {
                 (self.from, self.to) = (0, 0);
                 match socket.read(&mut self.incoming) {
                     Ok(count) => self.to = count,
-                    Err(why) if why.kind() == io::ErrorKind::Interrupted => continue,
-                    Err(why) => return Err(why),
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                    Err(error) => return Err(error),
                 }
             }
             // No bytes are left at the end of the socket; this is how the session detects the end.
@@ -392,9 +392,9 @@ impl Session {
             match self.connection.write_tls(&mut &mut *socket) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(_) => {}
-                Err(why) if why.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
-                Err(why) => return Err(why),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(true)
@@ -420,16 +420,16 @@ impl Session {
     /// yet.
     #[must_use]
     pub fn peer_certificates(&self) -> Vec<Vec<u8>> {
-        self.connection.peer_certificates().unwrap_or_default().iter().map(|one| one.to_vec()).collect()
+        self.connection.peer_certificates().unwrap_or_default().iter().map(|certificate| certificate.to_vec()).collect()
     }
 
     fn process(&mut self, socket: &mut dyn Stream) -> io::Result<()> {
         match self.connection.process_new_packets() {
             Ok(_) => Ok(()),
-            Err(why) => {
+            Err(error) => {
                 // The client receives the alert if its socket accepts it now.
                 let _ = self.flush(socket);
-                Err(io::Error::new(io::ErrorKind::InvalidData, why))
+                Err(io::Error::new(io::ErrorKind::InvalidData, error))
             }
         }
     }

@@ -82,7 +82,7 @@ impl Usage {
                     let all = Reader(Reader(extension.value).only(tag::SEQUENCE)?);
                     let all = all.all(tag::OBJECT_IDENTIFIER)?;
                     let is_for =
-                        |usage| all.is_empty() || all.iter().any(|one| [usage, ANY_USAGE].contains(one));
+                        |usage| all.is_empty() || all.iter().any(|id| [usage, ANY_USAGE].contains(id));
                     (usage.for_clients, usage.for_servers) = (is_for(CLIENT_AUTH), is_for(SERVER_AUTH));
                     true
                 }
@@ -220,18 +220,18 @@ mod tests {
 
     #[test]
     fn extended_usages_are_for_clients_or_not() {
-        let one = |id: &[u8]| [&[6, u8::try_from(id.len()).unwrap()], id].concat();
+        let encoded = |id: &[u8]| [&[6, u8::try_from(id.len()).unwrap()], id].concat();
         let list = |ids: &[Vec<u8>]| {
             let content = ids.concat();
             [&[0x30, u8::try_from(content.len()).unwrap()][..], &content].concat()
         };
-        let server = one(&[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x01]);
+        let server = encoded(&[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x01]);
         let check = |value: &[u8]| usage(true, &[(37, false, value)]).map(|usage| usage.for_clients);
         assert_eq!(usage(true, &[]).map(|usage| usage.for_clients), Some(true));
         assert_eq!(check(&list(&[])), Some(true));
         assert_eq!(check(&list(std::slice::from_ref(&server))), Some(false));
-        assert_eq!(check(&list(&[server.clone(), one(CLIENT_AUTH)])), Some(true));
-        assert_eq!(check(&list(&[one(ANY_USAGE)])), Some(true));
+        assert_eq!(check(&list(&[server.clone(), encoded(CLIENT_AUTH)])), Some(true));
+        assert_eq!(check(&list(&[encoded(ANY_USAGE)])), Some(true));
         assert_eq!(check(&server), None);
         assert_eq!(check(&[0x30, 2, 5, 0]), None);
     }

@@ -61,7 +61,7 @@ struct Key {
 }
 
 impl Key {
-    fn of(certificate: &Certificate<'_>) -> Key {
+    fn new(certificate: &Certificate<'_>) -> Key {
         Key { algorithm: certificate.key_algorithm.to_vec(), name: names::key(certificate) }
     }
 
@@ -77,8 +77,8 @@ impl Key {
 #[error("{0}")]
 struct Refusal(String);
 
-fn refused(why: impl Into<String>) -> rustls::Error {
-    CertificateError::Other(OtherError(Arc::new(Refusal(why.into())))).into()
+fn refused(reason: impl Into<String>) -> rustls::Error {
+    CertificateError::Other(OtherError(Arc::new(Refusal(reason.into())))).into()
 }
 
 fn timestamp(now: UnixTime) -> Timestamp {
@@ -109,7 +109,7 @@ impl Verifier {
                     life: Validity::of(&certificate),
                     path_length: usage.path_length.unwrap_or(u64::MAX),
                     subject,
-                    key: Key::of(&certificate),
+                    key: Key::new(&certificate),
                 })),
             }
         }
@@ -138,7 +138,7 @@ impl Verifier {
         if !usage.for_servers {
             return Err(refused("certificate specifies an incompatible key usage"));
         }
-        if !self.algorithms.all.iter().any(|one| *one.public_key_alg_id() == *certificate.key_algorithm) {
+        if !self.algorithms.all.iter().any(|algorithm| *algorithm.public_key_alg_id() == *certificate.key_algorithm) {
             let key = names::key(certificate);
             return Err(refused(format!(
                 "the server's certificate {own} has a key of {key}, which is not supported; use a key of \
@@ -178,7 +178,7 @@ impl Verifier {
             return Ok(());
         }
         let mut each = intermediates.iter().map(std::slice::from_ref);
-        if each.any(|one| check(&|length| length == 1, one).is_ok()) { Ok(()) } else { outcome }
+        if each.any(|intermediate| check(&|length| length == 1, intermediate).is_ok()) { Ok(()) } else { outcome }
     }
 
     /// The reason why there is no path, with the certificate that it concerns and the way out.
@@ -188,27 +188,27 @@ impl Verifier {
             let issuer = certificate.issuer;
             let anchor = self.anchors.iter().find(|anchor| anchor.subject == issuer);
             let signer = chain.iter().find(|other| other.subject == issuer);
-            let candidate = |why: &str| {
+            let candidate = |reason: &str| {
                 refused(format!(
-                    "certificate signed by unknown authority (possibly because of {why:?} while trying to \
+                    "certificate signed by unknown authority (possibly because of {reason:?} while trying to \
                      verify candidate authority certificate {})",
                     names::subject(issuer)
                 ))
             };
             if let Some(anchor) = anchor
-                && let Err(why) = anchor.life.check(now)
+                && let Err(reason) = anchor.life.check(now)
             {
-                return candidate(&why);
+                return candidate(&reason);
             }
             if anchor.is_none() && self.others.iter().any(|subject| subject == issuer) {
                 return candidate("x509: parent certificate cannot sign this kind of certificate");
             }
-            let Some(key) = anchor.map(|anchor| anchor.key.clone()).or_else(|| signer.map(Key::of)) else {
+            let Some(key) = anchor.map(|anchor| anchor.key.clone()).or_else(|| signer.map(Key::new)) else {
                 continue;
             };
-            let is_supported = self.algorithms.all.iter().any(|one| {
-                *one.signature_alg_id() == *certificate.signature_algorithm
-                    && *one.public_key_alg_id() == *key.algorithm
+            let is_supported = self.algorithms.all.iter().any(|algorithm| {
+                *algorithm.signature_alg_id() == *certificate.signature_algorithm
+                    && *algorithm.public_key_alg_id() == *key.algorithm
             });
             if !is_supported || key.is_short() {
                 return refused(format!(
@@ -226,7 +226,7 @@ impl Verifier {
 }
 
 fn check_time(life: Validity, now: Timestamp) -> Result<(), rustls::Error> {
-    life.check(now).map_err(|why| refused(why.strip_prefix("x509: ").unwrap_or(&why)))
+    life.check(now).map_err(|reason| refused(reason.strip_prefix("x509: ").unwrap_or(&reason)))
 }
 
 impl ServerCertVerifier for Verifier {

@@ -24,7 +24,7 @@ fn verify_at(bundle: &[&[u8]], chain: &[&[u8]], name: &str, now: u64) -> Result<
     let now = UnixTime::since_unix_epoch(std::time::Duration::from_secs(now));
     let outcome = Verifier::new(&bundle)?.verify_server_cert(own, intermediates, &name, &[], now);
     outcome.map(drop).map_err(|error| match error {
-        rustls::Error::InvalidCertificate(CertificateError::Other(why)) => why.to_string(),
+        rustls::Error::InvalidCertificate(CertificateError::Other(cause)) => cause.to_string(),
         other => other.to_string(),
     })
 }
@@ -34,9 +34,9 @@ fn verify(bundle: &[&[u8]], chain: &[&[u8]]) -> Result<(), String> {
 }
 
 #[track_caller]
-fn refuses(bundle: &[&[u8]], chain: &[&[u8]], why: &str) {
+fn refuses(bundle: &[&[u8]], chain: &[&[u8]], reason: &str) {
     let error = verify(bundle, chain).unwrap_err();
-    assert!(error.contains(why), "{error}");
+    assert!(error.contains(reason), "{error}");
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn certificate_of_the_bundle_proves_the_server_if_name_and_time_are_right() {
     let by_authority = pem!("leaf-ca");
     assert_eq!(verify(&[by_authority], &[by_authority]), Ok(()));
     assert_eq!(verify_at(&[pem!("self-short")], &[pem!("self-short")], "server.test", EARLY), Ok(()));
-    let refuses = |own, why| refuses(&[own], &[own], why);
+    let refuses = |own, reason| refuses(&[own], &[own], reason);
     refuses(
         pem!("self-short"),
         "certificate has expired or is not yet valid: current time 2030-03-17T17:46:40Z is after",
@@ -99,13 +99,13 @@ fn paths_lead_through_replaced_authorities_within_their_length() {
     }
     assert_eq!(verify(&[pem!("new")], &[pem!("leaf-new"), pem!("cross-short")]), Ok(()));
     assert!(verify(&[pem!("root")], &[pem!("leaf-new"), pem!("cross-short")]).is_err());
-    let (none, one) = ([pem!("root-len0")], [pem!("root-len1")]);
-    assert_eq!(verify(&none, &[pem!("leaf-len0")]), Ok(()));
-    assert!(verify(&none, &[pem!("leaf-a-len0"), pem!("a-len0")]).is_err());
-    assert!(verify(&none, &[pem!("leaf-b-len0"), pem!("b-len0"), pem!("a-len0")]).is_err());
-    assert_eq!(verify(&one, &[pem!("leaf-len1")]), Ok(()));
-    assert_eq!(verify(&one, &[pem!("leaf-a-len1"), pem!("b-len1"), pem!("a-len1")]), Ok(()));
-    assert!(verify(&one, &[pem!("leaf-b-len1"), pem!("b-len1"), pem!("a-len1")]).is_err());
+    let (length_0, length_1) = ([pem!("root-len0")], [pem!("root-len1")]);
+    assert_eq!(verify(&length_0, &[pem!("leaf-len0")]), Ok(()));
+    assert!(verify(&length_0, &[pem!("leaf-a-len0"), pem!("a-len0")]).is_err());
+    assert!(verify(&length_0, &[pem!("leaf-b-len0"), pem!("b-len0"), pem!("a-len0")]).is_err());
+    assert_eq!(verify(&length_1, &[pem!("leaf-len1")]), Ok(()));
+    assert_eq!(verify(&length_1, &[pem!("leaf-a-len1"), pem!("b-len1"), pem!("a-len1")]), Ok(()));
+    assert!(verify(&length_1, &[pem!("leaf-b-len1"), pem!("b-len1"), pem!("a-len1")]).is_err());
 }
 
 #[test]

@@ -74,8 +74,8 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
         max_bytes: 4 << 20,
         // The body is not stored here.
         budget: Budget { per_byte: 4, ..Budget::LINEAR },
-        worst: crate::transport::fuzz::hostile_answers,
-        seeds: crate::transport::fuzz::ANSWERS,
+        worst: crate::transport::fuzz::hostile_responses,
+        seeds: crate::transport::fuzz::RESPONSES,
         run: |bytes| {
             let bytes: Arc<[u8]> = bytes.into();
             for piece in [1, 7, READ_BYTES] {
@@ -88,8 +88,8 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
                 let call = Call::new(&Breaker::default(), Use::Call, Instant::now(), true, 0);
                 let request = Request::get("http://a.example/b").body(()).unwrap();
                 let Ok(response) = run(&agent, request, &call) else { continue };
-                if let Ok(mut answer) = answer(response, call) {
-                    let _ = io::copy(&mut answer.body, &mut io::sink());
+                if let Ok(mut received) = final_response(response, call) {
+                    let _ = io::copy(&mut received.body, &mut io::sink());
                 }
             }
         },
