@@ -26,7 +26,7 @@ pub use breaker::{Breaker, Use};
 pub use route::Endpoint;
 
 use super::dial::join_host_port;
-use adapter::{FinalResponse, Client, Incoming};
+use adapter::{Client, FinalResponse, Incoming};
 use route::Routes;
 
 pub use super::dial::DialError;

@@ -234,7 +234,7 @@ mod tests {
         (port, server)
     }
 
-    fn ask(port: u16, service: &str, timeout: Duration) -> Result<Health, HealthError> {
+    fn check_health(port: u16, service: &str, timeout: Duration) -> Result<Health, HealthError> {
         check("127.0.0.1", port, service, "kube-probe/1.36", timeout, &StopToken::never())
     }
 
@@ -243,12 +243,14 @@ mod tests {
     #[test]
     fn health_result_depends_on_service_and_status() {
         let (port, _server) = serve("app", 1);
-        assert_eq!(ask(port, "app", LONG), Ok(Health::Serving));
-        assert!(matches!(ask(port, "", LONG), Err(HealthError::Call(error)) if error.kind == Kind::NotFound));
+        assert_eq!(check_health(port, "app", LONG), Ok(Health::Serving));
+        assert!(
+            matches!(check_health(port, "", LONG), Err(HealthError::Call(error)) if error.kind == Kind::NotFound)
+        );
         let (port, _server) = serve("", 2);
-        assert_eq!(ask(port, "", LONG), Ok(Health::Other("NOT_SERVING".into())));
+        assert_eq!(check_health(port, "", LONG), Ok(Health::Other("NOT_SERVING".into())));
         let (port, _server) = serve("", 99);
-        assert!(matches!(ask(port, "", LONG), Err(HealthError::Unimplemented(_))));
+        assert!(matches!(check_health(port, "", LONG), Err(HealthError::Unimplemented(_))));
     }
 
     #[test]
@@ -256,9 +258,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let short = Duration::from_millis(300);
-        assert_eq!(ask(port, "", short), Err(HealthError::ConnectTimeout), "accepts and is silent");
+        assert_eq!(check_health(port, "", short), Err(HealthError::ConnectTimeout), "accepts and is silent");
         let (_refusing, refusing) = crate::util::testing::refusing();
-        assert_eq!(ask(refusing, "", short), Err(HealthError::ConnectTimeout), "refuses");
+        assert_eq!(check_health(refusing, "", short), Err(HealthError::ConnectTimeout), "refuses");
         let (source, token) = stop::pair();
         drop(source);
         let stopped = check("127.0.0.1", port, "", "a", LONG, &token);

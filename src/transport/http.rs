@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use ureq::http::{HeaderName, HeaderValue, Request, header};
 
-use super::api::adapter::{self, FinalResponse, Client, Incoming};
+use super::api::adapter::{self, Client, FinalResponse, Incoming};
 use super::api::route::Routes;
 use super::api::{Breaker, Use};
 use super::dial::url::Url;
@@ -162,7 +162,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(10);
 
-    /// Sends one of `answers` on each connection, and returns the requests.
+    /// Sends one of `responses` on each connection, and returns the requests.
     fn serve(responses: Vec<Vec<u8>>) -> (String, crossbeam_channel::Receiver<String>, impl Drop) {
         serve_over(responses, |socket| socket)
     }

@@ -86,7 +86,7 @@ impl Refusal {
 
 /// The client of a stream has left, or reads nothing any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Left;
+pub struct ClientGone;
 
 /// The methods that a server offers.
 pub struct Service {
@@ -119,7 +119,7 @@ impl Service {
         let builder = self.builder.add_unary_handler(&method.method, move |ctx, request, sink| {
             let Some(place) = calls.admit() else {
                 // Not waited for: this is the library's thread.
-                ctx.spawn(Ignored(sink.fail(too_many())));
+                ctx.spawn(WithoutOutcome(sink.fail(too_many())));
                 return;
             };
             let handler = Arc::clone(&handler);
@@ -145,14 +145,14 @@ impl Service {
         let (handler, calls) = (Arc::new(handler), self.calls.clone());
         let builder = self.builder.add_server_streaming_handler(&method.method, move |ctx, request, sink| {
             let Some(place) = calls.admit() else {
-                ctx.spawn(Ignored(sink.fail(too_many())));
+                ctx.spawn(WithoutOutcome(sink.fail(too_many())));
                 return;
             };
             let handler = Arc::clone(&handler);
             calls.start(place, method.name, move |stop| {
-                let mut out = Outgoing { sink, bell: Bell::new(), left: false };
+                let mut out = Outgoing { sink, bell: Bell::new(), client_gone: false };
                 match handler(request, &mut out, stop) {
-                    _ if out.left => {}
+                    _ if out.client_gone => {}
                     Ok(()) => out.close(stop),
                     Err(refusal) => {
                         let _ = complete(out.sink.fail(refusal.status()), stop);
@@ -169,9 +169,9 @@ fn too_many() -> RpcStatus {
 }
 
 /// A future without its outcome, for the library's thread to drive.
-struct Ignored<F>(F);
+struct WithoutOutcome<F>(F);
 
-impl<F: Future + Unpin> Future for Ignored<F> {
+impl<F: Future + Unpin> Future for WithoutOutcome<F> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -197,7 +197,7 @@ pub struct Outgoing<Resp> {
     sink: grpcio::ServerStreamingSink<Resp>,
     bell: Bell,
     /// The library panics when it is asked again about a call that ended.
-    left: bool,
+    client_gone: bool,
 }
 
 impl<Resp> Outgoing<Resp> {
@@ -205,11 +205,11 @@ impl<Resp> Outgoing<Resp> {
     ///
     /// # Errors
     /// When the client has left or does not read, or when the server ends.
-    pub fn send(&mut self, response: Resp, stop: &StopToken) -> Result<(), Left> {
+    pub fn send(&mut self, response: Resp, stop: &StopToken) -> Result<(), ClientGone> {
         self.wait(stop, |sink, context| sink.poll_ready(context))?;
         let started = Pin::new(&mut self.sink).start_send((response, WriteFlags::default()));
-        self.left |= started.is_err();
-        started.map_err(|_| Left)?;
+        self.client_gone |= started.is_err();
+        started.map_err(|_| ClientGone)?;
         self.wait(stop, |sink, context| sink.poll_flush(context))
     }
 
@@ -220,39 +220,39 @@ impl<Resp> Outgoing<Resp> {
     /// Whether the client has left.
     pub fn is_left(&mut self) -> bool {
         let _ = self.poll(|sink, context| sink.poll_flush(context));
-        self.left
+        self.client_gone
     }
 
     fn poll(
         &mut self,
-        poll: impl FnOnce(SinkOf<'_, Resp>, &mut Context<'_>) -> Sent,
-    ) -> Poll<Result<(), Left>> {
-        if self.left {
-            return Poll::Ready(Err(Left));
+        poll: impl FnOnce(ResponseSink<'_, Resp>, &mut Context<'_>) -> SinkPoll,
+    ) -> Poll<Result<(), ClientGone>> {
+        if self.client_gone {
+            return Poll::Ready(Err(ClientGone));
         }
         let polled = poll(Pin::new(&mut self.sink), &mut Context::from_waker(&self.bell.waker));
-        self.left = matches!(polled, Poll::Ready(Err(_)));
-        polled.map_err(|_| Left)
+        self.client_gone = matches!(polled, Poll::Ready(Err(_)));
+        polled.map_err(|_| ClientGone)
     }
 
     fn wait(
         &mut self,
         stop: &StopToken,
-        poll: impl Fn(SinkOf<'_, Resp>, &mut Context<'_>) -> Sent,
-    ) -> Result<(), Left> {
+        poll: impl Fn(ResponseSink<'_, Resp>, &mut Context<'_>) -> SinkPoll,
+    ) -> Result<(), ClientGone> {
         loop {
             if let Poll::Ready(outcome) = self.poll(&poll) {
                 return outcome;
             }
             if self.bell.wait_within(stop, SEND_LIMIT) != Woken::Progress {
-                return Err(Left);
+                return Err(ClientGone);
             }
         }
     }
 }
 
-type SinkOf<'a, Resp> = Pin<&'a mut grpcio::ServerStreamingSink<Resp>>;
-type Sent = Poll<Result<(), grpcio::Error>>;
+type ResponseSink<'a, Resp> = Pin<&'a mut grpcio::ServerStreamingSink<Resp>>;
+type SinkPoll = Poll<Result<(), grpcio::Error>>;
 
 /// The threads of the calls of one server.
 #[derive(Clone, Default)]
@@ -429,9 +429,9 @@ impl Connections {
         // The library has no value for process 0.
         let process = rustix::net::sockopt::socket_peercred(connection);
         let process = process.map_or(0, |peer| peer.pid.as_raw_pid());
-        if let Err(reason) = self.has_place(process) {
+        if let Err(reason) = self.check_limits(process) {
             self.0.retain(|existing| socket_of(existing.descriptor).is_ok_and(|now| now == existing.socket));
-            if self.has_place(process).is_err() {
+            if self.check_limits(process).is_err() {
                 return Ok(Err(reason));
             }
         }
@@ -440,7 +440,7 @@ impl Connections {
         Ok(Ok(()))
     }
 
-    fn has_place(&self, process: i32) -> Result<(), String> {
+    fn check_limits(&self, process: i32) -> Result<(), String> {
         let of_process = self.0.iter().filter(|connection| connection.process == process).count();
         if self.0.len() >= MAX_CONNECTIONS {
             return Err(format!("{MAX_CONNECTIONS} are open"));

@@ -276,7 +276,9 @@ mod tests {
                             events.push(String::from_utf8_lossy(&text).into_owned());
                         }
                     }
-                    Event::Ping(content) => events.push(format!("ping {}", String::from_utf8_lossy(&content))),
+                    Event::Ping(content) => {
+                        events.push(format!("ping {}", String::from_utf8_lossy(&content)))
+                    }
                     Event::Close => events.push("close".to_owned()),
                 }
             }

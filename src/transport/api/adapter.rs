@@ -86,7 +86,7 @@ impl Client {
     pub(in crate::transport) fn new(routes: Routes, config: Config) -> Client {
         let (routes, era) = (Arc::new(routes), Arc::default());
         let dialer = Dialer { routes: Arc::clone(&routes), era: Arc::clone(&era) };
-        Client { agent: Agent::with_parts(config, dialer, Later), routes, era }
+        Client { agent: Agent::with_parts(config, dialer, DeferredResolver), routes, era }
     }
 
     /// Sends a request and reads the head of its response, after redirects.
@@ -142,7 +142,7 @@ fn run<B: AsSendBody>(
     // ureq 3.5.2 panics if a server ends the body of a redirect after its last chunk without an empty
     // line.
     call.during(|| catch_unwind(AssertUnwindSafe(|| agent.run(request))))
-        .unwrap_or_else(|_| Err(carried(DialError::Malformed("the response cannot be read".to_owned()))))
+        .unwrap_or_else(|_| Err(ureq_error(DialError::Malformed("the response cannot be read".to_owned()))))
 }
 
 fn final_response(response: Response<ureq::Body>, call: Arc<Call>) -> Result<FinalResponse, DialError> {
@@ -157,7 +157,7 @@ fn final_response(response: Response<ureq::Body>, call: Arc<Call>) -> Result<Fin
 }
 
 /// Our error inside one of ureq's.
-fn carried(error: DialError) -> ureq::Error {
+fn ureq_error(error: DialError) -> ureq::Error {
     // A kind with a meaning would make ureq end a body without a length.
     ureq::Error::Io(io::Error::other(error))
 }
@@ -278,11 +278,11 @@ impl Connector for Dialer {
         // ureq also accepts those of proxies.
         if !matches!(details.uri.scheme_str(), Some("http" | "https")) {
             let scheme = details.uri.scheme_str().unwrap_or_default();
-            return Err(carried(DialError::Request(format!("unsupported protocol scheme {scheme:?}"))));
+            return Err(ureq_error(DialError::Request(format!("unsupported protocol scheme {scheme:?}"))));
         }
-        let setup = |error: TlsSetupError| carried(DialError::Request(error.to_string()));
+        let setup = |error: TlsSetupError| ureq_error(DialError::Request(error.to_string()));
         let route = self.routes.route(details.uri).map_err(setup)?;
-        let stream = route.open(&call).map_err(carried)?;
+        let stream = route.open(&call).map_err(ureq_error)?;
         let authority = details.uri.authority().map_or("", |authority| authority.as_str());
         // ureq makes a field of a user name and password.
         let (_, host) = authority.rsplit_once('@').unwrap_or(("", authority));
@@ -297,9 +297,9 @@ impl Connector for Dialer {
 /// ureq looks up names also for requests on kept connections, so that it gets no address here: the
 /// [`Dialer`] looks them up.
 #[derive(Debug)]
-struct Later;
+struct DeferredResolver;
 
-impl Resolver for Later {
+impl Resolver for DeferredResolver {
     fn resolve(&self, _: &Uri, _: &Config, _: NextTimeout) -> Result<ResolvedSocketAddrs, ureq::Error> {
         Ok(self.empty())
     }
@@ -419,7 +419,7 @@ impl<S: Wire> Transport for Connection<S> {
     fn await_input(&mut self, _: NextTimeout) -> Result<bool, ureq::Error> {
         if self.memory.has_too_many_interim() {
             let what = "too many 1xx informational responses".to_owned();
-            return Err(carried(DialError::Malformed(what)));
+            return Err(ureq_error(DialError::Malformed(what)));
         }
         self.flush();
         self.unsent = Vec::new();
@@ -429,12 +429,12 @@ impl<S: Wire> Transport for Connection<S> {
         if let Some(error) = &self.broken
             && self.call.upgrade().is_some_and(|call| call.is_reused() && !call.has_sent())
         {
-            return Err(carried(error.clone()));
+            return Err(ureq_error(error.clone()));
         }
         loop {
-            let outcome = self.wire.wait().and_then(|()| self.wire.read(self.memory.room()?));
+            let outcome = self.wire.wait().and_then(|()| self.wire.read(self.memory.free_space()?));
             let is_stopped = self.call.upgrade().is_none_or(|call| call.breaker.is_tripped());
-            return Err(carried(match (outcome, &self.broken) {
+            return Err(ureq_error(match (outcome, &self.broken) {
                 (Ok(0) | Err(_), _) if is_stopped => DialError::Stopped,
                 (Ok(0) | Err(_), Some(error)) => error.clone(),
                 (Ok(0), None) => return Ok(false),
@@ -492,14 +492,14 @@ impl Memory {
     }
 
     /// Room to read into.
-    fn room(&mut self) -> io::Result<&mut [u8]> {
+    fn free_space(&mut self) -> io::Result<&mut [u8]> {
         let blank =
             self.input().iter().take(BLANK_BYTES).filter(|byte| matches!(byte, b'\r' | b'\n')).count();
-        let room = self.input_append_buf();
-        if room.is_empty() || blank == BLANK_BYTES {
+        let free_space = self.input_append_buf();
+        if free_space.is_empty() || blank == BLANK_BYTES {
             return Err(Malformed("line or head is too long".to_owned()).into());
         }
-        Ok(room)
+        Ok(free_space)
     }
 
     /// Takes bytes that were read. Returns whether ureq may be able to use them: if it could not use

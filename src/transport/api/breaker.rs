@@ -83,7 +83,7 @@ impl Breaker {
     }
 
     /// Registers a socket until the guard is dropped.
-    pub(super) fn reach(&self, kind: Use, socket: &Arc<TcpStream>) -> Reach {
+    pub(super) fn register(&self, kind: Use, socket: &Arc<TcpStream>) -> RegisteredSocket {
         let tripped = {
             let mut state = self.inner.state.locked();
             state.sockets.push((kind, Arc::downgrade(socket)));
@@ -92,7 +92,7 @@ impl Breaker {
         if tripped {
             let _ = socket.shutdown(Shutdown::Both);
         }
-        Reach { breaker: self.clone(), socket: Arc::downgrade(socket) }
+        RegisteredSocket { breaker: self.clone(), socket: Arc::downgrade(socket) }
     }
 }
 
@@ -146,12 +146,12 @@ impl Streams {
 }
 
 /// Keeps a socket registered with a breaker.
-pub(super) struct Reach {
+pub(super) struct RegisteredSocket {
     breaker: Breaker,
     socket: Weak<TcpStream>,
 }
 
-impl Drop for Reach {
+impl Drop for RegisteredSocket {
     fn drop(&mut self) {
         let mut state = self.breaker.inner.state.locked();
         if let Some(index) = state.sockets.iter().position(|(_, socket)| socket.ptr_eq(&self.socket)) {
@@ -183,8 +183,8 @@ mod tests {
         let parent = Breaker::default();
         let (child, other) = (parent.child(), parent.child());
         let ((a, _a), (b, _b), (c, _c)) = (socket(), socket(), socket());
-        let _reach = (child.reach(Use::Call, &a), other.reach(Use::Stream, &b));
-        drop(other.reach(Use::Stream, &c));
+        let _reach = (child.register(Use::Call, &a), other.register(Use::Stream, &b));
+        drop(other.register(Use::Stream, &c));
         child.trip();
         assert!(child.is_tripped() && !other.is_tripped() && !parent.is_tripped());
         assert!(is_shut(&a) && !is_shut(&b));
@@ -192,7 +192,7 @@ mod tests {
         assert!(other.is_tripped() && is_shut(&b) && !is_shut(&c));
         assert!(parent.child().is_tripped());
         let (late, _late) = socket();
-        drop(other.reach(Use::Call, &late));
+        drop(other.register(Use::Call, &late));
         assert!(is_shut(&late));
     }
 
@@ -201,9 +201,9 @@ mod tests {
         let parent = Breaker::default();
         let child = parent.child();
         let ((a, _a), (b, _b), (c, _c)) = (socket(), socket(), socket());
-        let _reach = (child.reach(Use::Call, &a), child.reach(Use::Stream, &b));
+        let _reach = (child.register(Use::Call, &a), child.register(Use::Stream, &b));
         let streams = parent.streams();
-        let _later = child.reach(Use::Stream, &c);
+        let _later = child.register(Use::Stream, &c);
         streams.break_off();
         assert!(!is_shut(&a) && is_shut(&b) && !child.is_tripped());
         assert!(!is_shut(&c), "it was opened later");

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::breaker::{Breaker, Reach, Use};
+use super::breaker::{Breaker, RegisteredSocket, Use};
 
 use crate::util::lock::LockExt;
 
@@ -23,7 +23,7 @@ pub(in crate::transport) struct Call {
     /// Bytes of the longest line of the head.
     pub(super) longest_line: usize,
     deadline: Mutex<Instant>,
-    reach: Mutex<Option<Reach>>,
+    registered: Mutex<Option<RegisteredSocket>>,
     is_reused: AtomicBool,
     has_sent: AtomicBool,
 }
@@ -42,7 +42,7 @@ impl Call {
             reuse,
             longest_line,
             deadline: Mutex::new(deadline),
-            reach: Mutex::default(),
+            registered: Mutex::default(),
             is_reused: AtomicBool::new(false),
             has_sent: AtomicBool::new(false),
         })
@@ -59,14 +59,14 @@ impl Call {
     /// The breaker ends waits for this socket from now on.
     pub(super) fn hold(&self, socket: &Arc<TcpStream>, is_reused: bool) {
         self.is_reused.store(is_reused, Ordering::Relaxed);
-        let reach = self.breaker.reach(self.kind, socket);
-        let before = self.reach.locked().replace(reach);
+        let registered = self.breaker.register(self.kind, socket);
+        let before = self.registered.locked().replace(registered);
         drop(before);
     }
 
     /// Another call may use the socket.
     pub(super) fn release(&self) {
-        let before = self.reach.locked().take();
+        let before = self.registered.locked().take();
         drop(before);
     }
 

@@ -47,7 +47,7 @@ const PROXY_CONNECT_LIMIT: Duration = Duration::from_secs(30);
 /// How to connect to the server of a URL.
 pub(in crate::transport) struct Routes {
     /// The server that gets our certificate.
-    home: Option<Home>,
+    certificate_server: Option<CertificateServer>,
     roots: Roots,
     proxies: Proxies,
     /// Sessions with other servers, created for the first one.
@@ -58,7 +58,7 @@ pub(in crate::transport) struct Routes {
     peer: &'static str,
 }
 
-struct Home {
+struct CertificateServer {
     /// The host in URLs.
     name: String,
     /// The host to connect to; may have an IPv6 zone.
@@ -82,9 +82,10 @@ impl Routes {
             true => Some(Tls::new(roots, identity.as_ref(), server_name.as_ref().unwrap_or(host))?),
         };
         let (name, _zone) = host.split_once('%').unwrap_or((host, ""));
-        let home = Home { name: name.to_owned(), host: host.clone(), port: *port, tls };
+        let certificate_server =
+            CertificateServer { name: name.to_owned(), host: host.clone(), port: *port, tls };
         let mut routes = Routes::new(roots.clone(), Proxies::Fixed(proxy.clone()), "the API server");
-        routes.home = Some(home);
+        routes.certificate_server = Some(certificate_server);
         Ok(routes)
     }
 
@@ -99,7 +100,7 @@ impl Routes {
 
     fn new(roots: Roots, proxies: Proxies, peer: &'static str) -> Routes {
         let (others, proxy_tls) = (OnceLock::new(), OnceLock::new());
-        Routes { home: None, roots, proxies, others, proxy_tls, peer }
+        Routes { certificate_server: None, roots, proxies, others, proxy_tls, peer }
     }
 
     /// The route to the server of an absolute URL.
@@ -108,10 +109,11 @@ impl Routes {
         let name = uri.host().unwrap_or_default();
         let name = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
         let port = uri.port_u16().unwrap_or(if https { 443 } else { 80 });
-        let is_home =
-            |home: &&Home| (home.name.as_str(), home.port, home.tls.is_some()) == (name, port, https);
-        let (host, tls) = match self.home.as_ref().filter(is_home) {
-            Some(home) => (home.host.as_str(), home.tls.clone()),
+        let is_certificate_server = |server: &&CertificateServer| {
+            (server.name.as_str(), server.port, server.tls.is_some()) == (name, port, https)
+        };
+        let (host, tls) = match self.certificate_server.as_ref().filter(is_certificate_server) {
+            Some(server) => (server.host.as_str(), server.tls.clone()),
             None if https => (name, Some(session(&self.others, || self.roots.clone(), name)?)),
             None => (name, None),
         };

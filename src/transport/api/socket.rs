@@ -115,8 +115,9 @@ impl Socket {
 
     /// `local->peer`.
     pub(super) fn ends(&self) -> Arc<str> {
-        let text =
-            |address: io::Result<SocketAddr>| address.map_or_else(|_| String::new(), |socket_address| socket_address.to_string());
+        let text = |address: io::Result<SocketAddr>| {
+            address.map_or_else(|_| String::new(), |socket_address| socket_address.to_string())
+        };
         Arc::from(format!("{}->{}", text(self.stream.local_addr()), text(self.stream.peer_addr())))
     }
 
@@ -138,7 +139,7 @@ impl Socket {
         }
     }
 
-    fn patiently<T>(
+    fn retry_until_ready<T>(
         &mut self,
         flags: PollFlags,
         mut attempt: impl FnMut(&TcpStream) -> io::Result<T>,
@@ -171,7 +172,7 @@ fn notice_dead_peers(fd: impl AsFd) -> Result<(), Errno> {
 
 impl Read for Socket {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.patiently(PollFlags::IN, |mut stream| stream.read(into))
+        self.retry_until_ready(PollFlags::IN, |mut stream| stream.read(into))
     }
 }
 
@@ -180,7 +181,7 @@ impl Write for Socket {
         if self.discards_writes {
             return Ok(bytes.len());
         }
-        let count = self.patiently(PollFlags::OUT, |mut stream| stream.write(bytes))?;
+        let count = self.retry_until_ready(PollFlags::OUT, |mut stream| stream.write(bytes))?;
         if let Some(call) = self.call.upgrade() {
             call.note_sent();
         }

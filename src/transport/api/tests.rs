@@ -531,7 +531,8 @@ fn malformed_responses_and_requests_are_errors() {
         let outcome = Connections::new(&endpoint).unwrap().send(&get("/"), &breaker);
         assert!(outcome.is_err(), "{host:?}");
     }
-    let refused = Connections::new(&plain(1)).unwrap().send(&get("/"), &breaker).map(|response| response.status);
+    let refused =
+        Connections::new(&plain(1)).unwrap().send(&get("/"), &breaker).map(|response| response.status);
     assert_eq!(refused.unwrap_err().to_string(), "dial tcp 127.0.0.1:1: connect: connection refused");
 }
 

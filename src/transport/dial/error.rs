@@ -5,7 +5,7 @@ use std::io;
 use rustls::{AlertDescription, CertificateError};
 
 /// The two addresses of a connection, as `local->peer`.
-pub type Ends = std::sync::Arc<str>;
+pub type ConnectionEnds = std::sync::Arc<str>;
 
 /// Why there is no connection or no response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -72,7 +72,7 @@ pub enum DialError {
         /// `read` or `write`.
         op: &'static str,
         /// The addresses of both ends of the connection.
-        ends: Ends,
+        ends: ConnectionEnds,
         /// The kernel's reason.
         words: String,
     },

@@ -81,7 +81,7 @@ pub fn http_get(get: &HttpGet<'_>, stop: &StopToken) -> Result<HttpResponse, Dia
     let limit = Limit::new(get.timeout, stop);
     let mut url = Url::new(get.scheme, get.host, get.port, get.path);
     let first_host = url.host.clone();
-    let mut fields = Fields::new(get.headers, get.user_agent);
+    let mut fields = RequestFields::new(get.headers, get.user_agent);
     let mut hops = 0;
     loop {
         let failed = |url: &Url, cause: DialError| match cause {
@@ -153,7 +153,11 @@ trait Stream: Read + Write {}
 impl<T: Read + Write> Stream for T {}
 
 /// A response, and the target of its redirect.
-fn exchange(url: &Url, fields: &Fields, limit: &Limit) -> Result<(HttpResponse, Option<String>), DialError> {
+fn exchange(
+    url: &Url,
+    fields: &RequestFields,
+    limit: &Limit,
+) -> Result<(HttpResponse, Option<String>), DialError> {
     let socket = connect(&url.host, url.port(), limit).map_err(|error| match error {
         DialError::ConnectTimeout { .. } => DialError::Timeout,
         other => other,
@@ -189,7 +193,7 @@ fn exchange(url: &Url, fields: &Fields, limit: &Limit) -> Result<(HttpResponse, 
 
 /// The header fields of a request, as upstream's client would send them.
 #[derive(Debug, Clone)]
-struct Fields {
+struct RequestFields {
     /// The manifest's value of `Host`.
     host: Option<String>,
     lines: Vec<(String, String)>,
@@ -197,8 +201,8 @@ struct Fields {
     referer: Option<String>,
 }
 
-impl Fields {
-    fn new(headers: &[(String, String)], user_agent: &str) -> Result<Fields, DialError> {
+impl RequestFields {
+    fn new(headers: &[(String, String)], user_agent: &str) -> Result<RequestFields, DialError> {
         let first = |wanted: &str| {
             headers.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| value.trim())
         };
@@ -236,7 +240,7 @@ impl Fields {
             }
         }
         let referer = first("Referer").map(str::to_owned);
-        Ok(Fields { host, lines, referer })
+        Ok(RequestFields { host, lines, referer })
     }
 
     /// Adjusts them for a redirect from `from` to `to`.

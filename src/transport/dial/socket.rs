@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use super::error::{self, DialError, Ends};
+use super::error::{self, ConnectionEnds, DialError};
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
@@ -67,9 +67,11 @@ impl Limit {
         loop {
             if self.stop.is_stopped() {
                 // The kind is not `Interrupted`, because callers of `Read` would retry.
-                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, Ended));
+                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, Stopped));
             }
-            let left = self.deadline.map_or(STOP_LATENCY, |deadline| deadline.saturating_duration_since(Instant::now()));
+            let left = self
+                .deadline
+                .map_or(STOP_LATENCY, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
@@ -87,13 +89,13 @@ impl Limit {
 /// The error of a wait that the stop token ended.
 #[derive(Debug, thiserror::Error)]
 #[error("context canceled")]
-struct Ended;
+struct Stopped;
 
 #[derive(Debug)]
 pub(in crate::transport) struct Socket {
     stream: TcpStream,
     limit: Limit,
-    ends: Ends,
+    ends: ConnectionEnds,
 }
 
 impl Socket {
@@ -125,16 +127,16 @@ impl Socket {
         }
         let stream = TcpStream::from(fd);
         let local = stream.local_addr().map_or_else(|_| String::new(), |local| local.to_string());
-        let ends = Ends::from(format!("{local}->{address}"));
+        let ends = ConnectionEnds::from(format!("{local}->{address}"));
         Ok(Socket { stream, limit: limit.clone(), ends })
     }
 
     /// Both addresses of the connection.
-    pub(super) fn ends(&self) -> Ends {
+    pub(super) fn ends(&self) -> ConnectionEnds {
         self.ends.clone()
     }
 
-    fn patiently<T>(
+    fn retry_until_ready<T>(
         &mut self,
         flags: PollFlags,
         mut attempt: impl FnMut(&mut TcpStream) -> io::Result<T>,
@@ -152,13 +154,13 @@ impl Socket {
 
 impl Read for Socket {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.patiently(PollFlags::IN, |stream| stream.read(into))
+        self.retry_until_ready(PollFlags::IN, |stream| stream.read(into))
     }
 }
 
 impl Write for Socket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.patiently(PollFlags::OUT, |stream| stream.write(bytes))
+        self.retry_until_ready(PollFlags::OUT, |stream| stream.write(bytes))
     }
 
     fn flush(&mut self) -> io::Result<()> {

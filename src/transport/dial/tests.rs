@@ -5,7 +5,7 @@ use crate::util::threads::{OnDeath, Running, Stack, spawn};
 use std::net::TcpListener;
 use std::time::Instant;
 
-/// Sends one of `answers` on each connection, and returns the requests. For an empty response the
+/// Sends one of `responses` on each connection, and returns the requests. For an empty response the
 /// connection stays open until the client closes it.
 fn serve(responses: Vec<Vec<u8>>) -> (u16, crossbeam_channel::Receiver<String>, Running) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

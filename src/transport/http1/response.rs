@@ -118,7 +118,9 @@ impl ResponseHead {
             length = Some(number.unsigned_abs());
         }
         let of_framing = |key: &&str| {
-            ["transfer-encoding", "trailer", "content-length"].iter().any(|name| key.eq_ignore_ascii_case(name))
+            ["transfer-encoding", "trailer", "content-length"]
+                .iter()
+                .any(|name| key.eq_ignore_ascii_case(name))
         };
         if let Some(key) = self.fields.elements("trailer").find(of_framing).filter(|_| is_chunked) {
             return Err(Malformed(format!("bad trailer key {:?}", cut(key))));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
-use super::message::{self, Response, Kind};
+use super::message::{self, Kind, Response};
 use crate::transport::dial::error;
 use crate::transport::dial::socket::{Limit, Socket};
 use crate::util::token;
@@ -41,20 +41,20 @@ pub(super) struct QueryOptions {
 }
 
 /// Asks a server about the addresses of an encoded name, one question for each type at once.
-pub(super) fn ask(
+pub(super) fn query(
     server: SocketAddr,
     name: &[u8],
     kinds: &[Kind],
-    manner: QueryOptions,
+    options: QueryOptions,
     limit: &Limit,
 ) -> Vec<Outcome> {
-    let outcomes = match manner.tcp {
+    let outcomes = match options.tcp {
         true => vec![None; kinds.len()],
-        false => by_udp(server, name, kinds, manner, &limit.within(manner.patience)),
+        false => by_udp(server, name, kinds, options, &limit.within(options.patience)),
     };
     let finish = |(kind, outcome): (&Kind, Option<Outcome>)| match outcome {
         Some(outcome) => outcome,
-        None => by_tcp(server, name, *kind, manner, &limit.within(manner.patience)),
+        None => by_tcp(server, name, *kind, options, &limit.within(options.patience)),
     };
     kinds.iter().zip(outcomes).map(finish).collect()
 }
@@ -64,11 +64,11 @@ fn by_udp(
     server: SocketAddr,
     name: &[u8],
     kinds: &[Kind],
-    manner: QueryOptions,
+    options: QueryOptions,
     limit: &Limit,
 ) -> Vec<Option<Outcome>> {
     let mut outcomes = vec![Some(Outcome::Silent); kinds.len()];
-    if let Err(error) = exchange(server, name, kinds, manner, limit, &mut outcomes)
+    if let Err(error) = exchange(server, name, kinds, options, limit, &mut outcomes)
         && error.kind() != io::ErrorKind::TimedOut
     {
         let silent = outcomes.iter_mut().filter(|outcome| **outcome == Some(Outcome::Silent));
@@ -81,7 +81,7 @@ fn exchange(
     server: SocketAddr,
     name: &[u8],
     kinds: &[Kind],
-    manner: QueryOptions,
+    options: QueryOptions,
     limit: &Limit,
     outcomes: &mut [Option<Outcome>],
 ) -> io::Result<()> {
@@ -94,7 +94,7 @@ fn exchange(
     let mut pending = Vec::with_capacity(kinds.len());
     for (index, kind) in kinds.iter().enumerate() {
         let id = u16::from_be_bytes(token::bytes()?);
-        socket.send(&message::query(id, name, *kind, manner.edns))?;
+        socket.send(&message::query(id, name, *kind, options.edns))?;
         pending.push((index, id, *kind));
     }
     let mut bytes = [0; DATAGRAM];
@@ -133,8 +133,8 @@ fn outcome(response: Response) -> Result<Outcome, Response> {
     }
 }
 
-fn by_tcp(server: SocketAddr, name: &[u8], kind: Kind, manner: QueryOptions, limit: &Limit) -> Outcome {
-    match over_connection(server, name, kind, manner, limit) {
+fn by_tcp(server: SocketAddr, name: &[u8], kind: Kind, options: QueryOptions, limit: &Limit) -> Outcome {
+    match over_connection(server, name, kind, options, limit) {
         // A connection has no answers of others, and no limit that an answer could exceed.
         Ok(response) => outcome(response).unwrap_or(Outcome::Failed),
         Err(error) if error.kind() == io::ErrorKind::TimedOut => Outcome::Silent,
@@ -146,7 +146,7 @@ fn over_connection(
     server: SocketAddr,
     name: &[u8],
     kind: Kind,
-    manner: QueryOptions,
+    options: QueryOptions,
     limit: &Limit,
 ) -> io::Result<Response> {
     let mut socket = Socket::connect(server, limit, limit).map_err(|error| match error {
@@ -154,7 +154,7 @@ fn over_connection(
         error => io::Error::other(error.to_string()),
     })?;
     let id = u16::from_be_bytes(token::bytes()?);
-    let query = message::query(id, name, kind, manner.edns);
+    let query = message::query(id, name, kind, options.edns);
     let length = u16::try_from(query.len()).map_err(io::Error::other)?;
     socket.write_all(&[&length.to_be_bytes()[..], &query].concat())?;
     let mut length = [0; 2];

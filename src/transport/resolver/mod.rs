@@ -31,7 +31,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use config::Config;
-use exchange::{Manner, Outcome};
+use exchange::{Outcome, QueryOptions};
 use message::Kind;
 
 use super::dial::socket::Limit;
@@ -173,10 +173,11 @@ fn look_up(
     let mut reason = Reason::Timeout;
     for _ in 0..config.attempts {
         for (position, server) in servers.iter().enumerate() {
-            let manner = Manner { tcp: config.tcp, edns: config.edns, patience: config.patience(position) };
+            let options =
+                QueryOptions { tcp: config.tcp, edns: config.edns, patience: config.patience(position) };
             failure.server = Some(*server);
             let mut open = Vec::new();
-            for (kind, outcome) in ask(*server, name, &missing, manner, config.sequential, limit) {
+            for (kind, outcome) in query_server(*server, name, &missing, options, config.sequential, limit) {
                 if limit.stop.is_stopped() {
                     return Err(Failure { reason: Reason::Stopped, ..failure });
                 }
@@ -208,25 +209,25 @@ fn look_up(
 
 /// Asks one server. What it does not answer beside another question, or not with an extension, it
 /// is asked again alone, or without.
-fn ask(
+fn query_server(
     server: SocketAddr,
     name: &[u8],
     kinds: &[Kind],
-    manner: Manner,
+    options: QueryOptions,
     sequential: bool,
     limit: &Limit,
 ) -> Vec<(Kind, Outcome)> {
-    let each = |manner: Manner, kind: &Kind| exchange::ask(server, name, &[*kind], manner, limit);
+    let each = |options: QueryOptions, kind: &Kind| exchange::query(server, name, &[*kind], options, limit);
     let mut outcomes: Vec<Outcome> = match sequential {
-        true => kinds.iter().flat_map(|kind| each(manner, kind)).collect(),
-        false => exchange::ask(server, name, kinds, manner, limit),
+        true => kinds.iter().flat_map(|kind| each(options, kind)).collect(),
+        false => exchange::query(server, name, kinds, options, limit),
     };
     let is_reachable =
         outcomes.iter().any(|outcome| !matches!(outcome, Outcome::Silent | Outcome::Unreachable(_)));
     for (kind, outcome) in kinds.iter().zip(&mut outcomes) {
         let again = match outcome {
-            Outcome::Silent if is_reachable && !sequential => each(manner, kind),
-            Outcome::Failed if manner.edns => each(Manner { edns: false, ..manner }, kind),
+            Outcome::Silent if is_reachable && !sequential => each(options, kind),
+            Outcome::Failed if options.edns => each(QueryOptions { edns: false, ..options }, kind),
             _ => continue,
         };
         *outcome = again.into_iter().next().unwrap_or(Outcome::Silent);

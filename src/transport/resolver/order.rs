@@ -71,7 +71,9 @@ fn scope(address: IpAddr) -> u8 {
 /// The number of equal bits at the start of both, at most 64; IPv4 addresses are not compared.
 fn common_prefix(left: IpAddr, right: IpAddr) -> u32 {
     match (left, right) {
-        (IpAddr::V6(left), IpAddr::V6(right)) => (u128::from(left) ^ u128::from(right)).leading_zeros().min(64),
+        (IpAddr::V6(left), IpAddr::V6(right)) => {
+            (u128::from(left) ^ u128::from(right)).leading_zeros().min(64)
+        }
         _ => 0,
     }
 }

@@ -30,7 +30,9 @@ pub(super) fn with_cbc(library: &[SupportedCipherSuite]) -> Vec<SupportedCipherS
     static OWN: LazyLock<Vec<Tls12CipherSuite>> = LazyLock::new(|| {
         let library = rustls::crypto::ring::default_provider().cipher_suites;
         let make = |(like, suite, key_bytes): (CipherSuite, CipherSuite, &'static Cbc)| {
-            let SupportedCipherSuite::Tls12(like) = library.iter().find(|candidate| candidate.suite() == like)? else {
+            let SupportedCipherSuite::Tls12(like) =
+                library.iter().find(|candidate| candidate.suite() == like)?
+            else {
                 return None;
             };
             let hash_provider = like.common.hash_provider;

@@ -1,7 +1,10 @@
 use super::*;
 
 fn bytes(digits: &str) -> Vec<u8> {
-    (0..digits.len()).step_by(2).map(|offset| u8::from_str_radix(&digits[offset..offset + 2], 16).unwrap()).collect()
+    (0..digits.len())
+        .step_by(2)
+        .map(|offset| u8::from_str_radix(&digits[offset..offset + 2], 16).unwrap())
+        .collect()
 }
 
 fn curve(name: &str) -> &'static Curve {

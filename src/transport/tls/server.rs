@@ -102,11 +102,12 @@ impl Acceptor {
             .with_protocol_versions(versions)
             .map_err(|error| ServeError::Settings(error.to_string()))?;
         let builder = match settings.ask_for_certificates {
-            true => builder.with_client_cert_verifier(Arc::new(KeyHolders(Arc::clone(&provider)))),
+            true => builder.with_client_cert_verifier(Arc::new(AnyClientCertificate(Arc::clone(&provider)))),
             false => builder.with_no_client_auth(),
         };
-        let shown = Shown { current, provider, made: Mutex::default(), logged: AtomicBool::new(false) };
-        let mut config = builder.with_cert_resolver(Arc::new(shown));
+        let resolver =
+            CertificateResolver { current, provider, made: Mutex::default(), logged: AtomicBool::new(false) };
+        let mut config = builder.with_cert_resolver(Arc::new(resolver));
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         // To resume a session, its client's certificate would have to be stored; a client with many
         // requests reuses its connection.
@@ -134,16 +135,18 @@ fn cipher_suites(
         return Ok(all);
     }
     let old = |suite: &SupportedCipherSuite| suite.version().version == ProtocolVersion::TLSv1_2;
-    let known: Vec<String> = all.iter().filter(|suite| old(suite)).map(|suite| name_of(suite.suite())).collect();
+    let known: Vec<String> =
+        all.iter().filter(|suite| old(suite)).map(|suite| name_of(suite.suite())).collect();
     // The suites of TLS 1.3 cannot be selected; neither can they in Go.
     let enabled: Vec<_> = all
         .into_iter()
-        .filter(|suite| !old(suite) || wanted.iter().any(|name| means(name, suite.suite())))
+        .filter(|suite| !old(suite) || wanted.iter().any(|name| names_suite(name, suite.suite())))
         .collect();
-    for name in wanted.iter().filter(|name| !enabled.iter().any(|suite| means(name, suite.suite()))) {
+    for name in wanted.iter().filter(|name| !enabled.iter().any(|suite| names_suite(name, suite.suite()))) {
         log::warn!("tlsCipherSuites: {name} is not supported; there are {}", known.join(", "));
     }
-    if !enabled.iter().any(old) && !wanted.iter().any(|name| enabled.iter().any(|suite| means(name, suite.suite())))
+    if !enabled.iter().any(old)
+        && !wanted.iter().any(|name| enabled.iter().any(|suite| names_suite(name, suite.suite())))
     {
         let (what, names) = ("cipher suites", wanted.to_vec());
         return Err(ServeError::Unsupported { what, names, known: known.join(", ") });
@@ -156,7 +159,7 @@ fn name_of(suite: CipherSuite) -> String {
     format!("{suite:?}").replace("TLS13_", "TLS_")
 }
 
-fn means(name: &str, suite: CipherSuite) -> bool {
+fn names_suite(name: &str, suite: CipherSuite) -> bool {
     // Go also accepts two names that are older than the standard's.
     let name = match name {
         "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305" => "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
@@ -187,7 +190,7 @@ fn groups(
 }
 
 /// The parsed current certificate, cached until it changes.
-struct Shown {
+struct CertificateResolver {
     current: Box<CurrentCertificate>,
     provider: Arc<CryptoProvider>,
     made: Mutex<Option<(u64, Arc<CertifiedKey>)>>,
@@ -195,13 +198,13 @@ struct Shown {
     logged: AtomicBool,
 }
 
-impl fmt::Debug for Shown {
+impl fmt::Debug for CertificateResolver {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("Shown(..)")
+        out.write_str("CertificateResolver(..)")
     }
 }
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for CertificateResolver {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let Some(current) = (self.current)() else {
             // Logged once: clients must not fill the log.
@@ -245,9 +248,9 @@ fn certified(from: &ServingCertificate, provider: &Arc<CryptoProvider>) -> Resul
 
 /// Accepts any client's certificate if the client has its key.
 #[derive(Debug)]
-struct KeyHolders(Arc<CryptoProvider>);
+struct AnyClientCertificate(Arc<CryptoProvider>);
 
-impl ClientCertVerifier for KeyHolders {
+impl ClientCertVerifier for AnyClientCertificate {
     fn client_auth_mandatory(&self) -> bool {
         false
     }
@@ -420,7 +423,12 @@ impl Session {
     /// yet.
     #[must_use]
     pub fn peer_certificates(&self) -> Vec<Vec<u8>> {
-        self.connection.peer_certificates().unwrap_or_default().iter().map(|certificate| certificate.to_vec()).collect()
+        self.connection
+            .peer_certificates()
+            .unwrap_or_default()
+            .iter()
+            .map(|certificate| certificate.to_vec())
+            .collect()
     }
 
     fn process(&mut self, socket: &mut dyn Stream) -> io::Result<()> {

@@ -138,7 +138,12 @@ impl Verifier {
         if !usage.for_servers {
             return Err(refused("certificate specifies an incompatible key usage"));
         }
-        if !self.algorithms.all.iter().any(|algorithm| *algorithm.public_key_alg_id() == *certificate.key_algorithm) {
+        if !self
+            .algorithms
+            .all
+            .iter()
+            .any(|algorithm| *algorithm.public_key_alg_id() == *certificate.key_algorithm)
+        {
             let key = names::key(certificate);
             return Err(refused(format!(
                 "the server's certificate {own} has a key of {key}, which is not supported; use a key of \
@@ -178,7 +183,11 @@ impl Verifier {
             return Ok(());
         }
         let mut each = intermediates.iter().map(std::slice::from_ref);
-        if each.any(|intermediate| check(&|length| length == 1, intermediate).is_ok()) { Ok(()) } else { outcome }
+        if each.any(|intermediate| check(&|length| length == 1, intermediate).is_ok()) {
+            Ok(())
+        } else {
+            outcome
+        }
     }
 
     /// The reason why there is no path, with the certificate that it concerns and the way out.

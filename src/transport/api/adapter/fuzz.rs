@@ -84,7 +84,7 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
                     continue;
                 }
                 let played = Played { bytes: Cursor::new(Arc::clone(&bytes)), piece };
-                let agent = Agent::with_parts(settings().build(), played, Later);
+                let agent = Agent::with_parts(settings().build(), played, DeferredResolver);
                 let call = Call::new(&Breaker::default(), Use::Call, Instant::now(), true, 0);
                 let request = Request::get("http://a.example/b").body(()).unwrap();
                 let Ok(response) = run(&agent, request, &call) else { continue };
