@@ -38,21 +38,21 @@ fn own_targets() -> Vec<Target> {
             max_bytes: SECRET_BYTES,
             budget: Budget { per_byte: 200, ..Budget::LINEAR },
             worst: |max| {
-                let one = |key: &str| config(|_| key.to_owned(), key.len() + 100);
+                let single_key = |key: &str| config(|_| key.to_owned(), key.len() + 100);
                 let many = |key: fn(usize) -> String| config(key, max);
                 vec![
-                    ("20,000 stars", one(&format!("{}.b", "*".repeat(20_000)))),
-                    ("stars as long as a Secret", one(&"*".repeat(max - 200))),
-                    ("stars between letters", one(&format!("{}b.b", "*a".repeat(124)))),
+                    ("20,000 stars", single_key(&format!("{}.b", "*".repeat(20_000)))),
+                    ("stars as long as a Secret", single_key(&"*".repeat(max - 200))),
+                    ("stars between letters", single_key(&format!("{}b.b", "*a".repeat(124)))),
                     // As many as one Secret may have, each as long as a host may be.
                     ("the most stars of one Secret", config(|i| format!("{}{i}.b", "*a".repeat(120)), 265_000)),
                     ("question marks", many(|i| format!("{}{i}.b", "?*".repeat(120)))),
                     ("keys of one letter", many(|i| i.to_string())),
-                    ("parts of a host", one(&"*.".repeat(126))),
-                    ("dots", one(&".".repeat(max - 200))),
-                    ("slashes", one(&"/".repeat(max - 200))),
-                    ("colons", one(&":".repeat(max - 200))),
-                    ("schemes", one(&"a://".repeat(max / 4 - 100))),
+                    ("parts of a host", single_key(&"*.".repeat(126))),
+                    ("dots", single_key(&".".repeat(max - 200))),
+                    ("slashes", single_key(&"/".repeat(max - 200))),
+                    ("colons", single_key(&":".repeat(max - 200))),
+                    ("schemes", single_key(&"a://".repeat(max / 4 - 100))),
                     ("long paths", many(|i| format!("r.example/{}{i}", "a/".repeat(2000)))),
                     ("one key", many(|_| "r.example".to_owned())),
                     ("a long password", [br#"{"auths":{"r.example":{"username":"u","password":""#.as_slice(), &b"<".repeat(max - 100), br#""}}}"#].concat()),
@@ -129,7 +129,7 @@ fn credentials(bytes: &[u8]) {
     let value = serde_json::json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"},
         "spec": {"containers": [], "imagePullSecrets": [{"name": "new"}, {"name": "old"}]}});
     let pod = Pod::from(serde_json::from_value::<api::Pod>(value).unwrap());
-    let secrets = PullSecrets::of(&pod, Some(PodObjects::Api(&api.objects)), &StopToken::never());
+    let secrets = PullSecrets::read(&pod, Some(PodObjects::Api(&api.objects)), &StopToken::never());
     // A host as long as one may be, and the one that fits most of what stars leave open.
     let (long, parts) = (format!("{}.b/x", "a".repeat(250)), format!("{}/x", "a.".repeat(126)));
     for image in ["r.example/team/x:1", "busybox", &long, &parts] {

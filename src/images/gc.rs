@@ -474,7 +474,7 @@ mod tests {
     use super::*;
     use std::cell::RefCell;
 
-    fn at(second: i64) -> Timestamp {
+    fn time(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
     }
 
@@ -511,47 +511,47 @@ mod tests {
     #[test]
     fn clock_set_back_restarts_image_ages() {
         let day = 86_400;
-        let mut ledger = Ledger::new(at(day));
-        ledger.detect(&[image("a"), image("b")], &used(&["a"]), at(day));
-        ledger.detect(&[image("a"), image("b")], &used(&[]), at(0));
-        assert!(ledger.candidates(&GcPolicy::default(), at(119)).is_empty());
-        assert_eq!(ids(&ledger.candidates(&GcPolicy::default(), at(120))), ["b", "a"]);
+        let mut ledger = Ledger::new(time(day));
+        ledger.detect(&[image("a"), image("b")], &used(&["a"]), time(day));
+        ledger.detect(&[image("a"), image("b")], &used(&[]), time(0));
+        assert!(ledger.candidates(&GcPolicy::default(), time(119)).is_empty());
+        assert_eq!(ids(&ledger.candidates(&GcPolicy::default(), time(120))), ["b", "a"]);
         let policy = GcPolicy { max_age: Some(Duration::from_secs(1000)), ..GcPolicy::default() };
-        assert!(ledger.expired(&policy, at(1000)).is_empty());
-        assert_eq!(ids(&ledger.expired(&policy, at(1001))), ["b", "a"]);
+        assert!(ledger.expired(&policy, time(1000)).is_empty());
+        assert_eq!(ids(&ledger.expired(&policy, time(1001))), ["b", "a"]);
     }
 
     #[test]
     fn longest_unused_images_are_removed_first_and_new_ones_are_not() {
-        let mut ledger = Ledger::new(at(0));
+        let mut ledger = Ledger::new(time(0));
         let mut pinned = image("pinned");
         pinned.pinned = true;
         let images = [image("a"), image("b"), image("never"), pinned];
-        ledger.detect(&images, &used(&["a", "b:tag"]), at(0));
-        assert!(ledger.candidates(&GcPolicy::default(), at(119)).is_empty());
-        assert_eq!(ids(&ledger.candidates(&GcPolicy::default(), at(120))), ["never"]);
-        ledger.detect(&images, &used(&["a"]), at(300));
+        ledger.detect(&images, &used(&["a", "b:tag"]), time(0));
+        assert!(ledger.candidates(&GcPolicy::default(), time(119)).is_empty());
+        assert_eq!(ids(&ledger.candidates(&GcPolicy::default(), time(120))), ["never"]);
+        ledger.detect(&images, &used(&["a"]), time(300));
         let mut more = images.to_vec();
         more.push(image("young"));
-        ledger.detect(&more, &used(&[]), at(600));
-        assert_eq!(ids(&ledger.candidates(&GcPolicy::default(), at(600))), ["never", "b", "a"]);
-        ledger.detect(&more, &used(&["never"]), at(900));
-        assert_eq!(ids(&ledger.candidates(&GcPolicy::default(), at(900))), ["young", "b", "a"]);
-        ledger.detect(&[], &used(&[]), at(900));
-        assert!(ledger.candidates(&GcPolicy::default(), at(9000)).is_empty());
+        ledger.detect(&more, &used(&[]), time(600));
+        assert_eq!(ids(&ledger.candidates(&GcPolicy::default(), time(600))), ["never", "b", "a"]);
+        ledger.detect(&more, &used(&["never"]), time(900));
+        assert_eq!(ids(&ledger.candidates(&GcPolicy::default(), time(900))), ["young", "b", "a"]);
+        ledger.detect(&[], &used(&[]), time(900));
+        assert!(ledger.candidates(&GcPolicy::default(), time(9000)).is_empty());
     }
 
     #[test]
     fn images_unused_for_max_age_expire() {
         let policy = GcPolicy { max_age: Some(Duration::from_secs(1000)), ..GcPolicy::default() };
-        let mut ledger = Ledger::new(at(0));
-        ledger.detect(&[image("a"), image("never")], &used(&["a"]), at(0));
-        ledger.detect(&[image("a"), image("never")], &used(&["a"]), at(900));
-        assert!(ledger.expired(&policy, at(1000)).is_empty());
-        assert!(ledger.expired(&GcPolicy::default(), at(9000)).is_empty());
-        ledger.detect(&[image("a"), image("never"), image("new")], &used(&[]), at(1001));
-        assert_eq!(ids(&ledger.expired(&policy, at(1001))), ["never"]);
-        assert_eq!(ids(&ledger.expired(&policy, at(1901))), ["never", "a"]);
+        let mut ledger = Ledger::new(time(0));
+        ledger.detect(&[image("a"), image("never")], &used(&["a"]), time(0));
+        ledger.detect(&[image("a"), image("never")], &used(&["a"]), time(900));
+        assert!(ledger.expired(&policy, time(1000)).is_empty());
+        assert!(ledger.expired(&GcPolicy::default(), time(9000)).is_empty());
+        ledger.detect(&[image("a"), image("never"), image("new")], &used(&[]), time(1001));
+        assert_eq!(ids(&ledger.expired(&policy, time(1001))), ["never"]);
+        assert_eq!(ids(&ledger.expired(&policy, time(1901))), ["never", "a"]);
     }
 
     #[derive(Debug, thiserror::Error)]
@@ -592,13 +592,13 @@ mod tests {
         let images = RefCell::new(["a", "b", "c", "d"].map(image).to_vec());
         let disk = DiskUse { capacity_bytes, available_bytes };
         let policy = GcPolicy { min_age: Duration::ZERO, ..GcPolicy::default() };
-        (ImageCollector::new(Fake { images, disk, keeps: "a" }, policy, events, at(0)), queue)
+        (ImageCollector::new(Fake { images, disk, keeps: "a" }, policy, events, time(0)), queue)
     }
 
     #[test]
     fn images_are_removed_until_enough_is_freed() {
         let (mut gc, queue) = collector(5, 100);
-        let freed = gc.collect(&used(&["d"]), at(10), &StopToken::never()).unwrap();
+        let freed = gc.collect(&used(&["d"]), time(10), &StopToken::never()).unwrap();
         assert_eq!(freed, Freed { images: 2, bytes: 20 });
         let left: Vec<String> = gc.images.list().unwrap().iter().map(|image| image.id.to_string()).collect();
         assert_eq!(left, ["a", "d"]);
@@ -608,7 +608,7 @@ mod tests {
     #[test]
     fn too_little_freed_space_is_an_error() {
         let (mut gc, queue) = collector(0, 1000);
-        let mut collect = || gc.collect(&used(&["d"]), at(10), &StopToken::never());
+        let mut collect = || gc.collect(&used(&["d"]), time(10), &StopToken::never());
         let first = collect();
         assert!(matches!(first, Err(ImageGcError::NotEnough { wanted_bytes: 200, freed_bytes: 20 })));
         let event = queue.try_recv().unwrap();
@@ -626,7 +626,7 @@ mod tests {
     #[test]
     fn a_disk_without_capacity_is_reported() {
         let (mut gc, queue) = collector(0, 0);
-        let result = gc.collect(&used(&[]), at(10), &StopToken::never());
+        let result = gc.collect(&used(&[]), time(10), &StopToken::never());
         assert!(matches!(result, Err(ImageGcError::NoCapacity)));
         assert_eq!(queue.try_recv().unwrap().reason, "InvalidDiskCapacity");
     }

@@ -56,7 +56,7 @@ impl LayerSource for ImageSet {
         match self.blob(digest) {
             Ok(blob) => blob.open_counted(0, count, stop).map(Some).map_err(|error| error.to_string()),
             Err(Refusal::Unknown(_)) => Ok(None),
-            Err(Refusal::Unavailable(why)) => Err(why),
+            Err(Refusal::Unavailable(reason)) => Err(reason),
         }
     }
 }
@@ -124,7 +124,7 @@ impl CheckReport {
     #[must_use]
     pub fn summary(&self) -> String {
         let first: Vec<String> =
-            self.findings.iter().take(3).map(|one| format!("{} {}", one.path, one.problem)).collect();
+            self.findings.iter().take(3).map(|finding| format!("{} {}", finding.path, finding.problem)).collect();
         match self.damaged.saturating_sub(first.len() as u64) {
             0 => first.join("; "),
             more => format!("{}; and {more} more", first.join("; ")),
@@ -215,12 +215,12 @@ impl Checker {
                                 checked = checked.pulled_again(after);
                             }
                             Err(Problem::Absent) => checked.report.removed = true,
-                            Err(Problem::Unknown(why)) => checked.report.problems.push(why),
+                            Err(Problem::Unknown(reason)) => checked.report.problems.push(reason),
                         }
                         checked.report.missing = pulled.missing;
                         checked.report.problems.extend(pulled.problems);
                     }
-                    Err(why) => checked.report.problems.push(why),
+                    Err(reason) => checked.report.problems.push(reason),
                 }
                 checked.report.lacks_places = repull.is_full.get();
             } else if checked.layers.iter().any(|(_, state)| !state.is_compared() && state.is_bad()) {
@@ -340,7 +340,7 @@ impl Checked {
     /// cannot be compared, and is as damaged as before. A directory that was missing is a new one,
     /// because CRI-O names directories by the contents of their layers.
     fn pulled_again(self, mut after: Checked) -> Checked {
-        let mut kept = 0;
+        let mut retained = 0;
         for (dir, state) in &mut after.layers {
             if *state != State::Unknown {
                 continue;
@@ -348,14 +348,14 @@ impl Checked {
             match self.layers.iter().find(|(known, _)| known == dir) {
                 Some((_, before @ (State::Damaged | State::Doubtful))) => {
                     *state = *before;
-                    kept += 1;
+                    retained += 1;
                 }
                 Some((_, State::Missing)) | None => *state = State::Restored,
                 Some(_) => {}
             }
         }
-        if kept > 0 {
-            let what = format!("the runtime kept {kept} damaged layers, which others use");
+        if retained > 0 {
+            let what = format!("the runtime kept {retained} damaged layers, which others use");
             after.report.problems.push(what);
         }
         after.count();
@@ -440,12 +440,12 @@ impl LayerCheck<'_> {
                     self.has_damaged_blob(&failed, report);
                     return state;
                 }
-                Err(why) => failed.push((source, digest, why)),
+                Err(reason) => failed.push((source, digest, reason)),
             }
         }
-        let why: Vec<&str> = failed.iter().map(|(_, _, why)| why.as_str()).collect();
-        let why = if why.is_empty() { "no copy of it is on this node".to_owned() } else { why.join("; ") };
-        report.problems.push(format!("layer {short} cannot be verified: {why}"));
+        let reasons: Vec<&str> = failed.iter().map(|(_, _, reason)| reason.as_str()).collect();
+        let reason = if reasons.is_empty() { "no copy of it is on this node".to_owned() } else { reasons.join("; ") };
+        report.problems.push(format!("layer {short} cannot be verified: {reason}"));
         if is_missing {
             // An empty directory would hide what is wrong.
             let _ = std::fs::remove_dir(&layer.dir);
@@ -766,7 +766,7 @@ mod tests {
     }
 
     #[test]
-    fn image_whose_damaged_layer_the_runtime_kept_is_not_mended() {
+    fn image_whose_damaged_layer_the_runtime_retained_is_not_mended() {
         let mut fixture = Fixture::new();
         let intact = std::mem::take(&mut fixture.blobs);
         let store = fixture.damaged_store(&[0, 1]);
@@ -775,16 +775,16 @@ mod tests {
         // Pulled again: the layers have the same directories, and no blob was loaded.
         let after = fixture.check_layers(false);
         assert!(after.report.intact);
-        let kept = before.pulled_again(after);
-        assert!(!kept.report.intact && kept.report.mended == 0, "{kept:?}");
+        let pulled = before.pulled_again(after);
+        assert!(!pulled.report.intact && pulled.report.mended == 0, "{pulled:?}");
         let problem = "the runtime kept 2 damaged layers, which others use";
-        assert!(kept.report.problems.iter().any(|one| one == problem), "{kept:?}");
+        assert!(pulled.report.problems.iter().any(|reported| reported == problem), "{pulled:?}");
         // Once more: both were unpacked again, one from a blob that is not kept.
         std::fs::rename(fixture.path("1"), fixture.path("3")).unwrap();
         fixture.unpacked.layers[0].dir = fixture.path("3");
         fixture.blobs = intact;
         fixture.blobs.remove(&fixture.unpacked.layers[0].diff_id);
-        let mended = kept.pulled_again(fixture.check_layers(false));
+        let mended = pulled.pulled_again(fixture.check_layers(false));
         assert_eq!((mended.report.intact, mended.report.mended), (true, 2), "{mended:?}");
     }
 

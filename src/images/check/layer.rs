@@ -248,7 +248,7 @@ impl Layer<'_> {
             None => self.check(parent, name, entry, archive)?,
         };
         let difference = result.err();
-        self.found.note(&path, self.number, difference.as_ref().map(|one| one.what.as_str()));
+        self.found.note(&path, self.number, difference.as_ref().map(|difference| difference.what.as_str()));
         let Some(difference) = difference else { return Ok(()) };
         if self.mode.mend.is_none() {
             return Ok(());
@@ -399,8 +399,8 @@ impl Layer<'_> {
                     continue;
                 }
                 Ok(()) => {
-                    let at = wanted.iter().zip(present.iter()).position(|(a, b)| a != b).unwrap_or(0);
-                    format!("has other content from byte {} on", same + at as u64)
+                    let index = wanted.iter().zip(present.iter()).position(|(a, b)| a != b).unwrap_or(0);
+                    format!("has other content from byte {} on", same + index as u64)
                 }
                 Err(error) => format!("cannot be read: {error}"),
             };
@@ -545,7 +545,7 @@ impl Layer<'_> {
 fn dress(file: &impl AsFd, entry: &Entry) -> io::Result<()> {
     fs::fchown(file, Some(Uid::from_raw(entry.uid)), Some(Gid::from_raw(entry.gid)))?;
     fs::fchmod(file, Mode::from_raw_mode(entry.mode))?;
-    let is_reserved = |name: &[u8]| RESERVED_ATTRIBUTES.iter().any(|one| name.starts_with(one));
+    let is_reserved = |name: &[u8]| RESERVED_ATTRIBUTES.iter().any(|prefix| name.starts_with(prefix));
     for (name, value) in entry.xattrs.iter().filter(|(name, _)| !is_reserved(name)) {
         match fs::fsetxattr(file, &name[..], value, fs::XattrFlags::empty()) {
             // As when a layer is unpacked: the file system does not have such attributes.
@@ -575,7 +575,7 @@ fn normal(name: &[u8]) -> Option<Vec<u8>> {
 /// The directory and the last part of a path.
 fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|byte| *byte == b'/') {
-        Some(at) => (&path[..at], &path[at + 1..]),
+        Some(index) => (&path[..index], &path[index + 1..]),
         None => (b"", path),
     }
 }
@@ -751,7 +751,7 @@ mod tests {
     }
 
     #[test]
-    fn many_findings_are_counted_and_the_first_are_kept() {
+    fn many_findings_are_counted_and_the_first_are_stored() {
         let dir = tempfile::tempdir().unwrap();
         let mut layer: Vec<u8> = (0..250).flat_map(|n| entry(&format!("f{n}"), b'0', "", b"")).collect();
         layer.extend(end());
@@ -862,8 +862,8 @@ mod tests {
         entry.xattrs = names.map(|name| (name.as_bytes().to_vec(), b"y".to_vec())).to_vec();
         dress(&file, &entry).unwrap();
         let has = |name: &&str| fs::fgetxattr(&file, *name, &mut [0u8; 4][..]).is_ok();
-        let kept: Vec<&str> = names.into_iter().filter(has).collect();
+        let present: Vec<&str> = names.into_iter().filter(has).collect();
         // The file system may have no such attributes at all.
-        assert!(kept.is_empty() || kept == ["user.kept"], "{kept:?}");
+        assert!(present.is_empty() || present == ["user.kept"], "{present:?}");
     }
 }

@@ -36,7 +36,7 @@ struct Name {
     /// The pause after the next pull.
     pause: Duration,
     /// Why it is not back.
-    why: String,
+    reason: String,
 }
 
 /// See the documentation of the module.
@@ -79,7 +79,7 @@ impl MissingNames {
         }
         for name in names {
             let (requested, owner) = (requested.to_owned(), owner.clone());
-            let missing = Name { requested, owner, due: None, pause: PAUSE, why: String::new() };
+            let missing = Name { requested, owner, due: None, pause: PAUSE, reason: String::new() };
             self.names.insert(name.clone(), missing);
         }
         Ok(())
@@ -89,9 +89,9 @@ impl MissingNames {
     fn settle(&mut self, names: &[String], missing: &[NotBack], now: Instant) {
         for name in names {
             match (self.names.get_mut(name), missing.iter().find(|other| other.name == *name)) {
-                (Some(name), Some(NotBack { why, .. })) => {
+                (Some(name), Some(NotBack { reason, .. })) => {
                     name.due = Some(now + PAUSE);
-                    name.why = clip::beginning(why, MAX_REASON).to_owned();
+                    name.reason = clip::beginning(reason, MAX_REASON).to_owned();
                 }
                 _ => drop(self.names.remove(name)),
             }
@@ -124,10 +124,10 @@ impl MissingNames {
         match (self.names.get_mut(name), result) {
             // A check has it again.
             (Some(Name { due: None, .. }), _) => {}
-            (Some(missing), Err(why)) => {
+            (Some(missing), Err(reason)) => {
                 missing.pause = (missing.pause * 2).min(LONGEST_PAUSE);
                 missing.due = Some(now + missing.pause);
-                missing.why = clip::beginning(why, MAX_REASON).to_owned();
+                missing.reason = clip::beginning(reason, MAX_REASON).to_owned();
             }
             _ => drop(self.names.remove(name)),
         }
@@ -137,8 +137,8 @@ impl MissingNames {
     pub(super) fn problems(&self) -> impl Iterator<Item = String> {
         let missing = self.names.iter().filter(|(_, missing)| missing.due.is_some());
         missing.map(|(name, missing)| {
-            let why = &missing.why;
-            format!("image {name} was removed because it was damaged, and cannot be pulled again: {why}")
+            let reason = &missing.reason;
+            format!("image {name} was removed because it was damaged, and cannot be pulled again: {reason}")
         })
     }
 }
@@ -154,12 +154,12 @@ pub(super) struct Reservation {
 /// A name that was removed and is not back.
 struct NotBack {
     name: String,
-    why: String,
+    reason: String,
 }
 
 impl NotBack {
-    fn new(name: &str, why: &str) -> NotBack {
-        NotBack { name: name.to_owned(), why: why.to_owned() }
+    fn new(name: &str, reason: &str) -> NotBack {
+        NotBack { name: name.to_owned(), reason: reason.to_owned() }
     }
 }
 
@@ -187,7 +187,7 @@ impl Reservation {
     /// Notes the result of a pull.
     pub(super) fn pulled(&mut self, name: &str, result: &Result<(), String>) {
         match (self.missing.iter_mut().find(|other| other.name == name), result) {
-            (Some(known), Err(why)) => known.why.clone_from(why),
+            (Some(known), Err(reason)) => known.reason.clone_from(reason),
             _ => self.missing.retain(|other| other.name != name),
         }
     }
@@ -203,8 +203,8 @@ impl Drop for Reservation {
 mod tests {
     use super::*;
 
-    fn names(of: &str, count: usize) -> Vec<String> {
-        (0..count).map(|n| format!("{of}@{n}")).collect()
+    fn names(prefix: &str, count: usize) -> Vec<String> {
+        (0..count).map(|n| format!("{prefix}@{n}")).collect()
     }
 
     fn owner(name: &str) -> Owner {
@@ -215,9 +215,9 @@ mod tests {
         names.iter().map(|name| NotBack::new(name, "no route")).collect()
     }
 
-    fn removed(all: &mut MissingNames, of: &str, count: usize, now: Instant) {
-        let names = names(of, count);
-        all.reserve(&owner(of), of, &names).unwrap();
+    fn removed(all: &mut MissingNames, image: &str, count: usize, now: Instant) {
+        let names = names(image, count);
+        all.reserve(&owner(image), image, &names).unwrap();
         all.settle(&names, &missing(&names), now);
     }
 
@@ -254,8 +254,8 @@ mod tests {
                 let _ = all.reserve(&own, "app", &names(&format!("{n}/{m}"), 1));
             }
         }
-        let of = |n: usize| all.names.values().filter(|name| name.owner == owner(&n.to_string())).count();
-        assert!((0..20).all(|n| of(n) >= 1));
+        let names_of = |n: usize| all.names.values().filter(|name| name.owner == owner(&n.to_string())).count();
+        assert!((0..20).all(|n| names_of(n) >= 1));
         assert!(
             all.reserve(&owner("15"), "app", &names("x", 1)).unwrap_err().contains("names of other images")
         );
@@ -317,6 +317,6 @@ mod tests {
         drop(reservation);
         let left = all.locked();
         assert_eq!(left.names.keys().collect::<Vec<_>>(), ["a@1", "a@2"]);
-        assert_eq!(left.names["a@1"].why.len(), MAX_REASON);
+        assert_eq!(left.names["a@1"].reason.len(), MAX_REASON);
     }
 }

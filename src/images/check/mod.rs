@@ -200,8 +200,8 @@ impl State {
             return None;
         }
         let mut best: Option<(&str, Usage)> = None;
-        for one in failed {
-            let namespace = one.namespace.as_str();
+        for container in failed {
+            let namespace = container.namespace.as_str();
             if self.is_due(id, Some(namespace), now) {
                 let left = self.budget.left(namespace, now);
                 if best.is_none_or(|(_, most)| usage::part(left) > usage::part(most)) {
@@ -246,8 +246,8 @@ impl State {
             return false;
         }
         if let Some((_, pods)) = self.waiting.iter_mut().find(|(waiting, _)| waiting == image) {
-            if pods.iter().all(|one| one.regarding != failed.regarding)
-                && has_place(&failed.namespace, pods.iter().map(|one| one.namespace.as_str()))
+            if pods.iter().all(|container| container.regarding != failed.regarding)
+                && has_place(&failed.namespace, pods.iter().map(|container| container.namespace.as_str()))
             {
                 pods.push(failed);
             }
@@ -256,7 +256,7 @@ impl State {
         }
         // An image has the place of the namespace whose pod was the first to wait for it.
         let first = self.waiting.iter().filter_map(|(_, pods)| pods.first());
-        if !has_place(&failed.namespace, first.map(|one| one.namespace.as_str())) {
+        if !has_place(&failed.namespace, first.map(|container| container.namespace.as_str())) {
             return false;
         }
         self.waiting.push_back((image.to_owned(), vec![failed]));
@@ -288,11 +288,11 @@ impl State {
 
     /// The image that has waited longest, of the namespace whose last turn is the longest ago.
     fn next_waiting(&mut self) -> Option<(String, Vec<Failed>)> {
-        let of = |pods: &[Failed]| pods.first().map(|one| one.namespace.clone()).unwrap_or_default();
+        let namespace = |pods: &[Failed]| pods.first().map(|container| container.namespace.clone()).unwrap_or_default();
         let waiting = self.waiting.iter().enumerate();
-        let (at, _) = waiting.min_by_key(|(at, (_, pods))| (self.turns.last(&of(pods)), *at))?;
-        let next = self.waiting.remove(at)?;
-        self.turns.take(&of(&next.1));
+        let (index, _) = waiting.min_by_key(|(index, (_, pods))| (self.turns.last(&namespace(pods)), *index))?;
+        let next = self.waiting.remove(index)?;
+        self.turns.take(&namespace(&next.1));
         Some(next)
     }
 
@@ -304,24 +304,24 @@ impl State {
             self.damaged.remove(id);
             return;
         }
-        let of = |state| {
+        let layers_in = |state| {
             let numbered = report.states.iter().enumerate();
             numbered.filter(move |(_, other)| **other == state).map(|(number, _)| number)
         };
         if let Some(known) = self.damaged.get_mut(id) {
-            for number in of(LayerState::Intact) {
+            for number in layers_in(LayerState::Intact) {
                 known.layers.remove(&number);
             }
         }
-        if of(LayerState::Damaged).next().is_some()
+        if layers_in(LayerState::Damaged).next().is_some()
             && (self.damaged.len() < MAX_DAMAGED || self.damaged.contains_key(id))
         {
             let known = self.damaged.entry(id.clone()).or_default();
             image.clone_into(&mut known.image);
-            known.layers.extend(of(LayerState::Damaged));
+            known.layers.extend(layers_in(LayerState::Damaged));
             known.summary = report.summary();
         }
-        self.damaged.retain(|_, one| !one.layers.is_empty());
+        self.damaged.retain(|_, damage| !damage.layers.is_empty());
     }
 
     /// The runtime does not have an image of this name or id.
@@ -333,9 +333,9 @@ impl State {
     /// No image but the one with the id `except` has this name any more. What was damaged under it may
     /// still be there and in use: it is known by its id from now on.
     fn unname(&mut self, image: &str, except: &str) {
-        for (id, one) in &mut self.damaged {
-            if id != except && one.image == image {
-                one.image.clone_from(id);
+        for (id, damage) in &mut self.damaged {
+            if id != except && damage.image == image {
+                damage.image.clone_from(id);
             }
         }
     }
@@ -367,9 +367,9 @@ impl State {
 /// Whether another request of a namespace may wait, with those of the namespaces in `taken`.
 fn has_place<'a>(namespace: &str, taken: impl Iterator<Item = &'a str>) -> bool {
     let (mut all, mut own) = (0, 0);
-    for one in taken {
+    for other in taken {
         all += 1;
-        own += usize::from(one == namespace);
+        own += usize::from(other == namespace);
     }
     let limit = if own == 0 { MAX_WAITING } else { MAX_WAITING - FOR_FIRST };
     own < MAX_OF_NAMESPACE && all < limit
@@ -395,7 +395,7 @@ impl ImageCheck {
     /// that was done a short time ago.
     ///
     /// DIFFERS: upstream does not detect damaged images.
-    pub fn suspect(&self, pod: &Pod, container: &str, image: &str, why: &str) {
+    pub fn suspect(&self, pod: &Pod, container: &str, image: &str, reason: &str) {
         let regarding = Regarding::Pod {
             namespace: pod.namespace().to_owned(),
             name: pod.name().to_owned(),
@@ -403,7 +403,7 @@ impl ImageCheck {
             field_path: format!("spec.containers{{{container}}}"),
         };
         let failed = Failed { pod: pod.uid().clone(), namespace: pod.namespace().to_owned(), regarding };
-        log::debug!("image {image} may be damaged: {why} pod={}", pod.full_name());
+        log::debug!("image {image} may be damaged: {reason} pod={}", pod.full_name());
         let mut state = self.state();
         match state.push(image, failed) {
             true => self.start(&mut state),
@@ -499,7 +499,7 @@ impl ImageCheck {
     pub fn problems(&self) -> Vec<String> {
         let state = self.state();
         let named = state.damaged.values().take(MAX_NAMED);
-        let damaged = named.map(|one| format!("image {} is damaged: {}", one.image, one.summary));
+        let damaged = named.map(|damage| format!("image {} is damaged: {}", damage.image, damage.summary));
         let more = state.damaged.len().saturating_sub(MAX_NAMED);
         let more = (more > 0).then(|| format!("{more} more images are damaged"));
         damaged.chain(more).chain(state.missing.locked().problems()).collect()
@@ -542,7 +542,7 @@ impl ImageCheck {
         let now = Instant::now();
         let id = match self.shared.checker.id_of(image, stop) {
             Ok(id) => id,
-            Err(why) => return log::info!("image {image}: {why}"),
+            Err(error) => return log::info!("image {image}: {error}"),
         };
         let Some((namespace, left)) = self.state().begin(&id, failed, now) else { return };
         let meter = Meter::new(left);
@@ -552,9 +552,9 @@ impl ImageCheck {
         self.state().budget.spend(namespace, meter.used());
         let report = match result {
             Ok(report) => report,
-            Err(why) => {
+            Err(error) => {
                 self.state().settle_failed(&id, namespace, meter.is_exhausted(), Instant::now());
-                return log::info!("image {image}: {why}");
+                return log::info!("image {image}: {error}");
             }
         };
         if stop.is_stopped() {
@@ -594,8 +594,8 @@ impl ImageCheck {
                 let text = format!("Image {name:?} is on the node again after its removal");
                 (EventType::Normal, reasons::IMAGE_MENDED, text)
             }
-            Err(why) => {
-                let text = format!("Image {name:?} was removed and cannot be pulled again: {why}");
+            Err(error) => {
+                let text = format!("Image {name:?} was removed and cannot be pulled again: {error}");
                 (EventType::Warning, reasons::IMAGE_MEND_FAILED, text)
             }
         };
@@ -607,13 +607,13 @@ impl ImageCheck {
         let events = &self.shared.events;
         let found = format!("Image {image:?} is damaged: {}", report.summary());
         let (kind, reason, result) = outcome(image, report);
-        let pods = failed.iter().map(|one| one.regarding.clone());
+        let pods = failed.iter().map(|container| container.regarding.clone());
         for regarding in pods.chain([Regarding::Node]) {
             events.raise(regarding.clone(), EventType::Warning, reasons::DAMAGED_IMAGE, found.as_str());
             events.raise(regarding, kind, reason, result.as_str());
         }
         if report.intact {
-            failed.iter().for_each(|one| (self.shared.wake)(&one.pod));
+            failed.iter().for_each(|container| (self.shared.wake)(&container.pod));
         }
     }
 }
@@ -628,8 +628,8 @@ fn outcome(image: &str, report: &CheckReport) -> (EventType, &'static str, Strin
         let text = format!("Replaced damaged files of image {image:?}: {}{last}", report.mended);
         (EventType::Normal, reasons::IMAGE_MENDED, text)
     } else {
-        let why = last.unwrap_or("some files are still damaged");
-        (EventType::Warning, reasons::IMAGE_MEND_FAILED, format!("Cannot mend image {image:?}: {why}"))
+        let problem = last.unwrap_or("some files are still damaged");
+        (EventType::Warning, reasons::IMAGE_MEND_FAILED, format!("Cannot mend image {image:?}: {problem}"))
     }
 }
 
@@ -872,7 +872,7 @@ mod tests {
         use LayerState::{Damaged, Intact, Unknown};
         let mut state = State::default();
         let check = |states: &[LayerState]| {
-            let damaged = states.iter().filter(|one| **one == Damaged).count() as u64;
+            let damaged = states.iter().filter(|layer_state| **layer_state == Damaged).count() as u64;
             let findings = vec![Finding { path: format!("/f{damaged}"), problem: "is missing".to_owned() }];
             let findings = if damaged > 0 { findings } else { Vec::new() };
             let (layers, intact) = (states.len(), damaged == 0);
@@ -886,7 +886,7 @@ mod tests {
             }
         };
         state.note("a", &check(&[Intact, Damaged, Damaged]));
-        let summary = |state: &State| state.damaged.get("").map(|one| one.summary.clone());
+        let summary = |state: &State| state.damaged.get("").map(|damage| damage.summary.clone());
         let known = summary(&state);
         assert!(known.is_some());
         // Ended before the damaged layers, or by sizes only; then one of both was repaired.
@@ -916,7 +916,7 @@ mod tests {
         let (damaged, intact) = (report(1, 0, false), report(0, 0, true));
         let with_id = |id: &str, report: &CheckReport| CheckReport { id: id.to_owned(), ..report.clone() };
         let names =
-            |state: &State| -> Vec<String> { state.damaged.values().map(|one| one.image.clone()).collect() };
+            |state: &State| -> Vec<String> { state.damaged.values().map(|damage| damage.image.clone()).collect() };
         for is_moved in [true, false] {
             let mut state = State::default();
             state.note("app:1", &with_id("sha256:1", &damaged));
@@ -1028,12 +1028,12 @@ mod tests {
             state.push(&format!("image{n}"), failed_in(&namespace, "1"));
             state.push("shared", failed_in(&namespace, &format!("pod{n}")));
         }
-        let of = |state: &State, namespace: &str| {
+        let waiting_of = |state: &State, namespace: &str| {
             state.waiting.iter().filter(|(_, pods)| pods[0].namespace == namespace).count()
         };
-        assert!((0..5).all(|n| (1..=MAX_OF_NAMESPACE).contains(&of(&state, &format!("many{n}")))));
+        assert!((0..5).all(|n| (1..=MAX_OF_NAMESPACE).contains(&waiting_of(&state, &format!("many{n}")))));
         state.push("own", failed_in("one", "1"));
-        assert_eq!(of(&state, "one"), 1);
+        assert_eq!(waiting_of(&state, "one"), 1);
         // Also among the pods that wait for one image.
         state.push("shared", failed_in("one", "1"));
         let (_, pods) = state.waiting.iter().find(|(image, _)| image == "shared").unwrap();

@@ -160,17 +160,17 @@ impl Repull<'_> {
     /// can be loaded, because the runtime does not load layers that it has.
     fn try_pull(&self, names: &[String]) -> Result<(), String> {
         let begun = Instant::now();
-        let mut why = "the image has no name by which it can be pulled".to_owned();
+        let mut reason = "the image has no name by which it can be pulled".to_owned();
         let has_digests = names.first().is_some_and(|name| is_digest(name));
         for name in names.iter().filter(|name| is_digest(name) == has_digests) {
             let limit = PULL_LIMIT.saturating_sub(begun.elapsed());
             match self.checker.pull(self.requested, name, limit, self.stop) {
                 Ok(id) if id == self.unpacked.id => return self.go_on(),
-                Ok(_) => why = format!("{name} is another image in its registry now"),
-                Err(error) => why = format!("the image cannot be pulled again: {error}"),
+                Ok(_) => reason = format!("{name} is another image in its registry now"),
+                Err(error) => reason = format!("the image cannot be pulled again: {error}"),
             }
         }
-        Err(why)
+        Err(reason)
     }
 
     /// Removes the containers of the image, which keep its layers.
@@ -178,14 +178,14 @@ impl Repull<'_> {
         let mut tries = 0;
         loop {
             self.go_on()?;
-            let why = match self.try_remove_containers(names) {
+            let reason = match self.try_remove_containers(names) {
                 Ok(()) => return Ok(()),
-                Err(Blocked::ForGood(why)) => return Err(why),
-                Err(Blocked::ForNow(why)) => why,
+                Err(Blocked::ForGood(reason)) => return Err(reason),
+                Err(Blocked::ForNow(reason)) => reason,
             };
             tries += 1;
             if tries == REMOVALS || self.stop.wait(REMOVAL_PAUSE) == Waited::Stopped {
-                return Err(why);
+                return Err(reason);
             }
         }
     }
@@ -194,14 +194,14 @@ impl Repull<'_> {
     fn try_remove_containers(&self, names: &[String]) -> Result<(), Blocked> {
         let runtime = &self.checker.runtime;
         let mut all = runtime.list_containers(ContainerFilter::default())?;
-        let is_image = |of: &String| *of == self.unpacked.id || names.contains(of);
-        all.retain(|one| [&one.image_ref, &one.image_id].into_iter().any(is_image));
+        let is_image = |reference: &String| *reference == self.unpacked.id || names.contains(reference);
+        all.retain(|container| [&container.image_ref, &container.image_id].into_iter().any(is_image));
         let pods = (self.checker.pods)().unwrap_or_default();
-        for one in &all {
-            self.may_remove(one, &pods, names)?;
+        for container in &all {
+            self.may_remove(container, &pods, names)?;
         }
-        for one in &all {
-            runtime.remove_container(&ContainerId::from(one.id.as_str()))?;
+        for container in &all {
+            runtime.remove_container(&ContainerId::from(container.id.as_str()))?;
         }
         Ok(())
     }
@@ -214,7 +214,7 @@ impl Repull<'_> {
         let label = |key| container.labels.get(key).map(String::as_str).unwrap_or_default();
         let (uid, name) = (PodUid::from(label(labels::POD_UID)), label(labels::CONTAINER_NAME));
         let pod = pods.iter().find(|pod| *pod.uid() == uid);
-        if !pod.is_some_and(|pod| images_of(pod).any(|one| one.container == Some(name) && one.is_in(names))) {
+        if !pod.is_some_and(|pod| images_of(pod).any(|image_use| image_use.container == Some(name) && image_use.is_in(names))) {
             return Err(Blocked::ForNow(not_removed(&format!("the container {id} of another name has it"))));
         }
         match container.state.enum_value() {
@@ -260,8 +260,8 @@ fn is_digest(name: &str) -> bool {
 }
 
 /// Why an image was not removed.
-fn not_removed(why: &str) -> String {
-    format!("the image is not pulled again while {why}")
+fn not_removed(reason: &str) -> String {
+    format!("the image is not pulled again while {reason}")
 }
 
 pub(super) fn moved(name: &str, id: &str) -> String {
@@ -280,8 +280,8 @@ fn removable(requested: &str, image: &Unpacked, sandbox_images: &[String]) -> Re
     if image.pinned {
         return Err("the image is not pulled again, because the runtime has pinned it".to_owned());
     }
-    let is_image = |of: &String| {
-        *of == image.id || image.names.contains(of) || stored(of).is_some_and(|of| image.names.contains(&of))
+    let is_image = |reference: &String| {
+        *reference == image.id || image.names.contains(reference) || stored(reference).is_some_and(|reference| image.names.contains(&reference))
     };
     if sandbox_images.iter().any(is_image) {
         return Err("the image is not pulled again, because sandboxes are made from it".to_owned());
@@ -313,9 +313,9 @@ impl ImageUse<'_> {
 
 fn images_of(pod: &Pod) -> impl Iterator<Item = ImageUse<'_>> {
     let spec = pod.spec();
-    let regular = pod.all_containers().map(|one| (&one.name, &one.image, &one.image_pull_policy));
+    let regular = pod.all_containers().map(|container| (&container.name, &container.image, &container.image_pull_policy));
     let added = spec.ephemeral_containers.iter().flatten();
-    let added = added.map(|one| (&one.name, &one.image, &one.image_pull_policy));
+    let added = added.map(|container| (&container.name, &container.image, &container.image_pull_policy));
     let containers = regular.chain(added).map(|(name, image, policy)| ImageUse {
         container: Some(name.as_str()),
         image: image.as_deref().unwrap_or_default(),
@@ -331,7 +331,7 @@ fn images_of(pod: &Pod) -> impl Iterator<Item = ImageUse<'_>> {
 
 /// Whether a pod could not pull an image again that is removed.
 fn never_pulls(pod: &Pod, names: &[String]) -> bool {
-    images_of(pod).any(|one| one.policy == Some("Never") && one.is_in(names))
+    images_of(pod).any(|image_use| image_use.policy == Some("Never") && image_use.is_in(names))
 }
 
 /// A pod that uses another of these names than the requested one, and this name. Its credentials, which may
@@ -339,7 +339,7 @@ fn never_pulls(pod: &Pod, names: &[String]) -> bool {
 fn other_name<'a>(pods: &'a [Pod], requested: &str, names: &[String]) -> Option<(&'a Pod, String)> {
     let requested = stored(requested);
     pods.iter().find_map(|pod| {
-        let mut used = images_of(pod).filter_map(|one| stored(one.image));
+        let mut used = images_of(pod).filter_map(|image_use| stored(image_use.image));
         let other = used.find(|name| names.contains(name) && Some(name) != requested.as_ref())?;
         Some((pod, other))
     })
@@ -349,7 +349,7 @@ fn other_name<'a>(pods: &'a [Pod], requested: &str, names: &[String]) -> Option<
 /// secrets are first, because the others have only the credentials of the node; of both, each namespace
 /// has its turn. `start` decides which of them begin: over all its values, each pod is chosen.
 fn users<'a>(pods: &'a [Pod], names: &[String], start: u64) -> Vec<&'a Pod> {
-    let users = pods.iter().filter(|pod| images_of(pod).any(|one| one.is_in(names)));
+    let users = pods.iter().filter(|pod| images_of(pod).any(|image_use| image_use.is_in(names)));
     let has_secrets = |pod: &&Pod| pod.spec().image_pull_secrets.as_ref().is_some_and(|all| !all.is_empty());
     let (with, without): (Vec<&Pod>, Vec<&Pod>) = users.partition(has_secrets);
     let mut chosen = by_turns(&with, start);
@@ -536,7 +536,7 @@ mod tests {
 
     #[test]
     fn digest_that_another_pod_uses_is_not_removed_with_a_tag() {
-        let of = |name: &str, image: &str| {
+        let pod_with = |name: &str, image: &str| {
             let spec = json!({"containers": [{"name": "c", "image": image}]});
             let pod = json!({"metadata": {"namespace": "n", "name": name}, "spec": spec});
             Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap())
@@ -544,7 +544,7 @@ mod tests {
         let digest = digest_of("registry.corp/app");
         let names = [digest.clone(), "registry.corp/app:1".to_owned()];
         let pods =
-            [of("one", "registry.corp/app:1"), of("other", "registry.corp/other:1"), of("two", &digest)];
+            [pod_with("one", "registry.corp/app:1"), pod_with("other", "registry.corp/other:1"), pod_with("two", &digest)];
         assert!(other_name(&pods[..2], "registry.corp/app:1", &names).is_none());
         let (pod, name) = other_name(&pods, "registry.corp/app:1", &names).unwrap();
         assert_eq!((pod.name(), name), ("two", digest.clone()));

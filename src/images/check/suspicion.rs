@@ -38,7 +38,7 @@ const CODES: [i32; 5] = [126, 127, 128 + 4, 128 + 7, 128 + 11];
 #[must_use]
 pub fn points_to_image(text: &str) -> bool {
     let text = text.to_lowercase();
-    TEXTS.iter().any(|one| text.contains(one))
+    TEXTS.iter().any(|pattern| text.contains(pattern))
 }
 
 /// Why an instance that has ended may have been stopped by damaged files; `None` if nothing points to

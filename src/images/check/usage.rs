@@ -177,8 +177,8 @@ impl Budget {
     pub(super) fn spend(&mut self, namespace: &str, used: Usage) {
         self.node = self.node.plus(used);
         if self.namespaces.len() < MAX_NAMESPACES || self.namespaces.contains_key(namespace) {
-            let of = self.namespaces.entry(namespace.to_owned()).or_default();
-            *of = of.plus(used);
+            let total = self.namespaces.entry(namespace.to_owned()).or_default();
+            *total = total.plus(used);
         }
     }
 }

@@ -88,10 +88,10 @@ pub fn entries(bytes: &[u8], form: Form) -> serde_json::Result<Entries> {
 /// Whether Go's decoder takes `key` for the field `name`, which is in lower case: it folds all
 /// letters, of which two are not ASCII.
 fn is_field(key: &str, name: &str) -> bool {
-    let folded = key.chars().map(|one| match one {
+    let folded = key.chars().map(|character| match character {
         '\u{17f}' => 's',
         '\u{212a}' => 'k',
-        one => one.to_ascii_lowercase(),
+        character => character.to_ascii_lowercase(),
     });
     folded.eq(name.chars())
 }
@@ -324,7 +324,7 @@ fn split_port(domain: &str) -> (&str, &str) {
 fn location(key: &str) -> Option<(&str, Cow<'_, str>)> {
     let (rest, fragment) = key.split_once('#').unwrap_or((key, ""));
     let (place, _) = rest.split_once('?').unwrap_or((rest, ""));
-    let (authority, path) = place.find('/').map_or((place, ""), |at| place.split_at(at));
+    let (authority, path) = place.find('/').map_or((place, ""), |index| place.split_at(index));
     let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
     let of_user = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:~!$&'()*+,;=%@".contains(&byte);
     if rest.bytes().any(|byte| byte.is_ascii_control()) || !user.bytes().all(of_user) {
@@ -397,27 +397,27 @@ pub(super) fn key_matches(key: &str, domain: &str, path: &str) -> bool {
 /// `*` is any text, `?` any byte. Takes no more steps than the product of both lengths: after a
 /// mismatch only the last `*` gets one more byte, as it could take what an earlier one leaves.
 fn glob(pattern: &[u8], text: &[u8]) -> bool {
-    let (mut at, mut seen) = (0, 0);
+    let (mut position, mut seen) = (0, 0);
     // The position after the last star, and the length of the text before and in it.
     let mut star: Option<(usize, usize)> = None;
     while let Some(got) = text.get(seen) {
-        match pattern.get(at) {
+        match pattern.get(position) {
             Some(b'*') => {
-                at += 1;
-                star = Some((at, seen));
+                position += 1;
+                star = Some((position, seen));
             }
             Some(want) if want == got || *want == b'?' => {
-                at += 1;
+                position += 1;
                 seen += 1;
             }
             _ => {
                 let Some((behind, taken)) = star else { return false };
                 star = Some((behind, taken + 1));
-                (at, seen) = (behind, taken + 1);
+                (position, seen) = (behind, taken + 1);
             }
         }
     }
-    pattern.iter().skip(at).all(|rest| *rest == b'*')
+    pattern.iter().skip(position).all(|rest| *rest == b'*')
 }
 
 /// Base64, with or without padding and in one line or several; `None` for anything else or for what is
@@ -616,12 +616,12 @@ mod tests {
         let user = || Entry { username: "u".into(), password: "p".into(), ..Entry::default() };
         let index_of = |keys: Vec<String>| index(keys.into_iter().map(|key| (key, user())).collect());
         let host = |length: usize| "a.".repeat(length / 2) + &"b".repeat(length % 2);
-        for (key, kept) in [
+        for (key, indexed) in [
             (format!("https://{}:5000/{}", host(253), "path/".repeat(100)), 1),
             (host(254), 0),
             (format!("{}:5000", host(254)), 0),
         ] {
-            assert_eq!(index_of(vec![key]).unwrap().len(), kept);
+            assert_eq!(index_of(vec![key]).unwrap().len(), indexed);
         }
         let many = |count: usize| index_of((0..count).map(|n| format!("r{n}.example")).collect());
         assert_eq!(many(MAX_ENTRIES).unwrap().len(), MAX_ENTRIES);

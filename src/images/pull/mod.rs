@@ -169,7 +169,7 @@ pub(super) enum PullError {
 
 fn list(errors: &[String]) -> String {
     match errors {
-        [one] => one.clone(),
+        [error] => error.clone(),
         many => format!("[{}]", many.join(", ")),
     }
 }
@@ -216,7 +216,7 @@ impl ImagePuller {
     ///
     /// DIFFERS: upstream reads them once per sync of the pod, here once per container start.
     pub(crate) fn secrets_of(&self, pod: &Pod, stop: &StopToken) -> PullSecrets {
-        PullSecrets::of(pod, PodObjects::of(pod, self.deps.api.as_ref(), &self.deps.local), stop)
+        PullSecrets::read(pod, PodObjects::of(pod, self.deps.api.as_ref(), &self.deps.local), stop)
     }
 
     /// Makes sure that the image is on the node, and that the pod may have it.
@@ -297,8 +297,8 @@ impl ImagePuller {
     fn is_report_due(&self, pod: &PodUid, now: Timestamp) -> bool {
         let mut failures = self.failures.locked();
         let known = failures.reported_secrets.insert(pod.clone(), now);
-        known.is_none_or(|at| {
-            Duration::try_from(now.duration_since(at)).is_ok_and(|since| since >= BACKOFF_FIRST / 2)
+        known.is_none_or(|reported_at| {
+            Duration::try_from(now.duration_since(reported_at)).is_ok_and(|since| since >= BACKOFF_FIRST / 2)
         })
     }
 
@@ -319,9 +319,9 @@ impl ImagePuller {
         let mut failures = self.failures.locked();
         failures.waits.collect_garbage(now);
         let is_recent =
-            |at: &Timestamp| Duration::try_from(now.duration_since(*at)).unwrap_or_default() <= BACKOFF_RESET;
-        failures.last.retain(|_, (at, _)| is_recent(at));
-        failures.reported_secrets.retain(|_, at| is_recent(at));
+            |time: &Timestamp| Duration::try_from(now.duration_since(*time)).unwrap_or_default() <= BACKOFF_RESET;
+        failures.last.retain(|_, (time, _)| is_recent(time));
+        failures.reported_secrets.retain(|_, time| is_recent(time));
     }
 
     /// Whether an archive offers an image; waits while archives are read.
@@ -368,7 +368,7 @@ impl ImagePuller {
             Err(error) => {
                 let text = match offer {
                     // The registry has not provided the image, and the archive cannot.
-                    Offer::Damaged(why) => format!("{error}; image {why}"),
+                    Offer::Damaged(reason) => format!("{error}; image {reason}"),
                     Offer::Available | Offer::NotInSet => error.to_string(),
                 };
                 self.warn(request, reasons::FAILED, &format!("Failed to pull image {requested:?}: {text}"));
@@ -478,7 +478,7 @@ impl ImagePuller {
         let blocked = {
             let mut failures = self.failures.locked();
             let last = failures.last.get(key).cloned();
-            last.and_then(|(at, text)| Some((failures.waits.blocked_until(key, at, Timestamp::now())?, text)))
+            last.and_then(|(failed_at, text)| Some((failures.waits.blocked_until(key, failed_at, Timestamp::now())?, text)))
         };
         let Some((until, before)) = blocked else { return Ok(()) };
         let message = format!("Back-off pulling image {requested:?}");

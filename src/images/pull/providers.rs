@@ -83,14 +83,14 @@ struct Response {
 
 impl Providers {
     pub(super) fn new(settings: Option<&CredentialProviders>) -> Providers {
-        let one = |bin_dir: &PathBuf, provider: &CredentialProvider| Provider {
+        let new_provider = |bin_dir: &PathBuf, provider: &CredentialProvider| Provider {
             program: bin_dir.join(&provider.name),
             settings: provider.clone(),
             permits: Permits::new(1, "a credential provider"),
             cache: Mutex::default(),
         };
         let list = settings.map(|settings| {
-            settings.providers.iter().map(|provider| one(&settings.bin_dir, provider)).collect()
+            settings.providers.iter().map(|provider| new_provider(&settings.bin_dir, provider)).collect()
         });
         Providers { list: list.unwrap_or_default() }
     }
@@ -118,7 +118,7 @@ impl Provider {
 
     fn credentials(&self, image: &str, stop: &StopToken) -> Vec<Credential> {
         // Pods of this node have no service accounts as long as there is no API server.
-        if self.settings.token_attributes.as_ref().is_some_and(|it| it.require_service_account == Some(true))
+        if self.settings.token_attributes.as_ref().is_some_and(|attributes| attributes.require_service_account == Some(true))
         {
             return Vec::new();
         }
@@ -224,11 +224,11 @@ mod tests {
     }
 
     impl Bench {
-        fn new(match_images: &[&str], answer: &str) -> Bench {
+        fn new(match_images: &[&str], response: &str) -> Bench {
             let dir = tempfile::tempdir().unwrap();
             let program = dir.path().join("p");
             let script = format!(
-                "#!/bin/sh\ncat > {0}/request\necho \"$1 $A\" >> {0}/calls\ncat <<'END'\n{answer}\nEND\n",
+                "#!/bin/sh\ncat > {0}/request\necho \"$1 $A\" >> {0}/calls\ncat <<'END'\n{response}\nEND\n",
                 dir.path().display()
             );
             testing::program(&program, &script);
@@ -260,7 +260,7 @@ mod tests {
         }
     }
 
-    fn answer(key_type: &str, more: &str) -> String {
+    fn response(key_type: &str, more: &str) -> String {
         format!(
             r#"{{"kind": "CredentialProviderResponse", "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
                 "cacheKeyType": "{key_type}"{more}, "auth": {{
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn program_runs_only_for_its_images_and_is_cached() {
-        let bench = Bench::new(&["r.example", "*.r.example"], &answer("Image", ""));
+        let bench = Bench::new(&["r.example", "*.r.example"], &response("Image", ""));
         assert_eq!(bench.users("other.example/x"), Vec::<String>::new());
         assert_eq!(bench.calls(), 0);
         assert_eq!(bench.users("r.example/x:1"), ["u"]);
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn responses_are_cached_by_key_type_and_duration() {
         let check = |key_type, more, calls| {
-            let bench = Bench::new(&["r.example", "*.r.example"], &answer(key_type, more));
+            let bench = Bench::new(&["r.example", "*.r.example"], &response(key_type, more));
             for image in ["r.example/x", "r.example/y", "r.example/x", "a.r.example/x"] {
                 assert_eq!(bench.users(image).len(), 1);
             }
@@ -306,9 +306,9 @@ mod tests {
             "",
             "{",
             r#"{"auth": "secret"}"#,
-            &answer("Image", "").replace("Response", "Request"),
-            &answer("Image", "").replace("io/v1", "io/v1beta1"),
-            &answer("Pod", ""),
+            &response("Image", "").replace("Response", "Request"),
+            &response("Image", "").replace("io/v1", "io/v1beta1"),
+            &response("Pod", ""),
         ] {
             let bench = Bench::new(&["r.example"], bad);
             assert_eq!(bench.users("r.example/x"), Vec::<String>::new(), "{bad}");
@@ -316,7 +316,7 @@ mod tests {
             let error = provider.ask("r.example/x", &StopToken::never()).err().unwrap().to_string();
             assert!(!error.contains("secret"), "{error}");
         }
-        let mut bench = Bench::new(&["r.example"], &answer("Image", ""));
+        let mut bench = Bench::new(&["r.example"], &response("Image", ""));
         testing::program(&bench.dir.path().join("p"), "#!/bin/sh\necho no token >&2\nexit 7\n");
         let error = bench.providers.list[0].ask("r.example/x", &StopToken::never()).err().unwrap();
         assert!(error.to_string().ends_with("7: no token"), "{error}");
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn cached_responses_are_limited_and_the_one_that_ends_first_is_dropped() {
-        let bench = Bench::new(&["r.example"], &answer("Image", ""));
+        let bench = Bench::new(&["r.example"], &response("Image", ""));
         let provider = &bench.providers.list[0];
         let now = Instant::now();
         for n in 0..=MAX_CACHED as u64 {

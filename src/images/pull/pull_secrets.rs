@@ -27,7 +27,7 @@ impl PullSecrets {
     /// Reads the pod's secrets. A pull may succeed without those that cannot be read.
     ///
     /// DIFFERS: one that holds no credentials counts as missing; upstream fails the pull.
-    pub(crate) fn of(pod: &Pod, objects: Option<PodObjects<'_>>, stop: &StopToken) -> PullSecrets {
+    pub(crate) fn read(pod: &Pod, objects: Option<PodObjects<'_>>, stop: &StopToken) -> PullSecrets {
         let mut all = PullSecrets::default();
         let Some(objects) = objects else { return all };
         let mut seen = BTreeSet::new();
@@ -102,15 +102,15 @@ impl PullSecrets {
 
 /// The credentials in a secret. The decoder's message may contain one, so it is not returned.
 fn entries(secret: &Object) -> Result<Entries, &'static str> {
-    let of = |(kind, key): (&str, &str)| {
+    let data_of = |(kind, key): (&str, &str)| {
         let filled = secret.data.get(key).filter(|data| !data.is_empty());
         filled.filter(|_| secret.secret_type == kind)
     };
-    if let Some(data) = of(JSON) {
+    if let Some(data) = data_of(JSON) {
         return credentials::entries(data, Form::Current)
             .map_err(|_| "its .dockerconfigjson is not what is expected");
     }
-    if let Some(data) = of(LEGACY) {
+    if let Some(data) = data_of(LEGACY) {
         return credentials::entries(data, Form::Legacy)
             .map_err(|_| "its .dockercfg is not what is expected");
     }
@@ -134,12 +134,12 @@ fn hash(credential: &Credential) -> String {
 /// Go escapes characters of a JSON text that have a meaning in HTML or JavaScript.
 fn go_escaped(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
-    for one in json.chars() {
-        match one {
+    for character in json.chars() {
+        match character {
             '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
-                text.push_str(&format!("\\u{:04x}", u32::from(one)));
+                text.push_str(&format!("\\u{:04x}", u32::from(character)));
             }
-            _ => text.push(one),
+            _ => text.push(character),
         }
     }
     text
@@ -201,17 +201,17 @@ mod tests {
         let objects = Objects::fixed(secrets.collect());
         objects.set(&Key::new(Kind::Secret, "n", "gone"), None);
         let source = Some(PodObjects::Api(&objects));
-        let of = |names: &[&str]| PullSecrets::of(&pod(names), source, &StopToken::never());
-        let found = of(&["gone", "", "old", "old", "new", "other", "broken", "gone", "many", "rest"]);
+        let read_named = |names: &[&str]| PullSecrets::read(&pod(names), source, &StopToken::never());
+        let found = read_named(&["gone", "", "old", "old", "new", "other", "broken", "gone", "many", "rest"]);
         assert_eq!(found.missing(), ["gone", "broken", "many", "rest"]);
-        assert!(of(&["rest"]).missing().is_empty());
+        assert!(read_named(&["rest"]).missing().is_empty());
         let users = |image: &str| -> Vec<String> {
             found.for_image(image).into_iter().map(|credential| credential.username).collect()
         };
         assert_eq!(users("r.example/x"), ["o", "u"]);
         assert_eq!(users("r.example/team/x:1"), ["t", "o", "u"]);
         assert!(users("s.example/x").is_empty());
-        let hub = of(&["hub"]);
+        let hub = read_named(&["hub"]);
         assert_eq!(hub.proofs("team/app:1")[0].name, "hub");
         let proofs = found.proofs("r.example/x");
         assert_eq!((proofs[1].name.as_str(), proofs[1].uid.as_str()), ("new", "u1"));
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(proofs[1].credential_hash, sha256::hex(br#"{"username":"u","password":"p"}"#));
         let special = &found.proofs("r.example/team/x")[0].credential_hash;
         assert_eq!(*special, sha256::hex(br#"{"username":"t","password":"\u003c\u0026\u003e"}"#));
-        let none = PullSecrets::of(&pod(&["old"]), None, &StopToken::never());
+        let none = PullSecrets::read(&pod(&["old"]), None, &StopToken::never());
         assert!(none.for_image("r.example/x").is_empty() && none.missing().is_empty());
     }
 }

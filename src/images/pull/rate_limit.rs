@@ -44,9 +44,9 @@ mod tests {
     fn rate_limit_allows_burst_then_steady_rate() {
         let start = Instant::now();
         let limit = RateLimit::new(5, 3).unwrap();
-        let at = |millis| limit.allow(start + Duration::from_millis(millis));
-        assert_eq!([at(0), at(0), at(0), at(0)], [true, true, true, false]);
-        assert_eq!([at(200), at(250), at(400)], [true, false, true]);
+        let allowed_at = |millis| limit.allow(start + Duration::from_millis(millis));
+        assert_eq!([allowed_at(0), allowed_at(0), allowed_at(0), allowed_at(0)], [true, true, true, false]);
+        assert_eq!([allowed_at(200), allowed_at(250), allowed_at(400)], [true, false, true]);
         assert!(RateLimit::new(0, 10).is_none());
     }
 }

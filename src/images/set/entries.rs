@@ -62,8 +62,8 @@ impl Entry {
 
     /// The archive could not be read. `passes`: not because of its data, so that it is read again
     /// later. Returns whether to log it.
-    pub(super) fn fail(&mut self, why: String, passes: bool, now: Instant) -> bool {
-        self.state = State::Failed(why);
+    pub(super) fn fail(&mut self, reason: String, passes: bool, now: Instant) -> bool {
+        self.state = State::Failed(reason);
         if !passes {
             return true;
         }
@@ -106,7 +106,7 @@ impl Entry {
     /// What is wrong with it, or with parts of it.
     fn faults(&self) -> impl Iterator<Item = String> {
         let failed = match &self.state {
-            State::Failed(why) => Some(why.clone()),
+            State::Failed(reason) => Some(reason.clone()),
             _ => None,
         };
         let damaged = self.archive().into_iter().flat_map(|archive| &archive.faults);
@@ -178,7 +178,7 @@ impl Set {
 
     /// The archives in directories (or archives) of which it is not known whether they are there.
     pub(super) fn below(&self, places: &[Key]) -> Vec<(Key, Stamp)> {
-        let is_below = |key: &Key| places.iter().any(|one| one.0 == key.0 && key.1.starts_with(&one.1));
+        let is_below = |key: &Key| places.iter().any(|place| place.0 == key.0 && key.1.starts_with(&place.1));
         let below = self.entries.iter().filter(|(key, _)| is_below(key));
         below.map(|(key, entry)| (key.clone(), entry.stamp)).collect()
     }
@@ -192,7 +192,7 @@ impl Set {
     /// Lets those archives wait for a reading that are due.
     pub(super) fn release(&mut self, now: Instant) {
         for entry in self.entries.values_mut() {
-            if entry.retry.is_some_and(|at| at <= now) {
+            if entry.retry.is_some_and(|retry| retry <= now) {
                 entry.retry = None;
                 entry.state = State::Waiting;
             }
@@ -225,7 +225,7 @@ impl Set {
     pub(super) fn next(&self, wanted: &BTreeSet<String>) -> Option<Key> {
         let waiting = || self.entries.iter().filter(|(_, entry)| matches!(entry.state, State::Waiting));
         let has = |entry: &Entry, name: &str| {
-            entry.names.as_ref().is_some_and(|names| names.iter().any(|one| one == name))
+            entry.names.as_ref().is_some_and(|names| names.iter().any(|other| other == name))
         };
         let open: Vec<&String> = wanted.iter().filter(|name| self.find(name).is_none()).collect();
         let first = waiting().find(|(_, entry)| open.iter().any(|name| has(entry, name)));
@@ -267,7 +267,7 @@ impl Set {
     /// The image of a name. If several archives have it, the first one counts.
     pub(super) fn find(&self, name: &str) -> Option<(&PathBuf, &Arc<Archive>, &Image)> {
         self.ready().find_map(|(path, archive)| {
-            let image = archive.images.iter().find(|image| image.names.iter().any(|one| one == name))?;
+            let image = archive.images.iter().find(|image| image.names.iter().any(|other| other == name))?;
             Some((path, archive, image))
         })
     }
@@ -319,7 +319,7 @@ impl Set {
         }
         let mut unknown = false;
         for ((_, path), entry) in &self.entries {
-            let has_name = entry.names.as_ref().map(|names| names.iter().any(|one| one == name));
+            let has_name = entry.names.as_ref().map(|names| names.iter().any(|other| other == name));
             match &entry.state {
                 State::Ready(archive) => {
                     let object = digest.unwrap_or(name);
@@ -331,8 +331,8 @@ impl Set {
                         ));
                     }
                 }
-                State::Failed(why) if has_name == Some(true) => {
-                    return Availability::Damaged(format!("archive {}: {why}", path.display()));
+                State::Failed(reason) if has_name == Some(true) => {
+                    return Availability::Damaged(format!("archive {}: {reason}", path.display()));
                 }
                 State::Failed(_) => {}
                 State::Waiting | State::Reading if has_name == Some(true) => return Availability::Coming,
@@ -369,7 +369,7 @@ impl Set {
             ArchiveReport {
                 path: key.1.display().to_string(),
                 state: state.to_owned(),
-                read_bytes: reading.filter(|(one, _)| *one == key).map_or(0, |(_, bytes)| bytes),
+                read_bytes: reading.filter(|(other, _)| *other == key).map_or(0, |(_, bytes)| bytes),
                 size_bytes: entry.stamp.size,
                 faults,
             }

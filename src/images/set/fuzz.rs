@@ -48,8 +48,8 @@ pub(crate) fn targets() -> Vec<Target> {
                     ("unused texts", packed(4, |_| format!("{{\"manifests\":[],\"a\":\"{}\"}}", "a".repeat((4 << 20) - 1024)))),
                     ("descriptors", packed(10_000, |number| match number {
                         9999 => {
-                            let one = format!("{{\"mediaType\":\"{}\",\"os\":0}},", "a".repeat(100));
-                            format!("{{\"manifests\":[{}{{}}]}}", one.repeat(16_000))
+                            let descriptor = format!("{{\"mediaType\":\"{}\",\"os\":0}},", "a".repeat(100));
+                            format!("{{\"manifests\":[{}{{}}]}}", descriptor.repeat(16_000))
                         }
                         _ => "{}".to_owned(),
                     })),
@@ -67,10 +67,10 @@ pub(crate) fn targets() -> Vec<Target> {
             max_bytes: ARCHIVE_BYTES,
             budget: Budget { base_kib: 48 * 1024, ..Budget::LINEAR },
             worst: |_| {
-                let one = image("linux/amd64", &["a", "b"]);
-                let other = image("linux/arm64", &["a"]);
+                let amd64 = image("linux/amd64", &["a", "b"]);
+                let arm64 = image("linux/arm64", &["a"]);
                 vec![
-                    ("a layout", tar(&layout(&[("localhost/a:1", &one), ("localhost/b:1", &other)]))),
+                    ("a layout", tar(&layout(&[("localhost/a:1", &amd64), ("localhost/b:1", &arm64)]))),
                     ("docker save", tar(&docker(&[(&["a:1", "b:1"], "linux/amd64", &["a", "b"])]))),
                 ]
             },
@@ -171,24 +171,24 @@ fn mutated(changes: &[u8]) {
         let _ = inspect(changes, EXPANDED);
         return;
     }
-    let one = image("linux/amd64", &["a"]);
+    let amd64 = image("linux/amd64", &["a"]);
     for mut bytes in
-        [tar(&layout(&[("localhost/a:1", &one)])), tar(&docker(&[(&["a:1"], "linux/amd64", &["a"])]))]
+        [tar(&layout(&[("localhost/a:1", &amd64)])), tar(&docker(&[(&["a:1"], "linux/amd64", &["a"])]))]
     {
         for change in changes.chunks_exact(4) {
-            let at = usize::from(change[0]) << 16 | usize::from(change[1]) << 8 | usize::from(change[2]);
+            let offset = usize::from(change[0]) << 16 | usize::from(change[1]) << 8 | usize::from(change[2]);
             let length = bytes.len();
-            bytes[at % length] = change[3];
+            bytes[offset % length] = change[3];
         }
         // The headers, by the sizes in them.
-        let mut at = 0;
-        while let Some(block) = bytes.get_mut(at..at + 512) {
+        let mut offset = 0;
+        while let Some(block) = bytes.get_mut(offset..offset + 512) {
             if block.iter().any(|byte| *byte != 0) {
                 repair(block);
             }
             let size =
                 std::str::from_utf8(&block[124..135]).ok().and_then(|text| u64::from_str_radix(text, 8).ok());
-            at += 512 + usize::try_from(size.unwrap_or(0)).unwrap_or(0).next_multiple_of(512).min(1 << 30);
+            offset += 512 + usize::try_from(size.unwrap_or(0)).unwrap_or(0).next_multiple_of(512).min(1 << 30);
         }
         let _ = inspect(&bytes, EXPANDED);
     }

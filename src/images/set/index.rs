@@ -33,21 +33,21 @@ struct Head {
 }
 
 /// What an earlier run found, by path.
-pub(super) type Known = HashMap<PathBuf, Archive>;
+pub(super) type SavedArchives = HashMap<PathBuf, Archive>;
 
 /// Reads the index. A missing, damaged or foreign file gives none.
-pub(super) fn load(path: &Path) -> Known {
+pub(super) fn load(path: &Path) -> SavedArchives {
     match try_load(path) {
         Ok(known) => known,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Known::new(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => SavedArchives::new(),
         Err(error) => {
             state_files::damaged(path, &format!("{error}; the image archives are read again"));
-            Known::new()
+            SavedArchives::new()
         }
     }
 }
 
-fn try_load(path: &Path) -> io::Result<Known> {
+fn try_load(path: &Path) -> io::Result<SavedArchives> {
     let file = untrusted::open(path)?;
     let bytes = read_limited(file)?;
     let invalid = |text: &str| io::Error::new(io::ErrorKind::InvalidData, text);
@@ -62,7 +62,7 @@ fn try_load(path: &Path) -> io::Result<Known> {
         return Err(invalid("its checksum is wrong"));
     }
     let saved: Vec<Saved<'_>> = serde_json::from_slice(body)?;
-    Ok(saved.into_iter().map(|one| (one.path, one.archive.into_owned())).collect())
+    Ok(saved.into_iter().map(|entry| (entry.path, entry.archive.into_owned())).collect())
 }
 
 fn read_limited(file: std::fs::File) -> io::Result<Vec<u8>> {
@@ -130,14 +130,14 @@ mod tests {
         assert_eq!(load(&path).get(&file), Some(&*archive));
 
         let good = std::fs::read(&path).unwrap();
-        for at in [0, good.len() / 2, good.len() - 1] {
+        for offset in [0, good.len() / 2, good.len() - 1] {
             let mut bad = good.clone();
-            bad[at] ^= 1;
+            bad[offset] ^= 1;
             std::fs::write(&path, &bad).unwrap();
-            assert!(load(&path).is_empty(), "byte {at}");
-            assert!(state_files::problems().iter().any(|(damaged, _)| *damaged == path), "byte {at}");
-            std::fs::write(&path, &good[..at]).unwrap();
-            assert!(load(&path).is_empty(), "{at} bytes");
+            assert!(load(&path).is_empty(), "byte {offset}");
+            assert!(state_files::problems().iter().any(|(damaged, _)| *damaged == path), "byte {offset}");
+            std::fs::write(&path, &good[..offset]).unwrap();
+            assert!(load(&path).is_empty(), "{offset} bytes");
         }
         save(&path, std::iter::once((&file, &archive))).unwrap();
         assert!(state_files::problems().iter().all(|(damaged, _)| *damaged != path));

@@ -124,8 +124,8 @@ impl ImageSet {
     }
 
     /// Called by the server while it cannot listen: why there is no registry.
-    pub fn lacks_registry(&self, why: &str) {
-        self.shared.lacks_registry(why);
+    pub fn lacks_registry(&self, reason: &str) {
+        self.shared.lacks_registry(reason);
     }
 
     /// Bytes of archives that were read since the start.

@@ -97,7 +97,7 @@ impl Puller {
         }
         match next {
             Next::Nothing => None,
-            Next::At(at) => Some(at),
+            Next::RetryAt(time) => Some(time),
             Next::Pull(_) if held_back => Some(now + PRESSURE_PERIOD),
             Next::Pull(_) => Some(self.shared.last_request().map_or(now, |request| request + QUIET)),
         }

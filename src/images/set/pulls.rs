@@ -34,7 +34,7 @@ pub(super) struct Pulls {
 pub(super) enum Next {
     Pull(String),
     /// A failed pull is due then.
-    At(Instant),
+    RetryAt(Instant),
     Nothing,
 }
 
@@ -69,11 +69,11 @@ impl Pulls {
                 continue;
             }
             match pull.retry {
-                Some(retry) if retry > now => earliest = Some(earliest.map_or(retry, |one| one.min(retry))),
+                Some(retry) if retry > now => earliest = Some(earliest.map_or(retry, |time| time.min(retry))),
                 _ => return Next::Pull(name.clone()),
             }
         }
-        earliest.map_or(Next::Nothing, Next::At)
+        earliest.map_or(Next::Nothing, Next::RetryAt)
     }
 
     pub(super) fn begin(&mut self, name: &str) {
@@ -174,12 +174,12 @@ mod tests {
         assert!(pulls.failed("r/a:1", "refused", now));
         assert_eq!(pulls.next(now), Next::Pull("r/b:1".into()));
         pulls.succeeded("r/b:1");
-        assert_eq!(pulls.next(now), Next::At(now + FIRST_RETRY));
+        assert_eq!(pulls.next(now), Next::RetryAt(now + FIRST_RETRY));
         assert_eq!(pulls.state("r/a:1"), ("failed", "refused".to_owned()));
         let later = now + FIRST_RETRY;
         assert_eq!(pulls.next(later), Next::Pull("r/a:1".into()));
         pulls.failed("r/a:1", "refused", later);
-        assert_eq!(pulls.next(later), Next::At(later + 2 * FIRST_RETRY));
+        assert_eq!(pulls.next(later), Next::RetryAt(later + 2 * FIRST_RETRY));
         pulls.retry_all();
         assert_eq!(pulls.next(later), Next::Pull("r/a:1".into()));
     }

@@ -91,8 +91,8 @@ impl Reader {
         let (first, Changes { added, removed }) = {
             let mut set = self.shared.set();
             let listed: HashSet<Key> = found.files.iter().map(|(key, _)| key.clone()).collect();
-            let kept = set.below(&found.unreadable).into_iter().filter(|(key, _)| !listed.contains(key));
-            found.files.extend(kept);
+            let retained = set.below(&found.unreadable).into_iter().filter(|(key, _)| !listed.contains(key));
+            found.files.extend(retained);
             let seen: HashSet<PathBuf> =
                 found.files.iter().filter_map(|((_, path), _)| Some(path.parent()?.to_owned())).collect();
             let first = !set.listed;

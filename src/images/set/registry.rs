@@ -154,8 +154,8 @@ impl ImageSet {
     pub fn tags(&self, repository: &str) -> Vec<String> {
         let set = self.shared.set();
         let tags = set.images().into_keys().filter_map(|name| {
-            let (of, tag) = name.rsplit_once(':')?;
-            (of == repository).then(|| tag.to_owned())
+            let (named_repository, tag) = name.rsplit_once(':')?;
+            (named_repository == repository).then(|| tag.to_owned())
         });
         tags.collect()
     }
@@ -195,9 +195,9 @@ mod tests {
         let layer = archive.images[0].layers[0].digest.to_string();
         let blob = {
             let key = Digest::parse(&layer).unwrap();
-            let of = archive.blobs[&key].clone();
+            let stored = archive.blobs[&key].clone();
             let (path, archive) = (path.clone(), Arc::new(archive.clone()));
-            Blob { digest: layer.clone(), size: of.size, path, archive, key }
+            Blob { digest: layer.clone(), size: stored.size, path, archive, key }
         };
         let packed = std::fs::metadata(&path).unwrap().len();
         let counted = Arc::new(std::sync::atomic::AtomicU64::new(0));
@@ -213,7 +213,7 @@ mod tests {
         assert!(counted.load(Ordering::Relaxed) > packed, "{counted:?} of {packed}");
         let count: Count = Arc::new(|_| Err(io::Error::other("the limit")));
         let limited = blob.open_counted(0, &count, &StopToken::never());
-        assert!(!limited.is_ok_and(|mut one| one.read(&mut [0]).is_ok()));
+        assert!(!limited.is_ok_and(|mut reader| reader.read(&mut [0]).is_ok()));
         // Decompression would fail.
         let size = std::fs::metadata(&path).unwrap().len();
         std::fs::write(&path, vec![0xff; size as usize]).unwrap();

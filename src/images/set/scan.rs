@@ -111,7 +111,7 @@ pub(super) fn blobs(layout: &Path) -> Blobs {
     let stamp = |entry: DirEntry| {
         let name = entry.file_name();
         let stat = statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW);
-        if matches!(name.to_bytes(), b"." | b"..") { None } else { Some(Stamp::of(&stat.ok()?)) }
+        if matches!(name.to_bytes(), b"." | b"..") { None } else { Some(Stamp::from_stat(&stat.ok()?)) }
     };
     for stamp in entries.take(MOST_ENTRIES).filter_map(|entry| stamp(entry.ok()?)) {
         blobs.number += 1;

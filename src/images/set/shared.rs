@@ -164,8 +164,8 @@ impl Shared {
     }
 
     /// There is no registry until [`Shared::set_registry`].
-    pub(super) fn lacks_registry(&self, why: &str) {
-        why.clone_into(&mut self.no_registry.locked());
+    pub(super) fn lacks_registry(&self, reason: &str) {
+        reason.clone_into(&mut self.no_registry.locked());
     }
 
     pub(super) fn set_registry(&self, address: &str) {
@@ -252,7 +252,7 @@ impl Shared {
 
     /// Without a change of the set, rings of calls that have ended would pile up.
     fn no_longer_waiting(&self, ring: &Sender<()>, offer: Offer) -> Offer {
-        self.waiters.locked().retain(|one| !one.same_channel(ring));
+        self.waiters.locked().retain(|waiter| !waiter.same_channel(ring));
         offer
     }
 
@@ -261,7 +261,7 @@ impl Shared {
         match self.set().availability(name) {
             Availability::Available if self.registry().is_none() => Err(REGISTRY_LIMIT),
             Availability::Available => Ok(Offer::Available),
-            Availability::Damaged(why) => Ok(Offer::Damaged(why)),
+            Availability::Damaged(reason) => Ok(Offer::Damaged(reason)),
             Availability::Absent => Ok(Offer::NotInSet),
             Availability::Coming => Err(COMING_LIMIT),
             Availability::Unknown => Err(UNKNOWN_LIMIT),

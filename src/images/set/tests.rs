@@ -92,7 +92,7 @@ fn availability_depends_on_what_was_read() {
 }
 
 #[test]
-fn unchanged_archives_are_kept_and_changed_ones_read_again() {
+fn unchanged_archives_are_retained_and_changed_ones_read_again() {
     let mut set = set_of(&[("a", 1), ("b", 1), ("c", 1)]);
     for name in ["a", "b", "c"] {
         set.get_mut(&key(name)).unwrap().state = State::Ready(Arc::new(archive(&[name], &[])));
@@ -234,8 +234,8 @@ fn unchanged_archive_is_not_read_again_after_a_restart() {
 fn damaged_archive_is_named_and_others_are_offered() {
     let room = Room::new();
     let mut damaged = image("registry.example/bad:1", "content of a layer");
-    let at = damaged.windows(7).position(|bytes| bytes == b"content").unwrap();
-    damaged[at] ^= 1;
+    let offset = damaged.windows(7).position(|bytes| bytes == b"content").unwrap();
+    damaged[offset] ^= 1;
     room.put("bad.tar", &damaged);
     let whole = image("registry.example/cut:1", "layer");
     room.put("cut.tar", &whole[..whole.len() / 2]);
@@ -247,19 +247,19 @@ fn damaged_archive_is_named_and_others_are_offered() {
         report.images.iter().map(|image| image.name.as_str()).collect::<Vec<_>>(),
         ["registry.example/good:1"]
     );
-    let Offer::Damaged(why) = room.offer("registry.example/bad:1") else { panic!("not reported as damaged") };
-    assert!(why.contains("bad.tar") && why.contains("sha256:"), "{why}");
+    let Offer::Damaged(reason) = room.offer("registry.example/bad:1") else { panic!("not reported as damaged") };
+    assert!(reason.contains("bad.tar") && reason.contains("sha256:"), "{reason}");
     let faults: Vec<_> = report
         .archives
         .iter()
-        .filter(|one| !one.faults.is_empty())
-        .map(|one| one.path.rsplit('/').next().unwrap())
+        .filter(|archive| !archive.faults.is_empty())
+        .map(|archive| archive.path.rsplit('/').next().unwrap())
         .collect();
     assert_eq!(faults, ["bad.tar", "cut.tar", "text.tar"]);
     let problems = room.set.problems();
     assert_eq!(problems, report.problems);
-    let of = |file: &str| problems.iter().filter(|text| text.contains(&format!("/{file}: "))).count();
-    assert_eq!(["bad.tar", "cut.tar", "good.tar", "text.tar"].map(of), [2, 1, 0, 1], "{problems:?}");
+    let problem_count = |file: &str| problems.iter().filter(|text| text.contains(&format!("/{file}: "))).count();
+    assert_eq!(["bad.tar", "cut.tar", "good.tar", "text.tar"].map(problem_count), [2, 1, 0, 1], "{problems:?}");
     assert!(
         room.events
             .try_iter()
@@ -292,7 +292,7 @@ fn reading_is_interrupted_by_the_end_of_the_agent() {
         room.put(&format!("{number}.tar"), &large);
     }
     let mut room = room.start();
-    room.wait("a reading", |report| report.archives.iter().any(|one| one.state == "reading"));
+    room.wait("a reading", |report| report.archives.iter().any(|archive| archive.state == "reading"));
     let begun = Instant::now();
     drop(room.running.take());
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
@@ -375,7 +375,7 @@ fn layout_whose_blobs_arrive_last_is_found() {
         std::fs::write(path, content).unwrap();
     };
     files[..blobs].iter().for_each(write);
-    room.wait("the faults", |report| report.archives.iter().any(|one| !one.faults.is_empty()));
+    room.wait("the faults", |report| report.archives.iter().any(|archive| !archive.faults.is_empty()));
     for file in &files[blobs..] {
         pause();
         write(file);

@@ -123,9 +123,9 @@ impl Watch {
                     for event in events {
                         let unclosed =
                             event.mask.contains(EventMask::CREATE) && !event.mask.contains(EventMask::ISDIR);
-                        let one = if unclosed { UNCLOSED } else { SETTLE };
+                        let settle_time = if unclosed { UNCLOSED } else { SETTLE };
                         // A file that was closed needs no further wait for its creation.
-                        delay = Some(if unclosed { delay.unwrap_or(one) } else { one });
+                        delay = Some(if unclosed { delay.unwrap_or(settle_time) } else { settle_time });
                     }
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return delay,

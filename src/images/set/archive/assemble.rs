@@ -65,13 +65,13 @@ pub(super) fn assemble(
     let too_many = || ArchiveError::Whole(Problem::too_large(limits.images as u64, "images"));
     match index {
         Some(Document::Index { manifests, .. }) if manifests.len() > limits.images => return Err(too_many()),
-        Some(Document::Index { manifests, .. }) => manifests.iter().for_each(|one| assembly.add_oci(one)),
+        Some(Document::Index { manifests, .. }) => manifests.iter().for_each(|descriptor| assembly.add_oci(descriptor)),
         Some(_) => return Err(ArchiveError::Whole(Problem::json("it is not an index").of_blob(INDEX))),
         None => {}
     }
     match (docker, index) {
         (Ok(Some(Document::Docker(images))), _) if images.len() > limits.images => return Err(too_many()),
-        (Ok(Some(Document::Docker(images))), _) => images.iter().for_each(|one| assembly.add_docker(one)),
+        (Ok(Some(Document::Docker(images))), _) => images.iter().for_each(|image| assembly.add_docker(image)),
         (Ok(None), Some(_)) => {}
         (Ok(None), None) => {
             return Err(scan.cut.clone().map_or(ArchiveError::NotAnArchive, ArchiveError::Whole));
@@ -138,7 +138,7 @@ impl<'a> Assembly<'a> {
             if let Entry::File(file) = entry
                 && let Some(Ok(document)) = file.document()
             {
-                document.descriptors().for_each(|one| self.describe(one));
+                document.descriptors().for_each(|descriptor| self.describe(descriptor));
             }
         }
     }
@@ -190,7 +190,7 @@ impl<'a> Assembly<'a> {
         // A layer may occur twice.
         let mut seen = BTreeSet::new();
         image.blobs.retain(|digest| seen.insert(digest.clone()));
-        match self.images.iter_mut().find(|one| one.target == image.target) {
+        match self.images.iter_mut().find(|other| other.target == image.target) {
             Some(same) => same.names.append(&mut image.names),
             None => self.images.push(image),
         }
@@ -273,26 +273,26 @@ impl<'a> Assembly<'a> {
             return Err(Problem::too_large(STEPS as u64, "manifests in indexes"));
         }
         // Those without a platform are the last choice.
-        let rank = |one: &&Descriptor| match &one.platform {
+        let rank = |descriptor: &&Descriptor| match &descriptor.platform {
             Some(platform) => self.platform.rank(platform),
             None => Some(u8::MAX),
         };
-        let mut fitting: Vec<&Descriptor> = manifests.iter().filter(|one| rank(one).is_some()).collect();
+        let mut fitting: Vec<&Descriptor> = manifests.iter().filter(|descriptor| rank(descriptor).is_some()).collect();
         fitting.sort_by_key(rank);
         let before = needed.len();
         let mut found: Vec<String> = Vec::new();
-        for one in fitting {
+        for descriptor in fitting {
             self.steps = self.steps.saturating_sub(100);
             if self.steps == 0 {
                 return Err(Problem::too_large(STEPS as u64, "manifests in indexes"));
             }
-            match self.walk(one, one.platform.as_ref(), depth + 1, needed) {
+            match self.walk(descriptor, descriptor.platform.as_ref(), depth + 1, needed) {
                 Err(Problem::WrongPlatform { found: other, .. }) => found.push(other),
                 result => return result.map(|(_, layers)| layers),
             }
             needed.truncate(before);
         }
-        found.extend(manifests.iter().filter_map(|one| one.platform.as_ref()).map(Platform::to_string));
+        found.extend(manifests.iter().filter_map(|descriptor| descriptor.platform.as_ref()).map(Platform::to_string));
         found.sort();
         found.dedup();
         found.truncate(10);
@@ -360,7 +360,7 @@ impl<'a> Assembly<'a> {
             Ok(None) => {
                 let scan = self.scan;
                 let config = paths::clean(&image.config).and_then(|path| scan.file(&path).ok());
-                let same = |one: &&mut Image| config.is_some_and(|config| one.blobs.contains(&config.digest));
+                let same = |candidate: &&mut Image| config.is_some_and(|config| candidate.blobs.contains(&config.digest));
                 if let Some(image) = self.images.iter_mut().find(same) {
                     image.names.append(&mut names);
                 }
@@ -479,14 +479,14 @@ fn same_type(descriptor: &Descriptor, own: Option<&str>) -> Result<(), Problem> 
 /// A manifest of these files, of which the first is the configuration. The same files give the same
 /// text.
 fn manifest(files: &[(&str, &File)]) -> String {
-    let one = |(media_type, file): &(&str, &File)| {
+    let descriptor_text = |(media_type, file): &(&str, &File)| {
         format!(r#"{{"mediaType":"{media_type}","size":{},"digest":"{}"}}"#, file.size, file.digest)
     };
     let (config, layers) = files.split_at(1);
-    let layers: Vec<String> = layers.iter().map(one).collect();
+    let layers: Vec<String> = layers.iter().map(descriptor_text).collect();
     format!(
         r#"{{"schemaVersion":2,"mediaType":"{DOCKER_MANIFEST}","config":{},"layers":[{}]}}"#,
-        config.iter().map(one).collect::<String>(),
+        config.iter().map(descriptor_text).collect::<String>(),
         layers.join(",")
     )
 }

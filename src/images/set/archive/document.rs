@@ -70,8 +70,8 @@ impl Document {
             tree @ Tree::Object(_) => object(tree, limits)?,
             _ => return Err(Problem::json("it is neither an object nor a list")),
         };
-        let is_kept = matches!(document, Document::Index { .. } | Document::Manifest { .. });
-        Ok((document, text.filter(|_| is_kept)))
+        let is_stored = matches!(document, Document::Index { .. } | Document::Manifest { .. });
+        Ok((document, text.filter(|_| is_stored)))
     }
 
     /// About the bytes of memory that the document takes.
@@ -84,7 +84,7 @@ impl Document {
             }
             Document::Docker(images) => {
                 let texts =
-                    images.iter().flat_map(|one| one.names.iter().chain(&one.layers).chain([&one.config]));
+                    images.iter().flat_map(|image| image.names.iter().chain(&image.layers).chain([&image.config]));
                 images.len() * size_of::<DockerImage>() + texts.map(text).sum::<usize>()
             }
         };
@@ -97,7 +97,7 @@ impl Document {
             Document::Index { manifests, .. } => manifests.len(),
             Document::Manifest { layers, .. } => layers.len() + 1,
             Document::Config { diff_ids, .. } => diff_ids.len(),
-            Document::Docker(images) => images.iter().map(|one| one.layers.len() + one.names.len() + 1).sum(),
+            Document::Docker(images) => images.iter().map(|image| image.layers.len() + image.names.len() + 1).sum(),
         }
     }
 

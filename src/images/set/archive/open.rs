@@ -231,9 +231,9 @@ fn listed(file: &mut dyn Read, size: u64, limits: &Limits) -> Option<Vec<String>
         Err(_) => return Some(Vec::new()),
     };
     let names: Vec<Result<String, Problem>> = match document {
-        Document::Index { manifests, .. } => manifests.iter().map(|one| one.name()).collect(),
+        Document::Index { manifests, .. } => manifests.iter().map(|manifest| manifest.name()).collect(),
         Document::Docker(images) => {
-            images.iter().flat_map(|one| &one.names).map(|name| normalized(name)).collect()
+            images.iter().flat_map(|image| &image.names).map(|name| normalized(name)).collect()
         }
         _ => Vec::new(),
     };

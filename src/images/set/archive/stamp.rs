@@ -29,7 +29,7 @@ impl Stamp {
         clippy::useless_conversion,
         reason = "types differ between architectures"
     )]
-    pub fn of(stat: &Stat) -> Stamp {
+    pub fn from_stat(stat: &Stat) -> Stamp {
         let nanoseconds =
             |seconds: i64, rest: i64| seconds.saturating_mul(1_000_000_000).saturating_add(rest);
         Stamp {
@@ -43,7 +43,7 @@ impl Stamp {
 
     /// That of an open file.
     pub(super) fn of_file(file: &File) -> io::Result<Stamp> {
-        Ok(Stamp::of(&fs::fstat(file)?))
+        Ok(Stamp::from_stat(&fs::fstat(file)?))
     }
 }
 
@@ -58,7 +58,7 @@ pub fn stamp(path: &Path) -> io::Result<Stamp> {
         stat = fs::statat(fs::CWD, path.join(INDEX), AtFlags::SYMLINK_NOFOLLOW)?;
     }
     match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => Ok(Stamp::of(&stat)),
+        FileType::RegularFile => Ok(Stamp::from_stat(&stat)),
         _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
     }
 }

@@ -56,7 +56,7 @@ pub(crate) fn layer(text: &str) -> Vec<u8> {
 pub(crate) fn config(platform: &str, layers: &[Vec<u8>]) -> Vec<u8> {
     let mut parts = platform.split('/');
     let mut part = || parts.next().unwrap_or_default();
-    let ids: Vec<String> = layers.iter().map(|one| format!(r#""sha256:{}""#, sha256::hex(one))).collect();
+    let ids: Vec<String> = layers.iter().map(|layer| format!(r#""sha256:{}""#, sha256::hex(layer))).collect();
     format!(
         r#"{{"os":"{}","architecture":"{}","variant":"{}","config":{{"Env":["A=b"]}},"rootfs":{{"type":"layers","diff_ids":[{}]}}}}"#,
         part(),
@@ -71,13 +71,13 @@ pub(crate) fn config(platform: &str, layers: &[Vec<u8>]) -> Vec<u8> {
 pub(crate) fn image(platform: &str, texts: &[&str]) -> Vec<Entry> {
     let layers: Vec<Vec<u8>> = texts.iter().map(|text| layer(text)).collect();
     let config = config(platform, &layers);
-    let list: Vec<String> = layers.iter().map(|one| descriptor(one, LAYER, "")).collect();
+    let list: Vec<String> = layers.iter().map(|layer| descriptor(layer, LAYER, "")).collect();
     let manifest = format!(
         r#"{{"schemaVersion":2,"mediaType":"{MANIFEST}","config":{},"layers":[{}]}}"#,
         descriptor(&config, CONFIG, ""),
         list.join(",")
     );
-    let mut blobs: Vec<Entry> = layers.iter().map(|one| blob(one)).collect();
+    let mut blobs: Vec<Entry> = layers.iter().map(|layer| blob(layer)).collect();
     blobs.push(blob(&config));
     blobs.push(blob(manifest.as_bytes()));
     blobs

@@ -131,7 +131,7 @@ fn each_form_and_compression_offers_its_images() {
             let size = |data: &[u8]| data.len() as u64;
             for (image, texts) in archive.images.iter().zip([["base", "one"], ["base", "two"]]) {
                 let layers: Vec<(String, u64)> =
-                    image.layers.iter().map(|one| (one.digest.to_string(), one.size)).collect();
+                    image.layers.iter().map(|stored_layer| (stored_layer.digest.to_string(), stored_layer.size)).collect();
                 assert_eq!(layers, texts.map(|text| (digest(&layer(text)), size(&layer(text)))));
                 assert_eq!(image.blobs.len(), 4);
                 assert_eq!(image.blobs[0], image.target);
@@ -360,12 +360,12 @@ fn damaged_header_in_the_middle_is_named_with_its_position() {
     // The list and the file `oci-layout`, after a directory without data.
     entries.rotate_right(2);
     let mut bytes = tar(&entries);
-    let at = 512 + 512 + entries[0].1.len().next_multiple_of(512);
-    bytes[at + 3] ^= 1;
+    let offset = 512 + 512 + entries[0].1.len().next_multiple_of(512);
+    bytes[offset + 3] ^= 1;
     let archive = read_bytes(&bytes).unwrap();
     assert!(archive.images.is_empty());
     let expected =
-        format!("the archive is damaged at byte {}: the header of an entry has a wrong checksum", at + 512);
+        format!("the archive is damaged at byte {}: the header of an entry has a wrong checksum", offset + 512);
     assert!(faults(&archive)[0].ends_with(&expected), "{:?}", faults(&archive));
     bytes[515] ^= 1;
     let error = read_bytes(&bytes).unwrap_err().to_string();
@@ -737,7 +737,7 @@ fn targets_of_links_count_like_names() {
 }
 
 #[test]
-fn texts_of_documents_are_not_kept_beyond_the_limits() {
+fn texts_of_documents_are_not_stored_beyond_the_limits() {
     let image =
         |config: &str| format!(r#"[{{"Config":"{config}","RepoTags":["a:1"],"Layers":[]}}]"#).into_bytes();
     let long = image(&"x".repeat(4097));
@@ -751,8 +751,8 @@ fn texts_of_documents_are_not_kept_beyond_the_limits() {
 #[test]
 fn archive_of_hundreds_of_images_is_within_the_limits() {
     let layers: Vec<Vec<u8>> = (0..20).map(|number| layer(&format!("{number}"))).collect();
-    let descriptors: Vec<String> = layers.iter().map(|one| descriptor(one, LAYER, "")).collect();
-    let mut entries: Vec<Entry> = layers.iter().map(|one| blob(one)).collect();
+    let descriptors: Vec<String> = layers.iter().map(|content| descriptor(content, LAYER, "")).collect();
+    let mut entries: Vec<Entry> = layers.iter().map(|content| blob(content)).collect();
     let mut list = Vec::new();
     for number in 0..400 {
         let text = String::from_utf8(config("linux/amd64", &layers)).unwrap();
@@ -871,7 +871,7 @@ fn names_are_found_without_reading_blobs() {
     assert_eq!(names(&path, &StopToken::never()).unwrap(), Some(Vec::new()));
     // The last entry of a name counts, and large lists are left to the reading of the whole.
     let list = |name: &str| index(&[descriptor(b"", MANIFEST, &named(name))]).into_bytes();
-    let of = |entries: Vec<Entry>| {
+    let names_of = |entries: Vec<Entry>| {
         let (_dir, path) = stored(&tar(&entries));
         names(&path, &StopToken::never()).unwrap()
     };
@@ -882,10 +882,10 @@ fn names_are_found_without_reading_blobs() {
         own("manifest.json", docker),
         own("./index.json", list("localhost/b:1")),
     ];
-    assert_eq!(of(twice), Some(vec!["localhost/b:1".to_owned(), "localhost/c:1".to_owned()]));
+    assert_eq!(names_of(twice), Some(vec!["localhost/b:1".to_owned(), "localhost/c:1".to_owned()]));
     let tags =
         |count| format!(r#"[{{"Config":"c","RepoTags":[{}"a"]}}]"#, r#""a","#.repeat(count)).into_bytes();
-    let tagged = |count| of(vec![own("manifest.json", tags(count))]);
+    let tagged = |count| names_of(vec![own("manifest.json", tags(count))]);
     assert_eq!(tagged(19_000), Some(vec!["docker.io/library/a:latest".to_owned()]));
     assert_eq!((tagged(20_000), tagged(60_000)), (None, None));
 }
@@ -896,7 +896,7 @@ fn file_that_is_no_archive_is_refused_by_its_headers() {
     let docker = docker(&[(&["r/b:1"], "amd64", &["y"])]);
     let check_bytes = |bytes: &[u8]| {
         let (_dir, path) = stored(bytes);
-        check(&path).map_err(|why| why.to_string())
+        check(&path).map_err(|error| error.to_string())
     };
     for entries in [&images, &docker] {
         let whole = tar(entries);

@@ -66,13 +66,13 @@ impl Tree {
 
     /// Whether it is an object with this key.
     pub(super) fn has(&self, key: &str) -> bool {
-        matches!(self, Tree::Object(fields) if fields.iter().any(|(one, _)| *one == key))
+        matches!(self, Tree::Object(fields) if fields.iter().any(|(name, _)| *name == key))
     }
 
     /// Moves the value of a key out; null if there is none.
     pub(super) fn take(&mut self, key: &str) -> Tree {
         let Tree::Object(fields) = self else { return Tree::Null };
-        let found = fields.iter_mut().find(|(one, _)| *one == key);
+        let found = fields.iter_mut().find(|(name, _)| *name == key);
         found.map_or(Tree::Null, |(_, value)| std::mem::replace(value, Tree::Null))
     }
 }
@@ -155,7 +155,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
                 continue;
             };
             let value = items.next_value_seed(self)?;
-            match fields.iter_mut().find(|(one, _)| *one == key) {
+            match fields.iter_mut().find(|(name, _)| *name == key) {
                 Some((_, last)) => *last = value,
                 None => fields.push((key, value)),
             }
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_values_and_texts_have_limits_and_others_have_none() {
+    fn stored_values_and_texts_have_limits_and_others_have_none() {
         let limits = Limits { values: 3, texts: 9, ..LIMITS };
         let error = |text: &str| Tree::parse(text, &limits).unwrap_err().to_string();
         assert_eq!(error("[1,2,3]"), "it has more than 3 values");

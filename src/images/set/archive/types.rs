@@ -49,7 +49,7 @@ impl Digest {
 
 /// Whether a text is the digits of a SHA-256 digest.
 pub(super) fn is_hex(text: &str) -> bool {
-    text.len() == 64 && text.bytes().all(|one| matches!(one, b'0'..=b'9' | b'a'..=b'f'))
+    text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 impl TryFrom<String> for Digest {
