@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 
-use super::gc::{GcPolicy, Ledger};
+use super::gc::{GcPolicy, KnownImages};
 use super::listed::SeenImage;
 use super::pull::PullSecrets;
 use super::set;
@@ -143,10 +143,10 @@ fn image_list(bytes: &[u8]) {
     let seen: Vec<SeenImage> = response.images.into_iter().map(SeenImage::from).collect();
     let used: BTreeSet<ImageRef> = [ImageRef::from("r/a:1")].into();
     let (start, policy) = (Timestamp::UNIX_EPOCH, GcPolicy::default());
-    let mut ledger = Ledger::new(start);
+    let mut known_images = KnownImages::new(start);
     for second in [0, 1, 1000] {
         let now = start + jiff::SignedDuration::from_secs(second);
-        ledger.detect(&seen, &used, now);
-        let _ = (ledger.expired(&policy, now), ledger.candidates(&policy, now));
+        known_images.detect(&seen, &used, now);
+        let _ = (known_images.expired(&policy, now), known_images.candidates(&policy, now));
     }
 }

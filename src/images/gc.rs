@@ -1,7 +1,7 @@
 //! Removal of unused images when the disk is nearly full, or when they were unused for too long
 //! (Go: pkg/kubelet/images image_gc_manager.go).
 //!
-//! The ledger remembers when each image was first seen and last used, since this agent started; the
+//! `KnownImages` remembers when each image was first seen and last used, since this agent started; the
 //! images to remove are chosen from it without a call.
 
 use std::collections::{BTreeSet, HashMap};
@@ -100,19 +100,19 @@ struct Record {
 
 /// The known images.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct KnownImages {
     started: Timestamp,
     records: HashMap<ImageRef, Record>,
 }
 
-impl Ledger {
-    /// An empty ledger; the agent started at `started`.
+impl KnownImages {
+    /// No image is known yet; the agent started at `started`.
     #[must_use]
     pub fn new(started: Timestamp) -> Self {
-        Ledger { started, records: HashMap::new() }
+        KnownImages { started, records: HashMap::new() }
     }
 
-    /// Updates the ledger with the images on the node at `now`. `in_use` has the ids, tags or
+    /// Updates the records with the images on the node at `now`. `in_use` has the ids, tags or
     /// digests in containers, also dead ones, and in image volumes.
     pub fn detect(&mut self, images: &[SeenImage], in_use: &BTreeSet<ImageRef>, now: Timestamp) {
         let mut before = std::mem::take(&mut self.records);
@@ -288,10 +288,10 @@ pub struct ImageCollector<I> {
     images: I,
     policy: GcPolicy,
     events: EventSink,
-    ledger: Ledger,
+    known_images: KnownImages,
     /// The first failure is only logged: right after the start, figures may be missing.
     failed_before: bool,
-    room: Option<CollectorRoom>,
+    peers: Option<CollectorRoom>,
 }
 
 /// The parts of the room that know of images, too.
@@ -310,14 +310,14 @@ where
 {
     /// A collector without known images; the agent started at `started`.
     pub fn new(images: I, policy: GcPolicy, events: EventSink, started: Timestamp) -> Self {
-        let ledger = Ledger::new(started);
-        ImageCollector { images, policy, events, ledger, failed_before: false, room: None }
+        let known_images = KnownImages::new(started);
+        ImageCollector { images, policy, events, known_images, failed_before: false, peers: None }
     }
 
     /// A collector that shares what it finds with the other parts of the room.
     #[must_use]
-    pub fn with_room(self, room: CollectorRoom) -> Self {
-        ImageCollector { room: Some(room), ..self }
+    pub fn with_room(self, peers: CollectorRoom) -> Self {
+        ImageCollector { peers: Some(peers), ..self }
     }
 
     /// Records which images exist and are in use; every five minutes.
@@ -330,11 +330,11 @@ where
         now: Timestamp,
     ) -> Result<(), ImageGcError<I::Error>> {
         let mut images = self.images.list().map_err(ImageGcError::List)?;
-        if let Some(CollectorRoom { set, .. }) = &self.room {
+        if let Some(CollectorRoom { set, .. }) = &self.peers {
             images.iter_mut().for_each(|image| image.pinned |= set.keeps(&image.names));
         }
-        self.ledger.detect(&images, in_use, now);
-        if let Some(CollectorRoom { puller, check, .. }) = &self.room {
+        self.known_images.detect(&images, in_use, now);
+        if let Some(CollectorRoom { puller, check, .. }) = &self.peers {
             puller.settle(&images, now);
             check.retain(&|id| images.iter().any(|image| image.id.as_str() == id));
         }
@@ -380,7 +380,7 @@ where
             log::warn!("cannot remove unused images: {}", chain(&error));
             return Err(error);
         }
-        let candidates = self.ledger.candidates(&self.policy, now);
+        let candidates = self.known_images.candidates(&self.policy, now);
         Ok(self.free(&candidates, u64::MAX, "space", stop))
     }
 
@@ -391,7 +391,7 @@ where
         stop: &StopToken,
     ) -> Result<Freed, ImageGcError<I::Error>> {
         self.detect(in_use, now)?;
-        let expired = self.ledger.expired(&self.policy, now);
+        let expired = self.known_images.expired(&self.policy, now);
         let mut freed = self.free(&expired, u64::MAX, "age", stop);
         let disk = self.images.disk().map_err(ImageGcError::Disk)?;
         if disk.capacity_bytes == 0 {
@@ -399,7 +399,7 @@ where
             return Err(ImageGcError::NoCapacity);
         }
         let Some(wanted_bytes) = disk.bytes_to_free(&self.policy) else { return Ok(freed) };
-        let mut candidates = self.ledger.candidates(&self.policy, now);
+        let mut candidates = self.known_images.candidates(&self.policy, now);
         candidates.retain(|candidate| !expired.contains(candidate));
         let more = self.free(&candidates, wanted_bytes, "space", stop);
         freed = Freed { images: freed.images + more.images, bytes: freed.bytes.saturating_add(more.bytes) };
@@ -511,47 +511,47 @@ mod tests {
     #[test]
     fn clock_set_back_restarts_image_ages() {
         let day = 86_400;
-        let mut ledger = Ledger::new(time(day));
-        ledger.detect(&[image("a"), image("b")], &used(&["a"]), time(day));
-        ledger.detect(&[image("a"), image("b")], &used(&[]), time(0));
-        assert!(ledger.candidates(&GcPolicy::default(), time(119)).is_empty());
-        assert_eq!(ids(&ledger.candidates(&GcPolicy::default(), time(120))), ["b", "a"]);
+        let mut known_images = KnownImages::new(time(day));
+        known_images.detect(&[image("a"), image("b")], &used(&["a"]), time(day));
+        known_images.detect(&[image("a"), image("b")], &used(&[]), time(0));
+        assert!(known_images.candidates(&GcPolicy::default(), time(119)).is_empty());
+        assert_eq!(ids(&known_images.candidates(&GcPolicy::default(), time(120))), ["b", "a"]);
         let policy = GcPolicy { max_age: Some(Duration::from_secs(1000)), ..GcPolicy::default() };
-        assert!(ledger.expired(&policy, time(1000)).is_empty());
-        assert_eq!(ids(&ledger.expired(&policy, time(1001))), ["b", "a"]);
+        assert!(known_images.expired(&policy, time(1000)).is_empty());
+        assert_eq!(ids(&known_images.expired(&policy, time(1001))), ["b", "a"]);
     }
 
     #[test]
     fn longest_unused_images_are_removed_first_and_new_ones_are_not() {
-        let mut ledger = Ledger::new(time(0));
+        let mut known_images = KnownImages::new(time(0));
         let mut pinned = image("pinned");
         pinned.pinned = true;
         let images = [image("a"), image("b"), image("never"), pinned];
-        ledger.detect(&images, &used(&["a", "b:tag"]), time(0));
-        assert!(ledger.candidates(&GcPolicy::default(), time(119)).is_empty());
-        assert_eq!(ids(&ledger.candidates(&GcPolicy::default(), time(120))), ["never"]);
-        ledger.detect(&images, &used(&["a"]), time(300));
+        known_images.detect(&images, &used(&["a", "b:tag"]), time(0));
+        assert!(known_images.candidates(&GcPolicy::default(), time(119)).is_empty());
+        assert_eq!(ids(&known_images.candidates(&GcPolicy::default(), time(120))), ["never"]);
+        known_images.detect(&images, &used(&["a"]), time(300));
         let mut more = images.to_vec();
         more.push(image("young"));
-        ledger.detect(&more, &used(&[]), time(600));
-        assert_eq!(ids(&ledger.candidates(&GcPolicy::default(), time(600))), ["never", "b", "a"]);
-        ledger.detect(&more, &used(&["never"]), time(900));
-        assert_eq!(ids(&ledger.candidates(&GcPolicy::default(), time(900))), ["young", "b", "a"]);
-        ledger.detect(&[], &used(&[]), time(900));
-        assert!(ledger.candidates(&GcPolicy::default(), time(9000)).is_empty());
+        known_images.detect(&more, &used(&[]), time(600));
+        assert_eq!(ids(&known_images.candidates(&GcPolicy::default(), time(600))), ["never", "b", "a"]);
+        known_images.detect(&more, &used(&["never"]), time(900));
+        assert_eq!(ids(&known_images.candidates(&GcPolicy::default(), time(900))), ["young", "b", "a"]);
+        known_images.detect(&[], &used(&[]), time(900));
+        assert!(known_images.candidates(&GcPolicy::default(), time(9000)).is_empty());
     }
 
     #[test]
     fn images_unused_for_max_age_expire() {
         let policy = GcPolicy { max_age: Some(Duration::from_secs(1000)), ..GcPolicy::default() };
-        let mut ledger = Ledger::new(time(0));
-        ledger.detect(&[image("a"), image("never")], &used(&["a"]), time(0));
-        ledger.detect(&[image("a"), image("never")], &used(&["a"]), time(900));
-        assert!(ledger.expired(&policy, time(1000)).is_empty());
-        assert!(ledger.expired(&GcPolicy::default(), time(9000)).is_empty());
-        ledger.detect(&[image("a"), image("never"), image("new")], &used(&[]), time(1001));
-        assert_eq!(ids(&ledger.expired(&policy, time(1001))), ["never"]);
-        assert_eq!(ids(&ledger.expired(&policy, time(1901))), ["never", "a"]);
+        let mut known_images = KnownImages::new(time(0));
+        known_images.detect(&[image("a"), image("never")], &used(&["a"]), time(0));
+        known_images.detect(&[image("a"), image("never")], &used(&["a"]), time(900));
+        assert!(known_images.expired(&policy, time(1000)).is_empty());
+        assert!(known_images.expired(&GcPolicy::default(), time(9000)).is_empty());
+        known_images.detect(&[image("a"), image("never"), image("new")], &used(&[]), time(1001));
+        assert_eq!(ids(&known_images.expired(&policy, time(1001))), ["never"]);
+        assert_eq!(ids(&known_images.expired(&policy, time(1901))), ["never", "a"]);
     }
 
     #[derive(Debug, thiserror::Error)]

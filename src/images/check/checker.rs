@@ -123,8 +123,12 @@ impl CheckReport {
     /// The first damaged files and the number of others, for an event.
     #[must_use]
     pub fn summary(&self) -> String {
-        let first: Vec<String> =
-            self.findings.iter().take(3).map(|finding| format!("{} {}", finding.path, finding.problem)).collect();
+        let first: Vec<String> = self
+            .findings
+            .iter()
+            .take(3)
+            .map(|finding| format!("{} {}", finding.path, finding.problem))
+            .collect();
         match self.damaged.saturating_sub(first.len() as u64) {
             0 => first.join("; "),
             more => format!("{}; and {more} more", first.join("; ")),
@@ -444,7 +448,8 @@ impl LayerCheck<'_> {
             }
         }
         let reasons: Vec<&str> = failed.iter().map(|(_, _, reason)| reason.as_str()).collect();
-        let reason = if reasons.is_empty() { "no copy of it is on this node".to_owned() } else { reasons.join("; ") };
+        let reason =
+            if reasons.is_empty() { "no copy of it is on this node".to_owned() } else { reasons.join("; ") };
         report.problems.push(format!("layer {short} cannot be verified: {reason}"));
         if is_missing {
             // An empty directory would hide what is wrong.

@@ -117,7 +117,8 @@ mod tests {
     #[test]
     fn only_the_first_items_of_a_list_are_stored() {
         let list = |count: usize| format!("[{}]", vec!["{}"; count].join(","));
-        for (count, stored, more) in [(0, 0, false), (512, 512, false), (513, 512, true), (100_000, 512, true)]
+        for (count, stored, more) in
+            [(0, 0, false), (512, 512, false), (513, 512, true), (100_000, 512, true)]
         {
             let text = format!(r#"{{"layers": {}, "x": {}}}"#, list(count), list(count));
             let document: Document = serde_json::from_str(&text).unwrap();

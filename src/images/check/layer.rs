@@ -508,7 +508,7 @@ impl Layer<'_> {
                 if file.metadata()?.len() != entry.size {
                     return Err(io::Error::other("its intact part cannot be read"));
                 }
-                dress(&file, entry)?;
+                apply_attributes(&file, entry)?;
                 disk_writes::file(entry.size);
                 file.sync_all()?;
                 disk_writes::sync();
@@ -523,7 +523,7 @@ impl Layer<'_> {
             Kind::Symlink => disk_writes::created(fs::symlinkat(&entry.link[..], dir, new))?,
             Kind::Directory => {
                 disk_writes::created(fs::mkdirat(dir, new, Mode::RWXU))?;
-                return dress(&tree::open_at(dir.as_fd(), &std::ffi::CString::new(new)?)?, entry);
+                return apply_attributes(&tree::open_at(dir.as_fd(), &std::ffi::CString::new(new)?)?, entry);
             }
             Kind::CharDevice => node(FileType::CharacterDevice, device)?,
             Kind::BlockDevice => node(FileType::BlockDevice, device)?,
@@ -542,7 +542,7 @@ impl Layer<'_> {
 
 /// Gives a new file or directory its owner, mode, attributes and time. The owner is first, because
 /// a change of it clears set-user-ID and capabilities.
-fn dress(file: &impl AsFd, entry: &Entry) -> io::Result<()> {
+fn apply_attributes(file: &impl AsFd, entry: &Entry) -> io::Result<()> {
     fs::fchown(file, Some(Uid::from_raw(entry.uid)), Some(Gid::from_raw(entry.gid)))?;
     fs::fchmod(file, Mode::from_raw_mode(entry.mode))?;
     let is_reserved = |name: &[u8]| RESERVED_ATTRIBUTES.iter().any(|prefix| name.starts_with(prefix));
@@ -860,7 +860,7 @@ mod tests {
         (entry.uid, entry.gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
         let names = ["trusted.overlay.redirect", "trusted.x", "user.overlay.opaque", "user.kept"];
         entry.xattrs = names.map(|name| (name.as_bytes().to_vec(), b"y".to_vec())).to_vec();
-        dress(&file, &entry).unwrap();
+        apply_attributes(&file, &entry).unwrap();
         let has = |name: &&str| fs::fgetxattr(&file, *name, &mut [0u8; 4][..]).is_ok();
         let present: Vec<&str> = names.into_iter().filter(has).collect();
         // The file system may have no such attributes at all.

@@ -27,7 +27,7 @@ const MAX_REASON: usize = 1024;
 
 /// A name that was removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Name {
+struct MissingName {
     /// The name that pods use.
     requested: String,
     owner: Owner,
@@ -42,7 +42,7 @@ struct Name {
 /// See the documentation of the module.
 #[derive(Debug, Default)]
 pub(super) struct MissingNames {
-    names: BTreeMap<String, Name>,
+    names: BTreeMap<String, MissingName>,
     turns: Turns,
 }
 
@@ -79,17 +79,17 @@ impl MissingNames {
         }
         for name in names {
             let (requested, owner) = (requested.to_owned(), owner.clone());
-            let missing = Name { requested, owner, due: None, pause: PAUSE, reason: String::new() };
+            let missing = MissingName { requested, owner, due: None, pause: PAUSE, reason: String::new() };
             self.names.insert(name.clone(), missing);
         }
         Ok(())
     }
 
     /// Notes the end of the check that has reserved these names: those of `missing` are not back.
-    fn settle(&mut self, names: &[String], missing: &[NotBack], now: Instant) {
+    fn settle(&mut self, names: &[String], missing: &[UnpulledName], now: Instant) {
         for name in names {
             match (self.names.get_mut(name), missing.iter().find(|other| other.name == *name)) {
-                (Some(name), Some(NotBack { reason, .. })) => {
+                (Some(name), Some(UnpulledName { reason, .. })) => {
                     name.due = Some(now + PAUSE);
                     name.reason = clip::beginning(reason, MAX_REASON).to_owned();
                 }
@@ -106,8 +106,8 @@ impl MissingNames {
     /// The next pull, if one is due: of the owner whose last turn is the longest ago the name that is due
     /// for the longest time. So a registry that does not answer delays the names of others by one pull.
     pub(super) fn next(&mut self, now: Instant) -> Option<Pull> {
-        let is_due = |name: &Name| name.due.is_some_and(|due| due <= now);
-        let turn = |name: &Name| self.turns.last(name.owner.as_deref().unwrap_or_default());
+        let is_due = |name: &MissingName| name.due.is_some_and(|due| due <= now);
+        let turn = |name: &MissingName| self.turns.last(name.owner.as_deref().unwrap_or_default());
         let due = self.names.iter().filter(|(_, name)| is_due(name));
         let (name, next) = due.min_by_key(|(_, name)| (turn(name), name.due))?;
         let pull = Pull { name: name.clone(), requested: next.requested.clone() };
@@ -123,7 +123,7 @@ impl MissingNames {
     pub(super) fn pulled(&mut self, name: &str, result: &Result<(), String>, now: Instant) {
         match (self.names.get_mut(name), result) {
             // A check has it again.
-            (Some(Name { due: None, .. }), _) => {}
+            (Some(MissingName { due: None, .. }), _) => {}
             (Some(missing), Err(reason)) => {
                 missing.pause = (missing.pause * 2).min(LONGEST_PAUSE);
                 missing.due = Some(now + missing.pause);
@@ -148,18 +148,18 @@ impl MissingNames {
 pub(super) struct Reservation {
     all: Arc<Mutex<MissingNames>>,
     names: Vec<String>,
-    missing: Vec<NotBack>,
+    missing: Vec<UnpulledName>,
 }
 
 /// A name that was removed and is not back.
-struct NotBack {
+struct UnpulledName {
     name: String,
     reason: String,
 }
 
-impl NotBack {
-    fn new(name: &str, reason: &str) -> NotBack {
-        NotBack { name: name.to_owned(), reason: reason.to_owned() }
+impl UnpulledName {
+    fn new(name: &str, reason: &str) -> UnpulledName {
+        UnpulledName { name: name.to_owned(), reason: reason.to_owned() }
     }
 }
 
@@ -181,7 +181,7 @@ impl Reservation {
 
     /// From now on they are missing, until [`Reservation::pulled`].
     pub(super) fn removing(&mut self) {
-        self.missing = self.names.iter().map(|name| NotBack::new(name, "the check was ended")).collect();
+        self.missing = self.names.iter().map(|name| UnpulledName::new(name, "the check was ended")).collect();
     }
 
     /// Notes the result of a pull.
@@ -211,8 +211,8 @@ mod tests {
         Some(name.to_owned())
     }
 
-    fn missing(names: &[String]) -> Vec<NotBack> {
-        names.iter().map(|name| NotBack::new(name, "no route")).collect()
+    fn missing(names: &[String]) -> Vec<UnpulledName> {
+        names.iter().map(|name| UnpulledName::new(name, "no route")).collect()
     }
 
     fn removed(all: &mut MissingNames, image: &str, count: usize, now: Instant) {
@@ -254,7 +254,8 @@ mod tests {
                 let _ = all.reserve(&own, "app", &names(&format!("{n}/{m}"), 1));
             }
         }
-        let names_of = |n: usize| all.names.values().filter(|name| name.owner == owner(&n.to_string())).count();
+        let names_of =
+            |n: usize| all.names.values().filter(|name| name.owner == owner(&n.to_string())).count();
         assert!((0..20).all(|n| names_of(n) >= 1));
         assert!(
             all.reserve(&owner("15"), "app", &names("x", 1)).unwrap_err().contains("names of other images")

@@ -145,7 +145,7 @@ struct Shared {
 }
 
 /// A container that failed.
-struct Failed {
+struct FailedContainer {
     pod: PodUid,
     namespace: String,
     regarding: Regarding,
@@ -164,7 +164,7 @@ struct Damage {
 
 /// What the thread does next.
 enum Step {
-    Check(String, Vec<Failed>),
+    Check(String, Vec<FailedContainer>),
     Pull(NamePull),
     Wait(Duration),
     End,
@@ -172,7 +172,7 @@ enum Step {
 
 #[derive(Default)]
 struct State {
-    waiting: VecDeque<(String, Vec<Failed>)>,
+    waiting: VecDeque<(String, Vec<FailedContainer>)>,
     /// Turns of the namespaces that have the places in it.
     turns: Turns,
     /// Ids of images that were checked, and when they may be checked again: for one namespace, or with
@@ -195,7 +195,12 @@ impl State {
     /// Whether the image with this id may be checked now because of these containers; then it counts as
     /// checked. Returns the namespace that the check is charged to, and what it may use: of the namespaces
     /// that wait for it, the one with the most left.
-    fn begin<'a>(&mut self, id: &str, failed: &'a [Failed], now: Instant) -> Option<(&'a str, Usage)> {
+    fn begin<'a>(
+        &mut self,
+        id: &str,
+        failed: &'a [FailedContainer],
+        now: Instant,
+    ) -> Option<(&'a str, Usage)> {
         if !self.is_due(id, None, now) {
             return None;
         }
@@ -241,7 +246,7 @@ impl State {
     }
 
     /// Adds a request. Returns whether the thread has to be started.
-    fn push(&mut self, image: &str, failed: Failed) -> bool {
+    fn push(&mut self, image: &str, failed: FailedContainer) -> bool {
         if self.stopped {
             return false;
         }
@@ -287,10 +292,13 @@ impl State {
     }
 
     /// The image that has waited longest, of the namespace whose last turn is the longest ago.
-    fn next_waiting(&mut self) -> Option<(String, Vec<Failed>)> {
-        let namespace = |pods: &[Failed]| pods.first().map(|container| container.namespace.clone()).unwrap_or_default();
+    fn next_waiting(&mut self) -> Option<(String, Vec<FailedContainer>)> {
+        let namespace = |pods: &[FailedContainer]| {
+            pods.first().map(|container| container.namespace.clone()).unwrap_or_default()
+        };
         let waiting = self.waiting.iter().enumerate();
-        let (index, _) = waiting.min_by_key(|(index, (_, pods))| (self.turns.last(&namespace(pods)), *index))?;
+        let (index, _) =
+            waiting.min_by_key(|(index, (_, pods))| (self.turns.last(&namespace(pods)), *index))?;
         let next = self.waiting.remove(index)?;
         self.turns.take(&namespace(&next.1));
         Some(next)
@@ -402,7 +410,8 @@ impl ImageCheck {
             uid: pod.uid().clone(),
             field_path: format!("spec.containers{{{container}}}"),
         };
-        let failed = Failed { pod: pod.uid().clone(), namespace: pod.namespace().to_owned(), regarding };
+        let failed =
+            FailedContainer { pod: pod.uid().clone(), namespace: pod.namespace().to_owned(), regarding };
         log::debug!("image {image} may be damaged: {reason} pod={}", pod.full_name());
         let mut state = self.state();
         match state.push(image, failed) {
@@ -538,7 +547,7 @@ impl ImageCheck {
     }
 
     /// Checks and mends the image of containers that have failed.
-    fn check_failed(&self, image: &str, failed: &[Failed], stop: &StopToken) {
+    fn check_failed(&self, image: &str, failed: &[FailedContainer], stop: &StopToken) {
         let now = Instant::now();
         let id = match self.shared.checker.id_of(image, stop) {
             Ok(id) => id,
@@ -603,7 +612,7 @@ impl ImageCheck {
         events.raise(Regarding::Node, kind, reason, text);
     }
 
-    fn raise_events(&self, image: &str, report: &CheckReport, failed: &[Failed]) {
+    fn raise_events(&self, image: &str, report: &CheckReport, failed: &[FailedContainer]) {
         let events = &self.shared.events;
         let found = format!("Image {image:?} is damaged: {}", report.summary());
         let (kind, reason, result) = outcome(image, report);
@@ -638,13 +647,13 @@ mod tests {
     use super::super::pull::{PullDeps, PullSettings};
     use super::*;
 
-    fn failed(pod: &str) -> Failed {
+    fn failed(pod: &str) -> FailedContainer {
         failed_in("default", pod)
     }
 
-    fn failed_in(namespace: &str, pod: &str) -> Failed {
+    fn failed_in(namespace: &str, pod: &str) -> FailedContainer {
         let regarding = Regarding::Manifest { source: pod.to_owned() };
-        Failed { pod: PodUid::from(pod), namespace: namespace.to_owned(), regarding }
+        FailedContainer { pod: PodUid::from(pod), namespace: namespace.to_owned(), regarding }
     }
 
     fn begin(state: &mut State, id: &str, now: Instant) -> bool {
@@ -915,8 +924,9 @@ mod tests {
     fn damage_stays_known_when_only_the_name_of_the_image_is_gone_or_another_ones() {
         let (damaged, intact) = (report(1, 0, false), report(0, 0, true));
         let with_id = |id: &str, report: &CheckReport| CheckReport { id: id.to_owned(), ..report.clone() };
-        let names =
-            |state: &State| -> Vec<String> { state.damaged.values().map(|damage| damage.image.clone()).collect() };
+        let names = |state: &State| -> Vec<String> {
+            state.damaged.values().map(|damage| damage.image.clone()).collect()
+        };
         for is_moved in [true, false] {
             let mut state = State::default();
             state.note("app:1", &with_id("sha256:1", &damaged));

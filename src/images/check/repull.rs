@@ -84,7 +84,7 @@ impl Repull<'_> {
             .close(&closed, CREATE_LIMIT, stop)
             .ok_or_else(|| not_removed("a container of it is made"))?;
         self.remove_containers(&names)?;
-        self.go_on()?;
+        self.check_not_stopped()?;
         // Meanwhile it may have got another name.
         let now = checker.images.image_status(spec(&unpacked.id)).map_err(|error| error.to_string())?;
         let now = now.ok_or("the runtime does not have the image any more")?;
@@ -134,7 +134,7 @@ impl Repull<'_> {
         let failed = |error: CriError| not_removed(&format!("the images of sandboxes are unknown: {error}"));
         let mut found: Vec<String> = runtime.sandbox_image().map_err(failed)?.into_iter().collect();
         for sandbox in runtime.list_pod_sandbox(PodSandboxFilter::default()).map_err(failed)? {
-            self.go_on()?;
+            self.check_not_stopped()?;
             match runtime.image_of_sandbox(&SandboxId::from(sandbox.id.as_str()), SANDBOX_LIMIT) {
                 Ok(image) => found.extend(image.filter(|image| !found.contains(image))),
                 Err(error) if error.class() == Class::Gone => {}
@@ -148,7 +148,7 @@ impl Repull<'_> {
         Ok(found)
     }
 
-    fn go_on(&self) -> Result<(), String> {
+    fn check_not_stopped(&self) -> Result<(), String> {
         if self.stop.is_stopped() { Err("the check was ended".to_owned()) } else { Ok(()) }
     }
 
@@ -165,7 +165,7 @@ impl Repull<'_> {
         for name in names.iter().filter(|name| is_digest(name) == has_digests) {
             let limit = PULL_LIMIT.saturating_sub(begun.elapsed());
             match self.checker.pull(self.requested, name, limit, self.stop) {
-                Ok(id) if id == self.unpacked.id => return self.go_on(),
+                Ok(id) if id == self.unpacked.id => return self.check_not_stopped(),
                 Ok(_) => reason = format!("{name} is another image in its registry now"),
                 Err(error) => reason = format!("the image cannot be pulled again: {error}"),
             }
@@ -177,11 +177,11 @@ impl Repull<'_> {
     fn remove_containers(&self, names: &[String]) -> Result<(), String> {
         let mut tries = 0;
         loop {
-            self.go_on()?;
+            self.check_not_stopped()?;
             let reason = match self.try_remove_containers(names) {
                 Ok(()) => return Ok(()),
-                Err(Blocked::ForGood(reason)) => return Err(reason),
-                Err(Blocked::ForNow(reason)) => reason,
+                Err(RemovalRefusal::Permanent(reason)) => return Err(reason),
+                Err(RemovalRefusal::Transient(reason)) => reason,
             };
             tries += 1;
             if tries == REMOVALS || self.stop.wait(REMOVAL_PAUSE) == Waited::Stopped {
@@ -191,7 +191,7 @@ impl Repull<'_> {
     }
 
     /// None is removed if one has to stay.
-    fn try_remove_containers(&self, names: &[String]) -> Result<(), Blocked> {
+    fn try_remove_containers(&self, names: &[String]) -> Result<(), RemovalRefusal> {
         let runtime = &self.checker.runtime;
         let mut all = runtime.list_containers(ContainerFilter::default())?;
         let is_image = |reference: &String| *reference == self.unpacked.id || names.contains(reference);
@@ -209,22 +209,31 @@ impl Repull<'_> {
     /// A container that has ended for good is the record of that: without it, it would run again. One
     /// that was never started is no record of anything. One that was made by another name of the image is
     /// that of another user.
-    fn may_remove(&self, container: &Container, pods: &[Pod], names: &[String]) -> Result<(), Blocked> {
+    fn may_remove(
+        &self,
+        container: &Container,
+        pods: &[Pod],
+        names: &[String],
+    ) -> Result<(), RemovalRefusal> {
         let id = ContainerId::from(container.id.as_str());
         let label = |key| container.labels.get(key).map(String::as_str).unwrap_or_default();
         let (uid, name) = (PodUid::from(label(labels::POD_UID)), label(labels::CONTAINER_NAME));
         let pod = pods.iter().find(|pod| *pod.uid() == uid);
-        if !pod.is_some_and(|pod| images_of(pod).any(|image_use| image_use.container == Some(name) && image_use.is_in(names))) {
-            return Err(Blocked::ForNow(not_removed(&format!("the container {id} of another name has it"))));
+        if !pod.is_some_and(|pod| {
+            images_of(pod).any(|image_use| image_use.container == Some(name) && image_use.is_in(names))
+        }) {
+            return Err(RemovalRefusal::Transient(not_removed(&format!(
+                "the container {id} of another name has it"
+            ))));
         }
         match container.state.enum_value() {
             Ok(ContainerState::CONTAINER_CREATED) => return Ok(()),
             Ok(ContainerState::CONTAINER_EXITED) => {}
             Ok(ContainerState::CONTAINER_RUNNING) => {
-                return Err(Blocked::ForNow(not_removed(&format!("the container {id} runs"))));
+                return Err(RemovalRefusal::Transient(not_removed(&format!("the container {id} runs"))));
             }
             _ => {
-                return Err(Blocked::ForNow(not_removed(&format!(
+                return Err(RemovalRefusal::Transient(not_removed(&format!(
                     "the state of the container {id} is unknown"
                 ))));
             }
@@ -237,21 +246,21 @@ impl Repull<'_> {
         if (self.checker.restarts)(&uid, name, status.exit_code) {
             return Ok(());
         }
-        Err(Blocked::ForGood(not_removed(&format!("the finished container {id} is kept"))))
+        Err(RemovalRefusal::Permanent(not_removed(&format!("the finished container {id} is kept"))))
     }
 }
 
 /// Why the containers of an image cannot be removed.
-enum Blocked {
+enum RemovalRefusal {
     /// This may end within seconds.
-    ForNow(String),
+    Transient(String),
     /// As long as the pod is there.
-    ForGood(String),
+    Permanent(String),
 }
 
-impl From<CriError> for Blocked {
+impl From<CriError> for RemovalRefusal {
     fn from(error: CriError) -> Self {
-        Blocked::ForNow(error.to_string())
+        RemovalRefusal::Transient(error.to_string())
     }
 }
 
@@ -281,7 +290,9 @@ fn removable(requested: &str, image: &Unpacked, sandbox_images: &[String]) -> Re
         return Err("the image is not pulled again, because the runtime has pinned it".to_owned());
     }
     let is_image = |reference: &String| {
-        *reference == image.id || image.names.contains(reference) || stored(reference).is_some_and(|reference| image.names.contains(&reference))
+        *reference == image.id
+            || image.names.contains(reference)
+            || stored(reference).is_some_and(|reference| image.names.contains(&reference))
     };
     if sandbox_images.iter().any(is_image) {
         return Err("the image is not pulled again, because sandboxes are made from it".to_owned());
@@ -313,7 +324,9 @@ impl ImageUse<'_> {
 
 fn images_of(pod: &Pod) -> impl Iterator<Item = ImageUse<'_>> {
     let spec = pod.spec();
-    let regular = pod.all_containers().map(|container| (&container.name, &container.image, &container.image_pull_policy));
+    let regular = pod
+        .all_containers()
+        .map(|container| (&container.name, &container.image, &container.image_pull_policy));
     let added = spec.ephemeral_containers.iter().flatten();
     let added = added.map(|container| (&container.name, &container.image, &container.image_pull_policy));
     let containers = regular.chain(added).map(|(name, image, policy)| ImageUse {
@@ -543,8 +556,11 @@ mod tests {
         };
         let digest = digest_of("registry.corp/app");
         let names = [digest.clone(), "registry.corp/app:1".to_owned()];
-        let pods =
-            [pod_with("one", "registry.corp/app:1"), pod_with("other", "registry.corp/other:1"), pod_with("two", &digest)];
+        let pods = [
+            pod_with("one", "registry.corp/app:1"),
+            pod_with("other", "registry.corp/other:1"),
+            pod_with("two", &digest),
+        ];
         assert!(other_name(&pods[..2], "registry.corp/app:1", &names).is_none());
         let (pod, name) = other_name(&pods, "registry.corp/app:1", &names).unwrap();
         assert_eq!((pod.name(), name), ("two", digest.clone()));

@@ -235,7 +235,9 @@ impl Documents<'_> {
             return Some(document);
         }
         let listed = document.manifests.first.iter();
-        listed.filter_map(|descriptor| self.read(&descriptor.digest)).find(|manifest| manifest.config.digest == config)
+        listed
+            .filter_map(|descriptor| self.read(&descriptor.digest))
+            .find(|manifest| manifest.config.digest == config)
     }
 
     fn read(&self, digest: &str) -> Option<Document> {

@@ -200,7 +200,7 @@ pub(super) struct Keyring {
 }
 
 /// The directories in which files of credentials are searched for, in this order.
-pub struct Places<'a> {
+pub struct SearchDirectories<'a> {
     /// The agent's `--root-dir`.
     pub root_dir: &'a Path,
     /// The working directory; empty is the current one.
@@ -211,7 +211,7 @@ pub struct Places<'a> {
     pub top: &'a Path,
 }
 
-impl Places<'_> {
+impl SearchDirectories<'_> {
     fn keyring(&self) -> Keyring {
         let files = |below: &str, name: &str| {
             let (home, top) = (self.home.join(below), self.top.join(below));
@@ -230,7 +230,7 @@ impl Places<'_> {
 impl Keyring {
     pub(super) fn new(root_dir: &Path) -> Keyring {
         let home = PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
-        Places { root_dir, working: Path::new(""), home: &home, top: Path::new("/") }.keyring()
+        SearchDirectories { root_dir, working: Path::new(""), home: &home, top: Path::new("/") }.keyring()
     }
 
     /// Credentials that match `image`, the most specific first.
@@ -635,7 +635,7 @@ mod tests {
     fn without_a_home_the_working_directory_takes_its_place() {
         let files = |home: &str| {
             let root_dir = Path::new("/r");
-            Places { root_dir, working: Path::new(""), home: Path::new(home), top: Path::new("/") }
+            SearchDirectories { root_dir, working: Path::new(""), home: Path::new(home), top: Path::new("/") }
                 .keyring()
                 .files
                 .map(|files| files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>())

@@ -318,8 +318,9 @@ impl ImagePuller {
     pub(crate) fn collect_garbage(&self, now: Timestamp) {
         let mut failures = self.failures.locked();
         failures.waits.collect_garbage(now);
-        let is_recent =
-            |time: &Timestamp| Duration::try_from(now.duration_since(*time)).unwrap_or_default() <= BACKOFF_RESET;
+        let is_recent = |time: &Timestamp| {
+            Duration::try_from(now.duration_since(*time)).unwrap_or_default() <= BACKOFF_RESET
+        };
         failures.last.retain(|_, (time, _)| is_recent(time));
         failures.reported_secrets.retain(|_, time| is_recent(time));
     }
@@ -478,7 +479,9 @@ impl ImagePuller {
         let blocked = {
             let mut failures = self.failures.locked();
             let last = failures.last.get(key).cloned();
-            last.and_then(|(failed_at, text)| Some((failures.waits.blocked_until(key, failed_at, Timestamp::now())?, text)))
+            last.and_then(|(failed_at, text)| {
+                Some((failures.waits.blocked_until(key, failed_at, Timestamp::now())?, text))
+            })
         };
         let Some((until, before)) = blocked else { return Ok(()) };
         let message = format!("Back-off pulling image {requested:?}");

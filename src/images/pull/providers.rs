@@ -118,7 +118,11 @@ impl Provider {
 
     fn credentials(&self, image: &str, stop: &StopToken) -> Vec<Credential> {
         // Pods of this node have no service accounts as long as there is no API server.
-        if self.settings.token_attributes.as_ref().is_some_and(|attributes| attributes.require_service_account == Some(true))
+        if self
+            .settings
+            .token_attributes
+            .as_ref()
+            .is_some_and(|attributes| attributes.require_service_account == Some(true))
         {
             return Vec::new();
         }
@@ -129,8 +133,8 @@ impl Provider {
         if let Some(found) = self.cached(image, Instant::now()) {
             return found;
         }
-        match self.ask(image, stop) {
-            Ok(response) => self.keep(image, response, Instant::now()),
+        match self.run(image, stop) {
+            Ok(response) => self.store(image, response, Instant::now()),
             Err(error) => {
                 if !stop.is_stopped() {
                     let name = &self.settings.name;
@@ -148,7 +152,7 @@ impl Provider {
         Some(lookup(&cached.credentials, image))
     }
 
-    fn keep(&self, image: &str, response: Response, now: Instant) -> Vec<Credential> {
+    fn store(&self, image: &str, response: Response, now: Instant) -> Vec<Credential> {
         let credentials = match index(response.auth.unwrap_or_default()) {
             Ok(credentials) => credentials,
             Err(error) => {
@@ -177,7 +181,7 @@ impl Provider {
         found
     }
 
-    fn ask(&self, image: &str, stop: &StopToken) -> Result<Response, ProviderError> {
+    fn run(&self, image: &str, stop: &StopToken) -> Result<Response, ProviderError> {
         let api_version = self.settings.api_version.as_str();
         let request = Request { kind: "CredentialProviderRequest", api_version, image };
         // Three texts always serialize.
@@ -218,13 +222,13 @@ mod tests {
     use crate::util::testing;
 
     /// A program that counts its calls and answers with `answer`.
-    struct Bench {
+    struct Fixture {
         dir: tempfile::TempDir,
         providers: Providers,
     }
 
-    impl Bench {
-        fn new(match_images: &[&str], response: &str) -> Bench {
+    impl Fixture {
+        fn new(match_images: &[&str], response: &str) -> Fixture {
             let dir = tempfile::tempdir().unwrap();
             let program = dir.path().join("p");
             let script = format!(
@@ -245,7 +249,7 @@ mod tests {
                 token_attributes: None,
             };
             let settings = CredentialProviders { bin_dir: dir.path().to_owned(), providers: vec![provider] };
-            Bench { providers: Providers::new(Some(&settings)), dir }
+            Fixture { providers: Providers::new(Some(&settings)), dir }
         }
 
         fn users(&self, image: &str) -> Vec<String> {
@@ -270,28 +274,28 @@ mod tests {
 
     #[test]
     fn program_runs_only_for_its_images_and_is_cached() {
-        let bench = Bench::new(&["r.example", "*.r.example"], &response("Image", ""));
-        assert_eq!(bench.users("other.example/x"), Vec::<String>::new());
-        assert_eq!(bench.calls(), 0);
-        assert_eq!(bench.users("r.example/x:1"), ["u"]);
-        assert_eq!(bench.users("r.example/x:2"), ["u"]);
-        assert_eq!(bench.calls(), 1);
+        let fixture = Fixture::new(&["r.example", "*.r.example"], &response("Image", ""));
+        assert_eq!(fixture.users("other.example/x"), Vec::<String>::new());
+        assert_eq!(fixture.calls(), 0);
+        assert_eq!(fixture.users("r.example/x:1"), ["u"]);
+        assert_eq!(fixture.users("r.example/x:2"), ["u"]);
+        assert_eq!(fixture.calls(), 1);
         assert_eq!(
-            std::fs::read_to_string(bench.dir.path().join("request")).unwrap(),
+            std::fs::read_to_string(fixture.dir.path().join("request")).unwrap(),
             r#"{"kind":"CredentialProviderRequest","apiVersion":"credentialprovider.kubelet.k8s.io/v1","image":"r.example/x"}"#
         );
-        assert_eq!(bench.users("a.r.example/x/y"), ["v"]);
-        assert_eq!(bench.calls(), 2);
+        assert_eq!(fixture.users("a.r.example/x/y"), ["v"]);
+        assert_eq!(fixture.calls(), 2);
     }
 
     #[test]
     fn responses_are_cached_by_key_type_and_duration() {
         let check = |key_type, more, calls| {
-            let bench = Bench::new(&["r.example", "*.r.example"], &response(key_type, more));
+            let fixture = Fixture::new(&["r.example", "*.r.example"], &response(key_type, more));
             for image in ["r.example/x", "r.example/y", "r.example/x", "a.r.example/x"] {
-                assert_eq!(bench.users(image).len(), 1);
+                assert_eq!(fixture.users(image).len(), 1);
             }
-            assert_eq!(bench.calls(), calls, "{key_type} {more}");
+            assert_eq!(fixture.calls(), calls, "{key_type} {more}");
         };
         check("Image", "", 3);
         check("Registry", "", 2);
@@ -310,29 +314,29 @@ mod tests {
             &response("Image", "").replace("io/v1", "io/v1beta1"),
             &response("Pod", ""),
         ] {
-            let bench = Bench::new(&["r.example"], bad);
-            assert_eq!(bench.users("r.example/x"), Vec::<String>::new(), "{bad}");
-            let provider = &bench.providers.list[0];
-            let error = provider.ask("r.example/x", &StopToken::never()).err().unwrap().to_string();
+            let fixture = Fixture::new(&["r.example"], bad);
+            assert_eq!(fixture.users("r.example/x"), Vec::<String>::new(), "{bad}");
+            let provider = &fixture.providers.list[0];
+            let error = provider.run("r.example/x", &StopToken::never()).err().unwrap().to_string();
             assert!(!error.contains("secret"), "{error}");
         }
-        let mut bench = Bench::new(&["r.example"], &response("Image", ""));
-        testing::program(&bench.dir.path().join("p"), "#!/bin/sh\necho no token >&2\nexit 7\n");
-        let error = bench.providers.list[0].ask("r.example/x", &StopToken::never()).err().unwrap();
+        let mut fixture = Fixture::new(&["r.example"], &response("Image", ""));
+        testing::program(&fixture.dir.path().join("p"), "#!/bin/sh\necho no token >&2\nexit 7\n");
+        let error = fixture.providers.list[0].run("r.example/x", &StopToken::never()).err().unwrap();
         assert!(error.to_string().ends_with("7: no token"), "{error}");
-        bench.providers.list[0].program = "/no/such/program".into();
-        assert_eq!(bench.users("r.example/x"), Vec::<String>::new());
+        fixture.providers.list[0].program = "/no/such/program".into();
+        assert_eq!(fixture.users("r.example/x"), Vec::<String>::new());
     }
 
     #[test]
     fn cached_responses_are_limited_and_the_one_that_ends_first_is_dropped() {
-        let bench = Bench::new(&["r.example"], &response("Image", ""));
-        let provider = &bench.providers.list[0];
+        let fixture = Fixture::new(&["r.example"], &response("Image", ""));
+        let provider = &fixture.providers.list[0];
         let now = Instant::now();
         for n in 0..=MAX_CACHED as u64 {
             let cache_duration = serde_json::from_str(&format!("\"{}s\"", 1000 + n)).ok();
             let response = Response { cache_duration, cache_key_type: "Image".into(), ..Response::default() };
-            provider.keep(&format!("r.example/{n}"), response, now);
+            provider.store(&format!("r.example/{n}"), response, now);
         }
         let known = |n: usize| provider.cached(&format!("r.example/{n}"), now).is_some();
         assert!(!known(0) && known(1) && known(MAX_CACHED));

@@ -240,7 +240,9 @@ impl Records {
         if !self.verification.wants_proof(image, pulled_here) {
             return Verdict::Allowed;
         }
-        let Some(access) = record.as_ref().and_then(|record| record.credential_mapping.get(repository(image))) else {
+        let Some(access) =
+            record.as_ref().and_then(|record| record.credential_mapping.get(repository(image)))
+        else {
             return Verdict::Unproven;
         };
         if access.node_pods_accessible {

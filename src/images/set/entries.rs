@@ -89,7 +89,7 @@ impl Entry {
     }
 
     /// Takes over the present blobs of an incomplete layout: it is read again if they have changed.
-    pub(super) fn see_blobs(&mut self, blobs: Blobs, now: Instant) {
+    pub(super) fn update_blobs(&mut self, blobs: Blobs, now: Instant) {
         if self.is_incomplete() && self.retry.is_none() && self.blobs != Some(blobs) {
             let _ = self.failures.count();
             self.retry = Some(now + self.failures.delay(FIRST_BLOBS, LAST_RETRY));

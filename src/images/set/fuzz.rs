@@ -188,7 +188,8 @@ fn mutated(changes: &[u8]) {
             }
             let size =
                 std::str::from_utf8(&block[124..135]).ok().and_then(|text| u64::from_str_radix(text, 8).ok());
-            offset += 512 + usize::try_from(size.unwrap_or(0)).unwrap_or(0).next_multiple_of(512).min(1 << 30);
+            offset +=
+                512 + usize::try_from(size.unwrap_or(0)).unwrap_or(0).next_multiple_of(512).min(1 << 30);
         }
         let _ = inspect(&bytes, EXPANDED);
     }

@@ -10,7 +10,7 @@ use crossbeam_channel::select_biased;
 
 use super::super::listed::{SeenImage, requested};
 use super::SetDeps;
-use super::pulls::Next;
+use super::pulls::NextPull;
 use super::shared::Shared;
 use crate::cri::{Class, ImageClient};
 use crate::model::event::{EventType, Regarding};
@@ -78,7 +78,7 @@ impl Puller {
                 continue;
             }
             let next = self.shared.pulls().next(now);
-            if let Next::Pull(name) = next {
+            if let NextPull::Pull(name) = next {
                 self.pull(&name, stop);
             }
             if stop.is_stopped() {
@@ -90,16 +90,16 @@ impl Puller {
     /// When to look for an image to pull.
     fn next_pull(&self, now: Instant) -> Option<Instant> {
         let next = self.shared.pulls().next(now);
-        let held_back = matches!(next, Next::Pull(_)) && (self.deps.has_disk_pressure)();
+        let held_back = matches!(next, NextPull::Pull(_)) && (self.deps.has_disk_pressure)();
         if self.shared.held_back.swap(held_back, Ordering::Relaxed) != held_back {
             let what = if held_back { "held back" } else { "no longer held back" };
             log::info!("pulls of images of archives in advance are {what} because of disk pressure");
         }
         match next {
-            Next::Nothing => None,
-            Next::RetryAt(time) => Some(time),
-            Next::Pull(_) if held_back => Some(now + PRESSURE_PERIOD),
-            Next::Pull(_) => Some(self.shared.last_request().map_or(now, |request| request + QUIET)),
+            NextPull::Nothing => None,
+            NextPull::RetryAt(time) => Some(time),
+            NextPull::Pull(_) if held_back => Some(now + PRESSURE_PERIOD),
+            NextPull::Pull(_) => Some(self.shared.last_request().map_or(now, |request| request + QUIET)),
         }
     }
 

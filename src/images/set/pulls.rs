@@ -31,7 +31,7 @@ pub(super) struct Pulls {
 
 /// What to do next.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum NextPull {
     Pull(String),
     /// A failed pull is due then.
     RetryAt(Instant),
@@ -62,7 +62,7 @@ impl Pulls {
     }
 
     /// The next pull: in the order of names.
-    pub(super) fn next(&self, now: Instant) -> Next {
+    pub(super) fn next(&self, now: Instant) -> NextPull {
         let mut earliest: Option<Instant> = None;
         for (name, pull) in &self.names {
             if pull.present {
@@ -70,10 +70,10 @@ impl Pulls {
             }
             match pull.retry {
                 Some(retry) if retry > now => earliest = Some(earliest.map_or(retry, |time| time.min(retry))),
-                _ => return Next::Pull(name.clone()),
+                _ => return NextPull::Pull(name.clone()),
             }
         }
-        earliest.map_or(Next::Nothing, Next::RetryAt)
+        earliest.map_or(NextPull::Nothing, NextPull::RetryAt)
     }
 
     pub(super) fn begin(&mut self, name: &str) {
@@ -143,14 +143,14 @@ mod tests {
         let mut pulls = Pulls::default();
         let set = || [("r/a:1", "sha256:1"), ("r/b:1", "sha256:2"), ("r/c:1", "sha256:3")].into_iter();
         pulls.update(set(), &listed(&["r/a:1", "r/a@sha256:1", "r/b:1", "r/b@sha256:9"]));
-        assert_eq!(pulls.next(now), Next::Pull("r/b:1".into()));
+        assert_eq!(pulls.next(now), NextPull::Pull("r/b:1".into()));
         pulls.succeeded("r/b:1");
-        assert_eq!(pulls.next(now), Next::Pull("r/c:1".into()));
+        assert_eq!(pulls.next(now), NextPull::Pull("r/c:1".into()));
         pulls.succeeded("r/c:1");
-        assert_eq!(pulls.next(now), Next::Nothing);
+        assert_eq!(pulls.next(now), NextPull::Nothing);
         // The runtime shows another digest for what was pulled: that is no reason to pull it again.
         pulls.update(set(), &listed(&["r/a:1", "r/a@sha256:1", "r/b:1", "r/c:1"]));
-        assert_eq!(pulls.next(now), Next::Nothing);
+        assert_eq!(pulls.next(now), NextPull::Nothing);
     }
 
     #[test]
@@ -160,9 +160,9 @@ mod tests {
         pulls.update([("r/a:1", "sha256:1")].into_iter(), &listed(&[]));
         pulls.succeeded("r/a:1");
         pulls.update([("r/a:1", "sha256:1")].into_iter(), &listed(&["other:1"]));
-        assert_eq!(pulls.next(now), Next::Pull("r/a:1".into()));
+        assert_eq!(pulls.next(now), NextPull::Pull("r/a:1".into()));
         pulls.update([].into_iter(), &listed(&[]));
-        assert_eq!(pulls.next(now), Next::Nothing);
+        assert_eq!(pulls.next(now), NextPull::Nothing);
         assert!(pulls.is_empty());
     }
 
@@ -172,15 +172,15 @@ mod tests {
         let mut pulls = Pulls::default();
         pulls.update([("r/a:1", "sha256:1"), ("r/b:1", "sha256:2")].into_iter(), &listed(&[]));
         assert!(pulls.failed("r/a:1", "refused", now));
-        assert_eq!(pulls.next(now), Next::Pull("r/b:1".into()));
+        assert_eq!(pulls.next(now), NextPull::Pull("r/b:1".into()));
         pulls.succeeded("r/b:1");
-        assert_eq!(pulls.next(now), Next::RetryAt(now + FIRST_RETRY));
+        assert_eq!(pulls.next(now), NextPull::RetryAt(now + FIRST_RETRY));
         assert_eq!(pulls.state("r/a:1"), ("failed", "refused".to_owned()));
         let later = now + FIRST_RETRY;
-        assert_eq!(pulls.next(later), Next::Pull("r/a:1".into()));
+        assert_eq!(pulls.next(later), NextPull::Pull("r/a:1".into()));
         pulls.failed("r/a:1", "refused", later);
-        assert_eq!(pulls.next(later), Next::RetryAt(later + 2 * FIRST_RETRY));
+        assert_eq!(pulls.next(later), NextPull::RetryAt(later + 2 * FIRST_RETRY));
         pulls.retry_all();
-        assert_eq!(pulls.next(later), Next::Pull("r/a:1".into()));
+        assert_eq!(pulls.next(later), NextPull::Pull("r/a:1".into()));
     }
 }

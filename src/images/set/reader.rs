@@ -58,9 +58,9 @@ impl Reader {
             }
             inner = found;
             let until = Instant::now() + pause;
-            self.see_blobs();
+            self.update_blobs();
             self.shared.set().release(Instant::now());
-            self.look(stop);
+            self.find_names(stop);
             while self.read_next(stop) {}
             if stop.is_stopped() {
                 return;
@@ -128,18 +128,18 @@ impl Reader {
     }
 
     /// Looks whether missing blobs of layout directories have arrived.
-    fn see_blobs(&self) {
+    fn update_blobs(&self) {
         let incomplete = self.shared.set().incomplete();
         for key in incomplete {
             let blobs = scan::blobs(&key.1);
             if let Some(entry) = self.shared.set().get_mut(&key) {
-                entry.see_blobs(blobs, Instant::now());
+                entry.update_blobs(blobs, Instant::now());
             }
         }
     }
 
     /// Finds the names of images in archives that are not compressed, which needs few reads.
-    fn look(&self, stop: &StopToken) {
+    fn find_names(&self, stop: &StopToken) {
         let open = self.shared.set().unnamed();
         if open.is_empty() {
             return;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::ImageSet;
-use super::archive::{self, Archive, ArchiveError, Compression, Count, Digest, Place};
+use super::archive::{self, Archive, ArchiveError, BlobPlace, Compression, Count, Digest};
 use crate::util::sha256;
 use crate::util::stop::StopToken;
 
@@ -113,7 +113,7 @@ impl ImageSet {
         }
         // The manifests of a compressed archive are in memory. Nothing is decompressed here, because
         // neither the client nor a stop of the agent could end that.
-        if archive.compression != Compression::None && !matches!(blob.place, Place::Made { .. }) {
+        if archive.compression != Compression::None && !matches!(blob.place, BlobPlace::Made { .. }) {
             return Err(Refusal::Unknown(format!("{digest} is no manifest")));
         }
         let media_type = blob.media_type;

@@ -17,7 +17,7 @@ const MOST_ENTRIES: usize = 10_000;
 
 /// What a scan found.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct ScannedDirectories {
     pub(super) files: Vec<(Key, Stamp)>,
     /// Directories of the archives' directories, to be watched: layouts, and what may become one.
     pub(super) inner: Vec<PathBuf>,
@@ -38,10 +38,10 @@ fn is_candidate(name: &OsStr) -> bool {
 
 /// Lists the archives: regular files, and directories with the file `oci-layout`. A directory that
 /// does not exist has none.
-pub(super) fn scan(directories: &[PathBuf]) -> Found {
-    let mut found = Found::default();
+pub(super) fn scan(directories: &[PathBuf]) -> ScannedDirectories {
+    let mut found = ScannedDirectories::default();
     for (number, directory) in directories.iter().enumerate() {
-        if let Err(error) = scan_one(number, directory, &mut found)
+        if let Err(error) = scan_directory(number, directory, &mut found)
             && error.kind() != io::ErrorKind::NotFound
         {
             found.unreadable.push((number, directory.clone()));
@@ -57,7 +57,7 @@ pub(super) fn scan(directories: &[PathBuf]) -> Found {
     found
 }
 
-fn scan_one(number: usize, directory: &Path, found: &mut Found) -> io::Result<()> {
+fn scan_directory(number: usize, directory: &Path, found: &mut ScannedDirectories) -> io::Result<()> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(directory)?.take(MOST_ENTRIES) {
         let entry = entry?;

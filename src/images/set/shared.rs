@@ -89,12 +89,12 @@ impl Default for Shared {
 }
 
 /// Removes an entry of [`Shared::wanted`] when its pull waits no longer.
-struct Want<'a> {
+struct WaitingPull<'a> {
     shared: &'a Shared,
     name: &'a str,
 }
 
-impl Drop for Want<'_> {
+impl Drop for WaitingPull<'_> {
     fn drop(&mut self) {
         let mut wanted = self.shared.wanted.locked();
         if let Some(count) = wanted.get_mut(self.name) {
@@ -228,7 +228,7 @@ impl Shared {
             return Offer::NotInSet;
         }
         *self.wanted.locked().entry(name.to_owned()).or_default() += 1;
-        let _want = Want { shared: self, name };
+        let _waiting_pull = WaitingPull { shared: self, name };
         let begun = Instant::now();
         if let Ok(offer) = self.verdict(name) {
             return offer;

@@ -105,7 +105,7 @@ fn unchanged_archives_are_retained_and_changed_ones_read_again() {
 }
 
 /// A room with its thread and without a runtime.
-struct Room {
+struct Fixture {
     set: ImageSet,
     settings: SetSettings,
     dir: tempfile::TempDir,
@@ -115,8 +115,8 @@ struct Room {
     running: Option<Running>,
 }
 
-impl Room {
-    fn new() -> Room {
+impl Fixture {
+    fn new() -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         let directories = vec![dir.path().join("images.d")];
         std::fs::create_dir(&directories[0]).unwrap();
@@ -124,10 +124,10 @@ impl Room {
         let index = dir.path().join("state/index.json");
         let settings = SetSettings { directories, index };
         let set = ImageSet::new(&settings.directories);
-        Room { set, settings, dir, available: Arc::default(), events, sink, running: None }
+        Fixture { set, settings, dir, available: Arc::default(), events, sink, running: None }
     }
 
-    fn start(mut self) -> Room {
+    fn start(mut self) -> Fixture {
         self.set = ImageSet::new(&self.settings.directories);
         let (_, images) = crate::cri::unreachable();
         let list = Arc::clone(&self.available);
@@ -144,7 +144,7 @@ impl Room {
         self
     }
 
-    fn restart(mut self) -> Room {
+    fn restart(mut self) -> Fixture {
         drop(self.running.take());
         self.start()
     }
@@ -183,71 +183,73 @@ fn image(name: &str, text: &str) -> Vec<u8> {
 
 #[test]
 fn images_of_archives_come_and_go_with_their_files() {
-    let room = Room::new();
-    room.put("a.tar", &image("registry.example/a:1", "one"));
-    let room = room.start();
-    assert_eq!(room.offer("registry.example/a:1"), Offer::Available);
-    assert_eq!(room.offer("registry.example/b:1"), Offer::NotInSet);
-    room.put("b.tar", &image("registry.example/b:1", "two"));
-    room.wait("the second image", |report| report.images.len() == 2);
-    assert_eq!(room.offer("registry.example/b:1"), Offer::Available);
-    assert!(room.available.lock().unwrap().contains(&"registry.example/b:1".to_owned()));
-    assert!(room.set.keeps(&["registry.example/a:1".into()]));
+    let fixture = Fixture::new();
+    fixture.put("a.tar", &image("registry.example/a:1", "one"));
+    let fixture = fixture.start();
+    assert_eq!(fixture.offer("registry.example/a:1"), Offer::Available);
+    assert_eq!(fixture.offer("registry.example/b:1"), Offer::NotInSet);
+    fixture.put("b.tar", &image("registry.example/b:1", "two"));
+    fixture.wait("the second image", |report| report.images.len() == 2);
+    assert_eq!(fixture.offer("registry.example/b:1"), Offer::Available);
+    assert!(fixture.available.lock().unwrap().contains(&"registry.example/b:1".to_owned()));
+    assert!(fixture.set.keeps(&["registry.example/a:1".into()]));
 
-    let document = room.set.manifest("registry.example/a", "1").unwrap();
-    let by_digest = room.set.manifest("registry.example/a", &document.digest).unwrap();
+    let document = fixture.set.manifest("registry.example/a", "1").unwrap();
+    let by_digest = fixture.set.manifest("registry.example/a", &document.digest).unwrap();
     assert_eq!(document, by_digest);
-    let blob = room.set.blob(&document.digest).unwrap();
+    let blob = fixture.set.blob(&document.digest).unwrap();
     let mut bytes = Vec::new();
     std::io::Read::read_to_end(&mut blob.open(3, &StopToken::never()).unwrap(), &mut bytes).unwrap();
     assert_eq!(bytes, document.bytes[3..]);
-    assert_eq!(room.set.tags("registry.example/a"), ["1"]);
+    assert_eq!(fixture.set.tags("registry.example/a"), ["1"]);
 
-    std::fs::remove_file(room.settings.directories[0].join("a.tar")).unwrap();
-    room.wait("the first image to go", |report| report.images.len() == 1);
-    assert!(!room.set.keeps(&["registry.example/a:1".into()]));
-    assert!(matches!(room.set.manifest("registry.example/a", "1"), Err(Refusal::Unknown(_))));
+    std::fs::remove_file(fixture.settings.directories[0].join("a.tar")).unwrap();
+    fixture.wait("the first image to go", |report| report.images.len() == 1);
+    assert!(!fixture.set.keeps(&["registry.example/a:1".into()]));
+    assert!(matches!(fixture.set.manifest("registry.example/a", "1"), Err(Refusal::Unknown(_))));
     assert!(blob.open(0, &StopToken::never()).is_err(), "a removed archive is not served");
 }
 
 #[test]
 fn unchanged_archive_is_not_read_again_after_a_restart() {
-    let room = Room::new();
+    let fixture = Fixture::new();
     let content = image("registry.example/a:1", "one");
-    room.put("a.tar", &content);
-    let room = room.start();
-    room.wait("the image", |report| report.images.len() == 1);
-    assert!(room.set.bytes_read() >= content.len() as u64);
-    let index = room.settings.index.clone();
+    fixture.put("a.tar", &content);
+    let fixture = fixture.start();
+    fixture.wait("the image", |report| report.images.len() == 1);
+    assert!(fixture.set.bytes_read() >= content.len() as u64);
+    let index = fixture.settings.index.clone();
     let written = || std::fs::metadata(&index).map(|meta| meta.modified().unwrap()).ok();
-    room.wait("the index", |_| written().is_some());
+    fixture.wait("the index", |_| written().is_some());
     let before = written();
 
-    let room = room.restart();
-    room.wait("the image after the restart", |report| report.images.len() == 1 && report.complete);
-    assert_eq!(room.offer("registry.example/a:1"), Offer::Available);
-    assert_eq!(room.set.bytes_read(), 0);
+    let fixture = fixture.restart();
+    fixture.wait("the image after the restart", |report| report.images.len() == 1 && report.complete);
+    assert_eq!(fixture.offer("registry.example/a:1"), Offer::Available);
+    assert_eq!(fixture.set.bytes_read(), 0);
     assert_eq!(written(), before, "the index is written once");
 }
 
 #[test]
 fn damaged_archive_is_named_and_others_are_offered() {
-    let room = Room::new();
+    let fixture = Fixture::new();
     let mut damaged = image("registry.example/bad:1", "content of a layer");
     let offset = damaged.windows(7).position(|bytes| bytes == b"content").unwrap();
     damaged[offset] ^= 1;
-    room.put("bad.tar", &damaged);
+    fixture.put("bad.tar", &damaged);
     let whole = image("registry.example/cut:1", "layer");
-    room.put("cut.tar", &whole[..whole.len() / 2]);
-    room.put("good.tar", &image("registry.example/good:1", "one"));
-    room.put("text.tar", b"no archive");
-    let room = room.start();
-    let report = room.wait("all archives", |report| report.complete);
+    fixture.put("cut.tar", &whole[..whole.len() / 2]);
+    fixture.put("good.tar", &image("registry.example/good:1", "one"));
+    fixture.put("text.tar", b"no archive");
+    let fixture = fixture.start();
+    let report = fixture.wait("all archives", |report| report.complete);
     assert_eq!(
         report.images.iter().map(|image| image.name.as_str()).collect::<Vec<_>>(),
         ["registry.example/good:1"]
     );
-    let Offer::Damaged(reason) = room.offer("registry.example/bad:1") else { panic!("not reported as damaged") };
+    let Offer::Damaged(reason) = fixture.offer("registry.example/bad:1") else {
+        panic!("not reported as damaged")
+    };
     assert!(reason.contains("bad.tar") && reason.contains("sha256:"), "{reason}");
     let faults: Vec<_> = report
         .archives
@@ -256,59 +258,65 @@ fn damaged_archive_is_named_and_others_are_offered() {
         .map(|archive| archive.path.rsplit('/').next().unwrap())
         .collect();
     assert_eq!(faults, ["bad.tar", "cut.tar", "text.tar"]);
-    let problems = room.set.problems();
+    let problems = fixture.set.problems();
     assert_eq!(problems, report.problems);
-    let problem_count = |file: &str| problems.iter().filter(|text| text.contains(&format!("/{file}: "))).count();
-    assert_eq!(["bad.tar", "cut.tar", "good.tar", "text.tar"].map(problem_count), [2, 1, 0, 1], "{problems:?}");
+    let problem_count =
+        |file: &str| problems.iter().filter(|text| text.contains(&format!("/{file}: "))).count();
+    assert_eq!(
+        ["bad.tar", "cut.tar", "good.tar", "text.tar"].map(problem_count),
+        [2, 1, 0, 1],
+        "{problems:?}"
+    );
     assert!(
-        room.events
+        fixture
+            .events
             .try_iter()
             .any(|event| event.reason == "ImageArchiveFault" && event.message.contains("bad.tar"))
     );
-    room.put("bad.tar", &image("registry.example/bad:1", "content of a layer"));
-    room.wait("the repaired image", |report| report.images.len() == 2);
+    fixture.put("bad.tar", &image("registry.example/bad:1", "content of a layer"));
+    fixture.wait("the repaired image", |report| report.images.len() == 2);
 }
 
 #[test]
 fn archive_that_was_replaced_is_served_only_after_it_was_read_again() {
-    let room = Room::new();
-    room.put("a.tar", &image("registry.example/a:1", "one"));
-    let room = room.start();
-    room.wait("the image", |report| report.images.len() == 1);
-    let first = room.set.manifest("registry.example/a", "1").unwrap();
-    let blob = room.set.blob(&first.digest).unwrap();
-    room.put("a.tar", &image("registry.example/a:1", "another"));
+    let fixture = Fixture::new();
+    fixture.put("a.tar", &image("registry.example/a:1", "one"));
+    let fixture = fixture.start();
+    fixture.wait("the image", |report| report.images.len() == 1);
+    let first = fixture.set.manifest("registry.example/a", "1").unwrap();
+    let blob = fixture.set.blob(&first.digest).unwrap();
+    fixture.put("a.tar", &image("registry.example/a:1", "another"));
     assert!(blob.open(0, &StopToken::never()).is_err());
-    room.wait("the new image", |_| {
-        room.set.manifest("registry.example/a", "1").is_ok_and(|new| new.digest != first.digest)
+    fixture.wait("the new image", |_| {
+        fixture.set.manifest("registry.example/a", "1").is_ok_and(|new| new.digest != first.digest)
     });
 }
 
 #[test]
 fn reading_is_interrupted_by_the_end_of_the_agent() {
-    let room = Room::new();
+    let fixture = Fixture::new();
     let large = testing::tar(&[("large".to_owned(), vec![0; 64 << 20])]);
     for number in 0..4 {
-        room.put(&format!("{number}.tar"), &large);
+        fixture.put(&format!("{number}.tar"), &large);
     }
-    let mut room = room.start();
-    room.wait("a reading", |report| report.archives.iter().any(|archive| archive.state == "reading"));
+    let mut fixture = fixture.start();
+    fixture.wait("a reading", |report| report.archives.iter().any(|archive| archive.state == "reading"));
     let begun = Instant::now();
-    drop(room.running.take());
+    drop(fixture.running.take());
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
 }
 
 #[test]
 fn pulls_leave_nothing_behind_when_they_end() {
-    let room = Room::new();
-    room.put("a.tar", &image("registry.example/a:1", "one"));
-    let room = room.start();
-    room.wait("the image", |report| report.complete);
+    let fixture = Fixture::new();
+    fixture.put("a.tar", &image("registry.example/a:1", "one"));
+    let fixture = fixture.start();
+    fixture.wait("the image", |report| report.complete);
     for _ in 0..100 {
-        assert_eq!(room.offer("registry.example/a:1"), Offer::Available);
-        assert_eq!(room.offer("registry.example/b:1"), Offer::NotInSet);
+        assert_eq!(fixture.offer("registry.example/a:1"), Offer::Available);
+        assert_eq!(fixture.offer("registry.example/b:1"), Offer::NotInSet);
     }
-    assert_eq!(room.set.shared.waiting(), 0);
+    assert_eq!(fixture.set.shared.waiting(), 0);
 }
 
 #[test]
@@ -332,11 +340,11 @@ fn archive_is_read_again_later_unless_its_data_are_at_fault() {
 
 #[test]
 fn archives_stay_while_their_directory_cannot_be_read() {
-    let room = Room::new();
-    room.put("a.tar", &image("registry.example/a:1", "one"));
-    let room = room.start();
-    room.wait("the image", |report| report.complete && report.images.len() == 1);
-    let (directory, away) = (&room.settings.directories[0], room.dir.path().join("away"));
+    let fixture = Fixture::new();
+    fixture.put("a.tar", &image("registry.example/a:1", "one"));
+    let fixture = fixture.start();
+    fixture.wait("the image", |report| report.complete && report.images.len() == 1);
+    let (directory, away) = (&fixture.settings.directories[0], fixture.dir.path().join("away"));
     // In the place of the directory, the link is an endless loop.
     std::os::unix::fs::symlink("images.d", &away).unwrap();
     let exchange = || {
@@ -344,20 +352,20 @@ fn archives_stay_while_their_directory_cannot_be_read() {
         rustix::fs::renameat_with(cwd, directory, cwd, &away, flags).unwrap();
     };
     exchange();
-    let report = room.wait("the problem", |report| !report.problems.is_empty());
+    let report = fixture.wait("the problem", |report| !report.problems.is_empty());
     assert_eq!(report.images.len(), 1, "{report:?}");
-    assert!(room.set.keeps(&["registry.example/a:1".into()]));
-    let before = room.set.bytes_read();
+    assert!(fixture.set.keeps(&["registry.example/a:1".into()]));
+    let before = fixture.set.bytes_read();
     exchange();
-    room.wait("the end of the problem", |report| report.problems.is_empty());
-    assert_eq!((room.set.report().images.len(), room.set.bytes_read()), (1, before));
+    fixture.wait("the end of the problem", |report| report.problems.is_empty());
+    assert_eq!((fixture.set.report().images.len(), fixture.set.bytes_read()), (1, before));
 }
 
 #[test]
 fn layout_whose_blobs_arrive_last_is_found() {
-    let room = Room::new().start();
-    room.wait("the first list", |report| report.complete);
-    let layout = room.settings.directories[0].join("layout");
+    let fixture = Fixture::new().start();
+    fixture.wait("the first list", |report| report.complete);
+    let layout = fixture.settings.directories[0].join("layout");
     std::fs::create_dir(&layout).unwrap();
     let pause = || {
         let _ = StopToken::never().wait(Duration::from_millis(500));
@@ -375,40 +383,40 @@ fn layout_whose_blobs_arrive_last_is_found() {
         std::fs::write(path, content).unwrap();
     };
     files[..blobs].iter().for_each(write);
-    room.wait("the faults", |report| report.archives.iter().any(|archive| !archive.faults.is_empty()));
+    fixture.wait("the faults", |report| report.archives.iter().any(|archive| !archive.faults.is_empty()));
     for file in &files[blobs..] {
         pause();
         write(file);
     }
-    let report = room.wait("the image", |report| report.images.len() == 1);
+    let report = fixture.wait("the image", |report| report.images.len() == 1);
     assert_eq!(report.archives[0].faults, [""; 0]);
 }
 
 #[test]
 fn archives_of_a_disk_that_was_absent_at_a_start_are_not_read_again() {
-    let mut room = Room::new();
-    let other = room.dir.path().join("other.d");
+    let mut fixture = Fixture::new();
+    let other = fixture.dir.path().join("other.d");
     std::fs::create_dir(&other).unwrap();
-    room.settings.directories.push(other.clone());
-    room.put("a.tar", &image("registry.example/a:1", "one"));
-    let mut room = room.start();
-    let index = room.settings.index.clone();
+    fixture.settings.directories.push(other.clone());
+    fixture.put("a.tar", &image("registry.example/a:1", "one"));
+    let mut fixture = fixture.start();
+    let index = fixture.settings.index.clone();
     let saved = |file: &str| std::fs::read_to_string(&index).is_ok_and(|text| text.contains(file));
-    room.wait("the index", |_| saved("a.tar"));
-    drop(room.running.take());
-    let (disk, away) = (room.settings.directories[0].clone(), room.dir.path().join("away"));
+    fixture.wait("the index", |_| saved("a.tar"));
+    drop(fixture.running.take());
+    let (disk, away) = (fixture.settings.directories[0].clone(), fixture.dir.path().join("away"));
     std::fs::rename(&disk, &away).unwrap();
     std::fs::create_dir(&disk).unwrap();
     std::fs::write(other.join("b.tar"), image("registry.example/b:1", "two")).unwrap();
     // The index is written without the disk.
-    let mut room = room.start();
-    room.wait("the other image", |report| report.complete && report.images.len() == 1 && saved("b.tar"));
-    drop(room.running.take());
+    let mut fixture = fixture.start();
+    fixture.wait("the other image", |report| report.complete && report.images.len() == 1 && saved("b.tar"));
+    drop(fixture.running.take());
     std::fs::remove_dir(&disk).unwrap();
     std::fs::rename(&away, &disk).unwrap();
-    let room = room.start();
-    room.wait("both images", |report| report.complete && report.images.len() == 2);
-    assert_eq!(room.set.bytes_read(), 0);
+    let fixture = fixture.start();
+    fixture.wait("both images", |report| report.complete && report.images.len() == 2);
+    assert_eq!(fixture.set.bytes_read(), 0);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::paths;
 use super::platform::Platform;
 use super::scan::{BLOBS, DOCKER, Entry, File, Scan};
 use super::stamp::INDEX;
-use super::types::{Blob, Digest, Fault, Image, Layer, Place, is_hex};
+use super::types::{Blob, BlobPlace, Digest, Fault, Image, Layer, is_hex};
 use crate::util::decompress::Compression;
 use crate::util::sha256;
 
@@ -65,7 +65,9 @@ pub(super) fn assemble(
     let too_many = || ArchiveError::Whole(Problem::too_large(limits.images as u64, "images"));
     match index {
         Some(Document::Index { manifests, .. }) if manifests.len() > limits.images => return Err(too_many()),
-        Some(Document::Index { manifests, .. }) => manifests.iter().for_each(|descriptor| assembly.add_oci(descriptor)),
+        Some(Document::Index { manifests, .. }) => {
+            manifests.iter().for_each(|descriptor| assembly.add_oci(descriptor))
+        }
         Some(_) => return Err(ArchiveError::Whole(Problem::json("it is not an index").of_blob(INDEX))),
         None => {}
     }
@@ -104,8 +106,8 @@ impl<'a> Assembly<'a> {
         }
     }
 
-    fn place(&self, file: &File) -> Place {
-        if self.layout { Place::Layout } else { Place::File { offset: file.offset } }
+    fn place(&self, file: &File) -> BlobPlace {
+        if self.layout { BlobPlace::Layout } else { BlobPlace::File { offset: file.offset } }
     }
 
     /// Takes the intact blobs of the layout, and reports damaged ones.
@@ -123,7 +125,7 @@ impl<'a> Assembly<'a> {
                         _ => None,
                     };
                     let media_type = media_type.unwrap_or_else(|| UNKNOWN.to_owned());
-                    let made = file.text.take().map(|text| Place::Made { text });
+                    let made = file.text.take().map(|text| BlobPlace::Made { text });
                     let place = made.unwrap_or_else(|| self.place(file));
                     self.blobs.insert(digest, Blob { size: file.size, place, media_type });
                 }
@@ -277,7 +279,8 @@ impl<'a> Assembly<'a> {
             Some(platform) => self.platform.rank(platform),
             None => Some(u8::MAX),
         };
-        let mut fitting: Vec<&Descriptor> = manifests.iter().filter(|descriptor| rank(descriptor).is_some()).collect();
+        let mut fitting: Vec<&Descriptor> =
+            manifests.iter().filter(|descriptor| rank(descriptor).is_some()).collect();
         fitting.sort_by_key(rank);
         let before = needed.len();
         let mut found: Vec<String> = Vec::new();
@@ -292,7 +295,9 @@ impl<'a> Assembly<'a> {
             }
             needed.truncate(before);
         }
-        found.extend(manifests.iter().filter_map(|descriptor| descriptor.platform.as_ref()).map(Platform::to_string));
+        found.extend(
+            manifests.iter().filter_map(|descriptor| descriptor.platform.as_ref()).map(Platform::to_string),
+        );
         found.sort();
         found.dedup();
         found.truncate(10);
@@ -360,7 +365,9 @@ impl<'a> Assembly<'a> {
             Ok(None) => {
                 let scan = self.scan;
                 let config = paths::clean(&image.config).and_then(|path| scan.file(&path).ok());
-                let same = |candidate: &&mut Image| config.is_some_and(|config| candidate.blobs.contains(&config.digest));
+                let same = |candidate: &&mut Image| {
+                    config.is_some_and(|config| candidate.blobs.contains(&config.digest))
+                };
                 if let Some(image) = self.images.iter_mut().find(same) {
                     image.names.append(&mut names);
                 }
@@ -436,7 +443,7 @@ impl<'a> Assembly<'a> {
         let size = text.len() as u64;
         let mut blobs = vec![target.clone()];
         blobs.extend(files.iter().map(|(_, file)| file.digest.clone()));
-        let made = Blob { size, place: Place::Made { text }, media_type: DOCKER_MANIFEST.to_owned() };
+        let made = Blob { size, place: BlobPlace::Made { text }, media_type: DOCKER_MANIFEST.to_owned() };
         self.blobs.insert(target.clone(), made);
         let media_type = DOCKER_MANIFEST.to_owned();
         Ok(Some(Image { names: Vec::new(), target, media_type, size, blobs, layers }))

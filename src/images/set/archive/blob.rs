@@ -11,7 +11,7 @@ use super::limits::LIMITS;
 use super::open::{Counted, expanded};
 use super::scan::blobs;
 use super::stamp::{INDEX, Stamp};
-use super::types::{Archive, Digest, Form, Place};
+use super::types::{Archive, BlobPlace, Digest, Form};
 use crate::util::decompress::{self, Compression};
 use crate::util::stop::StopToken;
 use crate::util::untrusted;
@@ -77,7 +77,7 @@ pub fn open_blob(
         return Err(ArchiveError::Changed);
     }
     let (offset, mut stamp) = match &blob.place {
-        Place::Made { text } => {
+        BlobPlace::Made { text } => {
             let rest = text.as_bytes().iter().skip(text.len() - left as usize).copied().collect::<Vec<u8>>();
             return Ok(BlobReader {
                 source: Box::new(Cursor::new(rest)),
@@ -88,8 +88,8 @@ pub fn open_blob(
                 stop: stop.clone(),
             });
         }
-        Place::File { offset } => (*offset, archive.stamp),
-        Place::Layout => (0, archive.stamp),
+        BlobPlace::File { offset } => (*offset, archive.stamp),
+        BlobPlace::Layout => (0, archive.stamp),
     };
     if layout {
         file = untrusted::open_at(blobs(path)?.as_fd(), Path::new(digest.hex()))?;

@@ -83,8 +83,9 @@ impl Document {
                 platform_weight(platform) + diff_ids.iter().map(text).sum::<usize>()
             }
             Document::Docker(images) => {
-                let texts =
-                    images.iter().flat_map(|image| image.names.iter().chain(&image.layers).chain([&image.config]));
+                let texts = images
+                    .iter()
+                    .flat_map(|image| image.names.iter().chain(&image.layers).chain([&image.config]));
                 images.len() * size_of::<DockerImage>() + texts.map(text).sum::<usize>()
             }
         };
@@ -97,7 +98,9 @@ impl Document {
             Document::Index { manifests, .. } => manifests.len(),
             Document::Manifest { layers, .. } => layers.len() + 1,
             Document::Config { diff_ids, .. } => diff_ids.len(),
-            Document::Docker(images) => images.iter().map(|image| image.layers.len() + image.names.len() + 1).sum(),
+            Document::Docker(images) => {
+                images.iter().map(|image| image.layers.len() + image.names.len() + 1).sum()
+            }
         }
     }
 

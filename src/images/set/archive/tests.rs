@@ -130,8 +130,11 @@ fn each_form_and_compression_offers_its_images() {
             assert_eq!(offered(&archive), ["localhost/one:1", "docker.io/library/two:2"]);
             let size = |data: &[u8]| data.len() as u64;
             for (image, texts) in archive.images.iter().zip([["base", "one"], ["base", "two"]]) {
-                let layers: Vec<(String, u64)> =
-                    image.layers.iter().map(|stored_layer| (stored_layer.digest.to_string(), stored_layer.size)).collect();
+                let layers: Vec<(String, u64)> = image
+                    .layers
+                    .iter()
+                    .map(|stored_layer| (stored_layer.digest.to_string(), stored_layer.size))
+                    .collect();
                 assert_eq!(layers, texts.map(|text| (digest(&layer(text)), size(&layer(text)))));
                 assert_eq!(image.blobs.len(), 4);
                 assert_eq!(image.blobs[0], image.target);
@@ -364,8 +367,10 @@ fn damaged_header_in_the_middle_is_named_with_its_position() {
     bytes[offset + 3] ^= 1;
     let archive = read_bytes(&bytes).unwrap();
     assert!(archive.images.is_empty());
-    let expected =
-        format!("the archive is damaged at byte {}: the header of an entry has a wrong checksum", offset + 512);
+    let expected = format!(
+        "the archive is damaged at byte {}: the header of an entry has a wrong checksum",
+        offset + 512
+    );
     assert!(faults(&archive)[0].ends_with(&expected), "{:?}", faults(&archive));
     bytes[515] ^= 1;
     let error = read_bytes(&bytes).unwrap_err().to_string();
@@ -587,7 +592,7 @@ fn manifest_of_docker_archive_is_made_and_stays_the_same() {
             data.len(),
             digest(&data)
         );
-        assert_eq!(archive.blobs[&image.target].place, Place::Made { text: expected.clone() });
+        assert_eq!(archive.blobs[&image.target].place, BlobPlace::Made { text: expected.clone() });
         assert_eq!(image.target.as_str(), digest(expected.as_bytes()));
         assert_eq!(read_tar(entries).images, archive.images);
     }
@@ -821,7 +826,7 @@ fn layout_directory_is_read_without_following_links() {
     unpack(&path, &entries);
     let archive = read_path(&path, &LIMITS).unwrap();
     let layer = &archive.images[0].layers[0].digest;
-    assert_eq!(archive.blobs[layer].place, Place::Layout);
+    assert_eq!(archive.blobs[layer].place, BlobPlace::Layout);
     let file = path.join("blobs/sha256").join(layer.hex());
     std::fs::rename(&file, dir.path().join("outside")).unwrap();
     let open = || open_blob(&path, &archive, layer, 0, &uncounted(), &StopToken::never());

@@ -129,14 +129,14 @@ pub struct Blob {
     /// Bytes.
     pub size: u64,
     /// Where its bytes are.
-    pub place: Place,
+    pub place: BlobPlace,
     /// That of the descriptor that names the blob; `application/octet-stream` if none does.
     pub media_type: String,
 }
 
 /// Where the bytes of a blob are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Place {
+pub enum BlobPlace {
     /// In the tar archive.
     File {
         /// Of the first byte in the decompressed archive.
