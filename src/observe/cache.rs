@@ -28,7 +28,7 @@ pub(super) struct Entry {
     /// The error of the newest inspection, if it failed.
     pub error: Option<String>,
     /// When the list that it is based on was requested.
-    pub at: Instant,
+    pub requested_at: Instant,
 }
 
 /// What the `observe` thread has to do.
@@ -102,9 +102,9 @@ impl Inner {
         let _ = self.bell.try_send(());
     }
 
-    /// An inspection that began at `at` has handled the events before.
-    fn inspected(&mut self, uid: &PodUid, at: Instant) {
-        if self.due.get(uid).is_some_and(|received| *received <= at) {
+    /// An inspection that began at `began_at` has handled the events before.
+    fn inspected(&mut self, uid: &PodUid, began_at: Instant) {
+        if self.due.get(uid).is_some_and(|received| *received <= began_at) {
             self.due.remove(uid);
         }
     }
@@ -128,11 +128,11 @@ impl Cache {
     }
 
     /// Stores an inspection unless a later one is stored. Returns the stored one.
-    pub(super) fn put(&self, uid: &PodUid, mut pod: PodRuntime, at: Instant) -> Arc<PodRuntime> {
+    pub(super) fn put(&self, uid: &PodUid, mut pod: PodRuntime, requested_at: Instant) -> Arc<PodRuntime> {
         let mut inner = self.inner.locked();
-        inner.inspected(uid, at);
+        inner.inspected(uid, requested_at);
         let old = inner.entries.get(uid);
-        if let Some(old) = old.filter(|old| old.at > at) {
+        if let Some(old) = old.filter(|old| old.requested_at > requested_at) {
             return Arc::clone(&old.pod);
         }
         // A stopped sandbox has no address any more; the status keeps showing the last one.
@@ -142,7 +142,7 @@ impl Cache {
         }
         let changed = differs(old.map(|old| &*old.pod), &pod);
         let pod = Arc::new(pod);
-        inner.entries.insert(uid.clone(), Entry { pod: Arc::clone(&pod), error: None, at });
+        inner.entries.insert(uid.clone(), Entry { pod: Arc::clone(&pod), error: None, requested_at });
         if changed {
             inner.changed(uid, Instant::now());
         }
@@ -150,31 +150,31 @@ impl Cache {
     }
 
     /// Stores the error of an inspection; the `observe` thread repeats it soon.
-    pub(super) fn put_error(&self, uid: &PodUid, error: String, at: Instant) {
+    pub(super) fn put_error(&self, uid: &PodUid, error: String, requested_at: Instant) {
         let mut inner = self.inner.locked();
         let entry = inner.entries.entry(uid.clone()).or_insert_with(|| Entry {
             pod: Arc::new(PodRuntime::absent(uid.clone())),
             error: None,
-            at,
+            requested_at,
         });
         // A later inspection was successful.
-        if entry.at <= at {
+        if entry.requested_at <= requested_at {
             entry.error = Some(error);
             inner.failed = true;
             inner.ring();
         }
     }
 
-    pub(super) fn remove(&self, uid: &PodUid, at: Instant) {
+    pub(super) fn remove(&self, uid: &PodUid, requested_at: Instant) {
         let mut inner = self.inner.locked();
-        if inner.entries.get(uid).is_some_and(|entry| entry.at <= at) {
+        if inner.entries.get(uid).is_some_and(|entry| entry.requested_at <= requested_at) {
             inner.entries.remove(uid);
         }
     }
 
-    /// A list that was requested at `at` shows no change.
-    pub(super) fn unchanged(&self, uid: &PodUid, at: Instant) {
-        self.inner.locked().inspected(uid, at);
+    /// A list that was requested at `requested_at` shows no change.
+    pub(super) fn unchanged(&self, uid: &PodUid, requested_at: Instant) {
+        self.inner.locked().inspected(uid, requested_at);
     }
 
     /// A worker is changing this pod and will inspect it afterwards. If events come after that
@@ -288,17 +288,17 @@ impl Cache {
 
     // ---- lists ----
 
-    /// Stores a full list that was requested at `at`. To be called before its changes are
+    /// Stores a full list that was requested at `requested_at`. To be called before its changes are
     /// reported. Pods that were listed alone since then stay. Returns the stored list.
     pub(super) fn set_listed(
         &self,
         mut listed: BTreeMap<PodUid, ListedPod>,
-        at: Instant,
+        requested_at: Instant,
     ) -> Arc<BTreeMap<PodUid, ListedPod>> {
         let mut inner = self.inner.locked();
-        inner.listed_at = Some(at);
+        inner.listed_at = Some(requested_at);
         let Inner { listed: old, listed_since, .. } = &mut *inner;
-        listed_since.retain(|_, since| *since > at);
+        listed_since.retain(|_, since| *since > requested_at);
         for uid in listed_since.keys() {
             match old.get(uid) {
                 Some(pod) => listed.insert(uid.clone(), pod.clone()),
@@ -310,13 +310,14 @@ impl Cache {
     }
 
     /// Stores a list of one pod; `None`: the runtime does not know it.
-    pub(super) fn set_listed_pod(&self, uid: &PodUid, pod: Option<ListedPod>, at: Instant) {
+    pub(super) fn set_listed_pod(&self, uid: &PodUid, pod: Option<ListedPod>, requested_at: Instant) {
         let mut inner = self.inner.locked();
         let Inner { listed, listed_since, listed_at, .. } = &mut *inner;
-        if listed_since.get(uid).is_some_and(|since| *since > at) || *listed_at > Some(at) {
+        if listed_since.get(uid).is_some_and(|since| *since > requested_at) || *listed_at > Some(requested_at)
+        {
             return;
         }
-        listed_since.insert(uid.clone(), at);
+        listed_since.insert(uid.clone(), requested_at);
         if listed.get(uid) == pod.as_ref() {
             return;
         }
@@ -329,9 +330,9 @@ impl Cache {
     }
 
     /// All pods of the list are inspected: [`Cache::first_relist`] disconnects.
-    pub(super) fn relisted(&self, at: Instant) {
+    pub(super) fn relisted(&self, requested_at: Instant) {
         let mut inner = self.inner.locked();
-        inner.relisted = Some(at);
+        inner.relisted = Some(requested_at);
         // Dropping the senders wakes every waiter.
         inner.first_relist.clear();
     }
@@ -407,16 +408,16 @@ mod tests {
     fn stopped_pod_keeps_its_last_address() {
         let cache = Cache::default();
         let uid = PodUid::from("u");
-        let at = Instant::now();
+        let now = Instant::now();
         let ips = vec!["10.0.0.7".parse().unwrap()];
-        cache.put(&uid, PodRuntime { ips: ips.clone(), ..PodRuntime::absent(uid.clone()) }, at);
-        assert_eq!(cache.put(&uid, PodRuntime::absent(uid.clone()), at).ips, ips);
+        cache.put(&uid, PodRuntime { ips: ips.clone(), ..PodRuntime::absent(uid.clone()) }, now);
+        assert_eq!(cache.put(&uid, PodRuntime::absent(uid.clone()), now).ips, ips);
     }
 
     #[test]
     fn still_runs_uses_the_list_for_pods_without_inspection() {
         let cache = Cache::default();
-        let (runs, unknown, at) = (PodUid::from("r"), PodUid::from("u"), Instant::now());
+        let (runs, unknown, now) = (PodUid::from("r"), PodUid::from("u"), Instant::now());
         assert!(cache.still_runs(&unknown), "nothing is known yet");
         let sandbox =
             ListedSandbox { id: "s".into(), state: SandboxState::Ready, attempt: 0, created_at: None };
@@ -428,12 +429,12 @@ mod tests {
             sandboxes: vec![sandbox],
             containers: Vec::new(),
         };
-        cache.set_listed([(runs.clone(), listed)].into(), at);
-        cache.relisted(at);
+        cache.set_listed([(runs.clone(), listed)].into(), now);
+        cache.relisted(now);
         assert!(cache.still_runs(&runs));
         assert!(!cache.still_runs(&unknown));
         // An inspection is newer.
-        cache.put(&runs, PodRuntime::absent(runs.clone()), at);
+        cache.put(&runs, PodRuntime::absent(runs.clone()), now);
         assert!(!cache.still_runs(&runs));
     }
 
@@ -447,7 +448,7 @@ mod tests {
         assert_eq!(cache.first_relist().try_recv(), Err(TryRecvError::Disconnected));
     }
 
-    fn at(start: Instant, milliseconds: u64) -> Instant {
+    fn after(start: Instant, milliseconds: u64) -> Instant {
         start + Duration::from_millis(milliseconds)
     }
 
@@ -460,22 +461,22 @@ mod tests {
         let cache = Cache::default();
         let (uid, start) = (PodUid::from("u"), Instant::now());
         let pod = || PodRuntime::absent(uid.clone());
-        cache.event(&uid, at(start, 10));
+        cache.event(&uid, after(start, 10));
         cache.bell().try_recv().unwrap();
         // The worker's inspection began earlier and may show the state before the event.
-        cache.put(&uid, pod(), at(start, 9));
+        cache.put(&uid, pod(), after(start, 9));
         assert!(cache.is_due(&uid));
-        cache.put(&uid, pod(), at(start, 10));
+        cache.put(&uid, pod(), after(start, 10));
         assert!(!cache.is_due(&uid));
         assert_eq!(due(&cache), []);
 
         // Another event comes during the inspection: due again.
-        cache.event(&uid, at(start, 20));
+        cache.event(&uid, after(start, 20));
         assert_eq!(due(&cache), std::slice::from_ref(&uid));
-        cache.event(&uid, at(start, 25));
-        cache.put(&uid, pod(), at(start, 21));
+        cache.event(&uid, after(start, 25));
+        cache.put(&uid, pod(), after(start, 21));
         assert_eq!(due(&cache), std::slice::from_ref(&uid));
-        cache.unchanged(&uid, at(start, 26));
+        cache.unchanged(&uid, after(start, 26));
         assert_eq!(due(&cache), []);
     }
 
@@ -485,25 +486,25 @@ mod tests {
         let (uid, start) = (PodUid::from("u"), Instant::now());
         let pod = || PodRuntime::absent(uid.clone());
         cache.set_busy(&uid, true);
-        cache.event(&uid, at(start, 10));
+        cache.event(&uid, after(start, 10));
         assert!(cache.bell().try_recv().is_err(), "not inspected while its worker changes it");
         assert_eq!(due(&cache), []);
         // The worker's inspection handles the events before it ...
-        cache.put(&uid, pod(), at(start, 11));
+        cache.put(&uid, pod(), after(start, 11));
         cache.set_busy(&uid, false);
         assert!(cache.bell().try_recv().is_err());
         assert_eq!(due(&cache), []);
         // ... and not the later ones.
         cache.set_busy(&uid, true);
-        cache.put(&uid, pod(), at(start, 20));
-        cache.event(&uid, at(start, 21));
+        cache.put(&uid, pod(), after(start, 20));
+        cache.event(&uid, after(start, 21));
         cache.set_busy(&uid, false);
         cache.bell().try_recv().unwrap();
         assert_eq!(due(&cache), std::slice::from_ref(&uid));
         // A failed inspection handles nothing and is repeated.
         cache.set_busy(&uid, true);
-        cache.event(&uid, at(start, 30));
-        cache.put_error(&uid, "down".into(), at(start, 31));
+        cache.event(&uid, after(start, 30));
+        cache.put_error(&uid, "down".into(), after(start, 31));
         cache.set_busy(&uid, false);
         let left = cache.take_due();
         assert!(left.failed);
@@ -533,15 +534,15 @@ mod tests {
             ..ListedPod::default()
         };
         let list = |pods: &[ListedPod]| pods.iter().map(|pod| (pod.uid.clone(), pod.clone())).collect();
-        cache.set_listed(list(&[named("a", "old"), named("b", "old")]), at(start, 0));
-        cache.set_listed_pod(&"a".into(), Some(named("a", "new")), at(start, 10));
-        cache.set_listed_pod(&"b".into(), None, at(start, 10));
-        cache.set_listed(list(&[named("a", "old"), named("b", "old"), named("c", "old")]), at(start, 5));
+        cache.set_listed(list(&[named("a", "old"), named("b", "old")]), after(start, 0));
+        cache.set_listed_pod(&"a".into(), Some(named("a", "new")), after(start, 10));
+        cache.set_listed_pod(&"b".into(), None, after(start, 10));
+        cache.set_listed(list(&[named("a", "old"), named("b", "old"), named("c", "old")]), after(start, 5));
         let listed = cache.listed();
         let names: Vec<_> = listed.values().map(|pod| (pod.uid.as_str(), pod.name.as_str())).collect();
         assert_eq!(names, [("a", "new"), ("c", "old")]);
-        cache.set_listed_pod(&"a".into(), Some(named("a", "older")), at(start, 9));
-        cache.set_listed(list(&[named("a", "newest")]), at(start, 20));
+        cache.set_listed_pod(&"a".into(), Some(named("a", "older")), after(start, 9));
+        cache.set_listed(list(&[named("a", "newest")]), after(start, 20));
         assert_eq!(cache.listed().values().map(|pod| &*pod.name).collect::<Vec<_>>(), ["newest"]);
     }
 

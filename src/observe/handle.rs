@@ -56,7 +56,7 @@ impl std::fmt::Display for Mode {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Mode::Events => out.write_str("event stream"),
-            Mode::Lists(why) => write!(out, "full list every second: {why}"),
+            Mode::Lists(reason) => write!(out, "full list every second: {reason}"),
         }
     }
 }
@@ -91,21 +91,21 @@ impl Observe {
     pub fn inspect(&self, uid: &PodUid, stop: &StopToken) -> Result<Arc<PodRuntime>, CriError> {
         let _waiting = threads::waiting("inspection");
         let cri = self.cri.with_stop(stop.clone());
-        let at = Instant::now();
+        let requested_at = Instant::now();
         let result = cri::list_pods(&cri, Some(uid)).and_then(|mut listed| {
             let listed = listed.remove(uid);
             let pod = match &listed {
                 Some(pod) => inspect_listed(&cri, pod),
                 None => Ok(PodRuntime::absent(uid.clone())),
             };
-            self.cache.set_listed_pod(uid, listed, at);
+            self.cache.set_listed_pod(uid, listed, requested_at);
             pod
         });
-        metrics::PLEG_POD_RELIST.took(at.elapsed());
+        metrics::PLEG_POD_RELIST.took(requested_at.elapsed());
         match result {
-            Ok(pod) => Ok(self.cache.put(uid, pod, at)),
+            Ok(pod) => Ok(self.cache.put(uid, pod, requested_at)),
             Err(error) => {
-                self.cache.put_error(uid, error.to_string(), at);
+                self.cache.put_error(uid, error.to_string(), requested_at);
                 Err(error)
             }
         }
@@ -162,14 +162,17 @@ impl Observe {
     pub fn mode(&self) -> Mode {
         match self.cache.stream() {
             StreamState::Open { .. }
-                if self.cache.unreported().is_some_and(|at| at.elapsed() >= pace::REPORT_LIMIT) =>
+                if self
+                    .cache
+                    .unreported()
+                    .is_some_and(|changed_at| changed_at.elapsed() >= pace::REPORT_LIMIT) =>
             {
                 Mode::Lists("the event stream is open but reports no changes".to_owned())
             }
             StreamState::Open { .. } => Mode::Events,
             StreamState::Off => Mode::Lists("the event stream is switched off".to_owned()),
             StreamState::Unsupported => Mode::Lists("the runtime has no event stream".to_owned()),
-            StreamState::Broken { why } => Mode::Lists(format!("the event stream ended: {why}")),
+            StreamState::Broken { reason } => Mode::Lists(format!("the event stream ended: {reason}")),
         }
     }
 

@@ -139,8 +139,8 @@ fn compute(facts: &Facts, last_relist: Option<Instant>, now: Instant) -> Runtime
     }
     match last_relist {
         None => runtime.push("PLEG is not healthy: pleg has yet to be successful".to_owned()),
-        Some(at) if now.saturating_duration_since(at) > RELIST_LIMIT => {
-            let ago = now.saturating_duration_since(at).as_secs();
+        Some(relisted_at) if now.saturating_duration_since(relisted_at) > RELIST_LIMIT => {
+            let ago = now.saturating_duration_since(relisted_at).as_secs();
             runtime.push(format!(
                 "PLEG is not healthy: pleg was last seen active {ago}s ago; threshold is 3m0s"
             ));

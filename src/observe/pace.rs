@@ -85,15 +85,15 @@ impl Pace {
             self.relist = now;
             match &self.stream {
                 // The runtime may have exited.
-                StreamState::Broken { why } => {
+                StreamState::Broken { reason } => {
                     self.status = now;
-                    return self.first_time(StreamChange::Ended(why.clone()));
+                    return self.first_time(StreamChange::Ended(reason.clone()));
                 }
                 StreamState::Unsupported => return self.first_time(StreamChange::Unsupported),
                 StreamState::Open { .. } | StreamState::Off => {}
             }
         }
-        let silent = unreported.is_some_and(|at| now >= at + REPORT_LIMIT);
+        let silent = unreported.is_some_and(|changed_at| now >= changed_at + REPORT_LIMIT);
         if silent != self.silent {
             self.silent = silent;
             self.safety = RELIST_PERIOD;
@@ -159,7 +159,7 @@ impl Pace {
 
     /// An event of an unknown pod was received: a full list is due, but at most one a second.
     pub(super) fn list_soon(&mut self, now: Instant) {
-        let earliest = self.listed.map_or(now, |at| at + RELIST_PERIOD);
+        let earliest = self.listed.map_or(now, |listed| listed + RELIST_PERIOD);
         self.relist = self.relist.min(earliest.max(now));
     }
 
@@ -182,7 +182,7 @@ impl Pace {
     pub(super) fn next(&self, unreported: Option<Instant>) -> Instant {
         let due = self.relist.min(self.status);
         match unreported {
-            Some(at) if !self.silent => due.min(at + REPORT_LIMIT),
+            Some(changed_at) if !self.silent => due.min(changed_at + REPORT_LIMIT),
             _ => due,
         }
     }
@@ -192,23 +192,23 @@ impl Pace {
 mod tests {
     use super::*;
 
-    struct Bench {
+    struct Fixture {
         start: Instant,
         pace: Pace,
     }
 
-    impl Bench {
+    impl Fixture {
         fn new() -> Self {
             let start = Instant::now();
-            Bench { start, pace: Pace::new(start) }
+            Fixture { start, pace: Pace::new(start) }
         }
 
-        fn at(&self, seconds: u64) -> Instant {
+        fn time(&self, seconds: u64) -> Instant {
             self.start + Duration::from_secs(seconds)
         }
 
         fn open(&mut self, second: u64) -> Option<StreamChange> {
-            let now = self.at(second);
+            let now = self.time(second);
             self.pace.update(&StreamState::Open { since: now }, None, now)
         }
 
@@ -226,107 +226,110 @@ mod tests {
 
     #[test]
     fn without_a_stream_pods_are_listed_every_second() {
-        let mut bench = Bench::new();
-        assert_eq!(bench.lists(3), [0, 1, 2]);
-        let now = bench.at(3);
-        assert_eq!(bench.pace.update(&StreamState::Unsupported, None, now), Some(StreamChange::Unsupported));
-        assert_eq!(bench.lists(3), [3, 4, 5]);
-        assert!(!bench.pace.is_streaming());
+        let mut fixture = Fixture::new();
+        assert_eq!(fixture.lists(3), [0, 1, 2]);
+        let now = fixture.time(3);
+        assert_eq!(
+            fixture.pace.update(&StreamState::Unsupported, None, now),
+            Some(StreamChange::Unsupported)
+        );
+        assert_eq!(fixture.lists(3), [3, 4, 5]);
+        assert!(!fixture.pace.is_streaming());
     }
 
     #[test]
     fn list_period_doubles_until_the_stream_misses_a_change() {
-        let mut bench = Bench::new();
-        assert_eq!(bench.open(0), None);
-        assert_eq!(bench.lists(9), [0, 1, 3, 7, 15, 31, 63, 123, 183]);
-        let now = bench.at(243);
-        bench.pace.relisted(now, true, now);
-        assert_eq!(bench.lists(4), [244, 246, 250, 258]);
+        let mut fixture = Fixture::new();
+        assert_eq!(fixture.open(0), None);
+        assert_eq!(fixture.lists(9), [0, 1, 3, 7, 15, 31, 63, 123, 183]);
+        let now = fixture.time(243);
+        fixture.pace.relisted(now, true, now);
+        assert_eq!(fixture.lists(4), [244, 246, 250, 258]);
         // A list that was not due, as in a burst of events, does not double the period.
-        let now = bench.at(259);
-        let period = bench.pace.period();
-        bench.pace.relisted(now, false, now);
-        assert_eq!(bench.pace.period(), period);
+        let now = fixture.time(259);
+        let period = fixture.pace.period();
+        fixture.pace.relisted(now, false, now);
+        assert_eq!(fixture.pace.period(), period);
     }
 
     #[test]
     fn list_is_due_at_once_when_the_stream_starts_or_ends() {
-        let mut bench = Bench::new();
-        bench.open(0);
-        assert_eq!(bench.lists(5), [0, 1, 3, 7, 15]);
-        let now = bench.at(20);
-        let broken = StreamState::Broken { why: "gone".into() };
-        assert_eq!(bench.pace.update(&broken, None, now), Some(StreamChange::Ended("gone".into())));
-        assert!(bench.pace.is_relist_due(now) && bench.pace.is_status_due(now));
-        assert_eq!(bench.lists(3), [20, 21, 22]);
-        bench.open(23);
-        assert_eq!(bench.lists(4), [23, 24, 26, 30]);
+        let mut fixture = Fixture::new();
+        fixture.open(0);
+        assert_eq!(fixture.lists(5), [0, 1, 3, 7, 15]);
+        let now = fixture.time(20);
+        let broken = StreamState::Broken { reason: "gone".into() };
+        assert_eq!(fixture.pace.update(&broken, None, now), Some(StreamChange::Ended("gone".into())));
+        assert!(fixture.pace.is_relist_due(now) && fixture.pace.is_status_due(now));
+        assert_eq!(fixture.lists(3), [20, 21, 22]);
+        fixture.open(23);
+        assert_eq!(fixture.lists(4), [23, 24, 26, 30]);
         // A repeated end is logged only if the stream was trusted in between.
-        let mut bench = Bench::new();
-        let (one, two) = (bench.at(1), bench.at(3));
-        assert!(bench.pace.update(&broken, None, one).is_some());
-        bench.open(2);
-        assert_eq!(bench.pace.update(&StreamState::Broken { why: "again".into() }, None, two), None);
-        bench.open(4);
-        let now = bench.at(4);
-        assert_eq!(bench.pace.relisted(now, false, now), None);
-        let now = bench.at(5);
-        assert_eq!(bench.pace.relisted(now, false, now), Some(StreamChange::Trusted));
-        let now = bench.at(6);
-        assert!(bench.pace.update(&broken, None, now).is_some());
+        let mut fixture = Fixture::new();
+        let (first, second) = (fixture.time(1), fixture.time(3));
+        assert!(fixture.pace.update(&broken, None, first).is_some());
+        fixture.open(2);
+        assert_eq!(fixture.pace.update(&StreamState::Broken { reason: "again".into() }, None, second), None);
+        fixture.open(4);
+        let now = fixture.time(4);
+        assert_eq!(fixture.pace.relisted(now, false, now), None);
+        let now = fixture.time(5);
+        assert_eq!(fixture.pace.relisted(now, false, now), Some(StreamChange::Trusted));
+        let now = fixture.time(6);
+        assert!(fixture.pace.update(&broken, None, now).is_some());
     }
 
     #[test]
     fn silent_stream_is_replaced_by_lists_every_second() {
-        let mut bench = Bench::new();
-        bench.open(0);
-        bench.lists(6);
-        let stream = bench.pace.stream.clone();
-        let unreported = Some(bench.at(40));
-        let (soon, late) = (bench.at(41), bench.at(42));
-        assert_eq!(bench.pace.next(unreported), late.min(bench.pace.status));
-        assert_eq!(bench.pace.update(&stream, unreported, soon), None);
-        assert_eq!(bench.pace.update(&stream, unreported, late), Some(StreamChange::Silent));
-        assert_eq!(bench.lists(3), [43, 44, 45]);
+        let mut fixture = Fixture::new();
+        fixture.open(0);
+        fixture.lists(6);
+        let stream = fixture.pace.stream.clone();
+        let unreported = Some(fixture.time(40));
+        let (soon, late) = (fixture.time(41), fixture.time(42));
+        assert_eq!(fixture.pace.next(unreported), late.min(fixture.pace.status));
+        assert_eq!(fixture.pace.update(&stream, unreported, soon), None);
+        assert_eq!(fixture.pace.update(&stream, unreported, late), Some(StreamChange::Silent));
+        assert_eq!(fixture.lists(3), [43, 44, 45]);
         // It reports changes again.
-        let now = bench.at(46);
-        assert_eq!(bench.pace.update(&stream, None, now), None);
-        assert!(bench.pace.is_streaming());
-        assert_eq!(bench.lists(3), [46, 48, 52]);
+        let now = fixture.time(46);
+        assert_eq!(fixture.pace.update(&stream, None, now), None);
+        assert!(fixture.pace.is_streaming());
+        assert_eq!(fixture.lists(3), [46, 48, 52]);
     }
 
     #[test]
     fn failed_inspections_and_unknown_events_cause_at_most_one_list_per_second() {
-        let mut bench = Bench::new();
-        bench.open(0);
-        assert_eq!(bench.lists(6), [0, 1, 3, 7, 15, 31]);
-        let now = bench.at(32);
-        bench.pace.failed(now);
-        assert_eq!(bench.lists(1), [33]);
-        let now = bench.at(33);
-        bench.pace.list_soon(now);
-        assert_eq!(bench.lists(1), [34]);
-        let now = bench.at(36);
-        bench.pace.list_soon(now);
-        assert!(bench.pace.is_relist_due(now));
+        let mut fixture = Fixture::new();
+        fixture.open(0);
+        assert_eq!(fixture.lists(6), [0, 1, 3, 7, 15, 31]);
+        let now = fixture.time(32);
+        fixture.pace.failed(now);
+        assert_eq!(fixture.lists(1), [33]);
+        let now = fixture.time(33);
+        fixture.pace.list_soon(now);
+        assert_eq!(fixture.lists(1), [34]);
+        let now = fixture.time(36);
+        fixture.pace.list_soon(now);
+        assert!(fixture.pace.is_relist_due(now));
     }
 
     #[test]
     fn status_period_depends_on_the_last_response_and_the_stream() {
-        let mut bench = Bench::new();
-        let now = bench.at(0);
-        bench.pace.status_updated(Some(true), now);
-        assert_eq!(bench.pace.status, bench.at(5));
-        bench.open(0);
-        bench.pace.status_updated(Some(true), now);
-        assert_eq!(bench.pace.status, bench.at(10));
-        bench.pace.status_updated(Some(false), now);
-        assert_eq!(bench.pace.status, bench.at(5));
+        let mut fixture = Fixture::new();
+        let now = fixture.time(0);
+        fixture.pace.status_updated(Some(true), now);
+        assert_eq!(fixture.pace.status, fixture.time(5));
+        fixture.open(0);
+        fixture.pace.status_updated(Some(true), now);
+        assert_eq!(fixture.pace.status, fixture.time(10));
+        fixture.pace.status_updated(Some(false), now);
+        assert_eq!(fixture.pace.status, fixture.time(5));
         // The first failed list brings it forward; later ones do not, so it is requested once per list.
-        bench.pace.list_failed(now);
-        assert_eq!(bench.pace.status, now);
-        bench.pace.status_updated(None, now);
-        bench.pace.list_failed(now);
-        assert_eq!(bench.pace.status, bench.at(1));
+        fixture.pace.list_failed(now);
+        assert_eq!(fixture.pace.status, now);
+        fixture.pace.status_updated(None, now);
+        fixture.pace.list_failed(now);
+        assert_eq!(fixture.pace.status, fixture.time(1));
     }
 }

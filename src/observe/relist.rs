@@ -116,8 +116,10 @@ impl Watcher {
                 metrics::EVENTED_PLEG_SUCCESSES.inc();
                 log::info!("the runtime reports changes by its event stream");
             }
-            Some(StreamChange::Ended(why)) => {
-                log::warn!("the runtime's event stream ended, listing every second until it is back: {why}");
+            Some(StreamChange::Ended(reason)) => {
+                log::warn!(
+                    "the runtime's event stream ended, listing every second until it is back: {reason}"
+                );
             }
             Some(StreamChange::Unsupported) => {
                 log::info!("the runtime has no event stream, listing every second");
@@ -205,24 +207,29 @@ impl Watcher {
     }
 
     /// Returns whether a change was found that no event had reported.
-    fn relist(&self, at: Instant, reported: &HashSet<PodUid>, stop: &StopToken) -> Result<bool, CriError> {
+    fn relist(
+        &self,
+        requested_at: Instant,
+        reported: &HashSet<PodUid>,
+        stop: &StopToken,
+    ) -> Result<bool, CriError> {
         let cache = &self.observe.cache;
         let listed = {
             let _waiting = threads::waiting("list of pods");
             crate::cri::list_pods(&self.observe.cri, None)?
         };
-        let listed = cache.set_listed(listed, at);
+        let listed = cache.set_listed(listed, requested_at);
         let known: BTreeSet<PodUid> = listed.keys().cloned().chain(cache.uids()).collect();
         let mut missed = false;
         for uid in known {
             if stop.is_stopped() {
                 return Ok(false);
             }
-            let inspection = self.inspect(&uid, listed.get(&uid), at);
+            let inspection = self.inspect(&uid, listed.get(&uid), requested_at);
             // The event may come during the inspection.
             missed |= inspection == Inspection::Changed && !reported.contains(&uid) && !cache.is_due(&uid);
         }
-        cache.relisted(at);
+        cache.relisted(requested_at);
         Ok(missed)
     }
 
@@ -233,21 +240,21 @@ impl Watcher {
         if cache.is_busy(uid) {
             return;
         }
-        let at = Instant::now();
+        let requested_at = Instant::now();
         let _waiting = threads::waiting("list of one pod");
         match crate::cri::list_pods(&self.observe.cri, Some(uid)) {
             Ok(mut listed) => {
                 let pod = listed.remove(uid);
-                cache.set_listed_pod(uid, pod.clone(), at);
-                self.inspect(uid, pod.as_ref(), at);
+                cache.set_listed_pod(uid, pod.clone(), requested_at);
+                self.inspect(uid, pod.as_ref(), requested_at);
             }
-            Err(error) => cache.put_error(uid, error.to_string(), at),
+            Err(error) => cache.put_error(uid, error.to_string(), requested_at),
         }
-        metrics::PLEG_POD_RELIST.took(at.elapsed());
+        metrics::PLEG_POD_RELIST.took(requested_at.elapsed());
     }
 
     /// Compares a pod with its last inspection; inspects it and reports it if it has changed.
-    fn inspect(&self, uid: &PodUid, new: Option<&ListedPod>, at: Instant) -> Inspection {
+    fn inspect(&self, uid: &PodUid, new: Option<&ListedPod>, requested_at: Instant) -> Inspection {
         let cache = &self.observe.cache;
         // Its worker is changing it and inspects it afterwards; states in between do not count.
         if cache.is_busy(uid) {
@@ -255,33 +262,33 @@ impl Watcher {
         }
         let entry = cache.get(uid);
         // Its worker inspected it after the list was requested.
-        if entry.as_ref().is_some_and(|entry| entry.at > at) {
+        if entry.as_ref().is_some_and(|entry| entry.requested_at > requested_at) {
             return Inspection::Unchanged;
         }
         let change = diff::compare(entry.as_ref().map(|entry| &*entry.pod), new);
         let inspection = if change.is_some() { Inspection::Changed } else { Inspection::Unchanged };
         let retry = entry.as_ref().is_some_and(|entry| entry.error.is_some());
         let Some(change) = change.or_else(|| retry.then(Change::default)) else {
-            cache.unchanged(uid, at);
+            cache.unchanged(uid, requested_at);
             if new.is_none() {
-                cache.remove(uid, at);
+                cache.remove(uid, requested_at);
             }
             return Inspection::Unchanged;
         };
         match new {
             Some(pod) => match inspect_listed(&self.observe.cri, pod) {
                 Ok(inspected) => {
-                    cache.put(uid, inspected, at);
+                    cache.put(uid, inspected, requested_at);
                 }
                 Err(error) => {
                     // The last inspection stays, so the next list shows the same difference.
                     log::debug!("cannot inspect pod: {error} uid={uid}");
-                    cache.put_error(uid, error.to_string(), at);
+                    cache.put_error(uid, error.to_string(), requested_at);
                     return Inspection::Failed;
                 }
             },
             None => {
-                cache.put(uid, PodRuntime::absent(uid.clone()), at);
+                cache.put(uid, PodRuntime::absent(uid.clone()), requested_at);
             }
         }
         self.changes.put(Subject::Pod(uid.clone()), change);

@@ -48,11 +48,11 @@ fn run(observe: &Observe, runtime_is_back: &Receiver<()>, stop: &StopToken) {
         let ended = read(observe, stop);
         let now = Instant::now();
         let state = match ended {
-            Ok(()) => StreamState::Broken { why: "the runtime ended it".to_owned() },
+            Ok(()) => StreamState::Broken { reason: "the runtime ended it".to_owned() },
             Err(error) => match error.class() {
                 Class::Stopping => return,
                 Class::Unsupported => StreamState::Unsupported,
-                Class::Retry | Class::Gone => StreamState::Broken { why: error.to_string() },
+                Class::Retry | Class::Gone => StreamState::Broken { reason: error.to_string() },
             },
         };
         if now.saturating_duration_since(since) >= GOOD {
@@ -86,8 +86,9 @@ fn read(observe: &Observe, stop: &StopToken) -> Result<(), CriError> {
 
 /// Marks the pod of an event as due.
 fn take(cache: &Cache, event: &ContainerEvent, received: Instant) {
-    if let Some(age) =
-        event.made_at.and_then(|at| Duration::try_from(jiff::Timestamp::now().duration_since(at)).ok())
+    if let Some(age) = event
+        .made_at
+        .and_then(|made_at| Duration::try_from(jiff::Timestamp::now().duration_since(made_at)).ok())
     {
         metrics::EVENTED_PLEG_LATENCY.took(age);
     }

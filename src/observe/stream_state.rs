@@ -10,7 +10,7 @@ pub(super) enum StreamState {
     /// It was requested. The runtime does not confirm it, and sends nothing while nothing changes.
     Open { since: Instant },
     /// It has ended.
-    Broken { why: String },
+    Broken { reason: String },
     /// The runtime does not offer one.
     Unsupported,
 }

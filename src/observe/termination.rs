@@ -107,12 +107,12 @@ mod tests {
     #[test]
     fn only_a_regular_log_in_its_own_directory_is_read() {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
+        let full_path = |name: &str| dir.path().join(name);
         let line = "2026-11-21T16:28:17.890041142Z stdout F secret\n";
-        std::fs::create_dir_all(at("other_pod/c")).unwrap();
-        std::fs::write(at("other_pod/c/0.log"), line).unwrap();
-        std::fs::create_dir_all(at("pod/c")).unwrap();
-        let log = at("pod/c/0.log");
+        std::fs::create_dir_all(full_path("other_pod/c")).unwrap();
+        std::fs::write(full_path("other_pod/c/0.log"), line).unwrap();
+        std::fs::create_dir_all(full_path("pod/c")).unwrap();
+        let log = full_path("pod/c/0.log");
         let read = |path: &Path| {
             let path = path.to_owned();
             unblocked(move || end_of_log(&path))
@@ -120,7 +120,7 @@ mod tests {
         fifo(&log);
         assert_eq!(read(&log), "");
         std::fs::remove_file(&log).unwrap();
-        for target in ["/dev/zero", at("other_pod/c/0.log").to_str().unwrap()] {
+        for target in ["/dev/zero", full_path("other_pod/c/0.log").to_str().unwrap()] {
             std::os::unix::fs::symlink(target, &log).unwrap();
             assert_eq!(read(&log), "", "{target}");
             std::fs::remove_file(&log).unwrap();
@@ -128,11 +128,11 @@ mod tests {
         std::fs::create_dir(&log).unwrap();
         assert_eq!(read(&log), "");
         // Links in the place of a directory above the log.
-        std::os::unix::fs::symlink(at("other_pod/c"), at("pod/d")).unwrap();
-        assert_eq!(read(&at("pod/d/0.log")), "");
-        std::os::unix::fs::symlink(at("other_pod"), at("pod2")).unwrap();
-        assert_eq!(read(&at("pod2/c/0.log")), "");
-        assert_eq!(read(&at("other_pod/c/0.log")), "secret\n");
+        std::os::unix::fs::symlink(full_path("other_pod/c"), full_path("pod/d")).unwrap();
+        assert_eq!(read(&full_path("pod/d/0.log")), "");
+        std::os::unix::fs::symlink(full_path("other_pod"), full_path("pod2")).unwrap();
+        assert_eq!(read(&full_path("pod2/c/0.log")), "");
+        assert_eq!(read(&full_path("other_pod/c/0.log")), "secret\n");
     }
 
     #[test]

@@ -69,9 +69,9 @@ pub(super) fn run(check: &Check, cri: &RuntimeClient) -> CheckResult {
 }
 
 fn once(check: &Check, cri: &RuntimeClient) -> CheckResult {
-    let container = check.container.of(&check.pod);
+    let container = check.container.resolve(&check.pod);
     let Some((container, probe)) =
-        container.and_then(|container| Some((container, check.kind.of(container)?)))
+        container.and_then(|container| Some((container, check.kind.find_probe(container)?)))
     else {
         return CheckResult::Error("unknown", "the probe was removed".to_owned());
     };
@@ -84,20 +84,21 @@ fn once(check: &Check, cri: &RuntimeClient) -> CheckResult {
     }
     let ip = check.ip.map(|ip| ip.to_string()).unwrap_or_default();
     let named = |host: &Option<String>| host.clone().filter(|host| !host.is_empty());
-    let asked = probe.http_get.as_ref().map(|action| named(&action.host));
-    let asked = asked.or_else(|| probe.tcp_socket.as_ref().map(|action| named(&action.host))).flatten();
+    let requested_host = probe.http_get.as_ref().map(|action| named(&action.host));
+    let requested_host =
+        requested_host.or_else(|| probe.tcp_socket.as_ref().map(|action| named(&action.host))).flatten();
     // DIFFERS: upstream takes an unknown address of a pod for this machine.
-    if asked.is_none() && ip.is_empty() && !check.pod.host_network() {
+    if requested_host.is_none() && ip.is_empty() && !check.pod.host_network() {
         return CheckResult::Error("unknown", "the pod has no IP address".to_owned());
     }
-    let host = asked.unwrap_or(ip.clone());
+    let host = requested_host.unwrap_or(ip.clone());
     match (&probe.http_get, &probe.tcp_socket, &probe.grpc) {
         (Some(action), ..) => http(action, container, &host, timeout, &check.stop),
         (_, Some(action), _) => tcp(action, container, &host, timeout, &check.stop),
         (.., Some(action)) => grpc(action, &ip, timeout, &check.stop),
         _ => {
-            let of = format!("{}_{}:{}", check.pod.name(), check.pod.namespace(), container.name);
-            CheckResult::Error("unknown", format!("missing probe handler for {of}"))
+            let container_name = format!("{}_{}:{}", check.pod.name(), check.pod.namespace(), container.name);
+            CheckResult::Error("unknown", format!("missing probe handler for {container_name}"))
         }
     }
 }
@@ -114,7 +115,7 @@ fn command(words: &[String], container: &Container) -> Result<Vec<String>, TooLa
     let values: HashMap<&str, &str> = match words.iter().any(|word| word.contains("$(")) {
         true => variables
             .iter()
-            .map(|one| (one.name.as_str(), one.value.as_deref().unwrap_or_default()))
+            .map(|variable| (variable.name.as_str(), variable.value.as_deref().unwrap_or_default()))
             .collect(),
         false => HashMap::new(),
     };
@@ -152,7 +153,7 @@ fn http(
 ) -> CheckResult {
     let port = match port(&action.port, container) {
         Ok(port) => port,
-        Err(why) => return CheckResult::Error("unknown", why),
+        Err(message) => return CheckResult::Error("unknown", message),
     };
     let headers: Vec<(String, String)> = action
         .http_headers
@@ -171,10 +172,10 @@ fn http(
         timeout: Some(timeout),
     };
     match dial::http_get(&get, stop) {
-        Ok(answer) => match answer.status {
+        Ok(response) => match response.status {
             200..300 => CheckResult::Success,
             300..400 => {
-                let body = String::from_utf8_lossy(&answer.body);
+                let body = String::from_utf8_lossy(&response.body);
                 CheckResult::Warning(format!("Probe terminated redirects, Response body: {body}"))
             }
             status => CheckResult::Failure(format!("HTTP probe failed with statuscode: {status}")),
@@ -198,7 +199,7 @@ fn tcp(
             Err(error) if error.is_stopped() => CheckResult::Aborted,
             Err(error) => CheckResult::Failure(error.to_string()),
         },
-        Err(why) => CheckResult::Error("unknown", why),
+        Err(message) => CheckResult::Error("unknown", message),
     }
 }
 

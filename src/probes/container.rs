@@ -11,7 +11,7 @@ pub(super) enum ContainerIndex {
 }
 
 impl ContainerIndex {
-    pub(super) fn of(self, pod: &Pod) -> Option<&Container> {
+    pub(super) fn resolve(self, pod: &Pod) -> Option<&Container> {
         match self {
             ContainerIndex::Init(index) => pod.init_containers().get(usize::from(index)),
             ContainerIndex::Regular(index) => pod.containers().get(usize::from(index)),
@@ -20,7 +20,7 @@ impl ContainerIndex {
 
     /// As the `fieldPath` of an event names it.
     pub(super) fn field_path(self, pod: &Pod) -> String {
-        let name = self.of(pod).map_or("", |container| container.name.as_str());
+        let name = self.resolve(pod).map_or("", |container| container.name.as_str());
         match self {
             ContainerIndex::Init(_) => format!("spec.initContainers{{{name}}}"),
             ContainerIndex::Regular(_) => format!("spec.containers{{{name}}}"),
@@ -34,7 +34,9 @@ pub(super) fn containers(pod: &Pod) -> impl Iterator<Item = (ContainerIndex, &Co
     let init = pod.init_containers().iter().enumerate();
     let sidecars = init
         .filter(|(_, container)| is_sidecar(container))
-        .map(move |(at, container)| (ContainerIndex::Init(index(at)), container));
+        .map(move |(position, container)| (ContainerIndex::Init(index(position)), container));
     let regular = pod.containers().iter().enumerate();
-    sidecars.chain(regular.map(move |(at, container)| (ContainerIndex::Regular(index(at)), container)))
+    sidecars.chain(
+        regular.map(move |(position, container)| (ContainerIndex::Regular(index(position)), container)),
+    )
 }

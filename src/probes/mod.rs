@@ -114,7 +114,7 @@ impl Probes {
 /// deletion has precedence; without a value, the pod's applies.
 #[must_use]
 pub fn grace_seconds(container: &Container, kind: Kind) -> Option<i64> {
-    kind.of(container)?.termination_grace_period_seconds
+    kind.find_probe(container)?.termination_grace_period_seconds
 }
 
 #[cfg(test)]

@@ -133,7 +133,7 @@ impl<S> Queue<S> {
     }
 
     fn withdraw(&mut self, id: u64) {
-        self.waiting.retain(|one| one.id != id);
+        self.waiting.retain(|request| request.id != id);
     }
 
     /// Removes the first check that may run from the queue and counts it. One check of each pod may
@@ -141,14 +141,14 @@ impl<S> Queue<S> {
     /// the pod must leave as much of the limit free as it then uses.
     fn next(&mut self) -> Option<Waiting<S>> {
         let free = self.limit.saturating_sub(self.used);
-        let at = self.waiting.iter().position(|one| {
-            let of_pod = self.by_pod.get(&one.pod).copied().unwrap_or(0);
-            of_pod == 0 || of_pod + 2 * one.weight <= free
+        let index = self.waiting.iter().position(|waiting| {
+            let of_pod = self.by_pod.get(&waiting.pod).copied().unwrap_or(0);
+            of_pod == 0 || of_pod + 2 * waiting.weight <= free
         })?;
-        let one = self.waiting.remove(at)?;
-        self.used += one.weight;
-        *self.by_pod.entry(one.pod.clone()).or_default() += one.weight;
-        Some(one)
+        let waiting = self.waiting.remove(index)?;
+        self.used += waiting.weight;
+        *self.by_pod.entry(waiting.pod.clone()).or_default() += waiting.weight;
+        Some(waiting)
     }
 
     fn release(&mut self, pod: &PodUid, weight: u32) {
@@ -175,7 +175,7 @@ mod tests {
     }
 
     fn granted(queue: &mut Queue<()>) -> Vec<(String, u32)> {
-        std::iter::from_fn(|| queue.next()).map(|one| (one.pod.to_string(), one.weight)).collect()
+        std::iter::from_fn(|| queue.next()).map(|waiting| (waiting.pod.to_string(), waiting.weight)).collect()
     }
 
     fn light(count: usize, pod: &str) -> Vec<(String, u32)> {
@@ -223,7 +223,8 @@ mod tests {
     fn withdrawn_requests_take_no_permit() {
         let (permits, pod) = (Permits::new(), PodUid::from("p"));
         let requests: Vec<PermitRequest> = (0..LIMIT / 2).map(|_| permits.request(&pod, 1)).collect();
-        let mut running: Vec<Permit> = requests.iter().map(|one| one.granted.try_recv().unwrap()).collect();
+        let mut running: Vec<Permit> =
+            requests.iter().map(|request| request.granted.try_recv().unwrap()).collect();
         let withdrawn = permits.request(&pod, 1);
         let waiting = permits.request(&pod, 1);
         assert!(waiting.granted.try_recv().is_err());

@@ -40,7 +40,7 @@ pub(super) struct Target {
 impl Target {
     pub(super) fn is_same(&self, other: &Target) -> bool {
         let key = |target: &Target| {
-            (target.instance.as_ref().and_then(|one| one.running_since), target.ip, target.ended)
+            (target.instance.as_ref().and_then(|instance| instance.running_since), target.ip, target.ended)
         };
         self.has_same_instance(other) && key(self) == key(other)
     }
@@ -49,7 +49,7 @@ impl Target {
     /// afterwards: its verdicts begin again.
     fn has_same_instance(&self, other: &Target) -> bool {
         match (&self.instance, &other.instance) {
-            (Some(one), Some(two)) => Arc::ptr_eq(&one.verdicts, &two.verdicts),
+            (Some(first), Some(second)) => Arc::ptr_eq(&first.verdicts, &second.verdicts),
             (None, None) => true,
             _ => false,
         }
@@ -140,7 +140,7 @@ impl Probe {
 
     /// Weight of a check for [`super::permits`].
     pub(super) fn weight(&self) -> u32 {
-        let probe = self.container.of(&self.pod).and_then(|container| self.kind.of(container));
+        let probe = self.container.resolve(&self.pod).and_then(|container| self.kind.find_probe(container));
         if probe.is_some_and(|probe| probe.exec.is_some()) { EXEC_WEIGHT } else { NETWORK_WEIGHT }
     }
 

@@ -218,7 +218,7 @@ impl<T> Registry<T> {
             by_name.entry(container.name.as_str()).or_insert(container);
         }
         for container in &mut probed.containers {
-            let Some(spec) = container.index.of(&probed.pod) else { continue };
+            let Some(spec) = container.index.resolve(&probed.pod) else { continue };
             let newest = by_name.get(spec.name.as_str()).copied();
             if container.id() != newest.map(|newest| &newest.id) {
                 if let Some(old) = container.current.take() {
@@ -239,10 +239,10 @@ impl<T> Registry<T> {
                 current.instance.running_since = running_since(newest, since, clock);
             }
             let is_regular = matches!(container.index, ContainerIndex::Regular(_));
-            for at in 0..container.probes.len() {
+            for probe_index in 0..container.probes.len() {
                 let ends = terminating && is_regular;
                 let room = self.limits.room(of_pod, threads(&self.alive));
-                match container.update(at, probed.ip, ends, &probed.pod, room, ended) {
+                match container.update(probe_index, probed.ip, ends, &probed.pod, room, ended) {
                     None => {}
                     Some(Ok(start)) => {
                         of_pod += 1;
@@ -259,8 +259,9 @@ impl<T> Registry<T> {
     /// without a probe: its pod was forgotten meanwhile, or it has ended.
     pub(super) fn attach(&mut self, key: &Key, started: Result<T, NotStarted>) -> Option<T> {
         let handle = self.pods.get_mut(&key.uid).and_then(|pod| {
-            let container = pod.containers.iter_mut().find(|one| one.index == key.container)?;
-            let handle = container.probes.iter_mut().find(|one| Arc::ptr_eq(&one.parking, &key.parking))?;
+            let container = pod.containers.iter_mut().find(|container| container.index == key.container)?;
+            let handle =
+                container.probes.iter_mut().find(|handle| Arc::ptr_eq(&handle.parking, &key.parking))?;
             Some((handle, &pod.pod))
         });
         match (handle, started) {
@@ -291,7 +292,7 @@ impl<T> Registry<T> {
             probes: Kind::ALL
                 .into_iter()
                 .filter_map(|kind| {
-                    let timing = Timing::of(kind.of(container)?);
+                    let timing = Timing::from_probe(kind.find_probe(container)?);
                     let (post, inbox) = mailbox(Update::merge);
                     Some(ProbeHandle {
                         kind,
@@ -356,7 +357,7 @@ impl<T> Registry<T> {
     pub(super) fn counters(&self) -> Vec<ProbeCounters> {
         self.probes()
             .filter_map(|(pod, index, handle)| {
-                Some(handle.tally.counters(handle.kind, index.of(&pod.pod)?, &pod.pod))
+                Some(handle.tally.counters(handle.kind, index.resolve(&pod.pod)?, &pod.pod))
             })
             .collect()
     }
@@ -382,7 +383,7 @@ impl<T> ProbedContainer<T> {
     /// the error of `room`. Adds the handle of a thread that has ended to `ended_threads`.
     fn update(
         &mut self,
-        at: usize,
+        probe_index: usize,
         ip: Option<IpAddr>,
         ends: bool,
         pod: &Pod,
@@ -390,7 +391,7 @@ impl<T> ProbedContainer<T> {
         ended_threads: &mut Vec<T>,
     ) -> Option<Result<Start, String>> {
         let instance = self.current.as_ref().map(|current| current.instance.clone());
-        let handle = self.probes.get_mut(at)?;
+        let handle = self.probes.get_mut(probe_index)?;
         let parking = Arc::clone(&handle.parking);
         // While it is locked, the thread does not end.
         let mut parked: MutexGuard<'_, Option<Box<Probe>>> = parking.lock();
@@ -425,14 +426,14 @@ impl<T> ProbedContainer<T> {
             handle.posted = target.clone();
             handle.post.put((), Update { target: changed.then_some(target), trigger });
         }
-        let handle = self.probes.get(at).filter(|_| needs_thread)?;
-        let waits = |one: &&ProbeHandle<T>| handle.kind == Kind::Startup && one.kind != Kind::Startup;
+        let handle = self.probes.get(probe_index).filter(|_| needs_thread)?;
+        let waits = |sibling: &&ProbeHandle<T>| handle.kind == Kind::Startup && sibling.kind != Kind::Startup;
         Some(Ok(Start {
             probe: parked.take().unwrap_or_else(|| {
                 Box::new(Probe::new(handle.kind, self.index, pod.clone(), handle.timing, handle.first_tick))
             }),
             inbox: Arc::clone(&handle.inbox),
-            siblings: self.probes.iter().filter(waits).map(|one| one.post.clone()).collect(),
+            siblings: self.probes.iter().filter(waits).map(|sibling| sibling.post.clone()).collect(),
             tally: Arc::clone(&handle.tally),
             parking: Arc::clone(&handle.parking),
             alive: Arc::default(),

@@ -41,7 +41,7 @@ impl Kind {
 
     /// The probe of this kind that `container` has.
     #[must_use]
-    pub fn of(self, container: &Container) -> Option<&Probe> {
+    pub fn find_probe(self, container: &Container) -> Option<&Probe> {
         match self {
             Kind::Startup => container.startup_probe.as_ref(),
             Kind::Liveness => container.liveness_probe.as_ref(),
@@ -70,7 +70,7 @@ pub(super) struct Timing {
 
 impl Timing {
     /// The numbers of `probe`, with the API's defaults for what is absent or zero.
-    pub(super) fn of(probe: &Probe) -> Timing {
+    pub(super) fn from_probe(probe: &Probe) -> Timing {
         let number = |value: Option<i32>, absent: u32| {
             value.and_then(|value| u32::try_from(value).ok()).filter(|value| *value > 0).unwrap_or(absent)
         };
@@ -186,9 +186,9 @@ impl State {
     }
 
     /// Sets or clears the time of the next run after anything may have changed.
-    pub(super) fn arrange(&mut self, at: Conditions, now: Instant) {
-        let waits = self.held || self.ended || (self.kind != Kind::Startup && !at.started);
-        let Some(since) = at.running_since.filter(|_| !waits) else {
+    pub(super) fn arrange(&mut self, conditions: Conditions, now: Instant) {
+        let waits = self.held || self.ended || (self.kind != Kind::Startup && !conditions.started);
+        let Some(since) = conditions.running_since.filter(|_| !waits) else {
             self.due = None;
             return;
         };
@@ -203,7 +203,7 @@ impl State {
     ///
     /// DIFFERS: during the initial delay it runs at the delay's end. Upstream skips such a
     /// run and restarts the period.
-    pub(super) fn trigger(&mut self, at: Conditions, now: Instant) {
+    pub(super) fn trigger(&mut self, conditions: Conditions, now: Instant) {
         // An adopted instance that stays in service runs at its first tick, which is spread.
         let spread = self.verdict == Verdict::Kept && self.last_start.is_none() && self.tick > now;
         if self.verdict == Verdict::Success || spread {
@@ -213,7 +213,7 @@ impl State {
             self.again = true;
             return;
         }
-        let (Some(due), Some(since)) = (self.due, at.running_since) else { return };
+        let (Some(due), Some(since)) = (self.due, conditions.running_since) else { return };
         let earliest = now.max(since + self.timing.initial_delay);
         let spaced = self.last_start.map_or(earliest, |last| earliest.max(last + TRIGGER_GAP));
         if spaced < due {
@@ -234,16 +234,16 @@ impl State {
 
     /// A run on the present instance ended; without an `outcome` it does not count. Returns whether
     /// the verdict changed.
-    pub(super) fn finish(&mut self, outcome: Option<Outcome>, at: Conditions, now: Instant) -> bool {
+    pub(super) fn finish(&mut self, outcome: Option<Outcome>, conditions: Conditions, now: Instant) -> bool {
         self.checking = false;
         let changed = outcome.is_some_and(|outcome| self.count(outcome));
-        let waits = self.held || self.ended || at.running_since.is_none();
-        if !waits && (self.kind == Kind::Startup || at.started) {
+        let waits = self.held || self.ended || conditions.running_since.is_none();
+        if !waits && (self.kind == Kind::Startup || conditions.started) {
             // If a tick has passed meanwhile, the next run is due now.
             self.due = Some((self.tick + self.timing.period).max(now));
         }
         if std::mem::take(&mut self.again) {
-            self.trigger(at, now);
+            self.trigger(conditions, now);
         }
         changed
     }

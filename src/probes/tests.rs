@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 const LONG: Duration = Duration::from_secs(20);
 
-struct Room {
+struct Fixture {
     probes: Probes,
     posts: Inbox<PodUid, ()>,
     events: Receiver<Box<Event>>,
     deaths: Receiver<Died>,
 }
 
-impl Drop for Room {
+impl Drop for Fixture {
     fn drop(&mut self) {
         self.probes.stop(LONG);
         // A death ends the agent.
@@ -27,13 +27,13 @@ impl Drop for Room {
     }
 }
 
-fn room() -> Room {
+fn fixture() -> Fixture {
     let (events, event_queue) = EventSink::new();
     let (post, posts) = mailbox(newest);
     let (on_death, deaths) = bounded(1);
     let cri = crate::cri::unreachable().0;
     let probes = Probes::new(Deps { cri, events, post, on_death });
-    Room { probes, posts, events: event_queue, deaths }
+    Fixture { probes, posts, events: event_queue, deaths }
 }
 
 /// Answers every request with the status that is set at the moment; 0 is no answer at all.
@@ -43,7 +43,7 @@ fn serve(status: u16) -> (u16, Arc<AtomicU16>, Running) {
     let set = Arc::new(AtomicU16::new(status));
     let shown = Arc::clone(&set);
     let running = spawn("t/server", Stack::Small, OnDeath::Unsupervised, move |stop| {
-        let mut kept = Vec::new();
+        let mut open = Vec::new();
         while let Ok((mut stream, _)) = listener.accept() {
             if stop.is_stopped() {
                 return;
@@ -51,7 +51,7 @@ fn serve(status: u16) -> (u16, Arc<AtomicU16>, Running) {
             let mut some = [0; 1024];
             let _ = stream.read(&mut some);
             match shown.load(Ordering::SeqCst) {
-                0 => kept.push(stream),
+                0 => open.push(stream),
                 status => {
                     let _ = write!(stream, "HTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n");
                 }
@@ -82,25 +82,25 @@ fn running(id: &str) -> PodRuntime {
 #[test]
 fn readiness_follows_checks_and_reports_failures() {
     let (port, status, _server) = serve(200);
-    let room = room();
+    let fixture = fixture();
     let get = json!({"httpGet": {"port": port, "path": "/"}, "periodSeconds": 1, "timeoutSeconds": 20,
         "failureThreshold": 2});
     let (pod, id) = (pod(json!({"readinessProbe": get})), ContainerId::from("c1"));
-    room.probes.sync(&pod, &running("c1"), false);
-    assert_eq!(room.probes.verdict(Kind::Readiness, &id), Verdict::Pending);
-    assert_eq!(room.probes.verdict(Kind::Liveness, &id), Verdict::NoProbe);
-    room.posts.bell().recv_timeout(LONG).unwrap();
-    assert!(room.posts.take().contains_key(pod.uid()));
-    assert_eq!(room.probes.verdict(Kind::Readiness, &id), Verdict::Success);
+    fixture.probes.sync(&pod, &running("c1"), false);
+    assert_eq!(fixture.probes.verdict(Kind::Readiness, &id), Verdict::Pending);
+    assert_eq!(fixture.probes.verdict(Kind::Liveness, &id), Verdict::NoProbe);
+    fixture.posts.bell().recv_timeout(LONG).unwrap();
+    assert!(fixture.posts.take().contains_key(pod.uid()));
+    assert_eq!(fixture.probes.verdict(Kind::Readiness, &id), Verdict::Success);
 
     status.store(503, Ordering::SeqCst);
-    room.posts.bell().recv_timeout(LONG).unwrap();
-    assert_eq!(room.probes.verdict(Kind::Readiness, &id), Verdict::Failure);
-    let raised: Vec<Box<Event>> = room.events.try_iter().collect();
+    fixture.posts.bell().recv_timeout(LONG).unwrap();
+    assert_eq!(fixture.probes.verdict(Kind::Readiness, &id), Verdict::Failure);
+    let raised: Vec<Box<Event>> = fixture.events.try_iter().collect();
     assert!(raised.len() >= 2, "every failed check raises an event: {raised:?}");
     assert_eq!(raised[0].message, "Readiness probe failed: HTTP probe failed with statuscode: 503");
     assert_eq!((raised[0].reason, &raised[0].regarding), ("Unhealthy", &pod.regarding("spec.containers{c}")));
-    let counted = room.probes.counters();
+    let counted = fixture.probes.counters();
     assert!(counted[0].successful >= 1 && counted[0].failed >= 2, "{counted:?}");
 }
 
@@ -108,55 +108,56 @@ fn readiness_follows_checks_and_reports_failures() {
 fn hanging_check_delays_no_other_and_ends_with_its_pod() {
     let (port, _status, _server) = serve(0);
     let (good, _status, _good_server) = serve(200);
-    let room = room();
+    let fixture = fixture();
     let get = |port: u16| json!({"httpGet": {"port": port, "path": "/"}, "periodSeconds": 1, "timeoutSeconds": 600});
     let hanging = pod(json!({"livenessProbe": get(port), "readinessProbe": get(good)}));
-    room.probes.sync(&hanging, &running("c1"), false);
-    room.posts.bell().recv_timeout(LONG).unwrap();
-    assert_eq!(room.probes.verdict(Kind::Readiness, &"c1".into()), Verdict::Success);
-    room.probes.forget(hanging.uid());
-    assert_eq!(room.probes.count(), 0);
+    fixture.probes.sync(&hanging, &running("c1"), false);
+    fixture.posts.bell().recv_timeout(LONG).unwrap();
+    assert_eq!(fixture.probes.verdict(Kind::Readiness, &"c1".into()), Verdict::Success);
+    fixture.probes.forget(hanging.uid());
+    assert_eq!(fixture.probes.count(), 0);
     // This would wait for ten minutes if the check continued.
     let before = std::time::Instant::now();
-    room.probes.stop(LONG);
+    fixture.probes.stop(LONG);
     assert!(before.elapsed() < LONG / 2);
-    assert!(room.events.try_recv().is_err(), "an aborted check is no failure");
+    assert!(fixture.events.try_recv().is_err(), "an aborted check is no failure");
 }
 
 #[test]
 fn too_large_command_raises_an_event() {
-    let room = room();
+    let fixture = fixture();
     let pod = pod(json!({"env": [{"name": "V", "value": "x".repeat(1 << 20)}],
         "livenessProbe": {"exec": {"command": ["echo", "$(V)".repeat(170_000)]}}}));
-    room.probes.sync(&pod, &running("c1"), false);
-    let event = room.events.recv_timeout(LONG).unwrap();
+    fixture.probes.sync(&pod, &running("c1"), false);
+    let event = fixture.events.recv_timeout(LONG).unwrap();
     let expected = "Liveness probe errored and resulted in unknown state: \
                     the command with its variables is larger than 2097152 bytes";
     assert_eq!((event.reason, event.message.as_str()), ("Unhealthy", expected));
     assert_eq!(event.regarding, pod.regarding("spec.containers{c}"));
-    room.probes.stop(LONG);
+    fixture.probes.stop(LONG);
 }
 
 /// No worker takes part, which may be busy with another container for minutes.
 #[test]
 fn startup_result_lets_liveness_run_without_its_worker() {
     let (port, status, _server) = serve(503);
-    let room = room();
+    let fixture = fixture();
     let get = json!({"httpGet": {"port": port, "path": "/"}, "periodSeconds": 1, "failureThreshold": 1,
         "timeoutSeconds": 20});
     let mut startup = get.clone();
     startup["failureThreshold"] = json!(1000);
     let pod = pod(json!({"startupProbe": startup, "livenessProbe": get}));
-    room.probes.sync(&pod, &running("c1"), false);
-    room.events.recv_timeout(LONG).unwrap();
-    let of = |kind| room.probes.counters().into_iter().find(|one| one.kind == kind).unwrap();
-    assert_eq!(room.probes.verdict(Kind::Startup, &"c1".into()), Verdict::Pending);
-    assert_eq!(of(Kind::Liveness).failed, 0);
+    fixture.probes.sync(&pod, &running("c1"), false);
+    fixture.events.recv_timeout(LONG).unwrap();
+    let counters_of =
+        |kind| fixture.probes.counters().into_iter().find(|counters| counters.kind == kind).unwrap();
+    assert_eq!(fixture.probes.verdict(Kind::Startup, &"c1".into()), Verdict::Pending);
+    assert_eq!(counters_of(Kind::Liveness).failed, 0);
     status.store(200, Ordering::SeqCst);
-    room.posts.bell().recv_timeout(LONG).unwrap();
-    assert_eq!(room.probes.verdict(Kind::Startup, &"c1".into()), Verdict::Success);
+    fixture.posts.bell().recv_timeout(LONG).unwrap();
+    assert_eq!(fixture.probes.verdict(Kind::Startup, &"c1".into()), Verdict::Success);
     let begun = std::time::Instant::now();
-    while of(Kind::Liveness).successful == 0 {
+    while counters_of(Kind::Liveness).successful == 0 {
         assert!(begun.elapsed() < LONG, "liveness does not run");
         std::thread::yield_now();
     }
@@ -164,51 +165,53 @@ fn startup_result_lets_liveness_run_without_its_worker() {
 
 #[test]
 fn threads_of_a_pod_end_when_it_is_forgotten() {
-    let room = room();
+    let fixture = fixture();
     let pod = pod(json!({"livenessProbe": {"exec": {"command": ["true"]}, "initialDelaySeconds": 600}}));
-    let named = || crate::util::threads::report().iter().filter(|one| one.name == "probe/fedcba98").count();
+    let named =
+        || crate::util::threads::report().iter().filter(|thread| thread.name == "probe/fedcba98").count();
     let mut object = pod.object().clone();
     object.metadata.uid = Some("fedcba9876".to_owned());
     let pod = Pod::from(object);
-    room.probes.sync(&pod, &running("c1"), false);
-    room.probes.forget(pod.uid());
-    room.probes.sync(&pod, &running("c2"), false);
-    room.probes.stop(LONG);
-    assert_eq!((room.probes.count(), named()), (0, 0));
+    fixture.probes.sync(&pod, &running("c1"), false);
+    fixture.probes.forget(pod.uid());
+    fixture.probes.sync(&pod, &running("c2"), false);
+    fixture.probes.stop(LONG);
+    assert_eq!((fixture.probes.count(), named()), (0, 0));
 }
 
 #[test]
 fn thread_of_a_passed_startup_probe_ends_until_the_next_instance() {
     let (port, _status, _server) = serve(200);
-    let room = room();
+    let fixture = fixture();
     let get = json!({"httpGet": {"port": port, "path": "/"}, "periodSeconds": 1, "timeoutSeconds": 20});
     let mut object = pod(json!({"startupProbe": get})).object().clone();
     object.metadata.uid = Some("abcdabcd76".to_owned());
     let pod = Pod::from(object);
-    let threads = || crate::util::threads::report().iter().filter(|one| one.name == "probe/abcdabcd").count();
+    let threads =
+        || crate::util::threads::report().iter().filter(|thread| thread.name == "probe/abcdabcd").count();
     for id in ["c1", "c2"] {
-        room.probes.sync(&pod, &running(id), false);
-        room.posts.bell().recv_timeout(LONG).unwrap();
-        assert_eq!(room.probes.verdict(Kind::Startup, &id.into()), Verdict::Success);
+        fixture.probes.sync(&pod, &running(id), false);
+        fixture.posts.bell().recv_timeout(LONG).unwrap();
+        assert_eq!(fixture.probes.verdict(Kind::Startup, &id.into()), Verdict::Success);
         let begun = std::time::Instant::now();
         while threads() > 0 {
             assert!(begun.elapsed() < LONG, "the thread does not end");
             std::thread::yield_now();
         }
-        room.probes.sync(&pod, &running(id), false);
+        fixture.probes.sync(&pod, &running(id), false);
         assert_eq!(threads(), 0);
     }
 }
 
 #[test]
 fn an_idle_room_has_no_thread() {
-    let room = room();
-    room.probes.sync(&pod(json!({})), &running("c1"), false);
-    assert_eq!(room.probes.count(), 0);
-    room.probes.forget(&"0123456789".into());
-    room.probes.stop(Duration::ZERO);
-    room.probes.sync(&pod(json!({"livenessProbe": {}})), &running("c1"), false);
-    room.probes.stop(Duration::ZERO);
+    let fixture = fixture();
+    fixture.probes.sync(&pod(json!({})), &running("c1"), false);
+    assert_eq!(fixture.probes.count(), 0);
+    fixture.probes.forget(&"0123456789".into());
+    fixture.probes.stop(Duration::ZERO);
+    fixture.probes.sync(&pod(json!({"livenessProbe": {}})), &running("c1"), false);
+    fixture.probes.stop(Duration::ZERO);
 }
 
 #[test]

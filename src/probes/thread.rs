@@ -269,7 +269,7 @@ fn conclude(
         check.kind.as_str(),
         check.pod.full_name(),
         check.pod.uid(),
-        check.container.of(&check.pod).map_or("", |container| container.name.as_str()),
+        check.container.resolve(&check.pod).map_or("", |container| container.name.as_str()),
     );
     check_deps.post.put(check.pod.uid().clone(), ());
     true
@@ -280,9 +280,9 @@ fn raise(check: &Check, result: &CheckResult, events: &EventSink) {
     let (reason, message) = match result {
         CheckResult::Success | CheckResult::Aborted => return,
         CheckResult::Warning(what) => (reasons::PROBE_WARNING, format!("{kind} probe warning: {what}")),
-        CheckResult::Failure(why) => (reasons::UNHEALTHY, format!("{kind} probe failed: {why}")),
-        CheckResult::Error(state, why) => {
-            (reasons::UNHEALTHY, format!("{kind} probe errored and resulted in {state} state: {why}"))
+        CheckResult::Failure(message) => (reasons::UNHEALTHY, format!("{kind} probe failed: {message}")),
+        CheckResult::Error(state, message) => {
+            (reasons::UNHEALTHY, format!("{kind} probe errored and resulted in {state} state: {message}"))
         }
     };
     let path = check.container.field_path(&check.pod);

@@ -47,8 +47,8 @@ mod tests {
             for kind in Kind::ALL {
                 let verdicts = Verdicts::new(|_| Verdict::NoProbe);
                 verdicts.set(kind, verdict);
-                let expected = Kind::ALL.map(|one| if one == kind { verdict } else { Verdict::NoProbe });
-                assert_eq!(Kind::ALL.map(|one| verdicts.get(one)), expected);
+                let expected = Kind::ALL.map(|other| if other == kind { verdict } else { Verdict::NoProbe });
+                assert_eq!(Kind::ALL.map(|other| verdicts.get(other)), expected);
                 let blocks = kind == Kind::Startup && !verdict.passes();
                 assert_eq!(verdicts.has_started(), !blocks);
             }

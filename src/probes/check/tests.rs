@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 
-fn serve(answer: &'static [u8]) -> (u16, Running) {
+fn serve(response: &'static [u8]) -> (u16, Running) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let running = spawn("t/server", Stack::Small, OnDeath::Unsupervised, move |_| {
         let (mut stream, _) = listener.accept().unwrap();
         let mut some = [0; 1024];
         let _ = stream.read(&mut some);
-        let _ = stream.write_all(answer);
+        let _ = stream.write_all(response);
     })
     .unwrap();
     (port, running)
@@ -39,9 +39,9 @@ fn check(probe: Value, ip: Option<&str>) -> CheckResult {
 }
 
 #[test]
-fn http_answers() {
+fn http_responses_give_results() {
     let redirected = "Probe terminated redirects, Response body: moved";
-    for (answer, expected) in [
+    for (response, expected) in [
         (b"HTTP/1.1 200 OK\r\n\r\n".as_slice(), CheckResult::Success),
         (b"HTTP/1.1 204 No\r\n\r\n", CheckResult::Success),
         (
@@ -61,7 +61,7 @@ fn http_answers() {
             CheckResult::Failure("HTTP probe failed with statuscode: 404".to_owned()),
         ),
     ] {
-        let (port, _server) = serve(answer);
+        let (port, _server) = serve(response);
         let probe = json!({"httpGet": {"port": port, "path": "/x"}, "timeoutSeconds": 20});
         assert_eq!(check(probe, Some("127.0.0.1")), expected);
     }
@@ -96,7 +96,7 @@ fn grpc_without_a_server() {
 
 #[test]
 fn check_that_cannot_be_made_is_an_error() {
-    let unknown = |why: &str| CheckResult::Error("unknown", why.to_owned());
+    let unknown = |message: &str| CheckResult::Error("unknown", message.to_owned());
     let here = Some("127.0.0.1");
     assert_eq!(
         check(json!({"httpGet": {"port": "nope", "path": "/"}}), here),
@@ -106,10 +106,10 @@ fn check_that_cannot_be_made_is_an_error() {
     assert_eq!(check(json!({"tcpSocket": {"port": "8080"}}), here), unknown("port \"8080\" not found"));
     assert_eq!(check(json!({"tcpSocket": {"port": 99999}}), here), unknown("invalid port number: 99999"));
     assert_eq!(check(json!({}), here), unknown("missing probe handler for p_n:c"));
-    let CheckResult::Error("unknown", why) = check(json!({"exec": {"command": ["true"]}}), None) else {
+    let CheckResult::Error("unknown", message) = check(json!({"exec": {"command": ["true"]}}), None) else {
         panic!("no runtime is there")
     };
-    assert!(why.starts_with("rpc error: code = Unavailable desc = "), "{why}");
+    assert!(message.starts_with("rpc error: code = Unavailable desc = "), "{message}");
 }
 
 #[test]

@@ -36,7 +36,7 @@ struct Worker(Start);
 
 /// A registry of an agent that started at second 1000, a clock that is set by hand, and probes
 /// that the test runs in place of their threads.
-struct Bench {
+struct Fixture {
     registry: Registry<usize>,
     workers: Vec<Worker>,
     ended: Vec<usize>,
@@ -44,18 +44,18 @@ struct Bench {
     pod: Pod,
 }
 
-impl Bench {
-    fn new(pod: Pod) -> Bench {
-        Bench::with_limits(
+impl Fixture {
+    fn new(pod: Pod) -> Fixture {
+        Fixture::with_limits(
             pod,
             Limits { all_pods: usize::MAX, one_pod: usize::MAX, reserve: 0, most: usize::MAX },
         )
     }
 
-    fn with_limits(pod: Pod, limits: Limits) -> Bench {
+    fn with_limits(pod: Pod, limits: Limits) -> Fixture {
         let zero = Instant::now();
         let start = Clock { now: zero, wall: Timestamp::from_second(1000).unwrap() };
-        Bench { registry: Registry::new(start, limits), workers: Vec::new(), ended: Vec::new(), zero, pod }
+        Fixture { registry: Registry::new(start, limits), workers: Vec::new(), ended: Vec::new(), zero, pod }
     }
 
     fn clock(&self, second: u64) -> Clock {
@@ -84,9 +84,9 @@ impl Bench {
 
     /// Parks the probes that their threads would park.
     fn park(&mut self) {
-        let (finished, kept) =
-            std::mem::take(&mut self.workers).into_iter().partition(|one| one.0.probe.is_finished());
-        self.workers = kept;
+        let (finished, remaining) =
+            std::mem::take(&mut self.workers).into_iter().partition(|worker| worker.0.probe.is_finished());
+        self.workers = remaining;
         for Worker(Start { probe, inbox, parking, .. }) in finished {
             assert!(parking.park(probe, &inbox).is_none());
         }
@@ -114,8 +114,9 @@ impl Bench {
     fn finish(&mut self, second: u64, check: &Check, outcome: impl Into<Option<Outcome>>) -> Effect {
         self.receive(second);
         let (now, outcome) = (self.clock(second).now, outcome.into());
-        let owns =
-            |one: &&mut Worker| (one.0.probe.kind, one.0.probe.container) == (check.kind, check.container);
+        let owns = |worker: &&mut Worker| {
+            (worker.0.probe.kind, worker.0.probe.container) == (check.kind, check.container)
+        };
         let Worker(start) = self.workers.iter_mut().find(owns).unwrap();
         let effect = start.probe.finish(&check.id, outcome, now);
         if let (Some(outcome), true) = (outcome, effect != Effect::Stale) {
@@ -144,65 +145,65 @@ const RUNNING: ContainerState = ContainerState::Running;
 fn other_probes_wait_for_the_startup_probe() {
     let all = json!({"startupProbe": exec(json!({})), "livenessProbe": exec(json!({})),
         "readinessProbe": exec(json!({"periodSeconds": 30}))});
-    let mut bench = Bench::new(pod(json!({"containers": [container("c", all)]}), json!({})));
-    bench.sync(100, vec![], false);
-    assert_eq!(bench.registry.probes().count(), 3);
-    assert!(bench.workers.is_empty(), "no thread before the container runs");
-    assert_eq!(bench.verdict(Kind::Liveness, "c1"), Verdict::NoProbe);
-    bench.sync(101, vec![instance("c", "c1", RUNNING, 1101)], false);
-    assert_eq!(bench.verdict(Kind::Startup, "c1"), Verdict::Pending);
-    assert!(bench.due(109).is_empty());
-    let checks = bench.due(110);
+    let mut fixture = Fixture::new(pod(json!({"containers": [container("c", all)]}), json!({})));
+    fixture.sync(100, vec![], false);
+    assert_eq!(fixture.registry.probes().count(), 3);
+    assert!(fixture.workers.is_empty(), "no thread before the container runs");
+    assert_eq!(fixture.verdict(Kind::Liveness, "c1"), Verdict::NoProbe);
+    fixture.sync(101, vec![instance("c", "c1", RUNNING, 1101)], false);
+    assert_eq!(fixture.verdict(Kind::Startup, "c1"), Verdict::Pending);
+    assert!(fixture.due(109).is_empty());
+    let checks = fixture.due(110);
     assert_eq!(names(&checks), ["Startup:c1"]);
     assert_eq!(checks[0].ip, Some("10.0.0.9".parse().unwrap()));
-    assert!(bench.due(130).is_empty(), "one run at a time");
-    assert_eq!(bench.finish(111, &checks[0], Outcome::Success), Effect::Changed(Verdict::Success));
+    assert!(fixture.due(130).is_empty(), "one run at a time");
+    assert_eq!(fixture.finish(111, &checks[0], Outcome::Success), Effect::Changed(Verdict::Success));
     // The worker syncs the pod, which triggers readiness at once.
-    bench.sync(111, vec![instance("c", "c1", RUNNING, 1101)], false);
-    assert_eq!(names(&bench.due(111)), ["Readiness:c1"]);
-    assert_eq!(names(&bench.due(120)), ["Liveness:c1"]);
-    assert_eq!(bench.verdict(Kind::Startup, "c1"), Verdict::Success);
+    fixture.sync(111, vec![instance("c", "c1", RUNNING, 1101)], false);
+    assert_eq!(names(&fixture.due(111)), ["Readiness:c1"]);
+    assert_eq!(names(&fixture.due(120)), ["Liveness:c1"]);
+    assert_eq!(fixture.verdict(Kind::Startup, "c1"), Verdict::Success);
 }
 
 #[test]
 fn failed_startup_stops_probes_until_next_instance() {
     let both = json!({"startupProbe": exec(json!({})), "livenessProbe": exec(json!({}))});
-    let mut bench = Bench::new(pod(json!({"containers": [container("c", both)]}), json!({})));
-    bench.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
-    let checks = bench.due(100);
-    assert_eq!(bench.finish(101, &checks[0], Outcome::Failure), Effect::Changed(Verdict::Failure));
-    assert_eq!(bench.verdict(Kind::Startup, "c1"), Verdict::Failure);
-    bench.sync(102, vec![instance("c", "c1", RUNNING, 1100)], false);
-    assert!(bench.next().is_none());
-    bench.sync(103, vec![instance("c", "c1", ContainerState::Exited, 1100)], false);
-    assert!(bench.next().is_none());
-    bench.sync(
+    let mut fixture = Fixture::new(pod(json!({"containers": [container("c", both)]}), json!({})));
+    fixture.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
+    let checks = fixture.due(100);
+    assert_eq!(fixture.finish(101, &checks[0], Outcome::Failure), Effect::Changed(Verdict::Failure));
+    assert_eq!(fixture.verdict(Kind::Startup, "c1"), Verdict::Failure);
+    fixture.sync(102, vec![instance("c", "c1", RUNNING, 1100)], false);
+    assert!(fixture.next().is_none());
+    fixture.sync(103, vec![instance("c", "c1", ContainerState::Exited, 1100)], false);
+    assert!(fixture.next().is_none());
+    fixture.sync(
         104,
         vec![instance("c", "c2", RUNNING, 1104), instance("c", "c1", ContainerState::Exited, 1100)],
         false,
     );
-    assert_eq!(bench.verdict(Kind::Startup, "c1"), Verdict::NoProbe, "the earlier instance has no entry");
-    assert_eq!(bench.verdict(Kind::Startup, "c2"), Verdict::Pending);
-    assert_eq!(names(&bench.due(110)), ["Startup:c2"]);
+    assert_eq!(fixture.verdict(Kind::Startup, "c1"), Verdict::NoProbe, "the earlier instance has no entry");
+    assert_eq!(fixture.verdict(Kind::Startup, "c2"), Verdict::Pending);
+    assert_eq!(names(&fixture.due(110)), ["Startup:c2"]);
 }
 
 #[test]
 fn results_of_earlier_instances_do_not_count() {
     let probes = json!({"livenessProbe": exec(json!({}))});
-    let mut bench = Bench::new(pod(json!({"containers": [container("c", probes)]}), json!({})));
-    bench.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
-    let old = bench.due(100);
-    bench.sync(101, vec![instance("c", "c2", RUNNING, 1101)], false);
+    let mut fixture = Fixture::new(pod(json!({"containers": [container("c", probes)]}), json!({})));
+    fixture.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
+    let old = fixture.due(100);
+    fixture.sync(101, vec![instance("c", "c2", RUNNING, 1101)], false);
     assert!(old[0].stop.is_stopped(), "a check of an earlier instance is aborted");
-    assert_eq!(bench.finish(102, &old[0], Outcome::Failure), Effect::Stale);
-    assert_eq!(bench.verdict(Kind::Liveness, "c2"), Verdict::Pending);
-    let checks = bench.due(110);
+    assert_eq!(fixture.finish(102, &old[0], Outcome::Failure), Effect::Stale);
+    assert_eq!(fixture.verdict(Kind::Liveness, "c2"), Verdict::Pending);
+    let checks = fixture.due(110);
     assert_eq!(names(&checks), ["Liveness:c2"]);
     assert!(!checks[0].stop.is_stopped());
-    assert_eq!(bench.registry.forget(&"u".into()), [1]);
+    assert_eq!(fixture.registry.forget(&"u".into()), [1]);
     assert!(checks[0].stop.is_stopped());
-    assert_eq!(bench.registry.probes().count(), 0);
-    assert_eq!(bench.verdict(Kind::Liveness, "c2"), Verdict::NoProbe);
+    assert_eq!(fixture.registry.probes().count(), 0);
+    assert_eq!(fixture.verdict(Kind::Liveness, "c2"), Verdict::NoProbe);
 }
 
 #[test]
@@ -212,11 +213,11 @@ fn terminating_pod_keeps_readiness_and_sidecar_probes() {
     sidecar["restartPolicy"] = json!("Always");
     let plain = container("i", json!({}));
     let spec = json!({"initContainers": [plain, sidecar], "containers": [container("c", both)]});
-    let mut bench = Bench::new(pod(spec, json!({})));
+    let mut fixture = Fixture::new(pod(spec, json!({})));
     let instances = vec![instance("c", "c1", RUNNING, 1100), instance("s", "s1", RUNNING, 1100)];
-    bench.sync(100, instances.clone(), true);
-    assert_eq!(names(&bench.due(100)), ["Liveness:s1", "Readiness:c1", "Readiness:s1"]);
-    assert_eq!(bench.verdict(Kind::Readiness, "i1"), Verdict::NoProbe);
+    fixture.sync(100, instances.clone(), true);
+    assert_eq!(names(&fixture.due(100)), ["Liveness:s1", "Readiness:c1", "Readiness:s1"]);
+    assert_eq!(fixture.verdict(Kind::Readiness, "i1"), Verdict::NoProbe);
 }
 
 #[test]
@@ -225,19 +226,19 @@ fn running_containers_stay_in_service_after_agent_restart() {
     let shown = json!({"containerStatuses": [{"name": "b", "containerID": "containerd://b1", "started": true,
         "image": "", "imageID": "", "ready": true, "restartCount": 0}]});
     let spec = json!({"containers": [container("a", all()), container("b", all()), container("c", all())]});
-    let mut bench = Bench::new(pod(spec, shown));
+    let mut fixture = Fixture::new(pod(spec, shown));
     let instances = vec![
         instance("a", "a1", RUNNING, 989),
         instance("b", "b1", RUNNING, 500),
         instance("c", "c1", RUNNING, 991),
     ];
-    bench.sync(0, instances, false);
-    let said = |id| (bench.verdict(Kind::Startup, id), bench.verdict(Kind::Readiness, id));
-    assert_eq!(said("a1"), (Verdict::Kept, Verdict::Kept));
-    assert_eq!(said("b1"), (Verdict::Success, Verdict::Kept), "the pod says that it has started");
-    assert_eq!(said("c1"), (Verdict::Pending, Verdict::Pending), "too young");
+    fixture.sync(0, instances, false);
+    let verdicts = |id| (fixture.verdict(Kind::Startup, id), fixture.verdict(Kind::Readiness, id));
+    assert_eq!(verdicts("a1"), (Verdict::Kept, Verdict::Kept));
+    assert_eq!(verdicts("b1"), (Verdict::Success, Verdict::Kept), "the pod says that it has started");
+    assert_eq!(verdicts("c1"), (Verdict::Pending, Verdict::Pending), "too young");
     // All within the first period, and what has not started waits.
-    assert_eq!(names(&bench.due(10)), ["Readiness:b1", "Startup:a1", "Startup:c1"]);
+    assert_eq!(names(&fixture.due(10)), ["Readiness:b1", "Startup:a1", "Startup:c1"]);
 }
 
 #[test]
@@ -246,7 +247,7 @@ fn checks_use_address_of_pod_status() {
     let ip = |text: &str| text.parse::<IpAddr>().unwrap();
     for host_network in [false, true] {
         let pod = pod(json!({"hostNetwork": host_network, "containers": [probes()]}), json!({}));
-        let mut bench = Bench::new(pod.clone());
+        let mut fixture = Fixture::new(pod.clone());
         // A pod that is being stopped keeps the one that it had.
         for (second, ips, expected) in [
             (100, vec![], None),
@@ -258,10 +259,10 @@ fn checks_use_address_of_pod_status() {
                 ips: ips.into_iter().map(ip).collect(),
                 ..PodRuntime::default()
             };
-            bench.sync_with(second, runtime, false);
-            let checks = bench.due(second);
+            fixture.sync_with(second, runtime, false);
+            let checks = fixture.due(second);
             assert_eq!(checks[0].ip, expected.map(ip), "{host_network} {second}");
-            bench.finish(second, &checks[0], Outcome::Success);
+            fixture.finish(second, &checks[0], Outcome::Success);
         }
     }
 }
@@ -269,77 +270,88 @@ fn checks_use_address_of_pod_status() {
 #[test]
 fn results_are_counted_by_probe() {
     let probes = json!({"livenessProbe": exec(json!({"failureThreshold": 3}))});
-    let mut bench = Bench::new(pod(json!({"containers": [container("c", probes)]}), json!({})));
-    bench.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
+    let mut fixture = Fixture::new(pod(json!({"containers": [container("c", probes)]}), json!({})));
+    fixture.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
     for (second, outcome) in [(100, Outcome::Success), (110, Outcome::Failure), (120, Outcome::Success)] {
-        let checks = bench.due(second);
-        assert_eq!(bench.finish(second, &checks[0], outcome), Effect::Counted);
+        let checks = fixture.due(second);
+        assert_eq!(fixture.finish(second, &checks[0], outcome), Effect::Counted);
     }
-    let checks = bench.due(130);
-    assert_eq!(bench.finish(131, &checks[0], None), Effect::Counted);
-    let counted = bench.registry.counters();
-    let [one] = counted.as_slice() else { panic!("{counted:?}") };
-    assert_eq!((one.kind, one.successful, one.failed, one.buckets[0]), (Kind::Liveness, 2, 1, 2));
-    assert_eq!((one.container.as_str(), one.pod.as_str(), one.namespace.as_str()), ("c", "p", "n"));
+    let checks = fixture.due(130);
+    assert_eq!(fixture.finish(131, &checks[0], None), Effect::Counted);
+    let counted = fixture.registry.counters();
+    let [counters] = counted.as_slice() else { panic!("{counted:?}") };
+    assert_eq!(
+        (counters.kind, counters.successful, counters.failed, counters.buckets[0]),
+        (Kind::Liveness, 2, 1, 2)
+    );
+    assert_eq!(
+        (counters.container.as_str(), counters.pod.as_str(), counters.namespace.as_str()),
+        ("c", "p", "n")
+    );
 }
 
 #[test]
 fn pod_without_probes_has_no_entry() {
-    let mut bench = Bench::new(pod(json!({"containers": [container("c", json!({}))]}), json!({})));
-    bench.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
-    assert!(bench.registry.pods.is_empty() && bench.registry.verdicts.is_empty() && bench.workers.is_empty());
+    let mut fixture = Fixture::new(pod(json!({"containers": [container("c", json!({}))]}), json!({})));
+    fixture.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
+    assert!(
+        fixture.registry.pods.is_empty()
+            && fixture.registry.verdicts.is_empty()
+            && fixture.workers.is_empty()
+    );
 }
 
 #[test]
 fn check_of_replaced_instance_does_not_delay_the_next_one() {
     let probes = json!({"readinessProbe": exec(json!({}))});
-    let mut bench = Bench::new(pod(json!({"containers": [container("c", probes)]}), json!({})));
-    bench.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
-    let hanging = bench.due(100);
-    bench.sync(105, vec![instance("c", "c2", RUNNING, 1105)], false);
+    let mut fixture = Fixture::new(pod(json!({"containers": [container("c", probes)]}), json!({})));
+    fixture.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
+    let hanging = fixture.due(100);
+    fixture.sync(105, vec![instance("c", "c2", RUNNING, 1105)], false);
     assert!(hanging[0].stop.is_stopped());
-    assert_eq!(bench.finish(105, &hanging[0], None), Effect::Stale);
-    assert_eq!(names(&bench.due(106)), ["Readiness:c2"]);
+    assert_eq!(fixture.finish(105, &hanging[0], None), Effect::Stale);
+    assert_eq!(names(&fixture.due(106)), ["Readiness:c2"]);
 }
 
 #[test]
 fn unchanged_pod_wakes_no_thread() {
     let both = json!({"livenessProbe": exec(json!({})), "readinessProbe": exec(json!({}))});
-    let mut bench = Bench::new(pod(json!({"containers": [container("c", both)]}), json!({})));
+    let mut fixture = Fixture::new(pod(json!({"containers": [container("c", both)]}), json!({})));
     let instances = || vec![instance("c", "c1", RUNNING, 1100)];
-    bench.sync(100, instances(), false);
-    for check in bench.due(100) {
-        bench.finish(100, &check, Outcome::Success);
+    fixture.sync(100, instances(), false);
+    for check in fixture.due(100) {
+        fixture.finish(100, &check, Outcome::Success);
     }
-    let rings = |bench: &Bench| -> usize {
-        bench.workers.iter().filter(|Worker(start)| start.inbox.bell().try_recv().is_ok()).count()
+    let rings = |fixture: &Fixture| -> usize {
+        fixture.workers.iter().filter(|Worker(start)| start.inbox.bell().try_recv().is_ok()).count()
     };
-    rings(&bench);
-    bench.sync(101, instances(), false);
-    assert_eq!(rings(&bench), 0);
-    bench.sync(102, vec![instance("c", "c1", ContainerState::Exited, 1100)], false);
-    assert_eq!((rings(&bench), bench.next()), (2, None));
+    rings(&fixture);
+    fixture.sync(101, instances(), false);
+    assert_eq!(rings(&fixture), 0);
+    fixture.sync(102, vec![instance("c", "c1", ContainerState::Exited, 1100)], false);
+    assert_eq!((rings(&fixture), fixture.next()), (2, None));
 }
 
 #[test]
 fn probe_above_thread_limit_runs_after_another_pod_ends() {
     let both = json!({"livenessProbe": exec(json!({})), "readinessProbe": exec(json!({}))});
     let limits = Limits { all_pods: 2, one_pod: 2, reserve: 0, most: 2 };
-    let mut bench = Bench::with_limits(pod(json!({"containers": [container("c", both)]}), json!({})), limits);
+    let mut fixture =
+        Fixture::with_limits(pod(json!({"containers": [container("c", both)]}), json!({})), limits);
     let instances = || vec![instance("c", "c1", RUNNING, 1100)];
-    bench.sync(100, instances(), false);
-    assert_eq!((bench.workers.len(), threads(&bench.registry.alive)), (2, 2));
-    let first = bench.pod.clone();
+    fixture.sync(100, instances(), false);
+    assert_eq!((fixture.workers.len(), threads(&fixture.registry.alive)), (2, 2));
+    let first = fixture.pod.clone();
     let mut object = first.object().clone();
     object.metadata.uid = Some("second".to_owned());
-    bench.pod = Pod::from(object);
+    fixture.pod = Pod::from(object);
     let others = || vec![instance("c", "d1", RUNNING, 1100)];
-    bench.sync(101, others(), false);
-    assert_eq!((bench.workers.len(), bench.verdict(Kind::Readiness, "d1")), (2, Verdict::Pending));
-    assert_eq!(bench.registry.forget(first.uid()).len(), 2);
-    bench.workers.clear();
-    bench.sync(102, others(), false);
-    assert_eq!(names(&bench.due(111)), ["Liveness:d1", "Readiness:d1"]);
+    fixture.sync(101, others(), false);
+    assert_eq!((fixture.workers.len(), fixture.verdict(Kind::Readiness, "d1")), (2, Verdict::Pending));
+    assert_eq!(fixture.registry.forget(first.uid()).len(), 2);
+    fixture.workers.clear();
+    fixture.sync(102, others(), false);
+    assert_eq!(names(&fixture.due(111)), ["Liveness:d1", "Readiness:d1"]);
 }
 
 #[test]
@@ -347,30 +359,31 @@ fn pod_with_very_many_probes_leaves_threads_to_other_pods() {
     let both = json!({"livenessProbe": exec(json!({})), "readinessProbe": exec(json!({}))});
     let limits = Limits { all_pods: 4, one_pod: 3, reserve: 0, most: 4 };
     let containers = json!({"containers": [container("c", both.clone()), container("d", both)]});
-    let mut bench = Bench::with_limits(pod(containers, json!({})), limits);
+    let mut fixture = Fixture::with_limits(pod(containers, json!({})), limits);
     let two = || vec![instance("c", "c1", RUNNING, 1100), instance("d", "d1", RUNNING, 1100)];
     for second in [100, 101] {
-        bench.sync(second, two(), false);
-        assert_eq!((bench.workers.len(), threads(&bench.registry.alive)), (3, 3));
+        fixture.sync(second, two(), false);
+        assert_eq!((fixture.workers.len(), threads(&fixture.registry.alive)), (3, 3));
     }
-    let mut object = bench.pod.object().clone();
+    let mut object = fixture.pod.object().clone();
     object.metadata.uid = Some("second".to_owned());
-    bench.pod = Pod::from(object);
-    bench.sync(102, vec![instance("c", "e1", RUNNING, 1100)], false);
-    assert_eq!((bench.workers.len(), threads(&bench.registry.alive)), (4, 4));
+    fixture.pod = Pod::from(object);
+    fixture.sync(102, vec![instance("c", "e1", RUNNING, 1100)], false);
+    assert_eq!((fixture.workers.len(), threads(&fixture.registry.alive)), (4, 4));
 }
 
 #[test]
 fn each_pod_has_some_threads_even_if_others_have_taken_all() {
     let both = json!({"livenessProbe": exec(json!({})), "readinessProbe": exec(json!({}))});
     let limits = Limits { all_pods: 2, one_pod: 2, reserve: 1, most: 3 };
-    let mut bench = Bench::with_limits(pod(json!({"containers": [container("c", both)]}), json!({})), limits);
+    let mut fixture =
+        Fixture::with_limits(pod(json!({"containers": [container("c", both)]}), json!({})), limits);
     let mut started = |uid: &str, id: &str| {
-        let mut object = bench.pod.object().clone();
+        let mut object = fixture.pod.object().clone();
         object.metadata.uid = Some(uid.to_owned());
-        bench.pod = Pod::from(object);
-        bench.sync(100, vec![instance("c", id, RUNNING, 1100)], false);
-        threads(&bench.registry.alive)
+        fixture.pod = Pod::from(object);
+        fixture.sync(100, vec![instance("c", id, RUNNING, 1100)], false);
+        threads(&fixture.registry.alive)
     };
     assert_eq!(started("first", "c1"), 2);
     // One of its two probes.
@@ -381,72 +394,72 @@ fn each_pod_has_some_threads_even_if_others_have_taken_all() {
 #[test]
 fn instance_that_an_inspection_missed_is_checked_again() {
     let probe = json!({"startupProbe": exec(json!({}))});
-    let mut bench = Bench::new(pod(json!({"containers": [container("c", probe)]}), json!({})));
+    let mut fixture = Fixture::new(pod(json!({"containers": [container("c", probe)]}), json!({})));
     let running = || vec![instance("c", "c1", RUNNING, 1100)];
-    bench.sync(100, running(), false);
-    let checks = bench.due(111);
-    assert_eq!(bench.finish(111, &checks[0], Outcome::Success), Effect::Changed(Verdict::Success));
+    fixture.sync(100, running(), false);
+    let checks = fixture.due(111);
+    assert_eq!(fixture.finish(111, &checks[0], Outcome::Success), Effect::Changed(Verdict::Success));
     // The thread receives both inspections at once, as it does after a long check.
-    let (pod, clock) = (bench.pod.clone(), bench.clock(120));
+    let (pod, clock) = (fixture.pod.clone(), fixture.clock(120));
     for containers in [Vec::new(), running()] {
         let runtime = PodRuntime { containers, ..PodRuntime::default() };
-        assert!(bench.registry.sync(&pod, &runtime, false, clock, &mut Vec::new()).is_empty());
+        assert!(fixture.registry.sync(&pod, &runtime, false, clock, &mut Vec::new()).is_empty());
     }
-    assert_eq!(bench.verdict(Kind::Startup, "c1"), Verdict::Pending);
-    bench.receive(120);
-    assert_eq!(names(&bench.due(140)), ["Startup:c1"]);
+    assert_eq!(fixture.verdict(Kind::Startup, "c1"), Verdict::Pending);
+    fixture.receive(120);
+    assert_eq!(names(&fixture.due(140)), ["Startup:c1"]);
 }
 
 #[test]
 fn passed_startup_probe_gets_a_thread_for_the_next_instance_only() {
     let both = json!({"startupProbe": exec(json!({})), "livenessProbe": exec(json!({}))});
-    let mut bench = Bench::new(pod(json!({"containers": [container("c", both)]}), json!({})));
+    let mut fixture = Fixture::new(pod(json!({"containers": [container("c", both)]}), json!({})));
     let running = |id| vec![instance("c", id, RUNNING, 1100)];
-    bench.sync(100, running("c1"), false);
-    bench.park();
-    assert_eq!(threads(&bench.registry.alive), 2, "liveness waits for the startup probe and is not parked");
-    let checks = bench.due(110);
-    bench.finish(110, &checks[0], Outcome::Success);
-    bench.park();
-    assert_eq!((threads(&bench.registry.alive), bench.ended.as_slice()), (1, [].as_slice()));
-    bench.sync(111, running("c1"), false);
-    assert_eq!((threads(&bench.registry.alive), bench.ended.as_slice()), (1, [1].as_slice()));
-    assert_eq!(bench.verdict(Kind::Startup, "c1"), Verdict::Success);
-    bench.sync(112, running("c2"), false);
-    assert_eq!(threads(&bench.registry.alive), 2);
-    assert_eq!(names(&bench.due(120)), ["Startup:c2"]);
-    assert_eq!(bench.registry.forget(&"u".into()).len(), 2);
+    fixture.sync(100, running("c1"), false);
+    fixture.park();
+    assert_eq!(threads(&fixture.registry.alive), 2, "liveness waits for the startup probe and is not parked");
+    let checks = fixture.due(110);
+    fixture.finish(110, &checks[0], Outcome::Success);
+    fixture.park();
+    assert_eq!((threads(&fixture.registry.alive), fixture.ended.as_slice()), (1, [].as_slice()));
+    fixture.sync(111, running("c1"), false);
+    assert_eq!((threads(&fixture.registry.alive), fixture.ended.as_slice()), (1, [1].as_slice()));
+    assert_eq!(fixture.verdict(Kind::Startup, "c1"), Verdict::Success);
+    fixture.sync(112, running("c2"), false);
+    assert_eq!(threads(&fixture.registry.alive), 2);
+    assert_eq!(names(&fixture.due(120)), ["Startup:c2"]);
+    assert_eq!(fixture.registry.forget(&"u".into()).len(), 2);
 }
 
 #[test]
 fn exited_container_has_no_thread_and_its_next_instance_keeps_the_count() {
     let probe = json!({"livenessProbe": exec(json!({"failureThreshold": 2}))});
-    let mut bench = Bench::new(pod(json!({"containers": [container("c", probe)]}), json!({})));
-    bench.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
-    let checks = bench.due(100);
-    assert_eq!(bench.finish(100, &checks[0], Outcome::Failure), Effect::Counted);
+    let mut fixture = Fixture::new(pod(json!({"containers": [container("c", probe)]}), json!({})));
+    fixture.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
+    let checks = fixture.due(100);
+    assert_eq!(fixture.finish(100, &checks[0], Outcome::Failure), Effect::Counted);
     let exited = || instance("c", "c1", ContainerState::Exited, 1100);
-    bench.sync(101, vec![exited()], false);
-    bench.park();
-    bench.sync(102, vec![exited()], false);
-    assert_eq!((threads(&bench.registry.alive), bench.ended.as_slice()), (0, [1].as_slice()));
-    bench.sync(103, vec![instance("c", "c2", RUNNING, 1103), exited()], false);
-    let checks = bench.due(110);
+    fixture.sync(101, vec![exited()], false);
+    fixture.park();
+    fixture.sync(102, vec![exited()], false);
+    assert_eq!((threads(&fixture.registry.alive), fixture.ended.as_slice()), (0, [1].as_slice()));
+    fixture.sync(103, vec![instance("c", "c2", RUNNING, 1103), exited()], false);
+    let checks = fixture.due(110);
     assert_eq!(names(&checks), ["Liveness:c2"]);
-    assert_eq!(bench.finish(110, &checks[0], Outcome::Failure), Effect::Changed(Verdict::Failure));
+    assert_eq!(fixture.finish(110, &checks[0], Outcome::Failure), Effect::Changed(Verdict::Failure));
 }
 
 #[test]
 fn probe_with_an_update_is_not_parked() {
     let probe = json!({"livenessProbe": exec(json!({}))});
-    let mut bench = Bench::new(pod(json!({"containers": [container("c", probe)]}), json!({})));
-    bench.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
-    bench.sync(101, vec![instance("c", "c1", ContainerState::Exited, 1100)], false);
-    let (pod, clock) = (bench.pod.clone(), bench.clock(102));
+    let mut fixture = Fixture::new(pod(json!({"containers": [container("c", probe)]}), json!({})));
+    fixture.sync(100, vec![instance("c", "c1", RUNNING, 1100)], false);
+    fixture.sync(101, vec![instance("c", "c1", ContainerState::Exited, 1100)], false);
+    let (pod, clock) = (fixture.pod.clone(), fixture.clock(102));
     let runtime =
         PodRuntime { containers: vec![instance("c", "c2", RUNNING, 1102)], ..PodRuntime::default() };
-    assert!(bench.registry.sync(&pod, &runtime, false, clock, &mut Vec::new()).is_empty());
-    let Worker(Start { probe, inbox, parking, .. }) = bench.workers.remove(0);
+    assert!(fixture.registry.sync(&pod, &runtime, false, clock, &mut Vec::new()).is_empty());
+    let Worker(Start { probe, inbox, parking, .. }) = fixture.workers.remove(0);
     assert!(probe.is_finished());
     let mut probe = parking.park(probe, &inbox).unwrap();
     for (_, update) in inbox.take() {
@@ -458,38 +471,38 @@ fn probe_with_an_update_is_not_parked() {
 #[test]
 fn failed_thread_start_is_retried_with_the_same_probe() {
     let probe = json!({"startupProbe": exec(json!({}))});
-    let mut bench = Bench::new(pod(json!({"containers": [container("c", probe)]}), json!({})));
+    let mut fixture = Fixture::new(pod(json!({"containers": [container("c", probe)]}), json!({})));
     let runtime = |ip: &str| PodRuntime {
         containers: vec![instance("c", "c1", RUNNING, 1100)],
         ips: vec![ip.parse().unwrap()],
         ..PodRuntime::default()
     };
-    bench.sync_with(100, runtime("10.0.0.1"), false);
-    let checks = bench.due(110);
-    bench.finish(110, &checks[0], Outcome::Success);
-    bench.park();
+    fixture.sync_with(100, runtime("10.0.0.1"), false);
+    let checks = fixture.due(110);
+    fixture.finish(110, &checks[0], Outcome::Success);
+    fixture.park();
     // A new address starts the thread again; the first attempt fails.
-    let (pod, clock) = (bench.pod.clone(), bench.clock(111));
-    for start in bench.registry.sync(&pod, &runtime("10.0.0.2"), false, clock, &mut Vec::new()) {
+    let (pod, clock) = (fixture.pod.clone(), fixture.clock(111));
+    for start in fixture.registry.sync(&pod, &runtime("10.0.0.2"), false, clock, &mut Vec::new()) {
         let key = start.key();
         let failed = NotStarted { probe: start.probe, error: io::Error::other("no memory") };
-        assert!(bench.registry.attach(&key, Err(failed)).is_none());
+        assert!(fixture.registry.attach(&key, Err(failed)).is_none());
     }
-    assert_eq!(threads(&bench.registry.alive), 0);
-    bench.sync_with(112, runtime("10.0.0.2"), false);
-    assert_eq!(threads(&bench.registry.alive), 1);
-    assert!(bench.due(140).is_empty(), "the startup probe has passed");
-    assert_eq!(bench.verdict(Kind::Startup, "c1"), Verdict::Success);
+    assert_eq!(threads(&fixture.registry.alive), 0);
+    fixture.sync_with(112, runtime("10.0.0.2"), false);
+    assert_eq!(threads(&fixture.registry.alive), 1);
+    assert!(fixture.due(140).is_empty(), "the startup probe has passed");
+    assert_eq!(fixture.verdict(Kind::Startup, "c1"), Verdict::Success);
 }
 
 #[test]
 fn thread_of_a_pod_that_was_forgotten_meanwhile_is_returned() {
     let probe = json!({"livenessProbe": exec(json!({}))});
-    let mut bench = Bench::new(pod(json!({"containers": [container("c", probe)]}), json!({})));
+    let mut fixture = Fixture::new(pod(json!({"containers": [container("c", probe)]}), json!({})));
     let runtime =
         PodRuntime { containers: vec![instance("c", "c1", RUNNING, 1100)], ..PodRuntime::default() };
-    let (pod, clock) = (bench.pod.clone(), bench.clock(100));
-    let starts = bench.registry.sync(&pod, &runtime, false, clock, &mut Vec::new());
-    assert!(bench.registry.forget(pod.uid()).is_empty());
-    assert_eq!(bench.registry.attach(&starts[0].key(), Ok(7)), Some(7));
+    let (pod, clock) = (fixture.pod.clone(), fixture.clock(100));
+    let starts = fixture.registry.sync(&pod, &runtime, false, clock, &mut Vec::new());
+    assert!(fixture.registry.forget(pod.uid()).is_empty());
+    assert_eq!(fixture.registry.attach(&starts[0].key(), Ok(7)), Some(7));
 }
