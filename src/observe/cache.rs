@@ -33,7 +33,7 @@ pub(super) struct Entry {
 
 /// What the `observe` thread has to do.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Due {
+pub(super) struct DueWork {
     /// Pods with events that no worker is changing.
     pub pods: Vec<PodUid>,
     /// The pod of an event is not known: a full list is due.
@@ -230,14 +230,14 @@ impl Cache {
     }
 
     /// Takes what is due. Pods that a worker is changing stay due.
-    pub(super) fn take_due(&self) -> Due {
+    pub(super) fn take_due(&self) -> DueWork {
         let mut inner = self.inner.locked();
         let Inner { due, busy, .. } = &mut *inner;
         let pods: Vec<PodUid> = due.keys().filter(|uid| !busy.contains_key(*uid)).cloned().collect();
         pods.iter().for_each(|uid| {
             due.remove(uid);
         });
-        Due {
+        DueWork {
             pods,
             unknown: std::mem::take(&mut inner.unknown),
             failed: std::mem::take(&mut inner.failed),
@@ -521,7 +521,7 @@ mod tests {
         assert!(due.unknown);
         assert_eq!(due.pods.len(), MANY);
         cache.unknown_event(Instant::now());
-        assert_eq!(cache.take_due(), Due { unknown: true, ..Due::default() });
+        assert_eq!(cache.take_due(), DueWork { unknown: true, ..DueWork::default() });
     }
 
     #[test]

@@ -32,7 +32,6 @@ pub(super) enum StreamChange {
     Silent,
 }
 
-/// The due times.
 #[derive(Debug)]
 pub(super) struct Pace {
     stream: StreamState,
@@ -148,7 +147,6 @@ impl Pace {
         self.relist = self.relist.min(now + RELIST_PERIOD).max(now);
     }
 
-    /// A full list failed.
     pub(super) fn list_failed(&mut self, now: Instant) {
         self.relist = now + RELIST_PERIOD;
         // The status shows when the outage is over. It may be due with the next list already.

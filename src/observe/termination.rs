@@ -1,5 +1,5 @@
 //! Termination messages: the text that a container leaves for its status when it ends
-//! (kubelet: pkg/kubelet/kuberuntime getTerminationMessage).
+//! (Go: pkg/kubelet/kuberuntime getTerminationMessage).
 
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;

@@ -20,7 +20,6 @@ use crate::transport::health::{self, Health, HealthError};
 use crate::util::stop::StopToken;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-/// The User-Agent of probes.
 const USER_AGENT: &str = "kube-probe/1.36";
 /// A check that ends with an error is repeated immediately, up to this number of attempts.
 const ATTEMPTS: u32 = 3;
@@ -45,7 +44,6 @@ pub(super) enum CheckResult {
     Success,
     /// Success with a message for users.
     Warning(String),
-    /// The reason.
     Failure(String),
     /// The check could not be made: upstream's name of the result, and the reason.
     Error(&'static str, String),

@@ -34,7 +34,6 @@ pub(super) struct Permit {
 
 /// A request for a permit. Dropping it withdraws the request.
 pub(super) struct PermitRequest {
-    /// Receives the permit.
     pub(super) granted: Receiver<Permit>,
     permits: Permits,
     id: u64,

@@ -77,7 +77,6 @@ impl Update {
 pub(super) enum Effect {
     /// The check was about an earlier instance.
     Stale,
-    /// It was counted.
     Counted,
     /// It changed the verdict to this: the pod's worker has to act.
     Changed(Verdict),
@@ -115,7 +114,7 @@ impl Probe {
             }
         }
         let conditions = self.conditions();
-        self.state.arrange(conditions, now);
+        self.state.schedule(conditions, now);
         if update.trigger {
             self.state.trigger(conditions, now);
         }
@@ -167,7 +166,7 @@ impl Probe {
         let changed = self.state.finish(outcome, self.conditions(), now);
         let verdict = self.state.verdict();
         instance.verdicts.set(self.kind, verdict);
-        self.state.arrange(self.conditions(), now);
+        self.state.schedule(self.conditions(), now);
         if changed { Effect::Changed(verdict) } else { Effect::Counted }
     }
 

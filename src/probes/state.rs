@@ -114,7 +114,6 @@ pub(super) struct Conditions {
     pub(super) started: bool,
 }
 
-/// One probe.
 #[derive(Debug)]
 pub(super) struct State {
     kind: Kind,
@@ -186,7 +185,7 @@ impl State {
     }
 
     /// Sets or clears the time of the next run after anything may have changed.
-    pub(super) fn arrange(&mut self, conditions: Conditions, now: Instant) {
+    pub(super) fn schedule(&mut self, conditions: Conditions, now: Instant) {
         let waits = self.held || self.ended || (self.kind != Kind::Startup && !conditions.started);
         let Some(since) = conditions.running_since.filter(|_| !waits) else {
             self.due = None;
@@ -222,7 +221,6 @@ impl State {
         }
     }
 
-    /// A run begins.
     pub(super) fn begin(&mut self, now: Instant) {
         self.due = None;
         self.checking = true;

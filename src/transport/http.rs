@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn sends_headers_and_takes_any_status() {
+    fn headers_are_sent_and_any_status_is_returned() {
         let (url, requests, _server) = serve(vec![
             b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi".to_vec(),
             b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n".to_vec(),

@@ -63,7 +63,7 @@ pub enum SpdyError {
 pub struct Reader {
     /// The frame's first bytes: eight of every frame, and eight more of a control frame.
     head: [u8; 16],
-    have: usize,
+    filled: usize,
     /// The number of bytes of the frame after these.
     left: usize,
     phase: Phase,
@@ -129,7 +129,7 @@ impl Reader {
                 }
                 Phase::Fin => {
                     self.phase = Phase::Head;
-                    self.have = 0;
+                    self.filled = 0;
                     return Ok(Some(Event::Ended(self.stream())));
                 }
             }
@@ -137,14 +137,14 @@ impl Reader {
     }
 
     fn fill(&mut self, wanted: usize, bytes: &mut &[u8]) -> bool {
-        let missing = wanted.saturating_sub(self.have).min(bytes.len());
+        let missing = wanted.saturating_sub(self.filled).min(bytes.len());
         let (now, later) = bytes.split_at(missing);
-        if let Some(place) = self.head.get_mut(self.have..self.have + missing) {
+        if let Some(place) = self.head.get_mut(self.filled..self.filled + missing) {
             place.copy_from_slice(now);
         }
-        self.have += missing;
+        self.filled += missing;
         *bytes = later;
-        self.have >= wanted
+        self.filled >= wanted
     }
 
     fn take<'a>(&mut self, bytes: &mut &'a [u8]) -> &'a [u8] {
@@ -192,12 +192,12 @@ impl Reader {
     /// Called after the last byte of a frame. The head stays until the next one is read.
     fn end(&mut self) {
         self.phase = if self.has_fin() { Phase::Fin } else { Phase::Head };
-        self.have = 0;
+        self.filled = 0;
     }
 
-    fn control(&self, have: usize) -> Result<Option<Event<'static>>, SpdyError> {
+    fn control(&self, filled: usize) -> Result<Option<Event<'static>>, SpdyError> {
         let kind = self.kind();
-        let enough = |wanted: usize| if have < wanted { Err(SpdyError::Short(kind)) } else { Ok(()) };
+        let enough = |wanted: usize| if filled < wanted { Err(SpdyError::Short(kind)) } else { Ok(()) };
         Ok(match kind {
             SYN_STREAM => {
                 enough(8)?;

@@ -62,7 +62,7 @@ pub enum WebSocketError {
 #[derive(Debug, Default)]
 pub struct Reader {
     head: [u8; HEAD_BYTES],
-    have: usize,
+    filled: usize,
     in_content: bool,
     left: u64,
     mask: [u8; 4],
@@ -94,7 +94,7 @@ impl Reader {
             let over = self.left == 0;
             if over {
                 self.in_content = false;
-                self.have = 0;
+                self.filled = 0;
             } else if length == 0 {
                 return Ok(None);
             }
@@ -134,20 +134,20 @@ impl Reader {
     fn read_head(&mut self, bytes: &mut &mut [u8]) -> Result<bool, WebSocketError> {
         loop {
             let wanted = match self.head.get(1).map(|byte| byte & 0x7f) {
-                _ if self.have < 2 => 2,
+                _ if self.filled < 2 => 2,
                 Some(126) => 8,
                 Some(127) => 14,
                 _ => 6,
             };
-            if self.have < wanted {
-                let missing = (wanted - self.have).min(bytes.len());
+            if self.filled < wanted {
+                let missing = (wanted - self.filled).min(bytes.len());
                 let (now, later) = std::mem::take(bytes).split_at_mut(missing);
                 *bytes = later;
-                if let Some(place) = self.head.get_mut(self.have..self.have + missing) {
+                if let Some(place) = self.head.get_mut(self.filled..self.filled + missing) {
                     place.copy_from_slice(now);
                 }
-                self.have += missing;
-                if self.have < wanted {
+                self.filled += missing;
+                if self.filled < wanted {
                     return Ok(false);
                 }
                 continue;

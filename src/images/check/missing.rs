@@ -15,7 +15,6 @@ pub(super) type Owner = Option<String>;
 
 /// The most names of one owner. The images of one namespace leave the others to the other namespaces.
 const MAX_OF_OWNER: usize = 64;
-/// The most names.
 const MAX_NAMES: usize = 1024;
 /// How many of them are for owners that have none.
 const FOR_FIRST: usize = MAX_NAMES / 4;

@@ -144,7 +144,6 @@ struct Shared {
     state: Mutex<State>,
 }
 
-/// A container that failed.
 struct FailedContainer {
     pod: PodUid,
     namespace: String,
@@ -921,7 +920,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_stays_known_when_only_the_name_of_the_image_is_gone_or_another_ones() {
+    fn damage_stays_known_when_the_name_of_the_image_is_removed_or_moved() {
         let (damaged, intact) = (report(1, 0, false), report(0, 0, true));
         let with_id = |id: &str, report: &CheckReport| CheckReport { id: id.to_owned(), ..report.clone() };
         let names = |state: &State| -> Vec<String> {

@@ -30,7 +30,6 @@ const REMOVALS: u32 = 6;
 const REMOVAL_PAUSE: Duration = Duration::from_secs(1);
 /// How long a container that is being made is waited for.
 const CREATE_LIMIT: Duration = Duration::from_secs(60);
-/// The longest pull.
 pub(super) const PULL_LIMIT: Duration = Duration::from_mins(10);
 /// A request for the image of a sandbox.
 const SANDBOX_LIMIT: Duration = Duration::from_secs(10);

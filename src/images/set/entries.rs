@@ -139,7 +139,6 @@ pub(super) struct Changes {
     pub(super) removed: Vec<PathBuf>,
 }
 
-/// The set.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Set {
     entries: BTreeMap<Key, Entry>,

@@ -29,7 +29,6 @@ pub(super) struct Pulls {
     names: BTreeMap<String, Pull>,
 }
 
-/// What to do next.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NextPull {
     Pull(String),

@@ -15,7 +15,6 @@ pub(super) const MOST_ARCHIVES: usize = 1000;
 /// Entries of one directory that are inspected.
 const MOST_ENTRIES: usize = 10_000;
 
-/// What a scan found.
 #[derive(Debug, Default)]
 pub(super) struct ScannedDirectories {
     pub(super) files: Vec<(Key, Stamp)>,

@@ -86,7 +86,7 @@ fn tcp_checks_connect_to_probe_host_or_pod_address() {
 }
 
 #[test]
-fn grpc_without_a_server() {
+fn grpc_check_without_a_server_fails() {
     let (_socket, free) = refusing();
     let late = format!(
         "timeout: failed to connect service \"127.0.0.1:{free}\" within 1s: context deadline exceeded"
@@ -132,7 +132,7 @@ fn ports_are_found_by_number_or_name_and_a_number_in_quotes_is_a_name() {
 }
 
 #[test]
-fn commands_know_only_literal_values() {
+fn commands_are_expanded_with_literal_values_only() {
     let container: Container = serde_json::from_value(json!({"name": "c", "env": [
         {"name": "A", "value": "old"}, {"name": "A", "value": "$(B)"},
         {"name": "F", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}))

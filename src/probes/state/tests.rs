@@ -24,7 +24,7 @@ impl Script {
         state.instance(origin);
         let running_since = Some(start + Duration::from_secs(since));
         let mut script = Script { start, state, conditions: Conditions { running_since, started: true } };
-        script.arrange(since as f64);
+        script.schedule(since as f64);
         script
     }
 
@@ -32,9 +32,9 @@ impl Script {
         self.start + Duration::from_secs_f64(second)
     }
 
-    fn arrange(&mut self, second: f64) {
+    fn schedule(&mut self, second: f64) {
         let now = self.time(second);
-        self.state.arrange(self.conditions, now);
+        self.state.schedule(self.conditions, now);
     }
 
     fn trigger(&mut self, second: f64) {
@@ -134,9 +134,9 @@ fn ticks_keep_their_rhythm() {
     script.check(45.0, 0.1, Success);
     assert_eq!(script.due(), Some(50.0));
     // An arrangement in between changes nothing.
-    script.arrange(47.0);
+    script.schedule(47.0);
     assert_eq!(script.due(), Some(50.0));
-    script.arrange(50.001);
+    script.schedule(50.001);
     assert_eq!(script.due(), Some(50.0));
 }
 
@@ -167,7 +167,7 @@ fn triggers_run_soon_and_restart_the_period() {
     let begin = script.time(4.2);
     script.state.begin(begin);
     script.trigger(4.3);
-    script.arrange(4.3);
+    script.schedule(4.3);
     assert_eq!(script.due(), None);
     let end = script.time(9.0);
     assert!(!script.state.finish(Some(Failure), script.conditions, end));
@@ -189,14 +189,14 @@ fn a_trigger_does_not_forestall_the_first_tick() {
     let mut state = State::new(Kind::Readiness, timing(0, 10, 1, 3), second(7));
     state.instance(Origin::Adopted);
     let conditions = Conditions { running_since: Some(start), started: true };
-    state.arrange(conditions, start);
+    state.schedule(conditions, start);
     state.trigger(conditions, start);
     assert_eq!(state.due(), Some(second(7)));
     state.trigger(conditions, second(8));
     assert_eq!(state.due(), Some(second(7)));
     // A new instance is checked immediately.
     state.instance(Origin::Fresh);
-    state.arrange(conditions, start);
+    state.schedule(conditions, start);
     state.trigger(conditions, second(1));
     assert_eq!(state.due(), Some(second(1)));
 }
@@ -207,11 +207,11 @@ fn holds_last_until_the_next_instance() {
     script.check(0.0, 0.1, Failure);
     script.check(10.0, 0.1, Failure);
     assert_eq!(script.due(), None);
-    script.arrange(11.0);
+    script.schedule(11.0);
     script.trigger(11.0);
     assert_eq!(script.due(), None);
     script.state.instance(Origin::Fresh);
-    script.arrange(12.0);
+    script.schedule(12.0);
     assert_eq!((script.due(), script.state.verdict()), (Some(20.0), Verdict::Pending));
     // The hold reset the count: it takes two again.
     script.check(20.0, 0.1, Failure);
@@ -230,7 +230,7 @@ fn failures_are_counted_across_a_restart() {
     script.check(0.0, 0.1, Failure);
     script.check(10.0, 0.1, Failure);
     script.state.instance(Origin::Fresh);
-    script.arrange(12.0);
+    script.schedule(12.0);
     assert!(script.check(20.0, 0.1, Failure));
     assert_eq!(script.state.verdict(), Verdict::Failure);
 }
@@ -239,27 +239,27 @@ fn failures_are_counted_across_a_restart() {
 fn held_probe_has_no_due_time() {
     let mut script = Script::new(Kind::Liveness, timing(0, 10, 1, 3), 0, Origin::Fresh);
     script.conditions.started = false;
-    script.arrange(1.0);
+    script.schedule(1.0);
     script.trigger(1.0);
     assert_eq!(script.due(), None, "waits for the startup probe");
     script.conditions.started = true;
-    script.arrange(12.0);
+    script.schedule(12.0);
     assert_eq!(script.due(), Some(20.0));
     script.conditions.running_since = None;
-    script.arrange(13.0);
+    script.schedule(13.0);
     assert_eq!(script.due(), None, "does not run");
     script.conditions.running_since = Some(script.start);
     script.state.end();
-    script.arrange(14.0);
+    script.schedule(14.0);
     assert_eq!(script.due(), None, "is over");
     // A startup probe does not wait for itself, and one that was complete stays so.
     let mut script = Script::new(Kind::Startup, timing(0, 10, 1, 3), 0, Origin::Fresh);
     script.conditions.started = false;
     script.state.instance(Origin::Fresh);
-    script.arrange(0.5);
+    script.schedule(0.5);
     assert_eq!(script.due(), Some(10.0));
     script.state.instance(Origin::AdoptedStarted);
-    script.arrange(1.0);
+    script.schedule(1.0);
     assert!(script.due().is_none() && script.state.verdict() == Verdict::Success);
 }
 
@@ -284,7 +284,7 @@ proptest::proptest! {
             second += wait;
             let now = script.time(second);
             match what {
-                0 => script.arrange(second),
+                0 => script.schedule(second),
                 1 => script.trigger(second),
                 2 => script.state.begin(now),
                 3 => drop(script.state.finish(Some(Success), script.conditions, now)),

@@ -491,7 +491,6 @@ impl Memory {
         self.interim.is_some_and(|count| count > MAX_INTERIM)
     }
 
-    /// Room to read into.
     fn free_space(&mut self) -> io::Result<&mut [u8]> {
         let blank =
             self.input().iter().take(BLANK_BYTES).filter(|byte| matches!(byte, b'\r' | b'\n')).count();

@@ -44,7 +44,6 @@ enum State {
     FirstChunk,
     /// The body ends when the connection is closed.
     Close,
-    /// The body has ended.
     Done,
 }
 

@@ -32,7 +32,6 @@ pub(super) enum Outcome {
     Silent,
 }
 
-/// How to ask.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct QueryOptions {
     pub(super) tcp: bool,

@@ -11,11 +11,9 @@ use crate::util::threads::{OnDeath, Running, Stack, spawn};
 type Reaction = fn(&str, u16, bool) -> Reply;
 
 enum Reply {
-    /// No answer.
     Nothing,
     /// An answer with this code.
     Code(u16),
-    /// The addresses.
     Addresses(&'static [&'static str]),
     /// An empty answer with the mark of one that is too long.
     Truncated,

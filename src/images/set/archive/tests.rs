@@ -48,7 +48,6 @@ fn offered(archive: &Archive) -> Vec<&str> {
     archive.images.iter().map(|image| image.names.first().map_or("", String::as_str)).collect()
 }
 
-/// The faults, as texts.
 fn faults(archive: &Archive) -> Vec<String> {
     archive.faults.iter().map(|fault| format!("{}: {}", fault.object, fault.problem)).collect()
 }

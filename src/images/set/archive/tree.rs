@@ -34,7 +34,6 @@ const KEYS: [&str; 18] = [
     "variant",
 ];
 
-/// A value.
 #[derive(Debug, PartialEq)]
 pub(super) enum Tree {
     Null,
@@ -48,7 +47,6 @@ pub(super) enum Tree {
 }
 
 impl Tree {
-    /// Parses a text.
     pub(super) fn parse(text: &str, limits: &Limits) -> Result<Tree, Problem> {
         let counts = Counts { values: Cell::new(0), texts: Cell::new(0), limits };
         let mut source = serde_json::Deserializer::from_str(text);
