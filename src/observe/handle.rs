@@ -36,7 +36,7 @@ pub struct Observe {
 
 /// A worker's view of its pod.
 #[derive(Debug, Clone)]
-pub struct View {
+pub struct PodView {
     /// The last successful inspection; an empty pod if the runtime does not know it.
     pub pod: Arc<PodRuntime>,
     /// The error of the newest inspection, if it failed.
@@ -45,18 +45,18 @@ pub struct View {
 
 /// How changes are detected.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Mode {
+pub enum RelistMode {
     /// By the event stream, with a full list from time to time.
     Events,
     /// By full lists, once a second, for this reason.
     Lists(String),
 }
 
-impl std::fmt::Display for Mode {
+impl std::fmt::Display for RelistMode {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Mode::Events => out.write_str("event stream"),
-            Mode::Lists(reason) => write!(out, "full list every second: {reason}"),
+            RelistMode::Events => out.write_str("event stream"),
+            RelistMode::Lists(reason) => write!(out, "full list every second: {reason}"),
         }
     }
 }
@@ -71,7 +71,7 @@ impl Observe {
     /// The newest view of a pod. Waits for the first list of all pods: before it, an unknown pod
     /// cannot be distinguished from one that does not exist. `None`: the caller has to stop.
     #[must_use]
-    pub fn view(&self, uid: &PodUid, stop: &StopToken) -> Option<View> {
+    pub fn view(&self, uid: &PodUid, stop: &StopToken) -> Option<PodView> {
         let first_list = self.cache.first_relist();
         let _waiting = threads::waiting("first list of pods");
         crossbeam_channel::select_biased! {
@@ -79,8 +79,8 @@ impl Observe {
             recv(first_list) -> _ => {}
         }
         Some(self.cache.get(uid).map_or_else(
-            || View { pod: Arc::new(PodRuntime::absent(uid.clone())), error: None },
-            |entry| View { pod: entry.pod, error: entry.error },
+            || PodView { pod: Arc::new(PodRuntime::absent(uid.clone())), error: None },
+            |entry| PodView { pod: entry.pod, error: entry.error },
         ))
     }
 
@@ -115,9 +115,9 @@ impl Observe {
     /// that the caller must call [`Observe::inspect`], so that no change is missed. Events that
     /// come after that inspection began are handled when the guard is dropped.
     #[must_use]
-    pub fn busy(&self, uid: &PodUid) -> Busy {
+    pub fn busy(&self, uid: &PodUid) -> BusyPod {
         self.cache.set_busy(uid, true);
-        Busy { cache: self.cache.clone(), uid: uid.clone() }
+        BusyPod { cache: self.cache.clone(), uid: uid.clone() }
     }
 
     /// The last successful inspection of a pod. Does not block.
@@ -159,7 +159,7 @@ impl Observe {
 
     /// How changes are detected now.
     #[must_use]
-    pub fn mode(&self) -> Mode {
+    pub fn mode(&self) -> RelistMode {
         match self.cache.stream() {
             StreamState::Open { .. }
                 if self
@@ -167,12 +167,12 @@ impl Observe {
                     .unreported()
                     .is_some_and(|changed_at| changed_at.elapsed() >= pace::REPORT_LIMIT) =>
             {
-                Mode::Lists("the event stream is open but reports no changes".to_owned())
+                RelistMode::Lists("the event stream is open but reports no changes".to_owned())
             }
-            StreamState::Open { .. } => Mode::Events,
-            StreamState::Off => Mode::Lists("the event stream is switched off".to_owned()),
-            StreamState::Unsupported => Mode::Lists("the runtime has no event stream".to_owned()),
-            StreamState::Broken { reason } => Mode::Lists(format!("the event stream ended: {reason}")),
+            StreamState::Open { .. } => RelistMode::Events,
+            StreamState::Off => RelistMode::Lists("the event stream is switched off".to_owned()),
+            StreamState::Unsupported => RelistMode::Lists("the runtime has no event stream".to_owned()),
+            StreamState::Broken { reason } => RelistMode::Lists(format!("the event stream ended: {reason}")),
         }
     }
 
@@ -228,12 +228,12 @@ pub(super) fn inspect_listed(cri: &RuntimeClient, listed: &ListedPod) -> Result<
 }
 
 /// See [`Observe::busy`].
-pub struct Busy {
+pub struct BusyPod {
     cache: Cache,
     uid: PodUid,
 }
 
-impl Drop for Busy {
+impl Drop for BusyPod {
     fn drop(&mut self) {
         self.cache.set_busy(&self.uid, false);
     }

@@ -29,7 +29,7 @@ impl RuntimeHealth {
 }
 
 #[derive(Debug, Clone)]
-struct Facts {
+struct RuntimeFacts {
     last_ok: Option<Instant>,
     not_ready: Option<String>,
     unreachable: Option<String>,
@@ -42,13 +42,13 @@ struct Facts {
 /// What the health is computed from. Clones share it.
 #[derive(Clone)]
 pub(super) struct Health {
-    facts: Arc<Mutex<Facts>>,
+    facts: Arc<Mutex<RuntimeFacts>>,
 }
 
 impl Default for Health {
     fn default() -> Self {
         Health {
-            facts: Arc::new(Mutex::new(Facts {
+            facts: Arc::new(Mutex::new(RuntimeFacts {
                 last_ok: None,
                 not_ready: None,
                 unreachable: None,
@@ -125,7 +125,7 @@ impl Health {
     }
 }
 
-fn compute(facts: &Facts, last_relist: Option<Instant>, now: Instant) -> RuntimeHealth {
+fn compute(facts: &RuntimeFacts, last_relist: Option<Instant>, now: Instant) -> RuntimeHealth {
     let mut runtime = Vec::new();
     match (facts.last_ok, &facts.not_ready) {
         (_, Some(reason)) => runtime.push(reason.clone()),

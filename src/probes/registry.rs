@@ -41,7 +41,7 @@ impl Clock {
 }
 
 /// The initial state of the thread of a probe.
-pub(super) struct Start {
+pub(super) struct ThreadStart {
     pub(super) probe: Box<Probe>,
     pub(super) inbox: Arc<Inbox<(), Update>>,
     /// The probes of the same container that wait for this probe.
@@ -52,7 +52,7 @@ pub(super) struct Start {
     pub(super) alive: Arc<()>,
 }
 
-impl Start {
+impl ThreadStart {
     pub(super) fn key(&self) -> Key {
         Key {
             uid: self.probe.pod.uid().clone(),
@@ -63,7 +63,7 @@ impl Start {
 }
 
 /// A thread that could not be started.
-pub(super) struct NotStarted {
+pub(super) struct FailedStart {
     pub(super) probe: Box<Probe>,
     pub(super) error: io::Error,
 }
@@ -153,14 +153,14 @@ pub(super) struct Registry<T> {
     /// Each thread has a clone.
     alive: Arc<()>,
     limits: Limits,
-    refused: Refused,
+    refused: RefusedThreads,
 }
 
 /// How often a probe got no thread.
 #[derive(Default)]
-struct Refused(u64);
+struct RefusedThreads(u64);
 
-impl Refused {
+impl RefusedThreads {
     fn warn(&mut self, pod: &Pod, error: &str) {
         self.0 += 1;
         if self.0.is_power_of_two() {
@@ -178,7 +178,7 @@ impl<T> Registry<T> {
             verdicts: HashMap::new(),
             alive: Arc::default(),
             limits,
-            refused: Refused::default(),
+            refused: RefusedThreads::default(),
         }
     }
 
@@ -196,7 +196,7 @@ impl<T> Registry<T> {
         terminating: bool,
         clock: Clock,
         ended: &mut Vec<T>,
-    ) -> Vec<Start> {
+    ) -> Vec<ThreadStart> {
         let mut starts = Vec::new();
         let is_new = !self.pods.contains_key(pod.uid());
         if is_new {
@@ -246,7 +246,7 @@ impl<T> Registry<T> {
                     None => {}
                     Some(Ok(start)) => {
                         of_pod += 1;
-                        starts.push(Start { alive: Arc::clone(&self.alive), ..start });
+                        starts.push(ThreadStart { alive: Arc::clone(&self.alive), ..start });
                     }
                     Some(Err(error)) => self.refused.warn(pod, &error),
                 }
@@ -257,7 +257,7 @@ impl<T> Registry<T> {
 
     /// Attaches a started thread to its probe, or notes that there is none. Returns a thread
     /// without a probe: its pod was forgotten meanwhile, or it has ended.
-    pub(super) fn attach(&mut self, key: &Key, started: Result<T, NotStarted>) -> Option<T> {
+    pub(super) fn attach(&mut self, key: &Key, started: Result<T, FailedStart>) -> Option<T> {
         let handle = self.pods.get_mut(&key.uid).and_then(|pod| {
             let container = pod.containers.iter_mut().find(|container| container.index == key.container)?;
             let handle =
@@ -273,7 +273,7 @@ impl<T> Registry<T> {
                 handle.thread = Some(Thread::Running(thread));
                 None
             }
-            (Some((handle, pod)), Err(NotStarted { probe, error })) => {
+            (Some((handle, pod)), Err(FailedStart { probe, error })) => {
                 handle.thread = None;
                 handle.posted = Target::default();
                 *handle.parking.lock() = Some(probe);
@@ -389,7 +389,7 @@ impl<T> ProbedContainer<T> {
         pod: &Pod,
         room: Result<(), String>,
         ended_threads: &mut Vec<T>,
-    ) -> Option<Result<Start, String>> {
+    ) -> Option<Result<ThreadStart, String>> {
         let instance = self.current.as_ref().map(|current| current.instance.clone());
         let handle = self.probes.get_mut(probe_index)?;
         let parking = Arc::clone(&handle.parking);
@@ -428,7 +428,7 @@ impl<T> ProbedContainer<T> {
         }
         let handle = self.probes.get(probe_index).filter(|_| needs_thread)?;
         let waits = |sibling: &&ProbeHandle<T>| handle.kind == Kind::Startup && sibling.kind != Kind::Startup;
-        Some(Ok(Start {
+        Some(Ok(ThreadStart {
             probe: parked.take().unwrap_or_else(|| {
                 Box::new(Probe::new(handle.kind, self.index, pod.clone(), handle.timing, handle.first_tick))
             }),

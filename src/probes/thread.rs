@@ -11,7 +11,7 @@ use super::check::{self, Check, CheckResult};
 use super::counters::{ProbeCounters, Tally};
 use super::permits::{Permit, PermitRequest, Permits};
 use super::probe::{Effect, Probe, Update};
-use super::registry::{Clock, Limits, NotStarted, Registry, Start};
+use super::registry::{Clock, FailedStart, Limits, Registry, ThreadStart};
 use super::state::{Kind, Outcome};
 use crate::cri::RuntimeClient;
 use crate::model::event::{EventSink, EventType};
@@ -97,7 +97,7 @@ impl Shared {
         drop(ended);
     }
 
-    fn start(&self, start: Start) -> Result<Running, NotStarted> {
+    fn start(&self, start: ThreadStart) -> Result<Running, FailedStart> {
         let name = format!("probe/{}", start.probe.pod.uid().short());
         let supervisor = self.on_death.clone();
         // The thread may end without a stop, after it has parked its probe. Only a panic is an error.
@@ -120,7 +120,7 @@ impl Shared {
                 let _ = sender.send(start);
                 Ok(running)
             }
-            Err(error) => Err(NotStarted { probe: start.probe, error }),
+            Err(error) => Err(FailedStart { probe: start.probe, error }),
         }
     }
 
@@ -157,8 +157,8 @@ impl Shared {
 }
 
 /// The body of `probe/<uid8>`.
-fn run(start: Start, check_deps: &CheckDeps, stop: &StopToken) {
-    let Start { mut probe, inbox, siblings, tally, parking, alive: _alive } = start;
+fn run(start: ThreadStart, check_deps: &CheckDeps, stop: &StopToken) {
+    let ThreadStart { mut probe, inbox, siblings, tally, parking, alive: _alive } = start;
     let (mut request, mut permit) = (None, None);
     while !stop.is_stopped() {
         receive(&mut probe, &inbox);

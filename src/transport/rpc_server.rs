@@ -267,26 +267,31 @@ struct Threads {
 }
 
 /// The place of one call among [`MAX_CALLS`].
-struct Admitted(Calls);
+struct AdmittedCall(Calls);
 
-impl Drop for Admitted {
+impl Drop for AdmittedCall {
     fn drop(&mut self) {
         self.0.0.locked().admitted -= 1;
     }
 }
 
 impl Calls {
-    fn admit(&self) -> Option<Admitted> {
+    fn admit(&self) -> Option<AdmittedCall> {
         let mut threads = self.0.locked();
         if threads.ended || threads.admitted >= MAX_CALLS {
             return None;
         }
         threads.admitted += 1;
-        Some(Admitted(self.clone()))
+        Some(AdmittedCall(self.clone()))
     }
 
     /// Without a thread the call is cancelled, as `body` holds it.
-    fn start(&self, place: Admitted, method: &'static str, body: impl FnOnce(&StopToken) + Send + 'static) {
+    fn start(
+        &self,
+        place: AdmittedCall,
+        method: &'static str,
+        body: impl FnOnce(&StopToken) + Send + 'static,
+    ) {
         let spawned = threads::spawn("rpc-call", Stack::Large, OnDeath::Unsupervised, move |stop| {
             let _place = place;
             let _waiting = threads::waiting(method);

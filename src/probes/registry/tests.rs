@@ -32,7 +32,7 @@ fn instance(name: &str, id: &str, state: ContainerState, started_second: i64) ->
 }
 
 /// Stands for a thread: the probe, its mailbox, and its tally.
-struct Worker(Start);
+struct Worker(ThreadStart);
 
 /// A registry of an agent that started at second 1000, a clock that is set by hand, and probes
 /// that the test runs in place of their threads.
@@ -87,7 +87,7 @@ impl Fixture {
         let (finished, remaining) =
             std::mem::take(&mut self.workers).into_iter().partition(|worker| worker.0.probe.is_finished());
         self.workers = remaining;
-        for Worker(Start { probe, inbox, parking, .. }) in finished {
+        for Worker(ThreadStart { probe, inbox, parking, .. }) in finished {
             assert!(parking.park(probe, &inbox).is_none());
         }
     }
@@ -459,7 +459,7 @@ fn probe_with_an_update_is_not_parked() {
     let runtime =
         PodRuntime { containers: vec![instance("c", "c2", RUNNING, 1102)], ..PodRuntime::default() };
     assert!(fixture.registry.sync(&pod, &runtime, false, clock, &mut Vec::new()).is_empty());
-    let Worker(Start { probe, inbox, parking, .. }) = fixture.workers.remove(0);
+    let Worker(ThreadStart { probe, inbox, parking, .. }) = fixture.workers.remove(0);
     assert!(probe.is_finished());
     let mut probe = parking.park(probe, &inbox).unwrap();
     for (_, update) in inbox.take() {
@@ -485,7 +485,7 @@ fn failed_thread_start_is_retried_with_the_same_probe() {
     let (pod, clock) = (fixture.pod.clone(), fixture.clock(111));
     for start in fixture.registry.sync(&pod, &runtime("10.0.0.2"), false, clock, &mut Vec::new()) {
         let key = start.key();
-        let failed = NotStarted { probe: start.probe, error: io::Error::other("no memory") };
+        let failed = FailedStart { probe: start.probe, error: io::Error::other("no memory") };
         assert!(fixture.registry.attach(&key, Err(failed)).is_none());
     }
     assert_eq!(threads(&fixture.registry.alive), 0);
